@@ -47,6 +47,13 @@ class Part(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="allow", populate_by_name=True)
 
+    def __getitem__(self, key: str) -> Any:
+        """A field by name, as in the JSON file. Raises KeyError."""
+        try:
+            return getattr(self, key)
+        except AttributeError:
+            raise KeyError(key) from None
+
 
 def flatten_keys(value: JsonValue, prefix: str = "") -> dict[str, JsonValue]:
     """`{"a": {"b": 1}}` as `{"a.b": 1}`; lists are values."""
@@ -821,7 +828,7 @@ class Uncertainty(Part):
     se: float | None = None
     lo: float | None = None
     hi: float | None = None
-    n_defined: int = 0  # bootstrap replicates in which the estimate is defined
+    n_defined: int = 0  # subjects (units) that the estimate is made of
     undefined_reason: str | None = None
 
 
@@ -829,8 +836,8 @@ class Difference(Uncertainty):
     """A paired difference of one metric between two models on the same rows."""
 
     difference: float | None = None
-    share_above_zero: float | None = None  # of the bootstrap replicates
-    share_below_zero: float | None = None
+    df: float | None = omit_none("of Student's t")
+    p: float | None = omit_none("two-sided")
 
 
 class PairedScores(Difference):
@@ -844,8 +851,8 @@ class MeanDifference(Difference):
     """A paired difference of means over seeds with its two-sided test."""
 
     total_se: float | None = None  # of subjects and seeds
-    df: float | None = None  # of Student's t
-    p: float | None = None
+    effective: float = 0.0  # effective number of subjects
+    seeds: tuple[int, ...] = ()  # runs behind the two means; 0: a method without seeds
 
 
 class CorrectedDifference(MeanDifference):
@@ -908,18 +915,16 @@ class Baseline(Part):
         return {**values.pop("metrics"), **values}
 
 
-class Resampling(Part):
-    """The bootstrap behind the intervals."""
+class IntervalMethod(Part):
+    """The method of the intervals: linearised variance over the units, Student's t (`evaluate.intervals`)."""
 
-    replicates: int
+    method: str = "linearised"
     by: Literal["subject", "window"]
-    seed: int
     level: float
-    interval: str
     units: int
     minimum_units: int
+    minimum_effective: float
     minimum_rows: int
-    minimum_defined: float
 
 
 class PairedComparison(Part):
@@ -930,7 +935,7 @@ class PairedComparison(Part):
     n: int
     n_subjects: int
     metrics: dict[str, PairedScores]
-    resampling: Resampling
+    intervals: IntervalMethod
 
 
 class SeedScore(MetricValue):
@@ -941,7 +946,7 @@ class SeedScore(MetricValue):
 
 
 class CellScore(MetricValue):
-    """A cell of a table of results: the mean over seeds with its bootstrap interval, and the runs behind it."""
+    """A cell of a table of results: the mean over seeds with its interval, and the runs behind it."""
 
     seeds: list[SeedScore]
     seed_sd: float | None = None  # standard deviation over seeds
@@ -987,7 +992,7 @@ class TaskScores(Part):
     by_class: dict[str, ClassScores] = {}
     confusion: list[list[int]] | None = None
     baselines: dict[str, Baseline] = {}
-    resampling: Resampling | None = None
+    intervals: IntervalMethod | None = omit_none("None: by the bootstrap of version 0.1")
     remarks: list[str] = []
 
 

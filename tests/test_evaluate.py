@@ -1,4 +1,4 @@
-"""Metrics against scikit-learn and against their definitions; undefined cases; bootstrap over subjects; pairing."""
+"""Metrics against scikit-learn and against their definitions; undefined cases; intervals over subjects; pairing."""
 
 import json
 import time
@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 from sklearn import metrics as sk
 
 from bitimely_core import evaluate, storage
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.evaluate import Predictions, compare, compare_frames, draw_counts, length_baseline, score, score_figure, to_probabilities
-from bitimely_core.evaluate.metrics import check_rows, rank_scores
+from bitimely_core.evaluate.metrics import ESTIMATORS, check_rows, estimate_ranking, weigh_units
 from bitimely_core.schemas import ClassCounts, Scores, StoredRecord, Summary
 
 
@@ -89,9 +90,9 @@ def test_rank_metrics_are_their_definitions_under_ties():
         s, positive = rng.integers(0, 6, n) / 5.0, rng.random(n) < 0.4
         if positive.all() or not positive.any():
             continue
-        auroc, ap = rank_scores(s, positive, np.arange(n))(np.ones((1, n)))
-        assert auroc[0] == pytest.approx(auroc_by_pairs(s, positive), abs=1e-12)
-        assert ap[0] == pytest.approx(ap_by_thresholds(s, positive), abs=1e-12)
+        auroc, ap = estimate_ranking(s, positive, np.arange(n), n, weigh_units(np.ones(n), n))
+        assert auroc.value == pytest.approx(auroc_by_pairs(s, positive), abs=1e-12)
+        assert ap.value == pytest.approx(ap_by_thresholds(s, positive), abs=1e-12)
 
 
 def test_labels_and_values_against_scikit_learn():
@@ -152,28 +153,66 @@ def test_classes_one_by_one():
     assert scores.confusion == sk.confusion_matrix(y, p.argmax(1)).tolist()
 
 
-# --- bootstrap ----------------------------------------------------------------------------------------------------------------------------
+# --- intervals ----------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("levels", [None, 5])
 @pytest.mark.parametrize("task", ["classification", "multilabel", "regression"])
-def test_replicates_equal_rows_copied_by_hand(task):
-    """A weight of two is the row twice: recompute every metric on physically repeated rows."""
-    y, p, g = cohort(7, n=60, k=3, subjects=8, levels=5)
-    names = NAMES[:3]
+def test_influences_are_derivatives_with_respect_to_the_weights_of_the_subjects(task, levels):
+    """A weight of (m + 1) / m is m copies of all rows and one more of the subject's: central differences of the scores."""
+    y, p, g = cohort(7, n=60, k=3, subjects=8, levels=levels)
+    names, m = NAMES[:3], 40
     if task == "multilabel":
         y = np.eye(3, dtype=int)[y]
     if task == "regression":
         y, p, names = p[:, 0], p[:, 1], ()
     rows = check_rows(task, y, {"run": p}, g, names, "subject")
-    f = evaluate.STATISTICS[task](rows, rows.predictions["run"], None)
-    counts = draw_counts(range(25), rows.n_units, seed=3)
-    drawn = f(counts)
-    for r in range(25):
-        repeated = np.repeat(np.arange(60), counts[r].astype(int)[rows.units])
-        t, x = rows.target[repeated], rows.predictions["run"][repeated]
-        again = values(score(task, t, x, rows.groups[repeated], class_names=names, bootstrap=0))
-        for name, value in again.items():
-            assert drawn[name][r] == pytest.approx(np.nan if value is None else value, abs=1e-12, nan_ok=True), name
+    found = ESTIMATORS[task](rows, rows.predictions["run"], None)
+
+    def repeat(subject, copies):
+        at = np.repeat(np.arange(60), np.where(rows.units == subject, copies, m))
+        again = check_rows(task, rows.target[at], {"run": rows.predictions["run"][at]}, rows.groups[at], names, "subject")
+        return ESTIMATORS[task](again, again.predictions["run"], None)
+
+    for subject in range(8):
+        up, down = repeat(subject, m + 1), repeat(subject, m - 1)
+        for name, one in found.metrics.items():
+            slope = (up.metrics[name].value - down.metrics[name].value) * m / 2
+            assert one.influence[subject] == pytest.approx(slope, abs=2e-4), name
+        for name, each in found.each.items():
+            for k, one in enumerate(each):
+                if np.isfinite(one.value):
+                    slope = (up.each[name][k].value - down.each[name][k].value) * m / 2
+                    assert one.influence[subject] == pytest.approx(slope, abs=5e-4), name
+    assert all(abs(one.influence.sum()) < 1e-12 for one in found.metrics.values())
+
+
+@pytest.mark.parametrize(("subjects", "lowest"), [(10, 0.025 ** (1 / 10)), (5, 0.025 ** (1 / 5))])
+def test_all_right_has_the_exact_interval_of_as_many_trials_as_subjects(subjects, lowest):
+    y, g = np.tile([0, 1], 10 * subjects), np.repeat(np.arange(subjects), 20)
+    found = score("classification", y, np.eye(2)[y] * 0.98 + 0.01, g, class_names=("no", "yes")).metrics
+    assert (found["accuracy"].lo, found["accuracy"].hi) == pytest.approx((lowest, 1.0))
+    assert found["auroc"].lo == pytest.approx(lowest)
+    assert found["kappa"].lo == pytest.approx(2 * lowest - 1)
+    wrong = score("classification", y, np.eye(2)[1 - y] * 0.98 + 0.01, g, class_names=("no", "yes")).metrics["accuracy"]
+    assert (wrong.lo, wrong.hi) == pytest.approx((0.0, 1 - lowest))
+    perfect = score("regression", y.astype(float), y.astype(float), g).metrics["mae"]
+    assert (perfect.value, perfect.lo, perfect.undefined_reason) == (0.0, None, "no CI: no row has an error")
+
+
+def test_no_interval_is_without_width():
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        n, subjects = int(rng.integers(10, 60)), int(rng.integers(5, 12))
+        y = rng.integers(0, 3, n)
+        p = softmax(rng.choice([0.0, 1.0, 9.0]) * np.eye(3)[y] + rng.choice([0.0, 1.0]) * rng.normal(size=(n, 3)))
+        scores = score("classification", y, p, rng.integers(0, subjects, n), class_names=NAMES[:3], train_target=y)
+        every = [*scores.metrics.values(), *(m for one in scores.baselines.values() for m in one.metrics.values())]
+        every += [m.difference for one in scores.baselines.values() for m in one.metrics.values()]
+        for one in every:
+            assert (one.lo is None) == (one.hi is None) == (one.se is None)
+            assert one.lo is not None or one.undefined_reason
+            assert one.lo is None or one.hi - one.lo > 1e-9
 
 
 def test_draws_are_of_subjects_and_reproducible():
@@ -185,18 +224,20 @@ def test_draws_are_of_subjects_and_reproducible():
 
 
 def test_standard_error_of_a_mean_is_the_analytic_one():
-    """Equal clusters: the bootstrap over subjects gives the standard error of the mean of subject means."""
+    """Equal clusters: the standard error is that of the mean of subject means."""
     rng = np.random.default_rng(0)
     subject = rng.normal(size=40)
     t = np.zeros(400)
     x = np.abs(np.repeat(subject, 10)) + 0.01 * rng.random(400)
     g = np.repeat(np.arange(40), 10)
-    m = score("regression", t, x, g, bootstrap=2000).metrics["mae"]
+    m = score("regression", t, x, g).metrics["mae"]
     means = x.reshape(40, 10).mean(1)
-    assert m.se == pytest.approx(means.std() / np.sqrt(40), rel=0.06)
-    by_window = score("regression", t, x, g, bootstrap=500, by="window")
+    assert m.se == pytest.approx(means.std(ddof=1) / np.sqrt(40))
+    reach = stats.t.isf(0.025, 39) * m.se / m.value
+    assert (m.lo, m.hi) == pytest.approx((m.value * np.exp(-reach), m.value * np.exp(reach)))
+    by_window = score("regression", t, x, g, by="window")
     assert by_window.metrics["mae"].se < 0.5 * m.se  # ten windows of one subject are not ten observations
-    assert by_window.resampling.by == "window"
+    assert by_window.intervals.by == "window"
     assert "windows, not subjects" in by_window.remarks[0]
 
 
@@ -216,10 +257,9 @@ def test_twenty_thousand_rows_take_a_second():
     m = score("classification", y, p, g, class_names=("no", "yes"), bootstrap=1000).metrics["auroc"]
     assert time.process_time() - start < 10
     assert m.lo < m.value < m.hi
-    assert m.n_defined == 1000
+    assert m.n_defined == 200
 
 
-@pytest.mark.slow
 def test_intervals_cover():
     """AUROC 0.75, n = 200, 30 % positives: the 95 % interval holds the truth in 92 to 97 % of 400 data sets."""
     rng = np.random.default_rng(4)
@@ -228,7 +268,7 @@ def test_intervals_cover():
         positive = rng.random(200) < 0.3
         s = rng.normal(size=200) + positive * np.sqrt(2) * 0.6744897501960817  # the normal quantile of 0.75
         p = 1 / (1 + np.exp(-s))
-        m = score("classification", positive.astype(int), np.stack([1 - p, p], 1), np.arange(200), class_names=("no", "yes"), bootstrap=250)
+        m = score("classification", positive.astype(int), np.stack([1 - p, p], 1), np.arange(200), class_names=("no", "yes"))
         inside += m.metrics["auroc"].lo <= 0.75 <= m.metrics["auroc"].hi
     assert 0.92 <= inside / 400 <= 0.97
 
@@ -288,15 +328,22 @@ def test_the_rarest_class_decides_whether_there_is_an_interval(order):
     assert found.metrics["accuracy"].lo is not None
 
 
-def test_replicates_that_lack_a_class_are_dropped_and_counted():
-    """All positives in one of ten subjects: a replicate misses that subject with probability 0.9^10."""
+def test_a_class_of_one_subject_gives_no_interval():
     g = np.repeat(np.arange(10), 20)
     y = (g == 0).astype(int)
     p = np.random.default_rng(0).random(200)
-    m = score("classification", y, np.stack([1 - p, p], 1), g, class_names=("no", "yes"), bootstrap=1000).metrics["auroc"]
-    assert m.n_defined / 1000 == pytest.approx(1 - 0.9**10, abs=0.04)
+    m = score("classification", y, np.stack([1 - p, p], 1), g, class_names=("no", "yes")).metrics["auroc"]
+    assert m.value == pytest.approx(auroc_by_pairs(p, y == 1))
     assert m.lo is None
-    assert "replicates" in m.undefined_reason
+    assert "1 subject of class yes, at least 2" in m.undefined_reason
+
+
+def test_one_dominant_subject_gives_no_interval():
+    g = np.r_[np.zeros(10_000, int), np.repeat(np.arange(1, 9), 5)]
+    y, x = np.zeros(len(g)), np.random.default_rng(0).normal(size=len(g))
+    m = score("regression", y, x, g).metrics["mae"]
+    assert m.lo is None
+    assert "effectively 1.01 units" in m.undefined_reason
 
 
 @pytest.mark.parametrize(("subjects", "words"), [(1, "one subject"), (4, "4 subjects")])
@@ -367,7 +414,7 @@ def test_baselines_come_from_the_training_targets():
     gain = majority["accuracy"].difference
     assert gain.difference == pytest.approx(scores.metrics["accuracy"].value - (y == 2).mean())
     assert gain.lo < gain.difference < gain.hi
-    assert gain.share_above_zero + gain.share_below_zero == pytest.approx(1.0)
+    assert (gain.p < 0.05) == (gain.lo > 0 or gain.hi < 0)
     assert score("classification", y, p, g, class_names=NAMES[:3], bootstrap=0).baselines == {}
 
 
@@ -411,18 +458,76 @@ def pair(seed=0, k=3):
     return Predictions(ids, y, p, g), Predictions(ids, y, q, g)
 
 
-def test_pairs_share_their_draws():
+def test_pairs_are_compared_subject_by_subject():
     first, second = pair()
-    result = compare("classification", first, second, class_names=NAMES[:3], bootstrap=200)
+    result = compare("classification", first, second, class_names=NAMES[:3])
     d = result.metrics["accuracy"]
     assert d.difference == pytest.approx(d.first - d.second)
-    a = score("classification", *first[1:], class_names=NAMES[:3], bootstrap=200, rows=first.rows).metrics["accuracy"]
-    b = score("classification", *second[1:], class_names=NAMES[:3], bootstrap=200, rows=second.rows).metrics["accuracy"]
+    a = score("classification", *first[1:], class_names=NAMES[:3]).metrics["accuracy"]
+    b = score("classification", *second[1:], class_names=NAMES[:3]).metrics["accuracy"]
     assert d.se < np.hypot(a.se, b.se)  # what both have in common cancels
-    back = compare("classification", second, first, class_names=NAMES[:3], bootstrap=200).metrics["accuracy"]
-    assert (back.difference, back.se, back.share_above_zero) == pytest.approx((-d.difference, d.se, d.share_below_zero))
-    same = compare("classification", first, first, class_names=NAMES[:3], bootstrap=50).metrics
-    assert all(m.difference == m.share_above_zero == m.share_below_zero == 0 for m in same.values())
+    back = compare("classification", second, first, class_names=NAMES[:3]).metrics["accuracy"]
+    assert (back.difference, back.se, back.p) == pytest.approx((-d.difference, d.se, d.p))
+    same = compare("classification", first, first, class_names=NAMES[:3]).metrics
+    assert all(m.difference == 0 and m.lo is None and "identical" in m.undefined_reason for m in same.values())
+
+
+def test_the_difference_of_equal_subjects_is_the_t_test_of_their_means():
+    rng = np.random.default_rng(0)
+    g, t = np.repeat(np.arange(12), 25), np.zeros(300)
+    x, z = rng.gamma(2, size=300), rng.gamma(2.2, size=300)
+    d = compare("regression", Predictions(np.arange(300), t, x, g), Predictions(np.arange(300), t, z, g)).metrics["mae"]
+    oracle = stats.ttest_1samp((x - z).reshape(12, 25).mean(1), 0.0)
+    assert d.p == pytest.approx(oracle.pvalue)
+    assert (d.lo, d.hi) == pytest.approx(tuple(oracle.confidence_interval(0.95)))
+
+
+def test_seeds_without_variance_between_subjects_are_welchs_test():
+    """Every subject errs alike, only the seeds differ: the test of two samples of seeds with variances of their own."""
+    g, t = np.repeat(np.arange(8), 5), np.zeros(40)
+    first, second = [1.0, 1.2, 1.1, 1.6], [1.3, 1.31, 1.32]
+    runs = {
+        f"{name}{i}": Predictions(np.arange(40), t, np.full(40, v), g)
+        for name, of in (("a", first), ("b", second))
+        for i, v in enumerate(of)
+    }
+    found = evaluate.estimate_runs("regression", runs)
+    d = evaluate.paired_difference(found, [f"a{i}" for i in range(4)], [f"b{i}" for i in range(3)])
+    oracle = stats.ttest_ind(first, second, equal_var=False)
+    assert (d.p, d.df) == pytest.approx((oracle.pvalue, oracle.df))
+    assert d.seeds == (4, 3)
+
+
+def test_a_verdict_needs_three_seeds_and_four_effective_subjects():
+    first, second = pair()
+    runs = {f"{name}{i}": p for name, p in (("a", first), ("b", second)) for i in range(3)}
+    found = evaluate.estimate_runs("classification", runs, class_names=NAMES[:3])
+    clear = {"difference": 0.2, "p": 1e-6, "total_se": 0.01, "df": 9.0}
+    for seeds, effective, side in ((3, 20.0, 1), (2, 20.0, 0), (3, 3.9, 0), (0, 20.0, 1)):
+        d = evaluate.paired_difference(found, ["a0", "a1", "a2"], ["b0", "b1", "b2"])
+        d = d.model_copy(update={**clear, "seeds": (seeds, 3), "effective": effective})
+        assert evaluate.significance_sign(evaluate.holm_correct([d])[0]) == side
+
+
+@pytest.mark.parametrize("subjects", [10, 50])
+def test_intervals_and_tests_of_differences_hold_their_level(subjects):
+    """Subjects of unequal size and difficulty, two runs that err alike: coverage of 95 %, at most 6 % false differences."""
+    rng, cohorts, inside, rejected = np.random.default_rng(subjects), 500, 0, 0
+    for _ in range(cohorts):
+        g = np.repeat(np.arange(subjects), rng.integers(5, 41, subjects))
+        skill = rng.normal(size=subjects)
+        y, right = rng.integers(0, 2, len(g)), []
+        for _run in range(2):
+            margin = 1.0 + skill[g] + 0.5 * rng.normal(size=subjects)[g] + rng.normal(size=len(g))
+            right.append(np.eye(2)[np.where(margin > 0, y, 1 - y)] * 0.98 + 0.01)
+        truth = stats.norm.cdf(1 / np.sqrt(2.25))
+        one, other = (Predictions(np.arange(len(g)), y, p, g) for p in right)
+        m = score("classification", y, right[0], g, class_names=("no", "yes")).metrics["accuracy"]
+        inside += m.lo <= truth <= m.hi
+        rejected += compare("classification", one, other, class_names=("no", "yes")).metrics["accuracy"].p <= 0.05
+    slack = 2 * np.sqrt(0.05 * 0.95 / cohorts)
+    assert 0.93 - slack <= inside / cohorts <= 0.97 + slack
+    assert rejected / cohorts <= 0.06 + slack
 
 
 def test_pairing_aligns_rows_and_refuses_others():
@@ -473,7 +578,7 @@ def test_score_figure_shows_the_run_and_its_baselines():
     figure = score_figure(scores)
     assert figure.data.names == ["this run", "majority", "prior"]
     assert figure.data.values[0] == scores.metrics["accuracy"].value
-    assert "50 bootstrap resamples of subjects" in figure.caption
+    assert "95 % CI over subjects" in figure.caption
     assert score_figure(score("classification", [], np.empty((0, 3)), [], class_names=NAMES[:3])) is None
 
 

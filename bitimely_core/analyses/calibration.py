@@ -232,9 +232,7 @@ def calibration(
         groups,
         class_names=windows.class_names,
         train_target=train.targets(None) if len(train) else None,
-        rows=rows["test"],
         bootstrap=bootstrap,
-        seed=seed,
     )
     main = str(scores.main)
     units, n_units = number_subjects(groups, seed)

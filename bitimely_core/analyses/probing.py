@@ -70,9 +70,7 @@ class TestSplit(NamedTuple):
             class_names=self.windows.class_names,
             train_target=train_target,
             baselines=baselines,
-            rows=self.rows,
             bootstrap=self.bootstrap,
-            seed=self.seed,
         )
 
 
@@ -281,8 +279,7 @@ def negate_difference(difference: Difference) -> Difference:
     """The paired difference with the two models exchanged."""
     values = {"difference": difference.difference, "lo": difference.hi, "hi": difference.lo}
     negated = {key: None if value is None else -value + 0.0 for key, value in values.items()}
-    shares = {"share_above_zero": difference.share_below_zero, "share_below_zero": difference.share_above_zero}
-    return difference.model_copy(update={**negated, **shares})
+    return difference.model_copy(update=negated)
 
 
 def _is_significant(difference: Difference) -> bool:

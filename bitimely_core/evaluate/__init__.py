@@ -1,22 +1,23 @@
-"""Metrics that may be undefined: bootstrap over subjects, baselines, paired comparisons. Records are in `schemas`.
+"""Metrics that may be undefined: intervals over subjects, baselines, paired comparisons. Records are in `schemas`.
 
 The value of a metric is null where the rows cannot define it (an absent class, one class only), never a silent 0, 1 or NaN. `se`, `lo`, `hi`
-are the standard deviation and the 2.5 and 97.5 percentiles over bootstrap replicates; they are null, with the reason, below the stated
-minima. Replicates in which the metric is not defined are dropped. Macro means also count their classes.
+are null, with the reason, below the stated minima (`intervals`). Macro means also count their classes.
 
-The unit of resampling is the subject: a replicate draws as many subjects as there are, with replacement, and weights every row by how often
-its subject was drawn. So rows are neither sorted again nor copied: a metric is a function of the weights, evaluated on many replicates at once.
+The unit of the variance is the subject: every metric is known with its derivative with respect to the weight of each subject, which one
+pass over the rows and one sort a class give.
 
-Legend: n rows, U units of resampling (subjects, or rows with by="window"), R replicates, K classes or labels, G groups of equal scores.
+Legend: n rows, U units (subjects, or rows with by="window"), R replicates, K classes or labels, G groups of equal scores.
 """
 
 from __future__ import annotations
 
-from bitimely_core.evaluate.bootstrap import MINIMUM_DEFINED, MINIMUM_UNITS, draw_counts
-from bitimely_core.evaluate.metrics import LOWER_IS_BETTER, MAIN, METRICS, NAMES, STATISTICS, to_probabilities
+from bitimely_core.evaluate.bootstrap import MINIMUM_DEFINED, draw_counts
+from bitimely_core.evaluate.intervals import MINIMUM_UNITS
+from bitimely_core.evaluate.metrics import LOWER_IS_BETTER, MAIN, METRICS, NAMES, to_probabilities
 from bitimely_core.evaluate.multiple import (
-    Replicates,
-    draw_replicates,
+    RunEstimates,
+    estimate_runs,
+    explain_no_verdict,
     holm,
     holm_correct,
     mean_over_seeds,
@@ -37,6 +38,8 @@ from bitimely_core.evaluate.paired import (
 )
 from bitimely_core.evaluate.scores import constant_baselines, length_baseline, score, score_figure
 
+replicates, contrast = estimate_runs, paired_difference  # names of version 0.1
+
 __all__ = [
     "IDENTITY",
     "LOWER_IS_BETTER",
@@ -45,15 +48,16 @@ __all__ = [
     "MINIMUM_DEFINED",
     "MINIMUM_UNITS",
     "NAMES",
-    "STATISTICS",
     "Predictions",
-    "Replicates",
+    "RunEstimates",
     "align_runs",
     "compare",
     "compare_frames",
     "constant_baselines",
+    "contrast",
     "draw_counts",
-    "draw_replicates",
+    "estimate_runs",
+    "explain_no_verdict",
     "holm",
     "holm_correct",
     "length_baseline",
@@ -64,6 +68,7 @@ __all__ = [
     "parse_predictions",
     "predictions_frame",
     "rank_values",
+    "replicates",
     "score",
     "score_figure",
     "significance_sign",

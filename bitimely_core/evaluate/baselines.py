@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-CACHE_VERSION = 1  # of stored predictions: raise it where they change
+CACHE_VERSION = 2  # of stored predictions: raise it where they change
 GROUPS, PATTERNS, TAPS = 40, 8, 9  # kernels share dilation and channels in groups
 BLOCK = 16  # windows at a time, to fit the processor's cache
 DESCRIPTIONS = {
@@ -202,14 +202,7 @@ def fit_baseline(
         y = {name: np.asarray(parts[name].targets(None)) for name in ("train", "validation")}
         prediction = PREDICTORS[kind](windows, parts, y, seed, progress)
         found = evaluate.score(
-            windows.task,
-            target,
-            prediction,
-            test.subjects(),
-            class_names=windows.class_names,
-            bootstrap=options.bootstrap,
-            by=options.by,
-            seed=0,
+            windows.task, target, prediction, test.subjects(), class_names=windows.class_names, bootstrap=options.bootstrap, by=options.by
         ).model_dump(include={"metrics", "by_class"})
         columns = pl.DataFrame(prediction.reshape(len(prediction), -1), schema=[f"p{k}" for k in range(max(windows.classes, 1))])
         storage.make_folder(keep)  # predictions without their windows: files beside a page name no subject

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from bitimely_core.evaluate.result_table import OpenWindows, ScoredRun
 
-CACHE_VERSION = 1  # of stored scores: raise it where the numbers change
+CACHE_VERSION = 2  # of stored scores: raise it where the numbers change
 
 
 def pool_folds(parts: Sequence[ScoredRun], keep: Path, open_windows: OpenWindows) -> ScoredRun:
@@ -77,10 +77,8 @@ def score_pooled(
         predictions.groups,
         class_names=names,
         baselines={name: values for name, (_, values) in (constants or {}).items()},
-        rows=predictions.rows,
         bootstrap=settings.bootstrap,
         by=settings.by,
-        seed=0,
     )
     about = {name: words for name, (words, _) in (constants or {}).items()}
     named = {name: one.model_copy(update={"about": about.get(name, one.about)}) for name, one in found.baselines.items()}

@@ -1,4 +1,4 @@
-"""Metrics as functions of row weights, so that all bootstrap replicates are one call. Legend: `evaluate`."""
+"""Metrics of a prediction with the influence of every unit on them, from sums by unit and one sort a class. Legend: `evaluate`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from bitimely_core.errors import Reason, input_error
 
 Array = npt.NDArray[Any]
 Unit = Literal["subject", "window"]
-Statistic = Callable[[Array], dict[str, Array]]
-"""`f(counts [R, U]) -> {name: [R]}` and `{name + "_each": [R, K]}`, NaN where undefined. All ones give the value itself."""
 EMPTY = "the split holds no rows"
 METRICS: dict[str, tuple[str, ...]] = {
     "classification": ("accuracy", "balanced_accuracy", "macro_f1", "kappa", "auroc", "auprc"),
@@ -39,6 +37,35 @@ NAMES = {
 }
 MACRO = ("balanced_accuracy", "macro_f1", "auroc", "auprc")  # means over the classes that the rows define
 COMPARES_CLASSES = (*MACRO, "auprc_micro")  # unreliable with few rows of a class
+
+
+class UnitWeights(NamedTuple):
+    """How much the units count in a metric."""
+
+    leverage: Array  # [U] share of the unit in the rows that define the metric
+    df: float  # degrees of freedom of its variance
+    rows: int
+
+    @property
+    def effective(self) -> float:
+        """Number of units of equal weight that carry as much information (Kish)."""
+        squares = float((self.leverage**2).sum())
+        return float(self.leverage.sum()) ** 2 / squares if squares else 0.0
+
+
+class Estimate(NamedTuple):
+    """A metric and its derivatives with respect to the weights of the units, at weights of one."""
+
+    value: float  # NaN: not defined
+    influence: Array  # [U], sums to zero
+    weights: UnitWeights
+
+
+class Estimates(NamedTuple):
+    """All metrics of one prediction."""
+
+    metrics: dict[str, Estimate]
+    each: dict[str, list[Estimate]]  # of every class or label
 
 
 class ScoredRows(NamedTuple):
@@ -102,15 +129,9 @@ def _require_finite(values: Array, what: str) -> None:
 
 
 def check_rows(
-    task: str,
-    target: Any,
-    predictions: Mapping[str, npt.ArrayLike],
-    groups: Any,
-    class_names: Sequence[str],
-    by: Unit,
-    rows: Any | None = None,
+    task: str, target: Any, predictions: Mapping[str, npt.ArrayLike], groups: Any, class_names: Sequence[str], by: Unit
 ) -> ScoredRows:
-    """Check and order the rows. The order is by `rows` where given, else by content, so that replicates do not depend on it."""
+    """Check the rows and order them by their content, so that not one digit depends on the order of the input."""
     if task not in METRICS:
         raise ValueError(f"task {task!r}, expected one of {', '.join(METRICS)}")
     if by not in ("subject", "window"):
@@ -143,12 +164,8 @@ def check_rows(
     if g.shape != (n,):
         raise ValueError(f"groups have shape {g.shape}, expected {(n,)}")
     subjects, codes = np.unique(g.astype(str) if g.dtype == object else g, return_inverse=True)
-    if rows is None:
-        keys = [column for values in reversed(list(checked.values())) for column in np.atleast_2d(values.T)[::-1]]
-        keys += [*np.atleast_2d(y.T)[::-1], codes]
-    else:
-        keys = [np.asarray(rows).astype(str) if np.asarray(rows).dtype == object else np.asarray(rows)]
-    order = np.lexsort(keys)
+    keys = [column for values in reversed(list(checked.values())) for column in np.atleast_2d(values.T)[::-1]]
+    order = np.lexsort([*keys, *np.atleast_2d(y.T)[::-1], codes])
     codes = codes[order].astype(np.int64)
     units, n_units = (codes, len(subjects)) if by == "subject" else (np.arange(n), n)
     ordered = {name: v[order] for name, v in checked.items()}
@@ -156,151 +173,177 @@ def check_rows(
     return ScoredRows(task, y[order], known, ordered, units, n_units, len(subjects), codes, names, by)
 
 
-def rank_scores(score: Array, positive: Array, units: Array) -> Callable[[Array], tuple[Array, Array]]:
-    """AUROC and average precision of one `score` [n] float64 against one class [n] bool, for many weights; the scores are sorted once.
+def weigh_units(leverage: Array, rows: int, spent: float = 0.0) -> UnitWeights:
+    """Weights whose degrees of freedom are the effective number of units less one and `spent`."""
+    weights = UnitWeights(leverage, 1.0, rows)
+    return weights._replace(df=max(1.0, weights.effective - 1.0 - spent))
 
-    Equal scores form one group g with weights P_g, N_g of positives and negatives. In ascending order, cumN including g,
-    `AUROC = sum_g P_g (cumN_g - N_g / 2) / (P N)`: every pair counts, ties one half. In descending order
-    `AP = sum_g P_g cumP_g / (cumP_g + cumN_g) / P`: precision at each threshold, weighted by the recall that it adds (no trapezoid).
 
-    Returns `f(counts [R, U]) -> (auroc [R], ap [R])`, NaN where a side has no weight; `units` [n] int64 is the unit of each row.
+def _sum_by_unit(rows: ScoredRows, values: Array) -> Array:
+    """[n] -> [U] sums, [n, K] -> [U, K]."""
+    if values.ndim == 1:
+        return np.bincount(rows.units, values, rows.n_units)
+    return np.stack([np.bincount(rows.units, column, rows.n_units) for column in values.T], axis=1)
+
+
+def _divide(a: Array, b: Array) -> Array:
+    """A / b, NaN where b is 0."""
+    return np.divide(a, b, out=np.full(np.broadcast(a, b).shape, np.nan), where=np.asarray(b) != 0)
+
+
+def _estimate_ratios(of: Array, among: Array, weights: Sequence[UnitWeights]) -> list[Estimate]:
+    """Ratios sum(of) / sum(among) of K columns [U, K]."""
+    total = among.sum(0)
+    value = _divide(of.sum(0), total)
+    influence = _divide(of - among * value, total)
+    return [Estimate(float(v), d, w) for v, d, w in zip(value, influence.T, weights, strict=True)]
+
+
+def _estimate_mean(each: Sequence[Estimate], present: Array, weights: UnitWeights, units: int) -> Estimate:
+    """The macro mean over the present classes."""
+    kept = [one for one, there in zip(each, present, strict=True) if there]
+    if not kept or any(np.isnan(one.value) for one in kept):
+        return Estimate(float("nan"), np.zeros(units), weights)
+    return Estimate(float(np.mean([one.value for one in kept])), np.mean([one.influence for one in kept], axis=0), weights)
+
+
+def estimate_ranking(score: Array, positive: Array, units: Array, n_units: int, weights: UnitWeights) -> tuple[Estimate, Estimate]:
+    """AUROC and average precision of one `score` [n] against one class [n] bool; `units` [n] int64.
+
+    Equal scores form one group g with P_g positives and N_g negatives. With cumulative sums from the highest score down to g,
+    `AUROC = sum_g P_g (N - cumN_g + N_g / 2) / (P N)`: every pair counts, ties one half; `AP = sum_g P_g cumP_g / (cumP_g + cumN_g) / P`:
+    precision at each threshold, weighted by the recall that it adds (no trapezoid). NaN where a side has no row.
     """
-    if not len(score):  # labels known in no row
-        return lambda counts: (np.full(len(counts), np.nan), np.full(len(counts), np.nan))
-    order = np.argsort(score, kind="stable")
-    s, y, u = score[order], positive[order].astype(np.float64), units[order]
-    starts = np.flatnonzero(np.concatenate([[True], s[1:] != s[:-1]]))
-    ties = len(starts) < len(s)
-
-    def areas(counts: Array) -> tuple[Array, Array]:
-        weight = counts[:, u]
-        pos = weight * y
-        neg = weight - pos
-        if ties:
-            pos, neg = np.add.reduceat(pos, starts, axis=1), np.add.reduceat(neg, starts, axis=1)
-        cum_pos, cum_neg = np.cumsum(pos, axis=1), np.cumsum(neg, axis=1)
-        P, N = cum_pos[:, -1], cum_neg[:, -1]
-        auroc = np.einsum("rg,rg->r", pos, cum_neg - 0.5 * neg)
-        at_least_pos = P[:, None] - cum_pos + pos
-        at_least = at_least_pos + N[:, None] - cum_neg + neg
-        precision = np.divide(at_least_pos, at_least, out=np.zeros_like(at_least), where=at_least > 0)
-        ap = np.einsum("rg,rg->r", pos, precision)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            defined = (P > 0) & (N > 0)
-            return np.where(defined, auroc / (P * N), np.nan), np.where(defined, ap / P, np.nan)
-
-    return areas
+    nan = Estimate(float("nan"), np.zeros(n_units), weights)
+    P = int(positive.sum())
+    N = len(positive) - P
+    if not P or not N:
+        return nan, nan
+    order = np.argsort(-score, kind="stable")
+    s, y, u = score[order], positive[order], units[order]
+    first = np.concatenate([[True], s[1:] != s[:-1]])
+    group, start = np.cumsum(first) - 1, np.flatnonzero(first)
+    pg = np.add.reduceat(y.astype(np.float64), start)
+    ng = np.diff(np.append(start, len(s))) - pg
+    tp, fp = np.cumsum(pg), np.cumsum(ng)
+    below, above = (N - fp + ng / 2) / N, (tp - pg / 2) / P  # shares of negatives below and of positives above a row of the group
+    auroc = float((pg * below).sum() / P)
+    place = np.where(y, (below[group] - auroc) / P, (above[group] - auroc) / N)
+    precision = tp / (tp + fp)
+    ap = float((pg * precision).sum() / P)
+    gain, loss = (np.cumsum((pg / P * other / (tp + fp) ** 2)[::-1])[::-1] for other in (fp, tp))
+    move = np.where(y, (precision[group] - ap) / P + gain[group], -loss[group])
+    return Estimate(auroc, np.bincount(u, place, n_units), weights), Estimate(ap, np.bincount(u, move, n_units), weights)
 
 
-def _macro_mean(each: Array, present: Array) -> Array:
-    """Macro mean [R] of [R, K] over the present classes; NaN in replicates that lack one of them, or without any."""
-    return each[:, present].mean(1) if present.any() else np.full(len(each), np.nan)
+def _estimate_classes(rows: ScoredRows, prediction: Array, weights: Sequence[UnitWeights]) -> tuple[list[Estimate], list[Estimate]]:
+    """AUROC and average precision of every class against the rest; of two classes the second is the positive one."""
+    nan = Estimate(float("nan"), np.zeros(rows.n_units), weights[0])
+    out = [(nan, nan)] * len(rows.names)
+    for k in np.flatnonzero(rows.present).tolist():
+        if rows.task == "multilabel" or len(rows.names) != 2 or k == 1:
+            kept = rows.known[:, k]
+            out[k] = estimate_ranking(prediction[kept, k], rows.positive[kept, k], rows.units[kept], rows.n_units, weights[k])
+    return [auroc for auroc, _ in out], [ap for _, ap in out]
 
 
-def _rank_classes(rows: ScoredRows, prediction: Array) -> Callable[[Array], tuple[Array, Array]]:
-    """AUROC and average precision of every class against the rest, [R, K] each."""
-    present, positive, k = rows.present, rows.positive, len(rows.names)
-    columns = [int(c) for c in np.flatnonzero(present)]
-    if rows.task == "classification" and k == 2:
-        columns = [c for c in columns if c == 1]  # the second class is the positive one
-    seen = {c: rows.known[:, c] for c in columns}
-    areas = {c: rank_scores(prediction[kept, c], positive[kept, c], rows.units[kept]) for c, kept in seen.items()}
-
-    def each(counts: Array) -> tuple[Array, Array]:
-        auroc, ap = np.full((2, len(counts), k), np.nan)
-        for c, f in areas.items():
-            auroc[:, c], ap[:, c] = f(counts)
-        return auroc, ap
-
-    return each
+def _weigh_sides(positive: Array, negative: Array) -> list[UnitWeights]:
+    """Weights of every class against the rest, from rows of each unit [U, K]: the larger of the unit's shares in the two sides."""
+    out = []
+    for p, n in zip(positive.T, negative.T, strict=True):
+        holds = (p + n) > 0
+        single = float(((p == 0) | (n == 0))[holds].mean()) if holds.any() else 0.0
+        out.append(weigh_units(np.maximum(p / max(p.sum(), 1), n / max(n.sum(), 1)), int((p + n).sum()), single))
+    return out
 
 
-def _classification_statistic(rows: ScoredRows, prediction: Array, decisions: Array | None) -> Statistic:
-    """All metrics from one confusion table per unit. `decisions` [n, K] may be probabilities: expected tables."""
-    k, present = len(rows.names), rows.present
+def _classification_estimates(rows: ScoredRows, prediction: Array, decisions: Array | None) -> Estimates:
+    """All metrics from one confusion table a unit. `decisions` [n, K] may be probabilities: expected tables."""
+    k, u, present = len(rows.names), rows.n_units, rows.present
+    cell = (rows.units * k + rows.target) * k
     if decisions is None:
-        decisions = np.eye(k)[prediction.argmax(1)]
-    tables = np.zeros((rows.n_units, k, k))
-    np.add.at(tables, (rows.units, rows.target), decisions)
-    ranks = _rank_classes(rows, prediction)
+        tables = np.bincount(cell + prediction.argmax(1), minlength=u * k * k).reshape(u, k, k).astype(np.float64)
+    else:
+        tables = np.stack([np.bincount(cell, column, u * k * k)[::k].reshape(u, k) for column in decisions.T], axis=2)
+    true, given, hits = tables.sum(2), tables.sum(1), np.einsum("ukk->uk", tables)
+    n, N = true.sum(1), float(true.sum())
+    S, P, H = true.sum(0), given.sum(0), float(hits.sum())
+    shares = true / np.maximum(S, 1)
+    several = shares[:, present] if present.any() else (n / N)[:, None]
+    spent = float((((true > 0).sum(1) == 1)[n > 0]).mean()) * (max(int(present.sum()), 1) - 1)
+    equal, mean, most = (
+        weigh_units(lever, int(N), cost) for lever, cost in ((n / N, 0.0), (several.mean(1), spent), (several.max(1), spent))
+    )
+    sides = _weigh_sides(true, n[:, None] - true)
+    own = [weigh_units(shares[:, c], int(S[c])) for c in range(k)]
+    recall, f1 = _estimate_ratios(hits, true, own), _estimate_ratios(2 * hits, true + given, sides)
+    f1 = [one if S[c] else one._replace(value=float("nan")) for c, one in enumerate(f1)]
+    precision = _estimate_ratios(hits, given, [weigh_units(given[:, c] / max(P[c], 1), int(P[c])) for c in range(k)])
+    auroc, ap = _estimate_classes(rows, prediction, sides)
     averaged = present & (np.arange(k) == 1) if k == 2 else present
-
-    def statistic(counts: Array) -> dict[str, Array]:
-        confusion = (counts @ tables.reshape(rows.n_units, k * k)).reshape(-1, k, k)
-        support, predicted, hits = confusion.sum(2), confusion.sum(1), np.einsum("rkk->rk", confusion)
-        total = support.sum(1)
-        chance = (support * predicted).sum(1)
-        auroc, ap = ranks(counts)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            recall = np.where(support > 0, hits / support, np.nan)
-            precision = np.where(predicted > 0, hits / predicted, np.nan)
-            f1 = np.where(support > 0, 2 * hits / (support + predicted), np.nan)
-            agreement = (total * hits.sum(1) - chance) / (total**2 - chance)
-            return {
-                "accuracy": hits.sum(1) / total,
-                "balanced_accuracy": _macro_mean(recall, present),
-                "macro_f1": _macro_mean(f1, present),
-                "kappa": np.where((total**2 > chance) & present.any(), agreement, np.nan),
-                "auroc": _macro_mean(auroc, averaged),
-                "auprc": _macro_mean(ap, averaged),
-                "recall_each": recall,
-                "precision_each": precision,
-                "f1_each": f1,
-                "auroc_each": auroc,
-                "auprc_each": ap,
-            }
-
-    return statistic
+    chance = float(S @ P)
+    value = (N * H - chance) / (N**2 - chance) if chance < N**2 and present.any() else float("nan")
+    moved = true @ P + given @ S
+    influence = np.nan_to_num(_divide(n * H + N * hits.sum(1) - moved - value * (2 * N * n - moved), np.array(N**2 - chance)))
+    return Estimates(
+        {
+            "accuracy": _estimate_ratios(hits.sum(1, keepdims=True), n[:, None], [equal])[0],
+            "balanced_accuracy": _estimate_mean(recall, present, most, u),
+            "macro_f1": _estimate_mean(f1, present, mean, u),
+            "kappa": Estimate(value, influence, mean),
+            "auroc": _estimate_mean(auroc, averaged, most, u),
+            "auprc": _estimate_mean(ap, averaged, most, u),
+        },
+        {"recall": recall, "precision": precision, "f1": f1, "auroc": auroc, "auprc": ap},
+    )
 
 
-def _multilabel_statistic(rows: ScoredRows, prediction: Array, decisions: Array | None) -> Statistic:
+def _multilabel_estimates(rows: ScoredRows, prediction: Array, decisions: Array | None) -> Estimates:
     """Metrics of every label and their means; a label is predicted from a probability of 0.5."""
-    k, present = len(rows.names), rows.present
-    decided = (prediction >= 0.5).astype(np.float64) if decisions is None else decisions
-    true, known = rows.target.astype(np.float64), rows.known.astype(np.float64)
-    decided = decided * known
-    sums = np.zeros((4, rows.n_units, k))  # hits, support, predicted, rows
-    for into, values in zip(sums, (decided * true, true, decided, known), strict=True):
-        np.add.at(into, rows.units, values)
-    ranks = _rank_classes(rows, prediction)
-    kept = rows.known.ravel()
-    micro = rank_scores(prediction.ravel()[kept], rows.positive.ravel()[kept], np.repeat(rows.units, k)[kept])
+    k, u, present = len(rows.names), rows.n_units, rows.present
+    decided = ((prediction >= 0.5) if decisions is None else decisions) * rows.known
+    hits, true, given, total = (_sum_by_unit(rows, v) for v in (decided * rows.target, rows.target, decided, rows.known))
+    sides = _weigh_sides(true, total - true)
+    kept = [w for w, there in zip(sides, present, strict=True) if there] or sides
+    cells = total.sum(1, keepdims=True)
+    equal = weigh_units((cells / max(cells.sum(), 1))[:, 0], int(cells.sum()))
+    lever = np.mean([w.leverage for w in kept], axis=0)
+    mean = UnitWeights(lever, float(np.mean([w.df for w in kept])), int(cells.sum()))
+    recall = _estimate_ratios(hits, true, [weigh_units(true[:, c] / max(true[:, c].sum(), 1), int(true[:, c].sum())) for c in range(k)])
+    f1 = [
+        one if true[:, c].any() else one._replace(value=float("nan"))
+        for c, one in enumerate(_estimate_ratios(2 * hits, true + given, sides))
+    ]
+    precision = _estimate_ratios(hits, given, [weigh_units(g / max(g.sum(), 1), int(g.sum())) for g in given.T])
+    auroc, ap = _estimate_classes(rows, prediction, sides)
+    pooled = _weigh_sides(true.sum(1, keepdims=True), (total - true).sum(1, keepdims=True))[0]
+    flat = rows.known.ravel()
+    micro = estimate_ranking(prediction.ravel()[flat], rows.positive.ravel()[flat], np.repeat(rows.units, k)[flat], u, pooled)[1]
+    right = (total - true - given + 2 * hits).sum(1, keepdims=True)
+    return Estimates(
+        {
+            "auprc": _estimate_mean(ap, present, mean, u),
+            "auroc": _estimate_mean(auroc, present, mean, u),
+            "auprc_micro": micro,
+            "macro_f1": _estimate_mean(f1, present, mean, u),
+            "accuracy": _estimate_ratios(right, cells, [equal])[0],
+        },
+        {"recall": recall, "precision": precision, "f1": f1, "auroc": auroc, "auprc": ap},
+    )
 
-    def statistic(counts: Array) -> dict[str, Array]:
-        hits, support, given, total = (counts @ part for part in sums)
-        auroc, ap = ranks(counts)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            f1 = np.where(support > 0, 2 * hits / (support + given), np.nan)
-            return {
-                "accuracy": ((total - support - given + 2 * hits).sum(1)) / total.sum(1),
-                "macro_f1": _macro_mean(f1, present),
-                "auroc": _macro_mean(auroc, present),
-                "auprc": _macro_mean(ap, present),
-                "auprc_micro": micro(counts)[1],
-                "recall_each": np.where(support > 0, hits / support, np.nan),
-                "precision_each": np.where(given > 0, hits / given, np.nan),
-                "f1_each": f1,
-                "auroc_each": auroc,
-                "auprc_each": ap,
-            }
 
-    return statistic
-
-
-def _regression_statistic(rows: ScoredRows, prediction: Array, decisions: Array | None = None) -> Statistic:
-    """Sums per unit, then weighted ratios: the number of rows differs between replicates."""
+def _regression_estimates(rows: ScoredRows, prediction: Array, decisions: Array | None = None) -> Estimates:
+    """Means of absolute and squared errors; the influence on the root is that on the mean over twice the root."""
     error = prediction - rows.target
-    sums = np.stack([np.bincount(rows.units, v, rows.n_units) for v in (np.abs(error), error**2, np.ones_like(error))])
-
-    def statistic(counts: Array) -> dict[str, Array]:
-        absolute, squared, total = (counts @ part for part in sums)
-        return {"mae": absolute / total, "rmse": np.sqrt(squared / total)}
-
-    return statistic
+    n = _sum_by_unit(rows, np.ones_like(error))[:, None]
+    equal = weigh_units((n / n.sum())[:, 0], len(error))
+    mae, mse = (_estimate_ratios(_sum_by_unit(rows, v)[:, None], n, [equal])[0] for v in (np.abs(error), error**2))
+    root = float(np.sqrt(mse.value))
+    return Estimates({"mae": mae, "rmse": Estimate(root, mse.influence / (2 * root) if root else mse.influence, equal)}, {})
 
 
-STATISTICS: dict[str, Callable[[ScoredRows, Array, Array | None], Statistic]] = {
-    "classification": _classification_statistic,
-    "multilabel": _multilabel_statistic,
-    "regression": _regression_statistic,
+ESTIMATORS: dict[str, Callable[[ScoredRows, Array, Array | None], Estimates]] = {
+    "classification": _classification_estimates,
+    "multilabel": _multilabel_estimates,
+    "regression": _regression_estimates,
 }

@@ -1,4 +1,4 @@
-"""Several runs: means over seeds, paired differences on the same draws, Holm correction, ranks. Legend: `evaluate`."""
+"""Several runs: means over seeds, paired differences, Holm correction, verdicts, ranks. Legend: `evaluate`."""
 
 from __future__ import annotations
 
@@ -7,33 +7,41 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bitimely_core.evaluate.bootstrap import (
+from bitimely_core.evaluate.intervals import (
     LEVEL,
+    NO_WIDTH,
     build_difference,
     build_metric,
+    estimate_variance,
     explain_absent_class,
     explain_few_units,
     explain_no_interval,
     explain_rare_class,
-    run_bootstrap,
 )
-from bitimely_core.evaluate.metrics import EMPTY, MAIN, STATISTICS, Array, ScoredRows, Statistic, Unit, check_rows, rank_scores
+from bitimely_core.evaluate.metrics import EMPTY, ESTIMATORS, MAIN, Estimate, Unit, check_rows, weigh_units
 from bitimely_core.evaluate.paired import Predictions, align_runs
 from bitimely_core.schemas import CorrectedDifference, MeanDifference, MetricValue
 
+MINIMUM_SEEDS = 3  # trained runs behind each mean, required for a verdict
+MINIMUM_VERDICT = 4.0  # effective number of subjects required for a verdict
 
-class Replicates(NamedTuple):
-    """One metric of several runs on the same windows and the same draws."""
 
-    values: dict[str, float]  # by run
-    draws: dict[str, Array]  # [R] by run
-    units: int
+class RunEstimates(NamedTuple):
+    """One metric of several runs on the same windows."""
+
+    metric: str
+    runs: dict[str, Estimate]
     n_subjects: int
     undefined: str | None  # why there is no value
     uncertain: str | None  # why there is no interval
 
+    def mean(self, runs: Sequence[str]) -> Estimate:
+        """The mean over `runs`, such as one run a seed."""
+        found = [self.runs[run] for run in runs]
+        return Estimate(float(np.mean([one.value for one in found])), np.mean([one.influence for one in found], axis=0), found[0].weights)
 
-def draw_replicates(
+
+def estimate_runs(
     task: str,
     runs: Mapping[str, Predictions],
     *,
@@ -42,75 +50,60 @@ def draw_replicates(
     label: str | None = None,
     bootstrap: int = 1000,
     by: Unit = "subject",
-    seed: int = 0,
-) -> Replicates:
-    """One metric of all `runs` on the same windows with its replicates, for `paired_difference`. Draws are those of `score` and `compare`.
+) -> RunEstimates:
+    """One metric of all `runs` on the same windows, for `mean_over_seeds` and `paired_difference`.
 
     `metric`: None is the main one of the task; `label`: the average precision of this class or label instead.
 
     Raises UserError: settings_differ (exit 4), where the windows, their targets or their subjects differ; non_finite.
     """
-    target, groups, ids, predictions = align_runs(runs)
-    if not len(target):
-        return Replicates(dict.fromkeys(runs, np.nan), dict.fromkeys(runs, np.empty(0)), 0, 0, EMPTY, None)
-    rows = check_rows(task, target, predictions, groups, class_names, by, ids)
+    target, groups, predictions = align_runs(runs)
     name = metric or MAIN[task]
-    k = None if label is None else rows.names.index(label)
-    points, draws = run_bootstrap(
-        {run: _single_statistic(rows, values, name, k) for run, values in rows.predictions.items()}, rows, bootstrap, seed
-    )
-    undefined = explain_absent_class(rows, k) if k is not None else "not defined by these rows"
-    uncertain = (
-        explain_no_interval(rows, name, bootstrap) if k is None else explain_few_units(rows, bootstrap) or explain_rare_class(rows, k)
-    )
-    values = {run: float(point["value"]) for run, point in points.items()}
-    return Replicates(values, {run: d["value"] for run, d in draws.items()}, rows.n_units, rows.n_subjects, undefined, uncertain)
+    if not len(target):
+        nothing = Estimate(float("nan"), np.empty(0), weigh_units(np.empty(0), 0))
+        return RunEstimates(name, dict.fromkeys(runs, nothing), 0, EMPTY, None)
+    rows = check_rows(task, target, predictions, groups, class_names, by)
+    found = {run: ESTIMATORS[task](rows, values, None) for run, values in rows.predictions.items()}
+    if label is None:
+        few, values = explain_no_interval(rows, name, bootstrap), {run: one.metrics[name] for run, one in found.items()}
+        return RunEstimates(name, values, rows.n_subjects, "not defined by these rows", few)
+    k = rows.names.index(label)
+    undefined, uncertain = explain_absent_class(rows, k), explain_few_units(rows, bootstrap) or explain_rare_class(rows, k)
+    return RunEstimates("auprc", {run: one.each["auprc"][k] for run, one in found.items()}, rows.n_subjects, undefined, uncertain)
 
 
-def _single_statistic(rows: ScoredRows, prediction: Array, metric: str, label: int | None) -> Statistic:
-    """One metric as `value`; accuracy and single labels without computing all the others."""
-    if label is not None:
-        kept = rows.known[:, label]
-        areas = rank_scores(prediction[kept, label], rows.positive[kept, label], rows.units[kept])
-        return lambda counts: {"value": areas(counts)[1]}
-    if rows.task == "classification" and metric == "accuracy":
-        hits, total = (np.bincount(rows.units, w, rows.n_units) for w in (prediction.argmax(1) == rows.target, np.ones(len(prediction))))
-        return lambda counts: {"value": (counts @ hits) / (counts @ total)}
-    every = STATISTICS[rows.task](rows, prediction, None)
-    return lambda counts: {"value": every(counts)[metric]}
+def mean_over_seeds(found: RunEstimates, runs: Sequence[str]) -> MetricValue:
+    """The mean of a metric over `runs`, such as one run per seed, with its interval over subjects."""
+    return build_metric(found.metric, found.mean(runs), found.undefined, found.uncertain)
 
 
-def mean_over_seeds(found: Replicates, runs: Sequence[str]) -> MetricValue:
-    """The mean of a metric over `runs`, such as one run per seed, on the same draws."""
-    drawn = np.mean([found.draws[run] for run in runs], axis=0)
-    return build_metric(float(np.mean([found.values[run] for run in runs])), drawn, found.undefined, found.uncertain)
-
-
-def paired_difference(
-    found: Replicates, first: Sequence[str], second: Sequence[str], spread: tuple[float, float] | None = None
-) -> MeanDifference:
+def paired_difference(found: RunEstimates, first: Sequence[str], second: Sequence[str]) -> MeanDifference:
     """The paired difference of the means of two sets of runs, such as two models with one run per seed each.
 
-    `se`, `lo` and `hi` are those of the mean difference on the same draws of subjects, as `compare` has them for one pair. `total_se`
-    adds the variance between seeds where `spread` has it with its degrees of freedom: `sqrt(se^2 U / (U - 1) + variance)`. `p` is
-    two-sided, of the difference over `total_se` against Student's t with Welch-Satterthwaite degrees of freedom: replicates do not
-    resolve the tails that a correction for many comparisons needs. `total_se`, `df` and `p` are null where there is no interval.
+    `se`, `lo` and `hi` speak of these trained runs: `compare` has them for one pair. `total_se` adds the variance between the seeds of
+    each set, its own and not pooled over others: `sqrt(se^2 + s_1^2 / S_1 + s_2^2 / S_2)`. `p` is two-sided, of the difference over
+    `total_se` against Student's t with Welch and Satterthwaite's degrees of freedom. They are null where there is no interval.
     """
-    from scipy import stats
+    from scipy.special import stdtr
 
-    (value, drawn), (other, others) = (
-        (np.mean([found.values[run] for run in runs]), np.mean([found.draws[run] for run in runs], axis=0)) for runs in (first, second)
-    )
-    out = MeanDifference(**build_difference(float(value - other), drawn - others, found.uncertain).model_dump())
-    if out.se is None or out.difference is None:
+    one, other = found.mean(first), found.mean(second)
+    seeds = (len(first), len(second))
+    out = MeanDifference(
+        **build_difference(one, other, found.uncertain).model_dump(), effective=one.weights.effective, seeds=seeds
+    ).model_copy(update={"p": None})
+    if out.difference is None or found.uncertain is not None:
         return out
-    units = found.units  # the variance of a mean over replicates is too small by (U - 1) / U
-    variances = [(out.se**2 * units / (units - 1), float(units - 1)), *([spread] if spread is not None and spread[1] > 0 else [])]
-    total = sum(v for v, _ in variances)
-    if total == 0:  # the runs agree on every row
-        return out.model_copy(update={"total_se": 0.0, "df": float(units - 1), "p": 1.0 if out.difference == 0 else None})
-    df = total**2 / sum(v**2 / n for v, n in variances)
-    p = 2 * float(stats.t.sf(abs(out.difference) / np.sqrt(total), df))
+    parts = [(estimate_variance(one.influence - other.influence, one.weights.leverage), one.weights.df)]
+    parts += [
+        (float(np.var([found.runs[run].value for run in runs], ddof=1)) / len(runs), len(runs) - 1.0)
+        for runs in (first, second)
+        if len(runs) > 1
+    ]
+    total = sum(v for v, _ in parts)
+    if total < NO_WIDTH**2:
+        return out
+    df = total**2 / sum(v**2 / n for v, n in parts)
+    p = 2 * float(stdtr(df, -abs(out.difference) / np.sqrt(total)))
     return out.model_copy(update={"total_se": float(np.sqrt(total)), "df": float(df), "p": p})
 
 
@@ -148,10 +141,21 @@ def holm_correct(differences: Sequence[MeanDifference], level: float = LEVEL) ->
     return out
 
 
+def explain_no_verdict(difference: CorrectedDifference) -> str | None:
+    """Why neither of the two can be called better, whatever the interval, or None."""
+    if difference.p_holm is None:
+        return difference.undefined_reason or "no interval"
+    if any(0 < count < MINIMUM_SEEDS for count in difference.seeds):
+        return f"fewer than {MINIMUM_SEEDS} seeds"
+    if difference.effective < MINIMUM_VERDICT:
+        return f"effectively {difference.effective:.2f} subjects of equal weight, at least {MINIMUM_VERDICT:.0f} required"
+    return None
+
+
 def significance_sign(difference: CorrectedDifference) -> int:
-    """1 or -1 where the corrected interval is above or below zero, else 0."""
+    """1 or -1 where the corrected interval is above or below zero and a verdict is allowed (`explain_no_verdict`), else 0."""
     lo, hi = difference.corrected_lo, difference.corrected_hi
-    return 0 if lo is None or hi is None else int(lo > 0) - int(hi < 0)
+    return 0 if lo is None or hi is None or explain_no_verdict(difference) else int(lo > 0) - int(hi < 0)
 
 
 def rank_values(values: Sequence[float | None], *, lower_is_better: bool = False) -> list[float | None]:

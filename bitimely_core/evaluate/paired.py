@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bitimely_core.errors import Reason, input_error
-from bitimely_core.evaluate.bootstrap import build_difference, build_metrics, describe_resampling, explain_no_interval, run_bootstrap
-from bitimely_core.evaluate.metrics import EMPTY, MAIN, METRICS, STATISTICS, Array, Unit, check_rows
+from bitimely_core.evaluate.intervals import build_difference, describe_intervals, explain_no_interval
+from bitimely_core.evaluate.metrics import EMPTY, ESTIMATORS, MAIN, METRICS, Array, Unit, check_rows
 from bitimely_core.schemas import PairedComparison, PairedScores
 
 IDENTITY = ("recording_id", "start", "window")  # columns that identify a window
@@ -24,8 +24,8 @@ class Predictions(NamedTuple):
     groups: Array  # [n] subject
 
 
-def align_runs(runs: Mapping[str, Predictions]) -> tuple[Array, Array, Array, dict[str, Array]]:
-    """Target, subjects and identity of the rows that all runs share, and the predictions of each in that order.
+def align_runs(runs: Mapping[str, Predictions]) -> tuple[Array, Array, dict[str, Array]]:
+    """Target and subjects of the rows that all runs share, and the predictions of each in that order.
 
     Raises UserError (settings_differ, exit 4) where the windows, their targets or their subjects differ.
     """
@@ -44,43 +44,33 @@ def align_runs(runs: Mapping[str, Predictions]) -> tuple[Array, Array, Array, di
                     "Evaluate both runs on the same tokens and split",
                 )
     predictions = {name: np.asarray(p.prediction)[orders[name]] for name, p in runs.items()}
-    return common["target"], common["groups"], common["rows"], predictions
+    return common["target"], common["groups"], predictions
 
 
 def compare(
-    task: str,
-    first: Predictions,
-    second: Predictions,
-    *,
-    class_names: Sequence[str] = (),
-    bootstrap: int = 1000,
-    by: Unit = "subject",
-    seed: int = 0,
+    task: str, first: Predictions, second: Predictions, *, class_names: Sequence[str] = (), bootstrap: int = 1000, by: Unit = "subject"
 ) -> PairedComparison:
-    """Two runs on the same windows: the difference first - second of every metric, on the same draws.
+    """Two runs on the same windows: the difference first - second of every metric.
 
     Arguments are those of `score`. Raises UserError: settings_differ (exit 4), where the windows, their targets or their subjects
     differ; non_finite.
     """
-    target, groups, ids, both = align_runs({"run": first, "other": second})
-    rows = check_rows(task, target, both, groups, class_names, by, ids) if len(target) else None
+    target, groups, both = align_runs({"run": first, "other": second})
+    rows = check_rows(task, target, both, groups, class_names, by) if len(target) else None
     metrics = dict.fromkeys(METRICS[task], PairedScores(undefined_reason=EMPTY))
     if rows is not None:
-        points, draws = run_bootstrap(
-            {name: STATISTICS[task](rows, values, None) for name, values in rows.predictions.items()}, rows, bootstrap, seed
-        )
-        one, other = (build_metrics(rows, points[name], draws[name], bootstrap) for name in ("run", "other"))
+        one, other = (ESTIMATORS[task](rows, rows.predictions[name], None).metrics for name in ("run", "other"))
         for m in METRICS[task]:
-            value, drawn = points["run"][m] - points["other"][m], draws["run"][m] - draws["other"][m]
-            difference = build_difference(float(value), drawn, explain_no_interval(rows, m, bootstrap))
-            metrics[m] = PairedScores(first=one[m].value, second=other[m].value, **difference.model_dump())
+            scores = [value if np.isfinite(value) else None for value in (one[m].value, other[m].value)]
+            difference = build_difference(one[m], other[m], explain_no_interval(rows, m, bootstrap))
+            metrics[m] = PairedScores(first=scores[0], second=scores[1], **difference.model_dump())
     return PairedComparison(
         task=task,
         main=MAIN[task],
         n=len(target),
         n_subjects=len(np.unique(groups.astype(str))),
         metrics=metrics,
-        resampling=describe_resampling(rows, bootstrap, by, seed),
+        intervals=describe_intervals(rows, by),
     )
 
 
@@ -118,7 +108,7 @@ def list_classes(frame: Any) -> list[str]:
 
 
 def compare_frames(
-    task: str, first: Any, second: Any, class_names: Sequence[str] = (), *, bootstrap: int = 1000, by: Unit = "subject", seed: int = 0
+    task: str, first: Any, second: Any, class_names: Sequence[str] = (), *, bootstrap: int = 1000, by: Unit = "subject"
 ) -> dict[str, PairedScores]:
     """`compare` for two `predictions.parquet` as data frames; returns its metrics.
 
@@ -126,4 +116,4 @@ def compare_frames(
     (multi-label), or `target` and `prediction` (regression). Raises as `compare`.
     """
     one, other = (parse_predictions(task, frame, class_names) for frame in (first, second))
-    return compare(task, one, other, class_names=class_names, bootstrap=bootstrap, by=by, seed=seed).metrics
+    return compare(task, one, other, class_names=class_names, bootstrap=bootstrap, by=by).metrics

@@ -33,7 +33,7 @@ Key = tuple[str, str]  # row, column
 OpenWindows = Callable[[str], Any]  # name of tokens -> its windows or sequences
 
 FRACTIONS = ("kappa", *evaluate.LOWER_IS_BETTER)  # metrics that are not printed in per cent
-CACHE_VERSION = 1  # of stored comparisons: raise it where the numbers change
+CACHE_VERSION = 2  # of stored comparisons: raise it where the numbers change
 
 
 class ScoredRun(NamedTuple):
@@ -271,7 +271,7 @@ def _compare_rows(column: ScoreColumn, scored: Sequence[ScoredRun], reference: s
             runs.setdefault(one.row, {})[one.seed] = _label_run(one)
     if not kept:
         return ColumnResult(cells=_build_cells(column, scored, None, runs), remarks=remarks)
-    drawn = evaluate.draw_replicates(
+    measured = evaluate.estimate_runs(
         task,
         kept,
         class_names=names,
@@ -282,17 +282,37 @@ def _compare_rows(column: ScoreColumn, scored: Sequence[ScoredRun], reference: s
     )
     differences = {}
     base = list(runs.get(reference, {}).values())
-    if base and np.isfinite(drawn.values[base[0]]):
-        variance, df = _pool_seeds([[drawn.values[run] for run in of.values()] for of in runs.values()])
+    if base and np.isfinite(measured.runs[base[0]].value):
         for row, of in {**{row: list(of.values()) for row, of in runs.items()}, **{row: [row] for row in others if row in kept}}.items():
             if row != reference:
-                share = 1 / len(base) + (1 / len(of) if row in runs else 0.0)  # a baseline has no seeds
-                differences[row] = evaluate.paired_difference(drawn, of, base, (variance * share, df))
-    return ColumnResult(cells=_build_cells(column, scored, drawn, runs), differences=differences, remarks=remarks)
+                difference = evaluate.paired_difference(measured, of, base)
+                differences[row] = difference if row in runs else difference.model_copy(update={"seeds": (0, len(base))})
+    cells = _build_cells(column, scored, measured, runs)
+    return ColumnResult(cells=cells, differences=differences, remarks=[*remarks, *_list_diverged(column, cells, first.scores)])
+
+
+def _list_diverged(column: ScoreColumn, cells: Mapping[str, CellScore], scores: TaskScores) -> list[str]:
+    """A remark for each seed that is no better than a constant though its row is, or far from its row as seeds vary."""
+    sign = -1.0 if column.lower else 1.0
+    baselines = [one.metrics[column.metric].value for one in scores.baselines.values() if column.metric in one.metrics]
+    constant = max((sign * value for value in baselines if value is not None), default=-np.inf) if column.label is None else -np.inf
+    spread = [cell.seed_sd for cell in cells.values() if cell.seed_sd is not None]
+    limit = 10 * float(np.median(spread)) if spread else np.inf
+    out = []
+    for row, cell in cells.items():
+        values = {one.seed: sign * one.value for one in cell.seeds if one.value is not None}
+        middle = float(np.median(list(values.values()))) if len(values) > 1 else np.nan
+        for seed, value in values.items():
+            if value <= constant < middle or 0 < limit < abs(value - middle):
+                found = f"{sign * value:.3g}, median of the row {sign * middle:.3g}"
+                out.append(
+                    f"{row}, seed {seed} on {column.key}: this seed diverged ({found}). It stays in the mean and in the variance of its row."
+                )
+    return out
 
 
 def _build_cells(
-    column: ScoreColumn, scored: Sequence[ScoredRun], drawn: evaluate.Replicates | None, runs: Mapping[str, Mapping[int, str]]
+    column: ScoreColumn, scored: Sequence[ScoredRun], measured: evaluate.RunEstimates | None, runs: Mapping[str, Mapping[int, str]]
 ) -> dict[str, CellScore]:
     """A cell per row; its interval is that of the mean over seeds where the predictions of all seeds are there."""
     cells = {}
@@ -303,8 +323,8 @@ def _build_cells(
             if one.row == row
         ]
         values = [one.value for one in seeds if one.value is not None]
-        if drawn is not None and len(runs.get(row, {})) == len(seeds):
-            score = evaluate.mean_over_seeds(drawn, list(runs[row].values()))
+        if measured is not None and len(runs.get(row, {})) == len(seeds):
+            score = evaluate.mean_over_seeds(measured, list(runs[row].values()))
         else:
             score = MetricValue(**seeds[0].model_dump(include=set(MetricValue.model_fields))) if len(seeds) == 1 else MetricValue()
             score = score.model_copy(update={"value": float(np.mean(values)) if values else None, "classes": None})
@@ -319,14 +339,6 @@ def _build_cells(
             n_subjects=test.n_subjects,
         )
     return cells
-
-
-def _pool_seeds(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Variance within groups of one value a seed, pooled over the groups, and its degrees of freedom; (0, 0) without any."""
-    df = sum(len(group) - 1 for group in groups)
-    return (
-        (sum((len(group) - 1) * float(np.var(group, ddof=1)) for group in groups if len(group) > 1) / df, float(df)) if df else (0.0, 0.0)
-    )
 
 
 def read_speed(folder: Path, record: RunRecord) -> tuple[float | None, float | None]:

@@ -8,23 +8,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bitimely_core.evaluate.bootstrap import (
+from bitimely_core.evaluate.intervals import (
+    NO_WIDTH,
     build_class_scores,
     build_difference,
     build_metrics,
-    describe_resampling,
+    describe_intervals,
+    estimate_variance,
     explain_few_units,
     explain_no_interval,
-    run_bootstrap,
 )
 from bitimely_core.evaluate.metrics import (
     EACH,
     EMPTY,
+    ESTIMATORS,
     LOWER_IS_BETTER,
     MAIN,
     METRICS,
     NAMES,
-    STATISTICS,
     Array,
     ScoredRows,
     Unit,
@@ -91,7 +92,7 @@ def length_baseline(task: str, train_lengths: Any, train_target: Any, lengths: A
     return fit_logistic(x, y.astype(np.int64), int(y.max()) + 1)
 
 
-def _empty_scores(task: str, class_names: Sequence[str], bootstrap: int, by: Unit, seed: int) -> TaskScores:
+def _empty_scores(task: str, class_names: Sequence[str], by: Unit) -> TaskScores:
     """The scores of a split without rows: every metric null with the reason."""
     undefined = MetricValue(undefined_reason=EMPTY)
     each = ClassScores(**dict.fromkeys(EACH, undefined))
@@ -101,7 +102,7 @@ def _empty_scores(task: str, class_names: Sequence[str], bootstrap: int, by: Uni
         metrics=dict.fromkeys(METRICS[task], undefined),
         by_class={} if task == "regression" else dict.fromkeys(class_names, each),
         remarks=["The split holds no rows, so there is nothing to score."],
-        resampling=describe_resampling(None, bootstrap, by, seed),
+        intervals=describe_intervals(None, by),
     )
 
 
@@ -114,10 +115,8 @@ def score(
     class_names: Sequence[str] = (),
     train_target: Any | None = None,
     baselines: Mapping[str, npt.ArrayLike] | None = None,
-    rows: Any | None = None,
     bootstrap: int = 1000,
     by: Unit = "subject",
-    seed: int = 0,
 ) -> TaskScores:
     """Metrics with 95 % confidence intervals, overall and by class, and those of the baselines. The order of the rows does not matter.
 
@@ -132,10 +131,8 @@ def score(
         class_names: K names, in the order of the columns; not read for regression.
         train_target: targets of the training split, for constant baselines; None: no such baselines.
         baselines: further predictions on the same rows, such as `{"length_only": length_baseline(...)}`.
-        rows: [n] identity of the rows; makes replicates of by="window" independent of rounding in the predictions.
-        bootstrap: replicates R; 0: no intervals.
-        by: unit of resampling; "window" ignores the correlation of windows of one subject, which a remark states.
-        seed: of the draws.
+        bootstrap: 0: values without intervals, which need no replicates.
+        by: unit of the variance; "window" ignores the correlation of windows of one subject, which a remark states.
 
     Returns:
         Each metric of a baseline also has `difference`, the paired one, run minus baseline.
@@ -144,25 +141,26 @@ def score(
         UserError: non_finite, where a prediction is NaN or infinite.
     """
     if len(np.asarray(target)) == 0:
-        return _empty_scores(task, class_names, bootstrap, by, seed)
-    r = check_rows(task, target, {"run": prediction, **(baselines or {})}, groups, class_names, by, rows)
-    make = STATISTICS[task]
+        return _empty_scores(task, class_names, by)
+    r = check_rows(task, target, {"run": prediction, **(baselines or {})}, groups, class_names, by)
     about = {name: "predictions on the same windows" for name in r.predictions if name != "run"}
-    statistics = {name: make(r, values, None) for name, values in r.predictions.items()}
+    found = {name: ESTIMATORS[task](r, values, None) for name, values in r.predictions.items()}
     train = np.asarray([] if train_target is None else train_target)
-    for name, (words, values, decisions) in constant_baselines(task, train, len(r.target), len(r.names)).items():
-        about[name], statistics[name] = words, make(r, values, decisions)
-    points, draws = run_bootstrap(statistics, r, bootstrap, seed)
-    metrics = {name: build_metrics(r, points[name], draws[name], bootstrap) for name in statistics}
+    constants = constant_baselines(task, train, len(r.target), len(r.names))
+    for name, (words, values, decisions) in constants.items():
+        about[name], found[name] = words, ESTIMATORS[task](r, values, decisions)
+    metrics = {name: build_metrics(r, found[name], bootstrap) for name in found}
+    for name in constants:  # a constant that scores alike on every subject is not uncertain
+        for m, one in found[name].metrics.items():
+            if estimate_variance(one.influence, one.weights.leverage) < NO_WIDTH**2 and metrics[name][m].value is not None:
+                metrics[name][m] = MetricValue(value=one.value, undefined_reason="no CI: the prediction is constant")
 
     def subtract(name: str, m: str) -> MetricValue:
-        value, drawn = points["run"][m] - points[name][m], draws["run"][m] - draws[name][m]
-        difference = build_difference(float(value), drawn, explain_no_interval(r, m, bootstrap))
+        difference = build_difference(found["run"].metrics[m], found[name].metrics[m], explain_no_interval(r, m, bootstrap))
         return metrics[name][m].model_copy(update={"difference": difference})
 
     def label_areas(name: str) -> dict[str, dict[str, MetricValue]]:
-        found = build_class_scores(r, points[name], draws[name], bootstrap)
-        return {k: {"auroc": each.auroc, "auprc": each.auprc} for k, each in found.items()}
+        return {k: {"auroc": each.auroc, "auprc": each.auprc} for k, each in build_class_scores(r, found[name], bootstrap).items()}
 
     confusion = None
     if task == "classification":
@@ -175,7 +173,7 @@ def score(
         n=len(r.target),
         n_subjects=r.n_subjects,
         metrics=metrics["run"],
-        by_class={} if task == "regression" else build_class_scores(r, points["run"], draws["run"], bootstrap),
+        by_class={} if task == "regression" else build_class_scores(r, found["run"], bootstrap),
         confusion=confusion,
         baselines={
             name: Baseline(
@@ -185,7 +183,7 @@ def score(
             )
             for name, words in about.items()
         },
-        resampling=describe_resampling(r, bootstrap, by, seed),
+        intervals=describe_intervals(r, by),
         remarks=_list_remarks(r, explain_few_units(r, bootstrap)),
     )
 
@@ -193,7 +191,7 @@ def score(
 def _list_remarks(rows: ScoredRows, few: str | None) -> list[str]:
     out = []
     if rows.by == "window":
-        out.append("Intervals resample windows, not subjects: windows of one subject are correlated, so the intervals are too narrow.")
+        out.append("Intervals are over windows, not subjects: windows of one subject are correlated, so the intervals are too narrow.")
     if few is not None:
         out.append(f"No confidence intervals: {few}.")
     if rows.task == "classification":
@@ -217,8 +215,8 @@ def score_figure(scores: TaskScores, metric: str | None = None) -> Figure | None
     title = f"{NAMES[name][0].upper()}{NAMES[name][1:]}"
     side = "lower" if name in LOWER_IS_BETTER else "higher"
     caption = f"{title} ({side} is better) on {scores.n:,} windows of {scores.n_subjects:,} subjects"
-    if kept["this run"].lo is not None and scores.resampling is not None:
-        caption += f"; lines: 95 % CI from {scores.resampling.replicates:,} bootstrap resamples of {scores.resampling.by}s"
+    if kept["this run"].lo is not None:
+        caption += f"; lines: 95 % CI over {scores.intervals.by if scores.intervals else 'subject'}s"
     about = "; ".join(f"{b}: {baseline.about}" for b, baseline in named.items())
     caption += ". A useful model must exceed the baselines." + (f" {about}." if about else "")
     data = BarPlot(list(kept), [m.value for m in kept.values()], [m.lo for m in kept.values()], [m.hi for m in kept.values()], NAMES[name])

@@ -6,6 +6,7 @@ one, `data:label` for the AUPRC of one label or class.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -15,7 +16,16 @@ import numpy as np
 
 from bitimely_core import evaluate
 from bitimely_core.errors import Reason, input_error
-from bitimely_core.evaluate.result_table import ResultTable, ScoredRun, assign_rows, compare_column, group_columns, read_curve, read_speed
+from bitimely_core.evaluate.result_table import (
+    Key,
+    ResultTable,
+    ScoredRun,
+    assign_rows,
+    compare_column,
+    group_columns,
+    read_curve,
+    read_speed,
+)
 from bitimely_core.page import (
     BarPlot,
     Figure,
@@ -48,9 +58,10 @@ SPLITS = {
 }
 STAMPS: dict[bool | str | None, str] = {True: "yes", False: "no", None: "no target"}
 MAX_CURVES = 12  # of one figure
+DESCRIBED = 3  # differences that are described one by one
 METHOD = (
-    "Differences are paired: means over seeds on the same bootstrap draws of subjects for both rows. The test is Student's t (difference over its standard error, plus the "
-    "variance between seeds, pooled over the rows of the column, where there are several). All differences of the page are one family with Holm correction."
+    "Differences are paired subject by subject, of means over seeds. The test is Student's t (difference over its standard error, which adds the variance between the seeds of "
+    "each of the two rows). All differences of the page are one family with Holm correction; better or worse needs three seeds in each trained row."
 )
 
 
@@ -66,18 +77,14 @@ def difference_table(table: ResultTable) -> Table:
         ]
         value, lo, hi, se, low, high = scaled
         corrected = None if low is None or high is None else text_cell(low, f"{low:.2f} to {high:.2f}".replace("-", "−"), to=high)
-        verdict = (
-            {1: "better", -1: "worse", 0: "no significant difference"}[table.side(key)]
-            if low is not None
-            else d.undefined_reason or "no CI"
-        )
+        verdict = evaluate.explain_no_verdict(d) or {1: "better", -1: "worse", 0: "no significant difference"}[table.side(key)]
         rows.append([*map(table.name, key), MetricValue(value=value, lo=lo, hi=hi), se, corrected, d.p_holm, verdict])
     return make_table(
         "differences",
         f"Paired differences to {reference}",
-        f"Row minus {reference} on the same bootstrap draws of test subjects, means over seeds, in the units of the metric (of errors a negative difference is better). "
-        "Below the difference: its uncorrected 95 % CI (percentiles of the replicates). Corrected: Holm correction of one family of "
-        f"{len(rows)} comparisons, with the variance between seeds (pooled over the rows of a column) where there are several. If the corrected 95 % CI contains 0, the "
+        f"Row minus {reference} on the same test subjects, means over seeds, in the units of the metric (of errors a negative difference is better). "
+        "Below the difference: its uncorrected 95 % CI over subjects for these trained runs. Corrected: Holm correction of one family of "
+        f"{len(rows)} comparisons, with the variance between the seeds of each row. If the corrected 95 % CI contains 0, the "
         "difference is not significant; that is no evidence that the rows are equal.",
         ["row", "data", "difference", "standard error", "corrected 95 % CI", "p, Holm", "significant?"],
         rows,
@@ -120,7 +127,7 @@ def variance_table(table: ResultTable) -> list[Table]:
             mean = float(np.mean(values))
             rows.append([*map(table.name, key), len(values), mean, sd, sd / np.sqrt(len(values)), min(values), max(values), subjects])
     caption = (
-        "A seed determines the initial weights, the order of the windows and the training subjects. The standard error over subjects is that of the bootstrap of one "
+        "A seed determines the initial weights, the order of the windows and the training subjects. The standard error over subjects is that of one "
         "seed (root mean square). Where the standard deviation over seeds is as large as a difference between rows, one seed each cannot show the difference."
     )
     errors_of = ["standard error over seeds", "lowest", "highest", "standard error over subjects"]
@@ -341,14 +348,46 @@ def summarize_differences(table: ResultTable) -> str:
         for word, at in (("better", -1), ("worse", 1))
     }
     clauses = [f"{word} than {_join_names(names)}" for word, names in named.items() if names]
-    without = sum(d.corrected_lo is None for d in table.differences.values())
-    rest = total - sum(map(len, named.values())) - without
+    if total <= DESCRIBED:
+        return " ".join(describe_difference(table, key) for key in table.differences)
+    reasons = Counter(reason for d in table.differences.values() if (reason := evaluate.explain_no_verdict(d)))
+    rest = total - sum(map(len, named.values())) - reasons.total()
     sentences = [
         f"{table.name(table.reference)} is {' and '.join(clauses)} (the Holm-corrected 95 % CI excludes 0)." if clauses else "",
         f"No significant difference in {rest} of {total} comparisons after Holm correction." if rest else "",
-        f"No CI in {without} of {total} comparisons: too few subjects." if without else "",
+        *(f"No verdict in {count} of {total} comparisons: {reason.removeprefix('no CI: ')}." for reason, count in reasons.items()),
     ]
     return " ".join(filter(None, sentences))
+
+
+def describe_difference(table: ResultTable, key: Key) -> str:
+    """One difference as a sentence; better or worse only where the corrected interval and the number of seeds allow it."""
+    d, column, side = table.differences[key], table.column(key[1]), table.side(key)
+    row, reference, data = table.name(key[0]), table.name(table.reference), table.name(key[1])
+    unit = " points" if column.factor > 1 else ""
+
+    def number(value: float | None) -> str:
+        return "undefined" if value is None else f"{value * column.factor:+.{1 if unit else 3}f}".replace("-", "−")
+
+    if (reason := evaluate.explain_no_verdict(d)) is not None:
+        if d.difference is None or "seeds" not in reason:
+            return f"{row} and {reference} on {data}: {number(d.difference)}{unit}, no verdict ({reason.removeprefix('no CI: ')})."
+        return (
+            f"On {data} these trained models differ by {number(d.difference)}{unit} ({row} less {reference}); with {reason} nothing is said "
+            "about the methods."
+        )
+    lo, hi = d.corrected_lo or 0.0, d.corrected_hi or 0.0
+    interval = f"95 % confidence interval {number(lo)} to {number(hi)}, Holm-corrected"
+    if side:
+        found = f"{d.n_defined} subjects, {min(count for count in d.seeds if count)} seeds"
+        return (
+            f"{row} is {'better' if side > 0 else 'worse'} than {reference} on {data}: {number(d.difference)}{unit} ({interval}; {found})."
+        )
+    reach = number(max(abs(lo), abs(hi))).removeprefix("+")
+    return (
+        f"No significant difference between {row} and {reference} on {data}: {number(d.difference)}{unit} ({interval}); differences of up to "
+        f"{reach}{unit} either way cannot be excluded."
+    )
 
 
 def _join_names(names: Sequence[str], most: int = 6) -> str:

@@ -182,21 +182,18 @@ def metric_table(scores: Scores) -> Table:
     for name, m in scores.metrics.items():
         base = [one.metrics[name].value if name in one.metrics else None for one in scores.baselines.values()]
         rows.append([name.replace("_", " "), m.value, m.se, m.lo, m.hi, *base, m.undefined_reason or ""])
-    caption = (
-        f"Bootstrap over {scores.settings.by}s, {scores.settings.bootstrap:,} resamples: standard error = standard deviation of the resamples, 95 % CI = their 2.5 and 97.5 "
-        "percentiles. A dash: not defined; the remark has the reason."
-    )
+    caption = f"Standard error and 95 % CI over {scores.settings.by}s (linearised variance, Student's t). A dash: not defined; the remark has the reason."
     columns = ["metric", "value", "standard error", "95 % CI lower", "upper", *scores.baselines, "remark"]
     return make_table("metrics", "Scores", caption, columns, rows)
 
 
 def _comparison_table(comparison: Comparison, run: str) -> Table:
-    rows = [[name.replace("_", " "), d.difference, d.se, d.lo, d.hi, d.share_above_zero] for name, d in comparison.metrics.items()]
+    rows = [[name.replace("_", " "), d.difference, d.se, d.lo, d.hi, d.p] for name, d in comparison.metrics.items()]
     caption = (
-        "Paired: the same bootstrap resamples of the same windows for both runs. If the 95 % CI contains 0, the difference is not significant. The intervals are not "
-        "corrected for the number of metrics."
+        "Paired: subject by subject on the same windows. The intervals and p speak of these two trained runs, not of their methods, and are not corrected for the number "
+        "of metrics."
     )
-    columns = ["metric", "difference", "standard error", "95 % CI lower", "upper", "share of resamples above 0"]
+    columns = ["metric", "difference", "standard error", "95 % CI lower", "upper", "p"]
     return make_table("paired", f"{run} minus {comparison.run}", caption, columns, rows)
 
 

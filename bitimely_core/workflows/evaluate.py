@@ -191,7 +191,6 @@ def _score_task(
         baselines=_predict_shortcuts(windows, rows) if windows.vocabulary and train_target is not None and len(rows) else None,
         bootstrap=bootstrap,
         by=by,
-        seed=0,
     )
 
 
