@@ -150,14 +150,14 @@ def test_differences_with_enough_subjects_exclude_zero_only_where_planted():
     page = probing([run(windows)], bootstrap=300, readouts="sos,eos", sequences=300)
     gap = page.summary["cells"]["eos"]["last"]["difference"]
     assert gap["hi"] < 0
-    assert gap["share_above_zero"] == 0.0
+    assert gap["p"] < 0.05
     assert set(page.summary["cells"]) == {"sos", "eos"}
     assert any("--sequences" in notice for notice in page.notices)
 
 
 def test_a_difference_the_other_way_round():
-    found = negate_difference(Difference(difference=0.1, se=0.02, lo=0.05, hi=0.2, share_above_zero=0.9, share_below_zero=0.1))
-    assert (found.difference, found.lo, found.hi, found.share_above_zero) == (-0.1, -0.2, -0.05, 0.1)
+    found = negate_difference(Difference(difference=0.1, se=0.02, lo=0.05, hi=0.2, p=0.01))
+    assert (found.difference, found.lo, found.hi, found.p) == (-0.1, -0.2, -0.05, 0.01)
 
 
 def test_what_cannot_be_probed_is_refused():

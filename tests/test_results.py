@@ -15,7 +15,8 @@ from scipy import stats
 from bitimely_core import evaluate, storage, workflows
 from bitimely_core.errors import UserError
 from bitimely_core.evaluate import baselines
-from bitimely_core.evaluate.result_table import ScoreColumn, _pool_seeds, assign_rows
+from bitimely_core.evaluate.metrics import Estimate, weigh_units
+from bitimely_core.evaluate.result_table import ScoreColumn, assign_rows, compare_column
 from bitimely_core.report.model_card import write_card
 from bitimely_core.report.recipe_results import format_cell, format_paper, write_results
 from bitimely_core.schemas import CorrectedDifference, MeanDifference, MetricValue, RunRecord, Scores
@@ -164,7 +165,7 @@ def test_a_corrected_interval_excludes_zero_exactly_where_holm_rejects():
         for _ in range(6):
             difference, se, df = rng.normal() * 0.1, 0.03 + 0.05 * rng.random(), 9.0
             p = 2 * stats.t.sf(abs(difference) / se, df)
-            differences.append(MeanDifference(difference=difference, total_se=se, df=df, p=p))
+            differences.append(MeanDifference(difference=difference, total_se=se, df=df, p=p, effective=10.0, seeds=(3, 3)))
         p = np.array([d.p for d in differences])
         order = np.argsort(p)
         adjusted = np.minimum(np.maximum.accumulate(p[order] * np.arange(6, 0, -1)), 1)
@@ -202,10 +203,10 @@ def test_one_seed_equals_compare(tmp_path, task):
     classes = evaluate.list_classes(read["a"])
     pair = evaluate.compare_frames(task, read["b"], read["a"], classes, bootstrap=200)[evaluate.MAIN[task]]
     both = {name: evaluate.parse_predictions(task, frame, classes) for name, frame in read.items()}
-    found = evaluate.paired_difference(evaluate.draw_replicates(task, both, class_names=classes, bootstrap=200), ["b"], ["a"])
-    for key in ("difference", "se", "lo", "hi", "share_above_zero"):
+    found = evaluate.paired_difference(evaluate.estimate_runs(task, both, class_names=classes), ["b"], ["a"])
+    for key in ("difference", "se", "lo", "hi", "p", "df"):
         assert getattr(found, key) == pytest.approx(getattr(pair, key), abs=1e-12), key
-    assert found.p == pytest.approx(2 * stats.t.sf(abs(pair.difference) / (pair.se * np.sqrt(12 / 11)), 11))
+    assert found.p == pytest.approx(2 * stats.t.sf(abs(pair.difference) / pair.se, 11))
     assert found.df == pytest.approx(11)
 
 
@@ -214,51 +215,66 @@ def test_a_single_label_equals_that_of_the_scores(tmp_path):
     scores = json.loads((tmp_path / "runs/a/scores.json").read_bytes())
     frame = pl.read_parquet(tmp_path / "runs/a/predictions.parquet")
     p = evaluate.parse_predictions("multilabel", frame, ["CHF", "COPD"])
-    found = evaluate.mean_over_seeds(
-        evaluate.draw_replicates("multilabel", {"a": p}, class_names=["CHF", "COPD"], label="COPD", bootstrap=200), ["a"]
-    )
+    found = evaluate.mean_over_seeds(evaluate.estimate_runs("multilabel", {"a": p}, class_names=["CHF", "COPD"], label="COPD"), ["a"])
     for key in ("value", "se", "lo", "hi"):
         assert getattr(found, key) == pytest.approx(scores["by_class"]["COPD"]["auprc"][key], abs=1e-12)
 
 
-def test_variance_between_seeds_is_added():
-    draws = {name: np.linspace(0.4, 0.6, 101) + shift for name, shift in (("a0", 0.0), ("a1", 0.2), ("b0", 0.0), ("b1", 0.0))}
-    found = evaluate.Replicates({"a0": 0.5, "a1": 0.7, "b0": 0.5, "b1": 0.5}, draws, 10, 10, None, None)
-    mean = evaluate.paired_difference(found, ["a0", "a1"], ["b0", "b1"], (0.03**2, 4.0))
+def estimates(values):
+    """Subject means of runs, name -> [U], as estimates with subjects of equal size."""
+    (subjects,) = {len(v) for v in values.values()}
+    weights = weigh_units(np.full(subjects, 1 / subjects), subjects)
+    runs = {name: Estimate(float(v.mean()), (v - v.mean()) / subjects, weights) for name, v in values.items()}
+    return evaluate.RunEstimates("accuracy", runs, subjects, None, None)
+
+
+def test_variance_between_seeds_is_added_and_each_row_has_its_own():
+    person = np.linspace(0.4, 0.6, 10)
+    found = estimates({"a0": person, "a1": person + 0.2, "b0": person, "b1": person, "c0": person, "c1": person + 0.01})
+    mean = evaluate.paired_difference(found, ["a0", "a1"], ["b0", "b1"])
     assert mean.difference == pytest.approx(0.1)
-    assert mean.se == pytest.approx(0.0, abs=1e-12)  # subjects move both alike
-    assert mean.total_se == pytest.approx(0.03)
-    assert mean.df == pytest.approx(4.0)
-    assert _pool_seeds([[1.0, 3.0], [2.0], [0.0, 1.0, 2.0]]) == (pytest.approx((2.0 + 2.0) / 3), 3.0)
-    assert _pool_seeds([[1.0], [2.0]]) == (0.0, 0.0)
+    assert mean.se is None  # subjects move both alike
+    assert mean.total_se == pytest.approx(0.1)  # the standard error of 0 and 0.2
+    assert mean.df == pytest.approx(1.0)
+    assert evaluate.paired_difference(found, ["c0", "c1"], ["b0", "b1"]).total_se == pytest.approx(0.005)  # whatever row a does
     same = evaluate.paired_difference(found, ["b0"], ["b1"])
-    assert (same.difference, same.p) == (0.0, 1.0)
+    assert (same.difference, same.p, same.undefined_reason) == (0.0, None, "no CI: identical on every unit")
 
 
 @pytest.mark.parametrize(("subjects", "seeds"), [(8, 1), (20, 3)])
 def test_a_page_of_equal_rows_keeps_the_family_wise_error(subjects, seeds):
-    """300 pages of 9 rows without a true difference: at most 5 % (and three standard errors) name one; uncorrected percentiles in many more."""
-    rng, draws = np.random.default_rng(1), evaluate.draw_counts(range(300), subjects) / subjects
-    wrong = uncorrected = 0
+    """300 pages of 9 rows without a true difference: at most 5 % (and three standard errors) name one; uncorrected intervals in many more."""
+    rng, wrong, uncorrected = np.random.default_rng(1), 0, 0
     for _ in range(300):
         noise = 0.02 * (seeds > 1)
         person = rng.normal(size=subjects) * 0.1
-        scores = {(r, s): person + rng.normal(size=subjects) * 0.05 + rng.normal() * noise for r in range(9) for s in range(seeds)}
-        found = evaluate.Replicates(
-            {f"{k}": float(v.mean()) for k, v in scores.items()},
-            {f"{k}": draws @ v for k, v in scores.items()},
-            subjects,
-            subjects,
-            None,
-            None,
-        )
+        scores = {f"{(r, s)}": person + rng.normal(size=subjects) * 0.05 + rng.normal() * noise for r in range(9) for s in range(seeds)}
+        found = estimates(scores)
         rows = [[f"{(r, s)}" for s in range(seeds)] for r in range(9)]
-        variance, df = _pool_seeds([[found.values[run] for run in row] for row in rows])
-        differences = [evaluate.paired_difference(found, row, rows[0], (variance * 2 / seeds, df)) for row in rows[1:]]
-        wrong += any(evaluate.significance_sign(d) for d in evaluate.holm_correct(differences))
-        uncorrected += any(d.lo > 0 or d.hi < 0 for d in differences)
+        differences = evaluate.holm_correct([evaluate.paired_difference(found, row, rows[0]) for row in rows[1:]])
+        wrong += any(d.corrected_lo > 0 or d.corrected_hi < 0 for d in differences)
+        uncorrected += any(d.p <= 0.05 for d in differences)
+        assert seeds > 1 or not any(map(evaluate.significance_sign, differences))
     assert wrong / 300 < 0.05 + 3 * np.sqrt(0.05 * 0.95 / 300)
-    assert uncorrected / 300 > 0.25
+    assert uncorrected / 300 > 0.12
+
+
+def test_a_diverged_seed_is_named_and_leaves_the_errors_of_other_rows(tmp_path):
+    def compare(skill):
+        entries = [
+            planted(tmp_path, f"{row}-{seed}", "one", row=row, seed=seed, skill=skill if (row, seed) == ("c", 2) else 0.8)
+            for row in "abc"
+            for seed in (0, 1, 2)
+        ]
+        runs = assign_rows([tmp_path / "runs" / one["run"] for one in entries])
+        return compare_column(ScoreColumn("one", "one", "accuracy"), runs, "a")
+
+    good, bad = compare(0.8), compare(0.0)
+    assert bad.differences["b"].total_se == pytest.approx(good.differences["b"].total_se, rel=0.1)
+    assert bad.differences["c"].total_se > 2 * good.differences["c"].total_se
+    (remark,) = bad.remarks
+    assert remark.startswith("c, seed 2 on one: this seed diverged (0.3")
+    assert not good.remarks
 
 
 # --- the page -----------------------------------------------------------------------------------------------------------------------------
@@ -269,19 +285,19 @@ def test_cells_are_means_over_seeds_with_differences_to_the_reference(tmp_path):
         planted(tmp_path, f"{row}-{view}-{seed}", view, row=row, seed=seed, skill=skill)
         for row, skill in (("ours", 0.9), ("weak", 0.2), ("twin", 0.88))
         for view in ("one", "two")
-        for seed in (0, 1)
+        for seed in (0, 1, 2)
     ]
     paper = {"ours": {"one": [90.4, 2.5], "two": 93.0}, "names": {"ours": "Ours"}, "source": "Table 2"}
     done = write(tmp_path, entries, paper)
-    values = [json.loads((tmp_path / f"runs/ours-one-{s}/scores.json").read_bytes())["metrics"]["accuracy"]["value"] for s in (0, 1)]
+    values = [json.loads((tmp_path / f"runs/ours-one-{s}/scores.json").read_bytes())["metrics"]["accuracy"]["value"] for s in (0, 1, 2)]
     cell = done["cells"]["ours"]["one"]
     assert cell["value"] == pytest.approx(np.mean(values))
-    assert cell["seed_se"] == pytest.approx(np.std(values, ddof=1) / np.sqrt(2))
+    assert cell["seed_se"] == pytest.approx(np.std(values, ddof=1) / np.sqrt(3))
     assert cell["lo"] < cell["value"] < cell["hi"]
     assert set(done["differences"]) == {"weak", "twin"}
     assert evaluate.significance_sign(CorrectedDifference(**done["differences"]["weak"]["one"])) == -1
     assert "Ours is better than weak on one" in done["verdict"]
-    assert done["verdict"].startswith("12 of 12 cells were run.")
+    assert done["verdict"].startswith("18 of 18 cells were run.")
     assert ("twin" in done["verdict"]) == any(
         evaluate.significance_sign(CorrectedDifference(**d)) for d in done["differences"]["twin"].values()
     )
@@ -306,7 +322,7 @@ def test_a_second_call_computes_nothing_and_writes_the_same(tmp_path, monkeypatc
     entries = [planted(tmp_path, row, "one", row=row) for row in "ab"]
     write(tmp_path, entries)
     before = {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir() if p.is_file()}
-    monkeypatch.setattr(evaluate, "draw_replicates", lambda *a, **k: pytest.fail("computed again"))
+    monkeypatch.setattr(evaluate, "estimate_runs", lambda *a, **k: pytest.fail("computed again"))
     write(tmp_path, entries)
     assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir() if p.is_file()} == before
     monkeypatch.undo()
@@ -357,7 +373,7 @@ def test_too_few_subjects_give_no_interval_and_no_test(tmp_path):
     entries = [planted(tmp_path, row, "one", row=row, subjects=3, per=30) for row in "ab"]
     done = write(tmp_path, entries)
     assert "(n < 5)" in (tmp_path / "out/results.md").read_text("utf-8")
-    assert "No CI in 1 of 1 comparisons: too few subjects" in done["verdict"]
+    assert "no verdict (3 subjects, at least 5 required)" in done["verdict"]
     assert done["differences"]["b"]["one"]["corrected_lo"] is None
     assert "3 test subjects" in Parsed((tmp_path / "out/report.html").read_text("utf-8")).text
 
@@ -374,9 +390,14 @@ def test_labels_get_columns(tmp_path):
 
 
 def test_lower_errors_are_better(tmp_path):
-    entries = [planted(tmp_path, row, "hr", row=row, task="regression", skill=skill) for row, skill in (("ours", 0.1), ("poor", 2.0))]
+    entries = [
+        planted(tmp_path, f"{row}-{seed}", "hr", row=row, seed=seed, task="regression", skill=skill)
+        for row, skill in (("ours", 0.1), ("poor", 2.0))
+        for seed in (0, 1, 2)
+    ]
+    assert "these trained models differ by" in write(tmp_path, [entries[0], entries[3]])["verdict"]
     done = write(tmp_path, entries)
-    assert "ours is better than poor on hr" in done["verdict"]
+    assert "poor is worse than ours on hr" in done["verdict"]
     ranks = pl.read_parquet(tmp_path / "out/ranks.parquet")
     assert dict(ranks.select("row", "mean rank").iter_rows()) == {"ours": 1.0, "poor": 2.0}
 
@@ -506,7 +527,7 @@ def test_comparison_of_runs_counts_wins_and_ranks(tmp_path):
     assert wins.filter(pl.col("row") == "good")["poor"].to_list() == ["2/2"]
     assert wins.filter(pl.col("row") == "poor")["good"].to_list() == ["0/2"]
     assert (folder / "critical-difference.svg").is_file()
-    assert "good is better than" in done["verdict"]
+    assert "No verdict in 4 of 4 comparisons: fewer than 3 seeds." in done["verdict"]
     one = evaluate.compare_frames(
         "classification",
         *(pl.read_parquet(tmp_path / f"runs/{r}-one/predictions.parquet") for r in ("fair", "good")),
