@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class ResamplingUnit(StrEnum):
-    """What a bootstrap resamples."""
+    """The unit of the intervals."""
 
     subject = "subject"
     window = "window"
@@ -115,7 +115,7 @@ def evaluate(
     *,
     data: OneData = None,
     split: Annotated[str, typer.Option("--split", help="train, validation or test.")] = "test",
-    bootstrap: Annotated[int, typer.Option("--bootstrap", min=0, help="Resamples.")] = 1000,
+    bootstrap: Annotated[int, typer.Option("--bootstrap", min=0, help="Resamples of what has no closed form; 0: no intervals.")] = 1000,
     by: Annotated[ResamplingUnit, typer.Option("--by", help="subject, or window (to reproduce papers; stamped).")] = ResamplingUnit.subject,
     compare: Annotated[str | None, typer.Option("--compare", metavar="RUN2", help="Paired differences to this run.")] = None,
     predictions: Annotated[

@@ -210,7 +210,8 @@ def test_no_interval_is_without_width():
         every = [*scores.metrics.values(), *(m for one in scores.baselines.values() for m in one.metrics.values())]
         every += [m.difference for one in scores.baselines.values() for m in one.metrics.values()]
         for one in every:
-            assert (one.lo is None) == (one.hi is None) == (one.se is None)
+            assert (one.lo is None) == (one.hi is None)
+            assert one.se is None or one.se > 0
             assert one.lo is not None or one.undefined_reason
             assert one.lo is None or one.hi - one.lo > 1e-9
 

@@ -171,7 +171,7 @@ def probing(
     describe_rows(page, windows, rows)
     model = "ridge" if windows.task == "regression" else "logistic"
     page.fact("Probe", f"{model} regression on standardised vectors, penalty by validation loss")
-    page.fact("Bootstrap", f"{bootstrap:,} resamples of {found.scores.n_subjects} subjects")
+    page.fact("Intervals", f"over {found.scores.n_subjects} subjects")
     _add_notices(page, found, has_validation=len(rows["validation"]) > 0, all_readouts=names is None)
     features = "counts of codes, no model" if windows.vocabulary else "means and spectra, no model"
     shown = {first: default.describe(), _make_key("random", default): "random weights", "raw": features, **CONSTANTS}
@@ -294,7 +294,7 @@ def _describe_significance(difference: Difference | None) -> str | None:
 
 HOW_TO_READ = (
     "Each row is a linear probe: the model is frozen, only a linear map from its vector to the labels is fitted. Differences to the default "
-    "readout are paired (same windows, same draws of subjects), so they are more precise than the overlap of two intervals suggests. If the "
+    "readout are paired (same windows, subject by subject), so they are more precise than the overlap of two intervals suggests. If the "
     "95 % CI contains 0, the difference is not significant; without correction one in twenty is significant by chance. The effect of "
     "pre-training is the gap to random weights, not the score."
 )
@@ -303,7 +303,7 @@ TABLE = (
     "exclude 0 would confirm that; evidence against it: a significant difference above 0."
 )
 TUNED = (
-    "The same windows and draws: runs whose weights were trained on the labels, each with the vector that it reads. The default is the run "
+    "The same windows: runs whose weights were trained on the labels, each with the vector that it reads. The default is the run "
     "that reads the default vector. One seed each: variance between seeds is not in the intervals over subjects. If the 95 % CI of the last "
     "column contains 0, fine-tuning does not significantly exceed a linear map on the frozen vector."
 )

@@ -158,7 +158,7 @@ def load_shard(
     rows = rows.select(
         "subject",
         "day",
-        pl.col("code").replace_strict(table["code"], range(table.height), return_dtype=pl.Int32),
+        pl.col("code").replace_strict(table["code"], range(table.height), return_dtype=pl.Int32).cast(pl.Int32),  # of no rows it is text
         pl.col("source").cast(pl.String).replace_strict(SOURCES, range(len(SOURCES)), default=SOURCES.index("other"), return_dtype=pl.Int8),
         pl.col("row").cast(pl.Int64),
     )

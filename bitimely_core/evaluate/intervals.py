@@ -77,7 +77,7 @@ def build_metric(
         reason = f"no CI: {uncertain or 'no row has an error'}"
         return MetricValue(value=one.value, n_defined=units, undefined_reason=reason, classes=classes)
     se = float(np.sqrt(estimate_variance(one.influence, one.weights.leverage)))
-    return MetricValue(value=one.value, se=se, lo=found[0], hi=found[1], n_defined=units, classes=classes)
+    return MetricValue(value=one.value, se=se if se > NO_WIDTH else None, lo=found[0], hi=found[1], n_defined=units, classes=classes)
 
 
 def build_difference(first: Estimate, second: Estimate, uncertain: str | None) -> Difference:

@@ -280,7 +280,7 @@ def secondary_table(table: ResultTable) -> list[Table]:
             for one in table.found
             if one.scores.task == task
         ]
-        caption = "Value and 95 % bootstrap CI of each run, as fractions (errors in the unit of the target). A dash: not defined or no CI; the page of the run has the reason."
+        caption = "Value and 95 % CI of each run, as fractions (errors in the unit of the target). A dash: not defined or no CI; the page of the run has the reason."
         if task == "classification":
             caption += " Accuracy alone hides classes that are never predicted; balanced accuracy is the mean recall, AUROC and F1 are means over classes."
         columns = ["row", "data", "seed", *(evaluate.NAMES[m] for m in metrics)]
@@ -296,7 +296,7 @@ def data_table(table: ResultTable) -> Table:
         s, trained = runs[0].scores, runs[0].record.data[0]
         shares = sorted({one.record.settings.data.fraction for one in runs})
         split = SPLITS.get(trained.split, trained.split) + (f", {len(runs[0].parts)} test folds" if runs[0].parts else "")
-        unit = f"{s.settings.bootstrap:,} resamples of {s.settings.by}s"
+        unit = f"over {s.settings.by}s"
         if s.n_subjects < evaluate.MINIMUM_UNITS:
             unit += f"; no CI: at least {evaluate.MINIMUM_UNITS} subjects required"
         share = ", ".join(f"{v:g}" for v in shares)
@@ -417,7 +417,9 @@ def comparison_page(folders: list[Path]) -> Page:
     bars = {s.run: s.metrics.get(name, MetricValue()) for s in here}
     bars |= {f"{base} baseline": MetricValue(value=value) for base, value in baseline_values(scored[0], name).items()}
     if any(bars[s.run].value is not None for s in here):
-        caption = "The score on the split; lines: 95 % bootstrap CI over subjects. Overlapping intervals do not rank the runs; see the paired differences."
+        caption = (
+            "The score on the split; lines: 95 % CI over subjects. Overlapping intervals do not rank the runs; see the paired differences."
+        )
         page.figure(
             "scores",
             f"{name.replace('_', ' ').capitalize()} on {scored[0].data}",

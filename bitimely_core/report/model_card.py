@@ -118,7 +118,7 @@ def _card_scores(scores: Scores | None) -> str:
         lines.append("| " + " | ".join(map(markdown_text, cells)) + " |")
     words = (
         f"On the {scores.split} split of {markdown_text(scores.data)}: {scores.n:,} windows of {scores.n_subjects:,} subjects; "
-        f"{scores.settings.bootstrap:,} resamples of {scores.settings.by}s."
+        f"95 % confidence intervals over {scores.settings.by}s."
     )
     return words + "\n\n" + "\n".join(lines)
 

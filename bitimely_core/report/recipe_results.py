@@ -43,7 +43,7 @@ Entries = Sequence[Mapping[str, Any]]  # cells, see `write_results`
 PaperSection = Mapping[str, Any]  # `[paper]` of a recipe
 PaperValues = dict[Key, tuple[float, float | None]]
 METHOD = (
-    "A cell is the mean over seeds; the number in brackets is the standard error of a bootstrap over test subjects (all windows of a subject together), that of the mean over "
+    "A cell is the mean over seeds; the number in brackets is the standard error over test subjects (all windows of a subject together), that of the mean over "
     "seeds. It does not include the variance between trainings: see the variation between seeds.",
     comparison.METHOD,
     "Baselines are fitted on the training windows of the first row's run with the penalty chosen on the validation split, and scored by the same code on the same windows. "
@@ -456,7 +456,7 @@ def _interval_figures(results: RecipeResults) -> list[Figure]:
     if not panels:
         return []
     names = [table.name(row) for row in rows]
-    caption = "Dots: our means, lines: 95 % bootstrap CI over test subjects (windows, where the notices say so)"
+    caption = "Dots: our means, lines: 95 % CI over test subjects (windows, where the notices say so)"
     if not results.paper:
         caption += ". Overlapping intervals do not rank two rows: see the differences."
         return [make_figure("beside", "Scores with intervals", caption, ForestPlot(names, panels))]

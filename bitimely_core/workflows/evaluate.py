@@ -46,7 +46,7 @@ def evaluate(
     """Score `run` on one split: scores.json, predictions.parquet and report.html in its folder; returns the scores.
 
     A fine-tuned run is scored by its task; a pre-trained one by the held-out loss and loss / Var(target) of its objective. Intervals
-    come from a bootstrap over subjects (`by="window"` is stamped). A split without windows gives null metrics that say why. Of sequences up
+    are over subjects (`by="window"` is stamped). A split without windows gives null metrics that say why. Of sequences up
     to prediction times `predictions` is written in the schema of MEDS-evaluation, `ids` is the table of the ingest (`tokens.tasks`).
 
     Raises UserError: subject_leakage (4), incomplete (4), integrity (5), config (2).
