@@ -184,6 +184,14 @@ def test_records_come_back_bit_for_bit_in_the_order_of_names(raw: Path, tmp_path
     assert opened.annotations().rows()[:2] == [("a1", 0.0, 2.0, "W"), ("a1", 2.0, 2.0, "N1")]
 
 
+def test_parts_are_read_side_by_side_but_not_beside_a_publication(raw: Path, tmp_path: Path) -> None:
+    out = storage.make_folder(tmp_path / "out")
+    with storage.lock(out, shared=True):  # as the other part holds it
+        assert cache.ingest("toy", raw, out, shard=(1, 2))["parts_missing"] == 1
+    with storage.lock(out):
+        assert refused(raw, out, shard=(2, 2)).exit_code == Exit.LOCKED
+
+
 def test_quality_figures_outlive_the_shard_they_were_written_to(raw: Path, tmp_path: Path) -> None:
     put(raw, "a1", rails=[-100.0, 100.0])  # known to the reader alone
     ingest(raw, tmp_path / "out")

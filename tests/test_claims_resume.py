@@ -17,6 +17,7 @@ import pytest
 
 from bitimely_core import cache, storage, workflows
 from bitimely_core.claims import clean, ingest, pass1_clean, spill, steps, synthetic
+from bitimely_core.claims.splits import read_split_file
 from bitimely_core.errors import UserError
 from bitimely_core.formats import csv_text
 
@@ -269,13 +270,22 @@ def test_a_split_file_by_raw_ids_is_followed(raw: Path, small: None) -> None:
         (range(100), ("train",), "misses 30 of 130 subjects"),
         (range(130), ("train", "trian"), "trian"),
         ([*range(130), 5], ("train",), "a subject has two rows"),
+        ([*range(130), -1], ("train",), "a row has no subject"),
     ],
 )
 def test_a_split_file_that_cannot_be_followed_is_refused(raw: Path, names: Any, words: tuple[str, ...], problem: str) -> None:
-    path = split_file(raw, *(f"P{i:04d}" for i in names), words=words)
+    path = split_file(raw, *(f"P{i:04d}" if i >= 0 else " " for i in names), words=words)
     with pytest.raises(UserError, match=problem) as caught:
         ingested(raw, "w", options={"split_file": str(path)})
     assert caught.value.exit_code == 2
     assert "P00" not in str(caught.value)
     home = raw.parent / "w" / "cache" / "pophr"
     assert not [path for path in home.rglob("*") if path.suffix in {".parquet", ".json"}]
+
+
+def test_a_split_file_may_be_parquet(raw: Path) -> None:
+    text = split_file(raw, *(f"P{i:04d}" for i in range(130)))
+    frame = pl.read_csv(text, infer_schema=False)
+    frame.write_parquet(raw.parent / "split.parquet")
+    assert read_split_file(raw.parent / "split.parquet", "raw").equals(read_split_file(text, "raw"))
+    assert set(read_split_file(text, "raw")["split"]) == {"train", "validation", "test"}

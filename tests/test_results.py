@@ -16,7 +16,7 @@ from bitimely_core import evaluate, storage, workflows
 from bitimely_core.errors import UserError
 from bitimely_core.evaluate import baselines
 from bitimely_core.evaluate.metrics import Estimate, weigh_units
-from bitimely_core.evaluate.result_table import ScoreColumn, assign_rows, compare_column
+from bitimely_core.evaluate.result_table import ScoreColumn, assign_rows, compare_column, read_speed
 from bitimely_core.report.model_card import write_card
 from bitimely_core.report.recipe_results import format_cell, format_paper, write_results
 from bitimely_core.schemas import CorrectedDifference, MeanDifference, MetricValue, RunRecord, Scores
@@ -208,6 +208,13 @@ def test_one_seed_equals_compare(tmp_path, task):
         assert getattr(found, key) == pytest.approx(getattr(pair, key), abs=1e-12), key
     assert found.p == pytest.approx(2 * stats.t.sf(abs(pair.difference) / pair.se, 11))
     assert found.df == pytest.approx(11)
+
+
+def test_speed_and_duration_are_those_of_the_log(tmp_path):
+    """80 windows a second (8,000 tokens, windows of 100), 20 steps of 8 windows: 2 seconds."""
+    planted(tmp_path, "a", "d")
+    folder = tmp_path / "runs" / "a"
+    assert read_speed(folder, RunRecord.load(folder / "run.json")) == (pytest.approx(2.0), pytest.approx(80.0))
 
 
 def test_a_single_label_equals_that_of_the_scores(tmp_path):
