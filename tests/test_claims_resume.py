@@ -289,3 +289,38 @@ def test_a_split_file_may_be_parquet(raw: Path) -> None:
     frame.write_parquet(raw.parent / "split.parquet")
     assert read_split_file(raw.parent / "split.parquet", "raw").equals(read_split_file(text, "raw"))
     assert set(read_split_file(text, "raw")["split"]) == {"train", "validation", "test"}
+
+
+@pytest.mark.parametrize(
+    ("content", "row", "problem"),
+    [
+        ("subject_id,split\nP0001,train\nP0002\n", 3, "1 cells"),
+        ("subject_id,split\nP0001,train\nP0002,train,x\n", 3, "3 cells"),
+        ('subject_id,split\nP0001,train\nP0002,"train\n', 3, "quote"),
+        ("subject_id,split\nP0001,train\n,test\n", 3, "no subject"),
+        ("subject_id,split\nP0001,train\nP0002,dev\n", 3, "split 'dev'"),
+        ("subject_id,split\nP0001,train\nP0001,test\n", 3, "two rows"),
+        ("subject,split\nP0001,train\n", None, "subject_id"),
+        ("subject_id,split\nP000\udce9,train\n", 2, "UTF-8"),
+        ("", None, "0 bytes"),
+    ],
+)
+def test_faults_of_a_split_file_are_named_with_their_row(tmp_path: Path, content: str, row: int | None, problem: str) -> None:
+    path = tmp_path / "split.csv"
+    path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(UserError, match=problem) as caught:
+        read_split_file(path, "the source's own")
+    error = caught.value
+    assert (error.exit_code, error.code, error.file, error.field, error.row) == (2, "config", str(path), "--split-file", row)
+    assert "subject_id" in error.requirement
+    assert "P00" not in str(error)
+
+
+def test_ids_of_a_split_file_as_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "split.csv"
+    path.write_text("split,subject_id\ntrain, 007\nheld_out,8\n")
+    assert list(read_split_file(path, "", numbers=True).iter_rows()) == [(7, "train"), (8, "test")]
+    path.write_text("subject_id,split\n7,train\n8.0,test\n")
+    with pytest.raises(UserError, match="row 3 is not a whole number") as caught:
+        read_split_file(path, "", numbers=True)
+    assert (caught.value.exit_code, caught.value.row) == (2, 3)

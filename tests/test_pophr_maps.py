@@ -147,6 +147,24 @@ def test_containers(tmp_path: Path, container: str) -> None:
     assert sorted(tmp_path.rglob("*")) == before  # nothing is extracted
 
 
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("250.00,250.2,x", Reason.ROW_WIDTH),
+        ("250.00", Reason.ROW_WIDTH),
+        ('250.00,"250.2', Reason.CSV_SYNTAX),
+        ('2"50,250.2', Reason.CSV_SYNTAX),
+    ],
+)
+def test_a_malformed_record_is_named_with_its_row(tmp_path: Path, line: str, code: Reason) -> None:
+    text = f"icd9,phecode\n001,008\n{line}\n002,008\n"
+    error = refused(written(tmp_path, text))
+    assert (error.code, error.file, error.row, error.exit_code) == (code, "map.csv", 3, Exit.REFUSED)
+    assert error.requirement
+    beside = zipped(tmp_path / "a.zip", {"a/m.csv": b"icd9,phecode\n001,008\n", "a/other.csv": text.replace("icd9", "x").encode()})
+    assert phecode_maps.read_map([beside]).tables == {"icd9": {"001": ("008",)}}, "another table of an archive does not matter"
+
+
 def test_archives_that_do_not_say_which(tmp_path: Path) -> None:
     two = zipped(tmp_path / "two.zip", {"a/m.csv": CATALOG9.encode(), "b/m.csv": CATALOG9.encode()})
     assert refused(two).code == Reason.FORMAT

@@ -6,7 +6,6 @@ packages are read in place: nothing is extracted, nothing imported.
 
 from __future__ import annotations
 
-import csv
 import gzip
 import hashlib
 import io
@@ -27,6 +26,7 @@ import polars as pl
 
 from bitimely_core.claims import codes
 from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
+from bitimely_core.formats.csv_text import parse_header, parse_records, split_lines
 from bitimely_core.formats.text import decode_table
 from bitimely_core.system_errors import raise_system_error
 
@@ -88,6 +88,7 @@ class MapSheet(NamedTuple):
     sha256: str
     columns: dict[str, list[str]]  # lower-case name -> cells
     numbers: frozenset[str]  # columns that were stored as numbers
+    fault: UserError | None = None  # of a malformed record: raised only if this is the table to read
 
 
 @dataclass
@@ -187,18 +188,13 @@ def read_map(
 def _open_sheet(path: str) -> MapSheet:
     """The table at a path, in an archive, or in an installed package. Raises UserError: not_found (exit 2), format, corrupt."""
     try:
-        return _open_package(path) if path.startswith("pkg:") else _open_file(path)
-    except (
-        OSError,
-        EOFError,
-        zlib.error,
-        zipfile.BadZipFile,
-        tarfile.TarError,
-        csv.Error,
-        RuntimeError,
-    ) as error:  # RuntimeError: encrypted
+        sheet = _open_package(path) if path.startswith("pkg:") else _open_file(path)
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError, RuntimeError) as error:  # RuntimeError: encrypted
         raise_system_error(error, path, stored=False)
         raise input_error(Reason.CORRUPT, f"cannot be read ({type(error).__name__})", hint="Download it again", file=path) from None
+    if sheet.fault:
+        raise sheet.fault
+    return sheet
 
 
 def _open_file(path: str) -> MapSheet:
@@ -260,12 +256,21 @@ def _read_sheet(name: str, digest: str, stream: BinaryIO) -> MapSheet:
             data = _read_limited(unpacked, name)
     if data[:4] == b"PAR1":
         return _read_parquet(name, digest, data)
-    text = decode_table(data, fallback="latin-1")  # as published maps are: their codes are ASCII
-    rows = list(csv.reader(io.StringIO(text, newline="")))
-    header = [cell.strip().lower() for cell in rows[0]] if rows else []
-    kept = [row for row in rows[1:] if any(row)]
-    columns = {column: [row[i].strip() if i < len(row) else "" for row in kept] for i, column in enumerate(header)}
-    return MapSheet(name, digest, columns, frozenset())
+    header: tuple[str, ...] = ()
+    kept: list[list[str]] = []
+    fault = None
+    try:
+        lines = split_lines(decode_table(data, fallback="latin-1"))  # as published maps are: their codes are ASCII
+        header = parse_header(lines, ",")
+        for row, cells, _ in parse_records(lines, len(header), ","):
+            if isinstance(cells, UserError):
+                raise input_error(cells.code, cells.problem, cells.requirement, "Correct the table; none of it is used", row=row)
+            if any(cells):
+                kept.append(cells)
+    except UserError as error:
+        error.file, fault = name, error
+    columns = {column.lower(): [cells[i].strip() for cells in kept] for i, column in enumerate(header)}
+    return MapSheet(name, digest, columns, frozenset(), fault)
 
 
 def _read_limited(stream: IO[bytes] | gzip.GzipFile, name: str) -> bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 import polars as pl
 
 from bitimely_core.errors import safe_text, usage_error
-from bitimely_core.system_errors import raise_system_error
+from bitimely_core.formats import tables
 
 MEDS_SPLITS = {"tuning": "validation", "held_out": "test"}
 SPLITS = ("train", "validation", "test")
@@ -50,21 +50,15 @@ def read_split_file(path: Path, ids: str, *, numbers: bool = False) -> pl.DataFr
     split is not as expected.
     """
     columns = f"expected the columns subject_id ({ids}) and split"
-    try:
-        frame = pl.read_parquet(path) if path.suffix == ".parquet" else pl.read_csv(path, infer_schema=False)
-        subject = pl.col("subject_id").cast(pl.String).str.strip_chars()
-        frame = frame.select(subject.cast(pl.Int64) if numbers else subject, pl.col("split").cast(pl.String).replace(MEDS_SPLITS))
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise_system_error(error, path, stored=False)
-        raise usage_error(f"cannot be read ({type(error).__name__})", columns, file=str(path), field="--split-file") from error
-    unknown = {str(word) for word in frame["split"].unique()} - set(SPLITS)
-    problem = ""
-    if frame["subject_id"].cast(pl.String).fill_null("").eq("").any():
-        problem = "a row has no subject"
-    elif unknown:
-        problem = f"split {safe_text(min(unknown))}"
-    elif frame["subject_id"].is_duplicated().any():
-        problem = "a subject has two rows"
-    if problem:
-        raise usage_error(problem, f"{columns}: train, validation or test, one row per subject", file=str(path), field="--split-file")
-    return frame
+    integers = ("subject_id",) if numbers else ()
+    frame = tables.read_option_table(path, ("subject_id", "split"), "--split-file", columns, integers=integers)
+    frame = frame.with_columns(pl.col("split").replace(MEDS_SPLITS))
+    for problem, wrong in (
+        ("a row has no subject", pl.col("subject_id").is_null()),
+        ("split {}", ~pl.col("split").is_in(SPLITS).fill_null(value=False)),
+        ("a subject has two rows", ~pl.col("subject_id").is_first_distinct()),
+    ):
+        for row, split in frame.filter(wrong).select("row", "split").head(1).iter_rows():
+            expected = f"{columns}: train, validation or test, one row per subject"
+            raise usage_error(problem.format(safe_text(str(split))), expected, file=str(path), field="--split-file", row=row)
+    return frame.drop("row")

@@ -19,6 +19,7 @@ from bitimely_core.cache import Cache
 from bitimely_core.claims import engines, sequence_builder, steps, tokenize
 from bitimely_core.claims.prevalence import CodeSelection
 from bitimely_core.errors import Finding, Reason, input_error, usage_error
+from bitimely_core.formats import tables
 from bitimely_core.schemas import FindingRecord, PredictionStatistics, SequenceManifest, SequenceOptions, StoredFile
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens.sequences import SPECIAL, EventSequences, publish_sequences, to_table, write_shard
@@ -56,12 +57,8 @@ def read_id_table(path: str | Path | None) -> pl.DataFrame | None:
     """The table that `ingest --keep-ids` wrote: raw and new, both Int64; None for no path. Raises UserError (config, exit 2)."""
     if path is None:
         return None
-    try:
-        return pl.read_csv(path, infer_schema=False).select(raw=pl.col("subject_id").cast(pl.Int64), new=pl.col("new").cast(pl.Int64))
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise_system_error(error, path, stored=False)
-        expected = "expected the file of ingest --keep-ids, with integer ids as in MEDS"
-        raise usage_error(f"cannot be read ({type(error).__name__})", expected, file=str(path), field="--ids") from error
+    names, wanted = ("subject_id", "new"), "expected the file of ingest --keep-ids, with integer ids as in MEDS"
+    return tables.read_option_table(Path(path), names, "--ids", wanted, integers=names).select(raw="subject_id", new="new")
 
 
 def write_task_sequences(

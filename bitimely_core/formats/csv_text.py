@@ -265,6 +265,14 @@ def read_lines(path: Path) -> Generator[tuple[int, bytes, bool], None, None]:
         raise input_error(Reason.EMPTY_FILE, "has 0 bytes", hint="Download it again")
 
 
+def split_lines(text: str) -> Iterator[tuple[int, bytes, bool]]:
+    """As `read_lines`, of a text in memory."""
+    lines = text.replace("\r\n", "\n").replace("\r", "\r" if "\n" in text else "\n").encode().split(b"\n")
+    for row, line in enumerate(lines, 1):
+        if line or row < len(lines):
+            yield row, line, row < len(lines)
+
+
 def _line_error(row: int) -> UserError:
     return input_error(Reason.RESOURCE_LIMIT, f"line {row} has more than {MAX_LINE} bytes", "no row is that long")
 

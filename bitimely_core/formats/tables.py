@@ -14,7 +14,7 @@ import math
 import re
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from hashlib import blake2b
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
+from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats.csv_text import (
     ParsedRecord,
     count_records,
@@ -292,6 +292,71 @@ def read_frames(path: Path, columns: Sequence[str], *, delimiter: str = ",", quo
             yield block
         if seen != read:
             raise input_error(Reason.CSV_SYNTAX, f"{seen} records were counted, {read} read", "expected the same number")
+
+
+def refuse_faults(block: TableBlock, file: str) -> None:
+    """Refuse a table with a malformed record: its other records cannot be trusted either.
+
+    Raises UserError: csv_syntax, row_width, truncated.
+    """
+    if block.faults:
+        first, *others = (finding.at(file) for finding in group_findings(block.faults))
+        wanted = first.requirement if first.code == Reason.ROW_WIDTH else "expected a record"
+        action = "Correct the table; none of it is used"
+        raise input_error(first.code, first.problem, wanted, action, file=file, row=first.row, details=others)
+
+
+def strip_blanks(column: pl.Expr) -> pl.Expr:
+    """Text without surrounding blanks; null where empty."""
+    import polars as pl
+
+    text = column.str.strip_chars()
+    return pl.when(text != "").then(text)
+
+
+def read_table(path: Path, file: str, columns: Mapping[str, str], mark: str = ",", *, quotes: bool = True) -> pl.DataFrame:
+    """A table that fits in memory: `row` and the columns by key, text without surrounding blanks, null where empty.
+
+    Args:
+        path: as for `read_frames`.
+        file: its name in messages.
+        columns: key -> name in the header.
+        mark: delimiter of csv.
+        quotes: as for `read_frames`.
+
+    Raises:
+        UserError: as `refuse_faults` and `read_frames`.
+    """
+    import polars as pl
+
+    parts = []
+    for block in read_frames(path, tuple(columns.values()), delimiter=mark, quotes=quotes):
+        refuse_faults(block, file)
+        parts.append(block.frame.select("row", *(strip_blanks(pl.col(name)).alias(key) for key, name in columns.items())))
+    return pl.concat(parts)
+
+
+def read_option_table(path: Path, columns: Sequence[str], option: str, wanted: str, *, integers: Collection[str] = ()) -> pl.DataFrame:
+    """The table that an option names, as by `read_table`; the columns `integers` are Int64. `wanted` describes it in messages.
+
+    Raises UserError (config, exit 2) with the row, where the table or a number cannot be read.
+    """
+    import polars as pl
+
+    try:
+        frame = read_table(path, str(path), {name: name for name in columns})
+        for name in integers:
+            text, number = frame[name], frame[name].cast(pl.Int64, strict=False)
+            if (wrong := frame["row"].filter(text.is_not_null() & number.is_null())).len():
+                problem = f"the cell of row {wrong[0]} is not a whole number"
+                raise input_error(Reason.NOT_NUMERIC, problem, f"expected one in {name}", row=wrong[0])
+            frame = frame.with_columns(number)
+    except UserError as error:
+        if error.exit_code != Exit.REFUSED:
+            raise
+        requirement = "; ".join(filter(None, (error.requirement, wanted)))
+        raise usage_error(error.problem, requirement, error.hint, file=str(path), field=option, row=error.row) from error
+    return frame
 
 
 def _read_csv_frames(

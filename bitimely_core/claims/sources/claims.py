@@ -22,15 +22,7 @@ from bitimely_core.claims.codes import FAMILIES
 from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.label_rules import SOURCES as KINDS
 from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable, Stated
-from bitimely_core.claims.sources.columns import (
-    assign_vocabulary,
-    check_types,
-    detect_delimiter,
-    find_table,
-    match_columns,
-    read_table,
-    reformat_dates,
-)
+from bitimely_core.claims.sources.columns import assign_vocabulary, check_types, detect_delimiter, find_table, match_columns, reformat_dates
 from bitimely_core.claims.sources.options import parse_default_source, parse_label_columns, parse_pairs, parse_switch_day
 from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects, parse_labels
 from bitimely_core.claims.sources.survey import bind_events, hash_ids, survey_tables, unpivot_codes
@@ -220,7 +212,7 @@ def _read_patients(
     wanted["subject"] = (*wanted["subject"], *SUBJECT_NAMES)  # the column may have its name in the claims only
     columns = match_columns(path, wanted, set(PATIENT_COLUMNS) - {"subject", *renamed}, mark)
     check_types(path, file, columns)
-    frame, rows, findings = keep_unique_rows(read_table(path, file, columns, mark), file, "subject")
+    frame, rows, findings = keep_unique_rows(tables.read_table(path, file, columns, mark), file, "subject")
     written = frame.with_columns(
         reformat_dates(frame[key], form) for key in ("birth", "death", "obs_start", "obs_end") if key in frame.columns
     )
@@ -257,7 +249,7 @@ def _read_labels(
         raise input_error(Reason.HEADER, "columns have equal names", "expected different ones (case does not count)", file=file)
     columns = match_columns(path, wanted, {INDEX_DATE}, mark)
     check_types(path, file, {key: columns[key] for key in ("subject_id", INDEX_DATE) if key in columns})
-    frame = read_table(path, file, columns, mark)
+    frame = tables.read_table(path, file, columns, mark)
     if chosen:
         frame = frame.with_columns(
             pl.when(pl.col(one.name).is_not_null()).then((pl.col(one.name) == one.value).cast(pl.Int8).cast(pl.String)).alias(one.name)

@@ -82,36 +82,6 @@ def check_types(path: Path, file: str, columns: Mapping[str, str], codes: Collec
             raise input_error(Reason.SCHEMA, f"is stored as {kind}", "expected text", "Write it as text", file=file, field=name)
 
 
-def refuse_faults(block: tables.TableBlock, file: str) -> None:
-    """Refuse a table with a malformed record: its other records cannot be trusted either.
-
-    Raises UserError: csv_syntax, row_width, truncated.
-    """
-    if block.faults:
-        first, *others = (finding.at(file) for finding in tables.group_findings(block.faults))
-        wanted = first.requirement if first.code == Reason.ROW_WIDTH else "expected a record"
-        action = "Correct the table; none of it is used"
-        raise input_error(first.code, first.problem, wanted, action, file=file, row=first.row, details=others)
-
-
-def read_table(path: Path, file: str, columns: Mapping[str, str], mark: str = ",", *, quotes: bool = True) -> pl.DataFrame:
-    """A table that fits in memory: `row` and the columns by key, text without surrounding blanks, null where empty.
-
-    Raises UserError: as `refuse_faults` and `tables.read_frames`.
-    """
-    parts = []
-    for block in tables.read_frames(path, tuple(columns.values()), delimiter=mark, quotes=quotes):
-        refuse_faults(block, file)
-        parts.append(block.frame.select("row", *(strip_blanks(pl.col(name)).alias(key) for key, name in columns.items())))
-    return pl.concat(parts)
-
-
-def strip_blanks(column: pl.Expr) -> pl.Expr:
-    """Text without surrounding blanks; null where empty."""
-    text = column.str.strip_chars()
-    return pl.when(text != "").then(text)
-
-
 def reformat_dates(column: pl.Series, form: str | None) -> pl.Series:
     """Dates in a `strptime` format as YYYY-MM-DD; other texts unchanged. Each distinct text is read once."""
     if form is None:

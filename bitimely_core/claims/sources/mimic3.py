@@ -8,11 +8,12 @@ import polars as pl
 
 from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable
-from bitimely_core.claims.sources.columns import check_types, find_table, match_columns, read_table, strip_blanks
+from bitimely_core.claims.sources.columns import check_types, find_table, match_columns
 from bitimely_core.claims.sources.options import refuse_options
 from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects
 from bitimely_core.claims.sources.survey import bind_events, survey_tables
 from bitimely_core.formats.source import Source
+from bitimely_core.formats.tables import read_table, strip_blanks
 
 DIAGNOSIS = {"subject_id": ("subject_id",), "claim": ("hadm_id",), "position": ("seq_num",), "code": ("icd9_code",)}
 STAY = {"claim": ("hadm_id",), "date": ("dischtime",)}

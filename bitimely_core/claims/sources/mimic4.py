@@ -14,13 +14,14 @@ import polars as pl
 from bitimely_core.claims import dates
 from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable
-from bitimely_core.claims.sources.columns import check_types, find_table, match_columns, read_table
+from bitimely_core.claims.sources.columns import check_types, find_table, match_columns
 from bitimely_core.claims.sources.mimic3 import date_at_discharge
 from bitimely_core.claims.sources.options import refuse_options
 from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects
 from bitimely_core.claims.sources.survey import bind_events, survey_tables
 from bitimely_core.errors import Finding
 from bitimely_core.formats.source import Source
+from bitimely_core.formats.tables import read_table
 from bitimely_core.types import SourceRows
 
 PERSON = {"subject_id": ("subject_id",), "sex": ("gender",), "age": ("anchor_age",), "year": ("anchor_year",), "death": ("dod",)}

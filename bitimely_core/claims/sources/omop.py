@@ -13,16 +13,7 @@ import polars as pl
 
 from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable
-from bitimely_core.claims.sources.columns import (
-    assign_vocabulary,
-    check_types,
-    detect_delimiter,
-    find_table,
-    match_columns,
-    read_table,
-    reformat_dates,
-    strip_blanks,
-)
+from bitimely_core.claims.sources.columns import assign_vocabulary, check_types, detect_delimiter, find_table, match_columns, reformat_dates
 from bitimely_core.claims.sources.options import parse_default_source, parse_switch_day, refuse_options
 from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects
 from bitimely_core.claims.sources.survey import bind_events, survey_tables
@@ -103,7 +94,7 @@ def _read_concepts(source: Source) -> pl.DataFrame | None:
         if block.faults:
             first = block.faults[0]
             raise input_error(first.code, first.problem, first.requirement, file=file, row=first.row)
-        named = block.frame.select(strip_blanks(pl.col(name)).alias(key) for key, name in columns.items())
+        named = block.frame.select(tables.strip_blanks(pl.col(name)).alias(key) for key, name in columns.items())
         kept.append(named.filter(pl.col("vocab").is_in(list(VOCABULARIES))))
     return pl.concat(kept).with_columns(pl.col("vocab").replace_strict(VOCABULARIES)).unique("concept")
 
@@ -116,14 +107,16 @@ def _read_visits(source: Source) -> pl.DataFrame | None:
     mark = detect_delimiter(path)
     columns = match_columns(path, {"claim": ("visit_occurrence_id",), "source": ("visit_concept_id",)}, mark=mark)
     visits = (
-        read_table(path, file, columns, mark).select(number_text(key, key) for key in columns).filter(pl.col("source").is_in(list(VISITS)))
+        tables.read_table(path, file, columns, mark)
+        .select(number_text(key, key) for key in columns)
+        .filter(pl.col("source").is_in(list(VISITS)))
     )
     return visits.select("claim", pl.col("source").replace_strict(VISITS, return_dtype=pl.String)).unique("claim", maintain_order=True)
 
 
 def number_text(name: str, key: str) -> pl.Expr:
     """A column of numbers as text; tools that have no empty integers write 10.0 for 10."""
-    return strip_blanks(pl.col(name)).str.replace(r"\.0$", "").alias(key)
+    return tables.strip_blanks(pl.col(name)).str.replace(r"\.0$", "").alias(key)
 
 
 def _open_table(source: Source, name: str, file: str, shape: Callable[..., EventBlock]) -> SourceTable:
@@ -157,7 +150,7 @@ def _shape_block(
     rows = frame.select(
         "row",
         *(
-            number_text(name, key) if key in {"claim", "concept"} else strip_blanks(pl.col(name)).alias(key)
+            number_text(name, key) if key in {"claim", "concept"} else tables.strip_blanks(pl.col(name)).alias(key)
             for key, name in columns.items()
         ),
     )
@@ -191,7 +184,7 @@ def _read_persons(source: Source, form: str | None) -> tuple[pl.DataFrame, list[
     wanted = {**SUBJECT, "sex": ("gender_concept_id",), "year": ("year_of_birth",), "month": ("month_of_birth",), "day": ("day_of_birth",)}
     columns = match_columns(path, wanted, {"month", "day"}, mark)
     check_types(path, file, {"subject_id": columns["subject_id"]})
-    persons, account, findings = keep_unique_rows(read_table(path, file, columns, mark), file)
+    persons, account, findings = keep_unique_rows(tables.read_table(path, file, columns, mark), file)
     persons = persons.with_columns(pl.col("sex").replace_strict(SEXES, default=0, return_dtype=pl.UInt8))
     parts = [pl.col(name) if name in columns else pl.lit(None, pl.String) for name in ("month", "day")]
     month, day = (part.fill_null("1").str.replace(r"\.0$", "") for part in parts)
@@ -222,5 +215,5 @@ def _read_person_dates(source: Source, name: str, wanted: tuple[str, ...], form:
     mark = detect_delimiter(path)
     columns = match_columns(path, SUBJECT | {key: (key,) for key in wanted}, mark=mark)
     check_types(path, file, columns)
-    frame = read_table(path, file, columns, mark)
+    frame = tables.read_table(path, file, columns, mark)
     return frame.with_columns(reformat_dates(frame[key], form) for key in wanted), SourceRows(file=file, kind="subjects", seen=frame.height)

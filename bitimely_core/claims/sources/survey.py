@@ -14,7 +14,7 @@ import polars as pl
 from bitimely_core.claims import codes
 from bitimely_core.claims.label_rules import SOURCES as KINDS
 from bitimely_core.claims.sources.claims_source import SourceTable, Stated
-from bitimely_core.claims.sources.columns import count_unread_dates, refuse_faults, refuse_unread_dates
+from bitimely_core.claims.sources.columns import count_unread_dates, refuse_unread_dates
 from bitimely_core.errors import Finding, Reason, input_error, safe_text
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import locate_errors
@@ -58,13 +58,13 @@ def unpivot_codes(frame: pl.DataFrame, columns: Sequence[str], positions: Sequen
 def _iter_blocks(table: SourceTable) -> Iterator[tuple[tables.TableBlock, pl.DataFrame, Mapping[str, int]]]:
     """Blocks of a table, their events with all columns of `ClaimsSource.events`, and rows left out by reason.
 
-    Raises UserError: as `refuse_faults` and `tables.read_frames`.
+    Raises UserError: as `tables.refuse_faults` and `tables.read_frames`.
     """
     texts = ("subject_id", "date", "code", "vocab", "source", "claim")
     kinds = [*((name, pl.String()) for name in texts), ("position", pl.Int16())]
     with locate_errors(table.file):
         for block in tables.read_frames(table.path, table.columns, delimiter=table.delimiter):
-            refuse_faults(block, table.file)
+            tables.refuse_faults(block, table.file)
             frame, dropped = table.shape(block.frame)
             if block.blanks:
                 frame = frame.with_columns(pl.col("subject_id").str.strip_chars())

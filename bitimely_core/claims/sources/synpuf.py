@@ -18,7 +18,7 @@ import polars as pl
 
 from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable
-from bitimely_core.claims.sources.columns import check_types, match_columns, read_table, refuse_faults, strip_blanks
+from bitimely_core.claims.sources.columns import check_types, match_columns
 from bitimely_core.claims.sources.options import LabelColumn, parse_label_columns, refuse_options
 from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects
 from bitimely_core.claims.sources.survey import bind_events, survey_tables, unpivot_codes
@@ -168,7 +168,7 @@ def _shape_block(
     frame: pl.DataFrame, *, columns: Mapping[str, str], wide: Sequence[str], kind: str, segments: _ClaimSegments
 ) -> EventBlock:
     """The distinct codes of each claim."""
-    named = frame.select("row", *(strip_blanks(pl.col(name)).alias(key) for key, name in columns.items() if key != "segment"), *wide)
+    named = frame.select("row", *(tables.strip_blanks(pl.col(name)).alias(key) for key, name in columns.items() if key != "segment"), *wide)
     if segments.dates.height:
         joined = named.join(segments.dates, on="claim", how="left", maintain_order="left")
         named = joined.with_columns(pl.coalesce("date", "first").alias("date")).drop("first")
@@ -188,8 +188,8 @@ def _read_segments(path: Path, file: str, columns: Mapping[str, str], wide: Sequ
 
     def blocks(*names: str) -> Iterator[pl.DataFrame]:
         for block in tables.read_frames(path, (*columns.values(), *names)):
-            refuse_faults(block, file)
-            yield block.frame.with_columns(strip_blanks(pl.col(name)).alias(key) for key, name in columns.items())
+            tables.refuse_faults(block, file)
+            yield block.frame.with_columns(tables.strip_blanks(pl.col(name)).alias(key) for key, name in columns.items())
 
     later = pl.col("segment").is_not_null() & (pl.col("segment") != "1")
     several = pl.concat([block.filter(later | pl.col("date").is_null()).select("claim") for block in blocks()]).unique()
@@ -229,7 +229,7 @@ def _read_beneficiaries(
         path = source.path(file.rel)
         columns = match_columns(path, PERSON | {one.column: (one.column,) for one in wanted})
         check_types(path, file.rel, columns, ())
-        frame, account, year_findings = keep_unique_rows(read_table(path, file.rel, columns), file.rel)
+        frame, account, year_findings = keep_unique_rows(tables.read_table(path, file.rel, columns), file.rel)
         years.append(frame.with_columns(pl.lit(file.about["year"]).alias("year")))
         rows.append(account)
         findings += year_findings
