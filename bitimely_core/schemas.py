@@ -531,22 +531,19 @@ class SequenceManifest(TokenManifest):
     base: str | None = omit_none()  # of prediction times: hash of the sequences whose codes they use
 
 
-class ChannelStatistics(Part):
-    """Physical values of a channel in the training split."""
-
-    channel: str
-    unit: str
-    n: int
-    mean: float
-    std: float
-
-
 class TargetStatistics(Part):
     """Numeric labels of the training split."""
 
     n: int
     mean: float
     std: float
+
+
+class ChannelStatistics(TargetStatistics):
+    """Physical values of a channel in the training split."""
+
+    channel: str
+    unit: str
 
 
 class TokenStatistics(StoredRecord):
@@ -1021,13 +1018,6 @@ class Scores(TaskScores, StoredRecord):
 # --- reports ------------------------------------------------------------------------------------------------------------------------------
 
 
-class ReportFile(Part):
-    """A file that a report wrote beside its page."""
-
-    sha256: str
-    size: int
-
-
 class ReportInfo(Part):
     """The page of a report."""
 
@@ -1035,7 +1025,7 @@ class ReportInfo(Part):
     verdict: str
     notices: list[str] = []
     facts: dict[str, str] = {}
-    files: dict[str, ReportFile] = {}
+    files: dict[str, StoredFile] = {}  # beside the page
 
 
 class Summary(StoredRecord):

@@ -105,7 +105,8 @@ def estimate_training(plan: ExperimentPlan, label: str, workspace: Path) -> Trai
     else:
         available = sum(size.windows or 0.0 for size in sizes) * data.get("fraction", 1.0)
         windows = min(available, data.get("limit") or available) * train.get("epochs", 20)
-    tokens = max(size.events or _count_tokens(config, size.length) for size in sizes)
+    samples = {"patch": max(config.patch, 1), "conv": 4}.get(config.tokenizer, 1)  # of a token
+    tokens = max(size.events or size.length / samples for size in sizes)
     objective = flags.get("objective", {}).get("name") or entry.facts.objective
     passes = PASSES.get(objective, 1) if training.verb == "pretrain" else 1
     flops = 6.0 * parameters * tokens + (12.0 * config.layers * tokens**2 * config.dim if entry.facts.family in QUADRATIC else 0.0)
@@ -175,10 +176,6 @@ def _count_parameters(model: str, preset: str, budget: str, channels: int, lengt
     if budget == "matched":
         return config, models.count_configured(build_model_config("bitimelygpt", preset, **shape))
     return config, models.count_configured(config)
-
-
-def _count_tokens(config: ModelConfig, length: int) -> float:
-    return {"patch": length / max(config.patch, 1), "conv": length / 4}.get(config.tokenizer, length)
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,12 +19,10 @@ from bitimely_core.recipe import AnalyzeStage, Recipe, RecipeBlock, RecipeStage
 from bitimely_core.report.recipe_results import write_results
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import make_windows_opener
-from bitimely_core.workflows.train import TrainingResult
+from bitimely_core.workflows.train import Flags, Say, TrainingResult
 from bitimely_core.workspace import find_data_kind, locate, locate_new, name_tokens, parse_view
 
 FINETUNE_FLAGS = {"readout", "layers", "freeze", "from_scratch", "fraction"}  # they leave the pre-training as it is: it is shared
-Say = Callable[[str], None]
-Flags = dict[str, Any]  # nested settings by section, as a recipe or the command line gives them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +147,7 @@ def plan_experiment(
     for package in ("datasets", "models", "objectives", "analyses"):
         registry.load_members(f"bitimely_core.{package}")
     plan = ExperimentPlan(name=name, recipe=recipe)
-    builder = PlanBuilder(plan, workspace, assignments, devices, progress, say)
+    builder = PlanBuilder(plan, recipe, workspace, assignments, devices, progress, say)
     for dataset in recipe.ingest.datasets:
         builder.add_ingest(dataset)
     for view in recipe.statistics:
@@ -174,14 +172,17 @@ def _select_fold(block: RecipeBlock, fold: int) -> RecipeBlock:
     return block.model_copy(update={"name": "-".join(filter(None, [block.name, f"fold-{fold}"])), "tokenize": tokenize})
 
 
+@dataclass(frozen=True)
 class PlanBuilder:
     """Builds the graph of a recipe, stage by stage."""
 
-    def __init__(
-        self, plan: ExperimentPlan, workspace: Path, assignments: list[str], devices: int, progress: Progress | None, say: Say | None
-    ) -> None:
-        self.plan, self.recipe, self.workspace = plan, plan.recipe, workspace
-        self.assignments, self.devices, self.progress, self.say = assignments, devices, progress, say
+    plan: ExperimentPlan
+    recipe: Recipe
+    workspace: Path
+    assignments: list[str]
+    devices: int
+    progress: Progress | None
+    say: Say | None
 
     def add(self, node: Node, owner: str = "", words: str = "") -> str:
         """Add a stage once, however many cells need it. Raises UserError (config, exit 2) where two would have one name."""
@@ -226,9 +227,8 @@ class PlanBuilder:
         kind = find_data_kind(view)
         if kind.no_folds and own.test_fold is not None:
             raise usage_error(f"folds of {view}", "expected recordings", kind.no_folds, field="folds")
-        common, local = {"tokenize": (_set_fields(self.recipe.tokenize), _set_fields(own)), "build": (self.recipe.build, build)}[
-            kind.section
-        ]
+        choices = {"tokenize": (_set_fields(self.recipe.tokenize), _set_fields(own)), "build": (self.recipe.build, build)}
+        common, local = choices[kind.section]
         chosen = {**common, **local}
         name = "-".join([*([self.plan.name] if chosen else []), *([block] if local and block else []), name_tokens(view)])
         cached = locate(self.workspace, "cache", dataset) / "manifest.json"
@@ -253,7 +253,7 @@ class PlanBuilder:
     def add_cell(self, block: RecipeBlock, cell: ExperimentCell, views: list[str], fold: int | None) -> None:
         """All stages of one cell in one block, for one test fold where there are several."""
         recipe = self.recipe
-        columns = {view: self._column(block, view, views) for view in _views(recipe, block)}
+        columns = {view: view if views.count(view) == 1 else block.name for view in _views(recipe, block)}  # of several the block's name
         if why := cell.find_exclusion(recipe):
             self.plan.table.extend(TableEntry(row=cell.row, column=column, seed=cell.seed, why=why) for column in columns.values())
             return
@@ -264,13 +264,12 @@ class PlanBuilder:
         stage = validate(RecipeStage, cell.flags)
         first = validate(RecipeStage, {**_set_fields(recipe.pretrain), **_set_fields(block.pretrain)})
         names = first.data or load_preset(stage.preset or first.preset or "tiny").get("data", ["synthetic"])
-        wanted = [
-            self.add_tokens(view, block.tokenize, block.build, block.name) for view in ((names,) if isinstance(names, str) else names)
-        ]
+        names = (names,) if isinstance(names, str) else names
+        wanted = [self.add_tokens(view, block.tokenize, block.build, block.name) for view in names]
         default = registry.models[stage.model or first.model or "bitimelygpt"].facts.objective
         instead = recipe.objectives.get(default) if stage.objective is None and first.objective is None else None
         spread = {"train": {"devices": self.devices}} if self.devices > 1 else {}
-        pretraining = merge_layers(
+        settings = merge_layers(
             recipe.overrides("pretrain", tokenize=False),
             block.pretrain.flags(),
             {"objective": {"name": instead}} if instead else {},
@@ -283,19 +282,16 @@ class PlanBuilder:
         assignments = tuple(self.assignments)
         if stage.from_scratch:  # a run with the initial weights, which depend on the settings of model and data alone
             assignments = tuple(pair for pair in self.assignments if pair.startswith(("model.", "data.")))
-        source = self._add_training(
-            TrainingStage(
-                verb="pretrain",
-                run=base,
-                preset=stage.preset or first.preset,
-                budget=stage.budget or first.budget,
-                flags=pretraining,
-                assignments=assignments,
-                needs=tuple(label for _, label in wanted),
-            ),
-            owner,
-            words,
+        pretraining = TrainingStage(
+            verb="pretrain",
+            run=base,
+            preset=stage.preset or first.preset,
+            budget=stage.budget or first.budget,
+            flags=settings,
+            assignments=assignments,
+            needs=tuple(label for _, label in wanted),
         )
+        source = self._add_training(pretraining, owner, words)
         for view, column in columns.items():
             name, tokenized = self.add_tokens(view, block.tokenize, block.build, block.name)
             own = stage.flags()
@@ -324,10 +320,6 @@ class PlanBuilder:
             self.plan.table.append(TableEntry(row=cell.row, column=column, seed=cell.seed, run=run, stage=scored, trained=trained))
             self._add_analyses("finetune", run, trained, owner, words)
         self._add_analyses("pretrain", base, source, owner, words)
-
-    def _column(self, block: RecipeBlock, view: str, views: list[str]) -> str:
-        """The view; where several blocks have the same one, the name of the block."""
-        return view if views.count(view) == 1 else block.name
 
     def _add_training(self, training: TrainingStage, owner: str, words: str) -> str:
         label = f"{training.verb} {training.run}"

@@ -30,7 +30,7 @@ from bitimely_core.report.figures import COLOURS, format_tick
 from bitimely_core.report.numbers import csv_link, figure_data, table_data, to_array, to_parquet
 from bitimely_core.report.svg import draw_figure, export_svg, inline_svg
 from bitimely_core.report.text import clean_text, format_number, is_numeric, make_slug, to_json
-from bitimely_core.schemas import ReportFile, ReportInfo, Summary
+from bitimely_core.schemas import ReportInfo, StoredFile, Summary
 
 LIMIT = 1_000_000  # bytes of report.html
 LONG = 24  # characters from which on a column of text may wrap
@@ -252,7 +252,7 @@ def write_report(folder: Path | str, page: Page, *, files: Mapping[str, str] | N
         with suppress(FileNotFoundError):
             storage.os_unlink(folder / name)
     written = {name: storage.write_bytes(folder / name, data) for name, data in parts.files.items()}
-    files_of = {name: ReportFile(sha256=sha, size=size) for name, (sha, size) in written.items()}
+    files_of = {name: StoredFile(sha256=sha, size=size) for name, (sha, size) in written.items()}
     info = ReportInfo(title=page.title, verdict=page.verdict, notices=page.notices, facts=page.facts, files=files_of)
     storage.write_json(folder / "summary.json", to_json({"format_version": 1, **page.summary, "report": info.model_dump()}))
     storage.write_bytes(folder / "report.html", rendered.encode())

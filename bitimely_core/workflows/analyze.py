@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -11,7 +12,7 @@ from bitimely_core import registry
 from bitimely_core.config import DataConfig
 from bitimely_core.errors import Exit, safe_text, usage_error
 from bitimely_core.page import Page
-from bitimely_core.run import FORMAT, Run
+from bitimely_core.run import FORMAT
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import open_run, prepare_windows
 from bitimely_core.workspace import locate_new, shorten_name
@@ -67,7 +68,9 @@ def analyze(
     if takes == "run" and len(names) > 1:
         raise usage_error(f"{len(names)} runs", f"expected one for {kind}")
     parsed = _parse_options(entry, {**(options or {}), **({} if sequences is None else {"sequences": str(sequences)})})
-    view = _require_data(data, kind) if takes == "data" else None
+    if takes == "data" and data is None:
+        raise usage_error("no data", "expected --data", f"For example: bitimely analyze {kind} --data synthetic/staging")
+    view = data if takes == "data" else None
     named = name if name is not None else _name_report(kind, names, view, model, objective, preset)
     target = out or locate_new(workspace, "reports", named, "--name")
     if dry_run:
@@ -78,7 +81,9 @@ def analyze(
     if view is not None:
         page: Page = entry.function(prepare_windows(view, workspace, DataConfig(), verify=verify, progress=progress), **arguments)
     else:
-        runs = [_open_run(n, data, workspace, verify, progress, scores=entry.facts.scores) for n in names]
+        runs = [open_run(one, workspace, data=data, verify=verify, progress=progress) for one in names]
+        for run in runs if entry.facts.scores else ():  # it compares predictions with labels
+            run.count_shared_subjects()
         if takes == "model":
             arguments |= {"model": model or "bitimelygpt", "objective": objective, "preset": preset}
         page = entry.function(runs or None, **arguments)
@@ -98,61 +103,36 @@ def analyze(
     return result
 
 
-def _open_run(name: str, data: str | None, workspace: Path, verify: bool, progress: Progress | None, *, scores: bool) -> Run:
-    """The run, its shared test subjects checked first where the analysis scores predictions."""
-    run = open_run(name, workspace, data=data, verify=verify, progress=progress)
-    if scores:
-        run.count_shared_subjects()
-    return run
-
-
 def _parse_options(entry: registry.Entry[Any], texts: dict[str, str]) -> Options:
     """Texts of the command line as the types of the analysis's keyword arguments. Raises UserError (config, exit 2)."""
-    parameters = {
-        n: p
-        for n, p in inspect.signature(entry.function).parameters.items()
-        if p.kind is p.KEYWORD_ONLY and n not in {"seed", "model", "objective", "preset", "progress"}
-    }
+    known = list_analysis_options(entry)
     out: Options = {}
     for key, text in texts.items():
-        if key not in parameters:
-            raise registry.unknown(
-                f"option of {entry.name}", f"--{key.replace('_', '-')}", [f"--{n.replace('_', '-')}" for n in parameters]
-            )
-        default = parameters[key].default
+        flag = f"--{key.replace('_', '-')}"
+        if key not in known:
+            raise registry.unknown(f"option of {entry.name}", flag, [f"--{name.replace('_', '-')}" for name in known])
+        default = known[key]
         try:
-            out[key] = (
-                text.lower() in {"true", "yes", "1"}
-                if isinstance(default, bool)
-                else type(default)(text)
-                if default is not None
-                else _parse_literal(text)
-            )
+            if default is None:
+                out[key] = text
+                with suppress(ValueError):
+                    out[key] = json.loads(text)
+            else:
+                out[key] = text.lower() in {"true", "yes", "1"} if isinstance(default, bool) else type(default)(text)
         except ValueError as error:
-            raise usage_error(
-                f"found {safe_text(text)}", f"expected {type(default).__name__}", field=f"--{key.replace('_', '-')}"
-            ) from error
+            raise usage_error(f"found {safe_text(text)}", f"expected {type(default).__name__}", field=flag) from error
     return out
 
 
-def _parse_literal(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+def list_analysis_options(entry: registry.Entry[Any]) -> Options:
+    """Keyword arguments of an analysis that are options of its command, with their defaults."""
+    hidden = {"seed", "model", "objective", "preset", "progress"}
+    parameters = inspect.signature(entry.function).parameters.values()
+    return {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY and one.name not in hidden}
 
 
 def _name_report(kind: str, names: list[str], data: str | None, model: str | None, objective: str | None, preset: str) -> str:
-    if names:
-        parts = [Path(n).resolve().name for n in names]
-    elif data is not None:
-        parts = [data.strip("/").replace("/", "-")]
-    else:
-        parts = [part for part in (model, objective, None if preset == "tiny" else preset) if part]
+    of_data = [data.strip("/").replace("/", "-")] if data is not None else None
+    of_model = [part for part in (model, objective, None if preset == "tiny" else preset) if part]
+    parts = [Path(name).resolve().name for name in names] or of_data or of_model
     return shorten_name([kind, *parts])
-
-
-def _require_data(data: str | None, kind: str) -> str:
-    if data is None:
-        raise usage_error("no data", "expected --data", f"For example: bitimely analyze {kind} --data synthetic/staging")
-    return data

@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import shutil
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +16,7 @@ from bitimely_core import __version__, registry
 from bitimely_core.config import build_model_config, list_presets, load_preset, read_toml
 from bitimely_core.recipe import load_recipe
 from bitimely_core.schemas import RunRecord
+from bitimely_core.workflows.analyze import list_analysis_options
 
 Row = dict[str, Any]  # of a listing, column -> value
 COLUMNS = {
@@ -27,19 +29,12 @@ COLUMNS = {
     "pipelines": ["name", "title", "description"],
     "runs": ["name", "kind", "model", "data", "finished", "step", "leak_free"],
 }
-CLAIMED = [
-    "name",
-    "data kept",
-    "both ways",
-    "full rank",
-    "known",
-    "paper",
-]  # the second table of models: what the paper claims, what is known
+CLAIMED = ["name", "data kept", "both ways", "full rank", "known", "paper"]  # second table of models: what the paper claims, what is known
 
 
 def list_rows(kind: str, workspace: Path) -> list[Row]:
     """The rows of `bitimely list KIND`. Raises UserError (unknown_name, exit 2)."""
-    kinds = {
+    kinds: dict[str, Callable[[], list[Row]]] = {
         "datasets": _list_datasets,
         "views": _list_views,
         "models": _list_models,
@@ -47,11 +42,10 @@ def list_rows(kind: str, workspace: Path) -> list[Row]:
         "presets": _list_presets,
         "analyses": _list_analyses,
         "pipelines": _list_pipelines,
+        "runs": lambda: _list_runs(workspace),
     }
-    if kind == "runs":
-        return _list_runs(workspace)
     if kind not in kinds:
-        raise registry.unknown("kind", kind, [*kinds, "runs"])
+        raise registry.unknown("kind", kind, list(kinds))
     return kinds[kind]()
 
 
@@ -60,13 +54,9 @@ def list_notes(kind: str) -> list[str]:
     if kind != "models":
         return []
     costs = read_toml(COSTS) if COSTS.is_file() else {}
-    measured = (
-        f"train s, infer s: CPU seconds for 1,000 windows, preset {costs['preset']}, {costs['device']}, {costs['date']}." if costs else ""
-    )
-    return [
-        *([measured] if measured else []),
-        *(f"{claim}: what the paper says of a model. Known: {known}." for claim, known in KNOWN.items()),
-    ]
+    measured = "train s, infer s: CPU seconds for 1,000 windows, preset {preset}, {device}, {date}."
+    claims = (f"{claim}: what the paper says of a model. Known: {known}." for claim, known in KNOWN.items())
+    return [*([measured.format(**costs)] if costs else []), *claims]
 
 
 def _list_datasets() -> list[Row]:
@@ -90,12 +80,8 @@ def _list_datasets() -> list[Row]:
 
 def _format_paper(statistics: Row) -> str:
     """The paper's sequences and their length by view, in words."""
-    parts = [
-        f"{view + ': ' if view else ''}{facts['sequences']:,} x {facts['length']}"
-        for view, facts in statistics.items()
-        if isinstance(facts, dict) and "sequences" in facts
-    ]
-    return "; ".join(parts)
+    views = {view: facts for view, facts in statistics.items() if isinstance(facts, dict) and "sequences" in facts}
+    return "; ".join(f"{view + ': ' if view else ''}{facts['sequences']:,} x {facts['length']}" for view, facts in views.items())
 
 
 def _list_views() -> list[Row]:
@@ -103,14 +89,9 @@ def _list_views() -> list[Row]:
     return [
         {
             "name": f"{name}/{view}" if view else name,
-            "task": facts.task,
+            **{key: getattr(facts, key) for key in ("task", "rate", "window", "split", "notice", "help")},
             "channels": list(facts.channels),
-            "rate": facts.rate,
-            "window": facts.window,
             "classes": list(facts.classes),
-            "split": facts.split,
-            "notice": facts.notice,
-            "help": facts.help,
         }
         for name, e in sorted(registry.datasets.items())
         for view, facts in e.facts.views.items()
@@ -138,15 +119,13 @@ def _list_models() -> list[Row]:
 
     registry.load_members("bitimely_core.models")
     costs = read_toml(COSTS) if COSTS.is_file() else {}
-    sizes: dict[str, dict[str, int]] = {name: {} for name in registry.models}
-    for preset in _list_presets():
-        for name, count in preset["models"].items():
-            sizes[name][preset["name"]] = count
+    presets = _list_presets()
+    sizes = {name: {preset["name"]: preset["models"][name] for preset in presets if name in preset["models"]} for name in registry.models}
     return [
         {
             "name": name,
             "alias": [alias for alias, of in registry.models.aliases.items() if of == name],
-            **{preset: _format_parameters(sizes[name].get(preset)) for preset in ("18m", "7.5m", "3m", "tiny")},
+            **{size: f"{sizes[name][size] / 1e6:.2f} M" if size in sizes[name] else None for size in ("18m", "7.5m", "3m", "tiny")},
             "parameters": sizes[name],
             "train s": costs.get("models", {}).get(name, {}).get("train"),  # CPU seconds for 1,000 windows
             "infer s": costs.get("models", {}).get(name, {}).get("infer"),
@@ -154,23 +133,14 @@ def _list_models() -> list[Row]:
             "claims": dict(zip(KNOWN, CLAIMS[name], strict=True)) if name in CLAIMS else None,
             **dict(zip(KNOWN, CLAIMS.get(name, (None,) * len(KNOWN)), strict=True)),
             "paper": " ".join(re.split(r"(?<=\d{4})", e.facts.source)[:1]),
-            "family": e.facts.family,
+            **{key: getattr(e.facts, key) for key in ("family", "objective", "readout", "attention", "source", "known")},
             "input": list(e.facts.input),
-            "objective": e.facts.objective,
             "objectives": objectives.compatible_objectives(name),
-            "readout": e.facts.readout,
-            "attention": e.facts.attention,
             "directions": list(e.facts.directions),
-            "source": e.facts.source,
-            "known": e.facts.known,
             "help": e.help,
         }
         for name, e in registry.models.items()
     ]
-
-
-def _format_parameters(count: int | None) -> str | None:
-    return None if count is None else f"{count / 1e6:.2f} M"
 
 
 def _list_objectives() -> list[Row]:
@@ -212,45 +182,34 @@ def _list_presets() -> list[Row]:
 
 
 def _list_analyses() -> list[Row]:
-    import inspect
-
     registry.load_members("bitimely_core.analyses")
-    hidden = {"seed", "model", "objective", "preset", "progress"}
-    out = []
-    for name, e in sorted(registry.analyses.items()):
-        options = [
-            f"--{p.name.replace('_', '-')} {p.default}"
-            for p in inspect.signature(e.function).parameters.values()
-            if p.kind is p.KEYWORD_ONLY and p.name not in hidden
-        ]
-        out.append({"name": name, "takes": e.facts.takes, "options": options, "help": e.help})
-    return out
+    return [
+        {
+            "name": name,
+            "takes": e.facts.takes,
+            "options": [f"--{key.replace('_', '-')} {default}" for key, default in list_analysis_options(e).items()],
+            "help": e.help,
+        }
+        for name, e in sorted(registry.analyses.items())
+    ]
 
 
 def _list_pipelines() -> list[Row]:
-    out = []
-    for path in sorted(registry.RECIPES.glob("*.toml")):
-        recipe = load_recipe(path)
-        out.append({"name": path.stem, "title": recipe.title, "description": recipe.description})
-    return out
+    recipes = ((path.stem, load_recipe(path)) for path in sorted(registry.RECIPES.glob("*.toml")))
+    return [{"name": name, "title": recipe.title, "description": recipe.description} for name, recipe in recipes]
 
 
 def _list_runs(workspace: Path) -> list[Row]:
-    out = []
-    for path in sorted((workspace / "runs").glob("*/run.json")):
-        record = RunRecord.load(path)
-        out.append(
-            {
-                "name": path.parent.name,
-                "kind": record.kind,
-                "model": record.model,
-                "data": [one.name for one in record.data],
-                "finished": record.finished,
-                "step": record.final.step if record.final else None,
-                "leak_free": record.leak_free,
-            }
-        )
-    return out
+    records = ((path.parent.name, RunRecord.load(path)) for path in sorted((workspace / "runs").glob("*/run.json")))
+    return [
+        {
+            **{key: getattr(record, key) for key in ("kind", "model", "finished", "leak_free")},
+            "name": name,
+            "data": [one.name for one in record.data],
+            "step": record.final.step if record.final else None,
+        }
+        for name, record in records
+    ]
 
 
 EXTRAS = {
@@ -259,24 +218,8 @@ EXTRAS = {
     "hub": ("huggingface_hub", "export --push, pretrain --init OWNER/NAME"),
 }
 NEEDED = (
-    "torch",
-    "numpy",
-    "polars",
-    "pyarrow",
-    "pydantic",
-    "typer",
-    "rich",
-    "safetensors",
-    "scikit-learn",
-    "scipy",
-    "matplotlib",
-    "jinja2",
-    "wfdb",
-    "pyedflib",
-    "mne",
-    "narwhals",
-    "meds",
-    "xlrd",
+    *("torch", "numpy", "polars", "pyarrow", "pydantic", "typer", "rich", "safetensors", "scikit-learn", "scipy"),
+    *("matplotlib", "jinja2", "wfdb", "pyedflib", "mne", "narwhals", "meds", "xlrd"),
 )
 
 

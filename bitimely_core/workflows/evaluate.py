@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from bitimely_core import evaluate as scoring
 from bitimely_core import registry, storage
 from bitimely_core.config import ObjectiveConfig
 from bitimely_core.errors import Reason, input_error
@@ -14,7 +15,7 @@ from bitimely_core.evaluate.predict import EVALUATION_BATCH, predict
 from bitimely_core.report import run_page
 from bitimely_core.report.model_card import write_card
 from bitimely_core.run import describe_data
-from bitimely_core.schemas import Comparison, EvaluationSettings, MetricValue, ReadingOptions, RunRecord, Scores, TaskScores
+from bitimely_core.schemas import Comparison, EvaluationSettings, MetricValue, RunRecord, Scores, TaskScores
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import open_run
 from bitimely_core.workspace import find_run_folder
@@ -65,21 +66,17 @@ def evaluate(
         tasks.check_task_run(windows, record.kind)
     shared = opened.count_shared_subjects(split)
     rows = windows[split]
+    counts: dict[str, Any] = {
+        "run": record.run,
+        "data": windows.name,
+        "split": split,
+        "n": len(rows),
+        "n_subjects": len(set(rows.subjects())),
+    }
     if dry_run:
-        return {
-            "run": record.run,
-            "data": windows.name,
-            "split": split,
-            "n": len(rows),
-            "n_subjects": len(set(rows.subjects())),
-            "folder": str(folder),
-        }
+        return {**counts, "folder": str(folder)}
     scores = Scores(
-        run=record.run,
-        data=windows.name,
-        split=split,
-        n=len(rows),
-        n_subjects=len(set(rows.subjects())),
+        **counts,
         settings=EvaluationSettings(
             bootstrap=bootstrap, by=by, model=record.model, preset=record.preset, verified=verify and record.verified
         ),
@@ -93,9 +90,11 @@ def evaluate(
         metrics = _score_objective(opened.model(), rows, record.settings.objective, batch_size, device, progress)
         scores = scores.model_copy(update={"metrics": metrics})
     else:
-        task_scores = _score_task(head, windows, rows, bootstrap, by, batch_size, device, progress, columns)
+        columns = {"target": rows.targets(None), "prediction": predict(head, rows, batch_size=batch_size, device=device, progress=progress)}
+        task_scores = _score_task(windows, rows, bootstrap, by, **columns)
         scores = scores.model_copy(update={name: getattr(task_scores, name) for name in TaskScores.model_fields})
-        _write_predictions(folder / "predictions.parquet", rows, windows, columns)
+        frame = scoring.predictions_frame(rows.index, windows.task, windows.class_names, **columns)
+        storage.write_parquet(folder / "predictions.parquet", frame)
         if predictions is not None:
             from bitimely_core.claims import tasks
 
@@ -112,9 +111,9 @@ def _list_notices(record: RunRecord, windows: Windows, by: str, shared: int, spl
     out = list(record.notices)
     out += [line for line in windows.notices if line not in out]
     now, before = describe_data(windows), record.data[0]
-    for key, old, new in (("rate", before.rate, now.rate), ("reading", before.reading, now.reading)):
+    for key, old, new in (("rate", before.rate, now.rate), ("reading", before.reading.model_dump(), now.reading.model_dump())):
         if old != new:
-            out.append(f"The run was trained with {key} {_format_reading(old)}; these were made with {_format_reading(new)}.")
+            out.append(f"The run was trained with {key} {old}; these were made with {new}.")
     if by == "window":
         out.append(
             "Intervals are over windows, not subjects (--by window): windows of one subject are not independent, so they are too narrow."
@@ -126,10 +125,6 @@ def _list_notices(record: RunRecord, windows: Windows, by: str, shared: int, spl
     if split != "test":
         out.append(f"These are scores on the {split} split, not on the test split.")
     return out
-
-
-def _format_reading(value: float | ReadingOptions) -> str:
-    return str(value.model_dump() if isinstance(value, ReadingOptions) else value)
 
 
 def _score_objective(
@@ -163,23 +158,7 @@ def _score_objective(
     return {key: MetricValue(value=total / scored) for key, total in sums.items()}
 
 
-def _score_task(
-    model: Any,
-    windows: Windows,
-    rows: Windows,
-    bootstrap: int,
-    by: Unit,
-    batch_size: int | None,
-    device: str,
-    progress: Progress | None,
-    columns: Columns,
-) -> TaskScores:
-    from bitimely_core import evaluate as scoring
-
-    prediction = predict(model, rows, batch_size=batch_size, device=device, progress=progress)
-    target = rows.targets(None)
-    assert target is not None, "a view with a task has targets"
-    columns |= {"target": target, "prediction": prediction}
+def _score_task(windows: Windows, rows: Windows, bootstrap: int, by: Unit, target: np.ndarray, prediction: np.ndarray) -> TaskScores:
     train_target = windows["train"].targets(None) if len(windows["train"]) else None
     return scoring.score(
         windows.task,
@@ -196,7 +175,6 @@ def _score_task(
 
 def _predict_shortcuts(windows: Any, rows: Any) -> dict[str, np.ndarray]:
     """Predictions of the shortcut baselines: from the number of events, and for each label from the count of the best single code."""
-    from bitimely_core import evaluate as scoring
     from bitimely_core.claims import shortcut_baselines
 
     train = windows["train"]
@@ -211,19 +189,9 @@ def _predict_shortcuts(windows: Any, rows: Any) -> dict[str, np.ndarray]:
     return {"length_only": scoring.length_baseline("multilabel", lengths, labels, rows.lengths()), "single_code": np.hstack(single)}
 
 
-def _write_predictions(path: Path, rows: Windows, windows: Windows, columns: Columns) -> None:
-    """One row a window: window, subject_id, recording_id, start, target, prediction, and one probability a class."""
-    from bitimely_core import evaluate as scoring
-
-    frame = scoring.predictions_frame(rows.index, windows.task, windows.class_names, columns["target"], columns["prediction"])
-    storage.write_parquet(path, frame)
-
-
 def _compare_runs(folder: Path, other: str, workspace: Path, windows: Windows, split: str, bootstrap: int, by: Unit) -> Comparison:
     """Paired differences to the predictions of another run on the same windows."""
     import polars as pl
-
-    from bitimely_core import evaluate as scoring
 
     second = find_run_folder(other, workspace)
     path = second / "predictions.parquet"

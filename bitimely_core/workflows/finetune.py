@@ -26,7 +26,6 @@ from bitimely_core.workflows.train import (
     derive_model_shape,
     list_training_notices,
     run_job,
-    set_seeds,
     summarize_job,
 )
 from bitimely_core.workspace import find_dataset, locate_new
@@ -58,6 +57,8 @@ def finetune(
 
     Raises UserError: as `pretrain`; no_input (4) without training windows.
     """
+    import torch
+
     from bitimely_core import models
     from bitimely_core.data import batches as make_batches
     from bitimely_core.models import heads
@@ -76,7 +77,7 @@ def finetune(
     )
     windows, view = _open_view(name, settings, workspace, verify, progress)
     scratch = settings.finetune.from_scratch or settings.objective.name == "none"
-    set_seeds(settings.train.seed)
+    torch.manual_seed(settings.train.seed)
     model, reset = _build_backbone(parent, windows, scratch)
     readout = settings.finetune.readout or registry.models[parent.record.model].facts.readout
     settings = settings.model_copy(update={"model": model.config, "finetune": settings.finetune.model_copy(update={"readout": readout})})

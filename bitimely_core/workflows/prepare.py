@@ -56,7 +56,8 @@ def _open_or_build(data: str, workspace: Path, config: DataConfig, *, verify: bo
     from bitimely_core import tokens
 
     folder = locate(workspace, "tokens", name_tokens(data))
-    if (folder / "manifest.json").is_file() and not _has_window_options(config):
+    is_default = config.model_copy(update=NO_WINDOW_OPTIONS) == DataConfig()  # else `write_tokens` must compare
+    if (folder / "manifest.json").is_file() and is_default:
         return tokens.open_tokens(folder, verify=verify)
     dataset, view = parse_view(data)
     out = locate_new(workspace, "tokens", name_tokens(data))
@@ -72,11 +73,6 @@ def write_tokens(
     """Write the tokens of a cache, with what stands beside them; returns their page where they have one."""
     kind.write_tokens(source, out=out, verify=verify, force_new=force_new, progress=progress, **choices)
     return kind.write_extras(source, out)
-
-
-def _has_window_options(config: DataConfig) -> bool:
-    """Whether any option of the windows differs from its default: then `build` must compare."""
-    return config.model_copy(update=NO_WINDOW_OPTIONS) != DataConfig()
 
 
 def ensure_cache(dataset: str, workspace: Path, *, progress: Progress | None = None) -> Path:

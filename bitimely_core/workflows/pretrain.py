@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,6 @@ from bitimely_core.workflows.train import (
     derive_model_shape,
     list_training_notices,
     run_job,
-    set_seeds,
     summarize_job,
 )
 from bitimely_core.workspace import locate, locate_new, name_run
@@ -55,6 +55,7 @@ def pretrain(
     Raises UserError: config, unknown_name, settings_differ (2), incomplete (4), integrity (5), resources (6), locked (7).
     """
     from bitimely_core import models, objectives
+    from bitimely_core.data import limit_windows
 
     if run is not None:
         locate_new(workspace, "runs", run, "--run")
@@ -65,31 +66,29 @@ def pretrain(
     entry = registry.models[given.get("model", {}).get("name", "bitimelygpt")]
     base = _collect_preset(shipped, entry.name, entry.facts)
 
-    def resolve() -> Settings:
-        return resolve_settings("pretrain", base, config=recipe, pairs=assignments or [], flags=flags or {})
-
-    settings = resolve()
+    resolve = partial(resolve_settings, "pretrain", config=recipe, pairs=assignments or [], flags=flags or {})
+    settings = resolve(base)
     objectives.check_name(entry.name, settings.objective.name)
     supervised = _is_supervised(settings, entry.facts)
     if not settings.data.names:
         raise usage_error("no data", "expected --data", "See: bitimely list datasets", field="--data")
-    windows = _open_windows(settings, workspace, verify, progress)
+    opened = [prepare_windows(one, workspace, settings.data, verify=verify, progress=progress) for one in settings.data.names]
+    windows = [limit_windows(one, settings.data.limit, settings.train.seed) for one in opened]
     if windows[0].vocabulary and "tokenizer" not in given.get("model", {}):  # a preset of signals, given events
         base["model"] = _adapt_to_events(base["model"], given.get("model", {}), entry.facts)
-        settings = resolve()
+        settings = resolve(base)
     notices = [f"{entry.name} has no pre-training: the learning-rate search is skipped."] if supervised and settings.tune.rates else []
     if supervised:  # the run holds the initial weights, for finetune
         settings = settings.model_copy(update={"train": settings.train.model_copy(update={"steps": 0}), "tune": TuneConfig()})
-    budget = budget or (recipe.pretrain.budget if recipe else None) or "table"
-    set_seeds(settings.train.seed)
+    budget = budget or (recipe.pretrain.budget if recipe else None)
     model = _build_model(settings, windows, preset if budget == "matched" else None)
     settings = settings.model_copy(update={"model": model.config})
     objectives.check_compatible(model.config, settings.objective.name)
-    stamp = determine_leak_stamp(settings, windows)
+    normalise = "window" if "window" in {one.options.normalise for one in windows} else "channel"
+    stamp = objectives.leak_free(settings, normalise=normalise)
     name = run or name_run(preset, entry.name, settings.objective.name, ("bitimelygpt", entry.facts.objective))
     folder = locate_new(workspace, "runs", name, "--run")
     start, origin = _find_initial_weights(init, workspace, folder, dry_run=dry_run)
-    paper, parameters = shipped.get("paper_parameters"), models.count_parameters(model)
     record = RunRecord(
         run=name,
         kind="pretrain",
@@ -99,8 +98,8 @@ def pretrain(
         init_from=origin,
         settings=settings,
         data=tuple(describe_data(one) for one in windows),
-        parameters=parameters,
-        paper_parameters=paper,
+        parameters=models.count_parameters(model),
+        paper_parameters=shipped.get("paper_parameters"),
         leak_free=stamp,
         seed=settings.train.seed,
         versions=list_versions(),
@@ -119,7 +118,8 @@ def pretrain(
         batches=batches,
         validation=validation,
         windows=windows,
-        headline=f"{entry.name}: {parameters:,} parameters" + (f"; paper: {paper / 1e6:g} M" if paper else ""),
+        headline=f"{entry.name}: {record.parameters:,} parameters"
+        + (f"; paper: {paper / 1e6:g} M" if (paper := record.paper_parameters) else ""),
         search=tuning.plan_search(settings, batches, validation, views),
     )
     return summarize_job(job) if dry_run else run_job(job, force_new=force_new, progress=progress, say=say)
@@ -147,13 +147,6 @@ def _is_supervised(settings: Settings, facts: registry.ModelFacts) -> bool:
     return facts.objective == "none"
 
 
-def _open_windows(settings: Settings, workspace: Path, verify: bool, progress: Progress | None) -> list[Windows]:
-    from bitimely_core import data
-
-    opened = [prepare_windows(name, workspace, settings.data, verify=verify, progress=progress) for name in settings.data.names]
-    return [data.limit_windows(one, settings.data.limit, settings.train.seed) for one in opened]
-
-
 def _adapt_to_events(model: Flags, given: Flags, facts: registry.ModelFacts) -> Flags:
     """The model settings of a preset for signals, changed for events; as many half-lives as heads, over the same span."""
     events = load_preset("3m").get(facts.family, {})
@@ -167,8 +160,11 @@ def _adapt_to_events(model: Flags, given: Flags, facts: registry.ModelFacts) -> 
 
 def _build_model(settings: Settings, windows: list[Windows], matched_preset: str | None) -> Model:
     """The model for these windows with random weights; with `matched_preset` as many parameters as BiTimelyGPT has there."""
+    import torch
+
     from bitimely_core import models
 
+    torch.manual_seed(settings.train.seed)
     config = settings.model
     shape: Flags = derive_model_shape(windows, config)
     dimensions = config.model_dump(by_alias=True, exclude={"name", *shape})
@@ -176,14 +172,6 @@ def _build_model(settings: Settings, windows: list[Windows], matched_preset: str
         size = {key: shape[key] for key in ("channels", "length", "codes") if key in shape}
         dimensions |= models.match_parameters(config.name, matched_preset, **size, events=config.events)
     return models.build(config.name, **shape, **dimensions)
-
-
-def determine_leak_stamp(settings: Settings, windows: list[Windows]) -> bool | str | None:
-    """The leak stamp of a pre-training with these settings on these windows."""
-    from bitimely_core import objectives
-
-    normalise = {one.options.normalise for one in windows}
-    return objectives.leak_free(settings, normalise="window" if "window" in normalise else "channel")
 
 
 def _list_batch_notices(settings: Settings) -> list[str]:
@@ -198,14 +186,9 @@ def _make_batches(settings: Settings, views: list[tuning.TrainValidation]) -> tu
     """Batches of the training splits, and of the validation splits where there are any."""
     from bitimely_core import data
 
-    train = settings.train
-    batches = data.mix_batches(
-        [view.train for view in views],
-        train.batch_size,
-        seed=train.seed,
-        ties=settings.model.ties,
-        least=_require_batch_rows(settings, train.accumulate * train.devices),
-    )
+    train, training = settings.train, [view.train for view in views]
+    least = _require_batch_rows(settings, train.accumulate * train.devices)
+    batches = data.mix_batches(training, train.batch_size, seed=train.seed, ties=settings.model.ties, least=least)
     validation = [view.validation for view in views]
     if not any(map(len, validation)):
         return batches, None
@@ -254,11 +237,8 @@ def _load_initial_weights(model: Model, start: Path) -> None:
     other.reset_adapter(channels=model.config.channels, length=model.config.length)
     expected = {name: value for name, value in model.state_dict().items() if not name.startswith("others.")}
     loaded = other.state_dict()
-    differing = sorted(
-        name
-        for name in expected.keys() | loaded.keys()
-        if name not in expected or name not in loaded or expected[name].shape != loaded[name].shape
-    )
+    shapes = [{name: value.shape for name, value in one.items()} for one in (expected, loaded)]
+    differing = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
     if differing:
         raise input_error(
             Reason.SHAPES_DIFFER,

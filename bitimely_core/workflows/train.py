@@ -78,7 +78,9 @@ def run_job(job: TrainingJob, *, force_new: bool, progress: Progress | None, say
     writer, fresh = get_rank() == 0, force_new and not is_resuming()
     record, search, path = job.record, job.search, job.folder / "run.json"
     if say:
-        for line in (job.headline, describe_schedule(job.settings, job.batches), *record.notices):
+        train, n = job.settings.train, job.batches
+        length = f"{train.steps:,} steps" if train.steps is not None else f"{train.epochs} epochs of {n.steps:,} steps"
+        for line in (job.headline, f"{length} of {n.size} windows", *record.notices):
             say(line)
     if search and not fresh and path.is_file():
         finished_search = RunRecord.load(path).tuning
@@ -195,14 +197,6 @@ def summarize_job(job: TrainingJob) -> TrainingResult:
     return result  # type: ignore[return-value]
 
 
-def describe_schedule(settings: Settings, batches: Batches) -> str:
-    """The length of the training in one line."""
-    train = settings.train
-    if train.steps is not None:
-        return f"{train.steps:,} steps of {batches.size} windows"
-    return f"{train.epochs} epochs of {batches.steps:,} steps of {batches.size} windows"
-
-
 def derive_model_shape(windows: list[Windows], config: ModelConfig) -> dict[str, int | tuple[int, ...]]:
     """The settings of a model that the data decide: channels of each data set and the longest window, of events also the vocabulary.
 
@@ -265,10 +259,3 @@ def count_labels(windows: Windows) -> dict[str, int]:
 
     counts = np.bincount(np.asarray(windows.targets(None), dtype=np.int64), minlength=windows.classes)
     return {name: int(n) for name, n in zip(windows.class_names, counts, strict=True)}
-
-
-def set_seeds(seed: int) -> None:
-    """Seed the initial weights."""
-    import torch
-
-    torch.manual_seed(seed)

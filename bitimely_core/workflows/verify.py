@@ -7,13 +7,20 @@ from pathlib import Path
 from typing import TypedDict
 
 from bitimely_core import storage
-from bitimely_core.errors import Exit, Finding, Reason, UserError, clean, input_error
+from bitimely_core.errors import Exit, Finding, Reason, UserError, clean, input_error, input_warning
 from bitimely_core.run import FORMAT
 from bitimely_core.schemas import RunRecord
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import Progress
 
-KINDS = ("cache", "tokens", "run", "checkpoint", "model", "raw")
+KINDS = (  # kind of a folder, and patterns of files that it holds; the first that fits
+    ("run", ("run.json",)),
+    ("checkpoint", ("meta.json", "model.safetensors")),
+    ("model", ("config.json", "model.safetensors")),
+    *(("tokens", (name,)) for name in ("statistics.json", "index.parquet")),
+    *(("cache", (name,)) for name in ("manifest.json", "ingest_report.json", "recordings-*.parquet")),
+    ("raw", ("SHA256SUMS.txt",)),
+)
 
 
 class CheckedFolder(TypedDict):
@@ -77,39 +84,18 @@ def verify(path: Path, *, deep: bool = False, progress: Progress | None = None) 
 
 def _list_artefacts(path: Path) -> list[tuple[str, Path]]:
     """(kind, folder) of every artefact at `path`."""
-    kind = _detect_kind(path)
-    if kind is not None:
-        return [
-            (kind, path),
-            *(
-                [("checkpoint", p) for p in sorted((path / "checkpoints").glob("step-*")) if not p.name.endswith(".tmp")]
-                if kind == "run"
-                else []
-            ),
-        ]
-    out: list[tuple[str, Path]] = []
-    for name, inner in (("cache", "cache"), ("tokens", "tokens"), ("runs", "run")):
-        for folder in sorted(p for p in (path / name).glob("*") if p.is_dir()):
-            out.append((inner, folder))
-            if inner == "run":
-                out += [("checkpoint", p) for p in sorted((folder / "checkpoints").glob("step-*")) if not p.name.endswith(".tmp")]
+    own = _detect_kind(path)
+    inside = (("cache", "cache"), ("tokens", "tokens"), ("runs", "run"))
+    found = [(own, path)] if own else [(kind, p) for name, kind in inside for p in sorted((path / name).glob("*")) if p.is_dir()]
+    out = []
+    for kind, folder in found:
+        steps = sorted((folder / "checkpoints").glob("step-*")) if kind == "run" else []
+        out += [(kind, folder), *(("checkpoint", step) for step in steps if not step.name.endswith(".tmp"))]
     return out
 
 
 def _detect_kind(path: Path) -> str | None:
-    if (path / "run.json").is_file():
-        return "run"
-    if (path / "meta.json").is_file() and (path / "model.safetensors").is_file():
-        return "checkpoint"
-    if (path / "config.json").is_file() and (path / "model.safetensors").is_file():
-        return "model"
-    if (path / "statistics.json").is_file() or (path / "index.parquet").is_file():
-        return "tokens"
-    if (path / "manifest.json").is_file() or (path / "ingest_report.json").is_file() or list(path.glob("recordings-*.parquet")):
-        return "cache"
-    if (path / "SHA256SUMS.txt").is_file():
-        return "raw"
-    return None
+    return next((kind for kind, patterns in KINDS if all(any(path.glob(pattern)) for pattern in patterns)), None)
 
 
 def _check_folder(kind: str, folder: Path, deep: bool) -> tuple[list[Finding], int]:
@@ -137,7 +123,7 @@ def _check_run(folder: Path) -> tuple[list[Finding], int]:
     record = RunRecord.load(folder / "run.json")
     if not record.finished:
         hint = "Repeat the command that started it: it resumes where it stopped"
-        return [_make_finding(Reason.INCOMPLETE, folder, "the training has not ended", "expected a finished run", hint)], 1
+        return [Finding(Reason.INCOMPLETE, "the training has not ended", "expected a finished run", hint, file=str(folder))], 1
     is_export = (folder / "model.safetensors").is_file()
     return _check_model(folder if is_export else folder / "model", record.weights)
 
@@ -148,22 +134,19 @@ def _check_model(folder: Path, digest: str | None) -> tuple[list[Finding], int]:
 
     path = folder / "model.safetensors"
     if not path.is_file():
-        return [_make_finding(Reason.INTEGRITY, path, "missing", "expected the weights", "Repeat the training")], 0
+        return [Finding(Reason.INTEGRITY, "missing", "expected the weights", "Repeat the training", file=str(path))], 0
     try:
         config = json.loads((folder / "config.json").read_bytes())
         with safe_open(path, framework="numpy") as tensors:
             list(tensors.keys())
     except (OSError, ValueError, SafetensorError) as error:
         raise_system_error(error, path)
-        return [_make_finding(Reason.INTEGRITY, path, f"not readable ({type(error).__name__})", "expected safetensors and JSON")], 2
+        return [Finding(Reason.INTEGRITY, f"not readable ({type(error).__name__})", "expected safetensors and JSON", file=str(path))], 2
     expected, actual = digest or config.get("sha256"), storage.hash_file(path)
     if expected is not None and actual != expected:
-        return [_make_finding(Reason.INTEGRITY, path, f"sha256 is {actual[:12]}", f"expected {expected[:12]}", "Repeat the training")], 2
+        problem, requirement = f"sha256 is {actual[:12]}", f"expected {expected[:12]}"
+        return [Finding(Reason.INTEGRITY, problem, requirement, "Repeat the training", file=str(path))], 2
     return [], 2
-
-
-def _make_finding(code: Reason, path: Path, problem: str, requirement: str, hint: str = "") -> Finding:
-    return Finding(code=code, file=str(path), problem=problem, requirement=requirement, hint=hint)
 
 
 def _check_raw(folder: Path) -> tuple[list[Finding], int]:
@@ -181,24 +164,9 @@ def _check_raw(folder: Path) -> tuple[list[Finding], int]:
             continue
         files += 1
         if storage.hash_file(target) != digest.lower():
-            findings.append(
-                Finding(
-                    code=Reason.SOURCE_CHECKSUM,
-                    file=name,
-                    problem="differs from SHA256SUMS.txt",
-                    requirement="expected the listed hash",
-                    hint="Download the file again",
-                )
-            )
+            problem, requirement = "differs from SHA256SUMS.txt", "expected the listed hash"
+            findings.append(Finding(Reason.SOURCE_CHECKSUM, problem, requirement, "Download the file again", file=name))
     if absent:
-        findings.append(
-            Finding(
-                code=Reason.SOURCE_CHECKSUM,
-                level="warning",
-                file="SHA256SUMS.txt",
-                problem=f"{absent} listed files are not here",
-                requirement="expected all",
-                count=absent,
-            )
-        )
+        problem = f"{absent} listed files are not here"
+        findings.append(input_warning(Reason.SOURCE_CHECKSUM, problem, "expected all", file="SHA256SUMS.txt", count=absent))
     return findings, files
