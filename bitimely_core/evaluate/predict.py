@@ -2,38 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitimely_core.types import Progress
+from bitimely_core.types import Batch, Progress
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from bitimely_core.tokens import Windows
     from bitimely_core.training.tuning import TrainValidation, TrialScores
 
 EVALUATION_BATCH = 64
 
 
-def predict(
-    model: Any, windows: Windows, *, batch_size: int | None = None, device: str = "auto", progress: Progress | None = None
-) -> np.ndarray:
-    """Predictions of a fine-tuned run, in the order of the rows: probabilities [n, K], or values [n] in the target's unit."""
+def map_batches(
+    model: Any,
+    call: Callable[[Batch], Tensor],
+    windows: Windows,
+    action: str,
+    *,
+    batch_size: int | None = None,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> list[np.ndarray]:
+    """`call` of each batch of the windows on the device, without gradients; `model` is moved there first. `action` names it on the screen."""
     import torch
 
     from bitimely_core import data
     from bitimely_core.training.devices import select_device
 
     place = select_device(device)
-    model = model.to(place).eval()
+    model.to(place).eval()
     out: list[np.ndarray] = []
     batches = data.batches(windows, batch_size or EVALUATION_BATCH, shuffle=False)
     with torch.inference_mode():
         for step, batch in enumerate(batches(0)):
-            out.append(model.predict(data.to_device(batch, place)).float().cpu().numpy())
+            out.append(call(data.to_device(batch, place)).float().cpu().numpy())
             if progress is not None:
-                progress(f"predict {windows.name}", step + 1, batches.steps)
+                progress(f"{action} {windows.name}", step + 1, batches.steps)
+    return out
+
+
+def predict(
+    model: Any, windows: Windows, *, batch_size: int | None = None, device: str = "auto", progress: Progress | None = None
+) -> np.ndarray:
+    """Predictions of a fine-tuned run, in the order of the rows: probabilities [n, K], or values [n] in the target's unit."""
+    out = map_batches(model, model.predict, windows, "predict", batch_size=batch_size, device=device, progress=progress)
     return np.concatenate(out) if out else np.zeros((0, max(windows.classes, 1)), np.float32)
 
 

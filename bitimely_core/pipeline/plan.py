@@ -50,10 +50,6 @@ class ExperimentCell:
         last = ["init"] if pretraining and self.flags.get("from_scratch") else []
         return "-".join(filter(None, [self.arm, *shown, *last]))
 
-    def find_exclusion(self, recipe: Recipe) -> str:
-        """Why the recipe excludes this cell; empty where it does not."""
-        return next((out.why for out in recipe.leave_out if all(self.values.get(key) in values for key, values in out.where.items())), "")
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingStage:
@@ -167,11 +163,6 @@ def _views(recipe: Recipe, block: RecipeBlock) -> tuple[str, ...]:
     return (data,) if isinstance(data, str) else data
 
 
-def _select_fold(block: RecipeBlock, fold: int) -> RecipeBlock:
-    tokenize = DataConfig.model_validate({**_set_fields(block.tokenize), "test_fold": fold})
-    return block.model_copy(update={"name": "-".join(filter(None, [block.name, f"fold-{fold}"])), "tokenize": tokenize})
-
-
 @dataclass(frozen=True)
 class PlanBuilder:
     """Builds the graph of a recipe, stage by stage."""
@@ -254,11 +245,12 @@ class PlanBuilder:
         """All stages of one cell in one block, for one test fold where there are several."""
         recipe = self.recipe
         columns = {view: view if views.count(view) == 1 else block.name for view in _views(recipe, block)}  # of several the block's name
-        if why := cell.find_exclusion(recipe):
+        if why := next((out.why for out in recipe.leave_out if all(cell.values.get(key) in known for key, known in out.where.items())), ""):
             self.plan.table.extend(TableEntry(row=cell.row, column=column, seed=cell.seed, why=why) for column in columns.values())
             return
         if fold is not None:
-            block = _select_fold(block, fold)
+            tokenize = DataConfig.model_validate({**_set_fields(block.tokenize), "test_fold": fold})
+            block = block.model_copy(update={"name": "-".join(filter(None, [block.name, f"fold-{fold}"])), "tokenize": tokenize})
         owner = f"{block.name}/{cell.name()}"
         words = " ".join([block.name, cell.row, *map(str, cell.flags.values()), *_views(recipe, block)])
         stage = validate(RecipeStage, cell.flags)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
 import numpy as np
 
 from bitimely_core import registry, storage
-from bitimely_core.evaluate.predict import EVALUATION_BATCH
+from bitimely_core.evaluate.predict import map_batches
 from bitimely_core.run import FORMAT
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import open_run
@@ -47,11 +48,8 @@ def embed(
     The vector is the input of a head: `readout` over the last layer or the last two.
     """
     import polars as pl
-    import torch
 
-    from bitimely_core import data as loading
     from bitimely_core.models import heads
-    from bitimely_core.training.devices import select_device
 
     opened = open_run(run, workspace, data=data, verify=verify, progress=progress)
     windows = opened.windows()
@@ -66,15 +64,9 @@ def embed(
     storage.refuse_link(target.parent if out is None else target)
     if dry_run:
         return {"out": str(target), "n": len(rows), "readout": kind, "layers": layers}
-    place = select_device(device)
-    model = opened.model().to(place)
-    batches = loading.batches(rows, batch_size or EVALUATION_BATCH, shuffle=False)
-    vectors: list[np.ndarray] = []
-    with torch.inference_mode():
-        for step, batch in enumerate(batches(0)):
-            vectors.append(heads.compute_vectors(model, loading.to_device(batch, place), kind, layers).float().cpu().numpy())
-            if progress is not None:
-                progress(f"embed {windows.name}", step + 1, batches.steps)
+    model = opened.model()
+    compute = partial(heads.compute_vectors, model, readout=kind, layers=layers)
+    vectors = map_batches(model, compute, rows, "embed", batch_size=batch_size, device=device, progress=progress)
     matrix = np.concatenate(vectors) if vectors else np.zeros((0, 1), np.float32)
     frame = rows.index.with_columns(embedding=pl.Series(matrix, dtype=pl.Array(pl.Float32, matrix.shape[1])))
     storage.write_parquet(target, frame)
