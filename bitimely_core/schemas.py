@@ -257,13 +257,24 @@ class ErrorReport(Part):
     message: str
 
 
-class IngestReport(StoredRecord):
-    """`ingest_report.json`: status of every unit and row of an ingest. Holds no clock, host or duration."""
+class IngestAccount(StoredRecord):
+    """Status of every unit and row of an ingest, or of a part of it."""
 
     REPAIR: ClassVar[str] = "Ingest again"
 
-    schema_name: str = Field("bitimely.ingest_report/1", alias="schema")
     dataset: str
+    units: list[UnitReport]
+    counts: UnitCounts
+    rows: list[TableReport]
+    reasons: list[FindingRecord]  # of the data set, not of one unit
+    reason_counts: dict[str, int]
+    options: dict[str, Any]
+
+
+class IngestReport(IngestAccount):
+    """`ingest_report.json` of an ingest. Holds no clock, host or duration."""
+
+    schema_name: str = Field("bitimely.ingest_report/1", alias="schema")
     source: SourceReport
     status: Literal["published", "partial", "refused", "interrupted", "failed"] = "refused"
     exit_code: int = int(Exit.REFUSED)
@@ -271,40 +282,27 @@ class IngestReport(StoredRecord):
     generation: int | None = None
     manifest_sha256: str | None = None
     content_sha256: str | None = None
-    units: list[UnitReport]
     units_listed: Literal["all", "not_accepted"]
-    counts: UnitCounts
-    rows: list[TableReport]
-    reasons: list[FindingRecord]  # of the data set, not of one unit
-    reason_counts: dict[str, int]
-    options: dict[str, Any]
     rules: dict[str, str]
     tool: ToolVersions
     error: ErrorReport | None = None
     tokens: dict[str, Any] | None = omit_none()  # of claims: the sequences that were built at once
 
 
-class IngestPart(StoredRecord):
+class IngestPart(IngestAccount):
     """Result of part k of n of an ingest; nothing is published."""
 
     schema_name: str = Field("bitimely.ingest_part/1", alias="schema")
     status: Literal["part"] = "part"
-    dataset: str
     shard: str  # k/n
     exit_code: int = int(Exit.OK)
     published: Literal[False] = False
     parts_missing: int
-    units: list[UnitReport]
-    counts: UnitCounts
-    rows: list[TableReport]
-    reasons: list[FindingRecord]
-    reason_counts: dict[str, int]
-    options: dict[str, Any]
 
     @classmethod
     def of(cls, report: IngestReport, shard: tuple[int, int], parts_missing: int) -> Self:
         """The result of part k of n = `shard`, from the report so far."""
-        shared = {name: getattr(report, name) for name in ("dataset", "units", "counts", "rows", "reasons", "reason_counts", "options")}
+        shared = {name: getattr(report, name) for name in IngestAccount.model_fields}
         return cls(**shared, shard=f"{shard[0]}/{shard[1]}", parts_missing=parts_missing)
 
 
