@@ -151,7 +151,7 @@ class Run:
         """As `find_adapter`. Raises UserError (config, exit 2) where none fits."""
         at = self.find_adapter(windows)
         if at is None:
-            found, known = windows.describe_misfit(self.record.channels)
+            found, known = windows.describe_misfit(self.record.data, self.record.channels)
             raise usage_error(
                 f"{windows.name} has {found}",
                 f"the run reads {known}",

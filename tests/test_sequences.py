@@ -182,6 +182,16 @@ def test_signals_and_events_do_not_mix(tmp_path: Path) -> None:
     assert caught.value.exit_code == 2
 
 
+def test_a_run_on_events_refuses_signals_of_one_channel(tmp_path: Path) -> None:
+    cohort(tmp_path / "tokens" / "pophr")
+    flags = {"train": {"steps": 1, "batch_size": 8}, "data": {"names": ("pophr",)}}
+    workflows.pretrain(preset="tiny", flags=flags, workspace=tmp_path)
+    workflows.ingest("synthetic", None, tmp_path / "cache" / "synthetic", options={"size": "small"})
+    with pytest.raises(UserError, match="1 channels, the run reads events") as caught:
+        workflows.evaluate("tiny", data="synthetic/staging", workspace=tmp_path)
+    assert caught.value.exit_code == 2
+
+
 def test_loss_of_codes_against_the_definition(tmp_path: Path) -> None:
     """Cross-entropy of each next code and [EOS], and of each previous code, averaged over what counts (method notes, section 4)."""
     one = tokens.open_tokens(cohort(tmp_path / "pophr"))

@@ -71,7 +71,7 @@ class EventSequences(TokenSet):
         """The only one, if it was trained on this vocabulary."""
         return [0] if self.vocabulary_sha256 in {one.vocabulary for one in data} else []
 
-    def describe_misfit(self, channels: Sequence[int]) -> tuple[str, str]:
+    def describe_misfit(self, data: Sequence[RunData], channels: Sequence[int]) -> tuple[str, str]:
         """Vocabularies."""
         return "another vocabulary", "its own"
 

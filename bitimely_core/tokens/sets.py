@@ -136,7 +136,7 @@ class TokenSet(ABC):
         """The adapters that read this set, of a run that was trained on `data` and has one for each of `channels`."""
 
     @abstractmethod
-    def describe_misfit(self, channels: Sequence[int]) -> tuple[str, str]:
+    def describe_misfit(self, data: Sequence[RunData], channels: Sequence[int]) -> tuple[str, str]:
         """What the set has and what such a run reads, where no adapter fits."""
 
     @abstractmethod

@@ -90,12 +90,12 @@ class Windows(TokenSet):
         return self.options.rate
 
     def find_adapters(self, data: Sequence[RunData], channels: Sequence[int]) -> list[int]:
-        """Those of as many channels."""
-        return [at for at, count in enumerate(channels) if count == self.channels]
+        """Those of as many channels, of a run on signals."""
+        return [] if any(one.vocabulary for one in data) else [at for at, count in enumerate(channels) if count == self.channels]
 
-    def describe_misfit(self, channels: Sequence[int]) -> tuple[str, str]:
+    def describe_misfit(self, data: Sequence[RunData], channels: Sequence[int]) -> tuple[str, str]:
         """Numbers of channels."""
-        return f"{self.channels} channels", " or ".join(map(str, channels))
+        return f"{self.channels} channels", "events" if any(one.vocabulary for one in data) else " or ".join(map(str, channels))
 
     def arrays(self, rows: Sequence[int] | np.ndarray | None = None, draw: tuple[int, int] | None = None) -> dict[str, np.ndarray | None]:
         """What a `Batch` of these rows holds besides labels: values [n, T, V] float32, mask [n, T, V] bool or None."""
