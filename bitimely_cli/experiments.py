@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from contextlib import redirect_stdout
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -39,7 +40,7 @@ def run(
     """
     from bitimely_core import pipeline as recipes
 
-    with screen.stages() as (progress, watch):
+    with screen.show_partial(_list_stages), screen.stages() as (progress, watch):
         result = recipes.run(
             pipeline,
             only=only or [],
@@ -82,6 +83,10 @@ def run(
     )
     screen.result(result, [f"report: {result['report']}"] if result.get("report") else [])
     return int(result["exit_code"])
+
+
+def _list_stages(found: Mapping[str, Any]) -> list[str]:
+    return [f"{stage['state']}: {stage['stage']}" + (f": {stage['detail']}" if stage["detail"] else "") for stage in found["stages"]]
 
 
 DEMO = (  # the tutorial: what a user would type, small enough for four minutes on two cores

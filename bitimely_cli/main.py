@@ -1,67 +1,96 @@
-"""`bitimely`: registers the verbs, runs one, turns errors into exit codes. Nothing heavy is imported before a verb needs it."""
+"""`bitimely`: runs a verb and turns errors into exit codes. Imports nothing heavy, so that lack of memory while a verb loads is reported too."""
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
-import typer
+LAST_WORDS = b"error[resource_limit] bitimely: out of memory or open files. Raise the limits of this process (ulimit -v, ulimit -n).\n"
+try:
+    from bitimely_cli import supervision
+    from bitimely_cli.screen import screen
+    from bitimely_core.errors import Exit, Reason, UserError
+    from bitimely_core.system_errors import describe_tight_memory, find_system_error
+except (ImportError, MemoryError, OSError) as lack:
+    if isinstance(lack, ModuleNotFoundError):
+        raise
+    os.write(
+        2, b"error[resource_limit] bitimely: out of memory or open files while it was loaded. Raise the limits (ulimit -v, ulimit -n).\n"
+    )
+    raise SystemExit(6) from None
 
-from bitimely_cli import data, experiments, training
-from bitimely_cli.app import app
-from bitimely_cli.data_help import DataCommand
-from bitimely_cli.screen import screen
-from bitimely_core.errors import Exit, Reason, UserError, safe_text, usage_error
-from bitimely_core.registry import unknown
-from bitimely_core.system_errors import find_system_error
+RESERVE = 2 << 20  # bytes that are given back before an error is printed
 
-UsageError: Any = typer.BadParameter.__mro__[1]  # click's, whether typer brings its own copy of click or not
 
-for verbs in (data, training, experiments):
-    for verb in verbs.VERBS:
-        extra = {"ignore_unknown_options": True} if verb is training.analyze else {}  # options of the kind of analysis
-        kind = DataCommand if verb in {data.ingest, data.tokenize} else None
-        app.command(name=verb.__name__.rstrip("_"), cls=kind, context_settings=extra)(verb)
+def __getattr__(name: str) -> Any:
+    """`app`, the Typer application with all verbs."""
+    if name != "app":
+        raise AttributeError(name)
+    from bitimely_cli.verbs import app
+
+    return app
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `bitimely` with `argv` (default: the process's own) and return its exit code."""
     screen.json, screen.debug, screen.n_printed = False, False, 0
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    return supervision.run_supervised(
+        lambda: run_guarded(lambda: run_verb(arguments)), lambda fault: run_guarded(lambda: report_error(fault))
+    )
+
+
+def run_guarded(run: Callable[[], int]) -> int:
+    """The exit code of `run` when all of its output is written; where memory does not even suffice for an error, a prepared line."""
+    try:
+        return close_output(run())
+    except (MemoryError, OSError):
+        with suppress(OSError):
+            os.write(2, LAST_WORDS)
+        return 6
+
+
+def run_verb(arguments: list[str]) -> int:
+    """The exit code of a verb, its error printed."""
     os.environ.setdefault(
         "OMP_WAIT_POLICY", "PASSIVE"
     )  # threads that wait by spinning make a step ten times slower beside any other busy process
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    reserve: list[bytearray] = []
     try:
-        code = typer.main.get_command(app).main(args=arguments, prog_name="bitimely", standalone_mode=False)
-        return int(code) if isinstance(code, int) else Exit.OK
-    except UserError as error:
-        return report_error(error)
-    except UsageError as error:
-        return report_error(convert_usage_error(error))
-    except typer.Exit as error:
-        return error.exit_code
-    except (typer.Abort, KeyboardInterrupt):
-        return report_error(UserError(Reason.INTERRUPTED, "stopped", hint="Repeat the command to go on", exit_code=Exit.INTERRUPTED))
+        reserve.append(bytearray(RESERVE))
+        from bitimely_cli.verbs import run_command
+
+        return run_command(arguments)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader closed the pipe: prevents a second error at exit
-        return Exit.OK
+        return Exit.OK  # the reader closed the pipe
     except (SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # Rust's panics are no Exceptions
-        fault = find_system_error(error)
-        if fault is not None:
-            return report_error(fault)
-        if screen.debug:
-            traceback.print_exc()
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        text = f"{type(error).__name__} in {os.path.basename(where.filename)}:{where.lineno}"  # noqa: PTH119  a name, not a path
-        return report_error(
-            UserError(Reason.INTERNAL, text, hint="This is a bug; repeat with --debug and report it", exit_code=Exit.INTERNAL_ERROR)
-        )
+        reserve.clear()
+        return report_error(convert_error(error))
+
+
+def convert_error(error: BaseException) -> UserError:
+    """Any error that ends a verb as a UserError."""
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, KeyboardInterrupt):
+        return UserError(Reason.INTERRUPTED, "stopped", hint="Repeat the command to go on", exit_code=Exit.INTERRUPTED)
+    if screen.debug:
+        traceback.print_exception(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" in {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""  # noqa: PTH119  a name, not a path
+    text = f"{type(error).__name__}{where}"
+    hint = "This is a bug; repeat with --debug and report it"
+    return (
+        find_system_error(error)
+        or describe_tight_memory(text)
+        or UserError(Reason.INTERNAL, text, hint=hint, exit_code=Exit.INTERNAL_ERROR)
+    )
 
 
 def report_error(error: UserError) -> int:
@@ -69,27 +98,23 @@ def report_error(error: UserError) -> int:
     if screen.debug and error.exit_code != Exit.INTERNAL_ERROR:
         traceback.print_exc()
     shown = [error.finding, *(f for f in error.details if f.message != error.finding.message)]
-    screen.print_findings(shown, "ingest_report.json" if error.report else "the message of --json")
-    if screen.json:
-        screen.result(
-            error.report
-            or {"error": {**error.finding.as_dict(), "details": [f.as_dict() for f in error.details]}, "exit_code": int(error.exit_code)}
-        )
+    with suppress(OSError):  # the screen may be a file on a full disk
+        screen.print_findings(shown, "ingest_report.json" if error.report else "the message of --json")
+        if screen.json:
+            fault = {**error.finding.as_dict(), "details": [f.as_dict() for f in error.details]}
+            computed = {} if error.result is None else {"result": error.result}
+            screen.result(error.report or {"error": fault, **computed, "exit_code": int(error.exit_code)})
     return int(error.exit_code)
 
 
-def convert_usage_error(error: Any) -> UserError:
-    """A usage error of Click as a UserError, with the closest known names."""
-    context = error.ctx
-    action = f"See {context.command_path} --help" if context is not None else "See bitimely --help"
-    option = getattr(error, "option_name", None)
-    if option is not None and hasattr(error, "possibilities"):
-        known = [name for parameter in context.command.params for name in parameter.opts] if context is not None else []
-        close = difflib.get_close_matches(option, known, n=2, cutoff=0.5)
-        action = f"Did you mean {' or '.join(close)}?" if close else action
-        return usage_error(f"no option {safe_text(option)}", hint=action)
-    commands = list(getattr(context.command, "commands", {})) if context is not None else []
-    if commands and "No such command" in error.message:
-        name = error.message.split("'")[1] if "'" in error.message else ""
-        return unknown("command", name, commands)
-    return usage_error(error.format_message().rstrip("."), hint=action)
+def close_output(code: int) -> int:
+    """Flush what was printed; the exit code, that of a full disk where it could not be printed."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # prevents a second error at exit
+            if isinstance(error, BrokenPipeError):
+                continue
+            code = report_error(convert_error(error)) if stream is sys.stdout and code == Exit.OK else code or int(Exit.RESOURCES)
+    return code

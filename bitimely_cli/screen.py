@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bitimely_core.errors import clean
+from bitimely_core.errors import UserError, clean
 
 if TYPE_CHECKING:
     from bitimely_core.errors import Finding
@@ -58,6 +58,17 @@ class Screen:
         if self.n_printed > MOST_LINES:
             self.note(f"and {self.n_printed - MOST_LINES} more, see {where}")
             self.n_printed = MOST_LINES
+
+    @contextmanager
+    def show_partial(self, show: Callable[[Any], Sequence[str]]) -> Iterator[None]:
+        """Show what was computed before a fault of the machine in this block, and then lines; under --json it is printed with the error."""
+        try:
+            yield
+        except UserError as error:
+            if error.result is not None and not self.json:
+                for line in show(error.result):
+                    self.print_line(line)
+            raise
 
     def result(self, result: Mapping[str, Any], lines: Sequence[str] = ()) -> None:
         """The end of a verb: one JSON object under --json, else `lines`."""

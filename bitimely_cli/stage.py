@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bitimely_core.errors import UserError
 from bitimely_core.pipeline.plan import run_training
+from bitimely_core.system_errors import find_system_error
 from bitimely_core.training.distributed import get_rank
 
 
@@ -15,10 +16,13 @@ def main(verb: str, workspace: str, call: str) -> int:
     """Run the training; 0, or the exit code of the error, which the first process prints on stderr."""
     try:
         run_training(verb, json.loads(call), workspace=Path(workspace))
-    except UserError as error:
+    except Exception as error:
+        fault = find_system_error(error) or error
+        if not isinstance(fault, UserError):
+            raise
         if get_rank() == 0:
-            sys.stderr.write(error.finding.line() + "\n")
-        return int(error.exit_code)
+            sys.stderr.write(fault.finding.line() + "\n")
+        return int(fault.exit_code)
     return 0
 
 

@@ -70,7 +70,7 @@ def pretrain(
     _launch_processes(training.devices)
     from bitimely_core import workflows
 
-    with screen.progress() as progress:
+    with screen.show_partial(_show_losses), screen.progress() as progress:
         result = workflows.pretrain(
             preset=preset, budget=budget, flags=flags, init=init, progress=progress, say=screen.note, **start.collect()
         )
@@ -104,7 +104,7 @@ def finetune(
     _launch_processes(training.devices)
     from bitimely_core import workflows
 
-    with screen.progress() as progress:
+    with screen.show_partial(_show_losses), screen.progress() as progress:
         result = workflows.finetune(source, data=data, flags=flags, progress=progress, say=screen.note, **start.collect())
     return _show_training(result, start.dry_run, "evaluate")
 
@@ -131,7 +131,7 @@ def evaluate(
     """
     from bitimely_core import workflows
 
-    with screen.progress() as progress:
+    with screen.show_partial(_show_scores), screen.progress() as progress:
         result = workflows.evaluate(
             run,
             data=data,
@@ -146,6 +146,12 @@ def evaluate(
         )
     if score.dry_run:
         return _show_plan(result)
+    screen.result(result, _show_scores(result))
+    return Exit.OK
+
+
+def _show_scores(result: Mapping[str, Any]) -> list[str]:
+    """Print the table of scores; the lines below it."""
     rows = [
         [
             name,
@@ -162,7 +168,8 @@ def evaluate(
         rows,
         f"{result['run']} on {result['data']} ({result['split']})",
     )
-    lines = [*result.get("notices", []), f"n = {result['n']:,} windows of {result['n_subjects']} subjects; report: {result['report']}"]
+    written = f"; report: {result['report']}" if "report" in result else ""
+    lines = [*result.get("notices", []), f"n = {result['n']:,} windows of {result['n_subjects']} subjects{written}"]
     for name, d in (result.get("comparison") or {}).get("metrics", {}).items():
         value = (
             "undefined"
@@ -171,9 +178,8 @@ def evaluate(
             if d["lo"] is not None
             else f"{d['difference']:+.4f}"
         )
-        lines.append(f"{name}: {result['run']} minus {compare} = {value}")
-    screen.result(result, lines)
-    return Exit.OK
+        lines.append(f"{name}: {result['run']} minus {result['comparison']['run']} = {value}")
+    return lines
 
 
 @expand_options
@@ -227,7 +233,7 @@ def analyze(
     from bitimely_core import workflows
 
     names, options = _split_options(run or [])
-    with screen.progress() as progress:
+    with screen.show_partial(lambda found: [found["verdict"], *found["notices"]]), screen.progress() as progress:
         result = workflows.analyze(
             kind,
             names,
@@ -278,15 +284,21 @@ def _launch_processes(devices: int | None) -> None:
         raise typer.Exit(code)
 
 
+def _show_losses(last: Mapping[str, Any]) -> list[str]:
+    """The number of steps and the losses of the last one."""
+    return [
+        ", ".join([f"{last['steps']:,} steps", *(f"{name} {last[name]:.4g}" for name in ("loss", "rel") if last.get(name) is not None)])
+    ]
+
+
 def _show_training(result: TrainingResult, dry_run: bool, following: str) -> int:
     if dry_run:
         return _show_plan(result)
     if not result["writer"]:
         return Exit.OK
-    final = result["final"] or {}
-    numbers = ", ".join(f"{name} {final[name]:.4g}" for name in ("loss", "rel") if final.get(name) is not None)
+    (losses,) = _show_losses({**(result["final"] or {}), "steps": result["steps"]})
     lines = [
-        f"{result['run']}: {result['parameters']:,} parameters, {result['steps']:,} steps{', ' + numbers if numbers else ''}",
+        f"{result['run']}: {result['parameters']:,} parameters, {losses}",
         *([] if result["trained"] else ["already finished under these settings: nothing to do"]),
         f"run: {result['folder']}",
         f"next: bitimely {following} {result['run']}" + (" --data DATA" if following == "finetune" else ""),

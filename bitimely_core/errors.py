@@ -236,12 +236,27 @@ class UserError(Exception):
     exit_code: int = Exit.REFUSED
     details: list[Finding] = dataclasses.field(default_factory=list)  # further lines, for instance one a differing key
     report: dict[str, Any] | None = None  # of a refused ingest: what was written to ingest_report.json
+    result: object = None  # what was computed before a fault of the machine, as the command prints it under --json
 
     def __post_init__(self) -> None:
         super().__init__(self.finding.message)
 
     def __reduce__(self) -> tuple[Any, ...]:  # worker processes hand it back
-        names = ("code", "problem", "requirement", "hint", "file", "field", "row", "found", "expected", "exit_code", "details", "report")
+        names = (
+            "code",
+            "problem",
+            "requirement",
+            "hint",
+            "file",
+            "field",
+            "row",
+            "found",
+            "expected",
+            "exit_code",
+            "details",
+            "report",
+            "result",
+        )
         return (type(self), tuple(getattr(self, name) for name in names))
 
     @property

@@ -21,6 +21,7 @@ if sys.platform != "win32":
     import resource
 
 RETRY_HINT = "Repeat the command: finished parts are kept"
+SPARE = 96 << 20  # bytes of addresses below which libraries fail in ways of their own
 OUT_OF_MEMORY = "out of memory"
 UNITS = {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 REQUEST = re.compile(r"(?:allocate|allocation of|alloc of size|you tried to allocate)\s+([\d.]+)\s*(b|[kmgt])i?b?", re.IGNORECASE)
@@ -69,20 +70,25 @@ def measure_headroom() -> int | None:
     return max(0, min(left)) if left else None
 
 
-def _describe_memory(path: Path | None) -> str:
-    limits = [
-        f"{format_size(limit)} ({flag})"
-        for name, flag in (("RLIMIT_AS", "ulimit -v"), ("RLIMIT_DATA", "ulimit -d"))
-        if (limit := read_limit(name))
-    ]
-    if limits:
-        held = read_status("VmSize")
-        return (
-            OUT_OF_MEMORY
-            + ": "
-            + (f"{format_size(held << 10)} held, " if held else "")
-            + f"the limit of this process is {' and '.join(limits)}"
+def require_memory(need: int, what: str) -> None:
+    """Raises UserError (resource_limit, exit 6) where limits leave fewer than `need` bytes: native code may end a process that runs out."""
+    left = measure_headroom()
+    if left is not None and left < need:
+        raise UserError(
+            Reason.RESOURCE_LIMIT,
+            f"{OUT_OF_MEMORY}: {what} needs at least {format_size(need)} more",
+            f"the limits of this process leave {format_size(left)} (ulimit -v, ulimit -d)",
+            f"Raise the limit. {RETRY_HINT}",
+            exit_code=Exit.RESOURCES,
         )
+
+
+def _describe_memory(path: Path | None, *, alive: bool = True) -> str:
+    flags = {"RLIMIT_AS": "ulimit -v", "RLIMIT_DATA": "ulimit -d"}
+    limits = [f"{format_size(limit)} ({flag})" for name, flag in flags.items() if (limit := read_limit(name))]
+    if limits:
+        held = read_status("VmSize") if alive else None
+        return f"{OUT_OF_MEMORY}: {f'{format_size(held << 10)} held, ' if held else ''}the limit of this process is {' and '.join(limits)}"
     with suppress(OSError, MemoryError, StopIteration, ValueError, IndexError):
         line = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
         return f"{OUT_OF_MEMORY}: {format_size(int(line.split()[1]) << 10)} available on this machine"
@@ -106,11 +112,12 @@ def _describe_threads(path: Path | None) -> str:
 def _describe_space(path: Path | None) -> str:
     """Inodes or bytes, whichever are used up on the disk of `path`."""
     with suppress(OSError, StopIteration):
-        folder = next(place for place in (path or Path(), *(path or Path()).absolute().parents) if place.is_dir())
-        disk = os.statvfs(folder)
-        if disk.f_files and not disk.f_favail:
+        folder = next(place for place in (path, *path.absolute().parents) if place.is_dir()) if path else None
+        disk = os.statvfs(folder) if folder else None
+        if disk and disk.f_files and not disk.f_favail:
             return f"no inodes left: all {disk.f_files:,} of the disk are used, a new file needs one"
-        return f"disk full: {format_size(shutil.disk_usage(folder).free)} free"
+        if folder:
+            return f"disk full: {format_size(shutil.disk_usage(folder).free)} free"
     return "disk full"
 
 
@@ -227,7 +234,7 @@ def raise_system_error(error: BaseException, path: Path | str | None = None, *, 
     """Raises UserError (exit 6) where the machine is at fault, see `find_system_error`; every handler that blames a file calls it first."""
     found = find_system_error(error, path, stored=stored)
     if found is not None:
-        raise found from error
+        raise found from (None if found is error else error)
 
 
 def describe_os_error(error: OSError, path: Path | str | None) -> UserError:
@@ -243,9 +250,34 @@ def is_out_of_memory(error: UserError) -> bool:
 
 
 def describe_native_fault(what: str | None = None) -> UserError:
-    """The UserError (resource_limit, exit 6) of a process that died in native code, which cannot report that it has no memory."""
-    text = f"{_describe_memory(None)}; native code ended the process"
+    """The UserError (resource_limit, exit 6) of a process that died in native code, which cannot report that it has no memory or threads."""
+    lacking = _describe_threads(None) if measure_headroom() is None else _describe_memory(None, alive=False)
+    text = f"{lacking}; native code ended the process"
     return UserError(Reason.RESOURCE_LIMIT, text, hint=f"Raise the limit. {RETRY_HINT}", file=what, exit_code=Exit.RESOURCES)
+
+
+def describe_tight_memory(what: str) -> UserError | None:
+    """The UserError (resource_limit, exit 6) of an unknown error `what` where a limit leaves next to no memory, else None."""
+    left = measure_headroom()
+    if left is None or left >= SPARE:
+        return None
+    text = f"{_describe_memory(None)}, {format_size(left)} are left; ended by {what}"
+    return UserError(Reason.RESOURCE_LIMIT, text, hint=f"Raise the limit. {RETRY_HINT}", exit_code=Exit.RESOURCES)
+
+
+@contextmanager
+def attach_result(compute: Callable[[], object]) -> Iterator[None]:
+    """Give a fault of the machine in this block what has been computed before it, so that it can be shown when it cannot be written."""
+    try:
+        yield
+    except Exception as error:
+        fault = find_system_error(error)
+        if fault is None:
+            raise
+        fault.result = compute()
+        if fault is error:
+            raise
+        raise fault from error
 
 
 @contextmanager

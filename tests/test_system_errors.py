@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import ast
 import errno
+import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import zlib
 from collections import namedtuple
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
 import pytest
 
+from bitimely_cli.main import main
+from bitimely_core import storage
 from bitimely_core.errors import Exit, Reason, UserError, integrity_error
 from bitimely_core.system_errors import find_system_error, raise_system_error, translate_system_errors
 
@@ -150,8 +155,6 @@ def test_a_file_limit_and_a_quota_are_not_called_a_full_disk() -> None:
 
 
 def test_a_write_says_how_much_it_needs(tmp_path: Path) -> None:
-    from bitimely_core import storage
-
     free = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, free[1]))
     try:
@@ -185,19 +188,21 @@ BROAD = {
     "PolarsError",
     "SafetensorError",
 }
-BROAD |= {"zlib.error"}
+BROAD |= {"zlib.error", "UserError"}
 ASKS = {"raise_system_error", "find_system_error", "describe_os_error", "_describe_unreadable", "_describe_failure"}
 ALLOWED = {  # file: functions that need not ask
-    "storage.py": {"_sync_folder", "_keep_previous", "_locked_error", "remove_old_files", "_write_verified"},  # one number; raises it again
-    "training/devices.py": {"select_device"},  # torch.device of an unknown name
-    "training/loop.py": {
-        "_measure_scale",
-        "_run_step",
-        "_validate",
-        "_prefetch",
-        "read_batches",
-    },  # handed to out_of_memory_error, which asks
+    "storage.py": {"_locked_error", "remove_old_files"},  # only a message; leaves the files for the next time
     "cache/workers.py": {"collect_results", "_serve_tasks"},  # a pipe that the other side has closed
+    "pipeline/workers.py": {"_run_process"},  # stored with the stage
+    "training/devices.py": {"select_device"},  # torch.device of an unknown name
+    "training/loop.py": {"_prefetch", "_run_step", "_validate", "read_batches"},  # handed to out_of_memory_error, which asks
+    "config.py": {"upgrade_settings"},  # an unknown name; from here on nothing is opened in the block
+    "run.py": {"_fill_defaults"},
+    "datasets/generic.py": {"_read_attributes", "_make_series_record", "_parse_annotation", "_make_annotation"},
+    "datasets/ptb_xl.py": {"_make_unit"},
+    "datasets/tser.py": {"read_problem"},
+    "formats/tables.py": {"parse_numbers", "read_number_table"},
+    "formats/ts.py": {"read_cases"},
 }
 
 
@@ -216,7 +221,7 @@ def list_deciders(tree: ast.Module) -> set[str]:
                 continue
             inside = [node for statement in handler.body for node in ast.walk(statement)]
             asks = any(isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in ASKS for node in inside)
-            again = isinstance(handler.body[-1], ast.Raise) and handler.body[-1].exc is None
+            again = any(isinstance(node, ast.Raise) and node.exc is None for node in inside)
             if not asks and not again:
                 found.add(function.name)
     return found
@@ -226,3 +231,67 @@ def test_every_handler_of_broad_exceptions_asks_the_classifier() -> None:
     for path in sorted(CORE.rglob("*.py")):
         name = path.relative_to(CORE).as_posix()
         assert list_deciders(ast.parse(path.read_text())) == ALLOWED.get(name, set()), name
+
+
+# ---- on the screen
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(Path(__file__).parent / "fixtures" / "v1" / "home", tmp_path / "home"))
+
+
+def fill_disk(monkeypatch: pytest.MonkeyPatch, names: str) -> None:
+    """No room for files whose name begins so."""
+    write = storage.os_write
+
+    def full(fd: int, data: memoryview) -> int:
+        if Path(f"/proc/self/fd/{fd}").readlink().name.startswith(names):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, data)
+
+    monkeypatch.setattr(storage, "os_write", full)
+
+
+EVALUATE = ["evaluate", "plain-class", "--bootstrap", "20", "--device", "cpu"]
+
+
+@pytest.mark.parametrize("name", ["predictions.parquet", "scores.json", "model_card.md", "report.html"])
+def test_scores_are_shown_when_the_disk_is_full(home: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert main([*EVALUATE, "-w", str(home), "--json"]) == 0
+    expected = json.loads(capsys.readouterr().out)["metrics"]
+    fill_disk(monkeypatch, name)
+    assert main([*EVALUATE, "-w", str(home), "--json"]) == Exit.RESOURCES
+    found = json.loads(capsys.readouterr().out)
+    assert found["result"]["metrics"] == expected
+    assert (found["exit_code"], found["error"]["code"]) == (Exit.RESOURCES, "disk_full")
+    assert main([*EVALUATE, "-w", str(home)]) == Exit.RESOURCES
+    shown = capsys.readouterr()
+    for metric, score in expected.items():
+        (line,) = [line.split() for line in shown.out.splitlines() if line.split()[:1] == [metric]]
+        assert score["value"] is None or f"{score['value']:.4g}" in line
+    assert shown.err.splitlines()[-1].startswith("error[disk_full]")
+    assert name in shown.err.splitlines()[-1]
+
+
+def test_losses_and_verdicts_are_shown_when_the_disk_is_full(home: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    fill_disk(monkeypatch, "model.safetensors")
+    train = ["pretrain", "--data", "generic", "--run", "new", "--preset", "tiny", "--batch-size", "8", "--steps", "2", "--device", "cpu"]
+    assert main([*train, "-w", str(home)]) == Exit.RESOURCES
+    out = capsys.readouterr().out
+    last = json.loads((home / "runs" / "new" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert f"2 steps, loss {last['loss']:.4g}" in out
+    fill_disk(monkeypatch, "summary.json")
+    assert main(["analyze", "svd", "plain", "--sequences", "4", "--name", "new", "-w", str(home)]) == Exit.RESOURCES
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("options", [[], ["--json"], ["--help"]])
+def test_a_screen_that_cannot_be_written_ends_with_6(options: list[str]) -> None:
+    command = [sys.executable, "-m", "bitimely_cli", "list", "datasets", *options]
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        assert done.returncode == Exit.RESOURCES
+        assert done.stderr.startswith("error[disk_full]")
+        assert "Traceback" not in done.stderr
+        assert subprocess.run(command, stdout=full, stderr=full, check=False).returncode == Exit.RESOURCES

@@ -32,6 +32,7 @@ from bitimely_core.errors import Reason, UserError, input_error, usage_error
 from bitimely_core.page import BarPlot, HeatMap, Hypnogram, Line, LinePlot, Page, PageBuilder, StageTrack
 from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.schemas import ClassScores, MetricValue, RunRecord, Scores, TaskScores
+from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import Progress
 
 if TYPE_CHECKING:
@@ -545,7 +546,8 @@ def read_learning_curve(run: Run, main: str) -> list[LearningPoint]:
     for path in sorted(run.folder.parent.glob("*/scores.json")):
         try:
             record, scores = RunRecord.load(path.with_name("run.json")), Scores.load(path)
-        except UserError:
+        except UserError as error:
+            raise_system_error(error)
             continue
         if (scores.data, scores.split) != (run.windows().name, "test") or main not in scores.metrics:
             continue

@@ -235,6 +235,7 @@ def load_previous(run: IngestRun, *, force_new: bool) -> CacheManifest | None:
     try:
         previous = CacheManifest.read(run.out)
     except UserError as error:
+        raise_system_error(error)
         if not force_new:
             error.hint = "Restore a copy, or give --force-new to read everything again"
             raise

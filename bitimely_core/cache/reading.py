@@ -178,6 +178,7 @@ def verify(folder: str | Path, *, deep: bool = False) -> list[Finding]:
     try:
         manifest, found = _read_stable_manifest(folder, lambda manifest: manifest.find_damage(folder))
     except UserError as error:
+        raise_system_error(error)
         return [error.finding]
     if deep and not found and isinstance(manifest, RecordingsManifest):
         found = _check_content(Cache(folder, manifest))
@@ -207,6 +208,7 @@ def _check_content(cache: Cache) -> list[Finding]:
         for record in cache.records():
             hashes[owner[record.recording_id]].append(shards.hash_record(record))
     except UserError as error:
+        raise_system_error(error)
         return [error.finding]
     expected = {name: entry.report.content_sha256 for name, entry in units.items() if entry.report and entry.report.content_sha256}
     faults = [

@@ -302,9 +302,10 @@ def _read_rows(
     file: pq.ParquetFile, group: int, subjects: dict[str, Any], channels: Collection[str] | None
 ) -> Iterator[tuple[dict[str, Any], Signal | None]]:
     """The rows of a row group; the signal is None where it is not selected."""
-    facts = file.read_row_group(group, columns=[name for name in file.schema_arrow.names if name not in {"samples", "qc"}]).to_pylist()
+    names = [name for name in file.schema_arrow.names if name not in {"samples", "qc"}]
+    facts = file.read_row_group(group, columns=names, use_threads=False).to_pylist()
     selected = [row["recording_id"] in subjects and (channels is None or row["channel"] in channels) for row in facts]
-    samples = file.read_row_group(group, columns=["samples"])["samples"].combine_chunks() if any(selected) else None
+    samples = file.read_row_group(group, columns=["samples"], use_threads=False)["samples"].combine_chunks() if any(selected) else None
     for i, row in enumerate(facts):
         if samples is None or not selected[i]:
             yield row, None
@@ -316,7 +317,8 @@ def _read_rows(
 def read_table(path: Path, columns: Collection[str] | None = None) -> pa.Table:
     """All rows of a file: all columns but the samples, or those of `columns` that are there. Raises OSError."""
     with _open_parquet(path) as file:
-        return file.read(columns=[name for name in file.schema_arrow.names if (name != "samples" if columns is None else name in columns)])
+        names = [name for name in file.schema_arrow.names if (name != "samples" if columns is None else name in columns)]
+        return file.read(columns=names, use_threads=False)  # a thread needs more memory than these columns, and saves no time
 
 
 def read_figures(folder: Path, shard: CacheShard, subjects: Collection[str]) -> dict[tuple[str, str, float], str]:

@@ -19,6 +19,7 @@ from bitimely_core.errors import Finding, Reason, UserError, input_error, input_
 from bitimely_core.formats import tables, wfdb
 from bitimely_core.formats.source import Source, locate_errors, require_source
 from bitimely_core.registry import DatasetFacts, View, datasets
+from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import IngestOptions, IngestUnit, Record, Signal
 
 RATE = 125.0  # Hz
@@ -227,6 +228,7 @@ def _make_wfdb_unit(source: Source, name: str, files: dict[str, str], split: str
             with locate_errors(rel):
                 names += wfdb.read_header(rel, source, required=()).files
     except UserError as error:
+        raise_system_error(error)
         return IngestUnit(name=name, files=tuple(files.values()), read=None, findings=(error.finding,))
     own = replace(source, files={rel: source.files[rel] for rel in names}, rejected={})
     return IngestUnit(name=name, files=tuple(dict.fromkeys(names)), read=partial(read_records, name, own, files, split))

@@ -268,6 +268,7 @@ def _list_units(
         try:
             units.append(_make_unit(source, rel, kind, info, bids=bids))
         except UserError as error:
+            raise_system_error(error)
             units.append(IngestUnit(name=names[rel], files=(rel,), read=None, findings=(error.finding.at(rel),)))
     claimed = {rel: rel for unit in units for rel in unit.files} | {rel: rel for rel in segments | skipped | derived}
     yield from report_unclaimed(source, {"": claimed}, LAYOUT)

@@ -398,6 +398,7 @@ def _load_subjects(source: Source, name: str) -> tuple[SubjectTable, list[Findin
     try:
         table, bad = read_subjects(source.root / found[0])
     except UserError as error:
+        raise_system_error(error)
         return {}, [input_warning(error.code, error.problem, unknown).at(found[0])]
     text = f"cells for subject, night, age or sex that are not usable: {bad}"
     return table, [input_warning(Reason.METADATA, text, "dropped", count=bad).at(found[0])] if bad else []

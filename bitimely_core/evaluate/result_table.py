@@ -183,7 +183,8 @@ def _infer_task(data: str) -> str:
     """The task of a view according to the registry, "" if unknown."""
     try:
         dataset, view = parse_view(data)
-    except UserError:
+    except UserError as error:
+        raise_system_error(error)
         return ""
     return registry.datasets[dataset].facts.views[view].task
 
@@ -261,7 +262,8 @@ def _compare_rows(column: ScoreColumn, scored: Sequence[ScoredRun], reference: s
     for name, predictions in same.items():
         try:
             evaluate.align_runs({"reference": same.get(_label_run(first), predictions), "run": predictions})
-        except UserError:
+        except UserError as error:
+            raise_system_error(error)
             remarks.append(f"{name} on {column.key}: excluded from comparisons, evaluated on different windows.")
         else:
             kept[name] = predictions

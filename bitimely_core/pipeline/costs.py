@@ -13,6 +13,7 @@ from bitimely_core import registry, storage
 from bitimely_core.config import ModelConfig, build_model_config, load_preset, merge_layers, parse_assignments, read_toml
 from bitimely_core.errors import UserError
 from bitimely_core.pipeline.plan import ExperimentPlan
+from bitimely_core.system_errors import raise_system_error
 from bitimely_core.training.tuning import TRIAL_SHARE
 from bitimely_core.workflows.catalog import COSTS
 from bitimely_core.workspace import find_data_kind, locate, name_tokens, parse_view
@@ -93,7 +94,8 @@ def estimate_training(plan: ExperimentPlan, label: str, workspace: Path) -> Trai
     own = storage.encode_json({**model, "name": entry.name}).decode()
     try:
         config, parameters = _count_parameters(own, preset, first.budget or "table", widest.channels, widest.length, widest.codes)
-    except UserError:
+    except UserError as error:
+        raise_system_error(error)
         return TrainingCost()
     defaults = load_preset(preset).get("train" if training.verb == "pretrain" else "finetune", {})
     train, data = {**defaults, **flags.get("train", {})}, flags.get("data", {})

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from bitimely_core import storage
 from bitimely_core.errors import Exit, UserError
 from bitimely_core.schemas import StageRecord
-from bitimely_core.system_errors import find_system_error
+from bitimely_core.system_errors import attach_result, find_system_error, raise_system_error
 
 SUCCEEDED = ("done", "partial", "already done")  # states that a later stage can build on
 POLL = 0.5  # seconds between two looks at stages that another process runs
@@ -133,7 +133,8 @@ def _load_state(node: Node, nodes: Mapping[str, Node], folder: Path, began: floa
     """The stored state where it still holds: no input or output has changed since, or the stage failed since `began`."""
     try:
         known = StageRecord.load(folder / node.key / "stage.json")
-    except UserError:
+    except UserError as error:
+        raise_system_error(error)
         return None
     if known.state == "failed":
         return StageState("failed", known.detail, known.exit_code, known.seconds) if known.time >= began else None
@@ -162,7 +163,7 @@ def _run_stage(node: Node, nodes: Mapping[str, Node], folder: Path, states: Stat
         if fault is not None:
             frames, code, detail = [], int(fault.exit_code), fault.finding.line()
     ended = StageState(state, detail, int(code), round(time.monotonic() - start, 3))
-    StageRecord(
+    record = StageRecord(
         stage=node.label,
         settings=dict(node.settings),
         time=time.time(),
@@ -173,7 +174,9 @@ def _run_stage(node: Node, nodes: Mapping[str, Node], folder: Path, states: Stat
         seconds=ended.seconds,
         read=read,
         made=_hash(node.made),
-    ).save(path)
+    )
+    with attach_result(lambda: {"stages": [{"stage": label, **one._asdict()} for label, one in {**states, node.label: ended}.items()]}):
+        record.save(path)
     return ended
 
 

@@ -34,6 +34,7 @@ from bitimely_core.report.numbers import table_data, to_csv
 from bitimely_core.report.renderer import write_report
 from bitimely_core.report.text import markdown_text, tex_text, text_cell
 from bitimely_core.schemas import CellScore, MetricValue, TaskScores
+from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import Progress
 from bitimely_core.workspace import find_run_folder
 
@@ -194,6 +195,7 @@ def _open_runs(entries: Entries, workspace: Path, keep: Path, open_windows: Open
                 one = folds.pool_folds(known, keep, open_windows) if len(known) == len(parts) else None
                 detail = detail or "" if one else "the run has not been evaluated"
             except (UserError, ValueError) as error:
+                raise_system_error(error)
                 detail = clean(str(error), 300)
             state = state if one else "failed"
         if one is None:
@@ -223,6 +225,7 @@ def _fit_baselines(
                 why = next((one for one in each if isinstance(one, str)), "")
                 made = why or folds.pool_baseline([one for one in each if not isinstance(one, str)], first.scores)
             except UserError as error:
+                raise_system_error(error)
                 made = clean(error.finding.line(), 300)
             if isinstance(made, str):
                 remarks.append(f"{data}: the baseline of {plain.TITLES[kind]} was left out: {made}.")

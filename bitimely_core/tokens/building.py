@@ -8,7 +8,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypedDict, Unpack
@@ -29,6 +28,7 @@ from bitimely_core.schemas import (
     WindowShard,
     WindowStatistics,
 )
+from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens import filters, moments, splits
 from bitimely_core.tokens.cutting import RecordCut, WindowPlace, count_unfiltered, cut_record, make_windows
 from bitimely_core.tokens.sets import FORMAT, check_subjects, open_manifest
@@ -322,8 +322,10 @@ def group_blocks(kept: Sequence[tuple[WindowPlace, str]], length: float) -> Iter
 def write_windows(cache: Cache, options: WindowOptions, out: Path, progress: Progress | None) -> None:
     """All files of the token set, the manifest last. A failure removes the new files; the previous set stays complete until the end."""
     previous: set[str] = set()
-    with suppress(UserError):  # none, or a damaged one that is replaced under force_new
+    try:
         previous = set(storage.read_manifest(out)["files"])
+    except UserError as error:  # none, or a damaged one that is replaced under force_new
+        raise_system_error(error)
     survey = CacheSurvey()
     parts: list[list[moments.Moments]] = []
     contents: dict[bytes, list[set[str]]] = {}

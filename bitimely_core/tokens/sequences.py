@@ -16,7 +16,7 @@ import numpy as np
 
 from bitimely_core import storage
 from bitimely_core.schemas import PredictionStatistics, RunData, SequenceManifest, SequenceOptions, SequenceStatistics, StoredFile
-from bitimely_core.system_errors import raise_system_error
+from bitimely_core.system_errors import raise_system_error, require_memory
 from bitimely_core.tokens.sets import TokenSet, check_subjects, open_manifest, token_error
 from bitimely_core.tokens.splits import SPLITS
 
@@ -215,6 +215,7 @@ def open_sequences(folder: str | Path, verify: bool = True, shards: int | None =
     folder = Path(folder)
     manifest = open_manifest(folder, SequenceManifest, verify)
     labels = manifest.class_names
+    require_memory(sum((folder / name).stat().st_size for name in manifest.shards[:shards] if (folder / name).is_file()), folder.name)
     try:
         parts = [pl.read_parquet(folder / name) for name in manifest.shards[:shards]]
         frame = pl.concat(parts).with_columns(pl.col("split").cast(pl.String))

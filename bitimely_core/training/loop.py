@@ -34,6 +34,7 @@ from bitimely_core import __version__, objectives, storage
 from bitimely_core.config import TrainConfig, validate
 from bitimely_core.errors import Finding, Reason, input_error
 from bitimely_core.schemas import CheckpointMeta
+from bitimely_core.system_errors import attach_result, require_memory
 from bitimely_core.training import checkpoints
 from bitimely_core.training.devices import deterministic_kernels, select_device
 from bitimely_core.training.distributed import (
@@ -211,7 +212,9 @@ def fit(
         if checkpoint is not None:
             _resume(state, checkpoint)
         if checkpoint is None or not checkpoint.meta.finished:
-            _train(state, stack)
+            require_memory(3 * sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad), "the optimizer")
+            with attach_result(lambda: {"steps": state.step, "loss": state.last.get("loss"), "rel": state.last.get("rel")}):
+                _train(state, stack)
     return {
         "steps": state.step,
         "epochs": state.step / max(batches.steps, 1),

@@ -13,6 +13,7 @@ from bitimely_core.config import DataConfig
 from bitimely_core.errors import Exit, safe_text, usage_error
 from bitimely_core.page import Page
 from bitimely_core.run import FORMAT
+from bitimely_core.system_errors import attach_result
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import open_run, prepare_windows
 from bitimely_core.workspace import locate_new, shorten_name
@@ -87,7 +88,8 @@ def analyze(
         if takes == "model":
             arguments |= {"model": model or "bitimelygpt", "objective": objective, "preset": preset}
         page = entry.function(runs or None, **arguments)
-    path = rendering.write_report(target, page)
+    with attach_result(lambda: {"kind": kind, "verdict": page.verdict, "notices": page.notices, "summary": page.summary}):
+        path = rendering.write_report(target, page)
     result: AnalysisResult = {
         "format_version": FORMAT,
         "kind": kind,

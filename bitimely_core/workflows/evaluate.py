@@ -16,6 +16,7 @@ from bitimely_core.report import run_page
 from bitimely_core.report.model_card import write_card
 from bitimely_core.run import describe_data
 from bitimely_core.schemas import Comparison, EvaluationSettings, MetricValue, RunRecord, Scores, TaskScores
+from bitimely_core.system_errors import attach_result
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import open_run
 from bitimely_core.workspace import find_run_folder
@@ -93,17 +94,19 @@ def evaluate(
         columns = {"target": rows.targets(None), "prediction": predict(head, rows, batch_size=batch_size, device=device, progress=progress)}
         task_scores = _score_task(windows, rows, bootstrap, by, **columns)
         scores = scores.model_copy(update={name: getattr(task_scores, name) for name in TaskScores.model_fields})
-        frame = scoring.predictions_frame(rows.index, windows.task, windows.class_names, **columns)
-        storage.write_parquet(folder / "predictions.parquet", frame)
-        if predictions is not None:
+    with attach_result(lambda: scores.to_json()):
+        if head is not None:
+            frame = scoring.predictions_frame(rows.index, windows.task, windows.class_names, **columns)
+            storage.write_parquet(folder / "predictions.parquet", frame)
+        if predictions is not None and head is not None:
             from bitimely_core.claims import tasks
 
             tasks.write_predictions(predictions, rows, columns["prediction"], ids)
-    if compare is not None:
-        scores = scores.model_copy(update={"comparison": _compare_runs(folder, compare, workspace, windows, split, bootstrap, by)})
-    scores.save(folder / "scores.json")
-    write_card(folder)
-    report = run_page.write_evaluation_page(opened, scores, columns)
+        if compare is not None:
+            scores = scores.model_copy(update={"comparison": _compare_runs(folder, compare, workspace, windows, split, bootstrap, by)})
+        scores.save(folder / "scores.json")
+        write_card(folder)
+        report = run_page.write_evaluation_page(opened, scores, columns)
     return {**scores.to_json(), "report": str(report)}
 
 

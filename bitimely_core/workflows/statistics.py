@@ -9,6 +9,7 @@ from typing import TypedDict
 from bitimely_core.errors import UserError
 from bitimely_core.report.dataset_statistics import ViewStatistics, count_view, statistics_page
 from bitimely_core.run import FORMAT
+from bitimely_core.system_errors import raise_system_error
 from bitimely_core.workspace import locate, name_tokens
 
 
@@ -35,4 +36,5 @@ def _count_tokens(view: str, workspace: Path) -> ViewStatistics:
     try:
         return count_view(view, tokens.open_tokens(locate(workspace, "tokens", name_tokens(view)), verify=False))
     except UserError as error:
+        raise_system_error(error)
         return count_view(view, None, error.finding.problem)

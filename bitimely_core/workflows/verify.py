@@ -116,6 +116,7 @@ def _check_folder(kind: str, folder: Path, deep: bool) -> tuple[list[Finding], i
             return _check_raw(folder)
         return _check_run(folder) if kind == "run" else _check_model(folder, None)
     except UserError as error:
+        raise_system_error(error)
         return [error.finding, *error.details], 0
 
 

@@ -1,0 +1,131 @@
+"""Verbs under limits of memory, threads and processes: small pools, and a parent that reports a death in native code, which cannot do it itself."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from bitimely_core.errors import Exit, UserError
+from bitimely_core.system_errors import describe_native_fault, measure_headroom, read_limit, read_status
+
+TIGHT = 4 << 30  # bytes of addresses: the libraries alone take more than a third of it
+SETTINGS = {  # read when the libraries are loaded
+    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "POLARS_MAX_THREADS", "ARROW_IO_THREADS"), "1"),
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+}
+NATIVE_DEATHS = {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGKILL}
+FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+M_ARENA_MAX, PR_SET_PDEATHSIG = -8, 1
+MANY = 4096  # processes of one user: with more of them threads are not tried
+PROBES, STACK = 4, 1 << 18  # threads at once, bytes of the stack of each
+
+
+def run_supervised(run: Callable[[], int], report: Callable[[UserError], int]) -> int:
+    """The exit code of `run`; under a limit it runs in a child process, and `report` prints that native code ended it.
+
+    Args:
+        run: does the work and prints its errors.
+        report: prints an error and returns its exit code.
+    """
+    if sys.platform != "linux":
+        return run()
+    left, processes = measure_headroom(), read_limit("RLIMIT_NPROC")
+    few = processes is not None and processes < MANY and not has_threads()
+    if left is None and not few:
+        return run()
+    if few or (left is not None and left < TIGHT):
+        use_small_pools()
+    if has_companions():  # a child would lack them
+        return run()
+    try:
+        ended = mmap.mmap(-1, 1)  # shared: whether the child ended by itself
+    except OSError:
+        return run()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *FORWARDED})
+    try:
+        child = os.fork()
+    except OSError:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return run()
+    if child:
+        try:
+            status = wait_for(child)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return explain_status(status, ended[0] == 1, report)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    code = int(Exit.INTERNAL_ERROR)
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        code = run()
+    finally:
+        ended[0] = 1
+        os._exit(code)
+
+
+def wait_for(child: int) -> int:
+    """The wait status of a child. Signals that were sent to this process alone are forwarded; those of the terminal reach both."""
+    while True:
+        found = signal.sigtimedwait({signal.SIGCHLD, *FORWARDED}, 1.0)
+        if found is not None and found.si_signo in FORWARDED and found.si_code <= 0:  # sent by a process
+            with suppress(ProcessLookupError):
+                os.kill(child, found.si_signo)
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return status
+
+
+def explain_status(status: int, ended: bool, report: Callable[[UserError], int]) -> int:
+    """The exit code of a child with this wait status; `ended`: by itself, not in native code."""
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0 and -code not in NATIVE_DEATHS:
+        return 128 - code
+    return code if code >= 0 and ended else report(describe_native_fault())
+
+
+def has_threads() -> bool:
+    """Whether a few threads can be started at once."""
+    ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)  # an arena of each would reserve 64 MiB
+    go, started, size = threading.Event(), [], threading.stack_size(STACK)
+    try:
+        for _ in range(PROBES):
+            thread = threading.Thread(target=go.wait, daemon=True)
+            thread.start()
+            started.append(thread)
+    except RuntimeError:
+        return False
+    finally:
+        threading.stack_size(size)
+        go.set()
+        for thread in started:
+            thread.join()
+    return True
+
+
+def has_companions() -> bool:
+    """Whether this process has further threads; those that have just ended may count for some milliseconds."""
+    for _ in range(20):
+        if read_status("Threads") == 1:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+def use_small_pools() -> None:
+    """One thread and the system's allocator for every library; those that are loaded already are set at once."""
+    ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    if "pyarrow" in sys.modules:
+        import pyarrow as pa
+
+        pa.set_memory_pool(pa.system_memory_pool())
+        pa.set_cpu_count(1)
+        pa.set_io_thread_count(1)
