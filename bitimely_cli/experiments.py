@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from typing import Annotated, Any
 
@@ -40,7 +40,7 @@ def run(
     """
     from bitimely_core import pipeline as recipes
 
-    with screen.show_partial(_list_stages), screen.stages() as (progress, watch):
+    with screen.show_partial(lambda found: _list_stages(**found)), screen.stages() as (progress, watch):
         result = recipes.run(
             pipeline,
             only=only or [],
@@ -85,8 +85,8 @@ def run(
     return int(result["exit_code"])
 
 
-def _list_stages(found: Mapping[str, Any]) -> list[str]:
-    return [f"{stage['state']}: {stage['stage']}" + (f": {stage['detail']}" if stage["detail"] else "") for stage in found["stages"]]
+def _list_stages(stages: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [f"{stage['state']}: {stage['stage']}" + (f": {stage['detail']}" if stage["detail"] else "") for stage in stages]
 
 
 DEMO = (  # the tutorial: what a user would type, small enough for four minutes on two cores

@@ -28,6 +28,7 @@ from bitimely_cli.options import (
 from bitimely_cli.screen import screen
 from bitimely_core.config import DataConfig, FinetuneConfig
 from bitimely_core.errors import Exit
+from bitimely_core.schemas import Scores
 
 if TYPE_CHECKING:
     from bitimely_core.workflows.train import TrainingResult
@@ -70,7 +71,7 @@ def pretrain(
     _launch_processes(training.devices)
     from bitimely_core import workflows
 
-    with screen.show_partial(_show_losses), screen.progress() as progress:
+    with screen.show_partial(lambda last: _show_losses(**last)), screen.progress() as progress:
         result = workflows.pretrain(
             preset=preset, budget=budget, flags=flags, init=init, progress=progress, say=screen.note, **start.collect()
         )
@@ -104,7 +105,7 @@ def finetune(
     _launch_processes(training.devices)
     from bitimely_core import workflows
 
-    with screen.show_partial(_show_losses), screen.progress() as progress:
+    with screen.show_partial(lambda last: _show_losses(**last)), screen.progress() as progress:
         result = workflows.finetune(source, data=data, flags=flags, progress=progress, say=screen.note, **start.collect())
     return _show_training(result, start.dry_run, "evaluate")
 
@@ -152,33 +153,22 @@ def evaluate(
 
 def _show_scores(result: Mapping[str, Any]) -> list[str]:
     """Print the table of scores; the lines below it."""
-    rows = [
-        [
-            name,
-            m["value"],
-            m["se"],
-            m["lo"],
-            m["hi"],
-            m["undefined_reason"] or (result["baselines"].get("majority", {}).get(name) or {}).get("value"),
-        ]
-        for name, m in result["metrics"].items()
-    ]
+    scores = Scores.model_validate({name: value for name, value in result.items() if name != "report"})
+    plain = scores.baselines.get("majority") or {}
     screen.table(
         ["metric", "value", "se", "95 % CI lower", "upper", "majority baseline"],
-        rows,
-        f"{result['run']} on {result['data']} ({result['split']})",
+        [
+            [name, m.value, m.se, m.lo, m.hi, m.undefined_reason or (plain[name].value if name in plain else None)]
+            for name, m in scores.metrics.items()
+        ],
+        f"{scores.run} on {scores.data} ({scores.split})",
     )
     written = f"; report: {result['report']}" if "report" in result else ""
-    lines = [*result.get("notices", []), f"n = {result['n']:,} windows of {result['n_subjects']} subjects{written}"]
-    for name, d in (result.get("comparison") or {}).get("metrics", {}).items():
-        value = (
-            "undefined"
-            if d["difference"] is None
-            else f"{d['difference']:+.4f} (95 % CI {d['lo']:+.4f} to {d['hi']:+.4f})"
-            if d["lo"] is not None
-            else f"{d['difference']:+.4f}"
-        )
-        lines.append(f"{name}: {result['run']} minus {result['comparison']['run']} = {value}")
+    lines = [*scores.notices, f"n = {scores.n:,} windows of {scores.n_subjects} subjects{written}"]
+    for name, d in scores.comparison.metrics.items() if scores.comparison else ():
+        interval = f" (95 % CI {d.lo:+.4f} to {d.hi:+.4f})" if d.lo is not None else ""
+        value = "undefined" if d.difference is None else f"{d.difference:+.4f}{interval}"
+        lines.append(f"{name}: {scores.run} minus {scores.comparison.run} = {value}")
     return lines
 
 
@@ -284,10 +274,10 @@ def _launch_processes(devices: int | None) -> None:
         raise typer.Exit(code)
 
 
-def _show_losses(last: Mapping[str, Any]) -> list[str]:
+def _show_losses(steps: int, loss: float | None, rel: float | None) -> list[str]:
     """The number of steps and the losses of the last one."""
     return [
-        ", ".join([f"{last['steps']:,} steps", *(f"{name} {last[name]:.4g}" for name in ("loss", "rel") if last.get(name) is not None)])
+        ", ".join([f"{steps:,} steps", *(f"{name} {value:.4g}" for name, value in (("loss", loss), ("rel", rel)) if value is not None)])
     ]
 
 
@@ -296,7 +286,8 @@ def _show_training(result: TrainingResult, dry_run: bool, following: str) -> int
         return _show_plan(result)
     if not result["writer"]:
         return Exit.OK
-    (losses,) = _show_losses({**(result["final"] or {}), "steps": result["steps"]})
+    final = result["final"] or {}
+    (losses,) = _show_losses(result["steps"], final.get("loss"), final.get("rel"))
     lines = [
         f"{result['run']}: {result['parameters']:,} parameters, {losses}",
         *([] if result["trained"] else ["already finished under these settings: nothing to do"]),

@@ -198,6 +198,7 @@ ALLOWED = {  # file: functions that need not ask
     "training/loop.py": {"_prefetch", "_run_step", "_validate", "read_batches"},  # handed to out_of_memory_error, which asks
     "config.py": {"upgrade_settings"},  # an unknown name; from here on nothing is opened in the block
     "run.py": {"_fill_defaults"},
+    "recipe.py": {"check_stage_name"},
     "datasets/generic.py": {"_read_attributes", "_make_series_record", "_parse_annotation", "_make_annotation"},
     "datasets/ptb_xl.py": {"_make_unit"},
     "datasets/tser.py": {"read_problem"},

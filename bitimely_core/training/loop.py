@@ -212,9 +212,7 @@ def fit(
         if checkpoint is not None:
             _resume(state, checkpoint)
         if checkpoint is None or not checkpoint.meta.finished:
-            require_memory(3 * sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad), "the optimizer")
-            with attach_result(lambda: {"steps": state.step, "loss": state.last.get("loss"), "rel": state.last.get("rel")}):
-                _train(state, stack)
+            _train(state, stack)
     return {
         "steps": state.step,
         "epochs": state.step / max(batches.steps, 1),
@@ -262,8 +260,10 @@ def _train(state: TrainingState, stack: ExitStack) -> None:
     if state.config.compile:
         state.model.compile()
         stack.callback(setattr, state.model, "_compiled_call_impl", None)
+    require_memory(3 * sum(p.numel() * p.element_size() for p in state.model.parameters() if p.requires_grad), "the optimizer")
     try:
-        _run_steps(state)
+        with attach_result(lambda: {"steps": state.step, "loss": state.last.get("loss"), "rel": state.last.get("rel")}):
+            _run_steps(state)
     except KeyboardInterrupt as error:
         if state.home is None:
             raise
