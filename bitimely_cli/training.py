@@ -28,7 +28,6 @@ from bitimely_cli.options import (
 from bitimely_cli.screen import screen
 from bitimely_core.config import DataConfig, FinetuneConfig
 from bitimely_core.errors import Exit
-from bitimely_core.schemas import Scores
 
 if TYPE_CHECKING:
     from bitimely_core.workflows.train import TrainingResult
@@ -153,8 +152,10 @@ def evaluate(
 
 def _show_scores(result: Mapping[str, Any]) -> list[str]:
     """Print the table of scores; the lines below it."""
+    from bitimely_core.schemas import Baseline, Scores
+
     scores = Scores.model_validate({name: value for name, value in result.items() if name != "report"})
-    plain = scores.baselines.get("majority") or {}
+    plain = scores.baselines.get("majority", Baseline()).metrics
     screen.table(
         ["metric", "value", "se", "95 % CI lower", "upper", "majority baseline"],
         [
