@@ -30,9 +30,9 @@ def __getattr__(name: str) -> Any:
     """`app`, the Typer application with all verbs."""
     if name != "app":
         raise AttributeError(name)
-    from bitimely_cli.verbs import app
+    from bitimely_cli import app, verbs  # noqa: F401  the verbs register themselves
 
-    return app
+    return app.app
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -166,10 +166,11 @@ def _show_scores(result: Mapping[str, Any]) -> list[str]:
     )
     written = f"; report: {result['report']}" if "report" in result else ""
     lines = [*scores.notices, f"n = {scores.n:,} windows of {scores.n_subjects} subjects{written}"]
-    for name, d in scores.comparison.metrics.items() if scores.comparison else ():
-        interval = f" (95 % CI {d.lo:+.4f} to {d.hi:+.4f})" if d.lo is not None else ""
-        value = "undefined" if d.difference is None else f"{d.difference:+.4f}{interval}"
-        lines.append(f"{name}: {scores.run} minus {scores.comparison.run} = {value}")
+    if scores.comparison is not None:
+        for name, d in scores.comparison.metrics.items():
+            interval = f" (95 % CI {d.lo:+.4f} to {d.hi:+.4f})" if d.lo is not None else ""
+            value = "undefined" if d.difference is None else f"{d.difference:+.4f}{interval}"
+            lines.append(f"{name}: {scores.run} minus {scores.comparison.run} = {value}")
     return lines
 
 
@@ -287,7 +288,7 @@ def _show_training(result: TrainingResult, dry_run: bool, following: str) -> int
         return _show_plan(result)
     if not result["writer"]:
         return Exit.OK
-    final = result["final"] or {}
+    final: Mapping[str, Any] = result["final"] or {}
     (losses,) = _show_losses(result["steps"], final.get("loss"), final.get("rel"))
     lines = [
         f"{result['run']}: {result['parameters']:,} parameters, {losses}",

@@ -280,7 +280,8 @@ def test_losses_and_verdicts_are_shown_when_the_disk_is_full(home: Path, monkeyp
     train = ["pretrain", "--data", "generic", "--run", "new", "--preset", "tiny", "--batch-size", "8", "--steps", "2", "--device", "cpu"]
     assert main([*train, "-w", str(home)]) == Exit.RESOURCES
     out = capsys.readouterr().out
-    last = json.loads((home / "runs" / "new" / "metrics.jsonl").read_text().splitlines()[-1])
+    lines = [json.loads(line) for line in (home / "runs" / "new" / "metrics.jsonl").read_text().splitlines()]
+    last = [line for line in lines if line["split"] == "train"][-1]
     assert f"2 steps, loss {last['loss']:.4g}" in out
     fill_disk(monkeypatch, "summary.json")
     assert main(["analyze", "svd", "plain", "--sequences", "4", "--name", "new", "-w", str(home)]) == Exit.RESOURCES
