@@ -268,6 +268,7 @@ def _read_sheet(name: str, digest: str, stream: BinaryIO) -> MapSheet:
             if any(cells):
                 kept.append(cells)
     except UserError as error:
+        raise_system_error(error)
         error.file, fault = name, error
     columns = {column.lower(): [cells[i].strip() for cells in kept] for i, column in enumerate(header)}
     return MapSheet(name, digest, columns, frozenset(), fault)
