@@ -119,13 +119,12 @@ def has_companions() -> bool:
 
 
 def use_small_pools() -> None:
-    """One thread and the system's allocator for every library; those that are loaded already are set at once."""
+    """One thread and the system's allocator for every library; those that are loaded already keep theirs, with the addresses that it holds."""
     ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     if "pyarrow" in sys.modules:
         import pyarrow as pa
 
-        pa.set_memory_pool(pa.system_memory_pool())
         pa.set_cpu_count(1)
         pa.set_io_thread_count(1)

@@ -196,7 +196,7 @@ class Server:
 
     def close(self) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.communicate()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -296,12 +296,12 @@ def test_a_death_in_native_code_under_a_limit_ends_with_6(end: str, code: int) -
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_a_signal_to_the_parent_reaches_the_child(sent: signal.Signals, code: int) -> None:
-    process = subprocess.Popen([sys.executable, "-c", SUPERVISED, "wait"], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    child = int(process.stdout.readline())
-    assert child != process.pid
-    process.send_signal(sent)
-    assert process.wait(timeout=30) == code
+    with subprocess.Popen([sys.executable, "-c", SUPERVISED, "wait"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        assert child != process.pid
+        process.send_signal(sent)
+        assert process.wait(timeout=30) == code
     for _ in range(100):
         if not Path(f"/proc/{child}").exists() or Path(f"/proc/{child}/stat").read_text().split()[2] == "Z":
             return
