@@ -133,6 +133,13 @@ def _describe_file_limit(path: Path | None) -> str:
 FAULTS = (  # the first that fits
     SystemFault(
         Reason.DISK_FULL,
+        frozenset(),
+        re.compile("no usable temporary directory"),
+        lambda _: "no folder for temporary files can be written",
+        f"Make room, or set TMPDIR. {RETRY_HINT}",
+    ),
+    SystemFault(
+        Reason.DISK_FULL,
         frozenset({errno.ENOSPC}),
         re.compile("no space left|disk (is )?full"),
         _describe_space,
@@ -306,7 +313,7 @@ def _walk_causes(error: BaseException) -> Iterator[BaseException]:
 
 def _match_fault(error: BaseException) -> SystemFault | None:
     number = getattr(error, "errno", None)
-    if isinstance(number, int) and isinstance(error, OSError):
+    if isinstance(number, int) and isinstance(error, OSError) and not FAULTS[0].texts.search(str(error).lower()):
         return next((fault for fault in FAULTS if number in fault.numbers), None)
     if isinstance(error, MemoryError):
         return next(fault for fault in FAULTS if errno.ENOMEM in fault.numbers)

@@ -56,6 +56,7 @@ DISK = [
     os_fault(errno.ENOSPC),
     os_fault(errno.EDQUOT),
     os_fault(errno.EFBIG),
+    FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp', '/var/tmp']"),  # of tempfile
     pl.exceptions.ComputeError("parquet: File out of specification: underlying IO error: No space left on device (os error 28)"),
 ]
 DESCRIPTORS = [os_fault(errno.EMFILE), os_fault(errno.ENFILE), pl.exceptions.ComputeError("Too many open files (os error 24): a.parquet")]
