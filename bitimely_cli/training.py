@@ -28,6 +28,7 @@ from bitimely_cli.options import (
 from bitimely_cli.screen import screen
 from bitimely_core.config import DataConfig, FinetuneConfig
 from bitimely_core.errors import Exit
+from bitimely_core.privacy import format_count
 
 if TYPE_CHECKING:
     from bitimely_core.workflows.train import TrainingResult
@@ -165,7 +166,7 @@ def _show_scores(result: Mapping[str, Any]) -> list[str]:
         f"{scores.run} on {scores.data} ({scores.split})",
     )
     written = f"; report: {result['report']}" if "report" in result else ""
-    lines = [*scores.notices, f"n = {scores.n:,} windows of {scores.n_subjects} subjects{written}"]
+    lines = [*scores.notices, f"n = {format_count(scores.n)} windows of {format_count(scores.n_subjects)} subjects{written}"]
     if scores.comparison is not None:
         for name, d in scores.comparison.metrics.items():
             interval = f" (95 % CI {d.lo:+.4f} to {d.hi:+.4f})" if d.lo is not None else ""

@@ -202,6 +202,7 @@ def describe_data(windows: Windows) -> RunData:
         audit={split: SplitCount(windows=len(windows[split]), subjects=len(set(windows[split].subjects()))) for split in SPLITS},
         class_names=windows.class_names,
         vocabulary=windows.vocabulary_sha256,
+        small_counts=getattr(windows.options, "small_counts", None),
     )
 
 

@@ -672,6 +672,7 @@ class RunData(Part):
     audit: dict[str, SplitCount] = {}
     class_names: tuple[str, ...] = ()
     vocabulary: str | None = omit_none("SHA-256 of the names of the codes, for events.")
+    small_counts: Literal["shown"] | None = omit_none("Of events: pages show counts below 11.")
 
 
 class RunSource(Part):
@@ -823,7 +824,7 @@ class Uncertainty(Part):
     se: float | None = None
     lo: float | None = None
     hi: float | None = None
-    n_defined: int = 0  # subjects (units) that the estimate is made of
+    n_defined: int | None = 0  # subjects (units) that the estimate is made of; None: withheld
     undefined_reason: str | None = None
 
 
@@ -876,8 +877,8 @@ class MetricValue(Uncertainty):
 class ClassScores(Part):
     """Scores of one class or label against the rest."""
 
-    support: int = 0  # rows of the class
-    subjects: int = 0  # subjects with such a row
+    support: int | None = 0  # rows of the class; None: withheld
+    subjects: int | None = 0  # subjects with such a row; None: withheld
     base_rate: float | None = None
     unknown: int | None = omit_none("rows in which the label is not known, multi-label only")
     precision: MetricValue = MetricValue()
@@ -946,8 +947,8 @@ class CellScore(MetricValue):
     seeds: list[SeedScore]
     seed_sd: float | None = None  # standard deviation over seeds
     seed_se: float | None = None
-    n: int = 0
-    n_subjects: int = 0
+    n: int | None = 0  # None: withheld
+    n_subjects: int | None = 0
 
 
 class ColumnResult(Part):
@@ -981,8 +982,8 @@ class TaskScores(Part):
 
     task: str | None = None
     main: str | None = None  # the metric of verdicts
-    n: int = 0
-    n_subjects: int = 0
+    n: int | None = 0  # rows; None: withheld
+    n_subjects: int | None = 0
     metrics: dict[str, MetricValue] = {}
     by_class: dict[str, ClassScores] = {}
     confusion: list[list[int]] | None = None
@@ -995,6 +996,13 @@ class Scores(TaskScores, StoredRecord):
     """scores.json: an evaluated run. A pre-trained one has no task; its metrics are loss, rel and the parts of the objective."""
 
     REPAIR: ClassVar[str] = "Repeat: bitimely evaluate"
+    SHARED: ClassVar[str] = "scores_shared.json"  # beside scores.json of claims: without what few people have in common
+
+    @classmethod
+    def load_shared(cls, folder: Path) -> Self:
+        """The scores of a run as pages print them. Raises UserError: as `load`."""
+        shared = folder / cls.SHARED
+        return cls.load(shared if shared.is_file() else folder / "scores.json")
 
     run: str = ""
     data: str = ""

@@ -46,7 +46,7 @@ def cohort(out: Path, n: int = 60, seed: int = 0, names: list[str] | None = None
     storage.make_folder(out)
     vocabulary = pl.DataFrame({"id": range(5, 5 + CODES), "code": names or [f"{100 + c}" for c in range(CODES)]})
     task = {"dataset": "pophr", "view": "", "task": "multilabel", "split": "subject", "seed": 0, "normalise": "none"}
-    choices = {"preset": "paper", "split_file": None, "landmark": None, "leakage": "keep", "level": "integer"}
+    choices = {"preset": "paper", "split_file": None, "landmark": None, "leakage": "keep", "level": "integer", "small_counts": "shown"}
     manifest = SequenceManifest(
         cache="", base="base", options=SequenceOptions(**task, **choices), class_names=LABELS, notices=[], findings=[], shards=[], events=0
     )

@@ -545,7 +545,7 @@ def read_learning_curve(run: Run, main: str) -> list[LearningPoint]:
     out = []
     for path in sorted(run.folder.parent.glob("*/scores.json")):
         try:
-            record, scores = RunRecord.load(path.with_name("run.json")), Scores.load(path)
+            record, scores = RunRecord.load(path.with_name("run.json")), Scores.load_shared(path.parent)
         except UserError as error:
             raise_system_error(error)
             continue

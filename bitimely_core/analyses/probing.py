@@ -164,9 +164,9 @@ def probing(
     baselines = {name: probe.prediction for name, probe in probes.items() if name != first}
     found = ProbeScores(probes, test.score(probes[first].prediction, baselines, target["train"]), choices, default)
     tuned = _score_fine_tuned([one for one in runs if one.head() is not None], test, found, progress)
-    page = start_scored_page(f"Probes on {run.name}", run, "test", found.scores.n_subjects, seed)
+    page = start_scored_page(f"Probes on {run.name}", run, "test", found.scores.n_subjects or 0, seed)
     for one in runs[1:]:
-        page.notice(*start_scored_page("", one, "test", found.scores.n_subjects, seed).notices)
+        page.notice(*start_scored_page("", one, "test", found.scores.n_subjects or 0, seed).notices)
     page.notice(*found.scores.remarks)
     describe_rows(page, windows, rows)
     model = "ridge" if windows.task == "regression" else "logistic"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import polars as pl
 
@@ -15,7 +16,17 @@ from bitimely_core import privacy
 from bitimely_core.claims.codes import phecode_sort_key
 from bitimely_core.claims.shortcut_baselines import ALL, Prevalence, ShortcutRow, count_prevalence
 from bitimely_core.claims.splits import SPLITS
-from bitimely_core.schemas import AgreementCell, PrevalenceCount, SequenceManifest, SequenceStatistics, ShortcutScores
+from bitimely_core.schemas import (
+    AgreementCell,
+    ClassScores,
+    MetricValue,
+    PrevalenceCount,
+    Scores,
+    SequenceManifest,
+    SequenceStatistics,
+    ShortcutScores,
+    Uncertainty,
+)
 from bitimely_core.tokens.sequences import EventSequences, count_carriers, count_splits
 
 Key = tuple[str, ...]
@@ -270,4 +281,101 @@ def _is_narrow(a: int, cases: int, known_with: int, known: int) -> bool:
     )
     return any(
         privacy.is_small(cell) and privacy.count_feasible(margin, other, known, cell) < privacy.FEASIBLE for cell, margin, other in cells
+    )
+
+
+# ---- scores of models
+
+
+THRESHOLDED = ("precision", "recall", "f1")  # of a label: with its support they show the cells of its confusion matrix
+OF_THRESHOLDS = ("macro_f1", "accuracy")  # of all labels
+CONSTANT = ("majority", "prior")  # baselines whose scores are functions of the counts alone
+DIFFERENCES = ("difference", "p")
+Estimate = TypeVar("Estimate", bound=Uncertainty)
+HIDDEN = MetricValue(n_defined=None, undefined_reason=privacy.WITHHELD)
+
+
+def protect_scores(scores: Scores, sequences: EventSequences) -> Scores:
+    """The scores as they are written: without counts of few people, and without or with fewer digits where they could be computed from scores.
+
+    A label with a withheld count has no scores, and one other label none either, so that a mean over labels does not show them.
+    """
+    disclosure = open_disclosure(sequences.folder)
+    empty = privacy.is_small(scores.n) or privacy.is_small(scores.n_subjects)
+    if disclosure.exact or scores.task != "multilabel":
+        return scores if disclosure.exact or not empty else scores.model_copy(update={"n": None, "n_subjects": None})
+    closed = {
+        name
+        for name, one in scores.by_class.items()
+        if empty or not disclosure.has_counts(name, "after", scores.split) or privacy.is_small(one.subjects)
+    }
+    cells = {name for name, one in scores.by_class.items() if name in closed or _has_few_in_confusion(one, scores.n or 0)}
+    few_rows = set(closed)
+    if len(few_rows) == 1 < len(scores.by_class):
+        few_rows.add(min(scores.by_class.keys() - closed, key=lambda name: (scores.by_class[name].support or 0, name)))
+    none = bool(closed) and (empty or len(scores.by_class) == 1)
+
+    def protect(metrics: Mapping[str, MetricValue], *, constant: bool = False) -> dict[str, MetricValue]:
+        hidden = metrics.keys() if none or (constant and closed) else {*OF_THRESHOLDS} if cells else ()
+        return {name: HIDDEN if name in hidden else _round_metric(metric) if closed else metric for name, metric in metrics.items()}
+
+    by_class = {}
+    for name, one in scores.by_class.items():
+        hidden = [*THRESHOLDED] * (name in cells) + ["auroc", "auprc"] * (name in few_rows)
+        gone = {"support": None, "subjects": None, "base_rate": None, "unknown": None} if name in closed else {}
+        by_class[name] = one.model_copy(update={**dict.fromkeys(hidden, HIDDEN), **gone})
+    baselines = {}
+    for name, baseline in scores.baselines.items():
+        kept = {label: of for label, of in (baseline.by_class or {}).items() if label not in few_rows}
+        own = None if baseline.by_class is None else kept
+        baselines[name] = baseline.model_copy(update={"metrics": protect(baseline.metrics, constant=name in CONSTANT), "by_class": own})
+    notices = list(map(privacy.round_message, scores.notices))
+    n = {
+        "notices": notices,
+        "n": None if empty else scores.n,
+        "n_subjects": None if empty else scores.n_subjects,
+        "intervals": None if empty else scores.intervals,
+    }
+    changed: dict[str, object] = {"metrics": protect(scores.metrics), "by_class": by_class, "baselines": baselines, **n}
+    if scores.comparison is not None and (closed or cells):
+        kept_pairs = (
+            {}
+            if none
+            else {
+                k: _round_estimate(v, (*DIFFERENCES, "first", "second"))
+                for k, v in scores.comparison.metrics.items()
+                if k not in OF_THRESHOLDS
+            }
+        )
+        changed["comparison"] = scores.comparison.model_copy(update={"metrics": kept_pairs})
+    if closed or cells:
+        changed["remarks"] = [
+            f"No confidence intervals: {privacy.WITHHELD}." if one.startswith("No conf") and empty else one for one in scores.remarks
+        ]
+        changed["notices"] = [*notices, privacy.NOTICE]
+    return scores.model_copy(update=changed)
+
+
+def _has_few_in_confusion(one: ClassScores, n: int) -> bool:
+    """Whether decisions on a label have a cell of 1 to 10 people."""
+    recall, precision, support = one.recall.value, one.precision.value, one.support or 0
+    hits = round((recall or 0.0) * support)
+    found = round(hits / precision) if precision else None
+    known = n - (one.unknown or 0)
+    if found is None:  # none right: the number found is not known
+        return True
+    return not privacy.has_open_table(hits, found, support, known)
+
+
+def _round_metric(metric: MetricValue) -> MetricValue:
+    """A mean over labels with few digits, and without reasons that name counts."""
+    rounded = _round_estimate(metric, ("value",))
+    return rounded.model_copy(update={"difference": metric.difference and _round_estimate(metric.difference, DIFFERENCES)})
+
+
+def _round_estimate(found: Estimate, names: tuple[str, ...]) -> Estimate:
+    ends = {name: privacy.round_score(getattr(found, name)) for name in ("se", "lo", "hi", *names)}
+    reason = found.undefined_reason and "no CI: too few rows of a label"
+    return found.model_copy(
+        update={**ends, "n_defined": None, "undefined_reason": reason, **({"df": None} if "df" in type(found).model_fields else {})}
     )

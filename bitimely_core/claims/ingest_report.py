@@ -115,6 +115,7 @@ def round_report(found: Report) -> Report:
 
 
 def _round_reason(reason: FindingRecord) -> FindingRecord:
+    """A finding without exact counts of rows and subjects."""
     examples: list[str] = [] if privacy.is_small(reason.count) else reason.examples
     rounded = {"message": privacy.round_message(reason.message), "count": privacy.round_rows(reason.count)}
     return reason.model_copy(update={**rounded, "examples": examples})

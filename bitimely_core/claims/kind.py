@@ -15,7 +15,7 @@ from bitimely_core.claims.ingest_report import round_report
 from bitimely_core.claims.labels import Landmark
 from bitimely_core.claims.shortcut_baselines import ALL
 from bitimely_core.errors import usage_error
-from bitimely_core.privacy import format_count
+from bitimely_core.privacy import format_count, round_message
 from bitimely_core.registry import Choices, DataKind, DatasetFacts
 from bitimely_core.schemas import IngestPart, IngestReport, SequenceManifest, SequenceStatistics
 from bitimely_core.tokens.sequences import MAX_EVENTS, count_splits, open_sequences
@@ -111,7 +111,7 @@ def summarize_sequences(folder: Path) -> Choices:
         "class_names": manifest.class_names,
         "split": manifest.options.split,
         "fingerprint": manifest.manifest_sha256,
-        "notices": manifest.notices,
+        "notices": manifest.notices if shown.exact else list(map(round_message, manifest.notices)),
         "small_counts": "shown" if shown.exact else "withheld",
         "findings": findings,
         "audit": audit,

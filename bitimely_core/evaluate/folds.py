@@ -101,7 +101,9 @@ def _constant_baselines(parts: Sequence[ScoredRun], open_windows: OpenWindows) -
     for one in parts:
         windows: Any = open_windows(one.scores.data)
         train = np.asarray(windows["train"].targets(None)) if len(windows["train"]) else np.zeros(0)
-        for name, (words, values, decisions) in evaluate.constant_baselines(windows.task, train, one.scores.n, windows.classes).items():
+        for name, (words, values, decisions) in evaluate.constant_baselines(
+            windows.task, train, one.scores.n or 0, windows.classes
+        ).items():
             if decisions is None:  # expected values are no predictions
                 out.setdefault(name, (words, []))[1].append(values)
     return {name: (words, np.concatenate(values)) for name, (words, values) in out.items() if len(values) == len(parts)}

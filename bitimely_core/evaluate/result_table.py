@@ -12,6 +12,7 @@ import numpy as np
 
 from bitimely_core import evaluate, registry, storage
 from bitimely_core.errors import UserError
+from bitimely_core.privacy import WITHHELD
 from bitimely_core.schemas import (
     CellScore,
     ClassScores,
@@ -139,7 +140,7 @@ def read_scored_run(row: str, data: str, seed: int, folder: Path) -> ScoredRun |
     if not path.is_file():
         return None
     record = RunRecord.load(folder / "run.json")
-    return ScoredRun(row, data, seed, record.run, folder, record, Scores.load(path))
+    return ScoredRun(row, data, seed, record.run, folder, record, Scores.load_shared(folder))
 
 
 def assign_rows(found: Sequence[Path]) -> list[ScoredRun]:
@@ -220,6 +221,8 @@ def compare_column(
     scored = [one for one in found if one.data == column.data and column.metric_in(one.scores) is not None]
     if not scored or column.metric is None:
         return ColumnResult()
+    if any((metric := column.metric_in(one.scores)) and metric.undefined_reason == WITHHELD for one in scored):
+        return ColumnResult(cells=_build_cells(column, scored, None, {}))  # the predictions would show it
     settings = scored[0].scores.settings
     files = [[run.folder / "predictions.parquet" for run in one.runs] for one in scored]
     marks = [

@@ -32,6 +32,7 @@ from bitimely_core.evaluate.metrics import (
     check_rows,
 )
 from bitimely_core.page import BarPlot, Figure, make_figure
+from bitimely_core.privacy import format_count
 from bitimely_core.schemas import Baseline, ClassScores, MetricValue, TaskScores
 
 
@@ -214,7 +215,7 @@ def score_figure(scores: TaskScores, metric: str | None = None) -> Figure | None
         return None
     title = f"{NAMES[name][0].upper()}{NAMES[name][1:]}"
     side = "lower" if name in LOWER_IS_BETTER else "higher"
-    caption = f"{title} ({side} is better) on {scores.n:,} windows of {scores.n_subjects:,} subjects"
+    caption = f"{title} ({side} is better) on {format_count(scores.n)} windows of {format_count(scores.n_subjects)} subjects"
     if kept["this run"].lo is not None:
         caption += f"; lines: 95 % CI over {scores.intervals.by if scores.intervals else 'subject'}s"
     about = "; ".join(f"{b}: {baseline.about}" for b, baseline in named.items())

@@ -40,6 +40,7 @@ from bitimely_core.page import (
     make_figure,
     make_table,
 )
+from bitimely_core.privacy import show_count
 from bitimely_core.report.run_page import baseline_values, is_from_scratch, loss_curves, main_metric, run_facts
 from bitimely_core.report.text import text_cell
 from bitimely_core.schemas import MetricValue, RunRecord, Scores
@@ -297,10 +298,10 @@ def data_table(table: ResultTable) -> Table:
         shares = sorted({one.record.settings.data.fraction for one in runs})
         split = SPLITS.get(trained.split, trained.split) + (f", {len(runs[0].parts)} test folds" if runs[0].parts else "")
         unit = f"over {s.settings.by}s"
-        if s.n_subjects < evaluate.MINIMUM_UNITS:
+        if s.n_subjects is not None and s.n_subjects < evaluate.MINIMUM_UNITS:
             unit += f"; no CI: at least {evaluate.MINIMUM_UNITS} subjects required"
         share = ", ".join(f"{v:g}" for v in shares)
-        rows.append([table.name(data), s.split, split, s.n, s.n_subjects, share, unit, trained.fingerprint[:12]])
+        rows.append([table.name(data), s.split, split, show_count(s.n), show_count(s.n_subjects), share, unit, trained.fingerprint[:12]])
     return make_table(
         "data",
         "Data",
@@ -404,7 +405,7 @@ def comparison_page(folders: list[Path]) -> Page:
             raise input_error(
                 Reason.INCOMPLETE, "no scores", "expected scores.json", f"Run: bitimely evaluate {folder.name}", file=str(folder)
             )
-    scored = [Scores.load(folder / "scores.json") for folder in folders]
+    scored = [Scores.load_shared(folder) for folder in folders]
     runs = assign_rows(folders)
     columns, reference = group_columns(runs, [one.data for one in runs]), runs[0].row
     rows = list(dict.fromkeys(one.row for one in runs))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bitimely_core import registry
 from bitimely_core.page import Page, PageBuilder
-from bitimely_core.tokens import Windows
+from bitimely_core.tokens import EventSequences, Windows
 from bitimely_core.workspace import parse_view
 
 COLUMNS = ("channels", "timesteps", "sequences", "length", "classes")
@@ -43,13 +43,16 @@ def count_view(data: str, windows: Windows | None, problem: str = "") -> ViewSta
     printed = paper.get(view, {}) if isinstance(paper.get(view, {}), dict) else {}
     counts: dict[str, int | None] = dict.fromkeys(COLUMNS)
     if windows is not None:
-        sizes = (windows.channels, len(windows) * windows.length, len(windows), windows.length, windows.classes or None)
+        from bitimely_core.claims.disclosure import open_disclosure
+
+        n = len(windows) if not isinstance(windows, EventSequences) else open_disclosure(windows.folder).get(len(windows), "out", "all")
+        sizes = (windows.channels, None if n is None else n * windows.length, n, windows.length, windows.classes or None)
         counts = dict(zip(COLUMNS, sizes, strict=True))
     return ViewStatistics(
         data=data,
         counts=counts,
         paper={name: printed.get(name) for name in COLUMNS},
-        subjects=None if windows is None else len(set(windows.subjects())),
+        subjects=None if windows is None or counts["sequences"] is None else len(set(windows.subjects())),
         note=paper.get("note", "") if windows is not None else problem,
     )
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from bitimely_core import evaluate, registry, storage
 from bitimely_core.evaluate.result_table import read_speed
-from bitimely_core.report.run_page import ORDER, baseline_values, run_facts, stamp_text
+from bitimely_core.privacy import format_count
+from bitimely_core.report.run_page import ORDER, baseline_values, list_notices, run_facts, show_split, stamp_text
 from bitimely_core.report.text import markdown_text
 from bitimely_core.schemas import FinalLosses, RunData, RunRecord, Scores, TrainSubjects
 
@@ -37,7 +38,7 @@ def model_card(
         parts.append(
             f"Hash of the training subjects (pre-training and fine-tuning): {digest}, of {len(subjects):,}. Equal hashes, equal subjects."
         )
-    caveats = dict.fromkeys([*record.notices, *(scores.remarks if scores else ())])
+    caveats = dict.fromkeys([*list_notices(record), *(scores.remarks if scores else ())])
     parts += ["## Leakage", _card_leakage(record, scores), "## Scores", _card_scores(scores)]
     parts += ["## Caveats", "\n".join(f"- {markdown_text(line)}" for line in caveats) or "- none beyond the limits below"]
     parts += [
@@ -67,7 +68,7 @@ def write_card(folder: Path) -> None:
     record, scores, subjects = RunRecord.load(folder / "run.json"), folder / "scores.json", folder / "train_subjects.json"
     text = model_card(
         record,
-        Scores.load(scores) if scores.is_file() else None,
+        Scores.load_shared(folder) if scores.is_file() else None,
         TrainSubjects.load(subjects).marks if subjects.is_file() else None,
         read_speed(folder, record),
     )
@@ -80,7 +81,11 @@ def _card_rows(values: Mapping[str, str]) -> str:
 
 def _card_data(data: RunData, verb: str) -> str:
     rows = sorted(data.audit.items(), key=lambda pair: ORDER.index(pair[0]))
-    lines = ["| split | subjects | windows |", "|---|---|---|", *(f"| {split} | {a.subjects:,} | {a.windows:,} |" for split, a in rows)]
+    lines = [
+        "| split | subjects | windows |",
+        "|---|---|---|",
+        *(f"| {s} | {show_split(data, s, 'subjects')} | {show_split(data, s, 'windows')} |" for s, _ in rows),
+    ]
     return (
         f"{verb} {markdown_text(data.name)}, split {markdown_text(data.split)}, fingerprint {data.fingerprint[:16]} (of windows and split):\n\n"
         + "\n".join(lines)
@@ -117,7 +122,7 @@ def _card_scores(scores: Scores | None) -> str:
         ]
         lines.append("| " + " | ".join(map(markdown_text, cells)) + " |")
     words = (
-        f"On the {scores.split} split of {markdown_text(scores.data)}: {scores.n:,} windows of {scores.n_subjects:,} subjects; "
+        f"On the {scores.split} split of {markdown_text(scores.data)}: {format_count(scores.n)} windows of {format_count(scores.n_subjects)} subjects; "
         f"95 % confidence intervals over {scores.settings.by}s."
     )
     return words + "\n\n" + "\n".join(lines)

@@ -242,7 +242,7 @@ def format_cell(cell: MetricValue | None, column: ScoreColumn) -> str:
     if cell is None or cell.value is None:
         return "–"
     places = 1 if column.factor > 1 else 2  # as the paper prints them
-    few = isinstance(cell, CellScore) and cell.n_subjects < evaluate.MINIMUM_UNITS
+    few = isinstance(cell, CellScore) and cell.n_subjects is not None and cell.n_subjects < evaluate.MINIMUM_UNITS
     error = f"{cell.se * column.factor:.{places}f}" if cell.se is not None else f"n < {evaluate.MINIMUM_UNITS}" if few else "no s.e."
     return f"{cell.value * column.factor:.{places}f} ({error})"
 
@@ -508,7 +508,7 @@ def _list_notices(table: ResultTable) -> list[str]:
     few = {
         one.data: one.scores.n_subjects
         for one in found
-        if one.scores.n_subjects < evaluate.MINIMUM_UNITS and one.scores.settings.by == "subject"
+        if one.scores.n_subjects is not None and one.scores.n_subjects < evaluate.MINIMUM_UNITS and one.scores.settings.by == "subject"
     }
     return out + [
         f"{table.name(data)}: no CI: {n} test subject{'s' * (n != 1)}, at least {evaluate.MINIMUM_UNITS} required."

@@ -12,8 +12,9 @@ import numpy.typing as npt
 from bitimely_core import evaluate, registry
 from bitimely_core.evaluate.result_table import read_curve
 from bitimely_core.page import Figure, HeatMap, Hypnogram, Line, LinePlot, Page, PageBuilder, StageTrack, Table, make_figure, make_table
+from bitimely_core.privacy import format_count, is_small, round_message, show_count
 from bitimely_core.report.renderer import write_report
-from bitimely_core.schemas import ClassScores, Comparison, FinalLosses, RunRecord, Scores, TaskScores
+from bitimely_core.schemas import ClassScores, Comparison, FinalLosses, RunData, RunRecord, Scores, TaskScores
 from bitimely_core.training import tuning
 
 if TYPE_CHECKING:
@@ -39,10 +40,22 @@ def is_from_scratch(record: RunRecord) -> bool:
     return record.is_finetuned and not (record.source and record.source.weights)
 
 
+def show_split(data: RunData, split: str, kind: str) -> str:
+    """Subjects or windows of a split in a text; of claims withheld where they are few."""
+    count: int = getattr(data.audit[split], kind)
+    return format_count(None if data.vocabulary and not data.small_counts and is_small(count) else count)
+
+
+def list_notices(record: RunRecord) -> list[str]:
+    """The notices of a run, of claims without exact counts."""
+    exact = not record.data[0].vocabulary or record.data[0].small_counts
+    return list(record.notices) if exact else list(map(round_message, record.notices))
+
+
 def run_facts(record: RunRecord) -> dict[str, str]:
     """Facts at the top of a run's pages."""
     data, settings = record.data[0], record.settings
-    per_split = ", ".join(f"{s} {data.audit[s].subjects} subjects / {data.audit[s].windows:,} windows" for s in ORDER)
+    per_split = ", ".join(f"{s} {show_split(data, s, 'subjects')} subjects / {show_split(data, s, 'windows')} windows" for s in ORDER)
     shape = (
         f"code sequences, the last {data.length} events"
         if data.vocabulary
@@ -88,7 +101,7 @@ def write_training_page(folder: Path) -> Path:
     contrastive = not record.is_finetuned and registry.objectives[record.settings.objective.name].facts.rows > 1
     reference = "identical vectors for all windows" if contrastive else "predicting the mean"
     page = PageBuilder(f"Run {record.run}")
-    page.notice(*record.notices)
+    page.notice(*list_notices(record))
     page.add(*loss_curves(folder))
     page.add_facts(run_facts(record))
     loss = f"; {where} loss is {rel:.3f} of that of {reference}" if rel is not None else ""
@@ -129,7 +142,10 @@ def class_table(scores: TaskScores) -> Table:
         "Scores by class",
         "Support: number of scored windows of the class. A class without windows has no recall.",
         ["class", *columns],
-        [[name, *(getattr(one, column) for column in columns)] for name, one in scores.by_class.items()],
+        [
+            [name, *(show_count(value) if column == "support" else value for column, value in ((c, getattr(one, c)) for c in columns))]
+            for name, one in scores.by_class.items()
+        ],
     )
 
 
@@ -160,7 +176,7 @@ def verdict_text(scores: Scores) -> str:
     interval = f"95 % CI {metric.lo:.3f} to {metric.hi:.3f}" if metric.lo is not None else "no CI"
     baselines = " and ".join(f"the {base} baseline reaches {value:.3f}" for base, value in baseline_values(scores, name).items())
     return (
-        f"{words.capitalize()} {metric.value:.3f} ({interval}) on {scores.n:,} {scores.split} windows of {scores.n_subjects} subjects"
+        f"{words.capitalize()} {metric.value:.3f} ({interval}) on {format_count(scores.n)} {scores.split} windows of {format_count(scores.n_subjects)} subjects"
         + (f"; {baselines}" if baselines else "")
         + "."
     )
@@ -223,5 +239,8 @@ def combine_pages(page: Page, others: list[Page], tables: list[Table], title: st
 def audit_table(name: str, audit: Mapping[str, Mapping[str, Any]], class_names: list[str]) -> Table:
     """Subjects, windows and windows of each class by split."""
     caption = "No subject is in two splits; normalisation statistics come from the training split only."
-    rows = [[split, a["subjects"], a["windows"], *(a["classes"].get(c, 0) for c in class_names)] for split, a in audit.items()]
+    rows = [
+        [split, *map(show_count, (a["subjects"], a["windows"], *(a["classes"].get(c, 0) for c in class_names)))]
+        for split, a in audit.items()
+    ]
     return make_table("audit", f"Data: {name}", caption, ["split", "subjects", "windows", *class_names], rows)

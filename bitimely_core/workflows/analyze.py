@@ -11,13 +11,15 @@ from typing import Any, TypedDict
 from bitimely_core import registry
 from bitimely_core.config import DataConfig
 from bitimely_core.errors import Exit, safe_text, usage_error
-from bitimely_core.page import Page
+from bitimely_core.page import BarPlot, Figure, ForestPlot, LinePlot, Page, Table
+from bitimely_core.privacy import NOTICE, is_small
 from bitimely_core.run import FORMAT
 from bitimely_core.system_errors import attach_result
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import open_run, prepare_windows
 from bitimely_core.workspace import locate_new, shorten_name
 
+COUNTED = frozenset({"windows", "subjects", "subject", "n", "support", "rows", "cases", "positive", "unknown"})  # words of columns
 Options = dict[str, Any]  # keyword arguments of an analysis
 
 
@@ -88,6 +90,8 @@ def analyze(
         if takes == "model":
             arguments |= {"model": model or "bitimelygpt", "objective": objective, "preset": preset}
         page = entry.function(runs or None, **arguments)
+        if any(run.windows().vocabulary and not getattr(run.windows().options, "small_counts", None) for run in runs):
+            page = protect_page(page)
     with attach_result(lambda: {"kind": kind, "verdict": page.verdict, "notices": page.notices, "summary": page.summary}):
         path = rendering.write_report(target, page)
     result: AnalysisResult = {
@@ -103,6 +107,30 @@ def analyze(
     if "leak_free" in page.summary:
         result["leak_free"] = page.summary["leak_free"]
     return result
+
+
+def protect_page(page: Page) -> Page:
+    """The page of an analysis of events without figures of single people or counts, tables with a count of 1 to 10, and counts in its summary."""
+
+    def is_open(block: Figure | Table | str) -> bool:
+        if isinstance(block, str):
+            return True
+        if isinstance(block, Figure):
+            data = block.data
+            counts = isinstance(data, BarPlot) and all(isinstance(value, int) for value in data.values)
+            return isinstance(data, BarPlot | LinePlot | ForestPlot) and not counts
+        of_people = [k for k, column in enumerate(block.columns) if COUNTED & set(column.lower().replace("_", " ").split())]
+        return not any(isinstance(row[k], int) and is_small(row[k]) for row in block.rows for k in of_people)
+
+    kept = [block for block in page.blocks if is_open(block)]
+    return Page(
+        title=page.title,
+        verdict=page.verdict,
+        notices=[*page.notices, NOTICE],
+        blocks=kept,
+        facts=page.facts,
+        summary={key: value for key, value in page.summary.items() if key in {"metrics", "leak_free", "contradiction"}},
+    )
 
 
 def _parse_options(entry: registry.Entry[Any], texts: dict[str, str]) -> Options:

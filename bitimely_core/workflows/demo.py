@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from bitimely_core.report import run_page
 from bitimely_core.report.comparison import comparison_page
 from bitimely_core.run import FORMAT
+from bitimely_core.schemas import Scores
 from bitimely_core.types import Progress
 from bitimely_core.workflows.analyze import analyze
+from bitimely_core.workspace import find_data_kind
 
 
 def demonstrate(
@@ -26,17 +27,16 @@ def demonstrate(
     """
     from bitimely_core import report as rendering
     from bitimely_core import tokens
-    from bitimely_core.tokens.kind import audit_splits
 
     spectra = analyze("svd", ["tiny"], sequences=32, workspace=workspace, progress=progress)
     maps = analyze("attention", ["tiny"], workspace=workspace, progress=progress)
     names = [f"tiny-{data.removeprefix('synthetic-') if data == 'synthetic-staging' else data}{end}" for end in ("", "-scratch")]
     evaluated = [workspace / "runs" / name for name in names]
     windows = tokens.open_tokens(workspace / "tokens" / data)
-    table = run_page.audit_table(windows.name, audit_splits(windows), list(windows.class_names))
+    table = run_page.audit_table(windows.name, find_data_kind(data).summarize_tokens(windows.folder)["audit"], list(windows.class_names))
     page = run_page.combine_pages(comparison_page(evaluated), [spectra["page"], maps["page"]], [table], title)
     path = rendering.write_report(workspace / "reports" / f"compare-{'-'.join(names)}", page)
-    scores = [json.loads((folder / "scores.json").read_bytes()) for folder in evaluated]
+    scores = [Scores.load_shared(folder).to_json() for folder in evaluated]
     return {
         "format_version": FORMAT,
         "report": str(path),

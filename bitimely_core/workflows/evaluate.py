@@ -12,11 +12,13 @@ from bitimely_core import registry, storage
 from bitimely_core.config import ObjectiveConfig
 from bitimely_core.errors import Reason, input_error
 from bitimely_core.evaluate.predict import EVALUATION_BATCH, predict
+from bitimely_core.privacy import is_small
 from bitimely_core.report import run_page
 from bitimely_core.report.model_card import write_card
 from bitimely_core.run import describe_data
 from bitimely_core.schemas import Comparison, EvaluationSettings, MetricValue, RunRecord, Scores, TaskScores
 from bitimely_core.system_errors import attach_result
+from bitimely_core.tokens.sequences import EventSequences
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import open_run
 from bitimely_core.workspace import find_run_folder
@@ -75,7 +77,8 @@ def evaluate(
         "n_subjects": len(set(rows.subjects())),
     }
     if dry_run:
-        return {**counts, "folder": str(folder)}
+        hidden = isinstance(windows, EventSequences) and not windows.options.small_counts and is_small(counts["n_subjects"])
+        return {**counts, **({"n": None, "n_subjects": None} if hidden else {}), "folder": str(folder)}
     scores = Scores(
         **counts,
         settings=EvaluationSettings(
@@ -94,7 +97,7 @@ def evaluate(
         columns = {"target": rows.targets(None), "prediction": predict(head, rows, batch_size=batch_size, device=device, progress=progress)}
         task_scores = _score_task(windows, rows, bootstrap, by, **columns)
         scores = scores.model_copy(update={name: getattr(task_scores, name) for name in TaskScores.model_fields})
-    with attach_result(lambda: scores.to_json()):
+    with attach_result(lambda: _protect_scores(scores, windows).to_json()):
         if head is not None:
             frame = scoring.predictions_frame(rows.index, windows.task, windows.class_names, **columns)
             storage.write_parquet(folder / "predictions.parquet", frame)
@@ -104,10 +107,23 @@ def evaluate(
             tasks.write_predictions(predictions, rows, columns["prediction"], ids)
         if compare is not None:
             scores = scores.model_copy(update={"comparison": _compare_runs(folder, compare, workspace, windows, split, bootstrap, by)})
+        (folder / Scores.SHARED).unlink(missing_ok=True)  # of an earlier evaluation
         scores.save(folder / "scores.json")
+        if (shown := _protect_scores(scores, windows)) != scores:
+            scores = shown
+            scores.save(folder / Scores.SHARED)
         write_card(folder)
         report = run_page.write_evaluation_page(opened, scores, columns)
     return {**scores.to_json(), "report": str(report)}
+
+
+def _protect_scores(scores: Scores, windows: Windows) -> Scores:
+    """The scores as they are printed."""
+    if not isinstance(windows, EventSequences):
+        return scores
+    from bitimely_core.claims.disclosure import protect_scores  # with polars
+
+    return protect_scores(scores, windows)
 
 
 def _list_notices(record: RunRecord, windows: Windows, by: str, shared: int, split: str, verify: bool) -> list[str]:

@@ -7,7 +7,9 @@ from typing import TypedDict
 
 from bitimely_core import storage
 from bitimely_core.errors import usage_error
+from bitimely_core.privacy import is_small
 from bitimely_core.run import FORMAT, Run
+from bitimely_core.schemas import Scores
 from bitimely_core.workflows import hub
 from bitimely_core.workspace import locate_new
 
@@ -52,6 +54,20 @@ def export(
         text = f"holds {len(foreign)} other files"
         raise usage_error(text, "expected an empty folder", file=str(target), field="--out")
     storage.make_folder(target)
-    hashes = {name: storage.write_bytes(target / name, path.read_bytes())[0] for name, path in files.items()}
+    content = {name: path.read_bytes() for name, path in files.items()} | _protect_counts(opened, set(files))
+    hashes = {name: storage.write_bytes(target / name, data)[0] for name, data in content.items()}
     revision = None if push is None else hub.upload_folder(target, push, sorted(files))
     return {**result, "sha256": hashes, "pushed": push, "revision": revision}
+
+
+def _protect_counts(run: Run, names: set[str]) -> dict[str, bytes]:
+    """Of claims the scores as pages print them, and the settings without counts of labels and of splits with few people."""
+    data, out = run.record.data[0], {}
+    if (run.folder / Scores.SHARED).is_file() and "scores.json" in names:
+        out["scores.json"] = (run.folder / Scores.SHARED).read_bytes()
+    if data.vocabulary and not data.small_counts and "run.json" in names:
+        own = tuple(
+            one.model_copy(update={"audit": {s: a for s, a in one.audit.items() if not is_small(a.subjects)}}) for one in run.record.data
+        )
+        out["run.json"] = storage.encode_json(run.record.model_copy(update={"data": own, "train_label_counts": None}).to_json())
+    return out

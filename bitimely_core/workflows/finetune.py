@@ -11,6 +11,7 @@ from bitimely_core.config import Settings, list_presets, load_preset, merge_laye
 from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.evaluate import LOWER_IS_BETTER
 from bitimely_core.evaluate.predict import measure_task
+from bitimely_core.privacy import is_small
 from bitimely_core.recipe import Recipe, load_recipe, resolve_settings
 from bitimely_core.run import Run, describe_data, list_versions
 from bitimely_core.schemas import RunRecord, RunSource
@@ -84,8 +85,7 @@ def finetune(
     head = _build_head(model, settings, windows, view)
     notices = [_describe_reset(windows, parent.record, reset)] if reset else []
     if settings.data.fraction < 1:
-        used, available = len(set(view.train.subjects())), len(set(windows["train"].subjects()))
-        notices.append(f"fine-tuning on {used:,} of {available:,} training subjects")
+        notices.append(_describe_fraction(windows, len(set(view.train.subjects()))))
     stamp, origin = None if scratch else parent.record.leak_free, parent.record
     own = run or f"{origin.run}-{name.partition('/')[2] or name}" + ("-scratch" if settings.finetune.from_scratch else "")
     record = RunRecord(
@@ -196,6 +196,12 @@ def _build_head(model: Model, settings: Settings, windows: Windows, view: tuning
     )
     heads.standardise(head, target)
     return head
+
+
+def _describe_fraction(windows: Windows, used: int) -> str:
+    available = len(set(windows["train"].subjects()))
+    hidden = windows.vocabulary and not getattr(windows.options, "small_counts", None) and (is_small(used) or is_small(available))
+    return f"fine-tuning on {'few' if hidden else f'{used:,} of {available:,}'} training subjects"
 
 
 def _describe_reset(windows: Windows, origin: RunRecord, reset: list[str]) -> str:
