@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from bitimely_cli.main import app, main
 from bitimely_cli.options import describe_parameter, parse_path
 from bitimely_core import registry, workspace
 from bitimely_core.errors import UserError
+from bitimely_core.formats.source import scan_folder
 
 BAD_NAMES = [
     "../../x",
@@ -219,3 +221,72 @@ def test_links_in_the_place_of_folders_are_refused(ws: Path, inner: str, capsys:
     assert main([*calls[inner.partition("/")[0]], "-w", str(ws)]) == 2
     assert "is a link" in capsys.readouterr().err
     assert list(target.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def claims_workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace with claims, their sequences, a report and the key of their pseudonyms."""
+    home = tmp_path_factory.mktemp("claims") / "anything"
+    assert main(["ingest", "synthetic-claims", "--subjects", "300", "--min-case-support", "1", "-w", str(home)]) in {0, 3}
+    assert main(["analyze", "leakage", "--name", "r", "-w", str(home)]) in {0, 5}
+    return home
+
+
+def write_recordings(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in (1, 2):
+        (folder / f"r{number}.csv").write_text("time,ppg\n" + "".join(f"{i / 10},{i % 7}\n" for i in range(50)))
+    (folder / "id.key").write_text("a file of the study with a name that bitimely also uses")
+    (folder / "cache").mkdir()
+    (folder / "cache" / "kept.csv").write_text("time,ppg\n0,1\n")
+
+
+@pytest.mark.parametrize("state", ["complete", "no locks", "unfinished", "linked", "linked folders", "linked files"])
+def test_a_workspace_below_a_source_is_no_source(trained: Path, claims_workspace: Path, tmp_path: Path, state: str) -> None:
+    root = tmp_path / "study"
+    write_recordings(root)
+    expected = scan_folder(root).files
+    assert len(expected) == 4
+    for at, home in enumerate((trained, claims_workspace)):
+        place = tmp_path / "outside" if state.startswith("linked") else root
+        copy = Path(shutil.copytree(home, place / f"w{at}" / "inner"))
+        if state == "no locks":
+            for path in copy.rglob(".lock"):
+                path.unlink()
+        if state == "unfinished":
+            for path in [*copy.rglob("manifest.json"), *copy.rglob("ingest_report.json")]:
+                path.unlink()
+        if state == "linked":
+            (root / f"l{at}").symlink_to(copy)
+        if state == "linked folders":
+            for kind in copy.iterdir():
+                (root / f"l{at}-{kind.name}").symlink_to(kind)
+        if state == "linked files":
+            for number, path in enumerate(p for p in copy.rglob("*") if p.is_file() and p.parent != copy):
+                (root / f"f{at}-{number}.csv").symlink_to(path)
+    assert scan_folder(root, follow_symlinks=True).files == expected
+    if not state.startswith("linked"):
+        assert not scan_folder(root).rejected
+
+
+def test_ingest_reads_the_same_files_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "claims.csv").write_text(
+        "patient_id,date,icd9\n" + "".join(f"p{i % 9},2001-0{1 + i % 8}-11,250.0{i % 4}\n" for i in range(90))
+    )
+    found = []
+    for home in ("workspace", ".", "deep/er", "workspace"):
+        main(["ingest", "pophr", ".", "--no-select", "-w", home, "--json"])
+        report = json.loads(capsys.readouterr().out)
+        found.append((report["source"]["files"], report["source"]["bytes"], report["source"]["sha256"]))
+    assert len(set(found)) == 1, found
+    assert found[0][0] == 1
+
+
+def test_no_reader_lists_folders_itself() -> None:
+    """All readers get the files of a source from `scan_folder`, which leaves the folders of bitimely out."""
+    core = Path(workspace.__file__).parent
+    for package in ("datasets", "formats", "claims/sources"):
+        for path in (core / package).rglob("*.py"):
+            if path.name != "source.py":
+                assert not re.search(r"\b(rglob|glob|iterdir|os\.walk|scandir|listdir)\(", path.read_text()), path

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from contextlib import closing, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from bitimely_core.cache.ingest_run import REPORT, IngestRun
 from bitimely_core.cache.units import MEAN_BYTES, MEAN_UNITS, IngestTask, group_units
 from bitimely_core.cache.workers import IngestWorker, catch_signals, run_tasks, start_workers
 from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
-from bitimely_core.formats.source import Source, scan_folder
+from bitimely_core.formats.source import scan_folder
 from bitimely_core.formats.text import use_encoding
 from bitimely_core.schemas import (
     CachedPart,
@@ -93,7 +92,7 @@ def ingest(
     folder = Path(out)
     entry, resolved = _resolve_options(dataset, options or {})
     _check_arguments(entry, source, jobs, max_bad, shard)
-    scanned = None if source is None else _exclude_cache(scan_folder(Path(source), follow_symlinks=follow_symlinks), folder)
+    scanned = None if source is None else scan_folder(Path(source), follow_symlinks=follow_symlinks)
     kind = registry.load_data_kind(entry.facts.kind)
     stated = {} if encoding is None else {"encoding": encoding}
     with use_encoding(encoding), catch_signals() as stop:
@@ -163,16 +162,6 @@ def _check_arguments(
         fault = (f"shard is {shard[0]}/{shard[1]}", "expected k/n with k from 1 to n")
     if fault:
         raise usage_error(*fault)
-
-
-def _exclude_cache(source: Source, out: Path) -> Source:
-    """The source without the cache, in case the cache is inside of it."""
-    root, inner = source.root.resolve(), out.resolve()
-    if not inner.is_relative_to(root):
-        return source
-    prefix = f"{inner.relative_to(root).as_posix()}/"
-    files = {name: size for name, size in source.files.items() if not name.startswith(prefix)}
-    return replace(source, files=files, rejected={name: fault for name, fault in source.rejected.items() if not name.startswith(prefix)})
 
 
 def _plan_ingest(run: IngestRun) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from bitimely_core.claims import engines, sequence_builder, steps, tokenize
 from bitimely_core.claims.prevalence import CodeSelection
 from bitimely_core.errors import Finding, Reason, input_error, usage_error
 from bitimely_core.formats import tables
+from bitimely_core.formats.source import scan_folder
 from bitimely_core.schemas import FindingRecord, PredictionStatistics, SequenceManifest, SequenceOptions, StoredFile
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens.sequences import SPECIAL, EventSequences, publish_sequences, to_table, write_shard
@@ -38,7 +39,7 @@ def read_task_labels(folder: str | Path) -> pl.DataFrame:
     folder = Path(folder)
     if not folder.is_dir():
         raise usage_error("no such folder", "expected a folder with label files of MEDS", file=str(folder), field="--task")
-    paths = sorted(folder.rglob("*.parquet"))
+    paths = [folder / name for name in scan_folder(folder, follow_symlinks=True).files if name.endswith(".parquet")]
     if not paths:
         raise input_error(Reason.NO_INPUT, "no .parquet in it", "expected label files of MEDS", file=str(folder), field="--task")
     kinds: dict[str, Any] = {"subject_id": pl.Int64, "prediction_time": pl.Datetime("us"), "boolean_value": pl.Boolean}

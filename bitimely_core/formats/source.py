@@ -1,4 +1,7 @@
-"""Files of a raw folder, found without opening any: regular files with their sizes, and all others with the reason why they are not read."""
+"""Files of a raw folder, found without opening any: regular files with their sizes, and all others with the reason why they are not read.
+
+What bitimely itself wrote there is no source: caches, tokens, runs, reports and exports of any workspace, and its key.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,15 @@ from bitimely_core.system_errors import raise_system_error
 
 RECORDING_SUFFIXES = (".edf", ".bdf", ".hea", ".dat")  # endings under which a folder is not descended into
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+STORED = {  # files of bitimely -> a key that they hold
+    "manifest.json": b'"manifest_sha256"',
+    "ingest_report.json": b'"bitimely.',
+    "run.json": b'"leak_free"',
+    "stage.json": b'"stage"',
+    "summary.json": b'"verdict"',
+}
+UNFINISHED = {".progress", ".parts", "run.json", "manifest.json"}  # one of them beside a lock: work that was stopped
+KEY_FILE, KEY_BYTES = "id.key", 32
 
 
 @dataclass(frozen=True)
@@ -57,7 +69,7 @@ def locate_errors(file: str | Path, *, replace: bool = True) -> Iterator[None]:
 
 
 def scan_folder(root: Path, *, follow_symlinks: bool = False) -> Source:
-    """All files under `root`, recursively, by `lstat` alone; nothing is opened, hidden names are skipped.
+    """All files under `root`, recursively, by `lstat` alone; hidden names are skipped, and what bitimely wrote (`is_own_folder`).
 
     Args:
         root: a folder.
@@ -83,6 +95,7 @@ def scan_folder(root: Path, *, follow_symlinks: bool = False) -> Source:
     rejected: dict[str, Finding] = {}
     real = root.resolve()
     seen: set[tuple[int, int]] = set()
+    own: dict[Path, bool] = {}
     pending = [""]
     while pending:
         folder = pending.pop()
@@ -97,8 +110,10 @@ def scan_folder(root: Path, *, follow_symlinks: bool = False) -> Source:
             where = folder.rstrip("/") or "."
             rejected[where] = Finding(Reason.IO_ERROR, f"the folder cannot be listed ({error.strerror})", file=where)
             continue
+        if folder and is_own_folder(root / folder):
+            continue
         for entry in entries:
-            if entry.name.startswith("."):
+            if entry.name.startswith(".") or (entry.is_symlink() and _leads_to_own_folder(root / folder / entry.name, real, own)):
                 continue
             rel = folder + entry.name
             fault = _inspect_entry(root, real, rel, follow=follow_symlinks)
@@ -106,9 +121,35 @@ def scan_folder(root: Path, *, follow_symlinks: bool = False) -> Source:
                 rejected[fault.file or rel] = fault
             elif fault is None:
                 pending.append(rel + "/")
-            elif fault >= 0:
+            elif fault >= 0 and (entry.name, fault) != (KEY_FILE, KEY_BYTES):
                 files[rel] = fault
     return Source(root, dict(sorted(files.items())), dict(sorted(rejected.items())))
+
+
+def is_own_folder(folder: Path) -> bool:
+    """Whether bitimely wrote `folder`: a cache, token set, run, stage, report or export, finished or not."""
+    try:
+        names = {path.name for path in folder.iterdir()}
+        if ".lock" in names and (names & UNFINISHED or folder.parent.name in {"cache", "tokens", "runs"}):
+            return True
+        return any(key in (folder / name).read_bytes() for name, key in STORED.items() if name in names)
+    except OSError as error:
+        raise_system_error(error, folder, stored=False)
+        return False
+
+
+def _leads_to_own_folder(link: Path, real: Path, own: dict[Path, bool]) -> bool:
+    """Whether a link leads into a folder of bitimely; `own`: the folders that are known."""
+    try:
+        target = link.resolve()
+    except (OSError, RuntimeError):
+        return False  # the caller finds out why
+    for folder in target.parents:
+        if folder == real:
+            return False
+        if own.setdefault(folder, folder not in own and is_own_folder(folder)):
+            return True
+    return False
 
 
 def _inspect_entry(root: Path, real: Path, rel: str, *, follow: bool) -> int | Finding | None:
