@@ -13,7 +13,7 @@ from bitimely_cli.claims import ClaimsBuildOptions, ClaimsReadOptions, TaskOptio
 from bitimely_cli.options import BuildOptions, CommonOptions, Encoding, declare_setting, expand_options, parse_shard
 from bitimely_cli.screen import screen
 from bitimely_core import registry
-from bitimely_core.config import DataConfig, validate
+from bitimely_core.config import DataConfig, SettingsLayer, validate
 from bitimely_core.errors import Exit, Finding
 from bitimely_core.privacy import format_count
 from bitimely_core.workspace import find_data_kind, locate_new
@@ -29,12 +29,12 @@ def ingest(
     dataset: Annotated[str, typer.Argument(help="Data set, see: bitimely list datasets.", metavar="DATASET")],
     *,
     source: Annotated[Path | None, typer.Argument(help="Folder in the official layout, or files.", metavar="[SOURCE]")] = None,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Worker processes.")] = 1,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, max=1024, help="Worker processes.")] = 1,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse the data set when any unit is quarantined.")] = False,
     max_bad: Annotated[float, typer.Option("--max-bad", min=0.0, max=1.0, help="Largest share of quarantined units.")] = 0.5,
     shard: Annotated[str | None, typer.Option("--shard", metavar="k/n", help="Read part k of n; the last part publishes.")] = None,
     size: Annotated[str | None, typer.Option("--size", help="small, large or planted (synthetic).")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Seed (synthetic).")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed (synthetic).")] = None,
     rate: Annotated[int | None, typer.Option("--rate", help="Sampling rate of the files to read, 100 or 500 Hz (ptb-xl).")] = None,
     map_: Annotated[
         Path | None, typer.Option("--map", metavar="FILE.toml", help="Mapping file: patterns, subjects, channels, rates, labels (generic).")
@@ -44,7 +44,7 @@ def ingest(
     keep_phi: Annotated[bool, typer.Option("--keep-phi", help="Keep identifying header fields (stated in the manifest).")] = False,
     keep_dates: Annotated[bool, typer.Option("--keep-dates", help="Keep start times of recordings.")] = False,
     quarantine: Annotated[Path | None, typer.Option("--quarantine", help="Write the list of quarantined units to this file.")] = None,
-    wait: Annotated[float, typer.Option("--wait", help="Seconds to wait for another process.")] = 0.0,
+    wait: Annotated[float, typer.Option("--wait", min=0.0, help="Seconds to wait for another process.")] = 0.0,
     build: BuildOptions,
     claims_read: ClaimsReadOptions,
     claims_build: ClaimsBuildOptions,
@@ -155,19 +155,19 @@ def tokenize(
     from bitimely_core.formats.text import use_encoding
     from bitimely_core.schemas import FindingRecord
 
-    texts = {name: text for name, text in {"bandpass": bandpass, "notch": notch}.items() if text is not None}
-    filters = validate(DataConfig, texts)
-    cuts = {
+    cuts: SettingsLayer = {
         "window": window,
         "stride": stride,
         "rate": rate,
         "channels": None if channels is None else tuple(c.strip() for c in channels.split(",")),
         "normalise": normalise,
         "split": split,
-        "bandpass": filters.bandpass,
-        "notch": filters.notch,
+        "bandpass": bandpass,
+        "notch": notch,
         "test_fold": test_fold,
     }
+    checked = validate(DataConfig, {name: value for name, value in cuts.items() if value is not None})
+    cuts |= {"bandpass": checked.bandpass, "notch": checked.notch}
     kind = find_data_kind(data)
     given = {
         "tokenize": {key: value for key, value in cuts.items() if value != DataConfig.model_fields[key].default},

@@ -22,7 +22,7 @@ def run(
     only: Annotated[
         list[str] | None, typer.Option("--only", help="Only cells that hold this text, for example a model or a data set; may be repeated.")
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Cells at a time.")] = 1,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, max=1024, help="Cells at a time.")] = 1,
     devices: Devices = None,
     part: Annotated[str | None, typer.Option("--shard", metavar="k/n", help="Part k of n, for a job array.")] = None,
     leak_free: Annotated[

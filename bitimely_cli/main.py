@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -13,6 +15,8 @@ LAST_WORDS = b"error[resource_limit] bitimely: out of memory or open files. Rais
 try:
     from bitimely_cli import supervision
     from bitimely_cli.screen import screen
+    from bitimely_cli.signals import stop_error, watch_signals
+    from bitimely_core import registry
     from bitimely_core.errors import Exit, Reason, UserError
     from bitimely_core.system_errors import describe_tight_memory, find_system_error
 except (ImportError, MemoryError, OSError) as lack:
@@ -37,11 +41,25 @@ def __getattr__(name: str) -> Any:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `bitimely` with `argv` (default: the process's own) and return its exit code."""
-    screen.json, screen.debug, screen.n_printed = False, False, 0
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    screen.json, screen.debug, screen.n_printed, screen.has_errors = "--json" in arguments, False, 0, False
+    prepare_streams()
     return supervision.run_supervised(
         lambda: run_guarded(lambda: run_verb(arguments)), lambda fault: run_guarded(lambda: report_error(fault))
     )
+
+
+def prepare_streams() -> None:
+    """Streams that are closed go nowhere, and no file takes their place; characters that they cannot show are replaced."""
+    with suppress(OSError):  # no descriptor is left: the verb says so
+        while (free := os.open(os.devnull, os.O_RDWR)) < 3:
+            pass
+        os.close(free)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123  open to the end
+        elif isinstance(stream := getattr(sys, name), io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def run_guarded(run: Callable[[], int]) -> int:
@@ -62,12 +80,26 @@ def run_verb(arguments: list[str]) -> int:
     reserve: list[bytearray] = []
     try:
         reserve.append(bytearray(RESERVE))
-        from bitimely_cli.verbs import run_command
+        with watch_signals(report_error) as received:
+            try:
+                from bitimely_cli.verbs import run_command
 
-        return run_command(arguments)
+                code = run_command(arguments)
+            except KeyboardInterrupt:
+                return report_error(stop_error(next(iter(received), signal.SIGINT)))
+            if code == Exit.INTERRUPTED and received:  # newer versions of typer return it for a KeyboardInterrupt
+                return report_error(stop_error(received[0]))
+        for finding in registry.broken_plugins.values():
+            screen.print_finding(finding)
+        registry.broken_plugins.clear()
+        return Exit.PARTIAL if code == Exit.OK and screen.has_errors else code
     except BrokenPipeError:
         return Exit.OK  # the reader closed the pipe
-    except (SystemExit, GeneratorExit):
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # rich has closed the stream
+            return Exit.OK
+        raise
+    except GeneratorExit:
         raise
     except BaseException as error:  # Rust's panics are no Exceptions
         reserve.clear()
@@ -79,7 +111,7 @@ def convert_error(error: BaseException) -> UserError:
     if isinstance(error, UserError):
         return error
     if isinstance(error, KeyboardInterrupt):
-        return UserError(Reason.INTERRUPTED, "stopped", hint="Repeat the command to go on", exit_code=Exit.INTERRUPTED)
+        return stop_error(signal.SIGINT)
     if screen.debug:
         traceback.print_exception(error)
     frames = traceback.extract_tb(error.__traceback__)
@@ -88,9 +120,18 @@ def convert_error(error: BaseException) -> UserError:
     hint = "This is a bug; repeat with --debug and report it"
     return (
         find_system_error(error)
+        or find_lost_peer(error)
+        or registry.find_plugin_error(error)
         or describe_tight_memory(text)
         or UserError(Reason.INTERNAL, text, hint=hint, exit_code=Exit.INTERNAL_ERROR)
     )
+
+
+def find_lost_peer(error: BaseException) -> UserError | None:
+    """As `distributed.find_lost_peer`, without an import of torch."""
+    distributed = sys.modules.get("bitimely_core.training.distributed")
+    found: UserError | None = None if distributed is None else distributed.find_lost_peer(error)
+    return found
 
 
 def report_error(error: UserError) -> int:

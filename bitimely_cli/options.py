@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -122,7 +124,7 @@ class ReadOptions(WriteOptions):
 class ScoreOptions(ReadOptions):
     """Options of verbs that run a trained model."""
 
-    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Windows that the model reads at a time.")] = None
+    batch_size: Annotated[int | None, typer.Option("--batch-size", min=1, help="Windows that the model reads at a time.")] = None
     device: Device = None
 
 
@@ -184,8 +186,10 @@ def parse_path(text: str | Path) -> Path:
 
 
 def check_text(name: str, value: Any) -> None:
-    """Refuse an empty text, and bytes that are not UTF-8. Raises UserError (config, exit 2)."""
+    """Refuse an empty text, bytes that are not UTF-8, NaN and infinities. Raises UserError (config, exit 2)."""
     for text in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(text, float) and not math.isfinite(text):
+            raise usage_error(f"found {text}", "expected a finite number", field=name)
         if isinstance(text, str | Path) and not str(text).strip():
             raise usage_error("no value", "expected a text that is not empty", f"Leave {name} out, or give its value", field=name)
         if isinstance(text, str | Path) and not str(text).isprintable():
@@ -222,6 +226,11 @@ def expand_options(command: Callable[..., int]) -> Callable[..., int]:
     def run_command(**given: Any) -> int:
         for name, value in given.items():
             check_text(labels[name], value)
+        place = given.get("workspace", Path())
+        if not place.is_dir() and any(above.is_file() for above in (place, *place.parents)):
+            raise usage_error(
+                "is a file", "expected a folder, there or to be made", "Give another one", code=Reason.NOT_FOUND, file=str(place)
+            )
         values = {into: group(**{f.name: given.pop(f.name) for f in fields(group)}) for into, group in groups.items()}  # type: ignore[arg-type]
         return command(**given, **values)
 
@@ -242,7 +251,7 @@ def parse_shard(text: str | None) -> tuple[int, int] | None:
     """`k/n` as (k, n) with 1 <= k <= n. Raises UserError (config)."""
     if text is None:
         return None
-    k, _, n = text.partition("/")
-    if k.isdigit() and n.isdigit() and 1 <= int(k) <= int(n):
-        return int(k), int(n)
+    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+    if found and 1 <= int(found[1]) <= int(found[2]):
+        return int(found[1]), int(found[2])
     raise usage_error(f"--shard {safe_text(text)}", "expected k/n with 1 <= k <= n", "For example --shard 1/4")

@@ -30,6 +30,7 @@ class Screen:
     json = False
     debug = False
     n_printed = 0
+    has_errors = False  # an error line was printed: the exit code is not 0
 
     def print_line(self, text: str = "") -> None:
         """A line for the reader; on stderr under --json."""
@@ -46,6 +47,7 @@ class Screen:
         if finding.level == "info":
             return
         self.n_printed += 1
+        self.has_errors |= finding.level == "error"
         if self.n_printed <= MOST_LINES:
             self.note(f"{finding.level}[{finding.code}] {clean(finding.message, 1000)}")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from bitimely_core.errors import UserError
 from bitimely_core.pipeline.plan import run_training
 from bitimely_core.system_errors import find_system_error
-from bitimely_core.training.distributed import get_rank
+from bitimely_core.training.distributed import find_lost_peer, get_rank
 
 
 def main(verb: str, workspace: str, call: str) -> int:
@@ -17,7 +17,7 @@ def main(verb: str, workspace: str, call: str) -> int:
     try:
         run_training(verb, json.loads(call), workspace=Path(workspace))
     except Exception as error:
-        fault = find_system_error(error) or error
+        fault = find_system_error(error) or find_lost_peer(error) or error
         if not isinstance(fault, UserError):
             raise
         if get_rank() == 0:

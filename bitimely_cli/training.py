@@ -116,7 +116,9 @@ def evaluate(
     *,
     data: OneData = None,
     split: Annotated[str, typer.Option("--split", help="train, validation or test.")] = "test",
-    bootstrap: Annotated[int, typer.Option("--bootstrap", min=0, help="Resamples of what has no closed form; 0: no intervals.")] = 1000,
+    bootstrap: Annotated[
+        int, typer.Option("--bootstrap", min=0, max=1_000_000, help="Resamples of what has no closed form; 0: no intervals.")
+    ] = 1000,
     by: Annotated[ResamplingUnit, typer.Option("--by", help="subject, or window (to reproduce papers; stamped).")] = ResamplingUnit.subject,
     compare: Annotated[str | None, typer.Option("--compare", metavar="RUN2", help="Paired differences to this run.")] = None,
     predictions: Annotated[

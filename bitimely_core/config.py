@@ -83,9 +83,9 @@ class TrainConfig(Section):
     precision: Literal["fp32", "bf16"] = Field("fp32", description="Arithmetic of the training.")
     core_precision: Literal["fp32", "bf16"] = Field("fp32", description="Arithmetic of the retention core under precision bf16.")
     device: str = Field("auto", description="auto, cpu, cuda or mps.")
-    devices: int = Field(1, ge=1, description="Number of processes (one per device).")
+    devices: int = Field(1, ge=1, le=1024, description="Number of processes (one per device).")
     compile: bool = Field(False, description="Use torch.compile.")
-    seed: int = Field(0, ge=0, description="Seed of weights, batches and masks.")
+    seed: int = Field(0, ge=0, le=2**63 - 1, description="Seed of weights, batches and masks.")
     log_every: int = Field(10, ge=1, description="Steps between lines of the log.")
     checkpoint_every: int | None = Field(None, ge=1, description="Steps between checkpoints (default: an epoch).")
     keep: int = Field(2, ge=2, description="Checkpoints to keep.")
@@ -237,11 +237,13 @@ def parse_assignments(pairs: list[str]) -> SettingsLayer:
             raise usage_error(f"--set {safe_text(pair)}", "expected section.key=value", "For example --set model.tokenizer=patch")
         try:
             value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+        except (tomllib.TOMLDecodeError, RecursionError):
             value = text.strip()
         here = out
         for part in parts[:-1]:
             here = here.setdefault(part, {})
+            if not isinstance(here, dict):
+                raise usage_error(f"--set {safe_text(pair)}", f"{part} has a value of its own", "Leave one of the two out")
         here[parts[-1]] = value
     return out
 

@@ -97,14 +97,14 @@ class IngestStage(Section):
     datasets: tuple[str, ...] = ()
     sources: dict[str, str] = {}
     options: dict[str, SettingsLayer] = {}
-    jobs: int = Field(1, ge=1)
+    jobs: int = Field(1, ge=1, le=1024)
 
 
 class EvaluateStage(Section):
     """`[evaluate]`: the flags of the verb."""
 
     split: Literal["train", "validation", "test"] = "test"
-    bootstrap: int = Field(1000, ge=0)
+    bootstrap: int = Field(1000, ge=0, le=1_000_000)
     by: Literal["subject", "window"] = "subject"
     compare: str | None = None  # a value of the matrix: every other run is compared with that of the cell which has this one
 

@@ -7,14 +7,15 @@ import importlib
 import pkgutil
 import re
 import sys
+import traceback
 import unicodedata
 from collections.abc import Callable
-from dataclasses import dataclass
-from importlib.metadata import entry_points
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
-from bitimely_core.errors import Reason, UserError, safe_text, usage_error
+from bitimely_core.errors import Finding, Level, Reason, UserError, clean, safe_text, usage_error
 
 HERE = Path(__file__).parent
 RECIPES = next(p for p in (HERE / "pipelines", HERE.parent / "pipelines") if p.is_dir())  # installed, else a checkout
@@ -70,7 +71,10 @@ class Registry(dict[str, Entry[Facts]]):
     def __missing__(self, key: str) -> Entry[Facts]:
         if key in self.aliases:
             return self[self.aliases[key]]
-        raise unknown(self.kind, key, list(self) + list(self.aliases))
+        error = unknown(self.kind, key, list(self) + list(self.aliases))
+        error.details = [replace(finding, level="error") for finding in _refused.values()]  # it may be what one of them offers
+        broken_plugins.clear()
+        raise error
 
 
 def unknown(kind: str, name: str, known: list[str]) -> UserError:
@@ -111,6 +115,8 @@ def check_name(name: str, kind: str, field: str | None = None) -> str:
 MEMBERS_ELSEWHERE = {"bitimely_core.datasets": ("bitimely_core.claims.dataset", "bitimely_core.claims.synthetic")}
 LOADED_ON_IMPORT = ("bitimely_core.models", "bitimely_core.objectives")  # the last line of each package loads its members
 _loaded: set[str] = set()
+_refused: dict[str, Finding] = {}  # plug-ins that could not be imported, by name
+broken_plugins: dict[str, Finding] = {}  # those that the command line has not shown yet
 
 
 def load_members(package: str) -> None:
@@ -124,7 +130,31 @@ def load_members(package: str) -> None:
     if any(name in sys.modules and name not in _loaded for name in LOADED_ON_IMPORT):
         return  # plug-ins may need the package that is still being imported; its call of this function loads them
     for point in entry_points(group="bitimely.plugins"):
-        point.load()
+        if point.name not in _refused:
+            try:
+                point.load()
+            except (Exception, SystemExit) as error:  # whatever its author wrote: work that does not need it goes on
+                _refused[point.name] = broken_plugins[point.name] = describe_plugin(point, error)
+
+
+def describe_plugin(point: EntryPoint, error: BaseException, level: Level = "warning") -> Finding:
+    """The finding on a plug-in that fails: its module, its package and its error."""
+    package = f" of the package {point.dist.name}" if point.dist is not None else ""
+    text = str(error).strip().partition("\n")[0] or "no message"
+    problem = f"the plug-in {safe_text(point.value)}{package} fails: {type(error).__name__}: {clean(text, 200)}"
+    return Finding(Reason.CONFIG, problem, "expected a module that registers what it offers", "Correct or uninstall it", level=level)
+
+
+def find_plugin_error(error: BaseException) -> UserError | None:
+    """An error that was raised in a plug-in, or in what it called, as a UserError (config, exit 2); None for any other error."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    for point in entry_points(group="bitimely.plugins"):
+        source = getattr(sys.modules.get(point.module.partition(".")[0]), "__file__", None)
+        root = Path(source).parent if source and Path(source).name == "__init__.py" else Path(source or "/dev/null")
+        if any(Path(file) == root or root in Path(file).parents for file in files):
+            found = describe_plugin(point, error, "error")
+            return usage_error(found.problem, found.requirement, found.hint)
+    return None
 
 
 Task = Literal["none", "classification", "multilabel", "regression"]
@@ -186,6 +216,7 @@ class DataKind:
     no_folds: str = ""  # hint where its tokens have no test folds; "": they have
     split_choices: Callable[[Choices, Choices | None], tuple[Choices, Choices | None]]
     # options of an ingest, choices of tokens -> options of the cache, choices of the tokens that the ingest makes too (None: makes none)
+    check_arguments: Callable[[Choices, Choices, Path], None] = lambda choices, arguments, folder: None  # of an ingest, before any work
     pin_options: Callable[[Choices, Path], Choices]  # options of an ingest, cache folder -> as the manifest keeps them
     ingest: Callable[..., Any]  # (run, shard, wait, force_new=) -> `IngestReport` or `IngestPart`
     protect_report: Callable[[Choices], Choices] = lambda report: report  # an ingest report as it is printed

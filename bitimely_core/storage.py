@@ -418,7 +418,7 @@ def _acquire_lock(fd: int, path: Path, deadline: float, kind: int) -> Path | Non
             return None
         except BlockingIOError as error:
             if time.monotonic() >= deadline:
-                raise _locked_error(path, "Wait for it, or give --wait SECONDS") from error
+                raise _locked_error(path, "Repeat the command when it has ended; ingest waits for it under --wait SECONDS") from error
         except OSError as error:
             if error.errno not in {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}:
                 raise describe_os_error(error, path) from error

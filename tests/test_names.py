@@ -270,13 +270,14 @@ def test_a_workspace_below_a_source_is_no_source(trained: Path, claims_workspace
 
 
 def test_ingest_reads_the_same_files_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "claims.csv").write_text(
-        "patient_id,date,icd9\n" + "".join(f"p{i % 9},2001-0{1 + i % 8}-11,250.0{i % 4}\n" for i in range(90))
-    )
+    table, raw = tmp_path / "map.csv", tmp_path / "raw"
+    table.write_text("icd9,phecode\n" + "".join(f"250.0{i},250.2\n" for i in range(4)))
+    raw.mkdir()
+    monkeypatch.chdir(raw)
+    (raw / "claims.csv").write_text("patient_id,date,icd9\n" + "".join(f"p{i % 9},2001-0{1 + i % 8}-11,250.0{i % 4}\n" for i in range(90)))
     found = []
     for home in ("workspace", ".", "deep/er", "workspace"):
-        main(["ingest", "pophr", ".", "--no-select", "-w", home, "--json"])
+        assert main(["ingest", "pophr", ".", "--phecode-map", str(table), "--no-select", "-w", home, "--json"]) in {0, 3}
         report = json.loads(capsys.readouterr().out)
         found.append((report["source"]["files"], report["source"]["bytes"], report["source"]["sha256"]))
     assert len(set(found)) == 1, found
@@ -290,3 +291,33 @@ def test_no_reader_lists_folders_itself() -> None:
         for path in (core / package).rglob("*.py"):
             if path.name != "source.py":
                 assert not re.search(r"\b(rglob|glob|iterdir|os\.walk|scandir|listdir)\(", path.read_text()), path
+
+
+def test_advised_commands_go_on(ws: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a message says to run or to add is accepted, and then the refused command runs."""
+
+    def call(*argv: str) -> tuple[int, str]:
+        code = main([*argv, "-w", str(ws)])
+        return code, capsys.readouterr().err
+
+    scratch = ["finetune", "tiny", "--data", "synthetic/staging", "--fraction", "1", *STEPS[:4], "--from-scratch"]
+    assert call(*scratch)[0] == 0
+    compared = ["evaluate", "tiny-staging", "--compare", "tiny-staging-scratch", "--bootstrap", "10"]
+    code, err = call(*compared)
+    assert code == 4
+    advised = re.search(r"Run: bitimely ([^.]*)\.", err)
+    assert advised is not None, err
+    assert call(*advised[1].split(), "--bootstrap", "10")[0] == 0
+    assert call(*compared)[0] == 0
+    changed = ["pretrain", "--preset", "tiny", "--data", "synthetic/staging", *STEPS, "--lr", "0.01"]
+    code, err = call(*changed)
+    assert code == 2
+    assert "--run NAME" in err
+    assert "--force-new" in err
+    assert call(*changed, "--run", "other")[0] == 0
+    assert call(*changed, "--force-new")[0] == 0
+    code, err = call("pretrain", "--run", "a b", "--preset", "tiny", "--data", "synthetic/staging", *STEPS)
+    assert code == 2
+    better = re.search(r"For example (--run \S+)\.", err)
+    assert better is not None, err
+    assert call("pretrain", *better[1].split(), "--preset", "tiny", "--data", "synthetic/staging", *STEPS)[0] == 0

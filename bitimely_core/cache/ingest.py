@@ -7,6 +7,7 @@ everything. A kill leaves the previous generation or none, and the same command 
 from __future__ import annotations
 
 import json
+import tempfile
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -95,13 +96,15 @@ def ingest(
     scanned = None if source is None else scan_folder(Path(source), follow_symlinks=follow_symlinks)
     kind = registry.load_data_kind(entry.facts.kind)
     stated = {} if encoding is None else {"encoding": encoding}
+    with use_encoding(encoding), tempfile.TemporaryDirectory() as scratch:  # where a dry run makes the key
+        pinned = kind.pin_options(resolved, Path(scratch) / dataset if dry_run else folder)
     with use_encoding(encoding), catch_signals() as stop:
         run = IngestRun(
             dataset=entry,
             source=scanned,
             source_path=None if source is None else str(source),
             out=folder,
-            options={**kind.pin_options(resolved, folder), "keep_phi": keep_phi, "keep_dates": keep_dates, **stated},
+            options={**pinned, "keep_phi": keep_phi, "keep_dates": keep_dates, **stated},
             given_options=resolved,
             run_options={"strict": strict, "max_bad": max_bad, "follow_symlinks": follow_symlinks, "verify": verify},
             jobs=jobs,
@@ -166,7 +169,8 @@ def _check_arguments(
 
 def _plan_ingest(run: IngestRun) -> dict[str, Any]:
     """What an ingest would read, and an estimate of its duration."""
-    run.list_units()
+    if run.source is not None or run.dataset.facts.kind != "events":  # else its files are not made yet
+        run.list_units()
     sizes = run.sizes
     bytes_of = {unit.name: sum(sizes.get(file, 0) for file in unit.files) for unit in run.units}
     total = sum(bytes_of.values())

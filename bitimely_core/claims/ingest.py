@@ -169,6 +169,7 @@ def pin_options(options: dict[str, Any], out: Path) -> dict[str, Any]:
     }
     if "phecode_map" not in options:  # of a generated data set
         return plain
+    sources.check_options(ClaimsOptions(**options))
     if split_file := plain.pop("split_file"):
         plain["split_file"] = content(split_file)
     return plain | {

@@ -6,9 +6,8 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from bitimely_core import registry
 from bitimely_core.cache import Cache, open_cache
-from bitimely_core.claims import meds_export, steps, tasks, tokenize
+from bitimely_core.claims import meds_export, steps, subjects, tasks, tokenize
 from bitimely_core.claims.disclosure import open_disclosure, shortcut_table
 from bitimely_core.claims.ingest import ingest_events, pin_options
 from bitimely_core.claims.ingest_report import round_report
@@ -29,10 +28,19 @@ def split_choices(options: Choices, choices: Choices | None) -> tuple[Choices, C
     """Options of the cache and choices of the sequences that are made with it; a split file has the ids of the source: an option."""
     if choices is None:
         return options, None
-    if (preset := choices.get("preset")) and preset not in steps.PRESETS:
-        raise registry.unknown("preset", preset, list(steps.PRESETS))
     shared: Choices = {name: choices[name] for name in ("engine", "split_file") if name in choices}
     return {**options, **shared}, {name: value for name, value in choices.items() if name != "split_file"}
+
+
+def check_arguments(choices: Choices, arguments: Choices, folder: Path) -> None:
+    """Refuse choices of sequences, and options of the ingest that they follow, which cannot be together. Raises UserError (exit 2)."""
+    names = {"split_file", "seed", "small_counts", "individual_timelines"}
+    preset, chosen = tokenize.parse_choices(**{name: value for name, value in choices.items() if name not in names})
+    tokenize.check_choices(preset, chosen, dated=bool(arguments.get("keep_dates")), ignored=bool(arguments.get("keep_ignored")))
+    if keep_ids := arguments.get("keep_ids"):
+        subjects.refuse_inside_workspace(Path(keep_ids), folder.parent.parent)
+        if (arguments.get("shard") or (1, 1))[1] > 1:
+            raise usage_error("--keep-ids with --shard", "raw ids are in several processes", "Ingest without --shard")
 
 
 def _find_base(out: Path, dataset: str, choices: Choices) -> Path:
@@ -156,6 +164,7 @@ KIND = DataKind(
     option_groups=("Claims: reading", "Claims: sequences"),
     no_folds="Split claims with --split-file at ingest",
     split_choices=split_choices,
+    check_arguments=check_arguments,
     pin_options=pin_options,
     ingest=ingest_events,
     protect_report=protect_report,

@@ -111,6 +111,23 @@ def resolve_plan(
     Raises:
         UserError: config or unknown_name (exit 2).
     """
+    preset, chosen = parse_choices(preset=preset, landmark=landmark, landmark_date=landmark_date, engine=engine, **choices)
+    plan = SequencePlan(cache=cache, preset=preset, choices=chosen, split_file=str(split_file or ""), engine=engine)
+    plan = replace(plan, small_counts=small_counts, individual_timelines=individual_timelines)
+    manifest = plan.manifest
+    check_choices(preset, chosen, dated=manifest.clock == "calendar", ignored=bool(manifest.settings.options.get("keep_ignored")))
+    if seed is not None and seed != manifest.seed:
+        expected = f"expected {manifest.seed}, the seed of the cache"
+        raise usage_error(f"seed {seed}", expected, "Ingest again with that --seed, or give --split-file", field="--seed")
+    if chosen.select is True and not manifest.names:
+        raise usage_error("selection by prevalence ratio without any label", "expected rules or label columns", "Give --no-select")
+    return plan
+
+
+def parse_choices(
+    *, preset: str | None = None, landmark: str | None = None, landmark_date: str | None = None, engine: str = "polars", **choices: Any
+) -> tuple[str, steps.SequenceChoices]:
+    """Preset and choices as `resolve_plan` takes them, checked by themselves. Raises UserError (config or unknown_name, exit 2)."""
     preset = preset or "paper"
     if preset not in steps.PRESETS:
         raise unknown("preset", preset, list(steps.PRESETS))
@@ -122,29 +139,23 @@ def resolve_plan(
     if landmark or landmark_date:
         given["landmark"] = _parse_landmark(landmark, landmark_date)
     try:
-        chosen = replace(steps.PRESETS[preset], **given)
+        return preset, replace(steps.PRESETS[preset], **given)
     except ValueError as error:
         raise usage_error(str(error)) from error
-    plan = SequencePlan(cache=cache, preset=preset, choices=chosen, split_file=str(split_file or ""), engine=engine)
-    plan = replace(plan, small_counts=small_counts, individual_timelines=individual_timelines)
-    manifest = plan.manifest
-    if manifest.clock != "calendar":
-        dated = [
+
+
+def check_choices(preset: str, chosen: steps.SequenceChoices, *, dated: bool, ignored: bool) -> None:
+    """Refuse choices that a cache without dates, or without the PheCodes marked Ignore, cannot serve. Raises UserError (config, exit 2)."""
+    if not dated:
+        needing = [
             f"--{name} {getattr(chosen, name).replace('_', '-')}" for name, of in CALENDAR_CHOICES.items() if getattr(chosen, name) in of
         ]
-        dated += ["--landmark-date"] * (chosen.landmark is not None and chosen.landmark.day is not None)
-        if dated:
-            raise usage_error(f"{dated[0]} needs true dates", "this cache has none", "Ingest again with --keep-dates")
-    if preset == "original" and not manifest.settings.options.get("keep_ignored"):
-        raise usage_error(
-            "preset original keeps the PheCodes marked Ignore", "this cache has left them out", "Ingest again with --keep-ignored"
-        )
-    if seed is not None and seed != manifest.seed:
-        expected = f"expected {manifest.seed}, the seed of the cache"
-        raise usage_error(f"seed {seed}", expected, "Ingest again with that --seed, or give --split-file", field="--seed")
-    if chosen.select is True and not manifest.names:
-        raise usage_error("selection by prevalence ratio without any label", "expected rules or label columns", "Give --no-select")
-    return plan
+        needing += ["--landmark-date"] * (chosen.landmark is not None and chosen.landmark.day is not None)
+        if needing:
+            raise usage_error(f"{needing[0]} needs true dates", "this cache has none", "Ingest with --keep-dates")
+    if preset == "original" and not ignored:
+        hint = "Ingest pophr with --keep-ignored, or choose another --preset"
+        raise usage_error("preset original keeps the PheCodes marked Ignore", "this cache has left them out", hint)
 
 
 def _parse_landmark(text: str | None, date: str | None) -> Landmark | None:

@@ -144,6 +144,8 @@ def _leads_to_own_folder(link: Path, real: Path, own: dict[Path, bool]) -> bool:
         target = link.resolve()
     except (OSError, RuntimeError):
         return False  # the caller finds out why
+    if target.name == KEY_FILE and target.is_file():
+        return target.stat().st_size == KEY_BYTES
     for folder in target.parents:
         if folder == real:
             return False

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from bitimely_core import storage
 from bitimely_core.errors import Exit, UserError
+from bitimely_core.registry import find_plugin_error
 from bitimely_core.schemas import StageRecord
 from bitimely_core.system_errors import attach_result, find_system_error, raise_system_error
 
@@ -155,7 +156,7 @@ def _run_stage(node: Node, nodes: Mapping[str, Node], folder: Path, states: Stat
         code, detail = result.exit_code, result.detail
         state = "partial" if code == Exit.PARTIAL else "done" if result.is_new else "already done"
     except Exception as error:  # a defect fails one stage, not the experiment; the frames give the place without the values of the data
-        fault = error if isinstance(error, UserError) else find_system_error(error)
+        fault = error if isinstance(error, UserError) else find_system_error(error) or find_plugin_error(error)
         if fault is not None and fault.exit_code in {Exit.INTERRUPTED, Exit.TERMINATED}:
             raise
         frames = [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]

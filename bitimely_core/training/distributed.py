@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -101,10 +103,27 @@ def find_first_error(own: Exception | None) -> Exception:
     return own
 
 
+LOST_PEER = re.compile(r"connection (was )?(closed|reset|refused)|broken pipe|timed? ?out|gloo|nccl|remote process", re.IGNORECASE)
+
+
+def find_lost_peer(error: BaseException) -> UserError | None:
+    """The UserError (incomplete, exit 6) of an error of communication with the other processes of a training; None for any other error."""
+    if get_world_size() == 1 or not isinstance(error, RuntimeError) or not LOST_PEER.search(str(error)):
+        return None
+    return lost_peer_error(f"process {get_rank()} of {get_world_size()} has lost another one")
+
+
+def lost_peer_error(problem: str) -> UserError:
+    """The error (incomplete, exit 6) of a training of several processes one of which has ended."""
+    hint = "See whether memory or a time limit ended it, then repeat the same command to go on"
+    return UserError(Reason.INCOMPLETE, problem, "the last checkpoint is kept", hint, exit_code=Exit.RESOURCES)
+
+
 def launch(argv: list[str], devices: int, *, module: str = "bitimely_cli") -> int | None:
     """Run `python -m bitimely_cli ARGV` in `devices` processes under torchrun; 0, or the exit code of the process that failed first.
 
-    None for one device, and in a process that torchrun started: the caller goes on itself.
+    None for one device, and in a process that torchrun started: the caller goes on itself. Raises UserError (incomplete, exit 6) where a
+    signal ended a process from outside.
     """
     if devices <= 1 or "RANK" in os.environ or "WORLD_SIZE" in os.environ:
         return None
@@ -131,8 +150,11 @@ def launch(argv: list[str], devices: int, *, module: str = "bitimely_cli") -> in
     try:
         elastic_launch(settings, sys.executable)("-m", module, *argv)
     except ChildFailedError as error:
-        code = error.get_first_failure()[1].exitcode
-        return 128 - code if code < 0 else code
+        rank, failure = error.get_first_failure()
+        if failure.exitcode < 0 and -failure.exitcode not in {signal.SIGINT, signal.SIGTERM}:
+            name = signal.Signals(-failure.exitcode).name
+            raise lost_peer_error(f"process {rank} of {devices} was ended by {name}") from error
+        return 128 - failure.exitcode if failure.exitcode < 0 else failure.exitcode
     except SignalException as error:
         return 128 + int(error.sigval)
     return 0

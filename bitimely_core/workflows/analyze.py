@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypedDict
@@ -151,6 +152,9 @@ def _parse_options(entry: registry.Entry[Any], texts: dict[str, str]) -> Options
                 out[key] = text.lower() in {"true", "yes", "1"} if isinstance(default, bool) else type(default)(text)
         except ValueError as error:
             raise usage_error(f"found {safe_text(text)}", f"expected {type(default).__name__}", field=flag) from error
+        least = 1 if isinstance(default, int) and default >= 1 and key not in {"bootstrap", "permutations"} else 0
+        if isinstance(out[key], int | float) and not least * (not isinstance(default, bool)) <= out[key] < math.inf:
+            raise usage_error(f"found {safe_text(text)}", f"expected a number of at least {least}", field=flag)
     return out
 
 

@@ -50,16 +50,20 @@ def embed(
     import polars as pl
 
     from bitimely_core.models import heads
+    from bitimely_core.training.devices import select_device
 
-    opened = open_run(run, workspace, data=data, verify=verify, progress=progress)
-    windows = opened.windows()
-    opened.adapter_for(windows)
     if split not in {"train", "validation", "test", "all"}:
         raise registry.unknown("split", split, ["train", "validation", "test", "all"])
+    if layers not in {"last", "last-two"}:
+        raise registry.unknown("layers", layers, ["last", "last-two"])
+    if readout is not None and readout not in heads.POOLS:
+        raise registry.unknown("readout", readout, list(heads.POOLS))
+    select_device("cpu" if dry_run else device)
+    opened = open_run(run, workspace, data=data, verify=verify, dry_run=dry_run, progress=progress)
+    windows = opened.windows()
+    opened.adapter_for(windows)
     rows = windows if split == "all" else windows[split]
     kind = readout or opened.record.settings.finetune.readout or registry.models[opened.record.model].facts.readout
-    if kind not in heads.POOLS:
-        raise registry.unknown("readout", kind, list(heads.POOLS))
     target = out or opened.folder / f"embeddings-{windows.name}.parquet"
     storage.refuse_link(target.parent if out is None else target)
     if dry_run:

@@ -55,11 +55,16 @@ def evaluate(
 
     Raises UserError: subject_leakage (4), incomplete (4), integrity (5), config (2).
     """
+    from bitimely_core.training.devices import select_device
+
     if split not in {"train", "validation", "test"}:
         raise registry.unknown("split", split, ["train", "validation", "test"])
     if by not in {"subject", "window"}:
         raise registry.unknown("unit of --by", by, ["subject", "window"])
-    opened = open_run(run, workspace, data=data, verify=verify, progress=progress)
+    if compare is not None:
+        find_run_folder(compare, workspace)
+    select_device("cpu" if dry_run else device)
+    opened = open_run(run, workspace, data=data, verify=verify, dry_run=dry_run, progress=progress)
     record, folder, windows = opened.record, opened.folder, opened.windows()
     opened.adapter_for(windows)
     storage.refuse_link(folder)
@@ -153,12 +158,13 @@ def _score_objective(
     import torch
 
     from bitimely_core import data, objectives
-    from bitimely_core.training.devices import select_device
 
     undefined = MetricValue(undefined_reason="the split has no windows")
     least = registry.objectives[config.name].facts.rows
     if len(windows) < least:
         return {"loss": undefined, "rel": undefined}
+    from bitimely_core.training.devices import select_device
+
     place = select_device(device)
     model = model.to(place).eval()
     objective = objectives.get(config)

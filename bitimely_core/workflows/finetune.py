@@ -63,9 +63,9 @@ def finetune(
     from bitimely_core import models
     from bitimely_core.data import batches as make_batches
     from bitimely_core.models import heads
+    from bitimely_core.training.devices import select_device
 
-    if run is not None:
-        locate_new(workspace, "runs", run, "--run")
+    locate_new(workspace, "runs", "run" if run is None else run, "--run")
     recipe = load_recipe(config) if config else None
     parent = Run.open(source, workspace).require_finished()
     name = _require_view(data, recipe)
@@ -76,7 +76,8 @@ def finetune(
         pairs=assignments or [],
         flags=merge_layers(flags or {}, {"data": {"names": (name,)}}),
     )
-    windows, view = _open_view(name, settings, workspace, verify, progress)
+    select_device("cpu" if dry_run else settings.train.device)
+    windows, view = _open_view(name, settings, workspace, verify, dry_run, progress)
     scratch = settings.finetune.from_scratch or settings.objective.name == "none"
     torch.manual_seed(settings.train.seed)
     model, reset = _build_backbone(parent, windows, scratch)
@@ -87,9 +88,8 @@ def finetune(
     if settings.data.fraction < 1:
         notices.append(_describe_fraction(windows, len(set(view.train.subjects()))))
     stamp, origin = None if scratch else parent.record.leak_free, parent.record
-    own = run or f"{origin.run}-{name.partition('/')[2] or name}" + ("-scratch" if settings.finetune.from_scratch else "")
     record = RunRecord(
-        run=own,
+        run=run or f"{origin.run}-{name.partition('/')[2] or name}" + ("-scratch" if settings.finetune.from_scratch else ""),
         kind="finetune",
         model=origin.model,
         preset=origin.preset,
@@ -115,7 +115,7 @@ def finetune(
     measure = partial(measure_task, device=train.device)
     job = TrainingJob(
         record=record,
-        folder=locate_new(workspace, "runs", own, "--run"),
+        folder=locate_new(workspace, "runs", record.run, "--run"),
         model=head,
         objective=heads.losses[windows.task],
         batches=batches,
@@ -150,12 +150,12 @@ def _collect_defaults(origin: RunRecord, name: str, workspace: Path) -> Flags:
 
 
 def _open_view(
-    name: str, settings: Settings, workspace: Path, verify: bool, progress: Progress | None
+    name: str, settings: Settings, workspace: Path, verify: bool, dry_run: bool, progress: Progress | None
 ) -> tuple[Windows, tuning.TrainValidation]:
     """The windows, and the subjects of the training and validation splits that the run uses."""
     from bitimely_core import data
 
-    windows = prepare_windows(name, workspace, settings.data, verify=verify, progress=progress)
+    windows = prepare_windows(name, workspace, settings.data, verify=verify, dry_run=dry_run, progress=progress)
     if windows.task == "none":
         raise usage_error(f"{name} has no labels", "expected a labelled view", "See: bitimely list views", field="--data")
     windows = data.limit_windows(windows, settings.data.limit, settings.train.seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,9 @@ def ingest(
         UserError: that of `cache.ingest`, whose page has the reasons of a refused data set; exit 2 for choices that do not fit.
     """
     folder = Path(out)
-    options, choices = find_data_kind(dataset).split_choices(options or {}, build)
+    kind = find_data_kind(dataset)
+    kind.check_arguments(build or {}, {**(options or {}), **arguments}, folder)
+    options, choices = kind.split_choices(options or {}, build)
 
     def add_tokens(report: dict[str, Any]) -> None:
         if choices is None:
@@ -70,9 +73,10 @@ def ingest(
         except UserError as error:
             if error.exit_code != Exit.REFUSED:
                 raise
-            found = [Finding(Reason.MIN_CODES, error.problem, error.requirement, error.hint, level="warning").as_dict()]
+            warning = replace(error.finding, level="warning")  # the cache is complete
+            found = [replace(warning, code=Reason.MIN_CODES).as_dict()]
             if notice is not None:
-                notice(error.finding)
+                notice(warning)
         report["reasons"] = [*report["reasons"], *found]
         counts = Counter(report["reason_counts"])
         counts.update({reason["code"]: reason["count"] for reason in found})

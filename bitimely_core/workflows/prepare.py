@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitimely_core import cache, registry
+from bitimely_core import cache, registry, storage
 from bitimely_core.config import DataConfig
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error
 from bitimely_core.registry import Choices, DataKind
@@ -21,8 +23,10 @@ if TYPE_CHECKING:
 NO_WINDOW_OPTIONS = {"names": (), "fraction": 1.0, "limit": None}  # settings of data that do not change the windows, at their defaults
 
 
-def prepare_windows(data: str, workspace: Path, config: DataConfig, *, verify: bool = True, progress: Progress | None = None) -> Windows:
-    """The tokens called `data`, or those of the view `data`, made now when they are missing.
+def prepare_windows(
+    data: str, workspace: Path, config: DataConfig, *, verify: bool = True, dry_run: bool = False, progress: Progress | None = None
+) -> Windows:
+    """The tokens called `data`, or those of the view `data`, made now when they are missing; `dry_run`: in a temporary folder.
 
     Of processes that train together the first makes them and the others wait.
 
@@ -32,17 +36,25 @@ def prepare_windows(data: str, workspace: Path, config: DataConfig, *, verify: b
 
     if get_rank() > 0:
         barrier()
-    windows = _open_or_build(data, workspace, config, verify=verify, progress=progress)
+    windows = _open_or_build(data, workspace, config, verify=verify, dry_run=dry_run, progress=progress)
     if get_world_size() > 1 and get_rank() == 0:
         barrier()
     return windows
 
 
-def open_run(run: str | Path, workspace: Path, *, data: str | None = None, verify: bool = True, progress: Progress | None = None) -> Run:
+def open_run(
+    run: str | Path,
+    workspace: Path,
+    *,
+    data: str | None = None,
+    verify: bool = True,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> Run:
     """The finished run called `run`; its windows are made when they are missing. Raises UserError: not_found (2), incomplete (4)."""
 
     def open_windows(name: str) -> Windows:
-        return prepare_windows(name, workspace, DataConfig(), verify=verify, progress=progress)
+        return prepare_windows(name, workspace, DataConfig(), verify=verify, dry_run=dry_run, progress=progress)
 
     return Run.open(run, workspace, data=data, open_windows=open_windows).require_finished()
 
@@ -52,7 +64,7 @@ def make_windows_opener(workspace: Path) -> Callable[[str], Any]:
     return lambda data: prepare_windows(data, workspace, DataConfig(), verify=False)
 
 
-def _open_or_build(data: str, workspace: Path, config: DataConfig, *, verify: bool, progress: Progress | None) -> Windows:
+def _open_or_build(data: str, workspace: Path, config: DataConfig, *, verify: bool, dry_run: bool, progress: Progress | None) -> Windows:
     from bitimely_core import tokens
 
     folder = locate(workspace, "tokens", name_tokens(data))
@@ -60,6 +72,8 @@ def _open_or_build(data: str, workspace: Path, config: DataConfig, *, verify: bo
     if (folder / "manifest.json").is_file() and is_default:
         return tokens.open_tokens(folder, verify=verify)
     dataset, view = parse_view(data)
+    if dry_run and not (folder / "manifest.json").is_file():
+        workspace = make_scratch_workspace(workspace, dataset)
     out = locate_new(workspace, "tokens", name_tokens(data))
     kind, source = find_data_kind(data), ensure_cache(dataset, workspace, progress=progress)
     given = {"tokenize": {key: value for key, value in config if key not in NO_WINDOW_OPTIONS}}
@@ -73,6 +87,16 @@ def write_tokens(
     """Write the tokens of a cache, with what stands beside them; returns their page where they have one."""
     kind.write_tokens(source, out=out, verify=verify, force_new=force_new, progress=progress, **choices)
     return kind.write_extras(source, out)
+
+
+def make_scratch_workspace(workspace: Path, dataset: str) -> Path:
+    """A temporary workspace, removed with the process, that reads the cache of `dataset` in `workspace` where there is one."""
+    scratch = tempfile.TemporaryDirectory(prefix="bitimely-dry-run-")
+    atexit.register(scratch.cleanup)
+    cached = locate(workspace, "cache", dataset)
+    if cached.is_dir():
+        (storage.make_folder(Path(scratch.name) / "cache") / dataset).symlink_to(cached.resolve())
+    return Path(scratch.name)
 
 
 def ensure_cache(dataset: str, workspace: Path, *, progress: Progress | None = None) -> Path:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from bitimely_core.models.base import Model
     from bitimely_core.tokens import Windows
 
+BUDGETS = ("table", "matched")
+
 
 def pretrain(
     *,
@@ -56,9 +58,8 @@ def pretrain(
     """
     from bitimely_core import models, objectives
     from bitimely_core.data import limit_windows
+    from bitimely_core.training.devices import select_device
 
-    if run is not None:
-        locate_new(workspace, "runs", run, "--run")
     recipe = load_recipe(config) if config else None
     preset = preset or (recipe.pretrain.preset if recipe else None) or "tiny"
     shipped = load_preset(preset)
@@ -72,23 +73,24 @@ def pretrain(
     supervised = _is_supervised(settings, entry.facts)
     if not settings.data.names:
         raise usage_error("no data", "expected --data", "See: bitimely list datasets", field="--data")
-    opened = [prepare_windows(one, workspace, settings.data, verify=verify, progress=progress) for one in settings.data.names]
-    windows = [limit_windows(one, settings.data.limit, settings.train.seed) for one in opened]
+    budget = _check_budget(budget or (recipe.pretrain.budget if recipe else None))
+    select_device("cpu" if dry_run else settings.train.device)
+    name = run or name_run(preset, entry.name, settings.objective.name, ("bitimelygpt", entry.facts.objective))
+    folder = locate_new(workspace, "runs", name, "--run")
+    start, origin = _find_initial_weights(init, workspace, folder, dry_run=dry_run)
+    prepare = partial(prepare_windows, workspace=workspace, config=settings.data, verify=verify, dry_run=dry_run, progress=progress)
+    windows = [limit_windows(prepare(one), settings.data.limit, settings.train.seed) for one in settings.data.names]
     if windows[0].vocabulary and "tokenizer" not in given.get("model", {}):  # a preset of signals, given events
         base["model"] = _adapt_to_events(base["model"], given.get("model", {}), entry.facts)
         settings = resolve(base)
     notices = [f"{entry.name} has no pre-training: the learning-rate search is skipped."] if supervised and settings.tune.rates else []
     if supervised:  # the run holds the initial weights, for finetune
         settings = settings.model_copy(update={"train": settings.train.model_copy(update={"steps": 0}), "tune": TuneConfig()})
-    budget = budget or (recipe.pretrain.budget if recipe else None)
     model = _build_model(settings, windows, preset if budget == "matched" else None)
     settings = settings.model_copy(update={"model": model.config})
     objectives.check_compatible(model.config, settings.objective.name)
     normalise = "window" if "window" in {one.options.normalise for one in windows} else "channel"
     stamp = objectives.leak_free(settings, normalise=normalise)
-    name = run or name_run(preset, entry.name, settings.objective.name, ("bitimelygpt", entry.facts.objective))
-    folder = locate_new(workspace, "runs", name, "--run")
-    start, origin = _find_initial_weights(init, workspace, folder, dry_run=dry_run)
     record = RunRecord(
         run=name,
         kind="pretrain",
@@ -123,6 +125,13 @@ def pretrain(
         search=tuning.plan_search(settings, batches, validation, views),
     )
     return summarize_job(job) if dry_run else run_job(job, force_new=force_new, progress=progress, say=say)
+
+
+def _check_budget(budget: str | None) -> str:
+    """`budget`, or the first of `BUDGETS`. Raises UserError (unknown_name, exit 2)."""
+    if budget is not None and budget not in BUDGETS:
+        raise registry.unknown("budget", budget, list(BUDGETS))
+    return budget or BUDGETS[0]
 
 
 def _collect_preset(shipped: Flags, name: str, facts: registry.ModelFacts) -> Flags:

@@ -49,7 +49,7 @@ def reproduce(
     """
     record = Run.open(run, workspace).require_finished().record
     name = locate_new(workspace, "runs", f"{record.run}-again").name
-    differences = _list_differences(record, workspace, verify)
+    differences = _list_differences(record, workspace, verify, dry_run)
     result: ReproduceResult = {"format_version": FORMAT, "run": record.run, "again": name, "differences": differences}
     if dry_run:
         return result
@@ -80,14 +80,14 @@ def _initial_run(record: RunRecord) -> str | None:
     return origin.get("run") or (f"{origin['repo']}@{origin['revision']}" if origin else None)
 
 
-def _list_differences(record: RunRecord, workspace: Path, verify: bool) -> list[str]:
+def _list_differences(record: RunRecord, workspace: Path, verify: bool, dry_run: bool) -> list[str]:
     out = [
         f"{name} {version}, it was {record.versions.get(name)}"
         for name, version in list_versions().items()
         if record.versions.get(name) != version
     ]
     for data in record.data:
-        fingerprint = prepare_windows(data.name, workspace, DataConfig(), verify=verify).fingerprint
+        fingerprint = prepare_windows(data.name, workspace, DataConfig(), verify=verify, dry_run=dry_run).fingerprint
         if fingerprint != data.fingerprint:
             out.append(f"{data.name} has the fingerprint {fingerprint[:16]}, it was {data.fingerprint[:16]}")
     return out

@@ -7,7 +7,7 @@ from typing import Any
 
 from bitimely_core.run import FORMAT
 from bitimely_core.types import Progress
-from bitimely_core.workflows.prepare import ensure_cache, write_tokens
+from bitimely_core.workflows.prepare import ensure_cache, make_scratch_workspace, write_tokens
 from bitimely_core.workflows.train import Flags
 from bitimely_core.workspace import find_data_kind, locate_new, name_tokens, parse_view
 
@@ -34,7 +34,7 @@ def tokenize(
     kind, out = find_data_kind(data), locate_new(workspace, "tokens", name if name is not None else name_tokens(data), "--name")
     choices = {"view": view, **(options or {})}
     if dry_run:
-        return kind.plan_tokens(workspace / "cache" / dataset, out, **choices)
+        return kind.plan_tokens(ensure_cache(dataset, make_scratch_workspace(workspace, dataset), progress=progress), out, **choices)
     cache = ensure_cache(dataset, workspace, progress=progress)
     page = write_tokens(kind, cache, out, choices, verify=verify, force_new=force_new, progress=progress)
     return {

@@ -8,7 +8,9 @@ from pathlib import Path
 from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.sources import claims, meds, mimic3, mimic4, omop, synpuf
 from bitimely_core.claims.sources.claims_source import ClaimsSource
-from bitimely_core.errors import UserError
+from bitimely_core.claims.sources.options import REFUSED
+from bitimely_core.claims.sources.options import check_options as check_layout_options
+from bitimely_core.errors import Reason, UserError
 from bitimely_core.formats.source import Source
 from bitimely_core.registry import unknown
 
@@ -24,16 +26,24 @@ SOURCES: dict[str, Callable[[Source, ClaimsOptions], ClaimsSource]] = {
 }
 
 
+def check_options(options: ClaimsOptions) -> None:
+    """Check what can be checked without the source. Raises UserError (config, unknown_name or not_found; exit 2)."""
+    if options.source not in SOURCES:
+        raise unknown("source of claims", options.source, list(SOURCES))
+    check_layout_options(options)
+
+
 def read_source(source: Source, options: ClaimsOptions) -> ClaimsSource:
     """Find the tables of a source in the layout `options.source` and check each of them; rows are cleaned later.
 
     Raises UserError: exit 4 for what cannot be read or trusted, exit 2 for options that are not understood.
     """
-    if options.source not in SOURCES:
-        raise unknown("source of claims", options.source, list(SOURCES))
+    check_options(options)
     try:
         return SOURCES[options.source](source, options)
     except UserError as error:
+        if error.code == Reason.DATE and "date_format" in REFUSED.get(options.source, ()):
+            error.hint = f"This is not a copy of the files of {options.source}: give it with --source claims and --col"
         if error.file is not None and Path(error.file).is_relative_to(source.root):
             error.file = Path(error.file).relative_to(source.root).as_posix()
         raise

@@ -19,7 +19,7 @@ from bitimely_core.claims.codes import FAMILIES
 from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable
 from bitimely_core.claims.sources.columns import check_types, match_columns
-from bitimely_core.claims.sources.options import parse_default_source, refuse_options
+from bitimely_core.claims.sources.options import parse_default_source
 from bitimely_core.claims.sources.subject_tables import make_subjects
 from bitimely_core.claims.sources.survey import bind_events, survey_tables
 from bitimely_core.errors import Finding, Reason, input_error, safe_text, usage_error
@@ -76,7 +76,6 @@ def read_meds(source: Source, options: ClaimsOptions) -> ClaimsSource:
 
     Raises UserError: what cannot be read or trusted (exit 4), options that are not understood (exit 2).
     """
-    refuse_options("meds", options, "col", "icd10_from", "source_value", "label_column", "date_format")
     kind = parse_default_source(options)
     meaning = CodeMeanings(_compile_patterns(options.code_pattern), _read_parents(source))
     files = [rel for rel in source.files if "data" in PurePosixPath(rel).parts[:-1] and rel.lower().endswith(".parquet")]

@@ -9,7 +9,6 @@ import polars as pl
 from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable
 from bitimely_core.claims.sources.columns import check_types, find_table, match_columns
-from bitimely_core.claims.sources.options import refuse_options
 from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects
 from bitimely_core.claims.sources.survey import bind_events, survey_tables
 from bitimely_core.formats.source import Source
@@ -26,7 +25,6 @@ def read_mimic3(source: Source, options: ClaimsOptions) -> ClaimsSource:
     Subjects over 89 were born 300 years early in it: their ages are top-coded where ages are used. Raises UserError: what cannot be read or
     trusted (exit 4), options that have no meaning here (exit 2).
     """
-    refuse_options("mimic3", options, "col", "icd10_from", "source_value", "label_column", "default_source", "date_format")
     stays, cohort, diagnoses = (find_table(source, stem) for stem in ("admissions", "patients", "diagnoses_icd"))
     dated = match_columns(source.path(stays), STAY)
     check_types(source.path(stays), stays, dated)

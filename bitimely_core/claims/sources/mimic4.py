@@ -16,7 +16,6 @@ from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable
 from bitimely_core.claims.sources.columns import check_types, find_table, match_columns
 from bitimely_core.claims.sources.mimic3 import date_at_discharge
-from bitimely_core.claims.sources.options import refuse_options
 from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects
 from bitimely_core.claims.sources.survey import bind_events, survey_tables
 from bitimely_core.errors import Finding
@@ -38,7 +37,6 @@ def read_mimic4(source: Source, options: ClaimsOptions) -> ClaimsSource:
 
     Raises UserError: what cannot be read or trusted (exit 4), options that have no meaning here (exit 2).
     """
-    refuse_options("mimic4", options, "col", "icd10_from", "source_value", "label_column", "default_source")
     form = options.date_format or None
     cohort = find_table(source, "patients")
     columns = match_columns(source.path(cohort), PERSON)

@@ -14,7 +14,7 @@ import polars as pl
 from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable
 from bitimely_core.claims.sources.columns import assign_vocabulary, check_types, detect_delimiter, find_table, match_columns, reformat_dates
-from bitimely_core.claims.sources.options import parse_default_source, parse_switch_day, refuse_options
+from bitimely_core.claims.sources.options import parse_default_source, parse_switch_day
 from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects
 from bitimely_core.claims.sources.survey import bind_events, survey_tables
 from bitimely_core.errors import Finding, Reason, input_error
@@ -42,7 +42,6 @@ def read_omop(source: Source, options: ClaimsOptions) -> ClaimsSource:
     Options: default_source (of visits of other kinds, and of rows without one), date_format, icd10_from (of rows without a source concept).
     Raises UserError: what cannot be read or trusted (exit 4), options that have no meaning here (exit 2).
     """
-    refuse_options("omop", options, "col", "source_value", "label_column")
     form = options.date_format or None
     since, kind = parse_switch_day(options), parse_default_source(options)
     concepts = _read_concepts(source)

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from pathlib import Path
 from typing import NamedTuple
 
 from bitimely_core.claims import dates
 from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.label_rules import SOURCES as KINDS
-from bitimely_core.errors import safe_text, usage_error
+from bitimely_core.errors import Reason, safe_text, usage_error
 from bitimely_core.registry import unknown
+
+REFUSED = {  # layout -> options that have no meaning in it
+    "omop": ("col", "source_value", "label_column"),
+    "synpuf": ("col", "icd10_from", "source_value", "default_source", "date_format"),
+    "mimic3": ("col", "icd10_from", "source_value", "label_column", "default_source", "date_format"),
+    "mimic4": ("col", "icd10_from", "source_value", "label_column", "default_source"),
+    "meds": ("col", "icd10_from", "source_value", "label_column", "date_format"),
+}
 
 
 def parse_switch_day(options: ClaimsOptions) -> int | None:
@@ -66,8 +75,23 @@ def parse_label_columns(options: ClaimsOptions) -> list[LabelColumn]:
     return columns
 
 
-def refuse_options(kind: str, options: ClaimsOptions, *names: str) -> None:
-    """Refuse options that do not apply to this source. Raises UserError: config (exit 2)."""
-    for name in names:
+def check_options(options: ClaimsOptions) -> None:
+    """Check what can be checked without the source. Raises UserError (config, unknown_name or not_found; exit 2)."""
+    for name in REFUSED.get(options.source, ()):
         if getattr(options, name):
-            raise usage_error(f"--{name.replace('_', '-')} has no meaning with --source {kind}")
+            hint = f"Leave --{name.replace('_', '-')} out"
+            raise usage_error(f"--{name.replace('_', '-')} has no meaning with --source {options.source}", hint=hint)
+    parse_switch_day(options)
+    parse_default_source(options)
+    parse_label_columns(options)
+    for name in ("col", "source_value"):
+        parse_pairs(options, name)
+    maps = [path for path in options.phecode_map if not str(path).startswith("pkg:")]
+    files = [("phecode_map", path) for path in maps] + [
+        (name, getattr(options, name)) for name in ("map_overrides", "split_file", "id_key")
+    ]
+    for name, file in files:
+        inside = (file, *Path(file).parents) if name == "phecode_map" else (file,)  # a member of an archive
+        if file and not any(Path(place).is_file() for place in inside):
+            flag = f"--{name.replace('_', '-')}"
+            raise usage_error("no such file", "expected a file", f"Check {flag}", code=Reason.NOT_FOUND, file=str(file), field=flag)

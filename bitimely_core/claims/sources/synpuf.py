@@ -19,7 +19,7 @@ import polars as pl
 from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable
 from bitimely_core.claims.sources.columns import check_types, match_columns
-from bitimely_core.claims.sources.options import LabelColumn, parse_label_columns, refuse_options
+from bitimely_core.claims.sources.options import LabelColumn, parse_label_columns
 from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects
 from bitimely_core.claims.sources.survey import bind_events, survey_tables, unpivot_codes
 from bitimely_core.errors import Finding, Reason, input_error, safe_text, usage_error
@@ -63,7 +63,6 @@ def read_synpuf(source: Source, options: ClaimsOptions) -> ClaimsSource:
     Options: label_column (`SP_CHF:chf:1` or `SP_CHF:chf:1@2010`; 1 is yes, any year by default), admitting. Raises UserError: what cannot
     be read or trusted (exit 4), options that are not understood (exit 2).
     """
-    refuse_options("synpuf", options, "col", "icd10_from", "source_value", "default_source", "date_format")
     files = _find_files(source, CLAIMS)
     if not files:
         text = f"no DE1_0_..._Claims_Sample_... among {len(source.files)} files"
