@@ -117,13 +117,13 @@ def test_a_signal_ends_a_verb_within_seconds(argv: list[str], number: int, code:
 def test_a_signal_in_native_code_ends_the_verb_too(tmp_path: Path) -> None:
     script = (
         "import signal, time\n"
-        "from bitimely_cli import main, signals\n"
+        "from bitimely_cli import main, signals, verbs\n"
         "signals.GRACE = 0.5\n"
-        "def stuck(arguments, received):\n"
+        "def stuck(arguments):\n"
         "    signal.signal(signal.SIGTERM, lambda number, frame: None)\n"  # no handler of Python acts
         "    print('ready', flush=True)\n"
         "    time.sleep(60)\n"
-        "main.run_verb = stuck\n"
+        "verbs.run_command = stuck\n"
         "main.main(['list', 'models', '--json'])\n"
     )
     process = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
