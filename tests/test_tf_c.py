@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from bitimely_core import models, objectives, registry
 from bitimely_core.errors import UserError
+from bitimely_core.objectives import contrast
 from bitimely_core.objectives import tf_c as own
 from bitimely_core.objectives.contrast import augment_rows, perturb_spectrum
 from bitimely_core.types import Batch
@@ -172,8 +173,10 @@ def test_one_vector_for_everything_has_rel_1(name):
 
 def test_the_code_doubles_the_augmented_spectrum(monkeypatch):
     calls = []
-    plain = own.perturb_spectrum
-    monkeypatch.setattr(own, "perturb_spectrum", lambda bins, generator, twice: calls.append(twice) or plain(bins, generator, twice=twice))
+    plain = contrast.perturb_spectrum
+    monkeypatch.setattr(
+        contrast, "perturb_spectrum", lambda bins, generator, twice: calls.append(twice) or plain(bins, generator, twice=twice)
+    )
     for name in ("tf-c", "tf-c-code"):
         objectives.get(name)(tiny(), Batch(torch.randn(3, 50, 3)), seeded())
     assert calls == [False, True]

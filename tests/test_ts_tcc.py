@@ -107,7 +107,7 @@ def test_attention_of_the_context_is_divided_by_the_full_width():
         out.append(weights @ v[0, :, part])
     mixed = x + torch.cat(out, -1) @ layer.merge.weight.T + layer.merge.bias
     inner = (layer.norm_ffn(mixed) @ layer.first.weight.T + layer.first.bias).clamp(min=0)
-    torch.testing.assert_close(layer(x, None), mixed + inner @ layer.out.weight.T + layer.out.bias)
+    torch.testing.assert_close(layer(x, None)[0], mixed + inner @ layer.out.weight.T + layer.out.bias)
 
 
 # -------------------------------------------------------------------------------------------------------------- augmentations
@@ -212,7 +212,7 @@ def test_the_loss_has_its_weights_and_reads_past_and_future_of_different_views(m
     monkeypatch.setattr(
         own, "contrast_future", lambda future, predicted, there=None: calls.append((future, predicted)) or torch.tensor(2.0)
     )
-    monkeypatch.setattr(own, "nt_xent", lambda a, b: torch.tensor(3.0))
+    monkeypatch.setattr(comparing, "nt_xent", lambda a, b: torch.tensor(3.0))
     model = tiny(length=200, ahead=5)
     seen, maps = [], []
     model.context.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
@@ -236,17 +236,15 @@ def test_one_vector_for_everything_has_rel_1():
 
 
 def test_the_numbers_are_those_of_the_settings(monkeypatch):
-    from bitimely_core.objectives import ts_tcc as own
-
     arguments = {}
     for name in ("scale_timesteps", "permute_segments", "add_jitter"):
-        plain = getattr(own, name)
+        plain = getattr(comparing, name)
 
         def record(batch, number, generator, name=name, plain=plain):
             arguments[name] = number
             return plain(batch, number, generator)
 
-        monkeypatch.setattr(own, name, record)
+        monkeypatch.setattr(comparing, name, record)
     ask = objectives.get(AugmentationConfig(name="ts-tcc", jitter=2.0, scaling=1.5, segments=12))
     ask(tiny(), Batch(torch.randn(3, 50, 3)), seeded())
     assert arguments == {"scale_timesteps": 1.5, "permute_segments": 12, "add_jitter": 2.0}

@@ -1,15 +1,16 @@
-"""Analyses: each sibling file registers one function from runs (or data, or a model's name) to a `Page`; `report.write_report` draws it."""
+"""Analyses: each sibling file registers one function from runs (or data, or a model's name) to a `Page`; `report.write_report` draws it.
+
+All of them take `seed` (of their draws and random weights), `progress` (called with what is done) and, where they show intervals, `bootstrap`
+(replicates over subjects).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from bitimely_core.page import PageBuilder
-
-if TYPE_CHECKING:
-    from bitimely_core.run import Run
-    from bitimely_core.tokens import Windows
+from bitimely_core.run import Run
+from bitimely_core.tokens import Windows
 
 
 def start_page(title: str, runs: Sequence[Run], splits: Sequence[str], seed: int) -> PageBuilder:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,42 +21,18 @@ import torch
 from torch import Tensor, nn
 
 from bitimely_core import data
-from bitimely_core.analyses import start_page
-from bitimely_core.analyses.regions import (
-    RANDOM_MODELS,
-    RANDOM_PLACES,
-    RegionMeasures,
-    ShapeletWindows,
-    SubjectMean,
-    add_headline,
-    compare_with_controls,
-    compare_with_first,
-    describe_ratio,
-    describe_windows,
-    draw_held_out,
-    find_shapelet_windows,
-    load_shapelets,
-    mean_over_subjects,
-    share_ratios,
-    signal_magnitudes,
-    spread_over_samples,
-)
+from bitimely_core.analyses import regions, start_page
 from bitimely_core.errors import UserError, usage_error
 from bitimely_core.models.layers import Attention, Retention
 from bitimely_core.ops.retention import decay_matrix
 from bitimely_core.ops.rotary import rotate
 from bitimely_core.page import HeatMap, Line, LinePlot, Page, PageBuilder, TimeSpan, Trace, TracePlot
 from bitimely_core.registry import AnalysisFacts, analyses, models
+from bitimely_core.run import Run
+from bitimely_core.tokens import Windows
 from bitimely_core.types import Batch, Encoded, Progress
 
-if TYPE_CHECKING:
-    from bitimely_core.run import Run
-    from bitimely_core.tokens import Windows
-
 Array = npt.NDArray[np.float64]
-
-
-# --- maps ---------------------------------------------------------------------------------------------------------------------------------
 
 
 class LayerMixing(NamedTuple):
@@ -186,12 +162,9 @@ def compute_last_shares(model: nn.Module, batch: Batch) -> Array:
     return np.stack([column_share(maps), *(column_share(one[None]) for one in maps)])
 
 
-# --- sequences ----------------------------------------------------------------------------------------------------------------------------
-
-
 def draw_batches(windows: Windows, count: int, seed: int) -> tuple[list[Batch], npt.NDArray[np.int64], str]:
     """Drawn held-out windows as batches of one row each, their positions and their split."""
-    rows, split = draw_held_out(windows, count, seed)
+    rows, split = regions.draw_held_out(windows, count, seed)
     return split_batch(windows, rows), rows, split
 
 
@@ -199,9 +172,6 @@ def split_batch(windows: Windows, rows: npt.NDArray[np.int64]) -> list[Batch]:
     """Windows as batches of one row each."""
     batch = data.collate(windows, rows)
     return [batch._replace(**{name: part[i : i + 1] for name, part in _list_tensors(batch)}) for i in range(len(rows))]
-
-
-# --- the analysis -------------------------------------------------------------------------------------------------------------------------
 
 
 @analyses(AnalysisFacts(takes="runs", help="Attention maps of the last layers, head by head, and the share of attention on shapelets"))
@@ -220,23 +190,15 @@ def attention(
 ) -> Page:
     """Attention maps of the last layers in held-out sequences, and the share of attention on shapelets, beside random weights.
 
-    Args:
-        runs: any models with attention maps; runs on the same windows get the same sequences.
-        sequences: how many sequences are shown: those closest to their shapelets, without shapelets drawn at random.
-        windows: held-out windows in which a shapelet is present, over which the share on shapelets is averaged; 0 = no shapelets.
-        shapelets: folder of a report of `analyze shapelets`; empty = mined from the training split, where the windows have classes.
-        lengths: of the shapelets that are mined here, seconds, separated by commas; empty: 0.5, 1 and 2, of shorter windows fractions of them.
-        start: seconds; with `stop` a region of interest instead of shapelets, whose share of attention is compared with its length.
-        stop: seconds.
-        bootstrap: replicates of the intervals over subjects.
-        seed: of the choice of sequences and of the random weights.
-        progress: called with the sequences done.
+    `runs` are any models with attention maps; those on the same windows get the same sequences. `sequences` of them are shown: those
+    closest to their shapelets, without shapelets drawn at random. The share on shapelets is a mean over `windows` held-out windows in which
+    one is present (0: no shapelets). They are those of the report of `analyze shapelets` in the folder `shapelets`, else mined from the
+    training split, where the windows have classes, with `lengths` in seconds, separated by commas (default 0.5, 1 and 2; of shorter windows
+    fractions of them). `start` and `stop`, seconds, give a region of interest instead, whose share of attention is compared with its
+    length.
 
-    Returns:
-        A page; its summary is keyed by run and sequence, and `shapelets` of each run.
-
-    Raises:
-        UserError: config (exit 2) for a model without maps, half a region or --shapelets that fit no window; no_input without windows.
+    Returns a page; its summary is keyed by run and sequence, and `shapelets` of each run. Raises UserError: config (exit 2) for a model
+    without maps, half a region or --shapelets that fit no window; no_input without windows.
     """
     if (start is None) != (stop is None):
         raise usage_error("half a region", "expected --start together with --stop, in seconds", field="--start")
@@ -249,10 +211,10 @@ def attention(
     for run in runs:
         trained, random = to_float64(run.model()), randomise_model(run.model(), seed)
         if chosen is None:
-            positions, split = draw_held_out(run.windows(), sequences, seed)
+            positions, split = regions.draw_held_out(run.windows(), sequences, seed)
         else:
             positions, split = chosen.closest(sequences), chosen.windows.split
-            controls = [random, *(randomise_model(run.model(), seed + k) for k in range(1, RANDOM_MODELS))]
+            controls = [random, *(randomise_model(run.model(), seed + k) for k in range(1, regions.RANDOM_MODELS))]
             on_shapelets[run.name] = _measure_on_shapelets(run, trained, controls, chosen.windows, bootstrap, seed, progress)
         splits.append(split)
         for k, (batch, position) in enumerate(zip(split_batch(run.windows(), positions), positions, strict=True)):
@@ -264,7 +226,7 @@ def attention(
     page = start_page("Attention of " + " and ".join(run.name for run in runs), runs, splits, seed)
     count = max(one.number for one in shown) + 1
     page.fact("Sequences", f"{count} of the {', '.join(sorted(set(splits)))} split" + (", closest to a shapelet" if chosen else ""))
-    summary: dict[str, dict[str, object] | SubjectMean] = {}
+    summary: dict[str, dict[str, object] | regions.SubjectMean] = {}
     for run in runs:
         summary[run.name] = {str(one.number + 1): one.summarize() for one in shown if one.run is run}
         if run.name in on_shapelets:
@@ -276,7 +238,7 @@ def attention(
     if chosen is not None:
         page.notice(*chosen.notices)
         page.add_facts(chosen.facts)
-        summary["signal_size"] = size = mean_over_subjects(chosen.magnitudes, chosen.windows.subjects, bootstrap, seed)
+        summary["signal_size"] = size = regions.mean_over_subjects(chosen.magnitudes, chosen.windows.subjects, bootstrap, seed)
         _add_shapelets(page, on_shapelets, chosen, size, bootstrap, seed)
     else:
         page.text(HOW_TO_READ)
@@ -289,13 +251,10 @@ def attention(
     return page.finish(_verdict(shown[0], on_shapelets.get(shown[0].run.name), size), summary)
 
 
-# --- shapelets ----------------------------------------------------------------------------------------------------------------------------
-
-
 class ShapeletRegion(NamedTuple):
     """Held-out windows in which a shapelet is present."""
 
-    windows: ShapeletWindows
+    windows: regions.ShapeletWindows
     rate: float  # Hz
     magnitudes: Array  # [S], ratio of the signal's magnitude
     facts: dict[str, str]
@@ -321,16 +280,16 @@ def _find_region(
     try:
         if not hasattr(source, "channel_names") or len({run.windows().fingerprint for run in runs}) > 1:
             raise usage_error("the runs do not all read the same windows of signals", field="--shapelets")
-        found, mined, chance = load_shapelets(source, folder, lengths, seed, progress)
-        chosen = find_shapelet_windows(source, found, count, seed, mined)
+        found, mined, chance = regions.load_shapelets(source, folder, lengths, seed, progress)
+        chosen = regions.find_shapelet_windows(source, found, count, seed, mined)
     except UserError as error:
         if folder:
             raise
         return f"No shapelets: {error.problem}{f' ({error.requirement})' if error.requirement else ''}."
     values = data.collate(source, chosen.rows).values.double().numpy()
-    magnitudes = share_ratios(signal_magnitudes(values, source, found, chosen), chosen.start, chosen.length)
+    magnitudes = regions.share_ratios(regions.signal_magnitudes(values, source, found, chosen), chosen.start, chosen.length)
     origin = f"from {folder}" if folder else f"mined from {len(mined)} training windows"
-    facts = {"Shapelets": f"{len(found)}, {origin}", "Windows": describe_windows(chosen)}
+    facts = {"Shapelets": f"{len(found)}, {origin}", "Windows": regions.describe_windows(chosen)}
     weak = f"The shapelets do not separate the classes significantly (p = {chance or 0:.2g}), which limits what attention on them means."
     return ShapeletRegion(chosen, source.rate, magnitudes, facts, [weak] if chance is not None and chance > 0.05 else [])
 
@@ -339,82 +298,59 @@ class ShapeletAttention(NamedTuple):
     """Attention of one run on the shapelets."""
 
     ratio: Array  # [S]
-    measures: RegionMeasures
-    heads: dict[str, RegionMeasures]
+    measures: regions.RegionMeasures
+    heads: dict[str, regions.RegionMeasures]
 
 
 def _measure_on_shapelets(
-    run: Run, trained: nn.Module, controls: list[nn.Module], chosen: ShapeletWindows, bootstrap: int, seed: int, progress: Progress | None
+    run: Run,
+    trained: nn.Module,
+    controls: list[nn.Module],
+    chosen: regions.ShapeletWindows,
+    bootstrap: int,
+    seed: int,
+    progress: Progress | None,
 ) -> ShapeletAttention:
     """The share of attention on the shapelets of the chosen windows, over all heads and head by head."""
     config, length = run.model().config, run.windows().length
     maps: list[list[Array]] = [[] for _ in (trained, *controls)]  # S times [1 + H, T]
     for k, batch in enumerate(split_batch(run.windows(), chosen.rows)):
         for model, of in zip((trained, *controls), maps, strict=True):
-            of.append(np.stack([spread_over_samples(share, length, config) for share in compute_last_shares(model, batch)]))
+            of.append(np.stack([regions.spread_over_samples(share, length, config) for share in compute_last_shares(model, batch)]))
         if progress is not None:
             progress(f"shapelets {run.name}", k + 1, len(chosen.rows))
     own, *others = (np.stack(of, 1) for of in maps)  # [1 + H, S, T]
-    measures = [compare_with_controls(own[h], [one[h] for one in others], chosen, bootstrap, seed) for h in range(len(own))]
+    measures = [regions.compare_with_controls(own[h], [one[h] for one in others], chosen, bootstrap, seed) for h in range(len(own))]
     return ShapeletAttention(
-        share_ratios(own[0], chosen.start, chosen.length), measures[0], {str(h): one for h, one in enumerate(measures) if h}
+        regions.share_ratios(own[0], chosen.start, chosen.length), measures[0], {str(h): one for h, one in enumerate(measures) if h}
     )
 
 
-SHARE = (
-    "Share of the attention on the shapelets over their share of the length, mean over windows: 1 is an even distribution. Evidence for the "
-    "model requires a ratio above that of random weights, above shapelets at random places (bar: 95 % of {places:,} draws), and above the "
-    "magnitude of the signal; otherwise chance, architecture or amplitude explain it."
-)
-SHARES = (
-    "Random weights: mean of {controls} draws. Beyond random weights: the ratio less that, window by window. 95 % CI by bootstrap over "
-    "subjects; p: share of random places with a ratio as large. An effect of training requires a ratio beyond all draws of random weights and "
-    "a CI that excludes 0. Rank correlation with the map of random weights: near 1 the architecture and the signal explain the map."
-)
+CORRELATION = "Rank correlation with the map of random weights: near 1 the architecture and the signal explain the map."
 BY_HEAD = "The same ratios by head, not corrected for multiple heads: of twenty 95 % CI one excludes 0 by chance."
-DIFFERENCES = (
-    "Ratio of the first run less that of the second on the same windows. If the 95 % CI contains 0, the difference is not significant."
-)
 
 
 def _add_shapelets(
-    page: PageBuilder, on: dict[str, ShapeletAttention], region: ShapeletRegion, size: SubjectMean, bootstrap: int, seed: int
+    page: PageBuilder, on: dict[str, ShapeletAttention], region: ShapeletRegion, size: regions.SubjectMean, bootstrap: int, seed: int
 ) -> None:
     found = {name: one.measures for name, one in on.items()}
-    caption, ylabel = SHARE.format(places=RANDOM_PLACES), "share of attention / share of length"
-    add_headline(page, found, size, title="Attention on shapelets", caption=caption, ylabel=ylabel)
+    regions.add_headline(page, "Attention on shapelets", found, size, "attention")
     page.text(HOW_TO_READ)
-    columns = [
-        "run",
-        "ratio",
-        "inside / outside",
-        "random weights",
-        "beyond random weights",
-        "p, random places",
-        "correlation, random weights",
-    ]
+    columns = ["run", "ratio", "inside / outside", *regions.CONTROLS, "correlation, random weights"]
     rows = [
         [name, m.ratio, m.inside_over_outside, m.random_weights, m.beyond_random_weights, m.p_places, m.correlation_with_random_weights]
         for name, m in found.items()
     ]
-    page.table("shapelets", "Inside and outside", SHARES.format(controls=RANDOM_MODELS), columns, rows)
+    page.table("shapelets", "Inside and outside", f"{regions.RATIOS} {CORRELATION}", columns, rows)
     if len(on) > 1:
-        differences = compare_with_first({name: one.ratio for name, one in on.items()}, region.windows, bootstrap, seed)
-        page.table("differences", "Differences to the first run", DIFFERENCES, ["run", "against", "difference of the ratios"], differences)
-    page.table(
-        "shapelets-heads",
-        "Ratios by head",
-        BY_HEAD,
-        ["run", "head", "ratio", "random weights", "beyond random weights", "p, random places"],
-        [
-            [name, int(h), m.ratio, m.random_weights, m.beyond_random_weights, m.p_places]
-            for name, one in on.items()
-            for h, m in one.heads.items()
-        ],
-    )
+        differences = regions.compare_with_first({name: one.ratio for name, one in on.items()}, region.windows, bootstrap, seed)
+        page.table(
+            "differences", "Differences to the first run", regions.DIFFERENCES, ["run", "against", "difference of the ratios"], differences
+        )
+    heads = ((name, int(h), m) for name, one in on.items() for h, m in one.heads.items())
+    rows = [[name, h, m.ratio, m.random_weights, m.beyond_random_weights, m.p_places] for name, h, m in heads]
+    page.table("shapelets-heads", "Ratios by head", BY_HEAD, ["run", "head", "ratio", *regions.CONTROLS], rows)
 
-
-# --- sequences ----------------------------------------------------------------------------------------------------------------------------
 
 HOW_TO_READ = (
     "Entry (n, m) of a map is the weight of token m (column) in the output of token n (row). Retention maps are signed: blue adds, red "
@@ -470,7 +406,7 @@ class SequenceAttention(NamedTuple):
 
     def over_samples(self, share: Array) -> Array:
         """[T]; for codes [N]."""
-        return share if self.has_codes else spread_over_samples(share, self.run.windows().length, self.run.model().config)
+        return share if self.has_codes else regions.spread_over_samples(share, self.run.windows().length, self.run.model().config)
 
     def region(self) -> RegionShare | None:
         """Attention in the region of interest."""
@@ -539,12 +475,13 @@ def _add_sequence(page: PageBuilder, shown: list[SequenceAttention]) -> None:
         page.figure(f"share-{k}", "Share of attention", f"{SHARE_OF_TOKENS} {NOT_LEARNT}", plot)
     else:
         windows, signal = first.run.windows(), first.batch.values[0].numpy()
+        label = regions.name_class(windows, first.batch, 0)
         traces = [Trace(name, signal[:, v]) for v, name in enumerate(windows.channel_names)]
         traces += [Trace(name, y * len(y), "share / even", accent=True) for name, y in curves]
         spans = [] if first.limits is None else [TimeSpan(*first.limits, "region")]
         page.figure(
             f"signal-{k}",
-            f"Signal and attention{_describe_class(first)}",
+            "Signal and attention" + (f" (class {label})" if label else ""),
             f"Window {first.position}, normalised as the model reads it. {SHARE_OF_TOKENS} 1 is an even share. {NOT_LEARNT}",
             TracePlot(windows.rate, traces, spans),
         )
@@ -566,21 +503,14 @@ def _add_sequence(page: PageBuilder, shown: list[SequenceAttention]) -> None:
         )
 
 
-def _describe_class(shown: SequenceAttention) -> str:
-    windows, target = shown.run.windows(), shown.batch.target
-    if target is None or windows.task != "classification":
-        return ""
-    return f" (class {windows.class_names[int(target[0])]})"
-
-
-def _verdict(shown: SequenceAttention, on: ShapeletAttention | None, size: SubjectMean | None) -> str:
+def _verdict(shown: SequenceAttention, on: ShapeletAttention | None, size: regions.SubjectMean | None) -> str:
     """Result of the first run."""
     name, region = shown.run.name, shown.region()
     if on is not None and size is not None:
         ratio = on.measures.ratio
         return (
             f"Shapelets receive {ratio.value:.2f} times the attention of their length in {name} ({ratio.describe_interval()}): "
-            f"{describe_ratio(on.measures)}; the ratio of the signal's magnitude is {size.value:.2f}."
+            f"{regions.describe_ratio(on.measures)}; the ratio of the signal's magnitude is {size.value:.2f}."
         )
     if region is not None:
         return (

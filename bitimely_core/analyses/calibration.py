@@ -11,33 +11,22 @@ Legend: n rows, K classes or labels, U subjects, B bins, R replicates.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from bitimely_core import data, evaluate
-from bitimely_core.analyses.features import (
-    BATCH_ROWS,
-    describe_rows,
-    draw_rows,
-    format_metric,
-    make_metric,
-    number_subjects,
-    require_labels,
-    start_scored_page,
-)
+from bitimely_core.analyses import features
 from bitimely_core.errors import Reason, UserError, input_error, usage_error
 from bitimely_core.page import BarPlot, HeatMap, Hypnogram, Line, LinePlot, Page, PageBuilder, StageTrack
 from bitimely_core.registry import AnalysisFacts, analyses
+from bitimely_core.run import Run
 from bitimely_core.schemas import ClassScores, MetricValue, RunRecord, Scores, TaskScores
 from bitimely_core.system_errors import raise_system_error
+from bitimely_core.tokens import Windows
 from bitimely_core.types import Progress
-
-if TYPE_CHECKING:
-    from bitimely_core.run import Run
-    from bitimely_core.tokens import Windows
 
 Array = npt.NDArray[Any]
 
@@ -46,9 +35,6 @@ NIGHTS = 3
 EPOCHS = 10  # fewest windows of a recording that is shown as a night
 NULL_DRAWS = 200  # draws of labels from the probabilities
 PREDICTED_CLASS = "class that the model names"  # a key of the summary
-
-
-# --- numbers ------------------------------------------------------------------------------------------------------------------------------
 
 
 def assign_bins(confidence: Array, bins: int) -> Array:
@@ -97,10 +83,9 @@ class Reliability(NamedTuple):
 
 
 def estimate_reliability(confidence: Array, right: Array, units: Array, *, bins: int, bootstrap: int, seed: int) -> Reliability:
-    """Reliability curve and calibration error with intervals over subjects.
+    """Reliability curve and calibration error, with intervals over subjects.
 
-    `confidence` [n] are probabilities, `right` [n] is 1 where the event of that probability happened, `units` [n] number the subjects
-    from 0.
+    `confidence` [n] are probabilities, `right` [n] is 1 where the event happened, `units` [n] number the subjects from 0.
     """
     n_units = int(units.max()) + 1 if len(units) else 0
     table = sum_bins(confidence, right, units, n_units, bins)
@@ -111,30 +96,22 @@ def estimate_reliability(confidence: Array, right: Array, units: Array, *, bins:
         gap = (total[:, 2].sum() - total[:, 1].sum()) / total[:, 0].sum()
         gaps = (drawn[..., 2].sum(1) - drawn[..., 1].sum(1)) / drawn[..., 0].sum(1)
         shares = drawn[..., 1] / drawn[..., 0]
+    chance = None
+    if len(confidence):
+        rng, of = np.random.default_rng([seed, 1]), assign_bins(confidence, bins)
+        gaps_by_bin = (np.bincount(of, (rng.random(len(of)) < confidence) - confidence, bins) for _ in range(NULL_DRAWS))
+        errors = [float(np.abs(one).sum() / len(of)) for one in gaps_by_bin]
+        chance = NullError(float(np.mean(errors)), float(np.percentile(errors, 95)))
     filled = np.flatnonzero(total[:, 0])
-    points = [make_metric(total[b, 1] / total[b, 0], shares[:, b], n_units, int(np.isfinite(shares[:, b]).sum())) for b in filled]
-    curve = ReliabilityCurve(
-        [float(total[b, 2] / total[b, 0]) for b in filled],
-        [point.value for point in points],
-        [point.lo for point in points],
-        [point.hi for point in points],
-        [int(total[b, 0]) for b in filled],
-    )
+    points = [features.make_metric(total[b, 1] / total[b, 0], shares[:, b], n_units, int(np.isfinite(shares[:, b]).sum())) for b in filled]
+    probability, windows = [float(total[b, 2] / total[b, 0]) for b in filled], [int(total[b, 0]) for b in filled]
+    curve = ReliabilityCurve(probability, [p.value for p in points], [p.lo for p in points], [p.hi for p in points], windows)
     return Reliability(
-        make_metric(float(calibration_error(total)), calibration_error(drawn), n_units, bootstrap),
-        make_metric(gap, gaps, n_units, bootstrap),
+        features.make_metric(float(calibration_error(total)), calibration_error(drawn), n_units, bootstrap),
+        features.make_metric(gap, gaps, n_units, bootstrap),
         curve,
-        _draw_null_error(confidence, bins, seed) if len(confidence) else None,
+        chance,
     )
-
-
-def _draw_null_error(confidence: Array, bins: int, seed: int) -> NullError:
-    rng = np.random.default_rng([seed, 1])
-    of = assign_bins(confidence, bins)
-    errors = [
-        float(np.abs(np.bincount(of, (rng.random(len(of)) < confidence) - confidence, bins)).sum() / len(of)) for _ in range(NULL_DRAWS)
-    ]
-    return NullError(float(np.mean(errors)), float(np.percentile(errors, 95)))
 
 
 def apply_temperature(task: str, prediction: Array, temperature: float) -> Array:
@@ -172,18 +149,15 @@ def bin_means(prediction: Array, target: Array, bins: int) -> dict[str, Array]:
     return {"prediction": np.array([prediction[g].mean() for g in groups]), "target": np.array([target[g].mean() for g in groups])}
 
 
-# --- predictions --------------------------------------------------------------------------------------------------------------------------
-
-
 def predict_rows(head: Any, windows: Windows, rows: Array, progress: Progress | None = None, label: str = "predict") -> Array:
     """Predictions of a fine-tuned model for `rows`: probabilities [n, K] or values [n]."""
     out: list[Array] = []
     head = head.eval()
     with torch.inference_mode():
-        for start in range(0, len(rows), BATCH_ROWS):
-            out.append(head.predict(data.collate(windows, rows[start : start + BATCH_ROWS])).float().numpy())
+        for start in range(0, len(rows), features.BATCH_ROWS):
+            out.append(head.predict(data.collate(windows, rows[start : start + features.BATCH_ROWS])).float().numpy())
             if progress is not None:
-                progress(label, min(start + BATCH_ROWS, len(rows)), len(rows))
+                progress(label, min(start + features.BATCH_ROWS, len(rows)), len(rows))
     return np.concatenate(out) if out else np.zeros((0, max(windows.classes, 1)), np.float32)
 
 
@@ -193,23 +167,14 @@ def calibration(
 ) -> Page:
     """Reliability of a fine-tuned run on the test split, and its errors by class, subject and night.
 
-    Args:
-        runs: one fine-tuned run.
-        sequences: rows of the test and of the validation split, drawn at random where there are more.
-        bins: of probability.
-        bootstrap: replicates, over subjects.
-        seed: of rows and draws.
-        progress: called with the rows predicted.
+    `sequences` rows of the test and of the validation split are drawn at random where there are more; `bins` are of probability.
 
-    Returns:
-        A page; its summary holds `metrics`, `by_class`, `confusion`, `reliability` (of labels: one each), `temperature`, `subjects` and
-        `learning_curve`. Subjects are numbered at random; their ids are not stored.
-
-    Raises:
-        UserError: a run without a head, without labels (exit 2); no_input without test rows.
+    Returns a page; its summary holds `metrics`, `by_class`, `confusion`, `reliability` (of labels: one each), `temperature`, `subjects` and
+    `learning_curve`. Subjects are numbered at random; their ids are not stored. Raises UserError: a run without a head, without labels
+    (exit 2); no_input without test rows.
     """
     run = runs[0]
-    windows, head = require_labels(run, "calibration"), run.head()
+    windows, head = features.require_labels(run, "calibration"), run.head()
     if head is None:
         view = f"/{windows.view}" if windows.view else ""
         raise usage_error(
@@ -217,38 +182,27 @@ def calibration(
             "expected a fine-tuned run, which predicts labels",
             f"Run: bitimely finetune {run.name} --data {windows.dataset}{view}",
         )
-    rows = {split: draw_rows(windows, split, sequences, seed) for split in ("validation", "test")}
+    rows = {split: features.draw_rows(windows, split, sequences, seed) for split in ("validation", "test")}
     if not len(rows["test"]):
         raise input_error(
             Reason.NO_INPUT, f"{windows.name} has no test rows", "expected a test split with labels", "Tokenize more subjects"
         )
     prediction = {split: predict_rows(head, windows, at, progress, f"predict {split}") for split, at in rows.items()}
     target = {split: np.asarray(windows.targets(at)) for split, at in rows.items()}
-    groups = windows.whole_index["subject_id"].to_numpy()[rows["test"]].astype(str)
-    train = windows["train"]
-    scores = evaluate.score(
-        windows.task,
-        target["test"],
-        prediction["test"],
-        groups,
-        class_names=windows.class_names,
-        train_target=train.targets(None) if len(train) else None,
-        bootstrap=bootstrap,
-    )
+    test, train = features.TestSplit(windows, rows["test"], target["test"], bootstrap), windows["train"]
+    scores = test.score(prediction["test"], train_target=train.targets(None) if len(train) else None)
     main = str(scores.main)
-    units, n_units = number_subjects(groups, seed)
-    page = start_scored_page(f"Calibration of {run.name}", run, "test", n_units, seed)
+    units, n_units = features.number_subjects(test.subjects, seed)
+    page = features.start_scored_page(f"Calibration of {run.name}", run, "test", n_units, seed)
     page.notice(*scores.remarks)
-    describe_rows(page, windows, rows)
+    features.describe_rows(page, windows, rows)
     page.fact("Subjects", f"{n_units}, numbered at random")
     page.fact("Bins", f"{bins} of equal width")
     page.fact("Bootstrap", f"{bootstrap:,} resamples of {n_units} subjects")
     summary: dict[str, object] = {"run": run.name, "data": windows.name, "task": windows.task, "n": len(units), "n_subjects": n_units}
     summary |= {"seed": seed, "bins": bins, "metrics": scores.metrics, "by_class": scores.by_class, "confusion": scores.confusion}
     if windows.task == "regression":
-        fit = fit_values(prediction["test"], target["test"], bins)
-        _add_values(page, fit)
-        summary["reliability"], verdict = fit, _verdict_of_values(fit, scores.metrics["mae"])
+        summary["reliability"], verdict = _add_values(page, prediction["test"], target["test"], bins, scores.metrics["mae"])
     else:
         temperature = fit_temperature(windows.task, prediction["validation"], target["validation"])
         scaled = None if temperature is None else apply_temperature(windows.task, prediction["test"], temperature)
@@ -267,8 +221,6 @@ def calibration(
     summary["learning_curve"] = curve
     return page.finish(verdict, summary)
 
-
-# --- probabilities ------------------------------------------------------------------------------------------------------------------------
 
 RELIABLE = (
     "Each point is a bin of windows: across, the mean predicted probability; up, the share of correct windows; the band is the 95 % CI over "
@@ -334,13 +286,13 @@ def _verdict(found: Mapping[str, Mapping[str, Reliability]], task: str) -> str:
     one = parts["as_is"]
     where = "" if task == "classification" else f" (worst of {len(found)} labels, {worst})"
     gap = one.gap.value
-    text = f"Expected calibration error {format_metric(one.ece)}{where}"
+    text = f"Expected calibration error {features.format_metric(one.ece)}{where}"
     if one.chance:
         text += f"; a perfectly calibrated model would show {one.chance.mean:.3f} by chance"
     if gap is None:
         return text + "."
     if one.gap.lo is not None and one.gap.hi is not None and one.gap.lo <= 0 <= one.gap.hi:
-        text += f". No significant over- or underconfidence on average (gap {format_metric(one.gap)})"
+        text += f". No significant over- or underconfidence on average (gap {features.format_metric(one.gap)})"
     else:
         text += f". Its probabilities are too {'high' if gap > 0 else 'low'} by {abs(gap):.3f} on average"
     if "tempered" in parts and (scaled := parts["tempered"].ece.value) is not None:
@@ -372,27 +324,12 @@ def _add_classes(page: PageBuilder, scores: TaskScores, names: list[str]) -> Non
     )
 
 
-# --- numbers as targets -------------------------------------------------------------------------------------------------------------------
-
-
-class ValueFit(NamedTuple):
-    """Predicted against true values: slope of the regression of targets on predictions, bias, and means of binned rows."""
-
-    slope: float | None
-    bias: float
-    curve: dict[str, list[float]]
-
-
-def fit_values(prediction: Array, target: Array, bins: int) -> ValueFit:
-    """The fit of predictions [n] of numbers [n]."""
-    variance = float(np.var(prediction))
+def _add_values(page: PageBuilder, prediction: Array, target: Array, bins: int, error: MetricValue) -> tuple[dict[str, object], str]:
+    """Predicted against true values [n]: slope of the regression of targets on predictions, bias, means of binned rows; and the verdict."""
+    variance, bias = float(np.var(prediction)), float((prediction - target).mean())
     slope = float(np.cov(prediction, target, bias=True)[0, 1] / variance) if variance > 0 else None
     curve = {key: values.tolist() for key, values in bin_means(prediction, target, bins).items()}
-    return ValueFit(slope, float((prediction - target).mean()), curve)
-
-
-def _add_values(page: PageBuilder, fit: ValueFit) -> None:
-    predicted, measured = fit.curve["prediction"], fit.curve["target"]
+    predicted, measured = curve["prediction"], curve["target"]
     ends = [min(predicted + measured), max(predicted + measured)]
     lines = [Line("windows by prediction", predicted, measured), Line("perfect calibration", ends, ends, reference=True)]
     page.figure(
@@ -403,13 +340,9 @@ def _add_values(page: PageBuilder, fit: ValueFit) -> None:
         LinePlot(lines, xlabel="predicted", ylabel="measured"),
     )
 
-
-def _verdict_of_values(fit: ValueFit, error: MetricValue) -> str:
-    text = f"Mean absolute error {format_metric(error)}; mean bias {fit.bias:+.3g}"
-    return f"{text}; calibration slope {fit.slope:.2f} (1 = calibrated)." if fit.slope is not None else f"{text}."
-
-
-# --- subjects -----------------------------------------------------------------------------------------------------------------------------
+    text = f"Mean absolute error {features.format_metric(error)}; mean bias {bias:+.3g}"
+    text += f"; calibration slope {slope:.2f} (1 = calibrated)." if slope is not None else "."
+    return {"slope": slope, "bias": bias, "curve": curve}, text
 
 
 class SubjectScores(NamedTuple):
@@ -467,9 +400,6 @@ def _add_subjects(page: PageBuilder, subjects: list[SubjectScores]) -> None:
         page.text(f"Worst subject {worst:.3f}, median {float(np.median(values)):.3f}, best {best:.3f} of {len(values)} subjects.")
 
 
-# --- nights -------------------------------------------------------------------------------------------------------------------------------
-
-
 class NightPrediction(NamedTuple):
     """True and predicted classes of the epochs of a recording."""
 
@@ -480,10 +410,7 @@ class NightPrediction(NamedTuple):
 
 
 def add_nights(page: PageBuilder, windows: Windows, head: Any, progress: Progress | None = None) -> None:
-    """Predicted and true classes of up to three test recordings: those with the least, median and most agreement.
-
-    Only for windows that follow each other in a recording, at least ten of them.
-    """
+    """Predicted and true classes of the test recordings of ten or more successive windows with the least, median and most agreement."""
     test = windows["test"]
     recordings = test.index["recording_id"].to_numpy().astype(str)
     starts = test.index["start"].to_numpy().astype(float)
@@ -521,9 +448,6 @@ def add_nights(page: PageBuilder, windows: Windows, head: Any, progress: Progres
         )
 
 
-# --- learning curve -----------------------------------------------------------------------------------------------------------------------
-
-
 class LearningPoint(NamedTuple):
     """Test score of a run that was fine-tuned on a fraction of the training subjects."""
 
@@ -536,10 +460,7 @@ class LearningPoint(NamedTuple):
 
 
 def read_learning_curve(run: Run, main: str) -> list[LearningPoint]:
-    """Main test scores of this run and of those with the same pre-trained model, data, readout and seed, by fraction of the subjects.
-
-    Runs count when they have been evaluated on the test split.
-    """
+    """Main test scores of this and all evaluated runs with the same pre-trained model, data, readout and seed, by fraction of the subjects."""
     if not run.folder.is_dir():
         return []
     out = []

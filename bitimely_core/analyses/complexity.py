@@ -15,7 +15,7 @@ import platform
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,31 +26,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bitimely_core import models as building
+from bitimely_core.analyses.regions import samples_per_token
 from bitimely_core.config import ModelConfig, build_model_config
 from bitimely_core.errors import safe_text, usage_error
 from bitimely_core.models.tokenizers import FIRST
 from bitimely_core.ops.retention import retention
 from bitimely_core.page import Line, LinePlot, Page, PageBuilder
 from bitimely_core.registry import AnalysisFacts, analyses, models
+from bitimely_core.run import Run
 from bitimely_core.types import Batch, Progress
-
-if TYPE_CHECKING:
-    from bitimely_core.run import Run
 
 Array = npt.NDArray[np.float64]
 Call = Callable[[], Any]
 
-DEFAULT_LENGTHS = "256,512,1024,2048"
-DEFAULT_ROUNDS = 5
-DEFAULT_SLOWEST = 4.0  # seconds of one call; slower candidates are excluded at this and longer lengths
 CHANNELS = 1
 CODES = 100  # vocabulary of an events model that is timed
 PARALLEL, CHUNKWISE, RECURRENT = "retention, parallel", "retention, chunkwise", "retention, recurrent"
 SOFTMAX, FUSED = "softmax attention", "softmax attention, fused"
 EXPECTED = {PARALLEL: (2.0, 2.0), CHUNKWISE: (1.0, 1.0), RECURRENT: (1.0, 1.0), SOFTMAX: (2.0, 2.0), FUSED: (2.0, 1.0)}  # time, memory
-
-
-# --- measuring ----------------------------------------------------------------------------------------------------------------------------
 
 
 class LiveBytes(TorchDispatchMode):
@@ -150,9 +143,6 @@ def fit_slopes(lengths: Sequence[int], rounds: Sequence[Sequence[float]]) -> Tim
     return TimeSlope(fit_slope(lengths, medians), lo, hi, fit_slope(lengths[-2:], medians[-2:]))
 
 
-# --- candidates ---------------------------------------------------------------------------------------------------------------------------
-
-
 def make_operators(config: ModelConfig, n: int, seed: int) -> dict[str, Call]:
     """One forward and backward pass of each mixer on one sequence of n tokens, at the widths of `config`."""
     heads = config.heads
@@ -187,10 +177,9 @@ def make_operators(config: ModelConfig, n: int, seed: int) -> dict[str, Call]:
 def make_model_call(config: ModelConfig, n: int, seed: int) -> Call:
     """One forward and backward pass of the model of `config`, made for n tokens, on one sequence."""
     codes = config.tokenizer == "codes"
-    step = 1 if codes else {"conv": 4, "steps": 1}.get(config.tokenizer, config.stride or config.patch)
-    sized = config.model_copy(
-        update={"length": n * step, "channels": CHANNELS, "others": (), "dropout": 0.0, **({"codes": FIRST + CODES} if codes else {})}
-    )
+    step = 1 if codes else samples_per_token(config)
+    vocabulary = {"codes": FIRST + CODES} if codes else {}
+    sized = config.model_copy(update={"length": n * step, "channels": CHANNELS, "others": (), "dropout": 0.0, **vocabulary})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = building.from_config(sized).train()
@@ -210,9 +199,6 @@ def make_model_call(config: ModelConfig, n: int, seed: int) -> Call:
     return call
 
 
-# --- the analysis -------------------------------------------------------------------------------------------------------------------------
-
-
 @analyses(
     AnalysisFacts(
         takes="model", help="Time and memory against sequence length: retention in three forms, softmax attention, a complete model"
@@ -224,30 +210,21 @@ def complexity(
     model: str = "bitimelygpt",
     objective: str | None = None,
     preset: str = "tiny",
-    lengths: str = DEFAULT_LENGTHS,
-    rounds: int = DEFAULT_ROUNDS,
-    slowest: float = DEFAULT_SLOWEST,
+    lengths: str = "256,512,1024,2048",
+    rounds: int = 5,
+    slowest: float = 4.0,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Page:
     """Measured CPU seconds and bytes of a forward and backward pass against the number of tokens, with fitted log-log slopes.
 
-    Args:
-        runs: one run, whose model is measured with the widths that it was trained at; None = that of the next two.
-        model: name of a model.
-        objective: not used; leakage takes the same arguments.
-        preset: gives the widths.
-        lengths: numbers of tokens, separated by commas, ascending.
-        rounds: repetitions; medians are shown.
-        slowest: seconds of one call; a candidate that is slower at a length is excluded there and at longer ones.
-        seed: of weights and inputs.
-        progress: called with the calls done.
+    The model is that of the one run of `runs`, with the widths that it was trained at, else `model` with the widths of `preset`;
+    `objective` is not used (leakage takes the same arguments). `lengths` are ascending numbers of tokens, separated by commas; medians over
+    `rounds` repetitions are shown. A candidate of which one call takes more than `slowest` seconds at a length is excluded there and at
+    longer ones.
 
-    Returns:
-        A page; its summary holds, for each candidate, `seconds` and `bytes` by length and their `slope`.
-
-    Raises:
-        UserError: lengths that are no ascending numbers, more than one run, unknown names (exit 2).
+    Returns a page; its summary holds, for each candidate, `seconds` and `bytes` by length and their `slope`. Raises UserError: lengths that
+    are no ascending numbers, more than one run, unknown names (exit 2).
     """
     numbers = _parse_lengths(lengths)
     if rounds < 1:
@@ -391,18 +368,9 @@ def _add_blocks(page: PageBuilder, found: Mapping[str, Growth]) -> None:
         cells = [slope, growth.slope.last, expected[0], *growth.memory_slope, expected[1], times[-1], sizes[-1], growth.lengths[-1]]
         rows.append([candidate, *cells])
     page.text(HOW_TO_READ)
-    page.figure(
-        "time",
-        "Time of a forward and backward pass",
-        TIME,
-        LinePlot(time_lines, xlabel="tokens N", ylabel="milliseconds", logx=True, logy=True),
-    )
-    page.figure(
-        "memory",
-        "Memory of a forward and backward pass",
-        MEMORY,
-        LinePlot(memory_lines, xlabel="tokens N", ylabel="MiB", logx=True, logy=True),
-    )
+    for name, caption, lines, unit in (("time", TIME, time_lines, "milliseconds"), ("memory", MEMORY, memory_lines, "MiB")):
+        plot = LinePlot(lines, xlabel="tokens N", ylabel=unit, logx=True, logy=True)
+        page.figure(name, f"{name.capitalize()} of a forward and backward pass", caption, plot)
     columns = ["candidate", "slope of time", "last slope", "expected", "slope of memory", "last slope of memory", "expected of memory"]
     page.table("slopes", "Growth", TABLE, [*columns, "ms at the longest", "MiB at the longest", "longest N"], rows)
 

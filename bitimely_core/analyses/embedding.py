@@ -11,43 +11,30 @@ Legend: n rows, D width of a vector, k neighbours, K classes or labels, U subjec
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from bitimely_core import evaluate
+from bitimely_core.analyses import features
 from bitimely_core.analyses.attention import randomise_model
-from bitimely_core.analyses.features import (
-    VectorChoice,
-    default_choice,
-    extract_vectors,
-    make_metric,
-    number_subjects,
-    require_labels,
-    start_scored_page,
-)
 from bitimely_core.analyses.regions import draw_held_out
 from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.evaluate.linear import extract_simple_features, standardise
 from bitimely_core.models.heads import POOLS
 from bitimely_core.page import BarPlot, Page, PageBuilder, ScatterPanel, ScatterPlot
 from bitimely_core.registry import AnalysisFacts, analyses, unknown
+from bitimely_core.run import Run
 from bitimely_core.schemas import MetricValue
+from bitimely_core.tokens import Windows
 from bitimely_core.types import Progress
-
-if TYPE_CHECKING:
-    from bitimely_core.run import Run
-    from bitimely_core.tokens import Windows
 
 Array = npt.NDArray[Any]
 
 DEFAULT_ROWS = 600  # rows
 MAX_GROUPS = 8  # groups that are coloured
 TSNE_COMPONENTS = 50  # principal components that t-SNE starts from
-
-
-# --- numbers ------------------------------------------------------------------------------------------------------------------------------
 
 
 def nearest_neighbours(x: Array, k: int, allowed: Array) -> Array:
@@ -93,12 +80,12 @@ def mean_over_rows(values: Array, units: Array, n_units: int, bootstrap: int, se
     """Mean of values [n] with a bootstrap interval over subjects; the values themselves are not recomputed in a replicate."""
     known = np.isfinite(values)
     if not known.any():
-        return make_metric(np.nan, np.empty(0), n_units, bootstrap)
+        return features.make_metric(np.nan, np.empty(0), n_units, bootstrap)
     total = np.bincount(units[known], values[known], n_units)
     count = np.bincount(units[known], minlength=n_units).astype(float)
     draws = evaluate.draw_counts(range(bootstrap), n_units, seed) if bootstrap else np.zeros((0, n_units))
     with np.errstate(invalid="ignore"):
-        return make_metric(total.sum() / count.sum(), (draws @ total) / (draws @ count), n_units, bootstrap)
+        return features.make_metric(total.sum() / count.sum(), (draws @ total) / (draws @ count), n_units, bootstrap)
 
 
 class SpaceMeasures(NamedTuple):
@@ -115,11 +102,10 @@ class SpaceMeasures(NamedTuple):
 def measure_space(
     x: Array, label: Array, units: Array, n_units: int, k: int, bootstrap: int, seed: int, counted: Array | None = None
 ) -> SpaceMeasures:
-    """Measures of one space: `x` [n, D] standardised, `label` [n] groups (-1 = none), `units` [n] subjects from 0 to `n_units` - 1, `k`
-    neighbours.
+    """Measures of `x` [n, D] standardised, with `label` [n] groups (-1 = none), `units` [n] subjects from 0 on, and `k` neighbours.
 
-    `counted` [n] bool marks the rows that count for the label; None = all. Of a rare label those that have it: most neighbours of the
-    others lack it in any space.
+    `counted` [n] bool marks the rows that count for the label: of a rare label those that have it, as most neighbours of the others lack
+    it.
     """
     other = units[:, None] != units if n_units > 1 else np.ones((len(units), len(units)), dtype=bool)
     anybody = np.ones_like(other)
@@ -135,9 +121,6 @@ def measure_space(
         compute_silhouettes(x, subject),
     )
     return SpaceMeasures(*(mean_over_rows(v, units, n_units, bootstrap, seed) for v in values))
-
-
-# --- projections ----------------------------------------------------------------------------------------------------------------------------
 
 
 def principal_components(x: Array, parts: int) -> tuple[Array, Array]:
@@ -164,9 +147,6 @@ def compute_tsne(x: Array, perplexity: float, seed: int) -> Array | None:
     return np.asarray(TSNE(2, perplexity=perplexity, init="pca", random_state=seed, max_iter=750).fit_transform(start), np.float64)
 
 
-# --- the analysis -------------------------------------------------------------------------------------------------------------------------
-
-
 @analyses(
     AnalysisFacts(
         takes="run", scores=True, help="Do embeddings separate labels or subjects? Nearest neighbours, silhouettes and projections"
@@ -185,38 +165,32 @@ def embedding(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Page:
-    """Vectors of held-out windows: neighbours, silhouettes and projections by label and by subject, beside random weights and plain features.
+    """Vectors of held-out windows: neighbours, silhouettes and projections by label and by subject, beside random weights and plain
+    features.
 
-    Args:
-        runs: one run, pre-trained or fine-tuned; `--data` names a labelled view.
-        sequences: rows, drawn at random from the test split.
-        readout: a key of `heads.POOLS`; "" = that of fine-tuning.
-        layers: last, last-two, or the number of a layer.
-        neighbours: k.
-        perplexity: of t-SNE.
-        label: of a view with several labels the one to analyze; "" = the most frequent.
-        bootstrap: replicates, over subjects.
-        seed: of rows, random weights, draws and t-SNE.
-        progress: called with the rows done.
+    `runs` is one run, pre-trained or fine-tuned, on labelled windows, of which `sequences` rows are drawn from the test split. `readout` is
+    a key of `heads.POOLS` ("": that of fine-tuning), `layers` last, last-two or the number of a layer, `neighbours` k, `perplexity` that of
+    t-SNE, `label` the one of several labels to analyze ("": the most frequent).
 
-    Returns:
-        A page; its summary holds `spaces`: trained, random, raw -> `SpaceMeasures`. No subject id is stored.
-
-    Raises:
-        UserError: windows without labels, unknown readout or label (exit 2); no_input without rows.
+    Returns a page; its summary holds `spaces`: trained, random, raw -> `SpaceMeasures`. No subject id is stored. Raises UserError: windows
+    without labels, unknown readout or label (exit 2); no_input without rows.
     """
     run = runs[0]
-    windows = require_labels(run, "embedding")
+    windows = features.require_labels(run, "embedding")
     rows, split = draw_held_out(windows, sequences, seed)
     if len(rows) < 3:
         raise input_error(Reason.NO_INPUT, f"{len(rows)} rows in the {split} split", "expected at least 3", "Tokenize more subjects")
     choice = _choose_vector(run, readout, layers)
     labels = _group_labels(windows, rows, label)
-    units, n_units = number_subjects(windows.whole_index["subject_id"].to_numpy()[rows], seed)
-    spaces = _extract_spaces(run, windows, rows, choice, seed, progress)
+    units, n_units = features.number_subjects(windows.whole_index["subject_id"].to_numpy()[rows], seed)
+    spaces = {}
+    for name, model in {"trained": run.model(), "random": randomise_model(run.model(), seed).float()}.items():
+        vectors = features.extract_vectors(model, windows, rows, [choice], progress=progress, label=f"{name} vectors")
+        spaces[name] = standardise(vectors[choice])[0]
+    spaces["raw"] = standardise(extract_simple_features(windows, rows))[0]
     counted = labels.group == 1 if windows.task == "multilabel" else None
     found = {name: measure_space(x, labels.group, units, n_units, neighbours, bootstrap, seed, counted) for name, x in spaces.items()}
-    page = start_scored_page(f"Embeddings of {run.name}", run, split, n_units, seed)
+    page = features.start_scored_page(f"Embeddings of {run.name}", run, split, n_units, seed)
     if len(rows) < len(windows[split]):
         page.notice(f"{len(rows):,} of the {len(windows[split]):,} {split} windows were used (--sequences).")
     if windows.task == "regression":
@@ -228,46 +202,24 @@ def embedding(
     features_name = "counts of codes" if windows.vocabulary else "means and spectra"
     names = {"trained": run.name, "random": "random weights", "raw": features_name}
     _add_measures(page, found, names, neighbours, labels.name)
-    subjects = _group_subjects(units, n_units) if n_units < len(rows) else None
+    group, largest = _select_largest(units, n_units)
+    subjects = RowGroups(group, [f"subject {k + 1}" for k in range(len(largest))], "subject") if n_units < len(rows) else None
     _add_projections(page, spaces, names, labels, subjects, perplexity, seed)
     if subjects is None:
         page.text("Every subject has one sequence here, so separation of subjects cannot be measured.")
-    summary = {
-        "run": run.name,
-        "data": windows.name,
-        "split": split,
-        "n": len(rows),
-        "n_subjects": n_units,
-        "readout": choice.readout,
-        "layers": choice.layers,
-        "label": labels.name,
-        "neighbours": neighbours,
-        "spaces": found,
-        "seed": seed,
-    }
+    about = {"run": run.name, "data": windows.name, "split": split, "n": len(rows), "n_subjects": n_units, **choice._asdict()}
+    summary = {**about, "label": labels.name, "neighbours": neighbours, "spaces": found, "seed": seed}
     return page.finish(_verdict(found, neighbours, labels.name), summary)
 
 
-def _choose_vector(run: Run, readout: str, layers: str) -> VectorChoice:
+def _choose_vector(run: Run, readout: str, layers: str) -> features.VectorChoice:
     if readout and readout not in POOLS:
         raise unknown("readout", readout, list(POOLS))
-    default = default_choice(run)
+    default = features.default_choice(run)
     depth = run.model().config.layers
     if layers not in {"last", "last-two"} and not (layers.isdigit() and 1 <= int(layers) <= depth):
         raise usage_error(f"layers {layers[:20]!r}", f"expected last, last-two or 1 to {depth}", field="--layers")
-    return VectorChoice(readout or default.readout, layers if readout or layers != "last" else default.layers)
-
-
-def _extract_spaces(
-    run: Run, windows: Windows, rows: Array, choice: VectorChoice, seed: int, progress: Progress | None
-) -> dict[str, Array]:
-    """Standardised vectors of the model, of random weights, and features of the raw input."""
-    models = {"trained": run.model(), "random": randomise_model(run.model(), seed).float()}
-    spaces = {
-        name: extract_vectors(model, windows, rows, [choice], progress=progress, label=f"{name} vectors")[choice]
-        for name, model in models.items()
-    }
-    return {name: standardise(x)[0] for name, x in (spaces | {"raw": extract_simple_features(windows, rows)}).items()}
+    return features.VectorChoice(readout or default.readout, layers if readout or layers != "last" else default.layers)
 
 
 HOW_TO_READ = (
@@ -337,12 +289,6 @@ def _select_largest(group: Array, n_groups: int) -> tuple[Array, Array]:
     place = np.full(n_groups + 1, -1)  # the last is that of -1
     place[largest] = np.arange(len(largest))
     return place[group], largest
-
-
-def _group_subjects(units: Array, n_units: int) -> RowGroups:
-    """Rows of the subjects with the most rows, renumbered from 0."""
-    group, largest = _select_largest(units, n_units)
-    return RowGroups(group, [f"subject {k + 1}" for k in range(len(largest))], "subject")
 
 
 def _add_measures(page: PageBuilder, found: Mapping[str, SpaceMeasures], names: Mapping[str, str], k: int, label: str) -> None:

@@ -6,7 +6,7 @@ Legend: n rows, V channels, T samples, D width of a vector, K classes or labels.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +18,10 @@ from bitimely_core.errors import UserError, usage_error
 from bitimely_core.models.heads import POOLS, average_channels, pool
 from bitimely_core.page import PageBuilder
 from bitimely_core.registry import models, unknown
-from bitimely_core.schemas import Difference, MetricValue
+from bitimely_core.run import Run
+from bitimely_core.schemas import Difference, MetricValue, TaskScores
+from bitimely_core.tokens import Windows
 from bitimely_core.types import Progress
-
-if TYPE_CHECKING:
-    from bitimely_core.run import Run
-    from bitimely_core.tokens import Windows
 
 Array = npt.NDArray[Any]
 
@@ -82,9 +80,8 @@ def default_choice(run: Run) -> VectorChoice:
 
 
 def list_choices(model: Any, windows: Windows, row: int, readouts: Sequence[str] | None = None) -> list[VectorChoice]:
-    """Every readout of every layer of a model; by default without `flatten`, the vectors of all tokens.
-
-    Raises UserError: unknown_name (exit 2) for an unknown readout.
+    """Every readout of every layer of a model, by default without `flatten`. Raises UserError (unknown_name, exit 2) for an unknown
+    readout.
     """
     for name in readouts or ():
         if name not in POOLS:
@@ -108,14 +105,7 @@ def list_choices(model: Any, windows: Windows, row: int, readouts: Sequence[str]
 
 
 def extract_vectors(
-    model: Any,
-    windows: Windows,
-    rows: Array,
-    choices: Sequence[VectorChoice],
-    *,
-    merge: str = "concat",
-    progress: Progress | None = None,
-    label: str = "vectors",
+    model: Any, windows: Windows, rows: Array, choices: Sequence[VectorChoice], *, progress: Progress | None = None, label: str = "vectors"
 ) -> dict[VectorChoice, Array]:
     """The vectors of `rows` for each of `choices`, [n, D] float32, from one pass through the model."""
     out: dict[VectorChoice, list[Array]] = {choice: [] for choice in choices}
@@ -126,11 +116,38 @@ def extract_vectors(
             encoded = model(batch)
             for choice in choices:
                 below = encoded._replace(hidden=encoded.hidden[: int(choice.layers)]) if choice.layers.isdigit() else encoded
-                found = pool(below, model, choice.readout, "last-two" if choice.layers == "last-two" else "last", merge)
+                found = pool(below, model, choice.readout, "last-two" if choice.layers == "last-two" else "last")
                 out[choice].append(average_channels(found, batch).float().numpy())
             if progress is not None:
                 progress(label, min(start + BATCH_ROWS, len(rows)), len(rows))
     return {choice: np.concatenate(parts) if parts else np.zeros((0, 1), np.float32) for choice, parts in out.items()}
+
+
+class TestSplit(NamedTuple):
+    """The rows on which everything is scored, and how."""
+
+    windows: Windows
+    rows: Array
+    target: Array
+    bootstrap: int
+
+    @property
+    def subjects(self) -> Array:
+        """Of the rows, [n]."""
+        return self.windows.whole_index["subject_id"].to_numpy()[self.rows].astype(str)
+
+    def score(self, prediction: Array, baselines: Mapping[str, Array] | None = None, train_target: Array | None = None) -> TaskScores:
+        """Scores of a prediction, with paired differences to `baselines`."""
+        return evaluate.score(
+            self.windows.task,
+            self.target,
+            prediction,
+            self.subjects,
+            class_names=self.windows.class_names,
+            train_target=train_target,
+            baselines=baselines,
+            bootstrap=self.bootstrap,
+        )
 
 
 def make_metric(value: float, draws: Array, units: int, bootstrap: int) -> MetricValue:

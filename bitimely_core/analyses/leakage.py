@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 import torch
@@ -21,6 +21,7 @@ from torch import Generator, Tensor
 
 from bitimely_core import models as building
 from bitimely_core import objectives
+from bitimely_core.analyses.regions import samples_per_token
 from bitimely_core.config import ModelConfig, ObjectiveConfig, Settings, build_model_config
 from bitimely_core.errors import usage_error
 from bitimely_core.models import Model
@@ -30,10 +31,8 @@ from bitimely_core.objectives.tokens import Result
 from bitimely_core.page import HeatMap, Line, LinePlot, Page, PageBuilder
 from bitimely_core.registry import AnalysisFacts, analyses, models
 from bitimely_core.registry import objectives as known
+from bitimely_core.run import Run
 from bitimely_core.types import Batch, Progress
-
-if TYPE_CHECKING:
-    from bitimely_core.run import Run
 
 Array = npt.NDArray[Any]
 
@@ -59,27 +58,18 @@ def leakage(
 ) -> Page:
     """Does the objective show the model its own targets? Jacobian at random weights, and training on white noise.
 
-    Args:
-        runs: one run, whose model, objective and stamp are examined; None = those named by the next three.
-        model: name of a model.
-        objective: name of an objective; None = the model's own.
-        preset: gives the dimensions.
-        steps: training steps on white noise, 0 = Jacobian only; 300 to 700 show every leak that is known.
-        seed: of weights, noise and masks.
-        progress: called with the steps done.
+    Model, objective and stamp are those of the one run of `runs`, else `model` with the dimensions of `preset` and `objective` (None: the
+    model's own). `steps` on white noise are trained (0: Jacobian only); 300 to 700 show every leak that is known.
 
-    Returns:
-        A page whose summary holds `leak_free` (measured; None where the objective has no target), `stamped`, `contradiction` (stamped
-        true, but it leaks), `jacobian` and `white_noise`.
-
-    Raises:
-        UserError: more than one run, unknown names (exit 2).
+    Returns a page whose summary holds `leak_free` (measured; None where the objective has no target), `stamped`, `contradiction` (stamped
+    true, but it leaks), `jacobian` and `white_noise`. Raises UserError: more than one run, unknown names (exit 2).
     """
     settings, stamp, name = _choose_settings(runs, model, objective, preset)
     objective_fn = objectives.get(**{key: value for key, value in settings.objective.model_dump().items() if key != "direction_sampling"})
     chosen = settings.objective.name
     page = PageBuilder(f"Leakage of {chosen} in {settings.model.name}")
-    facts = {"model": settings.model.name, "objective": chosen, "preset or run": name, "stamp": _describe_stamp(stamp), "seed": str(seed)}
+    words = stamp if isinstance(stamp, str) else {True: "leak-free", False: "leaks", None: "no target"}[stamp]
+    facts = {"model": settings.model.name, "objective": chosen, "preset or run": name, "stamp": words, "seed": str(seed)}
     page.add_facts(facts)
     if known[chosen].facts.leak_free is None:
         unmeasured = {"leak_free": None, "stamped": stamp, "contradiction": False, "jacobian": None, "white_noise": None}
@@ -133,21 +123,18 @@ def _choose_settings(runs: list[Run] | None, model: str, objective: str | None, 
     return settings, stamp, name
 
 
-def _resize_config(config: ModelConfig, tokens: int, channels: int, *, ragged: bool) -> ModelConfig:
-    """The configuration for windows of about `tokens` tokens, at most 256 samples; `ragged`: no multiple of the tokenizer's step."""
-    if config.tokenizer == "codes":
-        return config.model_copy(update={"length": tokens, "codes": FIRST + VOCABULARY, "dropout": 0.0})
-    step = {"conv": 4, "steps": 1}.get(config.tokenizer, config.stride or config.patch)
-    length = min(step * tokens - (step // 2 if ragged else 0), 256)
-    width = 1 if config.channel_independent else channels
-    return config.model_copy(update={"length": max(length, config.patch), "channels": width, "others": (), "dropout": 0.0})
-
-
 def _shrink_config(config: ModelConfig) -> ModelConfig:
     return _resize_config(config, SMALL, min(config.channels, 2), ragged=config.crop == "pad")
 
 
-# --- Jacobian ----------------------------------------------------------------------------------------------------------------------------
+def _resize_config(config: ModelConfig, tokens: int, channels: int, *, ragged: bool) -> ModelConfig:
+    """The configuration for windows of about `tokens` tokens, at most 256 samples; `ragged`: no multiple of the tokenizer's step."""
+    if config.tokenizer == "codes":
+        return config.model_copy(update={"length": tokens, "codes": FIRST + VOCABULARY, "dropout": 0.0})
+    step = samples_per_token(config)
+    length = min(step * tokens - (step // 2 if ragged else 0), 256)
+    width = 1 if config.channel_independent else channels
+    return config.model_copy(update={"length": max(length, config.patch), "channels": width, "others": (), "dropout": 0.0})
 
 
 class Dependence(NamedTuple):
@@ -252,9 +239,6 @@ def measure_code_changes(config: ModelConfig, objective: Objective, seed: int, *
     return Dependence(own_size, beyond, allowed, torch.stack(lines, 1).numpy())
 
 
-# --- white noise -------------------------------------------------------------------------------------------------------------------------
-
-
 class NoiseResult(NamedTuple):
     """Loss / Var(target) on white noise; of codes cross-entropy / ln K."""
 
@@ -328,13 +312,6 @@ def _relative_losses(config: ModelConfig, results: list[Result]) -> dict[str, fl
         loss = torch.nn.functional.cross_entropy(prediction[..., :-1].flatten(0, 1), target.flatten(), ignore_index=IGNORE)
         out[name] = float(loss) / math.log(VOCABULARY)
     return out
-
-
-# --- page --------------------------------------------------------------------------------------------------------------------------------
-
-
-def _describe_stamp(stamp: bool | str | None) -> str:
-    return stamp if isinstance(stamp, str) else {True: "leak-free", False: "leaks", None: "no target"}[stamp]
 
 
 def _verdict(name: str, leak_free: bool, jacobian: Mapping[str, Dependence], noise: NoiseResult | None) -> str:

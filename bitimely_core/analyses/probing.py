@@ -12,36 +12,23 @@ Legend: n rows, D width of a vector, K classes or labels, L layers.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from bitimely_core import evaluate
+from bitimely_core.analyses import features
 from bitimely_core.analyses.attention import randomise_model
 from bitimely_core.analyses.calibration import predict_rows
-from bitimely_core.analyses.features import (
-    WORDS,
-    VectorChoice,
-    default_choice,
-    describe_rows,
-    draw_rows,
-    extract_vectors,
-    format_metric,
-    list_choices,
-    require_labels,
-    start_scored_page,
-)
 from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.evaluate.linear import DEFAULT_PENALTY, LinearProbe, extract_simple_features, fit_probe
 from bitimely_core.page import BarPlot, Line, LinePlot, Page, PageBuilder
 from bitimely_core.registry import AnalysisFacts, analyses
+from bitimely_core.run import Run
 from bitimely_core.schemas import Difference, MetricValue, TaskScores
+from bitimely_core.tokens import Windows
 from bitimely_core.types import Progress
-
-if TYPE_CHECKING:
-    from bitimely_core.run import Run
-    from bitimely_core.tokens import Windows
 
 Array = npt.NDArray[Any]
 
@@ -50,37 +37,13 @@ PAPER_READOUTS = ("sos", "eos", "sos+eos", "mean")  # rows of its table
 CONSTANTS = {"majority": "majority class", "mean": "mean of the training split"}  # baselines of `evaluate`
 
 
-class TestSplit(NamedTuple):
-    """The rows on which everything is scored, and how."""
-
-    windows: Windows
-    rows: Array
-    target: Array
-    groups: Array  # subjects
-    bootstrap: int
-    seed: int
-
-    def score(self, prediction: Array, baselines: Mapping[str, Array], train_target: Array | None = None) -> TaskScores:
-        """Scores of a prediction, with paired differences to `baselines`."""
-        return evaluate.score(
-            self.windows.task,
-            self.target,
-            prediction,
-            self.groups,
-            class_names=self.windows.class_names,
-            train_target=train_target,
-            baselines=baselines,
-            bootstrap=self.bootstrap,
-        )
-
-
 class ProbeScores(NamedTuple):
     """Probes and their scores, by key: source, readout and layers."""
 
     probes: dict[str, LinearProbe]
     scores: TaskScores
-    choices: list[VectorChoice]
-    default: VectorChoice
+    choices: list[features.VectorChoice]
+    default: features.VectorChoice
 
     @property
     def main(self) -> str:
@@ -122,27 +85,20 @@ def probing(
 ) -> Page:
     """Linear probes on the readouts of all layers of a frozen model, beside random weights and features that need no model.
 
-    Args:
-        runs: the first one is frozen and probed, on windows that have labels (`--data`); fine-tuned ones (the first, too) are also scored as
-            they are, so that those of all readouts make the fine-tuned half of the paper's table.
-        sequences: rows of each split, drawn at random.
-        readouts: names separated by commas; all = every one of the model except `flatten`, which is wider by the number of tokens.
-        bootstrap: replicates, over subjects.
-        control: whether random weights are probed, too, which doubles the time.
-        seed: of the rows, the draws and the random weights.
-        progress: called with the rows and probes done.
+    The first of `runs` is frozen and probed, on windows that have labels; fine-tuned ones (the first, too) are also scored as they are, so
+    that those of all readouts make the fine-tuned half of the paper's table. `sequences` rows of each split are drawn at random. `readouts`
+    are names separated by commas; all = every one of the model except `flatten`, which is wider by the number of tokens. With `control`
+    random weights are probed, too, which doubles the time.
 
-    Returns:
-        A page; its summary holds `cells`: readout -> layers -> main metric, paired difference to the default readout, all metrics,
-        penalty and the same cell with random weights; `fine_tuned`: run -> its cell, metric and paired differences; and `controls`.
-
-    Raises:
-        UserError: windows without labels or not the same ones, unknown readouts, a second run without a head (exit 2); no_input without training or test rows.
+    Returns a page; its summary holds `cells`: readout -> layers -> main metric, paired difference to the default readout, all metrics,
+    penalty and the same cell with random weights; `fine_tuned`: run -> its cell, metric and paired differences; and `controls`. Raises
+    UserError: windows without labels or not the same ones, unknown readouts, a second run without a head (exit 2); no_input without
+    training or test rows.
     """
     run = runs[0]
-    windows = require_labels(run, "probing")
+    windows = features.require_labels(run, "probing")
     _check_comparable(runs)
-    rows = {split: draw_rows(windows, split, sequences, seed) for split in ("train", "validation", "test")}
+    rows = {split: features.draw_rows(windows, split, sequences, seed) for split in ("train", "validation", "test")}
     for split in ("train", "test"):
         if not len(rows[split]):
             raise input_error(
@@ -153,28 +109,27 @@ def probing(
             )
     target = {split: np.asarray(windows.targets(at)) for split, at in rows.items()}
     names = None if readouts == "all" else [name.strip() for name in readouts.split(",")]
-    default = default_choice(run)
-    choices = list_choices(run.model(), windows, int(rows["train"][0]), names)
+    default = features.default_choice(run)
+    choices = features.list_choices(run.model(), windows, int(rows["train"][0]), names)
     if default not in choices:
         choices.insert(0, default)
     probes = _fit_probes(run, windows, rows, target, choices, seed if control else None, progress)
-    groups = windows.whole_index["subject_id"].to_numpy()[rows["test"]]
-    test = TestSplit(windows, rows["test"], target["test"], groups, bootstrap, seed)
+    test = features.TestSplit(windows, rows["test"], target["test"], bootstrap)
     first = _make_key("trained", default)
     baselines = {name: probe.prediction for name, probe in probes.items() if name != first}
     found = ProbeScores(probes, test.score(probes[first].prediction, baselines, target["train"]), choices, default)
     tuned = _score_fine_tuned([one for one in runs if one.head() is not None], test, found, progress)
-    page = start_scored_page(f"Probes on {run.name}", run, "test", found.scores.n_subjects or 0, seed)
+    page = features.start_scored_page(f"Probes on {run.name}", run, "test", found.scores.n_subjects or 0, seed)
     for one in runs[1:]:
-        page.notice(*start_scored_page("", one, "test", found.scores.n_subjects or 0, seed).notices)
+        page.notice(*features.start_scored_page("", one, "test", found.scores.n_subjects or 0, seed).notices)
     page.notice(*found.scores.remarks)
-    describe_rows(page, windows, rows)
+    features.describe_rows(page, windows, rows)
     model = "ridge" if windows.task == "regression" else "logistic"
     page.fact("Probe", f"{model} regression on standardised vectors, penalty by validation loss")
     page.fact("Intervals", f"over {found.scores.n_subjects} subjects")
     _add_notices(page, found, has_validation=len(rows["validation"]) > 0, all_readouts=names is None)
-    features = "counts of codes, no model" if windows.vocabulary else "means and spectra, no model"
-    shown = {first: default.describe(), _make_key("random", default): "random weights", "raw": features, **CONSTANTS}
+    plain = "counts of codes, no model" if windows.vocabulary else "means and spectra, no model"
+    shown = {first: default.describe(), _make_key("random", default): "random weights", "raw": plain, **CONSTANTS}
     _add_scores(page, found, {key: words for key, words in shown.items() if key == first or key in found.scores.baselines}, tuned)
     summary = _summarize(run, found, rows, seed)
     if tuned:
@@ -200,7 +155,7 @@ def _fit_probes(
     windows: Windows,
     rows: Mapping[str, Array],
     target: Mapping[str, Array],
-    choices: Sequence[VectorChoice],
+    choices: Sequence[features.VectorChoice],
     control_seed: int | None,
     progress: Progress | None,
 ) -> dict[str, LinearProbe]:
@@ -215,7 +170,10 @@ def _fit_probes(
         models["random"] = randomise_model(run.model(), control_seed).float()
     probes: dict[str, LinearProbe] = {}
     for name, model in models.items():
-        x = {split: extract_vectors(model, windows, at, choices, progress=progress, label=f"{name}: {split}") for split, at in rows.items()}
+        x = {
+            split: features.extract_vectors(model, windows, at, choices, progress=progress, label=f"{name}: {split}")
+            for split, at in rows.items()
+        }
         for choice in choices:
             probes[_make_key(name, choice)] = fit({split: vectors[choice] for split, vectors in x.items()})
             if progress is not None:
@@ -227,7 +185,7 @@ def _fit_probes(
 class FineTunedScores(NamedTuple):
     """Main metric of a fine-tuned run, its difference to the run with the default readout, and to the frozen probe of its vector."""
 
-    choice: VectorChoice
+    choice: features.VectorChoice
     metric: MetricValue
     difference: Difference | None
     frozen: float | None
@@ -246,12 +204,14 @@ class FineTunedScores(NamedTuple):
         }
 
 
-def _score_fine_tuned(runs: Sequence[Run], test: TestSplit, found: ProbeScores, progress: Progress | None) -> dict[str, FineTunedScores]:
+def _score_fine_tuned(
+    runs: Sequence[Run], test: features.TestSplit, found: ProbeScores, progress: Progress | None
+) -> dict[str, FineTunedScores]:
     """Scores of fine-tuned runs; the first that reads the default vector, else the first, is the reference of the differences."""
     if not runs:
         return {}
     predictions = {run.name: predict_rows(run.head(), test.windows, test.rows, progress, f"predict {run.name}") for run in runs}
-    choices = {run.name: default_choice(run) for run in runs}
+    choices = {run.name: features.default_choice(run) for run in runs}
     first = next((name for name in predictions if choices[name] == found.default), runs[0].name)
     between = test.score(predictions[first], {name: part for name, part in predictions.items() if name != first})
     main = str(between.main)
@@ -271,7 +231,7 @@ def _score_fine_tuned(runs: Sequence[Run], test: TestSplit, found: ProbeScores, 
     return out
 
 
-def _make_key(source: str, choice: VectorChoice) -> str:
+def _make_key(source: str, choice: features.VectorChoice) -> str:
     return f"{source} {choice.readout} {choice.layers}"
 
 
@@ -289,8 +249,6 @@ def _is_significant(difference: Difference) -> bool:
 def _describe_significance(difference: Difference | None) -> str | None:
     return None if difference is None or difference.lo is None else "yes" if _is_significant(difference) else "no"
 
-
-# --- the page -----------------------------------------------------------------------------------------------------------------------------
 
 HOW_TO_READ = (
     "Each row is a linear probe: the model is frozen, only a linear map from its vector to the labels is fitted. Differences to the default "
@@ -341,7 +299,7 @@ def _add_scores(page: PageBuilder, found: ProbeScores, controls: Mapping[str, st
     bars = BarPlot.from_metrics({words: found.metric(key) for key, words in controls.items()}, name)
     page.figure("main-score", f"Probe: {name}", caption, bars)
     page.text(HOW_TO_READ)
-    order = [VectorChoice(readout, layers) for layers in ("last", "last-two") for readout in PAPER_READOUTS]
+    order = [features.VectorChoice(readout, layers) for layers in ("last", "last-two") for readout in PAPER_READOUTS]
     of_paper = sorted((choice for choice in found.choices if choice in order), key=order.index)
     others = [choice for choice in found.choices if choice not in order]
     columns = ["sequence representation", name, "standard error", "minus the default, paired", "significant?"]
@@ -349,25 +307,24 @@ def _add_scores(page: PageBuilder, found: ProbeScores, controls: Mapping[str, st
     if of_paper:
         page.table("probing", "The paper's probing table", TABLE, columns, [_make_row(found, choice) for choice in of_paper])
     if tuned:
-        _add_fine_tuned(page, tuned, name)
+        words = ["run", "sequence representation", name, "standard error", "minus the default, paired", "significant?", "frozen probe"]
+        rows = []
+        for run, one in tuned.items():
+            cells = [one.metric, one.metric.se, one.difference, _describe_significance(one.difference), one.frozen, one.beyond_frozen]
+            rows.append([run, one.choice.describe(), *cells])
+        page.table("fine-tuned", "Fine-tuned", TUNED, [*words, "minus the frozen probe, paired"], rows)
     depth = 1 + max((int(c.layers) for c in found.choices if c.layers.isdigit()), default=0)
     if depth > 1:
         _add_layers(page, found, depth, name)
     if others:
         page.table("others", "Other readouts and layers", REST, columns, [_make_row(found, choice) for choice in others])
-    page.table(
-        "controls",
-        "Baselines of a probe",
-        CONTROLS,
-        ["probe", name, "standard error", "minus the default, paired", "remark"],
-        [
-            [words, metric := found.metric(key), metric.se, found.difference(key), metric.undefined_reason or ""]
-            for key, words in controls.items()
-        ],
-    )
+    metrics = {key: found.metric(key) for key in controls}
+    rows = [[controls[key], m, m.se, found.difference(key), m.undefined_reason or ""] for key, m in metrics.items()]
+    columns = ["probe", name, "standard error", "minus the default, paired", "remark"]
+    page.table("controls", "Baselines of a probe", CONTROLS, columns, rows)
 
 
-def _make_row(found: ProbeScores, choice: VectorChoice) -> list[object]:
+def _make_row(found: ProbeScores, choice: features.VectorChoice) -> list[object]:
     key = _make_key("trained", choice)
     metric, difference = found.metric(key), found.difference(key)
     control = [found.metric(_make_key("random", choice)).value] if found.has_control else []
@@ -375,24 +332,15 @@ def _make_row(found: ProbeScores, choice: VectorChoice) -> list[object]:
     return [choice.describe(), metric, metric.se, difference, _describe_significance(difference), *control, penalty]
 
 
-def _add_fine_tuned(page: PageBuilder, tuned: Mapping[str, FineTunedScores], name: str) -> None:
-    columns = ["run", "sequence representation", name, "standard error", "minus the default, paired", "significant?"]
-    rows = []
-    for run, one in tuned.items():
-        metric, significant = one.metric, _describe_significance(one.difference)
-        rows.append([run, one.choice.describe(), metric, metric.se, one.difference, significant, one.frozen, one.beyond_frozen])
-    page.table("fine-tuned", "Fine-tuned", TUNED, [*columns, "frozen probe", "minus the frozen probe, paired"], rows)
-
-
 def _add_layers(page: PageBuilder, found: ProbeScores, depth: int, name: str) -> None:
     """Score against layer, a line a readout; of random weights the default readout and the mean."""
-    readouts = sorted({c.readout for c in found.choices if c.layers.isdigit()}, key=list(WORDS).index)
+    readouts = sorted({c.readout for c in found.choices if c.layers.isdigit()}, key=list(features.WORDS).index)
     lines = []
     for source in ("trained", *(["random"] if found.has_control else [])):
         for readout in readouts if source == "trained" else [r for r in readouts if r in {found.default.readout, "mean"}]:
             layers = [*map(str, range(1, depth)), "last"]
-            metrics = [found.metric(_make_key(source, VectorChoice(readout, layer))) for layer in layers]
-            label = WORDS[readout] + (", random weights" if source == "random" else "")
+            metrics = [found.metric(_make_key(source, features.VectorChoice(readout, layer))) for layer in layers]
+            label = features.WORDS[readout] + (", random weights" if source == "random" else "")
             band = source == "trained" and readout == found.default.readout
             lines.append(Line.from_metrics(label, np.arange(1, depth + 1), metrics, band=band))
     page.figure("layers", "Scores by layer", LAYERS, LinePlot(lines, xlabel="layer", ylabel=name))
@@ -403,7 +351,7 @@ def _verdict(found: ProbeScores) -> str:
     default = found.metric(_make_key("trained", found.default))
     if default.value is None:
         return f"{found.default.describe()}: {name} is undefined here ({default.undefined_reason})."
-    text = f"A probe on {found.default.describe()} reaches {name} {format_metric(default)}"
+    text = f"A probe on {found.default.describe()} reaches {name} {features.format_metric(default)}"
     if found.has_control and (random := found.metric(_make_key("random", found.default)).value) is not None:
         text += f", random weights {random:.3f}"
     raw = found.metric("raw").value
@@ -413,7 +361,7 @@ def _verdict(found: ProbeScores) -> str:
     if not others:
         return text
     _, best, difference = max(others, key=lambda one: one[0])
-    text += f" The best of the {len(others)} others is {best.describe()}, {format_metric(difference)}."
+    text += f" The best of the {len(others)} others is {best.describe()}, {features.format_metric(difference)}."
     if all(d.lo is None for _, _, d in others):
         return text + " Without confidence intervals (see the table of baselines) significance cannot be tested."
     significant = [gain for gain, _, d in others if _is_significant(d)]
@@ -437,15 +385,7 @@ def _summarize(run: Run, found: ProbeScores, rows: Mapping[str, Array], seed: in
             "random": found.metric(_make_key("random", choice)).value if found.has_control else None,
         }
     constants = ("raw", "majority", "prior", "mean", "median")
-    return {
-        "run": run.name,
-        "data": run.windows().name,
-        "task": run.windows().task,
-        "main": found.main,
-        "default": found.default,
-        "n": {split: len(at) for split, at in rows.items()},
-        "n_subjects": found.scores.n_subjects,
-        "cells": cells,
-        "controls": {key: found.metric(key) for key in constants if key in found.scores.baselines},
-        "seed": seed,
-    }
+    about = {"run": run.name, "data": run.windows().name, "task": run.windows().task, "main": found.main, "default": found.default}
+    controls = {key: found.metric(key) for key in constants if key in found.scores.baselines}
+    counts = {"n": {split: len(at) for split, at in rows.items()}, "n_subjects": found.scores.n_subjects}
+    return {**about, **counts, "cells": cells, "controls": controls, "seed": seed}

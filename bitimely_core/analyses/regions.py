@@ -10,7 +10,7 @@ Legend: S windows, T samples, N tokens, R sets of random weights.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,11 @@ import torch
 
 from bitimely_core import evaluate
 from bitimely_core.analyses.shapelets import MiningOptions, Shapelet, compute_distances, mine_shapelets, parse_seconds, read_shapelets
+from bitimely_core.config import ModelConfig
 from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.page import BarPlot, PageBuilder
-from bitimely_core.types import Progress
-
-if TYPE_CHECKING:
-    from bitimely_core.config import ModelConfig
-    from bitimely_core.tokens import Windows
+from bitimely_core.tokens import Windows
+from bitimely_core.types import Batch, Progress
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -33,17 +31,26 @@ POOL = 10  # held-out windows that are searched per window that is kept
 PRESENT_SHARE = 0.1  # share of them, the closest, in which a shapelet counts as present
 RANDOM_PLACES = 1000  # draws of random places
 RANDOM_MODELS = 3  # sets of random weights
-
-
-# --- windows ------------------------------------------------------------------------------------------------------------------------------
+CONTROLS = ("random weights", "beyond random weights", "p, random places")  # columns of tables
+HEADLINE = (
+    f"Share of {{what}} inside the shapelets over their share of the length, mean over windows: 1 is no preference. Evidence for the model "
+    f"requires a ratio above that of random weights, above shapelets at random places (bar: 95 % of {RANDOM_PLACES:,} draws), and above the "
+    "magnitude of the signal; otherwise chance, architecture or amplitude explain it."
+)
+RATIOS = (
+    f"Ratio: share inside over share of the length. Random weights: mean of {RANDOM_MODELS} draws. Beyond random weights: the ratio less that, "
+    "window by window. 95 % CI by bootstrap over subjects; p: share of random places with a ratio as large. An effect of training requires a "
+    "ratio beyond all draws of random weights and a CI that excludes 0."
+)
+DIFFERENCES = (
+    "Ratio of the first run less that of the second on the same windows. If the 95 % CI contains 0, the difference is not significant."
+)
 
 
 def draw_held_out(windows: Windows, count: int, seed: int) -> tuple[npt.NDArray[np.int64], str]:
-    """Positions in the index of up to `count` windows of the first non-empty split of test, validation and train, and the name of that
-    split.
+    """Positions in the index of up to `count` windows of the first non-empty split of test, validation and train, and that split's name.
 
-    They are drawn without replacement; runs on the same windows get the same ones. Raises UserError: no_input, where there are no
-    windows.
+    They are drawn without replacement; runs on the same windows get the same ones. Raises UserError: no_input, without windows.
     """
     for split in ("test", "validation", "train"):
         rows = windows[split].rows
@@ -90,10 +97,8 @@ class ShapeletWindows(NamedTuple):
 def find_shapelet_windows(windows: Windows, found: Sequence[Shapelet], count: int, seed: int, exclude: npt.NDArray[Any]) -> ShapeletWindows:
     """Up to `count` held-out windows among the tenth that is closest to a shapelet; in all others the closest segment is arbitrary.
 
-    Distances are those of standardised segments, with whatever option the shapelets were mined. `exclude`: rows that they were mined
-    from.
-
-    Raises UserError: no_input, where nothing is held out; config (exit 2), where no shapelet is of a channel and rate of these windows.
+    Distances are those of standardised segments. `exclude`: rows that the shapelets were mined from. Raises UserError: no_input, where
+    nothing is held out; config (exit 2), where no shapelet is of a channel and rate of these windows.
     """
     names = list(windows.channel_names)
     fitting = [k for k, one in enumerate(found) if one.channel in names and one.rate == windows.rate and len(one.values) <= windows.length]
@@ -128,9 +133,6 @@ def find_shapelet_windows(windows: Windows, found: Sequence[Shapelet], count: in
     return ShapeletWindows(pool[near], which, starts, lengths, distance[which, near], subjects, split, len(pool))
 
 
-# --- maps ---------------------------------------------------------------------------------------------------------------------------------
-
-
 def normalise_rows(maps: Array) -> Array:
     """Rows to sum 1; NaN where all is 0."""
     total = maps.sum(1, keepdims=True)
@@ -160,9 +162,7 @@ def spread_over_samples(share: Array, samples: int, config: ModelConfig) -> Arra
 
 def signal_magnitudes(values: Array, windows: Windows, found: Sequence[Shapelet], chosen: ShapeletWindows) -> Array:
     """Share of the magnitude |x - mean| of the shapelet's channel at each sample, [S, T]."""
-    names = list(windows.channel_names)
-    channel = np.array([names.index(found[k].channel) for k in chosen.which])
-    x = values[np.arange(len(values)), :, channel]
+    x = values[np.arange(len(values)), :, [list(windows.channel_names).index(found[k].channel) for k in chosen.which]]
     return normalise_rows(np.abs(x - x.mean(1, keepdims=True)))
 
 
@@ -171,13 +171,6 @@ def share_ratios(maps: Array, start: Ints, length: Ints) -> Array:
     sums = np.concatenate([np.zeros((len(maps), 1)), np.cumsum(maps, 1)], 1)
     at = np.arange(len(maps))
     return np.asarray((sums[at, start + length] - sums[at, start]) * maps.shape[1] / length)
-
-
-def _inside_over_outside(ratio: Array, length: Ints, samples: int) -> Array:
-    """Mean of the map inside over that outside, from the ratio; NaN where the map is 0 outside."""
-    part = length / samples
-    rest = 1 - ratio * part
-    return np.asarray(np.divide(ratio * (1 - part), rest, out=np.full_like(ratio, np.nan), where=rest > 1e-12))
 
 
 def random_placement(maps: Array, length: Ints, draws: int, seed: int) -> Array:
@@ -228,28 +221,20 @@ def mean_over_subjects(values: Array, subjects: npt.NDArray[Any], bootstrap: int
 
 def rank_agreement(a: Array, b: Array) -> float | None:
     """Mean rank correlation of two sets of maps [S, T], window by window; None where none is defined."""
+    from scipy.stats import rankdata
+
     found = []
     for x, y in zip(a, b, strict=True):
         if np.isfinite(x).all() and np.isfinite(y).all():
-            x, y = _rank_values(x), _rank_values(y)
+            x, y = rankdata(x), rankdata(y)
             if x.std() > 0 and y.std() > 0:
                 found.append(np.corrcoef(x, y)[0, 1])
     return float(np.mean(found)) if found else None
 
 
-def _rank_values(x: Array) -> Array:
-    """Ranks, equal values share their mean."""
-    _, whose, counts = np.unique(x, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    return np.asarray((ends - (counts - 1) / 2)[whose], np.float64)
-
-
 def nan_mean(each: Sequence[Array]) -> Array:
     """Mean of arrays of one shape without NaN; NaN where all are."""
-    values = np.stack(each)
-    known = np.isfinite(values)
-    count = known.sum(0)
-    return np.asarray(np.divide(np.where(known, values, 0.0).sum(0), count, out=np.full(count.shape, np.nan), where=count > 0))
+    return np.asarray(np.ma.masked_invalid(np.stack(each)).mean(0).filled(np.nan))
 
 
 class RandomPlaces(NamedTuple):
@@ -277,6 +262,9 @@ def compare_with_controls(maps: Array, controls: Sequence[Array], chosen: Shapel
     values = share_ratios(maps, chosen.start, chosen.length)
     each = [share_ratios(control, chosen.start, chosen.length) for control in controls]
     random = nan_mean(each)
+    part = chosen.length / maps.shape[1]
+    outside = 1 - values * part
+    contrast = np.divide(values * (1 - part), outside, out=np.full_like(values, np.nan), where=outside > 1e-12)  # of means per sample
     correlations = [found for control in controls if (found := rank_agreement(maps, control)) is not None]
     places = random_placement(maps, chosen.length, RANDOM_PLACES, seed)
 
@@ -287,11 +275,11 @@ def compare_with_controls(maps: Array, controls: Sequence[Array], chosen: Shapel
     reached = places >= mean.value - 1e-12 if mean.value is not None else np.array([])
     return RegionMeasures(
         ratio=mean,
-        inside_over_outside=average(_inside_over_outside(values, chosen.length, maps.shape[1])),
+        inside_over_outside=average(contrast),
         random_weights=average(random),
         random_draws=[average(one, 0).value for one in each],
         beyond_random_weights=average(values - random),
-        random_places=RandomPlaces(float(np.quantile(places, 0.025)), float(np.quantile(places, 0.975))) if len(places) else None,
+        random_places=RandomPlaces(*np.quantile(places, [0.025, 0.975]).tolist()) if len(places) else None,
         p_places=float(1 + reached.sum()) / (1 + len(places)) if len(places) else None,
         correlation_with_random_weights=float(np.mean(correlations)) if correlations else None,
     )
@@ -306,9 +294,7 @@ def compare_with_first(
         yield first, other, mean_over_subjects(ratio[first] - ratio[other], chosen.subjects, bootstrap, seed)
 
 
-def add_headline(
-    page: PageBuilder, found: Mapping[str, RegionMeasures], size: SubjectMean, *, title: str, caption: str, ylabel: str
-) -> None:
+def add_headline(page: PageBuilder, title: str, found: Mapping[str, RegionMeasures], size: SubjectMean, what: str) -> None:
     """Bars of the ratio of each run, of random weights, of the magnitude of the signal and of random places."""
     bars = [(name, one.ratio) for name, one in found.items()]
     bars += [(f"{name}, random weights", one.random_weights) for name, one in found.items()]
@@ -318,7 +304,7 @@ def add_headline(
     places = next(iter(found.values())).random_places
     if places is not None:
         names, values, lo, hi = [*names, "random places"], [*values, 1.0], [*lo, places.lo], [*hi, places.hi]
-    page.figure("main-score", title, caption, BarPlot(names, values, lo, hi, ylabel))
+    page.figure("main-score", title, HEADLINE.format(what=what), BarPlot(names, values, lo, hi, f"share of {what} / share of length"))
 
 
 def describe_ratio(found: RegionMeasures) -> str:
@@ -335,6 +321,11 @@ def describe_ratio(found: RegionMeasures) -> str:
     else:
         trained = "not significantly different from"
     return f"{places} at random places, {trained} random weights ({', '.join(f'{value:.2f}' for value in draws)})"
+
+
+def name_class(windows: Windows, batch: Batch, row: int) -> str:
+    """The class of a row of a batch; "" without classes."""
+    return windows.class_names[int(batch.target[row])] if batch.target is not None and windows.task == "classification" else ""
 
 
 def describe_windows(chosen: ShapeletWindows) -> str:

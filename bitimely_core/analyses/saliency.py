@@ -13,8 +13,8 @@ Legend: S windows, B rows of a batch, T samples, V channels, N tokens, D width, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,43 +22,18 @@ import torch
 from torch import Generator, Tensor, nn
 
 from bitimely_core import data, evaluate, objectives
-from bitimely_core.analyses import start_page
+from bitimely_core.analyses import regions, start_page
 from bitimely_core.analyses.attention import randomise_model
-from bitimely_core.analyses.regions import (
-    RANDOM_MODELS,
-    RANDOM_PLACES,
-    RegionMeasures,
-    ShapeletWindows,
-    SubjectMean,
-    add_headline,
-    compare_with_controls,
-    compare_with_first,
-    describe_ratio,
-    describe_windows,
-    find_shapelet_windows,
-    first_sample,
-    load_shapelets,
-    mean_over_subjects,
-    nan_mean,
-    normalise_rows,
-    rank_agreement,
-    samples_per_token,
-    share_ratios,
-    signal_magnitudes,
-    spread_over_samples,
-)
 from bitimely_core.analyses.shapelets import Shapelet, name_shapelets
+from bitimely_core.config import ModelConfig
 from bitimely_core.errors import usage_error
 from bitimely_core.models import heads
 from bitimely_core.objectives.tokens import Result
 from bitimely_core.page import HeatMap, Line, LinePlot, Page, PageBuilder, TimeSpan, Trace, TracePlot
 from bitimely_core.registry import AnalysisFacts, analyses
+from bitimely_core.run import Run
+from bitimely_core.tokens import Windows
 from bitimely_core.types import Batch, Encoded, Progress
-
-if TYPE_CHECKING:
-    from bitimely_core.config import ModelConfig
-    from bitimely_core.run import Run
-    from bitimely_core.tokens import Windows
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -68,9 +43,6 @@ ROWS = 8  # of a batch
 ADVISED_WINDOWS = 20  # windows
 CONTROL_WINDOWS = 64  # windows of the second and further random initialisations
 MASKED, DROPPED = 0.4, 0.7  # of the figure that shows three kinds of pre-training
-
-
-# --- gradients ----------------------------------------------------------------------------------------------------------------------------
 
 
 class GradientMagnitudes(NamedTuple):
@@ -113,18 +85,12 @@ def gradient_magnitudes(model: nn.Module, loss: LossFunction, batch: Batch, gene
         if original is not None:
             del model.output
     sizes = iter(torch.zeros_like(state) if part is None else part.abs() for part, state in zip(found[1:], flat, strict=True))
-    rows, count = len(x), _count_tokens(model, x)
+    rows, count = len(x), int(model.adapter.tokenizer.count(x.shape[1]))  # type: ignore[union-attr, operator]
     states = [[_average_channels(_strip_special(next(sizes), encoded), rows) for _, encoded in one] for one in passes]
     is_complete = all(state.shape[:2] == (rows, count) for one in states for state in one)  # else crops or views of the windows
     layers = [torch.stack(of_layer).sum(0) for of_layer in zip(*states, strict=True)] if is_complete else []
     gradient = torch.zeros_like(x) if found[0] is None else found[0].abs()
     return GradientMagnitudes(layers, gradient, _token_errors(result, rows, count), drawn)
-
-
-def _count_tokens(model: nn.Module, x: Tensor) -> int:
-    """N of these windows."""
-    tokenizer: Any = model.adapter.tokenizer  # type: ignore[union-attr]
-    return int(tokenizer.count(x.shape[1]))
 
 
 def _strip_special(state: Tensor, encoded: Encoded | None) -> Tensor:
@@ -158,9 +124,6 @@ def _token_errors(result: Result, rows: int, count: int) -> dict[str, Tensor]:
             shifted = {"next": torch.cat((of_part[:, 1:], after), 1), "previous": torch.cat((before, of_part[:, :-1]), 1)}
             out[name] = shifted.get(name, of_part)
     return out
-
-
-# --- runs ---------------------------------------------------------------------------------------------------------------------------------
 
 
 def loss_fn(run: Run, model: nn.Module, head: nn.Module | None) -> LossFunction:
@@ -220,13 +183,17 @@ def compute_saliency(
         total: GradientMagnitudes | None = None
         for k in range(masks):
             found = gradient_magnitudes(model, loss, batch, Generator().manual_seed(1_000_003 * seed + 1009 * int(part[0]) + k))
-            total = found if total is None else _add_magnitudes(total, found)
+            if total is not None:
+                layers_so_far = [x + y for x, y in zip(total.layers, found.layers, strict=True)]
+                losses_so_far = {name: value + found.losses[name] for name, value in total.losses.items()}
+                found = GradientMagnitudes(layers_so_far, total.input + found.input, losses_so_far, found.drawn)
+            total = found
             if not found.drawn:
                 break
             used = k + 1
         assert total is not None
-        layers.append([normalise_rows(_spread_tokens(state.mean(-1), samples, config)) for state in total.layers])
-        inputs.append(normalise_rows(total.input.mean(-1).double().numpy()))
+        layers.append([regions.normalise_rows(_spread_tokens(state.mean(-1), samples, config)) for state in total.layers])
+        inputs.append(regions.normalise_rows(total.input.mean(-1).double().numpy()))
         losses.append({name: _spread_tokens(one, samples, config) for name, one in total.losses.items()})
         if case in part:
             heat = [state[list(part).index(case)].double().numpy() for state in total.layers]
@@ -248,17 +215,9 @@ def _place_windows(maps: SaliencyMaps, at: Ints, count: int) -> SaliencyMaps:
     return maps._replace(layers=[place(one) for one in maps.layers], input=place(maps.input), losses=losses)
 
 
-def _add_magnitudes(a: GradientMagnitudes, b: GradientMagnitudes) -> GradientMagnitudes:
-    losses = {name: value + b.losses[name] for name, value in a.losses.items()}
-    return GradientMagnitudes([x + y for x, y in zip(a.layers, b.layers, strict=True)], a.input + b.input, losses, b.drawn)
-
-
 def _spread_tokens(tokens: Tensor, samples: int, config: ModelConfig) -> Array:
     """Values of tokens [B, N] spread over their samples, [B, T]; tokens of spectra have none."""
-    return np.stack([spread_over_samples(row, samples, config) for row in tokens.double().numpy()])
-
-
-# --- the analysis -------------------------------------------------------------------------------------------------------------------------
+    return np.stack([regions.spread_over_samples(row, samples, config) for row in tokens.double().numpy()])
 
 
 @analyses(AnalysisFacts(takes="runs", help="Sensitivity of the loss inside shapelets: gradients at the output embeddings and the input"))
@@ -274,54 +233,34 @@ def saliency(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Page:
-    """Saliency inside shapelets against outside, run by run on the same held-out windows, with three controls.
+    """Saliency inside shapelets against outside, run by run on the same held-out windows of signals, with three controls.
 
-    Args:
-        runs: pre-trained or fine-tuned, on the same windows of signals.
-        sequences: held-out windows in which a shapelet is present.
-        shapelets: folder of a report of `analyze shapelets`; empty = mined here from the training split.
-        lengths: of the shapelets that are mined here, seconds, separated by commas; empty: 0.5, 1 and 2, of shorter windows fractions of them.
-        layer: from 1, the layer of the output embeddings; 0 = the last one whose tokens have a gradient.
-        masks: draws that random masks are averaged over.
-        bootstrap: replicates of the intervals over subjects.
-        seed: of windows, masks, random weights and random places.
-        progress: called with the windows done.
+    A shapelet is present in each of the `sequences` windows; `shapelets` and `lengths` are as in `attention`. `layer` of the output
+    embeddings counts from 1; 0 = the last one whose tokens have a gradient. Random masks are averaged over `masks` draws.
 
-    Returns:
-        A page; its summary is keyed by run, then `embeddings` and `input`.
-
-    Raises:
-        UserError: runs on different windows, events, a layer that does not exist, windows without classes and no --shapelets (exit 2).
+    Returns a page; its summary is keyed by run, then `embeddings` and `input`. Raises UserError: runs on different windows, events, a layer
+    that does not exist, windows without classes and no --shapelets (exit 2).
     """
     windows = _common_windows(runs, layer)
-    found_shapelets, mined, chance = load_shapelets(windows, shapelets, lengths, seed, progress)
-    chosen = find_shapelet_windows(windows, found_shapelets, sequences, seed, mined)
+    found_shapelets, mined, chance = regions.load_shapelets(windows, shapelets, lengths, seed, progress)
+    chosen = regions.find_shapelet_windows(windows, found_shapelets, sequences, seed, mined)
     case = int(np.argmin(chosen.distance))
     example = SaliencyExample(windows, found_shapelets, chosen, data.collate(windows, chosen.rows), case)
     found: dict[str, RunSaliency] = {}
     for run in runs:
         maps = _compute_all(run, chosen, case, masks, seed, progress)
         found[run.name] = _measure_run(run.model().config, maps[0], maps[1:], chosen, layer, bootstrap, seed)
-    magnitudes = signal_magnitudes(example.batch.values.double().numpy(), windows, found_shapelets, chosen)
-    size = mean_over_subjects(share_ratios(magnitudes, chosen.start, chosen.length), chosen.subjects, bootstrap, seed)
+    magnitudes = regions.signal_magnitudes(example.batch.values.double().numpy(), windows, found_shapelets, chosen)
+    size = regions.mean_over_subjects(regions.share_ratios(magnitudes, chosen.start, chosen.length), chosen.subjects, bootstrap, seed)
     page = start_page("Saliency of " + " and ".join(found), runs, [chosen.split] * len(runs), seed)
     _add_notices(page, runs, found, chosen, chance)
-    page.fact("Windows", f"the same for all runs, {describe_windows(chosen)}")
+    page.fact("Windows", f"the same for all runs, {regions.describe_windows(chosen)}")
     page.fact("Shapelets", f"from {shapelets}" if shapelets else f"{len(found_shapelets)}, mined from {len(mined)} training windows")
     page.fact("Tokens", ", ".join(f"{name}: {one.step} samples each" for name, one in found.items()))
     _add_blocks(page, found, example, size, bootstrap, seed)
-    options = {
-        "windows": len(chosen.rows),
-        "subjects": len(set(chosen.subjects.tolist())),
-        "looked_through": chosen.looked,
-        "split": chosen.split,
-        "seed": seed,
-        "bootstrap": bootstrap,
-        "shapelets": [
-            {"name": name, "present_in": int((chosen.which == k).sum())} for k, name in enumerate(name_shapelets(found_shapelets))
-        ],
-        "shapelets_p": chance,
-    }
+    counts = {"windows": len(chosen.rows), "subjects": len(set(chosen.subjects.tolist())), "looked_through": chosen.looked}
+    present = [{"name": name, "present_in": int((chosen.which == k).sum())} for k, name in enumerate(name_shapelets(found_shapelets))]
+    options = {**counts, "split": chosen.split, "seed": seed, "bootstrap": bootstrap, "shapelets": present, "shapelets_p": chance}
     summary = {name: one.summarize() for name, one in found.items()}
     return page.finish(_verdict(found, size), {**summary, "signal_size": size, "options": options})
 
@@ -340,10 +279,12 @@ def _common_windows(runs: list[Run], layer: int) -> Windows:
     return runs[0].windows()
 
 
-def _compute_all(run: Run, chosen: ShapeletWindows, case: int, masks: int, seed: int, progress: Progress | None) -> list[SaliencyMaps]:
+def _compute_all(
+    run: Run, chosen: regions.ShapeletWindows, case: int, masks: int, seed: int, progress: Progress | None
+) -> list[SaliencyMaps]:
     """Saliency of the trained run and of its random initialisations, the second and further ones on a part of the windows."""
     models: dict[str, tuple[nn.Module, nn.Module | None]] = {"": (run.model(), run.head())}
-    models |= {f" with random weights {k + 1}": randomise_run(run, seed + k) for k in range(RANDOM_MODELS)}
+    models |= {f" with random weights {k + 1}": randomise_run(run, seed + k) for k in range(regions.RANDOM_MODELS)}
     out: list[SaliencyMaps] = []
     for name, (model, head) in models.items():
 
@@ -360,8 +301,8 @@ def _compute_all(run: Run, chosen: ShapeletWindows, case: int, masks: int, seed:
 class LayerSaliency(NamedTuple):
     """Mean ratio at one layer."""
 
-    trained: SubjectMean
-    random_weights: SubjectMean
+    trained: regions.SubjectMean
+    random_weights: regions.SubjectMean
 
 
 class RunSaliency(NamedTuple):
@@ -373,7 +314,7 @@ class RunSaliency(NamedTuple):
     step: int  # samples of a token
     first: int  # sample of the first token
     ratio: dict[str, Array]  # "embeddings" and "input": [S]
-    measures: dict[str, RegionMeasures]  # likewise
+    measures: dict[str, regions.RegionMeasures]  # likewise
     with_loss: dict[str, dict[str, float | None]]  # likewise: rank correlation with each part of the loss
     by_layer: dict[str, LayerSaliency]
 
@@ -395,36 +336,37 @@ class RunSaliency(NamedTuple):
 
 
 def _measure_run(
-    config: ModelConfig, maps: SaliencyMaps, random: list[SaliencyMaps], chosen: ShapeletWindows, layer: int, bootstrap: int, seed: int
+    config: ModelConfig,
+    maps: SaliencyMaps,
+    random: list[SaliencyMaps],
+    chosen: regions.ShapeletWindows,
+    layer: int,
+    bootstrap: int,
+    seed: int,
 ) -> RunSaliency:
     live = [k for k, one in enumerate(maps.layers) if np.isfinite(one).any()]
     at = layer - 1 if layer and layer <= len(maps.layers) else live[-1] if live else None
-    out = RunSaliency(maps, random, at, samples_per_token(config), first_sample(maps.input.shape[1], config), {}, {}, {}, {})
+    out = RunSaliency(
+        maps, random, at, regions.samples_per_token(config), regions.first_sample(maps.input.shape[1], config), {}, {}, {}, {}
+    )
     for wrt in ("embeddings", "input"):
         own, controls = maps.select(wrt, at), [one for part in random if (one := part.select(wrt, at)) is not None]
         if own is not None and controls:
-            out.ratio[wrt] = share_ratios(own, chosen.start, chosen.length)
-            out.measures[wrt] = compare_with_controls(own, controls, chosen, bootstrap, seed)
-            out.with_loss[wrt] = {name: rank_agreement(own, error) for name, error in maps.losses.items()}
+            out.ratio[wrt] = regions.share_ratios(own, chosen.start, chosen.length)
+            out.measures[wrt] = regions.compare_with_controls(own, controls, chosen, bootstrap, seed)
+            out.with_loss[wrt] = {name: regions.rank_agreement(own, error) for name, error in maps.losses.items()}
 
-    def average(parts: Sequence[Array]) -> SubjectMean:
-        ratios = nan_mean([share_ratios(one, chosen.start, chosen.length) for one in parts])
-        return mean_over_subjects(ratios, chosen.subjects, bootstrap, seed)
+    def average(parts: Sequence[Array]) -> regions.SubjectMean:
+        ratios = regions.nan_mean([regions.share_ratios(one, chosen.start, chosen.length) for one in parts])
+        return regions.mean_over_subjects(ratios, chosen.subjects, bootstrap, seed)
 
     for k, (own, *controls) in enumerate(zip(maps.layers, *(one.layers for one in random), strict=False)):
         out.by_layer[str(k + 1)] = LayerSaliency(average([own]), average(controls))
     return out
 
 
-# --- the page -----------------------------------------------------------------------------------------------------------------------------
-
 WORDS = {"embeddings": "output embeddings", "input": "input"}
 YLABEL = "share of saliency / share of length"
-MAIN = (
-    "Share of saliency inside the shapelets over their share of the length, mean over windows: 1 is no preference. Evidence for a model "
-    "requires a ratio above that of random weights, above shapelets at random places (bar: 95 % of {places:,} draws), and above the magnitude "
-    "of the signal. Otherwise the preference is not an effect of pre-training."
-)
 HOW_TO_READ = (
     "The gradient at the output embeddings of the last layer is the paper's measure, but there the gradient of each token comes from its own "
     "prediction: it maps where the loss is large, not what the model used (see the correlation with the loss below). Maps of lower layers and "
@@ -440,18 +382,10 @@ LAYERS = (
     "The ratio at every layer; bands are 95 % CI over subjects where there are enough of them. If training had moved saliency to the "
     "shapelets, the curve would differ from that of random weights."
 )
-TABLE = (
-    "Ratio: share of saliency inside over share of length; random weights: mean of {controls} draws; beyond random weights: the ratio less "
-    "that, window by window. 95 % CI by bootstrap over subjects; p: share of random places with a ratio as large. An effect of training "
-    "requires a ratio beyond all draws of random weights and a CI that excludes 0."
-)
 CHECKS = (
     "Rank correlations of the maps, window by window. Near 1 with random weights: the map does not depend on training. Near 1 with the "
     "prediction errors of the tokens (of the part of the loss with the highest correlation): it only shows where predictions are wrong; a dash "
     "where the loss is not one of tokens. Long tokens cannot resolve the edges of a shapelet."
-)
-DIFFERENCES = (
-    "Ratio of the first run less that of the second on the same windows. If the 95 % CI contains 0, the difference is not significant."
 )
 CASE = (
     "The held-out window that is closest to its shapelet, with saliency in units of an even share (1), and the prediction error of each token. "
@@ -474,7 +408,7 @@ class SaliencyExample(NamedTuple):
 
     windows: Windows
     shapelets: Sequence[Shapelet]
-    chosen: ShapeletWindows
+    chosen: regions.ShapeletWindows
     batch: Batch
     case: int
 
@@ -495,20 +429,20 @@ class SaliencyExample(NamedTuple):
 
 
 def _add_blocks(
-    page: PageBuilder, found: Mapping[str, RunSaliency], example: SaliencyExample, size: SubjectMean, bootstrap: int, seed: int
+    page: PageBuilder, found: Mapping[str, RunSaliency], example: SaliencyExample, size: regions.SubjectMean, bootstrap: int, seed: int
 ) -> None:
     main = {name: one.measures[one.main] for name, one in found.items()}
-    add_headline(page, main, size, title="Saliency inside shapelets", caption=MAIN.format(places=RANDOM_PLACES), ylabel=YLABEL)
+    regions.add_headline(page, "Saliency inside shapelets", main, size, "saliency")
     page.text(HOW_TO_READ)
     _add_tables(page, found)
     if len(found) > 1:
         rows: list[list[object]] = []
         for wrt, words in WORDS.items():
             ratio = {name: one.ratio[wrt] for name, one in found.items() if wrt in one.ratio}
-            gaps = compare_with_first(ratio, example.chosen, bootstrap, seed) if ratio else ()
+            gaps = regions.compare_with_first(ratio, example.chosen, bootstrap, seed) if ratio else ()
             rows += [[first, other, words, gap] for first, other, gap in gaps]
         columns = ["run", "against", "gradient at", "difference of the ratios"]
-        page.table("differences", "Differences to the first run", DIFFERENCES, columns, rows)
+        page.table("differences", "Differences to the first run", regions.DIFFERENCES, columns, rows)
     lines = []
     for name, one in found.items():
         for wrt, values in one.ratio.items():
@@ -517,7 +451,14 @@ def _add_blocks(
     page.figure("windows", "Distribution over windows", WINDOWS, LinePlot(lines, xlabel=YLABEL, ylabel="share of the windows"))
     deep = {name: one for name, one in found.items() if len(one.by_layer) > 1}
     if deep:
-        page.figure("layers", "Saliency by layer", LAYERS, LinePlot(list(_layer_lines(deep)), xlabel="layer", ylabel=YLABEL))
+        lines = []
+        for name, one in deep.items():
+            for key, label in (("trained", name), ("random_weights", f"{name}, random weights")):
+                means = [getattr(layer, key) for layer in one.by_layer.values()]
+                y, lo, hi = (np.array([getattr(m, k) for m in means], dtype=float) for k in ("value", "lo", "hi"))
+                band = (lo, hi) if np.isfinite(lo).any() else (None, None)
+                lines.append(Line(label, np.arange(1, len(means) + 1), y, *band))
+        page.figure("layers", "Saliency by layer", LAYERS, LinePlot(lines, xlabel="layer", ylabel=YLABEL))
     page.section("An example")
     _add_example(page, found, example)
     page.section("Input of three kinds of pre-training")
@@ -535,19 +476,10 @@ def _add_tables(page: PageBuilder, found: Mapping[str, RunSaliency]) -> None:
             with_loss = max((value for value in one.with_loss[wrt].values() if value is not None), default=None)
             step = one.step if wrt == "embeddings" else 1
             checks.append([name, at, m.correlation_with_random_weights, with_loss, places, step, one.maps.masks])
-    columns = ["run", "gradient at", "ratio", "inside / outside", "random weights", "beyond random weights", "p, random places"]
-    page.table("table", "Inside and outside", TABLE.format(controls=RANDOM_MODELS), columns, rows)
+    columns = ["run", "gradient at", "ratio", "inside / outside", *regions.CONTROLS]
+    page.table("table", "Inside and outside", regions.RATIOS, columns, rows)
     columns = ["run", "gradient at", "correlation, random weights", "correlation, loss", "random places, 95 %", "samples a token", "masks"]
     page.table("checks", "Other explanations of the maps", CHECKS, columns, checks)
-
-
-def _layer_lines(found: Mapping[str, RunSaliency]) -> Iterator[Line]:
-    for name, one in found.items():
-        for key, label in (("trained", name), ("random_weights", f"{name}, random weights")):
-            means = [getattr(layer, key) for layer in one.by_layer.values()]
-            y, lo, hi = (np.array([getattr(m, k) for m in means], dtype=float) for k in ("value", "lo", "hi"))
-            band = (lo, hi) if np.isfinite(lo).any() else (None, None)
-            yield Line(label, np.arange(1, len(means) + 1), y, *band)
 
 
 def _add_example(page: PageBuilder, found: Mapping[str, RunSaliency], example: SaliencyExample) -> None:
@@ -561,12 +493,12 @@ def _add_example(page: PageBuilder, found: Mapping[str, RunSaliency], example: S
                 traces.append(Trace(name, maps[case] * samples, words.split()[-1], accent=True))
         if one.maps.losses:
             error = np.sum([part[case : case + 1] for part in one.maps.losses.values()], 0)
-            traces.append(Trace(name, normalise_rows(error)[0] * samples, "its loss"))
-    label = (
-        f", class {windows.class_names[int(batch.target[case])]}" if batch.target is not None and windows.task == "classification" else ""
-    )
+            traces.append(Trace(name, regions.normalise_rows(error)[0] * samples, "its loss"))
+    label = regions.name_class(windows, batch, case)
     span = example.time_span(f"shapelet {example.chosen.which[case] + 1}")
-    page.figure("case", f"Window {example.chosen.rows[case]}{label}", CASE, TracePlot(windows.rate, traces, [span]))
+    page.figure(
+        "case", f"Window {example.chosen.rows[case]}" + (f", class {label}" if label else ""), CASE, TracePlot(windows.rate, traces, [span])
+    )
     for name, one in found.items():
         if one.at is None or one.at >= len(one.random[0].heat):
             continue
@@ -599,7 +531,7 @@ def _add_kinds(page: PageBuilder, example: SaliencyExample, patch: int, seed: in
 
 
 def _add_notices(
-    page: PageBuilder, runs: list[Run], found: Mapping[str, RunSaliency], chosen: ShapeletWindows, chance: float | None
+    page: PageBuilder, runs: list[Run], found: Mapping[str, RunSaliency], chosen: regions.ShapeletWindows, chance: float | None
 ) -> None:
     page.notice(*runs[0].windows().notices)
     stamps = [run.record.leak_free for run in runs if run.head() is None]
@@ -624,12 +556,12 @@ def _add_notices(
             page.notice(f"{name}: its objective reads no states of complete windows, so only the input has a map.")
 
 
-def _verdict(found: Mapping[str, RunSaliency], size: SubjectMean) -> str:
+def _verdict(found: Mapping[str, RunSaliency], size: regions.SubjectMean) -> str:
     name, one = next(iter(found.items()))
     measures = one.measures[one.main]
     if measures.ratio.value is None or measures.random_weights.value is None:
         return f"The loss of {name} has no gradient on these windows, so there is nothing to compare."
     return (
         f"Inside shapelets {name} has {measures.ratio.value:.2f} times the saliency at its {WORDS[one.main]} expected from their length "
-        f"({measures.ratio.describe_interval()}): {describe_ratio(measures)}; the ratio of the signal's magnitude is {size.value:.2f}."
+        f"({measures.ratio.describe_interval()}): {regions.describe_ratio(measures)}; the ratio of the signal's magnitude is {size.value:.2f}."
     )

@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,10 +29,8 @@ from bitimely_core.errors import Reason, input_error, safe_text, usage_error
 from bitimely_core.page import BarPlot, Line, LinePlot, Page, PageBuilder, TimeSpan, Trace, TracePlot
 from bitimely_core.registry import AnalysisFacts, analyses, unknown
 from bitimely_core.system_errors import raise_system_error
+from bitimely_core.tokens import Windows
 from bitimely_core.types import Progress
-
-if TYPE_CHECKING:
-    from bitimely_core.tokens import Windows
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -45,9 +43,6 @@ BLOCK = 1 << 22  # entries of a matrix of counts at a time
 CACHED = 1 << 19  # entries of a matrix of distances at a time: as many as stay in the cache between the product and its least entries
 MIN_ORDERS = 100  # distinct permutations of the labels, below which the lower bound of p is reported
 MIN_SUBJECTS = 5  # below which results do not generalise to other subjects
-
-
-# --- distances ----------------------------------------------------------------------------------------------------------------------------
 
 
 def subtract_mean(segments: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,14 +94,8 @@ def compute_distances(series: Tensor, shapelets: Tensor, *, normalised: bool = T
     return (found + own).clamp(min=0), places
 
 
-# --- scores -------------------------------------------------------------------------------------------------------------------------------
-
-
 def f_statistic(d: Tensor, labels: Tensor) -> Tensor:
-    """One-way F of distances [C, n] over the classes of labels [n] int64, [C] float64; NaN without two classes and n > K.
-
-    Variance between the means of the K present classes, on K - 1 degrees of freedom, over that within them, on n - K.
-    """
+    """One-way F of distances [C, n] over the classes of labels [n] int64, [C] float64; NaN without two classes and n > K."""
     d = d.double()
     d = d - d.mean(1, keepdim=True)
     onehot = _onehot(labels)
@@ -121,11 +110,9 @@ def f_statistic(d: Tensor, labels: Tensor) -> Tensor:
 
 
 def information_gain(d: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Information gain of the best threshold on distances [C, n] about labels [n] int64, in bits.
+    """Gain [C] float64 in bits about labels [n] of the best threshold on distances [C, n], H(labels) - mean entropy of the two sides.
 
-    Returns:
-        Gain [C] float64 = H(labels) - mean entropy of the two sides; threshold [C], half way between two distances (NaN where all are
-            equal).
+    Also the threshold [C], half way between two distances (NaN where all are equal).
     """
     onehot = _onehot(labels)
     n, k = onehot.shape
@@ -158,9 +145,6 @@ def _entropy(counts: Tensor) -> Tensor:
 SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"f": f_statistic, "information-gain": lambda d, y: information_gain(d, y)[0]}
 
 
-# --- chance -------------------------------------------------------------------------------------------------------------------------------
-
-
 def subject_classes(labels: Ints, subjects: npt.NDArray[Any]) -> Ints | None:
     """The class of each subject, in the order of their names, where each of at least two subjects has one class; else None."""
     _, first, whose = np.unique(subjects, return_index=True, return_inverse=True)
@@ -168,9 +152,8 @@ def subject_classes(labels: Ints, subjects: npt.NDArray[Any]) -> Ints | None:
 
 
 def permute_labels(labels: Ints, subjects: npt.NDArray[Any], rng: np.random.Generator) -> Ints:
-    """Labels [n] permuted such that windows of one subject remain exchangeable.
-
-    Where every subject has one class, the classes of the subjects are permuted; else labels are, within each subject.
+    """Labels [n], permuted within each subject; where every subject has one class, the classes of the subjects. Their windows stay
+    exchangeable.
     """
     names, whose = np.unique(subjects, return_inverse=True)
     by_subject = subject_classes(labels, subjects)
@@ -208,9 +191,6 @@ def null_maxima(
         if progress is not None and (r + 1) % 20 == 0:
             progress("permutations", r + 1, permutations)
     return out
-
-
-# --- mining -------------------------------------------------------------------------------------------------------------------------------
 
 
 class Shapelet(NamedTuple):
@@ -484,9 +464,6 @@ def read_shapelets(path: Path | str) -> list[Shapelet]:
         raise usage_error(f"{safe_text(str(file))} holds no shapelets") from None
 
 
-# --- the analysis -------------------------------------------------------------------------------------------------------------------------
-
-
 @analyses(AnalysisFacts(takes="data", help="Short segments of the signal that separate the classes, tested by permutation"))
 def shapelets(
     windows: Windows,
@@ -502,26 +479,14 @@ def shapelets(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Page:
-    """Segments of training windows whose presence separates the classes, tested on held-out windows.
+    """Segments of training windows of a view with classes whose presence separates the classes, tested on held-out windows.
 
-    Args:
-        windows: of a view with classes.
-        lengths: seconds, separated by commas; empty: 0.5, 1 and 2, of shorter windows fractions of them.
-        count: shapelets to keep.
-        sequences: training windows to mine, and held-out windows for the test.
-        candidates: segments to try.
-        score: f or information-gain.
-        normalise: z (compare shapes) or none (compare values).
-        permutations: of the labels.
-        channel: the only one to mine; empty = all.
-        seed: of the draws.
-        progress: called with the windows and permutations done.
+    The arguments are the fields of `MiningOptions`; here `lengths` are separated by commas (default 0.5, 1 and 2 seconds; of shorter
+    windows fractions of them), `sequences` is also the number of held-out windows for the test, and `normalise` is z (compare shapes) or
+    none (compare values).
 
-    Returns:
-        A page; its summary holds the shapelets, which `analyze saliency --shapelets` reads.
-
-    Raises:
-        UserError: as `mine_shapelets`; a length that is no number or an unknown normalisation (exit 2).
+    Returns a page; its summary holds the shapelets, which `analyze saliency --shapelets` reads. Raises UserError: as `mine_shapelets`; a
+    length that is no number or an unknown normalisation (exit 2).
     """
     if normalise not in {"z", "none"}:
         raise unknown("normalisation", normalise, ["z", "none"])
@@ -620,16 +585,9 @@ def _add_blocks(
     first = found.shapelets[0]
     v, row = windows.channel_names.index(first.channel), int(np.flatnonzero(found.drawn.rows == first.window)[0])
     start = first.start / first.rate
-    page.figure(
-        "source",
-        "Source of shapelet 1",
-        f"Training window {first.window} of class {windows.class_names[found.drawn.labels[row]]}, as models read it.",
-        TracePlot(
-            windows.rate,
-            [Trace(first.channel, found.drawn.values[row, :, v].numpy())],
-            [TimeSpan(start, start + first.seconds, "shapelet")],
-        ),
-    )
+    caption = f"Training window {first.window} of class {windows.class_names[found.drawn.labels[row]]}, as models read it."
+    trace, span = Trace(first.channel, found.drawn.values[row, :, v].numpy()), TimeSpan(start, start + first.seconds, "shapelet")
+    page.figure("source", "Source of shapelet 1", caption, TracePlot(windows.rate, [trace], [span]))
     if held_out is not None:
         _add_held_out(page, first, tests[0], held_out, windows, options)
     if len(found.null):
@@ -637,16 +595,9 @@ def _add_blocks(
         lines = [null, Line("shapelet 1", [scores[0]] * 2, [0.0, 1.0])]
         page.figure("chance", "Null distribution", NULL, LinePlot(lines, xlabel=f"best {unit}", ylabel="share of the permutations"))
     columns = ["shapelet", "window", "start, s", "F", "gain, bits", "p", "F, held out", "gain, held out", "p, held out"]
-    page.table(
-        "table",
-        "Shapelets, best first",
-        TABLE,
-        columns,
-        [
-            [name, one.window, one.start / one.rate, one.f, one.gain, one.p, *(tests[k][:3] if tests else (None,) * 3)]
-            for k, (name, one) in enumerate(zip(names, found.shapelets, strict=True))
-        ],
-    )
+    rows = [[name, s.window, s.start / s.rate, s.f, s.gain, s.p] for name, s in zip(names, found.shapelets, strict=True)]
+    held: list[Sequence[float | None]] = [test[:3] for test in tests] or [(None, None, None) for _ in rows]
+    page.table("table", "Shapelets, best first", TABLE, columns, [[*row, *test] for row, test in zip(rows, held, strict=True)])
 
 
 def _add_held_out(
@@ -708,25 +659,16 @@ def _add_facts(
 def _summarize(
     found: MinedShapelets, tests: list[HeldOutScore], held_out: LabelledWindows | None, windows: Windows, options: MiningOptions
 ) -> dict[str, object]:
+    checked: dict[str, object] | None = None
+    if held_out is not None:
+        scores = [{"f": one.f, "gain": one.gain, "p": one.p} for one in tests]
+        checked = {"split": held_out.split, "windows": len(held_out.rows), "subjects": held_out.n_subjects, "shapelets": scores}
+    chosen = {"score": options.score, "normalise": "z" if options.normalised else "none", "seed": options.seed}
+    tried = {"candidates": found.candidates, "permutations": len(found.null)}
+    source = {"data": windows.name, "fingerprint": windows.fingerprint, "windows": len(found.drawn.rows)}
     return {
         "shapelets": [{**one._asdict(), "values": one.values.tolist()} for one in found.shapelets],
-        "held_out": None
-        if held_out is None
-        else {
-            "split": held_out.split,
-            "windows": len(held_out.rows),
-            "subjects": held_out.n_subjects,
-            "shapelets": [{"f": one.f, "gain": one.gain, "p": one.p} for one in tests],
-        },
+        "held_out": checked,
         "best_by_chance": {f"{q:g}": float(np.quantile(found.null, q)) for q in (0.5, 0.95, 0.99)} if len(found.null) else {},
-        "options": {
-            "score": options.score,
-            "normalise": "z" if options.normalised else "none",
-            "seed": options.seed,
-            "candidates": found.candidates,
-            "permutations": len(found.null),
-            "data": windows.name,
-            "fingerprint": windows.fingerprint,
-            "windows": len(found.drawn.rows),
-        },
+        "options": {**chosen, **tried, **source},
     }

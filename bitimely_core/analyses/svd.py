@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +23,8 @@ from bitimely_core.analyses import start_page
 from bitimely_core.analyses.attention import LayerMixing, combine_pair, compute_mixings, draw_batches, randomise_model, to_float64
 from bitimely_core.page import BarPlot, Line, LinePlot, Page, PageBuilder
 from bitimely_core.registry import AnalysisFacts, analyses, unknown
+from bitimely_core.run import Run
 from bitimely_core.types import Progress
-
-if TYPE_CHECKING:
-    from bitimely_core.run import Run
 
 Array = npt.NDArray[np.float64]
 SpectraByLayer = dict[int, dict[str, "Spectra"]]  # layer (from 1) -> matrix -> spectra
@@ -44,9 +42,6 @@ WORDS = {
     "composed": "pair composed",
     "composed_random": "pair composed, random weights",
 }
-
-
-# --- singular values ----------------------------------------------------------------------------------------------------------------------
 
 
 def log_det_triangular(maps: Array) -> Array:
@@ -156,9 +151,8 @@ class Spectra:
 
 
 def normalise_map(mixing: LayerMixing, how: str) -> LayerMixing:
-    """The map with its rows rescaled: R is defined up to a positive factor a row, because a normalisation follows.
-
-    `sqrt-decay` divides row n by the root of the sum of its decays (retention only), `abs-sum` by the sum of its magnitudes.
+    """The map, defined up to a factor a row, with rows over their sum of magnitudes (abs-sum), or the root of their sum of decays
+    (sqrt-decay).
     """
     if how == "abs-sum":
         scale = np.abs(mixing.map).sum(-1, keepdims=True)
@@ -250,28 +244,17 @@ def collect_spectra(run: Run, sequences: int, seed: int, row_norm: str, progress
     return RunSpectra(found, split, len(batches), tokens, layers[0].key_width, gammas, directions)
 
 
-# --- the analysis -------------------------------------------------------------------------------------------------------------------------
-
-
 @analyses(AnalysisFacts(takes="runs", help="Effective rank of attention maps: singular values by layer and head, with controls"))
 def svd(
     runs: list[Run], *, sequences: int = ADVISED_SEQUENCES, row_norm: str = "none", seed: int = 0, progress: Progress | None = None
 ) -> Page:
     """Effective rank of retention and attention maps, beside decay alone, q k^T alone, random weights and the composition of a pair.
 
-    Args:
-        runs: any models with attention maps. Runs on the same windows get the same sequences; runs with other numbers of tokens get separate
-            figures.
-        sequences: held-out sequences to average over.
-        row_norm: none (the raw map, as in the paper), sqrt-decay or abs-sum.
-        seed: of the choice of sequences and of the random weights.
-        progress: called with the sequences done.
+    `runs` are any models with attention maps: those on the same windows get the same sequences, those with other numbers of tokens separate
+    figures. Means are over `sequences` held-out sequences; `row_norm` is none (the raw map, as in the paper), sqrt-decay or abs-sum.
 
-    Returns:
-        A page; its summary is keyed by run, layer, head ("mean" over heads too) and matrix.
-
-    Raises:
-        UserError: unknown row normalisation or a model without maps (exit 2); no_input without windows.
+    Returns a page; its summary is keyed by run, layer, head ("mean" over heads too) and matrix. Raises UserError: unknown row normalisation
+    or a model without maps (exit 2); no_input without windows.
     """
     if row_norm not in ROW_NORMS:
         raise unknown("row normalisation", row_norm, list(ROW_NORMS))
@@ -291,7 +274,13 @@ def svd(
         by_points.setdefault(one.points, {})[name] = one
     for points, group in by_points.items():
         if len(group) > 1:
-            _add_comparison(page, group, points)
+            lines = []
+            for name, one in group.items():
+                label = f"{name}, K = {one.key_width}" if one.key_width else name
+                lines.append(_make_line(label, one.main_spectra, points))
+                lines.append(_make_line(f"{label}, random weights", one.random_spectra, points))
+            caption = f"{SPECTRA} Runs compare at equal K only."
+            page.figure(f"comparison-{points}", f"Comparison of the runs, N = {points}", caption, _plot_shares(lines))
     for name, one in found.items():
         page.section(name)
         _add_curves(page, name, one)
@@ -357,24 +346,12 @@ def _plot_shares(lines: Sequence[Line]) -> LinePlot:
     return LinePlot(lines, xlabel="k / N", ylabel="share of the sum")
 
 
-def _add_comparison(page: PageBuilder, found: Mapping[str, RunSpectra], points: int) -> None:
-    lines = []
-    for name, one in found.items():
-        label = f"{name}, K = {one.key_width}" if one.key_width else name
-        lines.append(_make_line(label, one.main_spectra, points))
-        lines.append(_make_line(f"{label}, random weights", one.random_spectra, points))
-    caption = f"{SPECTRA} Runs compare at equal K only."
-    page.figure(f"comparison-{points}", f"Comparison of the runs, N = {points}", caption, _plot_shares(lines))
-
-
 def _add_curves(page: PageBuilder, name: str, found: RunSpectra) -> None:
     points, (layer, main), by_layer = found.points, found.main, found.layers
     if main == "combined":
         label = f"layers {layer - 1} and {layer} combined"
-        extra = [
-            _make_line(f"forward layer {layer - 1}", by_layer[layer - 1]["map"], points),
-            _make_line(f"backward layer {layer}", by_layer[layer]["map"], points),
-        ]
+        parts = {f"forward layer {layer - 1}": by_layer[layer - 1]["map"], f"backward layer {layer}": by_layer[layer]["map"]}
+        extra = [_make_line(name, spectra, points) for name, spectra in parts.items()]
     else:
         label, extra = f"{found.directions[-1].replace('both', 'two-sided')} layer {layer}", []
     controls = [_make_line(WORDS[control], by_layer[layer][control], points) for control in found.list_controls()]
@@ -400,13 +377,8 @@ def _add_tables(page: PageBuilder, name: str, found: RunSpectra) -> None:
     rows = [[k, WORDS[matrix], *(table[key] for key in KEYS)] for k, matrix, spectra in cells if (table := spectra.table())]
     page.table(f"table-{name}", "Measures by layer", TABLE, ["layer", "matrix", *COLUMNS], rows)
     heads = range(len(found.main_spectra.found[0]))
-    rows = [
-        [k, h + 1, WORDS[matrix], *(table[key] for key in KEYS)]
-        for layer in found.layers
-        for h in heads
-        for k, matrix, spectra in cells
-        if k == layer and (table := spectra.table(h))
-    ]
+    by_head = ((h, *cell) for layer in found.layers for h in heads for cell in cells if cell[0] == layer)
+    rows = [[k, h + 1, WORDS[matrix], *(table[key] for key in KEYS)] for h, k, matrix, spectra in by_head if (table := spectra.table(h))]
     page.table(f"table-heads-{name}", "Measures by head", TABLE, ["layer", "head", "matrix", *COLUMNS], rows)
 
 

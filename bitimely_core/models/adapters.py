@@ -27,9 +27,8 @@ def configure_grid(config: ModelConfig) -> ModelConfig:
     """For models that read events as a grid: one channel per code, `horizon` months. Other configurations are unchanged."""
     if config.events != "grid" or config.codes is None:
         return config
-    return config.model_copy(
-        update=grid_shape(config.codes, config.horizon) | ({"tokenizer": "conv"} if config.tokenizer == "codes" else {})
-    )
+    tokenizer = "conv" if config.tokenizer == "codes" else config.tokenizer
+    return config.model_copy(update=grid_shape(config.codes, config.horizon) | {"tokenizer": tokenizer})
 
 
 def grid_shape(codes: int, horizon: int) -> dict[str, int]:
@@ -48,17 +47,11 @@ def _read_events(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def make_grid(batch: Batch, codes: int, months: int) -> Batch:
-    """Events on a grid of months: 1 where a code occurs, else 0.
+    """Events on a grid of M = `months`: values [B, M, V] are 1 where a code occurs, else 0, in the dtype of the times.
 
-    The last month is that of `batch.end` (the index day under a landmark), else of the last event. Longer rows keep the last `months`.
-
-    Args:
-        batch: values [B, N] ids, times [B, N] months.
-        codes: size of the vocabulary, including special ids, which have no channel.
-        months: M.
-
-    Returns:
-        values [B, M, V] in the dtype of the times, mask [B, M]: months of the row in order; none for a row without events.
+    The batch holds ids [B, N] and times [B, N] in months; `codes` is the size of the vocabulary, of which special ids have no channel. The
+    last month is that of `batch.end` (the index day under a landmark), else of the last event. Longer rows keep the last `months`. The mask
+    [B, M] marks the months of the row in order; none for a row without events.
     """
     code, counted, real, times = _read_events(batch)
     last = times.amax(1) if batch.end is None else torch.maximum(times.amax(1), batch.end.to(times))
@@ -87,12 +80,9 @@ class TimedRows(NamedTuple):
 
 
 class RowTokenizer(StepTokenizer):
-    """Rows as tokens: months with events, with the count of each code; timesteps of signals.
+    """Rows as tokens, of `width` = `target_width` = V: months with events, with the count of each code; timesteps of signals.
 
     A code is observed where it occurs; with `absent` all codes are observed in these months, absent ones as 0.
-
-    Attributes:
-        width, target_width: V.
     """
 
     def __init__(self, config: ModelConfig, *, absent: bool = False) -> None:
@@ -104,7 +94,12 @@ class RowTokenizer(StepTokenizer):
 
     def rows(self, batch: Batch) -> TimedRows:
         """The batch as rows."""
-        return self._months(batch) if self.events else self._timesteps(batch)
+        if self.events:
+            return self._months(batch)
+        values, _, real = super().forward(batch)
+        times = torch.arange(values.shape[1], device=values.device, dtype=values.dtype).expand(len(values), -1)
+        times = times if batch.times is None else torch.where(real, batch.times, 0.0).to(values).cummax(1).values
+        return TimedRows(values, super().find_targets(batch) & real[..., None], times, real)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Values [B, T, V], targets (the same), mask of real rows [B, T]."""
@@ -114,12 +109,6 @@ class RowTokenizer(StepTokenizer):
     def find_targets(self, batch: Batch) -> Tensor:
         """Which values were observed, bool [B, T, V]."""
         return self.rows(batch).mask
-
-    def _timesteps(self, batch: Batch) -> TimedRows:
-        values, _, real = super().forward(batch)
-        times = torch.arange(values.shape[1], device=values.device, dtype=values.dtype).expand(len(values), -1)
-        times = times if batch.times is None else torch.where(real, batch.times, 0.0).to(values).cummax(1).values
-        return TimedRows(values, super().find_targets(batch) & real[..., None], times, real)
 
     def _months(self, batch: Batch) -> TimedRows:
         code, counted, _, times = _read_events(batch)

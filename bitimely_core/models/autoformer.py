@@ -43,9 +43,6 @@ class AutoformerConfig(ModelConfig):
     per_sample: bool = Field(True, description="Lags of each window; false: common to a training batch, as in the reference.")
 
 
-# ---------------------------------------------------------------------------------------------------------------- models of timesteps
-
-
 class CircularAdapter(Adapter):
     """Circular convolution of three timesteps without bias, and the output projection."""
 
@@ -85,17 +82,7 @@ class TimestepModel(Model, ABC):
     def forward(
         self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
     ) -> Encoded:
-        """Encode a batch.
-
-        Args:
-            batch: signals [B, T, V].
-            directions: None; the layers are bidirectional.
-            hide: bool [B, T]; these timesteps are read as 0.
-            attention: without effect, there are no maps of pairs.
-
-        Raises:
-            UserError: directions (exit 2).
-        """
+        """Encode signals [B, T, V]; timesteps `hide` [B, T] are read as 0, and there are no maps. Raises UserError: directions (exit 2)."""
         refuse_directions(self, directions)
         batch, adapter = self.expand_channels(batch), self.adapter_of(batch)
         tokens, targets, real = adapter.tokenizer(batch)
@@ -108,15 +95,10 @@ class TimestepModel(Model, ABC):
 
 
 def apply_by_length(x: Tensor, lengths: Tensor | None, function: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """Apply `function` to the unpadded rows of `x` [B, N, F], grouped by length.
+    """`function`, rows [R, n, F] -> tensors [R, n, ...], on the unpadded rows of `x` [B, N, F], padded on the right, grouped by length.
 
-    Args:
-        x: rows, padded on the right.
-        lengths: int64 [B], None: all N. Rows without any timestep are read as one timestep of 0.
-        function: rows [R, n, F] -> tensors [R, n, ...].
-
-    Returns:
-        Its tensors as [B, N, ...], 0 behind the end of each row.
+    `lengths` [B] None: all N. Rows without any timestep are read as one timestep of 0. The results are [B, N, ...], 0 behind each row's
+    end.
     """
     if lengths is None:
         return function(x)
@@ -143,9 +125,6 @@ def configure_timesteps(config: Config) -> Config:
         raise config_error("events", requirement, "model.name", "Use a model that reads events: bitimely list models")
     own = {"tokenizer": "steps", "value_dim": config.dim, "output_heads": "shared", "target": "raw", "ffn": "plain"}
     return config.model_copy(update=own)
-
-
-# ---------------------------------------------------------------------------------------------------------------- layers
 
 
 class SeriesDecomposition(nn.Module):
@@ -225,9 +204,6 @@ class CentredLayerNorm(nn.LayerNorm):
         """[R, n, D] -> [R, n, D]."""
         x = super().forward(input)
         return x - x.mean(1, keepdim=True)
-
-
-# ---------------------------------------------------------------------------------------------------------------- the model
 
 
 class Autoformer(TimestepModel):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,6 @@ from bitimely_core.models.tokenizers import FIRST, CodeTokenizer, ConvTokenizer,
 from bitimely_core.registry import models
 from bitimely_core.types import Batch
 
-if TYPE_CHECKING:
-    from typing import BinaryIO
-
-
 FORMAT = 2  # of config.json; 1 held the settings of all models
 Direction = Literal["forward", "backward", "both"]
 Which = Literal["next", "previous"]
@@ -32,6 +28,11 @@ Which = Literal["next", "previous"]
 def config_error(text: str, wanted: str, field: str, action: str = "") -> UserError:
     """Settings that do not fit together (config, exit 2)."""
     return usage_error(text, wanted, action, field=field)
+
+
+def objective_error(config: ModelConfig, problem: str, requirement: str) -> UserError:
+    """An objective that asks for what a model cannot do (config, exit 2)."""
+    return config_error(problem, requirement, "objective.name", f"Use the objective {models[config.name].facts.objective}")
 
 
 class Adapter(nn.Module):
@@ -198,25 +199,23 @@ class Model(nn.Module):
     def reset_adapter(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
         """Adapt to another data set: a new adapter if the number of channels (or codes) differs; trunk, [SOS], [EOS] and final norm stay.
 
-        Args:
-            channels: V of the data set.
-            length: T of its windows.
-            codes: size of its input vocabulary.
-            renew: replace the adapter even for the same number of codes.
-
-        Returns:
-            The names of the randomly initialised parameters.
+        `channels` V and windows of `length` T, or the vocabulary of `codes`; `renew` replaces the adapter even for the same number of
+        codes. Returns the names of the randomly initialised parameters.
         """
-        old = self.config
+        old, fresh = self.config, []
         self.others = nn.ModuleList()
         changes = {"channels": channels, "length": length, "codes": old.codes if codes is None else codes, "others": ()}
         self.config = old.model_copy(update=changes)
-        if (old.channels == channels or old.channel_independent) and old.codes == self.config.codes and not (renew and old.codes):
-            return []
-        like = next(self.parameters())
-        self.adapter = self.adapter_type(self.config, self.norm_width).to(like.device, like.dtype)
-        self.target_scale.fill_(torch.nan)
-        return [f"adapter.{name}" for name, _ in self.adapter.named_parameters()]
+        if not (old.channels == channels or old.channel_independent) or old.codes != self.config.codes or (renew and old.codes):
+            like = next(self.parameters())
+            self.adapter = self.adapter_type(self.config, self.norm_width).to(like.device, like.dtype)
+            self.target_scale.fill_(torch.nan)
+            fresh = [f"adapter.{name}" for name, _ in self.adapter.named_parameters()]
+        return fresh + self._fit_length(old.length)
+
+    def _fit_length(self, before: int) -> list[str]:
+        """Adapt what depends on the length of the windows, which was `before`; the names of the randomly initialised parameters."""
+        return []
 
     def save(self, folder: str | Path) -> None:
         """`model.safetensors` and `config.json` in `folder`; read them with `models.load`."""
@@ -234,14 +233,9 @@ def write_model(folder: str | Path, module: nn.Module, values: dict[str, Any]) -
 
     from bitimely_core import storage
 
-    folder = Path(folder)
-    storage.make_folder(folder)
+    folder = storage.make_folder(Path(folder))
     data = save({name: weight.detach().cpu().contiguous() for name, weight in module.state_dict().items()})
-
-    def fill(file: BinaryIO) -> None:
-        file.write(data)
-
-    storage.write_file(folder / "model.safetensors", fill)
+    storage.write_bytes(folder / "model.safetensors", data)
     storage.write_json(folder / "config.json", values)
 
 

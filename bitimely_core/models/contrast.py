@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
-from bitimely_core.models.base import Adapter, Direction, Model, Which, config_error
-from bitimely_core.models.patchtst import BatchNorm, refuse_directions
-from bitimely_core.models.tokenizers import StepTokenizer, find_row_ends
-from bitimely_core.registry import models
+from bitimely_core.models.base import Adapter, Direction, Model, Which, config_error, objective_error
+from bitimely_core.models.patchtst import BatchNorm, normalise_tokens, refuse_directions
+from bitimely_core.models.tokenizers import StepTokenizer, find_row_ends, mask_before
 from bitimely_core.types import Batch, Encoded
 
 KERNEL = 8  # of the second and third convolution
@@ -38,6 +37,8 @@ class ConvolutionConfig(ModelConfig):
 class ContrastiveModel(Model, ABC):
     """A model pre-trained by a contrastive loss: no predicted tokens, output projection or final norm. A subclass adds `encode`."""
 
+    can_hide = False  # whether timesteps can be hidden
+
     def __init__(self, config: ModelConfig) -> None:
         if config.tokenizer == "codes":
             raise config_error(f"codes for {config.name}", "expected signals", "model.tokenizer", "Choose another model")
@@ -51,25 +52,21 @@ class ContrastiveModel(Model, ABC):
     def forward(
         self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
     ) -> Encoded:
-        """Encode signals [B, T, V]; there are no attention maps.
-
-        Raises:
-            UserError: directions, or hidden tokens where the model has none (config, exit 2).
+        """Encode signals [B, T, V]; there are no maps. Raises UserError (config, exit 2): directions, or `hide` where nothing can be
+        hidden.
         """
         refuse_directions(self, directions)
+        if hide is not None and not self.can_hide:
+            raise objective_error(self.config, f"hidden tokens for {self.config.name}", "it has none to hide")
         return self.encode(self.expand_channels(batch), hide)
 
     def output(self, hidden: Tensor, which: Which = "next", batch: Batch | None = None) -> Tensor:
         """Raises UserError (config, exit 2): there are no predictions."""
-        own = models[self.config.name].facts.objective
-        raise config_error(f"predicted tokens of {self.config.name}", "it predicts none", "objective.name", f"Use the objective {own}")
+        raise objective_error(self.config, f"predicted tokens of {self.config.name}", "it predicts none")
 
     def measure(self, batches: Iterable[Batch]) -> float:
         """1: there are no targets."""
         return 1.0
-
-
-# ---------------------------------------------------------------------------------------------------------------- convolutions
 
 
 def count_convolved(count: Count, kernel: int, stride: int) -> Count:
@@ -150,7 +147,7 @@ def compute_map(trunk: nn.Module, adapter: Adapter, encoder: str, batch: Batch) 
     tokenizer, ends = adapter.tokenizer, find_row_ends(batch)
     z: Tensor = trunk(tokenizer(batch)[0], adapter.first[encoder], None if batch.mask is None else ends)
     counts = torch.where(ends > 0, count_map_steps(ends, tokenizer.kernel, tokenizer.stride), 0)
-    return z, torch.arange(z.shape[1], device=z.device) < counts[:, None]
+    return z, mask_before(counts, z.shape[1])
 
 
 def configure_signals(config: Config) -> Config:
@@ -161,17 +158,4 @@ def configure_signals(config: Config) -> Config:
 
 def _normalise(norm: nn.Module, y: Tensor, counts: Tensor | None) -> Tensor:
     """[B, C, n] -> [B, C, n], 0 from `counts` [B] on."""
-    if counts is None:
-        return norm(y)
-    real = torch.arange(y.shape[2], device=y.device) < counts[:, None]
-    steps = y.transpose(1, 2)
-    normed = torch.zeros_like(steps)
-    normed[real] = norm(steps[real]).to(y.dtype)
-    return normed.transpose(1, 2)
-
-
-def refuse_hidden(model: Model, hide: Tensor | None) -> None:
-    """Raises UserError (config, exit 2) for hidden tokens, which the model does not have."""
-    if hide is not None:
-        own = models[model.config.name].facts.objective
-        raise config_error(f"hidden tokens for {model.config.name}", "it has none to hide", "objective.name", f"Use the objective {own}")
+    return norm(y) if counts is None else normalise_tokens(norm, y.mT, mask_before(counts, y.shape[2])).mT

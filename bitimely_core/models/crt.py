@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
-from bitimely_core.models.base import Adapter, Direction, Model, Which, config_error, extend_positions, require_learned_positions
-from bitimely_core.models.patchtst import BatchNorm, refuse_directions
-from bitimely_core.models.tokenizers import PatchTokenizer, find_row_ends
+from bitimely_core.models import base
+from bitimely_core.models.layers import PreNormLayer
+from bitimely_core.models.patchtst import BatchNorm, apply_layers, refuse_directions
+from bitimely_core.models.tokenizers import PatchTokenizer, find_row_ends, get_observed
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
 
@@ -38,17 +39,11 @@ class CRTConfig(ModelConfig):
     decoder_layers: int | None = Field(None, ge=1, description="Layers of the decoder, of all layers; none: half of them.")
 
 
-# ---------------------------------------------------------------------------------------------------------------- tokens
-
-
 class CRTTokenizer(PatchTokenizer):
     """Patches of a window, of its magnitudes and of its phases, [B, 4K, P * V]; they are the targets, too.
 
     The last sample is repeated up to a multiple of 2P. The spectrum of a row is that of its length, without padding.
     """
-
-    def __init__(self, channels: int, patch: int) -> None:
-        super().__init__(channels, patch)
 
     def blocks(self, length: int) -> int:
         """K of windows of `length` samples."""
@@ -60,8 +55,7 @@ class CRTTokenizer(PatchTokenizer):
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens [B, 4K, P * V] (time 2K, magnitude K, phase K), targets (the same values), mask of real tokens [B, 4K]."""
-        seen = self._get_observed(batch)
-        ends = find_row_ends(batch)
+        seen, ends = get_observed(batch), find_row_ends(batch)
         blocks = -(-ends // (2 * self.patch))
         most = self.blocks(batch.values.shape[1])
         index = torch.arange(2 * self.patch * most, device=ends.device).expand(len(ends), -1)
@@ -87,14 +81,9 @@ class CRTTokenizer(PatchTokenizer):
             phase[rows, :half] = torch.atan2(imaginary + 0.0, real)  # -0 + 0 = 0: a negative mean has the angle pi
         return magnitude, phase
 
-    def _get_observed(self, batch: Batch) -> Tensor:
-        if batch.mask is None:
-            return torch.ones_like(batch.values, dtype=torch.bool)
-        return (batch.mask if batch.mask.dim() == 3 else batch.mask[..., None]).expand_as(batch.values)
-
     def find_targets(self, batch: Batch) -> Tensor:
         """Which target values count, bool [B, 4K, P * V]: observed samples, and all bins."""
-        ends, seen = find_row_ends(batch), self._get_observed(batch)
+        ends, seen = find_row_ends(batch), get_observed(batch)
         most = self.blocks(seen.shape[1])
         long = F.pad(seen, (0, 0, 0, 2 * self.patch * most - seen.shape[1]))
         time = long.unflatten(1, (-1, self.patch)).flatten(2)
@@ -103,7 +92,7 @@ class CRTTokenizer(PatchTokenizer):
 
     def erase(self, batch: Batch, chosen: Tensor) -> Batch:
         """Raises UserError (config, exit 2): erased patches would change the spectrum."""
-        raise config_error("masked patches for crt", "its patches are dropped", "objective.name", "Use the objective drop")
+        raise base.config_error("masked patches for crt", "its patches are dropped", "objective.name", "Use the objective drop")
 
 
 def _mask_views(blocks: Tensor, most: int) -> Tensor:
@@ -112,7 +101,7 @@ def _mask_views(blocks: Tensor, most: int) -> Tensor:
     return torch.cat(parts, 1)
 
 
-class CRTAdapter(Adapter):
+class CRTAdapter(base.Adapter):
     """The parameters that depend on the channels: first convolution and output projection of each view."""
 
     tokenizer: CRTTokenizer
@@ -124,9 +113,6 @@ class CRTAdapter(Adapter):
         stem = config.dim // 8
         self.stems = nn.ModuleDict({view: nn.Conv1d(channels, stem, 3, stride=2, padding=1, bias=False) for view in VIEWS})
         self.output = nn.ModuleDict({view: nn.Linear(config.dim, self.tokenizer.width) for view in VIEWS})
-
-
-# ---------------------------------------------------------------------------------------------------------------- layers
 
 
 class CRTBlock(nn.Module):
@@ -159,34 +145,10 @@ def build_resnet(dim: int) -> nn.Sequential:
     return nn.Sequential(BatchNorm(widths[0]), nn.ReLU(), nn.MaxPool1d(3, stride=2, padding=1), *blocks)
 
 
-class CRTLayer(nn.Module):
-    """Pre-norm residual: attention with heads of width 64 whatever D (no biases but that of the output), then an MLP with GELU."""
-
-    def __init__(self, config: ModelConfig, hidden: int) -> None:
-        super().__init__()
-        inner = config.heads * HEAD_WIDTH
-        self.heads = config.heads
-        self.norm_mix, self.norm_ffn = nn.LayerNorm(config.dim), nn.LayerNorm(config.dim)
-        self.qkv, self.merge = nn.Linear(config.dim, 3 * inner, bias=False), nn.Linear(inner, config.dim)
-        self.first, self.out = nn.Linear(config.dim, hidden), nn.Linear(hidden, config.dim)
-        self.dropout = nn.Dropout(config.dropout)
-
-    def forward(self, x: Tensor, keys: Tensor | None, *, attention: bool = False) -> tuple[Tensor, Tensor | None]:
-        """[B, M, D] and usable keys [B, M] (None: all) -> [B, M, D] and the map [B, H, M, M] on request."""
-        q, k, v = self.qkv(self.norm_mix(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        allowed, maps = None if keys is None else keys[:, None, None], None
-        if attention:
-            logits = q @ k.transpose(-1, -2) * HEAD_WIDTH**-0.5
-            maps = (logits if allowed is None else logits.masked_fill(~allowed, -torch.inf)).softmax(-1)
-            mixed = maps @ v
-        else:
-            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
-        x = x + self.dropout(self.merge(mixed.transpose(1, 2).flatten(-2)))
-        inner = self.dropout(F.gelu(self.first(self.norm_ffn(x))))
-        return x + self.dropout(self.out(inner)), maps
-
-
-# ---------------------------------------------------------------------------------------------------------------- model
+def make_layer(config: ModelConfig, hidden: int) -> PreNormLayer:
+    """A layer with heads of width 64 whatever D."""
+    heads, act = config.heads, F.gelu
+    return PreNormLayer(config.dim, hidden, heads=heads, inner=heads * HEAD_WIDTH, scale=HEAD_WIDTH**-0.5, dropout=config.dropout, act=act)
 
 
 class CRTReconstruction(NamedTuple):
@@ -198,7 +160,7 @@ class CRTReconstruction(NamedTuple):
     kept: Tensor  # bool [B, n], rows that keep fewer are padded
 
 
-class CRT(Model):
+class CRT(base.Model):
     """An encoder of the three views, and for pre-training a decoder of half the layers (or `model.decoder_layers`) with MLPs of width D."""
 
     adapter_type = CRTAdapter
@@ -206,44 +168,43 @@ class CRT(Model):
 
     def __init__(self, config: CRTConfig) -> None:
         decoders = config.layers // 2 if config.decoder_layers is None else config.decoder_layers
-        _validate_config(config, decoders)
+        if config.tokenizer == "codes":
+            raise base.config_error("codes for crt", "expected signals: events have no spectrum", "model.tokenizer", "Choose another model")
+        if config.dim % 8:
+            raise base.config_error(f"width {config.dim}", "expected a multiple of 8, its ResNets start with an eighth of it", "model.dim")
+        if not 0 < decoders < config.layers:
+            problem, requirement = f"{decoders} of {config.layers} layers decode", "expected at least one layer to encode and one to decode"
+            raise base.config_error(problem, requirement, "model.layers")
         super().__init__(config)
         dim, blocks = config.dim, self.adapter.tokenizer.blocks(config.length)
         self.norms = nn.ModuleDict({"next": nn.Identity()})
         self.nets = nn.ModuleDict({view: build_resnet(dim) for view in VIEWS})
         self.classes, self.views = nn.Parameter(torch.randn(3, dim) * 0.02), nn.Parameter(torch.randn(3, dim) * 0.02)
         self.positions = nn.ParameterDict({view: _draw_positions(times * blocks, dim) for view, times in VIEWS.items()})
-        self.layers = nn.ModuleList(CRTLayer(config, config.ffn_dim) for _ in range(config.layers - decoders))
+        self.layers = nn.ModuleList(make_layer(config, config.ffn_dim) for _ in range(config.layers - decoders))
         self.masks = nn.Parameter(torch.randn(3, dim) * 0.02)
         self.decoder_positions = nn.ParameterDict({view: _draw_positions(times * blocks, dim) for view, times in VIEWS.items()})
-        self.decoder = nn.ModuleList(CRTLayer(config, dim) for _ in range(decoders))
+        self.decoder = nn.ModuleList(make_layer(config, dim) for _ in range(decoders))
         self.project_before, self.project_after = nn.Linear(dim, dim), nn.Linear(dim, dim)
         self.pooled_width = dim
 
     def forward(
-        self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
+        self, batch: Batch, *, directions: Iterable[base.Direction] | None = None, hide: Tensor | None = None, attention: bool = False
     ) -> Encoded:
-        """Encode a batch: the states of its patches (time, magnitude, phase), its vector the mean of the three [CLS].
+        """Encode signals [B, T, V]: the states of their patches (time, magnitude, phase), the vector the mean of the three [CLS].
 
-        Args:
-            batch: signals [B, T, V].
-            directions: None; the layers are bidirectional.
-            hide: None; the objective `drop` uses `reconstruct`.
-            attention: also return the maps [B, H, 3 + 4K, 3 + 4K] of the encoder's layers; the [CLS] come first.
-
-        Raises:
-            UserError: directions, hidden tokens, or more patches than there are learned positions (exit 2).
+        With `attention` also the maps [B, H, 3 + 4K, 3 + 4K] of the encoder's layers; the [CLS] come first. Raises UserError: directions,
+        hidden tokens (the objective `drop` uses `reconstruct`), or more patches than there are learned positions (exit 2).
         """
         refuse_directions(self, directions)
         if hide is not None:
-            raise config_error("hidden tokens for crt", "its patches are dropped", "objective.name", "Use the objective drop")
+            raise base.objective_error(self.config, "hidden tokens for crt", "its patches are dropped")
         batch, adapter = self.expand_channels(batch), self._adapter_of(batch)
         tokens, targets, real = adapter.tokenizer(batch)
         placed = self.embed_patches(adapter, tokens, real) + self._encode_positions(self.positions, self.views, real)
         x = F.dropout(placed, self.config.dropout, self.training)
         states, maps = self._encode(x, None if batch.mask is None else real, attention=attention)
-        hidden = tuple(state[:, 3:] for state in states)
-        return Encoded(tokens, targets, real, hidden, tuple(maps) if attention else None, states[-1][:, :3].mean(1))
+        return Encoded(tokens, targets, real, tuple(state[:, 3:] for state in states), maps, states[-1][:, :3].mean(1))
 
     def reconstruct(self, batch: Batch, dropped: Tensor) -> CRTReconstruction:
         """Predict all patches, those `dropped` (bool [B, 4K]) from the decoder; batch statistics exclude them."""
@@ -264,17 +225,14 @@ class CRT(Model):
         full[keep], full[gone] = after[kept], decoded[:, states[-1].shape[1] :][filled]
         return CRTReconstruction(self.output(full, batch=batch), self.project_before(before), self.project_after(after), kept)
 
-    def output(self, hidden: Tensor, which: Which = "next", batch: Batch | None = None) -> Tensor:
+    def output(self, hidden: Tensor, which: base.Which = "next", batch: Batch | None = None) -> Tensor:
         """States of all 4K patches [B, 4K, D] -> patches [B, 4K, P * V]; each view has its own projection."""
         parts = self._split(self.norm(hidden), 1)
         return torch.cat([self._adapter_of(batch).output[view](part) for view, part in parts.items()], 1)
 
     def embed_patches(self, adapter: CRTAdapter, tokens: Tensor, keep: Tensor) -> Tensor:
-        """ResNet embeddings [B, 4K, D] of the kept patches [B, 4K, P * V], 0 for the others.
-
-        In float32 on the CPU: the weight gradient of a bf16 convolution over a single sample is not finite there (oneDNN).
-        """
-        out = []
+        """ResNet embeddings [B, 4K, D] of the kept patches [B, 4K, P * V], 0 for the others."""
+        out = []  # float32 on the CPU: the weight gradient of a bf16 convolution over a single sample is not finite there (oneDNN)
         precision = torch.autocast("cpu", enabled=False) if tokens.device.type == "cpu" else nullcontext()
         for (view, part), where in zip(self._split(tokens, 1).items(), self._split(keep, 1).values(), strict=True):
             patches = part[where].unflatten(-1, (self.config.patch, -1)).transpose(1, 2)  # [n, V, P]
@@ -287,22 +245,17 @@ class CRT(Model):
             out.append(states)
         return torch.cat(out, 1)
 
-    def _encode(self, x: Tensor, real: Tensor | None, *, attention: bool = False) -> tuple[list[Tensor], list[Tensor]]:
+    def _encode(self, x: Tensor, real: Tensor | None, *, attention: bool = False) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...] | None]:
         """States [B, 3 + n, D] of the encoder's layers, and their maps on request; `real` [B, n]: mask of patches."""
         keys = None if real is None else F.pad(real, (3, 0), value=True)
         starts = F.dropout(self.classes + self.views, self.config.dropout, self.training)
         x = torch.cat((starts.expand(len(x), -1, -1).to(x.dtype), x), 1)
-        states, maps = [], []
-        for layer in self.layers:
-            x, of_layer = layer(x, keys, attention=attention)
-            states.append(x)
-            maps += [] if of_layer is None else [of_layer]
-        return states, maps
+        return apply_layers(self.layers, x, keys, attention=attention)
 
     def _encode_positions(self, positions: nn.ParameterDict, views: Tensor, real: Tensor) -> Tensor:
         """Position and view of each patch [4K, D]; of shorter windows the first positions of each view."""
         blocks = real.shape[1] // 4
-        require_learned_positions(4 * blocks, sum(len(learned) for learned in positions.values()))
+        base.require_learned_positions(4 * blocks, sum(len(learned) for learned in positions.values()))
         return torch.cat([positions[view][: times * blocks] + views[at] for at, (view, times) in enumerate(VIEWS.items())])
 
     def _split(self, x: Tensor, dim: int) -> dict[str, Tensor]:
@@ -315,17 +268,15 @@ class CRT(Model):
         assert isinstance(adapter, CRTAdapter)
         return adapter
 
-    @torch.no_grad()
-    def reset_adapter(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
-        """As `Model.reset_adapter`; learned positions are cut, or continued by random ones (then they are among the names)."""
-        fresh = super().reset_adapter(channels, length, codes, renew=renew)
-        blocks = self.adapter.tokenizer.blocks(length)
+    def _fit_length(self, before: int) -> list[str]:
+        """Learned positions are cut, or continued by random ones (then they are among the names)."""
+        fresh, blocks = [], self.adapter.tokenizer.blocks(self.config.length)
         for name in ("positions", "decoder_positions"):
             held: nn.ParameterDict = getattr(self, name)
             for view, times in VIEWS.items():
-                before = held[view]
-                held[view] = extend_positions(before, times * blocks, _draw_positions)
-                fresh += [f"{name}.{view}"] if len(held[view]) > len(before) else []
+                old = held[view]
+                held[view] = base.extend_positions(old, times * blocks, _draw_positions)
+                fresh += [f"{name}.{view}"] if len(held[view]) > len(old) else []
         return fresh
 
 
@@ -338,18 +289,6 @@ def _gather(x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
 
 def _draw_positions(count: int, dim: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(count, dim) * 0.02)
-
-
-def _validate_config(config: ModelConfig, decoders: int) -> None:
-    """Raises UserError (config, exit 2) for codes, or an invalid width or number of layers."""
-    if config.tokenizer == "codes":
-        raise config_error("codes for crt", "expected signals: events have no spectrum", "model.tokenizer", "Choose another model")
-    if config.dim % 8:
-        raise config_error(f"width {config.dim}", "expected a multiple of 8, its ResNets start with an eighth of it", "model.dim")
-    if not 0 < decoders < config.layers:
-        raise config_error(
-            f"{decoders} of {config.layers} layers decode", "expected at least one layer to encode and one to decode", "model.layers"
-        )
 
 
 @models(

@@ -17,19 +17,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from bitimely_core.models.autoformer import (
-    AutoformerConfig,
-    CentredLayerNorm,
-    DecompositionLayer,
-    TimestepModel,
-    configure_timesteps,
-    to_float32,
-)
+from bitimely_core.models import autoformer
 from bitimely_core.models.patchtst import encode_sinusoid, require_divisible_width
 from bitimely_core.registry import ModelFacts, models
 
 
-class FEDformerConfig(AutoformerConfig):
+class FEDformerConfig(autoformer.AutoformerConfig):
     """Settings of FEDformer."""
 
     moving_average: tuple[Annotated[int, Field(ge=1)], ...] = Field(
@@ -71,8 +64,8 @@ class FourierMixer(nn.Module):
         """Projected rows [R, n, D] -> [R, n, D]."""
         n = q.shape[1]
         bins, kept = self.bins(n, length)
-        spectrum = torch.fft.rfft(to_float32(q), dim=1).unflatten(-1, (self.heads, -1))  # [R, n // 2 + 1, H, E]
-        matrices = torch.view_as_complex(to_float32(self.weight[..., kept]).movedim(0, -1).contiguous())
+        spectrum = torch.fft.rfft(autoformer.to_float32(q), dim=1).unflatten(-1, (self.heads, -1))  # [R, n // 2 + 1, H, E]
+        matrices = torch.view_as_complex(autoformer.to_float32(self.weight[..., kept]).movedim(0, -1).contiguous())
         mixed = torch.einsum("rmhi,hiom->rmho", spectrum[:, bins], matrices)
         places = torch.arange(len(bins), device=bins.device) if self.wrong else bins
         out = torch.fft.irfft(torch.zeros_like(spectrum).index_copy(1, places, mixed), n=n, dim=1)
@@ -86,7 +79,7 @@ class FourierMixer(nn.Module):
             self.weight = nn.Parameter(self.weight[..., kept].clone())
 
 
-class FEDformer(TimestepModel):
+class FEDformer(autoformer.TimestepModel):
     """The encoder."""
 
     config: FEDformerConfig
@@ -97,8 +90,8 @@ class FEDformer(TimestepModel):
         self.fourier = FourierMixer(config)
         self.queries = nn.ModuleList(nn.Linear(config.dim, config.dim) for _ in range(config.layers))
         self.outs = nn.ModuleList(nn.Linear(config.dim, config.dim) for _ in range(config.layers))
-        self.layers = nn.ModuleList(DecompositionLayer(config) for _ in range(config.layers))
-        self.centred = CentredLayerNorm(config.dim)
+        self.layers = nn.ModuleList(autoformer.DecompositionLayer(config) for _ in range(config.layers))
+        self.centred = autoformer.CentredLayerNorm(config.dim)
         self.dropout = nn.Dropout(config.dropout)
 
     def encode_rows(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -110,13 +103,11 @@ class FEDformer(TimestepModel):
             states.append(self.centred(x))
         return tuple(states)
 
-    @torch.no_grad()
-    def reset_adapter(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
-        """As `Model.reset_adapter`; the frequencies stay, as bins of the other length; short windows may have fewer bins than modes."""
-        self.fourier.fit(self.config.length, length)
-        fresh = super().reset_adapter(channels, length, codes, renew=renew)
+    def _fit_length(self, before: int) -> list[str]:
+        """The frequencies stay, as bins of the other length; short windows may have fewer bins than modes."""
+        self.fourier.fit(before, self.config.length)
         self.config = self.config.model_copy(update={"modes": len(self.fourier.modes)})
-        return fresh
+        return []
 
 
 @models(
@@ -132,4 +123,4 @@ class FEDformer(TimestepModel):
 )
 def fedformer(config: FEDformerConfig) -> FEDformer:
     """FEDformer: Autoformer's layers, mixed in a few frequencies; 40 % of the timesteps are masked and reconstructed."""
-    return FEDformer(configure_timesteps(config).model_copy(update={"modes": min(config.modes, max(config.length // 2, 1))}))
+    return FEDformer(autoformer.configure_timesteps(config).model_copy(update={"modes": min(config.modes, max(config.length // 2, 1))}))

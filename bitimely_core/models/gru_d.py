@@ -64,11 +64,6 @@ class GRUDAdapter(RowAdapter):
         self.read = nn.Linear(2 * channels, 3 * hidden)
         self.register_buffer("mean", torch.zeros(channels))
 
-    def impute(self, rows: TimedRows, delta: Tensor) -> Tensor:
-        """x^ [B, T, V]."""
-        gamma = torch.exp(-F.relu(self.value_weight * delta + self.value_bias))
-        return torch.where(rows.mask, rows.values, gamma * carry_forward(rows, self.mean) + (1 - gamma) * self.mean)
-
 
 class GRUD(SupervisedModel):
     """One recurrent layer with decays; the sequence vector is the state at the last row."""
@@ -88,7 +83,9 @@ class GRUD(SupervisedModel):
         adapter = cast(GRUDAdapter, self.adapter_of(batch))
         rows = adapter.tokenizer.rows(batch)
         delta = compute_gaps(rows) / get_time_span(self.config)
-        read = adapter.read(torch.cat((adapter.impute(rows, delta), rows.mask.to(delta)), -1))
+        gamma = torch.exp(-F.relu(adapter.value_weight * delta + adapter.value_bias))
+        imputed = torch.where(rows.mask, rows.values, gamma * carry_forward(rows, adapter.mean) + (1 - gamma) * adapter.mean)  # x^
+        read = adapter.read(torch.cat((imputed, rows.mask.to(delta)), -1))
         states = self.recur(read, torch.exp(-F.relu(adapter.state(delta))), rows.real)
         pooled = F.dropout(states[:, -1], self.config.dropout, self.training)
         return Encoded(rows.values, None, rows.real, (states,), None, pooled)

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 Task = Literal["classification", "multilabel", "regression"]
 
-# ---------------------------------------------------------------------------------------------------------------- readouts
-
 
 def _select_special(states: Tensor, encoded: Encoded, name: str) -> Tensor:
     if encoded.eos is None:
@@ -38,41 +36,27 @@ def _select_special(states: Tensor, encoded: Encoded, name: str) -> Tensor:
     return states[:, 0] if name == "sos" else states.gather(1, encoded.eos[:, None, None].expand(-1, 1, states.shape[2]))[:, 0]
 
 
-def _tokens(states: Tensor, encoded: Encoded) -> tuple[Tensor, Tensor]:
-    """States of the tokens [B, N, D] and which of them are real, bool [B, N, 1]."""
+def _tokens(states: Tensor, encoded: Encoded, padding: float | None = None) -> tuple[Tensor, Tensor]:
+    """States of the tokens [B, N, D], `padding` in place of those that are not real, and which of them are real, bool [B, N, 1]."""
     inner = states if encoded.eos is None else states[:, 1:-1]
-    real = torch.ones(inner.shape[:2], dtype=torch.bool, device=inner.device) if encoded.mask is None else encoded.mask
-    return inner, real[..., None]
-
-
-def _sos(states: Tensor, encoded: Encoded) -> Tensor:
-    return _select_special(states, encoded, "sos")
-
-
-def _eos(states: Tensor, encoded: Encoded) -> Tensor:
-    return _select_special(states, encoded, "eos")
+    real = torch.ones_like(inner[..., :1], dtype=torch.bool) if encoded.mask is None else encoded.mask[..., None]
+    return inner if padding is None else torch.where(real, inner, padding), real
 
 
 def _mean(states: Tensor, encoded: Encoded) -> Tensor:
-    inner, real = _tokens(states, encoded)
-    return torch.where(real, inner, 0.0).sum(1) / real.sum(1).clamp(min=1)
+    inner, real = _tokens(states, encoded, 0.0)
+    return inner.sum(1) / real.sum(1).clamp(min=1)
 
 
 def _max(states: Tensor, encoded: Encoded) -> Tensor:
-    inner, real = _tokens(states, encoded)
-    lowest = torch.where(real, inner, -torch.inf).amax(1)
-    return torch.where(real.any(1), lowest, 0.0)
+    inner, real = _tokens(states, encoded, -torch.inf)
+    return torch.where(real.any(1), inner.amax(1), 0.0)
 
 
 def _last(states: Tensor, encoded: Encoded) -> Tensor:
     inner, real = _tokens(states, encoded)
     at = (real.sum(1, keepdim=True) - 1).clamp(min=0)
     return inner.gather(1, at.expand(-1, 1, inner.shape[2]))[:, 0]
-
-
-def _flatten(states: Tensor, encoded: Encoded) -> Tensor:
-    inner, real = _tokens(states, encoded)
-    return torch.where(real, inner, 0.0).flatten(1)
 
 
 def _native(states: Tensor, encoded: Encoded) -> Tensor:
@@ -82,33 +66,23 @@ def _native(states: Tensor, encoded: Encoded) -> Tensor:
 
 
 POOLS: dict[str, Callable[[Tensor, Encoded], Tensor]] = {
-    "sos": _sos,
-    "eos": _eos,
-    "sos+eos": lambda states, encoded: torch.cat((_sos(states, encoded), _eos(states, encoded)), -1),
+    "sos": lambda states, encoded: _select_special(states, encoded, "sos"),
+    "eos": lambda states, encoded: _select_special(states, encoded, "eos"),
+    "sos+eos": lambda states, encoded: torch.cat([_select_special(states, encoded, name) for name in ("sos", "eos")], -1),
     "mean": _mean,
     "last": _last,
     "max": _max,
-    "flatten": _flatten,
+    "flatten": lambda states, encoded: _tokens(states, encoded, 0.0)[0].flatten(1),
     "native": _native,
 }
 """Readout -> function of states [B, M, D] and the rest of `Encoded`. Means, maxima and `last` run over real tokens without [SOS], [EOS]."""
 
 
 def pool(encoded: Encoded, model: Model, readout: str, layers: str = "last", merge: str = "concat") -> Tensor:
-    """One vector per sequence.
+    """One vector per sequence, [B, width] of the readout, twice as wide for two concatenated layers.
 
-    Args:
-        encoded: what the model returned.
-        model: gives the final norm.
-        readout: a key of `POOLS`.
-        layers: `last` or `last-two` (layers L - 1 and L, the paper's probing study).
-        merge: of two layers: `concat` or `mean`.
-
-    Returns:
-        [B, width] of the readout, twice as wide for two concatenated layers.
-
-    Raises:
-        UserError: the model has no such vector (config, exit 2).
+    `readout` is a key of `POOLS`, `layers` `last` or `last-two` (layers L - 1 and L, the paper's probing study), `merge` of two layers
+    `concat` or `mean`. Raises UserError: the model has no such vector (config, exit 2).
     """
     if readout == "native":
         return _native(encoded.hidden[-1] if encoded.hidden else torch.empty(0), encoded)
@@ -157,11 +131,10 @@ def _vector_width(model: Model, readout: str, layers: str, merge: str) -> int:
     return one * (2 if layers == "last-two" and merge == "concat" else 1)
 
 
-# ---------------------------------------------------------------------------------------------------------------- heads
-
-
 class Head(nn.Module):
-    """A model and a linear head on one vector a sequence.
+    """A model and a linear head on one vector a sequence; `readout` None: the model's own.
+
+    Raises UserError: a readout that the model does not have (config, exit 2).
 
     Attributes:
         model: the part below the head.
@@ -280,22 +253,7 @@ class Regressor(Head):
         super().__init__(model, task="regression", outputs=outputs, **options)
 
 
-def build(
-    model: Model,
-    *,
-    task: Task,
-    outputs: int,
-    readout: str | None = None,
-    layers: str = "last",
-    layer_merge: str = "concat",
-    freeze: bool = False,
-) -> Head:
-    """A head for `task` with random weights; `readout` None = the model's own.
-
-    Raises:
-        UserError: a readout that the model does not have (config, exit 2).
-    """
-    return Head(model, task=task, outputs=outputs, readout=readout, layers=layers, layer_merge=layer_merge, freeze=freeze)
+build = Head
 
 
 def standardise(head: Head, targets: np.ndarray) -> None:
@@ -312,9 +270,6 @@ def load(folder: str | Path) -> Head:
     head = Head(factory.from_config(factory.read_config(stored, folder)), **stored["head"])
     factory.load_weights(head, weights, where.with_name("model.safetensors"))
     return head.eval()
-
-
-# ---------------------------------------------------------------------------------------------------------------- losses
 
 
 def cross_entropy(head: Head, batch: Batch, generator: Generator | None = None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Legend: B batch, M positions, D width, H heads, K key width of a head, W value w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -258,6 +258,37 @@ class StackLayer(nn.Module):
         if self.conv is not None:
             x = x + self.conv(x, places, direction)
         return x + self.dropout(self.ffn(self.norm_ffn(x))), maps
+
+
+class PreNormLayer(nn.Module):
+    """Pre-norm residual without positions: attention (logits times `scale`, no biases but that of the output), then an MLP.
+
+    `inner` is the width of queries, keys and values, `hidden` that of the MLP.
+    """
+
+    def __init__(
+        self, width: int, hidden: int, *, heads: int, inner: int, scale: float, dropout: float, act: Callable[[Tensor], Tensor]
+    ) -> None:
+        super().__init__()
+        self.heads, self.scale, self.act = heads, scale, act
+        self.norm_mix, self.norm_ffn = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.merge = nn.Linear(width, 3 * inner, bias=False), nn.Linear(inner, width)
+        self.first, self.out = nn.Linear(width, hidden), nn.Linear(hidden, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, keys: Tensor | None, *, attention: bool = False) -> tuple[Tensor, Tensor | None]:
+        """[B, M, D] and usable keys [B, M] (None: all) -> [B, M, D] and the map [B, H, M, M] on request."""
+        q, k, v = self.qkv(self.norm_mix(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        allowed, maps = None if keys is None else keys[:, None, None], None
+        if attention:
+            logits = q @ k.transpose(-1, -2) * self.scale
+            maps = (logits if allowed is None else logits.masked_fill(~allowed, -torch.inf)).softmax(-1)
+            mixed = maps @ v
+        else:
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, scale=self.scale)
+        x = x + self.dropout(self.merge(mixed.transpose(1, 2).flatten(-2)))
+        inner = self.dropout(self.act(self.first(self.norm_ffn(x))))
+        return x + self.dropout(self.out(inner)), maps
 
 
 def run_layers(

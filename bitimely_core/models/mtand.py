@@ -71,17 +71,12 @@ class TimeAttention(nn.Module):
     def forward(
         self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None, *, attention: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Weighted means of each channel. exp(score) is multiplied by the mask: memory is R * T, not R * T * V.
+        """Weighted means [B, n, H * C] of each channel of `values` [B, T, C], without an observation 0; `mask` [B, T, C]: what was
+        observed.
 
-        Args:
-            queries: phi of the query times [1 or B, n, 128].
-            keys: phi of the key times [1 or B, T, 128].
-            values: [B, T, C].
-            mask: bool [B, T, C], what was observed; None: all.
-            attention: also return the weights [B, H, n, T], under a mask their mean over the channels that were observed at all.
-
-        Returns:
-            [B, n, H * C] (without an observation 0), and the weights.
+        `queries` and `keys` are phi of the query and key times, [1 or B, n or T, 128]. With `attention` also the weights [B, H, n, T],
+        under a mask their mean over the channels that were observed at all. exp(score) is multiplied by the mask: memory is R * T, not R *
+        T * V.
         """
         q, k = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query(queries), self.key(keys)))
         scores = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).expand(len(values), -1, -1, -1)

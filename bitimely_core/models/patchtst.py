@@ -12,7 +12,7 @@ Legend: B batch, R rows of the encoder (B * V where channels are independent), T
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
-from bitimely_core.models.base import Adapter, Direction, Model, config_error, extend_positions, require_learned_positions
+from bitimely_core.models.base import Adapter, Direction, Model, config_error, extend_positions, objective_error, require_learned_positions
 from bitimely_core.models.layers import Attention, Positions
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
@@ -48,9 +48,6 @@ class PatchTSTConfig(TokenEncoderConfig):
         return self.revin and self.tokenizer != "codes"
 
 
-# ---------------------------------------------------------------------------------------------------------------- layers
-
-
 class BatchNorm(nn.BatchNorm1d):
     """Batch norm that uses its running statistics for a single value per feature, which has no variance."""
 
@@ -70,11 +67,14 @@ class TokenNorm(nn.Module):
 
     def forward(self, x: Tensor, real: Tensor | None) -> Tensor:
         """[R, N, D] and the real tokens [R, N] (None: all) -> [R, N, D]."""
-        if real is None:
-            return self.batch(x.flatten(0, 1)).view_as(x)
-        normed = torch.zeros_like(x)
-        normed[real] = self.batch(x[real]).to(x.dtype)
-        return normed
+        return self.batch(x.flatten(0, 1)).view_as(x) if real is None else normalise_tokens(self.batch, x, real)
+
+
+def normalise_tokens(norm: nn.Module, x: Tensor, real: Tensor) -> Tensor:
+    """The `real` [R, N] tokens of x [R, N, D] through a norm, 0 for the others."""
+    normed = torch.zeros_like(x)
+    normed[real] = norm(x[real]).to(x.dtype)
+    return normed
 
 
 class PatchTSTLayer(nn.Module):
@@ -101,9 +101,6 @@ def encode_sinusoid(at: Tensor, dim: int) -> Tensor:
     rates = 10_000.0 ** (-torch.arange(0, dim, 2, device=at.device, dtype=at.dtype) / dim)
     angle = at[..., None] * rates
     return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)[..., :dim]
-
-
-# ---------------------------------------------------------------------------------------------------------------- models
 
 
 class PostNormAdapter(Adapter):
@@ -143,16 +140,10 @@ class TokenEncoder(Model):
     def forward(
         self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
     ) -> Encoded:
-        """Encode a batch.
+        """Encode signals [B, T, V], or events [B, N] with times in months; `attention` also returns the maps [R, H, N, N] of each layer.
 
-        Args:
-            batch: signals [B, T, V], or events [B, N] with times in months.
-            directions: None; the layers are bidirectional.
-            hide: bool [R, N]; these tokens are read as 0 (codes: as [MASK]), after the normalisation.
-            attention: also return the maps [R, H, N, N] of each layer.
-
-        Raises:
-            UserError: directions, or more tokens than there are learned positions (exit 2).
+        Tokens `hide` [R, N] are read as 0 (codes: as [MASK]), after the normalisation. Raises UserError: directions, or more tokens than
+        there are learned positions (exit 2).
         """
         refuse_directions(self, directions)
         adapter, rows = self.adapter_of(batch), len(batch.values)
@@ -164,12 +155,8 @@ class TokenEncoder(Model):
         inside = None if batch.mask is None else real
         index = torch.arange(x.shape[1], device=x.device)
         x = F.dropout(x * self.scale + self._encode_positions(batch, index, real).to(x.dtype), self.config.dropout, self.training)
-        states, maps = [], []
-        for layer in self.layers:
-            x, of_layer = layer(x, Positions(index, None, inside, inside), attention=attention)
-            states.append(x)
-            maps.append(of_layer)
-        return Encoded(tokens, targets, real, tuple(states), tuple(maps) if attention else None, self.pool_tokens(x, real, rows))
+        states, maps = apply_layers(self.layers, x, Positions(index, None, inside, inside), attention=attention)
+        return Encoded(tokens, targets, real, states, maps, self.pool_tokens(states[-1], real, rows))
 
     def pool_tokens(self, x: Tensor, real: Tensor, rows: int) -> Tensor | None:
         """The native vector of each of the `rows` windows, from the last states [R, N, D]."""
@@ -183,15 +170,13 @@ class TokenEncoder(Model):
         at = index if batch.times is None else torch.where(real, batch.times, 0.0)
         return encode_sinusoid(at.to(next(self.parameters()).dtype), self.config.dim)
 
-    @torch.no_grad()
-    def reset_adapter(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
-        """As `Model.reset_adapter`; learned positions are cut, or continued by random ones (then `positions` is among the names)."""
-        fresh = super().reset_adapter(channels, length, codes, renew=renew)
-        if self.positions is not None:
-            before = len(self.positions)
-            self.positions = extend_positions(self.positions, self.adapter.tokenizer.count(length), draw_uniform)
-            fresh += ["positions"] if len(self.positions) > before else []
-        return fresh
+    def _fit_length(self, before: int) -> list[str]:
+        """Learned positions are cut, or continued by random ones (then `positions` is among the names)."""
+        if self.positions is None:
+            return []
+        held = len(self.positions)
+        self.positions = extend_positions(self.positions, self.adapter.tokenizer.count(self.config.length), draw_uniform)
+        return ["positions"] if len(self.positions) > held else []
 
 
 class PatchTST(TokenEncoder):
@@ -200,10 +185,7 @@ class PatchTST(TokenEncoder):
     def __init__(self, config: PatchTSTConfig) -> None:
         super().__init__(config)
         self.norms = nn.ModuleDict({"next": nn.Dropout(config.dropout)})  # post-norm layers end in a norm; the heads' dropout stands here
-        self.pooled_width = self._pooled_width()
-
-    def _pooled_width(self) -> int:
-        return self.config.dim * (self.config.channels if self.config.channel_independent else 1)
+        self.pooled_width = config.dim * (config.channels if config.channel_independent else 1)
 
     def prepare(self, batch: Batch) -> Batch:
         """Rows of one channel each, by RevIN unless it is off."""
@@ -234,15 +216,21 @@ class PatchTST(TokenEncoder):
         mean = torch.where(real[..., None], x, 0.0).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
         return F.dropout(mean.reshape(rows, -1), self.config.dropout, self.training)
 
-    @torch.no_grad()
-    def reset_adapter(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
-        """As `TokenEncoder.reset_adapter`; the adapter fits any number of channels, the vector has D per channel."""
-        fresh = super().reset_adapter(channels, length, codes, renew=renew)
-        self.pooled_width = self._pooled_width()
-        return fresh
+    def _fit_length(self, before: int) -> list[str]:
+        self.pooled_width = self.config.dim * (self.config.channels if self.config.channel_independent else 1)
+        return super()._fit_length(before)
 
 
-# ---------------------------------------------------------------------------------------------------------------- shared with other encoders
+def apply_layers(
+    layers: Iterable[nn.Module], x: Tensor, given: Any, *, attention: bool
+) -> tuple[tuple[Tensor, ...], tuple[Any, ...] | None]:
+    """States of each of some layers, `layer(x, given, attention=)` -> state and map, and with `attention` their maps."""
+    states, maps = [], []
+    for layer in layers:
+        x, of_layer = layer(x, given, attention=attention)
+        states.append(x)
+        maps.append(of_layer)
+    return tuple(states), tuple(maps) if attention else None
 
 
 def draw_uniform(*shape: int) -> Tensor:
@@ -266,9 +254,8 @@ def refuse_normalisation(config: ModelConfig) -> None:
 def refuse_directions(model: Model, directions: Iterable[Direction] | None) -> None:
     """Raises UserError (config, exit 2) for directions: the layers of the model are bidirectional."""
     if directions is not None:
-        own = models[model.config.name].facts.objective
         requirement = f"layers of {model.config.name} are bidirectional and cannot predict the next token"
-        raise config_error("layers of one direction", requirement, "objective.name", f"Use the objective {own}")
+        raise objective_error(model.config, "layers of one direction", requirement)
 
 
 @models(

@@ -30,6 +30,7 @@ from bitimely_core.config import ModelConfig
 from bitimely_core.models.adapters import TimedRows, get_time_span
 from bitimely_core.models.base import config_error
 from bitimely_core.models.layers import Attention, Positions
+from bitimely_core.models.patchtst import apply_layers
 from bitimely_core.models.supervised import RowAdapter, SupervisedModel, encode_times
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
@@ -55,14 +56,8 @@ class MessagePass(nn.Module):
         self.send, self.receive = (nn.init.xavier_uniform_(nn.Parameter(torch.empty(channels, width))) for _ in range(2))  # w_u, w_v
 
     def forward(self, h: Tensor, nodes: Tensor, code: Tensor, edges: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
-        """New observations and edges.
-
-        Args:
-            h: [B, T, V, d].
-            nodes: r_v [V, d].
-            code: p_t [B, T, 16].
-            edges: [B, V, V], from the row to the column.
-            observed: bool [B, T, V].
+        """New observations and edges, from h [B, T, V, d], r_v [V, d], p_t [B, T, 16], edges [B, V, V] from the row to the column, and what
+        was observed [B, T, V].
         """
         by_node, by_time = self.query.weight.split([nodes.shape[1], CODE], 1)
         alpha = F.relu(h @ (nodes @ by_node.T).T + (h @ (code @ by_time.T)[..., None]))  # [B, T, u, v]
@@ -104,13 +99,11 @@ class RaindropLayer(nn.Module):
 
 
 class Raindrop(SupervisedModel):
-    """Messages between channels, then a transformer over the rows. All weights depend on the channels.
-
-    The feed-forward width is D * ffn_dim / dim.
+    """Messages between channels, then a transformer over the rows, of feed-forward width D * ffn_dim / dim. All weights depend on the
+    channels.
     """
 
     config: RaindropConfig
-    penalty: Tensor | None = None
 
     def __init__(self, config: RaindropConfig) -> None:
         super().__init__(config)
@@ -158,14 +151,10 @@ class Raindrop(SupervisedModel):
         self.penalty = self.config.graph_distance * compute_graph_distance(edges) if self.training and not self.per_sample else None
         x = torch.cat((h.flatten(2), code), -1)
         places = Positions(torch.arange(x.shape[1], device=x.device), None, rows.real, rows.real)
-        states, maps = [], []
-        for layer in self.layers:
-            x, of_layer = layer(x, places, attention=attention)
-            states.append(x)
-            maps.append(of_layer)
+        states, maps = apply_layers(self.layers, x, places, attention=attention)
         real = rows.real[..., None]
-        pooled = torch.where(real, x, 0.0).sum(1) / real.sum(1).clamp(min=1)
-        return Encoded(rows.values, None, rows.real, tuple(states), tuple(maps) if attention else None, pooled)
+        pooled = torch.where(real, states[-1], 0.0).sum(1) / real.sum(1).clamp(min=1)
+        return Encoded(rows.values, None, rows.real, states, maps, pooled)
 
     def pass_messages(self, rows: TimedRows, code: Tensor) -> tuple[Tensor, Tensor]:
         """Observations [B, T, V, d] behind both passes, and the edges of each sample [B, V, V] (1 where no messages are passed)."""
@@ -182,16 +171,14 @@ class Raindrop(SupervisedModel):
     @torch.no_grad()
     def reset_adapter(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
         """As `Model.reset_adapter`; with other channels the model is randomly initialised."""
-        if not (self._has_other_channels(channels, codes) or (renew and self.config.codes)):
+        other_codes = codes is not None and codes != self.config.codes
+        if self.config.channels == channels and not other_codes and not (renew and self.config.codes):
             return super().reset_adapter(channels, length, codes, renew=renew)
         like = self.nodes
         super().reset_adapter(channels, length, codes, renew=True)
         self._build_layers()
         self.to(like.device, like.dtype).train(self.training)
         return [name for name, _ in self.named_parameters()]
-
-    def _has_other_channels(self, channels: int, codes: int | None) -> bool:
-        return self.config.channels != channels or (codes is not None and codes != self.config.codes)
 
 
 @models(

@@ -42,9 +42,6 @@ class ELMoConfig(RecurrentConfig):
     elmo_mix: Literal["last", "all"] = Field("last", description="Native vector from the last layer, or from a learned mix of all layers.")
 
 
-# ---------------------------------------------------------------------------------------------------------------- layers
-
-
 def reverse_rows(x: Tensor, ends: Tensor | None) -> Tensor:
     """Reverse the first `ends` [B] positions of each row, [B, M, ...]; the others stay. Its own inverse."""
     if ends is None:
@@ -59,11 +56,7 @@ class LSTMLayer(nn.Module):
 
     i, f, o = sigmoid(W x_t + U h_(t-1) + b), g = tanh(W x_t + U h_(t-1) + b), c_t = f * c_(t-1) + i * g, h_t = o * tanh(c_t).
 
-    Args:
-        config: of the model.
-        depth: number of the layer, from 0 on.
-        inputs: input width.
-        hidden: H of each of its LSTMs: one, or a forward and a backward one.
+    Layers count from `depth` 0 on; `hidden` are the widths H of its LSTMs: one, or a forward and a backward one.
     """
 
     def __init__(self, config: RecurrentConfig, depth: int, inputs: int, *hidden: int) -> None:
@@ -93,9 +86,6 @@ def join_ends(states: Tensor, lengths: Tensor) -> Tensor:
     forward, backward = states.chunk(2, -1)
     last = forward.gather(1, lengths[:, None, None].expand(-1, 1, forward.shape[2]))[:, 0]
     return torch.cat((last, backward[:, 1]), -1)
-
-
-# ---------------------------------------------------------------------------------------------------------------- models
 
 
 class RecurrentModel(BidirectionalModel):
@@ -213,8 +203,6 @@ class ELMo(RecurrentModel):
         forward, backward = hidden.chunk(2, -1)
         return (super().output(forward, "next", batch) + super().output(backward, "previous", batch)) / 2
 
-
-# ---------------------------------------------------------------------------------------------------------------- the registry
 
 LSTM = "Hochreiter and Schmidhuber 1997, Long Short-Term Memory"
 

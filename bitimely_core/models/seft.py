@@ -124,12 +124,6 @@ class SeFT(SupervisedModel):
         times = encode_times(elements.times, get_time_span(self.config), POSITIONS)
         plain = torch.cat((times, elements.values[..., None]), -1).to(self.queries.dtype)
         states = self.phi(F.dropout(F.relu(adapter.phi(plain, elements.channels)), self.config.dropout, self.training))
-        weights = self._weights(adapter, plain, elements)
-        pooled = (weights @ torch.where(elements.real[..., None], states, 0.0)).flatten(1)
-        return Encoded(elements.values, None, elements.real, (states,), (weights[:, :, None],) if attention else None, pooled)
-
-    def _weights(self, adapter: SeFTAdapter, plain: Tensor, elements: SetElements) -> Tensor:
-        """[B, H, N], each row sums to 1; 0 for an empty set."""
         folded = (adapter.key * self.queries).sum(-1)  # k . q = s (W q), [5 + V, H]: no key is ever built
         scores = (plain @ folded[: POSITIONS + 1] + folded[POSITIONS + 1 :][elements.channels]).transpose(1, 2)
         usable = elements.real
@@ -137,7 +131,9 @@ class SeFT(SupervisedModel):
             kept = usable & (torch.rand(usable.shape, device=usable.device) >= DROPPED)
             usable = torch.where(kept.any(1, keepdim=True), kept, usable)
         scores = (scores / math.sqrt(self.config.dim)).masked_fill(~usable[:, None], torch.finfo(scores.dtype).min)
-        return torch.where(usable[:, None], scores.softmax(-1), 0.0)
+        weights = torch.where(usable[:, None], scores.softmax(-1), 0.0)  # [B, H, N], each row sums to 1; 0 for an empty set
+        pooled = (weights @ torch.where(elements.real[..., None], states, 0.0)).flatten(1)
+        return Encoded(elements.values, None, elements.real, (states,), (weights[:, :, None],) if attention else None, pooled)
 
 
 @models(

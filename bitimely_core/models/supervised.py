@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bitimely_core.config import ModelConfig
 from bitimely_core.errors import UserError
 from bitimely_core.models.adapters import RowTokenizer
-from bitimely_core.models.base import Adapter, Direction, Model, config_error
+from bitimely_core.models.base import Adapter, Direction, Model, objective_error
 from bitimely_core.registry import models
 from bitimely_core.types import Batch, Encoded
 
@@ -44,10 +44,8 @@ class SupervisedModel(Model, ABC):
     def forward(
         self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
     ) -> Encoded:
-        """Encode a batch of signals [B, T, V] with missing values, or of events [B, N]; `attention` also returns the model's maps.
-
-        Raises:
-            UserError: directions or hidden tokens (config, exit 2).
+        """Encode signals [B, T, V] or events [B, N], with `attention` maps, too. Raises UserError (config, exit 2): directions or hidden
+        tokens.
         """
         if directions is not None or hide is not None:
             raise self.make_refusal()
@@ -56,8 +54,7 @@ class SupervisedModel(Model, ABC):
     def make_refusal(self) -> UserError:
         """The error for an objective that needs tokens."""
         name = self.config.name
-        own = models[name].facts.objective
-        return config_error(f"pre-training of {name}", f"its own objective is {own}", "objective.name", f"Use the objective {own}")
+        return objective_error(self.config, f"pre-training of {name}", f"its own objective is {models[name].facts.objective}")
 
     def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Raises UserError (config, exit 2)."""

@@ -14,18 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from bitimely_core.models import contrast
 from bitimely_core.models.base import require_learned_positions
-from bitimely_core.models.contrast import (
-    ContrastiveModel,
-    ConvolutionAdapter,
-    ConvolutionConfig,
-    ConvolutionTrunk,
-    compute_map,
-    configure_signals,
-    refuse_hidden,
-)
 from bitimely_core.models.patchtst import BatchNorm
-from bitimely_core.models.tokenizers import find_row_ends
+from bitimely_core.models.tokenizers import find_row_ends, mask_before
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
 
@@ -41,21 +33,21 @@ class TFCView(NamedTuple):
     vector: Tensor  # [B, D], z
 
 
-class TFCAdapter(ConvolutionAdapter):
+class TFCAdapter(contrast.ConvolutionAdapter):
     """The first convolution of both encoders."""
 
     encoders = ENCODERS
 
 
-class TFC(ContrastiveModel):
+class TFC(contrast.ContrastiveModel):
     """Two encoders and two projectors."""
 
     adapter_type = TFCAdapter
     adapter: TFCAdapter
 
-    def __init__(self, config: ConvolutionConfig) -> None:
+    def __init__(self, config: contrast.ConvolutionConfig) -> None:
         super().__init__(config)
-        self.trunks = nn.ModuleDict({name: ConvolutionTrunk(config) for name in ENCODERS})
+        self.trunks = nn.ModuleDict({name: contrast.ConvolutionTrunk(config) for name in ENCODERS})
         self.projectors = nn.ModuleDict({name: self._projector() for name in ENCODERS})
         self.pooled_width = 2 * config.dim
 
@@ -70,13 +62,12 @@ class TFC(ContrastiveModel):
 
     def encode(self, batch: Batch, hide: Tensor | None) -> Encoded:
         """States: the map of the time encoder; vector: z_t beside z_f. Raises UserError (exit 2) for windows longer than the projectors know."""
-        refuse_hidden(self, hide)
         time, frequency = self.view("time", batch), self.view("frequency", self.spectrum(batch))
         return Encoded(None, None, time.real, (time.map,), None, torch.cat((time.vector, frequency.vector), -1), None)
 
     def view(self, encoder: str, batch: Batch) -> TFCView:
         """Output of encoder `time` for samples, or `frequency` for a spectrum. `batch` as `expand_channels` or `spectrum` returns it."""
-        z, real = compute_map(self.trunks[encoder], self.adapter_of(batch), encoder, batch)
+        z, real = contrast.compute_map(self.trunks[encoder], self.adapter_of(batch), encoder, batch)
         missing = self.steps - z.shape[1]
         if missing < 0:
             require_learned_positions(batch.values.shape[1], self.config.length, "samples")
@@ -93,16 +84,14 @@ class TFC(ContrastiveModel):
             if length:
                 rows = ends == length
                 bins[rows, :length] = torch.fft.fft(x[rows, :length], dim=1, norm="ortho").abs()
-        return Batch(bins, mask=torch.arange(x.shape[1], device=x.device) < ends[:, None], source=batch.source)
+        return Batch(bins, mask=mask_before(ends, x.shape[1]), source=batch.source)
 
-    @torch.no_grad()
-    def reset_adapter(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
-        """As `Model.reset_adapter`; for another window length the first layers of the projectors are randomly initialised, too."""
-        before = self.steps
-        fresh = super().reset_adapter(channels, length, codes, renew=renew)
-        if self.steps != before:
-            for name, projector in self.projectors.items():
-                assert isinstance(projector, nn.Sequential)
+    def _fit_length(self, before: int) -> list[str]:
+        """For other numbers of steps the first layers of the projectors are randomly initialised."""
+        fresh = []
+        for name, projector in self.projectors.items():
+            assert isinstance(projector, nn.Sequential)
+            if projector[0].in_features != self.config.dim * self.steps:
                 like = next(projector.parameters())
                 projector[0] = self._projector()[0].to(like.device, like.dtype)
                 fresh += [f"projectors.{name}.0.weight", f"projectors.{name}.0.bias"]
@@ -111,7 +100,7 @@ class TFC(ContrastiveModel):
 
 @models(
     ModelFacts(
-        config=ConvolutionConfig,
+        config=contrast.ConvolutionConfig,
         family="tf-c",
         objective="tf-c",
         capabilities=("tf-c",),
@@ -121,9 +110,9 @@ class TFC(ContrastiveModel):
         known='"TS-T" of the paper\'s PopHR table is read as TF-C (alias ts-t); the projectors grow with the window and know its length',
     )
 )
-def tf_c(config: ConvolutionConfig) -> TFC:
+def tf_c(config: contrast.ConvolutionConfig) -> TFC:
     """TF-C, alias ts-t: a window and its spectrum, encoded side by side and trained to agree."""
-    return TFC(configure_signals(config))
+    return TFC(contrast.configure_signals(config))
 
 
 models.aliases["ts-t"] = "tf-c"

@@ -27,7 +27,7 @@ def find_row_ends(batch: Batch) -> Tensor:
     return (seen * torch.arange(1, seen.shape[1] + 1, device=seen.device)).amax(1)
 
 
-def _get_observed(batch: Batch) -> Tensor:
+def get_observed(batch: Batch) -> Tensor:
     """Which samples were observed, bool [B, T, V]."""
     if batch.mask is None:
         return torch.ones_like(batch.values, dtype=torch.bool)
@@ -37,7 +37,7 @@ def _get_observed(batch: Batch) -> Tensor:
 
 def _fill_missing(batch: Batch) -> Tensor:
     """The samples with 0 where nothing was observed, [B, T, V]."""
-    return batch.values if batch.mask is None else batch.values.masked_fill(~_get_observed(batch), 0.0)
+    return batch.values if batch.mask is None else batch.values.masked_fill(~get_observed(batch), 0.0)
 
 
 class ConvTokenizer(nn.Module):
@@ -67,13 +67,13 @@ class ConvTokenizer(nn.Module):
         ends = find_row_ends(batch)
         y = F.gelu(self.first(x.transpose(1, 2)))
         if batch.mask is not None:  # behind its end a row must look as if it were alone
-            y = y * _mask_before(-(-ends // 2), y.shape[-1]).unsqueeze(1)
+            y = y * mask_before(-(-ends // 2), y.shape[-1]).unsqueeze(1)
         tokens = F.gelu(self.second(y)).transpose(1, 2)
-        return tokens, x[:, ::4].detach(), _mask_before(-(-ends // 4), tokens.shape[1])
+        return tokens, x[:, ::4].detach(), mask_before(-(-ends // 4), tokens.shape[1])
 
     def find_targets(self, batch: Batch) -> Tensor:
         """Which target values were observed, bool [B, N, V]."""
-        return _get_observed(batch)[:, ::4]
+        return get_observed(batch)[:, ::4]
 
     def erase(self, batch: Batch, chosen: Tensor) -> Batch:
         """The batch with the samples 4n .. 4n+3 of the `chosen` [B, N] tokens set to 0, all channels together."""
@@ -95,11 +95,11 @@ class StepTokenizer(nn.Module):
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens [B, T, V], targets (the same values), mask of real tokens [B, T]."""
         x = _fill_missing(batch)
-        return x, x.detach(), _mask_before(find_row_ends(batch), x.shape[1])
+        return x, x.detach(), mask_before(find_row_ends(batch), x.shape[1])
 
     def find_targets(self, batch: Batch) -> Tensor:
         """Which target values were observed, bool [B, T, V]."""
-        return _get_observed(batch)
+        return get_observed(batch)
 
     def erase(self, batch: Batch, chosen: Tensor) -> Batch:
         """The batch with the `chosen` [B, T] timesteps set to 0, all channels together."""
@@ -130,12 +130,6 @@ class PatchTokenizer(nn.Module):
         beyond = length - self.patch
         return beyond // self.stride + 1 if self.crop == "start" else -(-max(beyond, 0) // self.stride) + 1
 
-    def _counts(self, lengths: Tensor) -> Tensor:
-        beyond = lengths - self.patch
-        if self.crop == "start":
-            return torch.where(beyond < 0, 0, beyond // self.stride + 1)
-        return torch.where(lengths > 0, -(-beyond.clamp(min=0) // self.stride) + 1, 0)
-
     def _starts(self, ends: Tensor) -> Tensor:
         """First sample that is used, [B]."""
         return (ends - self.patch).clamp(min=0) % self.stride if self.crop == "start" else torch.zeros_like(ends)
@@ -161,7 +155,12 @@ class PatchTokenizer(nn.Module):
             tokens = x.reshape(len(x), -1, self.width)
         else:
             tokens = self._cut(x, torch.minimum(self._index(batch), (ends - 1).clamp(min=0)[:, None]))
-        return tokens, tokens.detach(), _mask_before(self._counts(ends), tokens.shape[1])
+        beyond = ends - self.patch
+        if self.crop == "start":
+            counts = torch.where(beyond < 0, 0, beyond // self.stride + 1)
+        else:
+            counts = torch.where(ends > 0, -(-beyond.clamp(min=0) // self.stride) + 1, 0)
+        return tokens, tokens.detach(), mask_before(counts, tokens.shape[1])
 
     def find_targets(self, batch: Batch) -> Tensor:
         """Which target values were observed (repeated samples were not), bool [B, N, P * V]."""
@@ -169,7 +168,7 @@ class PatchTokenizer(nn.Module):
             return torch.ones_like(batch.values, dtype=torch.bool).reshape(len(batch.values), -1, self.width)
         index, ends = self._index(batch), find_row_ends(batch)[:, None]
         inside = (index < ends).unsqueeze(-1).expand(-1, -1, batch.values.shape[2]).reshape(len(index), -1, self.width)
-        return inside & self._cut(_get_observed(batch), torch.minimum(index, (ends - 1).clamp(min=0)))
+        return inside & self._cut(get_observed(batch), torch.minimum(index, (ends - 1).clamp(min=0)))
 
     def erase(self, batch: Batch, chosen: Tensor) -> Batch:
         """The batch with the patches of the `chosen` [B, N] tokens set to 0, all channels together (patches that do not overlap)."""
@@ -214,7 +213,7 @@ class CodeTokenizer(nn.Module):
         ids = batch.values.long()
         if batch.mask is not None:
             ids = ids.masked_fill(~batch.mask.bool(), PAD)
-        return ids, torch.where(ids < FIRST, IGNORE, self.classes[ids]), _mask_before(find_row_ends(batch), ids.shape[1])
+        return ids, torch.where(ids < FIRST, IGNORE, self.classes[ids]), mask_before(find_row_ends(batch), ids.shape[1])
 
     def find_targets(self, batch: Batch) -> Tensor:
         """Which targets have a class, bool [B, N]."""
@@ -225,11 +224,9 @@ class CodeTokenizer(nn.Module):
         return batch._replace(values=batch.values.masked_fill(chosen, MASK))
 
     def sets(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The codes of each distinct time, for models that do not order equal times.
+        """The codes of each distinct time, for models that do not order equal times, and the number j of each event's time, int64 [B, N].
 
-        Returns:
-            Sets float [B, N + 1, P] with a 1 for each code of the row's j-th distinct time, the set behind the last one holding [EOS]
-            alone; and the number j of each event's time, int64 [B, N].
+        The sets, float [B, N + 1, P], hold a 1 for each code of the row's j-th distinct time; the one behind the last holds [EOS] alone.
         """
         _, targets, real = self(batch)
         times = torch.arange(targets.shape[1], device=targets.device).expand_as(targets) if batch.times is None else batch.times
@@ -242,6 +239,6 @@ class CodeTokenizer(nn.Module):
         return sets, group
 
 
-def _mask_before(ends: Tensor, count: int) -> Tensor:
+def mask_before(ends: Tensor, count: int) -> Tensor:
     """Positions before each row's end, bool [B, count]."""
     return torch.arange(count, device=ends.device) < ends[:, None]

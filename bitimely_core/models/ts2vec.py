@@ -69,6 +69,7 @@ class TS2Vec(ContrastiveModel):
 
     adapter_type = TS2VecAdapter
     adapter: TS2VecAdapter
+    can_hide = True
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)

@@ -12,18 +12,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from bitimely_core.models import contrast
 from bitimely_core.models.base import config_error
-from bitimely_core.models.contrast import (
-    ContrastiveModel,
-    ConvolutionAdapter,
-    ConvolutionConfig,
-    ConvolutionTrunk,
-    compute_map,
-    configure_signals,
-    count_map_steps,
-    list_filters,
-    refuse_hidden,
-)
+from bitimely_core.models.layers import PreNormLayer
 from bitimely_core.models.patchtst import BatchNorm
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
@@ -31,31 +22,10 @@ from bitimely_core.types import Batch, Encoded
 DROPOUT = 0.1  # of the context
 
 
-class TSTCCConfig(ConvolutionConfig):
+class TSTCCConfig(contrast.ConvolutionConfig):
     """Settings of TS-TCC."""
 
     ahead: int | None = Field(None, ge=1, description="Steps of the map that are predicted; none: two fifths of the map.")
-
-
-class ContextLayer(nn.Module):
-    """Pre-norm residual: attention (logits divided by sqrt(C), no biases but that of the output), then an MLP with ReLU."""
-
-    def __init__(self, config: TSTCCConfig) -> None:
-        super().__init__()
-        width = config.value_dim
-        self.heads = config.heads
-        self.norm_mix, self.norm_ffn = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.merge = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width)
-        self.first, self.out = nn.Linear(width, config.ffn_dim), nn.Linear(config.ffn_dim, width)
-        self.dropout = nn.Dropout(DROPOUT)
-
-    def forward(self, x: Tensor, keys: Tensor | None) -> Tensor:
-        """[B, M, C] and usable keys [B, M] (None: all) -> [B, M, C]."""
-        q, k, v = self.qkv(self.norm_mix(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        allowed = None if keys is None else keys[:, None, None]
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, scale=x.shape[-1] ** -0.5)
-        x = x + self.dropout(self.merge(mixed.transpose(1, 2).flatten(-2)))
-        return x + self.dropout(self.out(self.dropout(F.relu(self.first(self.norm_ffn(x))))))
 
 
 class ContextTransformer(nn.Module):
@@ -65,7 +35,11 @@ class ContextTransformer(nn.Module):
         super().__init__()
         self.embedding = nn.Linear(config.dim, config.value_dim)
         self.start = nn.Parameter(torch.randn(config.value_dim))
-        self.layers = nn.ModuleList(ContextLayer(config) for _ in range(config.layers))
+        width, hidden, heads = config.value_dim, config.ffn_dim, config.heads
+        self.layers = nn.ModuleList(
+            PreNormLayer(width, hidden, heads=heads, inner=width, scale=width**-0.5, dropout=DROPOUT, act=F.relu)
+            for _ in range(config.layers)
+        )
 
     def forward(self, z: Tensor, real: Tensor | None = None) -> Tensor:
         """Steps [B, n, D], of which `real` [B, n] are no padding (None: all) -> [B, C]."""
@@ -73,47 +47,41 @@ class ContextTransformer(nn.Module):
         x = torch.cat((self.start.to(x.dtype).expand(len(x), 1, -1), x), 1)
         keys = None if real is None else F.pad(real, (1, 0), value=True)
         for layer in self.layers:
-            x = layer(x, keys)
+            x, _ = layer(x, keys)
         return x[:, 0]
 
 
-class TSTCC(ContrastiveModel):
+class TSTCC(contrast.ContrastiveModel):
     """The convolutions, and the modules of the objective: `context`, `predict` (the maps W_k side by side) and `project`."""
 
-    adapter_type = ConvolutionAdapter
-    adapter: ConvolutionAdapter
+    adapter_type = contrast.ConvolutionAdapter
+    adapter: contrast.ConvolutionAdapter
     config: TSTCCConfig
 
     def __init__(self, config: TSTCCConfig) -> None:
         if config.value_dim % config.heads:
             raise config_error(f"{config.value_dim} for {config.heads} heads", "expected a multiple of the heads", "model.value_dim")
         if config.ahead is None:
-            ahead = max(1, 2 * count_map_steps(config.length, config.first_kernel, config.first_stride) // 5)
+            ahead = max(1, 2 * contrast.count_map_steps(config.length, config.first_kernel, config.first_stride) // 5)
             config = config.model_copy(update={"ahead": ahead})
         super().__init__(config)
-        dim, width, (quarter, half, _) = config.dim, config.value_dim, list_filters(config.dim)
+        dim, width, (quarter, half, _) = config.dim, config.value_dim, contrast.list_filters(config.dim)
         assert config.ahead is not None
-        self.trunk, self.context = ConvolutionTrunk(config), ContextTransformer(config)
+        self.trunk, self.context = contrast.ConvolutionTrunk(config), ContextTransformer(config)
         self.predict = nn.Linear(width, config.ahead * dim)
         self.project = nn.Sequential(nn.Linear(width, half), BatchNorm(half), nn.ReLU(), nn.Linear(half, quarter))
-        self.pooled_width = self._pooled_width()
+        self._fit_length(config.length)
 
-    def _pooled_width(self) -> int:
-        return self.config.dim * self.adapter.tokenizer.count(self.config.length)
+    def _fit_length(self, before: int) -> list[str]:
+        """The vector is as long as the map of the windows."""
+        self.pooled_width = self.config.dim * self.adapter.tokenizer.count(self.config.length)
+        return []
 
     def encode(self, batch: Batch, hide: Tensor | None) -> Encoded:
         """The F steps of the map [B, F, D]; vector: the flattened map [B, F * D]."""
-        refuse_hidden(self, hide)
-        z, real = compute_map(self.trunk, self.adapter_of(batch), "time", batch)
+        z, real = contrast.compute_map(self.trunk, self.adapter_of(batch), "time", batch)
         pooled = (z * real[..., None]).flatten(1)
         return Encoded(None, None, real, (z,), None, pooled, None)
-
-    @torch.no_grad()
-    def reset_adapter(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
-        """As `Model.reset_adapter`; the vector is as long as the map of the new windows."""
-        fresh = super().reset_adapter(channels, length, codes, renew=renew)
-        self.pooled_width = self._pooled_width()
-        return fresh
 
 
 @models(
@@ -130,4 +98,4 @@ class TSTCC(ContrastiveModel):
 )
 def ts_tcc(config: TSTCCConfig) -> TSTCC:
     """TS-TCC: convolutions; two augmented views predict each other's future, with a contrastive loss between windows."""
-    return TSTCC(configure_signals(config))
+    return TSTCC(contrast.configure_signals(config))

@@ -67,8 +67,7 @@ def get(name: str | ObjectiveConfig = "", **settings: Any) -> Objective:
         parts one after another along M), `valid` (bool, as the target), `slices` (name of a part -> its slice of M), `count` (valid targets, by
         which micro-batches are weighted). Random choices are drawn row by row from `generator` (CPU), else from torch's global one.
 
-    Raises:
-        UserError: unknown name, or settings that it does not have or that are out of range (exit 2).
+    Raises UserError: unknown name, or settings that it does not have or that are out of range (exit 2).
     """
     if isinstance(name, ObjectiveConfig):
         return Objective(name)
@@ -125,12 +124,8 @@ def check_compatible(config: ModelConfig, objective: str) -> None:
 def leak_free(settings: Settings | dict[str, Any], *, normalise: str | None = None) -> bool | str | None:
     """The stamp of a run: True, False, None (the objective has no target of its own), or a text with the condition.
 
-    Args:
-        settings: resolved settings, or the same as plain values.
-        normalise: how the windows were really normalised; None = as the settings say.
-
-    Raises:
-        UserError: overlapping patches under an objective that claims to be leak-free (exit 2).
+    `settings` are resolved, or plain values; `normalise` is how the windows were really normalised (None: as the settings say). Raises
+    UserError: overlapping patches under an objective that claims to be leak-free (exit 2).
     """
     chosen = settings if isinstance(settings, Settings) else validate_settings(settings)
     name = chosen.objective.name or models[chosen.model.name].facts.objective
@@ -151,15 +146,10 @@ def measure_scale(model: nn.Module, batches: Batches | Iterable[Batch], limit: i
     """Measure Var(target) (codes: unigram entropy; heads: that of the labels) on up to `limit` batches; kept in `model.target_scale`."""
     stream = batches(0) if callable(batches) else batches
     where = next(model.parameters()).device
-    limited = (_on(batch, where) for batch in itertools.islice(stream, limit))
+    limited = (Batch(*(None if part is None else part.to(where) for part in batch)) for batch in itertools.islice(stream, limit))  # type: ignore[arg-type]
     scale = float(model.measure(limited))  # type: ignore[operator]
     model.target_scale.fill_(scale)  # type: ignore[operator]
     return scale
-
-
-def _on(batch: Batch, where: torch.device) -> Batch:
-    parts = (None if part is None else part.to(where) for part in batch)
-    return Batch(*parts)  # type: ignore[arg-type]
 
 
 registry.load_members(__name__)

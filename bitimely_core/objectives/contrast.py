@@ -21,7 +21,7 @@ from torch.nn import functional as F  # noqa: N812
 from bitimely_core.config import ObjectiveConfig
 from bitimely_core.errors import usage_error
 from bitimely_core.models.tokenizers import find_row_ends
-from bitimely_core.objectives.tokens import Result
+from bitimely_core.objectives.tokens import Result, pack_result
 from bitimely_core.types import Batch
 
 TEMPERATURE = 0.2
@@ -39,13 +39,8 @@ class AugmentationConfig(ObjectiveConfig):
 def contrast(first: Tensor, second: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Cross-entropy of the positive among the 2K - 1 other views of the group, by dot products, with at most `BLOCK` scores in memory.
 
-    Args:
-        first: one view of each item [G, K, D].
-        second: the other view, aligned.
-        valid: bool [G, K], or None: all. Invalid items are neither anchors nor negatives.
-
-    Returns:
-        The mean over all valid views, and its value for a constant representation (log(2K - 1) if all are valid), both scalars.
+    `first` and `second`, aligned, are views of each item [G, K, D]; items not `valid` [G, K] are neither anchors nor negatives. Returns the
+    mean over all valid views, and its value for a constant representation (log(2K - 1) if all are valid), both scalars.
     """
     z = torch.cat((first, second), 1).to(torch.promote_types(first.dtype, torch.float32))
     groups, views, _ = z.shape
@@ -114,16 +109,7 @@ def nt_xent(first: Tensor, second: Tensor) -> Tensor:
 def make_contrastive_result(parts: dict[str, Tensor], blind: float | Tensor, rows: int) -> Result:
     """The result of a contrastive objective: `parts` are summed, `blind` is the loss of a constant representation."""
     loss = torch.stack(list(parts.values())).sum()
-    return {
-        "loss": loss,
-        "rel": loss.detach() / blind,
-        "parts": {name: value.detach() for name, value in parts.items()},
-        "prediction": None,
-        "target": None,
-        "valid": None,
-        "slices": {},
-        "count": rows,
-    }
+    return pack_result(loss, loss.detach() / blind, parts, rows)
 
 
 def require_rows(name: str, batch: Batch) -> None:
@@ -135,9 +121,6 @@ def require_rows(name: str, batch: Batch) -> None:
             "Use a larger --batch-size or a smaller --accumulate; of data.batches the option least=2",
             field="train.batch_size",
         )
-
-
-# ---------------------------------------------------------------------------------------------------------------- augmentations
 
 
 def draw_noise(like: Tensor, generator: Generator | None, *, normal: bool = False) -> Tensor:
@@ -171,18 +154,13 @@ def permute_segments(batch: Batch, segments: int, generator: Generator | None = 
     return batch._replace(values=batch.values.gather(1, order[..., None].expand_as(batch.values)), mask=mask)
 
 
-def mask_values(batch: Batch, kept: float, generator: Generator | None = None) -> Batch:
-    """Every value 0 unless drawn with probability `kept`."""
-    return batch._replace(values=batch.values * (draw_noise(batch.values, generator) < kept))
-
-
 def augment_rows(batch: Batch, config: AugmentationConfig, generator: Generator | None = None) -> Batch:
     """One augmentation a row, of jitter, scaling, permutation and masking (nine tenths are kept)."""
     views = [
         add_jitter(batch, config.jitter, generator),
         scale_timesteps(batch, config.scaling, generator),
         permute_segments(batch, config.segments, generator),
-        mask_values(batch, 0.9, generator),
+        batch._replace(values=batch.values * (draw_noise(batch.values, generator) < 0.9)),
     ]
     rows = torch.arange(len(batch.values), device=batch.values.device)
     chosen = torch.randint(len(views), (len(rows),), generator=generator).to(rows.device)

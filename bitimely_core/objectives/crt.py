@@ -45,9 +45,8 @@ def drop(model: Model, batch: Batch, generator: Generator | None = None, *, conf
 
 
 def draw_dropped(real: Tensor, ratio: float, generator: Generator | None = None) -> Tensor:
-    """Dropped patches of a row, bool [4K]: floor(ratio * 2k) of time, and floor(ratio * k) of magnitude and phase at the same places.
-
-    `real` [4K] marks the row's own 2k, k and k patches.
+    """Dropped patches, bool [4K], of a row with `real` ones [4K]: floor(ratio * 2k) of time, floor(ratio * k) of magnitude, the same of
+    phase.
     """
     most = len(real) // 4
     blocks = int(real[2 * most : 3 * most].sum())
@@ -59,10 +58,7 @@ def draw_dropped(real: Tensor, ratio: float, generator: Generator | None = None)
 
 
 def compute_constraint(before: Tensor, after: Tensor, kept: Tensor) -> Tensor:
-    """Instance discrimination: mean over the rows of log sum_(i != j) exp(a_i . b_j), with a, b = [B, n, D] scaled to length 1.
-
-    i and j are kept patches of one row; rows with fewer than two are left out.
-    """
+    """Instance discrimination: mean over rows of log sum_(i != j) exp(a_i . b_j) of kept patches, a, b = [B, n, D] scaled to length 1."""
     before, after = F.normalize(before.float(), dim=-1), F.normalize(after.float(), dim=-1)
     pairs = kept[:, :, None] & kept[:, None] & ~torch.eye(kept.shape[1], dtype=torch.bool, device=kept.device)
     enough = pairs.flatten(1).any(1)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
 from bitimely_core.models.base import Model
-from bitimely_core.objectives.tokens import MaskedConfig, Result, choose_tokens, count_share, make_hidden_part, make_result, refuse_overlap
+from bitimely_core.objectives.tokens import MaskedConfig, Result, count_share, predict_hidden
 from bitimely_core.registry import ObjectiveFacts, objectives
 from bitimely_core.types import Batch
 
@@ -17,11 +17,8 @@ def masked_patches(model: Model, batch: Batch, generator: Generator | None = Non
 
     floor(N (1 - ratio)) patches are kept, so of 8 patches at 40 % four are masked. The error is the mean over the masked patches.
     """
-    refuse_overlap(model.config)
-    target, valid = model.targets(batch)
-    kept = 1 - config.ratio
-    chosen = choose_tokens(
-        model, batch, generator, lambda count: torch.rand(count, generator=generator).argsort()[count_share(kept, count) :]
-    )
-    encoded = model(batch, hide=chosen)
-    return make_result(model, batch, [make_hidden_part(model, batch, encoded, target, valid, chosen, "masked")])
+
+    def draw(count: int) -> Tensor:
+        return torch.rand(count, generator=generator).argsort()[count_share(1 - config.ratio, count) :]
+
+    return predict_hidden("masked", model, batch, draw, lambda chosen: model(batch, hide=chosen))

@@ -12,16 +12,7 @@ from torch import Generator, Tensor
 
 from bitimely_core.models.base import Model
 from bitimely_core.models.tf_c import TFC, TFCView
-from bitimely_core.objectives.contrast import (
-    AugmentationConfig,
-    add_jitter,
-    augment_rows,
-    make_contrastive_result,
-    nt_xent,
-    perturb_spectrum,
-    require_rows,
-    uniform_loss,
-)
+from bitimely_core.objectives import contrast
 from bitimely_core.objectives.tokens import Result
 from bitimely_core.registry import ObjectiveFacts, objectives
 from bitimely_core.types import Batch
@@ -32,7 +23,7 @@ CODE = 0.2  # weight of L_T and L_F in the reference code
 NOTICE = "tf-c: contrastive, without targets; rel 1.0 = the same vector for everything. Losses of other batch sizes cannot be compared."
 
 
-class TFCObjectiveConfig(AugmentationConfig):
+class TFCObjectiveConfig(contrast.AugmentationConfig):
     """Settings of tf-c and tf-c-code."""
 
     bank: bool = Field(False, description="For each window one of jitter, scaling, permutation and masking, instead of jitter.")
@@ -53,46 +44,37 @@ def tf_c(model: Model, batch: Batch, generator: Generator | None = None, *, conf
 
     L_T = d(h_t, h_t~), L_F = d(h_f, h_f~), L_C = sum over pairs of d(z_t, z_f) - d(pair) + 1 with the pairs (z_t, z_f~), (z_t~, z_f),
     (z_t~, z_f~): the pair that nothing was done to is to be the closest.
-
-    Raises:
-        UserError: one row alone (config, exit 2).
     """
     four = _encode_views("tf-c", model, batch, generator, config)
     a, b, c, d = (view.vector for view in four)
-    closest = nt_xent(a, c)
-    consistency = sum((closest - nt_xent(x, y) + MARGIN for x, y in ((a, d), (b, c), (b, d))), start=closest.new_zeros(()))
-    own = _encoder_losses(four)
-    parts = {name: BALANCE * value for name, value in own.items()} | {"consistency": (1 - BALANCE) * consistency}
+    closest = contrast.nt_xent(a, c)
+    consistency = sum((closest - contrast.nt_xent(x, y) + MARGIN for x, y in ((a, d), (b, c), (b, d))), start=closest.new_zeros(()))
+    parts = {**_encoder_losses(four, BALANCE), "consistency": (1 - BALANCE) * consistency}
     rows = len(batch.values)
-    return make_contrastive_result(parts, 2 * BALANCE * uniform_loss(rows) + (1 - BALANCE) * 3 * MARGIN, rows)
+    return contrast.make_contrastive_result(parts, 2 * BALANCE * contrast.uniform_loss(rows) + (1 - BALANCE) * 3 * MARGIN, rows)
 
 
 @objectives(ObjectiveFacts(leak_free=None, requires="tf-c", config=TFCObjectiveConfig, notice=NOTICE, rows=2))
 def tf_c_code(model: Model, batch: Batch, generator: Generator | None = None, *, config: TFCObjectiveConfig) -> Result:
-    """The reference code's: 0.2 (L_T + L_F) + d(z_t, z_f); its spectra are augmented to twice their size, and L_C is not used.
-
-    Raises:
-        UserError: one row alone (config, exit 2).
-    """
+    """The reference code's: 0.2 (L_T + L_F) + d(z_t, z_f); its spectra are augmented to twice their size, and L_C is not used."""
     four = _encode_views("tf-c-code", model, batch, generator, config)
-    parts = {name: CODE * value for name, value in _encoder_losses(four).items()} | {
-        "cross": nt_xent(four.time.vector, four.frequency.vector)
-    }
+    parts = {**_encoder_losses(four, CODE), "cross": contrast.nt_xent(four.time.vector, four.frequency.vector)}
     rows = len(batch.values)
-    return make_contrastive_result(parts, (2 * CODE + 1) * uniform_loss(rows), rows)
+    return contrast.make_contrastive_result(parts, (2 * CODE + 1) * contrast.uniform_loss(rows), rows)
 
 
 def _encode_views(name: str, model: Model, batch: Batch, generator: Generator | None, config: TFCObjectiveConfig) -> TFCViews:
     assert isinstance(model, TFC)
-    require_rows(name, batch)
-    other = augment_rows(batch, config, generator) if config.bank else add_jitter(batch, config.jitter, generator)
+    contrast.require_rows(name, batch)
+    other = contrast.augment_rows(batch, config, generator) if config.bank else contrast.add_jitter(batch, config.jitter, generator)
     spectrum = model.spectrum(batch)
-    spectrum_other = perturb_spectrum(spectrum, generator, twice=name == "tf-c-code")
+    spectrum_other = contrast.perturb_spectrum(spectrum, generator, twice=name == "tf-c-code")
     return TFCViews(
         model.view("time", batch), model.view("time", other), model.view("frequency", spectrum), model.view("frequency", spectrum_other)
     )
 
 
-def _encoder_losses(four: TFCViews) -> dict[str, Tensor]:
-    """L_T and L_F."""
-    return {"time": nt_xent(four.time.flat, four.time_other.flat), "frequency": nt_xent(four.frequency.flat, four.frequency_other.flat)}
+def _encoder_losses(four: TFCViews, weight: float) -> dict[str, Tensor]:
+    """L_T and L_F times their weight."""
+    pairs = {"time": (four.time, four.time_other), "frequency": (four.frequency, four.frequency_other)}
+    return {name: weight * contrast.nt_xent(view.flat, other.flat) for name, (view, other) in pairs.items()}

@@ -10,6 +10,7 @@ Legend: B batch, N tokens, P target width (codes: classes), M predictions a row,
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -58,8 +59,6 @@ class GapConfig(MaskedConfig):
     span: int = Field(5, ge=1, description="Longest hidden span, tokens.")
 
 
-# ---------------------------------------------------------------------------------------------------------------- the registry
-
 NOTICE = (
     "next-previous: this objective can see its targets (leak_free: false); its loss measures copying, not forecasting. "
     "next-previous-strict asks the same without the leak."
@@ -101,23 +100,18 @@ def next_token(model: Model, batch: Batch, generator: Generator | None = None, *
 @objectives(ObjectiveFacts(leak_free=True, requires="hidden", config=MaskedConfig, check=refuse_normalisation))
 def masked(model: Model, batch: Batch, generator: Generator | None = None, *, config: MaskedConfig) -> Result:
     """40 % of the tokens set to zero after normalisation, all channels together (codes: [MASK]); reconstruct them."""
-    refuse_overlap(model.config)
-    target, valid = model.targets(batch)
-    chosen = choose_tokens(
-        model, batch, generator, lambda count: torch.rand(count, generator=generator).argsort()[: count_share(config.ratio, count)]
-    )
-    encoded = model(model.erase(batch, chosen))
-    return make_result(model, batch, [make_hidden_part(model, batch, encoded, target, valid, chosen, "masked")])
+
+    def draw(count: int) -> Tensor:
+        return torch.rand(count, generator=generator).argsort()[: count_share(config.ratio, count)]
+
+    return predict_hidden("masked", model, batch, draw, lambda chosen: model(model.erase(batch, chosen)))
 
 
 @objectives(ObjectiveFacts(leak_free=True, requires="hidden", config=GapConfig))
 def gap(model: Model, batch: Batch, generator: Generator | None = None, *, config: GapConfig) -> Result:
     """40 % of the tokens hidden in spans: a learned vector in their place, and no key in any layer; fill them in."""
-    refuse_overlap(model.config)
-    target, valid = model.targets(batch)
-    chosen = choose_tokens(model, batch, generator, lambda count: _draw_spans(count, config, generator))
-    encoded = model(batch, hide=chosen)
-    return make_result(model, batch, [make_hidden_part(model, batch, encoded, target, valid, chosen, "gap")])
+    draw = functools.partial(_draw_spans, config=config, generator=generator)
+    return predict_hidden("gap", model, batch, draw, lambda chosen: model(batch, hide=chosen))
 
 
 @objectives(ObjectiveFacts(leak_free=None, notice="none: no pre-training; the model is trained with its head alone."), name="none")
@@ -126,9 +120,6 @@ def no_pretraining(model: Model, batch: Batch, generator: Generator | None = Non
     raise usage_error(
         "objective none", "expected an objective that trains", "Skip pretrain, and fine-tune from scratch", field="objective.name"
     )
-
-
-# ---------------------------------------------------------------------------------------------------------------- parts of a loss
 
 
 def _cycle_directions(model: Model, *cycle: Direction) -> tuple[Direction, ...]:
@@ -184,16 +175,25 @@ def make_result(model: Model, batch: Batch, parts: list[LossPart]) -> Result:
         start += part.target.shape[1]
     loss = torch.stack(list(losses.values())).sum()
     scale = model.target_scale if bool(torch.isfinite(model.target_scale)) else model.measure([batch])
-    return {
-        "loss": loss,
-        "rel": loss.detach() / len(parts) / scale,
-        "parts": {name: value.detach() for name, value in losses.items()},
-        "prediction": torch.cat([part.prediction for part in parts], 1),
-        "target": torch.cat([part.target for part in parts], 1),
-        "valid": torch.cat([part.valid for part in parts], 1),
-        "slices": slices,
-        "count": torch.stack([part.valid.sum() for part in parts]).sum(),
-    }
+    joined = {key: torch.cat([getattr(part, key) for part in parts], 1) for key in ("prediction", "target", "valid")}
+    return pack_result(loss, loss.detach() / len(parts) / scale, losses, joined["valid"].sum(), slices=slices, **joined)
+
+
+def pack_result(
+    loss: Tensor,
+    rel: Tensor,
+    parts: dict[str, Tensor],
+    count: Tensor | int,
+    *,
+    prediction: Tensor | None = None,
+    target: Tensor | None = None,
+    valid: Tensor | None = None,
+    slices: dict[str, slice] | None = None,
+) -> Result:
+    """What an objective returns, see `objectives.get`; the parts are detached."""
+    detached = {name: value.detach() for name, value in parts.items()}
+    aligned = {"prediction": prediction, "target": target, "valid": valid, "slices": slices or {}}
+    return {"loss": loss, "rel": rel, "parts": detached, **aligned, "count": count}
 
 
 def _compute_loss(part: LossPart) -> Tensor:
@@ -211,17 +211,17 @@ def _compute_loss(part: LossPart) -> Tensor:
     return torch.where(part.valid, (prediction - target).square(), 0.0).sum() / count
 
 
-# ---------------------------------------------------------------------------------------------------------------- random choices
-
-
-def choose_tokens(model: Model, batch: Batch, generator: Generator | None, draw: Callable[[int], Tensor]) -> Tensor:
-    """Chosen tokens, bool [B, N]: `draw(n)` gives the chosen ones of a row with n tokens, on the CPU."""
+def predict_hidden(name: str, model: Model, batch: Batch, draw: Callable[[int], Tensor], encode: Callable[[Tensor], Encoded]) -> Result:
+    """Hide tokens and predict them: `draw(n)` gives those of a row with n tokens, on the CPU, and `encode(chosen)` reads the batch without them."""
+    refuse_overlap(model.config)
+    target, valid = model.targets(batch)
     with torch.no_grad():
         real = model.adapter_of(batch).tokenizer(batch)[2].cpu()
     chosen = torch.zeros_like(real)
     for row, count in zip(chosen, real.sum(1).tolist(), strict=True):
         row[draw(count)] = True
-    return chosen.to(batch.values.device)
+    chosen = chosen.to(batch.values.device)
+    return make_result(model, batch, [make_hidden_part(model, batch, encode(chosen), target, valid, chosen, name)])
 
 
 def count_share(ratio: float, count: int) -> int:

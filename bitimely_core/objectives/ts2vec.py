@@ -41,11 +41,7 @@ class TS2VecObjectiveConfig(ObjectiveConfig):
 
 @objectives(ObjectiveFacts(leak_free=None, requires="ts2vec", config=TS2VecObjectiveConfig, notice=NOTICE, rows=2))
 def ts2vec(model: Model, batch: Batch, generator: Generator | None = None, *, config: TS2VecObjectiveConfig) -> Result:
-    """Two overlapping crops with half of the timesteps hidden: each timestep finds its partner among the rows, and among the times.
-
-    Raises:
-        UserError: one row alone (config, exit 2).
-    """
+    """Two overlapping crops with half of the timesteps hidden: each timestep finds its partner among the rows, and among the times."""
     assert isinstance(model, TS2Vec)
     require_rows("ts2vec", batch)
     ends = find_row_ends(batch)
@@ -95,8 +91,7 @@ def compute_hierarchical_loss(first: Tensor, second: Tensor, valid: Tensor | Non
     At each scale (the maximum over pairs of times makes the next one, down to one time) half of each of two questions: of every time
     across the rows (instance), of every row across its times (temporal, from scale `unit` on, not of a single time).
 
-    Returns:
-        The instance and the temporal part, both divided by the number of scales, and their sum where all vectors are the same.
+    Returns the instance and the temporal part, both divided by the number of scales, and their sum where all vectors are the same.
     """
     zero = first.sum() * 0.0
     instance, temporal, blind = zero, zero, zero.detach()
@@ -110,18 +105,10 @@ def compute_hierarchical_loss(first: Tensor, second: Tensor, valid: Tensor | Non
         scale += 1
         if first.shape[1] < 2:
             return instance / scale, temporal / scale, blind / scale
-        first, second, valid = _halve_times(first, second, valid)
-
-
-def _halve_times(first: Tensor, second: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Maxima over pairs of times, of the valid one where one of a pair is not; an odd last time is left out."""
-    even = first.shape[1] // 2 * 2
-    pairs = [(view[:, :even:2], view[:, 1:even:2]) for view in (first, second)]
-    if valid is not None:
-        a, b = valid[:, :even:2], valid[:, 1:even:2]
-        valid = a | b
-        pairs = [
-            (early.masked_fill((valid & ~a)[..., None], -torch.inf), late.masked_fill((valid & ~b)[..., None], -torch.inf))
-            for early, late in pairs
-        ]
-    return torch.maximum(*pairs[0]), torch.maximum(*pairs[1]), valid
+        even = first.shape[1] // 2 * 2  # maxima over pairs of times; an odd last time is left out
+        pairs = [[view[:, :even:2], view[:, 1:even:2]] for view in (first, second)]
+        if valid is not None:  # of the valid one where one of a pair is not
+            own = [valid[:, :even:2], valid[:, 1:even:2]]
+            valid = own[0] | own[1]
+            pairs = [[x.masked_fill((valid & ~of)[..., None], -torch.inf) for x, of in zip(pair, own, strict=True)] for pair in pairs]
+        first, second = (torch.maximum(*pair) for pair in pairs)

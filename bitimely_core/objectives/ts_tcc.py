@@ -13,16 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.models.base import Model
 from bitimely_core.models.ts_tcc import TSTCC
-from bitimely_core.objectives.contrast import (
-    AugmentationConfig,
-    add_jitter,
-    make_contrastive_result,
-    nt_xent,
-    permute_segments,
-    require_rows,
-    scale_timesteps,
-    uniform_loss,
-)
+from bitimely_core.objectives import contrast
 from bitimely_core.objectives.tokens import Result
 from bitimely_core.registry import ObjectiveFacts, objectives
 from bitimely_core.types import Batch
@@ -31,19 +22,16 @@ CONTEXTUAL = 0.7  # weight of the NT-Xent part
 NOTICE = "ts-tcc: contrastive, without targets; rel 1.0 = the same vector for everything. Losses of other batch sizes cannot be compared."
 
 
-@objectives(ObjectiveFacts(leak_free=None, requires="ts-tcc", config=AugmentationConfig, notice=NOTICE, rows=2))
-def ts_tcc(model: Model, batch: Batch, generator: Generator | None = None, *, config: AugmentationConfig) -> Result:
+@objectives(ObjectiveFacts(leak_free=None, requires="ts-tcc", config=contrast.AugmentationConfig, notice=NOTICE, rows=2))
+def ts_tcc(model: Model, batch: Batch, generator: Generator | None = None, *, config: contrast.AugmentationConfig) -> Result:
     """Two augmented views: the past of each finds its own row's future in the other; the pasts of a row find each other.
 
     Loss = L1 + L2 + 0.7 NT-Xent of the projected contexts. Weak: scaling; strong: permutation, then jitter. New views in each batch.
-
-    Raises:
-        UserError: one row alone (config, exit 2).
     """
     assert isinstance(model, TSTCC)
-    require_rows("ts-tcc", batch)
-    weak = scale_timesteps(batch, config.scaling, generator)
-    strong = add_jitter(permute_segments(batch, config.segments, generator), config.jitter, generator)
+    contrast.require_rows("ts-tcc", batch)
+    weak = contrast.scale_timesteps(batch, config.scaling, generator)
+    strong = contrast.add_jitter(contrast.permute_segments(batch, config.segments, generator), config.jitter, generator)
     views = [model(view) for view in (weak, strong)]
     maps = [F.normalize(view.hidden[-1], dim=-1) for view in views]
     real = None if batch.mask is None else views[0].mask
@@ -57,15 +45,12 @@ def ts_tcc(model: Model, batch: Batch, generator: Generator | None = None, *, co
         losses.append(contrast_future(other[:, now + 1 : now + 1 + ahead], predicted, there))
         contexts.append(model.project(context))
     rows = len(batch.values)
-    parts = {"temporal": losses[0] + losses[1], "contextual": CONTEXTUAL * nt_xent(contexts[0], contexts[1])}
-    return make_contrastive_result(parts, 2 * math.log(rows) + CONTEXTUAL * uniform_loss(rows), rows)
+    parts = {"temporal": losses[0] + losses[1], "contextual": CONTEXTUAL * contrast.nt_xent(contexts[0], contexts[1])}
+    return contrast.make_contrastive_result(parts, 2 * math.log(rows) + CONTEXTUAL * contrast.uniform_loss(rows), rows)
 
 
 def contrast_future(future: Tensor, predicted: Tensor, there: Tensor | None = None) -> Tensor:
-    """-1 / (B K) sum_(i, k) log softmax_j( future[i, k] . predicted[j, k] )[j = i], of [B, K, D] each.
-
-    The mean is over the steps `there` [B, K] (None: all).
-    """
+    """-1 / (B K) sum_(i, k) log softmax_j( future[i, k] . predicted[j, k] )[j = i], of [B, K, D] each, over the steps `there` [B, K]."""
     kind = torch.promote_types(future.dtype, torch.float32)
     with torch.autocast(future.device.type, enabled=False):
         scores = torch.einsum("ikd,jkd->kij", future.to(kind), predicted.to(kind)).log_softmax(-1)

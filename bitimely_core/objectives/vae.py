@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from bitimely_core.config import ObjectiveConfig
 from bitimely_core.models.base import Model
 from bitimely_core.models.mtand import MTANDFull
-from bitimely_core.objectives.tokens import Result
+from bitimely_core.objectives.tokens import Result, pack_result
 from bitimely_core.registry import ObjectiveFacts, objectives
 from bitimely_core.types import Batch
 
@@ -68,16 +68,7 @@ def vae(model: Model, batch: Batch, generator: Generator | None = None, *, confi
     loss = -torch.where(real, bound, 0.0).sum() / count.clamp(min=1)
     error = torch.where(rows.mask, (values - reconstruction).square(), 0.0).sum() / (observed.sum() * config.samples).clamp(min=1)
     scale = model.target_scale if bool(torch.isfinite(model.target_scale)) else model.measure([batch])
-    return {
-        "loss": loss,
-        "rel": error.detach() / scale,
-        "parts": {
-            "likelihood": (torch.where(real, likelihood, 0.0).mean(0).sum() / count.clamp(min=1)).detach(),
-            "kl": (torch.where(real, kl, 0.0).sum() / count.clamp(min=1)).detach(),
-        },
-        "prediction": reconstruction.mean(0),
-        "target": values,
-        "valid": rows.mask,
-        "slices": {"reconstruction": slice(0, values.shape[1])},
-        "count": count,
-    }
+    sums = {"likelihood": torch.where(real, likelihood, 0.0).mean(0).sum(), "kl": torch.where(real, kl, 0.0).sum()}
+    parts = {name: value / count.clamp(min=1) for name, value in sums.items()}
+    aligned = {"prediction": reconstruction.mean(0), "target": values, "valid": rows.mask}
+    return pack_result(loss, error.detach() / scale, parts, count, slices={"reconstruction": slice(0, values.shape[1])}, **aligned)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple, cast, get_args, overload
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, cast, get_args, overload
 
 import torch
 from torch import Tensor
@@ -47,39 +47,26 @@ class State(NamedTuple):
     time: Tensor  # [B] float64, of the last row processed: the last one in `forward`, the first one in `backward`
 
 
+class RetentionOptions(TypedDict, total=False):
+    """Options of `retention`."""
+
+    times: Tensor | None
+    mask: Tensor | None
+    direction: Direction
+    form: Form
+    ties: Ties
+    state: State | None
+    chunk: int
+    core_precision: Precision
+
+
 @overload
 def retention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    log_decay: Tensor,
-    times: Tensor | None = ...,
-    mask: Tensor | None = ...,
-    direction: Direction = ...,
-    form: Form = ...,
-    ties: Ties = ...,
-    state: State | None = ...,
-    return_state: Literal[False] = ...,
-    chunk: int = ...,
-    core_precision: Precision = ...,
+    q: Tensor, k: Tensor, v: Tensor, *, log_decay: Tensor, return_state: Literal[False] = ..., **options: Unpack[RetentionOptions]
 ) -> Tensor: ...
 @overload
 def retention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    log_decay: Tensor,
-    times: Tensor | None = ...,
-    mask: Tensor | None = ...,
-    direction: Direction = ...,
-    form: Form = ...,
-    ties: Ties = ...,
-    state: State | None = ...,
-    return_state: Literal[True],
-    chunk: int = ...,
-    core_precision: Precision = ...,
+    q: Tensor, k: Tensor, v: Tensor, *, log_decay: Tensor, return_state: Literal[True], **options: Unpack[RetentionOptions]
 ) -> tuple[Tensor, State]: ...
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # one clean graph break instead of thousands of unrolled blocks
 def retention(
@@ -118,11 +105,9 @@ def retention(
         chunk: rows of a chunk.
         core_precision: `fp32` or `bf16`; the latter counts for neither float64 inputs nor a `log_decay` or `times` that need gradients.
 
-    Returns:
-        [B, N, H, V] in the dtype of `v`; with `return_state` the pair of it and the `State`.
-
-    Raises:
-        UserError: `timestamps` for times that decrease, are not finite or contradict the state; `config` for options that exclude others.
+    Returns [B, N, H, V] in the dtype of `v`; with `return_state` the pair of it and the `State`.
+    Raises UserError: `timestamps` for times that decrease, are not finite or contradict the state; `config` for options that exclude
+    others.
     """
     stateful = state is not None or return_state
     _check_shapes(q, k, v, log_decay, times, mask)
@@ -166,22 +151,13 @@ def decay_matrix(
     ties: Ties = "index",
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """D of equations 4, 8 and 10: weights by time alone, exactly 0 where a pair is not allowed or its weight is below e^-87.
+    """D [B, H, N, N] of equations 4, 8 and 10: weights by time alone, exactly 0 where a pair is not allowed or its weight is below e^-87.
 
-    Args:
-        log_decay: [H].
-        length: N of the regular clock 0, 1, 2 ...; needed without `times`.
-        times: [B, N] or None.
-        mask: [B, N] bool, True = the key may be read; columns of the others are 0.
-        direction: `forward`, `backward` or `both`.
-        ties: `index` or `group`.
-        dtype: of the result, float32 or float64; by default that of `log_decay`.
-
-    Returns:
-        [B, H, N, N], row = query, column = key; the first size is 1 without `times` and `mask`.
+    Arguments as those of `retention`; the columns of masked keys are 0. Without `times` the regular clock has `length` N. `dtype` is that
+    of the result, float32 or float64, by default of `log_decay`. Row = query, column = key; the first size is 1 without `times` and `mask`.
     """
     dtype = dtype or torch.promote_types(log_decay.dtype, torch.float32)
-    wide = _compute_dtype(log_decay.device)
+    wide = compute_time_dtype(log_decay.device)
     t = torch.arange(length or 0, device=log_decay.device, dtype=wide)[None] if times is None else times.to(wide)
     index = torch.arange(t.shape[1], device=t.device)
     later = index[:, None] >= index  # the query is not before the key
@@ -209,20 +185,10 @@ def retention_matrix(
     ties: Ties = "index",
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """R = K^(-1/2) q k^T * D of equations 4, 8 and 10, the map of retention: signed, not normalised, in forward time order.
+    """R = K^(-1/2) q k^T * D of equations 4, 8 and 10, the map of retention [B, H, N, N]: signed, not normalised, in forward time order.
 
-    Args:
-        q: [B, N, H, K].
-        k: [B, N, H, K].
-        log_decay: [H].
-        times: [B, N] or None.
-        mask: [B, N] bool or None; columns of masked keys are 0.
-        direction: `forward`, `backward` or `both`.
-        ties: `index` or `group`.
-        dtype: to cast to before anything is multiplied, for instance float64 for singular values; by default that of `q`, float32 at least.
-
-    Returns:
-        [B, H, N, N], row = query, column = key.
+    Arguments as those of `retention`; row = query, column = key, and the columns of masked keys are 0. Everything is cast to `dtype` before
+    it is multiplied, for instance float64 for singular values; by default that of `q`, float32 at least.
     """
     dtype = dtype or torch.promote_types(q.dtype, torch.float32)
     wide = torch.promote_types(dtype, torch.float32)
@@ -230,9 +196,6 @@ def retention_matrix(
         weights = decay_matrix(log_decay, q.shape[1], times=times, direction=direction, ties=ties, dtype=wide).to(dtype)
         q, k = q.to(dtype).transpose(1, 2), _apply_mask(k, mask).to(dtype).transpose(1, 2)
         return ((q * q.shape[-1] ** -0.5) @ k.transpose(2, 3)).mul_(weights)
-
-
-# ---------------------------------------------------------------------------------------------------- checks and clocks
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, times: Tensor | None, mask: Tensor | None) -> None:
@@ -278,14 +241,14 @@ def _check_order(times: Tensor) -> None:
     _ordered = (weakref.ref(times), version)
 
 
-def _compute_dtype(device: torch.device) -> torch.dtype:
+def compute_time_dtype(device: torch.device) -> torch.dtype:
     """Of times: their differences must survive large absolute values."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _clock(q: Tensor, times: Tensor | None, backward: bool) -> Tensor:
     """[B, N], or [1, N] for the regular clock."""
-    wide = _compute_dtype(q.device)
+    wide = compute_time_dtype(q.device)
     t = torch.arange(q.shape[1], device=q.device, dtype=wide)[None] if times is None else times.to(wide)
     return -t if backward else t
 
@@ -332,9 +295,6 @@ def _carry_state(
     return received.transpose(1, 2), State(memory + faded, time)
 
 
-# -------------------------------------------------------------------------------------------- recurrent form, equation 5
-
-
 def _recurrent(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, clock: Tensor, backward: bool, chunk: int, core: torch.dtype) -> Tensor:
     """One update of the state a row, in float32 at least; `chunk` has no meaning here."""
     wide = torch.promote_types(core, torch.float32)
@@ -348,9 +308,6 @@ def _recurrent(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, clock: Tensor
         memory = memory + k[:, n, :, :, None] * v[:, n, :, None, :]
         rows.append((q[:, n, :, None] @ memory)[:, :, 0])
     return torch.stack(rows[:: -1 if backward else 1], 1)
-
-
-# ------------------------------------------------------------------------------------------------------- chunkwise form
 
 
 def _chunkwise(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, clock: Tensor, backward: bool, chunk: int, core: torch.dtype) -> Tensor:

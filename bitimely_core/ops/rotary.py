@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bitimely_core.errors import Reason, usage_error
+from bitimely_core.ops.retention import compute_time_dtype
 
 BASE = 10000.0
 SCALE_BASE = 512.0  # positions over which the xPos scale falls by one factor zeta
@@ -20,19 +21,15 @@ SPAN = 16384  # positions over which the xPos scale is safe: exponents up to 20 
 
 
 def rotate(x: Tensor, positions: Tensor, *, base: float = BASE) -> Tensor:
-    """Rotate the pairs (2j, 2j+1) of the last axis by positions * base^(-2j/K), per head.
+    """Rotate the pairs (2j, 2j+1) of the last axis of x [B, N, H, K], K even, by positions * base^(-2j/K), per head; dtype and shape stay.
 
-    Angles are computed in float64 (float32 on a device without it) whatever the dtype of `x`: in bfloat16 they are off by whole radians.
-
-    Args:
-        x: [B, N, H, K], K even; float32, float64, bfloat16.
-        positions: [N] or [B, N], indices or times; gradients flow to float positions that need them.
-        base: of the geometric series of frequencies.
-
-    Returns:
-        [B, N, H, K] in the dtype of `x`.
+    `positions` [N] or [B, N] are indices or times; gradients flow to float positions that need them. Angles are computed in float64
+    (float32 on a device without it) whatever the dtype of `x`: in bfloat16 they are off by whole radians.
     """
-    angles = _compute_angles(positions, x, base)
+    width, wide = x.shape[-1], compute_time_dtype(x.device)
+    assert width % 2 == 0, f"rotation needs an even key width, not {width}"
+    theta = torch.exp(torch.arange(0, width, 2, device=x.device, dtype=wide) * (-math.log(base) / width))
+    angles = (positions.to(wide)[..., None] * theta)[..., None, :]  # [N, 1, K/2] or [B, N, 1, K/2]
     pairs = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (-1, 2))
     if torch.compiler.is_compiling():  # compilers have no complex numbers; without one they are seven times as fast
         (even, odd), cos, sin = pairs.unbind(-1), angles.cos().to(pairs.dtype), angles.sin().to(pairs.dtype)
@@ -46,29 +43,20 @@ def rotate(x: Tensor, positions: Tensor, *, base: float = BASE) -> Tensor:
 def xpos(x: Tensor, positions: Tensor, direction: Literal["forward", "backward"], *, key: bool, origin: float | None = None) -> Tensor:
     """The xPos scale: query n and key m meet with zeta_j^(|n - m| / 512), zeta_j = (2j + 0.4 K) / (1.4 K) for the pair j. Off by default.
 
-    Queries are multiplied by zeta^((n - origin) / 512), keys by its inverse, `backward` the other way round. Only differences of positions
-    count, so the origin is put in the middle of the sequence: neither factor exceeds e^20 over `SPAN` positions, and longer sequences are
-    refused (with the origin at 0 the scale overflows float32 at some 36,000 positions and float16 at 4,500).
+    Queries (rotated x [B, N, H, K]) are multiplied by zeta^((n - origin) / 512), with `key` by its inverse, `backward` the other way round.
+    Only differences of `positions` [N] or [B, N] count, so the origin is put in the middle of each row (or at `origin`, where a sequence is
+    fed in pieces): neither factor exceeds e^20 over `SPAN` positions, and longer sequences are refused (with the origin at 0 the scale
+    overflows float32 at some 36,000 positions and float16 at 4,500).
 
-    Args:
-        x: [B, N, H, K] rotated queries or keys; float32, float64, bfloat16.
-        positions: [N] or [B, N], the same for queries and keys.
-        direction: of the retention; `both` is refused, the scale is not symmetric.
-        key: whether `x` are keys.
-        origin: a fixed origin where a sequence is fed in pieces; None = the middle of each row of `positions`.
-
-    Returns:
-        [B, N, H, K] in the dtype of `x`.
-
-    Raises:
-        UserError: `config` for direction `both`, float16 and positions further than `SPAN / 2` from the origin.
+    Raises UserError: `config` for direction `both` (the scale is not symmetric), float16 and positions further than `SPAN / 2` from the
+    origin.
     """
     if direction not in {"forward", "backward"}:
         raise usage_error(f"xpos_scale with direction {direction!r}", "forward or backward", "switch xpos_scale off")
     if x.dtype == torch.float16:
         raise usage_error("xpos_scale in float16", "bfloat16 or float32", "switch xpos_scale off")
     wide = torch.promote_types(x.dtype, torch.float32)
-    t = positions.to(_compute_dtype(x))
+    t = positions.to(compute_time_dtype(x.device))
     middle = (t.amin(-1, keepdim=True) + t.amax(-1, keepdim=True)) / 2 if origin is None else origin
     t = t - middle
     if float(t.detach().abs().max()) > SPAN / 2:
@@ -84,15 +72,3 @@ def xpos(x: Tensor, positions: Tensor, direction: Literal["forward", "backward"]
     exponent = (sign / SCALE_BASE) * t[..., None] * ((pair + 0.4 * width) / (1.4 * width)).log()
     factor = exponent.exp().to(wide).repeat_interleave(2, -1)
     return (x * factor[..., None, :]).to(x.dtype)
-
-
-def _compute_dtype(x: Tensor) -> torch.dtype:
-    return torch.float32 if x.device.type == "mps" else torch.float64
-
-
-def _compute_angles(positions: Tensor, x: Tensor, base: float) -> Tensor:
-    """[N, 1, K/2] or [B, N, 1, K/2]."""
-    width = x.shape[-1]
-    assert width % 2 == 0, f"rotation needs an even key width, not {width}"
-    theta = torch.exp(torch.arange(0, width, 2, device=x.device, dtype=_compute_dtype(x)) * (-math.log(base) / width))
-    return (positions.to(theta.dtype)[..., None] * theta)[..., None, :]

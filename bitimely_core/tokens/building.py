@@ -14,30 +14,17 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
-from bitimely_core import registry, storage
+from bitimely_core import registry, schemas, storage
+from bitimely_core.cache import Cache, open_cache
 from bitimely_core.errors import Finding, Level, Reason, UserError, input_error, safe_text, usage_error
-from bitimely_core.schemas import (
-    ChannelStatistics,
-    FindingRecord,
-    SplitCounts,
-    StoredFile,
-    TargetStatistics,
-    TokenManifest,
-    WindowManifest,
-    WindowOptions,
-    WindowShard,
-    WindowStatistics,
-)
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens import filters, moments, splits
 from bitimely_core.tokens.cutting import RecordCut, WindowPlace, count_unfiltered, cut_record, make_windows
 from bitimely_core.tokens.sets import FORMAT, check_subjects, open_manifest
-from bitimely_core.types import Annotation, Progress
+from bitimely_core.types import Progress
 
 if TYPE_CHECKING:
     import polars as pl
-
-    from bitimely_core.cache import Cache
 
 SHARD_BYTES = 128 << 20  # bytes of windows a file; each file is one record batch, so that it is one array in memory
 SHARDS = re.compile(r"windows-\d+-[0-9a-f]{16}\.arrow")
@@ -69,33 +56,25 @@ def build_windows(
     progress: Progress | None = None,
     **choices: Unpack[WindowChoices],
 ) -> None:
-    """Cut the cached recordings of `cache` into windows and write them to the folder `out`.
+    """Cut the cached recordings of `cache` into windows by the `choices` and write them to the folder `out`.
 
-    The same choices on the same cache again do nothing; a new generation of the cache makes new windows.
+    The same choices on the same cache again do nothing; a new generation of the cache makes new windows. `verify` compares the cache with
+    its checksums first, `force_new` replaces windows that were made with other choices, and `progress` is called after every recording.
 
-    Args:
-        cache: a cache folder, or an open cache.
-        out: folder of the token set.
-        verify: compare the cache with its checksums first.
-        force_new: replace windows that were made with other choices.
-        progress: called after every recording.
-        **choices: `WindowChoices`.
-
-    Raises:
-        UserError: unknown_name or config (exit 2) for choices that do not fit; settings_differ (exit 2, one detail a key) where `out` holds
-            windows made otherwise; sampling_rate, no_input, subject_leakage (exit 4); integrity (exit 5) for a damaged cache or token set.
+    Raises UserError: unknown_name or config (exit 2) for choices that do not fit; settings_differ (exit 2, one detail a key) where `out`
+    holds windows made otherwise; sampling_rate, no_input, subject_leakage (exit 4); integrity (exit 5) for a damaged cache or token set.
     """
     out = Path(out)
     opened = _open_cache(cache, verify=False)
     options = resolve_options(opened, **choices)
     if not force_new and is_current(out, options, opened.manifest.manifest_sha256):
-        open_manifest(out, WindowManifest, verify)
+        open_manifest(out, schemas.WindowManifest, verify)
         return
     opened = _open_cache(cache, verify=verify)
     storage.make_folder(out)
     with storage.lock(out):
         if not force_new and is_current(out, options, opened.manifest.manifest_sha256):  # another process was faster
-            open_manifest(out, WindowManifest, verify)
+            open_manifest(out, schemas.WindowManifest, verify)
             return
         storage.remove_temporary_files(out)
         write_windows(opened, options, out, progress)
@@ -131,11 +110,7 @@ def plan(cache: str | Path | Cache, **choices: Unpack[WindowChoices]) -> dict[st
 
 def _open_cache(cache: str | Path | Cache, *, verify: bool) -> Cache:
     """An open cache as it is: it was verified when it was opened."""
-    if not isinstance(cache, str | Path):
-        return cache
-    from bitimely_core.cache import open_cache
-
-    return open_cache(Path(cache), verify=verify)
+    return open_cache(cache, verify=verify) if isinstance(cache, str | Path) else cache
 
 
 def resolve_options(
@@ -152,7 +127,7 @@ def resolve_options(
     bandpass: Sequence[float | None] | None = None,
     notch: Sequence[float] | None = None,
     test_fold: int | None = None,
-) -> WindowOptions:
+) -> schemas.WindowOptions:
     """The view's facts with the choices of the caller. The first recording decides what a view leaves open (no channels, rate or window 0)."""
     registry.load_members("bitimely_core.datasets")
     views = registry.datasets[cache.dataset].facts.views
@@ -178,7 +153,8 @@ def resolve_options(
         names = names or tuple(dict.fromkeys(s.channel for s in signals))
         own_rate = own_rate if own_rate > 0 else max((s.rate for s in signals), default=1.0)
         shortest = min((math.floor(len(s.samples) * own_rate / s.rate + 1e-6) for s in signals), default=1)
-        epoch = _find_most_common_duration(first.annotations) if first and own.epoch == 0 else 0.0
+        durations = Counter(one.duration for one in first.annotations if one.duration > 0) if first and own.epoch == 0 else Counter()
+        epoch = max(durations, key=lambda seconds: (durations[seconds], seconds), default=0.0)  # the commonest one, of two the longer
         preferred = round((epoch or own.seconds) * own_rate)
         own_window = own_window if own_window > 0 else preferred if 0 < preferred <= shortest else shortest
     by_epoch = own.epoch is not None and own.target is None
@@ -193,7 +169,7 @@ def resolve_options(
         raise usage_error(f"found {length} samples every {step}", "expected at least 1 each", field="--window")
     if stride is not None and by_epoch:
         raise usage_error(f"found {stride}", "this view takes one window a labelled epoch", field="--stride")
-    return WindowOptions(
+    return schemas.WindowOptions(
         dataset=cache.dataset,
         view=view,
         channels=names,
@@ -231,17 +207,11 @@ def _check_channels(cache: Cache, channels: Sequence[str]) -> None:
             raise error
 
 
-def _find_most_common_duration(annotations: Sequence[Annotation]) -> float:
-    """The commonest duration of annotations in seconds, the longer one of two; 0 without any that last."""
-    counts = Counter(annotation.duration for annotation in annotations if annotation.duration > 0)
-    return max(counts, key=lambda seconds: (counts[seconds], seconds), default=0.0)
-
-
-def is_current(out: Path, options: WindowOptions, fingerprint: str) -> bool:
+def is_current(out: Path, options: schemas.WindowOptions, fingerprint: str) -> bool:
     """Whether `out` holds these windows of this cache. Raises UserError (settings_differ, exit 2) for windows made otherwise."""
     if not (out / storage.MANIFEST).is_file():
         return False
-    manifest = TokenManifest.read(out)
+    manifest = schemas.TokenManifest.read(out)
     old, new = manifest.options.model_dump(mode="json"), options.model_dump(mode="json")
     differing = [
         Finding(
@@ -283,7 +253,7 @@ class CacheSurvey:
 
 
 def survey_cache(
-    cache: Cache, options: WindowOptions, survey: CacheSurvey, progress: Progress | None = None
+    cache: Cache, options: schemas.WindowOptions, survey: CacheSurvey, progress: Progress | None = None
 ) -> Iterator[tuple[RecordCut, list[tuple[WindowPlace, str]]]]:
     """Each recording's cut, with the windows that are kept and their splits; added to `survey`."""
     subjects = cache.subjects()["subject_id"].to_list() if options.split == "subject" else []
@@ -298,8 +268,9 @@ def survey_cache(
         names = split_of(record.subject_id, record.recording_id, record.attributes, [place.start for place in cut.places])
         kept = [(place, name) for place, name in zip(cut.places, names, strict=True) if name is not None]
         survey.left_out["gap"] += len(names) - len(kept)
-        if options.split == "time":
-            cut = cut._replace(blocks=tuple(group_blocks(kept, options.length)))
+        if options.split == "time":  # each run of windows of one split is a block: a filter over several would mix the splits
+            runs = ([place.start for place, _ in run] for _, run in itertools.groupby(kept, key=lambda one: one[1]))
+            cut = cut._replace(blocks=tuple((starts[0], starts[-1] + options.length) for starts in runs))
         survey.left_out["unfiltered"] += count_unfiltered(cut, [place for place, _ in kept], options)
         survey.units = cut.units
         survey.rows += [
@@ -312,14 +283,7 @@ def survey_cache(
         progress("windows", total, total)
 
 
-def group_blocks(kept: Sequence[tuple[WindowPlace, str]], length: float) -> Iterator[tuple[float, float]]:
-    """Start and end in seconds of each run of windows of one split, in order of time: a filter over them would mix the splits."""
-    for _, run in itertools.groupby(kept, key=lambda one: one[1]):
-        starts = [place.start for place, _ in run]
-        yield starts[0], starts[-1] + length
-
-
-def write_windows(cache: Cache, options: WindowOptions, out: Path, progress: Progress | None) -> None:
+def write_windows(cache: Cache, options: schemas.WindowOptions, out: Path, progress: Progress | None) -> None:
     """All files of the token set, the manifest last. A failure removes the new files; the previous set stays complete until the end."""
     previous: set[str] = set()
     try:
@@ -344,13 +308,13 @@ def write_windows(cache: Cache, options: WindowOptions, out: Path, progress: Pro
                 yield piece
             contents.setdefault(digest.digest(), []).append({name for _, name in kept})
 
-    files: dict[str, StoredFile] = {}
-    shards: list[WindowShard] = []
+    files: dict[str, schemas.StoredFile] = {}
+    shards: list[schemas.WindowShard] = []
     try:
         for number, pieces in enumerate(gather_shards(make_pieces())):
             name, sha256, size = storage.write_hashed(out, f"windows-{number:05d}", ".arrow", encode_arrow(pieces, options))
-            shards.append(WindowShard(name=name, rows=sum(map(len, pieces)), dtype=str(pieces[0].dtype)))
-            files[name] = StoredFile(sha256=sha256, size=size, rows=shards[-1].rows)
+            shards.append(schemas.WindowShard(name=name, rows=sum(map(len, pieces)), dtype=str(pieces[0].dtype)))
+            files[name] = schemas.StoredFile(sha256=sha256, size=size, rows=shards[-1].rows)
         class_names = list_classes(survey, options)
         found = list_findings(survey, class_names) + find_duplicates(contents)
         if not survey.rows:
@@ -364,7 +328,7 @@ def write_windows(cache: Cache, options: WindowOptions, out: Path, progress: Pro
             )
         survey.rows.sort(key=lambda row: not row.digital)  # stable: int16 first, as the shards
         shards.sort(key=lambda shard: shard.dtype != "int16")
-        index, affine = make_index(survey, options), make_affine_table(survey)
+        index, affine = make_tables(survey, options)
         check_subjects(index, options.split, out)
     except BaseException:
         for name in files.keys() - previous:
@@ -374,9 +338,9 @@ def write_windows(cache: Cache, options: WindowOptions, out: Path, progress: Pro
         storage.os_unlink(out / storage.MANIFEST)
     for name, frame in (("index.parquet", index), ("recordings.parquet", affine)):
         sha256, size = storage.write_parquet(out / name, frame)
-        files[name] = StoredFile(sha256=sha256, size=size, rows=frame.height)
+        files[name] = schemas.StoredFile(sha256=sha256, size=size, rows=frame.height)
     sha256, size = storage.write_json(out / "statistics.json", compute_statistics(parts, survey, class_names, options).to_json())
-    manifest = WindowManifest(
+    manifest = schemas.WindowManifest(
         cache=cache.manifest.manifest_sha256,
         options=options,
         class_names=class_names,
@@ -387,8 +351,8 @@ def write_windows(cache: Cache, options: WindowOptions, out: Path, progress: Pro
         counts=audit(survey, class_names),
         left_out=dict(sorted((+survey.left_out).items())),
         notices=list_notices(options),
-        findings=[FindingRecord.of(finding) for finding in found],
-        files=files | {"statistics.json": StoredFile(sha256=sha256, size=size)},
+        findings=[schemas.FindingRecord.of(finding) for finding in found],
+        files=files | {"statistics.json": schemas.StoredFile(sha256=sha256, size=size)},
     )
     manifest.publish(out)
     storage.remove_old_files(out, SHARDS)
@@ -406,7 +370,7 @@ def gather_shards(pieces: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:
     yield from groups.values()
 
 
-def encode_arrow(pieces: list[np.ndarray], options: WindowOptions) -> Callable[[BinaryIO], None]:
+def encode_arrow(pieces: list[np.ndarray], options: schemas.WindowOptions) -> Callable[[BinaryIO], None]:
     """Writes the windows as one uncompressed record batch of fixed-size binary: T x V values, little-endian, time before channel."""
     import pyarrow as pa
 
@@ -429,22 +393,19 @@ def encode_arrow(pieces: list[np.ndarray], options: WindowOptions) -> Callable[[
     return fill
 
 
-def make_index(survey: CacheSurvey, options: WindowOptions) -> pl.DataFrame:
-    """One row a window, as stored. Label: class, list of classes, number, or null for every row of a view without labels."""
+def make_tables(survey: CacheSurvey, options: schemas.WindowOptions) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """One row a window, as stored; and one a recording and channel: physical = stored value * scale + offset.
+
+    Label: class, list of classes, number, or null for every row of a view without labels.
+    """
     import polars as pl
 
     label = {"regression": pl.Float64(), "multilabel": pl.List(pl.String())}.get(options.task, pl.String())
     kinds = {"subject_id": pl.String(), "recording_id": pl.String(), "start": pl.Float64(), "label": label, "split": pl.String()}
     columns = {name: pl.Series(name, [getattr(row, name) for row in survey.rows], dtype=kind) for name, kind in kinds.items()}
-    return pl.DataFrame({"window": pl.Series("window", range(len(survey.rows)), dtype=pl.Int64), **columns})
-
-
-def make_affine_table(survey: CacheSurvey) -> pl.DataFrame:
-    """One row a recording and channel: physical = stored value * scale + offset."""
-    import polars as pl
-
-    schema = {"recording_id": pl.String, "channel": pl.String, "scale": pl.Float64, "offset": pl.Float64}
-    return pl.DataFrame(survey.affine, schema=schema, orient="row")
+    affine = {"recording_id": pl.String, "channel": pl.String, "scale": pl.Float64, "offset": pl.Float64}
+    index = pl.DataFrame({"window": pl.Series("window", range(len(survey.rows)), dtype=pl.Int64), **columns})
+    return index, pl.DataFrame(survey.affine, schema=affine, orient="row")
 
 
 def count_labels(rows: Iterable[WindowRow]) -> Counter[str]:
@@ -452,20 +413,20 @@ def count_labels(rows: Iterable[WindowRow]) -> Counter[str]:
     return Counter(name for row in rows for name in (row.label if isinstance(row.label, tuple) else (row.label,)))
 
 
-def list_classes(survey: CacheSurvey, options: WindowOptions) -> list[str]:
+def list_classes(survey: CacheSurvey, options: schemas.WindowOptions) -> list[str]:
     """The view's classes; of a view that names none, those that occur, sorted."""
     if options.classes or options.task not in {"classification", "multilabel"}:
         return list(options.classes)
     return sorted(count_labels(survey.rows))
 
 
-def audit(survey: CacheSurvey, class_names: list[str]) -> dict[str, SplitCounts]:
+def audit(survey: CacheSurvey, class_names: list[str]) -> dict[str, schemas.SplitCounts]:
     """Windows, subjects, recordings and windows a class in each split."""
     out = {}
     for split in splits.SPLITS:
         rows = [row for row in survey.rows if row.split == split]
         labels = count_labels(rows)
-        out[split] = SplitCounts(
+        out[split] = schemas.SplitCounts(
             windows=len(rows),
             subjects=len({row.subject_id for row in rows}),
             recordings=len({row.recording_id for row in rows}),
@@ -474,7 +435,7 @@ def audit(survey: CacheSurvey, class_names: list[str]) -> dict[str, SplitCounts]
     return out
 
 
-def list_notices(options: WindowOptions) -> list[str]:
+def list_notices(options: schemas.WindowOptions) -> list[str]:
     """Caveats that are shown with every score on these windows."""
     own = registry.datasets[options.dataset].facts.views[options.view].notice
     out = [own] if own else []
@@ -530,19 +491,19 @@ def find_duplicates(contents: dict[bytes, list[set[str]]]) -> list[Finding]:
 
 
 def compute_statistics(
-    parts: list[list[moments.Moments]], survey: CacheSurvey, class_names: list[str], options: WindowOptions
-) -> WindowStatistics:
+    parts: list[list[moments.Moments]], survey: CacheSurvey, class_names: list[str], options: schemas.WindowOptions
+) -> schemas.WindowStatistics:
     """Statistics for normalisation, and label frequencies: of the training split alone (method notes, 3.4 and 12, row 30)."""
     training = [row for row in survey.rows if row.split == "train"]
     found = [moments.pool_moments(part[v] for part in parts) for v in range(len(options.channels))]
     counts = count_labels(training) if class_names else {}
     target = moments.pool_moments(moments.Moments(1, row.label, 0.0) for row in training) if options.task == "regression" else None
-    return WindowStatistics(
+    return schemas.WindowStatistics(
         windows=len(training),
         channels=[
-            ChannelStatistics(channel=channel, unit=unit, n=of.n, mean=of.mean, std=of.std)
+            schemas.ChannelStatistics(channel=channel, unit=unit, n=of.n, mean=of.mean, std=of.std)
             for channel, unit, of in zip(options.channels, survey.units or (), found, strict=True)
         ],
         labels={name: counts[name] for name in class_names} if class_names else None,
-        target=None if target is None else TargetStatistics(n=target.n, mean=target.mean, std=target.std),
+        target=None if target is None else schemas.TargetStatistics(n=target.n, mean=target.mean, std=target.std),
     )

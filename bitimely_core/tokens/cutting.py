@@ -56,8 +56,8 @@ def cut_record(record: Record, options: WindowOptions, units: tuple[str, ...] | 
     by_onset: dict[float, dict[str, Signal]] = {}
     for signal in record.signals:
         by_onset.setdefault(signal.onset, {})[signal.channel] = signal
-    names = set(options.channels)
-    found = {onset: [named[c] for c in options.channels] for onset, named in sorted(by_onset.items()) if names <= named.keys()}
+    names = options.channels
+    found = {onset: [named[c] for c in names] for onset, named in sorted(by_onset.items()) if named.keys() >= set(names)}
     if not found:
         left_out["missing_channel"] += 1
         return None
@@ -80,7 +80,11 @@ def cut_record(record: Record, options: WindowOptions, units: tuple[str, ...] | 
     if options.epoch is not None and options.target is None:
         places = trim_windows(cut_epochs(record.annotations, onsets, lengths, options, left_out), options, left_out)
     else:
-        places = slide_windows(onsets, lengths, options, label, left_out)
+        places = []
+        for segment, (onset, length) in enumerate(zip(onsets, lengths, strict=True)):
+            left_out["too_short"] += length < options.window
+            firsts = range(0, length - options.window + 1, options.stride)
+            places += [WindowPlace(onset + first / options.rate, segment, first, label) for first in firsts]
         places = label_by_start(places, clock, left_out) if clock else places
         places = average_labels(places, record.annotations, options, left_out) if options.overlap is not None else places
     affine = [{(s[v].scale * f[v], s[v].offset * f[v]) for s, f in zip(segments, known, strict=True)} for v in range(len(units))]
@@ -228,18 +232,6 @@ def find_unit_factor(unit: str, target: str) -> float | None:
     return VOLTS[here] / VOLTS[there] if here in VOLTS and there in VOLTS else None
 
 
-def slide_windows(onsets: list[float], lengths: list[int], options: WindowOptions, label: Any, left_out: Counter[str]) -> list[WindowPlace]:
-    """Windows every `stride` samples, never over the end of a segment. Segments that are too short are counted."""
-    places = []
-    for segment, (onset, length) in enumerate(zip(onsets, lengths, strict=True)):
-        left_out["too_short"] += length < options.window
-        places += [
-            WindowPlace(onset + first / options.rate, segment, first, label)
-            for first in range(0, length - options.window + 1, options.stride)
-        ]
-    return places
-
-
 def label_by_start(places: list[WindowPlace], clock: list[Signal], left_out: Counter[str]) -> list[WindowPlace]:
     """Windows with the label of their start: a channel called as the view's target holds, at each time, the label of the window that
     begins there. Windows that begin at another time, or where it is missing, are counted.
@@ -261,11 +253,10 @@ def label_by_start(places: list[WindowPlace], clock: list[Signal], left_out: Cou
 def average_labels(
     places: list[WindowPlace], annotations: Sequence[Annotation], options: WindowOptions, left_out: Counter[str]
 ) -> list[WindowPlace]:
-    """Windows with the mean of the numeric annotations over them, each weighted by its overlap with the window.
+    """Windows with the mean of the numeric annotations over them, each weighted by its overlap with the window; several at once all count.
 
-    Windows of which the annotations cover less than the share `options.overlap` are counted. Texts that are no numbers are not looked at.
-    Where several annotations last at once all count. All of it from three integrals over time that are lines between the annotations'
-    ends: of the values, of the number of annotations, and of the time in which there is any.
+    Windows of which annotations cover less than `options.overlap` are counted. From three integrals over time, lines between the
+    annotations' ends: of the values, of the number of annotations, and of the time in which there is any.
     """
     notes = [(note, number) for note in annotations if note.duration > 0 and (number := parse_number(note.label)) is not None]
     if not notes:
@@ -305,8 +296,7 @@ def cut_epochs(
 ) -> list[WindowPlace]:
     """One window a labelled epoch: annotations are cut into full epochs from their onset, the window is centred on its epoch.
 
-    Epochs of texts without a class are counted as `unlabelled_epochs`, those whose window does not lie in one segment as
-    `annotation_out_of_range`.
+    Epochs without a class count as `unlabelled_epochs`, those whose window is not in one segment as `annotation_out_of_range`.
     """
     assert options.epoch is not None
     places = []

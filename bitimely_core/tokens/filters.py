@@ -25,10 +25,7 @@ Band = tuple[float | None, float | None]
 def validate_filters(
     bandpass: Sequence[float | None] | None, notch: Sequence[float] | None
 ) -> tuple[Band | None, tuple[float, ...] | None]:
-    """Both as they are stored: edges as floats, notches ascending and once each, None for no filter.
-
-    Raises UserError (config, exit 2) for what is no band or no frequency.
-    """
+    """Both as they are stored: edges as floats, notches ascending and once each, None for no filter. Raises UserError (config, exit 2)."""
     band: Band | None = None
     if bandpass is not None:
         edges = [None if edge is None else float(edge) for edge in bandpass]

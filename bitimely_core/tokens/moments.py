@@ -28,10 +28,7 @@ class Moments(NamedTuple):
 
 
 def compute_moments(piece: np.ndarray, scale: np.ndarray, offset: np.ndarray) -> list[Moments]:
-    """Of the physical values `piece * scale + offset`, one a channel; `piece` [n, T, V], float NaN = missing, not counted.
-
-    int16 is summed exactly, in integers.
-    """
+    """Of `piece` [n, T, V] * scale + offset, one a channel; float NaN = missing, not counted; int16 is summed exactly, in integers."""
     out = []
     for v, (step, zero) in enumerate(zip(scale.tolist(), offset.tolist(), strict=True)):
         if piece.dtype == np.int16:

@@ -90,15 +90,11 @@ class EventSequences(TokenSet):
         return out[self.rows]
 
     def arrays(self, rows: Sequence[int] | np.ndarray | None = None, draw: tuple[int, int] | None = None) -> dict[str, np.ndarray | None]:
-        """What a `Batch` of these rows holds besides labels.
+        """What a `Batch` of these rows holds besides labels; `draw` = (seed, epoch): events of equal times in a new order, drawn once an
+        epoch and row, else in the order of their ids.
 
-        Args:
-            rows: as everywhere.
-            draw: (seed, epoch): events of equal times in a new order, drawn once an epoch and row; None: in the order of their ids.
-
-        Returns:
-            values [n, N] int64 (0 behind the end), times [n, N] float32 months since the first event that is read, mask [n, N] bool,
-            end [n] float32: position of [EOS], the last event or the index day.
+        Returns values [n, N] int64 (0 behind the end), times [n, N] float32 months since the first event that is read, mask [n, N] bool,
+        end [n] float32: position of [EOS], the last event or the index day.
         """
         rows = self._check_rows(rows)
         stops = self.firsts[rows + 1]

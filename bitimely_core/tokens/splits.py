@@ -92,10 +92,7 @@ def _fold_error(problem: str, requirement: str) -> UserError:
 
 
 def read_official_split(attributes: Attributes, test_fold: int | None = None) -> str | None:
-    """The official split of a recording: attribute `split` (train, validation, test) or `fold` (1-8, 9, 10); None without either.
-
-    With `test_fold` only folds count.
-    """
+    """The official split of a recording: attribute `split`, unless `test_fold` is given, or `fold` (1-8, 9, 10); None without either."""
     named = attributes.get("split")
     if test_fold is None and isinstance(named, str) and named.lower() in SPLITS:
         return named.lower()
@@ -116,9 +113,6 @@ def make_scheme(name: str, *, subjects: Iterable[str], seed: int, length: float,
         raise _fold_error(f"a split by {name} has no folds", "expected one by subject or the official one")
     placed = assign_splits(subjects, seed=seed, test_fold=test_fold) if name == "subject" else {}
 
-    def by_subject(subject: str, recording: str, attributes: Attributes, starts: Sequence[float]) -> list[str | None]:
-        return [placed[subject]] * len(starts)
-
     def by_official(subject: str, recording: str, attributes: Attributes, starts: Sequence[float]) -> list[str | None]:
         found = read_official_split(attributes, test_fold)
         if found is None:
@@ -132,10 +126,10 @@ def make_scheme(name: str, *, subjects: Iterable[str], seed: int, length: float,
             )
         return [found] * len(starts)
 
-    def by_time(subject: str, recording: str, attributes: Attributes, starts: Sequence[float]) -> list[str | None]:
-        return split_by_time(starts, length)
-
     def by_window(subject: str, recording: str, attributes: Attributes, starts: Sequence[float]) -> list[str | None]:
         return [split_by_share(hash_to_share(f"{seed}|{recording}|{float(start)!r}")) for start in starts]
 
-    return {"subject": by_subject, "official": by_official, "time": by_time, "random-window": by_window}[name]
+    schemes: dict[str, Scheme] = {"official": by_official, "random-window": by_window}
+    schemes["subject"] = lambda subject, recording, attributes, starts: [placed[subject]] * len(starts)
+    schemes["time"] = lambda subject, recording, attributes, starts: split_by_time(starts, length)
+    return schemes[name]

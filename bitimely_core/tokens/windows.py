@@ -128,11 +128,9 @@ class Windows(TokenSet):
 
 
 def scale_values(x: np.ndarray, centre: np.ndarray, factor: np.ndarray) -> None:
-    """`x` [n, T, V] becomes (x - centre) * factor, in place; both [n, V].
-
-    Done on runs of several samples, because numpy's inner loops over V numbers alone would cost three times as much.
-    """
+    """`x` [n, T, V] becomes (x - centre) * factor, in place; both [n, V]."""
     n, length, channels = x.shape
+    # runs of several samples: numpy's inner loops over V numbers alone would cost three times as much
     run = next(k for k in range(min(RUN, length), 0, -1) if length % k == 0)
     runs = x.reshape(n, length // run, run * channels)
     runs -= np.tile(centre, (1, run))[:, None]
@@ -149,11 +147,7 @@ def normalise_windows(x: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
 
 
 def open_windows(folder: str | Path, verify: bool = True) -> Windows:
-    """Open the windows in `folder`; with `verify`, after comparing every file with the manifest.
-
-    Raises UserError: not_found, incomplete or unsupported_format (exit 4), integrity (exit 5) for a damaged file, subject_leakage (exit 4)
-    when a subject is in two splits of a set that was split by subject.
-    """
+    """Open the windows in `folder`. Raises UserError as `tokens.open_tokens`."""
     import polars as pl
 
     folder = Path(folder)

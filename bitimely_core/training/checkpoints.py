@@ -26,7 +26,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from bitimely_core import storage
-from bitimely_core.errors import Finding, Reason, UserError, input_error, integrity_error, safe_text, usage_error
+from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, integrity_error, safe_text, usage_error
 from bitimely_core.schemas import CheckpointMeta, StoredFile, flatten_keys
 from bitimely_core.system_errors import describe_os_error, raise_system_error
 
@@ -78,11 +78,9 @@ def save_checkpoint(folder: Path, meta: CheckpointMeta, tensors: Mapping[str, Ma
         _sync_folder(folder)
         verify_checkpoint(final)
     except OSError as error:
-        _remove_folder(temporary)
         raise describe_os_error(error, final) from error
-    except BaseException:
+    finally:
         _remove_folder(temporary)
-        raise
     storage.write_bytes(folder / "LATEST", f"step-{step}\n".encode())
     for oldest in list_steps(folder)[max(keep, 2) :]:
         path = folder / f"step-{oldest}"
@@ -100,10 +98,7 @@ def _hash_meta(values: Mapping[str, JsonValue]) -> str:
 
 
 def verify_checkpoint(path: Path) -> CheckpointMeta:
-    """`meta.json` of a checkpoint, compared with its own hash; every file that it names, with size and hash.
-
-    Raises UserError (integrity, exit 5) that names the damaged file.
-    """
+    """`meta.json`, compared with its own hash, and every file that it names, with size and hash. Raises UserError (integrity, exit 5)."""
     file = path / "meta.json"
     try:
         values = json.loads(file.read_bytes())
@@ -119,10 +114,7 @@ def verify_checkpoint(path: Path) -> CheckpointMeta:
 
 
 def find_newest_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[Finding]]:
-    """The newest intact checkpoint, or None without any, and a warning for each newer one that is damaged.
-
-    Raises UserError (integrity, exit 5) when all checkpoints are damaged.
-    """
+    """The newest intact checkpoint, and a warning for each damaged newer one. Raises UserError (integrity, exit 5) when all are damaged."""
     damaged: list[tuple[int, UserError]] = []
     for step in list_steps(folder):
         path = folder / f"step-{step}"
@@ -133,7 +125,16 @@ def find_newest_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[Findin
                 raise
             damaged.append((step, error))
             continue
-        return Checkpoint(path, meta), [_describe_fallback(path, error, f"step-{at}") for at, error in damaged]
+        return Checkpoint(path, meta), [
+            input_warning(
+                Reason.INTEGRITY,
+                f"checkpoint step-{at} is damaged: {error.problem}",
+                error.requirement,
+                f"Resuming from {path.name}",
+                file=error.file,
+            )
+            for at, error in damaged
+        ]
     if not damaged:
         return None, []
     raise integrity_error(
@@ -173,10 +174,7 @@ def load_tensors(checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:
 
 
 def require_same_run(checkpoint: Checkpoint, identity: dict[str, JsonValue], exempt: frozenset[str]) -> None:
-    """Compare `identity` with that of the checkpoint, apart from `train.<key>` for the keys in `exempt`.
-
-    Raises UserError (settings_differ, exit 2) with one finding a differing key.
-    """
+    """Raises UserError (settings_differ, exit 2), a finding a key, where `identity` differs apart from `train.<key>` for keys in `exempt`."""
     before, now = flatten_keys(checkpoint.meta.identity), flatten_keys(json.loads(storage.encode_json(identity)))
     differing = sorted(
         key
@@ -185,19 +183,14 @@ def require_same_run(checkpoint: Checkpoint, identity: dict[str, JsonValue], exe
     )
     if differing:
         raise usage_error(
-            f"{_format_count(differing, 'key differs', 'keys differ')} from the run to resume: {', '.join(differing)}",
+            f"{len(differing)} {'key differs' if len(differing) == 1 else 'keys differ'} from the run to resume: {', '.join(differing)}",
             "expected the settings and data it was started with",
             "Repeat the previous command, choose another --run, or start over with --force-new",
             code=Reason.SETTINGS_DIFFER,
             file=str(checkpoint.folder),
             details=[
-                Finding(
-                    code=Reason.SETTINGS_DIFFER,
-                    field=key,
-                    problem=f"the checkpoint has {safe_text(before.get(key))}",
-                    requirement=f"now {safe_text(now.get(key))}",
-                )
-                for key in differing
+                Finding(Reason.SETTINGS_DIFFER, f"the checkpoint has {safe_text(before.get(k))}", f"now {safe_text(now.get(k))}", field=k)
+                for k in differing
             ],
         )
 
@@ -212,36 +205,26 @@ def require_same_shapes(checkpoint: Checkpoint, saved: Mapping[str, Tensor], exp
     if differing:
         raise input_error(
             Reason.SHAPES_DIFFER,
-            f"{_format_count(differing, 'tensor differs', 'tensors differ')}: {', '.join(differing)}",
+            f"{len(differing)} {'tensor differs' if len(differing) == 1 else 'tensors differ'}: {', '.join(differing)}",
             "expected the architecture of the checkpoint",
             "Build the model with the settings of the run",
             file=str(checkpoint.folder),
             details=[
-                Finding(
-                    code=Reason.SHAPES_DIFFER,
-                    field=key,
-                    problem=f"the checkpoint has {describe(saved, key)}",
-                    requirement=f"the model has {describe(expected, key)}",
-                )
-                for key in differing
+                Finding(Reason.SHAPES_DIFFER, f"the checkpoint has {describe(saved, k)}", f"the model has {describe(expected, k)}", field=k)
+                for k in differing
             ],
         )
 
 
 def write_tensors(path: Path, group: Mapping[str, Tensor]) -> tuple[str, int]:
-    """Write a safetensors file; its SHA-256 and size. Raises UserError (exit 6)."""
-    return storage.write_bytes(path, to_bytes(_copy_to_cpu(group)))
-
-
-def _copy_to_cpu(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous CPU tensors without shared memory (tied weights), which safetensors refuses."""
+    """Write a safetensors file; its SHA-256 and size. Shared memory (tied weights) is copied. Raises UserError (exit 6)."""
     out: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in group.items():
         cpu = tensor.detach().to("cpu").contiguous()
         out[name] = cpu.clone() if cpu.untyped_storage().data_ptr() in seen else cpu
         seen.add(out[name].untyped_storage().data_ptr())
-    return out
+    return storage.write_bytes(path, to_bytes(out))
 
 
 def is_finite(group: Mapping[str, Tensor]) -> bool:
@@ -261,18 +244,3 @@ def _sync_folder(folder: Path) -> None:
 
 def _remove_folder(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
-
-
-def _format_count(items: list[str], one: str, many: str) -> str:
-    return f"{len(items)} {one if len(items) == 1 else many}"
-
-
-def _describe_fallback(used: Path, error: UserError, name: str) -> Finding:
-    return Finding(
-        code=Reason.INTEGRITY,
-        level="warning",
-        file=error.file,
-        problem=f"checkpoint {name} is damaged: {error.problem}",
-        requirement=error.requirement,
-        hint=f"Resuming from {used.name}",
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -65,7 +65,11 @@ def estimate(
             generator = torch.Generator().manual_seed(0)
             autocast = torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
             with autocast, torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-                loss = objective(model, small, generator=generator)["loss"] if objective else _compute_substitute_loss(model(small))
+                if objective:
+                    loss = objective(model, small, generator=generator)["loss"]
+                else:
+                    out = model(small)
+                    loss = (out if isinstance(out, Tensor) else out.hidden[-1]).float().square().mean()
             loss.backward()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
@@ -96,9 +100,3 @@ def estimate(
         "seconds": per_step * steps,
         "memory_bytes": {**memory, "total": sum(memory.values())},
     }
-
-
-def _compute_substitute_loss(out: Any) -> Tensor:
-    """A number that depends on the output of a model or a head."""
-    tensor = out if isinstance(out, Tensor) else out.hidden[-1]
-    return tensor.float().square().mean()

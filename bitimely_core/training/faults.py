@@ -124,11 +124,7 @@ def sync_step(state: TrainingState, numbers: list[float], fault: Exception | Non
     flags = [float(fault is not None), float(state.stop_signal == signal.SIGINT), float(state.stop_signal == signal.SIGTERM)]
     *sums, faults, interrupts, terminations = all_reduce_sum([*numbers, *flags])
     if faults:
-        own = (
-            None
-            if fault is None
-            else out_of_memory_error(fault, state.batches, state.config, batch, divisible=is_divisible(state.model, state.objective))
-            or fault
-        )
+        divisible = is_divisible(state.model, state.objective)
+        own = fault and (out_of_memory_error(fault, state.batches, state.config, batch, divisible=divisible) or fault)
         raise find_first_error(own) from (fault if own is not fault else None)
     return sums, int(signal.SIGINT if interrupts else signal.SIGTERM if terminations else 0)

@@ -35,27 +35,8 @@ from bitimely_core.config import TrainConfig, validate
 from bitimely_core.errors import Finding, Reason, input_error
 from bitimely_core.schemas import CheckpointMeta
 from bitimely_core.system_errors import attach_result, require_memory
-from bitimely_core.training import checkpoints
+from bitimely_core.training import checkpoints, distributed, faults
 from bitimely_core.training.devices import deterministic_kernels, select_device
-from bitimely_core.training.distributed import (
-    all_reduce_gradients,
-    all_reduce_statistics,
-    all_reduce_sum,
-    broadcast_parameters,
-    get_rank,
-    get_world_size,
-    join_group,
-    list_parameters,
-)
-from bitimely_core.training.faults import (
-    handle_signals,
-    interrupted_error,
-    is_divisible,
-    non_finite_error,
-    out_of_memory_error,
-    sync_step,
-    warn,
-)
 from bitimely_core.types import Batch, Batches
 
 Objective = Callable[..., dict[str, Any]]
@@ -154,36 +135,30 @@ def fit(
     """Train `model` in place; with `folder`, log and save there, and resume from the checkpoint there.
 
     AdamW (no decay on vectors, biases, norms), linear warm-up, then a cosine to 0 over all steps, gradients clipped by their global norm.
-    The same call again resumes after a kill and ends with the weights of the uninterrupted run, bit for bit on the same kind of device
-    with the same numbers of processes and threads; a finished run is only loaded. The model keeps its mode and device.
+    The same call again resumes after a kill and ends with the weights of the uninterrupted run, bit for bit on the same kind of device with
+    the same numbers of processes and threads; a finished run is only loaded. The model keeps its mode and device, and starts from its
+    weights; a `target_scale` that is NaN is measured before the first step.
 
-    Args:
-        model: Starts from its weights; a `target_scale` that is NaN is measured before the first step.
-        batches: Global batches as `data.batches` returns them.
-        objective: `f(model, batch, generator=None)`, see above.
-        epochs: Replaces `config.epochs`, and `config.steps`.
-        steps: Optimizer steps in all, whatever the epochs.
-        lr: Highest learning rate, replaces `config.lr`.
-        seed: Of dropout and masks, replaces `config.seed`.
-        config: None: the defaults of `TrainConfig`. Its `batch_size` is not read: `batches` decides it.
-        validation: Evaluated at the end of every epoch and of the training.
-        folder: Gets `metrics.jsonl`, `checkpoints/` and, at the end, `model/`; it is locked meanwhile. None: nothing is written.
-        identity: JSON that a resumed run must agree with: manifest hash of the data, hash of the tokenizer, resolved settings.
-        log: Called with every line of the log, and in it `of`, the number of all steps.
-        notice: Called with every warning; None: `warnings.warn`.
+    `batches` are global ones, as `data.batches` returns them; they decide the batch size, not `config.batch_size`. `epochs` replaces that
+    of `config` (None: the defaults of `TrainConfig`) and its steps, `steps` the number of optimizer steps whatever the epochs, `lr` the
+    highest learning rate, `seed` that of dropout and masks. `validation` is evaluated at the end of every epoch and of the training.
+    `folder` gets `metrics.jsonl`, `checkpoints/` and, at the end, `model/`, and is locked meanwhile. A resumed run must agree with
+    `identity` (JSON: manifest hash of the data, hash of the tokenizer, resolved settings). `log` is called with every line of the log, and
+    in it `of`, the number of all steps; `notice` with every warning (None: `warnings.warn`).
 
-    Raises:
-        UserError: config, settings_differ (exit 2); shapes_differ, no_input, non_finite_loss (4); integrity (5); resource_limit, disk_full
-            (6); locked (7); interrupted (130, 143).
+    Raises UserError: config, settings_differ (exit 2); shapes_differ, no_input, non_finite_loss (4); integrity (5); resource_limit,
+    disk_full (6); locked (7); interrupted (130, 143).
     """
-    settings = _override_config(config or TrainConfig(), epochs=epochs, steps=steps, lr=lr, seed=seed)
+    overrides = {name: value for name, value in {"epochs": epochs, "steps": steps, "lr": lr, "seed": seed}.items() if value is not None}
+    stored = {**(config or TrainConfig()).model_dump(), **({} if epochs is None else {"steps": None})}
+    settings = validate(TrainConfig, {**stored, **overrides})
     total = settings.count_steps(batches.steps)
     if not batches.steps and settings.count_steps(1):
         raise input_error(Reason.NO_INPUT, "no training batch", "expected at least one", "Check the split: it may have no training subject")
-    join_group()
+    distributed.join_group()
     device, home = select_device(settings.device), None if folder is None else Path(folder)
     with ExitStack() as stack:
-        if home is not None and get_rank() == 0:
+        if home is not None and distributed.get_rank() == 0:
             stack.enter_context(storage.lock(home))
         checkpoint, findings = _find_checkpoint(home, notice)
         stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
@@ -193,8 +168,12 @@ def fit(
         stack.callback(model.to, next((p.device for p in model.parameters()), torch.device("cpu")))
         stack.callback(model.train, model.training)
         model.to(device)
-        broadcast_parameters(model)
-        optimizer, names = _make_optimizer(model, settings, device)
+        distributed.broadcast_parameters(model)
+        groups = group_parameters(model, settings.weight_decay)
+        names = [name for group in groups for name in group.pop("names")]
+        trained = groups or [{"params": [nn.Parameter(torch.zeros(0))]}]
+        shared = settings.model_dump(mode="json", exclude={*RESUME_EXEMPT, "epochs", "steps", "batch_size"})
+        shared |= {"total_steps": total, "epoch_steps": batches.steps, "batch_rows": batches.size}  # what a resumed run must agree with
         state = TrainingState(
             model=model,
             objective=objective,
@@ -203,11 +182,11 @@ def fit(
             config=settings,
             total=total,
             device=device,
-            optimizer=optimizer,
+            optimizer=torch.optim.AdamW(trained, lr=settings.lr, fused=device.type == "cuda"),
             names=names,
             home=home,
             log=log,
-            identity=json.loads(storage.encode_json({**(identity or {}), "train": describe_resume_settings(settings, batches, total)})),
+            identity=json.loads(storage.encode_json({**(identity or {}), "train": shared})),
         )
         if checkpoint is not None:
             _resume(state, checkpoint)
@@ -226,12 +205,6 @@ def fit(
     }
 
 
-def _override_config(config: TrainConfig, **overrides: float | None) -> TrainConfig:
-    """`config` with the overrides that are given; epochs also replace its steps. Raises UserError (config, exit 2)."""
-    values = {**config.model_dump(), **({} if overrides["epochs"] is None else {"steps": None})}
-    return validate(TrainConfig, {**values, **{name: value for name, value in overrides.items() if value is not None}})
-
-
 def _measure_scale(model: nn.Module, batches: Batches, objective: Objective, config: TrainConfig) -> None:
     """Measure `model.target_scale` where it is NaN. Raises UserError (resource_limit, exit 6)."""
     scale = getattr(model, "target_scale", None)
@@ -240,23 +213,18 @@ def _measure_scale(model: nn.Module, batches: Batches, objective: Objective, con
     try:
         objectives.measure_scale(model, batches)
     except Exception as error:
-        fault = out_of_memory_error(error, batches, config, 1, divisible=is_divisible(model, objective))
+        fault = faults.out_of_memory_error(error, batches, config, 1, divisible=faults.is_divisible(model, objective))
         if fault is None:
             raise
         raise fault from None
 
 
-def _make_optimizer(model: nn.Module, config: TrainConfig, device: torch.device) -> tuple[torch.optim.Optimizer, list[str]]:
-    """AdamW over the trainable parameters, and their names in its order."""
-    groups = group_parameters(model, config.weight_decay)
-    names = [name for group in groups for name in group.pop("names")]
-    return torch.optim.AdamW(groups or [{"params": [nn.Parameter(torch.zeros(0))]}], lr=config.lr, fused=device.type == "cuda"), names
-
-
 def _train(state: TrainingState, stack: ExitStack) -> None:
-    if state.home is not None and get_rank() == 0:
-        _trim_log(state.home / "metrics.jsonl", state.step, state.validated)
-    stack.enter_context(handle_signals(state))
+    if state.home is not None and distributed.get_rank() == 0 and (path := state.home / "metrics.jsonl").is_file():
+        last = {"validation": state.validated}  # later lines are logged again
+        kept = [line for line in read_metrics(state.home) if line["step"] <= last.get(line.get("split", ""), state.step)]
+        storage.write_bytes(path, b"".join(storage.encode_json(line) + b"\n" for line in kept))
+    stack.enter_context(faults.handle_signals(state))
     if state.config.compile:
         state.model.compile()
         stack.callback(setattr, state.model, "_compiled_call_impl", None)
@@ -267,7 +235,7 @@ def _train(state: TrainingState, stack: ExitStack) -> None:
     except KeyboardInterrupt as error:
         if state.home is None:
             raise
-        raise interrupted_error(state, signal.SIGINT, f"at once after step {state.step}", "the last checkpoint is intact") from error
+        raise faults.interrupted_error(state, signal.SIGINT, f"at once after step {state.step}", "the last checkpoint is intact") from error
 
 
 def _run_steps(state: TrainingState) -> None:
@@ -279,7 +247,9 @@ def _run_steps(state: TrainingState) -> None:
     while state.step < state.total and not stop:
         epoch, start = divmod(state.step, state.batches.steps)
         left = min(state.batches.steps - start, state.total - state.step)
-        with closing(_prefetch(state.batches(epoch, start=start, rank=get_rank(), world=get_world_size()), state.device)) as stream:
+        with closing(
+            _prefetch(state.batches(epoch, start=start, rank=distributed.get_rank(), world=distributed.get_world_size()), state.device)
+        ) as stream:
             for _ in range(left):
                 line, stop = _run_step(state, stream)
                 if line is not None:
@@ -291,7 +261,7 @@ def _run_steps(state: TrainingState) -> None:
                     _save_checkpoint(state)
     _save_checkpoint(state)
     if stop or state.stop_signal:
-        raise interrupted_error(state, stop or state.stop_signal, f"after step {state.step} of {state.total}", "it is saved")
+        raise faults.interrupted_error(state, stop or state.stop_signal, f"after step {state.step} of {state.total}", "it is saved")
 
 
 def _run_step(state: TrainingState, stream: Iterator[Batch]) -> tuple[LogLine | None, int]:
@@ -313,19 +283,19 @@ def _run_step(state: TrainingState, stream: Iterator[Batch]) -> tuple[LogLine | 
             state.timesteps_read += micro.values.shape[0] * micro.values.shape[1]
     except Exception as error:
         fault = error
-    (count, loss, rel), stop = sync_step(state, sums, fault, state.step + 1)
+    (count, loss, rel), stop = faults.sync_step(state, sums, fault, state.step + 1)
     if not count:
         raise input_error(Reason.NO_INPUT, f"no valid value in the batch of step {state.step + 1}", "expected at least one")
     if not math.isfinite(loss):
-        raise non_finite_error(state, "loss", loss / count)
-    all_reduce_gradients(state, count)
-    norm = float(nn.utils.clip_grad_norm_(list_parameters(state.optimizer), state.config.clip))
+        raise faults.non_finite_error(state, "loss", loss / count)
+    distributed.all_reduce_gradients(state, count)
+    norm = float(nn.utils.clip_grad_norm_(distributed.list_parameters(state.optimizer), state.config.clip))
     if not math.isfinite(norm):
-        raise non_finite_error(state, "gradient norm", norm)
+        raise faults.non_finite_error(state, "gradient norm", norm)
     for group in state.optimizer.param_groups:
         group["lr"] = rate
     state.optimizer.step()
-    all_reduce_statistics(state.model)
+    distributed.all_reduce_statistics(state.model)
     state.step += 1
     state.unlogged_steps += 1
     state.last = {"loss": loss / count, "rel": _finite_or_none(rel / count)}
@@ -333,18 +303,18 @@ def _run_step(state: TrainingState, stream: Iterator[Batch]) -> tuple[LogLine | 
         state.step == 1 or state.step % state.config.log_every == 0 or state.step % state.batches.steps == 0 or state.step == state.total
     ):
         return None, stop
-    timesteps, waited = all_reduce_sum([state.timesteps_read, state.data_wait])
+    timesteps, waited = distributed.all_reduce_sum([state.timesteps_read, state.data_wait])
     now = time.perf_counter()
     line: LogLine = {
         "step": state.step,
-        "epoch": _count_epochs(state),
+        "epoch": (state.step - 1) // state.batches.steps + 1,
         "split": "train",
         "loss": state.last["loss"],
         "rel": state.last["rel"],
         "lr": rate,
         "grad_norm": norm,
         "tokens_per_second": timesteps / max(now - state.logged_at, 1e-9),
-        "data_wait": waited / get_world_size() / state.unlogged_steps,
+        "data_wait": waited / distributed.get_world_size() / state.unlogged_steps,
     }
     state.logged_at, state.timesteps_read, state.data_wait, state.unlogged_steps = now, 0, 0.0, 0
     return _add_parts(line, parts), stop
@@ -357,7 +327,12 @@ def _validate(state: TrainingState) -> int:
     sums, parts = [0.0, 0.0, 0.0], Parts()
     state.model.eval()
     try:
-        with torch.no_grad(), closing(_prefetch(state.validation(0, rank=get_rank(), world=get_world_size()), state.device)) as stream:
+        with (
+            torch.no_grad(),
+            closing(
+                _prefetch(state.validation(0, rank=distributed.get_rank(), world=distributed.get_world_size()), state.device)
+            ) as stream,
+        ):
             for at in range(state.validation.steps):
                 fault: Exception | None = None
                 try:
@@ -365,15 +340,15 @@ def _validate(state: TrainingState) -> int:
                         _accumulate(sums, parts, _evaluate_batch(state, micro, _make_generator(state, "validation", at), "validation", at))
                 except Exception as error:
                     fault = error
-                _, stop = sync_step(state, [], fault, state.step)
+                _, stop = faults.sync_step(state, [], fault, state.step)
                 if stop:
                     return stop  # the next call repeats the validation
     finally:
         state.model.train()
-    count, loss, rel = all_reduce_sum(sums)
+    count, loss, rel = distributed.all_reduce_sum(sums)
     entry: LogLine = {
         "step": state.step,
-        "epoch": _count_epochs(state),
+        "epoch": (state.step - 1) // state.batches.steps + 1,
         "split": "validation",
         "loss": _finite_or_none(loss / max(count, 1.0)),
         "rel": _finite_or_none(rel / max(count, 1.0)),
@@ -395,12 +370,12 @@ def _needs_validation(state: TrainingState) -> bool:
 
 def _make_generator(state: TrainingState, *key: object) -> torch.Generator:
     """The objective's random numbers (CPU): one stream a step, so that what is drawn row by row does not depend on the micro-batches."""
-    return torch.Generator().manual_seed(_derive_seed(state.config.seed, "objective", *key, get_rank()))
+    return torch.Generator().manual_seed(_derive_seed(state.config.seed, "objective", *key, distributed.get_rank()))
 
 
 def _evaluate_batch(state: TrainingState, micro: Batch, generator: torch.Generator, *key: object) -> BatchLoss:
     """The objective on one micro-batch, dropout fixed by `key`."""
-    seed = _derive_seed(state.config.seed, "model", *key, get_rank())
+    seed = _derive_seed(state.config.seed, "model", *key, distributed.get_rank())
     torch.default_generator.manual_seed(seed)
     if state.device.type == "cuda":
         torch.cuda.manual_seed(seed)
@@ -432,18 +407,16 @@ def compute_schedule_factor(step: int, total: int, warmup: float) -> float:
 
 def group_parameters(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """The trainable parameters in up to two groups of `params`, `names`, `weight_decay`: vectors, biases and all of a norm do not decay."""
-    decayed: list[tuple[str, nn.Parameter]] = []
-    plain: list[tuple[str, nn.Parameter]] = []
+    decayed: dict[str, Any] = {"params": [], "names": [], "weight_decay": weight_decay}
+    plain: dict[str, Any] = {"params": [], "names": [], "weight_decay": 0.0}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             owner, _, own = name.rpartition(".")
             vector = parameter.ndim < 2 or own.startswith("bias") or "Norm" in type(model.get_submodule(owner)).__name__
-            (plain if vector else decayed).append((name, parameter))
-    return [
-        {"params": [p for _, p in group], "names": [n for n, _ in group], "weight_decay": decay}
-        for group, decay in ((decayed, weight_decay), (plain, 0.0))
-        if group
-    ]
+            group = plain if vector else decayed
+            group["params"].append(parameter)
+            group["names"].append(name)
+    return [group for group in (decayed, plain) if group["params"]]
 
 
 def _derive_seed(*key: object) -> int:
@@ -468,8 +441,8 @@ def _split_rows(batch: Batch | None, parts: int) -> list[Batch]:
 def _add_parts(line: LogLine, parts: Parts) -> LogLine:
     """`line` with the mean of each part over all processes, which may have different parts."""
     gathered: list[Any] = [parts]
-    if get_world_size() > 1:
-        gathered = [None] * get_world_size()
+    if distributed.get_world_size() > 1:
+        gathered = [None] * distributed.get_world_size()
         dist.all_gather_object(gathered, parts)
     names = dict.fromkeys(name for one in gathered for name in one)
     sums = {name: [sum(column) for column in zip(*(one[name] for one in gathered if name in one), strict=True)] for name in names}
@@ -537,15 +510,8 @@ def read_metrics(folder: str | Path) -> list[LogLine]:
     return lines
 
 
-def _trim_log(path: Path, step: int, validated: int) -> None:
-    """Drop the lines after `step`, which are logged again; those of a validation after the last one."""
-    if path.is_file():
-        kept = [one for one in read_metrics(path.parent) if one["step"] <= (validated if one.get("split") == "validation" else step)]
-        storage.write_bytes(path, b"".join(storage.encode_json(one) + b"\n" for one in kept))
-
-
 def _write_line(state: TrainingState, line: LogLine) -> None:
-    if get_rank() == 0:
+    if distributed.get_rank() == 0:
         if state.home is not None:
             storage.append_line(state.home / "metrics.jsonl", line)
         if state.log is not None:
@@ -557,17 +523,17 @@ def _find_checkpoint(home: Path | None, notice: Notice | None) -> tuple[checkpoi
     if home is None:
         return None, []
     folder = home / "checkpoints"
-    if get_rank() == 0:
+    if distributed.get_rank() == 0:
         checkpoint, findings = checkpoints.find_newest_checkpoint(folder)
         checkpoints.sweep_folder(folder, checkpoint)
         for swept in (home, home / "model"):
             if swept.is_dir():
                 storage.remove_temporary_files(swept)
-        all_reduce_sum([0.0 if checkpoint is None else checkpoint.step + 1.0])
+        distributed.all_reduce_sum([0.0 if checkpoint is None else checkpoint.step + 1.0])
         for finding in findings:
-            warn(finding, notice)
+            faults.warn(finding, notice)
         return checkpoint, findings
-    (number,) = all_reduce_sum([0.0])
+    (number,) = distributed.all_reduce_sum([0.0])
     path = folder / f"step-{int(number) - 1}"
     return (checkpoints.Checkpoint(path, checkpoints.verify_checkpoint(path)) if number else None), []
 
@@ -593,7 +559,7 @@ def _save_checkpoint(state: TrainingState) -> None:
     if state.home is None:
         return
     parameters = dict(state.model.named_parameters())
-    states = [state.optimizer.state.get(p, {}) for p in list_parameters(state.optimizer)]
+    states = [state.optimizer.state.get(p, {}) for p in distributed.list_parameters(state.optimizer)]
     moments = {f"{name}::{key}": value for name, state in zip(state.names, states, strict=False) for key, value in state.items()}
     if not (checkpoints.is_finite(parameters) and checkpoints.is_finite(moments)):
         raise input_error(
@@ -603,10 +569,12 @@ def _save_checkpoint(state: TrainingState) -> None:
             "Lower --lr; the previous checkpoint is kept",
             file=str(state.home),
         )
-    if get_rank() == 0:
+    if distributed.get_rank() == 0:
         finished = state.step == state.total and not _needs_validation(state)
-        if finished:
-            _export_model(state.model, state.home / "model")
+        if finished and callable(save := getattr(state.model, "save", None)):
+            save(state.home / "model")
+        elif finished:  # it cannot save its configuration
+            checkpoints.write_tensors(storage.make_folder(state.home / "model") / "model.safetensors", _list_tensors(state.model))
         meta = CheckpointMeta(
             step=state.step,
             epoch=state.step // max(state.batches.steps, 1),
@@ -616,37 +584,18 @@ def _save_checkpoint(state: TrainingState) -> None:
             best=state.best,
             last=state.last,
             seed=state.config.seed,
-            processes=get_world_size(),
+            processes=distributed.get_world_size(),
             identity=state.identity,
             bitimely=__version__,
             torch=str(torch.__version__),
         )
         tensors = {"model": _list_tensors(state.model), "optimizer": moments}
         checkpoints.save_checkpoint(state.home / "checkpoints", meta, tensors, keep=state.config.keep)
-    all_reduce_sum([0.0])  # the others wait: a stop must not end them while process 0 writes
-
-
-def _export_model(model: nn.Module, folder: Path) -> None:
-    """Write the trained model to `folder`, without its configuration where it cannot save itself."""
-    save = getattr(model, "save", None)
-    if callable(save):
-        save(folder)
-    else:
-        checkpoints.write_tensors(storage.make_folder(folder) / "model.safetensors", _list_tensors(model))
+    distributed.all_reduce_sum([0.0])  # the others wait: a stop must not end them while process 0 writes
 
 
 def _list_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-
-
-def describe_resume_settings(config: TrainConfig, batches: Batches, total: int) -> dict[str, JsonValue]:
-    """The settings of the training that a resumed run must share."""
-    own = config.model_dump(mode="json", exclude={*RESUME_EXEMPT, "epochs", "steps", "batch_size"})
-    return {**own, "total_steps": total, "epoch_steps": batches.steps, "batch_rows": batches.size}
-
-
-def _count_epochs(state: TrainingState) -> int:
-    return (state.step - 1) // state.batches.steps + 1
 
 
 def _finite_or_none(value: float) -> float | None:

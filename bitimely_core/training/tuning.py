@@ -6,6 +6,7 @@ the validation windows, else by the loss of the objective there. The search has 
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -80,9 +81,8 @@ def plan_search(
     measure: Callable[[nn.Module, Sequence[TrainValidation]], TrialScores] | None = None,
     lower_is_better: Collection[str] = (),
 ) -> LearningRateSearch | None:
-    """The search that `settings` ask for; None where the rate is given, or nothing is trained.
-
-    Raises UserError (no_input, exit 4) without validation windows.
+    """The search that `settings` ask for; None for a given rate or no training. Raises UserError (no_input, exit 4) without validation
+    windows.
     """
     total = settings.train.count_steps(batches.steps)
     if settings.tune.rates is None or not total:
@@ -124,7 +124,25 @@ def select_learning_rate(
 
     Raises UserError: non_finite_loss (exit 4) when every rate diverges, and those of `fit`.
     """
+    from bitimely_core.training import loop
     from bitimely_core.training.distributed import barrier, get_rank
+
+    def run_trial(trained: TrainConfig, home: Path) -> TrialRecord:
+        """The scores of one trial, or why it has none; of process 0, which measures and writes."""
+        handle = None if log is None else functools.partial(log, trained.lr)
+        try:
+            loop.fit(model, batches, objective, config=trained, validation=validation, folder=home, identity=identity, log=handle)
+            if get_rank() > 0:
+                return TrialRecord(lr=trained.lr)
+            last = [line for line in loop.read_metrics(home) if line.get("split") == "validation"][-1]
+            if last["loss"] is None:
+                return TrialRecord(lr=trained.lr, reason="the validation loss is not finite")
+            measured = search.measure(model, search.views) if search.measure else {}
+            return TrialRecord(lr=trained.lr, scores={**measured, "rel": last.get("rel"), "loss": last["loss"]})
+        except UserError as error:
+            if error.code not in {Reason.NON_FINITE_LOSS, Reason.NON_FINITE}:
+                raise
+            return TrialRecord(lr=trained.lr, reason=error.problem)
 
     start = {name: value.detach().clone() for name, value in model.state_dict().items()}
     trials = []
@@ -133,8 +151,7 @@ def select_learning_rate(
         path = home / "trial.json"
         if not path.is_file():
             model.load_state_dict(start)
-            trained = config.model_copy(update={"lr": rate, "steps": search.steps})
-            trial = _run_trial(search, model, batches, objective, validation, trained, home, identity, log)
+            trial = run_trial(config.model_copy(update={"lr": rate, "steps": search.steps}), home)
             if get_rank() == 0:
                 storage.make_folder(home)
                 trial.save(path)
@@ -148,45 +165,8 @@ def select_learning_rate(
     return TuningRecord(lr=lr, by=by, steps=search.steps, seed=config.seed, around=config.lr, trials=tuple(trials))
 
 
-def _run_trial(
-    search: LearningRateSearch,
-    model: nn.Module,
-    batches: Batches,
-    objective: Objective,
-    validation: Batches | None,
-    config: TrainConfig,
-    home: Path,
-    identity: dict[str, JsonValue] | None,
-    log: Callable[[float, LogLine], None] | None,
-) -> TrialRecord:
-    """The scores of one trial, or why it has none; of process 0, which measures and writes."""
-    from bitimely_core.training import loop
-    from bitimely_core.training.distributed import get_rank
-
-    def log_line(line: LogLine) -> None:
-        if log is not None:
-            log(config.lr, line)
-
-    try:
-        loop.fit(model, batches, objective, config=config, validation=validation, folder=home, identity=identity, log=log_line)
-        if get_rank() > 0:
-            return TrialRecord(lr=config.lr)
-        last = [line for line in loop.read_metrics(home) if line.get("split") == "validation"][-1]
-        if last["loss"] is None:
-            return TrialRecord(lr=config.lr, reason="the validation loss is not finite")
-        measured = search.measure(model, search.views) if search.measure else {}
-        return TrialRecord(lr=config.lr, scores={**measured, "rel": last.get("rel"), "loss": last["loss"]})
-    except UserError as error:
-        if error.code not in {Reason.NON_FINITE_LOSS, Reason.NON_FINITE}:
-            raise
-        return TrialRecord(lr=config.lr, reason=error.problem)
-
-
 def select_trial(trials: Sequence[TuningTrial], lower_is_better: Collection[str] = ()) -> tuple[float, tuple[str, ...]]:
-    """The selected rate, and the scores that decided: those that all finished trials have.
-
-    Raises UserError (non_finite_loss, exit 4) when no trial finished.
-    """
+    """The selected rate, and the scores, of all finished trials, that decided. Raises UserError (non_finite_loss, exit 4) if none finished."""
     finished = [trial for trial in trials if trial.scores]
     if not finished:
         raise input_error(
