@@ -186,7 +186,7 @@ class Finding:
         if self.field is not None:
             where += f":{clean(self.field, 80)}" if where else clean(self.field, 80)
         elif self.row is not None:
-            where += f":row {self.row}"
+            where += f":row {self.row}" if where else f"row {self.row}"
         line = self.problem if not self.requirement else f"{self.problem}, {self.requirement}"
         line = f"{where}: {line}" if where else line
         line = line.rstrip(".") + "."

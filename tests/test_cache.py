@@ -491,7 +491,7 @@ def test_rows_of_tables_are_accounted_for(raw: Path, tmp_path: Path) -> None:
     table, segments = report["rows"]
     assert (table["file"], table["used"], table["dropped_by_reason"]) == ("labels.csv", 4, {"duplicates": 1})
     assert (segments["kind"], segments["seen"], segments["used"], segments["quarantined"], segments["dropped"]) == ("segments", 10, 7, 2, 1)
-    assert report["reason_counts"] == {"duplicates": 2, "not_numeric": 2}
+    assert report["reason_counts"] == {"duplicate_across_splits": 2, "duplicates": 2, "not_numeric": 2}
     assert len(list(cache.open_cache(tmp_path / "out").records())) == 6
     assert refused(raw, tmp_path / "strict", strict=True).code == Reason.NOT_NUMERIC
     put(raw, "t1", 3, fault="table", bad=6)

@@ -15,10 +15,10 @@ from bitimely_core.formats import edf
 Codes = dict[bytes, str]
 
 NUMBERS: Codes = dict.fromkeys((b"inf", b"nan", b"1_000", b"0x10", "\u0661\u0662".encode(), b"2,5", b"1e400", b"", b"abc"), "header_field")
-BAD_RANGES = dict.fromkeys((b"1e30", b"-1e30", b"1e300", b"1e19", b"1e13"), "physical_range")
+BAD_RANGES = dict.fromkeys((b"1e30", b"-1e30", b"1e300", b"1e19", b"1e12"), "physical_range")
 EDF_SIGNAL: dict[str, Codes] = {  # of the first of two channels: -192 to 192 uV, -2048 to 2047, 100 samples a record of a second
     "physical_max": NUMBERS | BAD_RANGES | dict.fromkeys((b"+192", b"1.92e2", b"192.", b"192\0", b"1e6", b"-500"), ""),
-    "physical_min": NUMBERS | {b"192": "physical_range", b"-1e30": "physical_range", b"191.9999": "", b"-0": ""},
+    "physical_min": NUMBERS | {b"192": "physical_range", b"-1e30": "physical_range", b"191.9999": "physical_range", b"191": "", b"-0": ""},
     "digital_max": NUMBERS
     | dict.fromkeys((b"1e3", b"2047.5"), "header_field")
     | dict.fromkeys((b"-2048", b"32768", b"99999"), "digital_range")
@@ -54,10 +54,28 @@ WFDB_RATES = {
 }
 WFDB_FORMATS = {
     **dict.fromkeys(("999", "1"), "format"),
-    **dict.fromkeys(("16x0", "16x99999", "16:99999", "16+99999999"), "header_implausible"),
-    **dict.fromkeys(("16:-1", "x", "16 16"), "header_syntax"),
+    **dict.fromkeys(("16x0", "16x99999", "16:99999"), "header_implausible"),
+    **dict.fromkeys(("16:-1", "x"), "header_syntax"),
+    "16 16": "header_field",
+    "16+99999999": "truncated",
     "16x1": "",
     "16+0": "",
+}
+WFDB_RECORDS = {
+    **dict.fromkeys(("r 2 100 50 25:61:00", "r 2 100 50 10:00:00+02:00 01/01/2020", "r 2 100 50 10:00:00 2020-01-01"), "~base_date"),
+    **dict.fromkeys(("r 3 100 50", "r/1 2 100 50", "r 2.0 100 50", "r"), "header_syntax"),
+    **dict.fromkeys(("x 2 100 50", "\u0661 2 100 50"), "record_name"),
+    "r 2 100 1e3": "header_field",
+    "r 2 100 -50": "header_implausible",
+    "r 2 100 51": "truncated",
+    "r 2": "~sampling_rate",
+    **dict.fromkeys(("r 2 100", "r 2 100 0", "r  2\t100 50", "r 2 100 50 10:00:00 01/01/2020"), ""),
+}
+WFDB_NAMES = {  # of the first of two signals, the second is II
+    **dict.fromkeys(("I\x07", "<b>I", "=I", "I\x1b[31m", "\u200bI"), "~label_chars"),
+    "II": "duplicate_channel",
+    "I\0": "header_syntax",
+    **dict.fromkeys(("", "I", "i", "I  V", "avR"), ""),
 }
 TS_HEADER = [
     "@problemName P",
@@ -71,7 +89,7 @@ TS_HEADER = [
 TS_LINES = {  # put before @data
     **dict.fromkeys(("@missing true", "@SERIESLENGTH 4", "# comment", ""), ""),
     **dict.fromkeys(("@frobnicate yes", "@description a b"), "~header_syntax"),
-    **dict.fromkeys(("@missing false", "@dimensions 3", "1,2,3,4:1,2,3,4:0", "@data x"), "header_syntax"),
+    **dict.fromkeys(("@missing false", "@dimensions 3", "1,2,3,4:1,2,3,4:0"), "header_syntax"),
 }
 TS_CASES = {  # one case of five
     **dict.fromkeys(("@data", "@seriesLength 4", "@DATA"), "header_syntax"),
@@ -87,7 +105,7 @@ TS_CASES = {  # one case of five
 }
 CELLS = {  # one cell of a table of numbers
     **dict.fromkeys(("n/a", "NULL", "1_0", "0x1", "\u0661", '"1,5"', '"1,000"', "=1", "\x071", "true", "2001-01-01"), "not_numeric"),
-    **dict.fromkeys(("inf", "NaN", "1e400", "-Infinity"), "non_finite"),
+    **dict.fromkeys(("inf", "NaN", "1e400", "-Infinity", "1e39"), "non_finite"),
     **dict.fromkeys(("1e30", "-1e19"), "physical_range"),
     **dict.fromkeys(("1\0", 'a"b"'), "csv_syntax"),
     "1,5": "row_width",

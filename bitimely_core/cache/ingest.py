@@ -16,7 +16,7 @@ from bitimely_core import registry, storage
 from bitimely_core.cache import report as reporting
 from bitimely_core.cache import shards
 from bitimely_core.cache.ingest_run import REPORT, IngestRun
-from bitimely_core.cache.units import MEAN_BYTES, MEAN_UNITS, IngestTask, group_units
+from bitimely_core.cache.units import MEAN_BYTES, MEAN_UNITS, IngestTask, find_copies, group_units
 from bitimely_core.cache.workers import IngestWorker, catch_signals, run_tasks, start_workers
 from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
 from bitimely_core.formats.source import scan_folder
@@ -207,6 +207,7 @@ def _ingest_all(run: IngestRun, *, force_new: bool) -> IngestReport:
                 run.read_checksums()
                 done = _run_tasks(run, _make_tasks(run, parts + _read_finished_parts(notes)), workers)
             run.hash_remaining()
+            run.reasons += find_copies(run.entries, run.sizes)
             refusal = run.find_refusal()
             if refusal is not None:
                 raise refusal

@@ -11,13 +11,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bitimely_core.types import Signal
+from bitimely_core.errors import Finding, Reason, input_warning
+from bitimely_core.types import Record, Signal
 
 SHARES = ("missing", "flat", "clipped", "out_of_range", "line_noise")
 FIGURES = (*SHARES, "flat_longest", "line_frequency", "min", "max", "median", "iqr")
 QUARTILE_SAMPLES = 1 << 16  # fewest samples for median and interquartile range
 COUNTING_LENGTH = 1 << 14  # samples from which on values are counted, not sorted
 GROUP_SAMPLES = 1 << 17  # samples of all channels that are measured together: they fit into the processor's cache
+STRETCH_SAMPLES, STRETCH_SECONDS = 128, 1.0  # a constant stretch is at least as long as both
+STRETCH_STEP = 32  # samples; a coarse look passes over all but some of them
+REPEATS = 0.05  # share of samples that equal the one before, in channels where a constant stretch means something
 MAINS = (50.0, 60.0)  # Hz
 NEAR = 1.0  # Hz on either side of them
 DRIFT = 0.5  # Hz; the power below it is not counted
@@ -195,6 +199,53 @@ def measure_line_noise(x: np.ndarray, rate: float) -> tuple[np.ndarray, np.ndarr
     share[varies] = near.max(axis=0)[varies] / total[varies]
     mains[varies] = np.array(MAINS)[near.argmax(axis=0)][varies]
     return share, mains
+
+
+def find_constant_stretch(signal: Signal) -> tuple[int, int] | None:
+    """First sample and length of the longest constant stretch of a channel that else seldom repeats a value, None without one.
+
+    A hole in a file, a detached electrode or a saturated amplifier; in channels that repeat values (markers, counts, slow sensors) a
+    stretch means nothing. Constant channels have none either: they are in the figures.
+    """
+    x = signal.samples
+    fewest = max(STRETCH_SAMPLES, math.ceil(STRETCH_SECONDS * signal.rate))
+    if len(x) <= fewest:
+        return None
+    coarse = x[::STRETCH_STEP]
+    same = coarse[1:] == coarse[:-1]
+    if not (same[:-2] & same[1:-1] & same[2:]).any():  # the shortest stretch holds four of them
+        return None
+    start, length = _find_longest_equal(x)
+    rest = np.concatenate([x[:start], x[start + length :]])
+    if length < fewest or not len(rest) or np.count_nonzero(rest[1:] == rest[:-1]) > REPEATS * len(rest):
+        return None
+    return start, length
+
+
+def _find_longest_equal(x: np.ndarray) -> tuple[int, int]:
+    """First sample and length of the longest run of equal values; missing ones equal none."""
+    edges = np.flatnonzero(np.concatenate([[True], x[1:] != x[:-1], [True]]))
+    longest = int(np.diff(edges).argmax())
+    return int(edges[longest]), int(edges[longest + 1] - edges[longest])
+
+
+def report_constant_stretches(records: Sequence[Record]) -> list[Finding]:
+    """One warning for the constant stretches of all channels that no other warning names."""
+    found = [
+        (signal, *stretch)
+        for record in records
+        for signal in record.signals
+        if not any(finding.code == Reason.FLAT_CHANNEL and finding.field == signal.channel for finding in record.findings)
+        if (stretch := find_constant_stretch(signal)) is not None
+    ]
+    if not found:
+        return []
+    signal, start, length = max(found, key=lambda one: one[2] / one[0].rate)
+    value = "zero" if signal.samples[start] == 0 else "one value"
+    problem = f"{length} samples of {value} in a row, from {signal.onset + start / signal.rate:g} s"
+    others = f", and stretches in {len(found) - 1} more channels" if len(found) > 1 else ""
+    requirement = "is it a hole in the file, or was the sensor detached"
+    return [input_warning(Reason.FLAT_CHANNEL, problem + others, requirement + "?", field=signal.channel, count=len(found))]
 
 
 def _round_figure(value: float) -> float | None:

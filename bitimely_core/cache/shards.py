@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +20,9 @@ import numpy as np
 
 from bitimely_core import storage
 from bitimely_core.cache.quality import measure_quality
-from bitimely_core.errors import Reason, input_error
+from bitimely_core.errors import Finding, Reason, input_error, input_warning
+from bitimely_core.formats.text import MARKUP, escape_controls, has_unsafe_characters, list_names
+from bitimely_core.formats.units import find_range_fault, find_rate_fault
 from bitimely_core.schemas import StoredFile
 from bitimely_core.system_errors import format_size
 from bitimely_core.types import Annotation, Record, Signal
@@ -51,7 +54,8 @@ def validate_record(record: Record, *, keep_dates: bool) -> Record:
     """The record with plain numbers and contiguous little-endian samples, its start time left out unless `keep_dates`.
 
     Raises:
-        UserError: non_finite for infinities, resource_limit for a channel that Parquet cannot hold.
+        UserError: non_finite for infinities, physical_range and sampling_rate for what `formats.units` finds implausible, resource_limit for
+            a channel that Parquet cannot hold.
         ValueError: what a reader must never return.
     """
     if not record.signals:
@@ -63,15 +67,57 @@ def validate_record(record: Record, *, keep_dates: bool) -> Record:
     notes = [Annotation(float(a.onset), float(a.duration), str(a.label)) for a in record.annotations]
     attributes = json.loads(storage.encode_json(record.attributes))
     start = record.start_time if keep_dates else None
-    return Record(
-        recording_id=str(record.recording_id),
-        subject_id=str(record.subject_id),
-        signals=signals,
-        annotations=notes,
-        attributes=attributes,
-        start_time=start,
-        findings=record.findings,
+    names = (str(record.recording_id), str(record.subject_id))
+    read = plain = Record(
+        recording_id=names[0], subject_id=names[1], signals=signals, annotations=notes, attributes=attributes, start_time=start
     )
+    values = (item for value in attributes.values() for item in (value if isinstance(value, list) else (value,)))
+    texts = (*names, *(s.channel + s.unit for s in signals), *(note.label for note in notes), *map(str, values))
+    if not "".join(texts).isprintable():
+        plain = replace(
+            read,
+            recording_id=escape_controls(names[0]),
+            subject_id=escape_controls(names[1]),
+            signals=[s._replace(channel=escape_controls(s.channel), unit=escape_controls(s.unit)) for s in signals],
+            annotations=[note._replace(label=escape_controls(note.label)) for note in notes],
+            attributes={key: _escape_attribute(value) for key, value in attributes.items()},
+        )
+    return replace(plain, findings=[*record.findings, *_report_oddities(read, plain)])
+
+
+def _report_oddities(read: Record, plain: Record) -> Iterator[Finding]:
+    """Warnings about a recording as it was read, and `plain`, as it is stored."""
+    beyond = [
+        s.channel
+        for s in read.signals
+        if s.rails is not None and s.samples.size and not s.rails[0] <= s.samples.min() <= s.samples.max() <= s.rails[1]
+    ]
+    if beyond:
+        problem, requirement = f"samples beyond the digital range of {list_names(beyond, 5)}", "the header or the samples are wrong"
+        yield input_warning(Reason.DIGITAL_RANGE, problem, requirement, field="digital_min", count=len(beyond))
+    label = plain.attributes.get("label")
+    unsafe = any(has_unsafe_characters(s.channel) for s in plain.signals)
+    if unsafe or (isinstance(label, str) and MARKUP.search(label)):
+        problem = f"markup or formula characters in the name of {'a channel' if unsafe else 'the label'}"
+        yield input_warning(Reason.LABEL_CHARS, problem, "kept, and escaped where it is shown")
+    if plain is read:
+        return
+    kept = {
+        "recording": plain.recording_id == read.recording_id,
+        "subject": plain.subject_id == read.subject_id,
+        "channels or units": [s[:3] for s in plain.signals] == [s[:3] for s in read.signals],
+        "annotations": plain.annotations == read.annotations,
+        "attributes": plain.attributes == read.attributes,
+    }
+    if not all(kept.values()):
+        problem = f"control characters in the {', '.join(name for name, same in kept.items() if not same)}"
+        yield input_warning(Reason.LABEL_CHARS, problem, "stored as escapes")
+
+
+def _escape_attribute(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_escape_attribute(item) for item in value]
+    return escape_controls(value) if isinstance(value, str) else value
 
 
 def _validate_signal(signal: Signal) -> Signal:
@@ -87,12 +133,17 @@ def _validate_signal(signal: Signal) -> Signal:
             f"expected at most {format_size(MAX_VALUE_BYTES)}",
             "Cut the recording into parts",
         )
-    if name == "float32" and bool(np.isinf(samples).any()):
+    least, most = (float(reduce(samples)) if samples.size else 0.0 for reduce in (np.fmin.reduce, np.fmax.reduce))
+    if math.isinf(least) or math.isinf(most):
         raise input_error(Reason.NON_FINITE, "holds infinite values", "expected finite numbers", field=signal.channel)
-    numbers = [float(x) for x in (signal.rate, signal.scale, signal.offset, signal.onset)]
-    if not all(math.isfinite(x) for x in numbers) or numbers[0] <= 0:
+    rate, scale, offset, onset = numbers = [float(x) for x in (signal.rate, signal.scale, signal.offset, signal.onset)]
+    if not all(math.isfinite(x) for x in numbers) or rate <= 0:
         raise ValueError("rate, scale, offset and onset must be finite, the rate positive")
-    rate, scale, offset, onset = numbers
+    if fault := find_rate_fault(rate):
+        raise input_error(Reason.SAMPLING_RATE, f"{rate:g} Hz", fault, field=signal.channel)
+    low, high = least * scale + offset, most * scale + offset
+    if not math.isnan(least) and (fault := find_range_fault(low, high, 0.0, signal.unit)):
+        raise input_error(Reason.PHYSICAL_RANGE, f"values from {low:.3g} to {high:.3g}", fault, field=signal.channel)
     return Signal(str(signal.channel), rate, str(signal.unit), samples, scale, offset, onset, signal.rails)
 
 

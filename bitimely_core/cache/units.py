@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from types import FunctionType
@@ -21,8 +21,9 @@ import numpy as np
 
 from bitimely_core import storage
 from bitimely_core.cache import shards
+from bitimely_core.cache.quality import report_constant_stretches
 from bitimely_core.cache.report import report_rows, report_unit
-from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text
+from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
 from bitimely_core.formats.source import Source
 from bitimely_core.formats.text import use_encoding
 from bitimely_core.schemas import CachedPart, CachedUnit, StoredFile
@@ -32,6 +33,8 @@ from bitimely_core.types import IngestUnit, Record, Records
 LARGE_UNIT = 8 << 20  # bytes of source from which on a unit has its own shard
 MEAN_BYTES = 16 << 20  # bytes of source of a shard of small units, on average
 MAX_BYTES = 64 << 20  # and at most
+COPY_BYTES = 1 << 10
+COPY_SHARE = 0.1
 MEAN_UNITS = 512  # units of a shard, on average; at most four times as many
 TRANSIENT_FAULTS = {Reason.IO_ERROR, Reason.READER_CRASH, Reason.RESOURCE_LIMIT, Reason.INTERNAL}  # faults that may be gone the next time
 V1_NAMES = {  # names as they are in the keys of stored units, which would else be read again
@@ -202,6 +205,45 @@ def describe_mismatch(file: str, found: str, listed: str, *, level: Any = "error
     )
 
 
+def _report_equal_records(records: Sequence[Record]) -> list[Finding]:
+    """A warning about recordings of one unit that two subjects share to the sample; constant ones may be equal by chance."""
+    owners: dict[bytes, str] = {}
+    equal = 0
+    for record in records if len(records) > 1 else ():
+        digest = hashlib.blake2b(digest_size=16)
+        for signal in record.signals:
+            digest.update(signal.samples.data)
+        varies = any((signal.samples != signal.samples[:1]).any() for signal in record.signals)
+        equal += varies and owners.setdefault(digest.digest(), record.subject_id) != record.subject_id
+    problem, requirement = f"recordings with the samples of another subject's: {equal}", "they can be in training and test"
+    return [input_warning(Reason.DUPLICATE_ACROSS_SPLITS, problem, requirement, count=equal)] if equal else []
+
+
+def find_copies(entries: Mapping[str, CachedUnit], sizes: Mapping[str, int]) -> Iterator[Finding]:
+    """Warnings about files that two subjects share to the byte: one of the recordings is the other's.
+
+    Files below `COPY_BYTES`, and those that make up less than `COPY_SHARE` of a unit (headers, annotations), may be equal by chance.
+    """
+    owners: dict[str, list[tuple[str, str]]] = {}
+    for name in sorted(entries):
+        unit = entries[name]
+        subjects = {row[1] for row in unit.recordings}
+        total = sum(sizes.get(file, 0) for file in unit.sources)
+        if len(subjects) == 1:
+            for file, digest in unit.sources.items():
+                if sizes.get(file, 0) >= max(COPY_BYTES, COPY_SHARE * total):
+                    owners.setdefault(digest, []).append((next(iter(subjects)), file))
+    for same in owners.values():
+        subject, first = same[0]
+        copies = [file for other, file in same if other != subject and file != first]
+        if copies:
+            more = f" and {len(copies) - 1} more" if len(copies) > 1 else ""
+            problem = f"has the same bytes as {safe_text(Path(copies[0]).name)}{more}, of another subject"
+            requirement = "one recording under two subjects can be in training and test"
+            hint = "Remove the wrong one, or give both the same subject"
+            yield input_warning(Reason.DUPLICATE_ACROSS_SPLITS, problem, requirement, hint, file=first, count=len(copies))
+
+
 def _describe_crash() -> Finding:
     return Finding(
         code=Reason.READER_CRASH, problem="its reader killed the worker process twice", hint="Report it, with the file if you may share it"
@@ -233,7 +275,7 @@ def _read_unit(
                 raise input_error(Reason.IO_ERROR, "changed while it was read", hint="Repeat the command", file=name)
     except Exception as error:
         return _quarantine_unit(unit, entry, _describe_failure(error, task, file)), []
-    findings = [*unit.findings, *content.findings, *(finding for record in content.records for finding in record.findings)]
+    findings = [*unit.findings, *content.findings, *(finding for record in records for finding in record.findings)]
     findings = [_make_relative(finding, task.root) for finding in findings]
     tables = [report_rows(rows) for rows in content.rows]
     lost = {code: count for table in tables for code, count in (*table.quarantined_by_reason.items(), *table.dropped_by_reason.items())}
@@ -241,6 +283,7 @@ def _read_unit(
         findings += [
             Finding(code=Reason(code), level="warning", problem=f"{count} rows", count=count, file=file) for code, count in lost.items()
         ]
+    findings += [*report_constant_stretches(records), *_report_equal_records(records)]
     report = report_unit(
         unit,
         findings,

@@ -12,7 +12,10 @@ from numpy.typing import NDArray
 EPOCH = date(1970, 1, 1).toordinal()
 MONTH = 30.4375  # days: 365.25 / 12 = 487 / 16
 AGE_MONTH = 30  # days of the "age months" of the released code
-DATE_FORMS = re.compile(r"(\d{4})-(\d{1,2})(?:-(\d{1,2}))?|(\d{4})(\d{2})(\d{2})", re.ASCII)
+CLOCK = r"[T ] ?[0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]+)?)?"
+ZONE = r" ?(?:Z|UTC|GMT|[+-][0-9]{2}:?(?:[0-9]{2})?)"
+DATE_FORMS = re.compile(rf"([0-9]{{4}})-([0-9]{{1,2}})(?:-([0-9]{{1,2}})(?:{CLOCK})?(?:{ZONE})?)?|([0-9]{{4}})([0-9]{{2}})([0-9]{{2}})")
+ZONED = rf"^[0-9]{{4}}-[0-9]{{1,2}}-[0-9]{{1,2}}(?:{CLOCK})?{ZONE}$"  # texts that state a zone
 EARLIEST, LATEST = date.min.toordinal() - EPOCH, date.max.toordinal() - EPOCH  # what a date can be
 
 
@@ -25,7 +28,8 @@ def parse_day(text: str | None, form: str | None = None, near: int | None = None
     """The day of a text, None where it is not a date.
 
     Args:
-        text: the first 10 characters after trimming are `YYYY-MM-DD` or `YYYY-MM` (day 1; month and day may have one digit), or `YYYYMMDD`.
+        text: `YYYY-MM-DD` or `YYYY-MM` (day 1; month and day may have one digit), or `YYYYMMDD`; a time of day and a zone after the first do
+            not count: the date is that of the clock that wrote it.
         form: a `strptime` format that the trimmed text has instead.
         near: a year; a two-digit year of `form` takes the century that brings it nearest to it.
     """
@@ -33,7 +37,7 @@ def parse_day(text: str | None, form: str | None = None, near: int | None = None
         return None
     try:
         if form is None:
-            found = DATE_FORMS.fullmatch(text.strip()[:10])
+            found = DATE_FORMS.fullmatch(text.strip())
             if found is None:
                 return None
             year, month, day = found.group(1, 2, 3) if found[1] else found.group(4, 5, 6)

@@ -308,6 +308,8 @@ def _parse_map(sheet: MapSheet, *, repair: str | None, keep_ignored: bool, vocab
         wanted = "expected a code column (ICD9, ICD10, ICD, code) and one called phecode"
         raise input_error(Reason.FORMAT, f"is in no layout of a PheCode map: found columns {found}", wanted, file=sheet.name)
     kept, left = _select_rows(sheet, layout, keep_ignored=keep_ignored, vocab=vocab)
+    if not kept:
+        raise input_error(Reason.FORMAT, "maps no code", "expected rows with a code and a PheCode", "Download it again", file=sheet.name)
     failed = _find_damage(kept, layout, sheet.numbers)
     findings = []
     if layout.name == "plain" and 5 in failed:

@@ -166,10 +166,7 @@ def _parse_row(row: tables.TableRow, key: str) -> Record | Finding:
     values = tables.parse_numbers(tables.TableRow(row.row, tuple(cells)), VALUES)
     if isinstance(values, Finding):
         return values
-    largest = np.abs(values).max()
-    if largest > np.finfo(np.float32).max:
-        return Finding(Reason.NON_FINITE, f"row {row.row} has a value beyond 10^38", "expected microvolts", row=row.row)
-    is_integer = largest <= 32767 and np.array_equal(values, np.rint(values))
+    is_integer = np.abs(values).max() <= 32767 and np.array_equal(values, np.rint(values))
     signal = Signal(CHANNEL, RATE, UNIT, values.astype(np.int16 if is_integer else np.float32))
     attributes: Attributes = {"binary": BINARY[number == 1], "condition": CONDITIONS[number], "chunk": int(identifier[1])}
     return Record(recording_id=identifier[0], subject_id=identifier[2], signals=[signal], attributes=attributes)

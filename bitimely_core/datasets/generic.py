@@ -12,7 +12,7 @@ import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -272,14 +272,18 @@ def _list_units(
             units.append(IngestUnit(name=names[rel], files=(rel,), read=None, findings=(error.finding.at(rel),)))
     claimed = {rel: rel for unit in units for rel in unit.files} | {rel: rel for rel in segments | skipped | derived}
     yield from report_unclaimed(source, {"": claimed}, LAYOUT)
-    yield from _report_unmatched(infos, table_rows, annotations)
+    named = [chosen.table.path if chosen.table else "participants.tsv", chosen.annotations.path if chosen.annotations else ""]
+    yield from _report_unmatched(infos, table_rows, annotations, named)
     yield from units
 
 
 def _report_unmatched(
-    infos: Mapping[str, RecordingInfo], table_rows: Mapping[str, Attributes], annotations: Mapping[str, list[Annotation]]
+    infos: Mapping[str, RecordingInfo],
+    table_rows: Mapping[str, Attributes],
+    annotations: Mapping[str, list[Annotation]],
+    files: Sequence[str],
 ) -> Iterator[Finding]:
-    """Warnings about recordings without a known subject, without a row in the table, and about rows without a recording."""
+    """Warnings about recordings without a known subject, without a row in the table, and about rows without a recording; `files`: of both."""
     alone = [rel for rel, info in infos.items() if info.subject_id == info.recording_id and not info.series]
     if len(infos) > 1 and alone:
         text = f"{len(alone)} recordings with unknown subjects, each counted as a subject of its own"
@@ -287,10 +291,10 @@ def _report_unmatched(
         wanted = "recordings of one person in two splits make scores optimistic"
         yield input_warning(Reason.IDENTIFIER, text, wanted, action, file=alone[0], count=len(alone))
     keys = {key for rel, info in infos.items() for key in (*_recording_keys(rel), info.subject_id)}
-    for what, table in (("the table", table_rows), ("the table of annotations", annotations)):
+    for what, table, file in zip(("the table", "the table of annotations"), (table_rows, annotations), files, strict=True):
         if extra := [key for key in table if key not in keys]:
             text = f"{len(extra)} recordings or subjects of {what} have no file here"
-            yield input_warning(Reason.UNMATCHED_LABELS, text, "their rows are not used", count=len(extra))
+            yield input_warning(Reason.UNMATCHED_LABELS, text, "their rows are not used", file=file, count=len(extra))
     lacking = [rel for rel, info in infos.items() if table_rows and not {*_recording_keys(rel), info.subject_id} & table_rows.keys()]
     if lacking:
         text = f"{len(lacking)} recordings have no row in the table"
@@ -583,6 +587,10 @@ def read_table(path: Path, rel: str, info: RecordingInfo) -> Record:
     with locate_errors(rel):
         columns = tables.read_names(path, delimiter=info.delimiter)
         names = list(info.channels) or [name for name in columns if name and name != info.time]
+        if names and all(map(tables.NUMBER.fullmatch, names)) and not info.channels:
+            raise input_error(
+                Reason.HEADER, "the first line holds numbers", "expected names of channels: is the header line absent?", row=1
+            )
         order = [*([info.time] if info.time else []), *names]
         values = tables.read_number_table(path, order, missing=EMPTY_CELLS, delimiter=info.delimiter)
         if not len(values):
@@ -593,7 +601,9 @@ def read_table(path: Path, rel: str, info: RecordingInfo) -> Record:
         own = values[:, 1:] if info.time else values
         with np.errstate(over="ignore"):
             signals = [Signal(name, rate, "", np.ascontiguousarray(own[:, i], np.float32)) for i, name in enumerate(names)]
-    return _make_record(rel, replace(info, rate=None), signals, [], [])
+    lost = int(np.isnan(own).sum())
+    missing = [input_warning(Reason.MISSING_VALUES, f"{lost} cells are empty", "kept as missing (NaN)", count=lost)] if lost else []
+    return _make_record(rel, replace(info, rate=None), signals, [], missing)
 
 
 def read_series(path: Path, rel: str, info: RecordingInfo) -> Records:

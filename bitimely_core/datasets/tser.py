@@ -183,7 +183,7 @@ def list_units(source: Source, found: Mapping[str, Mapping[str, str]], layouts: 
     )
     groups, known = group_cases([(source.path(rel), heads[rel]) for rel, _ in names])
     placed, findings = assign_case_splits(groups, [kind for _, kind in names], windows=windows and not known)
-    yield from findings
+    yield from (finding.at(names[-1][0]) for finding in findings)
     if windows and not known:
         yield input_warning(
             Reason.IDENTIFIER,

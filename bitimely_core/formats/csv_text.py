@@ -22,7 +22,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from bitimely_core.errors import Reason, UserError, input_error
-from bitimely_core.formats.text import UTF8, DecodedStream, detect_encoding, require_utf8
+from bitimely_core.formats.text import UTF8, DecodedStream, detect_encoding, require_plain_names, require_utf8
 from bitimely_core.system_errors import raise_system_error
 
 MAX_LINE = 1 << 24  # bytes
@@ -90,7 +90,9 @@ def parse_header(lines: Iterator[tuple[int, bytes, bool]], delimiter: str) -> tu
         cells = split_cells(text, delimiter)
         if not isinstance(cells, list):
             raise input_error(Reason.CSV_SYNTAX, f"line {row}, the header, is not well formed", "expected column names")
-        return tuple(cell.strip() for cell in cells)
+        names = tuple(cell.strip() for cell in cells)
+        require_plain_names(names)
+        return names
     raise input_error(Reason.EMPTY_FILE, "holds nothing but blank lines", hint="Download it again")
 
 

@@ -31,6 +31,7 @@ from bitimely_core.errors import Finding, Reason, UserError, clean, input_error,
 from bitimely_core.formats.edf_annotations import decode_annotations, encode_tal
 from bitimely_core.formats.source import locate_errors
 from bitimely_core.formats.text import decode_text, format_bytes, list_numbers, number_duplicates, sanitize_label
+from bitimely_core.formats.units import FASTEST, SLOWEST, find_range_fault
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import Annotation, Signal
 
@@ -204,7 +205,8 @@ def parse_header(data: bytes, size: int, *, suffix: str = "", required: Collecti
         raise input_error(Reason.DISCONTINUOUS, problem, "the times of its records are unknown", field="reserved")
     records = _count_records(raw["n_records"], starts[-1], size - header_size, findings)
     duration = _parse_duration(raw["record_duration"], [samples[i] for i in ordinary])
-    channels = _parse_channels(table, [(i, labels[i], samples[i], starts[i]) for i in ordinary], width, required, findings)
+    zeros = {name: _find_zero_bytes(data, name, count) for name in ("label", "unit")}
+    channels = _parse_channels(table, [(i, labels[i], samples[i], starts[i]) for i in ordinary], zeros, width, required, findings)
     day, clock = _parse_start(raw["start_date"], raw["start_time"], findings)
     return EdfHeader(
         kind=kind,
@@ -226,6 +228,15 @@ def _split_fields(data: bytes, widths: Sequence[int]) -> list[bytes]:
     """Consecutive fields without their padding (blanks; some writers pad with zeros)."""
     edges = [0, *accumulate(widths)]
     return [data[a:b].strip(b" \x00") for a, b in pairwise(edges)]
+
+
+def _find_zero_bytes(data: bytes, name: str, count: int) -> set[int]:
+    """The signals, from 0, in whose field `name` a zero byte precedes other characters: no padding."""
+    names = [field for field, _ in SIGNAL_FIELDS]
+    width = dict(SIGNAL_FIELDS)[name]
+    start = 256 + count * sum(w for _, w in SIGNAL_FIELDS[: names.index(name)])
+    fields = (data[start + i * width : start + (i + 1) * width] for i in range(count))
+    return {i for i, field in enumerate(fields) if b"\x00" in field.rstrip(b"\x00")}
 
 
 def _count_signals(data: bytes, size: int) -> int:
@@ -277,8 +288,8 @@ def _parse_duration(raw: bytes, samples: list[int]) -> float:
     duration = _parse_float(raw, "record_duration")
     if duration < 0 or (samples and not 1e-6 <= duration <= 1e7):
         requirement = "0 is for files of annotations alone" if duration == 0 else "expected between a microsecond and 10^7 seconds"
-    elif samples and _sampling_rate(max(samples), duration) > 1e7:
-        requirement = "which gives a sampling rate above 10 MHz"
+    elif samples and not SLOWEST <= _sampling_rate(min(samples), duration) <= _sampling_rate(max(samples), duration) <= FASTEST:
+        requirement = f"which gives a sampling rate that is not between {SLOWEST:g} and {FASTEST:g} Hz"
     else:
         return duration
     found = format_bytes(raw)
@@ -322,21 +333,29 @@ def _count_records(raw: bytes, record_bytes: int, body: int, findings: list[Find
 def _parse_channels(
     table: dict[str, list[bytes]],
     signals: list[tuple[int, str, int, int]],
+    zeros: dict[str, set[int]],
     width: int,
     required: Collection[str] | None,
     findings: list[Finding],
 ) -> list[EdfChannel]:
-    """The ordinary signals (0-based number, label, samples, start) that have a usable calibration, with unique names."""
+    """The ordinary signals (0-based number, label, samples, start) that have a usable calibration, with unique names; `zeros`: signals with
+    zero bytes by field.
+    """
     names = {i + 1: sanitize_label(label) or f"signal {i + 1}" for i, label, _, _ in signals}
-    if unsafe := [i + 1 for i, label, _, _ in signals if names[i + 1] != label]:
-        problem = f"blank, or with markup, formula or control characters: label of signal {list_numbers(unsafe)}"
-        findings.append(input_warning(Reason.LABEL_CHARS, problem, "stored without them", field="label", count=len(unsafe)))
+    units = {i: decode_text(table["unit"][i]) for i, *_ in signals}
+    for place, unsafe in (
+        ("label", [i + 1 for i, label, _, _ in signals if names[i + 1] != label or i in zeros["label"]]),
+        ("unit", [i + 1 for i, unit in units.items() if sanitize_label(unit) != unit or i in zeros["unit"]]),
+    ):
+        if unsafe:
+            problem = f"blank, or with markup, formula or control characters: {place} of signal {list_numbers(unsafe)}"
+            findings.append(input_warning(Reason.LABEL_CHARS, problem, "stored without them", field=place, count=len(unsafe)))
     names = number_duplicates(names, required, "label", findings)
     channels = []
     for i, _, samples, start in signals:
         name = names[i + 1]
         try:
-            unit = sanitize_label(decode_text(table["unit"][i]))
+            unit = sanitize_label(units[i])
             low, high = (_parse_float(table[field][i], field, i) for field in ("physical_min", "physical_max"))
             bottom, top = (_parse_integer(table[field][i], field, i) for field in ("digital_min", "digital_max"))
             channels.append(_check_calibration(EdfChannel(name, unit, low, high, bottom, top, samples, start), width, i))
@@ -361,10 +380,13 @@ def _check_calibration(channel: EdfChannel, width: int, signal: int) -> EdfChann
             f"expected minimum < maximum within -{limit} and {limit - 1}",
         )
         raise input_error(Reason.DIGITAL_RANGE, problem, requirement, field="digital_min", found=str(low))
-    if channel.scale == 0 or not math.isfinite(channel.scale) or not math.isfinite(channel.offset):
+    usable = channel.scale != 0 and math.isfinite(channel.scale) and math.isfinite(channel.offset)
+    fault = find_range_fault(channel.physical_min, channel.physical_max, channel.scale, channel.unit)
+    if fault or not usable:
         low_text = f"{channel.physical_min:g}"
         problem = f"physical minimum {low_text} and maximum {channel.physical_max:g} {of}"
-        raise input_error(Reason.PHYSICAL_RANGE, problem, "expected two different numbers", field="physical_min", found=low_text)
+        requirement = fault if usable else "expected two different numbers"
+        raise input_error(Reason.PHYSICAL_RANGE, problem, requirement, field="physical_min", found=low_text)
     return channel
 
 

@@ -36,11 +36,13 @@ from bitimely_core.formats.csv_text import (
     split_unquoted,
 )
 from bitimely_core.formats.source import locate_errors
-from bitimely_core.formats.text import list_names
+from bitimely_core.formats.text import list_names, require_plain_names
+from bitimely_core.formats.units import LARGEST, MAX_FLOAT32
 from bitimely_core.system_errors import raise_system_error
 
 if TYPE_CHECKING:
     import polars as pl
+    import pyarrow as pa
 
 
 NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,4})?", re.ASCII)
@@ -94,6 +96,8 @@ def read_types(path: Path) -> dict[str, str]:
     except (OSError, ValueError, pa.ArrowException) as error:
         raise_system_error(error, path, stored=False)
         raise input_error(Reason.CORRUPT, f"does not open as Parquet ({type(error).__name__})", file=str(path)) from None
+    with locate_errors(path):
+        require_plain_names(schema.names)
     texts = {pa.string(), pa.large_string(), pa.string_view()}
     if len({field.name.strip() for field in schema}) < len(schema):
         raise input_error(Reason.HEADER, "columns have equal names", "expected different ones", file=str(path))
@@ -236,6 +240,14 @@ def _find_columns(names: Sequence[str], wanted: Sequence[str]) -> list[int]:
     if repeated:
         problem = f"the column {safe_text(repeated[0])} occurs {names.count(repeated[0])} times"
         raise input_error(Reason.HEADER, problem, "expected once", field=repeated[0])
+    folded = {name.casefold(): name for name in names}
+    if respelled := [(name, folded[name.casefold()]) for name in missing if name.casefold() in folded]:
+        problem = f"the column {safe_text(respelled[0][0])} is written {safe_text(respelled[0][1])}" + (
+            f", and {len(respelled) - 1} more" if len(respelled) > 1 else ""
+        )
+        raise input_error(
+            Reason.SCHEMA, problem, "case counts in this table", "Rename the columns in its header", field=respelled[0][0], row=1
+        )
     if missing and len(missing) == len(wanted):
         problem = f"the first line names none of the columns wanted ({list_names(wanted, 5)})"
         raise input_error(Reason.HEADER, problem, "is the header line absent, or the separator another?")
@@ -464,7 +476,7 @@ def _read_parquet_rows(path: Path, names: Sequence[str], required: Sequence[int]
                 batch.validate(full=True)
                 texts: list[list[str]] = [[""] * len(batch) for _ in names]
                 for i, column in zip(required, batch.columns, strict=True):
-                    texts[i] = pc.fill_null(pc.cast(column, pa.string()), "").to_pylist()
+                    texts[i] = pc.fill_null(_to_text(column), "").to_pylist()
                 for cells in zip(*texts, strict=True) if texts else [()] * len(batch):
                     row += 1
                     yield TableRow(row, cells)
@@ -474,10 +486,18 @@ def _read_parquet_rows(path: Path, names: Sequence[str], required: Sequence[int]
         raise input_error(Reason.CORRUPT, problem, "expected columns of text, numbers and dates") from None
 
 
+def _to_text(column: pa.Array) -> pa.Array:
+    """A column as text: dates ISO, time stamps with a zone as the civil time there."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    zoned = pa.types.is_timestamp(column.type) and column.type.tz is not None
+    return pc.cast(pc.local_timestamp(column) if zoned else column, pa.string())
+
+
 def _read_parquet_frames(path: Path, selected: Sequence[int], columns: Sequence[str]) -> Iterator[TableBlock]:
     import polars as pl
     import pyarrow as pa
-    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     row = 0
@@ -488,8 +508,7 @@ def _read_parquet_frames(path: Path, selected: Sequence[int], columns: Sequence[
                 batch.validate(full=True)  # texts that are not UTF-8 end polars
                 texts = {}
                 for name, column in zip(columns, (batch.column(name) for name in stored), strict=True):
-                    zoned = pa.types.is_timestamp(column.type) and column.type.tz is not None
-                    texts[name] = pl.Series(name, pc.cast(pc.local_timestamp(column) if zoned else column, pa.string()), pl.String)
+                    texts[name] = pl.Series(name, _to_text(column), pl.String)
                 rows = pl.int_range(row + 1, row + 1 + len(batch), dtype=pl.Int64, eager=True).alias("row")
                 row += len(batch)
                 yield TableBlock(pl.DataFrame([rows, *texts.values()]), [], len(batch))
@@ -507,7 +526,7 @@ def _read_parquet_frames(path: Path, selected: Sequence[int], columns: Sequence[
 
 
 def parse_number(text: str) -> float | None:
-    """A cell as a finite number; None for an empty one. Raises UserError: not_numeric, non_finite, without the cell's text."""
+    """A cell as a finite number; None for an empty one. Raises UserError: not_numeric, non_finite, physical_range, without its text."""
     text = text.strip()
     if not text:
         return None
@@ -515,8 +534,10 @@ def parse_number(text: str) -> float | None:
         raise input_error(Reason.NON_FINITE, "is not finite", "expected a finite number")
     if not NUMBER.fullmatch(text):
         raise input_error(Reason.NOT_NUMERIC, "is not a number", "expected a finite number")
-    if not math.isfinite(value := float(text)):
-        raise input_error(Reason.NON_FINITE, "is not finite", "expected a finite number")
+    if abs(value := float(text)) > MAX_FLOAT32:
+        raise input_error(Reason.NON_FINITE, "is not finite in float32", "expected a finite number")
+    if abs(value) > LARGEST:
+        raise input_error(Reason.PHYSICAL_RANGE, f"is beyond {LARGEST:g}", "expected a value whose square float32 holds")
     return value
 
 
@@ -536,13 +557,13 @@ def parse_integer(text: str) -> int | None:
 def parse_numbers(row: TableRow, columns: Sequence[str]) -> np.ndarray | Finding:
     """All cells of a row as finite numbers, float64 [len(cells)]; `columns` are their names, for the finding.
 
-    A finding of level error instead for the first cell that is missing_values, not_numeric or non_finite.
+    A finding of level error instead for the first cell that is missing_values, not_numeric, non_finite or beyond the physical_range.
     """
     plain = ",".join(row.cells)
     if not plain.translate(PLAIN):
         with suppress(ValueError):
             values = np.array(list(map(float, row.cells)), np.float64)
-            if np.isfinite(values).all():
+            if np.abs(values).max(initial=0.0) <= LARGEST:
                 return values
     found = []
     for name, cell in zip(columns, row.cells, strict=True):

@@ -59,7 +59,7 @@ def detect_encoding(head: bytes) -> tuple[str, int]:
     if not stated.startswith(("utf-16", "utf-32")):
         if head.startswith(UTF32_MARKS):
             raise encoding_error(0, 1, "UTF-8 (it begins like UTF-32)")
-        if b"\0" in head[:2] and not head.startswith(b"\0\0"):
+        if head[1:4:2] == b"\0\0" or head[0:3:2] == b"\0\0":
             raise encoding_error(0, 1, "UTF-8 (it looks like UTF-16 without a byte order mark)")
     elif stated.startswith("utf-32"):
         return stated, 0
@@ -149,6 +149,21 @@ def sanitize_label(label: str) -> str:
     kept = "".join("_" if unicodedata.category(c)[0] == "C" or unicodedata.category(c) in {"Zl", "Zp"} else c for c in label)
     kept = MARKUP.sub("_", kept).strip()
     return "_" + kept[1:] if kept.startswith(FORMULA) else kept
+
+
+def escape_controls(text: str) -> str:
+    """Text without control, format and surrogate characters: each becomes its escape, so that different texts stay different."""
+    if text.isprintable():
+        return text
+    return "".join(f"\\x{ord(c):02x}" if unicodedata.category(c)[0] == "C" or c in "\u2028\u2029" else c for c in text)
+
+
+def require_plain_names(names: Sequence[str]) -> None:
+    """Raises UserError: label_chars, for names of columns with control or format characters, which no one sees; tabs may be delimiters."""
+    for number, name in enumerate((name.replace("\t", " ") for name in names), 1):
+        if escape_controls(name) != name:
+            problem = f"the name of column {number} holds control characters: {safe_text(escape_controls(name))}"
+            raise input_error(Reason.LABEL_CHARS, problem, "expected plain text", "Correct the header", row=1)
 
 
 def has_unsafe_characters(label: str) -> bool:

@@ -19,7 +19,8 @@ import numpy as np
 
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
 from bitimely_core.formats.source import locate_errors
-from bitimely_core.formats.text import decode_text, sanitize_label
+from bitimely_core.formats.text import decode_text, escape_controls, sanitize_label
+from bitimely_core.formats.units import LARGEST
 from bitimely_core.system_errors import raise_system_error
 
 MAX_LINE = 1 << 27  # bytes; the longest case of the archives has a few millions
@@ -102,6 +103,8 @@ def _read_header(path: Path) -> TsHeader:
         )
     task: TsTask = "classification" if flags["classes"] else "regression" if flags["target"] else "none"
     classes = tuple(keys["classes"][1:]) if flags["classes"] else ()
+    if any(name != escape_controls(name) for name in classes):
+        raise input_error(Reason.LABEL_CHARS, "the classes hold control characters", "expected plain text", field="classLabel")
     dimensions = _parse_count(keys, "dimensions") or (1 if flags["univariate"] else None)
     length = _parse_count(keys, "length")
     equal = bool(flags["equal"]) or (length is not None and flags["equal"] is None)
@@ -109,6 +112,8 @@ def _read_header(path: Path) -> TsHeader:
     cases, ended, others = 0, True, False
     for _, line, ended in rest:  # noqa: B007 (the last one's is wanted)
         cases += 1
+        if line.startswith(b"@"):  # a faulty case, of no shape
+            continue
         found = count_values(line, timestamps=bool(flags["timestamps"]), labelled=task != "none")
         if found in shapes or len(shapes) < MAX_SHAPES:
             shapes[found] += 1
@@ -280,6 +285,9 @@ def _parse_case(row: int, line: bytes, header: TsHeader, known: frozenset[str]) 
 
     Raises UserError: dimensions, label, length, not_numeric, non_finite, timestamps; the text holds neither values nor labels.
     """
+    if line.startswith(b"@"):
+        problem = "is a key of the header below @data"
+        raise input_error(Reason.HEADER_SYNTAX, problem, "expected a case", "Are two files joined, or is @data there twice?")
     fields = BETWEEN.split(line) if header.timestamps else line.split(b":")
     label: str | float | None = None
     if header.task != "none":
@@ -307,10 +315,12 @@ def _parse_case(row: int, line: bytes, header: TsHeader, known: frozenset[str]) 
 def _parse_label(raw: bytes, header: TsHeader, known: frozenset[str]) -> str | float:
     if header.task == "regression":
         value = float(raw) if NUMBER.fullmatch(raw) else math.nan
-        if not math.isfinite(value):
-            raise input_error(Reason.LABEL, "the label is not a finite number", "expected a regression target")
+        if not abs(value) <= LARGEST:
+            raise input_error(Reason.LABEL, "the label is not a finite number", f"expected a regression target up to {LARGEST:g}")
         return value
     text = decode_text(raw)
+    if text != escape_controls(text):
+        raise input_error(Reason.LABEL_CHARS, "the label holds control characters", "expected plain text")
     if not text or text == "?" or (known and text not in known):
         wanted = f"expected one of the {len(header.classes)} classes of the header" if header.classes else "expected a class"
         raise input_error(Reason.LABEL, "the label is not a class", wanted)
@@ -330,6 +340,10 @@ def _parse_values(tokens: list[bytes], where: str) -> np.ndarray:
         ) from None
     if np.isinf(values).any():
         raise input_error(Reason.NON_FINITE, f"{where} holds a number beyond 10^38", "expected finite numbers")
+    if np.fmax.reduce(np.abs(values), initial=0.0) > LARGEST:
+        raise input_error(
+            Reason.PHYSICAL_RANGE, f"{where} holds a number beyond {LARGEST:g}", "expected values whose squares float32 holds"
+        )
     return values
 
 

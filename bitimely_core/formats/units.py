@@ -1,9 +1,14 @@
-"""Checks of the sampling rate and unit of a signal, and factors between units of voltage, which the data sets share."""
+"""Plausible ranges of sampling rates and physical values, checks of a signal's rate and unit, and factors between units of voltage.
+
+What leaves these ranges cannot be normalized in float32: it is refused when it is read, by whichever reader.
+"""
 
 from __future__ import annotations
 
 import math
 from typing import Literal
+
+import numpy as np
 
 from bitimely_core.errors import Reason, input_error, safe_text
 from bitimely_core.types import Signal
@@ -14,6 +19,33 @@ FACTORS = {  # to unit -> from unit, in lower case -> factor
     "mV": {"nv": 1e-6, **dict.fromkeys(MICRO, 1e-3), "mv": 1.0, "v": 1e3},
     "uV": {"nv": 1e-3, **dict.fromkeys(MICRO, 1.0), "mv": 1e3, "v": 1e6},
 }
+
+SLOWEST, FASTEST = 1e-5, 1e6  # Hz: a sample a day is 1.2e-5
+SMALLEST, LARGEST = 1e-18, 1e18  # physical values: float32 holds their squares, and sums of some of them
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
+LEVELS = 256  # steps of the converter that one step of float32 may hide
+MOST_VOLTS = 1.0  # a step of the converter
+LEAST_VOLTS = 1e-9  # the range of the converter
+
+
+def find_rate_fault(rate: float) -> str:
+    """What is wrong with a sampling rate in Hz; "" for a plausible one."""
+    return "" if SLOWEST <= rate <= FASTEST else f"expected between {SLOWEST:g} and {FASTEST:g} Hz"
+
+
+def find_range_fault(low: float, high: float, step: float, unit: str = "") -> str:
+    """What is wrong with physical values from `low` to `high` in steps of `step` (0: unknown) of `unit`; "" for plausible ones."""
+    largest, span = max(abs(low), abs(high)), abs(high - low)
+    volts = VOLTS.get(unit.strip().lower())
+    if not largest <= LARGEST:
+        return f"expected values below {LARGEST:g}: float32 holds no squares of larger ones"
+    if 0 < largest < SMALLEST or (step and span < SMALLEST):
+        return f"expected a range above {SMALLEST:g}: float32 holds no squares of smaller values"
+    if step and np.spacing(np.float32(largest)) > LEVELS * abs(step):
+        return f"steps of {abs(step):g} vanish beside {largest:g} in float32"
+    if step and volts is not None and (abs(step) * volts > MOST_VOLTS or span * volts < LEAST_VOLTS):
+        return f"expected steps up to {MOST_VOLTS:g} V and a range above {LEAST_VOLTS:g} V"
+    return ""
 
 
 def require_rate(signal: Signal, rate: float, name: str = "", *, field: str = "sampling_rate") -> None:

@@ -28,6 +28,7 @@ import numpy as np
 from bitimely_core.errors import Finding, Reason, UserError, clean, input_error, input_warning, safe_text
 from bitimely_core.formats.source import Source, locate_errors
 from bitimely_core.formats.text import list_names, list_numbers, number_duplicates, sanitize_label
+from bitimely_core.formats.units import FASTEST, find_range_fault, find_rate_fault
 from bitimely_core.formats.wfdb_samples import (
     FLAC,
     FORMATS,
@@ -49,6 +50,7 @@ T = TypeVar("T")
 GAIN = 200.0  # units a millivolt where the header says 0 or nothing: the rule of the format
 RATE = 250.0  # Hz where the header says nothing: the rule of the format
 IMPLAUSIBLE = 100  # a header that promises this many times the frames of the file counts as damaged, not the file as truncated
+DIGITAL_RANGE = (-(1 << 15), (1 << 15) - 1)  # of most converters; wider formats seldom use theirs
 MAX_HEADER = 1 << 22  # bytes; 100,000 segments need half of it
 
 
@@ -197,8 +199,8 @@ def _parse_rate(field: Sequence[str], findings: list[Finding]) -> float:
         return RATE
     found = RATES.fullmatch(field[0])
     rate = float(found[1]) if found else math.nan
-    if not 1e-9 <= rate <= 1e7:
-        raise _field_error(Reason.SAMPLING_RATE, "sampling_rate", field[0], "expected Hz, above 0")
+    if fault := find_rate_fault(rate):
+        raise _field_error(Reason.SAMPLING_RATE, "sampling_rate", field[0], fault)
     return rate
 
 
@@ -306,8 +308,9 @@ def _parse_signal(line: str, number: int, rate: float) -> tuple[str, int, int, W
     if code not in FORMATS and code not in FLAC and code != 0:
         known = ", ".join(map(str, sorted([*FORMATS, *FLAC])))
         raise _field_error(Reason.FORMAT, "format", code, f"known sample formats are {known}", number)
-    if samples == 0 or rate * samples > 1e7:
-        raise _field_error(Reason.HEADER_IMPLAUSIBLE, "samples_per_frame", samples, "expected at least 1, and at most 10 MHz", number)
+    if samples == 0 or rate * samples > FASTEST:
+        requirement = f"expected at least 1, and at most {FASTEST:g} Hz"
+        raise _field_error(Reason.HEADER_IMPLAUSIBLE, "samples_per_frame", samples, requirement, number)
     calibration = _parse_calibration(fields[2] if len(fields) > 2 else "")
     if calibration is None:
         raise _field_error(Reason.GAIN, "gain", fields[2], "expected gain(baseline)/unit", number)
@@ -330,8 +333,10 @@ def _parse_signal(line: str, number: int, rate: float) -> tuple[str, int, int, W
         flags.add("label")
     baseline = zero or 0 if zero_at is None else zero_at
     channel = WfdbChannel(number, name, _sanitize_label(unit), gain, baseline, samples, skew, initial, checksum)
-    if not (math.isfinite(gain) and math.isfinite(1 / gain) and math.isfinite(channel.offset)):
-        raise _field_error(Reason.GAIN, "gain", fields[2], "expected a usable gain", number)
+    usable = math.isfinite(gain) and math.isfinite(1 / gain) and math.isfinite(channel.offset)
+    low, high = ((end - baseline) / gain if usable else math.nan for end in DIGITAL_RANGE)
+    if fault := find_range_fault(low, high, 1 / gain, unit) if usable else "expected a usable gain":
+        raise _field_error(Reason.GAIN, "gain", fields[2], fault, number)
     return fields[0], code, start, channel, flags
 
 

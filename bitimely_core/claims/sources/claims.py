@@ -22,7 +22,17 @@ from bitimely_core.claims.codes import FAMILIES
 from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.label_rules import SOURCES as KINDS
 from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable, Stated
-from bitimely_core.claims.sources.columns import assign_vocabulary, check_types, detect_delimiter, find_table, match_columns, reformat_dates
+from bitimely_core.claims.sources.columns import (
+    assign_vocabulary,
+    check_types,
+    count_unread_dates,
+    detect_delimiter,
+    find_table,
+    match_columns,
+    reformat_dates,
+    report_spelling,
+    report_zones,
+)
 from bitimely_core.claims.sources.options import parse_default_source, parse_label_columns, parse_pairs, parse_switch_day
 from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects, parse_labels
 from bitimely_core.claims.sources.survey import bind_events, hash_ids, survey_tables, unpivot_codes
@@ -105,7 +115,7 @@ def read_claims(source: Source, options: ClaimsOptions) -> ClaimsSource:
     renamed, kind = parse_pairs(options, "col", {*EVENT_COLUMNS, *PATIENT_COLUMNS}), parse_default_source(options)
     form = options.date_format or None
     file = find_table(source, "claims")
-    table, vocab, stated = _open_table(source.path(file), file, renamed, options, form)
+    table, vocab, stated, spelling = _open_table(source.path(file), file, renamed, options, form)
     labels, labelled, label_findings = _read_labels(source, renamed, options, form)
     survey = survey_tables([table], vocab=vocab, stated=stated, listed=labels is not None)
     patients, registered, more = _read_patients(source, renamed, form)
@@ -121,7 +131,7 @@ def read_claims(source: Source, options: ClaimsOptions) -> ClaimsSource:
         vocab=vocab,
         source=kind,
         rows=[*survey.rows, *registered, *labelled],
-        findings=[*survey.findings, *more, *label_findings, *_find_unmatched_labels(labels, survey.subjects, labelled)],
+        findings=[*spelling, *survey.findings, *more, *label_findings, *_find_unmatched_labels(labels, survey.subjects, labelled)],
         facts=facts,
     )
 
@@ -136,8 +146,8 @@ def _find_map(source: Source) -> str | None:
 
 def _open_table(
     path: Path, file: str, renamed: Mapping[str, str], options: ClaimsOptions, form: str | None
-) -> tuple[SourceTable, str, Stated]:
-    """The table of claims, the vocabulary of rows without one, and where it is stated."""
+) -> tuple[SourceTable, str, Stated, list[Finding]]:
+    """The table of claims, the vocabulary of rows without one, where it is stated, and findings on names of columns."""
     mark = detect_delimiter(path)
     every = tables.read_names(path, delimiter=mark)
     constant = (
@@ -170,7 +180,8 @@ def _open_table(
         kind="codes" if wide else "rows",
         delimiter=mark,
     )
-    return kept, vocab, "surely" if constant or since is not None else "by name" if named else "nowhere"
+    known: Stated = "surely" if constant or since is not None else "by name" if named else "nowhere"
+    return kept, vocab, known, report_spelling(file, columns, wanted)
 
 
 def _find_wide_columns(every: tuple[str, ...], pattern: str | None) -> tuple[str, ...]:
@@ -213,6 +224,7 @@ def _read_patients(
     columns = match_columns(path, wanted, set(PATIENT_COLUMNS) - {"subject", *renamed}, mark)
     check_types(path, file, columns)
     frame, rows, findings = keep_unique_rows(tables.read_table(path, file, columns, mark), file, "subject")
+    findings += report_spelling(file, columns, wanted)
     written = frame.with_columns(
         reformat_dates(frame[key], form) for key in ("birth", "death", "obs_start", "obs_end") if key in frame.columns
     )
@@ -261,9 +273,11 @@ def _read_labels(
         rows.quarantined[str(Reason.LABEL)] = odd
     if INDEX_DATE in kept.columns:
         kept, lost = _drop_unread_index_dates(kept.with_columns(reformat_dates(kept[INDEX_DATE], form)), file)
+        more += report_zones(count_unread_dates(kept[INDEX_DATE])[2], file, INDEX_DATE)
         if lost:
             rows.quarantined[str(Reason.DATE)] = lost[0].count
             more += lost
+    more += report_spelling(file, subject, {"subject_id": accepted, INDEX_DATE: (INDEX_DATE,)})
     return kept.drop("row"), [rows], [*findings, *more]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 import polars as pl
 
 from bitimely_core.claims import dates
-from bitimely_core.errors import Reason, input_error, safe_text
+from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
 
@@ -18,7 +18,7 @@ ENDINGS = (".csv", ".csv.gz", ".parquet")
 SUBJECT_DATE_COLUMNS = ("birth", "death", "obs_start", "obs_end")  # of a subject
 
 
-DATE_CHARACTERS = 10  # characters that hold a date in the forms that are read
+DATE_CHARACTERS = 10  # characters of an unreadable date of which the shape is shown
 
 
 def find_table(source: Source, *stems: str, needed: bool = True) -> str:
@@ -98,13 +98,28 @@ def assign_vocabulary(column: pl.Series, since: int, before: str, after: str) ->
     return (dates.parse_days(column) >= since).replace_strict({True: after, False: before}, default=None, return_dtype=pl.String)
 
 
-def count_unread_dates(column: pl.Series) -> tuple[int, Counter[str]]:
-    """Number of readable dates of a column, and the beginnings of the others. Each distinct text is read once."""
+def count_unread_dates(column: pl.Series) -> tuple[int, Counter[str], int]:
+    """Number of readable dates of a column, the beginnings of the others, and how many state a zone. Each distinct text is read once."""
     distinct = column.drop_nulls().unique()
-    heads = distinct.str.strip_chars().str.head(DATE_CHARACTERS)
-    odd = distinct.filter(heads.is_in([head for head in heads.unique() if dates.parse_day(head) is None]))
-    rows = column.filter(column.is_in(odd.implode())) if odd.len() else column.clear()
-    return column.count() - rows.len(), Counter(dict(rows.str.strip_chars().str.head(DATE_CHARACTERS).value_counts().iter_rows()))
+    odd = distinct.filter(pl.Series([dates.parse_day(text) is None for text in distinct], dtype=pl.Boolean))
+    zoned = distinct.filter(distinct.str.strip_chars().str.contains(dates.ZONED))
+    rows, stamped = (column.filter(column.is_in(some.implode())) if some.len() else column.clear() for some in (odd, zoned))
+    heads = rows.str.strip_chars().str.head(DATE_CHARACTERS).value_counts()
+    return column.count() - rows.len(), Counter(dict(heads.iter_rows())), stamped.len()
+
+
+def report_zones(count: int, file: str, name: str) -> list[Finding]:
+    """A warning about times with a zone, if there are any."""
+    text = f"{count} dates state a time zone"
+    wanted = "the date of the clock that wrote them counts, nothing is converted"
+    return [input_warning(Reason.TIMESTAMPS, text, wanted, file=file, field=name, count=count)] if count else []
+
+
+def report_spelling(file: str, columns: Mapping[str, str], wanted: Mapping[str, Sequence[str]]) -> list[Finding]:
+    """A warning about columns (key -> name) whose names differ from the accepted ones in case."""
+    respelled = [name for key, name in columns.items() if key in wanted and name not in wanted[key]]
+    text, read = f"columns are written {', '.join(map(safe_text, respelled))}", "case does not count here"
+    return [input_warning(Reason.HEADER, text, read, file=file, row=1, count=len(respelled))] if respelled else []
 
 
 def refuse_unread_dates(good: int, odd: Counter[str], file: str, name: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
-from bitimely_core.claims.sources.columns import SUBJECT_DATE_COLUMNS, count_unread_dates, refuse_unread_dates
+from bitimely_core.claims.sources.columns import SUBJECT_DATE_COLUMNS, count_unread_dates, refuse_unread_dates, report_zones
 from bitimely_core.errors import Finding, Reason, input_error
 from bitimely_core.types import SourceRows
 
@@ -49,8 +49,9 @@ def make_subjects(frame: pl.DataFrame, file: str, findings: list[Finding]) -> pl
     column cannot be read.
     """
     for name in (name for name in SUBJECT_DATE_COLUMNS if name in frame.columns):
-        good, odd = count_unread_dates(frame[name])
+        good, odd, zoned = count_unread_dates(frame[name])
         refuse_unread_dates(good, odd, file, name)
+        findings += report_zones(zoned, file, name)
         if bad := odd.total():
             text = f"{bad} of {good + bad} dates cannot be read"
             findings.append(Finding(Reason.METADATA, text, "they count as unknown", level="warning", file=file, field=name, count=bad))

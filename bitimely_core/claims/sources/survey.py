@@ -14,7 +14,7 @@ import polars as pl
 from bitimely_core.claims import codes
 from bitimely_core.claims.label_rules import SOURCES as KINDS
 from bitimely_core.claims.sources.claims_source import SourceTable, Stated
-from bitimely_core.claims.sources.columns import count_unread_dates, refuse_unread_dates
+from bitimely_core.claims.sources.columns import count_unread_dates, refuse_unread_dates, report_zones
 from bitimely_core.errors import Finding, Reason, input_error, safe_text
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import locate_errors
@@ -100,7 +100,7 @@ def survey_tables(
         records = kept = 0
         dropped: Counter[str] = Counter()
         seen: set[tuple[str | None, str]] = set()
-        readable = 0
+        readable = zoned = 0
         unread: Counter[str] = Counter()
         odd_rows: list[int] = []
         odd_ids = 0
@@ -113,8 +113,9 @@ def survey_tables(
             _refuse_unknown_words(frame, table.file)
             for (named,), rows in frame.group_by("vocab") if frame["vocab"].count() else [((None,), frame)]:
                 seen.update((named, code) for code in rows["code"].drop_nulls().unique())
-            good, other = count_unread_dates(frame["date"])
+            good, other, stamped = count_unread_dates(frame["date"])
             readable += good
+            zoned += stamped
             unread.update(other)
             marked = frame.filter(pl.col("subject_id").str.contains(ODD_ID))["row"]
             odd_ids += marked.len()
@@ -124,6 +125,7 @@ def survey_tables(
                 if sum(map(len, seen_ids)) > max(len(survey.subjects), MERGED_SUBJECTS):
                     survey.subjects, seen_ids = np.unique(np.concatenate([survey.subjects, *seen_ids])), []
         refuse_unread_dates(readable, unread, *table.dated)
+        survey.findings += report_zones(zoned, *table.dated)
         _refuse_lost_zeros({code for named, code in seen if codes.FAMILIES[named or vocab] == "icd9"}, table.file)
         if any(named is None for named, _ in seen):
             _refuse_ambiguous_codes({code for named, code in seen if named is None}, table.file, vocab, stated)
