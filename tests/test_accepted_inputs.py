@@ -341,7 +341,8 @@ def write_nights(folder: Path, count: int = 4, channels: list[edf.EdfChannel] | 
     for i in range(count):
         path = variants.write_edf(folder / f"s{i}.edf", chosen, fields, records=60)
         raw = bytearray(path.read_bytes())
-        raw[-2000:] = np.random.default_rng(i).integers(-900, 900, 1000).astype("<i2").tobytes()
+        last = min(1000, 30 * sum(channel.samples for channel in chosen))  # half of the samples at most
+        raw[-2 * last :] = np.random.default_rng(i).integers(-900, 900, last).astype("<i2").tobytes()
         path.write_bytes(bytes(raw))
     return folder
 
@@ -483,7 +484,8 @@ def test_odd_tables_that_are_accepted_can_be_used(tmp_path: Path, name: str) -> 
     dataset, write = USED[name]
     code, err, report = ingest(dataset, write(tmp_path / "raw"), tmp_path / "w")
     assert code == 0, err
-    assert all(reason["file"] for reason in report["reasons"] if reason["level"] != "info")
+    of_sequences = {"min_codes", "label_leakage", "class_missing"}  # added by the build, about no file
+    assert all(one["file"] for one in report["reasons"] if one["level"] != "info" and one["code"] not in of_sequences)
     for code, err in use(dataset, tmp_path / "w"):
         assert code == 0, err
 
