@@ -142,7 +142,8 @@ def _leads_to_own_folder(link: Path, real: Path, own: dict[Path, bool]) -> bool:
     """Whether a link leads into a folder of bitimely; `own`: the folders that are known."""
     try:
         target = link.resolve()
-    except (OSError, RuntimeError):
+    except (OSError, RuntimeError) as error:
+        raise_system_error(error, link, stored=False)
         return False  # the caller finds out why
     if target.name == KEY_FILE and target.is_file():
         return target.stat().st_size == KEY_BYTES
