@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 from bitimely_core.errors import Finding, Level, Reason, UserError, clean, safe_text, usage_error
+from bitimely_core.system_errors import raise_system_error
 
 HERE = Path(__file__).parent
 RECIPES = next(p for p in (HERE / "pipelines", HERE.parent / "pipelines") if p.is_dir())  # installed, else a checkout
@@ -134,6 +135,7 @@ def load_members(package: str) -> None:
             try:
                 point.load()
             except (Exception, SystemExit) as error:  # whatever its author wrote: work that does not need it goes on
+                raise_system_error(error, stored=False)
                 _refused[point.name] = broken_plugins[point.name] = describe_plugin(point, error)
 
 
