@@ -5,13 +5,12 @@ import pytest
 from planted import Windows, classes, run
 from sklearn.metrics import silhouette_score
 
-from bitimely_core import report
+from bitimely_core import evaluate, report
 from bitimely_core.analyses.embedding import (
     chance_agreement,
     compute_silhouettes,
     compute_tsne,
     embedding,
-    mean_over_rows,
     measure_space,
     nearest_neighbours,
     neighbour_agreement,
@@ -89,11 +88,11 @@ def test_one_sequence_a_subject_says_nothing_about_persons():
 def test_intervals_are_over_subjects():
     units = np.repeat(np.arange(6), 4)
     values = units / 5.0
-    wide, point = mean_over_rows(values, units, 6, 500, 0), mean_over_rows(np.full(24, 0.3), units, 6, 500, 0)
+    wide, point = evaluate.average_over_units(values, units, 6), evaluate.average_over_units(np.full(24, 0.3), units, 6)
     assert wide.value == pytest.approx(0.5)
-    assert wide.se == pytest.approx(np.std(np.arange(6) / 5) / np.sqrt(6), rel=0.15)
-    assert (point.lo, point.hi) == pytest.approx((0.3, 0.3))
-    assert mean_over_rows(values[:8], units[:8], 2, 500, 0).lo is None
+    assert wide.se == pytest.approx(np.std(np.arange(6) / 5, ddof=1) / np.sqrt(6))
+    assert (point.value, point.lo, point.undefined_reason) == (pytest.approx(0.3), None, "no CI: all units are alike")
+    assert evaluate.average_over_units(values[:8], units[:8], 2).lo is None
 
 
 def test_principal_components_keep_the_largest_variance():

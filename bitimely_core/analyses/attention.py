@@ -238,7 +238,7 @@ def attention(
     if chosen is not None:
         page.notice(*chosen.notices)
         page.add_facts(chosen.facts)
-        summary["signal_size"] = size = regions.mean_over_subjects(chosen.magnitudes, chosen.windows.subjects, bootstrap, seed)
+        summary["signal_size"] = size = regions.mean_over_subjects(chosen.magnitudes, chosen.windows.subjects, bootstrap)
         _add_shapelets(page, on_shapelets, chosen, size, bootstrap, seed)
     else:
         page.text(HOW_TO_READ)
@@ -343,7 +343,7 @@ def _add_shapelets(
     ]
     page.table("shapelets", "Inside and outside", f"{regions.RATIOS} {CORRELATION}", columns, rows)
     if len(on) > 1:
-        differences = regions.compare_with_first({name: one.ratio for name, one in on.items()}, region.windows, bootstrap, seed)
+        differences = regions.compare_with_first({name: one.ratio for name, one in on.items()}, region.windows, bootstrap)
         page.table(
             "differences", "Differences to the first run", regions.DIFFERENCES, ["run", "against", "difference of the ratios"], differences
         )

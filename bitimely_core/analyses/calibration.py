@@ -93,9 +93,7 @@ def estimate_reliability(confidence: Array, right: Array, units: Array, *, bins:
     draws = evaluate.draw_counts(range(bootstrap), n_units, seed) if n_units and bootstrap else np.zeros((0, n_units))
     drawn = np.einsum("ru,ubk->rbk", draws, table)
     with np.errstate(invalid="ignore"):
-        gap = (total[:, 2].sum() - total[:, 1].sum()) / total[:, 0].sum()
-        gaps = (drawn[..., 2].sum(1) - drawn[..., 1].sum(1)) / drawn[..., 0].sum(1)
-        shares = drawn[..., 1] / drawn[..., 0]
+        error = features.make_metric(float(calibration_error(total)), calibration_error(drawn), n_units, bootstrap)
     chance = None
     if len(confidence):
         rng, of = np.random.default_rng([seed, 1]), assign_bins(confidence, bins)
@@ -103,15 +101,12 @@ def estimate_reliability(confidence: Array, right: Array, units: Array, *, bins:
         errors = [float(np.abs(one).sum() / len(of)) for one in gaps_by_bin]
         chance = NullError(float(np.mean(errors)), float(np.percentile(errors, 95)))
     filled = np.flatnonzero(total[:, 0])
-    points = [features.make_metric(total[b, 1] / total[b, 0], shares[:, b], n_units, int(np.isfinite(shares[:, b]).sum())) for b in filled]
+    binned = assign_bins(confidence, bins)
+    of_bin = {b: binned == b for b in filled}
+    points = [evaluate.average_over_units(right[rows].astype(float), units[rows], n_units, "share", bootstrap) for rows in of_bin.values()]
     probability, windows = [float(total[b, 2] / total[b, 0]) for b in filled], [int(total[b, 0]) for b in filled]
     curve = ReliabilityCurve(probability, [p.value for p in points], [p.lo for p in points], [p.hi for p in points], windows)
-    return Reliability(
-        features.make_metric(float(calibration_error(total)), calibration_error(drawn), n_units, bootstrap),
-        features.make_metric(gap, gaps, n_units, bootstrap),
-        curve,
-        chance,
-    )
+    return Reliability(error, evaluate.average_over_units(confidence - right, units, n_units, bootstrap=bootstrap), curve, chance)
 
 
 def apply_temperature(task: str, prediction: Array, temperature: float) -> Array:

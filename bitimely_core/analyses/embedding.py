@@ -76,18 +76,6 @@ def compute_silhouettes(x: Array, group: Array) -> Array:
     return out
 
 
-def mean_over_rows(values: Array, units: Array, n_units: int, bootstrap: int, seed: int) -> MetricValue:
-    """Mean of values [n] with a bootstrap interval over subjects; the values themselves are not recomputed in a replicate."""
-    known = np.isfinite(values)
-    if not known.any():
-        return features.make_metric(np.nan, np.empty(0), n_units, bootstrap)
-    total = np.bincount(units[known], values[known], n_units)
-    count = np.bincount(units[known], minlength=n_units).astype(float)
-    draws = evaluate.draw_counts(range(bootstrap), n_units, seed) if bootstrap else np.zeros((0, n_units))
-    with np.errstate(invalid="ignore"):
-        return features.make_metric(total.sum() / count.sum(), (draws @ total) / (draws @ count), n_units, bootstrap)
-
-
 class SpaceMeasures(NamedTuple):
     """Nearest neighbours and silhouettes of one space, by label and by subject."""
 
@@ -120,7 +108,9 @@ def measure_space(
         compute_silhouettes(x, label),
         compute_silhouettes(x, subject),
     )
-    return SpaceMeasures(*(mean_over_rows(v, units, n_units, bootstrap, seed) for v in values))
+    kinds = ("share", "mean", "share", "mean", "mean", "mean")
+    pairs = zip(values, kinds, strict=True)
+    return SpaceMeasures(*(evaluate.average_over_units(np.asarray(v), units, n_units, kind, bootstrap) for v, kind in pairs))
 
 
 def principal_components(x: Array, parts: int) -> tuple[Array, Array]:

@@ -184,7 +184,7 @@ def random_placement(maps: Array, length: Ints, draws: int, seed: int) -> Array:
 
 
 class SubjectMean(NamedTuple):
-    """A mean over windows with its bootstrap standard error and 95 % CI over subjects."""
+    """A mean over windows with its standard error and 95 % CI over subjects."""
 
     value: float | None
     se: float | None
@@ -201,22 +201,12 @@ class SubjectMean(NamedTuple):
         return f"95 % CI {self.lo:.2f} to {self.hi:.2f} over {self.n_subjects} subjects"
 
 
-def mean_over_subjects(values: Array, subjects: npt.NDArray[Any], bootstrap: int, seed: int) -> SubjectMean:
-    """Mean over the windows [S] with its bootstrap over subjects; NaN values are excluded."""
-    known = np.isfinite(values)
-    count = int(known.sum())
-    if not count:
-        return SubjectMean(None, None, None, None, 0, 0, "no window has a gradient")
-    names, whose = np.unique(subjects[known], return_inverse=True)
-    n, mean = len(names), float(values[known].mean())
-    if n < evaluate.MINIMUM_UNITS or bootstrap < 2:
-        few = f"{n} subject{'s' * (n != 1)}, at least {evaluate.MINIMUM_UNITS} required"
-        return SubjectMean(mean, None, None, None, count, n, f"no CI: {few if bootstrap > 1 else 'bootstrap below 2'}")
-    counts = evaluate.draw_counts(range(bootstrap), n, seed)
-    sums, sizes = (np.bincount(whose, weights, n) for weights in (values[known], np.ones(count)))
-    means = (counts @ sums) / (counts @ sizes)
-    lo, hi = np.percentile(means, [2.5, 97.5])
-    return SubjectMean(mean, float(means.std(ddof=1)), float(lo), float(hi), count, n, None)
+def mean_over_subjects(values: Array, subjects: npt.NDArray[Any], bootstrap: int, kind: str = "ratio") -> SubjectMean:
+    """Mean over the windows [S] with its interval over subjects; NaN values are excluded. `kind`: as of `evaluate.average_over_units`."""
+    names, whose = np.unique(subjects, return_inverse=True)
+    found = evaluate.average_over_units(values, whose, len(names), kind, bootstrap)
+    reason = found.undefined_reason if found.value is not None else "no window has a gradient"
+    return SubjectMean(found.value, found.se, found.lo, found.hi, int(np.isfinite(values).sum()), found.n_defined or 0, reason)
 
 
 def rank_agreement(a: Array, b: Array) -> float | None:
@@ -268,8 +258,8 @@ def compare_with_controls(maps: Array, controls: Sequence[Array], chosen: Shapel
     correlations = [found for control in controls if (found := rank_agreement(maps, control)) is not None]
     places = random_placement(maps, chosen.length, RANDOM_PLACES, seed)
 
-    def average(of: Array, replicates: int = bootstrap) -> SubjectMean:
-        return mean_over_subjects(of, chosen.subjects, replicates, seed)
+    def average(of: Array, intervals: int = bootstrap, kind: str = "ratio") -> SubjectMean:
+        return mean_over_subjects(of, chosen.subjects, intervals, kind)
 
     mean = average(values)
     reached = places >= mean.value - 1e-12 if mean.value is not None else np.array([])
@@ -278,20 +268,18 @@ def compare_with_controls(maps: Array, controls: Sequence[Array], chosen: Shapel
         inside_over_outside=average(contrast),
         random_weights=average(random),
         random_draws=[average(one, 0).value for one in each],
-        beyond_random_weights=average(values - random),
+        beyond_random_weights=average(values - random, kind="mean"),
         random_places=RandomPlaces(*np.quantile(places, [0.025, 0.975]).tolist()) if len(places) else None,
         p_places=float(1 + reached.sum()) / (1 + len(places)) if len(places) else None,
         correlation_with_random_weights=float(np.mean(correlations)) if correlations else None,
     )
 
 
-def compare_with_first(
-    ratio: Mapping[str, Array], chosen: ShapeletWindows, bootstrap: int, seed: int
-) -> Iterator[tuple[str, str, SubjectMean]]:
+def compare_with_first(ratio: Mapping[str, Array], chosen: ShapeletWindows, bootstrap: int) -> Iterator[tuple[str, str, SubjectMean]]:
     """Names and mean difference of the ratios [S] of the first run and each other one, window by window."""
     first, *others = ratio
     for other in others:
-        yield first, other, mean_over_subjects(ratio[first] - ratio[other], chosen.subjects, bootstrap, seed)
+        yield first, other, mean_over_subjects(ratio[first] - ratio[other], chosen.subjects, bootstrap, "mean")
 
 
 def add_headline(page: PageBuilder, title: str, found: Mapping[str, RegionMeasures], size: SubjectMean, what: str) -> None:

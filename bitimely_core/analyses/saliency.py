@@ -251,7 +251,7 @@ def saliency(
         maps = _compute_all(run, chosen, case, masks, seed, progress)
         found[run.name] = _measure_run(run.model().config, maps[0], maps[1:], chosen, layer, bootstrap, seed)
     magnitudes = regions.signal_magnitudes(example.batch.values.double().numpy(), windows, found_shapelets, chosen)
-    size = regions.mean_over_subjects(regions.share_ratios(magnitudes, chosen.start, chosen.length), chosen.subjects, bootstrap, seed)
+    size = regions.mean_over_subjects(regions.share_ratios(magnitudes, chosen.start, chosen.length), chosen.subjects, bootstrap)
     page = start_page("Saliency of " + " and ".join(found), runs, [chosen.split] * len(runs), seed)
     _add_notices(page, runs, found, chosen, chance)
     page.fact("Windows", f"the same for all runs, {regions.describe_windows(chosen)}")
@@ -358,7 +358,7 @@ def _measure_run(
 
     def average(parts: Sequence[Array]) -> regions.SubjectMean:
         ratios = regions.nan_mean([regions.share_ratios(one, chosen.start, chosen.length) for one in parts])
-        return regions.mean_over_subjects(ratios, chosen.subjects, bootstrap, seed)
+        return regions.mean_over_subjects(ratios, chosen.subjects, bootstrap)
 
     for k, (own, *controls) in enumerate(zip(maps.layers, *(one.layers for one in random), strict=False)):
         out.by_layer[str(k + 1)] = LayerSaliency(average([own]), average(controls))
@@ -439,7 +439,7 @@ def _add_blocks(
         rows: list[list[object]] = []
         for wrt, words in WORDS.items():
             ratio = {name: one.ratio[wrt] for name, one in found.items() if wrt in one.ratio}
-            gaps = regions.compare_with_first(ratio, example.chosen, bootstrap, seed) if ratio else ()
+            gaps = regions.compare_with_first(ratio, example.chosen, bootstrap) if ratio else ()
             rows += [[first, other, words, gap] for first, other, gap in gaps]
         columns = ["run", "against", "gradient at", "difference of the ratios"]
         page.table("differences", "Differences to the first run", regions.DIFFERENCES, columns, rows)

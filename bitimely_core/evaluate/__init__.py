@@ -12,7 +12,7 @@ Legend: n rows, U units (subjects, or rows with by="window"), R replicates, K cl
 from __future__ import annotations
 
 from bitimely_core.evaluate.bootstrap import MINIMUM_DEFINED, draw_counts
-from bitimely_core.evaluate.intervals import MINIMUM_UNITS
+from bitimely_core.evaluate.intervals import MINIMUM_UNITS, average_over_units
 from bitimely_core.evaluate.metrics import LOWER_IS_BETTER, MAIN, METRICS, NAMES, to_probabilities
 from bitimely_core.evaluate.multiple import (
     RunEstimates,
@@ -51,6 +51,7 @@ __all__ = [
     "Predictions",
     "RunEstimates",
     "align_runs",
+    "average_over_units",
     "compare",
     "compare_frames",
     "constant_baselines",

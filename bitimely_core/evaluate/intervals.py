@@ -9,7 +9,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from bitimely_core.evaluate.metrics import COMPARES_CLASSES, LOWER_IS_BETTER, MACRO, METRICS, Array, Estimate, Estimates, ScoredRows, Unit
+from bitimely_core.evaluate.metrics import (
+    COMPARES_CLASSES,
+    LOWER_IS_BETTER,
+    MACRO,
+    METRICS,
+    Array,
+    Estimate,
+    Estimates,
+    ScoredRows,
+    Unit,
+    weigh_units,
+)
 from bitimely_core.schemas import ClassCounts, ClassScores, Difference, IntervalMethod, MetricValue
 
 MINIMUM_UNITS = 5  # subjects required for an interval
@@ -37,13 +48,15 @@ def bound_share(share: float, trials: float, level: float = LEVEL) -> tuple[floa
 
 
 def find_interval(metric: str, one: Estimate, level: float = LEVEL) -> tuple[float, float] | None:
-    """The confidence interval of a metric; None where the errors of all units are 0."""
+    """The confidence interval of a metric, or of a `mean` of any sign, a positive `ratio`, a `share`; None where the units do not vary."""
     from scipy.special import ndtri, stdtrit
 
     value, weights = one.value, one.weights
     variance, t = estimate_variance(one.influence, weights.leverage), float(stdtrit(weights.df, (1 + level) / 2))
     se = float(np.sqrt(variance))
-    if metric in LOWER_IS_BETTER:
+    if metric == "mean":
+        return (value - t * se, value + t * se) if se > NO_WIDTH else None
+    if metric == "ratio" or metric in LOWER_IS_BETTER:
         return (value * float(np.exp(-t * se / value)), value * float(np.exp(t * se / value))) if value > 0 and se > 0 else None
     if metric == "kappa":
         if se < NO_WIDTH or abs(value) > 1 - 1e-9:
@@ -74,10 +87,25 @@ def build_metric(
         uncertain = f"effectively {one.weights.effective:.2f} units of equal weight, at least {MINIMUM_EFFECTIVE:.0f} required"
     found = find_interval(metric, one) if uncertain is None else None
     if found is None:
-        reason = f"no CI: {uncertain or 'no row has an error'}"
+        reason = f"no CI: {uncertain or ('no row has an error' if metric in LOWER_IS_BETTER else 'all units are alike')}"
         return MetricValue(value=one.value, n_defined=units, undefined_reason=reason, classes=classes)
     se = float(np.sqrt(estimate_variance(one.influence, one.weights.leverage)))
     return MetricValue(value=one.value, se=se if se > NO_WIDTH else None, lo=found[0], hi=found[1], n_defined=units, classes=classes)
+
+
+def average_over_units(values: Array, units: Array, n_units: int, kind: str = "mean", bootstrap: int = 1000) -> MetricValue:
+    """Mean of the finite `values` [n] with its interval over `units` [n]; `kind`: mean, ratio or share, see `find_interval`."""
+    known = np.isfinite(values)
+    if not known.any():
+        return MetricValue(undefined_reason="not defined by these rows")
+    values, units = values[known], units[known]
+    count = np.bincount(units, minlength=n_units).astype(np.float64)
+    total, subjects = count.sum(), int((count > 0).sum())
+    mean = float(values.sum() / total)
+    weights = weigh_units(count / total, int(total))
+    few = f"{subjects} subjects, at least {MINIMUM_UNITS} required" if subjects < MINIMUM_UNITS else None
+    uncertain = "none was requested" if bootstrap < 2 else few
+    return build_metric(kind, Estimate(mean, (np.bincount(units, values, n_units) - count * mean) / total, weights), None, uncertain)
 
 
 def build_difference(first: Estimate, second: Estimate, uncertain: str | None) -> Difference:
