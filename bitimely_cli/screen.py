@@ -33,14 +33,14 @@ class Screen:
     has_errors = False  # an error line was printed: the exit code is not 0
 
     def print_line(self, text: str = "") -> None:
-        """A line for the reader; on stderr under --json."""
+        """A line for the reader, without control characters; on stderr under --json."""
         if not self.silent:
-            print(text, file=sys.stderr if self.json else sys.stdout, flush=True)
+            print(clean(text, len(text)), file=sys.stderr if self.json else sys.stdout, flush=True)
 
     def note(self, text: str) -> None:
-        """A line beside the result: always stderr."""
+        """A line beside the result, without control characters: always stderr."""
         if not self.silent:
-            print(text, file=sys.stderr, flush=True)
+            print(clean(text, len(text)), file=sys.stderr, flush=True)
 
     def print_finding(self, finding: Finding | FindingRecord) -> None:
         """One error or warning line; infos are only in the report."""
@@ -77,7 +77,8 @@ class Screen:
         if self.silent:
             return
         if self.json:
-            sys.stdout.write(json.dumps(result, allow_nan=False, ensure_ascii=False, sort_keys=True) + "\n")
+            text = json.dumps(result, allow_nan=False, ensure_ascii=False, sort_keys=True)
+            sys.stdout.write("".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text) + "\n")
             sys.stdout.flush()
             return
         for line in lines:
@@ -117,10 +118,10 @@ class Screen:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=box.SIMPLE_HEAD, title=Text(title) if title else None, title_justify="left", pad_edge=False)
+        table = Table(box=box.SIMPLE_HEAD, title=Text(show(title)) if title else None, title_justify="left", pad_edge=False)
         numeric = [all(isinstance(row[i], (int, float)) or row[i] is None for row in rows) for i in range(len(columns))]
         for name, right in zip(columns, numeric, strict=True):
-            table.add_column(Text(name), justify="right" if right else "left", overflow="fold")
+            table.add_column(Text(show(name)), justify="right" if right else "left", overflow="fold")
         for row in rows:
             table.add_row(*(Text(show(cell)) for cell in row))
         Console(soft_wrap=False, width=None if sys.stdout.isatty() else 160).print(table)

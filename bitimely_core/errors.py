@@ -6,6 +6,7 @@ Library code raises `UserError`; only the command line prints it and turns it in
 from __future__ import annotations
 
 import dataclasses
+import re
 import unicodedata
 from dataclasses import KW_ONLY, dataclass, replace
 from enum import IntEnum, StrEnum
@@ -144,6 +145,8 @@ class Reason(StrEnum):
 
 
 Level = Literal["info", "warning", "error"]
+FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r]")  # also in full width, which spreadsheets of East Asian locales take
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 def safe_text(value: object, limit: int = 80) -> str:
@@ -159,6 +162,11 @@ def clean(text: str, limit: int = 400) -> str:
     odd = {"Cc", "Cf", "Cs", "Zl", "Zp"}
     kept = text if text.isprintable() else "".join(c if unicodedata.category(c) not in odd else "?" for c in text)
     return kept if len(kept) <= limit else kept[: limit - 3] + "..."
+
+
+def quote_formula(text: str) -> str:
+    """`text` with an apostrophe before it where a spreadsheet would run it as a formula; numbers stay."""
+    return f"'{text}" if FORMULA.match(text) and not NUMBER.fullmatch(text) else text
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import lzma
 import re
 import tarfile
 import zipfile
@@ -189,7 +190,17 @@ def _open_sheet(path: str) -> MapSheet:
     """The table at a path, in an archive, or in an installed package. Raises UserError: not_found (exit 2), format, corrupt."""
     try:
         sheet = _open_package(path) if path.startswith("pkg:") else _open_file(path)
-    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError, RuntimeError) as error:  # RuntimeError: encrypted
+    except (
+        OSError,
+        EOFError,
+        zlib.error,
+        lzma.LZMAError,
+        zipfile.BadZipFile,
+        tarfile.TarError,
+        RuntimeError,
+        LookupError,
+        ValueError,
+    ) as error:
         raise_system_error(error, path, stored=False)
         raise input_error(Reason.CORRUPT, f"cannot be read ({type(error).__name__})", hint="Download it again", file=path) from None
     if sheet.fault:
@@ -211,8 +222,9 @@ def _open_file(path: str) -> MapSheet:
                 return _open_member(path, digest, archive.namelist(), archive.open, member)
         stream.seek(0)
         if place.name.lower().endswith(ARCHIVE_ENDINGS):
-            with tarfile.open(fileobj=stream) as bundle:
-                return _open_member(path, digest, [item.name for item in bundle if item.isfile()], bundle.extractfile, member)
+            with tarfile.open(fileobj=_unpack(stream, place.name), mode="r:") as bundle:
+                items = {item.name: item for item in bundle if item.isfile()}  # opened as they are: a link of the same name is not followed
+                return _open_member(path, digest, items, lambda name: bundle.extractfile(items[name]), member)
         return _read_sheet(place.name, digest, stream)
 
 
@@ -250,10 +262,7 @@ def _open_member(path: str, digest: str | None, names: Iterable[str], opened: Ca
 
 def _read_sheet(name: str, digest: str, stream: BinaryIO) -> MapSheet:
     """The cells of a csv, csv.gz or Parquet file."""
-    data = _read_limited(stream, name)
-    if data[:2] == b"\x1f\x8b":
-        with gzip.GzipFile(fileobj=io.BytesIO(data)) as unpacked:
-            data = _read_limited(unpacked, name)
+    data = _unpack(stream, name).getvalue()
     if data[:4] == b"PAR1":
         return _read_parquet(name, digest, data)
     header: tuple[str, ...] = ()
@@ -272,6 +281,15 @@ def _read_sheet(name: str, digest: str, stream: BinaryIO) -> MapSheet:
         error.file, fault = name, error
     columns = {column.lower(): [cells[i].strip() for cells in kept] for i, column in enumerate(header)}
     return MapSheet(name, digest, columns, frozenset(), fault)
+
+
+def _unpack(stream: IO[bytes], name: str) -> io.BytesIO:
+    """The content of a file that may be packed with gzip."""
+    data = _read_limited(stream, name)
+    if data[:2] == b"\x1f\x8b":
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as unpacked:
+            data = _read_limited(unpacked, name)
+    return io.BytesIO(data)
 
 
 def _read_limited(stream: IO[bytes] | gzip.GzipFile, name: str) -> bytes:

@@ -15,7 +15,7 @@ from bitimely_core import storage
 from bitimely_core.claims import dates, pass1_clean, spill, splits
 from bitimely_core.claims.job import SUBJECT_DATES, ClaimsJob, CleaningFindings
 from bitimely_core.claims.spill import SpillFile
-from bitimely_core.errors import Exit, Finding, Reason, UserError, usage_error
+from bitimely_core.errors import Exit, Finding, Reason, UserError, quote_formula, usage_error
 
 CHUNK = 1 << 18  # subjects whose digests are computed together
 
@@ -130,10 +130,5 @@ def write_id_table(job: ClaimsJob, keys: np.ndarray) -> None:
         position = np.searchsorted(keys, fresh_keys)
         present = (np.append(keys, np.uint64(0))[position] == fresh_keys) & (position < len(keys))
         known = known.vstack(pl.DataFrame({"subject_id": fresh, "new": position}, schema=known.schema).filter(pl.Series(present)))
-    text = known.sort("new").select(_escape_formulas("subject_id"), "new").write_csv()
+    text = known.sort("new").select(pl.col("subject_id").map_elements(quote_formula, pl.String), "new").write_csv()
     storage.write_bytes(Path(job.options.keep_ids), text.encode())
-
-
-def _escape_formulas(column: str) -> pl.Expr:
-    """Ids with a quote before them where a spreadsheet would run them as a formula."""
-    return pl.when(pl.col(column).str.contains(r"^[=+\-@]")).then("'" + pl.col(column)).otherwise(pl.col(column)).alias(column)

@@ -12,12 +12,13 @@ import gzip
 import io
 import math
 import re
+import struct
 import zipfile
 import zlib
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import IO, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -207,7 +208,7 @@ def open_text(path: Path) -> Iterator[TextStream]:
                 with gzip.GzipFile(fileobj=packed) as file:
                     yield _decode_stream(io.BufferedReader(file), most)
             elif head == b"PK\x03\x04":
-                with zipfile.ZipFile(packed) as archive, archive.open(find_member(archive)) as inner:
+                with open_member(packed) as (_, inner):
                     yield _decode_stream(io.BufferedReader(inner), most)  # type: ignore[arg-type]  # it has readinto
             else:
                 yield _decode_stream(packed, math.inf)
@@ -232,17 +233,28 @@ def _decode_stream(file: io.BufferedReader, limit: float) -> TextStream:
     return TextStream(io.BufferedReader(DecodedStream(file, encoding, mark, mac=mac)), limit, 0, verified=True)
 
 
-def find_member(archive: zipfile.ZipFile) -> str:
-    """Name of the one table that an archive holds.
+@contextmanager
+def open_member(packed: BinaryIO) -> Iterator[tuple[str, IO[bytes]]]:
+    """Name and content of the one table that a zip archive holds.
 
-    Raises UserError: unsupported_format where there is not exactly one, or it is encrypted or packed in an unknown way.
+    Raises UserError: unsupported_format where there is not exactly one, or it is encrypted or packed in an unknown way; corrupt.
     """
-    members = [info for info in archive.infolist() if not info.is_dir() and not info.filename.startswith("__MACOSX/")]
-    if len(members) != 1:
-        raise input_error(Reason.UNSUPPORTED_FORMAT, f"is an archive of {len(members)} files", "expected a table")
-    if members[0].flag_bits & 1 or members[0].compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
-        raise input_error(Reason.UNSUPPORTED_FORMAT, "is an archive that is encrypted or packed in an unusual way", "expected a table")
-    return members[0].filename
+    with ExitStack() as stack:
+        try:
+            archive = stack.enter_context(zipfile.ZipFile(packed))
+            members = [info for info in archive.infolist() if not info.is_dir() and not info.filename.startswith("__MACOSX/")]
+            if len(members) != 1:
+                raise input_error(Reason.UNSUPPORTED_FORMAT, f"is an archive of {len(members)} files", "expected a table")
+            if members[0].flag_bits & 1 or members[0].compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+                raise NotImplementedError
+            content = stack.enter_context(archive.open(members[0]))
+        except (NotImplementedError, RuntimeError):
+            text = "is an archive that is encrypted or packed in an unusual way"
+            raise input_error(Reason.UNSUPPORTED_FORMAT, text, "expected a table") from None
+        except (zipfile.BadZipFile, EOFError, ValueError, struct.error) as error:  # ValueError: names that are no UTF-8
+            raise_system_error(error, stored=False)
+            raise input_error(Reason.CORRUPT, "the packed text is damaged", hint="Download it again") from None
+        yield members[0].filename, content
 
 
 def read_lines(path: Path) -> Generator[tuple[int, bytes, bool], None, None]:

@@ -137,11 +137,12 @@ def _load_state(node: Node, nodes: Mapping[str, Node], folder: Path, began: floa
     except UserError as error:
         raise_system_error(error)
         return None
+    is_recent = began <= known.time <= time.time()  # a time in the future: the clock was set back
     if known.state == "failed":
-        return StageState("failed", known.detail, known.exit_code, known.seconds) if known.time >= began else None
+        return StageState("failed", known.detail, known.exit_code, known.seconds) if is_recent else None
     if known.made is None or known.made != _hash(node.made) or known.read != _hash_inputs(node, nodes, states):
         return None
-    state = "already done" if known.state == "done" and known.time < began else known.state
+    state = "already done" if known.state == "done" and not is_recent else known.state
     return StageState(state, known.detail, known.exit_code, known.seconds)
 
 

@@ -27,7 +27,7 @@ def model_card(
     verb = "Fine-tuned" if record.is_finetuned else "Trained"
     parts = [
         f"# {markdown_text(record.run)}",
-        f"{'Fine-tuned' if record.is_finetuned else 'Pre-trained'} {markdown_text(record.model)}, made by bitimely {record.versions['bitimely']}.",
+        f"{'Fine-tuned' if record.is_finetuned else 'Pre-trained'} {markdown_text(record.model)}, made by bitimely {markdown_text(record.versions['bitimely'])}.",
         _card_rows(run_facts(record)),
         "## Data",
         *(_card_data(one, f"{verb} on") for one in record.data),
@@ -84,10 +84,10 @@ def _card_data(data: RunData, verb: str) -> str:
     lines = [
         "| split | subjects | windows |",
         "|---|---|---|",
-        *(f"| {s} | {show_split(data, s, 'subjects')} | {show_split(data, s, 'windows')} |" for s, _ in rows),
+        *(f"| {markdown_text(s)} | {show_split(data, s, 'subjects')} | {show_split(data, s, 'windows')} |" for s, _ in rows),
     ]
     return (
-        f"{verb} {markdown_text(data.name)}, split {markdown_text(data.split)}, fingerprint {data.fingerprint[:16]} (of windows and split):\n\n"
+        f"{verb} {markdown_text(data.name)}, split {markdown_text(data.split)}, fingerprint {markdown_text(data.fingerprint[:16])} (of windows and split):\n\n"
         + "\n".join(lines)
     )
 
@@ -122,7 +122,7 @@ def _card_scores(scores: Scores | None) -> str:
         ]
         lines.append("| " + " | ".join(map(markdown_text, cells)) + " |")
     words = (
-        f"On the {scores.split} split of {markdown_text(scores.data)}: {format_count(scores.n)} windows of {format_count(scores.n_subjects)} subjects; "
+        f"On the {markdown_text(scores.split)} split of {markdown_text(scores.data)}: {format_count(scores.n)} windows of {format_count(scores.n_subjects)} subjects; "
         f"95 % confidence intervals over {scores.settings.by}s."
     )
     return words + "\n\n" + "\n".join(lines)

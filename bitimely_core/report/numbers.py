@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bitimely_core.errors import quote_formula
 from bitimely_core.page import (
     BarPlot,
     Figure,
@@ -166,12 +167,12 @@ def to_parquet(columns: Columns) -> bytes:
 
 
 def to_csv(columns: Columns) -> str:
-    """Columns as CSV. Text that a spreadsheet could take for a formula (= + - @ at its start) gets an apostrophe; numbers do not."""
+    """Columns as CSV, formulas quoted as `quote_formula` does."""
 
     def cell(value: Any) -> str:
         if isinstance(value, str):
-            quoted = f"'{value}" if value[:1] in ("=", "+", "-", "@") else value
-            return '"' + quoted.replace('"', '""') + '"' if any(c in quoted for c in ',"\n') else quoted
+            quoted = quote_formula(value)
+            return '"' + quoted.replace('"', '""') + '"' if any(c in quoted for c in ',;"\r\n') else quoted
         return "" if value is None or value != value else repr(value)  # not NaN
 
     lines = [",".join(cell(name) for name in columns)]

@@ -68,8 +68,8 @@ def is_numeric(values: Sequence[Any]) -> bool:
 
 
 def markdown_text(value: object) -> str:
-    """Foreign text as Markdown shows it, in a cell of a table too."""
-    return re.sub(r"([\\`*_{}\[\]#|<>~&])", r"\\\1", clean_text(value))
+    """Foreign text as Markdown shows it, in a cell of a table too; addresses do not become links."""
+    return re.sub(r"([\\`*_{}\[\]#|<>~&]|:(?=//)|(?<=www)\.)", r"\\\1", clean_text(value), flags=re.IGNORECASE)
 
 
 def tex_text(value: object) -> str:

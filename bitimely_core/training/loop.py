@@ -524,6 +524,8 @@ def _find_checkpoint(home: Path | None, notice: Notice | None) -> tuple[checkpoi
         return None, []
     folder = home / "checkpoints"
     if distributed.get_rank() == 0:
+        for own in (folder, home / "model"):
+            storage.refuse_link(own)
         checkpoint, findings = checkpoints.find_newest_checkpoint(folder)
         checkpoints.sweep_folder(folder, checkpoint)
         for swept in (home, home / "model"):

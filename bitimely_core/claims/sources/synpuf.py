@@ -24,7 +24,7 @@ from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_s
 from bitimely_core.claims.sources.survey import bind_events, survey_tables, unpivot_codes
 from bitimely_core.errors import Finding, Reason, input_error, safe_text, usage_error
 from bitimely_core.formats import tables
-from bitimely_core.formats.csv_text import find_member
+from bitimely_core.formats.csv_text import open_member
 from bitimely_core.formats.source import Source, locate_errors
 from bitimely_core.types import SourceRows
 
@@ -119,8 +119,8 @@ def _find_member(path: Path, rel: str) -> str:
     with locate_errors(rel), path.open("rb") as file:
         if not zipfile.is_zipfile(file):
             return ""
-        with zipfile.ZipFile(file) as archive:
-            return PurePosixPath(find_member(archive)).name
+        with open_member(file) as (name, _):
+            return PurePosixPath(name).name
 
 
 def _list_absent(claims: Sequence[_SynpufFile], cohort: Sequence[_SynpufFile]) -> list[str]:
