@@ -390,6 +390,7 @@ def lock(folder: Path, wait: float = 0.0, *, shared: bool = False) -> Iterator[N
     """
     make_folder(folder)
     path = folder / LOCK
+    refuse_link(path)
     with translate_system_errors(path):
         fd = os_open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     guard: Path | None = None

@@ -159,3 +159,17 @@ def test_a_bug_costs_one_stage_and_says_where_without_values(work: Workplace) ->
     assert "test_graph.py" in written
     assert "KeyError" in states["a"].detail
     assert "Jane" not in written + states["a"].detail
+
+
+@pytest.mark.parametrize("shift", [-86400.0, 86400.0])
+def test_a_clock_that_was_set_changes_nothing(work: Workplace, monkeypatch: pytest.MonkeyPatch, shift: float) -> None:
+    real = time.time
+    monkeypatch.setattr(graph.time, "time", lambda: real() - shift)
+    work.broken.add("b")
+    nodes = [work.node("a"), work.node("b", "a")]
+    assert work.go(*nodes) == {"a": "done", "b": "failed"}
+    monkeypatch.setattr(graph.time, "time", real)
+    assert work.go(*nodes) == {"a": "already done", "b": "failed"}
+    work.broken.clear()
+    assert work.go(*nodes) == {"a": "already done", "b": "done"}
+    assert work.ran == ["b"]

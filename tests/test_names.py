@@ -321,3 +321,26 @@ def test_advised_commands_go_on(ws: Path, capsys: pytest.CaptureFixture[str]) ->
     better = re.search(r"For example (--run \S+)\.", err)
     assert better is not None, err
     assert call("pretrain", *better[1].split(), "--preset", "tiny", "--data", "synthetic/staging", *STEPS)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("inner", "more"),
+    [*((one, []) for one in ("checkpoints", "model", ".lock")), *((one, ["--force-new"]) for one in ("checkpoints", ".lock"))],
+)
+def test_parts_of_a_run_that_are_links_change_nothing_outside(
+    ws: Path, inner: str, more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, target = ws / "runs" / "tiny", ws.parent / "other"
+    if not (run / inner).exists():
+        (run / inner).touch()
+    shutil.move(run / inner, target)
+    (run / inner).symlink_to(target, target_is_directory=target.is_dir())
+    if target.is_dir():
+        for name in ("step-7.tmp", "model.safetensors.tmp-1-00000000"):
+            (target / name).mkdir()
+            (target / name / "precious").touch()
+        (target / "x.tmp-1-00000000").touch()
+    before = list_files(target) if target.is_dir() else target.read_bytes()
+    for argv in (["pretrain", "--preset", "tiny", "--data", "synthetic/staging", *STEPS, *more], ["verify"]):
+        assert main([*argv, "-w", str(ws)]) in {0, 2, 4, 5}, capsys.readouterr().err
+    assert (list_files(target) if target.is_dir() else target.read_bytes()) == before

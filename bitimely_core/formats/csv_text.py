@@ -207,7 +207,7 @@ def open_text(path: Path) -> Iterator[TextStream]:
             if head[:2] == b"\x1f\x8b":
                 with gzip.GzipFile(fileobj=packed) as file:
                     yield _decode_stream(io.BufferedReader(file), most)
-            elif head == b"PK\x03\x04":
+            elif head in {b"PK\x03\x04", b"PK\x05\x06"}:  # the second: an empty archive
                 with open_member(packed) as (_, inner):
                     yield _decode_stream(io.BufferedReader(inner), most)  # type: ignore[arg-type]  # it has readinto
             else:
@@ -251,7 +251,7 @@ def open_member(packed: BinaryIO) -> Iterator[tuple[str, IO[bytes]]]:
         except (NotImplementedError, RuntimeError):
             text = "is an archive that is encrypted or packed in an unusual way"
             raise input_error(Reason.UNSUPPORTED_FORMAT, text, "expected a table") from None
-        except (zipfile.BadZipFile, EOFError, ValueError, struct.error) as error:  # ValueError: names that are no UTF-8
+        except (zipfile.BadZipFile, EOFError, LookupError, ValueError, struct.error) as error:  # LookupError, ValueError: names
             raise_system_error(error, stored=False)
             raise input_error(Reason.CORRUPT, "the packed text is damaged", hint="Download it again") from None
         yield members[0].filename, content
