@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import platform
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 from bitimely_core import __version__, storage
 from bitimely_core.config import validate_settings
 from bitimely_core.errors import Finding, Reason, UserError, input_error, integrity_error, safe_text, usage_error
+from bitimely_core.records import ResultManifest, complete_results, has_result, write_results
 from bitimely_core.schemas import ReadingOptions, RunData, RunRecord, Scores, SplitCount, TrainSubjects, flatten_keys
 from bitimely_core.workspace import find_run_folder, locate
 
@@ -105,13 +105,13 @@ class Run:
     def scores(self) -> Scores | None:
         """`scores.json`; None before the run is evaluated."""
         path = self.folder / "scores.json"
-        return Scores.load(path) if path.is_file() else None
+        return Scores.load(path) if has_result(path) else None
 
     @cached_property
     def train_subjects(self) -> TrainSubjects | None:
         """Hashes of the training subjects; None where they were not written."""
         path = self.folder / "train_subjects.json"
-        return TrainSubjects.load(path) if path.is_file() else None
+        return TrainSubjects.load(path) if has_result(path) else None
 
     def require_finished(self) -> Self:
         """The run itself. Raises UserError (incomplete, exit 4) with the command that ends it where its training has not ended."""
@@ -128,7 +128,8 @@ class Run:
     def verified_weights(self) -> Path:
         """The model folder, its weights compared with the hash in `run.json`. Raises UserError (integrity, exit 5)."""
         path = self.folder / "model" / "model.safetensors"
-        if not path.is_file() or storage.hash_file(path) != self.record.weights:
+        manifest = ResultManifest.find(path.parent)  # its hashes are compared with the files where they are read
+        if not path.is_file() or (storage.hash_file(path) if manifest is None else manifest.files[path.name].sha256) != self.record.weights:
             raise integrity_error(
                 str(path),
                 "missing" if not path.is_file() else "differs from its hash",
@@ -231,16 +232,17 @@ def claim_folder(folder: Path, record: RunRecord, *, force_new: bool) -> bool:
     """
     path = folder / "run.json"
     storage.refuse_link(folder)
-    if path.is_file():
+    if folder.parent.is_dir():
+        storage.remove_temporary_files(folder.parent)
+    if path.is_file() or (folder / storage.MANIFEST).is_file():
         if not force_new:
+            complete_results(folder)
             stored = RunRecord.load(path)
             _require_same(path, stored, record)
             return not stored.finished
-        with storage.lock(folder):
-            pass  # not while another process trains there
-        shutil.rmtree(folder)
-    storage.make_folder(folder)
-    record.save(path)
+        with storage.lock(folder):  # not while another process trains there
+            storage.remove_folder(folder)
+    write_results(folder, {path.name: record.encode()}, finished=False)
     return True
 
 

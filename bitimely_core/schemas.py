@@ -7,52 +7,18 @@ so that nothing is lost when an older version writes a record again; keys of lat
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    JsonValue,
-    SerializeAsAny,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, JsonValue, SerializeAsAny, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from bitimely_core import storage
 from bitimely_core.config import SECTIONS, Settings, SettingsLayer, parse_stored_settings, upgrade_settings
-from bitimely_core.errors import Exit, Finding, Level, Reason, input_error, integrity_error, safe_text
+from bitimely_core.errors import Exit, Finding, Level
+from bitimely_core.records import Manifest as Manifest
+from bitimely_core.records import Part, has_result, omit_none
+from bitimely_core.records import StoredFile as StoredFile
+from bitimely_core.records import StoredRecord as StoredRecord
 from bitimely_core.registry import Task
-from bitimely_core.system_errors import raise_system_error
-
-
-def is_none(value: object) -> bool:
-    """Condition of `Omittable`."""
-    return value is None
-
-
-def omit_none(description: str = "") -> Any:
-    """A field that is None by default and whose key is left out of the file then."""
-    return Field(None, description=description, exclude_if=is_none)
-
-
-class Part(BaseModel):
-    """A part of a stored record."""
-
-    model_config = ConfigDict(frozen=True, extra="allow", populate_by_name=True)
-
-    def __getitem__(self, key: str) -> Any:
-        """A field by name, as in the JSON file. Raises KeyError."""
-        try:
-            return getattr(self, key)
-        except AttributeError:
-            raise KeyError(key) from None
 
 
 def flatten_keys(value: JsonValue, prefix: str = "") -> dict[str, JsonValue]:
@@ -60,114 +26,6 @@ def flatten_keys(value: JsonValue, prefix: str = "") -> dict[str, JsonValue]:
     if not isinstance(value, dict):
         return {prefix: value}
     return {key: leaf for name, inner in value.items() for key, leaf in flatten_keys(inner, f"{prefix}.{name}" if prefix else name).items()}
-
-
-class StoredRecord(Part):
-    """A record with its own file."""
-
-    VERSION: ClassVar[int] = 1  # the newest `format_version` that this class reads
-    REPAIR: ClassVar[str] = "Repeat the command that wrote it"
-
-    format_version: int = 1
-
-    @classmethod
-    def upgrade_v1(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Stored values of format 1 in the present form."""
-        return values
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read the record at `path`.
-
-        Raises UserError: integrity (exit 5) when the file is missing, is not JSON or does not have the fields; unsupported_format (exit 4)
-        for a later format.
-        """
-        try:
-            values = storage.decode_json(path.read_bytes())
-        except (OSError, ValueError, RecursionError) as error:
-            raise_system_error(error, path)
-            raise integrity_error(str(path), f"not readable: {safe_text(str(error))}", "expected JSON", cls.REPAIR) from error
-        return cls.parse(values, path)
-
-    @classmethod
-    def parse(cls, values: Any, path: Path) -> Self:
-        """The record of `values`, which `path` holds. Raises UserError: as `load`."""
-        if not isinstance(values, dict):
-            raise integrity_error(str(path), f"found {safe_text(values)}", "expected a JSON object", cls.REPAIR)
-        version = values.get("format_version", 1)
-        if isinstance(version, int) and version > cls.VERSION:
-            raise input_error(
-                Reason.UNSUPPORTED_FORMAT,
-                f"format version {version}",
-                f"expected at most {cls.VERSION}",
-                "Use a newer bitimely",
-                file=str(path),
-            )
-        with suppress(AttributeError, KeyError, TypeError, ValueError):  # not what version 0.1 wrote: the validation names the field
-            values = cls.upgrade_v1(values) if version == 1 else values
-        try:
-            return cls.model_validate(values)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise integrity_error(
-                str(path), f"found {safe_text(first.get('input'))}", str(first["msg"]), cls.REPAIR, field=where
-            ) from error
-
-    def to_json(self) -> dict[str, Any]:
-        """The record as it is stored."""
-        return self.model_dump(mode="json", by_alias=True)
-
-    def save(self, path: Path) -> None:
-        """Write the record to `path` in one step. Raises UserError: disk (exit 6)."""
-        storage.write_json(path, self.to_json())
-
-
-# --- manifests --------------------------------------------------------------------------------------------------------------------------
-
-
-class StoredFile(Part):
-    """A file that a manifest names."""
-
-    sha256: str
-    size: int  # bytes
-    rows: int | None = omit_none()
-
-
-class Manifest(StoredRecord):
-    """The `manifest.json` of a folder: `storage.publish` adds files, generation and the hash of all the rest."""
-
-    REPAIR: ClassVar[str] = "Make it again, or restore a copy"
-
-    files: dict[str, StoredFile] = {}
-    generation: int = 0
-    manifest_sha256: str = ""
-
-    @classmethod
-    def parse(cls, values: Any, path: Path) -> Self:
-        """The manifest of `values` in the subclass of its kind. Raises UserError: as `load`."""
-        kind = values.get("kind") if isinstance(values, dict) else None
-        found = next((one for one in cls.__subclasses__() if one.model_fields["kind"].default == kind), cls)
-        return super(Manifest, found).parse(values, path)
-
-    @classmethod
-    def read(cls, folder: Path) -> Self:
-        """The published manifest of `folder`, compared with its own hash. Raises UserError: as `storage.read_manifest` and `parse`."""
-        return cls.parse(storage.read_manifest(folder), folder / storage.MANIFEST)
-
-    def publish(self, folder: Path, generation: int = 1) -> Self:
-        """Make this the manifest of `folder`; as it is published. Raises UserError: as `storage.publish`."""
-        body = self.to_json()
-        return self.parse(storage.publish(folder, body, body["files"], generation), folder / storage.MANIFEST)
-
-    def find_damage(self, folder: Path, names: Iterable[str] | None = None) -> list[Finding]:
-        """One finding for each file of `folder` that differs; `names`: these alone."""
-        return storage.find_damage(folder, {"files": {name: file.model_dump() for name, file in self.files.items()}}, names)
-
-    def check_files(self, folder: Path) -> None:
-        """Raises UserError: integrity (exit 5) naming the files of `folder` that differ."""
-        if found := self.find_damage(folder):
-            raise storage.damage_error(*found)
 
 
 # --- ingest report ----------------------------------------------------------------------------------------------------------------------
@@ -718,14 +576,20 @@ class TuningRecord(Part):
 class TrialRecord(StoredRecord, TuningTrial):
     """`tuning/lr-<rate>/trial.json` of a run."""
 
+    VERSION: ClassVar[int] = 2
+    GUARDED: ClassVar[int | None] = 2
+
+    format_version: int = 2
+
 
 class RunRecord(StoredRecord):
     """`run.json`: what was trained, on which data, with which settings and result."""
 
-    VERSION: ClassVar[int] = 2
-    REPAIR: ClassVar[str] = "Repeat the training under --force-new"
+    VERSION: ClassVar[int] = 3
+    GUARDED: ClassVar[int | None] = 3
+    REPAIR: ClassVar[str] = "Restore a copy, or repeat the training under --force-new"
 
-    format_version: int = 2
+    format_version: int = 3
     run: str
     kind: Literal["pretrain", "finetune"]
     model: str
@@ -757,7 +621,7 @@ class RunRecord(StoredRecord):
     def upgrade_v1(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Without the settings of other models and objectives."""
         settings = values.get("settings")
-        return {**values, "format_version": 2, "settings": upgrade_settings(settings) if isinstance(settings, dict) else settings}
+        return {**values, "format_version": 3, "settings": upgrade_settings(settings) if isinstance(settings, dict) else settings}
 
     @property
     def is_finetuned(self) -> bool:
@@ -796,6 +660,7 @@ class CheckpointMeta(StoredRecord):
     bitimely: str = ""
     torch: str = ""
     files: dict[str, StoredFile] = {}
+    log: StoredFile | None = omit_none("metrics.jsonl as it was at this step.")
     sha256: str = ""  # of the other keys
 
     @classmethod
@@ -995,6 +860,8 @@ class TaskScores(Part):
 class Scores(TaskScores, StoredRecord):
     """scores.json: an evaluated run. A pre-trained one has no task; its metrics are loss, rel and the parts of the objective."""
 
+    VERSION: ClassVar[int] = 2
+    GUARDED: ClassVar[int | None] = 2
     REPAIR: ClassVar[str] = "Repeat: bitimely evaluate"
     SHARED: ClassVar[str] = "scores_shared.json"  # beside scores.json of claims: without what few people have in common
 
@@ -1002,7 +869,9 @@ class Scores(TaskScores, StoredRecord):
     def load_shared(cls, folder: Path) -> Self:
         """The scores of a run as pages print them. Raises UserError: as `load`."""
         shared = folder / cls.SHARED
-        return cls.load(shared if shared.is_file() else folder / "scores.json")
+        return cls.load(shared if has_result(shared) else folder / "scores.json")
+
+    format_version: int = 2
 
     run: str = ""
     data: str = ""
@@ -1037,11 +906,21 @@ class ReportInfo(Part):
 class Summary(StoredRecord):
     """summary.json: the page, and the numbers of its figures under keys that depend on the kind of report (`model_extra`)."""
 
+    VERSION: ClassVar[int] = 2
+    GUARDED: ClassVar[int | None] = 2
+
+    format_version: int = 2
+
     report: ReportInfo
 
 
 class StageRecord(StoredRecord):
     """`stage.json`: how one stage of an experiment ended, with the hashes of its inputs and its output."""
+
+    VERSION: ClassVar[int] = 2
+    GUARDED: ClassVar[int | None] = 2
+
+    format_version: int = 2
 
     stage: str
     settings: dict[str, Any]

@@ -1,8 +1,8 @@
 """Atomic, verified writing of files and folders, manifests with checksums, and locks. No other module writes.
 
 A file is written to `<name>.tmp-<pid>-<random>` in the same folder, flushed to the disk, read back and compared, renamed, and the folder is
-flushed too: a kill or a power cut leaves the old file or the new one. `manifest.json`, written last, names every file with its SHA-256 and
-holds its own. Imports neither pyarrow nor torch, so both sides of the cache use it. Every call of the operating system that can fail goes
+flushed too: a kill or a power cut leaves the old file or the new one. The writer holds a lock on the temporary file, so that only those of
+dead processes are removed. `manifest.json`, written last, names every file with its SHA-256 and holds its own. Imports neither pyarrow nor torch, so both sides of the cache use it. Every call of the operating system that can fail goes
 through one of the `os_*` functions below, so that a test can make the n-th one fail.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 import errno
 import fcntl
+import glob
 import hashlib
 import io
 import json
@@ -25,7 +26,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 from bitimely_core.errors import Exit, Finding, Reason, UserError, clean, input_error, integrity_error, usage_error
 from bitimely_core.system_errors import RETRY_HINT, describe_os_error, format_size, raise_system_error, translate_system_errors
@@ -80,6 +81,16 @@ def os_link(old: Path, new: Path) -> None:
 def os_unlink(path: Path) -> None:
     """Remove a name."""
     path.unlink()
+
+
+def os_rmdir(path: Path) -> None:
+    """Remove an empty folder."""
+    path.rmdir()
+
+
+def os_truncate(fd: int, size: int) -> None:
+    """Cut a file to `size` bytes."""
+    os.ftruncate(fd, size)
 
 
 def os_mkdir(path: Path) -> None:
@@ -176,13 +187,19 @@ Content = Callable[[BinaryIO], object] | bytes | memoryview
 """Content of a file: bytes, or a function that writes them to a stream (not seekable)."""
 
 
-def _write_verified(path: Path, content: Content) -> tuple[str, int]:
-    """Write a new file, flush it and read it back; its SHA-256 and size.
+class _TemporaryFile(NamedTuple):
+    """A new file that its writer holds locked."""
+
+    path: Path
+    fd: int
+
+
+def _write_verified(file: _TemporaryFile, content: Content) -> tuple[str, int]:
+    """Write the content of a new file, flush it and read it back; its SHA-256 and size.
 
     Content in memory is compared byte by byte with the file, which is stronger and cheaper than a second SHA-256.
     """
-    fd = os_open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
-    sink = _HashingWriter(fd)
+    path, sink = file.path, _HashingWriter(file.fd)
     try:
         if callable(content):
             stream = io.BufferedWriter(sink, CHUNK)
@@ -193,15 +210,13 @@ def _write_verified(path: Path, content: Content) -> tuple[str, int]:
             left = memoryview(content).cast("B")
             while left:
                 left = left[sink.write(left) :]
-        os_fsync(fd)
+        os_fsync(file.fd)
     except Exception as error:
         cause = sink.error or error  # serialisers wrap it
         cause.add_note(f"needs more than {format_size(sink.size)}" if callable(content) else f"needs {format_size(len(content))}")
         if cause is error:
             raise
         raise cause from None
-    finally:
-        os.close(fd)
     written = sink.total.hexdigest(), sink.size
     if hash_with_size(path) != written if callable(content) else not _has_content(path, memoryview(content).cast("B")):
         raise integrity_error(str(path), "what was read back differs from what was written", hint="Check disk and memory of this machine")
@@ -221,16 +236,43 @@ def _has_content(path: Path, data: memoryview) -> bool:
     return at == len(data)
 
 
+def _name_temporary(path: Path) -> Path:
+    return path.with_name(f"{path.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
+
+
 @contextmanager
-def _temporary_path(path: Path) -> Iterator[Path]:
-    """A free name beside `path`; a file left under it is removed at the end. Errors name `path`."""
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
+def _temporary_file(path: Path) -> Iterator[_TemporaryFile]:
+    """A new file beside `path`, removed at the end where it was not renamed. Those of killed processes go first. Errors name `path`."""
     with translate_system_errors(path):
+        for left in path.parent.glob(f"{glob.escape(path.name)}.tmp-*"):
+            if is_temporary(left.name):
+                _remove_abandoned(left)
+        while True:
+            temporary = _name_temporary(path)
+            fd = os_open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
+            if _try_lock(fd) is not False and os.fstat(fd).st_nlink:
+                break
+            os.close(fd)  # taken for abandoned by a process that removes such files, between the two calls
         try:
-            yield temporary
+            yield _TemporaryFile(temporary, fd)
         finally:
-            with suppress(OSError):
-                temporary.unlink()
+            try:
+                with suppress(OSError):
+                    if temporary.exists():
+                        os_unlink(temporary)
+            finally:
+                os.close(fd)
+
+
+def _try_lock(fd: int) -> bool | None:
+    """Lock a file if no other process has; None where the file system has no locks."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
 
 
 def _sync_folder(folder: Path) -> None:
@@ -251,9 +293,9 @@ def write_file(path: Path, content: Content) -> tuple[str, int]:
     Raises UserError: disk_full, resource_limit or io_error (exit 6), integrity (exit 5) when it reads back differently. The previous file
     is intact.
     """
-    with _temporary_path(path) as temporary:
+    with _temporary_file(path) as temporary:
         found = _write_verified(temporary, content)
-        os_replace(temporary, path)
+        os_replace(temporary.path, path)
         _sync_folder(path.parent)
     return found
 
@@ -263,10 +305,10 @@ def write_hashed(folder: Path, stem: str, suffix: str, content: Content) -> tupl
 
     Returns the name, SHA-256 in hex and size in bytes.
     """
-    with _temporary_path(folder / f"{stem}{suffix}") as temporary:
+    with _temporary_file(folder / f"{stem}{suffix}") as temporary:
         found, size = _write_verified(temporary, content)
         name = f"{stem}-{found[:16]}{suffix}"
-        os_replace(temporary, folder / name)
+        os_replace(temporary.path, folder / name)
         _sync_folder(folder)
     return name, found, size
 
@@ -299,14 +341,26 @@ def write_parquet(path: Path, data: pl.DataFrame | pa.Table, rows: int = 1 << 20
 def write_secret(path: Path, size: int) -> None:
     """Random bytes, private to their owner; an existing file is kept. Raises UserError as `write_file`."""
     with translate_system_errors(path):
+        if path.parent.is_dir():
+            remove_temporary_files(path.parent)
         if path.exists():
             return
         make_folder(path.parent)
-        with _temporary_path(path) as temporary:
+        with _temporary_file(path) as temporary:
             _write_verified(temporary, secrets.token_bytes(size))
             with suppress(FileExistsError):  # another process was faster
-                os_link(temporary, path)
+                os_link(temporary.path, path)
         _sync_folder(path.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Flush a file to the disk. Raises UserError (exit 6)."""
+    with translate_system_errors(path):
+        fd = os_open(path, os.O_RDONLY)
+        try:
+            os_fsync(fd)
+        finally:
+            os.close(fd)
 
 
 def append_line(path: Path, obj: Any) -> None:
@@ -317,7 +371,7 @@ def append_line(path: Path, obj: Any) -> None:
             size = os.fstat(fd).st_size
             tail = os.pread(fd, CHUNK, max(0, size - CHUNK))
             if tail and not tail.endswith(b"\n"):
-                os.ftruncate(fd, size - (len(tail) - tail.rfind(b"\n") - 1))
+                os_truncate(fd, size - (len(tail) - tail.rfind(b"\n") - 1))
             left = memoryview(encode_json(obj) + b"\n")
             while left:
                 left = left[os_write(fd, left) :]
@@ -357,13 +411,74 @@ def refuse_url(path: Path) -> None:
         raise usage_error("is a URL", "expected a path on this machine", hint, code=Reason.PATH_ESCAPE, file=str(path))
 
 
+def is_temporary(name: str) -> bool:
+    """Whether a killed process may have left a file or folder of that name."""
+    return TEMPORARY_NAME.search(name) is not None
+
+
 def remove_temporary_files(folder: Path) -> int:
-    """Remove temporary files that killed runs left in `folder`; their number. The caller holds the lock."""
-    left = [p for p in _list_folder(folder) if TEMPORARY_NAME.search(p.name)]
-    with translate_system_errors(folder):
-        for path in left:
-            os_unlink(path)
-    return len(left)
+    """Remove what killed processes left in `folder` under temporary names; the number of files. Those of a live process stay."""
+    removed = 0
+    for path in _list_folder(folder) if folder.is_dir() else []:
+        if is_temporary(path.name):
+            try:
+                removed += _remove_abandoned(path)
+            except OSError as error:
+                if error.errno not in {errno.EACCES, errno.EPERM, errno.EROFS}:  # of a folder that is only read
+                    raise describe_os_error(error, path) from error
+    return removed
+
+
+def _remove_abandoned(path: Path) -> bool:
+    """Remove a temporary file unless its writer lives, or a folder that was being removed."""
+    if path.is_dir() and not path.is_symlink():
+        _remove_tree(path)
+        return True
+    try:
+        fd = os_open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:  # renamed or removed meanwhile
+        return False
+    try:
+        abandoned = _try_lock(fd) is True
+        if abandoned:
+            with suppress(FileNotFoundError):
+                os_unlink(path)
+        return abandoned
+    finally:
+        os.close(fd)
+
+
+def rename(old: Path, new: Path) -> None:
+    """Rename a file or folder in one step, an existing file is replaced. Raises UserError (exit 6)."""
+    with translate_system_errors(new):
+        os_replace(old, new)
+        _sync_folder(new.parent)
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file if it is there. Raises UserError (exit 6)."""
+    with translate_system_errors(path), suppress(FileNotFoundError):
+        os_unlink(path)
+        _sync_folder(path.parent)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder with its content; a kill leaves it as it is or under a temporary name. Raises UserError (exit 6)."""
+    with translate_system_errors(path):
+        if path.is_dir() and not path.is_symlink():
+            temporary = path if path.name.endswith(".tmp") else _name_temporary(path)
+            if temporary != path:
+                os_replace(path, temporary)
+            _remove_tree(temporary)
+
+
+def _remove_tree(path: Path) -> None:
+    for inner in sorted(path.iterdir()):
+        if inner.is_dir() and not inner.is_symlink():
+            _remove_tree(inner)
+        else:
+            os_unlink(inner)
+    os_rmdir(path)
 
 
 def _list_folder(folder: Path) -> list[Path]:
@@ -449,6 +564,12 @@ def _locked_error(path: Path, action: str) -> UserError:
 # ---- the manifest
 
 
+def sign_manifest(body: dict[str, Any]) -> dict[str, Any]:
+    """A manifest with the hash of its other keys as `manifest_sha256`."""
+    unsigned = {key: value for key, value in body.items() if key != "manifest_sha256"}
+    return {**unsigned, "manifest_sha256": fingerprint(unsigned)}
+
+
 def publish(folder: Path, body: dict[str, Any], files: dict[str, dict[str, Any]], generation: int) -> dict[str, Any]:
     """Last step of a commit: make `files` the content of `folder`. The caller holds the lock.
 
@@ -465,14 +586,12 @@ def publish(folder: Path, body: dict[str, Any], files: dict[str, dict[str, Any]]
         UserError: locked (exit 7) when another generation has been published meanwhile, integrity (exit 5) when a file is not as described,
             and those of `write_file`.
     """
-    manifest = {**body, "files": files, "generation": generation}
-    manifest.pop("manifest_sha256", None)
-    manifest["manifest_sha256"] = fingerprint(manifest)
+    manifest = sign_manifest({**body, "files": files, "generation": generation})
     for name, facts in files.items():
         if not (folder / name).is_file() or (folder / name).stat().st_size != facts["size"]:
             raise integrity_error(str(folder / name), "is not as it was written", hint=RETRY_HINT)
     path = folder / MANIFEST
-    with _temporary_path(path) as temporary:
+    with _temporary_file(path) as temporary:
         _write_verified(temporary, encode_json(manifest) + b"\n")
         found = read_manifest(folder)["generation"] if path.exists() else 0
         if found != generation - 1:
@@ -486,7 +605,7 @@ def publish(folder: Path, body: dict[str, Any], files: dict[str, dict[str, Any]]
             )
         if found:
             _keep_previous(path, folder / f"manifest-{found}.json")
-        os_replace(temporary, path)
+        os_replace(temporary.path, path)
         _sync_folder(folder)
     return manifest
 

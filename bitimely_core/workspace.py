@@ -10,6 +10,7 @@ from typing import Literal
 
 from bitimely_core import registry, storage
 from bitimely_core.errors import Reason, safe_text, usage_error
+from bitimely_core.records import has_result
 
 FolderKind = Literal["cache", "tokens", "runs", "reports", "exports", "pipelines"]
 NOUNS: dict[str, str] = {
@@ -90,7 +91,7 @@ def find_run_folder(run: str | Path, workspace: Path) -> Path:
     inside = [locate(workspace, "runs", name)] if name not in {"", ".."} and name == Path(name).name else []
     for folder in (*inside, Path(name)):
         with suppress(OSError, ValueError):  # too long, a NUL
-            if (folder / "run.json").is_file():
+            if has_result(folder / "run.json"):
                 return folder
     known = sorted(p.parent.name for p in (workspace / "runs").glob("*/run.json"))
     error = registry.unknown("run", str(run), known)

@@ -20,6 +20,7 @@ from bitimely_core.analyses.calibration import (
 )
 from bitimely_core.errors import UserError
 from bitimely_core.page import Figure, Hypnogram, Table
+from bitimely_core.records import write_results
 from bitimely_core.schemas import RunRecord
 
 
@@ -197,7 +198,8 @@ def test_siblings_make_a_learning_curve(tmp_path):
         folder.mkdir()
         record(**of, run=name).save(folder / "run.json")
         metric = {"value": value, "lo": value - 0.1, "hi": value + 0.1}
-        (folder / "scores.json").write_text(json.dumps({"data": "planted", "split": "test", "metrics": {"accuracy": metric}}))
+        scores = {"data": "planted", "split": "test", "metrics": {"accuracy": metric}}
+        write_results(folder, {"scores.json": json.dumps(scores).encode()})
         return folder
 
     here = evaluated("full", 0.9)

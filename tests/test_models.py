@@ -12,6 +12,7 @@ from bitimely_core.config import build_model_config, find_model_config, list_pre
 from bitimely_core.errors import UserError
 from bitimely_core.models import heads, layers
 from bitimely_core.models.tokenizers import FIRST, CodeTokenizer, ConvTokenizer, PatchTokenizer, find_row_ends
+from bitimely_core.records import write_results
 from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
@@ -79,7 +80,7 @@ def test_saved_and_loaded_it_gives_the_same_states(name, tmp_path):
     model = tiny(name)
     model.target_scale.fill_(0.25)
     model.save(tmp_path / "model")
-    assert {p.name for p in (tmp_path / "model").iterdir()} == {"model.safetensors", "config.json"}
+    assert {p.name for p in (tmp_path / "model").iterdir()} - {".lock"} == {"model.safetensors", "config.json", "manifest.json"}
     loaded = models.load(tmp_path / "model")
     x = torch.randn(2, 50, 3)
     assert torch.equal(model(Batch(x)).hidden[-1], loaded(Batch(x)).hidden[-1])
@@ -799,13 +800,15 @@ def test_a_damaged_or_foreign_model_folder_is_refused(tmp_path):
     assert (caught.value.code, caught.value.exit_code) == ("integrity", 5)
     (tmp_path / "model.safetensors").write_bytes(original)
     config = (tmp_path / "config.json").read_text()
-    (tmp_path / "config.json").write_text(config.replace('"layers":4', '"layers":6').replace('"layers": 4', '"layers": 6'))
+    (tmp_path / "config.json").write_text(config.replace('"layers":4', '"layers":6'))
+    with pytest.raises(UserError, match=r"config\.json: has sha256") as caught:
+        models.load(tmp_path)
+    assert (caught.value.code, caught.value.exit_code) == ("integrity", 5)
+    write_results(tmp_path, {"config.json": config.replace('"layers":4', '"layers":6').encode()})
     with pytest.raises(UserError, match="is missing") as caught:
         models.load(tmp_path)
     assert (caught.value.code, caught.value.exit_code) == ("shapes_differ", 5)
-    (tmp_path / "config.json").write_text(
-        config.replace('"format_version":2', '"format_version":99').replace('"format_version": 2', '"format_version": 99')
-    )
+    write_results(tmp_path, {"config.json": config.replace('"format_version":3', '"format_version":99').encode()})
     with pytest.raises(UserError, match="format version"):
         models.load(tmp_path)
 

@@ -336,7 +336,7 @@ def test_summary_is_canonical_json(tmp_path):
     raw = (tmp_path / "summary.json").read_bytes()
     summary = json.loads(raw)
     assert raw == storage.encode_json(summary) + b"\n"
-    assert summary["format_version"] == 1
+    assert summary["format_version"] == 2
     assert summary["tiny"] == {"1": {"auc": 0.5, "bad": None, "array": [0, 1, 2]}}
     for name, facts in summary["report"]["files"].items():
         assert hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() == facts["sha256"]
@@ -407,25 +407,27 @@ def test_a_cell_may_be_shown_as_a_text_with_a_note(tmp_path):
 # --- atomic writes -----------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_dies_leaves_no_report(tmp_path, monkeypatch):
+@pytest.mark.parametrize("allowed", range(4))
+def test_a_run_that_dies_leaves_the_former_report(tmp_path, monkeypatch, allowed):
     write_report(tmp_path, page())
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.name != ".lock"}
     (tmp_path / "predictions.parquet").write_bytes(b"mine")
-    real, left = storage.write_bytes, [4]
+    real, left = storage.write_hashed, [allowed]
 
-    def failing(path, data):
+    def failing(*args):
         left[0] -= 1
         if left[0] < 0:
             raise UserError(Reason.DISK_FULL, "disk full", exit_code=6)
-        return real(path, data)
+        return real(*args)
 
-    monkeypatch.setattr(storage, "write_bytes", failing)
+    monkeypatch.setattr(storage, "write_hashed", failing)
     with pytest.raises(UserError):
         write_report(tmp_path, page(title="Another"))
-    assert not (tmp_path / "report.html").exists()
-    monkeypatch.setattr(storage, "write_bytes", real)
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+    monkeypatch.setattr(storage, "write_hashed", real)
     write_report(tmp_path, page(title="Another", blocks=[figures()[0]]))
-    names = {p.name for p in tmp_path.iterdir()}
-    assert names == {"report.html", "summary.json", "predictions.parquet", "curves.svg", "curves.parquet"}
+    names = {p.name for p in tmp_path.iterdir()} - {".lock"}
+    assert names == {"report.html", "summary.json", "predictions.parquet", "curves.svg", "curves.parquet", "manifest.json"}
     assert (tmp_path / "predictions.parquet").read_bytes() == b"mine"
 
 

@@ -13,6 +13,7 @@ import torch
 
 from bitimely_core import models, workflows
 from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.records import write_results
 from bitimely_core.types import Batch
 
 SMALL = {"model": {"tokenizer": "patch", "patch": 50, "layers": 2}, "train": {"steps": 3, "batch_size": 8}}
@@ -59,11 +60,11 @@ def test_differences_are_reported(home: Path) -> None:
     body = json.loads(original)
     body["versions"]["torch"] = "1.0"
     body["data"][0]["fingerprint"] = "0" * 64
-    path.write_text(json.dumps(body))
+    write_results(path.parent, {path.name: json.dumps(body).encode()})
     try:
         differences = workflows.reproduce("tiny", workspace=home, dry_run=True)["differences"]
     finally:
-        path.write_bytes(original)
+        write_results(path.parent, {path.name: original})
     assert any(line.startswith("torch") and line.endswith("1.0") for line in differences)
     assert any("fingerprint" in line for line in differences)
 
@@ -119,7 +120,7 @@ def test_a_run_is_pushed_to_a_private_repository(home: Path, tmp_path: Path, mon
     (made, repo), (sent, upload) = hub.calls
     assert (made, sent, exported["revision"]) == ("create_repo", "upload_folder", COMMIT)
     assert repo == {"repo_id": "lab/tiny", "repo_type": "model", "private": True, "exist_ok": True}
-    assert upload["sent"] == ["config.json", "model.safetensors", "model_card.md", "run.json"]
+    assert upload["sent"] == ["config.json", "manifest.json", "model.safetensors", "model_card.md", "run.json"]
     Hub(monkeypatch, fault=ConnectionError("no route\nto host"))
     with pytest.raises(UserError, match="lab/tiny: ConnectionError: no route") as caught:
         workflows.export("tiny", out=tmp_path / "out", push="lab/tiny", workspace=home)

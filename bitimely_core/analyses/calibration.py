@@ -464,6 +464,8 @@ def read_learning_curve(run: Run, main: str) -> list[LearningPoint]:
             record, scores = RunRecord.load(path.with_name("run.json")), Scores.load_shared(path.parent)
         except UserError as error:
             raise_system_error(error)
+            if error.code is Reason.INTEGRITY:
+                raise
             continue
         if (scores.data, scores.split) != (run.windows().name, "test") or main not in scores.metrics:
             continue

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from bitimely_core.errors import Reason, input_error, safe_text, usage_error
 from bitimely_core.page import BarPlot, Line, LinePlot, Page, PageBuilder, TimeSpan, Trace, TracePlot
+from bitimely_core.records import read_result
 from bitimely_core.registry import AnalysisFacts, analyses, unknown
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens import Windows
@@ -455,7 +456,7 @@ def read_shapelets(path: Path | str) -> list[Shapelet]:
     """The shapelets of a report of this analysis: its folder, or its summary.json. Raises UserError (not_found or config, exit 2)."""
     file = Path(path) / "summary.json" if Path(path).is_dir() else Path(path)
     try:
-        stored = json.loads(file.read_bytes())["shapelets"]
+        stored = json.loads(read_result(file))["shapelets"]
         return [Shapelet(**{**one, "values": np.array(one["values"], np.float64)}) for one in stored]
     except OSError as error:
         raise_system_error(error, file)

@@ -74,6 +74,9 @@ def build_cache(run: IngestRun, *, force_new: bool, previous: CacheManifest | No
         if previous is not None and not force_new and _is_unchanged(run, previous):
             report = previous.report.model_copy(update={"manifest_sha256": previous.manifest_sha256})
             report.save(run.out / REPORT)
+            storage.remove_old_files(run.out, NAMES)
+            clear_folder(home)
+            clear_folder(run.out / RAW)
             return report
         same = _name_work(run, force_new=force_new)
         clear_folder(home, same, GENERATED)

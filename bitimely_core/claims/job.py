@@ -101,4 +101,4 @@ def clear_folder(folder: Path, *stems: str) -> None:
                 with suppress(OSError):
                     storage.os_unlink(path)
         with suppress(OSError):
-            folder.rmdir()
+            storage.os_rmdir(folder)

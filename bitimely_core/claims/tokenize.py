@@ -190,6 +190,7 @@ def write_sequences(
                 storage.remove_temporary_files(out)
                 _write_plan(plan, out, progress)
                 return
+    storage.remove_temporary_files(out)
     if verify:
         SequenceManifest.read(out).check_files(out)
 

@@ -159,7 +159,7 @@ def write_cohort(folder: Path, size: str = "small", seed: int = 0) -> list[Path]
     """The cohort in the official layout of Sleep-EDF under `folder`, so that `ingest sleep-edf` reads it; returns the files written."""
     size, seed = check_options(size, seed)
     cassette = folder / "sleep-cassette"
-    cassette.mkdir(parents=True, exist_ok=True)
+    storage.make_folder(cassette)
     written = []
     for subject in range(SIZES[size][0]):
         for night in range(1, NIGHTS + 1):

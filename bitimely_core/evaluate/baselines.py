@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from bitimely_core import evaluate, storage
 from bitimely_core.evaluate.linear import DEFAULT_PENALTY, MIN_PROBABILITY, PENALTIES, extract_simple_features, fit_probe, standardise
+from bitimely_core.records import has_result, read_result, read_result_table, write_results
 from bitimely_core.schemas import RunRecord, Scores, TaskScores
 from bitimely_core.types import Progress
 
@@ -194,7 +195,7 @@ def fit_baseline(
     stored, table = stem.with_suffix(".json"), stem.with_suffix(".parquet")
     test = windows[scores.split]
     target = np.asarray(test.targets(None)) if len(test) else np.zeros(0)
-    if not (stored.is_file() and table.is_file()):
+    if not (has_result(stored) and has_result(table)):
         training = data.sample_subjects(data.limit_windows(windows, chosen.limit, seed)["train"], chosen.fraction, seed)
         if not len(training) or not len(test):
             return "a split holds no windows"
@@ -205,11 +206,10 @@ def fit_baseline(
             windows.task, target, prediction, test.subjects(), class_names=windows.class_names, bootstrap=options.bootstrap, by=options.by
         ).model_dump(include={"metrics", "by_class"})
         columns = pl.DataFrame(prediction.reshape(len(prediction), -1), schema=[f"p{k}" for k in range(max(windows.classes, 1))])
-        storage.make_folder(keep)  # predictions without their windows: files beside a page name no subject
-        storage.write_parquet(table, columns)
-        storage.write_json(stored, {"asked": inputs, "training_windows": len(training), **found})
-    prediction = pl.read_parquet(table).to_numpy()
+        scored = storage.encode_json({"asked": inputs, "training_windows": len(training), **found}) + b"\n"
+        write_results(keep, {table.name: storage.encode_parquet(columns), stored.name: scored})  # no windows: they name subjects
+    prediction = read_result_table(table).to_numpy()
     frame: pl.DataFrame = evaluate.predictions_frame(
         test.index, windows.task, windows.class_names, target, prediction[:, 0] if windows.task == "regression" else prediction
     )
-    return TaskScores.model_validate_json(stored.read_bytes()), frame
+    return TaskScores.model_validate_json(read_result(stored)), frame

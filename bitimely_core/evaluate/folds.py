@@ -14,6 +14,7 @@ import numpy as np
 
 from bitimely_core import evaluate, storage
 from bitimely_core.errors import Reason, UserError, usage_error
+from bitimely_core.records import has_result, read_result_table
 from bitimely_core.schemas import EvaluationSettings, Scores, TaskScores
 
 if TYPE_CHECKING:
@@ -38,15 +39,15 @@ def pool_folds(parts: Sequence[ScoredRun], keep: Path, open_windows: OpenWindows
         return first
     files = [one.folder / "predictions.parquet" for one in parts]
     for one, file in zip(parts, files, strict=True):
-        if not file.is_file():
+        if not has_result(file):
             raise usage_error("no predictions", "expected those of a fold", code=Reason.NOT_FOUND, file=str(file))
         if one.scores.task != first.scores.task:
             raise _mismatch_error(first, one, f"{one.scores.task} and {first.scores.task}")
     settings = first.scores.settings
     inputs = [CACHE_VERSION, settings.bootstrap, settings.by, [storage.hash_file(file) for file in files]]
     path = keep / f"folds-{storage.fingerprint(inputs)[:24]}.json"
-    if not path.is_file():
-        frames = [pl.read_parquet(file) for file in files]
+    if not has_result(path):
+        frames = [read_result_table(file) for file in files]
         for one, frame in zip(parts, frames, strict=True):
             if frame.columns != frames[0].columns:
                 raise _mismatch_error(first, one, "other columns")
@@ -59,7 +60,6 @@ def pool_folds(parts: Sequence[ScoredRun], keep: Path, open_windows: OpenWindows
             "scores of different models, which tends to lower them."
         )
         fields = {name: getattr(found, name) for name in TaskScores.model_fields}
-        storage.make_folder(keep)
         first.scores.model_copy(update={**fields, "remarks": [remark, *found.remarks]}).save(path)
     return first._replace(scores=Scores.load(path), parts=tuple(parts))
 

@@ -13,6 +13,7 @@ import numpy as np
 from bitimely_core import evaluate, registry, storage
 from bitimely_core.errors import UserError
 from bitimely_core.privacy import WITHHELD
+from bitimely_core.records import has_result, read_result, read_result_table, write_results
 from bitimely_core.schemas import (
     CellScore,
     ClassScores,
@@ -137,7 +138,7 @@ class ResultTable:
 def read_scored_run(row: str, data: str, seed: int, folder: Path) -> ScoredRun | None:
     """The evaluated run in `folder`; None without scores."""
     path = folder / "scores.json"
-    if not path.is_file():
+    if not has_result(path):
         return None
     record = RunRecord.load(folder / "run.json")
     return ScoredRun(row, data, seed, record.run, folder, record, Scores.load_shared(folder))
@@ -195,10 +196,10 @@ def read_predictions(one: ScoredRun) -> tuple[list[str], evaluate.Predictions] |
     import polars as pl
 
     paths = [run.folder / "predictions.parquet" for run in one.runs]
-    if not all(path.is_file() for path in paths):
+    if not all(map(has_result, paths)):
         return None
     try:
-        frame = pl.concat(pl.read_parquet(path) for path in paths)
+        frame = pl.concat(map(read_result_table, paths))
         classes = evaluate.list_classes(frame)
         return classes, evaluate.parse_predictions(one.scores.task or "", frame, classes)
     except (pl.exceptions.PolarsError, KeyError) as error:
@@ -232,13 +233,12 @@ def compare_column(
     added = {name: storage.fingerprint([frame.columns, frame.hash_rows(seed=0).sum()]) for name, frame in (others or {}).items()}
     inputs = [CACHE_VERSION, column.key, column.metric, column.label, reference, settings.bootstrap, settings.by, marks, added]
     path = keep / f"pairs-{storage.fingerprint(inputs)[:24]}.json" if keep else None
-    if path is not None and path.is_file():
-        result = ColumnResult.model_validate_json(path.read_bytes())
+    if path is not None and has_result(path):
+        result = ColumnResult.model_validate_json(read_result(path))
     else:
         result = _compare_rows(column, scored, reference, others or {})
         if path is not None:
-            storage.make_folder(path.parent)
-            storage.write_json(path, result.model_dump())
+            write_results(path.parent, {path.name: storage.encode_json(result.model_dump()) + b"\n"})
     order = dict.fromkeys([*(one.row for one in scored), *(others or {})])  # of the page, not of the file
     return ColumnResult(
         cells={row: result.cells[row] for row in order if row in result.cells},

@@ -20,7 +20,7 @@ from bitimely_core.models.tokenizers import FIRST, CodeTokenizer, ConvTokenizer,
 from bitimely_core.registry import models
 from bitimely_core.types import Batch
 
-FORMAT = 2  # of config.json; 1 held the settings of all models
+FORMAT = 3  # of config.json; 1 held the settings of all models, 2 had no manifest beside it
 Direction = Literal["forward", "backward", "both"]
 Which = Literal["next", "previous"]
 
@@ -228,15 +228,15 @@ class Model(nn.Module):
 
 
 def write_model(folder: str | Path, module: nn.Module, values: dict[str, Any]) -> None:
-    """`model.safetensors` with all weights and buffers, then `config.json`."""
+    """`model.safetensors` with all weights and buffers, and `config.json`."""
     from safetensors.torch import save
 
     from bitimely_core import storage
+    from bitimely_core.records import write_results
 
-    folder = storage.make_folder(Path(folder))
     data = save({name: weight.detach().cpu().contiguous() for name, weight in module.state_dict().items()})
-    storage.write_bytes(folder / "model.safetensors", data)
-    storage.write_json(folder / "config.json", values)
+
+    write_results(Path(folder), {"model.safetensors": data, "config.json": storage.encode_json(values) + b"\n"})
 
 
 def bernoulli_entropy(share: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from bitimely_core.config import ModelConfig, build_model_config, find_model_con
 from bitimely_core.errors import Exit, Reason, UserError, integrity_error, safe_text, usage_error
 from bitimely_core.models.adapters import configure_grid
 from bitimely_core.models.base import FORMAT, Model
+from bitimely_core.records import ResultManifest, check_result, read_result
 from bitimely_core.system_errors import raise_system_error
 
 DEFAULT_SHAPES: dict[str, dict[str, Any]] = {  # shapes of the paper's pre-training data; PopHR: 47 PheCodes and 5 special ids
@@ -124,8 +125,8 @@ def read_model(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
     path = Path(folder) / "config.json"
     try:
-        stored = json.loads(path.read_text("utf-8"))
-        weights = load_file(path.with_name("model.safetensors"))
+        stored = json.loads(read_result(path))
+        weights = load_file(check_result(path.with_name("model.safetensors"))[0])
     except FileNotFoundError as error:
         raise usage_error(
             "no model here",
@@ -137,7 +138,7 @@ def read_model(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     except (OSError, SafetensorError, ValueError, RecursionError) as error:
         raise_system_error(error, folder)
         raise integrity_error(str(folder), f"damaged ({safe_text(str(error))})", hint="Restore it from a copy") from error
-    if not isinstance(stored, dict) or stored.get("format_version") not in {1, FORMAT} or not isinstance(stored.get("model"), dict):
+    if not isinstance(stored, dict) or stored.get("format_version") not in {1, 2, FORMAT} or not isinstance(stored.get("model"), dict):
         found = safe_text(stored.get("format_version")) if isinstance(stored, dict) else "no object"
         raise UserError(
             Reason.UNSUPPORTED_FORMAT,
@@ -147,6 +148,8 @@ def read_model(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             file=str(path),
             exit_code=Exit.INTEGRITY,
         )
+    if stored["format_version"] == FORMAT and ResultManifest.find(path.parent) is None:
+        raise integrity_error(str(path.with_name("manifest.json")), "is missing", "expected the checksums of this folder", "Restore a copy")
     return (upgrade_settings(stored) if stored["format_version"] == 1 else stored), weights
 
 

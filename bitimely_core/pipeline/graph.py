@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 from bitimely_core import storage
 from bitimely_core.errors import Exit, UserError
+from bitimely_core.records import complete_results, find_missing, has_result, write_results
 from bitimely_core.registry import find_plugin_error
 from bitimely_core.schemas import StageRecord
-from bitimely_core.system_errors import attach_result, find_system_error, raise_system_error
+from bitimely_core.system_errors import attach_result, find_system_error
 
 SUCCEEDED = ("done", "partial", "already done")  # states that a later stage can build on
 POLL = 0.5  # seconds between two looks at stages that another process runs
@@ -114,6 +115,7 @@ def execute(
                 continue
             try:
                 with storage.lock(folder / node.key):
+                    complete_results(folder / node.key, held=True)
                     state = _load_state(node, nodes, folder, began, states)
                     if state is None:
                         if watch:
@@ -132,15 +134,15 @@ def execute(
 
 def _load_state(node: Node, nodes: Mapping[str, Node], folder: Path, began: float, states: States) -> StageState | None:
     """The stored state where it still holds: no input or output has changed since, or the stage failed since `began`."""
-    try:
-        known = StageRecord.load(folder / node.key / "stage.json")
-    except UserError as error:
-        raise_system_error(error)
+    path = folder / node.key / "stage.json"
+    if not has_result(path):
         return None
+    known = StageRecord.load(path)
     is_recent = began <= known.time <= time.time()  # a time in the future: the clock was set back
     if known.state == "failed":
         return StageState("failed", known.detail, known.exit_code, known.seconds) if is_recent else None
-    if known.made is None or known.made != _hash(node.made) or known.read != _hash_inputs(node, nodes, states):
+    changed = known.made is None or known.made != _hash(node.made) or known.read != _hash_inputs(node, nodes, states)
+    if changed or find_missing(node.made.parent):
         return None
     state = "already done" if known.state == "done" and not is_recent else known.state
     return StageState(state, known.detail, known.exit_code, known.seconds)
@@ -178,7 +180,7 @@ def _run_stage(node: Node, nodes: Mapping[str, Node], folder: Path, states: Stat
         made=_hash(node.made),
     )
     with attach_result(lambda: {"stages": [{"stage": label, **one._asdict()} for label, one in {**states, node.label: ended}.items()]}):
-        record.save(path)
+        write_results(path.parent, {path.name: record.encode()}, held=True)
     return ended
 
 

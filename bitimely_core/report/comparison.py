@@ -41,6 +41,7 @@ from bitimely_core.page import (
     make_table,
 )
 from bitimely_core.privacy import show_count
+from bitimely_core.records import has_result
 from bitimely_core.report.run_page import baseline_values, is_from_scratch, loss_curves, main_metric, run_facts
 from bitimely_core.report.text import text_cell
 from bitimely_core.schemas import MetricValue, RunRecord, Scores
@@ -199,7 +200,7 @@ def cost_table(table: ResultTable, workspace: Path) -> Table:
     for row in dict.fromkeys(one.row for one in table.found):
         runs = [run for one in table.found if one.row == row for run in one.runs]
         folders = {locate(workspace, "runs", name): None for run in runs if (name := _parent_name(run))}
-        parents = [folder for folder in folders if (folder / "run.json").is_file()]
+        parents = [folder for folder in folders if has_result(folder / "run.json")]
         sizes = sorted({run.record.parameters for run in runs})
         parameters = f"{sizes[0]:,}" + (f"–{sizes[-1]:,}" if len(sizes) > 1 else "")
         before, tuned = (
@@ -249,7 +250,7 @@ def curve_figures(table: ResultTable, workspace: Path) -> list[Figure]:
         if firsts[one.row, one.data] is one:
             groups.setdefault(f"Fine-tuning on {table.name(one.data)}", {})[one.row] = one.folder
             before = _parent_name(one)
-            if before and ((parent := locate(workspace, "runs", before)) / "metrics.jsonl").is_file():
+            if before and has_result((parent := locate(workspace, "runs", before)) / "metrics.jsonl"):
                 groups["Pre-training"][one.row] = parent
     out = []
     for title, folders in groups.items():
@@ -401,7 +402,7 @@ def _join_names(names: Sequence[str], most: int = 6) -> str:
 def comparison_page(folders: list[Path]) -> Page:
     """One page of several evaluated runs. Raises UserError (incomplete, exit 4) for a run without scores."""
     for folder in folders:
-        if not (folder / "scores.json").is_file():
+        if not has_result(folder / "scores.json"):
             raise input_error(
                 Reason.INCOMPLETE, "no scores", "expected scores.json", f"Run: bitimely evaluate {folder.name}", file=str(folder)
             )

@@ -74,8 +74,8 @@ def write_ingest_page(folder: str | Path, report: dict[str, Any]) -> list[Findin
         shown.facts["Fingerprint of the report"] = mark
         storage.write_bytes(path, render_html(shown, alone=True).encode())
     except Exception as error:
-        with suppress(OSError):
-            path.unlink()  # it would show another ingest
+        with suppress(UserError):
+            storage.remove_file(path)  # it would show another ingest
         fault = find_system_error(error, path) or error
         reason = fault.problem if isinstance(fault, UserError) else type(error).__name__
         problem, requirement = f"the page could not be written ({reason})", "the cache is complete without it"

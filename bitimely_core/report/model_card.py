@@ -8,6 +8,7 @@ from pathlib import Path
 from bitimely_core import evaluate, registry, storage
 from bitimely_core.evaluate.result_table import read_speed
 from bitimely_core.privacy import format_count
+from bitimely_core.records import has_result, write_results
 from bitimely_core.report.run_page import ORDER, baseline_values, list_notices, run_facts, show_split, stamp_text
 from bitimely_core.report.text import markdown_text
 from bitimely_core.schemas import FinalLosses, RunData, RunRecord, Scores, TrainSubjects
@@ -63,16 +64,21 @@ def model_card(
     return "\n\n".join([*parts, "## Licence", _card_licence([*record.data, *tuned])]) + "\n"
 
 
+def render_card(folder: Path, record: RunRecord, scores: Scores | None, subjects: TrainSubjects | None) -> bytes:
+    """Content of `model_card.md` of the finished run in `folder`."""
+    return model_card(record, scores, None if subjects is None else subjects.marks, read_speed(folder, record)).encode()
+
+
 def write_card(folder: Path) -> None:
     """Write `model_card.md` of a finished run."""
     record, scores, subjects = RunRecord.load(folder / "run.json"), folder / "scores.json", folder / "train_subjects.json"
-    text = model_card(
+    card = render_card(
+        folder,
         record,
-        Scores.load_shared(folder) if scores.is_file() else None,
-        TrainSubjects.load(subjects).marks if subjects.is_file() else None,
-        read_speed(folder, record),
+        Scores.load_shared(folder) if has_result(scores) else None,
+        TrainSubjects.load(subjects) if has_result(subjects) else None,
     )
-    storage.write_bytes(folder / "model_card.md", text.encode())
+    write_results(folder, {"model_card.md": card})
 
 
 def _card_rows(values: Mapping[str, str]) -> str:

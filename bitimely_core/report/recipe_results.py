@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bitimely_core import evaluate, storage
+from bitimely_core import evaluate
 from bitimely_core.errors import UserError, clean, usage_error
 from bitimely_core.evaluate import baselines as plain
 from bitimely_core.evaluate import folds
@@ -153,10 +153,12 @@ def write_results(
     }
     summary = _summarize_numbers(name, results)
     page = _build_page(name, description, results, verdict, remarks, workspace, summary)
-    storage.make_folder(out)
-    for file, (_, content) in files.items():
-        storage.write_bytes(out / file, content.encode())
-    path = write_report(out, page, files={file: about for file, (about, _) in files.items()})
+    path = write_report(
+        out,
+        page,
+        files={file: about for file, (about, _) in files.items()},
+        others={file: content.encode() for file, (_, content) in files.items()},
+    )
     shown = {key: page.summary[key] for key in ("cells", "differences", "missing")}
     return {"report": str(path), "verdict": verdict, "files": [str(out / file) for file in files], **shown}
 

@@ -15,7 +15,7 @@ import base64
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,7 @@ import numpy as np
 from bitimely_core import __version__, storage
 from bitimely_core.errors import UserError
 from bitimely_core.page import BarPlot, Figure, Page, Table
+from bitimely_core.records import write_results
 from bitimely_core.report.figures import COLOURS, format_tick
 from bitimely_core.report.numbers import csv_link, figure_data, table_data, to_array, to_parquet
 from bitimely_core.report.svg import draw_figure, export_svg, inline_svg
@@ -235,25 +236,29 @@ def _list_former_files(folder: Path) -> Iterator[str]:
         yield from (n for n in Summary.load(folder / "summary.json").report.files if re.fullmatch(r"[a-z0-9-]+\.(parquet|svg)", n))
 
 
-def write_report(folder: Path | str, page: Page, *, files: Mapping[str, str] | None = None) -> Path:
+def write_report(
+    folder: Path | str,
+    page: Page,
+    *,
+    files: Mapping[str, str] | None = None,
+    others: Mapping[str, storage.Content | None] | None = None,
+    gone: Iterable[str] = (),
+) -> Path:
     """Write `report.html`, `summary.json`, and the data and drawing of every figure and table into `folder`; the path of `report.html`.
 
-    An earlier report is removed first and the new one comes last, so that a `report.html` always belongs to the files beside it; other
-    files in the folder are left alone. `files`: further files of the folder to list, name -> content in words. Raises UserError: the
-    disk is full or cannot be written (exit 6).
+    They replace those of an earlier report in one step, with the manifest of the folder (`records.write_results`); files that bitimely did
+    not write are left alone. `files`: further files of the folder to list, name -> content in words; `others`: files to write in the same
+    step, `gone`: files to remove in it. Raises UserError: the disk is full or cannot be written (exit 6).
     """
     parts = _render_parts(page)
     rendered = _fill_template(page, parts, files or {})
-    folder = storage.make_folder(Path(folder))
-    former = set(_list_former_files(folder))
-    with suppress(FileNotFoundError):
-        storage.os_unlink(folder / "report.html")
-    for name in former - parts.files.keys():
-        with suppress(FileNotFoundError):
-            storage.os_unlink(folder / name)
-    written = {name: storage.write_bytes(folder / name, data) for name, data in parts.files.items()}
-    files_of = {name: StoredFile(sha256=sha, size=size) for name, (sha, size) in written.items()}
+    folder, content = Path(folder), {name: bytes(data) for name, data in parts.files.items()}
+    files_of = {name: StoredFile(sha256=hashlib.sha256(data).hexdigest(), size=len(data)) for name, data in content.items()}
     info = ReportInfo(title=page.title, verdict=page.verdict, notices=page.notices, facts=page.facts, files=files_of)
-    storage.write_json(folder / "summary.json", to_json({"format_version": 1, **page.summary, "report": info.model_dump()}))
-    storage.write_bytes(folder / "report.html", rendered.encode())
+    summary = to_json({**page.summary, "format_version": Summary.VERSION, "report": info.model_dump()})
+    write_results(
+        folder,
+        {**(others or {}), **content, "summary.json": storage.encode_json(summary) + b"\n", "report.html": rendered.encode()},
+        gone=(set(_list_former_files(folder)) - content.keys()).union(gone),
+    )
     return folder / "report.html"

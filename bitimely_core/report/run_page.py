@@ -13,7 +13,7 @@ from bitimely_core import evaluate, registry
 from bitimely_core.evaluate.result_table import read_curve
 from bitimely_core.page import Figure, HeatMap, Hypnogram, Line, LinePlot, Page, PageBuilder, StageTrack, Table, make_figure, make_table
 from bitimely_core.privacy import format_count, is_small, round_message, show_count
-from bitimely_core.report.renderer import write_report
+from bitimely_core.records import has_result
 from bitimely_core.schemas import ClassScores, Comparison, FinalLosses, RunData, RunRecord, Scores, TaskScores
 from bitimely_core.training import tuning
 
@@ -92,9 +92,8 @@ def loss_curves(folder: Path, name: str = "curves", title: str = "Training") -> 
     return [make_figure(name, title, CURVES, LinePlot(series, "optimizer step", key))] if series else []
 
 
-def write_training_page(folder: Path) -> Path:
-    """Write the page of a run that has been trained but not evaluated."""
-    record = RunRecord.load(folder / "run.json")
+def training_page(folder: Path, record: RunRecord) -> Page:
+    """The page of a run that has been trained but not evaluated."""
     final = record.final or FinalLosses()
     rel = final.rel if final.validation is None or final.validation.rel is None else final.validation.rel
     where = "validation" if final.validation else "training"
@@ -105,11 +104,11 @@ def write_training_page(folder: Path) -> Path:
     page.add(*loss_curves(folder))
     page.add_facts(run_facts(record))
     loss = f"; {where} loss is {rel:.3f} of that of {reference}" if rel is not None else ""
-    return write_report(folder, page.finish(f"{record.run}: {final.step:,} steps{loss}.", final.model_dump()))
+    return page.finish(f"{record.run}: {final.step:,} steps{loss}.", final.model_dump())
 
 
-def write_evaluation_page(run: Run, scores: Scores, columns: Mapping[str, npt.NDArray[Any]]) -> Path:
-    """Write the page of an evaluated run: scores beside the baselines, confusion matrix, classes, loss curves.
+def evaluation_page(run: Run, scores: Scores, columns: Mapping[str, npt.NDArray[Any]]) -> Page:
+    """The page of an evaluated run: scores beside the baselines, confusion matrix, classes, loss curves.
 
     `columns`: target and prediction of the scored rows; empty for a pre-training.
     """
@@ -129,9 +128,9 @@ def write_evaluation_page(run: Run, scores: Scores, columns: Mapping[str, npt.ND
     if windows.task == "classification" and columns and len(columns["target"]):
         page.add(*_hypnogram_figures(windows[scores.split], windows, columns))
     page.add(*loss_curves(run.folder))
-    if source and source.weights and ((parent := run.folder.parent / source.run) / "metrics.jsonl").is_file():
+    if source and source.weights and has_result((parent := run.folder.parent / source.run) / "metrics.jsonl"):
         page.add(*loss_curves(parent, "pretraining-curves", "Pre-training"))
-    return write_report(run.folder, page.finish(verdict_text(scores), scores.to_json()))
+    return page.finish(verdict_text(scores), scores.to_json())
 
 
 def class_table(scores: TaskScores) -> Table:

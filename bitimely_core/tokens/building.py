@@ -68,6 +68,7 @@ def build_windows(
     opened = _open_cache(cache, verify=False)
     options = resolve_options(opened, **choices)
     if not force_new and is_current(out, options, opened.manifest.manifest_sha256):
+        storage.remove_temporary_files(out)
         open_manifest(out, schemas.WindowManifest, verify)
         return
     opened = _open_cache(cache, verify=verify)

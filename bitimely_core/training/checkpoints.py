@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -73,23 +71,27 @@ def save_checkpoint(folder: Path, meta: CheckpointMeta, tensors: Mapping[str, Ma
         meta = meta.model_copy(update={"files": files})
         meta.model_copy(update={"sha256": _hash_meta(meta.to_json())}).save(temporary / "meta.json")
         if final.is_dir():  # the same step, now validated
-            storage.os_replace(final, folder / f"step-{step}.previous.tmp")
-        storage.os_replace(temporary, final)
-        _sync_folder(folder)
+            storage.rename(final, folder / f"step-{step}.previous.tmp")
+        storage.rename(temporary, final)
         verify_checkpoint(final)
     except OSError as error:
         raise describe_os_error(error, final) from error
     finally:
         _remove_folder(temporary)
-    storage.write_bytes(folder / "LATEST", f"step-{step}\n".encode())
-    for oldest in list_steps(folder)[max(keep, 2) :]:
-        path = folder / f"step-{oldest}"
-        with suppress(OSError):
-            storage.os_replace(path, path.with_suffix(".tmp"))  # a kill during the removal leaves no partial checkpoint under a final name
-            _remove_folder(path.with_suffix(".tmp"))
+    _remove_oldest(folder, keep)
     _remove_folder(folder / f"step-{step}.previous.tmp")
     _remove_folder(final.with_suffix(".damaged"))
     return final
+
+
+def _remove_oldest(folder: Path, keep: int) -> None:
+    """Name the newest checkpoint in `LATEST` and remove those beyond the newest `keep` (at least 2)."""
+    steps, latest = list_steps(folder), folder / "LATEST"
+    content = f"step-{steps[0]}\n".encode()
+    if not latest.is_file() or latest.read_bytes() != content:
+        storage.write_bytes(latest, content)
+    for oldest in steps[max(keep, 2) :]:
+        _remove_folder(folder / f"step-{oldest}")
 
 
 def _hash_meta(values: Mapping[str, JsonValue]) -> str:
@@ -146,8 +148,8 @@ def find_newest_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[Findin
     )
 
 
-def sweep_folder(folder: Path, newest: Checkpoint | None) -> None:
-    """Remove leftovers of a killed run and rename checkpoints newer than `newest` to `step-N.damaged`. Only under the run's lock."""
+def sweep_folder(folder: Path, newest: Checkpoint | None, *, keep: int = 2) -> None:
+    """Remove leftovers of a killed run, all checkpoints but `keep`, and rename checkpoints newer than `newest` to `step-N.damaged`. Only under the run's lock."""
     if not folder.is_dir():
         return
     for path in folder.glob("step-*.tmp"):
@@ -157,7 +159,9 @@ def sweep_folder(folder: Path, newest: Checkpoint | None) -> None:
         if newest is not None and step > newest.step:
             path = folder / f"step-{step}"
             _remove_folder(path.with_suffix(".damaged"))
-            path.rename(path.with_suffix(".damaged"))
+            storage.rename(path, path.with_suffix(".damaged"))
+    if newest is not None:
+        _remove_oldest(folder, keep)
 
 
 def load_tensors(checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:
@@ -232,15 +236,7 @@ def is_finite(group: Mapping[str, Tensor]) -> bool:
     return all(bool(torch.isfinite(t).all()) for t in group.values() if t.is_floating_point())
 
 
-def _sync_folder(folder: Path) -> None:
-    """Flush the names in a folder to the disk."""
-    handle = storage.os_open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with suppress(OSError):  # some network file systems cannot flush folders
-            storage.os_fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def _remove_folder(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)
+    """Remove a folder that is no longer needed; what cannot be removed now is removed the next time."""
+    with suppress(UserError):
+        storage.remove_folder(path)

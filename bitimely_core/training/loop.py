@@ -32,9 +32,10 @@ from torch import Tensor, nn
 
 from bitimely_core import __version__, objectives, storage
 from bitimely_core.config import TrainConfig, validate
-from bitimely_core.errors import Finding, Reason, input_error
+from bitimely_core.errors import Finding, Reason, input_error, integrity_error
+from bitimely_core.records import StoredFile, has_result, read_result
 from bitimely_core.schemas import CheckpointMeta
-from bitimely_core.system_errors import attach_result, require_memory
+from bitimely_core.system_errors import attach_result, require_memory, translate_system_errors
 from bitimely_core.training import checkpoints, distributed, faults
 from bitimely_core.training.devices import deterministic_kernels, select_device
 from bitimely_core.types import Batch, Batches
@@ -160,7 +161,7 @@ def fit(
     with ExitStack() as stack:
         if home is not None and distributed.get_rank() == 0:
             stack.enter_context(storage.lock(home))
-        checkpoint, findings = _find_checkpoint(home, notice)
+        checkpoint, findings = _find_checkpoint(home, notice, settings.keep)
         stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
         stack.enter_context(deterministic_kernels(device))
         if checkpoint is None and total:
@@ -190,6 +191,7 @@ def fit(
         )
         if checkpoint is not None:
             _resume(state, checkpoint)
+        _restore_log(home, checkpoint)
         if checkpoint is None or not checkpoint.meta.finished:
             _train(state, stack)
     return {
@@ -220,10 +222,6 @@ def _measure_scale(model: nn.Module, batches: Batches, objective: Objective, con
 
 
 def _train(state: TrainingState, stack: ExitStack) -> None:
-    if state.home is not None and distributed.get_rank() == 0 and (path := state.home / "metrics.jsonl").is_file():
-        last = {"validation": state.validated}  # later lines are logged again
-        kept = [line for line in read_metrics(state.home) if line["step"] <= last.get(line.get("split", ""), state.step)]
-        storage.write_bytes(path, b"".join(storage.encode_json(line) + b"\n" for line in kept))
     stack.enter_context(faults.handle_signals(state))
     if state.config.compile:
         state.model.compile()
@@ -500,7 +498,7 @@ def read_metrics(folder: str | Path) -> list[LogLine]:
     """The lines of `metrics.jsonl`, without one that a kill has cut."""
     path = Path(folder) / "metrics.jsonl"
     lines: list[LogLine] = []
-    for text in path.read_bytes().splitlines() if path.is_file() else []:
+    for text in read_result(path).splitlines() if has_result(path) else []:
         try:
             line = json.loads(text)
         except ValueError:
@@ -508,6 +506,35 @@ def read_metrics(folder: str | Path) -> list[LogLine]:
         if isinstance(line, dict) and isinstance(line.get("step"), int):
             lines.append(cast(LogLine, line))
     return lines
+
+
+def _restore_log(home: Path | None, checkpoint: checkpoints.Checkpoint | None) -> None:
+    """Cut the log to what it was at the checkpoint. Raises UserError (integrity, exit 5) where that part has been altered."""
+    if home is None or distributed.get_rank() > 0:
+        return
+    path = home / "metrics.jsonl"
+    if checkpoint is None:
+        storage.remove_file(path)
+    elif (log := checkpoint.meta.log) is not None:
+        require_log(path, log)
+        if log.size < path.stat().st_size:
+            storage.write_bytes(path, path.read_bytes()[: log.size])
+    elif path.is_file() and not checkpoint.meta.finished:  # of version 0.1: without the lines after the checkpoint
+        step, validated = checkpoint.meta.step, checkpoint.meta.validated
+        kept = [one for one in read_metrics(path.parent) if one["step"] <= (validated if one.get("split") == "validation" else step)]
+        storage.write_bytes(path, b"".join(storage.encode_json(one) + b"\n" for one in kept))
+
+
+def require_log(path: Path, log: StoredFile) -> None:
+    """Raises UserError (integrity, exit 5) where the log at `path` does not begin with what it was at a checkpoint, `log`."""
+    content = path.read_bytes()[: log.size] if path.is_file() else b""
+    if hashlib.sha256(content).hexdigest() != log.sha256:
+        raise integrity_error(
+            str(path),
+            "is missing" if not path.is_file() else "differs from what the last checkpoint has of it",
+            f"expected {log.size} bytes of sha256 {log.sha256[:16]}",
+            "Restore a copy, or start again with --force-new",
+        )
 
 
 def _write_line(state: TrainingState, line: LogLine) -> None:
@@ -518,7 +545,7 @@ def _write_line(state: TrainingState, line: LogLine) -> None:
             state.log({**line, "of": state.total})
 
 
-def _find_checkpoint(home: Path | None, notice: Notice | None) -> tuple[checkpoints.Checkpoint | None, list[Finding]]:
+def _find_checkpoint(home: Path | None, notice: Notice | None, keep: int) -> tuple[checkpoints.Checkpoint | None, list[Finding]]:
     """The checkpoint to resume from: process 0 selects it, cleans up and broadcasts the step."""
     if home is None:
         return None, []
@@ -527,7 +554,7 @@ def _find_checkpoint(home: Path | None, notice: Notice | None) -> tuple[checkpoi
         for own in (folder, home / "model"):
             storage.refuse_link(own)
         checkpoint, findings = checkpoints.find_newest_checkpoint(folder)
-        checkpoints.sweep_folder(folder, checkpoint)
+        checkpoints.sweep_folder(folder, checkpoint, keep=keep)
         for swept in (home, home / "model"):
             if swept.is_dir():
                 storage.remove_temporary_files(swept)
@@ -588,12 +615,23 @@ def _save_checkpoint(state: TrainingState) -> None:
             seed=state.config.seed,
             processes=distributed.get_world_size(),
             identity=state.identity,
+            log=_describe_log(state.home / "metrics.jsonl"),
             bitimely=__version__,
             torch=str(torch.__version__),
         )
         tensors = {"model": _list_tensors(state.model), "optimizer": moments}
         checkpoints.save_checkpoint(state.home / "checkpoints", meta, tensors, keep=state.config.keep)
     distributed.all_reduce_sum([0.0])  # the others wait: a stop must not end them while process 0 writes
+
+
+def _describe_log(path: Path) -> StoredFile | None:
+    """Hash and size of the log so far."""
+    if not path.is_file():
+        return None
+    storage.sync_file(path)
+    with translate_system_errors(path):
+        sha256, size = storage.hash_with_size(path)
+    return StoredFile(sha256=sha256, size=size)
 
 
 def _list_tensors(model: nn.Module) -> dict[str, Tensor]:

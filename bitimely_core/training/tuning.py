@@ -7,7 +7,6 @@ the validation windows, else by the loss of the objective there. The search has 
 from __future__ import annotations
 
 import functools
-import shutil
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from bitimely_core import registry, storage
 from bitimely_core.config import Settings, TrainConfig
 from bitimely_core.errors import Reason, UserError, input_error
+from bitimely_core.records import ResultManifest, has_result, write_results
 from bitimely_core.schemas import TrialRecord, TuningRecord, TuningTrial
 from bitimely_core.types import Batches
 
@@ -149,15 +149,18 @@ def select_learning_rate(
     for rate in search.rates:
         home = folder / f"lr-{rate:g}"
         path = home / "trial.json"
-        if not path.is_file():
+        if not has_result(path):
             model.load_state_dict(start)
             trial = run_trial(config.model_copy(update={"lr": rate, "steps": search.steps}), home)
             if get_rank() == 0:
-                storage.make_folder(home)
-                trial.save(path)
-                for large in ("checkpoints", "model"):
-                    shutil.rmtree(home / large, ignore_errors=True)
+                sealed = {"metrics.jsonl": None} if (home / "metrics.jsonl").is_file() else {}
+                write_results(home, {**sealed, path.name: trial.encode()}, finished=False)
             barrier()
+        if get_rank() == 0 and (manifest := ResultManifest.find(home)) is not None and not manifest.finished:
+            for large in ("checkpoints", "model"):
+                storage.remove_folder(home / large)
+            write_results(home, {})
+        barrier()
         stored = TrialRecord.load(path)
         trials.append(TuningTrial(lr=stored.lr, scores=stored.scores, reason=stored.reason))
     model.load_state_dict(start)

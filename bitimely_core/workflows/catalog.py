@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypedDict
 
-from bitimely_core import __version__, registry
+from bitimely_core import __version__, registry, storage
 from bitimely_core.config import build_model_config, list_presets, load_preset, read_toml
 from bitimely_core.recipe import load_recipe
 from bitimely_core.schemas import RunRecord
@@ -200,7 +200,8 @@ def _list_pipelines() -> list[Row]:
 
 
 def _list_runs(workspace: Path) -> list[Row]:
-    records = ((path.parent.name, RunRecord.load(path)) for path in sorted((workspace / "runs").glob("*/run.json")))
+    paths = [path for path in sorted((workspace / "runs").glob("*/run.json")) if not storage.is_temporary(path.parent.name)]
+    records = ((path.parent.name, RunRecord.load(path)) for path in paths)
     return [
         {
             **{key: getattr(record, key) for key in ("kind", "model", "finished", "leak_free")},

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
 from bitimely_core import evaluate as scoring
 from bitimely_core import registry, storage
 from bitimely_core.config import ObjectiveConfig
-from bitimely_core.errors import Reason, input_error
+from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.evaluate.predict import EVALUATION_BATCH, predict
 from bitimely_core.privacy import is_small
+from bitimely_core.records import has_result, read_result_table
 from bitimely_core.report import run_page
-from bitimely_core.report.model_card import write_card
+from bitimely_core.report.model_card import render_card
+from bitimely_core.report.renderer import write_report
 from bitimely_core.run import describe_data
 from bitimely_core.schemas import Comparison, EvaluationSettings, MetricValue, RunRecord, Scores, TaskScores
 from bitimely_core.system_errors import attach_result
@@ -24,6 +26,8 @@ from bitimely_core.workflows.prepare import open_run
 from bitimely_core.workspace import find_run_folder
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from bitimely_core.tokens import Windows
 
 Unit = Literal["subject", "window"]
@@ -94,6 +98,7 @@ def evaluate(
         notices=_list_notices(record, windows, by, shared, split, verify),
     )
     columns: Columns = {}
+    frame, files = cast("pl.DataFrame | None", None), cast("dict[str, storage.Content | None]", {})
     head = opened.head()
     if head is None:
         metrics = _score_objective(opened.model(), rows, record.settings.objective, batch_size, device, progress)
@@ -105,20 +110,19 @@ def evaluate(
     with attach_result(lambda: _protect_scores(scores, windows).to_json()):
         if head is not None:
             frame = scoring.predictions_frame(rows.index, windows.task, windows.class_names, **columns)
-            storage.write_parquet(folder / "predictions.parquet", frame)
+            files["predictions.parquet"] = storage.encode_parquet(frame)
         if predictions is not None and head is not None:
             from bitimely_core.claims import tasks
 
             tasks.write_predictions(predictions, rows, columns["prediction"], ids)
         if compare is not None:
-            scores = scores.model_copy(update={"comparison": _compare_runs(folder, compare, workspace, windows, split, bootstrap, by)})
-        (folder / Scores.SHARED).unlink(missing_ok=True)  # of an earlier evaluation
-        scores.save(folder / "scores.json")
+            scores = scores.model_copy(update={"comparison": _compare_runs(frame, compare, workspace, windows, split, bootstrap, by)})
+        files["scores.json"] = scores.encode()
         if (shown := _protect_scores(scores, windows)) != scores:
             scores = shown
-            scores.save(folder / Scores.SHARED)
-        write_card(folder)
-        report = run_page.write_evaluation_page(opened, scores, columns)
+            files[Scores.SHARED] = scores.encode()
+        files["model_card.md"] = render_card(folder, record, scores, opened.train_subjects)
+        report = write_report(folder, run_page.evaluation_page(opened, scores, columns), others=files, gone={Scores.SHARED} - files.keys())
     return {**scores.to_json(), "report": str(report)}
 
 
@@ -214,14 +218,14 @@ def _predict_shortcuts(windows: Any, rows: Any) -> dict[str, np.ndarray]:
     return {"length_only": scoring.length_baseline("multilabel", lengths, labels, rows.lengths()), "single_code": np.hstack(single)}
 
 
-def _compare_runs(folder: Path, other: str, workspace: Path, windows: Windows, split: str, bootstrap: int, by: Unit) -> Comparison:
-    """Paired differences to the predictions of another run on the same windows."""
-    import polars as pl
-
+def _compare_runs(
+    first: pl.DataFrame | None, other: str, workspace: Path, windows: Windows, split: str, bootstrap: int, by: Unit
+) -> Comparison:
+    """Paired differences of the predictions `first` to those of another run on the same windows."""
     second = find_run_folder(other, workspace)
     path = second / "predictions.parquet"
-    scores = Scores.load(second / "scores.json") if (second / "scores.json").is_file() else Scores()
-    if not path.is_file() or (scores.data, scores.split) != (windows.name, split):
+    scores = Scores.load(second / "scores.json") if has_result(second / "scores.json") else Scores()
+    if not has_result(path) or (scores.data, scores.split) != (windows.name, split):
         raise input_error(
             Reason.INCOMPLETE,
             f"no predictions on {windows.name}, split {split}",
@@ -229,8 +233,9 @@ def _compare_runs(folder: Path, other: str, workspace: Path, windows: Windows, s
             f"Run: bitimely evaluate {other} --split {split}",
             file=str(second),
         )
-    first, other_frame = pl.read_parquet(folder / "predictions.parquet"), pl.read_parquet(path)
+    if first is None:
+        raise usage_error("a pre-trained run has no predictions", "expected a fine-tuned run", "Fine-tune it first", field="--compare")
     return Comparison(
         run=RunRecord.load(second / "run.json").run,
-        metrics=scoring.compare_frames(windows.task, first, other_frame, windows.class_names, bootstrap=bootstrap, by=by),
+        metrics=scoring.compare_frames(windows.task, first, read_result_table(path), windows.class_names, bootstrap=bootstrap, by=by),
     )

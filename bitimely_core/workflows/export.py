@@ -8,6 +8,7 @@ from typing import TypedDict
 from bitimely_core import storage
 from bitimely_core.errors import usage_error
 from bitimely_core.privacy import is_small
+from bitimely_core.records import has_result, list_results, read_result, write_results
 from bitimely_core.run import FORMAT, Run
 from bitimely_core.schemas import Scores
 from bitimely_core.workflows import hub
@@ -44,27 +45,27 @@ def export(
     target = out or locate_new(workspace, "exports", opened.name)
     weights = opened.verified_weights()
     files = {"config.json": weights / "config.json", "model.safetensors": weights / "model.safetensors"}
-    files |= {name: opened.folder / name for name in PARTS if (opened.folder / name).is_file()}
+    files |= {name: opened.folder / name for name in PARTS if has_result(opened.folder / name)}
     result: ExportResult = {"format_version": FORMAT, "run": opened.name, "out": str(target), "files": sorted(files)}
     if dry_run:
         return {**result, "pushed": push}
     if push is not None:
         hub.load_client("--push")
-    if target.is_dir() and (foreign := {path.name for path in target.iterdir()} - set(files)):
+    if target.is_dir() and (foreign := set(list_results(target)) - set(files)):
         text = f"holds {len(foreign)} other files"
         raise usage_error(text, "expected an empty folder", file=str(target), field="--out")
-    storage.make_folder(target)
-    content = {name: path.read_bytes() for name, path in files.items()} | _protect_counts(opened, set(files))
-    hashes = {name: storage.write_bytes(target / name, data)[0] for name, data in content.items()}
-    revision = None if push is None else hub.upload_folder(target, push, sorted(files))
+    content = {name: read_result(path) for name, path in files.items()} | _protect_counts(opened, set(files))
+    write_results(target, content)
+    hashes = {name: storage.hash_file(target / name) for name in files}
+    revision = None if push is None else hub.upload_folder(target, push, sorted([*files, storage.MANIFEST]))
     return {**result, "sha256": hashes, "pushed": push, "revision": revision}
 
 
 def _protect_counts(run: Run, names: set[str]) -> dict[str, bytes]:
     """Of claims the scores as pages print them, and the settings without counts of labels and of splits with few people."""
     data, out = run.record.data[0], {}
-    if (run.folder / Scores.SHARED).is_file() and "scores.json" in names:
-        out["scores.json"] = (run.folder / Scores.SHARED).read_bytes()
+    if has_result(run.folder / Scores.SHARED) and "scores.json" in names:
+        out["scores.json"] = read_result(run.folder / Scores.SHARED)
     if data.vocabulary and not data.small_counts and "run.json" in names:
         own = tuple(
             one.model_copy(update={"audit": {s: a for s, a in one.audit.items() if not is_small(a.subjects)}}) for one in run.record.data

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from bitimely_core import registry, storage
 from bitimely_core.config import ModelConfig, Settings
 from bitimely_core.errors import Finding, usage_error
-from bitimely_core.report.model_card import write_card
-from bitimely_core.report.run_page import write_training_page
+from bitimely_core.records import find_missing, has_result, list_results, write_results
+from bitimely_core.report.model_card import render_card
+from bitimely_core.report.renderer import write_report
+from bitimely_core.report.run_page import training_page
 from bitimely_core.run import FORMAT, SPLITS, claim_folder, describe_identity, hash_subjects
-from bitimely_core.schemas import FinalLosses, Losses, RunRecord, TrainSubjects, TuningRecord
+from bitimely_core.schemas import FinalLosses, Losses, RunRecord, Scores, TrainSubjects, TuningRecord
 from bitimely_core.training import tuning
 from bitimely_core.types import Batches, Progress
 
@@ -94,11 +96,8 @@ def run_job(job: TrainingJob, *, force_new: bool, progress: Progress | None, say
         record, steps = stored, stored.final.step if stored.final else 0
     else:
         record, steps = _train(job, record, search, writer, progress, say if writer else None)
-    if writer and not (stored.finished and all((job.folder / name).is_file() for name in ("train_subjects.json", "model_card.md"))):
-        marks = {*hash_subjects(job.windows, "train"), *(job.earlier_subjects.marks if job.earlier_subjects else ())}
-        TrainSubjects(marks=tuple(sorted(marks))).save(job.folder / "train_subjects.json")
-        write_card(job.folder)
-        write_training_page(job.folder)
+    if writer:
+        _seal_run(job, record, trained=not stored.finished)
     return {
         "format_version": FORMAT,
         "run": record.run,
@@ -113,12 +112,31 @@ def run_job(job: TrainingJob, *, force_new: bool, progress: Progress | None, say
     }
 
 
+def _seal_run(job: TrainingJob, record: RunRecord, *, trained: bool) -> None:
+    """Write the record, subjects, card and page of a training that has ended and the manifest of all files; later only what is missing."""
+    folder, record = job.folder, RunRecord.parse(storage.decode_json(record.encode()), job.folder / "run.json")  # in the order of the file
+    missing = set(find_missing(folder)) | {name for name in ("train_subjects.json", "model_card.md") if not (folder / name).is_file()}
+    if not trained and not missing:
+        return
+    marks = {*hash_subjects(job.windows, "train"), *(job.earlier_subjects.marks if job.earlier_subjects else ())}
+    subjects = TrainSubjects(marks=tuple(sorted(marks)))
+    scores = Scores.load(folder / "scores.json") if has_result(folder / "scores.json") else None
+    files: dict[str, storage.Content | None] = {
+        "train_subjects.json": subjects.encode(),
+        "model_card.md": render_card(folder, record, scores, subjects),
+    }
+    if trained:
+        files |= {**dict.fromkeys(list_results(folder)), **files, "run.json": record.encode()}
+    if scores is None:
+        write_report(folder, training_page(folder, record), others=files)
+    else:  # the page is that of the evaluation
+        write_results(folder, files)
+
+
 def _train(
     job: TrainingJob, record: RunRecord, search: tuning.LearningRateSearch | None, writer: bool, progress: Progress | None, say: Say | None
 ) -> tuple[RunRecord, int]:
     from bitimely_core.training import loop
-
-    path = job.folder / "run.json"
 
     def log(line: LogLine, trial: str = "") -> None:
         if progress is not None and line.get("split") == "train":
@@ -142,7 +160,7 @@ def _train(
         )
         record = _apply_search(record, tuned)
         if writer:
-            record.save(path)
+            write_results(job.folder, {"run.json": record.encode()}, finished=False)
         if say is not None:
             say(f"learning rate {tuning.describe_tuning(tuned)}")
     fitted = loop.fit(
@@ -162,7 +180,6 @@ def _train(
         final = FinalLosses(step=fitted["steps"], loss=train.loss, rel=train.rel, validation=last.get("validation"))
         weights = storage.hash_file(job.folder / "model" / "model.safetensors")
         record = record.model_copy(update={"finished": True, "final": final, "device": fitted["device"], "weights": weights})
-        record.save(path)
     return record, fitted["steps"]
 
 

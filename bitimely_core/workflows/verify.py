@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypedDict
 
 from bitimely_core import storage
 from bitimely_core.errors import Exit, Finding, Reason, UserError, clean, input_error, input_warning
+from bitimely_core.records import ResultManifest, StoredRecord, find_changes, has_result, list_results
 from bitimely_core.run import FORMAT
-from bitimely_core.schemas import RunRecord
+from bitimely_core.schemas import RunRecord, StageRecord, Summary, TrialRecord
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import Progress
 
-KINDS = (  # kind of a folder, and patterns of files that it holds; the first that fits
-    ("run", ("run.json",)),
-    ("checkpoint", ("meta.json", "model.safetensors")),
-    ("model", ("config.json", "model.safetensors")),
-    *(("tokens", (name,)) for name in ("statistics.json", "index.parquet")),
-    *(("cache", (name,)) for name in ("manifest.json", "ingest_report.json", "recordings-*.parquet")),
-    ("raw", ("SHA256SUMS.txt",)),
-)
+RECORDS: dict[str, type[StoredRecord]] = {
+    "run": RunRecord,
+    "export": RunRecord,
+    "report": Summary,
+    "trial": TrialRecord,
+    "stage": StageRecord,
+}
+KINDS = {  # of a folder that has these files, the first that fits
+    "export": {"run.json", "model.safetensors"},
+    "run": {"run.json"},
+    "checkpoint": {"meta.json"},
+    "model": {"config.json", "model.safetensors"},
+    "tokens": {"statistics.json"},
+    "report": {"summary.json"},
+    "trial": {"trial.json"},
+    "stage": {"stage.json"},
+}
+NAMES = {"run": "run.json", "export": "run.json", "report": "summary.json", "trial": "trial.json", "stage": "stage.json"}
 
 
 class CheckedFolder(TypedDict):
@@ -84,18 +95,51 @@ def verify(path: Path, *, deep: bool = False, progress: Progress | None = None) 
 
 def _list_artefacts(path: Path) -> list[tuple[str, Path]]:
     """(kind, folder) of every artefact at `path`."""
-    own = _detect_kind(path)
-    inside = (("cache", "cache"), ("tokens", "tokens"), ("runs", "run"))
-    found = [(own, path)] if own else [(kind, p) for name, kind in inside for p in sorted((path / name).glob("*")) if p.is_dir()]
-    out = []
-    for kind, folder in found:
-        steps = sorted((folder / "checkpoints").glob("step-*")) if kind == "run" else []
-        out += [(kind, folder), *(("checkpoint", step) for step in steps if not step.name.endswith(".tmp"))]
+    if _detect_kind(path) is not None:
+        return list(_walk_artefacts(path))
+    out: list[tuple[str, Path]] = []
+    for name, inner in (
+        ("cache", "cache"),
+        ("tokens", "tokens"),
+        ("runs", "run"),
+        ("reports", None),
+        ("exports", None),
+        ("pipelines", None),
+    ):
+        for folder in sorted(p for p in (path / name).glob("*") if p.is_dir() and not storage.is_temporary(p.name)):
+            out += [(inner, folder)] if inner in {"cache", "tokens"} else _walk_artefacts(folder, inner)
     return out
 
 
+def _walk_artefacts(folder: Path, kind: str | None = None) -> Iterator[tuple[str, Path]]:
+    """(kind, folder) of `folder`, of the given kind if it is none by its files, and of the folders inside."""
+    found = _detect_kind(folder) or kind
+    if found is not None:
+        yield found, folder
+    if found in {None, "run", "report", "results"}:
+        for inner in sorted(folder.iterdir()):
+            if inner.is_dir() and not inner.is_symlink() and not inner.name.endswith(".tmp") and not storage.is_temporary(inner.name):
+                yield from _walk_artefacts(inner)
+
+
 def _detect_kind(path: Path) -> str | None:
-    return next((kind for kind, patterns in KINDS if all(any(path.glob(pattern)) for pattern in patterns)), None)
+    try:
+        manifest = ResultManifest.find(path)
+    except UserError:  # damaged, which the check of the folder finds
+        manifest = None
+    names = {inner.name for inner in path.iterdir()} if manifest is None else manifest.files.keys()
+    for kind, needed in KINDS.items():
+        if needed <= names:
+            return kind
+    if manifest is not None:
+        return "results"
+    if (path / "index.parquet").is_file():
+        return "tokens"
+    if (path / "manifest.json").is_file() or (path / "ingest_report.json").is_file() or list(path.glob("recordings-*.parquet")):
+        return "cache"
+    if (path / "SHA256SUMS.txt").is_file():
+        return "raw"
+    return None
 
 
 def _check_folder(kind: str, folder: Path, deep: bool) -> tuple[list[Finding], int]:
@@ -109,45 +153,94 @@ def _check_folder(kind: str, folder: Path, deep: bool) -> tuple[list[Finding], i
             storage.check_files(folder, manifest)
             return [], len(manifest["files"])
         if kind == "checkpoint":
-            from bitimely_core.training import checkpoints
-
-            return [], len(checkpoints.verify_checkpoint(folder).files)
+            return _check_checkpoint(folder)
         if kind == "raw":
             return _check_raw(folder)
-        return _check_run(folder) if kind == "run" else _check_model(folder, None)
+        return _check_results(kind, folder)
     except UserError as error:
         raise_system_error(error)
         return [error.finding, *error.details], 0
 
 
-def _check_run(folder: Path) -> tuple[list[Finding], int]:
-    record = RunRecord.load(folder / "run.json")
-    if not record.finished:
-        hint = "Repeat the command that started it: it resumes where it stopped"
-        return [Finding(Reason.INCOMPLETE, "the training has not ended", "expected a finished run", hint, file=str(folder))], 1
-    is_export = (folder / "model.safetensors").is_file()
-    return _check_model(folder if is_export else folder / "model", record.weights)
+def _check_checkpoint(folder: Path) -> tuple[list[Finding], int]:
+    from bitimely_core.training import checkpoints
+
+    files = checkpoints.verify_checkpoint(folder).files
+    foreign = sorted(path.name for path in folder.iterdir() if path.name not in {"meta.json", *files})
+    hint = "Remove it"
+    return [
+        _make_finding(Reason.INTEGRITY, folder / name, "is not in meta.json", "expected its files alone", hint) for name in foreign
+    ], len(files)
 
 
-def _check_model(folder: Path, digest: str | None) -> tuple[list[Finding], int]:
-    """A model folder: the weights against the hash in run.json (or in config.json), and the header of the safetensors file."""
+def _check_results(kind: str, folder: Path) -> tuple[list[Finding], int]:
+    """A folder of results against its manifest; of version 0.1, which wrote none, what can be checked."""
+    manifest = ResultManifest.find(folder)
+    if manifest is None and not any(list_results(folder)):
+        hint = "Repeat the command that started it"
+        return [_make_finding(Reason.INCOMPLETE, folder, "nothing is stored yet", "expected a result", hint)], 0
+    found = [] if manifest is None else find_changes(folder)
+    if any(finding.level == "error" for finding in found):
+        return found, len(found)
+    record: StoredRecord | None = RECORDS[kind].load(folder / NAMES[kind]) if kind in RECORDS else None
+    if isinstance(record, RunRecord):
+        found += _check_run(folder, record, guarded=manifest is not None)
+    elif kind == "model":
+        found += _check_model(folder, None)
+    if manifest is None:
+        found.append(
+            Finding(
+                Reason.INTEGRITY, "version 0.1 wrote no checksums of these files", "they are not compared", level="info", file=str(folder)
+            )
+        )
+    return found, 1 if manifest is None else len(manifest.files)
+
+
+def _check_run(folder: Path, record: RunRecord, *, guarded: bool) -> list[Finding]:
+    if record.finished:
+        weights = folder if has_result(folder / "model.safetensors") else folder / "model"
+        return _check_model(weights, record.weights, hashed=guarded and ResultManifest.find(weights) is not None)
+    from bitimely_core.training import loop
+
+    newest = loop.load_latest_checkpoint(folder)
+    if newest is not None and newest.meta.log is not None:
+        loop.require_log(folder / "metrics.jsonl", newest.meta.log)
+    hint = "Repeat the command that started it: it resumes where it stopped"
+    return [_make_finding(Reason.INCOMPLETE, folder, "the training has not ended", "expected a finished run", hint)]
+
+
+def _check_model(folder: Path, digest: str | None, *, hashed: bool = False) -> list[Finding]:
+    """A model folder: the weights against the hash in run.json, and the header of the safetensors file. `hashed`: by its manifest."""
     from safetensors import SafetensorError, safe_open
 
     path = folder / "model.safetensors"
     if not path.is_file():
-        return [Finding(Reason.INTEGRITY, "missing", "expected the weights", "Repeat the training", file=str(path))], 0
+        return [_make_finding(Reason.INTEGRITY, path, "missing", "expected the weights", "Repeat the training")]
     try:
-        config = json.loads((folder / "config.json").read_bytes())
+        config = storage.decode_json((folder / "config.json").read_bytes())
         with safe_open(path, framework="numpy") as tensors:
             list(tensors.keys())
     except (OSError, ValueError, SafetensorError) as error:
         raise_system_error(error, path)
-        return [Finding(Reason.INTEGRITY, f"not readable ({type(error).__name__})", "expected safetensors and JSON", file=str(path))], 2
-    expected, actual = digest or config.get("sha256"), storage.hash_file(path)
-    if expected is not None and actual != expected:
-        problem, requirement = f"sha256 is {actual[:12]}", f"expected {expected[:12]}"
-        return [Finding(Reason.INTEGRITY, problem, requirement, "Repeat the training", file=str(path))], 2
-    return [], 2
+        return [_make_finding(Reason.INTEGRITY, path, f"not readable ({type(error).__name__})", "expected safetensors and JSON")]
+    from bitimely_core.models.base import FORMAT as MODEL_FORMAT
+
+    if config.get("format_version") == MODEL_FORMAT and ResultManifest.find(folder) is None:
+        return [
+            _make_finding(
+                Reason.INTEGRITY, folder / storage.MANIFEST, "is missing", "expected the checksums of this folder", "Restore a copy"
+            )
+        ]
+    if digest is None:
+        return []
+    actual = ResultManifest.read(folder).files[path.name].sha256 if hashed else storage.hash_file(path)
+    if actual != digest:
+        return [_make_finding(Reason.INTEGRITY, path, f"sha256 is {actual[:12]}", f"expected {digest[:12]}", "Repeat the training")]
+    return []
+
+
+def _make_finding(code: Reason, path: Path, problem: str, requirement: str, hint: str = "") -> Finding:
+    return Finding(code=code, file=str(path), problem=problem, requirement=requirement, hint=hint)
 
 
 def _check_raw(folder: Path) -> tuple[list[Finding], int]:

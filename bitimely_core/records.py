@@ -1,0 +1,408 @@
+"""Stored records, and folders of results whose `manifest.json` guards every file in them.
+
+A folder of results (a run, a report, a model, an export) has a `ResultManifest` of all its files with SHA-256 and size; a folder inside with
+a manifest of its own guards itself. `write_results` changes such a folder in one step: new content is written beside the old under the name
+`<name>.new-<16 digits of its SHA-256>`, then the manifest is replaced, then the names are changed. The manifest alone decides: a kill before
+its replacement leaves the former state, a kill after it the new one, since readers take the file under either name and the next writer
+completes the renames. `read_result` and `check_result` compare a file with the manifest before it is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from bitimely_core import storage
+from bitimely_core.errors import Finding, Reason, input_error, integrity_error, safe_text, usage_error
+from bitimely_core.system_errors import RETRY_HINT, raise_system_error, translate_system_errors
+
+if TYPE_CHECKING:
+    import polars as pl
+
+WAIT = 60.0  # seconds for another command that writes results into the same folder
+STAGED_NAME = re.compile(r"(.+)\.new-([0-9a-f]{16})")
+UNFINISHED = ("metrics.jsonl", "model/", "checkpoints/", "tuning/")  # what an unfinished training may have beyond its manifest
+
+
+def is_none(value: object) -> bool:
+    """Condition of `Omittable`."""
+    return value is None
+
+
+def omit_none(description: str = "") -> Any:
+    """A field that is None by default and whose key is left out of the file then."""
+    return Field(None, description=description, exclude_if=is_none)
+
+
+class Part(BaseModel):
+    """A part of a stored record."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", populate_by_name=True)
+
+    def __getitem__(self, key: str) -> Any:
+        """A field by name, as in the JSON file. Raises KeyError."""
+        try:
+            return getattr(self, key)
+        except AttributeError:
+            raise KeyError(key) from None
+
+
+class StoredRecord(Part):
+    """A record with its own file."""
+
+    VERSION: ClassVar[int] = 1  # the newest `format_version` that this class reads
+    REPAIR: ClassVar[str] = "Repeat the command that wrote it"
+    GUARDED: ClassVar[int | None] = None  # the `format_version` from which a manifest beside the file names it
+
+    format_version: int = 1
+
+    @classmethod
+    def upgrade_v1(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Stored values of format 1 in the present form."""
+        return values
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read the record at `path`, compared with the manifest of its folder.
+
+        Raises UserError: integrity (exit 5) when the file is missing, differs from the manifest, is not JSON or does not have the fields;
+        unsupported_format (exit 4) for a later format.
+        """
+        try:
+            values = storage.decode_json(read_result(path))
+        except (OSError, ValueError, RecursionError) as error:
+            raise_system_error(error, path)
+            raise integrity_error(str(path), f"not readable: {safe_text(str(error))}", "expected JSON", cls.REPAIR) from error
+        record, version = cls.parse(values, path), values.get("format_version", 1)
+        if cls.GUARDED is not None and isinstance(version, int) and version >= cls.GUARDED and ResultManifest.find(path.parent) is None:
+            raise integrity_error(
+                str(path.parent / storage.MANIFEST), "is missing", "expected the checksums of this folder", storage.REPAIR_HINT
+            )
+        return record
+
+    @classmethod
+    def parse(cls, values: Any, path: Path) -> Self:
+        """The record of `values`, which `path` holds. Raises UserError: as `load`."""
+        if not isinstance(values, dict):
+            raise integrity_error(str(path), f"found {safe_text(values)}", "expected a JSON object", cls.REPAIR)
+        version = values.get("format_version", 1)
+        if isinstance(version, int) and version > cls.VERSION:
+            raise input_error(
+                Reason.UNSUPPORTED_FORMAT,
+                f"format version {version}",
+                f"expected at most {cls.VERSION}",
+                "Use a newer bitimely",
+                file=str(path),
+            )
+        with suppress(AttributeError, KeyError, TypeError, ValueError):  # not what version 0.1 wrote: the validation names the field
+            values = cls.upgrade_v1(values) if version == 1 else values
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise integrity_error(
+                str(path), f"found {safe_text(first.get('input'))}", str(first["msg"]), cls.REPAIR, field=where
+            ) from error
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as it is stored."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    def save(self, path: Path) -> None:
+        """Write the record to `path` in one step, with its entry in the manifest. Raises UserError: as `write_results`."""
+        if self.GUARDED is None:
+            storage.write_json(path, self.to_json())
+        else:
+            write_results(path.parent, {path.name: self.encode()})
+
+    def encode(self) -> bytes:
+        """The content of the file."""
+        return storage.encode_json(self.to_json()) + b"\n"
+
+
+class StoredFile(Part):
+    """A file that a manifest names."""
+
+    sha256: str
+    size: int  # bytes
+    rows: int | None = omit_none()
+
+
+class Manifest(StoredRecord):
+    """The `manifest.json` of a folder: `storage.publish` adds files, generation and the hash of all the rest."""
+
+    REPAIR: ClassVar[str] = "Make it again, or restore a copy"
+
+    files: dict[str, StoredFile] = {}
+    generation: int = 0
+    manifest_sha256: str = ""
+
+    @classmethod
+    def parse(cls, values: Any, path: Path) -> Self:
+        """The manifest of `values` in the subclass of its kind. Raises UserError: as `load`."""
+        kind = values.get("kind") if isinstance(values, dict) else None
+        found = next((one for one in cls.__subclasses__() if one.model_fields["kind"].default == kind), cls)
+        return super(Manifest, found).parse(values, path)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """The published manifest of `folder`, compared with its own hash. Raises UserError: as `storage.read_manifest` and `parse`."""
+        return cls.parse(storage.read_manifest(folder), folder / storage.MANIFEST)
+
+    def publish(self, folder: Path, generation: int = 1) -> Self:
+        """Make this the manifest of `folder`; as it is published. Raises UserError: as `storage.publish`."""
+        body = self.to_json()
+        return self.parse(storage.publish(folder, body, body["files"], generation), folder / storage.MANIFEST)
+
+    def find_damage(self, folder: Path, names: Iterable[str] | None = None) -> list[Finding]:
+        """One finding for each file of `folder` that differs; `names`: these alone."""
+        return storage.find_damage(folder, {"files": {name: file.model_dump() for name, file in self.files.items()}}, names)
+
+    def check_files(self, folder: Path) -> None:
+        """Raises UserError: integrity (exit 5) naming the files of `folder` that differ."""
+        if found := self.find_damage(folder):
+            raise storage.damage_error(*found)
+
+
+# --- folders of results -----------------------------------------------------------------------------------------------------------------
+
+
+class ResultManifest(Manifest):
+    """The manifest of a folder of results: every file of it."""
+
+    kind: Literal["results"] = "results"
+    finished: bool = True  # False: a training that goes on and whose other files are not sealed yet
+    shared: bool = False  # the folder had other files before, which are left alone
+    gone: tuple[str, ...] = ()  # files that the last change removes
+
+    @classmethod
+    def find(cls, folder: Path) -> Self | None:
+        """The manifest of `folder`; None where it has none, or one of another kind. Raises UserError: integrity (exit 5)."""
+        try:
+            if b'"kind":"results"' not in (folder / storage.MANIFEST).read_bytes():
+                return None
+        except OSError as error:
+            raise_system_error(error, folder / storage.MANIFEST)
+            return None
+        return cls.read(folder)
+
+    def locate(self, folder: Path, name: str) -> Path:
+        """The file `name`, under its staged name where a change was not completed."""
+        staged = folder / _staged_name(name, self.files[name].sha256)
+        return staged if staged.is_file() else folder / name
+
+    def publish_results(self, folder: Path) -> None:
+        """Replace the manifest of `folder` by this one."""
+        storage.write_json(folder / storage.MANIFEST, storage.sign_manifest(self.to_json()))
+
+
+class _Location(NamedTuple):
+    """Where the content of a result is, and what the manifest has of it (None: nothing)."""
+
+    path: Path
+    expected: StoredFile | None
+
+
+def _staged_name(name: str, sha256: str) -> str:
+    return f"{name}.new-{sha256[:16]}"
+
+
+def write_results(
+    folder: Path, files: Mapping[str, storage.Content | None], *, gone: Iterable[str] = (), finished: bool = True, held: bool = False
+) -> None:
+    """Change a folder of results in one step.
+
+    Args:
+        folder: made if it is missing; its lock is taken meanwhile.
+        files: name -> content; None: the file is there and enters the manifest as it is, also one of a folder inside (`a/b`).
+        gone: names to remove.
+        finished: False for a training that goes on.
+        held: the caller holds the lock.
+
+    Raises:
+        UserError: locked (exit 7), integrity (exit 5) for a damaged manifest, config (exit 2) for a manifest of something else, and those of
+            `storage.write_file`. The former state is intact.
+    """
+    with translate_system_errors(folder), nullcontext() if held else storage.lock(folder, WAIT):
+        manifest = _complete_changes(folder) or _start_manifest(folder, {*files, *gone})
+        stored = {name: file for name, file in manifest.files.items() if name not in set(gone)}
+        for name, content in files.items():
+            if content is None:
+                sha256, size = storage.hash_with_size(folder / name)
+            else:
+                _, sha256, size = storage.write_hashed(folder, f"{name}.new", "", content)
+            stored[name] = StoredFile(sha256=sha256, size=size)
+        removed = tuple(sorted(name for name in set(gone) - files.keys() if (folder / name).is_file()))
+        manifest.model_copy(update={"files": stored, "finished": finished, "gone": removed}).publish_results(folder)
+        _complete_changes(folder)
+
+
+def _start_manifest(folder: Path, ours: set[str]) -> ResultManifest:
+    """The manifest of a folder that has none: of a run of version 0.1 with all its files."""
+    path = folder / storage.MANIFEST
+    if path.exists():
+        try:
+            is_ours = "manifest_sha256" in json.loads(path.read_bytes())
+        except (OSError, ValueError, TypeError) as error:
+            raise_system_error(error, path)
+            is_ours = True
+        if is_ours:
+            storage.read_manifest(folder)  # raises for a damaged one
+        raise usage_error("is a manifest of something else", "expected a folder for results", "Choose another folder", file=str(path))
+    if (folder / "run.json").is_file():
+        found = {name: storage.hash_with_size(folder / name) for name in list_results(folder)}
+        return ResultManifest(files={name: StoredFile(sha256=sha256, size=size) for name, (sha256, size) in found.items()})
+    return ResultManifest(shared=any(inner.is_file() and inner.name not in {storage.LOCK, *ours} for inner in folder.iterdir()))
+
+
+def _complete_changes(folder: Path) -> ResultManifest | None:
+    """The manifest of `folder` after the renames and removals that a killed command left, and without its temporary files."""
+    manifest = ResultManifest.find(folder)
+    files = {} if manifest is None else manifest.files
+    storage.remove_temporary_files(folder)
+    for path in sorted(folder.iterdir()):
+        if staged := STAGED_NAME.fullmatch(path.name):
+            if staged[1] in files and path.name == _staged_name(staged[1], files[staged[1]].sha256):
+                storage.rename(path, folder / staged[1])
+            else:
+                storage.remove_file(path)
+    if manifest is None or not manifest.gone:
+        return manifest
+    for name in manifest.gone:
+        storage.remove_file(folder / name)
+    manifest = manifest.model_copy(update={"gone": ()})
+    manifest.publish_results(folder)
+    return manifest
+
+
+def complete_results(folder: Path, *, held: bool = False) -> None:
+    """Complete a change of `folder` that a killed command left, and remove its temporary files. `held`: the caller holds the lock.
+
+    Raises UserError: locked (exit 7), integrity (exit 5) for a damaged manifest.
+    """
+    manifest = ResultManifest.find(folder)
+    left = (path for path in folder.iterdir() if storage.is_temporary(path.name) or STAGED_NAME.fullmatch(path.name))
+    if any(left) or (manifest and manifest.gone):
+        with nullcontext() if held else storage.lock(folder):
+            _complete_changes(folder)
+
+
+def list_results(folder: Path) -> Iterator[str]:
+    """Names of the files of `folder` that its manifest may name; of a folder inside that guards itself, its manifest or meta.json."""
+    for path in sorted(folder.iterdir()):
+        if storage.is_temporary(path.name) or STAGED_NAME.fullmatch(path.name) or path.name in {storage.LOCK, storage.MANIFEST}:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            own = next((name for name in (storage.MANIFEST, "meta.json") if (path / name).is_file()), None)
+            yield from (f"{path.name}/{name}" for name in ([own] if own else list_results(path)))
+        else:
+            yield path.name
+
+
+def _locate_result(path: Path) -> _Location:
+    """Raises UserError (integrity, exit 5) for a file that the manifest of a finished folder does not name."""
+    manifest = ResultManifest.find(path.parent)
+    if manifest is None:
+        return _Location(path, None)
+    if path.name in manifest.files:
+        return _Location(manifest.locate(path.parent, path.name), manifest.files[path.name])
+    if manifest.finished and not manifest.shared and path.exists():
+        raise storage.damage_error(_describe_foreign(path))
+    return _Location(path, None)
+
+
+def has_result(path: Path) -> bool:
+    """Whether there is a file of that name, by the manifest or on the disk."""
+    return path.is_file() or _locate_result(path).path.is_file()
+
+
+def read_result(path: Path) -> bytes:
+    """The content of a file of results, compared with the manifest of its folder where there is one.
+
+    Raises OSError where nothing is known of the file, UserError: integrity (exit 5).
+    """
+    return check_result(path, bytes_of=True)[1]
+
+
+def read_result_table(path: Path) -> pl.DataFrame:
+    """A Parquet file of results as a frame. Raises as `read_result`."""
+    import polars as pl
+
+    return pl.read_parquet(read_result(path))
+
+
+def check_result(path: Path, *, bytes_of: bool = False) -> tuple[Path, bytes]:
+    """Where the content of a file of results is, after comparing it with the manifest; with `bytes_of` the content. Raises as `read_result`."""
+    before = None
+    while True:
+        found = _locate_result(path)
+        try:
+            content = found.path.read_bytes() if bytes_of else b""
+            if found.expected is None:
+                return found.path, content
+            actual = hashlib.sha256(content).hexdigest() if bytes_of else storage.hash_file(found.path)
+        except OSError as error:
+            raise_system_error(error, path)
+            if found.expected is None:
+                raise
+            actual = f"cannot be read ({error.strerror})" if found.path.exists() else "is missing"
+        if found.expected is not None and actual == found.expected.sha256:
+            return found.path, content
+        if found == before:  # no other process changed the folder meanwhile
+            problem = f"has sha256 {actual[:16]}" if len(actual) == 64 else actual
+            raise integrity_error(str(path), problem, f"expected {found.expected.sha256[:16]}", storage.REPAIR_HINT)
+        before = found
+
+
+def find_missing(folder: Path) -> list[str]:
+    """Names of files that the manifest of `folder` has and the disk has not; [] without a manifest."""
+    manifest = ResultManifest.find(folder)
+    return [] if manifest is None else [name for name in manifest.files if not manifest.locate(folder, name).is_file()]
+
+
+def find_changes(folder: Path) -> list[Finding]:
+    """A finding for each altered, missing or foreign file of a folder of results, and for a change that was not completed.
+
+    Raises UserError: integrity (exit 5) for a damaged manifest, incomplete (exit 4) without one.
+    """
+    manifest = ResultManifest.read(folder)
+    found: list[Finding] = []
+    for name, file in manifest.files.items():
+        at = manifest.locate(folder, name)
+        found += storage.find_damage(folder, {"files": {at.relative_to(folder).as_posix(): file.model_dump()}})
+        if at.name != Path(name).name:
+            found.append(
+                Finding(
+                    Reason.INCOMPLETE, "a change of it was not completed", "expected it under its name", RETRY_HINT, file=str(folder / name)
+                )
+            )
+    for name in list_results(folder):
+        foreign = not manifest.shared and name not in manifest.files and name not in manifest.gone
+        nested = name.endswith(f"/{storage.MANIFEST}") and name.count("/") == 1  # guards itself
+        if foreign and not nested and (manifest.finished or not name.startswith(UNFINISHED)):
+            found.append(_describe_foreign(folder / name))
+    left = [path.name for path in folder.iterdir() if storage.is_temporary(path.name) or path.name in manifest.gone]
+    if left:
+        found.append(
+            Finding(
+                Reason.INCOMPLETE,
+                f"{len(left)} files of a killed command",
+                "expected none",
+                RETRY_HINT,
+                level="warning",
+                file=str(folder / left[0]),
+            )
+        )
+    return found
+
+
+def _describe_foreign(path: Path) -> Finding:
+    return Finding(Reason.INTEGRITY, "is not in manifest.json", "expected the files that bitimely wrote", "Remove it", file=str(path))

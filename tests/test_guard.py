@@ -1,0 +1,312 @@
+"""Results are guarded like data: any change of a file of a run, report, model or export is noticed by `verify` and by the verb that reads it."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import small
+import torch
+
+from bitimely_cli.main import main
+from bitimely_core import storage, workflows
+from bitimely_core.errors import Reason, UserError
+
+SEEDS = 20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small.make_workspace(tmp_path_factory.mktemp("guard"))
+
+
+# --- damage, each by a seed and restored afterwards
+
+
+def flip(path: Path, draw: random.Random) -> None:
+    content = bytearray(path.read_bytes())
+    content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    path.write_bytes(content)
+
+
+def zero4k(path: Path, draw: random.Random) -> None:
+    content = bytearray(path.read_bytes())
+    start = draw.randrange(max(1, len(content) - 4096))
+    content[start : start + 4096] = bytes(len(content[start : start + 4096]))
+    path.write_bytes(content)
+
+
+def truncate(path: Path, draw: random.Random) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: draw.randrange(len(content))])
+
+
+def append(path: Path, draw: random.Random) -> None:
+    path.write_bytes(path.read_bytes() + draw.randbytes(512))
+
+
+def change_number(path: Path, draw: random.Random) -> None:
+    """Another digit in a number of JSON or text; a flipped bit where there is none."""
+    content = path.read_bytes()
+    places = [match.start() for match in re.finditer(rb"\d", content)] if path.suffix in {".json", ".jsonl", ".md", ".html"} else []
+    if not places:
+        return flip(path, draw)
+    at = draw.choice(places)
+    other = draw.choice([digit for digit in b"123456789" if digit != content[at]])
+    path.write_bytes(content[:at] + bytes([other]) + content[at + 1 :])
+    return None
+
+
+def delete(path: Path, draw: random.Random) -> None:
+    path.unlink()
+
+
+def add_foreign(path: Path, draw: random.Random) -> None:
+    path.with_name(f"copy-{draw.randrange(99)}{path.suffix}").write_bytes(path.read_bytes())
+
+
+def swap(path: Path, draw: random.Random) -> None:
+    """Content of another file of the folder, of the same kind where there is one; a flipped bit where there is no other."""
+    mine = path.read_bytes()
+    others = [one for one in sorted(path.parent.iterdir()) if one.is_file() and one.name != "manifest.json" and one.stat().st_size]
+    others = [one for one in others if one != path and one.read_bytes() != mine]
+    others = [one for one in others if one.suffix == path.suffix] or others
+    if not others:
+        return flip(path, draw)
+    other = draw.choice(others)
+    path.write_bytes(other.read_bytes())
+    other.write_bytes(mine)
+    return None
+
+
+MODES: list[Callable[[Path, random.Random], None]] = [flip, zero4k, truncate, append, change_number, delete, add_foreign, swap]
+
+
+def snapshot(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def restore(folder: Path, before: dict[Path, bytes]) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file() and path not in before:
+            path.unlink()
+    for path, content in before.items():
+        if not path.is_file() or path.read_bytes() != content:
+            path.write_bytes(content)
+
+
+FOLDERS = ("runs/plain", "runs/tuned", "runs/scratch", "reports/svd-plain", "reports/compare-tuned-scratch", "exports/tuned")
+
+
+def list_files(home: Path, folder: str) -> list[Path]:
+    return sorted(path for path in (home / folder).rglob("*") if path.is_file() and path.name != ".lock")
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_verify_notices_twenty_damages_of_every_file(home: Path, folder: str) -> None:
+    root = home / folder
+    assert workflows.verify(root)["exit_code"] == 0
+    before, unnoticed = snapshot(root), []
+    for path in list_files(home, folder):
+        draw = random.Random(str(path.relative_to(home)))
+        for seed in range(SEEDS):
+            mode = MODES[seed % len(MODES)]
+            mode(path, draw)
+            if snapshot(root) != before:
+                found = workflows.verify(root)
+                if found["exit_code"] != 5:
+                    unnoticed.append((mode.__name__, path.name))
+                restore(root, before)
+    assert unnoticed == []
+    assert workflows.verify(root)["exit_code"] == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_verify_names_the_file(home: Path, mode: Callable[[Path, random.Random], None]) -> None:
+    root = home / "runs" / "tuned"
+    before, path = snapshot(root), root / "scores.json"
+    mode(path, random.Random(1))
+    changed = {one.name for one in root.iterdir() if one.is_file() and before.get(one) != one.read_bytes()} | {
+        one.name for one in before if not one.exists()
+    }
+    findings = workflows.verify(root)["findings"]
+    restore(root, before)
+    assert {Path(str(one.file)).name for one in findings} == changed
+
+
+READERS = {  # verb -> files that it reads
+    "report": [
+        "runs/tuned/scores.json",
+        "runs/tuned/run.json",
+        "runs/tuned/predictions.parquet",
+        "runs/scratch/predictions.parquet",
+        "runs/tuned/metrics.jsonl",
+    ],
+    "evaluate": [
+        "runs/tuned/run.json",
+        "runs/tuned/model/config.json",
+        "runs/tuned/model/model.safetensors",
+        "runs/scratch/scores.json",
+        "runs/tuned/train_subjects.json",
+    ],
+    "embed": ["runs/plain/run.json", "runs/plain/model/config.json", "runs/plain/model/model.safetensors"],
+    "analyze": ["runs/plain/run.json", "runs/plain/model/config.json", "runs/plain/model/model.safetensors"],
+    "export": [
+        "runs/tuned/run.json",
+        "runs/tuned/scores.json",
+        "runs/tuned/model_card.md",
+        "runs/tuned/model/model.safetensors",
+        "runs/tuned/model/config.json",
+    ],
+    "finetune": ["runs/plain/run.json", "runs/tuned/run.json"],
+    "pretrain": ["runs/plain/run.json", "runs/plain/manifest.json"],
+}
+READ = [(verb, file) for verb, files in READERS.items() for file in files]
+
+
+@pytest.mark.parametrize(("verb", "file"), READ)
+@pytest.mark.parametrize("mode", [flip, truncate, change_number, swap])
+def test_the_verb_that_reads_a_damaged_file_refuses_it(
+    home: Path, verb: str, file: str, mode: Callable[[Path, random.Random], None]
+) -> None:
+    path = home / file
+    root = path.parent
+    before = snapshot(root)
+    mode(path, random.Random(file))
+    try:
+        small.call(home, verb, code=5)
+    finally:
+        restore(root, before)
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "run.json"])
+def test_a_damaged_export_is_no_start_of_a_training(home: Path, file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    root = home / "exports" / "tuned"
+    before = snapshot(root)
+    change_number(root / file, random.Random(2))
+    argv = [*small.VERBS["pretrain"][:-1], "again", "--init", str(root), "-w", str(home)]
+    try:
+        assert main(argv) == (0 if file == "run.json" else 5)  # which it does not read
+        assert file == "run.json" or file in capsys.readouterr().err
+    finally:
+        restore(root, before)
+        shutil.rmtree(home / "runs" / "again", ignore_errors=True)
+
+
+# --- the manifest itself
+
+
+@pytest.mark.parametrize("folder", [*FOLDERS, "runs/tuned/model", "runs/tuned/tuning/lr-0.001"])
+def test_a_deleted_manifest_is_damage(home: Path, folder: str) -> None:
+    path = home / folder / "manifest.json"
+    content = path.read_bytes()
+    path.unlink()
+    found = workflows.verify(home / folder)
+    path.write_bytes(content)
+    assert found["exit_code"] == 5
+    assert any("manifest.json" in str(one.file) for one in found["findings"])
+
+
+def test_results_of_version_0_1_are_noted_as_not_guarded(tmp_path: Path) -> None:
+    shutil.copytree(small.FIXTURE, tmp_path / "w")
+    shutil.rmtree(tmp_path / "w" / "runs" / "unfinished")
+    found = workflows.verify(tmp_path / "w")
+    assert found["exit_code"] == 0
+    notes = [str(one.file) for one in found["findings"] if one.level == "info"]
+    assert {Path(note).name for note in notes} >= {"plain", "plain-class", "svd-plain"}
+    assert all("0.1" in one.problem for one in found["findings"])
+
+
+def test_a_run_of_version_0_1_is_guarded_from_its_next_result_on(tmp_path: Path) -> None:
+    home = shutil.copytree(small.FIXTURE, tmp_path / "w")
+    assert main(["evaluate", "plain-class", "--bootstrap", "20", "-w", str(home)]) == 0
+    root = home / "runs" / "plain-class"
+    assert workflows.verify(root)["exit_code"] == 0
+    change_number(root / "run.json", random.Random(0))
+    found = workflows.verify(root)
+    errors = [Path(str(one.file)).name for one in found["findings"] if one.level == "error"]
+    assert (found["exit_code"], errors) == (5, ["run.json"])
+
+
+# --- unfinished trainings
+
+
+def test_an_unfinished_run_is_guarded_up_to_its_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, append_line = small.copy_data(tmp_path), storage.append_line
+
+    def until_step_3(path: Path, obj: dict[str, object]) -> None:
+        append_line(path, obj)
+        if obj["step"] == 3:
+            raise UserError(Reason.IO_ERROR, "stopped", exit_code=6)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "append_line", until_step_3)
+        small.call(home, "pretrain", code=6)
+    root = home / "runs" / "plain"
+    assert workflows.verify(root)["exit_code"] == 4
+    before = snapshot(root)
+    damaged = {
+        "run.json": 5,
+        "manifest.json": 5,
+        "metrics.jsonl": 5,
+        "checkpoints/step-2/meta.json": 5,
+        "checkpoints/step-2/optimizer.safetensors": 5,
+    }
+    for name, code in damaged.items():
+        for seed in range(SEEDS):
+            draw = random.Random(f"{name} {seed}")
+            content = bytearray((root / name).read_bytes())
+            last = content.index(b'"step":3') if name == "metrics.jsonl" else len(content)
+            content[draw.randrange(content.rindex(b"\n", 0, last) if name == "metrics.jsonl" else last)] ^= 1 << draw.randrange(8)
+            (root / name).write_bytes(content)
+            assert workflows.verify(root)["exit_code"] == code, (name, seed)
+        small.call(home, "pretrain", code=code)
+        restore(root, before)
+    (root / "metrics.jsonl").write_bytes(before[root / "metrics.jsonl"] + b'{"step":3,"sp')  # after the checkpoint: written again
+    small.call(home, "pretrain")
+    assert [json.loads(line)["step"] for line in (root / "metrics.jsonl").read_text().splitlines() if '"train"' in line] == [1, 2, 3, 4]
+    assert workflows.verify(root)["exit_code"] == 0
+
+
+# --- what can be made again
+
+
+@pytest.mark.parametrize(
+    ("verb", "file"),
+    [
+        ("pretrain", "runs/plain/report.html"),
+        ("pretrain", "runs/plain/model_card.md"),
+        ("pretrain", "runs/plain/train_subjects.json"),
+        ("evaluate", "runs/tuned/report.html"),
+        ("evaluate", "runs/tuned/scores.json"),
+        ("evaluate", "runs/tuned/predictions.parquet"),
+        ("embed", "runs/plain/embeddings-generic-classification.parquet"),
+        ("analyze", "reports/svd-plain/report.html"),
+        ("analyze", "reports/svd-plain/summary.json"),
+        ("report", "reports/compare-tuned-scratch/report.html"),
+        ("export", "exports/tuned/model_card.md"),
+    ],
+)
+def test_a_deleted_result_is_missing_and_made_again(home: Path, verb: str, file: str) -> None:
+    path = home / file
+    before = snapshot(path.parent)
+    path.unlink()
+    found = workflows.verify(path.parent)
+    assert found["exit_code"] == 5
+    assert [(Path(str(one.file)).name, one.problem) for one in found["findings"]] == [(path.name, "is missing")]
+    small.call(home, verb)
+    assert path.read_bytes() == before[path]
+    assert snapshot(path.parent) == before
