@@ -198,13 +198,13 @@ def test_a_run_of_a_version_without_some_setting_is_still_that_run(capsys: pytes
     before = path.read_bytes()
     body = json.loads(before)
     del body["settings"]["model"]["xpos_scale"]
-    path.write_text(json.dumps(body))
+    write_results(path.parent, {path.name: json.dumps(body).encode()})
     try:
         code, out, err = call(capsys, "pretrain", "--preset", "tiny", "--data", "synthetic/staging", *SMALL, "-w", workspace)
         assert code == 0, err
         assert "nothing to do" in out
     finally:
-        path.write_bytes(before)
+        write_results(path.parent, {path.name: before})
 
 
 def test_a_damaged_model_is_noticed(capsys: pytest.CaptureFixture[str], workspace: Path) -> None:
