@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from bitimely_cli.main import app, main
+from bitimely_core.records import write_results
 
 SMALL = ["--set", "model.tokenizer=patch", "--batch-size", "8", "--steps", "4"]
 
