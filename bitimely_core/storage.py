@@ -503,14 +503,15 @@ def lock(folder: Path, wait: float = 0.0, *, shared: bool = False) -> Iterator[N
     Raises:
         UserError: locked (exit 7) naming the process that holds it; io_error (exit 6).
     """
-    make_folder(folder)
-    path = folder / LOCK
-    refuse_link(path)
-    with translate_system_errors(path):
-        fd = os_open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+    path, deadline = folder / LOCK, time.monotonic() + wait
+    fd = _open_lock(path)
     guard: Path | None = None
     try:
-        guard = _acquire_lock(fd, path, time.monotonic() + wait, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        guard = _acquire_lock(fd, path, deadline, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        while not _is_same_file(fd, path):  # its holder replaced the folder: the next one would lock another file
+            os.close(fd)
+            fd = _open_lock(path)
+            guard = _acquire_lock(fd, path, deadline, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         with translate_system_errors(path):
             os.ftruncate(fd, 0)
             since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -524,6 +525,21 @@ def lock(folder: Path, wait: float = 0.0, *, shared: bool = False) -> Iterator[N
             with suppress(OSError):
                 os.ftruncate(fd, 0)
         os.close(fd)
+
+
+def _open_lock(path: Path) -> int:
+    while True:
+        make_folder(path.parent)
+        refuse_link(path)
+        with translate_system_errors(path), suppress(FileNotFoundError):  # the folder was removed meanwhile
+            return os_open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+
+
+def _is_same_file(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.lstat())
+    except FileNotFoundError:
+        return False
 
 
 def _acquire_lock(fd: int, path: Path, deadline: float, kind: int) -> Path | None:
