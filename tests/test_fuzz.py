@@ -90,3 +90,13 @@ def test_records_that_are_no_records_are_refused(text: str, tmp_path: Path) -> N
     with pytest.raises(UserError) as caught:
         RunRecord.load(tmp_path / "run.json")
     assert caught.value.exit_code == 5
+
+
+def test_a_source_without_a_usable_row_makes_no_sequences_but_no_fault(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "claims.csv").write_text("patient_id,date,icd9\na,2001-02-03,\nb,2001-02-04,\n")
+    (tmp_path / "source" / "icd9_phecode.csv").write_bytes(fuzz_stored.MAP)
+    cache.ingest("pophr", tmp_path / "source", tmp_path / "out", max_bad=1.0)
+    with pytest.raises(UserError) as caught:
+        tokens.build(tmp_path / "out", out=tmp_path / "tokens", min_codes=1)
+    assert caught.value.exit_code in {2, 4}

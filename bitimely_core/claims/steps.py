@@ -158,10 +158,10 @@ def load_shard(
     rows = rows.select(
         "subject",
         "day",
-        pl.col("code").replace_strict(table["code"], range(table.height), return_dtype=pl.Int32).cast(pl.Int32),  # of no rows it is text
+        pl.col("code").replace_strict(table["code"], range(table.height), return_dtype=pl.Int32),
         pl.col("source").cast(pl.String).replace_strict(SOURCES, range(len(SOURCES)), default=SOURCES.index("other"), return_dtype=pl.Int8),
         pl.col("row").cast(pl.Int64),
-    )
+    ).cast({"code": pl.Int32})  # polars makes it text where there are no codes
     names = tuple(column.removeprefix("y_") for column in cohort.columns if column.startswith("y_"))
     return ClaimsShard(
         rows=rows, codes=found, cohort=cohort, labels=names, rule_labels=frozenset(rule_labels), rules=rules, defining=defining
