@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -19,61 +20,46 @@ Count = int | None
 Share = float | None
 
 
-def read_option(flag: str, text: str, metavar: str | None = None, min: float | None = None) -> Any:  # noqa: A002  the name of typer
-    """An option of the group `READING`."""
-    return typer.Option(flag, help=text, metavar=metavar, rich_help_panel=READING, min=min)
+def declare_option(group: str, text: str, metavar: str | None = None, flag: str = "", least: float | None = None) -> Any:
+    """An option of a group of the help; `flag`: if it is not called as the field."""
+    return typer.Option(*([flag] if flag else []), help=text, metavar=metavar, rich_help_panel=group, min=least)
 
 
-def build_option(flag: str, text: str, metavar: str | None = None, min: float | None = None) -> Any:  # noqa: A002  the name of typer
-    """An option of the group `BUILDING`."""
-    return typer.Option(flag, help=text, metavar=metavar, rich_help_panel=BUILDING, min=min)
+read_option, build_option = partial(declare_option, READING), partial(declare_option, BUILDING)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimsReadOptions(OptionGroup):
     """How a source of claims is read."""
 
-    kind: Annotated[Text, read_option("--source", "Layout: claims, synpuf, mimic3, mimic4, omop or meds.")] = None
-    phecode_map: Annotated[
-        Texts, read_option("--phecode-map", "ICD to PheCode map: a table, an archive, or pkg:NAME. May be repeated.", "FILE")
-    ] = None
-    map_repair: Annotated[
-        Text, read_option("--map-repair", "phecode-zeros: put back leading zeros of PheCodes, where nothing else is wrong.")
-    ] = None
-    map_overrides: Annotated[
-        Text, read_option("--map-overrides", "Table of code, vocab, phecode that replaces entries of the map.", "FILE")
-    ] = None
-    map_vocab: Annotated[Text, read_option("--map-vocab", "Vocabulary of a map that names none: icd9, icd10 or icd10cm.")] = None
-    rules: Annotated[Text, read_option("--rules", "Label rules: ccdss, ccw or a TOML file.", "NAME|FILE")] = None
-    label_column: Annotated[
-        Texts, read_option("--label-column", "Label from a column: COLUMN:NAME:VALUE[@YEAR]. May be repeated.", "TEXT")
-    ] = None
+    kind: Annotated[Text, read_option("Layout: claims, synpuf, mimic3, mimic4, omop or meds.", flag="--source")] = None
+    phecode_map: Annotated[Texts, read_option("ICD to PheCode map: a table, an archive, or pkg:NAME. May be repeated.", "FILE")] = None
+    map_repair: Annotated[Text, read_option("phecode-zeros: put back leading zeros of PheCodes, where nothing else is wrong.")] = None
+    map_overrides: Annotated[Text, read_option("Table of code, vocab, phecode that replaces entries of the map.", "FILE")] = None
+    map_vocab: Annotated[Text, read_option("Vocabulary of a map that names none: icd9, icd10 or icd10cm.")] = None
+    rules: Annotated[Text, read_option("Label rules: ccdss, ccw or a TOML file.", "NAME|FILE")] = None
+    label_column: Annotated[Texts, read_option("Label from a column: COLUMN:NAME:VALUE[@YEAR]. May be repeated.", "TEXT")] = None
     col: Annotated[
-        Texts,
-        read_option("--col", "Column that holds what: subject=.. date=.. code=.. vocab=.. source=.. birth=.. May be repeated.", "KEY=NAME"),
+        Texts, read_option("Column that holds what: subject=.. date=.. code=.. vocab=.. source=.. birth=.. May be repeated.", "KEY=NAME")
     ] = None
     source_value: Annotated[
-        Texts, read_option("--source-value", "What a value of the column of sources means: VALUE=inpatient. May be repeated.", "TEXT")
+        Texts, read_option("What a value of the column of sources means: VALUE=inpatient. May be repeated.", "TEXT")
     ] = None
-    code_pattern: Annotated[
-        Texts, read_option("--code-pattern", "Regular expression with groups vocab and code (meds). May be repeated.", "REGEX")
-    ] = None
-    default_source: Annotated[
-        Text, read_option("--default-source", "Kind of rows that name none: inpatient, outpatient, physician, emergency, other.")
-    ] = None
-    date_format: Annotated[Text, read_option("--date-format", "Form of dates that are neither ISO nor 8 digits, for example %d/%m/%Y.")] = (
-        None
-    )
-    icd10_from: Annotated[Text, read_option("--icd10-from", "Codes are ICD-10 from this date on.", "YYYY-MM-DD")] = None
+    code_pattern: Annotated[Texts, read_option("Regular expression with groups vocab and code (meds). May be repeated.", "REGEX")] = None
+    default_source: Annotated[Text, read_option("Kind of rows that name none: inpatient, outpatient, physician, emergency, other.")] = None
+    date_format: Annotated[Text, read_option("Form of dates that are neither ISO nor 8 digits, for example %d/%m/%Y.")] = None
+    icd10_from: Annotated[Text, read_option("Codes are ICD-10 from this date on.", "YYYY-MM-DD")] = None
     pad_undotted: Annotated[
-        bool, read_option("--pad-undotted", "Read an undotted number of 1 or 2 digits as a category that has lost its zeros.")
+        bool, read_option("Read an undotted number of 1 or 2 digits as a category that has lost its zeros.", flag="--pad-undotted")
     ] = False
-    admitting: Annotated[bool, read_option("--admitting", "Use admitting diagnoses too (synpuf).")] = False
-    keep_ignored: Annotated[bool, read_option("--keep-ignored", "Keep the PheCodes that the catalog marks Ignore.")] = False
-    control_exclusions: Annotated[bool, read_option("--control-exclusions", "No label for non-cases with a code near the label's.")] = False
-    keep_ids: Annotated[Text, read_option("--keep-ids", "Write raw and new ids here, outside the workspace.", "FILE")] = None
-    id_key: Annotated[Text, read_option("--id-key", "32 random bytes for the pseudonyms, instead of the workspace's own.", "FILE")] = None
-    subjects: Annotated[Count, read_option("--subjects", "Subjects to make (synthetic-claims).", min=1)] = None
+    admitting: Annotated[bool, read_option("Use admitting diagnoses too (synpuf).", flag="--admitting")] = False
+    keep_ignored: Annotated[bool, read_option("Keep the PheCodes that the catalog marks Ignore.", flag="--keep-ignored")] = False
+    control_exclusions: Annotated[
+        bool, read_option("No label for non-cases with a code near the label's.", None, "--control-exclusions")
+    ] = False
+    keep_ids: Annotated[Text, read_option("Write raw and new ids here, outside the workspace.", "FILE")] = None
+    id_key: Annotated[Text, read_option("32 random bytes for the pseudonyms, instead of the workspace's own.", "FILE")] = None
+    subjects: Annotated[Count, read_option("Subjects to make (synthetic-claims).", least=1)] = None
 
     def collect(self) -> dict[str, Any]:
         """The options that were given, under the names of the library."""
@@ -85,43 +71,38 @@ class ClaimsReadOptions(OptionGroup):
 class ClaimsBuildOptions(OptionGroup):
     """How sequences are built from the cache of claims."""
 
-    preset: Annotated[Text, build_option("--preset", "paper, original or strict.")] = None
-    leakage: Annotated[
-        Text, build_option("--leakage", "keep, drop-icd or drop-phecode: what of the labels' own codes leaves the input.")
-    ] = None
+    preset: Annotated[Text, build_option("paper, original or strict.")] = None
+    leakage: Annotated[Text, build_option("keep, drop-icd or drop-phecode: what of the labels' own codes leaves the input.")] = None
     landmark: Annotated[
-        Text,
-        build_option(
-            "--landmark", "Input up to so many days after the first row, labels after a gap, within a horizon.", "DAYS[,GAP,HORIZON]"
-        ),
+        Text, build_option("Input up to so many days after the first row, labels after a gap, within a horizon.", "DAYS[,GAP,HORIZON]")
     ] = None
-    landmark_date: Annotated[Text, build_option("--landmark-date", "Input up to this date (needs --keep-dates).", "YYYY-MM-DD")] = None
-    level: Annotated[Text, build_option("--level", "integer, first-decimal or full PheCodes.")] = None
-    threshold: Annotated[Share, build_option("--ratio-threshold", "Select PheCodes with a prevalence ratio above it.", min=0.0)] = None
-    top_k: Annotated[Count, build_option("--top-k", "How many for a label without any above it.", min=0)] = None
-    min_case_support: Annotated[Count, build_option("--min-case-support", "Cases that must carry a PheCode.", min=1)] = None
-    min_case_fraction: Annotated[Share, build_option("--min-case-fraction", "The same as a share of the cases.", min=0.0)] = None
-    denominator: Annotated[Text, build_option("--ratio-denominator", "all or controls.")] = None
-    population: Annotated[Text, build_option("--population", "subjects or observed.")] = None
-    no_select: Annotated[bool, build_option("--no-select", "Keep every PheCode.")] = False
-    dedupe: Annotated[Text, build_option("--dedupe", "day, month, none or first-per-age30.")] = None
-    time: Annotated[Text, build_option("--time", "months, calendar-month or age30.")] = None
-    min_codes: Annotated[Count, build_option("--min-codes", "Leave out subjects with fewer.", min=0)] = None
-    min_codes_unit: Annotated[Text, build_option("--min-codes-unit", "events, records or unique.")] = None
-    max_events: Annotated[Count, build_option("--max-events", "Keep the last so many events.", min=1)] = None
+    landmark_date: Annotated[Text, build_option("Input up to this date (needs --keep-dates).", "YYYY-MM-DD")] = None
+    level: Annotated[Text, build_option("integer, first-decimal or full PheCodes.")] = None
+    threshold: Annotated[Share, build_option("Select PheCodes with a prevalence ratio above it.", None, "--ratio-threshold", 0.0)] = None
+    top_k: Annotated[Count, build_option("How many for a label without any above it.", least=0)] = None
+    min_case_support: Annotated[Count, build_option("Cases that must carry a PheCode.", least=1)] = None
+    min_case_fraction: Annotated[Share, build_option("The same as a share of the cases.", least=0.0)] = None
+    denominator: Annotated[Text, build_option("all or controls.", flag="--ratio-denominator")] = None
+    population: Annotated[Text, build_option("subjects or observed.")] = None
+    no_select: Annotated[bool, build_option("Keep every PheCode.", flag="--no-select")] = False
+    dedupe: Annotated[Text, build_option("day, month, none or first-per-age30.")] = None
+    time: Annotated[Text, build_option("months, calendar-month or age30.")] = None
+    min_codes: Annotated[Count, build_option("Leave out subjects with fewer.", least=0)] = None
+    min_codes_unit: Annotated[Text, build_option("events, records or unique.")] = None
+    max_events: Annotated[Count, build_option("Keep the last so many events.", least=1)] = None
     split_file: Annotated[
-        Text,
-        build_option(
-            "--split-file", "Table of subject_id (in ingest the source's own, in tokenize as in subjects.parquet) and split.", "FILE"
-        ),
+        Text, build_option("Table of subject_id (in ingest the source's own, in tokenize as in subjects.parquet) and split.", "FILE")
     ] = None
-    engine: Annotated[Text, build_option("--engine", "polars, duckdb or spark: the same result.")] = None
+    engine: Annotated[Text, build_option("polars, duckdb or spark: the same result.")] = None
     small_counts: Annotated[
-        bool, build_option("--small-counts", "Show counts of 1 to 10 people in pages and results: for synthetic or consented data only.")
+        bool,
+        build_option("Show counts of 1 to 10 people in pages and results: for synthetic or consented data only.", flag="--small-counts"),
     ] = False
     individual_timelines: Annotated[
         bool,
-        build_option("--individual-timelines", "Draw the histories of some subjects in the page: for synthetic or consented data only."),
+        build_option(
+            "Draw the histories of some subjects in the page: for synthetic or consented data only.", flag="--individual-timelines"
+        ),
     ] = False
 
     def build_choices(self) -> dict[str, Any]:
@@ -136,21 +117,13 @@ class TaskOptions(OptionGroup):
 
     task: Annotated[
         Text,
-        build_option(
-            "--task", "Folder of MEDS labels: one sequence up to each prediction time, of the codes that are tokenized already.", "DIR"
-        ),
+        build_option("Folder of MEDS labels: one sequence up to each prediction time, of the codes that are tokenized already.", "DIR"),
     ] = None
-    ids: Annotated[Text, build_option("--ids", "Table of ingest --keep-ids, where labels speak of raw ids (--task).", "FILE")] = None
+    ids: Annotated[Text, build_option("Table of ingest --keep-ids, where labels speak of raw ids (--task).", "FILE")] = None
 
 
 def shortcut_rows(baselines: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:
     """The shortcut baselines of a build, for the screen."""
-    columns = {
-        "label": "label",
-        "cases": "cases",
-        "prevalence": "prevalence (chance)",
-        "sequence length only": "length alone",
-        "best single code": "best single code",
-        "code": "which",
-    }
-    return list(columns), [[format_count(row[key]) if key == "cases" else row[key] for key in columns.values()] for row in baselines]
+    columns = ["label", "cases", "prevalence", "sequence length only", "best single code", "code"]
+    keys = ("label", "cases", "prevalence (chance)", "length alone", "best single code", "which")
+    return columns, [[format_count(row[key]) if key == "cases" else row[key] for key in keys] for row in baselines]

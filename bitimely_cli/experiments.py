@@ -20,9 +20,9 @@ def run(
     pipeline: Annotated[str, typer.Argument(help="Name of a shipped recipe or path of a TOML file.", metavar="PIPELINE")],
     *,
     only: Annotated[
-        list[str] | None, typer.Option("--only", help="Only cells that hold this text, for example a model or a data set; may be repeated.")
+        list[str] | None, typer.Option(help="Only cells that hold this text, for example a model or a data set; may be repeated.")
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, max=1024, help="Cells at a time.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, max=1024, help="Cells at a time.")] = 1,
     devices: Devices = None,
     part: Annotated[str | None, typer.Option("--shard", metavar="k/n", help="Part k of n, for a job array.")] = None,
     leak_free: Annotated[
@@ -55,32 +55,19 @@ def run(
             **write.collect(),
         )
     if "total" in result:
-        screen.table(
-            ["stage", "parameters", "windows", "TFLOP", "time"],
-            [
-                [
-                    s["stage"],
-                    s.get("parameters"),
-                    s.get("windows"),
-                    round(s["flops"] / 1e12, 2) if s.get("flops") else None,
-                    span(s.get("seconds")),
-                ]
-                for s in result["stages"]
-            ],
-        )
+        rows = []
+        for s in result["stages"]:
+            work = round(s["flops"] / 1e12, 2) if s.get("flops") else None
+            rows.append([s["stage"], s.get("parameters"), s.get("windows"), work, span(s.get("seconds"))])
+        screen.table(["stage", "parameters", "windows", "TFLOP", "time"], rows)
         total = result["total"]
-        screen.result(
-            result,
-            [
-                f"{total['stages']} stages, {total['trainings']} trainings: about {span(total['seconds'])} on this device, {total['bytes'] / 2**30:.1f} GiB of runs"
-                + (f"; {total['unknown']} not counted, their data is not here" if total["unknown"] else ""),
-                f"rough: {result['assumptions']}",
-            ],
-        )
+        line = f"{total['stages']} stages, {total['trainings']} trainings: about {span(total['seconds'])} on this device, "
+        line += f"{total['bytes'] / 2**30:.1f} GiB of runs"
+        line += f"; {total['unknown']} not counted, their data is not here" if total["unknown"] else ""
+        screen.result(result, [line, f"rough: {result['assumptions']}"])
         return Exit.OK
-    screen.table(
-        ["stage", "state", "time", "detail"], [[s["stage"], s["state"], span(s["seconds"]), s["detail"]] for s in result["stages"]]
-    )
+    rows = [[s["stage"], s["state"], span(s["seconds"]), s["detail"]] for s in result["stages"]]
+    screen.table(["stage", "state", "time", "detail"], rows)
     screen.result(result, [f"report: {result['report']}"] if result.get("report") else [])
     return int(result["exit_code"])
 
@@ -169,10 +156,8 @@ def reproduce(run: Run, build: BuildOptions) -> int:
     if build.dry_run:
         screen.result(result, lines)
         return Exit.OK
-    verdict = (
-        "the weights are the same, bit for bit" if result["same_weights"] else f"last loss {result['loss'][1]}, it was {result['loss'][0]}"
-    )
-    screen.result(result, [*lines, verdict])
+    verdict = f"last loss {result['loss'][1]}, it was {result['loss'][0]}"
+    screen.result(result, [*lines, "the weights are the same, bit for bit" if result["same_weights"] else verdict])
     return int(Exit.OK if result["reproduced"] else Exit.INTEGRITY)
 
 
@@ -181,7 +166,7 @@ def export(
     run: Run,
     *,
     out: Out = None,
-    push: Annotated[str | None, typer.Option("--push", metavar="REPO", help="Repository of a model hub (extra hub).")] = None,
+    push: Annotated[str | None, typer.Option(metavar="REPO", help="Repository of a model hub (extra hub).")] = None,
     write: WriteOptions,
 ) -> int:
     """Weights, settings, card and scores of a run in one folder for others; nothing in it is about a person.

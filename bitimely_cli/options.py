@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from bitimely_cli.screen import screen
 from bitimely_core.config import Section, TrainConfig
@@ -46,21 +47,13 @@ def _choices(annotation: Any) -> list[str]:
     return next((found for part in get_args(annotation) if (found := _choices(part))), [])
 
 
-Workspace = Annotated[
-    Path, typer.Option("--workspace", "-w", envvar="BITIMELY_WORKSPACE", help="Folder that holds cache, tokens, runs and reports.")
-]
-Json = Annotated[bool, typer.Option("--json", callback=_json, is_eager=True, help="One JSON object on stdout; all else on stderr.")]
-Debug = Annotated[bool, typer.Option("--debug", callback=_debug, is_eager=True, help="Show tracebacks.")]
 Encoding = Annotated[
     str | None, typer.Option("--encoding", metavar="NAME", help="Encoding of text tables without a byte order mark (default: UTF-8).")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, with sizes and estimates; write nothing.")]
 
 Data = Annotated[list[str] | None, typer.Option("--data", help="Data set or view, for example sleep-edf/staging; may be repeated.")]
 OneData = Annotated[str | None, typer.Option("--data", help="Data set or view, for example sleep-edf/staging.")]
 Run = Annotated[str, typer.Argument(help="Name or folder of a run.", metavar="RUN")]
-RunName = Annotated[str | None, typer.Option("--run", help="Name of the new run (default: made from the settings).")]
-Config = Annotated[Path | None, typer.Option("--config", help="Recipe file (TOML).")]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any setting, for example model.tokenizer=patch; may be repeated."),
@@ -68,19 +61,6 @@ Set = Annotated[
 Device = Annotated[str | None, declare_setting(TrainConfig, "device")]
 Devices = Annotated[int | None, declare_setting(TrainConfig, "devices")]
 Seed = Annotated[int | None, declare_setting(TrainConfig, "seed")]
-Tune = Annotated[
-    str | None,
-    typer.Option(
-        "--tune",
-        metavar="N|LR,LR...",
-        help="Try N learning rates around the preset's, or these, in short trainings; the best on the validation split is used.",
-    ),
-]
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Continue an unfinished run (also without this option when the settings are the same).")
-]
-ForceNew = Annotated[bool, typer.Option("--force-new", help="Replace what exists under other settings.")]
-NoVerify = Annotated[bool, typer.Option("--no-verify", help="Do not compare checksums; recorded in every report.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Where to write.")]
 
 
@@ -101,30 +81,34 @@ CALLBACK_OPTIONS = ("json", "debug", "resume")  # their callbacks have acted; an
 class CommonOptions(OptionGroup):
     """Options of every verb."""
 
-    workspace: Workspace = Path("workspace")
-    json: Json = False
-    debug: Debug = False
+    workspace: Annotated[
+        Path, typer.Option("--workspace", "-w", envvar="BITIMELY_WORKSPACE", help="Folder that holds cache, tokens, runs and reports.")
+    ] = Path("workspace")
+    json: Annotated[bool, typer.Option("--json", callback=_json, is_eager=True, help="One JSON object on stdout; all else on stderr.")] = (
+        False
+    )
+    debug: Annotated[bool, typer.Option("--debug", callback=_debug, is_eager=True, help="Show tracebacks.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions(CommonOptions):
     """Options of every verb that writes."""
 
-    dry_run: DryRun = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, with sizes and estimates; write nothing.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions(WriteOptions):
     """Options of verbs that read runs or data and write reports."""
 
-    no_verify: NoVerify = False
+    no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not compare checksums; recorded in every report.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreOptions(ReadOptions):
     """Options of verbs that run a trained model."""
 
-    batch_size: Annotated[int | None, typer.Option("--batch-size", min=1, help="Windows that the model reads at a time.")] = None
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Windows that the model reads at a time.")] = None
     device: Device = None
 
 
@@ -132,7 +116,7 @@ class ScoreOptions(ReadOptions):
 class BuildOptions(ReadOptions):
     """Options of verbs that build data sets or train again."""
 
-    force_new: ForceNew = False
+    force_new: Annotated[bool, typer.Option("--force-new", help="Replace what exists under other settings.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +128,14 @@ class TrainOptions(OptionGroup):
     batch_size: Annotated[int | None, declare_setting(TrainConfig, "batch_size")] = None
     accumulate: Annotated[int | None, declare_setting(TrainConfig, "accumulate")] = None
     lr: Annotated[float | None, declare_setting(TrainConfig, "lr")] = None
-    tune: Tune = None
+    tune: Annotated[
+        str | None,
+        typer.Option(
+            "--tune",
+            metavar="N|LR,LR...",
+            help="Try N learning rates around the preset's, or these, in short trainings; the best on the validation split is used.",
+        ),
+    ] = None
     precision: Annotated[str | None, declare_setting(TrainConfig, "precision")] = None
     device: Device = None
     devices: Devices = None
@@ -162,10 +153,12 @@ class TrainOptions(OptionGroup):
 class StartOptions(BuildOptions):
     """Options of a run that is started or continued."""
 
-    config: Config = None
+    config: Annotated[Path | None, typer.Option(help="Recipe file (TOML).")] = None
     assignments: Set = None
-    run: RunName = None
-    resume: Resume = False
+    run: Annotated[str | None, typer.Option(help="Name of the new run (default: made from the settings).")] = None
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue an unfinished run (also without this option when the settings are the same).")
+    ] = False
 
 
 def is_set(value: Any) -> bool:
@@ -200,7 +193,8 @@ def describe_parameter(name: str, annotation: Any) -> str:
     """The flag of an option, or the metavar of an argument."""
     info = next(iter(get_args(annotation)[1:]), typer.Option())
     flags = [flag for flag in (info.default, *(info.param_decls or ())) if isinstance(flag, str) and flag.startswith("--")]
-    return next(iter(flags), info.metavar or name.upper())
+    derived = f"--{name.replace('_', '-')}" if isinstance(info, OptionInfo) else info.metavar or name.upper()
+    return next(iter(flags), derived)
 
 
 def expand_options(command: Callable[..., int]) -> Callable[..., int]:

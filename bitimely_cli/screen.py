@@ -100,11 +100,9 @@ class Screen:
             elif isinstance(value, dict):
                 out.append(f"{name}: " + ", ".join(f"{part} {show(item)}" for part, item in value.items()))
             elif isinstance(value, (list, tuple)):
-                value = [item.get("unit", item.get("message", "")) if isinstance(item, dict) else item for item in value]
-                out.append(
-                    f"{name}: "
-                    + (", ".join(show(item) for item in value[:8]) + (f" and {len(value) - 8} more" if len(value) > 8 else "") or "none")
-                )
+                items = [show(item.get("unit", item.get("message", "")) if isinstance(item, dict) else item) for item in value]
+                listed = ", ".join(items[:8]) + (f" and {len(items) - 8} more" if len(items) > 8 else "")
+                out.append(f"{name}: {listed or 'none'}")
             else:
                 out.append(f"{name}: {show(value)}")
         return out
@@ -201,9 +199,8 @@ class Screen:
             if name in last and now - last[name] < LINE_EVERY and done != total:
                 return
             last[name] = now
-            self.note(
-                f"{clean(name, 60)}: {done}{'' if total is None else f' of {total}'}{f', {clean(detail, 40)}' if detail else ''} ({now - start:.0f} s)"
-            )
+            count = f"{done}" if total is None else f"{done} of {total}"
+            self.note(f"{clean(name, 60)}: {count}{f', {clean(detail, 40)}' if detail else ''} ({now - start:.0f} s)")
 
         return report
 
@@ -214,13 +211,9 @@ def span(seconds: float | None) -> str:
         return "-"
     if seconds >= 2 * 86400:
         return f"{seconds / 86400:,.0f} d"
-    return (
-        f"{seconds / 3600:.1f} h"
-        if seconds > 5400
-        else f"{seconds / 60:.1f} min"
-        if seconds > 90
-        else f"{seconds:.{1 if seconds >= 10 else 2}f} s"
-    )
+    if seconds > 90:
+        return f"{seconds / 3600:.1f} h" if seconds > 5400 else f"{seconds / 60:.1f} min"
+    return f"{seconds:.{1 if seconds >= 10 else 2}f} s"
 
 
 def _stage_table(bar: list[str], status: list[ExperimentStatus], around: int = 5) -> Any:

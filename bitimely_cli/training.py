@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,20 +46,20 @@ class ResamplingUnit(StrEnum):
 def pretrain(
     *,
     preset: Annotated[
-        str | None, typer.Option("--preset", help="18m, 7.5m, 7.5m-regression, 3m or tiny (default: the recipe file's, else tiny).")
+        str | None, typer.Option(help="18m, 7.5m, 7.5m-regression, 3m or tiny (default: the recipe file's, else tiny).")
     ] = None,
     data: Data = None,
-    model: Annotated[str | None, typer.Option("--model", help="See: bitimely list models.")] = None,
+    model: Annotated[str | None, typer.Option(help="See: bitimely list models.")] = None,
     budget: Annotated[
-        str | None, typer.Option("--budget", help="table (the paper's dimensions) or matched (as many parameters as bitimelygpt).")
+        str | None, typer.Option(help="table (the paper's dimensions) or matched (as many parameters as bitimelygpt).")
     ] = None,
-    objective: Annotated[str | None, typer.Option("--objective", help="See: bitimely list objectives.")] = None,
+    objective: Annotated[str | None, typer.Option(help="See: bitimely list objectives.")] = None,
     init: Annotated[
-        Path | None, typer.Option("--init", help="Start from the weights of this run, model folder or OWNER/NAME[@REVISION] of a hub.")
+        Path | None, typer.Option(help="Start from the weights of this run, model folder or OWNER/NAME[@REVISION] of a hub.")
     ] = None,
     training: TrainOptions,
-    ties: Annotated[str | None, typer.Option("--ties", help="Events at one time: canonical, shuffle or group.")] = None,
-    rotary: Annotated[str | None, typer.Option("--rotary", help="Rotation by token index or by time.")] = None,
+    ties: Annotated[str | None, typer.Option(help="Events at one time: canonical, shuffle or group.")] = None,
+    rotary: Annotated[str | None, typer.Option(help="Rotation by token index or by time.")] = None,
     start: StartOptions,
 ) -> int:
     """Pre-train a model on unlabelled windows. The same command again continues a stopped run exactly.
@@ -115,17 +116,14 @@ def evaluate(
     run: Run,
     *,
     data: OneData = None,
-    split: Annotated[str, typer.Option("--split", help="train, validation or test.")] = "test",
-    bootstrap: Annotated[
-        int, typer.Option("--bootstrap", min=0, max=1_000_000, help="Resamples of what has no closed form; 0: no intervals.")
-    ] = 1000,
-    by: Annotated[ResamplingUnit, typer.Option("--by", help="subject, or window (to reproduce papers; stamped).")] = ResamplingUnit.subject,
-    compare: Annotated[str | None, typer.Option("--compare", metavar="RUN2", help="Paired differences to this run.")] = None,
+    split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    bootstrap: Annotated[int, typer.Option(min=0, max=1_000_000, help="Resamples of what has no closed form; 0: no intervals.")] = 1000,
+    by: Annotated[ResamplingUnit, typer.Option(help="subject, or window (to reproduce papers; stamped).")] = ResamplingUnit.subject,
+    compare: Annotated[str | None, typer.Option(metavar="RUN2", help="Paired differences to this run.")] = None,
     predictions: Annotated[
-        Path | None,
-        typer.Option("--predictions", metavar="FILE", help="Write predictions as MEDS-evaluation reads them (tokenize --task)."),
+        Path | None, typer.Option(metavar="FILE", help="Write predictions as MEDS-evaluation reads them (tokenize --task).")
     ] = None,
-    ids: Annotated[Path | None, typer.Option("--ids", metavar="FILE", help="Table of ingest --keep-ids, for --predictions.")] = None,
+    ids: Annotated[Path | None, typer.Option(metavar="FILE", help="Table of ingest --keep-ids, for --predictions.")] = None,
     score: ScoreOptions,
 ) -> int:
     """Score a run on its test split: metrics with 95 % intervals, baselines, paired comparison, report.
@@ -134,19 +132,9 @@ def evaluate(
     """
     from bitimely_core import workflows
 
+    verb = partial(workflows.evaluate, run, data=data, split=split, bootstrap=bootstrap, by=by.value, compare=compare)
     with screen.show_partial(_show_scores), screen.progress() as progress:
-        result = workflows.evaluate(
-            run,
-            data=data,
-            split=split,
-            bootstrap=bootstrap,
-            by=by.value,
-            compare=compare,
-            predictions=predictions,
-            ids=ids,
-            progress=progress,
-            **score.collect(),
-        )
+        result = verb(predictions=predictions, ids=ids, progress=progress, **score.collect())
     if score.dry_run:
         return _show_plan(result)
     screen.result(result, _show_scores(result))
@@ -182,9 +170,9 @@ def embed(
     run: Run,
     *,
     data: OneData = None,
-    readout: Annotated[str | None, typer.Option("--readout", help="As for finetune.")] = None,
-    layers: Annotated[str, typer.Option("--layers", help="last or last-two.")] = "last",
-    split: Annotated[str, typer.Option("--split", help="train, validation, test or all.")] = "all",
+    readout: Annotated[str | None, typer.Option(help="As for finetune.")] = None,
+    layers: Annotated[str, typer.Option(help="last or last-two.")] = "last",
+    split: Annotated[str, typer.Option(help="train, validation, test or all.")] = "all",
     out: Out = None,
     score: ScoreOptions,
 ) -> int:
@@ -210,12 +198,12 @@ def analyze(
     ] = None,
     *,
     data: OneData = None,
-    model: Annotated[str | None, typer.Option("--model", help="Model to analyze instead of a run (leakage, complexity).")] = None,
-    objective: Annotated[str | None, typer.Option("--objective", help="Objective to analyze instead of that of a run (leakage).")] = None,
-    preset: Annotated[str, typer.Option("--preset", help="Model to analyze instead of a run (leakage, complexity).")] = "tiny",
-    sequences: Annotated[int | None, typer.Option("--sequences", min=1, help="Largest number of sequences to analyze.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model to analyze instead of a run (leakage, complexity).")] = None,
+    objective: Annotated[str | None, typer.Option(help="Objective to analyze instead of that of a run (leakage).")] = None,
+    preset: Annotated[str, typer.Option(help="Model to analyze instead of a run (leakage, complexity).")] = "tiny",
+    sequences: Annotated[int | None, typer.Option(min=1, help="Largest number of sequences to analyze.")] = None,
     seed: Seed = None,
-    name: Annotated[str | None, typer.Option("--name", help="Name of the report.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the report.")] = None,
     out: Out = None,
     read: ReadOptions,
 ) -> int:
@@ -228,22 +216,9 @@ def analyze(
     from bitimely_core import workflows
 
     names, options = _split_options(run or [])
+    verb = partial(workflows.analyze, kind, names, data=data, model=model, objective=objective, preset=preset, sequences=sequences)
     with screen.show_partial(lambda found: [found["verdict"], *found["notices"]]), screen.progress() as progress:
-        result = workflows.analyze(
-            kind,
-            names,
-            data=data,
-            model=model,
-            objective=objective,
-            preset=preset,
-            sequences=sequences,
-            options=options,
-            seed=seed or 0,
-            name=name,
-            out=out,
-            progress=progress,
-            **read.collect(),
-        )
+        result = verb(options=options, seed=seed or 0, name=name, out=out, progress=progress, **read.collect())
     if read.dry_run:
         return _show_plan(result)
     result.pop("page")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import unicodedata
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from enum import IntEnum, StrEnum
 from pathlib import PurePath
@@ -334,6 +335,20 @@ def input_warning(
 ) -> Finding:
     """A warning about data that are used all the same."""
     return Finding(code, problem, requirement, hint, level=level, file=file, field=field, row=row, count=count, examples=examples)
+
+
+def raise_differences(before: Mapping[str, object], now: Mapping[str, object], path: PurePath, hint: str) -> None:
+    """Raise a UserError (settings_differ, exit 2) with a finding for each setting that differs from that of the file at `path`, if any."""
+    first: UserError | None = None
+    for key in sorted(before.keys() | now.keys()):
+        if before.get(key) != now.get(key):
+            texts = f"was made with {safe_text(before.get(key))}", f"now it is {safe_text(now.get(key))}", hint
+            if first is None:
+                first = usage_error(*texts, code=Reason.SETTINGS_DIFFER, file=str(path), field=key)
+            else:
+                first.details.append(Finding(Reason.SETTINGS_DIFFER, *texts, file=str(path), field=key))
+    if first is not None:
+        raise first
 
 
 def integrity_error(

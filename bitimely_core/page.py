@@ -28,9 +28,6 @@ class MetricLike(Protocol):
         """Upper limit."""
 
 
-# --- kinds of figures ---------------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Line:
     """A curve with an optional band from `lo` to `hi`; a reference is dashed and grey."""
@@ -220,9 +217,6 @@ class RankPlot:
 FigureData = LinePlot | HeatMap | BarPlot | TracePlot | Hypnogram | TimelinePlot | ScatterPlot | ForestPlot | RankPlot
 
 
-# --- pages --------------------------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class Figure:
     """A figure as data; the report draws it and stores every array beside the page as Parquet."""
@@ -322,6 +316,5 @@ class PageBuilder:
 
     def finish(self, verdict: str, summary: Mapping[str, Any] | None = None) -> Page:
         """The page, with its verdict (one sentence) and what `summary.json` holds."""
-        return Page(
-            title=self.title, verdict=verdict, notices=self.notices, blocks=self.blocks, facts=self.facts, summary=to_plain(summary or {})
-        )
+        content = to_plain(summary or {})
+        return Page(title=self.title, verdict=verdict, notices=self.notices, blocks=self.blocks, facts=self.facts, summary=content)

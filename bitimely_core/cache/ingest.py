@@ -18,7 +18,7 @@ from bitimely_core.cache import shards
 from bitimely_core.cache.ingest_run import REPORT, IngestRun
 from bitimely_core.cache.units import MEAN_BYTES, MEAN_UNITS, IngestTask, find_copies, group_units
 from bitimely_core.cache.workers import IngestWorker, catch_signals, run_tasks, start_workers
-from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
+from bitimely_core.errors import Reason, UserError, input_error, raise_differences, safe_text, usage_error
 from bitimely_core.formats.source import scan_folder
 from bitimely_core.formats.text import use_encoding
 from bitimely_core.schemas import (
@@ -135,9 +135,6 @@ def ingest_recordings(run: IngestRun, shard: tuple[int, int] | None, wait: float
         return _ingest_all(run, force_new=force_new)
 
 
-# ---- arguments
-
-
 def _resolve_options(dataset: str, given: dict[str, Any]) -> tuple[registry.Entry[registry.DatasetFacts], dict[str, Any]]:
     """The data set and its options, defaults filled in. Raises UserError (exit 2) for unknown names."""
     registry.load_members("bitimely_core.datasets")
@@ -152,19 +149,16 @@ def _resolve_options(dataset: str, given: dict[str, Any]) -> tuple[registry.Entr
 def _check_arguments(
     entry: registry.Entry[registry.DatasetFacts], source: str | Path | None, jobs: int, max_bad: float, shard: tuple[int, int] | None
 ) -> None:
-    fault = None
     if entry.facts.needs_source and source is None:
-        fault = (f"no source for {entry.name}", "expected a folder in the official layout")
-    elif not entry.facts.needs_source and source is not None:
-        fault = (f"{entry.name} takes no source", "it is generated, not read")
-    elif jobs < 1:
-        fault = (f"jobs is {jobs}", "expected at least 1")
-    elif not 0 <= max_bad <= 1:
-        fault = (f"max_bad is {max_bad}", "expected a share from 0 to 1")
-    elif shard is not None and not 1 <= shard[0] <= shard[1]:
-        fault = (f"shard is {shard[0]}/{shard[1]}", "expected k/n with k from 1 to n")
-    if fault:
-        raise usage_error(*fault)
+        raise usage_error(f"no source for {entry.name}", "expected a folder in the official layout")
+    if not entry.facts.needs_source and source is not None:
+        raise usage_error(f"{entry.name} takes no source", "it is generated, not read")
+    if jobs < 1:
+        raise usage_error(f"jobs is {jobs}", "expected at least 1")
+    if not 0 <= max_bad <= 1:
+        raise usage_error(f"max_bad is {max_bad}", "expected a share from 0 to 1")
+    if shard is not None and not 1 <= shard[0] <= shard[1]:
+        raise usage_error(f"shard is {shard[0]}/{shard[1]}", "expected k/n with k from 1 to n")
 
 
 def _plan_ingest(run: IngestRun) -> dict[str, Any]:
@@ -172,8 +166,8 @@ def _plan_ingest(run: IngestRun) -> dict[str, Any]:
     if run.source is not None or run.dataset.facts.kind != "events":  # else its files are not made yet
         run.list_units()
     sizes = run.sizes
-    bytes_of = {unit.name: sum(sizes.get(file, 0) for file in unit.files) for unit in run.units}
-    total = sum(bytes_of.values())
+    bytes_of = [sum(sizes.get(file, 0) for file in unit.files) for unit in run.units]
+    total = sum(bytes_of)
     return {
         "schema": "bitimely.ingest_plan/1",
         "format_version": 1,
@@ -182,16 +176,13 @@ def _plan_ingest(run: IngestRun) -> dict[str, Any]:
         "source": {"path": run.source_path, "files": len(sizes), "bytes": sum(sizes.values())},
         "out": str(run.out),
         "units": [
-            {"unit": unit.name, "files": list(unit.files), "bytes": bytes_of[unit.name], "readable": unit.read is not None}
-            for unit in run.units
+            {"unit": unit.name, "files": list(unit.files), "bytes": size, "readable": unit.read is not None}
+            for unit, size in zip(run.units, bytes_of, strict=True)
         ],
         "bytes": total,
         "options": run.options | run.run_options,
         "estimate": {"cache_bytes": int(total * CACHE_RATIO), "seconds": round(total / SOURCE_SPEED / run.jobs, 1)},
     }
-
-
-# ---- all that is left to do, under the lock
 
 
 def _ingest_all(run: IngestRun, *, force_new: bool) -> IngestReport:
@@ -202,7 +193,9 @@ def _ingest_all(run: IngestRun, *, force_new: bool) -> IngestReport:
     storage.remove_temporary_files(notes)
     try:
         with run.record_failure():
-            with start_workers(_count_early_workers(run), (run.dataset.function.__module__, "pyarrow.parquet")) as workers:
+            early = len(run.sizes) // (2 * MEAN_UNITS) + sum(run.sizes.values()) // MEAN_BYTES  # workers that the source needs at least
+            early = min(run.jobs, early) if run.jobs > 1 else 0
+            with start_workers(early, (run.dataset.function.__module__, "pyarrow.parquet")) as workers:
                 run.list_units()
                 run.read_checksums()
                 done = _run_tasks(run, _make_tasks(run, parts + _read_finished_parts(notes)), workers)
@@ -256,21 +249,7 @@ def load_previous_parts(run: IngestRun, *, force_new: bool) -> tuple[RecordingsM
 def _compare_settings(old: CacheSettings, new: CacheSettings, path: Path) -> None:
     """Raises UserError (settings_differ, exit 2) with one finding for each key that differs."""
     before, now = ({"dataset": one.dataset, "version": one.version, **one.options} for one in (old, new))
-    differences = [
-        Finding(
-            Reason.SETTINGS_DIFFER,
-            f"was made with {safe_text(before.get(key))}",
-            f"now it is {safe_text(now.get(key))}",
-            "Give the same options, another folder, or --force-new to read everything again",
-            file=str(path),
-            field=key,
-        )
-        for key in sorted(set(before) | set(now))
-        if before.get(key) != now.get(key)
-    ]
-    if differences:
-        one, *rest = differences
-        raise usage_error(one.problem, one.requirement, one.hint, code=one.code, file=one.file, field=one.field, details=rest)
+    raise_differences(before, now, path, "Give the same options, another folder, or --force-new to read everything again")
 
 
 def _open_notes(run: IngestRun, *, force_new: bool) -> Path:
@@ -343,12 +322,6 @@ def _make_tasks(run: IngestRun, known: list[CachedPart]) -> list[IngestTask]:
     return tasks
 
 
-def _count_early_workers(run: IngestRun) -> int:
-    """How many worker processes the size of the source needs at least."""
-    expected = len(run.sizes) // (2 * MEAN_UNITS) + sum(run.sizes.values()) // MEAN_BYTES
-    return min(run.jobs, expected) if run.jobs > 1 else 0
-
-
 def _run_tasks(run: IngestRun, tasks: list[IngestTask], workers: list[IngestWorker]) -> list[CachedPart]:
     """Run `tasks` in any order and note each that is finished. The parts in the order of the tasks."""
     step, total = f"ingest {run.dataset.name}", sum(len(task.units) for task in tasks)
@@ -398,7 +371,7 @@ def _publish_cache(run: IngestRun, previous: RecordingsManifest | None, parts: l
         dataset=run.dataset.name,
         settings=run.settings,
         content_sha256=content,
-        shards=[tuple(pair) for part in parts if any(pair := _find_shard(part))],
+        shards=[pair for part in parts if any(pair := _find_shard(part))],
         subjects=table,
         units=units,
         recordings=len(subjects),
@@ -410,12 +383,10 @@ def _publish_cache(run: IngestRun, previous: RecordingsManifest | None, parts: l
     return manifest.publish(run.out, generation)
 
 
-def _find_shard(part: CachedPart) -> shards.CacheShard:
+def _find_shard(part: CachedPart) -> tuple[str | None, str | None]:
     """The files of recordings and annotations of a part."""
-    recordings, annotations = (
-        next((name for name in part.files if name.startswith(stem)), None) for stem in ("recordings-", "annotations-")
-    )
-    return shards.CacheShard(recordings, annotations)
+    recordings, annotations = (next((n for n in part.files if n.startswith(stem)), None) for stem in ("recordings-", "annotations-"))
+    return recordings, annotations
 
 
 def _hash_content(manifest: RecordingsManifest) -> str:
@@ -434,9 +405,6 @@ def _clean_up(out: Path, manifest: RecordingsManifest, report: IngestReport) -> 
         storage.write_bytes(out / SUBJECTS_COPY, subjects)
     storage.remove_old_files(out, shards.NAMES)
     _remove_notes(out / PROGRESS)
-
-
-# ---- one part of several
 
 
 def _ingest_part(run: IngestRun, shard: tuple[int, int], *, force_new: bool) -> IngestPart:

@@ -157,7 +157,6 @@ def _select_ranks(x: np.ndarray, ranks: np.ndarray) -> np.ndarray:
 
 
 def _find_longest_run(flat: np.ndarray, block: int, n: int) -> int:
-    """Samples of the longest run of flat blocks."""
     if not flat.any():
         return 0
     edges = np.flatnonzero(np.diff(flat.astype(np.int8), prepend=0, append=0))
@@ -169,15 +168,11 @@ def measure_line_noise(x: np.ndarray, rate: float) -> tuple[np.ndarray, np.ndarr
     """How much of a channel is hum of the mains: the share of its power within 1 Hz of 50 or of 60 Hz, whichever is larger.
 
     Power is the mean of at most 8 Hann-windowed spectra of 4 s (Welch 1967, without overlap, spread over the recording), above 0.5 Hz, so
-    that drift does not hide the hum. White noise sampled at 200 Hz has a share of about 0.02.
+    that drift does not hide the hum. White noise sampled at 200 Hz has a share of about 0.02. In `x`, samples [k, n] at `rate` Hz, stretches
+    with NaN are passed over.
 
-    Args:
-        x: samples, [k, n]; stretches with NaN are passed over.
-        rate: Hz.
-
-    Returns:
-        Share and frequency, [k] each: NaN below 122 Hz (the band is not covered), of less than 2 s (the peak of a sine would be
-        wider than the band), and for constant channels.
+    Returns share and frequency, [k] each: NaN below 122 Hz (the band is not covered), of less than 2 s (the peak of a sine would be wider
+    than the band), and for constant channels.
     """
     k, n = x.shape
     share, mains = np.full((2, k), np.nan)

@@ -14,7 +14,7 @@ from bitimely_core import storage
 from bitimely_core.cache import shards
 from bitimely_core.cache.ingest import SUBJECTS_COPY
 from bitimely_core.cache.ingest_run import PAGE, REPORT
-from bitimely_core.errors import Finding, Reason, UserError, clean, input_error, integrity_error
+from bitimely_core.errors import Finding, Reason, UserError, clean, input_error, input_warning, integrity_error
 from bitimely_core.schemas import CachedPart, CacheManifest, EventsManifest, IngestReport, RecordingsManifest
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import Record
@@ -68,14 +68,10 @@ class Cache:
         return self._read_frame(self.events_manifest.labels, columns)
 
     def records(self, channels: Collection[str] | None = None, only: Collection[str] | None = None) -> Iterator[Record]:
-        """The recordings in a stable order, with one shard in memory at a time.
+        """The recordings (of `only`, by id) in a stable order, with one shard in memory at a time; None: all.
 
-        Args:
-            channels: decode these alone; recordings without any of them come without signals. None: all.
-            only: recordings to read, by id. None: all.
-
-        Raises:
-            UserError: integrity (exit 5) for a shard that has gone or changed since the cache was opened.
+        `channels`: decode these alone; recordings without any of them come without signals. Raises UserError: integrity (exit 5) for a shard
+        that has gone or changed since the cache was opened.
         """
         attributes = {row["recording_id"]: json.loads(row["attributes"]) for row in self._read_subjects()}
         selected = attributes if only is None else {recording: attributes[recording] for recording in attributes if recording in only}
@@ -97,10 +93,8 @@ class Cache:
         import polars as pl
 
         rows = self._read_subjects()
-        frame = pl.DataFrame(
-            {key: [row[key] for row in rows] for key in ("recording_id", "subject_id")},
-            schema={"recording_id": pl.String, "subject_id": pl.String},
-        )
+        schema = dict.fromkeys(("recording_id", "subject_id"), pl.String)
+        frame = pl.DataFrame({key: [row[key] for row in rows] for key in schema}, schema=schema)
         more = [json.loads(row["attributes"]) for row in rows]
         keys = sorted({key for attributes in more for key in attributes})
         return frame.with_columns(pl.Series(key, [attributes.get(key) for attributes in more], strict=False) for key in keys)
@@ -138,23 +132,15 @@ class Cache:
             yield from read()
         except (OSError, pa.ArrowException) as error:
             raise_system_error(error, self.folder / (name or ""))
-            raise integrity_error(
-                str(self.folder / (name or "")),
-                f"cannot be read ({clean(str(error), 80)})",
-                "it could be read when the cache was opened",
-                "Open the cache again; when that fails, ingest again",
-            ) from error
+            text, before = f"cannot be read ({clean(str(error), 80)})", "it could be read when the cache was opened"
+            hint = "Open the cache again; when that fails, ingest again"
+            raise integrity_error(str(self.folder / (name or "")), text, before, hint) from error
 
 
 def open_cache(folder: str | Path, *, verify: bool = True) -> Cache:
-    """The published generation of a cache.
+    """The published generation of the cache of one data set; `verify`: compare every file with its SHA-256 before anything is read.
 
-    Args:
-        folder: of one data set.
-        verify: compare every file with its SHA-256 before anything is read.
-
-    Raises:
-        UserError: not_found or incomplete (exit 4) when nothing is published, unsupported_format (exit 4), integrity (exit 5).
+    Raises UserError: not_found or incomplete (exit 4) when nothing is published, unsupported_format (exit 4), integrity (exit 5).
     """
     folder = Path(folder)
     manifest, found = _read_stable_manifest(folder, lambda manifest: manifest.find_damage(folder) if verify else [])
@@ -164,15 +150,10 @@ def open_cache(folder: str | Path, *, verify: bool = True) -> Cache:
 
 
 def verify(folder: str | Path, *, deep: bool = False) -> list[Finding]:
-    """Compare a cache with its manifest.
+    """Compare the cache of one data set with its manifest; `deep`: also decode every shard and compare the content with each unit's hash.
 
-    Args:
-        folder: of one data set.
-        deep: also decode every shard and compare the content with the hash of each unit.
-
-    Returns:
-        Level error, code integrity: damaged or missing (exit 5); code incomplete or not_found: nothing is published there (exit 4). Level
-        warning: files that the manifest does not name. Empty: all is well.
+    Returns findings of level error, code integrity: damaged or missing (exit 5); code incomplete or not_found: nothing is published there
+    (exit 4). Level warning: files that the manifest does not name. Empty: all is well.
     """
     folder = Path(folder)
     try:
@@ -241,7 +222,4 @@ def _find_foreign_files(folder: Path, manifest: CacheManifest) -> list[Finding]:
     copy, original = folder / SUBJECTS_COPY, manifest.files.get(manifest.subjects)
     if copy.is_file() and original and storage.hash_file(copy) != original.sha256:
         faults.append((copy, "differs from the subjects of this cache", "The next ingest replaces it"))
-    return [
-        Finding(code=Reason.FILE_NAME, level="warning", problem=text, requirement="it is not read", hint=hint, file=str(path))
-        for path, text, hint in faults
-    ]
+    return [input_warning(Reason.FILE_NAME, text, "it is not read", hint, file=str(path)) for path, text, hint in faults]

@@ -120,24 +120,16 @@ def find_refusal(report: IngestReport, *, strict: bool, max_bad: float) -> UserE
     """Why nothing may be published (exit 4): nothing left, too much quarantined, or anything quarantined under `strict`."""
     if not report.counts.units_seen:
         return input_error(Reason.NO_INPUT, "no file was recognised", f"expected files of {report.dataset}", "Check the folder")
-    fault, example = _find_most_common_fault(report.units)
-    faults: list[tuple[int, int, str, Reason, str | None]] = [
-        (report.counts.quarantined, report.counts.units_seen, "units", fault, example)
-    ]
+    counts, (fault, example) = report.counts, _find_most_common_fault(report.units)
+    faults: list[tuple[int, int, str, Reason, str | None]] = [(counts.quarantined, counts.units_seen, "units", fault, example)]
     for table in report.rows:
         by_reason = table.quarantined_by_reason
         code = Reason(max(by_reason, key=lambda reason: (by_reason[reason], reason))) if by_reason else Reason.NO_INPUT
         faults.append((table.quarantined, table.seen, "rows", code, table.file))
     for faulty, total, what, code, file in faults:
-        limit = (
-            "nothing is left"
-            if what == "units" and faulty == total
-            else "none may be under --strict"
-            if strict and faulty
-            else f"more than --max-bad {max_bad:g}"
-            if faulty > max_bad * total
-            else None
-        )
+        limit = f"more than --max-bad {max_bad:g}" if faulty > max_bad * total else ""
+        limit = "none may be under --strict" if strict and faulty else limit
+        limit = "nothing is left" if what == "units" and faulty == total else limit
         if limit:
             hint = "Correct or remove the files named above"
             text = f"{faulty} of {total} {what} are quarantined" + (", this one among them" if what == "units" and total > 1 else "")
@@ -156,34 +148,19 @@ def _find_most_common_fault(units: list[UnitReport]) -> tuple[Reason, str | None
 def publish_report(report: IngestReport, generation: int, content: str) -> IngestReport:
     """The report of a published cache: partial when a unit or a row was quarantined."""
     partial = report.counts.quarantined or any(table.quarantined for table in report.rows)
-    return report.model_copy(
-        update={
-            "status": "partial" if partial else "published",
-            "exit_code": int(Exit.PARTIAL if partial else Exit.OK),
-            "published": True,
-            "generation": generation,
-            "content_sha256": content,
-        }
-    )
+    status, code = ("partial", Exit.PARTIAL) if partial else ("published", Exit.OK)
+    verdict = {"status": status, "exit_code": int(code), "published": True}
+    return report.model_copy(update={**verdict, "generation": generation, "content_sha256": content})
 
 
 def fail_report(report: IngestReport, error: UserError) -> IngestReport:
     """The report of an ingest that `error` has ended."""
-    status = {Exit.REFUSED: "refused", Exit.INTERRUPTED: "interrupted", Exit.TERMINATED: "interrupted"}
-    return report.model_copy(
-        update={
-            "status": status.get(Exit(error.exit_code), "failed"),
-            "exit_code": int(error.exit_code),
-            "error": ErrorReport(code=str(error.code), message=str(error)),
-        }
-    )
+    words = {Exit.REFUSED: "refused", Exit.INTERRUPTED: "interrupted", Exit.TERMINATED: "interrupted"}
+    status, shown = words.get(Exit(error.exit_code), "failed"), ErrorReport(code=str(error.code), message=str(error))
+    return report.model_copy(update={"status": status, "exit_code": int(error.exit_code), "error": shown})
 
 
 def list_findings(report: IngestReport) -> list[Finding]:
     """Findings of levels warning and error, units first; `line()` of each is its line on the screen."""
     reasons = [*(reason for unit in report.units for reason in unit.reasons), *report.reasons]
-    return [
-        Finding(code=Reason(reason.code), level=reason.level, problem=reason.message, count=reason.count)
-        for reason in reasons
-        if reason.level != "info"
-    ]
+    return [Finding(Reason(one.code), one.message, level=one.level, count=one.count) for one in reasons if one.level != "info"]

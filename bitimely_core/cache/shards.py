@@ -53,16 +53,13 @@ class CacheShard(NamedTuple):
 def validate_record(record: Record, *, keep_dates: bool) -> Record:
     """The record with plain numbers and contiguous little-endian samples, its start time left out unless `keep_dates`.
 
-    Raises:
-        UserError: non_finite for infinities, physical_range and sampling_rate for what `formats.units` finds implausible, resource_limit for
-            a channel that Parquet cannot hold.
-        ValueError: what a reader must never return.
+    Raises UserError: non_finite for infinities, physical_range and sampling_rate for what `formats.units` finds implausible, resource_limit
+    for a channel that Parquet cannot hold; ValueError: what no reader may return.
     """
     if not record.signals:
         raise ValueError("a record without signals")
     signals = [_validate_signal(signal) for signal in record.signals]
-    keys = [(s.channel, s.onset) for s in signals]
-    if len(set(keys)) != len(keys):
+    if len({(s.channel, s.onset) for s in signals}) != len(signals):
         raise ValueError("a channel twice at one onset")
     notes = [Annotation(float(a.onset), float(a.duration), str(a.label)) for a in record.annotations]
     attributes = json.loads(storage.encode_json(record.attributes))
@@ -127,12 +124,8 @@ def _validate_signal(signal: Signal) -> Signal:
         raise ValueError(f"samples are {found}, expected one dimension of int16 or float32")
     samples = np.ascontiguousarray(signal.samples, dtype=DTYPES[name])
     if samples.nbytes > MAX_VALUE_BYTES:
-        raise input_error(
-            Reason.RESOURCE_LIMIT,
-            f"{format_size(samples.nbytes)} in one channel",
-            f"expected at most {format_size(MAX_VALUE_BYTES)}",
-            "Cut the recording into parts",
-        )
+        size, limit = format_size(samples.nbytes), format_size(MAX_VALUE_BYTES)
+        raise input_error(Reason.RESOURCE_LIMIT, f"{size} in one channel", f"expected at most {limit}", "Cut the recording into parts")
     least, most = (float(reduce(samples)) if samples.size else 0.0 for reduce in (np.fmin.reduce, np.fmax.reduce))
     if math.isinf(least) or math.isinf(most):
         raise input_error(Reason.NON_FINITE, "holds infinite values", "expected finite numbers", field=signal.channel)
@@ -161,15 +154,11 @@ def hash_record(record: Record) -> str:
     """The part of one record in `content_hash`."""
     total = hashlib.sha256()
     for s in sorted(record.signals, key=lambda s: (s.channel, s.onset)):
-        total.update(
-            storage.encode_json([s.channel, s.rate, s.unit, DTYPE_NAMES[s.samples.dtype], s.scale, s.offset, s.onset, len(s.samples)])
-        )
+        facts = [s.channel, s.rate, s.unit, DTYPE_NAMES[s.samples.dtype], s.scale, s.offset, s.onset, len(s.samples)]
+        total.update(storage.encode_json(facts))
         total.update(s.samples.data)
     total.update(storage.encode_json([sorted(record.annotations), record.attributes, record.start_time]))
     return total.hexdigest()
-
-
-# ---- writing
 
 
 def write_shard(
@@ -312,9 +301,6 @@ def _encode_parquet(schema: pa.Schema, tables: Iterable[pa.Table], plain: list[s
         for table in tables:
             writer.write_table(table, row_group_size=max(1, table.num_rows))
     return memoryview(sink.getvalue())
-
-
-# ---- reading
 
 
 def _open_parquet(path: Path) -> pq.ParquetFile:

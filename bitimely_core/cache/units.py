@@ -126,9 +126,8 @@ def ingest_group(task: IngestTask, alive: Callable[[str], None]) -> CachedPart:
             records += [kept[row[0]] for row in entries[unit.name].recordings]
     alive("")
     shard, files = shards.write_shard(task.out, records, task.dataset, figures)
-    units = {
-        name: entry.model_copy(update={"shard": tuple(shard) if entry.recordings else (None, None)}) for name, entry in entries.items()
-    }
+    shard_of = {name: tuple(shard) if entry.recordings else (None, None) for name, entry in entries.items()}
+    units = {name: entry.model_copy(update={"shard": shard_of[name]}) for name, entry in entries.items()}
     return CachedPart(units=units, files=files)
 
 
@@ -162,7 +161,9 @@ def _hash_unit(unit: IngestUnit, task: IngestTask, stamps: dict[str, tuple[int, 
     Adds size and time of each file to `stamps`.
     """
     sources: dict[str, str] = {}
-    faults = [_describe_crash()] if unit.name in task.crashed else []
+    hint = "Report it, with the file if you may share it"
+    crash = Finding(Reason.READER_CRASH, "its reader killed the worker process twice", hint=hint)
+    faults = [crash] if unit.name in task.crashed else []
     for file in unit.files:
         if file not in task.sizes or task.root is None:
             continue
@@ -193,16 +194,8 @@ def _stat_file(path: Path) -> tuple[int, int]:
 
 def describe_mismatch(file: str, found: str, listed: str, *, level: Any = "error") -> Finding:
     """A file differs from its line in SHA256SUMS.txt."""
-    return Finding(
-        code=Reason.SOURCE_CHECKSUM,
-        level=level,
-        problem=f"sha256 is {found[:16]}",
-        requirement=f"SHA256SUMS.txt says {safe_text(listed[:16])}",
-        hint="Download the file again",
-        file=file,
-        found=found[:16],
-        expected=listed[:16],
-    )
+    texts = f"sha256 is {found[:16]}", f"SHA256SUMS.txt says {safe_text(listed[:16])}", "Download the file again"
+    return Finding(Reason.SOURCE_CHECKSUM, *texts, level=level, file=file, found=found[:16], expected=listed[:16])
 
 
 def _report_equal_records(records: Sequence[Record]) -> list[Finding]:
@@ -244,12 +237,6 @@ def find_copies(entries: Mapping[str, CachedUnit], sizes: Mapping[str, int]) -> 
             yield input_warning(Reason.DUPLICATE_ACROSS_SPLITS, problem, requirement, hint, file=first, count=len(copies))
 
 
-def _describe_crash() -> Finding:
-    return Finding(
-        code=Reason.READER_CRASH, problem="its reader killed the worker process twice", hint="Report it, with the file if you may share it"
-    )
-
-
 def _describe_unreadable(error: OSError, path: Path, file: str | None) -> Finding:
     """A file of the source that cannot be read. Raises UserError (exit 6) when this machine lacks resources."""
     raise_system_error(error, path, stored=False)
@@ -280,17 +267,10 @@ def _read_unit(
     tables = [report_rows(rows) for rows in content.rows]
     lost = {code: count for table in tables for code, count in (*table.quarantined_by_reason.items(), *table.dropped_by_reason.items())}
     if lost and not any(finding.level != "info" for finding in findings):
-        findings += [
-            Finding(code=Reason(code), level="warning", problem=f"{count} rows", count=count, file=file) for code, count in lost.items()
-        ]
+        findings += [input_warning(Reason(code), f"{count} rows", count=count, file=file) for code, count in lost.items()]
     findings += [*report_constant_stretches(records), *_report_equal_records(records)]
-    report = report_unit(
-        unit,
-        findings,
-        content=digest,
-        samples=sum(_count_samples(record) for record in records),
-        channels=len({signal.channel for record in records for signal in record.signals}),
-    )
+    samples, channels = sum(map(_count_samples, records)), {signal.channel for record in records for signal in record.signals}
+    report = report_unit(unit, findings, content=digest, samples=samples, channels=len(channels))
     recordings = [(r.recording_id, r.subject_id, r.attributes, len(r.signals), len(r.annotations)) for r in records]
     return entry.model_copy(update={"report": report, "rows": tables, "recordings": recordings}), records
 
@@ -357,17 +337,10 @@ def describe_arguments(value: Any, root: Path | None) -> Any:
         case set() | frozenset():
             return ["set", *sorted(storage.encode_json(describe_arguments(item, root)).decode() for item in value)]
         case dict():
-            return [
-                "dict",
-                *sorted([str(key), storage.encode_json(describe_arguments(item, root)).decode()] for key, item in value.items()),
-            ]
+            items = ([str(key), storage.encode_json(describe_arguments(item, root)).decode()] for key, item in value.items())
+            return ["dict", *sorted(items)]
         case functools.partial():
-            return [
-                "partial",
-                describe_arguments(value.func, root),
-                describe_arguments(value.args, root),
-                describe_arguments(value.keywords, root),
-            ]
+            return ["partial", *(describe_arguments(part, root) for part in (value.func, value.args, value.keywords))]
         case np.ndarray():
             return ["array", value.dtype.str, list(value.shape), hashlib.sha256(np.ascontiguousarray(value).data).hexdigest()]
         case FunctionType() if value.__closure__ is None:

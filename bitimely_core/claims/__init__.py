@@ -3,7 +3,7 @@
 dates, codes, phecode_maps           texts to days, codes and PheCodes; each distinct text is read once
 label_rules, labels                  labels as data; onsets, index dates and labels of subjects
 clean                                claims as text to integers; every excluded row is counted by reason
-leakage_policy, prevalence           records that may enter the input; PheCodes selected by prevalence ratio
+prevalence                           PheCodes selected by prevalence ratio
 sequence_builder, steps, engines     sequences of a shard of subjects, in two passes, with polars, DuckDB or Spark
 build                                these steps on tables in memory
 shortcut_baselines                   scores of sequence length and of single codes

@@ -6,7 +6,7 @@ The steps and their order are normative (section 2 of the builder's reference). 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import polars as pl
 
@@ -53,24 +53,11 @@ def build_sequences(
     vocab: str = "icd9",
     pad_undotted: bool = False,
     fallback: Sequence[str] = STEPS,
-    level: str = "integer",
     rules: Iterable[RuleTable] = (),
-    leakage: str = "keep",
     landmark: Mapping[str, object] | None = None,
-    population: str = "subjects",
-    denominator: str = "all",
-    threshold: float = 5.0,
-    top_k: int = 5,
-    min_case_support: int = 1,
-    min_case_fraction: float = 0.0,
-    select: bool = True,
-    dedupe: str = "day",
-    min_codes: int = 10,
-    min_codes_unit: str = "events",
-    max_events: int | None = None,
-    time: str = "months",
     split: Mapping[str, object] | None = None,
     split_override: Mapping[str, str] | None = None,
+    **choices: Any,
 ) -> BuildResult:
     """Sequences, labels, ratios and funnel from tables in memory: the steps of the commands on raw ids and true days.
 
@@ -82,46 +69,20 @@ def build_sequences(
         vocab: of rows without one.
         pad_undotted: read an undotted ICD-9 number of 1 or 2 digits as a category that has lost its zeros.
         fallback: steps of the lookup that are allowed.
-        level: integer, first_decimal or full: roll-up of PheCodes.
         rules: label rules (`label_rules.parse_rules`).
-        leakage: keep, drop_icd or drop_phecode.
         landmark: landmark_days or date, gap_days, horizon_days.
-        population: reference population of the ratios: all subjects, or observed.
-        denominator: reference group: all of them, or controls.
-        threshold: PheCodes with a greater ratio are selected.
-        top_k: number selected for a rule without any.
-        min_case_support: carriers among the cases that a PheCode needs to be considered.
-        min_case_fraction: the same as a share of the cases.
-        select: False keeps every PheCode that occurs.
-        dedupe: day, month, none or first_per_age30.
-        min_codes: subjects with fewer are excluded.
-        min_codes_unit: events, records or unique.
-        max_events: only the last ones are kept.
-        time: months, calendar_month or age30.
         split: seed, train, validation of the hash split.
         split_override: subject -> split instead.
+        choices: the other fields of `steps.SequenceChoices`, with its defaults; `select` is True or False.
 
     Raises ValueError: for invalid parameters and tables. Bad rows never raise, they are counted in the funnel.
     """
     parsed = parse_rules(rules)
-    choices = SequenceChoices(
-        level=level,
-        leakage=leakage,
-        landmark=steps.parse_landmark(landmark),
-        population=population,
-        denominator=denominator,
-        threshold=threshold,
-        top_k=top_k,
-        min_case_support=min_case_support,
-        min_case_fraction=min_case_fraction,
-        select=_check_choice("select", select, (True, False)),
-        dedupe=dedupe,
-        min_codes=min_codes,
-        min_codes_unit=min_codes_unit,
-        max_events=max_events,
-        time=time,
-    )
-    book = Codebook(_read_phemap(phemap), _check_fallback(fallback), _check_choice("pad_undotted", pad_undotted, (True, False)))
+    _check_choice("select", choices.get("select", True), (True, False))
+    chosen = SequenceChoices(landmark=steps.parse_landmark(landmark), **choices)
+    if isinstance(fallback, str) or not set(fallback) <= set(STEPS):
+        raise ValueError(f"fallback is a list of {', '.join(STEPS)}, found {fallback!r}")
+    book = Codebook(_read_phemap(phemap), tuple(fallback), _check_choice("pad_undotted", pad_undotted, (True, False)))
     _check_choice("vocab", vocab, tuple(FAMILIES))
     _check_choice("engine", engine, ENGINES)
     rows, cohort, account = _clean_events(events, _select_registered(subjects, events), book, vocab)
@@ -130,25 +91,16 @@ def build_sequences(
     shard = ClaimsShard(rows=rows, codes=book.codes, cohort=cohort, rules=parsed, defining=defining)
     with open_engine(engine) as run:
         labelled = steps.label_shard(shard, run)
-        marked = steps.set_index_days(labelled, choices, labelled.last_day, run)
-        selection = steps.select_vocabulary(steps.count_shard(marked, choices, run), marked.labels, choices)
-        built = steps.build_shard(marked, choices, selection, run)
+        marked = steps.set_index_days(labelled, chosen, labelled.last_day, run)
+        selection = steps.select_vocabulary(steps.count_shard(marked, chosen, run), marked.labels, chosen)
+        built = steps.build_shard(marked, chosen, selection, run)
     return _assemble_result(marked, selection, built, account, parsed)
-
-
-# --- arguments
 
 
 def _check_choice(name: str, value: T, known: Sequence[object]) -> T:
     if not any(value is one or (isinstance(value, str) and value == one) for one in known):
         raise ValueError(f"{name} is one of {', '.join(map(str, known))}, found {value!r}")
     return value
-
-
-def _check_fallback(fallback: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(fallback, str) or not set(fallback) <= set(STEPS):
-        raise ValueError(f"fallback is a list of {', '.join(STEPS)}, found {fallback!r}")
-    return tuple(fallback)
 
 
 def _require_columns(frame: object, name: str, needed: Sequence[str]) -> None:
@@ -192,14 +144,9 @@ def _select_registered(subjects: pl.DataFrame | None, events: pl.DataFrame) -> p
         raise ValueError("a subject_id of subjects has two rows")
     if own != dtype and not (events.is_empty() or subjects.is_empty()):
         raise ValueError(f"subject_id is {dtype} in events and {own} in subjects")
-    unknown = pl.repeat(None, subjects.height, dtype=pl.Int32, eager=True)
-    return subjects.select(
-        pl.col("subject_id").cast(dtype if subjects.is_empty() else own),
-        *(
-            (dates.parse_days(subjects[old]) if old in subjects.columns else unknown).alias(new)
-            for old, new in (("birth", "birth_day"), ("obs_end", "obs_end"))
-        ),
-    )
+    known = {"birth_day": "birth", "obs_end": "obs_end"}
+    days = {new: dates.parse_days(subjects[old]) if old in subjects.columns else pl.lit(None, pl.Int32) for new, old in known.items()}
+    return subjects.select(pl.col("subject_id").cast(dtype if subjects.is_empty() else own), **days)
 
 
 def _clean_events(
@@ -217,7 +164,6 @@ def _clean_events(
 
 
 def _assign_splits(cohort: pl.DataFrame, split: Mapping[str, object] | None, override: Mapping[str, str] | None) -> pl.DataFrame:
-    """`cohort` with its splits."""
     names = [str(subject) for subject in cohort["subject_id"]]
     chosen: dict[str, object] = {"seed": splits.SEED, "train": splits.TRAIN, "validation": splits.VALIDATION, **(split or {})}
     if len(chosen) > 3:
@@ -239,9 +185,6 @@ def _check_share(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise ValueError(f"{name} of split is a share, found {value!r}")
     return value
-
-
-# --- result
 
 
 def _assemble_result(

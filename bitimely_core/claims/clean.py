@@ -54,10 +54,8 @@ class RowAccount(BaseModel):
 
     def split(self) -> tuple[dict[str, int], dict[str, int]]:
         """Rows dropped by a rule and rows quarantined, by reason: the two columns of the ingest report."""
-        dropped, quarantined = (
-            {str(r): n for r, n in sorted(self.reasons.items()) if (r in RULE_REASONS) is rule} for rule in (True, False)
-        )
-        return dropped, quarantined
+        by_rule = {str(reason): n for reason, n in sorted(self.reasons.items()) if reason in RULE_REASONS}
+        return by_rule, {str(reason): n for reason, n in sorted(self.reasons.items()) if reason not in RULE_REASONS}
 
     def funnel(self) -> ClaimsFunnel:
         """The part of the funnel that counts rows: each row once, at the first check it fails, duplicates included."""
@@ -85,7 +83,11 @@ def clean_rows(
     latest: int | None = None,
     copy_key: bool = False,
 ) -> tuple[pl.DataFrame, RowAccount]:
-    """The valid rows of one frame as integers.
+    """The valid rows of one frame as integers, in its order, and the account of all.
+
+    Valid rows: subject_id, day Int32, code Int32 (index in `book.codes`), source Int8 (index in SOURCES), row Int64; `late` where index days
+    are given: after the subject's index day, used for labels but not in the input. Raises ValueError: for an unknown vocabulary, or a column
+    of another type than text.
 
     Args:
         frame: subject_id, date, code, optional vocab, source, claim, position, row (its number in the file).
@@ -96,13 +98,6 @@ def clean_rows(
         form: of the dates (`dates.parse_day`).
         latest: days after this one are in the future of the data.
         copy_key: add the column that `pass2_write.resolve_duplicates` needs.
-
-    Returns:
-        Valid rows in the order of the frame: subject_id, day Int32, code Int32 (index in `book.codes`), source Int8 (index in SOURCES), row
-        Int64; `late` where index days are given: after the subject's index day, used for labels but not in the input. And the account.
-
-    Raises:
-        ValueError: for an unknown vocabulary, or a column of another type than text.
     """
     everywhere = {"vocab": pl.lit(vocab), "source": pl.lit(source), "row": pl.int_range(1, pl.len() + 1, dtype=pl.Int64)}
     absent = [value.alias(name) for name, value in everywhere.items() if name not in frame.columns]
@@ -119,15 +114,15 @@ def clean_rows(
         table = table.join(life_dates, on="subject_id", how="left", maintain_order="left")
     checks = _make_checks(set(table.columns), strict=book.strict, latest=latest)
     fault = pl.coalesce(*(pl.when(test).then(pl.lit(name)) for name, test in checks.items()), pl.col("code_fault"))
-    table = table.with_columns(fault=fault).with_columns(
-        reason=pl.col("fault").replace_strict(DATE_FAULTS, default=pl.col("code_reason"), return_dtype=pl.String)
-    )
-    late = [(pl.col("day") > pl.col("index_day")).fill_null(value=False).alias("late")] if "index_day" in table.columns else []
-    copy_keys = [_make_copy_key(frame.columns)] if copy_key else []
-    where = pl.col("source").replace_strict(SOURCES, range(len(SOURCES)), default=SOURCES.index("other"), return_dtype=pl.Int8)
-    kept = table.filter(pl.col("fault").is_null()).select(
-        "subject_id", "day", pl.col("index").alias("code"), where.alias("source"), "row", *late, *copy_keys
-    )
+    reason = pl.col("fault").replace_strict(DATE_FAULTS, default=pl.col("code_reason"), return_dtype=pl.String)
+    table = table.with_columns(fault=fault).with_columns(reason=reason)
+    source_number = pl.col("source").replace_strict(SOURCES, range(len(SOURCES)), default=SOURCES.index("other"), return_dtype=pl.Int8)
+    columns = ["subject_id", "day", pl.col("index").alias("code"), source_number, "row"]
+    if "index_day" in table.columns:
+        columns.append((pl.col("day") > pl.col("index_day")).fill_null(value=False).alias("late"))
+    if copy_key:
+        columns.append(_make_copy_key(frame.columns))
+    kept = table.filter(pl.col("fault").is_null()).select(columns)
     return kept, _count_rows(table, kept, book.codes)
 
 
@@ -179,11 +174,7 @@ def _count_rows(table: pl.DataFrame, kept: pl.DataFrame, codes: list[IcdCode]) -
 
 
 def find_data_end(counts: Mapping[int, int]) -> int | None:
-    """The last day of the data if at most 1 % of the rows come after it and after ten years without any row; else None.
-
-    Args:
-        counts: day -> rows.
-    """
+    """The last day of the data (`counts`: day -> rows) if at most 1 % of the rows come after it and after ten years without any; else None."""
     if not counts:
         return None
     days = np.array(sorted(counts))

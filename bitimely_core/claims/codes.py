@@ -57,16 +57,18 @@ def normalise_code(raw: str | None, vocab: str, *, pad_undotted: bool = False) -
     `vocab`: icd9, icd9cm, icd10 or icd10cm. `pad_undotted`: read an undotted ICD-9 number of 1 or 2 digits as a category that has lost its
     zeros.
     """
-    if raw is None:
-        return None, "missing"
-    return _normalise_icd9(raw, pad_undotted) if FAMILIES[vocab] == "icd9" else _normalise_icd10(raw)
-
-
-def _normalise_icd9(raw: str, pad: bool) -> tuple[str | None, str | None]:
-    text = "".join(raw.split()).replace("'", "").replace('"', "").upper()
+    icd9 = FAMILIES[vocab] == "icd9"
+    text = (re.sub(r"[\s'\"]", "", raw or "") if icd9 else NOT_ICD10.sub("", (raw or "").upper())).upper()
     if text in MISSING:
         return None, "missing"
-    text = text.rstrip(".")
+    if icd9:
+        return _normalise_icd9(text.rstrip("."), pad_undotted)
+    if not ICD10.fullmatch(text):
+        return None, "bad_format"
+    return f"{text[:3]}.{text[3:]}" if len(text) > 3 else text, None
+
+
+def _normalise_icd9(text: str, pad: bool) -> tuple[str | None, str | None]:
     if found := ICD9_DOTTED.fullmatch(text):
         head, decimals = found.groups()
         if head[0] == "E" and len(decimals) == 2:
@@ -78,15 +80,6 @@ def _normalise_icd9(raw: str, pad: bool) -> tuple[str | None, str | None]:
     if ICD9_SHORT.fullmatch(text):
         return (text.zfill(3), None) if pad else (None, "ambiguous_short")
     return None, "bad_format"
-
-
-def _normalise_icd10(raw: str) -> tuple[str | None, str | None]:
-    text = NOT_ICD10.sub("", raw.upper())
-    if text in MISSING:
-        return None, "missing"
-    if not ICD10.fullmatch(text):
-        return None, "bad_format"
-    return f"{text[:3]}.{text[3:]}" if len(text) > 3 else text, None
 
 
 def classify_fault(raw: str | None, vocab: str, fault: str) -> Reason:

@@ -27,10 +27,10 @@ from bitimely_core import storage
 from bitimely_core.cache import report as accounting
 from bitimely_core.cache.ingest import PART_LOCK_WAIT, load_previous
 from bitimely_core.cache.ingest_run import REPORT, IngestRun
-from bitimely_core.claims import ingest_report, label_rules, pass1_clean, pass2_write, phecode_maps, sources, spill, subjects
+from bitimely_core.claims import ingest_report, label_rules, pass1_clean, pass2_write, phecode_maps, sources, spill, splits, subjects
 from bitimely_core.claims.codes import Codebook
 from bitimely_core.claims.dataset import ClaimsOptions
-from bitimely_core.claims.job import ClaimsJob, clear_folder
+from bitimely_core.claims.job import ClaimsJob, CleaningFindings, clear_folder
 from bitimely_core.errors import Exit, Reason, UserError, safe_text, usage_error
 from bitimely_core.formats.source import scan_folder
 from bitimely_core.schemas import AgreementCell, CacheManifest, CodeCount, EventsManifest, IngestPart, IngestReport, StoredFile
@@ -121,29 +121,20 @@ def ingest_part(run: IngestRun, shard: tuple[int, int], previous: CacheManifest 
         return None
     home = storage.make_folder(run.out / PARTS)
     stem = f"{_name_work(run, force_new=force_new)}-{n}"
-    if not pass1_clean.is_finished(home, stem, k):
+
+    def is_finished(part: int) -> bool:
+        return CleaningFindings.load(pass1_clean.findings_path(home, stem, part)).done
+
+    if not is_finished(k):
         pass1_clean.clean_source(_open_job(run, stem), k, n)
-    missing = sum(not pass1_clean.is_finished(home, stem, i) for i in range(1, n + 1))
-    return IngestPart.of(run.report(), shard, missing)
+    return IngestPart.of(run.report(), shard, sum(not is_finished(part) for part in range(1, n + 1)))
 
 
 def _name_work(run: IngestRun, *, force_new: bool) -> str:
     """How the names of unfinished work begin: a fingerprint of source, options and key."""
     key = hashlib.sha256(load_key(run.given_options.get("id_key", ""), run.out)).hexdigest()
-    content = [
-        WORK_FORMAT,
-        run.settings.model_dump(mode="json"),
-        run.report().source.sha256,
-        key,
-        _count_source_shards(run),
-        pl.__version__,
-        force_new,
-    ]
-    return storage.fingerprint(content)[:16]
-
-
-def _count_source_shards(run: IngestRun) -> int:
-    return count_shards(sum(run.sizes.values()))
+    settings, shards = run.settings.model_dump(mode="json"), count_shards(sum(run.sizes.values()))
+    return storage.fingerprint([WORK_FORMAT, settings, run.report().source.sha256, key, shards, pl.__version__, force_new])[:16]
 
 
 def count_shards(size: int) -> int:
@@ -164,8 +155,7 @@ def pin_options(options: dict[str, Any], out: Path) -> dict[str, Any]:
     """
 
     def content(path: str) -> str:
-        file = Path(path)
-        return storage.hash_file(file) if file.is_file() else safe_text(path)
+        return storage.hash_file(Path(path)) if Path(path).is_file() else safe_text(path)
 
     plain: dict[str, Any] = {
         name: list(value) if isinstance(value, tuple) else value for name, value in options.items() if name not in RUN_ONLY
@@ -198,13 +188,8 @@ def load_key(file: str, out: Path) -> bytes:
         text = f"cannot be read ({error.strerror})"
         raise usage_error(text, f"expected {KEY} random bytes", code=Reason.NOT_FOUND, file=str(path), field="--id-key") from error
     if len(key) != KEY:
-        raise usage_error(
-            f"{len(key)} bytes",
-            f"expected {KEY} random bytes",
-            f"Make one with: head -c {KEY} /dev/urandom > FILE",
-            file=str(path),
-            field="--id-key",
-        )
+        hint = f"Make one with: head -c {KEY} /dev/urandom > FILE"
+        raise usage_error(f"{len(key)} bytes", f"expected {KEY} random bytes", hint, file=str(path), field="--id-key")
     return key
 
 
@@ -218,8 +203,9 @@ def _generate_source(run: IngestRun, previous: CacheManifest | None) -> Iterator
     given = run.given_options
     same = storage.fingerprint([run.settings.model_dump(mode="json"), str(folder)])
     try:
-        options = _load_generated(folder, note, same)
-        if options is None:
+        stored = json.loads(note.read_bytes()) if note.is_file() else {}
+        options: dict[str, Any] | None = stored.get("options")
+        if stored != {"same": same, "options": options, "files": _hash_files(folder)} or options is None:
             clear_folder(folder)
             clear_folder(note.parent)
             options = run.dataset.function(storage.make_folder(folder), dict(given))
@@ -238,17 +224,8 @@ def _generate_source(run: IngestRun, previous: CacheManifest | None) -> Iterator
         run.source, run.given_options = None, {}
 
 
-def _load_generated(folder: Path, note: Path, same: str) -> dict[str, Any] | None:
-    """The options of generated raw files of a killed run; None unless they are intact and made with the same settings."""
-    if not note.is_file():
-        return None
-    stored = json.loads(note.read_bytes())
-    options: dict[str, Any] | None = stored.get("options")
-    return options if stored == {"same": same, "options": options, "files": _hash_files(folder) if folder.is_dir() else {}} else None
-
-
 def _hash_files(folder: Path) -> dict[str, list[Any]]:
-    return {name: list(storage.hash_with_size(folder / name)) for name in scan_folder(folder).files}
+    return {name: list(storage.hash_with_size(folder / name)) for name in scan_folder(folder).files} if folder.is_dir() else {}
 
 
 def _is_unchanged(run: IngestRun, previous: CacheManifest) -> bool:
@@ -264,30 +241,27 @@ def _open_job(run: IngestRun, stem: str) -> ClaimsJob:
     if options.keep_ids:
         subjects.refuse_inside_workspace(Path(options.keep_ids), run.out.parent.parent)
     claims = sources.read_source(run.source, options)
-    paths = [*options.phecode_map]
-    if not paths and "phecode_map" in claims.facts:
-        paths = [str(run.source.path(claims.facts["phecode_map"]))]
-    codemap = phecode_maps.read_map(
-        paths,
-        repair=options.map_repair or None,
-        overrides=options.map_overrides or None,
-        keep_ignored=options.keep_ignored,
-        vocab=options.map_vocab or None,
-    )
+    placed = pl.DataFrame(list((claims.splits or {}).items()), {"subject_id": pl.String, "split": pl.String}, orient="row")
+    if options.split_file:
+        placed = splits.read_split_file(Path(options.split_file), "the ids of the source")
+    beside = [str(run.source.path(claims.facts["phecode_map"]))] if "phecode_map" in claims.facts else []
+    repair, overrides, vocab = options.map_repair or None, options.map_overrides or None, options.map_vocab or None
+    paths = options.phecode_map or beside
+    codemap = phecode_maps.read_map(paths, repair=repair, overrides=overrides, keep_ignored=options.keep_ignored, vocab=vocab)
     table = label_rules.load_rules(options.rules or "ccdss")
     flags = () if claims.labels is None else tuple(name for name in claims.labels.columns if name not in {"subject_id", "index_date"})
     return ClaimsJob(
         run=run,
         options=options,
         claims=claims,
-        splits=subjects.load_splits(claims.splits, options.split_file),
+        splits=placed if options.split_file or claims.splits else None,
         codemap=codemap,
         rule_table=table,
         rules=label_rules.parse_rules(table),
         flags=flags,
         book=Codebook(codemap.tables, pad_undotted=options.pad_undotted, strict=True),
         key=load_key(options.id_key, run.out),
-        shards=_count_source_shards(run),
+        shards=count_shards(sum(run.sizes.values())),
         home=run.out / PARTS,
         stem=stem,
     )
@@ -303,21 +277,18 @@ def _write_cache(job: ClaimsJob, parts: int) -> EventsManifest:
     keys = subjects.assign_pseudonyms(job, found, spilled, facts_file)
     if job.options.keep_ids:
         subjects.write_id_table(job, keys)
-    events: list[str] = []
     files: dict[str, StoredFile] = {}
     agreement: pass2_write.AgreementCounts = Counter()
     for done in pass2_write.write_shards(job, found, spilled, facts_file, keys):
-        events.append(done.events[0])
-        files[done.events[0]] = done.events[1]
+        name, files[name] = done.events
         agreement.update(dict(done.agreement))
         for file, account in done.accounts.items():
             found.accounts[file] += account
-    slices = -(-max(len(keys), 1) // spill.SLICE)
-    tables: dict[str, str] = {}
+    events, slices = list(files), -(-max(len(keys), 1) // spill.SLICE)
     for kind, by in (("subjects", ("subject_id",)), ("labels", ("subject_id", "name"))):
         frames = spill.merge_sorted(pass2_write.list_shard_files(job, kind), "subject_id", len(keys), slices, by)
         name, files[name] = spill.write_table(run.out, kind, frames)
-        tables[kind] = name
+    subjects_file, labels_file = list(files)[len(events) :]
     content = pass2_write.hash_content(job, found, slices)
     ingest_report.write_ingest_report(job, found, content)
     span = found.span
@@ -329,8 +300,8 @@ def _write_cache(job: ClaimsJob, parts: int) -> EventsManifest:
         content_sha256=content,
         report=run.report(),
         files=files,
-        subjects=tables["subjects"],
-        labels=tables["labels"],
+        subjects=subjects_file,
+        labels=labels_file,
         shards=events,
         names=job.names,
         rules=job.rule_table,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ from bitimely_core.cache.ingest_run import IngestRun
 from bitimely_core.claims.clean import RowAccount
 from bitimely_core.claims.job import ClaimsJob, CleaningFindings
 from bitimely_core.claims.label_rules import SOURCES
-from bitimely_core.errors import Finding, Reason, safe_text
+from bitimely_core.errors import Finding, Level, Reason, input_warning, safe_text
 from bitimely_core.schemas import CachedUnit, FindingRecord, IngestPart, IngestReport, TableReport
 from bitimely_core.types import IngestUnit, SourceRows
 
@@ -46,50 +46,30 @@ def write_ingest_report(job: ClaimsJob, found: CleaningFindings, content: str) -
         if account is not None:
             dropped, quarantined = account.split()
             findings[table.file] += _list_reasons(table, account, dropped)
-            table = replace(
-                table,
-                dropped=dict(Counter(table.dropped) + Counter(dropped)),
-                quarantined=dict(Counter(table.quarantined) + Counter(quarantined)),
-            )
+            dropped, quarantined = Counter(table.dropped) + Counter(dropped), Counter(table.quarantined) + Counter(quarantined)
+            table = replace(table, dropped=dict(dropped), quarantined=dict(quarantined))
         run.rows.append(report.report_rows(table))
         digest = content if account is not None else run.hashes.get(table.file, content)
         add_unit(run, table.file, findings[table.file], digest)
 
 
-def _list_reasons(table: SourceRows, account: RowAccount, dropped: Mapping[str, int]) -> list[Finding]:
-    """A finding for each reason for which rows of a table were left out."""
-    return [
-        Finding(
-            reason,
-            f"{n} {table.kind}",
-            REQUIREMENTS.get(reason, ""),
-            level="warning" if str(reason) in dropped else "error",
-            file=table.file,
-            count=n,
-            examples=tuple(account.examples.get(reason, ())),
-        )
-        for reason, n in sorted(account.reasons.items())
-        if n
-    ]
+def _list_reasons(table: SourceRows, account: RowAccount, dropped: Mapping[str, int]) -> Iterator[Finding]:
+    for reason, n in sorted(account.reasons.items()):
+        if n:
+            level: Level = "warning" if str(reason) in dropped else "error"
+            examples, wanted = tuple(account.examples.get(reason, ())), REQUIREMENTS.get(reason, "")
+            yield Finding(reason, f"{n} {table.kind}", wanted, level=level, file=table.file, count=n, examples=examples)
 
 
-def _find_unmet_rules(job: ClaimsJob, findings: CleaningFindings) -> list[Finding]:
+def _find_unmet_rules(job: ClaimsJob, findings: CleaningFindings) -> Iterator[Finding]:
     """Warnings of rules none of whose kinds of claims occurs in the data."""
     present = {SOURCES[kind] for kind in findings.sources}
-    if not job.ruled or not present:
-        return []
-    wanted = {rule.name: {kind for clause in rule.clauses for kind in clause.sources} for rule in job.rules}
-    return [
-        Finding(
-            Reason.CLASS_MISSING,
-            f"rule {safe_text(name)} needs {' or '.join(sorted(kinds))} rows, found only {' and '.join(sorted(present))} rows",
-            "no subject can have this label",
-            "Give the kind of claims with --default-source, or --col source=COLUMN",
-            level="warning",
-        )
-        for name, kinds in wanted.items()
-        if not kinds & present
-    ]
+    for rule in job.rules if job.ruled and present else ():
+        kinds = {kind for clause in rule.clauses for kind in clause.sources}
+        if not kinds & present:
+            text = f"rule {safe_text(rule.name)} needs {' or '.join(sorted(kinds))} rows, found only {' and '.join(sorted(present))} rows"
+            hint = "Give the kind of claims with --default-source, or --col source=COLUMN"
+            yield input_warning(Reason.CLASS_MISSING, text, "no subject can have this label", hint)
 
 
 def add_unit(run: IngestRun, file: str, reasons: list[Finding], content: str | None) -> None:

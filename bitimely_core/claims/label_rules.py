@@ -84,13 +84,8 @@ def load_rules(name: str | Path) -> list[RuleTable]:
         parse_rules(rules["rule"])
     except OSError as error:
         raise_system_error(error, path, stored=False)
-        raise usage_error(
-            f"cannot be read ({error.strerror})",
-            f"shipped are {', '.join(SHIPPED)}",
-            "Check --rules",
-            code=Reason.NOT_FOUND,
-            file=str(path),
-        ) from None
+        text, shipped = f"cannot be read ({error.strerror})", f"shipped are {', '.join(SHIPPED)}"
+        raise usage_error(text, shipped, "Check --rules", code=Reason.NOT_FOUND, file=str(path)) from None
     except ValueError as error:
         raise usage_error(str(error), hint="Correct the rule table", file=str(path)) from None
     return list(rules["rule"])

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import narwhals as nw
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from bitimely_core.claims import dates
 from bitimely_core.claims.codes import IcdCode
@@ -33,8 +31,9 @@ class Landmark:
 
 def add_first_days(rows: pl.DataFrame, cohort: pl.DataFrame, engine: Engine) -> pl.DataFrame:
     """`cohort` with `first_day`, the day of the subject's first valid row, mapped or not; null without any."""
-    first_days = collect_rows(engine(rows.select("subject", "day")).group_by("subject").agg(nw.col("day").min().alias("first_day")))
-    return _add_column(cohort, "first_day", pl.Int32, first_days["subject"].to_numpy(), first_days["first_day"].to_numpy())
+    first_days = collect_rows(engine(rows.select("subject", "day")).group_by("subject").agg(nw.col("day").min()))
+    column = pl.repeat(None, cohort.height, dtype=pl.Int32, eager=True)
+    return cohort.with_columns(first_day=column.scatter(first_days["subject"], first_days["day"].cast(pl.Int32)))
 
 
 def add_onsets(
@@ -47,12 +46,13 @@ def add_onsets(
     """
     marked, patterns = _select_marked_rows(rows, [match_rules(rules, code) for code in codes], engine)
     subject, day, source, pattern = (marked[name].to_numpy() for name in ("subject", "day", "source", "pattern"))
-    births = cohort["birth_day"]
-    unknown = births.is_null().to_numpy()
+    unknown = cohort["birth_day"].is_null().to_numpy()
+    births, place = np.unique(cohort["birth_day"].fill_null(0).to_numpy(), return_inverse=True)
     for number, rule in enumerate(rules):
         matching = np.array([number in own for own in patterns], bool)[pattern]
         if rule.min_age_years:
-            matching &= unknown[subject] | (day >= _find_birthdays(births, rule.min_age_years)[subject])
+            birthdays = np.array([dates.find_birthday(int(birth), rule.min_age_years) for birth in births], np.int64)[place]
+            matching &= unknown[subject] | (day >= birthdays[subject])
         onset = np.full(cohort.height, dates.LATEST + 1)
         for clause in rule.clauses:
             named = np.array([name in clause.sources for name in SOURCES])
@@ -96,18 +96,6 @@ def exclude_controls(
     return cohort
 
 
-def _find_birthdays(births: pl.Series, years: int) -> NDArray[np.int64]:
-    """The day on which each subject has completed `years` years, counted from day 0 where no birth is known, [S] int64."""
-    distinct, place = np.unique(births.fill_null(0).to_numpy(), return_inverse=True)
-    return np.array([dates.find_birthday(int(birth), years) for birth in distinct], np.int64)[place]
-
-
-def _add_column(cohort: pl.DataFrame, name: str, dtype: Any, subject: NDArray[Any], values: NDArray[Any]) -> pl.DataFrame:
-    """`cohort` with a column that has `values` for some subjects, else null."""
-    column = pl.repeat(None, cohort.height, dtype=dtype, eager=True)
-    return cohort.with_columns(column.scatter(subject, values).alias(name) if len(subject) else column.alias(name))
-
-
 def apply_landmark(cohort: pl.DataFrame, names: Sequence[str], landmark: Landmark | None, data_end: int | None = None) -> pl.DataFrame:
     """`cohort` with `index_day` and the labels at it: the table of section 7. Without a landmark nothing changes.
 
@@ -137,15 +125,7 @@ def apply_landmark(cohort: pl.DataFrame, names: Sequence[str], landmark: Landmar
 
 def to_long_labels(cohort: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
     """The labels in the form of the cache: subject_id, name, value Int8, onset_day Int32, one row per subject and label."""
-    parts = [
-        cohort.select(
-            "subject_id",
-            pl.lit(name).alias("name"),
-            pl.col(f"y_{name}").alias("value"),
-            (pl.col(f"onset_{name}") if f"onset_{name}" in cohort.columns else pl.lit(None, pl.Int32)).alias("onset_day"),
-        )
-        for name in names
-    ]
-    if not parts:
+    if not names:
         return pl.DataFrame(schema={"subject_id": pl.Int64, "name": pl.String, "value": pl.Int8, "onset_day": pl.Int32})
+    parts = [cohort.select("subject_id", name=pl.lit(name), value=f"y_{name}", onset_day=f"onset_{name}") for name in names]
     return pl.concat(parts).sort("subject_id", "name", maintain_order=True)

@@ -23,21 +23,15 @@ def write_meds(out: Path, cache: Cache, sequences: EventSequences) -> None:
     """
     cohort = cache.cohort()
     events = pl.concat([frame.select("subject_id", "time", "code", "numeric_value") for frame in cache.events()])
-    boundaries = [
-        cohort.filter(pl.col(column).is_not_null()).select(
-            "subject_id", time=_to_time(pl.col(column)), code=pl.lit(code), numeric_value=pl.lit(None, pl.Float32)
-        )
-        for column, code in (("birth_day", BIRTH), ("death_day", DEATH))
-    ]
-    data = pl.concat([*boundaries, events]).sort("subject_id", "time", maintain_order=True)
-    phecodes = pl.concat([frame.select("code", "phecodes") for frame in cache.events()]).unique("code").sort("code")
-    codes = phecodes.select(
-        "code",
-        description=pl.lit(None, pl.String),
-        parent_codes=pl.col("phecodes").list.eval(pl.concat_str(pl.lit("PheCode/"), pl.element())),
+    births, deaths = (
+        cohort.drop_nulls(day).select("subject_id", time=_to_time(pl.col(day)), code=pl.lit(code), numeric_value=pl.lit(None, pl.Float32))
+        for day, code in (("birth_day", BIRTH), ("death_day", DEATH))
     )
-    named = pl.DataFrame({"subject_id": sequences.whole_index["subject_id"].cast(pl.Int64), "split": sequences.whole_index["split"]})
-    splits = named.with_columns(pl.col("split").replace(SPLITS))
+    data = pl.concat([births, deaths, events]).sort("subject_id", "time", maintain_order=True)
+    phecodes = pl.concat([frame.select("code", "phecodes") for frame in cache.events()]).unique("code").sort("code")
+    parents = pl.col("phecodes").list.eval(pl.concat_str(pl.lit("PheCode/"), pl.element()))
+    codes = phecodes.select("code", description=pl.lit(None, pl.String), parent_codes=parents)
+    splits = sequences.whole_index.select(pl.col("subject_id").cast(pl.Int64), pl.col("split").replace(SPLITS))
     metadata = storage.make_folder(storage.make_folder(out) / "metadata")
     storage.write_parquet(storage.make_folder(out / "data") / "0.parquet", to_table(data))
     storage.write_parquet(metadata / "codes.parquet", to_table(codes))
@@ -57,13 +51,9 @@ def select_labels(cache: Cache, sequences: EventSequences) -> dict[str, pl.DataF
     last = pl.concat([frame.group_by("subject_id").agg(first=pl.col("time").min(), last=pl.col("time").max()) for frame in cache.events()])
     ids = sequences.whole_index["subject_id"].cast(pl.Int64)
     frame = pl.DataFrame({"subject_id": ids}).join(last, on="subject_id", how="left", maintain_order="left")
-    landmark = sequences.options.landmark
-    if landmark is None:
-        when = pl.col("last")
-    elif landmark.day is not None:
-        when = _to_time(pl.lit(landmark.day))
-    else:
-        when = pl.col("first") + pl.duration(days=landmark.landmark_days)
+    when, landmark = pl.col("last"), sequences.options.landmark
+    if landmark is not None:
+        when = _to_time(pl.lit(landmark.day)) if landmark.day is not None else pl.col("first") + pl.duration(days=landmark.landmark_days)
     frame = frame.select("subject_id", prediction_time=when.cast(pl.Datetime("us")))
     assert sequences.target is not None
     by_label = {}

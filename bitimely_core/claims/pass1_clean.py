@@ -27,15 +27,11 @@ def findings_path(home: Path, stem: str, part: int) -> Path:
     return home / f"{stem}-{part}.json"
 
 
-def is_finished(home: Path, stem: str, part: int) -> bool:
-    """Whether a part of the first pass is finished."""
-    return CleaningFindings.load(findings_path(home, stem, part)).done
-
-
 def clean_source(job: ClaimsJob, part: int = 1, parts: int = 1) -> CleaningFindings:
     """Clean all rows, or every `parts`-th block from the `part`-th on, and spill them by shard; continues from saved findings."""
     run, claims = job.run, job.claims
-    findings = CleaningFindings.load(findings_path(job.home, job.stem, part))
+    notes = findings_path(job.home, job.stem, part)
+    findings = CleaningFindings.load(notes)
     if findings.done:
         return findings
     job.book.resume(findings.codes)
@@ -62,9 +58,8 @@ def clean_source(job: ClaimsJob, part: int = 1, parts: int = 1) -> CleaningFindi
                 block, job.book, vocab=claims.vocab, source=claims.source, life_dates=life_dates, copy_key=True
             )
             findings.accounts.setdefault(file, clean.RowAccount()).__iadd__(account)
-            findings.days.update(dict(valid["day"].value_counts().iter_rows()))
-            findings.code_counts.update(dict(valid["code"].value_counts().iter_rows()))
-            findings.sources.update(dict(valid["source"].value_counts().iter_rows()))
+            for counts, column in ((findings.days, "day"), (findings.code_counts, "code"), (findings.sources, "source")):
+                counts.update(dict(valid[column].value_counts().iter_rows()))
             if valid.height:
                 names, fresh = pseudonymize(seen, valid["subject_id"], job)
                 valid = valid.join(names, on="subject_id", how="left", maintain_order="left").drop("subject_id")
@@ -73,13 +68,13 @@ def clean_source(job: ClaimsJob, part: int = 1, parts: int = 1) -> CleaningFindi
         findings.blocks = number + 1
         if sum(part.height for part in rows) >= SPILL_ROWS:
             spill()
-            findings.save(findings_path(job.home, job.stem, part))
+            findings.save(notes)
         if run.progress is not None:
             run.progress(f"clean {run.dataset.name}", sum(account.rows for account in findings.accounts.values()), None)
     if rows:
         spill()
     findings.done = True
-    findings.save(findings_path(job.home, job.stem, part))
+    findings.save(notes)
     return findings
 
 
@@ -87,9 +82,8 @@ def _select_life_dates(subjects: pl.DataFrame | None, labels: pl.DataFrame | Non
     """Days that decide which rows of a subject are valid: subject_id, birth_day, death_day, index_day, as far as known."""
     life_dates: pl.DataFrame | None = None
     if subjects is not None:
-        life_dates = subjects.select(
-            "subject_id", birth_day=dates.parse_days(subjects["birth"]), death_day=dates.parse_days(subjects["death"])
-        )
+        birth, death = dates.parse_days(subjects["birth"]), dates.parse_days(subjects["death"])
+        life_dates = subjects.select("subject_id", birth_day=birth, death_day=death)
     if labels is not None and "index_date" in labels.columns:
         ends = labels.select("subject_id", index_day=dates.parse_days(labels["index_date"]))
         life_dates = ends if life_dates is None else life_dates.join(ends, on="subject_id", how="full", coalesce=True)
@@ -98,9 +92,6 @@ def _select_life_dates(subjects: pl.DataFrame | None, labels: pl.DataFrame | Non
 
 def _spill_path(job: ClaimsJob, part: int, kind: str, stretch: int) -> Path:
     return job.home / f"{job.stem}-{part}-{kind}-{stretch}.parquet"
-
-
-# ---- pseudonyms
 
 
 @dataclass
@@ -114,11 +105,7 @@ class PseudonymCache:
 
 
 def pseudonymize(seen: PseudonymCache, ids: pl.Series, job: ClaimsJob) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The pseudonyms of some raw ids.
-
-    Returns:
-        subject_id, key (the first 8 bytes of the digest as a number), shard; and `compute_digests` of those not seen before.
-    """
+    """Of raw ids: subject_id, key (the first 8 bytes of the digest as a number), shard; and `compute_digests` of those not seen before."""
     distinct = ids.unique()
     marks, checks = distinct.hash().to_numpy(), ("|" + distinct).hash().to_numpy()
     known = np.zeros(len(distinct), bool)
@@ -168,9 +155,8 @@ def join_parts(job: ClaimsJob, parts: int) -> tuple[CleaningFindings, list[Spill
         total.days.update(one.days)
         total.code_counts.update({int(codes[code]): n for code, n in one.code_counts.items()})
         total.sources.update(one.sources)
-        spilled += [
-            SpillFile(_spill_path(job, part, "rows", i), _spill_path(job, part, "people", i), codes, files) for i in range(one.stretches)
-        ]
+        pairs = ((_spill_path(job, part, "rows", i), _spill_path(job, part, "people", i)) for i in range(one.stretches))
+        spilled += [SpillFile(*pair, codes, files) for pair in pairs]
     total.codes = list(code_of)
     total.latest = clean.find_data_end(total.days)
     return total, spilled

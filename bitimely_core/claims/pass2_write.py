@@ -26,7 +26,6 @@ from bitimely_core.claims.steps import ClaimsShard
 from bitimely_core.errors import Reason, safe_text
 from bitimely_core.schemas import StoredFile
 
-SHARD_TABLES = ("subjects", "labels", "contents")  # merged when all shards are finished
 AgreementCounts = Counter[tuple[str, str, str]]
 """(rule, flag, cell) -> subjects."""
 
@@ -43,35 +42,28 @@ def write_shards(
     job: ClaimsJob, findings: CleaningFindings, spilled: Sequence[SpillFile], facts_file: Path | None, keys: np.ndarray
 ) -> Iterator[FinishedShard]:
     """Every shard in turn; one that an earlier run has finished is not made again."""
-    ranks = np.argsort(np.argsort([code.text for code in findings.codes])) if findings.codes else np.empty(0, np.int64)
     with engines.open_engine(job.options.engine) as engine:
         for number in range(job.shards):
             job.run.stop.check()
-            done = _load_shard(job, number)
+            path = job.home / f"{job.stem}-shard-{number}.json"
+            done = _load_shard(job, path)
             if done is None:
                 cohort = subjects.present_subjects(job, findings, spilled, facts_file, number)
-                done = _write_shard(job, findings, spill.read_rows(spilled, number), cohort, keys, ranks, number, engine)
+                done = _write_shard(job, findings, spill.read_rows(spilled, number), cohort, keys, number, engine)
+                storage.write_json(path, done.model_dump(mode="json"))
             yield done
             if job.run.progress is not None:
                 job.run.progress(f"ingest {job.run.dataset.name}", number + 1, job.shards)
 
 
 def list_shard_files(job: ClaimsJob, kind: str) -> list[Path]:
-    """The files of all shards of one of SHARD_TABLES."""
+    """The files of all shards of one kind (subjects, labels, contents), to be merged when all shards are finished."""
     return [job.home / f"{job.stem}-{kind}-{number}.parquet" for number in range(job.shards)]
 
 
 def _write_shard(
-    job: ClaimsJob,
-    findings: CleaningFindings,
-    rows: pl.DataFrame,
-    cohort: pl.DataFrame,
-    keys: np.ndarray,
-    ranks: np.ndarray,
-    number: int,
-    engine: Engine,
+    job: ClaimsJob, findings: CleaningFindings, rows: pl.DataFrame, cohort: pl.DataFrame, keys: np.ndarray, number: int, engine: Engine
 ) -> FinishedShard:
-    """One shard: its files, and the record that they are complete."""
     agreement = AgreementCounts()
     own = pass1_clean.to_keys(cohort["digest"])
     cohort = cohort.drop("digest").with_columns(subject_id=pl.Series(np.searchsorted(keys, own), dtype=pl.Int64))
@@ -79,30 +71,21 @@ def _write_shard(
     shard = steps.ClaimsShard(rows=rows, codes=findings.codes, cohort=cohort, rules=job.rules)
     shard = _apply_labels(steps.label_shard(shard, engine), job, agreement, engine)
     shard = _subtract_first_days(shard, keep_dates=job.run.options["keep_dates"])
-    hashes = _hash_subjects(shard, job.names, ranks)
+    hashes = [(int.from_bytes(one[:4], "big"), one) for one in _hash_subjects(shard, job.names)]
     cohort = shard.cohort
     frames = {
         "subjects": cohort.select(name for name in ("subject_id", *DAY_COLUMNS, "sex", "split_bin", "split") if name in cohort.columns),
         "labels": labels.to_long_labels(cohort, job.names),
-        "contents": pl.DataFrame(
-            {"head": [int.from_bytes(one[:4], "big") for one in hashes], "content": hashes}, schema={"head": pl.Int64, "content": pl.Binary}
-        ),
+        "contents": pl.DataFrame(hashes, schema={"head": pl.Int64, "content": pl.Binary}, orient="row"),
     }
-    for kind in SHARD_TABLES:
-        storage.write_parquet(list_shard_files(job, kind)[number], frames[kind].to_arrow())
+    for kind, frame in frames.items():
+        storage.write_parquet(list_shard_files(job, kind)[number], frame.to_arrow())
     events = spill.write_table(job.run.out, f"events-{number:05d}", [_make_events(shard)])
-    done = FinishedShard(events=events, accounts=accounts, agreement=list(agreement.items()))
-    storage.write_json(_shard_path(job, number), done.model_dump(mode="json"))
-    return done
+    return FinishedShard(events=events, accounts=accounts, agreement=list(agreement.items()))
 
 
-def _shard_path(job: ClaimsJob, number: int) -> Path:
-    return job.home / f"{job.stem}-shard-{number}.json"
-
-
-def _load_shard(job: ClaimsJob, number: int) -> FinishedShard | None:
+def _load_shard(job: ClaimsJob, path: Path) -> FinishedShard | None:
     """A shard that is finished and intact."""
-    path = _shard_path(job, number)
     if not path.is_file():
         return None
     done = FinishedShard.model_validate_json(path.read_bytes())
@@ -136,8 +119,7 @@ def resolve_duplicates(rows: pl.DataFrame, findings: CleaningFindings, keys: np.
             account = add(row >> FILE_SHIFT, Reason.DATE_OUTSIDE_LIFE, 1, f"row {row % (1 << FILE_SHIFT)}")
             account.steps[findings.codes[code].step] -= 1
             account.faults["future"] += 1
-    subject = np.searchsorted(keys, rows["key"].to_numpy()).astype(np.int32)
-    rows = rows.drop("key").with_columns(subject=pl.Series(subject))
+    rows = rows.drop("key").with_columns(subject=pl.Series(np.searchsorted(keys, rows["key"].to_numpy()).astype(np.int32)))
     copy = np.zeros(rows.height, bool)
     packed = pl.Series(_pack_keys(rows["subject"], rows["day"], rows["code"].to_numpy(), len(findings.codes)))
     suspects = np.flatnonzero(packed.is_duplicated().to_numpy())  # only these can be copies
@@ -153,10 +135,9 @@ def resolve_duplicates(rows: pl.DataFrame, findings: CleaningFindings, keys: np.
     ):
         for (file,), part in lost.group_by(pl.col("row") // (1 << FILE_SHIFT), maintain_order=True):
             shown = part.head(EXAMPLES)
+            texts = [f"row {row % (1 << FILE_SHIFT)}" for row in shown["row"]]
             if reason == Reason.UNMAPPED_CODE:
                 texts = [safe_text(findings.codes[code].code) for code in shown["code"]]
-            else:
-                texts = [f"row {row % (1 << FILE_SHIFT)}" for row in shown["row"]]
             add(int(str(file)), reason, part.height, *texts)
     return kept.with_columns(late=late).select(*columns), accounts
 
@@ -218,9 +199,10 @@ def _make_events(shard: ClaimsShard) -> pl.DataFrame:
     )
 
 
-def _hash_subjects(shard: ClaimsShard, names: list[str], ranks: np.ndarray) -> list[bytes]:
+def _hash_subjects(shard: ClaimsShard, names: list[str]) -> list[bytes]:
     """SHA-256 of the rows of each subject, in a canonical order, and of its labels; ids do not enter."""
     rows, cohort = shard.rows, shard.cohort
+    ranks = np.argsort(np.argsort(np.array([code.text for code in shard.codes], str)))
     size = max(len(ranks), 1) * len(SOURCES)
     rank = ranks[rows["code"].to_numpy()] * len(SOURCES) + rows["source"].to_numpy()
     packed = np.sort(_pack_keys(rows["subject"], rows["day"], rank, size))

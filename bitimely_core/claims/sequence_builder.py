@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import narwhals as nw
 import numpy as np
@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from bitimely_core.claims import dates
 from bitimely_core.claims.engines import Engine, collect_rows
 
-DEDUPES = ("day", "month", "none", "first_per_age30")
-UNITS = ("events", "records", "unique")
-TIMES = ("months", "calendar_month", "age30")
+if TYPE_CHECKING:
+    from bitimely_core.claims.steps import SequenceChoices
+
 SPECIAL = ("[PAD]", "[SOS]", "[EOS]", "[MASK]", "[UNK]")  # ids 0 to 4
 MAX_AGE_MONTHS = 1080  # months: ages of 90 and over are one
 
@@ -57,34 +57,22 @@ def build_code_sequences(
     phecodes: Sequence[str],
     vocab: Mapping[str, int],
     cohort: pl.DataFrame,
+    choices: SequenceChoices,
     engine: Engine,
-    *,
-    dedupe: str = "day",
-    min_codes: int = 10,
-    min_codes_unit: str = "events",
-    max_events: int | None = None,
-    time: str = "months",
 ) -> CodeSequences:
-    """The sequences of one shard.
+    """The sequences of one shard; subjects without any event have none.
 
     Args:
         records: subject, day, phecode (index into `phecodes`), and `row` for dedupe first_per_age30.
         phecodes: names of the PheCodes.
         vocab: the selected ones -> id.
         cohort: with `birth_day`, and `index_day` under a landmark.
+        choices: dedupe, min_codes with its unit, max_events (applied after the test on min_codes; the clock restarts) and time.
         engine: of the frames.
-        dedupe: day: one event a day and PheCode; month: the earliest day a calendar month and PheCode; none; first_per_age30: one event an
-            age month, the first in input order.
-        min_codes: subjects with fewer, or without any, are excluded.
-        min_codes_unit: events after dedupe, records before it, unique PheCodes after it.
-        max_events: only the last ones are kept, after the test; the clock restarts.
-        time: months since the first event, calendar_month likewise, age30 since birth.
     """
-    ids = pl.DataFrame(
-        [(i, vocab[phecode]) for i, phecode in enumerate(phecodes) if phecode in vocab],
-        schema={"phecode": pl.Int32, "id": pl.Int32},
-        orient="row",
-    )
+    dedupe, time = choices.dedupe, choices.time
+    pairs = [(i, vocab[phecode]) for i, phecode in enumerate(phecodes) if phecode in vocab]
+    ids = pl.DataFrame(pairs, schema={"phecode": pl.Int32, "id": pl.Int32}, orient="row")
     chosen = records.join(engine(ids), on="phecode").drop("phecode")
     births = cohort.select(subject=pl.int_range(pl.len(), dtype=pl.Int32), birth="birth_day").drop_nulls()
     no_birth = 0
@@ -94,23 +82,19 @@ def build_code_sequences(
     size = len(SPECIAL) + len(vocab)
     kept = _deduplicate(chosen, dedupe, size, engine)
     subject, day, code = _sort_records(kept, size, repeats=dedupe == "none")
-
     subjects, starts = np.unique(subject, return_index=True)
     lengths = np.diff(starts, append=len(subject))
     amount = lengths
-    if min_codes_unit == "records":
-        counts = collect_rows(chosen.group_by("subject").agg(nw.len().alias("n"))).sort("subject")
-        amount = counts["n"].to_numpy()
-    elif min_codes_unit == "unique":
+    if choices.min_codes_unit == "records":
+        amount = collect_rows(chosen.group_by("subject").agg(nw.len().alias("n"))).sort("subject")["n"].to_numpy()
+    elif choices.min_codes_unit == "unique":
         amount = np.bincount(np.unique(subject * size + code) // size, minlength=cohort.height)[subjects]
-    enough = amount >= min_codes
+    enough = amount >= choices.min_codes
     from_end = np.repeat(starts + lengths, lengths) - np.arange(len(subject))  # 1 for the last event
-    stays = np.repeat(enough, lengths) & (from_end <= (max_events or len(subject)))
-
+    stays = np.repeat(enough, lengths) & (from_end <= (choices.max_events or len(subject)))
     subject, day, code = subject[stays], day[stays], code[stays]
     subjects = subjects[enough]
-    offsets = np.searchsorted(subject, subjects).astype(np.int64)
-    offsets = np.append(offsets, len(subject))
+    offsets = np.append(np.searchsorted(subject, subjects).astype(np.int64), len(subject))
     times, ends = _compute_times(time, subjects, offsets, day, cohort)
     return CodeSequences(
         subjects=subjects,
@@ -125,7 +109,10 @@ def build_code_sequences(
 
 
 def _deduplicate(chosen: nw.LazyFrame[Any], dedupe: str, size: int, engine: Engine) -> nw.LazyFrame[Any]:
-    """The records that the dedupe keeps; equal (subject, day, id) may still occur several times."""
+    """The records that the dedupe keeps; equal (subject, day, id) may still occur several times.
+
+    month: of a PheCode the earliest day in a calendar month; first_per_age30: one event in an age month, the first in input order.
+    """
     if dedupe == "month":
         binned = chosen.join(engine(_make_bins(chosen, nw.col("day"), "day", dates.to_calendar_months)), on="day")
         return binned.filter(nw.col("day") == nw.col("day").min().over("subject", "bin", "id"))

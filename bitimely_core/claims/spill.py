@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -37,7 +37,7 @@ def write_partitioned(path: Path, frame: pl.DataFrame, shards: int) -> None:
 
     def fill(stream: BinaryIO) -> None:
         with pq.ParquetWriter(stream, table.schema, compression="zstd", version="2.6", write_statistics=False) as out:
-            for low, high in pairwise(bounds):
+            for low, high in itertools.pairwise(bounds):
                 out.write_table(table.slice(low, high - low), row_group_size=max(1, int(high - low)))
 
     storage.write_file(path, fill)
@@ -57,16 +57,11 @@ def read_rows(spilled: Iterable[SpillFile], shard: int, columns: Sequence[str] |
     for one in spilled:
         part = read_partition(one.rows, shard, columns)
         if columns is None:
-            row = part["row"].to_numpy()
-            part = part.with_columns(
-                code=pl.Series(one.codes[part["code"].to_numpy()], dtype=pl.Int32),
-                row=pl.Series((one.files[row >> FILE_SHIFT] << FILE_SHIFT) + row % (1 << FILE_SHIFT), dtype=pl.Int64),
-            )
+            row, code = part["row"].to_numpy(), one.codes[part["code"].to_numpy()]
+            row = (one.files[row >> FILE_SHIFT] << FILE_SHIFT) + row % (1 << FILE_SHIFT)
+            part = part.with_columns(code=pl.Series(code, dtype=pl.Int32), row=pl.Series(row, dtype=pl.Int64))
         parts.append(part)
     return pl.concat(parts) if parts else pl.DataFrame()
-
-
-# ---- files sorted by a column whose values are evenly spread over all shards
 
 
 def merge_sorted(paths: Sequence[Path], column: str, size: int, slices: int, by: Sequence[str]) -> Iterator[pl.DataFrame]:
@@ -74,8 +69,7 @@ def merge_sorted(paths: Sequence[Path], column: str, size: int, slices: int, by:
 
     `column`, the first of `by`, holds integers from 0 to below `size`, spread evenly.
     """
-    edges = [size * i // slices for i in range(slices + 1)]
-    for low, high in pairwise(edges):
+    for low, high in itertools.pairwise(size * i // slices for i in range(slices + 1)):
         in_slice = (pl.col(column) >= low) & (pl.col(column) < high)  # a lazy filter, so that no file is in memory at once
         yield pl.concat([pl.scan_parquet(path).filter(in_slice).collect() for path in paths]).sort(*by, maintain_order=True)
 
@@ -86,16 +80,12 @@ def write_table(out: Path, stem: str, frames: Iterable[pl.DataFrame]) -> tuple[s
 
     def fill(stream: BinaryIO) -> None:
         nonlocal count
-        import pyarrow.parquet as pq
-
-        writer: pq.ParquetWriter | None = None
-        for table in _iter_groups(frames):
-            if writer is None:
-                writer = pq.ParquetWriter(stream, table.schema, compression="zstd", version="2.6")
-            writer.write_table(table, row_group_size=GROUP)
-            count += table.num_rows
-        if writer is not None:
-            writer.close()
+        tables = _iter_groups(frames)
+        if (table := next(tables, None)) is not None:
+            with pq.ParquetWriter(stream, table.schema, compression="zstd", version="2.6") as writer:
+                for group in itertools.chain([table], tables):
+                    writer.write_table(group, row_group_size=GROUP)
+                    count += group.num_rows
 
     name, digest, size = storage.write_hashed(out, stem, ".parquet", fill)
     return name, StoredFile(sha256=digest, size=size, rows=count)

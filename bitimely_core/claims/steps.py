@@ -14,22 +14,22 @@ from typing import Any
 import narwhals as nw
 import polars as pl
 
-from bitimely_core.claims import codes, dates, labels, leakage_policy, prevalence, sequence_builder
+from bitimely_core.claims import codes, dates, labels, prevalence, sequence_builder
 from bitimely_core.claims.codes import IcdCode
 from bitimely_core.claims.engines import Engine
-from bitimely_core.claims.label_rules import SOURCES, LabelRule
+from bitimely_core.claims.label_rules import SOURCES, LabelRule, match_rules
 from bitimely_core.claims.labels import Landmark
 from bitimely_core.claims.prevalence import CodeCounts, CodeSelection
 from bitimely_core.claims.sequence_builder import CodeSequences
 
 CHOICES = {
     "level": codes.LEVELS,
-    "leakage": leakage_policy.LEAKAGE_POLICIES,
+    "leakage": ("keep", "drop_icd", "drop_phecode"),
     "population": prevalence.POPULATIONS,
     "denominator": prevalence.DENOMINATORS,
-    "dedupe": sequence_builder.DEDUPES,
-    "min_codes_unit": sequence_builder.UNITS,
-    "time": sequence_builder.TIMES,
+    "dedupe": ("day", "month", "none", "first_per_age30"),
+    "min_codes_unit": ("events", "records", "unique"),
+    "time": ("months", "calendar_month", "age30"),
     "select": (True, False, "frequency"),
 }
 LEAST_VALUES = {"top_k": 0, "min_case_support": 1, "min_codes": 0, "max_events": 1}  # least value
@@ -117,9 +117,7 @@ def parse_landmark(given: Mapping[str, object] | None) -> Landmark | None:
 class ClaimsShard:
     """Some subjects with all their valid rows, as integers."""
 
-    rows: (
-        pl.DataFrame
-    )  # subject Int32 (row of `cohort`), day Int32, code Int32 (index into `codes`), source Int8; row Int64 for input_order
+    rows: pl.DataFrame  # Int32 subject (row of `cohort`), day and code (index into `codes`), Int8 source; Int64 row for input_order
     codes: Sequence[IcdCode]
     cohort: pl.DataFrame  # subject_id, birth_day Int32, obs_end Int32, split; steps add columns
     labels: tuple[str, ...] = ()  # names with a column y_<name> in `cohort`
@@ -162,10 +160,8 @@ def load_shard(
         pl.col("source").cast(pl.String).replace_strict(SOURCES, range(len(SOURCES)), default=SOURCES.index("other"), return_dtype=pl.Int8),
         pl.col("row").cast(pl.Int64),
     ).cast({"code": pl.Int32})  # polars makes it text where there are no codes
-    names = tuple(column.removeprefix("y_") for column in cohort.columns if column.startswith("y_"))
-    return ClaimsShard(
-        rows=rows, codes=found, cohort=cohort, labels=names, rule_labels=frozenset(rule_labels), rules=rules, defining=defining
-    )
+    names, made = tuple(column.removeprefix("y_") for column in cohort.columns if column.startswith("y_")), frozenset(rule_labels)
+    return ClaimsShard(rows=rows, codes=found, cohort=cohort, labels=names, rule_labels=made, rules=rules, defining=defining)
 
 
 def label_shard(shard: ClaimsShard, engine: Engine) -> ClaimsShard:
@@ -200,24 +196,29 @@ def select_vocabulary(counts: CodeCounts, names: Sequence[str], choices: Sequenc
 def build_shard(shard: ClaimsShard, choices: SequenceChoices, selection: CodeSelection, engine: Engine) -> CodeSequences:
     """Pass 2: the sequences."""
     lazy, phecodes = _select_records(shard, choices, engine)
-    return sequence_builder.build_code_sequences(
-        lazy,
-        phecodes,
-        sequence_builder.number_phecodes(selection.phecodes),
-        shard.cohort,
-        engine,
-        dedupe=choices.dedupe,
-        min_codes=choices.min_codes,
-        min_codes_unit=choices.min_codes_unit,
-        max_events=choices.max_events,
-        time=choices.time,
-    )
+    numbers = sequence_builder.number_phecodes(selection.phecodes)
+    return sequence_builder.build_code_sequences(lazy, phecodes, numbers, shard.cohort, choices, engine)
 
 
 def _select_records(shard: ClaimsShard, choices: SequenceChoices, engine: Engine) -> tuple[nw.LazyFrame[Any], list[str]]:
-    """Records that may enter the input, and the names of their PheCodes."""
-    phecodes_of_code = leakage_policy.list_input_phecodes(
-        shard.codes, level=choices.level, leakage=choices.leakage, rules=shard.rules, defining=shard.defining
-    )
-    rows = shard.rows if choices.input_order else shard.rows.drop("row", strict=False)
-    return leakage_policy.select_records(rows, phecodes_of_code, shard.cohort, engine)
+    """Records that may enter the input (subject, day, phecode, perhaps row), and the PheCodes, in numeric order, that `phecode` indexes.
+
+    A row gives a record for each of its distinct rolled-up PheCodes, up to the index day. drop_icd: none for codes in the code set of any
+    rule; drop_phecode: none of the PheCodes that the map gives to these code sets, at any level.
+    """
+    dropped = {codes.roll_up_phecode(phecode, choices.level) for phecode in shard.defining if choices.leakage == "drop_phecode"}
+    of_code = [
+        set[str]()
+        if choices.leakage == "drop_icd" and match_rules(shard.rules, code)
+        else {codes.roll_up_phecode(phecode, choices.level) for phecode in code.phecodes} - dropped
+        for code in shard.codes
+    ]
+    phecodes = prevalence.sort_phecodes(set().union(*of_code))
+    index = {phecode: i for i, phecode in enumerate(phecodes)}
+    pairs = [(code, i) for code, own in enumerate(of_code) for i in sorted(index[phecode] for phecode in own)]
+    table = engine(pl.DataFrame(pairs, schema={"code": pl.Int32, "phecode": pl.Int32}, orient="row"))
+    lazy = engine(shard.rows.drop("source", *([] if choices.input_order else ["row"]), strict=False))
+    if "index_day" in shard.cohort.columns:
+        ends = shard.cohort.select(subject=pl.int_range(pl.len(), dtype=pl.Int32), index_day="index_day").drop_nulls()
+        lazy = lazy.join(engine(ends), on="subject").filter(nw.col("day") <= nw.col("index_day")).drop("index_day")
+    return lazy.join(table, on="code").drop("code"), phecodes

@@ -12,10 +12,10 @@ import numpy as np
 import polars as pl
 
 from bitimely_core import storage
-from bitimely_core.claims import dates, pass1_clean, spill, splits
+from bitimely_core.claims import dates, pass1_clean, spill
 from bitimely_core.claims.job import SUBJECT_DATES, ClaimsJob, CleaningFindings
 from bitimely_core.claims.spill import SpillFile
-from bitimely_core.errors import Exit, Finding, Reason, UserError, quote_formula, usage_error
+from bitimely_core.errors import Reason, input_warning, integrity_error, quote_formula, usage_error
 
 CHUNK = 1 << 18  # subjects whose digests are computed together
 
@@ -38,9 +38,8 @@ def write_subject_facts(job: ClaimsJob) -> Path | None:
         return None
     if not path.is_file():
         facts = facts.drop_nulls("subject_id")
-        parts = [
-            pass1_clean.compute_digests(facts["subject_id"][i : i + CHUNK].to_list(), job) for i in range(0, max(facts.height, 1), CHUNK)
-        ]
+        ids = facts["subject_id"].to_list()
+        parts = [pass1_clean.compute_digests(ids[i : i + CHUNK], job) for i in range(0, max(len(ids), 1), CHUNK)]
         spill.write_partitioned(path, pl.concat([pl.concat(parts), facts.drop("subject_id")], how="horizontal"), job.shards)
     return path
 
@@ -49,14 +48,11 @@ def present_subjects(
     job: ClaimsJob, findings: CleaningFindings, spilled: Sequence[SpillFile], facts_file: Path | None, shard: int
 ) -> pl.DataFrame:
     """The subjects of a shard, registered or with a valid row, sorted by digest: digest, split_bin and all known facts."""
-    seen = [spill.read_partition(one.cohort, shard) for one in spilled]
-    cohort = pl.concat([pl.DataFrame(schema={"digest": pl.Binary, "split_bin": pl.UInt16}), *seen]).unique("digest")
-    if findings.latest is not None:
-        rows = spill.read_rows(spilled, shard, ("key", "day"))
-        cohort = cohort.filter(
-            pl.Series(np.isin(pass1_clean.to_keys(cohort["digest"]), rows.filter(pl.col("day") <= findings.latest)["key"].to_numpy()))
-        )
     empty = pl.DataFrame(schema={"digest": pl.Binary, "split_bin": pl.UInt16})
+    cohort = pl.concat([empty, *(spill.read_partition(one.cohort, shard) for one in spilled)]).unique("digest")
+    if findings.latest is not None:
+        valid = spill.read_rows(spilled, shard, ("key", "day")).filter(pl.col("day") <= findings.latest)
+        cohort = cohort.filter(pl.Series(np.isin(pass1_clean.to_keys(cohort["digest"]), valid["key"].to_numpy())))
     facts = empty if facts_file is None else spill.read_partition(facts_file, shard)
     if "registered" in facts.columns:
         cohort = pl.concat([cohort, facts.filter(pl.col("registered")).select(cohort.columns)]).unique("digest")
@@ -70,8 +66,7 @@ def present_subjects(
 def assign_pseudonyms(job: ClaimsJob, findings: CleaningFindings, spilled: Sequence[SpillFile], facts_file: Path | None) -> np.ndarray:
     """The keys of all present subjects, sorted: the position of a key is the subject's pseudonym, [n] uint64.
 
-    Raises:
-        UserError: config (exit 2) when a split file does not list them all; integrity (exit 5) when two digests have the same first 8 bytes.
+    Raises UserError: config (exit 2) when a split file does not list them all; integrity (exit 5) when two digests have equal first 8 bytes.
     """
     parts, listed = [], 0
     for shard in range(job.shards):
@@ -81,36 +76,16 @@ def assign_pseudonyms(job: ClaimsJob, findings: CleaningFindings, spilled: Seque
         listed += cohort["split"].count() if job.splits is not None else 0
     keys = np.sort(np.concatenate(parts))
     if (keys[1:] == keys[:-1]).any():
-        text = "two subjects have the same pseudonym key"
-        raise UserError(Reason.INTEGRITY, text, hint="Give another key with --id-key", exit_code=Exit.INTEGRITY)
+        raise integrity_error(None, "two subjects have the same pseudonym key", hint="Give another key with --id-key")
     if job.splits is not None and job.options.split_file:
-        _check_split_file(job, len(keys), listed)
+        if listed < len(keys):
+            text, wanted = f"misses {len(keys) - listed} of {len(keys)} subjects", "expected all, by the ids of the source"
+            raise usage_error(text, wanted, file=job.options.split_file, field="--split-file")
+        if unmatched := job.splits.height - listed:
+            text = f"{unmatched} of {job.splits.height} subjects of the split file are not in the data"
+            warning = input_warning(Reason.UNMATCHED_LABELS, text, "they are ignored", field="--split-file", count=unmatched)
+            job.run.reasons.append(warning)
     return keys
-
-
-def _check_split_file(job: ClaimsJob, subjects: int, listed: int) -> None:
-    """Warn of subjects of a split file that are not in the data. Raises UserError (config, exit 2) when it misses present subjects."""
-    assert job.splits is not None
-    if listed < subjects:
-        raise usage_error(
-            f"misses {subjects - listed} of {subjects} subjects",
-            "expected all, by the ids of the source",
-            file=job.options.split_file,
-            field="--split-file",
-        )
-    if unmatched := job.splits.height - listed:
-        text = f"{unmatched} of {job.splits.height} subjects of the split file are not in the data"
-        warning = Finding(Reason.UNMATCHED_LABELS, text, "they are ignored", level="warning", field="--split-file", count=unmatched)
-        job.run.reasons.append(warning)
-
-
-def load_splits(of_source: dict[str, str] | None, file: str) -> pl.DataFrame | None:
-    """subject_id (raw), split: of the user's file, else of the source; None without either."""
-    if file:
-        return splits.read_split_file(Path(file), "the ids of the source")
-    if not of_source:
-        return None
-    return pl.DataFrame({"subject_id": list(of_source), "split": list(of_source.values())})
 
 
 def refuse_inside_workspace(path: Path, workspace: Path) -> None:

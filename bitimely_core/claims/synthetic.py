@@ -18,12 +18,12 @@ Legend: B subjects of a block, K months of the calendar, N claim rows of a block
 from __future__ import annotations
 
 import csv
+import functools
 import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -135,29 +135,21 @@ class SolvedHazards(NamedTuple):
     intercept: float
 
 
-# --- the files
-
-
 def write_cohort(
     folder: Path, *, subjects: int = 20_000, seed: int = 0, vocab_column: bool = True, config: Mapping[str, object] | None = None
 ) -> dict[str, Any]:
     """Write the cohort under `folder`, in the layout of the source `claims`; the same bytes for the same arguments.
 
     claims.csv (patient_id, date, icd, vocab, source), patients.csv, labels.csv (tempo, index_date), truth.csv (onsets and tempo score),
-    icd_phecode_demo.csv (vocab, code, phecode; to be given as map) and ledger.json.
+    icd_phecode_demo.csv (vocab, code, phecode; to be given as map) and ledger.json (see `_count_rows`), which is returned. Raises UserError:
+    config or unknown_name (exit 2), and those of `storage.write_file`.
 
     Args:
         folder: made if it is missing.
         subjects: how many; subject i is the same in a cohort of any size.
         seed: from 0 to 2**63 - 1.
-        vocab_column: without it every row, not only those of stays, is in ICD-10 from the day of the switch on: the day tells.
+        vocab_column: without it every row, not only those of stays, is in ICD-10 from the day of the switch on.
         config: values in the place of those of `pipelines/demo_claims.toml`, nested alike.
-
-    Returns:
-        The ledger, as in ledger.json (see `_count`).
-
-    Raises:
-        UserError: config or unknown_name (exit 2), and those of `storage.write_file`.
     """
     for name, value, low in (("subjects", subjects, 1), ("seed", seed, 0)):
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value < 2**63:
@@ -169,8 +161,7 @@ def write_cohort(
         "patients.csv": ["patient_id,birth_date,death_date,sex,obs_start,obs_end"],
         "labels.csv": ["patient_id,tempo,index_date"],
         "truth.csv": [",".join(["patient_id", *(f"onset_{state}" for state in STATES), "tempo_score"])],
-        "icd_phecode_demo.csv": ["vocab,code,phecode"]
-        + [f"{v},{codes[i]},{codes[2]}" for i, v in enumerate(VOCABS) for codes in CODES if codes[2]],
+        "icd_phecode_demo.csv": ["vocab,code,phecode", *(f"{v},{c[i]},{c[2]}" for i, v in enumerate(VOCABS) for c in CODES if c[2])],
     }
 
     def fill(stream: BinaryIO) -> None:
@@ -186,8 +177,17 @@ def write_cohort(
     storage.write_file(folder / "claims.csv", fill)
     for name, lines in tables.items():
         storage.write_bytes(folder / name, "\n".join([*lines, ""]).encode())
-    body = {"format_version": 1, "subjects": subjects, "seed": seed, "vocab_column": vocab_column, "solved": solved._asdict()}
-    body |= {"labels": len(tables["labels.csv"]) - 1, **_nest_keys(ledger)}
+    body: dict[str, Any] = {
+        "format_version": 1,
+        "subjects": subjects,
+        "seed": seed,
+        "vocab_column": vocab_column,
+        "solved": solved._asdict(),
+    }
+    body["labels"] = len(tables["labels.csv"]) - 1
+    for key, rows in ledger.items():
+        *parents, leaf = key.split(".")
+        functools.reduce(lambda part, name: part.setdefault(name, {}), parents, body)[leaf] = rows
     storage.write_json(folder / "ledger.json", body)
     return body
 
@@ -211,16 +211,12 @@ def _claims_csv(
     icd10 = (day >= _parse_day(config.calendar.icd10_from)) & ((source == INPATIENT) | (not vocab_column))
     form = code * 32 + icd10 * 16 + dotted * 8 + padded * 4 + lower * 2 + blank
     twice &= MAPPED[code] & (day >= history.subjects.start[subject])
-
     keep = np.repeat(np.arange(total), 1 + twice)
     keep = keep[: np.searchsorted(subject[keep], len(names))]
     subject, day, code, source = written = SyntheticRows(*(values[keep] for values in history.claims))
     _count_rows(ledger, history._replace(claims=written), form[keep], first=np.diff(keep, prepend=-1) != 0)
-
-    vocabs = [f",{vocab}" if vocab_column else "" for vocab in VOCABS]
-    tails = np.array(
-        [f",{text}{vocabs[i // 16 % 2]},{name}\n" for i, text in enumerate(_list_spellings().text) for name in SOURCES], object
-    )
+    vocabs, texts = [f",{vocab}" if vocab_column else "" for vocab in VOCABS], _list_spellings().text
+    tails = np.array([f",{text}{vocabs[i // 16 % 2]},{name}\n" for i, text in enumerate(texts) for name in SOURCES], object)
     rows = zip((names + ",")[subject], _format_days(day), tails[form[keep] * len(SOURCES) + source], strict=True)
     return "".join(map("".join, rows)).encode()
 
@@ -234,7 +230,7 @@ class CodeSpellings(NamedTuple):
     blank: np.ndarray
 
 
-@cache
+@functools.cache
 def _list_spellings() -> CodeSpellings:
     """The spellings. Malformed codes have one; of the others ICD-9 categories alone are padded: `496.0` or `4960`."""
     rows = []
@@ -296,18 +292,6 @@ def _count_rows(ledger: Counter[str], written: SyntheticHistory, form: np.ndarra
             ledger[f"reasons.{reason}"] += found
 
 
-def _nest_keys(flat: Counter[str]) -> dict[str, Any]:
-    """Dotted keys as dicts in dicts."""
-    out: dict[str, Any] = {}
-    for key, rows in flat.items():
-        here = out
-        *parents, leaf = key.split(".")
-        for parent in parents:
-            here = here.setdefault(parent, {})
-        here[leaf] = rows
-    return out
-
-
 def _format_subjects(
     config: CohortConfig, intercept: float, history: SyntheticHistory, names: np.ndarray, rng: np.random.Generator
 ) -> dict[str, list[str]]:
@@ -318,11 +302,9 @@ def _format_subjects(
     birth, start, end, until = (_format_days(days) for days in (subjects.birth, subjects.start, subjects.end, history.until))
     onset = _format_days(np.where(np.isfinite(history.onset), history.onset, NO_DAY).astype(int))
     length = np.array([0, 7, 10])[subjects.birth_written]  # characters of the birth
+    births, deaths = [text[:n] for text, n in zip(birth, length, strict=True)], np.where(subjects.dead, end, "")
     return {
-        "patients.csv": [
-            f"{name},{birth[i][: length[i]]},{end[i] if subjects.dead[i] else ''},{subjects.sex[i]},{start[i]},{end[i]}"
-            for i, name in enumerate(names)
-        ],
+        "patients.csv": [f"{name},{births[i]},{deaths[i]},{subjects.sex[i]},{start[i]},{end[i]}" for i, name in enumerate(names)],
         "labels.csv": [f"{name},{tempo[i]:d},{until[i]}" for i, name in enumerate(names) if claims[i]],
         "truth.csv": [",".join([name, *onset[i], f"{history.score[i]:.6f}"]) for i, name in enumerate(names)],
     }
@@ -336,19 +318,14 @@ def _format_days(days: np.ndarray) -> np.ndarray:
 
 
 def _parse_day(text: str) -> int:
-    """A date as a day."""
     return int(np.datetime64(text, "D").astype(int))
-
-
-# --- hazards
 
 
 def solve_hazards(config: CohortConfig) -> SolvedHazards:
     """Hazards of the states that are given by a prevalence, and the intercept of the tempo label, by bisection on a fixed draw."""
     key, blocks = FIXED
-    population = SyntheticSubjects(
-        *map(np.concatenate, zip(*(draw_subjects(config, make_generator(key, i, "people")) for i in range(blocks)), strict=True))
-    )
+    drawn = (draw_subjects(config, make_generator(key, i, "people")) for i in range(blocks))
+    population = SyntheticSubjects(*map(np.concatenate, zip(*drawn, strict=True)))
     limits = np.concatenate([_draw_limits(key, i) for i in range(blocks)])
     hazards: dict[str, float] = {}
     compute_onsets(config, population, limits, hazards)
@@ -370,9 +347,6 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-x))
 
 
-# --- one block
-
-
 def make_generator(key: int, block: int, part: str) -> np.random.Generator:
     """The draws of one part of one block."""
     return np.random.Generator(np.random.Philox(counter=[0, 0, 0, STREAMS.index(part)], key=np.array([key, block], np.uint64)))
@@ -387,10 +361,8 @@ def draw_history(config: CohortConfig, hazards: dict[str, float], key: int, bloc
     """The subjects of a block with all rows before spelling; deterministic."""
     subjects = draw_subjects(config, make_generator(key, block, "people"))
     onset = compute_onsets(config, subjects, _draw_limits(key, block), hazards)
-    care, visits = (
-        _draw_care(config, subjects, onset, make_generator(key, block, "care")),
-        _draw_visits(config, subjects, make_generator(key, block, "visits")),
-    )
+    care = _draw_care(config, subjects, onset, make_generator(key, block, "care"))
+    visits = _draw_visits(config, subjects, make_generator(key, block, "visits"))
     rows = SyntheticRows(*map(np.concatenate, zip(care, visits, strict=True)))
     subject, day, code, _ = claims = _add_errors(config, subjects, rows, make_generator(key, block, "mess"))
     until = np.minimum(subjects.start + round(config.tempo.years * YEAR), subjects.end)
@@ -450,14 +422,14 @@ def compute_onsets(config: CohortConfig, subjects: SyntheticSubjects, limits: np
         total = np.cumsum(rate, axis=1)
         if state.prevalence is not None and name not in hazards:
             cases = state.prevalence / (1 - config.care.under_coding)
-            hazards[name] = _solve_hazard(total[:, -1], cases)
+            hazards[name] = 10 ** bisect(functools.partial(_share_cases, total[:, -1]), cases, -4.0, 5.0)
         onsets[name] = _find_crossing(rate, total, limit / (hazards[name] if state.hazard is None else state.hazard), follow)
     return subjects.start[:, None] + np.floor(np.hstack(list(onsets.values())) * MONTH)
 
 
-def _solve_hazard(total: np.ndarray, cases: float) -> float:
-    """The hazard that makes a share of cases, where `total` is the sum of a hazard of 1 for each subject."""
-    return 10 ** bisect(lambda x: float(np.mean(-np.expm1(-(10**x) * total))), cases, -4.0, 5.0)
+def _share_cases(total: np.ndarray, exponent: float) -> float:
+    """The share of cases under a hazard of 10^exponent, where `total` is the sum of a hazard of 1 for each subject."""
+    return float(np.mean(-np.expm1(-(10**exponent) * total)))
 
 
 def _find_crossing(rate: np.ndarray, total: np.ndarray, limit: np.ndarray, follow: np.ndarray) -> np.ndarray:
@@ -469,7 +441,6 @@ def _find_crossing(rate: np.ndarray, total: np.ndarray, limit: np.ndarray, follo
 
 
 def _count_days(config: CohortConfig) -> int:
-    """Days of the calendar."""
     return _parse_day(config.calendar.last) - _parse_day(config.calendar.first) + 1
 
 
@@ -478,12 +449,10 @@ def _draw_care(config: CohortConfig, subjects: SyntheticSubjects, onset: np.ndar
     care, states = config.care, [config.states[name] for name in STATES]
     hidden = rng.random(onset.shape) < np.array([state.hidden for state in states])
     coded = np.where(hidden, np.inf, onset)
-
     subject, state = np.nonzero(np.isfinite(coded) & (rng.random(onset.shape) < np.array([state.stay for state in states])))
     low, high = care.stay_codes
-    others = np.argsort(
-        -np.log(_weight_background(config)) - rng.gumbel(size=(len(subject), len(BACKGROUND))), axis=1
-    )  # drawn without replacement
+    noise = rng.gumbel(size=(len(subject), len(BACKGROUND)))  # so that codes are drawn without replacement
+    others = np.argsort(-np.log(_weight_background(config)) - noise, axis=1)
     taken = np.arange(len(BACKGROUND)) < rng.integers(low - 1, high, len(subject))[:, None]
     day, stay = coded[subject, state], np.nonzero(taken)[0]
     parts: list[tuple[Any, ...]] = [
@@ -496,7 +465,6 @@ def _draw_care(config: CohortConfig, subjects: SyntheticSubjects, onset: np.ndar
         days = coded[:, [code]] + np.cumsum(np.pad(gaps, ((0, 0), (1, 0))), axis=1)
         subject, visit = np.nonzero(days <= subjects.end[:, None])
         parts.append((subject, days[subject, visit], code, PHYSICIAN))
-
     ruled_out = [list(STATES).index(name) for name in ("diabetes", "chf")]
     healthy = ~np.isfinite(onset[:, ruled_out]).any(axis=1) & ~subjects.silent
     (subject,) = np.nonzero(healthy & (rng.random(BLOCK) < care.rule_out))
@@ -511,21 +479,14 @@ def _draw_visits(config: CohortConfig, subjects: SyntheticSubjects, rng: np.rand
     length = subjects.end - subjects.start + 1
     subject = np.repeat(np.arange(BLOCK), rng.poisson(subjects.rate * length / MONTH * ~subjects.silent))
     when, what, where = rng.random((3, len(subject)))
-    shares = np.concatenate(
-        [
-            np.full(len(PRODROME), share),
-            _weight_background(config) * (1 - share * len(PRODROME) - visits.preventive),
-            np.full(len(PREVENTIVE), visits.preventive / len(PREVENTIVE)),
-        ]
-    )
+    background = _weight_background(config) * (1 - share * len(PRODROME) - visits.preventive)
+    preventive = np.full(len(PREVENTIVE), visits.preventive / len(PREVENTIVE))
+    code = OF_PRODROME.start + _choose_share(what, np.concatenate([np.full(len(PRODROME), share), background, preventive]))
     source = _choose_share(where, np.array([visits.sources.get(name, 0.0) for name in SOURCES]))
-    return _concatenate_rows(
-        [(subject, subjects.start[subject] + when * length[subject], OF_PRODROME.start + _choose_share(what, shares), source)]
-    )
+    return _concatenate_rows([(subject, subjects.start[subject] + when * length[subject], code, source)])
 
 
 def _weight_background(config: CohortConfig) -> np.ndarray:
-    """Frequencies of the background codes."""
     weights = np.arange(1.0, len(BACKGROUND) + 1) ** -config.visits.zipf
     return weights / weights.sum()
 

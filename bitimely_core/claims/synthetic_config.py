@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bitimely_core import registry
-from bitimely_core.errors import UserError, safe_text, usage_error
+from bitimely_core.errors import safe_text, usage_error
 
 NAME = "synthetic-claims"
 RECIPE = "demo_claims.toml"
@@ -133,7 +133,9 @@ def resolve_config(values: Mapping[str, object]) -> CohortConfig:
         return CohortConfig.model_validate(merged)
     except ValidationError as error:
         first = error.errors()[0]
-        raise _value_error(first["input"], first["msg"], ".".join(map(str, ("config", *first["loc"])))) from error
+        raise usage_error(
+            f"found {safe_text(first['input'])}", first["msg"], field=".".join(map(str, ("config", *first["loc"])))
+        ) from error
 
 
 def _merge_config(base: Mapping[str, object], values: Mapping[str, object], where: str) -> dict[str, object]:
@@ -148,9 +150,5 @@ def _merge_config(base: Mapping[str, object], values: Mapping[str, object], wher
         elif (type(value) is type(default) or (isinstance(default, float) and type(value) is int)) and value == value:  # no NaN
             merged[key] = value
         else:
-            raise _value_error(value, f"expected a value like {default!r}", f"{where}.{key}")
+            raise usage_error(f"found {safe_text(value)}", f"expected a value like {default!r}", field=f"{where}.{key}")
     return merged
-
-
-def _value_error(value: object, requirement: str, field: str) -> UserError:
-    return usage_error(f"found {safe_text(value)}", requirement, field=field)

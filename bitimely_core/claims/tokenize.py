@@ -5,6 +5,7 @@ Leakage policy, landmark, selection, clock and minimum codes are chosen here, so
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -26,7 +27,7 @@ from bitimely_core.claims.labels import Landmark
 from bitimely_core.claims.prevalence import CodeSelection
 from bitimely_core.claims.shortcut_baselines import Prevalence, ShortcutTally
 from bitimely_core.claims.steps import ClaimsShard, SequenceChoices
-from bitimely_core.errors import Finding, Reason, input_error, safe_text, usage_error
+from bitimely_core.errors import Finding, Reason, input_error, input_warning, raise_differences, usage_error
 from bitimely_core.registry import unknown
 from bitimely_core.schemas import (
     EventsManifest,
@@ -43,7 +44,6 @@ from bitimely_core.types import Progress
 
 SAMPLED_SEQUENCES = 2000, 16_000  # at most so many sequences of a shard, and in total, give the median gap
 SMALL_SUPPORT = 20  # carriers among the cases below which a selected code is reported
-CALENDAR_CHOICES = {"time": ("calendar_month",), "dedupe": ("month",)}  # choices that need true dates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +133,7 @@ def parse_choices(
         raise unknown("preset", preset, list(steps.PRESETS))
     if engine not in engines.ENGINES:
         raise unknown("engine", engine, list(engines.ENGINES))
-    given: dict[str, Any] = {
-        name: value.replace("-", "_") if isinstance(value, str) else value for name, value in choices.items() if value is not None
-    }
+    given: dict[str, Any] = {k: v.replace("-", "_") if isinstance(v, str) else v for k, v in choices.items() if v is not None}
     if landmark or landmark_date:
         given["landmark"] = _parse_landmark(landmark, landmark_date)
     try:
@@ -147,9 +145,7 @@ def parse_choices(
 def check_choices(preset: str, chosen: steps.SequenceChoices, *, dated: bool, ignored: bool) -> None:
     """Refuse choices that a cache without dates, or without the PheCodes marked Ignore, cannot serve. Raises UserError (config, exit 2)."""
     if not dated:
-        needing = [
-            f"--{name} {getattr(chosen, name).replace('_', '-')}" for name, of in CALENDAR_CHOICES.items() if getattr(chosen, name) in of
-        ]
+        needing = ["--time calendar-month"] * (chosen.time == "calendar_month") + ["--dedupe month"] * (chosen.dedupe == "month")
         needing += ["--landmark-date"] * (chosen.landmark is not None and chosen.landmark.day is not None)
         if needing:
             raise usage_error(f"{needing[0]} needs true dates", "this cache has none", "Ingest with --keep-dates")
@@ -200,27 +196,10 @@ def _is_current(plan: SequencePlan, out: Path) -> bool:
     if not (out / storage.MANIFEST).exists():
         return False
     old = storage.read_manifest(out)
-    new = plan.options | {"cache": plan.manifest.manifest_sha256}
+    now = json.loads(storage.encode_json(plan.options | {"cache": plan.manifest.manifest_sha256}))
     before = old.get("options", {}) | {"cache": old.get("cache")}
-    differing = [
-        Finding(
-            Reason.SETTINGS_DIFFER,
-            f"was made with {safe_text(before.get(key))}",
-            f"now it is {safe_text(new.get(key))}",
-            "Give the same choices, another --name, or --force-new",
-            file=str(out / storage.MANIFEST),
-            field=key,
-        )
-        for key in sorted(set(before) | set(new))
-        if storage.encode_json([before.get(key)]) != storage.encode_json([new.get(key)])
-    ]
-    if differing:
-        one, *rest = differing
-        raise usage_error(one.problem, one.requirement, one.hint, code=one.code, file=one.file, field=one.field, details=rest)
+    raise_differences(before, now, out / storage.MANIFEST, "Give the same choices, another --name, or --force-new")
     return True
-
-
-# ---- the two passes
 
 
 def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> None:
@@ -264,20 +243,16 @@ def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> Non
             of_subjects, of_events = sequence_builder.count_usage(built, shard.cohort, size)
             usage = usage[0] + of_subjects, usage[1] + of_events
             own = shard.cohort[built.subjects]
-            tally = shortcut_baselines.merge_tallies(
-                [tally, shortcut_baselines.count_shortcuts(built.offsets, built.ids, _label_values(own, names), own["split"].to_numpy())]
-            )
+            counted = shortcut_baselines.count_shortcuts(built.offsets, built.ids, _label_values(own, names), own["split"].to_numpy())
+            tally = shortcut_baselines.merge_tallies([tally, counted])
             report("sequences", len(lengths), total)
             del shard, built, frame, own
     all_lengths = np.concatenate(lengths)
     if not len(all_lengths):
-        raise input_error(
-            Reason.NO_INPUT,
-            "no subject has a sequence",
-            f"{len(selection.phecodes)} PheCodes are selected, {choices.min_codes} {choices.min_codes_unit} are needed",
-            "Lower --min-codes, or give --no-select",
-            file=str(plan.cache.folder),
-        )
+        wanted = f"{len(selection.phecodes)} PheCodes are selected, {choices.min_codes} {choices.min_codes_unit} are needed"
+        hint = "Lower --min-codes, or give --no-select"
+        raise input_error(Reason.NO_INPUT, "no subject has a sequence", wanted, hint, file=str(plan.cache.folder))
+    all_gaps = np.concatenate([none, *gaps]).astype(np.float64)
     statistics = SequenceStatistics(
         funnel=SequenceFunnel(
             **manifest.funnel.model_dump(exclude={"subjects"}),
@@ -286,7 +261,12 @@ def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> Non
             events=int(all_lengths.sum()),
             no_birth=no_birth,
         ),
-        sequences=_describe_lengths(all_lengths, np.concatenate([none, *gaps])),
+        sequences=SequenceLengths(
+            n=len(all_lengths),
+            median_length=float(np.median(all_lengths)),
+            longest=int(all_lengths.max()),
+            median_positive_gap=float(np.median(all_gaps)) if len(all_gaps) else None,
+        ),
         prevalence={"before": shortcut_baselines.add_prevalence(before), "after": shortcut_baselines.add_prevalence(after)},
         **_describe_selection(plan, selection, tally),
         agreement=manifest.agreement,
@@ -381,22 +361,15 @@ def _label_values(cohort: pl.DataFrame, names: list[str]) -> dict[str, np.ndarra
     return {name: cohort[f"y_{name}"].fill_null(-1).to_numpy() for name in names}
 
 
-# ---- statistics
-
-
 def _make_vocabulary(manifest: EventsManifest, selection: CodeSelection, usage: tuple[np.ndarray, np.ndarray]) -> pl.DataFrame:
     first = len(sequence_builder.SPECIAL)
-    names, categories = manifest.phenotypes, manifest.categories
-    return pl.DataFrame(
-        {
-            "id": pl.Series(range(first, first + len(selection.phecodes)), dtype=pl.Int32),
-            "code": pl.Series(selection.phecodes, dtype=pl.String),
-            "name": pl.Series([names.get(code, "") for code in selection.phecodes], dtype=pl.String),
-            "category": pl.Series([categories.get(code, "") for code in selection.phecodes], dtype=pl.String),
-            "n_subjects_train": pl.Series(usage[0][first:], dtype=pl.Int64),
-            "n_events_train": pl.Series(usage[1][first:], dtype=pl.Int64),
-        }
-    )
+    schema = {"id": pl.Int32, **dict.fromkeys(("code", "name", "category"), pl.String)}
+    schema |= dict.fromkeys(("n_subjects_train", "n_events_train"), pl.Int64)
+    rows = [
+        (number, code, manifest.phenotypes.get(code, ""), manifest.categories.get(code, ""), usage[0][number], usage[1][number])
+        for number, code in enumerate(selection.phecodes, first)
+    ]
+    return pl.DataFrame(rows, schema=schema, orient="row")
 
 
 def _make_ratio_table(selection: CodeSelection) -> pl.DataFrame:
@@ -405,26 +378,9 @@ def _make_ratio_table(selection: CodeSelection) -> pl.DataFrame:
         for name, own in selection.ratios.items()
         for code, r in own.items()
     ]
-    numbers = dict.fromkeys(("n_case_with", "n_case", "n_ref_with", "n_ref"), pl.Int64)
-    schema = {
-        "target": pl.String,
-        "code": pl.String,
-        "ratio": pl.Float64,
-        "lo": pl.Float64,
-        "hi": pl.Float64,
-        **numbers,
-        "selected": pl.Boolean,
-    }
+    schema = {"target": pl.String, "code": pl.String, **dict.fromkeys(("ratio", "lo", "hi"), pl.Float64)}
+    schema |= dict.fromkeys(("n_case_with", "n_case", "n_ref_with", "n_ref"), pl.Int64) | {"selected": pl.Boolean}
     return pl.DataFrame(rows, schema=schema, orient="row")
-
-
-def _describe_lengths(lengths: np.ndarray, gaps: np.ndarray) -> SequenceLengths:
-    return SequenceLengths(
-        n=len(lengths),
-        median_length=float(np.median(lengths)),
-        longest=int(lengths.max(initial=0)),
-        median_positive_gap=float(np.median(gaps.astype(np.float64))) if len(gaps) else None,
-    )
 
 
 def _describe_selection(plan: SequencePlan, selection: CodeSelection, tally: ShortcutTally) -> dict[str, Any]:
@@ -450,15 +406,14 @@ def _describe_selection(plan: SequencePlan, selection: CodeSelection, tally: Sho
 def list_findings(statistics: SequenceStatistics, choices: SequenceChoices, disclosure: CountDisclosure | None = None) -> list[Finding]:
     """Warnings of a build for the screen and the ingest report, without what `disclosure` withholds."""
     shown = disclosure or CountDisclosure()
-    findings = []
-    funnel = statistics.funnel
+    findings, funnel = [], statistics.funnel
     if excluded := funnel.subjects_in - funnel.subjects_out:
         is_open = not {("in",), ("out", "all")} & shown.withheld
         problem = f"{excluded} of {funnel.subjects_in} subjects have no sequence" if is_open else "some subjects have no sequence"
         least = f"fewer than {choices.min_codes} {choices.min_codes_unit} of the selected PheCodes"
         rare = "The few selected PheCodes are rare: see --no-select, --min-case-support, --min-codes"
         hint = rare if excluded > funnel.subjects_out else ""
-        findings.append(Finding(Reason.MIN_CODES, problem, least, hint, level="warning", count=excluded if is_open else 1))
+        findings.append(input_warning(Reason.MIN_CODES, problem, least, hint, count=excluded if is_open else 1))
     for name, scores in statistics.leaks.items():
         chance, best = scores.prevalence["all"], scores.best.count["all"] if scores.best else None
         leaked = scores.leak and chance is not None and best is not None and best > chance + 0.01
@@ -469,7 +424,7 @@ def list_findings(statistics: SequenceStatistics, choices: SequenceChoices, disc
             problems = problems or ["one code alone predicts it"]
             requirement = f"chance is {chance:.3f}" if chance is not None and shown.has_counts(name, "after") else ""
             hint = "See --leakage drop-phecode and --landmark"
-            findings.append(Finding(Reason.LABEL_LEAKAGE, f"label {name}: {' and '.join(problems)}", requirement, hint, level="warning"))
+            findings.append(input_warning(Reason.LABEL_LEAKAGE, f"label {name}: {' and '.join(problems)}", requirement, hint))
     for name in statistics.fallback:
         ceiling = statistics.max_attainable.get(name)
         if ceiling is not None and ceiling <= statistics.threshold:
@@ -481,12 +436,9 @@ def list_findings(statistics: SequenceStatistics, choices: SequenceChoices, disc
 
 
 def _list_notices(choices: SequenceChoices) -> list[str]:
-    """Caveats on every score on these sequences."""
     if choices.landmark is not None:
         return []
     if choices.leakage == "keep":
-        return [
-            "Labels derived from codes leak into inputs that hold them (--leakage keep, no landmark): scores measure label recovery, "
-            "not prediction."
-        ]
+        leak = "Labels derived from codes leak into inputs that hold them (--leakage keep, no landmark)"
+        return [f"{leak}: scores measure label recovery, not prediction."]
     return ["Labels come from the complete history (no landmark): scores measure recognition, not prediction."]

@@ -7,7 +7,7 @@ one, `data:label` for the AUPRC of one label or class.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,8 @@ import numpy as np
 
 from bitimely_core import evaluate
 from bitimely_core.errors import Reason, input_error
-from bitimely_core.evaluate.result_table import (
-    Key,
-    ResultTable,
-    ScoredRun,
-    assign_rows,
-    compare_column,
-    group_columns,
-    read_curve,
-    read_speed,
-)
+from bitimely_core.evaluate import result_table
+from bitimely_core.evaluate.result_table import Key, ResultTable, ScoreColumn, ScoredRun, read_curve, read_speed
 from bitimely_core.page import (
     BarPlot,
     Figure,
@@ -42,7 +34,7 @@ from bitimely_core.page import (
 )
 from bitimely_core.privacy import show_count
 from bitimely_core.records import has_result
-from bitimely_core.report.run_page import baseline_values, is_from_scratch, loss_curves, main_metric, run_facts
+from bitimely_core.report.run_page import baseline_values, describe_baselines, is_from_scratch, loss_curves, main_metric, run_facts
 from bitimely_core.report.text import text_cell
 from bitimely_core.schemas import MetricValue, RunRecord, Scores
 from bitimely_core.workspace import locate
@@ -67,17 +59,12 @@ METHOD = (
 )
 
 
-# --- blocks -------------------------------------------------------------------------------------------------------------------------------
-
-
 def difference_table(table: ResultTable) -> Table:
     """Every row minus the reference, uncorrected and corrected."""
     rows, reference = [], table.name(table.reference)
     for key, d in table.differences.items():
-        scaled = [
-            None if v is None else v * table.column(key[1]).factor for v in (d.difference, d.lo, d.hi, d.se, d.corrected_lo, d.corrected_hi)
-        ]
-        value, lo, hi, se, low, high = scaled
+        numbers, factor = (d.difference, d.lo, d.hi, d.se, d.corrected_lo, d.corrected_hi), table.column(key[1]).factor
+        value, lo, hi, se, low, high = (None if v is None else v * factor for v in numbers)
         corrected = None if low is None or high is None else text_cell(low, f"{low:.2f} to {high:.2f}".replace("-", "−"), to=high)
         verdict = evaluate.explain_no_verdict(d) or {1: "better", -1: "worse", 0: "no significant difference"}[table.side(key)]
         rows.append([*map(table.name, key), MetricValue(value=value, lo=lo, hi=hi), se, corrected, d.p_holm, verdict])
@@ -100,10 +87,7 @@ def difference_figure(table: ResultTable) -> list[Figure]:
     for c in table.columns:
         here = [table.differences.get((row, c.key)) for row in rows]
         if any(here):
-            values, lo, hi = (
-                [None if d is None or (v := getattr(d, name)) is None else v * c.factor for d in here]
-                for name in ("difference", "corrected_lo", "corrected_hi")
-            )
+            values, lo, hi = scale_fields(here, c, "difference", "corrected_lo", "corrected_hi")
             panels.append(ForestPanel(table.name(c.key), values, lo, hi, zero=True))
     if not panels:
         return []
@@ -115,6 +99,13 @@ def difference_figure(table: ResultTable) -> list[Figure]:
     )
     data = ForestPlot([table.name(row) for row in rows], panels, "difference")
     return [make_figure("difference-forest", f"Differences to {reference}", caption, data)]
+
+
+def scale_fields(cells: Sequence[object], column: ScoreColumn, *names: str) -> Iterator[list[float | None]]:
+    """Of each field the values of all cells in the units of the column, None where there is no cell or no value."""
+    for name in names:
+        values = (getattr(cell, name, None) for cell in cells)
+        yield [None if value is None else value * column.factor for value in values]
 
 
 def variance_table(table: ResultTable) -> list[Table]:
@@ -203,30 +194,17 @@ def cost_table(table: ResultTable, workspace: Path) -> Table:
         parents = [folder for folder in folders if has_result(folder / "run.json")]
         sizes = sorted({run.record.parameters for run in runs})
         parameters = f"{sizes[0]:,}" + (f"–{sizes[-1]:,}" if len(sizes) > 1 else "")
-        before, tuned = (
-            [read_speed(folder, RunRecord.load(folder / "run.json")) for folder in parents],
-            [read_speed(run.folder, run.record) for run in runs],
-        )
+        before = [read_speed(folder, RunRecord.load(folder / "run.json")) for folder in parents]
+        tuned = [read_speed(run.folder, run.record) for run in runs]
         devices = ", ".join(sorted({run.record.device or "" for run in runs}))
         rows.append([table.name(row), parameters, len(parents), *_sum_costs(before), len(runs), *_sum_costs(tuned), devices])
-    return make_table(
-        "cost",
-        "Cost",
+    caption = (
         "Seconds of all trainings of the row, from the speed of the logged steps, without validation; windows per second: median. Speeds on shared or different machines "
-        "are not comparable.",
-        [
-            "row",
-            "parameters",
-            "pre-trainings",
-            "seconds",
-            "windows per second",
-            "fine-tunings",
-            "seconds ",
-            "windows per second ",
-            "device",
-        ],
-        rows,
+        "are not comparable."
     )
+    costs = ["seconds", "windows per second"]
+    columns = ["row", "parameters", "pre-trainings", *costs, "fine-tunings", *(f"{name} " for name in costs), "device"]  # distinct names
+    return make_table("cost", "Cost", caption, columns, rows)
 
 
 def _parent_name(one: ScoredRun) -> str | None:
@@ -236,8 +214,7 @@ def _parent_name(one: ScoredRun) -> str | None:
 
 def _sum_costs(costs: Sequence[tuple[float | None, float | None]]) -> tuple[float | None, float | None]:
     """Total seconds (None unless all are known) and median windows per second."""
-    seconds = [s for s, _ in costs if s is not None]
-    rates = [r for _, r in costs if r is not None]
+    seconds, rates = ([value for value in column if value is not None] for column in ([s for s, _ in costs], [r for _, r in costs]))
     complete = seconds and len(seconds) == len(costs)
     return round(sum(seconds), 1) if complete else None, round(float(np.median(rates)), 1) if rates else None
 
@@ -303,13 +280,9 @@ def data_table(table: ResultTable) -> Table:
             unit += f"; no CI: at least {evaluate.MINIMUM_UNITS} subjects required"
         share = ", ".join(f"{v:g}" for v in shares)
         rows.append([table.name(data), s.split, split, show_count(s.n), show_count(s.n_subjects), share, unit, trained.fingerprint[:12]])
-    return make_table(
-        "data",
-        "Data",
-        "The split that was scored. Equal fingerprints: the same windows.",
-        ["data", "scored on", "split", "windows", "subjects", "share of training subjects", "intervals", "fingerprint"],
-        rows,
-    )
+    caption = "The split that was scored. Equal fingerprints: the same windows."
+    columns = ["data", "scored on", "split", "windows", "subjects", "share of training subjects", "intervals", "fingerprint"]
+    return make_table("data", "Data", caption, columns, rows)
 
 
 def row_table(table: ResultTable) -> Table:
@@ -317,21 +290,13 @@ def row_table(table: ResultTable) -> Table:
     rows: list[list[Any]] = []
     for row in dict.fromkeys(one.row for one in table.found):
         records = [run.record for one in table.found if one.row == row for run in one.runs]
-
-        def join(value: Callable[[RunRecord], object], records: list[RunRecord] = records) -> str:
-            return ", ".join(dict.fromkeys(str(value(record)) for record in records))
-
-        rows.append(
-            [
-                table.name(row),
-                join(lambda record: record.model),
-                join(lambda record: record.preset),
-                "from scratch" if all(map(is_from_scratch, records)) else join(lambda record: record.settings.objective.name),
-                join(lambda record: STAMPS.get(record.leak_free, record.leak_free)),
-                join(lambda record: record.settings.finetune.readout or "none"),
-                len(records),
-            ]
-        )
+        facts = [
+            (r.model, r.preset, r.settings.objective.name, STAMPS.get(r.leak_free, r.leak_free), r.settings.finetune.readout or "none")
+            for r in records
+        ]
+        model, preset, objective, *others = (", ".join(dict.fromkeys(map(str, values))) for values in zip(*facts, strict=True))
+        source = "from scratch" if all(map(is_from_scratch, records)) else objective
+        rows.append([table.name(row), model, preset, source, *others, len(records)])
     caption = (
         "Leak-free: the targets of the pre-training are hidden from the model. Where they are not, a low pre-training loss is not informative; the scores of the fine-tuned "
         "model remain valid."
@@ -344,12 +309,12 @@ def summarize_differences(table: ResultTable) -> str:
     total = len(table.differences)
     if not total:
         return "No two rows could be compared."
-    sides = {key: table.side(key) for key in table.differences}
-    named = {
-        word: [f"{table.name(row)} on {table.name(key)}" for (row, key), side in sides.items() if side == at]
-        for word, at in (("better", -1), ("worse", 1))
-    }
-    clauses = [f"{word} than {_join_names(names)}" for word, names in named.items() if names]
+    named: dict[str, list[str]] = {"better": [], "worse": []}
+    for row, key in table.differences:
+        if side := table.side((row, key)):
+            named["better" if side < 0 else "worse"].append(f"{table.name(row)} on {table.name(key)}")
+    more = {word: f" and {len(names) - 6} more" if len(names) > 6 else "" for word, names in named.items()}
+    clauses = [f"{word} than {', '.join(names[:6])}{more[word]}" for word, names in named.items() if names]
     if total <= DESCRIBED:
         return " ".join(describe_difference(table, key) for key in table.differences)
     reasons = Counter(reason for d in table.differences.values() if (reason := evaluate.explain_no_verdict(d)))
@@ -392,25 +357,17 @@ def describe_difference(table: ResultTable, key: Key) -> str:
     )
 
 
-def _join_names(names: Sequence[str], most: int = 6) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-# --- the comparison page ------------------------------------------------------------------------------------------------------------------
-
-
 def comparison_page(folders: list[Path]) -> Page:
     """One page of several evaluated runs. Raises UserError (incomplete, exit 4) for a run without scores."""
     for folder in folders:
         if not has_result(folder / "scores.json"):
-            raise input_error(
-                Reason.INCOMPLETE, "no scores", "expected scores.json", f"Run: bitimely evaluate {folder.name}", file=str(folder)
-            )
+            hint = f"Run: bitimely evaluate {folder.name}"
+            raise input_error(Reason.INCOMPLETE, "no scores", "expected scores.json", hint, file=str(folder))
     scored = [Scores.load_shared(folder) for folder in folders]
-    runs = assign_rows(folders)
-    columns, reference = group_columns(runs, [one.data for one in runs]), runs[0].row
+    runs = result_table.assign_rows(folders)
+    columns, reference = result_table.group_columns(runs, [one.data for one in runs]), runs[0].row
     rows = list(dict.fromkeys(one.row for one in runs))
-    table = ResultTable(runs, rows, columns, reference, {c.key: compare_column(c, runs, reference) for c in columns})
+    table = ResultTable(runs, rows, columns, reference, {c.key: result_table.compare_column(c, runs, reference) for c in columns})
     page = PageBuilder("Comparison of " + (", ".join(s.run for s in scored) if len(scored) <= 4 else f"{len(scored)} runs"))
     page.notice(*(line for s in scored for line in s.notices), *(line for result in table.results.values() for line in result.remarks))
     page.add_facts(run_facts(RunRecord.load(folders[0] / "run.json")))
@@ -422,12 +379,8 @@ def comparison_page(folders: list[Path]) -> Page:
         caption = (
             "The score on the split; lines: 95 % CI over subjects. Overlapping intervals do not rank the runs; see the paired differences."
         )
-        page.figure(
-            "scores",
-            f"{name.replace('_', ' ').capitalize()} on {scored[0].data}",
-            caption,
-            BarPlot.from_metrics(bars, name.replace("_", " ")),
-        )
+        words = name.replace("_", " ")
+        page.figure("scores", f"{words.capitalize()} on {scored[0].data}", caption, BarPlot.from_metrics(bars, words))
     page.add(*_score_tables(scored))
     if table.differences:
         page.add(*difference_figure(table), difference_table(table))
@@ -436,13 +389,8 @@ def comparison_page(folders: list[Path]) -> Page:
     root = folders[0].parent.parent
     page.add(*variance_table(table), data_table(table), row_table(table), cost_table(table, root))
     if len(folders) <= 4:
-        page.add(
-            *(
-                figure
-                for folder, s in zip(folders, scored, strict=True)
-                for figure in loss_curves(folder, f"curves-{s.run}", f"Training of {s.run}")
-            )
-        )
+        for folder, s in zip(folders, scored, strict=True):
+            page.add(*loss_curves(folder, f"curves-{s.run}", f"Training of {s.run}"))
     else:
         page.add(*curve_figures(table, root))
     if table.differences:
@@ -450,36 +398,28 @@ def comparison_page(folders: list[Path]) -> Page:
         page.text(METHOD)
     objectives = {one.record.settings.objective.name for one in runs if one.data == scored[0].data}
     summary: dict[str, object] = {s.run: {m: v.value for m, v in s.metrics.items()} for s in scored}
+    verdict = _compare_verdict(name, here, objectives)
     if table.differences:
         by_column = groupby(table.differences.items(), key=lambda pair: pair[0][1])
         summary["differences"] = {"reference": reference, **{key: {row: d for (row, _), d in of} for key, of in by_column}}
-    return page.finish(
-        _compare_verdict(name, here, objectives) + (f" {summarize_differences(table)}" if table.differences else ""), summary
-    )
+        verdict += f" {summarize_differences(table)}"
+    return page.finish(verdict, summary)
 
 
 def _compare_verdict(name: str, scored: Sequence[Scores], objectives: set[str]) -> str:
-    """The best run in the main metric beside the baselines."""
     lower, words = name in evaluate.LOWER_IS_BETTER or name in {"loss", "rel"}, name.replace("_", " ")
     values = {s.run: v for s in scored if (v := s.metrics.get(name, MetricValue()).value) is not None}
     best = (min if lower else max)(values, key=lambda run: values[run], default=None)
-    verdict = (
-        f"The {'lowest' if lower else 'highest'} {words} of {len(values)} runs is {values[best]:.3f} ({best})"
-        if best
-        else f"{words} is undefined for all runs"
-    )
-    baselines = " and ".join(f"the {base} baseline reaches {value:.3f}" for base, value in baseline_values(scored[0], name).items())
+    verdict = f"{words} is undefined for all runs"
+    if best:
+        verdict = f"The {'lowest' if lower else 'highest'} {words} of {len(values)} runs is {values[best]:.3f} ({best})"
     incomparable = name == "rel" and len(objectives) > 1
     return (
-        verdict
-        + (f"; {baselines}" if baselines else "")
-        + "."
-        + (" Their objectives differ, so their losses are not comparable." if incomparable else "")
+        f"{verdict}{describe_baselines(scored[0], name)}." + " Their objectives differ, so their losses are not comparable." * incomparable
     )
 
 
 def _score_tables(scored: Sequence[Scores]) -> list[Table]:
-    """All metrics of every run, a table a task."""
     out = []
     for task in dict.fromkeys(s.task for s in scored):
         of_task = [s for s in scored if s.task == task]
@@ -487,7 +427,6 @@ def _score_tables(scored: Sequence[Scores]) -> list[Table]:
         title = "All scores" if len(of_task) == len(scored) else f"All scores: {task or 'pre-training'}"
         caption = "Value and 95 % CI. A dash: undefined or not measured for that run."
         columns = ["run", "data", *(m.replace("_", " ") for m in metrics)]
-        out.append(
-            make_table("all-scores", title, caption, columns, [[s.run, s.data, *(s.metrics.get(m) for m in metrics)] for s in of_task])
-        )
+        rows = [[s.run, s.data, *(s.metrics.get(m) for m in metrics)] for s in of_task]
+        out.append(make_table("all-scores", title, caption, columns, rows))
     return out

@@ -62,9 +62,7 @@ def statistics_page(views: Sequence[ViewStatistics], title: str, description: st
     page = PageBuilder(title or "Data sets")
     if description:
         page.text(description)
-    rows = [
-        [view.data, *(part[name] for name in COLUMNS for part in (view.counts, view.paper)), view.subjects, view.note] for view in views
-    ]
+    rows = [[v.data, *(part[name] for name in COLUMNS for part in (v.counts, v.paper)), v.subjects, v.note] for v in views]
     columns = ["data", *(f"{name} ({source})" for name in COLUMNS for source in ("ours", "paper")), "subjects (ours)", "note"]
     page.table("statistics", "Data sets", CAPTION, columns, rows)
     present = sum(bool(view.counts["sequences"]) for view in views)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -76,17 +76,18 @@ def _format_decade(value: float, _: int = 0) -> str:
     return format_tick(value) if -3 <= exponent <= 4 else "10" + str(round(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
-def _set_ticks(axes: Axes, *, logx: bool = False, logy: bool = False) -> None:
+def _set_plain_ticks(*axes: Axis, log: bool = False) -> None:
     """Tick labels as plain text instead of matplotlib's mathematics."""
-    _set_plain_ticks(axes.xaxis, log=logx)
-    _set_plain_ticks(axes.yaxis, log=logy)
-
-
-def _set_plain_ticks(axis: Axis, *, log: bool = False) -> None:
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
-    axis.set_major_formatter(FuncFormatter(_format_decade if log else format_tick))
-    axis.set_minor_formatter(NullFormatter())
+    for axis in axes:
+        axis.set_major_formatter(FuncFormatter(_format_decade if log else format_tick))
+        axis.set_minor_formatter(NullFormatter())
+
+
+def _add_legend(canvas: Canvas, handles: Sequence[Any], names: Iterable[str], limit: int = 60, **options: Any) -> None:
+    labels = [" " + clean_text(name, limit) for name in names]  # a leading underscore would hide it
+    canvas.legend(handles, labels, loc="outside upper left", frameon=False, **options)
 
 
 def reduce_trace(values: Array, columns: int = COLUMNS) -> tuple[Array, Array]:
@@ -152,10 +153,10 @@ def _draw_lines(data: LinePlot) -> Canvas:
         axes.set_xscale("log")
     if logy:
         axes.set_yscale("log")
-    axes.set_xlabel(clean_text(data.xlabel))
-    axes.set_ylabel(clean_text(data.ylabel))
+    axes.set(xlabel=clean_text(data.xlabel), ylabel=clean_text(data.ylabel))
     axes.margins(x=0.02)
-    _set_ticks(axes, logx=logx, logy=logy)
+    _set_plain_ticks(axes.xaxis, log=logx)
+    _set_plain_ticks(axes.yaxis, log=logy)
     every = np.concatenate([np.empty(0), *(to_array(s.x) for s in series)])
     if logx and len(np.unique(every)) <= 10:  # a handful of lengths: each by its number
         axes.set_xticks(np.unique(every), [format_tick(v) for v in np.unique(every)])
@@ -163,10 +164,7 @@ def _draw_lines(data: LinePlot) -> Canvas:
     if every.size and not logx and (every % 1 == 0).all():
         axes.locator_params(axis="x", integer=True)
     if len(series) > 1 or (series and series[0].name):
-        labels = [" " + clean_text(s.name, 60) for s in series]  # a leading underscore would hide it
-        canvas.legend(
-            handles, labels, loc="outside upper left", ncols=min(len(labels), 4), frameon=False, handlelength=2.2, columnspacing=1.6
-        )
+        _add_legend(canvas, handles, [s.name for s in series], ncols=min(len(series), 4), handlelength=2.2, columnspacing=1.6)
     return canvas
 
 
@@ -178,10 +176,9 @@ def _draw_matrix(data: HeatMap) -> tuple[Canvas, str]:
     finite = values[np.isfinite(values)]
     size = np.abs(finite)
     diverging, named = data.diverging, max(r, c) <= 16 and (data.row_names is not None or data.column_names is not None)
-    largest = float(size.max(initial=0.0)) or 1.0
-    top = (
-        (float(np.quantile(size, 0.995)) or largest) if size.size >= 100 and not named else largest
-    )  # a single spike must not compress the scale
+    largest = top = float(size.max(initial=0.0)) or 1.0
+    if size.size >= 100 and not named:
+        top = float(np.quantile(size, 0.995)) or largest  # a single spike must not compress the scale
     low = -top if diverging else float(finite.min(initial=0.0))
     # an odd number of colours, so that zero has its own; few of them, so that the picture is small
     palette = LinearSegmentedColormap.from_list("bitimely", DIVERGING if diverging else SEQUENTIAL, N=63)
@@ -205,8 +202,7 @@ def _draw_matrix(data: HeatMap) -> tuple[Canvas, str]:
             extent=(-0.5, c - 0.5, r - 0.5, -0.5),
             aspect="equal" if named or 0.35 <= r / c <= 1.4 else "auto",
         )
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(True)
+        axes.spines[["top", "right"]].set_visible(True)
         if m > 1:
             axes.set_title(names[k], loc="left", color=INK)
         for edge in data.mark or ():
@@ -214,7 +210,7 @@ def _draw_matrix(data: HeatMap) -> tuple[Canvas, str]:
         if named:
             _label_cells(axes, values[k], low, top, data)
         else:
-            _set_ticks(axes)
+            _set_plain_ticks(axes.xaxis, axes.yaxis)
             axes.locator_params(nbins=4 if m > 1 else 6, integer=True)
         if k >= m - across:
             axes.set_xlabel(clean_text(data.xlabel))
@@ -297,15 +293,13 @@ def _draw_traces(data: TracePlot) -> Canvas:
         axes.set_ylabel(measured, rotation=0, ha="right", va="center", color=INK)
         axes.locator_params(axis="y", nbins=3)
         axes.margins(x=0, y=0.08)
-        _set_ticks(axes)
+        _set_plain_ticks(axes.xaxis, axes.yaxis)
         if axes is not grid[-1]:
             axes.spines["bottom"].set_visible(False)
             axes.tick_params(axis="x", length=0)
     for span in data.spans:
-        middle = (span.start + span.stop) / 2 / per
-        grid[0].annotate(
-            clean_text(span.name, 32), (middle, 1), xycoords=("data", "axes fraction"), ha="center", va="bottom", color=SERIES[1]
-        )
+        at, place = ((span.start + span.stop) / 2 / per, 1), ("data", "axes fraction")
+        grid[0].annotate(clean_text(span.name, 32), at, xycoords=place, ha="center", va="bottom", color=SERIES[1])
     grid[-1].set_xlabel(unit)
     canvas.align_ylabels(grid[:n])
     return canvas
@@ -348,9 +342,8 @@ def _draw_hypnogram(data: Hypnogram) -> Canvas:
         edges = [0, *(np.flatnonzero(np.diff(stages)) + 1).tolist(), len(stages)]
         held = [(a * epoch / per, b * epoch / per, int(stages[a])) for a, b in itertools.pairwise(edges) if a < b and stages[a] >= 0]
         jumps = [(stop, height[k], height[following]) for (_, stop, k), (start, _, following) in itertools.pairwise(held) if stop == start]
-        axes.plot(
-            [v for x, _, _ in jumps for v in (x, x, *gap)], [v for _, y, z in jumps for v in (y, z, *gap)], color=MUTED, linewidth=0.5
-        )
+        x, y = [v for x, _, _ in jumps for v in (x, x, *gap)], [v for _, y, z in jumps for v in (y, z, *gap)]
+        axes.plot(x, y, color=MUTED, linewidth=0.5)
         for k in range(len(classes)):
             x = [v for a, b, which in held if which == k for v in (a, b, *gap)]
             colour = SERIES[order.index(k) % 8]
@@ -361,9 +354,9 @@ def _draw_hypnogram(data: Hypnogram) -> Canvas:
         axes.set_axisbelow(True)
         axes.set_ylabel(name, color=INK)
         axes.tick_params(axis="y", length=0)
-        for side in ("left", "bottom") if axes is not panels[-1] else ("left",):
-            axes.spines[side].set_visible(False)
+        axes.spines["left"].set_visible(False)
         if axes is not panels[-1]:
+            axes.spines["bottom"].set_visible(False)
             axes.tick_params(axis="x", length=0)
     if pair:
         first, second = tracks[0][1], tracks[1][1]
@@ -374,8 +367,7 @@ def _draw_hypnogram(data: Hypnogram) -> Canvas:
         grid[1].plot(x, [0.0] * len(x), color=SERIES[1], linewidth=7, solid_capstyle="butt")
         grid[1].set_yticks([])
         grid[1].set_ylabel("differ", rotation=0, ha="right", va="center")
-        for side in ("left", "bottom"):
-            grid[1].spines[side].set_visible(False)
+        grid[1].spines[["left", "bottom"]].set_visible(False)
         grid[1].tick_params(axis="x", length=0)
     grid[-1].set_xlim(0, length * epoch / per)
     _set_plain_ticks(grid[-1].xaxis)
@@ -392,16 +384,13 @@ def _draw_timelines(data: TimelinePlot) -> Canvas:
     for k in range(len(data.groups)):  # the first is the background
         at = [(x, y) for y, lane in enumerate(lanes) for x, of in zip(lane.times, lane.groups, strict=True) if of == k]
         colour, size = (MUTED, 5.0) if k == 0 else (SERIES[(k - 1) % 8], 8.0)
-        handles += axes.plot(
-            [x for x, _ in at], [y for _, y in at], linestyle="", marker="|", color=colour, markersize=size, markeredgewidth=1.1
-        )
+        x, y = [x for x, _ in at], [y for _, y in at]
+        handles += axes.plot(x, y, linestyle="", marker="|", color=colour, markersize=size, markeredgewidth=1.1)
     _name_rows(axes, range(len(lanes)), [clean_text(lane.name, 32) for lane in lanes])
     axes.set_ylim(len(lanes) - 0.4, -0.6)
     axes.set_xlabel(clean_text(data.xlabel))
     _set_plain_ticks(axes.xaxis)
-    canvas.legend(
-        handles, [" " + clean_text(g, 60) for g in data.groups], loc="outside upper left", ncols=4, frameon=False, columnspacing=1.6
-    )
+    _add_legend(canvas, handles, data.groups, ncols=4, columnspacing=1.6)
     return canvas
 
 
@@ -437,42 +426,23 @@ def _draw_scatter(data: ScatterPlot) -> Canvas:
             glyph = np.array(GLYPHS[k % len(GLYPHS)] if k >= 0 else GLYPHS[0])
             pen = np.vstack([glyph, [[np.nan, np.nan]]]) * 0.011 * np.array(spans)
             size = 2.6 if k < 0 or k % len(GLYPHS) == 0 else 0.8
-            colour = MUTED if k < 0 else SERIES[k % len(SERIES)]
-            axes.plot(
-                (x[here, None] + pen[:, 0]).ravel(),
-                (y[here, None] + pen[:, 1]).ravel(),
-                color=colour,
-                linewidth=size,
-                alpha=0.35 if k < 0 else 0.9,
-                solid_capstyle="round",
-            )
+            colour, alpha = (MUTED, 0.35) if k < 0 else (SERIES[k % len(SERIES)], 0.9)
+            at = (x[here, None] + pen[:, 0]).ravel(), (y[here, None] + pen[:, 1]).ravel()
+            axes.plot(*at, color=colour, linewidth=size, alpha=alpha, solid_capstyle="round")
         axes.set_title(clean_text(panel.name, 60), loc="left", color=INK)
-        if not data.ticks:
-            axes.set_xticks([])
-            axes.set_yticks([])
+        if data.ticks:
+            _set_plain_ticks(axes.xaxis, axes.yaxis)
         else:
-            _set_ticks(axes)
-        axes.set_xlabel(clean_text(data.xlabel))
-        axes.set_ylabel(clean_text(data.ylabel))
+            axes.set(xticks=[], yticks=[])
+        axes.set(xlabel=clean_text(data.xlabel), ylabel=clean_text(data.ylabel))
     if groups and panels:
         from matplotlib.lines import Line2D
 
-        marks = ["o", "+", "^", "x", "s", "o", "|", "_"]
-        keys = [
-            Line2D(
-                [], [], linestyle="", marker=marks[k % 8], markersize=4.5, color=SERIES[k % 8], fillstyle="full" if k % 8 == 0 else "none"
-            )
-            for k in range(len(groups))
-        ]
-        canvas.legend(
-            keys,
-            [" " + clean_text(g, 40) for g in groups],
-            loc="outside upper left",
-            ncols=len(groups) if len(groups) <= 6 else 4,
-            frameon=False,
-            handlelength=1.2,
-            columnspacing=1.4,
-        )
+        shapes = [("o", "full"), *((mark, "none") for mark in "+^xso|_")]
+        styles: list[dict[str, Any]] = [{"marker": mark, "fillstyle": fill, "color": SERIES[k]} for k, (mark, fill) in enumerate(shapes)]
+        keys = [Line2D([], [], linestyle="", markersize=4.5, **styles[k % 8]) for k in range(len(groups))]
+        ncols = len(groups) if len(groups) <= 6 else 4
+        _add_legend(canvas, keys, groups, 40, ncols=ncols, handlelength=1.2, columnspacing=1.4)
     return canvas
 
 
@@ -495,9 +465,8 @@ def _draw_forest(data: ForestPlot) -> Canvas:
         axes.hlines(y, lo, hi, color=SERIES[0], linewidth=1.3)
         handles["ours"] = axes.plot(values, y, linestyle="", marker="o", markersize=3.6, color=SERIES[0])[0]
         if panel.other is not None:
-            handles["other"] = axes.plot(
-                to_array(panel.other), y, linestyle="", marker="D", markersize=3.6, color=SERIES[1], fillstyle="none", markeredgewidth=0.9
-            )[0]
+            hollow: dict[str, Any] = {"marker": "D", "markersize": 3.6, "color": SERIES[1], "fillstyle": "none", "markeredgewidth": 0.9}
+            handles["other"] = axes.plot(to_array(panel.other), y, linestyle="", **hollow)[0]
         _name_rows(axes, y, names)
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.spines["left"].set_visible(False)
@@ -508,8 +477,7 @@ def _draw_forest(data: ForestPlot) -> Canvas:
     for axes in grid[-1]:
         axes.set_xlabel(clean_text(data.xlabel))
     if "other" in handles:
-        labels = [" " + clean_text(name, 40) for name in (data.ours, data.other)]
-        canvas.legend([handles["ours"], handles["other"]], labels, loc="outside upper left", ncols=2, frameon=False)
+        _add_legend(canvas, [handles["ours"], handles["other"]], (data.ours, data.other), 40, ncols=2)
     return canvas
 
 
@@ -525,21 +493,14 @@ def _draw_ranks(data: RankPlot) -> Canvas:
     axes = canvas.add_subplot()
     low, high = 1.0, float(max(k, 2))
     pad = 0.42 * (high - low)
-    axes.set_xlim(low - pad, high + pad)
-    axes.set_ylim(top + half, -1.9)
+    axes.set(xlim=(low - pad, high + pad), ylim=(top + half, -1.9))
     axes.plot([low, high], [0, 0], color=INK, linewidth=0.9)
     for mark in range(1, int(high) + 1):
         axes.plot([mark, mark], [0, -0.25], color=INK, linewidth=0.8)
         axes.text(mark, -0.4, str(mark), ha="center", va="bottom", color=MUTED, fontsize=7)
     axes.plot([low, low + data.critical], [-1.5, -1.5], color=INK, linewidth=1.4, clip_on=False)
-    axes.text(
-        low - 0.02 * (high - low),
-        -1.5,
-        f"critical difference {format_number(float(data.critical), 2)}",
-        ha="right",
-        va="center",
-        fontsize=7,
-    )
+    text = f"critical difference {format_number(float(data.critical), 2)}"
+    axes.text(low - 0.02 * (high - low), -1.5, text, ha="right", va="center", fontsize=7)
     for i, (rank, name) in enumerate(zip(ranks.tolist(), names, strict=True)):
         left = i < half
         depth = top + (i if left else k - 1 - i)

@@ -35,10 +35,8 @@ def model_card(
         *(_card_data(one, "Pre-trained on") for one in tuned),
     ]
     if subjects is not None:
-        digest = storage.fingerprint(sorted(subjects))[:16]
-        parts.append(
-            f"Hash of the training subjects (pre-training and fine-tuning): {digest}, of {len(subjects):,}. Equal hashes, equal subjects."
-        )
+        digest = f"{storage.fingerprint(sorted(subjects))[:16]}, of {len(subjects):,}"
+        parts.append(f"Hash of the training subjects (pre-training and fine-tuning): {digest}. Equal hashes, equal subjects.")
     caveats = dict.fromkeys([*list_notices(record), *(scores.remarks if scores else ())])
     parts += ["## Leakage", _card_leakage(record, scores), "## Scores", _card_scores(scores)]
     parts += ["## Caveats", "\n".join(f"- {markdown_text(line)}" for line in caveats) or "- none beyond the limits below"]
@@ -86,31 +84,23 @@ def _card_rows(values: Mapping[str, str]) -> str:
 
 
 def _card_data(data: RunData, verb: str) -> str:
-    rows = sorted(data.audit.items(), key=lambda pair: ORDER.index(pair[0]))
-    lines = [
-        "| split | subjects | windows |",
-        "|---|---|---|",
-        *(f"| {markdown_text(s)} | {show_split(data, s, 'subjects')} | {show_split(data, s, 'windows')} |" for s, _ in rows),
-    ]
-    return (
-        f"{verb} {markdown_text(data.name)}, split {markdown_text(data.split)}, fingerprint {markdown_text(data.fingerprint[:16])} (of windows and split):\n\n"
-        + "\n".join(lines)
-    )
+    mark = markdown_text(data.fingerprint[:16])
+    head = f"{verb} {markdown_text(data.name)}, split {markdown_text(data.split)}, fingerprint {mark} (of windows and split):"
+    splits = sorted(data.audit, key=ORDER.index)
+    counts = (f"| {markdown_text(s)} | {show_split(data, s, 'subjects')} | {show_split(data, s, 'windows')} |" for s in splits)
+    table = ["| split | subjects | windows |", "|---|---|---|", *counts]
+    return "\n".join([head, "", *table])
 
 
 def _card_leakage(record: RunRecord, scores: Scores | None) -> str:
     stamped = record.leak_free is not None or not record.is_finetuned
     by_subject = all(one.split in {"subject", "official"} for one in record.data)
-    lines = [
-        f"Objective {markdown_text(record.settings.objective.name)}: {stamp_text(record.leak_free)}." if stamped else "Not pre-trained.",
-        "No subject is in two splits."
-        if by_subject
-        else "Windows of one subject may be in several splits: scores are optimistic for new subjects.",
-    ]
+    objective = f"Objective {markdown_text(record.settings.objective.name)}: {stamp_text(record.leak_free)}."
+    mixed = "Windows of one subject may be in several splits: scores are optimistic for new subjects."
+    lines = [objective if stamped else "Not pre-trained.", "No subject is in two splits." if by_subject else mixed]
     if scores is not None:
-        lines.append(
-            f"Subjects of the scored split that were in the training or the pre-training: {scores.subjects_shared_with_training:,}."
-        )
+        shared = f"{scores.subjects_shared_with_training:,}"
+        lines.append(f"Subjects of the scored split that were in the training or the pre-training: {shared}.")
     return " ".join(lines)
 
 
@@ -120,31 +110,22 @@ def _card_scores(scores: Scores | None) -> str:
     lines = ["| metric | value | standard error | 95 % CI | baselines | remark |", "|---|---|---|---|---|---|"]
     for name in [n for n in evaluate.METRICS.get(scores.task or "", scores.metrics) if n in scores.metrics]:
         m = scores.metrics[name]
+        baselines = ", ".join(f"{base} {value:.3f}" for base, value in baseline_values(scores, name).items())
         cells = [name.replace("_", " "), *("–" if v is None else f"{v:.3f}" for v in (m.value, m.se))]
-        cells += ["–" if m.lo is None else f"{m.lo:.3f} to {m.hi:.3f}"]
-        cells += [
-            ", ".join(f"{base} {value:.3f}" for base, value in baseline_values(scores, name).items()) or "–",
-            m.undefined_reason or "",
-        ]
+        cells += ["–" if m.lo is None else f"{m.lo:.3f} to {m.hi:.3f}", baselines or "–", m.undefined_reason or ""]
         lines.append("| " + " | ".join(map(markdown_text, cells)) + " |")
-    words = (
-        f"On the {markdown_text(scores.split)} split of {markdown_text(scores.data)}: {format_count(scores.n)} windows of {format_count(scores.n_subjects)} subjects; "
-        f"95 % confidence intervals over {scores.settings.by}s."
-    )
-    return words + "\n\n" + "\n".join(lines)
+    counted = f"{format_count(scores.n)} windows of {format_count(scores.n_subjects)} subjects"
+    where = f"On the {markdown_text(scores.split)} split of {markdown_text(scores.data)}: {counted}"
+    return "\n".join([f"{where}; 95 % confidence intervals over {scores.settings.by}s.", "", *lines])
 
 
 def _card_licence(data: Sequence[RunData]) -> str:
     registry.load_members("bitimely_core.datasets")
-    lines = []
+    lines = ["Weights may be passed on only where the terms of the data allow it:", ""]
     for name in dict.fromkeys(one.dataset for one in data):
-        known = registry.datasets[name].facts if name in registry.datasets else None
-        lines.append(
-            f"- {markdown_text(name)}: "
-            + (
-                f"{markdown_text(known.title)}, {markdown_text(known.licence)}" + (f", <{known.url}>" if known.url else "")
-                if known
-                else "unknown to this version"
-            )
-        )
-    return "Weights may be passed on only where the terms of the data allow it:\n\n" + "\n".join(lines)
+        terms = "unknown to this version"
+        if name in registry.datasets:
+            known = registry.datasets[name].facts
+            terms = f"{markdown_text(known.title)}, {markdown_text(known.licence)}" + (f", <{known.url}>" if known.url else "")
+        lines.append(f"- {markdown_text(name)}: {terms}")
+    return "\n".join(lines)

@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from bitimely_core import page
 from bitimely_core.errors import quote_formula
-from bitimely_core.page import (
-    BarPlot,
-    Figure,
-    ForestPlot,
-    HeatMap,
-    Hypnogram,
-    LinePlot,
-    RankPlot,
-    ScatterPlot,
-    StageTrack,
-    Table,
-    TimelinePlot,
-    TracePlot,
-)
+from bitimely_core.page import Figure, HeatMap, StageTrack, Table
 from bitimely_core.report.text import clean_text, is_numeric
 
 Array = npt.NDArray[Any]
@@ -35,11 +23,8 @@ CSV_LIMIT = 60_000  # bytes of a download inside the page; larger tables are in 
 
 def to_array(values: Any) -> Array:
     """Numbers as float64 (None: NaN)."""
-    return (
-        np.array([np.nan if v is None else v for v in values], dtype=np.float64)
-        if isinstance(values, list | tuple)
-        else np.asarray(values, np.float64)
-    )
+    known = [np.nan if v is None else v for v in values] if isinstance(values, list | tuple) else values
+    return np.asarray(known, np.float64)
 
 
 def matrix_panels(data: HeatMap) -> tuple[Array, list[str]]:
@@ -51,17 +36,20 @@ def matrix_panels(data: HeatMap) -> tuple[Array, list[str]]:
 
 def stage_indices(track: StageTrack, classes: Sequence[str]) -> Array:
     """Class numbers of a track given by name or number, -1: no class."""
-    ids = {name: k for k, name in enumerate(classes)}
-    numbers = [
-        ids.get(s, -1) if isinstance(s, str) else -1 if s is None else int(s) for s in np.asarray(track.stages, dtype=object).tolist()
-    ]
+    ids: dict[Any, int] = {None: -1, **{name: k for k, name in enumerate(classes)}}
+    stages = np.asarray(track.stages, dtype=object).tolist()
+    numbers = [ids.get(stage, -1) if stage is None or isinstance(stage, str) else int(stage) for stage in stages]
     return np.array([k if 0 <= k < len(classes) else -1 for k in numbers], dtype=np.int64)
+
+
+def _join(parts: Iterable[Array], kind: type = float) -> Array:
+    return np.concatenate([np.empty(0, kind), *parts])
 
 
 def figure_data(figure: Figure) -> Columns:
     """All numbers of a figure as columns of one table."""
     data = figure.data
-    if isinstance(data, LinePlot):
+    if isinstance(data, page.LinePlot):
         parts: dict[str, list[Array]] = {"x": [], "y": [], "lo": [], "hi": []}
         names: list[str] = []
         for s in data.series:
@@ -70,7 +58,7 @@ def figure_data(figure: Figure) -> Columns:
             for key, values in {"x": s.x, "y": y, "lo": s.lo, "hi": s.hi}.items():
                 parts[key].append(np.full(len(y), np.nan) if values is None else to_array(values))
         banded = any(s.lo is not None for s in data.series)
-        return {"series": np.array(names, str), **{k: np.concatenate([np.empty(0), *v]) for k, v in parts.items() if banded or k in "xy"}}
+        return {"series": np.array(names, str), **{k: _join(v) for k, v in parts.items() if banded or k in "xy"}}
     if isinstance(data, HeatMap):
         values, names = matrix_panels(data)
         m, r, c = values.shape
@@ -78,51 +66,51 @@ def figure_data(figure: Figure) -> Columns:
         rows = np.tile(np.array([clean_text(n) for n in data.row_names]) if data.row_names is not None else np.arange(r), m)
         head: Columns = {"panel": np.repeat(np.array(names, str), r)} if m > 1 or names != [""] else {}
         return {**head, "row": rows, **{f"column {n}": values[:, :, k].ravel() for k, n in enumerate(columns)}}
-    if isinstance(data, BarPlot):
+    if isinstance(data, page.BarPlot):
         extra = {k: to_array(v) for k, v in (("lo", data.lo), ("hi", data.hi)) if v is not None}
         return {"name": np.array([clean_text(n) for n in data.names], str), "value": to_array(data.values), **extra}
-    if isinstance(data, RankPlot):
+    if isinstance(data, page.RankPlot):
         ranked = np.array([clean_text(n) for n in data.names], str)
         return {"name": ranked, "mean rank": to_array(data.ranks), "critical difference": np.full(len(ranked), float(data.critical))}
-    if isinstance(data, ForestPlot):
+    if isinstance(data, page.ForestPlot):
         dots, shown = [clean_text(n) for n in data.names], data.panels
         keys = {"values": "value", "lo": "lo", "hi": "hi", **({"other": "other"} if any(p.other is not None for p in shown) else {})}
         held = {k: [to_array([None] * len(dots) if (v := getattr(p, k)) is None else v) for p in shown] for k in keys}
         return {
             "panel": np.repeat(np.array([clean_text(p.name) for p in shown], str), len(dots)),
             "name": np.tile(np.array(dots, str), len(shown)),
-            **{keys[k]: np.concatenate([np.empty(0), *stacked]) for k, stacked in held.items()},
+            **{keys[k]: _join(stacked) for k, stacked in held.items()},
         }
-    if isinstance(data, TracePlot):
+    if isinstance(data, page.TracePlot):
         signals = [(clean_text(s.name), clean_text(s.unit), to_array(s.values)) for s in data.signals]
         return {
-            "signal": np.concatenate([np.empty(0, str), *(np.full(len(v), n) for n, _, v in signals)]),
-            "seconds": np.concatenate([np.empty(0), *(np.arange(len(v)) / data.rate for _, _, v in signals)]),
-            "value": np.concatenate([np.empty(0), *(v for _, _, v in signals)]),
-            "unit": np.concatenate([np.empty(0, str), *(np.full(len(v), u) for _, u, v in signals)]),
+            "signal": _join((np.full(len(v), n) for n, _, v in signals), str),
+            "seconds": _join(np.arange(len(v)) / data.rate for _, _, v in signals),
+            "value": _join(v for _, _, v in signals),
+            "unit": _join((np.full(len(v), u) for _, u, v in signals), str),
         }
-    if isinstance(data, Hypnogram):
+    if isinstance(data, page.Hypnogram):
         classes = [clean_text(c) for c in data.classes]
         tracks = {clean_text(t.name): stage_indices(t, data.classes) for t in data.tracks}
         n = max((len(v) for v in tracks.values()), default=0)
         labels = np.array([*classes, ""])  # -1 is the last: no stage
         padded = {f"stage {name}": labels[np.pad(v, (0, n - len(v)), constant_values=-1)] for name, v in tracks.items()}
         return {"epoch": np.arange(n), "seconds": np.arange(n) * float(data.epoch), **padded}
-    if isinstance(data, TimelinePlot):
+    if isinstance(data, page.TimelinePlot):
         lanes = [(clean_text(lane.name), to_array(lane.times), lane.groups) for lane in data.lanes]
         groups = np.array([clean_text(g) for g in data.groups], str)
         return {
-            "lane": np.concatenate([np.empty(0, str), *(np.full(len(times), name) for name, times, _ in lanes)]),
-            "time": np.concatenate([np.empty(0), *(times for _, times, _ in lanes)]),
-            "group": np.concatenate([np.empty(0, str), *(groups[np.asarray(which, dtype=np.int64)] for _, _, which in lanes)]),
+            "lane": _join((np.full(len(times), name) for name, times, _ in lanes), str),
+            "time": _join(times for _, times, _ in lanes),
+            "group": _join((groups[np.asarray(which, dtype=np.int64)] for _, _, which in lanes), str),
         }
-    if isinstance(data, ScatterPlot):
+    if isinstance(data, page.ScatterPlot):
         groups = np.array([*(clean_text(g) for g in data.groups), ""], str)  # -1 is the last: no group
         return {
-            "panel": np.concatenate([np.empty(0, str), *(np.full(len(p.x), clean_text(p.name)) for p in data.panels)]),
-            "x": np.concatenate([np.empty(0), *(to_array(p.x) for p in data.panels)]),
-            "y": np.concatenate([np.empty(0), *(to_array(p.y) for p in data.panels)]),
-            "group": np.concatenate([np.empty(0, str), *(groups[np.asarray(p.group, dtype=np.int64)] for p in data.panels)]),
+            "panel": _join((np.full(len(p.x), clean_text(p.name)) for p in data.panels), str),
+            "x": _join(to_array(p.x) for p in data.panels),
+            "y": _join(to_array(p.y) for p in data.panels),
+            "group": _join((groups[np.asarray(p.group, dtype=np.int64)] for p in data.panels), str),
         }
     raise ValueError(f"figure {figure.name!r} has data of type {type(data).__name__}, which is no kind of figure")
 
@@ -147,22 +135,13 @@ def table_data(table: Table) -> Columns:
 
 
 def to_parquet(columns: Columns) -> bytes:
-    """Columns as a Parquet file; equal names are numbered."""
+    """Columns as a Parquet file."""
     import pyarrow as pa
     from pyarrow import parquet
 
     out = io.BytesIO()
-    unique: set[str] = set()
-    names = []
-    for name in columns:
-        fresh, k = name, 2
-        while fresh in unique:
-            fresh, k = f"{name} {k}", k + 1
-        unique.add(fresh)
-        names.append(fresh)
-    parquet.write_table(
-        pa.Table.from_arrays([pa.array(v.tolist() if v.dtype.kind == "U" else v) for v in columns.values()], names), out, compression="zstd"
-    )
+    table = pa.table({name: pa.array(v.tolist() if v.dtype.kind == "U" else v) for name, v in columns.items()})
+    parquet.write_table(table, out, compression="zstd")
     return out.getvalue()
 
 

@@ -11,24 +11,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bitimely_core import evaluate
 from bitimely_core.errors import UserError, clean, usage_error
 from bitimely_core.evaluate import baselines as plain
-from bitimely_core.evaluate import folds
-from bitimely_core.evaluate.result_table import (
-    Key,
-    OpenWindows,
-    ResultTable,
-    ScoreColumn,
-    ScoredRun,
-    compare_column,
-    group_columns,
-    read_scored_run,
-)
-from bitimely_core.page import Figure, ForestPanel, ForestPlot, Page, PageBuilder, Table, make_figure, make_table
+from bitimely_core.evaluate import folds, result_table
+from bitimely_core.evaluate.result_table import Key, OpenWindows, ResultTable, ScoreColumn, ScoredRun
+from bitimely_core.page import Figure, ForestPanel, ForestPlot, PageBuilder, Table, make_figure, make_table
 from bitimely_core.report import comparison, run_page
 from bitimely_core.report.numbers import table_data, to_csv
 from bitimely_core.report.renderer import write_report
@@ -120,20 +112,20 @@ def write_results(
     of this module. `baselines` are keys of `baselines.DESCRIPTIONS` to fit beside the runs. Results are stored in `out/kept` for later
     calls.
 
-    Returns `report`, `verdict`, `cells`, `differences`, `missing`, `files`.
-    Raises UserError: config (exit 2) for a `[paper]` that cannot be read; those of writing.
+    Returns `report`, `verdict`, `cells`, `differences`, `missing`, `files`. Raises UserError: config (exit 2) for a `[paper]` that cannot be
+    read; those of writing.
     """
     stated, names = read_paper(paper)
     keep = out / "kept"
     found, missing = _open_runs(entries, workspace, keep, open_windows)
     planned = [str(e["column"]) for e in entries]
     requested = [*planned, *(c for _, c in stated if c.partition(":")[0] not in planned)]
-    columns = group_columns(found, requested, [column for _, column in stated])
+    columns = result_table.group_columns(found, requested, [column for _, column in stated])
     rows = list(dict.fromkeys([*(str(e["row"]) for e in entries), *(row for row, _ in stated)]))
     reference = rows[0] if rows else ""
     fitted, remarks = _fit_baselines(found, reference, baselines, keep, open_windows, progress)
     frames = {data: {plain.TITLES[k]: frame for k, (_, frame) in of.items()} for data, of in fitted.items()}
-    compared = {c.key: compare_column(c, found, reference, others=frames.get(c.data, {}), keep=keep) for c in columns}
+    compared = {c.key: result_table.compare_column(c, found, reference, others=frames.get(c.data, {}), keep=keep) for c in columns}
     notes = paper.get("notes") or []
     results = RecipeResults(
         title,
@@ -151,14 +143,13 @@ def write_results(
         "results.md": ("the table as Markdown", render_markdown(results, verdict)),
         "results.tex": ("the table for LaTeX (booktabs)", render_latex(results)),
     }
-    summary = _summarize_numbers(name, results)
-    page = _build_page(name, description, results, verdict, remarks, workspace, summary)
-    path = write_report(
-        out,
-        page,
-        files={file: about for file, (about, _) in files.items()},
-        others={file: content.encode() for file, (_, content) in files.items()},
-    )
+    builder = PageBuilder(title or name)
+    builder.notice(*_list_notices(results.table), *remarks, *(line for result in compared.values() for line in result.remarks))
+    builder.add_facts(_list_facts(name, description, results))
+    _fill_page(builder, results, workspace)
+    page = builder.finish(verdict, _summarize_numbers(name, results))
+    about, content = ({file: pair[i] for file, pair in files.items()} for i in (0, 1))
+    path = write_report(out, page, files=about, others={file: text.encode() for file, text in content.items()})
     shown = {key: page.summary[key] for key in ("cells", "differences", "missing")}
     return {"report": str(path), "verdict": verdict, "files": [str(out / file) for file in files], **shown}
 
@@ -172,11 +163,8 @@ def read_paper(paper: PaperSection) -> tuple[PaperValues, dict[str, str]]:
         for column, value in values.items() if isinstance(values, Mapping) else [("", values)]:
             pair = value if isinstance(value, list | tuple) else (value,)
             if not column or not 1 <= len(pair) <= 2 or not all(isinstance(v, int | float) and not isinstance(v, bool) for v in pair):
-                raise usage_error(
-                    f"found {clean(str(value), 80)}",
-                    "expected column = value, or column = [value, standard error]",
-                    field=f"paper.{row}" + (f".{column}" if column else ""),
-                )
+                expected, field = "expected column = value, or column = [value, standard error]", f"paper.{row}.{column}".removesuffix(".")
+                raise usage_error(f"found {clean(str(value), 80)}", expected, field=field)
             out[row, column] = (float(pair[0]), float(pair[1]) if len(pair) == 2 else None)
     return out, {str(k): str(v) for k, v in (paper.get("names") or {}).items()}
 
@@ -192,7 +180,7 @@ def _open_runs(entries: Entries, workspace: Path, keep: Path, open_windows: Open
             try:
                 names = [entry["run"]] if isinstance(entry["run"], str) else entry["run"]
                 data = column.partition(":")[0]
-                parts = [read_scored_run(row, data, seed, find_run_folder(str(name), workspace)) for name in names]
+                parts = [result_table.read_scored_run(row, data, seed, find_run_folder(str(name), workspace)) for name in names]
                 known = [part for part in parts if part is not None]
                 one = folds.pool_folds(known, keep, open_windows) if len(known) == len(parts) else None
                 detail = detail or "" if one else "the run has not been evaluated"
@@ -220,10 +208,8 @@ def _fit_baselines(
         first = min(scored, key=lambda one: (one.row != reference, one.seed))
         for kind in kinds:
             try:
-                each = [
-                    plain.fit_baseline(kind, one.record, one.scores, keep=keep, open_windows=open_windows, progress=progress)
-                    for one in first.runs
-                ]
+                fit = partial(plain.fit_baseline, kind, keep=keep, open_windows=open_windows, progress=progress)
+                each = [fit(one.record, one.scores) for one in first.runs]
                 why = next((one for one in each if isinstance(one, str)), "")
                 made = why or folds.pool_baseline([one for one in each if not isinstance(one, str)], first.scores)
             except UserError as error:
@@ -234,9 +220,6 @@ def _fit_baselines(
             else:
                 out.setdefault(data, {})[kind] = made
     return out, remarks
-
-
-# --- cells as text ------------------------------------------------------------------------------------------------------------------------
 
 
 def format_cell(cell: MetricValue | None, column: ScoreColumn) -> str:
@@ -265,12 +248,8 @@ def main_table(results: RecipeResults) -> Table:
         line: list[Any] = [table.name(row)]
         for c in table.columns:
             value, pair = table.value(row, c), results.paper.get((row, c.key))
-            own = format_cell(table.cells.get((row, c.key)), c)
-            line.append(
-                text_cell(
-                    None if value is None else value * c.factor, own, format_paper(pair) if pair else "", paper=pair[0] if pair else None
-                )
-            )
+            own, shown = format_cell(table.cells.get((row, c.key)), c), None if value is None else value * c.factor
+            line.append(text_cell(shown, own, format_paper(pair) if pair else "", paper=pair[0] if pair else None))
         rows.append(line)
     metrics = dict.fromkeys(c.words for c in table.columns if c.words)
     units = "; ".join(f"{words}: {', '.join(table.name(c.key) for c in table.columns if c.words == words)}" for words in metrics)
@@ -376,42 +355,12 @@ def write_long_csv(entries: Entries, results: RecipeResults) -> str:
             numbers = [metric.value, metric.se, metric.lo, metric.hi, *((one.scores.n, one.scores.n_subjects) if one else (None, None))]
             paper = results.paper.get((row, c.key), (None, None))
             lines.append([row, c.key, c.metric, seed, one.name if one else None, state, *numbers, *paper, detail])
-    heads = [
-        "row",
-        "column",
-        "metric",
-        "seed",
-        "run",
-        "state",
-        "value",
-        "se",
-        "lo",
-        "hi",
-        "windows",
-        "subjects",
-        "paper",
-        "paper_se",
-        "detail",
-    ]
-    return to_csv(table_data(Table(name="results", title="", caption="", columns=heads, rows=lines)))
+    heads = ["row", "column", "metric", "seed", "run", "state", "value", "se", "lo", "hi", "windows", "subjects"]
+    return to_csv(table_data(make_table("results", "", "", [*heads, "paper", "paper_se", "detail"], lines)))
 
 
-# --- the page -----------------------------------------------------------------------------------------------------------------------------
-
-
-def _build_page(
-    name: str,
-    description: str,
-    results: RecipeResults,
-    verdict: str,
-    remarks: Sequence[str],
-    workspace: Path,
-    summary: Mapping[str, object],
-) -> Page:
+def _fill_page(page: PageBuilder, results: RecipeResults, workspace: Path) -> None:
     table = results.table
-    page = PageBuilder(results.title or name)
-    page.notice(*_list_notices(table), *remarks, *(line for result in table.results.values() for line in result.remarks))
-    page.add_facts(_list_facts(name, description, results))
     page.add(main_table(results), *_interval_figures(results))
     if table.differences:
         page.section("Differences")
@@ -442,7 +391,6 @@ def _build_page(
         page.add(*comparison.curve_figures(table, workspace))
     page.section("Methods")
     page.add(*METHOD)
-    return page.finish(verdict, summary)
 
 
 def _interval_figures(results: RecipeResults) -> list[Figure]:
@@ -452,10 +400,7 @@ def _interval_figures(results: RecipeResults) -> list[Figure]:
     for c in table.columns:
         cells = [table.cells.get((row, c.key)) for row in rows]
         if any(cell and cell.value is not None for cell in cells):
-            values, lo, hi = (
-                [None if cell is None or (v := getattr(cell, name)) is None else v * c.factor for cell in cells]
-                for name in ("value", "lo", "hi")
-            )
+            values, lo, hi = comparison.scale_fields(cells, c, "value", "lo", "hi")
             pairs = [results.paper.get((row, c.key)) for row in rows]
             panels.append(ForestPanel(table.name(c.key), values, lo, hi, [p[0] if p else None for p in pairs] if any(pairs) else None))
     if not panels:
@@ -507,26 +452,17 @@ def _list_notices(table: ResultTable) -> list[str]:
     found = table.found
     counted = Counter(line for one in found for line in dict.fromkeys([*one.scores.notices, *one.scores.remarks]))
     out = [line if n == len(found) else f"{line} ({n} of {len(found)} runs)" for line, n in counted.most_common(12)]
-    few = {
-        one.data: one.scores.n_subjects
-        for one in found
-        if one.scores.n_subjects is not None and one.scores.n_subjects < evaluate.MINIMUM_UNITS and one.scores.settings.by == "subject"
-    }
-    return out + [
-        f"{table.name(data)}: no CI: {n} test subject{'s' * (n != 1)}, at least {evaluate.MINIMUM_UNITS} required."
-        for data, n in few.items()
-    ]
+    least = evaluate.MINIMUM_UNITS
+    few = {one.data: n for one in found if (n := one.scores.n_subjects) is not None and n < least and one.scores.settings.by == "subject"}
+    return out + [f"{table.name(data)}: no CI: {n} test subject{'s' * (n != 1)}, at least {least} required." for data, n in few.items()]
 
 
 def _list_facts(name: str, description: str, results: RecipeResults) -> dict[str, str]:
     table = results.table
     stamps = Counter(run_page.stamp_text(one.scores.leak_free) for one in table.found)
+    records = [run.record for one in table.found for run in one.runs]
     versions = {
-        f"{k} {v}"
-        for one in table.found
-        for run in one.runs
-        for k, v in run.record.versions.items()
-        if k in {"bitimely", "torch", "python"}
+        f"{name} {record.versions[name]}" for record in records for name in ("bitimely", "torch", "python") if name in record.versions
     }
     facts = {
         "Recipe": name,

@@ -37,8 +37,6 @@ LIMIT = 1_000_000  # bytes of report.html
 LONG = 24  # characters from which on a column of text may wrap
 ROWS = 500  # rows of a table that are shown
 TEMPLATES = Path(__file__).parent.parent / "templates"
-
-
 Context = dict[str, Any]  # of the template
 
 
@@ -74,10 +72,8 @@ def _render_headline(data: BarPlot) -> Context:
         if not math.isfinite(values[k]):
             continue
         spread = f"{format_number(lo)} to {format_number(hi)}" if math.isfinite(lo) and math.isfinite(hi) else ""
-        position = {"left": at(lo), "width": round(at(hi) - at(lo), 2)} if spread else {}
-        rows.append(
-            {"name": clean_text(name, 60), "text": format_number(float(values[k])), "interval": spread, "at": at(values[k]), **position}
-        )
+        row: Context = {"name": clean_text(name, 60), "text": format_number(float(values[k])), "interval": spread, "at": at(values[k])}
+        rows.append(row | ({"left": at(lo), "width": round(at(hi) - at(lo), 2)} if spread else {}))
     return {"rows": rows, "ticks": [{"at": 25 * k, "text": format_tick(low + (high - low) * k / 4)} for k in range(5)]}
 
 
@@ -143,20 +139,12 @@ def _render_parts(page: Page) -> PageParts:
             level = 3 if heading else level
             out.blocks.append({"kind": "heading" if heading else "text", "text": clean_text(block.removeprefix("## "), 5000)})
             continue
-        name = make_slug(block.name, taken)
-        figure = isinstance(block, Figure)
+        name, title, caption = make_slug(block.name, taken), clean_text(block.title), clean_text(block.caption)
         columns = figure_data(block) if isinstance(block, Figure) else table_data(block)
         link, quoted = csv_link(columns)
         out.quoted |= quoted
         out.files[f"{name}.parquet"] = to_parquet(columns)
-        entry = {
-            "slug": name,
-            "title": clean_text(block.title),
-            "caption": clean_text(block.caption),
-            "level": level,
-            "csv": link,
-            "file": f"{name}.parquet",
-        }
+        entry: Context = {"slug": name, "title": title, "caption": caption, "level": level, "csv": link, "file": f"{name}.parquet"}
         if isinstance(block, Figure):
             svg, note = draw_figure(block, name)
             out.files[f"{name}.svg"] = export_svg(svg)
@@ -164,10 +152,10 @@ def _render_parts(page: Page) -> PageParts:
             if position == 0 and isinstance(block.data, BarPlot) and np.isfinite(to_array(block.data.values)[:1]).any():
                 out.headline = entry | _render_headline(block.data)
                 continue
-            entry["svg_inline"] = inline_svg(svg, f"{clean_text(block.title)}. {clean_text(block.caption)}")
+            entry["svg_inline"] = inline_svg(svg, f"{title}. {caption}")
         else:
             entry |= _render_table(block)
-        kind = "Figure" if figure else "Table"
+        kind = "Figure" if isinstance(block, Figure) else "Table"
         counts[kind] += 1
         entry["label"] = f"{kind} {counts[kind]}"
         out.blocks.append(entry)

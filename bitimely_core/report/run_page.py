@@ -56,11 +56,9 @@ def run_facts(record: RunRecord) -> dict[str, str]:
     """Facts at the top of a run's pages."""
     data, settings = record.data[0], record.settings
     per_split = ", ".join(f"{s} {show_split(data, s, 'subjects')} subjects / {show_split(data, s, 'windows')} windows" for s in ORDER)
-    shape = (
-        f"code sequences, the last {data.length} events"
-        if data.vocabulary
-        else f"{data.channels} channels, {data.length} samples at {data.rate:g} Hz"
-    )
+    shape = f"{data.channels} channels, {data.length} samples at {data.rate:g} Hz"
+    if data.vocabulary:
+        shape = f"code sequences, the last {data.length} events"
     by_subject = data.split in {"subject", "official"}
     paper = f" (paper: {record.paper_parameters / 1e6:g} M)" if record.paper_parameters else ""
     objective = f"{settings.objective.name} ({stamp_text(record.leak_free)})"
@@ -136,16 +134,12 @@ def evaluation_page(run: Run, scores: Scores, columns: Mapping[str, npt.NDArray[
 def class_table(scores: TaskScores) -> Table:
     """Scores of every class or label."""
     columns = [name for name in ClassScores.model_fields if name != "unknown" or scores.task == "multilabel"]
-    return make_table(
-        "classes",
-        "Scores by class",
-        "Support: number of scored windows of the class. A class without windows has no recall.",
-        ["class", *columns],
-        [
-            [name, *(show_count(value) if column == "support" else value for column, value in ((c, getattr(one, c)) for c in columns))]
-            for name, one in scores.by_class.items()
-        ],
-    )
+    rows = [
+        [name, *(show_count(getattr(one, c)) if c == "support" else getattr(one, c) for c in columns)]
+        for name, one in scores.by_class.items()
+    ]
+    caption = "Support: number of scored windows of the class. A class without windows has no recall."
+    return make_table("classes", "Scores by class", caption, ["class", *columns], rows)
 
 
 def confusion_figure(confusion: Sequence[Sequence[int]], class_names: Sequence[str]) -> Figure:
@@ -173,12 +167,14 @@ def verdict_text(scores: Scores) -> str:
     if metric.value is None:
         return f"{scores.run}: {words} is undefined on {scores.data} ({metric.undefined_reason})."
     interval = f"95 % CI {metric.lo:.3f} to {metric.hi:.3f}" if metric.lo is not None else "no CI"
-    baselines = " and ".join(f"the {base} baseline reaches {value:.3f}" for base, value in baseline_values(scores, name).items())
-    return (
-        f"{words.capitalize()} {metric.value:.3f} ({interval}) on {format_count(scores.n)} {scores.split} windows of {format_count(scores.n_subjects)} subjects"
-        + (f"; {baselines}" if baselines else "")
-        + "."
-    )
+    scored = f"{format_count(scores.n)} {scores.split} windows of {format_count(scores.n_subjects)} subjects"
+    return f"{words.capitalize()} {metric.value:.3f} ({interval}) on {scored}{describe_baselines(scores, name)}."
+
+
+def describe_baselines(scores: Scores, metric: str) -> str:
+    """The end of a sentence on a metric: what the baselines reach; empty without any."""
+    reached = [f"the {base} baseline reaches {value:.3f}" for base, value in baseline_values(scores, metric).items()]
+    return f"; {' and '.join(reached)}" if reached else ""
 
 
 def baseline_values(scores: Scores, metric: str) -> dict[str, float]:
@@ -217,10 +213,8 @@ def _hypnogram_figures(chosen: Windows, windows: Windows, columns: Mapping[str, 
     keep = np.flatnonzero((chosen.index["recording_id"] == chosen.index["recording_id"][0]).to_numpy())
     if len(keep) < 10:
         return []
-    tracks = [
-        StageTrack("scored", np.asarray(columns["target"])[keep]),
-        StageTrack("predicted", np.asarray(columns["prediction"])[keep].argmax(1)),
-    ]
+    target, prediction = (np.asarray(columns[name])[keep] for name in ("target", "prediction"))
+    tracks = [StageTrack("scored", target), StageTrack("predicted", prediction.argmax(1))]
     caption = f"The first recording of the split ({len(keep)} windows). Its agreement is not the score; the tables cover all subjects."
     data = Hypnogram(windows.length / windows.rate, tracks, list(windows.class_names))
     return [make_figure("hypnogram", "One recording: predicted and scored", caption, data)]

@@ -30,9 +30,8 @@ def draw_figure(figure: Figure, name: str = "figure") -> tuple[ET.Element, str]:
         drawn = DRAWERS[type(figure.data)](figure.data)
         canvas, note = drawn if isinstance(drawn, tuple) else (drawn, "")
         out = io.BytesIO()
-        canvas.savefig(
-            out, format="svg", bbox_inches="tight", pad_inches=0.02, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
-        )
+        absent = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        canvas.savefig(out, format="svg", bbox_inches="tight", pad_inches=0.02, metadata=absent)
     return clean_svg(ET.fromstring(out.getvalue()), name), note  # noqa: S314  # drawn here
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +29,7 @@ from bitimely_core.claims.sources.columns import (
     detect_delimiter,
     find_table,
     match_columns,
+    open_table,
     reformat_dates,
     report_spelling,
     report_zones,
@@ -36,7 +37,7 @@ from bitimely_core.claims.sources.columns import (
 from bitimely_core.claims.sources.options import parse_default_source, parse_label_columns, parse_pairs, parse_switch_day
 from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects, parse_labels
 from bitimely_core.claims.sources.survey import bind_events, hash_ids, survey_tables, unpivot_codes
-from bitimely_core.errors import Finding, Reason, input_error, safe_text, usage_error
+from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
 from bitimely_core.registry import unknown
@@ -60,15 +61,11 @@ PATIENT_COLUMNS = {
     "obs_start": ("obs_start",),
     "obs_end": ("obs_end",),
 }
+PATIENT_DATES = ("birth", "death", "obs_start", "obs_end")
 INDEX_DATE = "index_date"
 MAP_FILE = "icd9_phecode.csv"
 WIDE_COLUMN = re.compile(r"dx_?(\d+)", re.IGNORECASE | re.ASCII)
-VOCABULARY_WORDS = {
-    "9": "icd9",
-    "10": "icd10",
-    "icd10ca": "icd10",
-    **{name: name for name in FAMILIES},
-}  # a vocabulary, as written in a column of them
+VOCABULARY_WORDS = {"9": "icd9", "10": "icd10", "icd10ca": "icd10", **{name: name for name in FAMILIES}}  # as written in a column of them
 
 
 class _EventLayout(NamedTuple):
@@ -115,15 +112,15 @@ def read_claims(source: Source, options: ClaimsOptions) -> ClaimsSource:
     renamed, kind = parse_pairs(options, "col", {*EVENT_COLUMNS, *PATIENT_COLUMNS}), parse_default_source(options)
     form = options.date_format or None
     file = find_table(source, "claims")
-    table, vocab, stated, spelling = _open_table(source.path(file), file, renamed, options, form)
+    table, vocab, stated, spelling = _open_events(source, file, renamed, options, form)
     labels, labelled, label_findings = _read_labels(source, renamed, options, form)
     survey = survey_tables([table], vocab=vocab, stated=stated, listed=labels is not None)
     patients, registered, more = _read_patients(source, renamed, form)
     facts: dict[str, Any] = {"tables": [row.file for row in (*survey.rows, *registered, *labelled)]}
     if table.kind == "codes":
         facts["records"] = survey.records
-    if (beside := _find_map(source)) is not None:
-        facts["phecode_map"] = beside
+    if maps := [rel for rel in source.files if PurePosixPath(rel).name.lower() == MAP_FILE]:
+        facts["phecode_map"] = maps[0]
     return ClaimsSource(
         events=bind_events([table]),
         subjects=patients,
@@ -136,23 +133,14 @@ def read_claims(source: Source, options: ClaimsOptions) -> ClaimsSource:
     )
 
 
-def _find_map(source: Source) -> str | None:
-    """The map of codes in the folder."""
-    return next((rel for rel in source.files if PurePosixPath(rel).name.lower() == MAP_FILE), None)
-
-
-# --- claims
-
-
-def _open_table(
-    path: Path, file: str, renamed: Mapping[str, str], options: ClaimsOptions, form: str | None
+def _open_events(
+    source: Source, file: str, renamed: Mapping[str, str], options: ClaimsOptions, form: str | None
 ) -> tuple[SourceTable, str, Stated, list[Finding]]:
     """The table of claims, the vocabulary of rows without one, where it is stated, and findings on names of columns."""
-    mark = detect_delimiter(path)
-    every = tables.read_names(path, delimiter=mark)
-    constant = (
-        VOCABULARY_WORDS.get(re.sub(r"[^a-z0-9]", "", renamed.get("vocab", "").lower())) if renamed.get("vocab") not in every else None
-    )
+    path = source.path(file)
+    every = tables.read_names(path, delimiter=detect_delimiter(path))
+    named_vocab = re.sub(r"[^a-z0-9]", "", renamed.get("vocab", "").lower())
+    constant = VOCABULARY_WORDS.get(named_vocab) if renamed.get("vocab") not in every else None
     wanted = {key: (renamed[key],) if key in renamed else names for key, names in EVENT_COLUMNS.items()}
     if constant:
         wanted.pop("vocab")
@@ -162,26 +150,18 @@ def _open_table(
     elif "code" not in renamed and len(both := [name for name in every if name.lower() in {"icd9", "icd10"}]) > 1:
         text = f"the columns {' and '.join(map(safe_text, both))} both hold codes"
         raise input_error(Reason.SCHEMA, text, "expected one column", "Choose one with --col code=NAME", file=file)
-    columns = match_columns(path, wanted, {"vocab", "source", "claim", "position"} - set(renamed), mark)
-    check_types(path, file, {**columns, **{name: name for name in wide}}, {"code", *wide})
+    table = open_table(source, file, wanted, {"vocab", "source", "claim", "position"} - set(renamed))
+    check_types(path, file, {name: name for name in wide}, wide)
+    columns = table.columns
     since = parse_switch_day(options)
     if since is not None and (constant or "vocab" in columns):
         raise usage_error("--icd10-from and a vocabulary are both given", "expected one of them")
     named = re.fullmatch(r"icd_?(9|10)(cm)?.*", columns.get("code", ""), re.IGNORECASE)
     vocab = constant or (f"icd{named[1]}{(named[2] or '').lower()}" if named else "icd9")
     layout = _EventLayout(columns, wide, _read_source_words(options), form, since)
-    everything = tuple(dict.fromkeys((*columns.values(), *wide)))
-    kept = SourceTable(
-        file=file,
-        path=path,
-        columns=everything,
-        shape=partial(_shape_block, layout=layout),
-        dated=(file, columns["date"]),
-        kind="codes" if wide else "rows",
-        delimiter=mark,
-    )
+    events = table.as_events(partial(_shape_block, layout=layout), wide=wide, kind="codes" if wide else "rows")
     known: Stated = "surely" if constant or since is not None else "by name" if named else "nowhere"
-    return kept, vocab, known, report_spelling(file, columns, wanted)
+    return events, vocab, known, report_spelling(file, columns, wanted)
 
 
 def _find_wide_columns(every: tuple[str, ...], pattern: str | None) -> tuple[str, ...]:
@@ -208,30 +188,19 @@ def _read_source_words(options: ClaimsOptions) -> dict[str, str]:
     return {kind: kind for kind in KINDS} | given
 
 
-# --- patients
-
-
 def _read_patients(
     source: Source, renamed: Mapping[str, str], form: str | None
 ) -> tuple[pl.DataFrame | None, list[SourceRows], list[Finding]]:
     """The registered subjects, if there is a table of them."""
     if not (file := find_table(source, "patients", needed=False)):
         return None, [], []
-    path = source.path(file)
-    mark = detect_delimiter(path)
     wanted = {key: (renamed[key],) if key in renamed else names for key, names in PATIENT_COLUMNS.items()}
     wanted["subject"] = (*wanted["subject"], *SUBJECT_NAMES)  # the column may have its name in the claims only
-    columns = match_columns(path, wanted, set(PATIENT_COLUMNS) - {"subject", *renamed}, mark)
-    check_types(path, file, columns)
-    frame, rows, findings = keep_unique_rows(tables.read_table(path, file, columns, mark), file, "subject")
-    findings += report_spelling(file, columns, wanted)
-    written = frame.with_columns(
-        reformat_dates(frame[key], form) for key in ("birth", "death", "obs_start", "obs_end") if key in frame.columns
-    )
+    table = open_table(source, file, wanted, set(PATIENT_COLUMNS) - {"subject", *renamed})
+    frame, rows, findings = keep_unique_rows(table.read(), file, "subject")
+    findings += report_spelling(file, table.columns, wanted)
+    written = frame.with_columns(reformat_dates(frame[key], form) for key in PATIENT_DATES if key in frame.columns)
     return make_subjects(written.rename({"subject": "subject_id"}), file, findings), [rows], findings
-
-
-# --- labels
 
 
 def _read_labels(
@@ -246,22 +215,19 @@ def _read_labels(
         raise usage_error("--label-column with a year has no meaning with --source claims")
     if not file:
         return None, [], []
-    path = source.path(file)
-    mark = detect_delimiter(path)
-    every = tables.read_names(path, delimiter=mark)
     accepted = (renamed["subject"], *SUBJECT_NAMES) if "subject" in renamed else SUBJECT_NAMES
     wanted: dict[str, tuple[str, ...]] = {"subject_id": accepted, INDEX_DATE: (INDEX_DATE,)}
-    subject = match_columns(path, wanted, {INDEX_DATE}, mark)
+    table = open_table(source, file, wanted, {INDEX_DATE})
+    every = tables.read_names(table.path, delimiter=table.delimiter)
     if chosen:
         wanted |= {one.name: (one.column,) for one in chosen}
     else:
-        wanted |= {name.lower(): (name,) for name in every if name not in subject.values()}
+        wanted |= {name.lower(): (name,) for name in every if name not in table.columns.values()}
     names = [name for name in wanted if name not in {"subject_id", INDEX_DATE}]
-    if len(names) + len(subject) < len(every) and not chosen:
+    if len(names) + len(table.columns) < len(every) and not chosen:
         raise input_error(Reason.HEADER, "columns have equal names", "expected different ones (case does not count)", file=file)
-    columns = match_columns(path, wanted, {INDEX_DATE}, mark)
-    check_types(path, file, {key: columns[key] for key in ("subject_id", INDEX_DATE) if key in columns})
-    frame = tables.read_table(path, file, columns, mark)
+    columns = match_columns(table.path, wanted, {INDEX_DATE}, table.delimiter)
+    frame = table._replace(columns=columns).read()
     if chosen:
         frame = frame.with_columns(
             pl.when(pl.col(one.name).is_not_null()).then((pl.col(one.name) == one.value).cast(pl.Int8).cast(pl.String)).alias(one.name)
@@ -272,24 +238,16 @@ def _read_labels(
     if odd:
         rows.quarantined[str(Reason.LABEL)] = odd
     if INDEX_DATE in kept.columns:
-        kept, lost = _drop_unread_index_dates(kept.with_columns(reformat_dates(kept[INDEX_DATE], form)), file)
+        written = reformat_dates(kept[INDEX_DATE], form)
+        unread = written.is_not_null() & dates.parse_days(written).is_null()  # claims after such a date could not be excluded
+        lost, kept = kept.filter(unread)["row"], kept.with_columns(written).filter(~unread)
         more += report_zones(count_unread_dates(kept[INDEX_DATE])[2], file, INDEX_DATE)
-        if lost:
-            rows.quarantined[str(Reason.DATE)] = lost[0].count
-            more += lost
-    more += report_spelling(file, subject, {"subject_id": accepted, INDEX_DATE: (INDEX_DATE,)})
+        if n := lost.len():
+            rows.quarantined[str(Reason.DATE)] = n
+            text, examples = f"{n} rows have an index date that cannot be read", tuple(map(str, lost.head(5)))
+            more.append(Finding(Reason.DATE, text, "they are excluded", file=file, field=INDEX_DATE, count=n, examples=examples))
+    more += report_spelling(file, table.columns, {"subject_id": accepted, INDEX_DATE: (INDEX_DATE,)})
     return kept.drop("row"), [rows], [*findings, *more]
-
-
-def _drop_unread_index_dates(labels: pl.DataFrame, file: str) -> tuple[pl.DataFrame, list[Finding]]:
-    """Without rows whose index date cannot be read, because rows after it could not be excluded."""
-    odd = labels[INDEX_DATE].is_not_null() & dates.parse_days(labels[INDEX_DATE]).is_null()
-    rows = labels.filter(odd)["row"]
-    if not rows.len():
-        return labels, []
-    text, examples = f"{rows.len()} rows have an index date that cannot be read", tuple(map(str, rows.head(5)))
-    fault = Finding(Reason.DATE, text, "they are excluded", file=file, field=INDEX_DATE, count=rows.len(), examples=examples)
-    return labels.filter(~odd), [fault]
 
 
 def _find_unmatched_labels(labels: pl.DataFrame | None, seen: np.ndarray, rows: list[SourceRows]) -> list[Finding]:
@@ -302,5 +260,4 @@ def _find_unmatched_labels(labels: pl.DataFrame | None, seen: np.ndarray, rows: 
     if not without and not unlabelled:
         return []
     text = f"{without} subjects with labels have no claims, {unlabelled} subjects with claims have no labels"
-    finding = Finding(Reason.UNMATCHED_LABELS, text, level="warning", file=rows[0].file, count=without + unlabelled)
-    return [finding]
+    return [input_warning(Reason.UNMATCHED_LABELS, text, file=rows[0].file, count=without + unlabelled)]

@@ -25,12 +25,12 @@ class ClaimsSource:
     nullable), position (Int16, nullable), file (String), row (Int64: 1-based line of a text, number of the row in a Parquet file)."""
     subjects: pl.DataFrame | None
     """subject_id, unique; birth, death, obs_start, obs_end (String, nullable); sex (UInt8, nullable: 0 unknown, 1 male, 2 female)."""
-    labels: pl.DataFrame | None  # subject_id, one Int8 column a label (nullable), optional index_date String; unique
     vocab: str  # of rows that carry none
     source: str  # of rows that carry none
     rows: list[SourceRows]  # each table as far as known before cleaning, which adds its own counts to the tables of events
     findings: list[Finding]  # warnings and infos
     facts: dict[str, Any]  # what the report says
+    labels: pl.DataFrame | None = None  # subject_id, one Int8 column a label (nullable), optional index_date String; unique
     splits: dict[str, str] | None = None  # subject -> train, validation, test
 
 

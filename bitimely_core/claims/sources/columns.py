@@ -4,21 +4,58 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Literal, NamedTuple
 
 import polars as pl
 
 from bitimely_core.claims import dates
+from bitimely_core.claims.sources.claims_source import EventBlock, SourceTable
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
 
 ENDINGS = (".csv", ".csv.gz", ".parquet")
 SUBJECT_DATE_COLUMNS = ("birth", "death", "obs_start", "obs_end")  # of a subject
-
-
 DATE_CHARACTERS = 10  # characters of an unreadable date of which the shape is shown
+
+
+class OpenTable(NamedTuple):
+    """A table whose columns have been matched and checked."""
+
+    file: str  # relative to the source
+    path: Path
+    columns: dict[str, str]  # key -> name
+    delimiter: str
+
+    def read(self) -> pl.DataFrame:
+        """All rows, as `tables.read_table`."""
+        return tables.read_table(self.path, self.file, self.columns, self.delimiter)
+
+    def as_events(
+        self,
+        shape: Callable[[pl.DataFrame], EventBlock],
+        *,
+        dated: tuple[str, str] | None = None,
+        wide: Sequence[str] = (),
+        kind: Literal["rows", "codes"] = "rows",
+    ) -> SourceTable:
+        """The table as one of diagnoses. `dated`: where its dates come from, if not from its own column; `wide`: further columns."""
+        names = tuple(dict.fromkeys((*self.columns.values(), *wide)))
+        dated = dated or (self.file, self.columns["date"])
+        return SourceTable(file=self.file, path=self.path, columns=names, shape=shape, dated=dated, kind=kind, delimiter=self.delimiter)
+
+
+def open_table(
+    source: Source, file: str, wanted: Mapping[str, Sequence[str]], optional: Collection[str] = (), *, codes: Collection[str] = ("code",)
+) -> OpenTable:
+    """A table, comma- or tab-separated or Parquet. Raises UserError: as `match_columns` and `check_types`."""
+    path = source.path(file)
+    mark = detect_delimiter(path)
+    columns = match_columns(path, wanted, optional, mark)
+    check_types(path, file, columns, codes)
+    return OpenTable(file, path, columns, mark)
 
 
 def find_table(source: Source, *stems: str, needed: bool = True) -> str:
@@ -49,8 +86,7 @@ def match_columns(path: Path, wanted: Mapping[str, Sequence[str]], optional: Col
     names, none of the accepted), schema (columns missing: found and expected names), and as `tables.read_names`.
     """
     every = tables.read_names(path, delimiter=mark)
-    chosen = {}
-    missing = []
+    chosen, missing = {}, []
     for key, accepted in wanted.items():
         name = next((one for some in accepted for one in every if one.lower() == some.lower()), None)
         if name is not None:
@@ -87,10 +123,8 @@ def reformat_dates(column: pl.Series, form: str | None) -> pl.Series:
     if form is None:
         return column
     distinct = column.drop_nulls().unique()
-    days = [dates.parse_day(text, form) for text in distinct]
-    return column.replace_strict(
-        distinct, [text if day is None else dates.format_day(day) for text, day in zip(distinct, days, strict=True)], default=None
-    )
+    written = [text if (day := dates.parse_day(text, form)) is None else dates.format_day(day) for text in distinct]
+    return column.replace_strict(distinct, written, default=None)
 
 
 def assign_vocabulary(column: pl.Series, since: int, before: str, after: str) -> pl.Series:

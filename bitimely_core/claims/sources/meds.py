@@ -18,11 +18,11 @@ import pyarrow.parquet as pq
 from bitimely_core.claims.codes import FAMILIES
 from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable
-from bitimely_core.claims.sources.columns import check_types, match_columns
+from bitimely_core.claims.sources.columns import open_table
 from bitimely_core.claims.sources.options import parse_default_source
 from bitimely_core.claims.sources.subject_tables import make_subjects
 from bitimely_core.claims.sources.survey import bind_events, survey_tables
-from bitimely_core.errors import Finding, Reason, input_error, safe_text, usage_error
+from bitimely_core.errors import Reason, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source, locate_errors
 from bitimely_core.system_errors import raise_system_error
@@ -53,10 +53,8 @@ class CodeMeanings:
         for text in distinct:
             if text not in self.known:
                 self.known[text] = self.of(text)
-        vocab, code = ([self.known[text][i] for text in distinct] for i in (0, 1))
-        meant = pl.DataFrame(
-            {"string": distinct, "vocab": vocab, "code": code}, schema=dict.fromkeys(("string", "vocab", "code"), pl.String)
-        )
+        schema = dict.fromkeys(("string", "vocab", "code"), pl.String)
+        meant = pl.DataFrame([(text, *self.known[text]) for text in distinct], schema=schema, orient="row")
         kept = rows.join(meant.drop_nulls("vocab"), on="string", how="inner", maintain_order="left").drop("string")
         left = rows.height - kept.height
         return EventBlock(kept, {str(Reason.WRONG_VOCABULARY): left} if left else {})
@@ -82,21 +80,15 @@ def read_meds(source: Source, options: ClaimsOptions) -> ClaimsSource:
     if not files:
         text = f"no data/*.parquet among {len(source.files)} files"
         raise input_error(Reason.NO_INPUT, text, hint="Give the folder that holds data/ and metadata/")
-    source_tables = []
-    for file in files:
-        path = source.path(file)
-        columns = match_columns(path, COLUMNS)
-        check_types(path, file, columns)
-        source_tables.append(SourceTable(file=file, path=path, columns=("subject_id", "time", "code"), shape=meaning, dated=(file, "time")))
+    source_tables = [open_table(source, file, COLUMNS).as_events(meaning) for file in files]
     hint = "Identify ICD codes with --code-pattern, a regular expression with the groups vocab and code"
     seen = survey_tables(source_tables, vocab="icd9cm", hint=hint)
     persons, n_split = _read_persons(source_tables)
     splits = _read_splits(source)
     dropped = sum(row.dropped.get(str(Reason.WRONG_VOCABULARY), 0) for row in seen.rows)
-    findings = list(seen.findings)
     if n_split:
         text = f"{n_split} subjects are in several files"
-        findings.append(Finding(Reason.METADATA, text, "expected each in one file", level="warning", count=n_split))
+        seen.findings.append(input_warning(Reason.METADATA, text, "expected each in one file", count=n_split))
     unmatched = sorted(text for text, (vocab, _) in meaning.known.items() if vocab is None)
     facts = {
         "tables": files,
@@ -106,11 +98,10 @@ def read_meds(source: Source, options: ClaimsOptions) -> ClaimsSource:
     return ClaimsSource(
         events=bind_events(source_tables),
         subjects=persons,
-        labels=None,
         vocab="icd9cm",
         source=kind,
         rows=seen.rows,
-        findings=findings,
+        findings=seen.findings,
         facts=facts,
         splits=splits,
     )
@@ -179,9 +170,8 @@ def _read_persons(source_tables: Sequence[SourceTable]) -> tuple[pl.DataFrame, i
             own = pl.concat([own, frame["subject_id"].drop_nulls().unique()]).unique()
             for name, string in (("birth", BIRTH), ("death", DEATH)):
                 rows = frame.filter((pl.col("code") == string) | pl.col("code").str.starts_with(string + "//")).drop_nulls("time")
-                times[name] = pl.concat([times[name], rows.select("subject_id", pl.col("time").alias(name))]).unique(
-                    "subject_id", maintain_order=True
-                )
+                found_times = rows.select("subject_id", pl.col("time").alias(name))
+                times[name] = pl.concat([times[name], found_times]).unique("subject_id", maintain_order=True)
             words = {text: match[1] for text in frame["code"].drop_nulls().unique() if (match := SEX.fullmatch(text))}
             rows = frame.filter(pl.col("code").is_in(list(words)))
             found_sexes = rows.select("subject_id", pl.col("code").replace_strict(words, return_dtype=pl.String).alias("sex"))

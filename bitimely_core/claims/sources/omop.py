@@ -13,7 +13,7 @@ import polars as pl
 
 from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable
-from bitimely_core.claims.sources.columns import assign_vocabulary, check_types, detect_delimiter, find_table, match_columns, reformat_dates
+from bitimely_core.claims.sources.columns import assign_vocabulary, find_table, open_table, reformat_dates
 from bitimely_core.claims.sources.options import parse_default_source, parse_switch_day
 from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects
 from bitimely_core.claims.sources.survey import bind_events, survey_tables
@@ -34,6 +34,10 @@ SEXES = {"8507": 1, "8532": 2}
 LETTERED = r"^(?:V\d{2}\.?\d{0,2}|E\d{3}\.?\d?|Z\d{2}\.?[0-9A-Z]{0,4})$"  # supplementary codes, with or without their dot
 PROCEDURE = r"^(?:V(?:2[0-7]|5[0-3])\d{2}|E(?:[0-2]\d|80)\d{2})$"  # HCPCS: vision, hearing, equipment
 SUBJECT = {"subject_id": ("person_id",)}
+PERSON_DATES = {  # table -> key of a date, its column
+    "observation_period": {"obs_start": "observation_period_start_date", "obs_end": "observation_period_end_date"},
+    "death": {"death": "death_date"},
+}
 
 
 def read_omop(source: Source, options: ClaimsOptions) -> ClaimsSource:
@@ -44,14 +48,11 @@ def read_omop(source: Source, options: ClaimsOptions) -> ClaimsSource:
     """
     form = options.date_format or None
     since, kind = parse_switch_day(options), parse_default_source(options)
-    concepts = _read_concepts(source)
-    visits = _read_visits(source)
-    found, absent = [], []
-    for name in EVENTS:
-        if file := find_table(source, name, needed=False):
-            found.append(_open_table(source, name, file, partial(_shape_block, concepts=concepts, visits=visits, form=form, since=since)))
-        else:
-            absent.append(name)
+    concepts, visits = _read_concepts(source), _read_visits(source)
+    files = {name: find_table(source, name, needed=False) for name in EVENTS}
+    shape = partial(_shape_block, concepts=concepts, visits=visits, form=form, since=since)
+    found = [_open_events(source, name, file, shape) for name, file in files.items() if file]
+    absent = [name for name, file in files.items() if not file]
     if not found:
         raise input_error(Reason.NO_INPUT, f"found none of {', '.join(EVENTS)}", hint="Give the folder that holds the tables")
     seen = survey_tables(found, vocab="icd9cm", stated="surely" if since is not None else "nowhere")
@@ -60,18 +61,16 @@ def read_omop(source: Source, options: ClaimsOptions) -> ClaimsSource:
         text = f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} missing"
         wanted = "V, E and Z codes (insulin use, status after) may be missing: OMOP routes them by domain"
         findings.append(Finding(Reason.MISSING_PAIR, text, wanted, level="warning", count=len(absent)))
+    kinds = "of the kinds 9201, 262, 9202, 9203; all others are of the default source"
     facts = {
         "tables": [table.file for table in found] + [row.file for row in rows],
         "absent": absent,
         "concepts": "source concepts" if concepts is not None else "no table of concepts: source values are read as ICD-9-CM",
-        "visits": "of the kinds 9201, 262, 9202, 9203; all others are of the default source"
-        if visits is not None
-        else "no table of visits",
+        "visits": kinds if visits is not None else "no table of visits",
     }
     return ClaimsSource(
         events=bind_events(found),
         subjects=make_subjects(persons, rows[0].file, findings),
-        labels=None,
         vocab="icd9cm",
         source=kind,
         rows=[*seen.rows, *rows],
@@ -84,10 +83,8 @@ def _read_concepts(source: Source) -> pl.DataFrame | None:
     """concept, vocab, known: the ICD concepts. The vocabulary's own files are separated by tabs and know no quotes."""
     if not (file := find_table(source, "concept", needed=False)):
         return None
-    path = source.path(file)
-    mark = detect_delimiter(path)
-    columns = match_columns(path, {"concept": ("concept_id",), "vocab": ("vocabulary_id",), "known": ("concept_code",)}, mark=mark)
-    check_types(path, file, columns, ("known",))
+    wanted = {"concept": ("concept_id",), "vocab": ("vocabulary_id",), "known": ("concept_code",)}
+    _, path, columns, mark = open_table(source, file, wanted, codes=("known",))
     kept = []
     for block in tables.read_frames(path, tuple(columns.values()), delimiter=mark, quotes=mark != "\t"):
         if block.faults:
@@ -102,14 +99,8 @@ def _read_visits(source: Source) -> pl.DataFrame | None:
     """claim, source: the visits whose kind is known."""
     if not (file := find_table(source, "visit_occurrence", needed=False)):
         return None
-    path = source.path(file)
-    mark = detect_delimiter(path)
-    columns = match_columns(path, {"claim": ("visit_occurrence_id",), "source": ("visit_concept_id",)}, mark=mark)
-    visits = (
-        tables.read_table(path, file, columns, mark)
-        .select(number_text(key, key) for key in columns)
-        .filter(pl.col("source").is_in(list(VISITS)))
-    )
+    table = open_table(source, file, {"claim": ("visit_occurrence_id",), "source": ("visit_concept_id",)})
+    visits = table.read().select(number_text(key, key) for key in table.columns).filter(pl.col("source").is_in(list(VISITS)))
     return visits.select("claim", pl.col("source").replace_strict(VISITS, return_dtype=pl.String)).unique("claim", maintain_order=True)
 
 
@@ -118,10 +109,8 @@ def number_text(name: str, key: str) -> pl.Expr:
     return tables.strip_blanks(pl.col(name)).str.replace(r"\.0$", "").alias(key)
 
 
-def _open_table(source: Source, name: str, file: str, shape: Callable[..., EventBlock]) -> SourceTable:
+def _open_events(source: Source, name: str, file: str, shape: Callable[..., EventBlock]) -> SourceTable:
     prefix, dated = EVENTS[name]
-    path = source.path(file)
-    mark = detect_delimiter(path)
     wanted = {
         **SUBJECT,
         "date": (dated,),
@@ -129,10 +118,8 @@ def _open_table(source: Source, name: str, file: str, shape: Callable[..., Event
         "concept": (f"{prefix}_source_concept_id",),
         "claim": ("visit_occurrence_id",),
     }
-    columns = match_columns(path, wanted, {"concept", "claim"}, mark)
-    check_types(path, file, columns)
-    shape = partial(shape, columns=columns, only_lettered=name != "condition_occurrence")
-    return SourceTable(file=file, path=path, columns=tuple(columns.values()), shape=shape, dated=(file, columns["date"]), delimiter=mark)
+    table = open_table(source, file, wanted, {"concept", "claim"})
+    return table.as_events(partial(shape, columns=table.columns, only_lettered=name != "condition_occurrence"))
 
 
 def _shape_block(
@@ -177,42 +164,19 @@ def _shape_block(
 
 def _read_persons(source: Source, form: str | None) -> tuple[pl.DataFrame, list[SourceRows], list[Finding]]:
     """Subjects with birth, sex, death and the time for which they were observed."""
-    file = find_table(source, "person")
-    path = source.path(file)
-    mark = detect_delimiter(path)
     wanted = {**SUBJECT, "sex": ("gender_concept_id",), "year": ("year_of_birth",), "month": ("month_of_birth",), "day": ("day_of_birth",)}
-    columns = match_columns(path, wanted, {"month", "day"}, mark)
-    check_types(path, file, {"subject_id": columns["subject_id"]})
-    persons, account, findings = keep_unique_rows(tables.read_table(path, file, columns, mark), file)
+    table = open_table(source, find_table(source, "person"), wanted, {"month", "day"})
+    persons, account, findings = keep_unique_rows(table.read(), table.file)
     persons = persons.with_columns(pl.col("sex").replace_strict(SEXES, default=0, return_dtype=pl.UInt8))
-    parts = [pl.col(name) if name in columns else pl.lit(None, pl.String) for name in ("month", "day")]
+    parts = [pl.col(name) if name in table.columns else pl.lit(None, pl.String) for name in ("month", "day")]
     month, day = (part.fill_null("1").str.replace(r"\.0$", "") for part in parts)
     persons = persons.with_columns(pl.format("{}-{}-{}", pl.col("year").str.replace(r"\.0$", ""), month, day).alias("birth"))
     rows = [account]
-    if (
-        spans := _read_person_dates(source, "observation_period", ("observation_period_start_date", "observation_period_end_date"), form)
-    ) is not None:
-        observed, account = spans
-        rows.append(account)
-        first, last = (pl.col(name) for name in ("observation_period_start_date", "observation_period_end_date"))
-        observed = observed.group_by("subject_id").agg(first.min().alias("obs_start"), last.max().alias("obs_end"))
-        persons = persons.join(observed, on="subject_id", how="left", maintain_order="left")
-    if (deaths := _read_person_dates(source, "death", ("death_date",), form)) is not None:
-        died, account = deaths
-        rows.append(account)
-        persons = persons.join(
-            died.group_by("subject_id").agg(pl.col("death_date").min().alias("death")), on="subject_id", how="left", maintain_order="left"
-        )
+    for name, columns in PERSON_DATES.items():  # any number of rows per person
+        if file := find_table(source, name, needed=False):
+            frame = open_table(source, file, SUBJECT | {key: (column,) for key, column in columns.items()}).read()
+            rows.append(SourceRows(file=file, kind="subjects", seen=frame.height))
+            read = frame.with_columns(reformat_dates(frame[key], form) for key in columns)
+            spans = read.group_by("subject_id").agg(pl.col(key).max() if key == "obs_end" else pl.col(key).min() for key in columns)
+            persons = persons.join(spans, on="subject_id", how="left", maintain_order="left")
     return persons, rows, findings
-
-
-def _read_person_dates(source: Source, name: str, wanted: tuple[str, ...], form: str | None) -> tuple[pl.DataFrame, SourceRows] | None:
-    """Dates of persons, any number of rows per person."""
-    if not (file := find_table(source, name, needed=False)):
-        return None
-    path = source.path(file)
-    mark = detect_delimiter(path)
-    columns = match_columns(path, SUBJECT | {key: (key,) for key in wanted}, mark=mark)
-    check_types(path, file, columns)
-    frame = tables.read_table(path, file, columns, mark)
-    return frame.with_columns(reformat_dates(frame[key], form) for key in wanted), SourceRows(file=file, kind="subjects", seen=frame.height)

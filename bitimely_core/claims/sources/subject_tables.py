@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import polars as pl
 
 from bitimely_core.claims.sources.columns import SUBJECT_DATE_COLUMNS, count_unread_dates, refuse_unread_dates, report_zones
-from bitimely_core.errors import Finding, Reason, input_error
+from bitimely_core.errors import Finding, Reason, input_error, input_warning
 from bitimely_core.types import SourceRows
 
 SEXES = {"1": 1, "m": 1, "male": 1, "2": 2, "f": 2, "female": 2}  # any other text: 0, unknown
@@ -22,13 +22,12 @@ def keep_unique_rows(frame: pl.DataFrame, file: str, key: str = "subject_id") ->
     single = known.unique([name for name in frame.columns if name != "row"], keep="first", maintain_order=True)
     conflicting = single.filter(pl.col(key).is_duplicated())
     if conflicting.height:
-        text = f"rows {', '.join(map(str, conflicting.filter(pl.col(key) == conflicting[key][0])['row'].head(5)))} are of one subject and differ"
-        many = conflicting[key].n_unique()
-        more = f", so do those of {many - 1} other subjects" if many > 1 else ""
+        first = conflicting.filter(pl.col(key) == conflicting[key][0])["row"]
+        others = conflicting[key].n_unique() - 1
+        text = f"rows {', '.join(map(str, first.head(5)))} are of one subject and differ"
+        text += f", so do those of {others} other subjects" if others else ""
         action = "Keep only the correct row of each subject"
-        raise input_error(
-            Reason.DUPLICATE_KEY, text + more, "expected one row a subject", action, file=file, row=int(conflicting["row"][0])
-        )
+        raise input_error(Reason.DUPLICATE_KEY, text, "expected one row a subject", action, file=file, row=int(first[0]))
     empty, repeated = frame.height - known.height, known.height - single.height
     findings = []
     if empty:
@@ -36,7 +35,7 @@ def keep_unique_rows(frame: pl.DataFrame, file: str, key: str = "subject_id") ->
         findings.append(Finding(Reason.IDENTIFIER, text, "they are excluded", file=file, count=empty, examples=tuple(map(str, rows))))
     if repeated:
         text = f"{repeated} rows repeat others"
-        findings.append(Finding(Reason.DUPLICATES, text, "they are used once", level="warning", file=file, count=repeated))
+        findings.append(input_warning(Reason.DUPLICATES, text, "they are used once", file=file, count=repeated))
     dropped = {str(Reason.DUPLICATES): repeated} if repeated else {}
     quarantined = {str(Reason.IDENTIFIER): empty} if empty else {}
     return single, SourceRows(file=file, kind="subjects", seen=frame.height, dropped=dropped, quarantined=quarantined), findings
@@ -54,14 +53,13 @@ def make_subjects(frame: pl.DataFrame, file: str, findings: list[Finding]) -> pl
         findings += report_zones(zoned, file, name)
         if bad := odd.total():
             text = f"{bad} of {good + bad} dates cannot be read"
-            findings.append(Finding(Reason.METADATA, text, "they count as unknown", level="warning", file=file, field=name, count=bad))
-    columns = [
-        pl.col(name) if name in frame.columns else pl.lit(None, pl.String).alias(name) for name in ("subject_id", *SUBJECT_DATE_COLUMNS)
-    ]
-    sex = pl.col("sex") if "sex" in frame.columns else pl.lit(None, pl.UInt8).alias("sex")
-    if frame.schema.get("sex") == pl.String:
-        sex = pl.when(sex.is_not_null()).then(sex.str.to_lowercase().replace_strict(SEXES, default=0, return_dtype=pl.UInt8)).alias("sex")
-    return frame.select(*columns, sex.cast(pl.UInt8))
+            findings.append(input_warning(Reason.METADATA, text, "they count as unknown", file=file, field=name, count=bad))
+    absent = {name: pl.lit(None, pl.String) for name in (*SUBJECT_DATE_COLUMNS, "sex") if name not in frame.columns}
+    frame = frame.with_columns(**absent)
+    sex = pl.col("sex")
+    if frame.schema["sex"] == pl.String:
+        sex = pl.when(sex.is_not_null()).then(sex.str.to_lowercase().replace_strict(SEXES, default=0, return_dtype=pl.UInt8))
+    return frame.select("subject_id", *SUBJECT_DATE_COLUMNS, sex.cast(pl.UInt8).alias("sex"))
 
 
 def parse_labels(
@@ -75,15 +73,16 @@ def parse_labels(
     words = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
     odd = pl.lit(value=False)
     for name in names:
-        wrong = frame.filter(pl.col(name).is_not_null() & ~pl.col(name).is_in(list(words)))
-        if 2 * wrong.height > frame[name].count():
-            text = f"{wrong.height} of {frame[name].count()} rows hold neither 0 nor 1"
+        wrong = pl.col(name).is_not_null() & ~pl.col(name).is_in(list(words))
+        n, count = frame.filter(wrong).height, frame[name].count()
+        if 2 * n > count:
             action = "Remove the column, or name the labels with --label-column COLUMN:NAME:VALUE"
+            text = f"{n} of {count} rows hold neither 0 nor 1"
             raise input_error(Reason.LABEL, text, "expected a label", action, file=file, field=columns[name])
-        odd |= pl.col(name).is_not_null() & ~pl.col(name).is_in(list(words))
+        odd |= wrong
     left = frame.filter(odd)
     kept = frame.filter(~odd).with_columns(pl.col(name).replace_strict(words, default=None, return_dtype=pl.Int8) for name in names)
     if not left.height:
         return kept, 0, []
     text, examples = f"{left.height} rows hold neither 0 nor 1 as a label", tuple(map(str, left["row"].head(5)))
-    return (kept, left.height, [Finding(Reason.LABEL, text, "they are excluded", file=file, count=left.height, examples=examples)])
+    return kept, left.height, [Finding(Reason.LABEL, text, "they are excluded", file=file, count=left.height, examples=examples)]

@@ -15,19 +15,16 @@ from bitimely_core.claims import codes
 from bitimely_core.claims.label_rules import SOURCES as KINDS
 from bitimely_core.claims.sources.claims_source import SourceTable, Stated
 from bitimely_core.claims.sources.columns import count_unread_dates, refuse_unread_dates, report_zones
-from bitimely_core.errors import Finding, Reason, input_error, safe_text
+from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import locate_errors
 from bitimely_core.types import SourceRows
 
 MERGED_SUBJECTS = 1 << 20  # subjects of several blocks that are put together at once
 ODD_ID = r"^[=+@]|^-[^0-9]|[\x00-\x1f\x7f]"  # what a spreadsheet runs as a formula, or a terminal obeys
-
-
 SHORT_CODE = re.compile(r"\s*\d{1,2}\.\d{1,2}\s*", re.ASCII)  # 38.9: a category has three digits
-SHARED_CODES = {
-    f"E{number}" for number in (850, 851, 852, 853, 854, 860, 861)
-}  # poisoning in ICD-9; without their dots amyloidosis ... in ICD-10
+# poisoning in ICD-9; without their dots amyloidosis ... in ICD-10
+SHARED_CODES = {f"E{number}" for number in (850, 851, 852, 853, 854, 860, 861)}
 
 
 @dataclass(kw_only=True)
@@ -40,19 +37,17 @@ class SourceSurvey:
     subjects: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))  # hashes of those with a row, sorted, where requested
 
 
-def unpivot_codes(frame: pl.DataFrame, columns: Sequence[str], positions: Sequence[int] | None = None) -> pl.DataFrame:
-    """One row per non-empty cell of `columns`: the other columns, `code` and `position` (default 1, 2, ...), by row and column."""
-    places = dict(zip(columns, positions or range(1, len(columns) + 1), strict=True))
-    order = dict(zip(columns, range(len(columns)), strict=True))
+def unpivot_codes(frame: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
+    """One row per non-empty cell of `columns`: the other columns, `code` and `position` (1, 2, ...), by row and column."""
+    places = {name: i for i, name in enumerate(columns, 1)}
     cells = (
         frame.select(pl.int_range(pl.len(), dtype=pl.UInt32).alias("at"), *columns)
         .unpivot(columns, index="at", variable_name="column", value_name="code")
         .filter(pl.col("code").str.contains(r"\S"))
-        .with_columns(pl.col("column").replace_strict(order, return_dtype=pl.UInt16).alias("order"))
-        .sort("at", "order")
+        .with_columns(pl.col("column").replace_strict(places, return_dtype=pl.Int16).alias("position"))
+        .sort("at", "position")
     )
-    position = cells["column"].replace_strict(places, return_dtype=pl.Int16).alias("position")
-    return frame.drop(columns)[cells["at"]].with_columns(cells["code"], position)
+    return frame.drop(columns)[cells["at"]].with_columns(cells["code"], cells["position"])
 
 
 def _iter_blocks(table: SourceTable) -> Iterator[tuple[tables.TableBlock, pl.DataFrame, Mapping[str, int]]]:
@@ -74,14 +69,11 @@ def _iter_blocks(table: SourceTable) -> Iterator[tuple[tables.TableBlock, pl.Dat
 
 def iter_events(source_tables: Sequence[SourceTable]) -> Iterator[pl.DataFrame]:
     """`ClaimsSource.events` of tables that `survey_tables` has accepted."""
-    for table in source_tables:
-        for _, frame, _ in _iter_blocks(table):
-            if frame.height:
-                yield frame
+    return (frame for table in source_tables for _, frame, _ in _iter_blocks(table) if frame.height)
 
 
 def bind_events(source_tables: Sequence[SourceTable]) -> Callable[[], Iterator[pl.DataFrame]]:
-    """`iter_events` of these tables, to be called any number of times."""
+    """`iter_events` of these tables, to be called any number of times, in any process."""
     return partial(iter_events, tuple(source_tables))
 
 
@@ -97,13 +89,10 @@ def survey_tables(
     """
     survey, seen_ids = SourceSurvey(), []
     for table in source_tables:
-        records = kept = 0
-        dropped: Counter[str] = Counter()
+        records = kept = readable = zoned = odd_ids = 0
+        dropped, unread = Counter[str](), Counter[str]()
         seen: set[tuple[str | None, str]] = set()
-        readable = zoned = 0
-        unread: Counter[str] = Counter()
         odd_rows: list[int] = []
-        odd_ids = 0
         for block, frame, left in _iter_blocks(table):
             records += block.seen
             kept += frame.height
@@ -132,13 +121,10 @@ def survey_tables(
         survey.records[table.file] = records
         survey.rows.append(SourceRows(file=table.file, kind=table.kind, seen=kept + sum(dropped.values()), dropped=dict(dropped)))
         if odd_ids:
-            text, wanted = (
-                f"{odd_ids} rows have a subject that looks like a formula or holds control characters",
-                "ids are never written as they are",
-            )
-            examples = tuple(map(str, odd_rows))
-            finding = Finding(Reason.LABEL_CHARS, text, wanted, level="warning", file=table.file, count=odd_ids, examples=examples)
-            survey.findings.append(finding)
+            text = f"{odd_ids} rows have a subject that looks like a formula or holds control characters"
+            wanted, examples = "ids are never written as they are", tuple(map(str, odd_rows))
+            warning = input_warning(Reason.LABEL_CHARS, text, wanted, file=table.file, count=odd_ids, examples=examples)
+            survey.findings.append(warning)
     survey.subjects = np.unique(np.concatenate([survey.subjects, *seen_ids]))
     if not any(row.seen - sum(row.dropped.values()) for row in survey.rows):
         text = f"none of {sum(survey.records.values())} records holds a diagnosis"

@@ -18,11 +18,11 @@ import polars as pl
 
 from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable
-from bitimely_core.claims.sources.columns import check_types, match_columns
+from bitimely_core.claims.sources.columns import OpenTable, check_types, match_columns, open_table
 from bitimely_core.claims.sources.options import LabelColumn, parse_label_columns
 from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects
 from bitimely_core.claims.sources.survey import bind_events, survey_tables, unpivot_codes
-from bitimely_core.errors import Finding, Reason, input_error, safe_text, usage_error
+from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.csv_text import open_member
 from bitimely_core.formats.source import Source, locate_errors
@@ -94,24 +94,18 @@ def read_synpuf(source: Source, options: ClaimsOptions) -> ClaimsSource:
     )
 
 
-# --- files
-
-
 def _find_files(source: Source, pattern: re.Pattern[str]) -> list[_SynpufFile]:
     """The tables whose name fits, each once: an archive beside the table that came out of it is not read."""
     found: dict[tuple[str, ...], _SynpufFile] = {}
-    for rel in sorted({*source.files, *source.rejected}, key=lambda rel: (_is_zip(rel), rel)):
+    zipped = {rel: rel.lower().endswith(".zip") for rel in (*source.files, *source.rejected)}
+    for rel in sorted(zipped, key=lambda rel: (zipped[rel], rel)):
         name = PurePosixPath(rel).name
-        if _is_zip(rel) and name.upper().startswith("DE1_0_") and rel in source.files:
+        if zipped[rel] and name.upper().startswith("DE1_0_") and rel in source.files:
             name = _find_member(source.path(rel), rel) or name
         if fits := pattern.fullmatch(name):
             about = {key: text.lower() for key, text in fits.groupdict().items()}
             found.setdefault(tuple(about.values()), _SynpufFile(rel, about))
     return sorted(found.values(), key=lambda one: (int(one.about["sample"]), list(one.about.values())))
-
-
-def _is_zip(rel: str) -> bool:
-    return rel.lower().endswith(".zip")
 
 
 def _find_member(path: Path, rel: str) -> str:
@@ -135,10 +129,7 @@ def _warn_absent(absent: Sequence[str]) -> list[Finding]:
         return []
     text = f"{len(absent)} tables are missing ({'; '.join(absent[:6])})"
     action = "Subjects and labels are incomplete without them"
-    return [Finding(Reason.MISSING_PAIR, text, level="warning", hint=action, count=len(absent), examples=tuple(absent[:5]))]
-
-
-# --- claims
+    return [input_warning(Reason.MISSING_PAIR, text, hint=action, count=len(absent), examples=tuple(absent[:5]))]
 
 
 def _open_table(path: Path, one: _SynpufFile, *, admitting: bool) -> tuple[SourceTable, _ClaimSegments]:
@@ -152,15 +143,8 @@ def _open_table(path: Path, one: _SynpufFile, *, admitting: bool) -> tuple[Sourc
         raise input_error(Reason.SCHEMA, "no column ICD9_DGNS_CD_1 ..", f"found {', '.join(map(safe_text, every[:60]))}", file=one.rel)
     check_types(path, one.rel, {**columns, **{name: name for name in wide}}, wide)
     segments = _read_segments(path, one.rel, columns, wide)
-    table = SourceTable(
-        file=one.rel,
-        path=path,
-        columns=(*columns.values(), *wide),
-        shape=partial(_shape_block, columns=columns, wide=tuple(wide), kind=KIND[one.about["what"]], segments=segments),
-        dated=(one.rel, columns["date"]),
-        kind="codes",
-    )
-    return table, segments
+    shape = partial(_shape_block, columns=columns, wide=tuple(wide), kind=KIND[one.about["what"]], segments=segments)
+    return OpenTable(one.rel, path, columns, ",").as_events(shape, wide=wide, kind="codes"), segments
 
 
 def _shape_block(
@@ -197,18 +181,12 @@ def _read_segments(path: Path, file: str, columns: Mapping[str, str], wide: Sequ
     rows = pl.concat([block.join(several, on="claim", how="semi", maintain_order="left") for block in blocks(*wide)])
     first = rows.filter(pl.col("date").is_not_null()).sort(pl.col("segment").cast(pl.Int32, strict=False), "row", nulls_last=True)
     found = first.group_by("claim", maintain_order=True).agg(pl.col("date").first().alias("first"))
-    listed = (
-        unpivot_codes(rows.select("row", "claim", *wide), wide)
-        .with_columns(pl.col("code").str.strip_chars())
-        .unique(["row", "code"], maintain_order=True)
-    )
+    listed = unpivot_codes(rows.select("row", "claim", *wide), wide).with_columns(pl.col("code").str.strip_chars())
+    listed = listed.unique(["row", "code"], maintain_order=True)
     repeats = listed.filter(~pl.struct("claim", "code").is_first_distinct()).select("row", "code")
     undated_rows = rows.filter(pl.col("date").is_null())
     undated = undated_rows.join(found, on="claim", how="anti").height
     return _ClaimSegments(found, repeats, undated_rows.height - undated, undated)
-
-
-# --- beneficiaries
 
 
 def _read_beneficiaries(
@@ -220,15 +198,12 @@ def _read_beneficiaries(
             raise usage_error("--label-column is given", "but there is no table of beneficiaries")
         return None, None, [], []
     if lost := sorted({one.year for one in wanted if one.year} - {file.about["year"] for file in files}):
-        raise usage_error(
-            f"--label-column asks for {', '.join(lost)}", f"there are {', '.join(sorted({file.about['year'] for file in files}))}"
-        )
+        there = sorted({file.about["year"] for file in files})
+        raise usage_error(f"--label-column asks for {', '.join(lost)}", f"there are {', '.join(there)}")
     years, rows, findings = [], [], []
     for file in files:
-        path = source.path(file.rel)
-        columns = match_columns(path, PERSON | {one.column: (one.column,) for one in wanted})
-        check_types(path, file.rel, columns, ())
-        frame, account, year_findings = keep_unique_rows(tables.read_table(path, file.rel, columns), file.rel)
+        table = open_table(source, file.rel, PERSON | {one.column: (one.column,) for one in wanted}, codes=())
+        frame, account, year_findings = keep_unique_rows(table.read(), file.rel)
         years.append(frame.with_columns(pl.lit(file.about["year"]).alias("year")))
         rows.append(account)
         findings += year_findings
@@ -238,10 +213,8 @@ def _read_beneficiaries(
     conflicting = cohort.group_by("subject_id").agg(pl.col("birth").drop_nulls().n_unique()).filter(pl.col("birth") > 1).height
     if conflicting:
         text = f"{conflicting} beneficiaries have different dates of birth in different years"
-        findings.append(Finding(Reason.METADATA, text, "the first is used", level="warning", file=files[0].rel, count=conflicting))
-    labels = None
-    if wanted:
-        labels = cohort.group_by("subject_id", maintain_order=True).agg(_flag_value(one) for one in wanted)
+        findings.append(input_warning(Reason.METADATA, text, "the first is used", file=files[0].rel, count=conflicting))
+    labels = cohort.group_by("subject_id", maintain_order=True).agg(map(_flag_value, wanted)) if wanted else None
     return make_subjects(persons, files[0].rel, findings), labels, rows, findings
 
 
