@@ -405,4 +405,4 @@ def find_changes(folder: Path) -> list[Finding]:
 
 
 def _describe_foreign(path: Path) -> Finding:
-    return Finding(Reason.INTEGRITY, "is not in manifest.json", "expected the files that bitimely wrote", "Remove it", file=str(path))
+    return Finding(Reason.INTEGRITY, "is not in manifest.json", "expected its files alone", "Remove it", file=str(path))

@@ -233,10 +233,14 @@ if sys.argv[1] == "die" and rank == "0":
 """
 LAUNCHER = """
 import sys
+from bitimely_core.errors import UserError
 from bitimely_core.training import distributed
 for arguments in sys.argv[1:]:
-    code = distributed.launch(arguments.split(), 2, module="started")
-    print("exit", code, flush=True)
+    try:
+        code = distributed.launch(arguments.split(), 2, module="started")
+        print("exit", code, flush=True)
+    except UserError as error:
+        print("error", int(error.exit_code), error.problem, flush=True)
 """
 
 
@@ -254,7 +258,7 @@ def test_launch_passes_the_exit_code_on(tmp_path: Path) -> None:
     out, err = process.communicate(timeout=60)
     threads = max(1, (os.cpu_count() or 1) // 2)
     lines = out.splitlines()
-    assert [lines[at] for at in (2, 5, 8)] == ["exit 6", "exit 137", "exit 0"]
+    assert [lines[at] for at in (2, 5, 8)] == ["exit 6", "error 6 process 0 of 2 was ended by SIGKILL", "exit 0"]
     for at, argument in ((0, "fail 6 --json"), (3, "die"), (6, "well")):
         assert sorted(lines[at : at + 2]) == [f"started {r} 2 {r} {threads} {argument}" for r in (0, 1)]
     assert err == ""

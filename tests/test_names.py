@@ -16,6 +16,7 @@ from bitimely_cli.options import describe_parameter, parse_path
 from bitimely_core import registry, workspace
 from bitimely_core.errors import UserError
 from bitimely_core.formats.source import scan_folder
+from bitimely_core.records import write_results
 
 BAD_NAMES = [
     "../../x",
@@ -172,7 +173,7 @@ def test_the_library_refuses_a_url_too(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("verb", ["finetune", "reproduce", "export"])
 def test_names_in_stored_records_stay_inside(ws: Path, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = ws / "runs" / "tiny" / "run.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "run": "../../../escaped"}))
+    write_results(path.parent, {path.name: json.dumps({**json.loads(path.read_text()), "run": "../../../escaped"}).encode()})
     before = list_files(ws.parent.parent)
     more = ["--data", "synthetic/staging", "--fraction", "1", *STEPS[:4]] if verb == "finetune" else []
     assert main([verb, "tiny", *more, "-w", str(ws)]) == 2
@@ -185,7 +186,7 @@ def test_data_named_in_a_record_is_looked_for_inside(ws: Path, capsys: pytest.Ca
     path = ws / "runs" / "tiny-staging" / "run.json"
     body = json.loads(path.read_text())
     body["data"][0]["name"] = "../../elsewhere"
-    path.write_text(json.dumps(body))
+    write_results(path.parent, {path.name: json.dumps(body).encode()})
     assert main(["evaluate", "tiny-staging", "-w", str(ws)]) == 2
     assert "unknown" in capsys.readouterr().err
 

@@ -248,7 +248,8 @@ def open_member(packed: BinaryIO) -> Iterator[tuple[str, IO[bytes]]]:
             if members[0].flag_bits & 1 or members[0].compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
                 raise NotImplementedError
             content = stack.enter_context(archive.open(members[0]))
-        except (NotImplementedError, RuntimeError):
+        except (NotImplementedError, RuntimeError) as error:
+            raise_system_error(error, stored=False)
             text = "is an archive that is encrypted or packed in an unusual way"
             raise input_error(Reason.UNSUPPORTED_FORMAT, text, "expected a table") from None
         except (zipfile.BadZipFile, EOFError, LookupError, ValueError, struct.error) as error:  # LookupError, ValueError: names

@@ -125,7 +125,8 @@ def _walk_artefacts(folder: Path, kind: str | None = None) -> Iterator[tuple[str
 def _detect_kind(path: Path) -> str | None:
     try:
         manifest = ResultManifest.find(path)
-    except UserError:  # damaged, which the check of the folder finds
+    except UserError as error:  # damaged, which the check of the folder finds
+        raise_system_error(error, path)
         manifest = None
     names = {inner.name for inner in path.iterdir()} if manifest is None else manifest.files.keys()
     for kind, needed in KINDS.items():
