@@ -3,16 +3,19 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-fast lint bench clean
+.PHONY: demo test test-fast test-long lint bench clean
 
 demo: $(VENV)/.installed  ## synthetic cohort -> cache -> tokens -> models -> report
 	$(BIN)/bitimely demo
 
-test: $(VENV)/.tested  ## the whole suite, offline, CPU
-	$(BIN)/python -m pytest -n 2 -m "not gpu"
+test: $(VENV)/.tested  ## the suite, offline, CPU
+	$(BIN)/python -m pytest -n 2 -m "not gpu and not long"
 
 test-fast: $(VENV)/.tested  ## what takes seconds
-	$(BIN)/python -m pytest -n 2 -m "not gpu and not slow"
+	$(BIN)/python -m pytest -n 2 -m "not gpu and not slow and not long"
+
+test-long: $(VENV)/.tested  ## every point of the sweeps of limits, kills, inputs and pairs of processes
+	$(BIN)/python -m pytest -m long
 
 lint: $(VENV)/.tested  ## style, types, who may import whom
 	$(BIN)/ruff check .

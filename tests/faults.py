@@ -19,7 +19,7 @@ from bitimely_core.pipeline import graph
 from bitimely_core.training import loop
 
 OPERATIONS = ("os_open", "os_write", "os_fsync", "os_replace", "os_link", "os_unlink", "os_mkdir", "os_rmdir", "os_truncate")
-SAMPLE = 15  # kills of an expensive command in the fast tests
+SAMPLE = 6  # operations in the fast suite; all of them in `make test-long`
 
 
 class Killed(BaseException):

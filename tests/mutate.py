@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 ROOT = Path(__file__).parents[1]
-SELECTIONS = ("not slow and not gpu and not spark", "slow and not gpu and not spark")
+SELECTIONS = ("not slow and not long and not gpu and not spark", "slow and not gpu and not spark")
 IGNORED = shutil.ignore_patterns(".*", "__pycache__", "workspace", "dist", "build", "fuzz")
 COMMENT = re.compile(r"\s\s#.*")  # left out where lines are shown and hashed
 PYTEST_OK, PYTEST_USAGE, PYTEST_NOTHING = 0, 4, 5  # exit codes; a collection error is 2, failed tests are 1

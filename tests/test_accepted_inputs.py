@@ -508,7 +508,7 @@ def test_recordings_with_holes_copies_and_missing_channels_can_be_used(tmp_path:
 SHARED = Path(os.environ.get("BITIMELY_BAD_INPUTS", Path(__file__).parents[2] / "shared" / "tools" / "bad_inputs")) / "make_bad_inputs.py"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not SHARED.is_file(), reason="the shared family of malformed inputs is not here")
 @pytest.mark.parametrize("family", ["EDF0", "EDF1", "EDF2", "EDF3", "WF", "PX", "TS", "UC", "CL"])
 def test_every_accepted_case_of_the_shared_family_can_be_used(tmp_path: Path, family: str) -> None:

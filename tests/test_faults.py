@@ -88,7 +88,7 @@ def test_a_killed_training_or_evaluation_is_repeated(prepared: Callable[[str], P
     assert faults.check_kills(tmp_path, prepared(verb), lambda home: small.call(home, verb), sample=faults.SAMPLE) > 20
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("verb", ["pretrain", "finetune", "evaluate", "analyze", "embed", "export", "report"])
 def test_a_verb_killed_at_every_operation_is_repeated(prepared: Callable[[str], Path], tmp_path: Path, verb: str) -> None:
     faults.check_kills(tmp_path, prepared(verb), lambda home: small.call(home, verb), sample=None)
@@ -104,7 +104,7 @@ CLAIMS = ("ingest", "synthetic-claims", "--subjects", "60", "--no-select", "--mi
 TOKENIZE = ("tokenize", "generic/classification", "--window", "100", "--name", "again")
 
 
-@pytest.mark.parametrize("sample", [faults.SAMPLE, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sample", [faults.SAMPLE, pytest.param(None, marks=pytest.mark.long)])
 @pytest.mark.parametrize("verb", ["recordings", pytest.param("claims", marks=UNEQUAL), "tokenize", "tokenize claims"])
 def test_a_killed_command_on_data_is_repeated(tmp_path: Path, verb: str, sample: int | None) -> None:
     home = tmp_path / "prepared"
@@ -120,7 +120,7 @@ def test_a_killed_command_on_data_is_repeated(tmp_path: Path, verb: str, sample:
     assert faults.check_kills(tmp_path, home, command, sample=sample) > 20
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("sample", [faults.SAMPLE])
 def test_a_killed_recipe_is_repeated(tmp_path: Path, sample: int) -> None:
     home = tmp_path / "prepared"

@@ -274,7 +274,7 @@ def test_a_verb_without_a_limit_does_its_work(server: Server, verb: str) -> None
     assert found.code == WARNED.get(verb, 0), found.text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_under_any_limit_ends_with_0_or_6(server: Server, verb: str) -> None:
     for run in list_runs(8, [verb]):

@@ -76,7 +76,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return ws
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_same_command_twice_at_once(verb: str, base: Path, tmp_path: Path) -> None:
     removed, argv = VERBS[verb]
@@ -97,7 +97,7 @@ def test_the_same_command_twice_at_once(verb: str, base: Path, tmp_path: Path) -
     assert trees[0] == trees[1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_reader_sees_one_generation_while_another_is_published(base: Path, tmp_path: Path) -> None:
     ws = Path(shutil.copytree(base, tmp_path / "ws"))
     writer = fork(["ingest", "synthetic", "--force-new", "-w", str(ws)], tmp_path / "writer.log")
@@ -105,7 +105,7 @@ def test_a_reader_sees_one_generation_while_another_is_published(base: Path, tmp
     assert wait_for(writer, *readers) == [0] * 5, [(tmp_path / f"{k}.log").read_text() for k in range(4)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_holder_leaves_no_lock(base: Path, tmp_path: Path) -> None:
     ws = Path(shutil.copytree(base, tmp_path / "ws"))
     holder = fork(["ingest", "synthetic", "--force-new", "-w", str(ws)], tmp_path / "holder.log")
