@@ -33,7 +33,9 @@ def demonstrate(
     names = [f"tiny-{data.removeprefix('synthetic-') if data == 'synthetic-staging' else data}{end}" for end in ("", "-scratch")]
     evaluated = [workspace / "runs" / name for name in names]
     windows = tokens.open_tokens(workspace / "tokens" / data)
-    table = run_page.audit_table(windows.name, find_data_kind(windows.dataset).summarize_tokens(windows.folder)["audit"], list(windows.class_names))
+    table = run_page.audit_table(
+        windows.name, find_data_kind(windows.dataset).summarize_tokens(windows.folder)["audit"], list(windows.class_names)
+    )
     page = run_page.combine_pages(comparison_page(evaluated), [spectra["page"], maps["page"]], [table], title)
     path = rendering.write_report(workspace / "reports" / f"compare-{'-'.join(names)}", page)
     scores = [Scores.load_shared(folder).to_json() for folder in evaluated]
