@@ -125,7 +125,7 @@ def tiny(folder: Path, count: int) -> None:
         path = folder / f"{number // 1000:03d}" / f"r{number:06d}.edf"
         if number % 1000 == 0:
             path.parent.mkdir(parents=True)
-        path.write_bytes(raw[:-2] + number.to_bytes(4, "little")[:2])
+        path.write_bytes(raw[:-4] + np.array([number // 2000, number % 2000], np.int16).tobytes())  # within the digital range
 
 
 def test_thousands_of_files_take_linear_time_and_few_descriptors(tmp_path: Path) -> None:
