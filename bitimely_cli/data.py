@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bitimely_cli.claims import ClaimsBuildOptions, ClaimsReadOptions, TaskOptions, shortcut_rows
-from bitimely_cli.options import BuildOptions, CommonOptions, Encoding, declare_setting, expand_options, parse_shard
+from bitimely_cli.completion import complete
+from bitimely_cli.options import VIEWS, BuildOptions, CommonOptions, Encoding, declare_setting, expand_options, parse_shard
 from bitimely_cli.screen import screen
 from bitimely_core import registry
 from bitimely_core.config import DataConfig, SettingsLayer, validate
@@ -26,7 +27,9 @@ UNITS_SHOWN = 30
 
 @expand_options
 def ingest(
-    dataset: Annotated[str, typer.Argument(help="Data set, see: bitimely list datasets.", metavar="DATASET")],
+    dataset: Annotated[
+        str, typer.Argument(help="Data set, see: bitimely list datasets.", metavar="DATASET", autocompletion=complete("datasets"))
+    ],
     *,
     source: Annotated[Path | None, typer.Argument(help="Folder in the official layout, or files.", metavar="[SOURCE]")] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, max=1024, help="Worker processes.")] = 1,
@@ -129,7 +132,7 @@ def _show_ingest_report(report: IngestReport | IngestPart, where: Path, *, has_p
 
 @expand_options
 def tokenize(
-    data: Annotated[str, typer.Argument(help="Data set or view, for example sleep-edf/staging.", metavar="DATA")],
+    data: Annotated[str, typer.Argument(help="Data set or view, for example sleep-edf/staging.", metavar="DATA", autocompletion=VIEWS)],
     *,
     window: Annotated[int | None, declare_setting(DataConfig, "window")] = None,
     stride: Annotated[int | None, declare_setting(DataConfig, "stride")] = None,
@@ -230,14 +233,21 @@ def verify(
 
 @expand_options
 def list_(
-    kind: Annotated[str, typer.Argument(help="datasets, views, models, objectives, presets, analyses, pipelines or runs.", metavar="KIND")],
+    kind: Annotated[
+        str,
+        typer.Argument(
+            help="datasets, views, models, objectives, presets, analyses, pipelines or runs.",
+            metavar="KIND",
+            autocompletion=complete("kinds"),
+        ),
+    ],
     common: CommonOptions,
 ) -> int:
     """What there is: data sets, views, models, objectives, presets, analyses, pipelines, runs.
 
     Example: bitimely list presets
     """
-    from bitimely_core.workflows import catalog
+    from bitimely_core import catalog
 
     rows = catalog.list_rows(kind, common.workspace)
     for columns in (catalog.COLUMNS[kind], catalog.CLAIMED) if kind == "models" else (catalog.COLUMNS[kind],):
@@ -252,7 +262,7 @@ def doctor(common: CommonOptions) -> int:
 
     Example: bitimely doctor
     """
-    from bitimely_core.workflows import catalog
+    from bitimely_core import catalog
 
     installation = catalog.check_installation(common.workspace)
     screen.table(["what", "found", "note"], [[row["what"], row["found"], row["note"]] for row in installation["checks"]])

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from bitimely_cli.app import app
+from bitimely_cli.completion import complete
 from bitimely_cli.options import BuildOptions, Devices, Out, Run, Set, WriteOptions, expand_options, parse_shard
 from bitimely_cli.screen import screen, span
 from bitimely_core.errors import Exit
@@ -17,7 +18,10 @@ from bitimely_core.errors import Exit
 
 @expand_options
 def run(
-    pipeline: Annotated[str, typer.Argument(help="Name of a shipped recipe or path of a TOML file.", metavar="PIPELINE")],
+    pipeline: Annotated[
+        str,
+        typer.Argument(help="Name of a shipped recipe or path of a TOML file.", metavar="PIPELINE", autocompletion=complete("pipelines")),
+    ],
     *,
     only: Annotated[
         list[str] | None, typer.Option(help="Only cells that hold this text, for example a model or a data set; may be repeated.")

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import typer
 from typer.models import OptionInfo
 
+from bitimely_cli.completion import complete
 from bitimely_cli.screen import screen
 from bitimely_core.config import Section, TrainConfig
 from bitimely_core.errors import Reason, safe_text, usage_error
@@ -37,7 +38,10 @@ def declare_setting(section: type[Section], key: str, metavar: str | None = None
     listed = f"{', '.join(choices[:-1])} or {choices[-1]}. " if choices else ""
     least = next((bound for item in field.metadata if (bound := getattr(item, "ge", getattr(item, "gt", None))) is not None), None)
     most = next((bound for item in field.metadata if (bound := getattr(item, "le", None)) is not None), None)
-    return typer.Option(f"--{key.replace('_', '-')}", help=f"{listed}{field.description}{more}", metavar=metavar, min=least, max=most)
+    text = f"{listed}{field.description}{more}"
+    return typer.Option(
+        f"--{key.replace('_', '-')}", help=text, metavar=metavar, min=least, max=most, autocompletion=(lambda: choices) if choices else None
+    )
 
 
 def _choices(annotation: Any) -> list[str]:
@@ -47,13 +51,16 @@ def _choices(annotation: Any) -> list[str]:
     return next((found for part in get_args(annotation) if (found := _choices(part))), [])
 
 
+VIEWS = complete("datasets", "views")
 Encoding = Annotated[
     str | None, typer.Option("--encoding", metavar="NAME", help="Encoding of text tables without a byte order mark (default: UTF-8).")
 ]
 
-Data = Annotated[list[str] | None, typer.Option("--data", help="Data set or view, for example sleep-edf/staging; may be repeated.")]
-OneData = Annotated[str | None, typer.Option("--data", help="Data set or view, for example sleep-edf/staging.")]
-Run = Annotated[str, typer.Argument(help="Name or folder of a run.", metavar="RUN")]
+Data = Annotated[
+    list[str] | None, typer.Option("--data", help="Data set or view, for example sleep-edf/staging; may be repeated.", autocompletion=VIEWS)
+]
+OneData = Annotated[str | None, typer.Option("--data", help="Data set or view, for example sleep-edf/staging.", autocompletion=VIEWS)]
+Run = Annotated[str, typer.Argument(help="Name or folder of a run.", metavar="RUN", autocompletion=complete("runs"))]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any setting, for example model.tokenizer=patch; may be repeated."),

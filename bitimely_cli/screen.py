@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from bitimely_core.types import Progress
 
 MOST_LINES = 20  # findings a run; the rest is in the report
+WIDTH = 160  # columns of a table that goes to a file or a pipe, where COLUMNS does not say otherwise
 LINE_EVERY = 10.0  # seconds between progress lines where no terminal is
 
 
@@ -116,13 +117,19 @@ class Screen:
         from rich.table import Table
         from rich.text import Text
 
+        width = Console().width if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH
+        cells = [[show(name) for name in columns], *([show(cell) for cell in row] for row in rows)]
+        widths = fit_columns(cells, width)
+        kept = len(widths)
         table = Table(box=box.SIMPLE_HEAD, title=Text(show(title)) if title else None, title_justify="left", pad_edge=False)
-        numeric = [all(isinstance(row[i], (int, float)) or row[i] is None for row in rows) for i in range(len(columns))]
-        for name, right in zip(columns, numeric, strict=True):
-            table.add_column(Text(show(name)), justify="right" if right else "left", overflow="fold")
-        for row in rows:
-            table.add_row(*(Text(show(cell)) for cell in row))
-        Console(soft_wrap=False, width=None if sys.stdout.isatty() else 160).print(table)
+        for i, wide in enumerate(widths):
+            right = all(isinstance(row[i], (int, float)) or row[i] is None for row in rows)
+            table.add_column(Text(cells[0][i]), justify="right" if right else "left", overflow="fold", width=wide)
+        for row in cells[1:]:
+            table.add_row(*map(Text, row[:kept]))
+        Console(soft_wrap=False, width=width).print(table)
+        if kept < len(columns):
+            self.print_line(f"Not shown at {width} columns: {', '.join(cells[0][kept:])}. Widen the terminal or use --json.")
 
     @contextmanager
     def progress(self) -> Iterator[Progress]:
@@ -234,6 +241,18 @@ def _stage_table(bar: list[str], status: list[ExperimentStatus], around: int = 5
     failed = sum(row.state.state == "failed" for row in rows)
     more = (f", {failed} failed" if failed else "") + (f"; about {span(left)} left" if left else "")
     return Group(table, Text(f"{len(ended)} of {len(rows)} stages{more}"), Text(bar[0]))
+
+
+def fit_columns(cells: Sequence[Sequence[str]], width: int) -> list[int]:
+    """Widths of the first columns, as many as `width` characters hold without a word of theirs being broken; at least one."""
+    columns = list(zip(*cells, strict=True))
+    needed = [max(len(word) for cell in column for word in [*cell.split(), ""]) for column in columns]
+    while len(needed) > 1 and sum(needed) + 3 * len(needed) - 1 > width:  # three characters between two columns, one at each end
+        needed.pop()
+    spare = max(0, width - sum(needed) - 3 * len(needed) + 1)
+    wanted = [max(map(len, column)) - least for column, least in zip(columns, needed, strict=False)]
+    share = min(1.0, spare / max(1, sum(wanted)))
+    return [min(least + int(share * more), width) for least, more in zip(needed, wanted, strict=True)]
 
 
 def show(cell: Any) -> str:

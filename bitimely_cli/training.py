@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bitimely_cli.completion import complete
 from bitimely_cli.options import (
     Data,
     OneData,
@@ -46,14 +47,17 @@ class ResamplingUnit(StrEnum):
 def pretrain(
     *,
     preset: Annotated[
-        str | None, typer.Option(help="18m, 7.5m, 7.5m-regression, 3m or tiny (default: the recipe file's, else tiny).")
+        str | None,
+        typer.Option(
+            help="18m, 7.5m, 7.5m-regression, 3m or tiny (default: the recipe file's, else tiny).", autocompletion=complete("presets")
+        ),
     ] = None,
     data: Data = None,
-    model: Annotated[str | None, typer.Option(help="See: bitimely list models.")] = None,
+    model: Annotated[str | None, typer.Option(help="See: bitimely list models.", autocompletion=complete("models"))] = None,
     budget: Annotated[
         str | None, typer.Option(help="table (the paper's dimensions) or matched (as many parameters as bitimelygpt).")
     ] = None,
-    objective: Annotated[str | None, typer.Option(help="See: bitimely list objectives.")] = None,
+    objective: Annotated[str | None, typer.Option(help="See: bitimely list objectives.", autocompletion=complete("objectives"))] = None,
     init: Annotated[
         Path | None, typer.Option(help="Start from the weights of this run, model folder or OWNER/NAME[@REVISION] of a hub.")
     ] = None,
@@ -119,7 +123,9 @@ def evaluate(
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     bootstrap: Annotated[int, typer.Option(min=0, max=1_000_000, help="Resamples of what has no closed form; 0: no intervals.")] = 1000,
     by: Annotated[ResamplingUnit, typer.Option(help="subject, or window (to reproduce papers; stamped).")] = ResamplingUnit.subject,
-    compare: Annotated[str | None, typer.Option(metavar="RUN2", help="Paired differences to this run.")] = None,
+    compare: Annotated[
+        str | None, typer.Option(metavar="RUN2", help="Paired differences to this run.", autocompletion=complete("runs"))
+    ] = None,
     predictions: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write predictions as MEDS-evaluation reads them (tokenize --task).")
     ] = None,
@@ -192,15 +198,26 @@ def embed(
 
 @expand_options
 def analyze(
-    kind: Annotated[str, typer.Argument(help="See: bitimely list analyses.", metavar="KIND")],
+    kind: Annotated[str, typer.Argument(help="See: bitimely list analyses.", metavar="KIND", autocompletion=complete("analyses"))],
     run: Annotated[
-        list[str] | None, typer.Argument(help="Names or folders of runs, and options of the kind.", metavar="[RUN...] [--OPTION VALUE...]")
+        list[str] | None,
+        typer.Argument(
+            help="Names or folders of runs, and options of the kind.",
+            metavar="[RUN...] [--OPTION VALUE...]",
+            autocompletion=complete("runs"),
+        ),
     ] = None,
     *,
     data: OneData = None,
-    model: Annotated[str | None, typer.Option(help="Model to analyze instead of a run (leakage, complexity).")] = None,
-    objective: Annotated[str | None, typer.Option(help="Objective to analyze instead of that of a run (leakage).")] = None,
-    preset: Annotated[str, typer.Option(help="Model to analyze instead of a run (leakage, complexity).")] = "tiny",
+    model: Annotated[
+        str | None, typer.Option(help="Model to analyze instead of a run (leakage, complexity).", autocompletion=complete("models"))
+    ] = None,
+    objective: Annotated[
+        str | None, typer.Option(help="Objective to analyze instead of that of a run (leakage).", autocompletion=complete("objectives"))
+    ] = None,
+    preset: Annotated[
+        str, typer.Option(help="Model to analyze instead of a run (leakage, complexity).", autocompletion=complete("presets"))
+    ] = "tiny",
     sequences: Annotated[int | None, typer.Option(min=1, help="Largest number of sequences to analyze.")] = None,
     seed: Seed = None,
     name: Annotated[str | None, typer.Option(help="Name of the report.")] = None,
@@ -228,7 +245,10 @@ def analyze(
 
 @expand_options
 def report(
-    run: Annotated[list[str], typer.Argument(help="Names or folders of runs.", metavar="RUN...")], *, out: Out = None, write: WriteOptions
+    run: Annotated[list[str], typer.Argument(help="Names or folders of runs.", metavar="RUN...", autocompletion=complete("runs"))],
+    *,
+    out: Out = None,
+    write: WriteOptions,
 ) -> int:
     """One comparison page of several runs: scores with intervals, paired differences, curves.
 

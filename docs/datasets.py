@@ -165,8 +165,7 @@ def format_section(facts: dict[str, Any], views: list[dict[str, Any]]) -> list[s
 
 def format_page(tables: str) -> str:
     """The page: sections from the registry, `tables` as they were measured."""
-    from bitimely_core import registry
-    from bitimely_core.workflows import catalog
+    from bitimely_core import catalog, registry
 
     views = catalog.list_rows("views", Path())
     found = [facts for facts in catalog.list_rows("datasets", Path()) if registry.datasets[facts["name"]].facts.kind == "recordings"]

@@ -1,4 +1,4 @@
-"""Write what is made from the code: docs/cli.md and docs/datasets.md. Run it after a change; a test compares.
+"""Write what is made from the code: docs/cli.md, docs/datasets.md and the rows of `bitimely list`. Run it after a change; a test compares.
 
 python docs/generate.py
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import datasets
+
+from bitimely_core import catalog
 
 ROOT = Path(__file__).parent.parent
 
@@ -33,6 +35,7 @@ def main() -> None:
     """Rewrite all."""
     (ROOT / "docs" / "cli.md").write_text(command_line())
     datasets.PAGE.write_text(datasets.format_page(datasets.read_tables()))
+    catalog.LISTINGS.write_text(catalog.format_listings())
 
 
 if __name__ == "__main__":

@@ -11,13 +11,12 @@ from planted import seeded
 from torch import nn
 from torch.nn import functional as F
 
-from bitimely_core import models, objectives, registry
+from bitimely_core import catalog, models, objectives, registry
 from bitimely_core.errors import UserError
 from bitimely_core.objectives import contrast
 from bitimely_core.objectives import tf_c as own
 from bitimely_core.objectives.contrast import augment_rows, perturb_spectrum
 from bitimely_core.types import Batch
-from bitimely_core.workflows import catalog
 
 torch.set_num_threads(1)
 

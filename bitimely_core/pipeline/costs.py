@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from bitimely_core import registry, storage
+from bitimely_core.catalog import COSTS
 from bitimely_core.config import ModelConfig, build_model_config, load_preset, merge_layers, parse_assignments, read_toml
 from bitimely_core.errors import UserError
 from bitimely_core.pipeline.plan import ExperimentPlan
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.training.tuning import TRIAL_SHARE
-from bitimely_core.workflows.catalog import COSTS
 from bitimely_core.workspace import find_data_kind, locate, name_tokens, parse_view
 
 UTILIZATION = 0.3  # share of the speed of a large matrix product that a training step reaches (assumed)

@@ -1,22 +1,25 @@
-"""Rows of `bitimely list` and checks of `bitimely doctor`. torch is imported only where models are counted."""
+"""Rows of `bitimely list` and checks of `bitimely doctor`.
+
+Counting parameters takes torch and seconds, so the rows of what is shipped are stored beside this file (`python docs/generate.py`) and
+read while the files that they were made from are unchanged and no plug-in is installed.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import platform
 import re
 import shutil
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypedDict
 
 from bitimely_core import __version__, registry, storage
 from bitimely_core.config import build_model_config, list_presets, load_preset, read_toml
-from bitimely_core.recipe import load_recipe
-from bitimely_core.schemas import RunRecord
-from bitimely_core.workflows.analyze import list_analysis_options
 
 Row = dict[str, Any]  # of a listing, column -> value
 COLUMNS = {
@@ -32,8 +35,24 @@ COLUMNS = {
 CLAIMED = ["name", "data kept", "both ways", "full rank", "known", "paper"]  # second table of models: what the paper claims, what is known
 
 
+LISTINGS = Path(__file__).with_name("listings.json")
+SOURCES = ("models", "objectives", "analyses", "datasets", "claims", "config.py", "registry.py", "catalog.py")
+
+
 def list_rows(kind: str, workspace: Path) -> list[Row]:
     """The rows of `bitimely list KIND`. Raises UserError (unknown_name, exit 2)."""
+    if kind not in COLUMNS:
+        raise registry.unknown("kind", kind, list(COLUMNS))
+    if kind == "runs":
+        return _list_runs(workspace)
+    stored = {} if entry_points(group="bitimely.plugins") or not LISTINGS.is_file() else json.loads(LISTINGS.read_bytes())
+    rows: list[Row] = stored["rows"][kind] if stored.get("sources") == hash_sources() else compute_rows(kind)
+    added = set(getattr(registry, kind, ())) - {row["name"] for row in rows}  # registered by the program that calls
+    return compute_rows(kind) if added else rows
+
+
+def compute_rows(kind: str) -> list[Row]:
+    """The rows of everything that is registered, with parameters counted."""
     kinds: dict[str, Callable[[], list[Row]]] = {
         "datasets": _list_datasets,
         "views": _list_views,
@@ -42,11 +61,25 @@ def list_rows(kind: str, workspace: Path) -> list[Row]:
         "presets": _list_presets,
         "analyses": _list_analyses,
         "pipelines": _list_pipelines,
-        "runs": lambda: _list_runs(workspace),
     }
-    if kind not in kinds:
-        raise registry.unknown("kind", kind, list(kinds))
     return kinds[kind]()
+
+
+def hash_sources() -> str:
+    """SHA-256 of the names and contents of all files that the stored rows were made from."""
+    core = Path(__file__).parent
+    roots = [*(core / name for name in SOURCES), registry.RECIPES]
+    paths = [path for root in roots for path in ([root] if root.is_file() else root.rglob("*")) if path.suffix in {".py", ".toml"}]
+    digest = hashlib.sha256()
+    for path in sorted(paths, key=lambda path: (path.parent.name, path.name)):
+        digest.update(f"{path.parent.name}/{path.name}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def format_listings() -> str:
+    """The stored rows of every kind but runs, as JSON."""
+    rows = {kind: compute_rows(kind) for kind in COLUMNS if kind != "runs"}
+    return json.dumps({"format_version": 1, "sources": hash_sources(), "rows": rows}, indent=1, ensure_ascii=False) + "\n"
 
 
 def list_notes(kind: str) -> list[str]:
@@ -110,7 +143,7 @@ KNOWN = {
     "both ways": "a layer of an alternating stack reads one way, the stack both; the same holds of any encoder and of TimelyBERT in every layer",
     "full rank": "any triangular map with a non-zero diagonal has it, with random weights too: compare effective ranks (bitimely analyze svd)",
 }
-COSTS = Path(__file__).parents[1] / "models" / "costs.toml"
+COSTS = Path(__file__).parent / "models" / "costs.toml"
 
 
 def _list_models() -> list[Row]:
@@ -182,6 +215,8 @@ def _list_presets() -> list[Row]:
 
 
 def _list_analyses() -> list[Row]:
+    from bitimely_core.workflows.analyze import list_analysis_options
+
     registry.load_members("bitimely_core.analyses")
     return [
         {
@@ -195,11 +230,15 @@ def _list_analyses() -> list[Row]:
 
 
 def _list_pipelines() -> list[Row]:
+    from bitimely_core.recipe import load_recipe
+
     recipes = ((path.stem, load_recipe(path)) for path in sorted(registry.RECIPES.glob("*.toml")))
     return [{"name": name, "title": recipe.title, "description": recipe.description} for name, recipe in recipes]
 
 
 def _list_runs(workspace: Path) -> list[Row]:
+    from bitimely_core.schemas import RunRecord
+
     paths = [path for path in sorted((workspace / "runs").glob("*/run.json")) if not storage.is_temporary(path.parent.name)]
     records = ((path.parent.name, RunRecord.load(path)) for path in paths)
     return [

@@ -1,0 +1,80 @@
+"""The first minutes at a terminal: tables at its width, names that the shell completes, listings without torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bitimely_cli.screen import fit_columns
+from bitimely_core import catalog
+
+
+def run(*arguments: str, **variables: str) -> str:
+    """What `bitimely` prints."""
+    command = [sys.executable, "-m", "bitimely_cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **variables}).stdout
+
+
+@pytest.mark.parametrize("kind", [kind for kind in catalog.COLUMNS if kind != "runs"])
+def test_tables_fit_80_columns_with_whole_names(kind: str, tmp_path: Path) -> None:
+    lines = run("list", kind, "-w", str(tmp_path), COLUMNS="80").splitlines()
+    table = [line for line in lines if line.startswith(" ")]
+    assert max(map(len, table)) <= 80
+    words = {word for line in table for word in line.split()}
+    assert {row["name"] for row in catalog.list_rows(kind, tmp_path)} <= words
+
+
+def test_columns_that_do_not_fit_are_named() -> None:
+    cells = [["name", "much longer heading", "last"], ["a" * 20, "two words", "b" * 30]]
+    assert fit_columns(cells, 80) == [20, 19, 30]
+    assert len(fit_columns(cells, 50)) == 2
+    assert fit_columns(cells, 10) == [10]
+    assert "Not shown at 80 columns: attention, 18m" in run("list", "models", COLUMNS="80")
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("ingest sl", ["sleep-edf"]),
+        ("tokenize ptb-xl/m", ["ptb-xl/multilabel"]),
+        ("pretrain --model ti", ["timelygpt", "timelybert", "timesnet"]),
+        ("pretrain --precision b", ["bf16"]),
+        ("analyze sal", ["saliency"]),
+        ("run zo", ["zoo"]),
+        ("list pre", ["presets"]),
+        ("evaluate night", ["night-1"]),
+        ("evaluate unknown", []),
+    ],
+)
+def test_the_shell_completes_names(typed: str, offered: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fixture = Path(__file__).parent / "fixtures"
+    record = next(path for path in sorted(fixture.rglob("run.json")))
+    (tmp_path / "runs" / "night-1").mkdir(parents=True)
+    (tmp_path / "runs" / "night-1" / "run.json").write_bytes(record.read_bytes())
+    words = f"bitimely {typed}"
+    output = run(
+        _BITIMELY_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(len(words.split()) - 1), BITIMELY_WORKSPACE=str(tmp_path)
+    )
+    assert output.split() == offered
+
+
+def test_a_model_that_a_program_registers_is_listed(tmp_path: Path) -> None:
+    import bitimely_core.models  # noqa: F401  registers them
+    from bitimely_core.registry import models
+
+    entry = models["gpt"]
+    models["gpt-of-a-program"] = entry
+    try:
+        assert "gpt-of-a-program" in [row["name"] for row in catalog.list_rows("models", tmp_path)]
+    finally:
+        del models["gpt-of-a-program"]
+
+
+def test_importing_the_models_leaves_the_compiler_out() -> None:
+    program = "import sys; import bitimely_core.models, bitimely_core.objectives; print('torch._dynamo' in sys.modules)"
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert output.split() == ["False"]
