@@ -32,7 +32,10 @@ read_option, build_option = partial(declare_option, READING), partial(declare_op
 class ClaimsReadOptions(OptionGroup):
     """How a source of claims is read."""
 
-    kind: Annotated[Text, read_option("Layout: claims, synpuf, mimic3, mimic4, omop or meds.", flag="--source")] = None
+    kind: Annotated[
+        Text,
+        read_option("Layout: claims, synpuf, mimic3, mimic4, omop or meds (default: as the names of the files show).", flag="--source"),
+    ] = None
     phecode_map: Annotated[Texts, read_option("ICD to PheCode map: a table, an archive, or pkg:NAME. May be repeated.", "FILE")] = None
     map_repair: Annotated[Text, read_option("phecode-zeros: put back leading zeros of PheCodes, where nothing else is wrong.")] = None
     map_overrides: Annotated[Text, read_option("Table of code, vocab, phecode that replaces entries of the map.", "FILE")] = None

@@ -219,6 +219,7 @@ class DataKind:
     split_choices: Callable[[Choices, Choices | None], tuple[Choices, Choices | None]]
     # options of an ingest, choices of tokens -> options of the cache, choices of the tokens that the ingest makes too (None: makes none)
     check_arguments: Callable[[Choices, Choices, Path], None] = lambda choices, arguments, folder: None  # of an ingest, before any work
+    recognize_source: Callable[[Any], Choices] = lambda source: {}  # scanned source -> options that its files decide, where none are given
     pin_options: Callable[[Choices, Path], Choices]  # options of an ingest, cache folder -> as the manifest keeps them
     ingest: Callable[..., Any]  # (run, shard, wait, force_new=) -> `IngestReport` or `IngestPart`
     protect_report: Callable[[Choices], Choices] = lambda report: report  # an ingest report as it is printed

@@ -11,6 +11,8 @@ import pytest
 
 from bitimely_cli.screen import fit_columns
 from bitimely_core import catalog
+from bitimely_core.claims.sources import recognize_layout
+from bitimely_core.formats.source import scan_folder
 
 
 def run(*arguments: str, **variables: str) -> str:
@@ -78,3 +80,23 @@ def test_importing_the_models_leaves_the_compiler_out() -> None:
     program = "import sys; import bitimely_core.models, bitimely_core.objectives; print('torch._dynamo' in sys.modules)"
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert output.split() == ["False"]
+
+
+@pytest.mark.parametrize(
+    ("files", "layout"),
+    [
+        ({"DE1_0_2008_to_2010_Inpatient_Claims_Sample_1.csv": "DESYNPUF_ID"}, "synpuf"),
+        ({"PATIENTS.csv": "subject_id,dob", "ADMISSIONS.csv.gz": "", "DIAGNOSES_ICD.csv": ""}, "mimic3"),
+        ({"hosp/patients.csv": "subject_id,anchor_year", "hosp/admissions.csv": "", "hosp/diagnoses_icd.csv": ""}, "mimic4"),
+        ({"person.csv": "", "condition_occurrence.csv": "", "death.csv": ""}, "omop"),
+        ({"data/train/0.parquet": "", "metadata/codes.parquet": ""}, "meds"),
+        ({"claims.parquet": "", "patients.csv": ""}, "claims"),
+        ({"claims.csv": "", "person.csv": "", "condition_occurrence.csv": ""}, ""),
+        ({"table.csv": ""}, ""),
+    ],
+)
+def test_the_layout_of_claims_is_recognized_by_its_files(files: dict[str, str], layout: str, tmp_path: Path) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n1\n")
+    assert recognize_layout(scan_folder(tmp_path)) == layout

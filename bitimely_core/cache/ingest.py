@@ -95,6 +95,8 @@ def ingest(
     _check_arguments(entry, source, jobs, max_bad, shard)
     scanned = None if source is None else scan_folder(Path(source), follow_symlinks=follow_symlinks)
     kind = registry.load_data_kind(entry.facts.kind)
+    if scanned is not None:
+        resolved |= {name: value for name, value in kind.recognize_source(scanned).items() if name not in (options or {})}
     stated = {} if encoding is None else {"encoding": encoding}
     with use_encoding(encoding), tempfile.TemporaryDirectory() as scratch:  # where a dry run makes the key
         pinned = kind.pin_options(resolved, Path(scratch) / dataset if dry_run else folder)

@@ -13,7 +13,9 @@ from bitimely_core.claims.ingest import ingest_events, pin_options
 from bitimely_core.claims.ingest_report import round_report
 from bitimely_core.claims.labels import Landmark
 from bitimely_core.claims.shortcut_baselines import ALL
+from bitimely_core.claims.sources import recognize_layout
 from bitimely_core.errors import usage_error
+from bitimely_core.formats.source import Source
 from bitimely_core.privacy import format_count, round_message
 from bitimely_core.registry import Choices, DataKind, DatasetFacts
 from bitimely_core.schemas import IngestPart, IngestReport, SequenceManifest, SequenceStatistics
@@ -159,12 +161,19 @@ def estimate_sequences(facts: DatasetFacts, view: str, cache: Cache | None, wind
     return {"windows": subjects or facts.paper.get("subjects"), "channels": 1, "length": MAX_EVENTS, "codes": PAPER_CODES}
 
 
+def recognize_source(source: Source) -> Choices:
+    """The layout that the files of a source show, if one."""
+    layout = recognize_layout(source)
+    return {"source": layout} if layout else {}
+
+
 KIND = DataKind(
     section="build",
     option_groups=("Claims: reading", "Claims: sequences"),
     no_folds="Split claims with --split-file at ingest",
     split_choices=split_choices,
     check_arguments=check_arguments,
+    recognize_source=recognize_source,
     pin_options=pin_options,
     ingest=ingest_events,
     protect_report=protect_report,

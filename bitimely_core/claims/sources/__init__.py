@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.sources import claims, meds, mimic3, mimic4, omop, synpuf
 from bitimely_core.claims.sources.claims_source import ClaimsSource
+from bitimely_core.claims.sources.columns import find_table, open_table
 from bitimely_core.claims.sources.options import REFUSED
 from bitimely_core.claims.sources.options import check_options as check_layout_options
 from bitimely_core.errors import Reason, UserError
@@ -24,6 +25,32 @@ SOURCES: dict[str, Callable[[Source, ClaimsOptions], ClaimsSource]] = {
     "omop": omop.read_omop,
     "meds": meds.read_meds,
 }
+
+
+TABLES = {  # layout -> tables that all of its copies have
+    "claims": ("claims",),
+    "omop": ("person", "condition_occurrence"),
+    "mimic4": ("patients", "admissions", "diagnoses_icd"),
+    "mimic3": ("patients", "admissions", "diagnoses_icd"),
+}
+
+
+def recognize_layout(source: Source) -> str:
+    """The layout that the names of the files show (of MIMIC also a column of its patients); "" where they show none or several."""
+    names = [PurePosixPath(rel) for rel in source.files]
+    stems = {name.name.lower().split(".")[0] for name in names}
+    found = [layout for layout, tables in TABLES.items() if stems.issuperset(tables)]
+    if any(stem.startswith("de1_0_") for stem in stems):
+        found.append("synpuf")
+    if any(name.suffix.lower() == ".parquet" and "data" in name.parts[:-1] for name in names):
+        found.append("meds")
+    if found == ["mimic4", "mimic3"]:
+        try:
+            open_table(source, find_table(source, "patients"), {"year": ("anchor_year",)})
+        except UserError:
+            return "mimic3"
+        return "mimic4"
+    return found[0] if len(found) == 1 else ""
 
 
 def check_options(options: ClaimsOptions) -> None:
