@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from bitimely_core import storage, tokens
@@ -362,7 +363,9 @@ def write_bidmc(folder: Path, seconds: int = 60) -> None:
 def test_bidmc_in_tables_gives_every_view(tmp_path: Path) -> None:
     write_bidmc(tmp_path / "raw")
     report = attempt("bidmc", tmp_path / "raw", tmp_path / "cache")
-    assert (report["exit_code"], [u["unit"] for u in report["units"]], codes(report)) == (0, ["bidmc_02"], set())
+    assert (report["exit_code"], [u["unit"] for u in report["units"]], codes(report)) == (0, ["bidmc_02"], {"missing_values"})
+    found = {(reason["file"], reason["field"]): reason["count"] for unit in report["units"] for reason in unit["reasons"]}
+    assert found == {("bidmc_02_Breaths.csv", "ann2"): 3, ("bidmc_02_Numerics.csv", "SpO2"): 20}
     made = {
         view: tokens.build(tmp_path / "cache", view=view, out=tmp_path / f"t{view}", normalise="none") for view in ("", "rr", "hr", "spo2")
     }
@@ -454,6 +457,56 @@ def test_breaths_by_hand() -> None:
     rates = bidmc.compute_breathing_rates([np.arange(0, 40, 4.0), np.array([1.0])], 40.0)
     np.testing.assert_allclose(rates, [15.0, 15.0, 15.0])
     assert np.isnan(bidmc.compute_breathing_rates([np.array([1.0]), np.array([])], 40.0)).all()
+
+
+@pytest.mark.parametrize("absent", ["NaN", "nan", ""])
+def test_breaths_that_one_annotator_lacks_are_a_warning_with_counts(tmp_path: Path, absent: str) -> None:
+    write_bidmc(tmp_path / "raw", 100)
+    rows = [[f"{k * 500}", f"{k * 500 + 10}"] for k in range(25)]  # a breath every 4 s
+    for k in (4, *range(8, 25)):
+        rows[k][1] = absent
+    lines = ["breaths ann1 [signal sample no], breaths ann2 [signal sample no]", *(",".join(row) for row in rows)]
+    (tmp_path / "raw" / "bidmc_02_Breaths.csv").write_text("\n".join(lines) + "\n")
+    report = attempt("bidmc", tmp_path / "raw", tmp_path / "cache")
+    assert report["exit_code"] == 0
+    found = [reason for unit in report["units"] for reason in unit["reasons"] if reason["field"] == "ann2"]
+    assert [(reason["level"], reason["count"]) for reason in found] == [("warning", 17), ("warning", 1)]
+    made = tokens.build(tmp_path / "cache", view="rr", out=tmp_path / "t", normalise="none")
+    np.testing.assert_allclose(made.targets(None), 15.0, rtol=1e-6)  # neither the gap nor the early end changes the rate
+
+
+@pytest.mark.slow
+def test_all_real_recordings_of_bidmc_are_published(tmp_path: Path) -> None:
+    """Labels against the tables as pandas reads them."""
+    folder = DATA / "complete" / "bidmc"
+    if not folder.is_dir():
+        pytest.skip("the complete data sets are not there: set BITIMELY_TEST_DATA")
+    report = attempt("bidmc", folder, tmp_path / "cache")
+    assert (report["exit_code"], report["counts"]["quarantined"], len(report["units"])) == (0, 0, 53)
+    lost = {
+        (unit["unit"], reason["field"]): reason["count"]
+        for unit in report["units"]
+        for reason in unit["reasons"]
+        if reason["code"] == "missing_values"
+    }
+    for record in open_cache(tmp_path / "cache").records():
+        name = record.recording_id
+        signals = {signal.channel: signal.samples for signal in record.signals}
+        breaths = pd.read_csv(folder / "bidmc_csv" / f"{name}_Breaths.csv")
+        numerics = pd.read_csv(folder / "bidmc_csv" / f"{name}_Numerics.csv", skipinitialspace=True)
+        for i, column in enumerate(breaths, 1):
+            assert lost.get((name, f"ann{i}"), 0) == breaths[column].isna().sum()
+        windows = [(t, t + 32) for t in range(0, 449, 3)]
+        for key, column in (("hr", "HR"), ("spo2", "SpO2")):
+            parts = [numerics[column][(numerics["Time [s]"] >= a) & (numerics["Time [s]"] < b)] for a, b in windows]
+            expected = [part.mean() if part.notna().sum() >= 16 else np.nan for part in parts]
+            np.testing.assert_allclose(signals[key], expected, rtol=1e-5)
+        rates = []
+        for a, b in windows:
+            inside = [times[(times >= 125 * a) & (times < 125 * b)].dropna() for _, times in breaths.items()]
+            found = [60 * 125 * (len(times) - 1) / (times.max() - times.min()) for times in inside if len(times) > 1]
+            rates.append(np.mean(found) if found else np.nan)
+        np.testing.assert_allclose(signals["rr"], rates, rtol=1e-5)
 
 
 def test_readers_return_what_the_cache_takes(tmp_path: Path) -> None:

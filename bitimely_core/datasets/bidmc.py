@@ -89,7 +89,8 @@ def _make_view(target: str, what: str) -> View:
             "channels": "PLETH is the PPG, lead II the ECG, by name; a recording without lead II is kept but excluded from the views. .ts files "
             "name no channels: the archive's order is PPG, ECG",
             "labels": "of csv and WFDB every 3 s for the 32 s that follow: hr and spo2 are means of the monitor's numbers (none where fewer than "
-            "half of the seconds have one), rr is that of the marked breaths, the mean of both annotators",
+            "half of the seconds have one), rr is that of the marked breaths, the mean of both annotators; where one has stopped or marks fewer "
+            "than two, that of the other. The annotators need not mark equally many breaths: empty cells and NaN are no breaths",
             "subjects": "one recording a subject, split once and for all by a hash of bidmc_01 ... bidmc_53; of .ts files the recordings found",
             "forms": "where a recording exists as csv and as WFDB, csv is read: it has the breaths",
         },
@@ -181,11 +182,15 @@ def read_tables(name: str, files: dict[str, tuple[Path, str]], split: str) -> Re
     findings: list[Finding] = []
     if "Breaths" in files:
         with locate_errors(files["Breaths"][1]):
-            labels["rr"] = compute_breathing_rates(_read_breaths(files["Breaths"][0]), seconds)
+            annotators = _read_breaths(files["Breaths"][0])
+            labels["rr"] = compute_breathing_rates(annotators, seconds)
+        findings += [finding.at(files["Breaths"][1]) for finding in _report_breaths(annotators, seconds)]
     if "Numerics" in files:
         with locate_errors(files["Numerics"][1]):
             columns, values = _read_columns(files["Numerics"][0], "Time [s]", "Time")
-            labels |= average_numbers({label: values[i] for i, label in enumerate(columns)}, values[0], seconds)
+            numbers = {label: values[i] for i, label in enumerate(columns)}
+            labels |= average_numbers(numbers, values[0], seconds)
+        findings += [finding.at(files["Numerics"][1]) for finding in _report_numbers(numbers, labels)]
     return _make_record(name, signals, labels, split, rel, findings)
 
 
@@ -204,17 +209,47 @@ def _read_columns(path: Path, *clocks: str) -> tuple[list[str], list[np.ndarray]
 
 
 def _read_breaths(path: Path) -> list[np.ndarray]:
-    """Sample numbers of the breaths that each annotator marked, in seconds."""
-    names = tables.read_names(path)
-    annotators: list[list[float]] = [[] for _ in names]
-    for row in tables.read_rows(path, names):
-        if isinstance(row, Finding):
-            raise input_error(row.code, row.problem, row.requirement, row=row.row)
-        for place, cell in zip(annotators, row.cells, strict=True):
-            value = tables.parse_number(cell)
-            if value is not None:  # one annotator may have marked fewer
-                place.append(value / RATE)
-    return [np.sort(np.array(times)) for times in annotators]
+    """Breaths that each annotator marked, in seconds, in the order of the rows; NaN where the cell is empty or NaN."""
+    table = tables.read_number_table(path, tables.read_names(path), missing=("nan",))
+    return list(np.ascontiguousarray(table.T) / RATE)
+
+
+def _report_breaths(annotators: Sequence[np.ndarray], seconds: float) -> list[Finding]:
+    """Warnings on missing, unordered and impossible breaths."""
+    found: list[Finding] = []
+    for number, times in enumerate(annotators, 1):
+        known = np.flatnonzero(~np.isnan(times))
+        end = len(times) - 1 - (known[-1] if len(known) else -1)
+        inner = len(times) - end - len(known)
+        unordered = int((np.diff(times[known]) <= 0).sum())
+        outside = int(((times[known] < 0) | (times[known] >= seconds)).sum())
+        who = f"annotator {number}"
+        for count, code, text, effect in (
+            (end, Reason.MISSING_VALUES, f"rows at the end without a breath of {who}: {end}", "the breaths that are marked are used"),
+            (inner, Reason.MISSING_VALUES, f"breaths of {who} missing between others: {inner}", "the intervals over them are not used"),
+            (unordered, Reason.TIMESTAMPS, f"breaths of {who} that do not follow the one before: {unordered}", "they are put in order"),
+            (outside, Reason.ANNOTATION_OUT_OF_RANGE, f"breaths of {who} outside of the signal: {outside}", "not used"),
+        ):
+            if count:
+                found.append(input_warning(code, text, effect, field=f"ann{number}", count=count))
+    return found
+
+
+def _report_numbers(columns: dict[str, np.ndarray], labels: dict[str, np.ndarray]) -> list[Finding]:
+    """Warnings on seconds without a number, and on the windows that have no label for it."""
+    found = []
+    for label, values in columns.items():
+        if (key := NUMERICS.get(label.upper())) is not None:
+            low, high = PLAUSIBLE[key]
+            absent = int(np.isnan(values).sum())
+            wrong = int(((values < low) | (values > high)).sum())
+            effect = f"{int(np.isnan(labels[key]).sum())} of {len(labels[key])} windows have no label {key}"
+            if absent:
+                found.append(input_warning(Reason.MISSING_VALUES, f"seconds without a number: {absent}", effect, field=label, count=absent))
+            if wrong:
+                text = f"numbers outside of {low:g} to {high:g} {UNITS[key]}, which are not used: {wrong}"
+                found.append(input_warning(Reason.PHYSICAL_RANGE, text, effect, field=label, count=wrong))
+    return found
 
 
 # --- PhysioNet: WFDB
@@ -306,15 +341,30 @@ def average_numbers(columns: dict[str, np.ndarray], clock: np.ndarray, seconds: 
 
 
 def compute_breathing_rates(annotators: Sequence[np.ndarray], seconds: float) -> np.ndarray:
-    """Respiratory rate of each window, a minute: from the first to the last breath in it, the mean over annotators who marked two or more."""
+    """Respiratory rate of each window, a minute: from the first to the last breath in it, the mean over annotators who marked two or more.
+
+    `annotators`: seconds of the breaths of each, float64 [n]; NaN stands for a breath that is known to be missing: the interval over it does
+    not count.
+    """
     low, high = PLAUSIBLE["rr"]
+    marked = [_order_breaths(times) for times in annotators]
     out = []
     for t in window_starts(seconds):
         rates = []
-        for times in annotators:
-            inside = times[(times >= t) & (times < t + WINDOW)]
-            if len(inside) > 1 and inside[-1] > inside[0]:
-                rates.append(60.0 * (len(inside) - 1) / (inside[-1] - inside[0]))
+        for times, resumes in marked:
+            rows = (times >= t) & (times < t + WINDOW)
+            inside, broken = times[rows], resumes[rows][1:]
+            duration = inside[-1] - inside[0] - np.diff(inside)[broken].sum() if len(inside) else 0.0
+            if duration > 0:
+                rates.append(60.0 * np.count_nonzero(~broken) / duration)
         mean = float(np.mean(rates)) if rates else np.nan
         out.append(mean if low <= mean <= high else np.nan)
     return np.array(out)
+
+
+def _order_breaths(times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The known breaths in order, and whether a missing one precedes each."""
+    known = ~np.isnan(times)
+    resumes = np.diff(np.flatnonzero(known), prepend=-1) > 1
+    order = np.argsort(times[known], kind="stable")
+    return times[known][order], resumes[order]
