@@ -1,6 +1,6 @@
 """Fuzzes the readers of foreign files: whatever the bytes, a reader returns or raises UserError, within a second and in bounded memory.
 
-    python tests/fuzz.py edf-header edf-annotations wfdb-header ts table pickle claims claims-parquet recipe record manifest --seconds 60
+    python tests/fuzz.py edf-header edf-annotations wfdb-header ts table pickle archive claims claims-parquet recipe record manifest --seconds 60
 
 Coverage decides what is mutated where `atheris` is installed (extra `fuzz`, Linux), chance alone where it is not. Seeds are made here; real
 samples are added where BITIMELY_TEST_DATA has them. A target that fails leaves its input as `fuzz/<target>/crash-*`; give that file's name
@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import pickle
 import random
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 import tracemalloc
+import zipfile
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -39,7 +42,7 @@ with instrumented:
     import fuzz_stored
 
     from bitimely_core.errors import Finding, UserError
-    from bitimely_core.formats import edf, pickles, tables, ts, wfdb
+    from bitimely_core.formats import archives, edf, pickles, tables, ts, wfdb
     from bitimely_core.formats.edf_annotations import parse_tals
     from bitimely_core.types import Annotation
 
@@ -288,6 +291,40 @@ def pickle_file(data: bytes, folder: Path) -> None:
         assert not watched, f"the pickle reached {watched}"
 
 
+# --- archives
+
+
+def packed_files() -> Iterator[bytes]:
+    """A zip archive, a tar archive plain and compressed; one with a link and a path that leads out."""
+    for mode in ("w", "w:gz"):
+        raw = io.BytesIO()
+        with tarfile.open(fileobj=raw, mode=mode, format=tarfile.PAX_FORMAT if mode == "w" else tarfile.GNU_FORMAT) as archive:  # type: ignore[call-overload]
+            for name in ("set-a/1.txt", f"set-a/{'2' * 120}.txt"):
+                info = tarfile.TarInfo(name)
+                info.size = 30
+                archive.addfile(info, io.BytesIO(b"Time,Parameter,Value\n00:00,A,1"))
+            link = tarfile.TarInfo("out")
+            link.type, link.linkname = tarfile.SYMTYPE, "../.."
+            if mode == "w":
+                archive.addfile(link)
+        yield raw.getvalue()
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("Z/Z001.txt", "12\n" * 50)
+        packed.writestr("Z002.txt", "7")
+    yield raw.getvalue()
+
+
+def archive_file(data: bytes, folder: Path) -> None:
+    """Every file has the size that was announced, and nothing is written."""
+    path = folder / "x.zip"
+    path.write_bytes(data)
+    for name, _ in archives.read_members(path):
+        assert not name.startswith("/")
+        assert ".." not in name.split("/")
+    assert [one.name for one in folder.iterdir()] == ["x.zip"]
+
+
 TARGETS = {
     "edf-header": Target(edf_header, recordings, "**/*.edf"),
     "edf-annotations": Target(edf_annotations, lists),
@@ -295,6 +332,7 @@ TARGETS = {
     "ts": Target(ts_file, problems, "**/*.ts"),
     "table": Target(table, csvs, "esr/*.csv"),
     "pickle": Target(pickle_file, arrays),
+    "archive": Target(archive_file, packed_files, work=4),
     "claims": Target(fuzz_stored.claims_tables, fuzz_stored.list_sources, work=10),
     "claims-parquet": Target(fuzz_stored.claims_parquet, fuzz_stored.list_parquets, work=10),
     "recipe": Target(fuzz_stored.recipe, fuzz_stored.list_recipes, work=10),

@@ -16,7 +16,7 @@ import pytest
 from bitimely_cli.main import main
 from bitimely_core.claims import phecode_maps
 from bitimely_core.errors import UserError
-from bitimely_core.formats import csv_text
+from bitimely_core.formats import archives, csv_text
 
 MAP = b"icd9,phecode\n001,008\n250.00,250.2\n"
 SAMPLE = "DE1_0_2008_to_2010_Carrier_Claims_Sample_1A"
@@ -180,3 +180,54 @@ def test_an_archive_in_the_place_of_a_folder_is_refused(
     assert "internal" not in capsys.readouterr().err
     assert not list(tmp_path.rglob("evil.txt"))
     assert not (tmp_path.parent / "evil.txt").exists()
+
+
+def pack_members(mode: str, *members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode=mode) as archive:  # type: ignore[call-overload]
+        for info, content in members:
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return out.getvalue()
+
+
+def make_special(name: str, kind: bytes) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, "../../etc"
+    return info
+
+
+def test_files_of_an_archive_are_read_in_their_order(tmp_path: Path) -> None:
+    members = {"set-a/2.txt": b"two", "set-a/1.txt": b"", "__MACOSX/set-a/._1.txt": b"x"}
+    named = [(tarfile.TarInfo(name), content) for name, content in members.items()]
+    raws = [pack_zip(**members), *(pack_members(mode, *named) for mode in ("w", "w:gz"))]
+    for raw in raws:
+        (tmp_path / "x").write_bytes(raw)
+        assert list(archives.read_members(tmp_path / "x")) == [("set-a/2.txt", b"two"), ("set-a/1.txt", b"")]
+
+
+@pytest.mark.parametrize(
+    ("raw", "code"),
+    [
+        (lambda: pack_members("w", (tarfile.TarInfo("../evil.txt"), b"x")), "path_escape"),
+        (lambda: pack_members("w:gz", (tarfile.TarInfo("/tmp/evil.txt"), b"x")), "path_escape"),
+        (lambda: pack_zip(**{"a/../../evil.txt": b"x"}), "path_escape"),
+        (lambda: pack_members("w", (make_special("out", tarfile.SYMTYPE), b"")), "unsupported_format"),
+        (lambda: pack_members("w", (make_special("out", tarfile.LNKTYPE), b"")), "unsupported_format"),
+        (lambda: pack_members("w", (make_special("out", tarfile.CHRTYPE), b"")), "unsupported_format"),
+        (lambda: pack_members("w:gz", (tarfile.TarInfo("a"), b"x"), (tarfile.TarInfo("a"), b"y")), "duplicate_key"),
+        (lambda: pack_zip(zeros=bytes(200 << 20)), "expansion_limit"),
+        (lambda: gzip.compress(bytes(200 << 20), 1), "expansion_limit"),
+        (lambda: pack_members("w:gz", *((tarfile.TarInfo(f"{i}"), bytes(16 << 20)) for i in range(6))), "expansion_limit"),
+        (lambda: pack_members("w:gz", (tarfile.TarInfo("a"), random.Random(0).randbytes(5000)))[:-2000], "truncated"),
+        (lambda: b"", "empty_file"),
+        (lambda: b"no archive at all", "corrupt"),
+    ],
+)
+def test_archives_that_lead_elsewhere_or_swell_are_refused(tmp_path: Path, raw: Callable[[], bytes], code: str) -> None:
+    (tmp_path / "x.zip").write_bytes(raw())
+    with pytest.raises(UserError) as caught:
+        list(archives.read_members(tmp_path / "x.zip"))
+    assert (str(caught.value.code), caught.value.exit_code) == (code, 4)
+    assert "x.zip" in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.zip"]

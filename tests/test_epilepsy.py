@@ -6,6 +6,8 @@ import csv
 import os
 import pickle
 import re
+import zipfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -194,3 +196,132 @@ def test_the_sample_lands_as_it_is_written(tmp_path: Path) -> None:
         assert one.signals[0].samples.tolist() == [int(line[name]) for name in VALUES]
         assert one.attributes["condition"] == CONDITIONS[int(line["y"])]
         assert line["Unnamed"].endswith(one.subject_id)
+
+
+# --- the sets of Bonn
+
+
+def write_sets(folder: Path, names: Sequence[str], *, packed: bool = False, seed: int = 1) -> dict[str, np.ndarray]:
+    """Segments of 4,097 integers as text files in a folder a set, or as one zip archive a set. Returns the values."""
+    rng = np.random.default_rng(seed)
+    values = {name: rng.integers(-1800, 2000, 4097) for name in names}
+    for letter in sorted({name[0] for name in names}):
+        texts = {name: "".join(f"{x}\r\n" for x in values[name]) for name in names if name[0] == letter}
+        suffix = "TXT" if letter == "N" else "txt"
+        if packed:
+            with zipfile.ZipFile(folder / f"{letter}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+                for name, text in texts.items():
+                    archive.writestr(f"{letter}/{name}.{suffix}" if letter == "O" else f"{name}.{suffix}", text)
+        else:
+            (folder / letter).mkdir(parents=True, exist_ok=True)
+            for name, text in texts.items():
+                (folder / letter / f"{name}.{suffix}").write_text(text, newline="")
+    return values
+
+
+NAMES = ["F001", "N001", "N002", "O001", "S001", "Z001"]
+
+
+def test_sets_and_table_hold_the_same_under_one_content_hash(tmp_path: Path) -> None:
+    for name in ("folders", "archives", "table"):
+        (tmp_path / name).mkdir()
+    values = write_sets(tmp_path / "folders", NAMES)
+    write_sets(tmp_path / "archives", NAMES, packed=True)
+    labels = {"Z": 5, "O": 4, "N": 3, "F": 2, "S": 1}
+    lines = [
+        [f"X{k + 1}.V1.{i}", *values[name][178 * k : 178 * (k + 1)].tolist(), labels[name[0]]]
+        for i, name in enumerate(NAMES)
+        for k in np.random.default_rng(0).permutation(23).tolist()
+    ]
+    write(tmp_path / "table", lines)
+    reports = {name: cache.ingest("epilepsy", tmp_path / name, tmp_path / f"cache-{name}") for name in ("folders", "archives", "table")}
+    assert {report["content_sha256"] for report in reports.values()} == {reports["table"]["content_sha256"]}
+    for name in ("folders", "archives"):
+        assert reports[name]["exit_code"] == 0
+        assert {(row["kind"], row["seen"], row["used"]) for row in reports[name]["rows"]} == {("segments", 1, 1), ("segments", 2, 2)}
+        assert reports[name]["reason_counts"] == {"class_missing": 494, "identifier": 1}
+        windows = tokens.build(tmp_path / f"cache-{name}", out=tmp_path / f"tokens-{name}")
+        assert len(windows) == 6 * 23
+        assert set(windows.subjects()) == set(NAMES)
+        assert any("segments are not people" in notice for notice in windows.notices)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("1\n" * 4095, "length"),
+        ("1\n" * 4098, "length"),
+        ("1\n" * 4096 + "x\n", "not_numeric"),
+        ("1\n" * 4096 + "nan\n", "non_finite"),
+        ("1\n" * 200_000, "length"),
+        ("", "length"),
+        ("1\n" * 4096 + "\udcff\n", "encoding"),
+    ],
+)
+def test_a_damaged_segment_is_counted_and_the_others_land(tmp_path: Path, text: str, code: str) -> None:
+    for packed in (False, True):
+        folder = tmp_path / ("zip" if packed else "txt")
+        folder.mkdir()
+        write_sets(folder, ["Z001", "Z002", "Z003"], packed=packed)
+        raw = text.encode(errors="surrogateescape")
+        if packed:
+            with zipfile.ZipFile(folder / "Z.zip", "a") as archive:
+                archive.writestr("Z004.txt", raw)
+        else:
+            (folder / "Z" / "Z004.txt").write_bytes(raw)
+        found = read_epilepsy(folder)
+        assert {one.subject_id for one in found.records} == {"Z001", "Z002", "Z003"}
+        (row,) = found.rows
+        assert (row.seen, row.quarantined) == (4, {code: 1})
+        assert found.findings[0].code == code
+        assert "Z004" in found.findings[0].message
+
+
+def test_a_segment_in_two_places_is_used_once_or_not_at_all(tmp_path: Path) -> None:
+    write_sets(tmp_path, ["Z001", "Z002"])
+    write_sets(tmp_path, ["Z001", "Z002"], packed=True)
+    found = read_epilepsy(tmp_path)
+    assert len(found.records) == 46
+    assert [(row.file, row.seen, row.dropped) for row in found.rows] == [("Z", 2, {"duplicates": 2}), ("Z.zip", 2, {})]
+    write_sets(tmp_path, ["Z001"], seed=2)
+    found = read_epilepsy(tmp_path)
+    assert {one.subject_id for one in found.records} == {"Z002"}
+    assert [row.quarantined for row in found.rows] == [{"duplicate_key": 1}] * 2
+
+
+def test_a_damaged_archive_and_two_forms_are_refused_in_one_line(tmp_path: Path) -> None:
+    write_sets(tmp_path, ["Z001", "O001"], packed=True)
+    raw = (tmp_path / "Z.zip").read_bytes()
+    for damaged in (raw[:-60], raw[:500] + b"xxxx" + raw[504:], b"", b"PK", b"text"):
+        (tmp_path / "Z.zip").write_bytes(damaged)
+        with pytest.raises(UserError) as caught:
+            read_epilepsy(tmp_path)
+        assert caught.value.code in {"corrupt", "truncated", "empty_file"}
+        assert "Z.zip" in str(caught.value)
+    write(tmp_path, rows())
+    with pytest.raises(UserError) as caught:
+        list(epilepsy(scan_folder(tmp_path), {}))
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.slow
+def test_the_sets_of_bonn_give_the_table_of_uci(tmp_path: Path) -> None:
+    folder = DATA.parent / "complete" / "bonn"
+    if not folder.is_dir():
+        pytest.skip("the complete data sets are not there: set BITIMELY_TEST_DATA")
+    report = cache.ingest("epilepsy", folder, tmp_path / "cache")
+    assert (report["exit_code"], report["reason_counts"]) == (0, {"identifier": 1})
+    records = list(cache.open_cache(tmp_path / "cache").records())
+    assert len(records) == 11_500
+    assert Counter(one.attributes["condition"] for one in records) == dict.fromkeys(CONDITIONS.values(), 2300)
+    for one in records[::97]:
+        chunk, name = int(one.attributes["chunk"]) - 1, one.subject_id
+        (path,) = (path for path in (folder / name[0]).iterdir() if path.stem == name)
+        assert one.signals[0].samples.tolist() == np.loadtxt(path, dtype=int)[178 * chunk : 178 * (chunk + 1)].tolist()
+    with (DATA / "data.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    by_content = {one.signals[0].samples.tobytes(): one for one in records}
+    for line in table:
+        one = by_content[np.array([int(line[name]) for name in VALUES], np.int16).tobytes()]
+        assert one.attributes["condition"] == CONDITIONS[int(line["y"])]
+        assert line["Unnamed"].startswith(f"X{one.attributes['chunk']}.")

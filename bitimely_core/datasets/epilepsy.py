@@ -1,23 +1,28 @@
-"""Epileptic Seizure Recognition (UCI): 500 EEG segments of 23.6 s, each cut into 23 chunks of 178 samples, as one csv table.
+"""Epileptic Seizure Recognition: the 500 EEG segments of Bonn (Andrzejak et al. 2001), each cut into 23 chunks of 178 samples.
 
-The id of a row says where it comes from: X21.V1.791 is chunk 21 of segment V1.791. The segment is the subject: the chunks of one segment
-are neighbours in time, and a split by rows would put them into training and test.
+Two forms: Bonn's sets Z, O, N, F and S, a text file a segment, as folders or as the archives of their site; and the csv table of UCI, which
+was cut from them. Both give the same chunks. The id of a row of the table says where it comes from: X21.V1.791 is chunk 21 of segment V1.791.
+The segment is the subject: its chunks are neighbours in time, and a split by rows would put them into training and test. Segments are not
+people.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import numpy as np
 
-from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning
-from bitimely_core.formats import tables
+from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, usage_error
+from bitimely_core.formats import archives, tables
 from bitimely_core.formats.source import Source, locate_errors, require_source
+from bitimely_core.formats.text import decode_table
 from bitimely_core.registry import DatasetFacts, View, datasets
 from bitimely_core.types import Attributes, AttributeValue, IngestOptions, IngestUnit, Record, Records, Signal, SourceRows, count_reasons
 
@@ -30,12 +35,25 @@ VALUES = tuple(f"X{i}" for i in range(1, SAMPLES + 1))
 LABEL = "y"
 CONDITIONS = {1: "seizure", 2: "tumour area", 3: "healthy area", 4: "eyes closed", 5: "eyes open"}
 BINARY = ("no seizure", "seizure")
+SETS = {"S": 1, "F": 2, "N": 3, "O": 4, "Z": 5}  # of Bonn -> label of UCI
+SEGMENT = re.compile(r"(?:.*/)?([ZONFS]\d{3})\.txt", re.IGNORECASE | re.ASCII)
+ARCHIVE = re.compile(r"(?:.*/)?(?:set[ _-]?)?[A-FNOSZ]\.zip", re.IGNORECASE | re.ASCII)
+SEGMENTS, CHUNKS = 100, 23  # of a set, of a segment
+LENGTHS = (4097, 4096)  # samples of a segment; some copies end a sample early
+SEGMENT_BYTES = 1 << 18  # more is no segment
+NOTICE = (
+    "Epilepsy: the segments are not people. They come from 5 healthy people (eyes open, eyes closed) and 5 patients (healthy area, tumour "
+    "area, seizure), and whose a segment is was not published: training and test share people, so these scores apply to further segments of "
+    "these people, not to new people."
+)
 ID = re.compile(r"X(\d{1,3})\.(V\d{1,4}\.\d{1,6})", re.ASCII)
 
 RULES = {
-    "units": f"the table {TABLE}; other tables in the folder are not read",
+    "units": f"the table {TABLE}, other tables are not read; or `bonn`: all segments Z001.txt to S100.txt, in folders or archives",
+    "segments": "samples 178 k to 178 (k + 1) of a segment are chunk k + 1 of 23; the last 3 of its 4,097 samples are left out",
+    "people": "the 500 segments come from 10 people, and which is whose was not published: a split by segment does not keep people apart",
     "columns": f"by name: {VALUES[0]} to {VALUES[-1]}, {LABEL}, and one more, which holds the id of the row",
-    "subjects": "X<chunk>.V<a>.<b>: the segment V<a>.<b> is the subject, its 23 chunks stay together",
+    "subjects": "X<chunk>.V<a>.<b>: the segment V<a>.<b> (of Bonn: Z001) is the subject, its 23 chunks stay together",
     "labels": f"{'; '.join(f'{number} {name}' for number, name in CONDITIONS.items())}; binary: 1 is seizure, the others are not",
     "duplicates": "a row that repeats another one is used once; rows with one id that differ are all excluded",
     "rate": f"{RATE} Hz (4,097 samples in 23.6 s), amplitudes in {UNIT} by the publication: the table states neither",
@@ -54,6 +72,7 @@ RULES = {
                 task="classification",
                 classes=BINARY,
                 target="binary",
+                notice=NOTICE,
                 help="seizure or not, from 178 samples of one EEG channel; split by segment",
             ),
             "five": View(
@@ -63,31 +82,47 @@ RULES = {
                 task="classification",
                 classes=tuple(CONDITIONS.values()),
                 target="condition",
+                notice=NOTICE,
                 help="all five conditions; split by segment",
             ),
         },
         licence="CC BY 4.0",
         url="https://archive.ics.uci.edu/dataset/388/epileptic+seizure+recognition",
-        download="data.csv (7 MB) of the page; where UCI has withdrawn the files, a mirror with the same 11,500 rows",
-        layout="data.csv: one row a second of EEG, with the id of the segment first, X1 to X178, and the label y last",
+        download="data.csv (7 MB) of the page; where UCI has withdrawn the files, a mirror with the same 11,500 rows. Or the sets "
+        "Z.zip, O.zip, N.zip, F.zip and S.zip of https://www.ukbonn.de/epileptologie/arbeitsgruppen/ag-lehnertz-neurophysik/downloads/",
+        layout="data.csv: one row a second of EEG, with the id of the segment first, X1 to X178, and the label y last; or the sets of Bonn, as "
+        "folders with Z001.txt to S100.txt (4,097 lines of one integer) or as their zip archives",
         paper={
             "": {"channels": 1, "timesteps": 2_000_000, "sequences": 11_500, "length": 178, "subjects": 500, "classes": 2},
-            "note": "the 500 subjects are segments of 23.6 s, 100 a class; they come from fewer people",
+            "note": "the 500 subjects are segments of 23.6 s, 100 a class; they come from 10 people",
         },
         rules=RULES,
     )
 )
 def epilepsy(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | Finding]:
-    """Epileptic Seizure Recognition (UCI): 11,500 seconds of EEG in five conditions."""
+    """Epileptic Seizure Recognition (UCI table, or the sets of Bonn): 11,500 seconds of EEG in five conditions."""
     source = require_source(source)
-    found = sorted(rel for rel in {*source.files, *source.rejected} if PurePosixPath(rel).name.lower() == TABLE)
-    if len(found) != 1:
+    every = sorted({*source.files, *source.rejected})
+    found = [rel for rel in every if PurePosixPath(rel).name.lower() == TABLE]
+    sets = [rel for rel in every if SEGMENT.fullmatch(rel) or ARCHIVE.fullmatch(rel)]
+    if found and sets:
+        raise usage_error(
+            f"{TABLE} and {len(sets)} files of the sets of Bonn", "expected one form of the data", "Give the folder of one form"
+        )
+    if len(found) != 1 and not sets:
         action = "Give the folder that holds it; tables in another form are read by `ingest generic` with --map"
-        text = f"{TABLE} exists {len(found)} times" if found else f"no {TABLE} among {len(source.files)} files"
+        text = f"{TABLE} exists {len(found)} times" if found else f"no {TABLE} and no Z001.txt or Z.zip among {len(source.files)} files"
         raise input_error(Reason.NO_INPUT, text, "expected one", action)
     for rel in source.files:
-        if rel not in found and PurePosixPath(rel).suffix.lower() in {".csv", ".parquet", ".tsv", ".txt"} and not _is_official(rel):
-            yield input_warning(Reason.FILE_NAME, f"is not {TABLE}", "it is not read", file=rel)
+        ending = PurePosixPath(rel).suffix.lower()
+        if rel not in {*found, *sets} and ending in {".csv", ".parquet", ".tsv", ".txt", ".zip"} and not _is_official(rel):
+            yield input_warning(Reason.FILE_NAME, f"is not {TABLE}" if found else "is no segment of Bonn", "it is not read", file=rel)
+    if sets:
+        yield input_warning(Reason.IDENTIFIER, "the segments are not people", "they come from 10 people, and which is whose is unknown")
+        faults = tuple(replace(source.rejected[rel], level="warning") for rel in sets if rel in source.rejected)
+        readable = {rel: source.path(rel) for rel in sets if rel not in source.rejected}
+        yield IngestUnit(name="bonn", files=tuple(readable), read=partial(read_segments, readable), findings=faults)
+        return
     rel = found[0]
     if rel in source.rejected:
         yield IngestUnit(name=rel, files=(rel,), read=None, findings=(source.rejected[rel],))
@@ -166,10 +201,15 @@ def _parse_row(row: tables.TableRow, key: str) -> Record | Finding:
     values = tables.parse_numbers(tables.TableRow(row.row, tuple(cells)), VALUES)
     if isinstance(values, Finding):
         return values
+    return _make_record(values, identifier[0], int(identifier[1]), identifier[2], number)
+
+
+def _make_record(values: np.ndarray, name: str, chunk: int, segment: str, label: int) -> Record:
+    """One chunk: `values` float64 [178], stored as int16 where that holds them."""
     is_integer = np.abs(values).max() <= 32767 and np.array_equal(values, np.rint(values))
     signal = Signal(CHANNEL, RATE, UNIT, values.astype(np.int16 if is_integer else np.float32))
-    attributes: Attributes = {"binary": BINARY[number == 1], "condition": CONDITIONS[number], "chunk": int(identifier[1])}
-    return Record(recording_id=identifier[0], subject_id=identifier[2], signals=[signal], attributes=attributes)
+    attributes: Attributes = {"binary": BINARY[label == 1], "condition": CONDITIONS[label], "chunk": chunk}
+    return Record(recording_id=name, subject_id=segment, signals=[signal], attributes=attributes)
 
 
 def _report_mixed_segments(records: list[Record]) -> list[Finding]:
@@ -180,3 +220,80 @@ def _report_mixed_segments(records: list[Record]) -> list[Finding]:
     mixed = sum(len(found) > 1 for found in classes.values())
     text = f"segments whose chunks have different classes: {mixed}"
     return [input_warning(Reason.LABEL, text, "expected one class a segment", count=mixed)] if mixed else []
+
+
+# --- the sets of Bonn
+
+
+class BonnSegment(NamedTuple):
+    """A segment as found."""
+
+    place: str  # folder or archive, among whose rows it is counted
+    file: str  # relative to the source
+    name: str  # Z001
+    values: np.ndarray | Finding  # float64 [4097], or why it cannot be used
+
+
+def read_segments(files: Mapping[str, Path]) -> Records:
+    """The chunks of all segments; `files`: path relative to the source -> a segment's text, or the archive of a set.
+
+    A segment that is damaged, or there twice with different values, is counted as quarantined. Raises UserError: as `archives.read_members`.
+    """
+    copies: dict[str, list[BonnSegment]] = {}
+    for segment in _list_segments(files):
+        copies.setdefault(segment.name, []).append(segment)
+    records: list[Record] = []
+    faults: list[tuple[str, Finding]] = []
+    for name, same in sorted(copies.items()):
+        faults += [(one.place, one.values.at(one.file)) for one in same if isinstance(one.values, Finding)]
+        usable = [(one, one.values) for one in same if not isinstance(one.values, Finding)]
+        differ = any(not np.array_equal(values, usable[0][1]) for _, values in usable)
+        for one, _ in usable if differ else usable[1:]:
+            text, wanted = f"{name} exists {len(usable)} times", "none of them is used: they differ" if differ else "used once"
+            code = Reason.DUPLICATE_KEY if differ else Reason.DUPLICATES
+            faults.append((one.place, Finding(code, text, wanted, level="error" if differ else "warning", file=one.file)))
+        for chunk, part in enumerate(usable[0][1][: CHUNKS * SAMPLES].reshape(CHUNKS, SAMPLES) if usable and not differ else (), 1):
+            records.append(_make_record(part, f"X{chunk}.{name}", chunk, name, SETS[name[0]]))
+    findings = tables.group_findings(fault for _, fault in faults)
+    seen = Counter(segment.place for same in copies.values() for segment in same)
+    if not records:
+        raise _no_rows_error(findings, seen.total())
+    used = Counter(record.subject_id[0] for record in records if record.attributes["chunk"] == 1)
+    for name, label in SETS.items():
+        if used[name] < SEGMENTS:
+            text = f"set {name} ({CONDITIONS[label]}): {used[name]} of {SEGMENTS} segments are used"
+            findings.append(input_warning(Reason.CLASS_MISSING, text, "expected all", count=SEGMENTS - used[name]))
+    rows = []
+    for place, count in sorted(seen.items()):
+        lost = [[fault for at, fault in faults if at == place and (fault.level == "error") == error] for error in (False, True)]
+        dropped, quarantined = map(count_reasons, lost)
+        rows.append(SourceRows(file=place, kind="segments", seen=count, dropped=dropped, quarantined=quarantined))
+    return Records(records=records, rows=rows, findings=findings)
+
+
+def _list_segments(files: Mapping[str, Path]) -> Iterator[BonnSegment]:
+    for rel, path in files.items():
+        if (named := SEGMENT.fullmatch(rel)) is not None:
+            size = path.stat().st_size
+            content = path.read_bytes() if size <= SEGMENT_BYTES else bytes(SEGMENT_BYTES + 1)
+            yield BonnSegment(PurePosixPath(rel).parent.as_posix(), rel, named[1].upper(), parse_segment(content))
+            continue
+        for inner, content in archives.read_members(path):
+            if (named := SEGMENT.fullmatch(inner)) is not None:
+                yield BonnSegment(rel, rel, named[1].upper(), parse_segment(content, f"{named[1]}: "))
+
+
+def parse_segment(content: bytes, prefix: str = "") -> np.ndarray | Finding:
+    """The values of a segment, float64 [4097], or why it cannot be used; `prefix` begins the message."""
+    if len(content) > SEGMENT_BYTES:
+        return Finding(Reason.LENGTH, f"{prefix}more than {SEGMENT_BYTES} bytes", f"expected {LENGTHS[0]} integers, one a line")
+    try:
+        cells = decode_table(content).split()
+    except UserError as error:
+        return replace(error.finding, problem=prefix + error.problem)
+    if len(cells) not in LENGTHS:
+        return Finding(Reason.LENGTH, f"{prefix}{len(cells)} values", f"expected {LENGTHS[0]}, one a line")
+    values = tables.parse_numbers(tables.TableRow(1, tuple(cells)), [f"line {i}" for i in range(1, len(cells) + 1)])
+    if isinstance(values, Finding):
+        return Finding(values.code, f"{prefix}{values.field} is no usable number", values.requirement)
+    return values
