@@ -49,7 +49,8 @@ def pretrain(
     preset: Annotated[
         str | None,
         typer.Option(
-            help="18m, 7.5m, 7.5m-regression, 3m or tiny (default: the recipe file's, else tiny).", autocompletion=complete("presets")
+            help="18m, 7.5m, 7.5m-regression, 3.8m-ecg, 3m or tiny (default: the recipe file's, else tiny).",
+            autocompletion=complete("presets"),
         ),
     ] = None,
     data: Data = None,

@@ -272,6 +272,7 @@ class ObjectiveFacts:
     check: Callable[[Any], None] = lambda config: None  # refuses a model's configuration with a UserError (config, exit 2)
     notice: str = ""  # one line on the screen when a run starts with it
     rows: int = 1  # fewest rows of a micro-batch; 2: it compares rows with each other (contrastive)
+    states: bool = False  # its targets are states of tokens, not samples: tokens that share samples show it parts of them
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -128,7 +128,7 @@ def _commands() -> dict[str, Any]:
 
 def test_list_presets_counts_parameters(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rows = {row["name"]: row for row in loaded(capsys, "list", "presets", "-w", tmp_path)["presets"]}
-    assert list(rows) == ["18m", "7.5m-regression", "7.5m", "3m", "tiny"]
+    assert list(rows) == ["18m", "7.5m-regression", "7.5m", "3m", "3.8m-ecg", "tiny"]
     assert rows["18m"]["parameters"] == 17_224_955  # closed form for glu blocks, 7 channels, convolution tokenizer
     assert rows["7.5m"]["parameters"] == 6_466_740
     assert rows["18m"]["paper_parameters"] == 18_000_000

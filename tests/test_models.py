@@ -21,7 +21,7 @@ REGULAR = sorted(name for name, entry in registry.models.items() if "regular" in
 EVENTS = sorted(  # of those whose tokens are the events
     name
     for name, entry in registry.models.items()
-    if "events" in entry.facts.input and entry.facts.family in {"retention", "attention", "recurrent"}
+    if "events" in entry.facts.input and entry.facts.family in {"retention", "attention", "recurrent", "s4"}
 )
 STACKS = ["bitimelygpt", "gpt", "gpt-baar", "timelybert", "timelygpt"]
 

@@ -65,8 +65,11 @@ def leakage(
     true, but it leaks), `jacobian` and `white_noise`. Raises UserError: more than one run, unknown names (exit 2).
     """
     settings, stamp, name = _choose_settings(runs, model, objective, preset)
-    objective_fn = objectives.get(**{key: value for key, value in settings.objective.model_dump().items() if key != "direction_sampling"})
     chosen = settings.objective.name
+    options = {key: value for key, value in settings.objective.model_dump().items() if key != "direction_sampling"}
+    if known[chosen].facts.states:  # the context has seen the negatives of its own past, and can exclude them
+        options["source"] = "rows"
+    objective_fn = objectives.get(**options)
     page = PageBuilder(f"Leakage of {chosen} in {settings.model.name}")
     words = stamp if isinstance(stamp, str) else {True: "leak-free", False: "leaks", None: "no target"}[stamp]
     facts = {"model": settings.model.name, "objective": chosen, "preset or run": name, "stamp": words, "seed": str(seed)}
@@ -163,12 +166,12 @@ def measure_jacobian(config: ModelConfig, objective: Objective, seed: int, *, tr
     draw = Generator().manual_seed(seed)
     x = torch.randn(2, config.length, config.channels, generator=draw, dtype=torch.float64).requires_grad_()
     result = objective(model, Batch(x), Generator().manual_seed(seed))
-    valid = result["valid"]
+    valid = result["valid"] if result["valid"].dim() == 3 else result["valid"][..., None]
     own = _find_own_samples(model, x, result)  # [B, M, T, V]
     weight = torch.randn(result["prediction"].shape, generator=draw, dtype=torch.float64) * valid
     maxima, lines = [], []
     for name, part in result["slices"].items():
-        for m in range(part.start, part.stop):
+        for m in range(*part.indices(valid.shape[1])):
             (slope,) = torch.autograd.grad((result["prediction"][:, m] * weight[:, m]).sum(), x, retain_graph=True, allow_unused=False)
             slope = slope.abs()
             rows = valid[:, m].any(-1)
@@ -180,22 +183,30 @@ def measure_jacobian(config: ModelConfig, objective: Objective, seed: int, *, tr
 
 def _find_own_samples(model: Model, x: Tensor, result: Result) -> Tensor:
     """Which samples the target of each prediction is made of, bool [B, M, T, V]."""
+    if result["target"].dim() == 2:  # numbers of tokens
+        fields = torch.stack(_find_fields(model, x), 1)
+        return fields[:, result["target"][0].clamp(max=fields.shape[1] - 1)]
     if model.config.target == "raw":  # targets are samples, and no two samples are equal
         target = torch.where(result["valid"], result["target"].detach(), torch.nan)
         samples = getattr(model, "prepare", model.expand_channels)(Batch(x.detach())).values  # PatchTST standardises them first
         return (target[:, :, None, None, :] == samples[:, None, :, :, None]).any(-1)
+    return torch.stack(_find_fields(model, x) * len(result["slices"]), 1)
+
+
+def _find_fields(model: Model, x: Tensor) -> list[Tensor]:
+    """The samples that each token reads, bool [B, T, V]."""
     tokens = model.adapter.tokenizer(Batch(x))[0]
-    fields = [torch.autograd.grad(tokens[:, n].sum(), x, retain_graph=True)[0] != 0 for n in range(tokens.shape[1])]
-    return torch.stack(fields * len(result["slices"]), 1)
+    return [torch.autograd.grad(tokens[:, n].sum(), x, retain_graph=True)[0] != 0 for n in range(tokens.shape[1])]
 
 
 def _forbidden_samples(name: str, own: Tensor, m: int, valid: Tensor) -> Tensor:
     """Samples that prediction m must not depend on, bool [B, T, V]."""
-    if name not in {"next", "previous"}:
+    which = name.partition("-")[0]  # next-3: the token three steps ahead
+    if which not in {"next", "previous"}:
         return (own & valid.any(-1)[:, :, None, None]).any(1)
     used = own[:, m].any(-1).any(0).nonzero().flatten()
     time = torch.arange(own.shape[2])
-    after = time >= used.min() if name == "next" else time <= used.max()
+    after = time >= used.min() if which == "next" else time <= used.max()
     return after[None, :, None].expand(own[:, m].shape)
 
 
@@ -213,7 +224,7 @@ def measure_code_changes(config: ModelConfig, objective: Objective, seed: int, *
             result: Result = objective(model, Batch(values, times), Generator().manual_seed(seed))
         return result
 
-    before = predict(codes)
+    before, numbered = predict(codes), known[objective.config.name].facts.states
     maxima, lines = [], []
     for n in range(config.length):
         other = codes.clone()
@@ -221,12 +232,16 @@ def measure_code_changes(config: ModelConfig, objective: Objective, seed: int, *
         after = predict(other)
         change = (after["prediction"] - before["prediction"]).abs().amax(-1)  # [B, M]
         differs, valid = after["target"] != before["target"], before["valid"]
+        if numbered:
+            differs = before["target"] == n
         if valid.dim() == 3:
             differs, valid = differs.any(-1), valid.any(-1)
         change = change * valid
         own = differs & valid
         forbidden = own.clone()
-        for name, part in before["slices"].items():
+        if numbered:
+            forbidden |= before["target"] <= n
+        for name, part in () if numbered else before["slices"].items():
             index = torch.arange(part.stop - part.start)
             if name in {"next", "previous"}:
                 if before["valid"].dim() == 2:
@@ -294,6 +309,8 @@ def _draw_noise(config: ModelConfig, generator: Generator) -> Iterator[Batch]:
 def _relative_losses(config: ModelConfig, results: list[Result]) -> dict[str, float]:
     """Rel of each part over several batches; the class of [EOS], which can be predicted, is left out."""
     out = {}
+    if config.tokenizer != "codes" and results[0]["target"].dim() == 2:  # candidates: 1 is chance
+        return {"rel": float(torch.stack([result["rel"].detach() for result in results]).mean())}
     for name, part in results[0]["slices"].items():
         prediction, target, valid = (
             torch.cat([result[key][:, part].detach() for result in results]) for key in ("prediction", "target", "valid")

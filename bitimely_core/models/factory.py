@@ -21,6 +21,7 @@ DEFAULT_SHAPES: dict[str, dict[str, Any]] = {  # shapes of the paper's pre-train
     "18m": {"channels": 7, "length": 3000},
     "7.5m": {"channels": 12, "length": 5000},
     "7.5m-regression": {"channels": 12, "length": 5000},
+    "3.8m-ecg": {"channels": 12, "length": 1000},
     "3m": {"codes": 52, "length": 254},
     "tiny": {"channels": 7, "length": 3000},
 }
@@ -31,7 +32,7 @@ def build(name: str, *, preset: str | None = None, channels: int = 1, length: in
 
     Args:
         name: a registered model, for instance `bitimelygpt`.
-        preset: `18m`, `7.5m`, `7.5m-regression`, `3m` or `tiny`; the section of the model's family gives the dimensions.
+        preset: `18m`, `7.5m`, `7.5m-regression`, `3.8m-ecg`, `3m` or `tiny`; the section of the model's family gives the dimensions.
         channels: V of the windows.
         length: T of the windows; only learned positions and readout `flatten` depend on it.
         overrides: fields of `ModelConfig`, for instance `layers=2`, `tokenizer="patch"`; events need `codes`, the size of the input

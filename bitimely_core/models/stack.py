@@ -54,6 +54,14 @@ class BidirectionalModel(Model, ABC):
         """
         plan = self.directions if directions is None else tuple(directions)
         self._check(plan)
+        batch, tokens, targets, real, x = self.embed(batch, hide)
+        states, maps, pooled = self.read(x, batch, real, plan, hide=hide, attention=attention)
+        if self.config.target == "tokens" and self.config.tokenizer != "codes":
+            targets = standardise_tokens(tokens, real)
+        return Encoded(tokens, targets, real, tuple(states), maps, pooled, real.sum(1) + 1)
+
+    def embed(self, batch: Batch, hide: Tensor | None = None) -> tuple[Batch, Tensor, Tensor, Tensor, Tensor]:
+        """The batch on the model's clock, its tokens, targets and mask [B, N], and the embedded positions [B, M, D]; `hide` as in `forward`."""
         batch, adapter = self.expand_channels(batch), self.adapter_of(batch)
         if self.config.clock == "index":
             batch = batch._replace(times=None, end=None)
@@ -61,11 +69,7 @@ class BidirectionalModel(Model, ABC):
         x = adapter.embed(tokens)
         if hide is not None:
             x = torch.where(hide[..., None], adapter.blank.to(x.dtype), x)
-        x = add_special_tokens(x, self.special, None if batch.mask is None else real.sum(1))
-        states, maps, pooled = self.read(x, batch, real, plan, hide=hide, attention=attention)
-        if self.config.target == "tokens" and self.config.tokenizer != "codes":
-            targets = standardise_tokens(tokens, real)
-        return Encoded(tokens, targets, real, tuple(states), maps, pooled, real.sum(1) + 1)
+        return batch, tokens, targets, real, add_special_tokens(x, self.special, None if batch.mask is None else real.sum(1))
 
     @abstractmethod
     def read(
@@ -125,15 +129,9 @@ class Stack(BidirectionalModel):
         keep = inside
         if hide is not None and inside is not None:
             keep = inside & ~F.pad(hide, (1, 1))
-        if batch.times is None:
+        times = place_times(batch, real, GROUP_GAP if self.config.ties == "group" else 0.0)
+        if times is None:
             return Positions(index, None, keep, inside)
-        known = torch.where(real, batch.times, 0.0)
-        first, last = known[:, :1], known.gather(1, (lengths - 1).clamp(min=0)[:, None])
-        last = last if batch.end is None else batch.end[:, None].to(last)  # under a landmark the index day
-        # [SOS] and [EOS] must not be tied with events, which would hide those from them
-        apart = GROUP_GAP if self.config.ties == "group" else 0.0
-        inner = torch.where(index[1:-1] <= lengths[:, None], known, last + apart)
-        times = torch.cat((first - apart, inner, last + apart), 1)
         rotates = isinstance(self.config, StackConfig) and self.config.rotary == "time"
         return Positions(times - times[:, :1] if rotates else index, times, keep, inside)
 
@@ -146,6 +144,21 @@ class Stack(BidirectionalModel):
             self.positions = extend_positions(self.positions, self.adapter.tokenizer.count(length) + 2, _draw_normal)
             fresh += ["positions"] if len(self.positions) > before else []
         return fresh
+
+
+def place_times(batch: Batch, real: Tensor, apart: float = 0.0) -> Tensor | None:
+    """Months of the N + 2 positions [B, M]: t_SOS = t_first, t_EOS = t_last or the index day, which padding has too; None on a regular clock.
+
+    [SOS] and [EOS] stand `apart` from the events: tied with them, they would not see them.
+    """
+    if batch.times is None:
+        return None
+    lengths = real.sum(1)
+    known = torch.where(real, batch.times, 0.0)
+    first, last = known[:, :1], known.gather(1, (lengths - 1).clamp(min=0)[:, None])
+    last = last if batch.end is None else batch.end[:, None].to(last)  # under a landmark the index day
+    inner = torch.where(torch.arange(real.shape[1], device=real.device) < lengths[:, None], known, last + apart)
+    return torch.cat((first - apart, inner, last + apart), 1)
 
 
 def _draw_normal(*shape: int) -> Tensor:

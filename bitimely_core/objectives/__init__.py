@@ -129,12 +129,12 @@ def leak_free(settings: Settings | dict[str, Any], *, normalise: str | None = No
     """
     chosen = settings if isinstance(settings, Settings) else validate_settings(settings)
     name = chosen.objective.name or models[chosen.model.name].facts.objective
-    stamp = objectives[name].facts.leak_free
-    if stamp is not True:
-        return stamp
+    facts = objectives[name].facts
+    if facts.leak_free is not True:
+        return facts.leak_free
     model = chosen.model
     refuse_overlap(model)
-    if model.target == "tokens" and model.tokenizer == "conv":
+    if (model.target == "tokens" or facts.states) and model.tokenizer == "conv":
         return False  # neighbouring tokens share samples, and a tokenizer that is trained moves its content there
     windowed = (normalise or chosen.data.normalise) == "window" and model.tokenizer != "codes"
     conditions = dict.fromkeys((*(("given window statistics",) if windowed else ()), *model.leak_conditions()))

@@ -68,7 +68,7 @@ NOTICE = (
 @objectives(ObjectiveFacts(leak_free=False, requires="alternating", notice=NOTICE))
 def next_previous(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
     """The paper's: one alternating pass, next token read at layer L - 1, previous token at layer L (Eq. 9). It can see its targets."""
-    encoded = model(batch, directions=_cycle_directions(model, "forward", "backward"))
+    encoded = model(batch, directions=cycle_directions(model, "forward", "backward"))
     hidden = encoded.hidden
     return make_result(
         model, batch, [_make_part(model, batch, encoded, hidden[-2], "next"), _make_part(model, batch, encoded, hidden[-1], "previous")]
@@ -84,7 +84,7 @@ def next_previous_strict(model: Model, batch: Batch, generator: Generator | None
         chosen = [chosen[int(torch.randint(2, (), generator=generator))]]
     parts = []
     for direction, which in chosen:
-        encoded = model(batch, directions=_cycle_directions(model, direction))
+        encoded = model(batch, directions=cycle_directions(model, direction))
         parts.append(_make_part(model, batch, encoded, encoded.hidden[-1], which))
     return make_result(model, batch, parts)
 
@@ -93,7 +93,7 @@ def next_previous_strict(model: Model, batch: Batch, generator: Generator | None
 def next_token(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
     """All layers forward, next token read at layer L."""
     refuse_overlap(model.config)
-    encoded = model(batch, directions=_cycle_directions(model, "forward"))
+    encoded = model(batch, directions=cycle_directions(model, "forward"))
     return make_result(model, batch, [_make_part(model, batch, encoded, encoded.hidden[-1], "next")])
 
 
@@ -122,7 +122,7 @@ def no_pretraining(model: Model, batch: Batch, generator: Generator | None = Non
     )
 
 
-def _cycle_directions(model: Model, *cycle: Direction) -> tuple[Direction, ...]:
+def cycle_directions(model: Model, *cycle: Direction) -> tuple[Direction, ...]:
     """Directions of the layers, cycled."""
     return tuple(itertools.islice(itertools.cycle(cycle), model.config.layers))
 

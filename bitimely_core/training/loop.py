@@ -45,6 +45,7 @@ Notice = Callable[[Finding], None]
 Parts = dict[str, tuple[float, float]]  # name -> (count, count x value)
 
 # of [train]: may change between a stop and its continuation
+SLOW_RATE = 1e-3  # largest learning rate of parameters that a module names in `slow`
 RESUME_EXEMPT = frozenset({"device", "devices", "compile", "log_every", "checkpoint_every", "keep"})
 
 
@@ -264,7 +265,7 @@ def _run_steps(state: TrainingState) -> None:
 
 def _run_step(state: TrainingState, stream: Iterator[Batch]) -> tuple[LogLine | None, int]:
     """One optimizer step. Returns the line to log, if one is due, and the stop signal that any process received, or 0."""
-    rate = state.config.lr * compute_schedule_factor(state.step, state.total, state.config.warmup)
+    factor = compute_schedule_factor(state.step, state.total, state.config.warmup)
     state.optimizer.zero_grad(set_to_none=True)
     sums, parts = [0.0, 0.0, 0.0], Parts()
     fault: Exception | None = None
@@ -291,7 +292,7 @@ def _run_step(state: TrainingState, stream: Iterator[Batch]) -> tuple[LogLine | 
     if not math.isfinite(norm):
         raise faults.non_finite_error(state, "gradient norm", norm)
     for group in state.optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = min(state.config.lr, group.get("largest", math.inf)) * factor
     state.optimizer.step()
     distributed.all_reduce_statistics(state.model)
     state.step += 1
@@ -309,7 +310,7 @@ def _run_step(state: TrainingState, stream: Iterator[Batch]) -> tuple[LogLine | 
         "split": "train",
         "loss": state.last["loss"],
         "rel": state.last["rel"],
-        "lr": rate,
+        "lr": state.config.lr * factor,
         "grad_norm": norm,
         "tokens_per_second": timesteps / max(now - state.logged_at, 1e-9),
         "data_wait": waited / distributed.get_world_size() / state.unlogged_steps,
@@ -404,17 +405,21 @@ def compute_schedule_factor(step: int, total: int, warmup: float) -> float:
 
 
 def group_parameters(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """The trainable parameters in up to two groups of `params`, `names`, `weight_decay`: vectors, biases and all of a norm do not decay."""
-    decayed: dict[str, Any] = {"params": [], "names": [], "weight_decay": weight_decay}
-    plain: dict[str, Any] = {"params": [], "names": [], "weight_decay": 0.0}
+    """The trainable parameters in up to three groups of `params`, `names`, `weight_decay`: vectors, biases and all of a norm do not decay.
+
+    Nor do those that their module names in `slow`; their learning rate stays below `SLOW_RATE` (`largest` of their group).
+    """
+    kinds = ({"weight_decay": weight_decay}, {"weight_decay": 0.0}, {"weight_decay": 0.0, "largest": SLOW_RATE})
+    groups: list[dict[str, Any]] = [{"params": [], "names": [], **kind} for kind in kinds]
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             owner, _, own = name.rpartition(".")
-            vector = parameter.ndim < 2 or own.startswith("bias") or "Norm" in type(model.get_submodule(owner)).__name__
-            group = plain if vector else decayed
+            module = model.get_submodule(owner)
+            vector = parameter.ndim < 2 or own.startswith("bias") or "Norm" in type(module).__name__
+            group = groups[2 if own in getattr(module, "slow", ()) else int(vector)]
             group["params"].append(parameter)
             group["names"].append(name)
-    return [group for group in (decayed, plain) if group["params"]]
+    return [group for group in groups if group["params"]]
 
 
 def _derive_seed(*key: object) -> int:
