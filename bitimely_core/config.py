@@ -167,8 +167,8 @@ Rates = Annotated[int | tuple[float, ...] | None, BeforeValidator(parse_learning
 class TuneConfig(Section):
     """How the learning rate is chosen, on the validation split alone (`training.tuning`)."""
 
-    rates: Rates = None  # number of rates around train.lr, half a decade apart, or the rates; None: train.lr
-    steps: int | None = Field(None, ge=1)  # of each trial; None = a tenth of the training, at least 50
+    rates: Rates = Field(None, description="Number of rates around train.lr, half a decade apart, or the rates; none: train.lr.")
+    steps: int | None = Field(None, ge=1, description="Steps of each trial; none: a tenth of the training, at least 50.")
 
 
 class Settings(Section):

@@ -1,4 +1,4 @@
-"""Write what is made from the code: docs/cli.md, docs/datasets.md and the rows of `bitimely list`. Run it after a change; a test compares.
+"""Write what is made from the code: docs/cli.md, docs/datasets.md, docs/settings.md and the rows of `bitimely list`. Run it after a change; a test compares.
 
 python docs/generate.py
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import datasets
+import settings
 
 from bitimely_core import catalog
 
@@ -35,6 +36,7 @@ def main() -> None:
     """Rewrite all."""
     (ROOT / "docs" / "cli.md").write_text(command_line())
     datasets.PAGE.write_text(datasets.format_page(datasets.read_tables()))
+    settings.PAGE.write_text(settings.format_page())
     catalog.LISTINGS.write_text(catalog.format_listings())
 
 

@@ -17,6 +17,7 @@ DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "REA
 sys.path.insert(0, str(ROOT / "docs"))
 import datasets  # noqa: E402
 import generate  # noqa: E402
+import settings  # noqa: E402
 
 
 def commands() -> dict[str, Any]:
@@ -38,6 +39,29 @@ def test_the_command_line_reference_is_what_typer_says() -> None:
 def test_the_page_of_the_data_sets_is_what_the_registry_says() -> None:
     assert datasets.PAGE.read_text() == datasets.format_page(datasets.read_tables()), "run: python docs/generate.py"
     assert "| `emg` of emg | 0 | 204 |" in datasets.read_tables()
+
+
+def test_the_page_of_settings_is_what_the_code_says() -> None:
+    assert settings.PAGE.read_text() == settings.format_page(), "run: python docs/generate.py"
+
+
+def test_every_setting_of_a_component_is_on_its_page() -> None:
+    """A model's own settings, and those of its objectives, on the page of the model; nothing is declared without words."""
+    from bitimely_core import registry
+
+    pages = {path.stem: path.read_text() for path in (ROOT / "docs" / "models").glob("*.md")}
+    pages |= dict.fromkeys(("timelygpt", "timelybert", "gpt", "gpt-baar"), pages["bitimelygpt"])
+    pages |= dict.fromkeys(("lstm", "lstm-baar", "bilstm", "elmo"), pages["recurrent"] + pages["bitimelygpt"])
+    pages["mtand-enc"] = pages["mtand"]
+    missing = []
+    for title, rows in settings.list_sections().items():
+        missing += [key for key, row in rows if not row.split("|")[-2].strip()]
+        kind, _, names = title.partition(": ")
+        for name in names.split(", ") if names and names != "all" else ():
+            owners = [name] if kind == "Models" else [model for model, entry in registry.models.items() if entry.facts.objective == name]
+            missing += [(o, key) for key, _ in rows for o in owners if not re.search(rf"\b{re.escape(key.split('.')[-1])}\b", pages[o])]
+    missing += [key for key, _ in settings.list_sections()["Models: all"] if key not in pages["bitimelygpt"]]
+    assert missing == []
 
 
 @pytest.mark.parametrize("path", DOCS, ids=lambda p: p.relative_to(ROOT).as_posix())

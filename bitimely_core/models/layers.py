@@ -30,9 +30,9 @@ class Decay(Section):
     """The decay of the retention heads (method.md 1.4). `from`, `to`: gamma = 1 - 1/x, log-spaced over the heads."""
 
     model_config = ConfigDict(populate_by_name=True)
-    kind: Literal["log", "retnet", "half-life", "learnable"] = "log"
-    start: float = Field(32.0, alias="from", gt=1)
-    end: float = Field(512.0, alias="to", gt=1)
+    kind: Literal["log", "retnet", "half-life", "learnable"] = Field("log", description="Law of gamma over the heads.")
+    start: float = Field(32.0, alias="from", gt=1, description="First head, gamma = 1 - 1 / from; kinds log and learnable.")
+    end: float = Field(512.0, alias="to", gt=1, description="Last head.")
     months: tuple[float, ...] = Field((6.0, 24.0, 96.0, 384.0), description="Half-lives, for kind half-life.")
 
 
