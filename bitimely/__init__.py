@@ -31,9 +31,37 @@ if TYPE_CHECKING:
     from bitimely_core.tokens import open_tokens
     from bitimely_core.training.loop import fit
     from bitimely_core.types import Batch, Encoded, Record
-    from bitimely_core.workflows import analyze, embed, evaluate, export, finetune, ingest, pretrain, report, reproduce, tokenize, verify
+    from bitimely_core.workflows import (
+        analyze,
+        embed,
+        evaluate,
+        export,
+        finetune,
+        from_pretrained,
+        ingest,
+        predict,
+        pretrain,
+        report,
+        reproduce,
+        tokenize,
+        verify,
+    )
 
-VERBS = ("analyze", "embed", "evaluate", "export", "finetune", "ingest", "pretrain", "report", "reproduce", "tokenize", "verify")
+VERBS = (
+    "analyze",
+    "embed",
+    "evaluate",
+    "export",
+    "finetune",
+    "from_pretrained",
+    "ingest",
+    "predict",
+    "pretrain",
+    "report",
+    "reproduce",
+    "tokenize",
+    "verify",
+)
 MODULES = ("cache", "data", "models", "objectives", "tokens")
 SOURCES = {  # public name -> module and name in it
     **{name: ("bitimely_core.workflows", name) for name in VERBS},
@@ -80,6 +108,7 @@ __all__ = [
     "export",
     "finetune",
     "fit",
+    "from_pretrained",
     "get_objective",
     "ingest",
     "load_model",
@@ -87,6 +116,7 @@ __all__ = [
     "objectives",
     "open_cache",
     "open_tokens",
+    "predict",
     "pretrain",
     "report",
     "reproduce",

@@ -173,6 +173,38 @@ def _show_scores(result: Mapping[str, Any]) -> list[str]:
 
 
 @expand_options
+def predict(
+    run: Annotated[str, typer.Argument(help="Name or folder of a fine-tuned run, or a folder of export.", metavar="RUN")],
+    files: Annotated[list[Path], typer.Argument(help="Recordings, folders of them (also BIDS) or caches.", metavar="FILES...")],
+    *,
+    channel_map: Annotated[
+        list[str] | None,
+        typer.Option("--map", metavar="WANTED=FOUND", help="Channel of the run = channel of the files, or a TOML file; may be repeated."),
+    ] = None,
+    out: Out = None,
+    score: ScoreOptions,
+) -> int:
+    """Predict new recordings without labels: tables, hypnograms, BIDS events and a page each.
+
+    Example: bitimely predict 18m-staging night.edf --map "EEG Fpz-Cz=Fpz-Cz"
+    """
+    from bitimely_core import workflows
+    from bitimely_core.schemas import FindingRecord
+
+    options = score.collect()
+    options.pop("verify", None)  # no checksums of data are there to compare; those of the model always are
+    with screen.progress() as progress:
+        result = workflows.predict(run, files, channel_map=channel_map or (), out=out, progress=progress, **options)
+    if score.dry_run:
+        return _show_plan(result)
+    screen.print_findings([FindingRecord(**finding) for finding in result["findings"]])
+    rows = [[row["recording"], row["status"], row["windows"], row["hours"], row["confidence"]] for row in result["recordings"][:40]]
+    screen.table(["recording", "status", "windows", "hours", "mean confidence"], rows)
+    screen.result(result, [f"{result['n']} recordings in {result['out']}", f"report: {result['report']}"])
+    return result["exit_code"]
+
+
+@expand_options
 def embed(
     run: Run,
     *,
@@ -318,4 +350,4 @@ def _show_plan(result: Mapping[str, Any]) -> int:
     return Exit.OK
 
 
-VERBS = (pretrain, finetune, evaluate, embed, analyze, report)
+VERBS = (pretrain, finetune, evaluate, predict, embed, analyze, report)

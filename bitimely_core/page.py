@@ -144,6 +144,15 @@ class Hypnogram:
 
 
 @dataclass(frozen=True, eq=False)
+class DensityPlot:
+    """Probabilities [E, K] of the classes of successive epochs as stacked areas (a hypnodensity); NaN: a gap."""
+
+    epoch: float  # seconds
+    values: npt.NDArray[Any]
+    classes: Sequence[str]
+
+
+@dataclass(frozen=True, eq=False)
 class Timeline:
     """Events of one subject: times and the number of the group of each."""
 
@@ -214,7 +223,7 @@ class RankPlot:
     critical: float
 
 
-FigureData = LinePlot | HeatMap | BarPlot | TracePlot | Hypnogram | TimelinePlot | ScatterPlot | ForestPlot | RankPlot
+FigureData = LinePlot | HeatMap | BarPlot | TracePlot | Hypnogram | DensityPlot | TimelinePlot | ScatterPlot | ForestPlot | RankPlot
 
 
 @dataclass(frozen=True, kw_only=True)

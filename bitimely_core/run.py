@@ -15,7 +15,8 @@ from bitimely_core import __version__, storage
 from bitimely_core.config import validate_settings
 from bitimely_core.errors import Finding, Reason, UserError, input_error, integrity_error, safe_text, usage_error
 from bitimely_core.records import ResultManifest, complete_results, has_result, write_results
-from bitimely_core.schemas import ReadingOptions, RunData, RunRecord, Scores, SplitCount, TrainSubjects, flatten_keys
+from bitimely_core.schemas import Preprocessing, ReadingOptions, RunData, RunRecord, Scores, SplitCount, TrainSubjects, flatten_keys
+from bitimely_core.system_errors import raise_system_error
 from bitimely_core.workspace import find_run_folder, locate
 
 if TYPE_CHECKING:
@@ -128,6 +129,8 @@ class Run:
     def verified_weights(self) -> Path:
         """The model folder, its weights compared with the hash in `run.json`. Raises UserError (integrity, exit 5)."""
         path = self.folder / "model" / "model.safetensors"
+        if not path.is_file() and (self.folder / path.name).is_file():  # of an export
+            path = self.folder / path.name
         manifest = ResultManifest.find(path.parent)  # its hashes are compared with the files where they are read
         if not path.is_file() or (storage.hash_file(path) if manifest is None else manifest.files[path.name].sha256) != self.record.weights:
             raise integrity_error(
@@ -136,7 +139,30 @@ class Run:
                 "expected the weights that the training wrote",
                 "Restore the file, or train again under --force-new",
             )
-        return self.folder / "model"
+        return path.parent
+
+    def preprocessing(self) -> Preprocessing:
+        """What turns new recordings into windows of a fine-tuned run: as stored with the run, else by its windows, while they are the same.
+
+        Raises UserError: incomplete (exit 4) where neither is there.
+        """
+        path = self.folder / "preprocessing.json"
+        if has_result(path):
+            return Preprocessing.load(path)
+        try:
+            found = describe_preprocessing(self.windows())
+        except UserError as error:
+            raise_system_error(error)
+            found = None
+        if found is None or found.fingerprint != self.record.data[0].fingerprint:
+            raise input_error(
+                Reason.INCOMPLETE,
+                "the run does not state how its windows were made",
+                f"expected {path.name}, or the windows {self.data} as they were at the training",
+                f"Tokenize {self.data} again with the same choices, or fine-tune again under --force-new",
+                file=str(self.folder),
+            )
+        return found
 
     def find_adapter(self, windows: Windows) -> int | None:
         """The adapter for `windows`: that of the same tokens, of the same data set, of as many channels; None: none fits."""
@@ -204,6 +230,19 @@ def describe_data(windows: Windows) -> RunData:
         class_names=windows.class_names,
         vocabulary=windows.vocabulary_sha256,
         small_counts=getattr(windows.options, "small_counts", None),
+    )
+
+
+def describe_preprocessing(windows: Windows) -> Preprocessing:
+    """What turns recordings into such windows."""
+    manifest, statistics = windows.manifest, windows.statistics
+    return Preprocessing(
+        fingerprint=windows.fingerprint,
+        options=manifest.options,
+        units=tuple(manifest.units),
+        class_names=windows.class_names,
+        missing=manifest.missing,
+        channels=tuple(statistics.channels),
     )
 
 

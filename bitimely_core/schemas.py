@@ -418,6 +418,19 @@ class WindowStatistics(TokenStatistics):
     target: TargetStatistics | None = omit_none()
 
 
+class Preprocessing(StoredRecord):
+    """`preprocessing.json` of a fine-tuned run on recordings: what turns a new recording into the windows that the model reads."""
+
+    REPAIR: ClassVar[str] = "Fine-tune again under --force-new, or export the run again"
+
+    fingerprint: str  # of the token set
+    options: WindowOptions
+    units: tuple[str, ...]  # of the channels
+    class_names: tuple[str, ...]
+    missing: bool  # whether any window has missing values: the model then reads a mask with all of them
+    channels: tuple[ChannelStatistics, ...]  # of the training split
+
+
 class SequenceFunnel(ClaimsFunnel):
     """`ClaimsFunnel`, and the subjects and events that are left in sequences."""
 
@@ -822,6 +835,14 @@ class ColumnResult(Part):
     cells: dict[str, CellScore] = {}
     differences: dict[str, MeanDifference] = {}
     remarks: list[str] = []
+
+
+class EndpointValue(Part):
+    """A clinical endpoint of one recording; null, with the reason, where its hypnogram cannot define it."""
+
+    value: float | None = None
+    unit: str = "min"
+    undefined_reason: str | None = None
 
 
 class Comparison(Part):

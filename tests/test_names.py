@@ -148,7 +148,10 @@ def test_no_path_is_a_url(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     arguments = {"ingest": ["pophr"], "tokenize": ["synthetic"], "list": ["models"], "analyze": ["svd"], "run": ["smoke"]}
-    argv = [verb, *arguments.get(verb, ["x"] if verb in {"finetune", "evaluate", "embed", "report", "export", "reproduce"} else [])]
+    argv = [
+        verb,
+        *arguments.get(verb, ["x"] if verb in {"finetune", "evaluate", "predict", "embed", "report", "export", "reproduce"} else []),
+    ]
     assert main([*argv, value] if not option.startswith("-") else [*argv, option, value]) == 2
     out, err = capsys.readouterr()
     assert out == ""

@@ -29,6 +29,7 @@ VERBS = [
     "pretrain",
     "finetune",
     "evaluate",
+    "predict",
     "embed",
     "analyze",
     "report",
@@ -74,7 +75,7 @@ def test_usage_errors_are_objects_under_json(argv: list[str], capsys: pytest.Cap
     "argv",
     [
         ["ingest", "synthetic"], ["ingest", "synthetic-claims"], ["ingest", "pophr", "{raw}", "--phecode-map", "{raw}/claims.csv"], ["ingest", "generic", "{raw}"],
-        ["tokenize", "synthetic"], ["tokenize", "synthetic-claims"], ["pretrain"], ["finetune", "tiny"], ["evaluate", "tiny"], ["embed", "tiny"],
+        ["tokenize", "synthetic"], ["tokenize", "synthetic-claims"], ["pretrain"], ["finetune", "tiny"], ["evaluate", "tiny"], ["embed", "tiny"], ["predict", "tiny", "{raw}"],
         ["analyze", "leakage"], ["analyze", "svd", "tiny"], ["report", "tiny"], ["run", "smoke"], ["demo"], ["reproduce", "tiny"], ["export", "tiny"],
     ],
     ids=" ".join,

@@ -67,11 +67,13 @@ class Cache:
         """Of claims: subject_id, name, value, onset_day, one row a subject and label in this order; of `columns` those that are there."""
         return self._read_frame(self.events_manifest.labels, columns)
 
-    def records(self, channels: Collection[str] | None = None, only: Collection[str] | None = None) -> Iterator[Record]:
+    def records(
+        self, channels: Collection[str] | None = None, only: Collection[str] | None = None, *, labels: bool = True
+    ) -> Iterator[Record]:
         """The recordings (of `only`, by id) in a stable order, with one shard in memory at a time; None: all.
 
-        `channels`: decode these alone; recordings without any of them come without signals. Raises UserError: integrity (exit 5) for a shard
-        that has gone or changed since the cache was opened.
+        `channels`: decode these alone; recordings without any of them come without signals; `labels` False: annotations are not read.
+        Raises UserError: integrity (exit 5) for a shard that has gone or changed since the cache was opened.
         """
         attributes = {row["recording_id"]: json.loads(row["attributes"]) for row in self._read_subjects()}
         selected = attributes if only is None else {recording: attributes[recording] for recording in attributes if recording in only}
@@ -79,7 +81,7 @@ class Cache:
         for names in self.recordings_manifest.shards:
             if not left:
                 return
-            shard = shards.CacheShard(*names)
+            shard = shards.CacheShard(names[0], names[1] if labels else None)
             for record in self._translate_errors(shard.recordings, partial(shards.read_shard, self.folder, shard, selected, channels)):
                 left -= 1
                 yield record

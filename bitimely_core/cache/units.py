@@ -261,7 +261,7 @@ def _read_unit(
             if task.root is not None and _stat_file(task.root / name) != stamps[name]:
                 raise input_error(Reason.IO_ERROR, "changed while it was read", hint="Repeat the command", file=name)
     except Exception as error:
-        return _quarantine_unit(unit, entry, _describe_failure(error, task, file)), []
+        return _quarantine_unit(unit, entry, describe_failure(error, task.root, file)), []
     findings = [*unit.findings, *content.findings, *(finding for record in records for finding in record.findings)]
     findings = [_make_relative(finding, task.root) for finding in findings]
     tables = [report_rows(rows) for rows in content.rows]
@@ -275,15 +275,15 @@ def _read_unit(
     return entry.model_copy(update={"report": report, "rows": tables, "recordings": recordings}), records
 
 
-def _describe_failure(error: Exception, task: IngestTask, file: str) -> list[Finding]:
-    """Why a unit is quarantined. Raises UserError (exit 6) when this machine lacks resources, but for a unit that is larger than its memory."""
+def describe_failure(error: Exception, root: Path | None, file: str) -> list[Finding]:
+    """Why a unit is quarantined; files are relative to `root`. Raises UserError (exit 6) when this machine lacks resources, but for a unit that is larger than its memory."""
     fault = find_system_error(error, file, stored=False)
     if fault is not None and is_out_of_memory(fault) and measure_headroom() is None:
         return [Finding(Reason.RESOURCE_LIMIT, "does not fit into memory", hint="Use fewer --jobs or a larger machine", file=file)]
     if fault is not None:
         raise fault from error
     if isinstance(error, UserError):
-        return [_make_relative(finding, task.root) for finding in (error.finding, *error.details)]
+        return [_make_relative(finding, root) for finding in (error.finding, *error.details)]
     if isinstance(error, OSError):
         return [_describe_unreadable(error, Path(file), file)]
     hint = "This is a defect of the reader: report it"  # it costs its unit, not the ingest

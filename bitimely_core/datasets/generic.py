@@ -248,10 +248,10 @@ def _list_units(
         if rel in skipped | derived or (bids and PurePosixPath(rel).suffix == ".tsv"):
             continue
         files = next((files for files in chosen.files if fnmatch.fnmatchcase(rel, files.pattern)), None)
-        kind = files and (files.format or SUFFIXES.get(_file_suffix(rel)))
+        kind = files and (files.format or SUFFIXES.get(find_suffix(rel)))
         if files and kind in formats:
             found[rel] = (kind, files)
-    segments = _find_segments(source, [rel for rel, (kind, _) in found.items() if kind == "wfdb"])
+    segments = find_segments(source, [rel for rel, (kind, _) in found.items() if kind == "wfdb"])
     found = {rel: what for rel, what in found.items() if rel not in segments}
     names = _name_units(list(found))
     rows, table_rows = _read_attributes(source, chosen.table) if chosen.table else _read_participants(source) if bids else ([], {})
@@ -266,7 +266,7 @@ def _list_units(
             continue
         info = infos[rel] = describe_recording(rel, names[rel], files, chosen, table_rows, annotations, options)
         try:
-            units.append(_make_unit(source, rel, kind, info, bids=bids))
+            units.append(make_unit(source, rel, kind, info, bids=bids))
         except UserError as error:
             raise_system_error(error)
             units.append(IngestUnit(name=names[rel], files=(rel,), read=None, findings=(error.finding.at(rel),)))
@@ -301,24 +301,26 @@ def _report_unmatched(
         yield input_warning(Reason.UNMATCHED_LABELS, text, "they have no label", file=lacking[0], count=len(lacking))
 
 
-def _file_suffix(rel: str) -> str:
+def find_suffix(rel: str) -> str:
+    """The ending of a file's name, in lower case."""
     name = rel.lower()
     return next((end for end in (".csv.gz", ".fif.gz") if name.endswith(end)), PurePosixPath(name).suffix)
 
 
-def _strip_suffix(rel: str) -> str:
-    return rel[: len(rel) - len(_file_suffix(rel))]
+def strip_suffix(rel: str) -> str:
+    """The path without its ending."""
+    return rel[: len(rel) - len(find_suffix(rel))]
 
 
 def _recording_keys(rel: str) -> tuple[str, ...]:
     """Names of a recording that a table may use."""
-    return (_strip_suffix(rel), rel, PurePosixPath(_strip_suffix(rel)).name, PurePosixPath(rel).name)
+    return (strip_suffix(rel), rel, PurePosixPath(strip_suffix(rel)).name, PurePosixPath(rel).name)
 
 
 def _name_units(rels: list[str]) -> dict[str, str]:
     """File -> name of its unit: the path without ending, with it where two would be equal."""
-    often = Counter(_strip_suffix(rel) for rel in rels)
-    return {rel: _strip_suffix(rel) if often[_strip_suffix(rel)] == 1 else rel for rel in rels}
+    often = Counter(strip_suffix(rel) for rel in rels)
+    return {rel: strip_suffix(rel) if often[strip_suffix(rel)] == 1 else rel for rel in rels}
 
 
 def describe_recording(
@@ -367,18 +369,18 @@ def describe_recording(
             )
             if column
         },
-        delimiter="\t" if _file_suffix(rel) == ".tsv" else files.delimiter,
+        delimiter="\t" if find_suffix(rel) == ".tsv" else files.delimiter,
         keep_dates=bool(options.get("keep_dates")),
         keep_phi=bool(options.get("keep_phi")),
     )
 
 
-def _make_unit(source: Source, rel: str, kind: Format, info: RecordingInfo, *, bids: bool) -> IngestUnit:
+def make_unit(source: Source, rel: str, kind: Format, info: RecordingInfo, *, bids: bool) -> IngestUnit:
     """One recording. Raises UserError for what is wrong with its header or with its events."""
     path = source.path(rel)
     files = [rel]
     if bids:
-        events = f"{rel[: len(_strip_suffix(rel))].rpartition('_')[0]}_events.tsv"
+        events = f"{rel[: len(strip_suffix(rel))].rpartition('_')[0]}_events.tsv"
         if events in source.files:
             files.append(events)
             info = replace(info, notes=(*info.notes, *_read_bids_events(source.path(events), events)))
@@ -393,7 +395,7 @@ def _make_unit(source: Source, rel: str, kind: Format, info: RecordingInfo, *, b
         files += [
             name
             for name in source.files
-            if _strip_suffix(name) == _strip_suffix(rel) and _file_suffix(name) in COMPANIONS.get(_file_suffix(rel), ())
+            if strip_suffix(name) == strip_suffix(rel) and find_suffix(name) in COMPANIONS.get(find_suffix(rel), ())
         ]
     if info.series:
         return IngestUnit(name=info.recording_id, files=tuple(files), read=partial(read_series, path, rel, info))
@@ -406,7 +408,7 @@ def _make_unit(source: Source, rel: str, kind: Format, info: RecordingInfo, *, b
     return IngestUnit(name=info.recording_id, files=tuple(files), read=partial(readers[kind], path, rel, info))
 
 
-def _find_segments(source: Source, headers: Iterable[str]) -> set[str]:
+def find_segments(source: Source, headers: Iterable[str]) -> set[str]:
     """Header files that are segments of another record, or the layout of one."""
     found: set[str] = set()
     for rel in headers:
@@ -716,7 +718,7 @@ def read_mne(path: Path, rel: str, info: RecordingInfo) -> Record:
     import mne
 
     with locate_errors(rel):
-        if _file_suffix(rel) == ".vhdr":
+        if find_suffix(rel) == ".vhdr":
             _require_same_folder(re.findall(r"^\s*(?:DataFile|MarkerFile)\s*=\s*(.+?)\s*$", path.read_text("latin-1"), re.MULTILINE))
         try:
             with warnings.catch_warnings():

@@ -28,7 +28,11 @@ def map_batches(
     device: str = "auto",
     progress: Progress | None = None,
 ) -> list[np.ndarray]:
-    """`call` of each batch of the windows on the device, without gradients; `model` is moved there first. `action` names it on the screen."""
+    """`call` of each batch of the windows on the device, without gradients; `model` is moved there first. `action` names it on the screen.
+
+    The last batch is filled up with repeated rows: in batches of one shape the result of a row does not depend on the rows beside it, so
+    that the same windows give the same bits in another set.
+    """
     import torch
 
     from bitimely_core import data
@@ -37,12 +41,15 @@ def map_batches(
     place = select_device(device)
     model.to(place).eval()
     out: list[np.ndarray] = []
-    batches = data.batches(windows, batch_size or EVALUATION_BATCH, shuffle=False)
+    size = batch_size or EVALUATION_BATCH
+    steps = -(-len(windows) // size)
     with torch.inference_mode():
-        for step, batch in enumerate(batches(0)):
-            out.append(call(data.to_device(batch, place)).float().cpu().numpy())
+        for step in range(steps):
+            rows = windows.rows[step * size : (step + 1) * size]
+            batch = data.collate(windows, np.pad(rows, (0, size - len(rows)), mode="edge"))
+            out.append(call(data.to_device(batch, place)).float().cpu().numpy()[: len(rows)])
             if progress is not None:
-                progress(f"{action} {windows.name}", step + 1, batches.steps)
+                progress(f"{action} {windows.name}", step + 1, steps)
     return out
 
 

@@ -68,12 +68,13 @@ def locate_errors(file: str | Path, *, replace: bool = True) -> Iterator[None]:
         raise
 
 
-def scan_folder(root: Path, *, follow_symlinks: bool = False) -> Source:
+def scan_folder(root: Path, *, follow_symlinks: bool = False, is_flat: bool = False) -> Source:
     """All files under `root`, recursively, by `lstat` alone; hidden names are skipped, and what bitimely wrote (`is_own_folder`).
 
     Args:
         root: a folder.
         follow_symlinks: also follow links that leave the root (links to files inside of it are always followed).
+        is_flat: only the files of the folder itself.
 
     Returns:
         The source, both dictionaries sorted by path. Pipes, devices, sockets, links that leave the root or are broken, folders that
@@ -120,7 +121,7 @@ def scan_folder(root: Path, *, follow_symlinks: bool = False) -> Source:
             if isinstance(fault, Finding):
                 rejected[fault.file or rel] = fault
             elif fault is None:
-                pending.append(rel + "/")
+                pending += [] if is_flat else [rel + "/"]
             elif fault >= 0 and (entry.name, fault) != (KEY_FILE, KEY_BYTES):
                 files[rel] = fault
     return Source(root, dict(sorted(files.items())), dict(sorted(rejected.items())))

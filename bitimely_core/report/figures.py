@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from bitimely_core.page import BarPlot, ForestPlot, HeatMap, Hypnogram, LinePlot, RankPlot, ScatterPlot, SpanLanes, TimelinePlot, TracePlot
+from bitimely_core.page import (
+    BarPlot,
+    DensityPlot,
+    ForestPlot,
+    HeatMap,
+    Hypnogram,
+    LinePlot,
+    RankPlot,
+    ScatterPlot,
+    SpanLanes,
+    TimelinePlot,
+    TracePlot,
+)
 from bitimely_core.report.numbers import Array, matrix_panels, stage_indices, to_array
 from bitimely_core.report.text import clean_text, format_number
 
@@ -322,10 +334,15 @@ def _draw_lanes(axes: Axes, lanes: SpanLanes, per: float) -> None:
     _set_plain_ticks(axes.xaxis)
 
 
+def _sort_stages(classes: Sequence[str]) -> list[int]:
+    """Positions of sleep stages as hypnograms are drawn; other classes keep their order."""
+    depth = ["W", "R", "REM", "N1", "N2", "N3", "N4"]
+    return sorted(range(len(classes)), key=lambda k: depth.index(classes[k])) if set(classes) <= set(depth) else list(range(len(classes)))
+
+
 def _draw_hypnogram(data: Hypnogram) -> Canvas:
     classes, epoch = list(data.classes), float(data.epoch)
-    depth = ["W", "R", "REM", "N1", "N2", "N3", "N4"]  # as hypnograms are drawn; other classes keep their order
-    order = sorted(range(len(classes)), key=lambda k: depth.index(classes[k])) if set(classes) <= set(depth) else list(range(len(classes)))
+    order = _sort_stages(classes)
     height = {k: -place for place, k in enumerate(order)}
     tracks = [(clean_text(t.name, 24), stage_indices(t, classes)) for t in data.tracks]
     length = max((len(s) for _, s in tracks), default=1)
@@ -514,6 +531,31 @@ def _draw_ranks(data: RankPlot) -> Canvas:
     return canvas
 
 
+def _draw_density(data: DensityPlot) -> Canvas:
+    """Stacked areas in the order and the colours of the hypnogram; of many epochs the mean of each pixel column."""
+    classes, values = list(data.classes), np.asarray(data.values, np.float64)
+    order = _sort_stages(classes)
+    per, unit = _select_time_unit(len(values) * data.epoch)
+    size = max(1, -(-len(values) // COLUMNS))
+    blocks = [values[i : i + size] for i in range(0, len(values), size)]
+    means = np.array([np.nanmean(b, axis=0) if np.isfinite(b).any() else np.full(len(classes), np.nan) for b in blocks])
+    edges = np.arange(len(blocks) + 1) * size * data.epoch / per
+    canvas = _new_canvas((WIDTH, 1.9))
+    axes = canvas.add_subplot()
+    below = np.zeros(len(blocks))
+    handles = []
+    for place, k in enumerate(order):
+        above = below + means[:, k]
+        handles.append(
+            axes.fill_between(edges, [*below, below[-1]], [*above, above[-1]], step="post", color=SERIES[place % 8], linewidth=0)
+        )
+        below = above
+    axes.set(xlim=(0, edges[-1]), ylim=(0, 1), xlabel=unit, ylabel="probability")
+    _set_plain_ticks(axes.xaxis, axes.yaxis)
+    _add_legend(canvas, handles, [classes[k] for k in order], 20, ncols=len(classes), handlelength=1.0)
+    return canvas
+
+
 DRAWERS: dict[type, Callable[[Any], Any]] = {
     ForestPlot: _draw_forest,
     RankPlot: _draw_ranks,
@@ -523,5 +565,6 @@ DRAWERS: dict[type, Callable[[Any], Any]] = {
     BarPlot: _draw_bars,
     TracePlot: _draw_traces,
     Hypnogram: _draw_hypnogram,
+    DensityPlot: _draw_density,
     TimelinePlot: _draw_timelines,
 }

@@ -96,6 +96,9 @@ def figure_data(figure: Figure) -> Columns:
         labels = np.array([*classes, ""])  # -1 is the last: no stage
         padded = {f"stage {name}": labels[np.pad(v, (0, n - len(v)), constant_values=-1)] for name, v in tracks.items()}
         return {"epoch": np.arange(n), "seconds": np.arange(n) * float(data.epoch), **padded}
+    if isinstance(data, page.DensityPlot):
+        shares = {f"p {clean_text(name)}": np.asarray(data.values, np.float64)[:, k] for k, name in enumerate(data.classes)}
+        return {"epoch": np.arange(len(data.values)), "seconds": np.arange(len(data.values)) * float(data.epoch), **shares}
     if isinstance(data, page.TimelinePlot):
         lanes = [(clean_text(lane.name), to_array(lane.times), lane.groups) for lane in data.lanes]
         groups = np.array([clean_text(g) for g in data.groups], str)

@@ -165,7 +165,7 @@ def open_windows(folder: str | Path, verify: bool = True) -> Windows:
     recordings = affine["recording_id"].unique(maintain_order=True)
     numbers = pl.Series(range(len(recordings)), dtype=pl.Int32)
     scale, offset = (affine[name].to_numpy().reshape(len(recordings), shape[1]) for name in ("scale", "offset"))
-    mean, std = compute_normalisation(statistics.channels) if options.normalise == "channel" else (0.0, 1.0)
+    centre, factor = compute_affine(statistics, options, scale, offset)
     return Windows(
         folder=folder,
         manifest=manifest,
@@ -176,9 +176,17 @@ def open_windows(folder: str | Path, verify: bool = True) -> Windows:
         shards=shards,
         firsts=firsts,
         recording=index["recording_id"].replace_strict(recordings, numbers, return_dtype=pl.Int32).to_numpy(),
-        centre=((mean - offset) / scale).astype(np.float32),
-        factor=(scale / std).astype(np.float32),
+        centre=centre,
+        factor=factor,
     )
+
+
+def compute_affine(
+    statistics: WindowStatistics, options: WindowOptions, scale: np.ndarray, offset: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """`centre` and `factor` [recordings, V] float32 of `Windows`, from physical = stored value * scale + offset [recordings, V]."""
+    mean, std = compute_normalisation(statistics.channels) if options.normalise == "channel" else (0.0, 1.0)
+    return ((mean - offset) / scale).astype(np.float32), (scale / std).astype(np.float32)
 
 
 def encode_targets(label: pl.Series, task: str, class_names: list[str]) -> np.ndarray | None:

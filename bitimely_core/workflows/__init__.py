@@ -7,6 +7,7 @@ from bitimely_core.workflows.evaluate import evaluate
 from bitimely_core.workflows.export import export
 from bitimely_core.workflows.finetune import finetune
 from bitimely_core.workflows.ingest import ingest
+from bitimely_core.workflows.predict import from_pretrained, predict
 from bitimely_core.workflows.pretrain import pretrain
 from bitimely_core.workflows.report import report
 from bitimely_core.workflows.reproduce import reproduce
@@ -21,7 +22,9 @@ __all__ = [
     "evaluate",
     "export",
     "finetune",
+    "from_pretrained",
     "ingest",
+    "predict",
     "pretrain",
     "report",
     "reproduce",

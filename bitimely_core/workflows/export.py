@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import TypedDict
 
 from bitimely_core import storage
-from bitimely_core.errors import usage_error
+from bitimely_core.errors import Reason, UserError, usage_error
 from bitimely_core.privacy import is_small
 from bitimely_core.records import has_result, list_results, read_result, write_results
 from bitimely_core.run import FORMAT, Run
-from bitimely_core.schemas import Scores
+from bitimely_core.schemas import Preprocessing, Scores
+from bitimely_core.system_errors import raise_system_error
 from bitimely_core.workflows import hub
 from bitimely_core.workspace import locate_new
 
+PREPROCESSING = "preprocessing.json"
 PARTS = ("run.json", "model_card.md", "scores.json")
 
 
@@ -46,19 +48,33 @@ def export(
     weights = opened.verified_weights()
     files = {"config.json": weights / "config.json", "model.safetensors": weights / "model.safetensors"}
     files |= {name: opened.folder / name for name in PARTS if has_result(opened.folder / name)}
-    result: ExportResult = {"format_version": FORMAT, "run": opened.name, "out": str(target), "files": sorted(files)}
+    described = {PREPROCESSING: found.encode()} if (found := _find_preprocessing(opened)) is not None else {}
+    result: ExportResult = {"format_version": FORMAT, "run": opened.name, "out": str(target), "files": sorted({*files, *described})}
     if dry_run:
         return {**result, "pushed": push}
     if push is not None:
         hub.load_client("--push")
-    if target.is_dir() and (foreign := set(list_results(target)) - set(files)):
+    if target.is_dir() and (foreign := set(list_results(target)) - {*files, *described}):
         text = f"holds {len(foreign)} other files"
         raise usage_error(text, "expected an empty folder", file=str(target), field="--out")
-    content = {name: read_result(path) for name, path in files.items()} | _protect_counts(opened, set(files))
+    content = {name: read_result(path) for name, path in files.items()} | _protect_counts(opened, set(files)) | described
     write_results(target, content)
-    hashes = {name: storage.hash_file(target / name) for name in files}
-    revision = None if push is None else hub.upload_folder(target, push, sorted([*files, storage.MANIFEST]))
+    hashes = {name: storage.hash_file(target / name) for name in content}
+    revision = None if push is None else hub.upload_folder(target, push, sorted([*content, storage.MANIFEST]))
     return {**result, "sha256": hashes, "pushed": push, "revision": revision}
+
+
+def _find_preprocessing(run: Run) -> Preprocessing | None:
+    """What `predict` needs; None for a pre-training, for events, and where neither the run nor its windows state it."""
+    if not run.record.is_finetuned or run.record.data[0].vocabulary:
+        return None
+    try:
+        return run.preprocessing()
+    except UserError as error:
+        raise_system_error(error)
+        if error.code != Reason.INCOMPLETE:
+            raise
+        return None
 
 
 def _protect_counts(run: Run, names: set[str]) -> dict[str, bytes]:

@@ -14,7 +14,7 @@ from bitimely_core.records import find_missing, has_result, list_results, write_
 from bitimely_core.report.model_card import render_card
 from bitimely_core.report.renderer import write_report
 from bitimely_core.report.run_page import training_page
-from bitimely_core.run import FORMAT, SPLITS, claim_folder, describe_identity, hash_subjects
+from bitimely_core.run import FORMAT, SPLITS, claim_folder, describe_identity, describe_preprocessing, hash_subjects
 from bitimely_core.schemas import FinalLosses, Losses, RunRecord, Scores, TrainSubjects, TuningRecord
 from bitimely_core.training import tuning
 from bitimely_core.types import Batches, Progress
@@ -125,6 +125,8 @@ def _seal_run(job: TrainingJob, record: RunRecord, *, trained: bool) -> None:
         "train_subjects.json": subjects.encode(),
         "model_card.md": render_card(folder, record, scores, subjects),
     }
+    if trained and record.is_finetuned and not job.windows[0].vocabulary:
+        files["preprocessing.json"] = describe_preprocessing(job.windows[0]).encode()
     if trained:
         files |= {**dict.fromkeys(list_results(folder)), **files, "run.json": record.encode()}
     if scores is None:

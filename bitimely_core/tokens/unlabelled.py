@@ -1,0 +1,321 @@
+"""New recordings without labels: found, read and cut into windows in memory, by the code that made the windows of the training.
+
+Labels beside the recordings (hypnograms, events, annotation files) are never opened. Legend: n windows, T samples a window, V channels.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import numpy as np
+from pydantic import Field
+
+from bitimely_core import storage
+from bitimely_core.cache import open_cache
+from bitimely_core.config import Section, read_toml, validate
+from bitimely_core.datasets import generic
+from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text, usage_error
+from bitimely_core.formats import edf, tables, wfdb
+from bitimely_core.formats.source import Source, locate_errors, scan_folder
+from bitimely_core.schemas import Preprocessing, WindowManifest, WindowOptions, WindowStatistics
+from bitimely_core.tokens.cutting import cut_record, find_unit_factor, has_same_rate, make_windows
+from bitimely_core.tokens.windows import Windows, compute_affine
+from bitimely_core.types import Annotation, Record, Signal
+
+LABEL_FILE = re.compile(
+    r"(?i)(?:^|[-_.])(hypnogram|hyp|stages?|scoring|annotations?|events|labels?|participants|channels|scans|electrodes)$"
+)
+UNLABELLED = ""  # the only class of the epochs that windows are cut from
+
+
+class ChannelMap(Section):
+    """`--map`: the channels of the run in the files, and what tables and arrays do not state."""
+
+    channels: dict[str, str | tuple[str, ...]] = Field(
+        default_factory=dict
+    )  # name in the run -> name in the file, or several of which the first one there is read
+    rate: float | None = Field(None, gt=0)  # Hz, of tables and arrays
+    time: str = ""  # column with seconds, of tables
+    delimiter: str = ","
+
+    def list_names(self, wanted: str) -> tuple[str, ...]:
+        """Names under which a file may have the channel, in their order."""
+        given = self.channels.get(wanted, ())
+        return (*((given,) if isinstance(given, str) else given), wanted)
+
+
+def parse_map(items: Sequence[str], channels: Sequence[str]) -> ChannelMap:
+    """The map of `WANTED=FOUND` items and TOML files, later ones added; `channels`: those of the run. Raises UserError (exit 2)."""
+    out = ChannelMap()
+    for item in items:
+        wanted, sign, found = item.partition("=")
+        if not sign or (wanted not in channels and item.lower().endswith(".toml")):
+            values: dict[str, object] = read_toml(Path(item))
+        else:
+            values = {"channels": {wanted: found}}
+        new = validate(ChannelMap, values, "--map" if sign else item)
+        for name in new.channels:
+            if name not in channels:
+                close = difflib.get_close_matches(name, channels, n=2, cutoff=0.3)
+                known, hint = ", ".join(map(safe_text, channels)), f"Did you mean {' or '.join(map(safe_text, close))}?" if close else ""
+                raise usage_error(f"the run reads no channel {safe_text(name)}", f"it reads {known}", hint, field="--map")
+        merged = {name: (*out.list_names(name)[:-1], *new.list_names(name)[:-1]) for name in {**out.channels, **new.channels}}
+        out = validate(ChannelMap, {**out.model_dump(), **values, "channels": merged}, "--map")
+    return out
+
+
+class NewRecording(NamedTuple):
+    """A recording that was found: its name for outputs, its file, and the function that reads it."""
+
+    name: str
+    file: str
+    read: Callable[[], Record]  # raises UserError
+
+
+def find_recordings(paths: Sequence[Path], channels: Sequence[str], mapping: ChannelMap) -> Iterator[NewRecording]:
+    """The recordings of files, folders (also BIDS) and caches, with unique names; `channels` are read under the names of `mapping`.
+
+    A folder without recordings and a path that is not there are recordings whose `read` raises.
+    """
+    used: Counter[str] = Counter()
+    beside: dict[Path, Source] = {}
+    for path in paths:
+        for found in _list_recordings(path, channels, mapping, beside):
+            name = re.sub(r"[^A-Za-z0-9._+-]+", "-", found.name).strip("-._+")[:100] or "recording"
+            used[name] += 1
+            yield found._replace(name=name if used[name] == 1 else f"{name}-{used[name]}")
+
+
+def _list_recordings(path: Path, channels: Sequence[str], mapping: ChannelMap, beside: dict[Path, Source]) -> Iterator[NewRecording]:
+    try:
+        if path.is_dir() and (path / storage.MANIFEST).is_file():
+            cache = open_cache(path, verify=False)
+            for recording in cache.recording_ids():
+                yield NewRecording(recording, f"{path}:{recording}", partial(_read_cached, path, recording, channels, mapping))
+            return
+        if path.is_dir():
+            source = scan_folder(path)
+            rels = list(list_signal_files(source))
+            if not rels:
+                raise input_error(Reason.NO_INPUT, "no recordings there", f"expected {', '.join(generic.SUFFIXES)}", file=str(path))
+        else:
+            if not path.exists():
+                raise usage_error("no such file", "expected a recording, a folder or a cache", code=Reason.NOT_FOUND, file=str(path))
+            if path.parent not in beside:
+                beside[path.parent] = scan_folder(path.parent, follow_symlinks=True, is_flat=True)
+            source = beside[path.parent]
+            rels = [path.name]
+    except UserError as error:
+        yield NewRecording(path.stem or "recording", str(path), partial(_raise_error, error))
+        return
+    for rel in rels:
+        stem = generic.strip_suffix(rel if path.is_dir() else path.name)
+        yield NewRecording(stem, str(source.root / rel), partial(read_unlabelled, source, rel, channels, mapping))
+
+
+def list_signal_files(source: Source) -> Iterator[str]:
+    """Files of a folder that can be recordings: neither labels, by their names, nor tables of a BIDS folder, nor segments of a record."""
+    is_bids = any(name in source.files for name in ("participants.tsv", "dataset_description.json"))
+    rels = [rel for rel in (*source.files, *source.rejected) if generic.find_suffix(rel) in generic.SUFFIXES]
+    segments = generic.find_segments(source, [rel for rel in rels if generic.find_suffix(rel) == ".hea"])
+    for rel in sorted(set(rels) - segments):
+        is_table = is_bids and PurePosixPath(rel).suffix == ".tsv"
+        derived = is_bids and rel.startswith(generic.DERIVED)
+        if not is_table and not derived and not LABEL_FILE.search(PurePosixPath(generic.strip_suffix(rel)).name):
+            yield rel
+
+
+def _raise_error(error: UserError) -> Record:
+    raise error
+
+
+def _read_cached(path: Path, recording: str, channels: Sequence[str], mapping: ChannelMap) -> Record:
+    cache = open_cache(path, verify=False)
+    records = cache.records([name for wanted in channels for name in mapping.list_names(wanted)], only=[recording], labels=False)
+    return select_channels(next(iter(records)), channels, mapping)
+
+
+def read_unlabelled(source: Source, rel: str, channels: Sequence[str], mapping: ChannelMap) -> Record:
+    """The recording in a file of `source`, with `channels` alone, under their names in the run. Raises UserError naming the file."""
+    kind = generic.SUFFIXES.get(generic.find_suffix(rel))
+    with locate_errors(rel):
+        if kind is None:
+            known = ", ".join(generic.SUFFIXES)
+            raise input_error(Reason.UNSUPPORTED_FORMAT, "no format of recordings has this ending", f"expected one of {known}")
+        info = generic.RecordingInfo(
+            recording_id=PurePosixPath(generic.strip_suffix(rel)).name,
+            subject_id="unknown",
+            rate=mapping.rate if kind in {"table", "npy"} else None,
+            time=mapping.time,
+            delimiter="\t" if generic.find_suffix(rel) == ".tsv" else mapping.delimiter,
+        )
+        names = _list_channels(source, rel, kind, info)
+        if names is not None:
+            info = replace(info, channels={name: (name, "") for name in choose_channels(names, channels, mapping).values()})
+        if kind == "npy" and info.rate is None:
+            raise input_error(Reason.SAMPLING_RATE, "has no sampling rate", "expected `rate` in the file of --map", "Give --map FILE.toml")
+        unit = generic.make_unit(source, rel, kind, info, bids=False)
+        assert unit.read is not None
+        read = unit.read()
+        assert isinstance(read, Record)
+        return select_channels(read, channels, mapping)
+
+
+def _list_channels(source: Source, rel: str, kind: generic.Format, info: generic.RecordingInfo) -> list[str] | None:
+    """Names of the channels by the header alone; None: known when the file is read."""
+    if kind == "edf":
+        return [channel.label for channel in edf.read_header(source.path(rel), required=()).channels]
+    if kind == "wfdb":
+        return [channel.name for channel in wfdb.read_header(rel, source, required=()).channels]
+    if kind == "table":
+        return [name for name in tables.read_names(source.path(rel), delimiter=info.delimiter) if name and name != info.time]
+    return None
+
+
+def choose_channels(names: Iterable[str], channels: Sequence[str], mapping: ChannelMap) -> dict[str, str]:
+    """Channel of the run -> its name among `names`. Raises UserError (missing_channel, exit 4) with the nearest names."""
+    known = list(dict.fromkeys(names))
+    out = {wanted: found for wanted in channels if (found := next((n for n in mapping.list_names(wanted) if n in known), None)) is not None}
+    if missing := [wanted for wanted in channels if wanted not in out]:
+        pairs = {wanted: suggest_channel(wanted, known) for wanted in missing}
+        given = [f"--map {safe_text(f'{wanted}={near}')}" for wanted, near in pairs.items() if near is not None]
+        listed = ", ".join(map(safe_text, known[:12])) + (f" and {len(known) - 12} more" if len(known) > 12 else "")
+        asked = " or ".join(map(safe_text, mapping.list_names(missing[0])))
+        raise input_error(
+            Reason.MISSING_CHANNEL,
+            f"has no channel {asked}" + (f" and {len(missing) - 1} more of the run" if missing[1:] else ""),
+            f"found {listed or 'none'}",
+            f"If it is the same signal, give {' '.join(given)}" if given else "Name it with --map WANTED=FOUND",
+            field="channels",
+            expected=safe_text(missing[0]),
+        )
+    return out
+
+
+def suggest_channel(wanted: str, names: Sequence[str]) -> str | None:
+    """The nearest of `names`: by letters and digits alone, then by the longest common part; None: none is near."""
+    plain = {name: re.sub(r"[^a-z0-9]", "", name.casefold()) for name in names}
+    own = re.sub(r"[^a-z0-9]", "", wanted.casefold())
+    ratio = {name: difflib.SequenceMatcher(None, own, text).ratio() + (0.5 if text and (text in own or own in text) else 0.0)
+             for name, text in plain.items()}  # fmt: skip
+    best = max(ratio, key=lambda name: ratio[name], default=None)
+    return best if best is not None and ratio[best] >= 0.5 else None
+
+
+def select_channels(record: Record, channels: Sequence[str], mapping: ChannelMap) -> Record:
+    """The record with `channels` alone, under their names in the run, and without labels."""
+    found = choose_channels((signal.channel for signal in record.signals), channels, mapping)
+    signals = [signal._replace(channel=wanted) for wanted, name in found.items() for signal in record.signals if signal.channel == name]
+    return replace(record, signals=signals, annotations=[], attributes={}, start_time=None)
+
+
+# --- windows
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnlabelledWindows:
+    """The windows of a recording in memory, and what was converted or left out."""
+
+    windows: Windows
+    findings: list[Finding] = field(default_factory=list)
+
+
+def prediction_options(options: WindowOptions) -> WindowOptions:
+    """Those of the training without labels: every window of the recording, at any rate that can be resampled."""
+    changed = {"resample": True, "trim": None, "target": None, "overlap": None, "labels": {UNLABELLED: UNLABELLED}}
+    return options.model_copy(update=changed)
+
+
+def cut_unlabelled(record: Record, name: str, preprocessing: Preprocessing) -> UnlabelledWindows:
+    """The windows of `record` as the run of `preprocessing` reads them.
+
+    Views of epochs have a window for each full epoch from the start of a segment, others one every stride.
+
+    Raises UserError: unit, sampling_rate, length (no full window), all exit 4; those of `cut_record`.
+    """
+    import polars as pl
+
+    options = prediction_options(preprocessing.options)
+    signals, findings = match_units(record.signals, preprocessing)
+    findings = [*record.findings, *findings, *_report_rates(signals, options)]
+    record = replace(record, signals=signals, annotations=_cover_segments(signals) if options.epoch is not None else [])
+    left_out: Counter[str] = Counter()
+    cut = cut_record(record, options, preprocessing.units, left_out)
+    if cut is None or not cut.places:
+        longest = max((len(signal.samples) / signal.rate for signal in signals), default=0.0)
+        problem = f"{longest:.6g} s of signal" if cut is not None else "no stretch of it has all channels"
+        raise input_error(Reason.LENGTH, problem, f"expected at least one window of {options.length:g} s", "Give a longer recording")
+    for key, text in (("annotation_out_of_range", "epochs at the edges have no full window"), ("too_short", "segments are too short")):
+        if left_out[key]:
+            findings.append(input_warning(Reason.LENGTH, f"{left_out[key]} {text}", "they have no prediction", count=left_out[key]))
+    shards = tuple(make_windows(cut, cut.places, options))
+    missing = preprocessing.missing or any(s.dtype.kind == "f" and not bool(np.isfinite(s).all()) for s in shards)
+    n = len(cut.places)
+    index = pl.DataFrame(
+        {
+            "window": pl.Series(range(n), dtype=pl.Int64),
+            "subject_id": pl.Series([name] * n, dtype=pl.String),
+            "recording_id": pl.Series([name] * n, dtype=pl.String),
+            "start": pl.Series([place.start for place in cut.places], dtype=pl.Float64),
+            "label": pl.Series([None] * n, dtype=pl.String),
+            "split": pl.Series(["test"] * n, dtype=pl.String),
+        }
+    )
+    manifest = WindowManifest(
+        cache="", options=options, class_names=list(preprocessing.class_names), units=list(cut.units), windows=n, missing=missing,
+        shards=[], counts={}, left_out={}, notices=[], findings=[],
+    )  # fmt: skip
+    statistics = WindowStatistics(windows=0, channels=list(preprocessing.channels))
+    centre, factor = compute_affine(statistics, options, cut.scale[None], cut.offset[None])
+    windows = Windows(
+        folder=Path(name), manifest=manifest, statistics=statistics, rows=np.arange(n), whole_index=index, target=None, shards=shards,
+        firsts=np.cumsum([0, *map(len, shards)]), recording=np.zeros(n, np.int32), centre=centre, factor=factor,
+    )  # fmt: skip
+    return UnlabelledWindows(windows=windows, findings=findings)
+
+
+def match_units(signals: Sequence[Signal], preprocessing: Preprocessing) -> tuple[list[Signal], list[Finding]]:
+    """The signals in units that `cut_record` converts, and what is to be said of them. Raises UserError (unit, exit 4)."""
+    units: Mapping[str, str] = dict(zip(preprocessing.options.channels, preprocessing.units, strict=True))
+    out, findings = [], {}
+    for signal in signals:
+        wanted, name = units[signal.channel], safe_text(signal.channel)
+        if find_unit_factor(signal.unit, wanted) is None:
+            if signal.unit.strip() and wanted:
+                problem, hint = f"{name} is in {safe_text(signal.unit)}", "Convert it, or map another channel"
+                raise input_error(
+                    Reason.UNIT, problem, f"the run reads {safe_text(wanted)}", hint, field="unit", found=safe_text(signal.unit)
+                )
+            text = f"{name} states no unit" if wanted else f"{name} is in {safe_text(signal.unit)}"
+            requirement = f"taken for {safe_text(wanted)}" if wanted else "the run was trained without a unit: nothing was converted"
+            findings[text] = input_warning(Reason.UNIT, text, requirement, field="unit")
+            signal = signal._replace(unit=wanted)
+        elif signal.unit.strip().casefold() != wanted.strip().casefold():
+            text = f"{name} is in {safe_text(signal.unit)}"
+            findings[text] = input_warning(Reason.UNIT, text, f"converted to {safe_text(wanted)}", field="unit")
+        out.append(signal)
+    return out, list(findings.values())
+
+
+def _report_rates(signals: Sequence[Signal], options: WindowOptions) -> Iterator[Finding]:
+    seen = {(signal.channel, signal.rate) for signal in signals if not has_same_rate(signal, options)}
+    for channel, rate in sorted(seen):
+        text = f"{safe_text(channel)} has {rate:g} Hz"
+        how = "with an anti-alias filter" if rate > options.rate else "by interpolation, which adds no faster activity"
+        yield input_warning(Reason.SAMPLING_RATE, text, f"resampled to the {options.rate:g} Hz of the run {how}", field="rate")
+
+
+def _cover_segments(signals: Sequence[Signal]) -> list[Annotation]:
+    """One unlabelled stretch for each segment: as long as its shortest channel."""
+    length: dict[float, float] = {}
+    for signal in signals:
+        seconds = len(signal.samples) / signal.rate
+        length[signal.onset] = min(length.get(signal.onset, seconds), seconds)
+    return [Annotation(onset, seconds, UNLABELLED) for onset, seconds in sorted(length.items())]

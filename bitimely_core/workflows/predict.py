@@ -1,0 +1,300 @@
+"""`predict`: a fine-tuned run on new recordings without labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypedDict
+
+import numpy.typing as npt
+
+from bitimely_core import __version__, storage
+from bitimely_core.cache.units import describe_failure
+from bitimely_core.errors import Exit, Finding, Reason, UserError, usage_error
+from bitimely_core.evaluate.endpoints import compute_endpoints, is_staging, place_epochs
+from bitimely_core.evaluate.predict import predict as predict_windows
+from bitimely_core.formats.edf_hypnogram import encode_hypnogram
+from bitimely_core.formats.source import finding_to_error
+from bitimely_core.records import read_result_table
+from bitimely_core.report.prediction_page import collection_page, recording_page
+from bitimely_core.report.renderer import write_report
+from bitimely_core.run import FORMAT, Run
+from bitimely_core.schemas import EndpointValue, Preprocessing
+from bitimely_core.tokens.unlabelled import NewRecording, cut_unlabelled, find_recordings, parse_map
+from bitimely_core.types import Progress, Record
+from bitimely_core.workflows import hub
+from bitimely_core.workspace import find_run_folder, locate_new
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from bitimely_core.models.heads import Head
+    from bitimely_core.tokens import Windows
+
+LEVELS = {"W": "wake", "N1": "stage N1", "N2": "stage N2", "N3": "stage N3", "REM": "REM sleep", "R": "REM sleep"}
+
+
+class RecordingRow(TypedDict):
+    """Status of one recording."""
+
+    recording: str
+    file: str
+    status: str  # predicted or refused
+    windows: int | None
+    hours: float | None
+    confidence: float | None  # mean over the windows
+    endpoints: dict[str, Any]
+    messages: list[str]
+    report: str | None
+
+
+class PredictResult(TypedDict, total=False):
+    """Result of `predict`; a dry run has neither report nor exit code."""
+
+    format_version: int
+    run: str
+    out: str
+    n: int
+    recordings: list[Any]
+    findings: list[dict[str, Any]]
+    report: str
+    exit_code: int
+
+
+class RecordingPrediction(NamedTuple):
+    """What the model says about one recording."""
+
+    windows: Windows
+    prediction: npt.NDArray[Any]  # [n, K] probabilities or [n] values
+    confidence: npt.NDArray[Any] | None  # [n] of the most probable class
+    endpoints: dict[str, EndpointValue]
+    findings: list[Finding]
+
+    def frame(self) -> pl.DataFrame:
+        """Content of `predictions.parquet`: recording_id, window, start, then prediction, class, p_<class> and confidence; or prediction."""
+        import polars as pl
+
+        classes, found = list(self.windows.class_names), self.prediction
+        columns: dict[str, Any] = {"prediction": found}
+        if self.windows.task != "regression":
+            columns = {f"p_{name}": found[:, k] for k, name in enumerate(classes)}
+        if self.windows.task == "classification":
+            at = found.argmax(1)
+            columns = {"prediction": at, "class": [classes[k] for k in at], **columns, "confidence": self.confidence}
+        return self.windows.index.select("recording_id", "window", "start").with_columns(**{k: pl.Series(v) for k, v in columns.items()})
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """A fine-tuned model with what turns recordings into its windows."""
+
+    run: Run
+    head: Head
+    preprocessing: Preprocessing
+
+    def predict_record(
+        self, record: Record, name: str, *, batch_size: int | None = None, device: str = "auto", progress: Progress | None = None
+    ) -> RecordingPrediction:
+        """The predictions for a recording that was read. Raises UserError: as `cut_unlabelled`."""
+        cut = cut_unlabelled(record, name, self.preprocessing)
+        windows = cut.windows
+        prediction = predict_windows(self.head, windows, batch_size=batch_size, device=device, progress=progress)
+        confidence, endpoints = None, {}
+        if windows.task == "classification":
+            confidence = prediction.max(1)
+            if is_staging(windows.class_names) and windows.options.epoch is not None:
+                epoch, starts = float(windows.options.epoch), windows.index["start"].to_numpy()
+                hypnogram = place_epochs(starts + (windows.options.length - epoch) / 2, prediction.argmax(1), epoch, origin=0.0)
+                endpoints = compute_endpoints(hypnogram, windows.class_names, epoch)
+        return RecordingPrediction(windows, prediction, confidence, endpoints, cut.findings)
+
+    def predict(
+        self,
+        files: str | Path | Sequence[str | Path],
+        *,
+        channel_map: Sequence[str] = (),
+        batch_size: int | None = None,
+        device: str = "auto",
+    ) -> pl.DataFrame:
+        """The predictions for recordings, folders or caches as one frame (`RecordingPrediction.frame`); writes nothing.
+
+        Raises UserError for the first recording that cannot be read.
+        """
+        import polars as pl
+
+        paths = [Path(files)] if isinstance(files, str | Path) else [Path(file) for file in files]
+        channels = self.preprocessing.options.channels
+        found = find_recordings(paths, channels, parse_map(channel_map, channels))
+        return pl.concat([self.predict_record(one.read(), one.name, batch_size=batch_size, device=device).frame() for one in found])
+
+
+def from_pretrained(run: str | Path, *, workspace: Path = Path("workspace")) -> Predictor:
+    """The fine-tuned model of a run, of a folder that `export` wrote, or of `OWNER/NAME[@REVISION]` on a hub (extra `hub`).
+
+    Raises UserError: not_found, config (exit 2) for a model without a head or on events; incomplete (4); integrity (5).
+    """
+    from bitimely_core.models import heads
+
+    try:
+        folder: str | Path = find_run_folder(run, workspace)
+    except UserError:
+        if not hub.NAME.fullmatch(str(run)) or "/" not in str(run) or Path(run).exists():
+            raise
+        folder = hub.fetch_model(str(run))[0]
+    opened = Run.open(folder, workspace).require_finished()
+    if not opened.record.is_finetuned:
+        hint = f"Run: bitimely finetune {opened.name} --data DATASET/VIEW"
+        raise usage_error(f"{opened.name} was only pre-trained", "expected a fine-tuned run, which predicts labels", hint, field="RUN")
+    if opened.record.data[0].vocabulary:
+        raise usage_error(f"{opened.name} reads histories of events", "expected a run on recordings", field="RUN")
+    return Predictor(opened, heads.load(opened.verified_weights()).eval(), opened.preprocessing())
+
+
+def predict(
+    run: str | Path,
+    files: Sequence[str | Path],
+    *,
+    channel_map: Sequence[str] = (),
+    out: Path | None = None,
+    batch_size: int | None = None,
+    device: str = "auto",
+    workspace: Path = Path("workspace"),
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> PredictResult:
+    """Predict new recordings with a fine-tuned run: tables, hypnograms and pages in `out` (default `reports/predict-<run>`).
+
+    `files` are recordings, folders of them (also BIDS) and caches; labels beside them are never opened. `channel_map` has items
+    `WANTED=FOUND` (channel of the run = channel of the files) and TOML files (`ChannelMap`). Every recording has a folder with
+    `predictions.parquet`, of classes `<recording>_events.tsv` and `.json` (BIDS derivatives), of sleep stages `<recording>-hypnogram.edf`, of
+    values `<recording>_timeseries.csv`, and `report.html`; `predictions.parquet` and `report.html` of all are above. A recording that cannot
+    be read is named, and the others go on (exit 3).
+
+    Raises UserError: as `from_pretrained`, and the first fault (exit 4) where no recording can be read.
+    """
+    from bitimely_core.training.devices import select_device
+
+    select_device("cpu" if dry_run else device)
+    model = from_pretrained(run, workspace=workspace)
+    channels = model.preprocessing.options.channels
+    mapping = parse_map(channel_map, channels)
+    target = out or locate_new(workspace, "reports", f"predict-{model.run.name}")
+    storage.refuse_link(target)
+    found = list(find_recordings([Path(file) for file in files], channels, mapping))
+    result: PredictResult = {"format_version": FORMAT, "run": model.run.name, "out": str(target), "n": len(found)}
+    if dry_run:
+        return {**result, "recordings": [one.name for one in found]}
+    rows: list[RecordingRow] = []
+    faults: list[Finding] = []
+    findings: list[Finding] = []
+    for done, one in enumerate(found):
+        if progress is not None:
+            progress("predict", done, len(found))
+        try:
+            made = model.predict_record(one.read(), one.name, batch_size=batch_size, device=device)
+        except Exception as error:
+            fault, *_ = describe_failure(error, None, one.file)
+            faults.append(fault.at(one.file))
+            rows.append(_refused_row(one, fault))
+            continue
+        rows.append(_write_recording(target / one.name, one, model, made))
+        findings += [finding.at(one.file) for finding in made.findings]
+    if progress is not None:
+        progress("predict", len(found), len(found))
+    if len(faults) == len(found):
+        raise _refuse_all(faults)
+    report = _write_collection(target, model, rows)
+    shown = [finding.as_dict() for finding in (*faults, *findings)]
+    code = int(Exit.PARTIAL if faults else Exit.OK)
+    return {**result, "recordings": rows, "findings": shown, "report": str(report), "exit_code": code}
+
+
+def _refuse_all(faults: Sequence[Finding]) -> UserError:
+    """The error where no recording could be read: exit 4, and 2 where none is there."""
+    error = finding_to_error(faults[0])
+    error.details = list(faults[1:])
+    error.exit_code = Exit.USAGE if all(fault.code == Reason.NOT_FOUND for fault in faults) else Exit.REFUSED
+    return error
+
+
+def _refused_row(one: NewRecording, fault: Finding) -> RecordingRow:
+    return {
+        "recording": one.name, "file": one.file, "status": "refused", "windows": None, "hours": None, "confidence": None, "endpoints": {},
+        "messages": [fault.message], "report": None,
+    }  # fmt: skip
+
+
+def _write_recording(folder: Path, one: NewRecording, model: Predictor, made: RecordingPrediction) -> RecordingRow:
+    """The folder of one recording."""
+    windows, frame, name = made.windows, made.frame(), one.name
+    starts, length = windows.index["start"].to_numpy(), windows.options.length
+    files: dict[str, storage.Content | None] = {"predictions.parquet": storage.encode_parquet(frame)}
+    messages = [finding.message for finding in made.findings if finding.level != "info"]
+    if windows.task == "classification":
+        epoch = float(windows.options.epoch or length)
+        onsets = starts + (length - epoch) / 2
+        files[f"{name}_events.tsv"], files[f"{name}_events.json"] = encode_events(onsets, epoch, frame, model)
+        if made.endpoints:
+            stages = frame["prediction"].to_list()
+            files[f"{name}-hypnogram.edf"] = encode_hypnogram(onsets.tolist(), stages, windows.class_names, epoch)
+    elif windows.task == "regression":
+        series = frame.select("start", (frame["start"] + length).alias("stop"), "prediction")
+        files[f"{name}_timeseries.csv"] = series.write_csv().encode()
+    page = recording_page(name, model.run.record, windows, made.prediction, made.confidence, made.endpoints, messages)
+    report = write_report(folder, page, others=files)
+    return {
+        "recording": name,
+        "file": one.file,
+        "status": "predicted",
+        "windows": len(windows),
+        "hours": float((starts[-1] + length) / 3600),
+        "confidence": None if made.confidence is None else float(made.confidence.mean()),
+        "endpoints": {key: value.model_dump() for key, value in made.endpoints.items()},
+        "messages": messages,
+        "report": str(report),
+    }
+
+
+def encode_events(onsets: npt.NDArray[Any], duration: float, frame: pl.DataFrame, model: Predictor) -> tuple[bytes, bytes]:
+    """Content of the `events.tsv` of a BIDS derivative and of its sidecar."""
+    cells = zip(onsets.tolist(), frame["class"].to_list(), frame["confidence"].to_list(), strict=True)
+    lines = [f"{onset:.6f}\t{duration:.6f}\t{name}\t{confidence:.6f}\n" for onset, name, confidence in cells]
+    how = f"automatic, by run {model.run.name} of bitimely {__version__}, not reviewed by a person"
+    sidecar = {
+        "trial_type": {
+            "LongName": "Predicted class",
+            "Description": f"Most probable class of the window; {how}",
+            "Levels": {name: LEVELS.get(name, name) for name in model.preprocessing.class_names},
+        },
+        "confidence": {"LongName": "Confidence", "Description": "Probability of the class", "Minimum": 0, "Maximum": 1},
+    }
+    return ("onset\tduration\ttrial_type\tconfidence\n" + "".join(lines)).encode(), storage.encode_json(sidecar) + b"\n"
+
+
+def _write_collection(target: Path, model: Predictor, rows: Sequence[RecordingRow]) -> Path:
+    """The files of all recordings together; the tables are copied one by one."""
+    import pyarrow.parquet as pq
+
+    names = [row["recording"] for row in rows if row["status"] == "predicted"]
+
+    def copy_tables(stream: BinaryIO) -> None:
+        writer = None
+        for name in names:
+            table = read_result_table(target / name / "predictions.parquet").to_arrow()
+            writer = writer or pq.ParquetWriter(stream, table.schema, compression="zstd", version="2.6")
+            writer.write_table(table)
+        if writer is not None:
+            writer.close()
+
+    about = {
+        "Name": f"Predictions of {model.run.name}",
+        "BIDSVersion": "1.10.0",
+        "DatasetType": "derivative",
+        "GeneratedBy": [{"Name": "bitimely", "Version": __version__}],
+    }
+    others: dict[str, storage.Content | None] = {
+        "predictions.parquet": copy_tables,
+        "dataset_description.json": storage.encode_json(about) + b"\n",
+    }
+    return write_report(target, collection_page(model.run.record, rows), others=others)

@@ -1,0 +1,345 @@
+"""`predict`: new recordings give the bits of `evaluate`, labels stay closed, faults are named, and every file opens in other tools."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from fixtures import make_v1
+
+import bitimely
+from bitimely_cli.main import main
+from bitimely_core.datasets import synthetic
+from bitimely_core.errors import UserError
+from bitimely_core.evaluate.endpoints import compute_endpoints, place_epochs
+from bitimely_core.formats import edf
+from bitimely_core.tokens.unlabelled import suggest_channel
+
+SMALL = ["--set", "model.tokenizer=patch", "--set", "model.patch=100", *make_v1.RETENTION, "--batch-size", "16", "--steps", "2"]
+STAGES = ["W", "N1", "N2", "N3", "REM"]
+SUBJECTS = 6
+opened: list[str] | None = None
+
+
+def record_open(event: str, arguments: tuple[object, ...]) -> None:
+    if event == "open" and opened is not None:
+        opened.append(str(arguments[0]))
+
+
+sys.addaudithook(record_open)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace with a stager of six synthetic subjects, evaluated and exported, and their files in `raw`."""
+    root = tmp_path_factory.mktemp("predict")
+    nights = root / "raw" / "sleep-cassette"
+    nights.mkdir(parents=True)
+    for subject in range(SUBJECTS):
+        for end, content in zip(("E0-PSG", "EC-Hypnogram"), synthetic.encode_night("small", 0, subject, 1), strict=True):
+            (nights / f"SC4{subject:02d}1{end}.edf").write_bytes(content)
+    work = ["-w", str(root / "ws")]
+    assert main(["ingest", "sleep-edf", str(root / "raw"), *work]) in {0, 3}
+    assert main(["pretrain", "--preset", "tiny", "--data", "sleep-edf/staging", "--run", "base", *SMALL, *work]) == 0
+    assert main(["finetune", "base", "--data", "sleep-edf/staging", "--steps", "3", "--run", "stager", *work]) == 0
+    assert main(["evaluate", "stager", "--bootstrap", "0", *work]) == 0
+    assert main(["export", "stager", "--out", str(root / "model"), *work]) == 0
+    return root
+
+
+@pytest.fixture(scope="module")
+def scored(home: Path) -> pl.DataFrame:
+    """Predictions of `evaluate`."""
+    return pl.read_parquet(home / "ws" / "runs" / "stager" / "predictions.parquet")
+
+
+def call(home: Path, files: Sequence[Path], out: Path, *options: str, run: str = "stager") -> int:
+    return main(["predict", run, *map(str, files), "--out", str(out), *options, "-w", str(home / "ws")])
+
+
+def find_night(home: Path, scored: pl.DataFrame) -> Path:
+    """The signals of the first scored recording."""
+    return next((home / "raw").rglob(f"{scored['recording_id'][0]}*PSG.edf"))
+
+
+def count_equal(scored: pl.DataFrame, found: pl.DataFrame) -> int:
+    """Windows with the same start in both, all of them with equal bits."""
+    both = scored.join(found, on="start", suffix="_new")
+    for name in STAGES:
+        assert np.array_equal(both[f"p_{name}"].to_numpy().view(np.int32), both[f"p_{name}_new"].to_numpy().view(np.int32)), name
+    return len(both)
+
+
+def test_probabilities_are_those_of_evaluate_bit_for_bit(home: Path, scored: pl.DataFrame, tmp_path: Path) -> None:
+    night = find_night(home, scored)
+    own = scored.filter(pl.col("recording_id") == scored["recording_id"][0])
+    assert call(home, [night], tmp_path / "out") == 0
+    found = pl.read_parquet(tmp_path / "out" / "predictions.parquet")
+    assert len(found) == 20
+    assert count_equal(own, found) == len(own) > 5
+    assert main(["predict", str(home / "model"), str(night), "--out", str(tmp_path / "exported"), "-w", str(tmp_path / "nowhere")]) == 0
+    assert pl.read_parquet(tmp_path / "exported" / "predictions.parquet").equals(found)
+    assert bitimely.from_pretrained(home / "model").predict(night).equals(found)
+    assert call(home, [home / "ws" / "cache" / "sleep-edf"], tmp_path / "cached") == 0
+    cached = pl.read_parquet(tmp_path / "cached" / "predictions.parquet")
+    assert cached["recording_id"].n_unique() == SUBJECTS
+    assert count_equal(own, cached.filter(pl.col("recording_id") == own["recording_id"][0])) == len(own)
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it(home: Path) -> None:
+    from bitimely_core.evaluate.predict import predict
+
+    opened_run = bitimely.Run.open("stager", home / "ws")
+    windows, head = opened_run.windows(), opened_run.head()
+    every = predict(head, windows, batch_size=16)
+    keep = np.random.default_rng(0).random(len(windows)) < 0.3
+    assert np.array_equal(predict(head, windows.subset(keep), batch_size=16), every[keep])
+
+
+def test_labels_beside_the_recordings_are_never_opened(home: Path, scored: pl.DataFrame, tmp_path: Path) -> None:
+    global opened
+    night, folder = find_night(home, scored), tmp_path / "bids"
+    (folder / "sub-01").mkdir(parents=True)
+    shutil.copy(night, folder / "sub-01" / "sub-01_task-sleep_eeg.edf")
+    (folder / "dataset_description.json").write_text("{}")
+    for name in ("sub-01_task-sleep_events.tsv", "sub-01_task-sleep_eeg-Hypnogram.edf", "sub-01_task-sleep_eeg.atr", "sub-01.xml"):
+        (folder / "sub-01" / name).write_bytes(b"\xff" * 50)
+    opened = []
+    try:
+        assert call(home, [folder], tmp_path / "out") == 0
+    finally:
+        seen, opened = opened, None
+    read = {Path(path).name for path in seen if str(folder) in path}
+    assert read == {"sub-01_task-sleep_eeg.edf"}
+    assert [path.name for path in (tmp_path / "out").iterdir() if path.is_dir()] == ["sub-01-sub-01_task-sleep_eeg"]
+
+
+def test_one_bad_file_is_named_and_the_others_go_on(
+    home: Path, scored: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad, empty, night = tmp_path / "bad.edf", tmp_path / "empty.bdf", find_night(home, scored)
+    bad.write_bytes(b"<html>")
+    empty.write_bytes(b"")
+    assert call(home, [bad, night, empty, tmp_path / "absent.edf"], tmp_path / "out", "--json") == 3
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert [row["status"] for row in found["recordings"]] == ["refused", "predicted", "refused", "refused"]
+    assert all(name in err for name in ("bad.edf", "empty.bdf", "absent.edf"))
+    assert call(home, [bad, empty], tmp_path / "none") == 4
+    assert not (tmp_path / "none").exists()
+    assert call(home, [tmp_path / "absent.edf"], tmp_path / "none") == 2
+
+
+def rewrite(night: Path, path: Path, change: Callable[[edf.EdfChannel], edf.EdfChannel], patient: str = "X X X X", factor: int = 1) -> Path:
+    """The first channel of `night` with another header; `factor`: samples repeated, at a rate that many times as high."""
+    header = edf.read_header(night)
+    channel = header.channels[0]
+    samples = np.repeat(edf.read_signals(night, header, [channel.label])[0].samples, factor)
+    new = change(channel._replace(samples=channel.samples * factor))
+    edf.write_edf(path, [new], [samples], duration=header.duration, patient=patient)
+    return path
+
+
+def test_another_name_needs_a_map_and_the_nearest_is_named(
+    home: Path, scored: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    night = find_night(home, scored)
+    other = rewrite(night, tmp_path / "other.edf", lambda c: c._replace(label="Fpz-Cz"))
+    assert call(home, [other], tmp_path / "out") == 4
+    err = capsys.readouterr().err
+    assert "missing_channel" in err
+    assert "EEG Fpz-Cz=Fpz-Cz" in err
+    wanted = bitimely.from_pretrained("stager", workspace=home / "ws").predict(night)
+    toml = tmp_path / "map.toml"
+    toml.write_text('[channels]\n"EEG Fpz-Cz" = ["Cz", "Fpz-Cz"]\n')
+    for item in ("EEG Fpz-Cz=Fpz-Cz", str(toml)):
+        assert call(home, [other], tmp_path / "mapped", "--map", item) == 0
+        found = pl.read_parquet(tmp_path / "mapped" / "predictions.parquet")
+        assert found.drop("recording_id").equals(wanted.drop("recording_id"))
+    assert call(home, [other], tmp_path / "wrong", "--map", "EEG Fpz=Fpz-Cz") == 2
+    assert "EEG Fpz-Cz" in capsys.readouterr().err
+
+
+def test_units_and_rates_are_converted_and_said_or_refused(
+    home: Path, scored: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    night = find_night(home, scored)
+    model = bitimely.from_pretrained("stager", workspace=home / "ws")
+    wanted = model.predict(night)["p_N2"].to_numpy()
+    milli = rewrite(night, tmp_path / "milli.edf", lambda c: c._replace(unit="mV", physical_min=-0.25, physical_max=0.25))
+    assert call(home, [milli], tmp_path / "out") == 0
+    assert "converted to 'uV'" in capsys.readouterr().err
+    assert np.allclose(pl.read_parquet(tmp_path / "out" / "predictions.parquet")["p_N2"].to_numpy(), wanted, atol=1e-5)
+    fast = rewrite(night, tmp_path / "fast.edf", lambda c: c, factor=2)
+    assert call(home, [fast], tmp_path / "out") == 0
+    assert "200 Hz" in capsys.readouterr().err
+    assert np.allclose(pl.read_parquet(tmp_path / "out" / "predictions.parquet")["p_N2"].to_numpy(), wanted, atol=0.02)
+    warm = rewrite(night, tmp_path / "warm.edf", lambda c: c._replace(unit="degC"))
+    assert call(home, [warm], tmp_path / "out") == 4
+    assert "error[unit]" in capsys.readouterr().err
+    short = tmp_path / "short.edf"
+    edf.write_edf(short, [edf.EdfChannel("EEG Fpz-Cz", "uV", -250.0, 250.0, -2048, 2047, 100)], [np.zeros(1000, np.int16)])
+    assert call(home, [short], tmp_path / "out") == 4
+    assert "error[length]" in capsys.readouterr().err
+
+
+def test_tables_and_arrays_need_a_rate(home: Path, scored: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    night = find_night(home, scored)
+    signal = edf.read_signals(night, edf.read_header(night), ["EEG Fpz-Cz"])[0]
+    values = signal.samples * signal.scale + signal.offset
+    np.save(tmp_path / "night.npy", values)
+    (tmp_path / "table.csv").write_text("EEG Fpz-Cz\n" + "\n".join(map(str, values.tolist())) + "\n")
+    files = [tmp_path / "night.npy", tmp_path / "table.csv"]
+    assert call(home, files, tmp_path / "out") == 4
+    assert capsys.readouterr().err.count("no sampling rate") == 2
+    (tmp_path / "map.toml").write_text('rate = 100\n[channels]\n"EEG Fpz-Cz" = "channel 1"\n')
+    assert call(home, files, tmp_path / "out", "--map", str(tmp_path / "map.toml")) == 0
+    assert "states no unit" in capsys.readouterr().err
+    wanted = bitimely.from_pretrained("stager", workspace=home / "ws").predict(night)["p_W"].to_numpy()
+    found = pl.read_parquet(tmp_path / "out" / "predictions.parquet")
+    for _, own in found.group_by("recording_id"):
+        assert np.allclose(own["p_W"].to_numpy(), wanted, atol=1e-4)
+
+
+def test_a_hypnogram_opens_in_mne_and_events_are_a_bids_derivative(home: Path, scored: pl.DataFrame, tmp_path: Path) -> None:
+    import mne
+
+    night = find_night(home, scored)
+    assert call(home, [night], tmp_path) == 0
+    folder, name = tmp_path / night.stem, night.stem
+    frame = pl.read_parquet(folder / "predictions.parquet")
+    notes = mne.read_annotations(folder / f"{name}-hypnogram.edf")
+    texts = {"REM": "Sleep stage R"}
+    assert list(notes.description) == [texts.get(stage, f"Sleep stage {stage}") for stage in frame["class"]]
+    assert list(notes.onset) == frame["start"].to_list()
+    assert set(notes.duration) == {30.0}
+    raw = mne.io.read_raw_edf(folder / f"{name}-hypnogram.edf", verbose="ERROR")
+    assert raw.get_data()[0].tolist() == frame["prediction"].to_list()
+    psg = mne.io.read_raw_edf(night, verbose="ERROR").set_annotations(notes, emit_warning=False)
+    assert len(mne.events_from_annotations(psg, chunk_duration=30.0, verbose="ERROR")[0]) == len(frame)
+    events = pl.read_csv(folder / f"{name}_events.tsv", separator="\t")
+    assert events.columns[:3] == ["onset", "duration", "trial_type"]
+    assert events["trial_type"].to_list() == frame["class"].to_list()
+    assert set(json.loads((folder / f"{name}_events.json").read_text())["trial_type"]["Levels"]) == set(STAGES)
+    assert json.loads((tmp_path / "dataset_description.json").read_text())["DatasetType"] == "derivative"
+    assert main(["verify", str(tmp_path)]) == 0
+
+
+def test_nothing_of_the_header_leaves_and_names_are_text(home: Path, scored: pl.DataFrame, tmp_path: Path) -> None:
+    night, odd = find_night(home, scored), tmp_path / "in" / "<b onclick=a()>night.edf"
+    odd.parent.mkdir()
+    rewrite(night, odd, lambda c: c, patient="MCH-0234567 F 02-AUG-1951 Haagse_Harry")
+    assert call(home, [odd], tmp_path / "out") == 0
+    written = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert len(written) > 10
+    for path in written:
+        content = path.read_bytes()
+        assert not any(text in content for text in (b"Harry", b"0234567", b"1951", b"<b onclick")), path
+
+
+def test_dry_runs_and_wrong_runs(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = home / "raw"
+    assert call(home, [folder], tmp_path / "out", "--dry-run", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["n"] == SUBJECTS
+    assert not (tmp_path / "out").exists()
+    assert call(home, [folder], tmp_path / "out", run="base") == 2
+    assert "finetune" in capsys.readouterr().err
+    assert call(home, [folder], tmp_path / "out", run="stagr") == 2
+    assert "stager" in capsys.readouterr().err
+
+
+def test_values_are_a_time_series(tmp_path: Path) -> None:
+    raw, work = tmp_path / "raw", ["-w", str(tmp_path / "ws")]
+    make_v1.write_raw(raw)
+    lines = (raw / "recordings.csv").read_text().splitlines()
+    rows = [f"{line},{number}" for number, line in enumerate(lines[1:])]
+    (raw / "recordings.csv").write_text("\n".join([f"{lines[0]},age", *rows]) + "\n")
+    (raw / "map.toml").write_text(make_v1.MAP + 'value = "age"\n')
+    assert main(["ingest", "generic", str(raw), "--map", str(raw / "map.toml"), *work]) in {0, 3}
+    tiny = [*make_v1.TINY, *make_v1.RETENTION, *make_v1.PATCHES, "--steps", "2"]
+    assert main(["pretrain", *tiny, "--data", "generic/regression", "--run", "base", *work]) == 0
+    assert main(["finetune", "base", "--data", "generic/regression", "--steps", "2", "--run", "ages", *work]) == 0
+    (tmp_path / "map.toml").write_text(f"rate = {make_v1.RATE}\n")
+    files = [str(raw / "data" / "p00_a.csv"), "--map", str(tmp_path / "map.toml"), "--out", str(tmp_path / "out")]
+    assert main(["predict", "ages", *files, *work]) == 0
+    series = pl.read_csv(tmp_path / "out" / "p00_a" / "p00_a_timeseries.csv")
+    frame = pl.read_parquet(tmp_path / "out" / "predictions.parquet")
+    assert series.columns == ["start", "stop", "prediction"]
+    assert np.allclose(series["prediction"], frame["prediction"])
+
+
+# --- endpoints
+
+
+def yasa_statistics(hypno: Sequence[int], seconds: float) -> dict[str, float]:
+    """The definitions that YASA documents, on its coding (0 W, 1 N1, 2 N2, 3 N3, 4 REM, -2 not scored)."""
+    x = np.asarray(hypno)
+    sleep = [i for i, stage in enumerate(x) if stage > 0]
+    inside = x[sleep[0] : sleep[-1] + 1]
+    count = {"TIB": len(x), "SPT": len(inside), "WASO": list(inside).count(0), "TST": len(sleep), "SOL": sleep[0]}
+    for code, name in enumerate(("N1", "N2", "N3", "REM"), 1):
+        count[name] = list(x).count(code)
+        count[f"Lat_{name}"] = list(x).index(code) if code in x else np.nan
+    out = {name: value * seconds / 60 for name, value in count.items()}
+    return out | {"SE": 100 * out["TST"] / out["TIB"], "SME": 100 * out["TST"] / out["SPT"], "%REM": 100 * out["REM"] / out["TST"]}
+
+
+NAMES = {
+    "TIB": "time_in_bed", "SPT": "sleep_period_time", "WASO": "wake_after_sleep_onset", "TST": "total_sleep_time", "SOL": "sleep_onset_latency",
+    "SE": "sleep_efficiency", "SME": "sleep_maintenance_efficiency", "%REM": "percent_REM", **{f"Lat_{s}": f"latency_{s}" for s in STAGES[1:]},
+    **{s: f"minutes_{s}" for s in STAGES[1:]},
+}  # fmt: skip
+
+
+def check_endpoints(oracle: Callable[[np.ndarray, float], dict[str, float]]) -> None:
+    rng = np.random.default_rng(0)
+    for trial in range(200):
+        epoch = float(rng.choice([20.0, 30.0]))
+        hypno = rng.choice([-2, 0, 1, 2, 3, 4], size=int(rng.integers(2, 60)), p=[0.05, 0.35, 0.1, 0.3, 0.1, 0.1])
+        hypno[int(rng.integers(len(hypno)))] = int(rng.integers(1, 5))
+        found = compute_endpoints(np.where(hypno < 0, -1, hypno), STAGES, epoch)
+        for theirs, value in oracle(hypno, epoch).items():
+            if theirs in NAMES:
+                own = found[NAMES[theirs]]
+                assert (own.value is None and own.undefined_reason) if np.isnan(value) else own.value == pytest.approx(value, abs=1e-9), (
+                    trial
+                )
+
+
+def test_endpoints_are_those_of_yasa() -> None:
+    check_endpoints(yasa_statistics)
+
+
+def test_endpoints_are_those_of_the_package_yasa() -> None:
+    yasa = pytest.importorskip("yasa")
+    check_endpoints(lambda hypno, epoch: yasa.sleep_statistics(hypno, sf_hyp=1 / epoch))
+
+
+def test_endpoints_of_a_night_without_sleep_say_why() -> None:
+    found = compute_endpoints(np.zeros(10, np.int64), STAGES, 30.0)
+    assert found["total_sleep_time"].value == found["sleep_efficiency"].value == 0.0
+    for name in ("sleep_onset_latency", "wake_after_sleep_onset", "latency_REM", "rem_latency_from_onset", "percent_N2"):
+        assert found[name].value is None
+        assert found[name].undefined_reason
+
+
+def test_gaps_of_a_hypnogram_are_epochs_without_a_score() -> None:
+    assert place_epochs([60.0, 0.0, 120.0], [1, 0, 2], 30.0).tolist() == [0, -1, 1, -1, 2]
+
+
+def test_channels_are_suggested_by_their_letters() -> None:
+    names = ["EOG L", "C3:M2", "Fpz - Cz", "ECG"]
+    assert suggest_channel("EEG Fpz-Cz", names) == "Fpz - Cz"
+    assert suggest_channel("SaO2", ["ECG"]) is None
+
+
+def test_a_name_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as fault:
+        bitimely.from_pretrained("nothing", workspace=tmp_path)
+    assert fault.value.exit_code == 2
