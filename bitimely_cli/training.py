@@ -174,7 +174,7 @@ def _show_scores(result: Mapping[str, Any]) -> list[str]:
 
 @expand_options
 def predict(
-    run: Annotated[str, typer.Argument(help="Name or folder of a fine-tuned run, or a folder of export.", metavar="RUN")],
+    run: Run,
     files: Annotated[list[Path], typer.Argument(help="Recordings, folders of them (also BIDS) or caches.", metavar="FILES...")],
     *,
     channel_map: Annotated[
