@@ -115,7 +115,7 @@ def demo(
     out: Out = None,
     write: WriteOptions,
 ) -> int:
-    """All verbs on data that it makes itself, to a report, in a few minutes on two cores. Prints the commands that it runs.
+    """All verbs on data that it makes itself, to a report, in a few minutes. Prints the commands that it runs, on one thread each.
 
     Example: bitimely demo
     """
@@ -127,7 +127,9 @@ def demo(
         screen.result({"format_version": 1, "commands": lines}, lines)
         return 0
     verbs = typer.main.get_command(app)
-    with redirect_stdout(sys.stderr if screen.json else sys.stdout):
+    from bitimely_core.training.devices import use_threads
+
+    with redirect_stdout(sys.stderr if screen.json else sys.stdout), use_threads(1):  # the same digits for any OMP_NUM_THREADS
         wanted, screen.json = screen.json, False
         for command, line in zip(commands[:-3], lines, strict=False):
             screen.print_line(f"$ {line}")
@@ -156,12 +158,20 @@ def reproduce(run: Run, build: BuildOptions) -> int:
 
     with screen.progress() as progress:
         result = workflows.reproduce(run, progress=progress, **build.collect())
-    lines = [f"differs: {line}" for line in result["differences"]] or ["data and versions are as they were"]
+    lines = [f"differs: {line}" for line in result["differences"]] or ["data, versions and environment are as they were"]
     if build.dry_run:
         screen.result(result, lines)
         return Exit.OK
-    verdict = f"last loss {result['loss'][1]}, it was {result['loss'][0]}"
-    screen.result(result, [*lines, "the weights are the same, bit for bit" if result["same_weights"] else verdict])
+    if not result["trained"]:
+        lines.append(f"{result['again']} was there already; --force-new trains it again")
+    if result["same_weights"]:
+        lines.append("the weights are the same, bit for bit")
+    else:
+        lines.append(
+            f"last loss {result['loss'][1]}, it was {result['loss'][0]}: {'the same to rounding' if result['same_loss'] else 'the numbers differ'}"
+        )
+    lines += [f"differs: {line}" for line in result["changes"]]
+    screen.result(result, [*lines, *(["one seed cannot decide between two methods"] if result["changes"] else [])])
     return int(Exit.OK if result["reproduced"] else Exit.INTEGRITY)
 
 

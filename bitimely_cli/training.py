@@ -150,6 +150,7 @@ def evaluate(
 
 def _show_scores(result: Mapping[str, Any]) -> list[str]:
     """Print the table of scores; the lines below it."""
+    from bitimely_core.evaluate import MetricUnit
     from bitimely_core.schemas import Baseline, Scores
 
     scores = Scores.model_validate({name: value for name, value in result.items() if name != "report"})
@@ -166,9 +167,14 @@ def _show_scores(result: Mapping[str, Any]) -> list[str]:
     lines = [*scores.notices, f"n = {format_count(scores.n)} windows of {format_count(scores.n_subjects)} subjects{written}"]
     if scores.comparison is not None:
         for name, d in scores.comparison.metrics.items():
-            interval = f" (95 % CI {d.lo:+.4f} to {d.hi:+.4f})" if d.lo is not None else ""
-            value = "undefined" if d.difference is None else f"{d.difference:+.4f}{interval}"
-            lines.append(f"{name}: {scores.run} minus {scores.comparison.run} = {value}")
+            unit = MetricUnit(d.unit or "1", d.factor or 1.0)
+            value, lo, hi = (
+                "undefined" if v is None else f"{v * unit.factor:+.{2 if unit.factor > 1 else 4}f}" for v in (d.difference, d.lo, d.hi)
+            )
+            interval = f" (95 % CI {lo} to {hi})" if d.lo is not None else ""
+            lines.append(
+                f"{name}: {scores.run} minus {scores.comparison.run} = {value}{unit.suffix if d.difference is not None else ''}{interval}"
+            )
     return lines
 
 

@@ -183,6 +183,7 @@ class View:
     hold: tuple[str, ...] = ()  # channels brought to `rate` by repeating values (the others: linear interpolation)
     decimate: tuple[str, ...] = ()  # faster channels that the view brings to `rate` with an anti-alias filter; others are refused
     target: str | None = None  # attribute of the recording that holds its label, or channel that holds those of windows by their starts
+    unit: str = ""  # of the labels of a regression; "": not known
     overlap: float | None = None  # a window's label is the mean of the numeric annotations over it, where they cover this share of it
     notice: str = ""  # what must stand beside every score on this view
     help: str = ""

@@ -509,6 +509,9 @@ class PredictionStatistics(TokenStatistics):
 # --- runs ---------------------------------------------------------------------------------------------------------------------------------
 
 
+SHOWN = 5e-4  # half of the last digit that pages show of a number below 1; of larger ones relative
+
+
 class ReadingOptions(Part):
     """How the windows of a run were made, as far as a score depends on it."""
 
@@ -595,6 +598,28 @@ class TrialRecord(StoredRecord, TuningTrial):
     format_version: int = 2
 
 
+class RunEnvironment(Part):
+    """Where a training computed: what may change the last digits of its numbers, beside the versions."""
+
+    device: str  # cpu, cuda or mps
+    hardware: str  # name of the GPU, or architecture and vector instructions of the processor
+    threads: int  # of torch on the CPU
+    processes: int
+    deterministic: bool  # kernels that add in a fixed order
+    matmul: str  # precision of float32 matrix products: highest, high or medium
+
+    def describe(self) -> str:
+        """In one line, for pages."""
+        several = f", {self.processes} processes" if self.processes > 1 else ""
+        threads = f"{self.threads} thread{'s' * (self.threads != 1)}"
+        return f"{self.device} ({self.hardware}), {threads}{several}, {'' if self.deterministic else 'non-'}deterministic kernels"
+
+    def list_changes(self, before: RunEnvironment) -> list[str]:
+        """What differs from the environment `before`, a line each."""
+        both = ((name, getattr(self, name), getattr(before, name)) for name in RunEnvironment.model_fields)
+        return [f"{name} {now}, it was {then}" for name, now, then in both if now != then]
+
+
 class RunRecord(StoredRecord):
     """`run.json`: what was trained, on which data, with which settings and result."""
 
@@ -622,6 +647,8 @@ class RunRecord(StoredRecord):
     finished: bool = False
     final: FinalLosses | None = omit_none("Of finished runs.")
     device: str | None = omit_none("Of finished runs.")
+    environment: RunEnvironment | None = omit_none("Where it was trained; of a run that was stopped, where it ended.")
+    earlier_environments: tuple[RunEnvironment, ...] | None = omit_none("Of a run that was stopped and continued elsewhere.")
     weights: str | None = omit_none("SHA-256 of model.safetensors, of finished runs.")
     tuning: TuningRecord | None = omit_none("The learning-rate search.")
     pretraining_data: tuple[RunData, ...] | None = omit_none("Of a fine-tuning.")
@@ -645,6 +672,22 @@ class RunRecord(StoredRecord):
     def channels(self) -> tuple[int, ...]:
         """The channels that the adapters of the run read, in their order."""
         return (self.settings.model.channels, *self.settings.model.others)
+
+
+class Reproduction(StoredRecord):
+    """`reproduction.json`: a run beside the same training once more; pairs are the run's number and that of the other."""
+
+    again: str  # name of the other run
+    differences: tuple[str, ...]  # of data, versions and environment
+    loss: tuple[float | None, float | None]  # of the last step
+    same_weights: bool
+    metrics: dict[str, tuple[float | None, float | None]] = {}  # of an evaluated run
+
+    def list_changes(self) -> list[str]:
+        """The scores that differ by more than rounding of the digits that pages show, in words; without scores the loss."""
+        found = self.metrics or {"last loss": self.loss}
+        both = [(name, a, b) for name, (a, b) in found.items() if a is not None and b is not None]
+        return [f"{name.replace('_', ' ')} {b:.3f}, it was {a:.3f}" for name, a, b in both if abs(a - b) > SHOWN * max(1.0, abs(a))]
 
 
 class TrainSubjects(StoredRecord):
@@ -712,6 +755,8 @@ class Difference(Uncertainty):
     difference: float | None = None
     df: float | None = omit_none("of Student's t")
     p: float | None = omit_none("two-sided")
+    unit: str | None = omit_none("of the numbers times `factor`: points, /min ...; 1: a number without unit")
+    factor: float | None = omit_none("100 for shares, which are printed in points, else 1")
 
 
 class PairedScores(Difference):
@@ -868,6 +913,7 @@ class TaskScores(Part):
 
     task: str | None = None
     main: str | None = None  # the metric of verdicts
+    unit: str | None = omit_none("of the values of a regression, where it is known")
     n: int | None = 0  # rows; None: withheld
     n_subjects: int | None = 0
     metrics: dict[str, MetricValue] = {}

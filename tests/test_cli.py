@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from bitimely_cli.main import app, main
+from bitimely_core import workflows
 from bitimely_core.records import write_results
 
 SMALL = ["--set", "model.tokenizer=patch", "--batch-size", "8", "--steps", "4"]
@@ -175,6 +176,14 @@ def test_the_full_workflow(capsys: pytest.CaptureFixture[str], workspace: Path) 
     assert held_out["metrics"]["rel"]["value"] > 0
     embedded = loaded(capsys, "embed", "tiny", "--data", "synthetic/staging", "-w", workspace)
     assert embedded["width"] == 64
+    assert (paired["unit"], paired["factor"]) == ("points", 100)
+    _, out, _ = call(capsys, "evaluate", "tiny-staging", "--compare", "tiny-staging-scratch", "--bootstrap", "50", "-w", workspace)
+    shown = re.search(r"^accuracy: tiny-staging minus tiny-staging-scratch = ([+-][0-9.]+) points", out, re.MULTILINE)
+    assert float(shown[1]) == pytest.approx(100 * paired["difference"], abs=0.005)
+    demonstrated = workflows.demonstrate(workspace)
+    page = Path(demonstrated["report"]).read_text()
+    assert "Data: synthetic-staging" in page
+    assert demonstrated["metrics"]["tiny-staging"]["accuracy"]["value"] == scores["metrics"]["accuracy"]["value"]
     for kind in ("svd", "attention"):
         page = loaded(capsys, "analyze", kind, "tiny", "--sequences", "2", "-w", workspace)
         assert Path(page["report"]).stat().st_size < 1_000_000

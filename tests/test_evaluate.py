@@ -408,7 +408,7 @@ def test_baselines_come_from_the_training_targets():
     majority, prior = (scores.baselines[name].metrics for name in ("majority", "prior"))
     assert majority["accuracy"].value == pytest.approx((y == 2).mean())
     assert majority["balanced_accuracy"].value == pytest.approx(1 / 3)
-    assert majority["kappa"].value == pytest.approx(0)
+    assert [repr(one["kappa"].value) for one in (majority, prior)] == ["0.0", "0.0"], "agreement by chance, not rounding"
     assert majority["auroc"].value == pytest.approx(0.5)
     rates = np.array([0.3, 0.1, 0.6])
     assert prior["accuracy"].value == pytest.approx(rates[y].mean())  # expected value of guessing
@@ -606,3 +606,41 @@ def test_records_of_version_1_keep_their_bytes(record: type[StoredRecord], name:
     assert len(files) >= 6
     for file in files:
         assert storage.encode_json(record.load(file).to_json()) + b"\n" == file.read_bytes(), file
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_agreement_by_chance_is_a_kappa_of_zero(seed):
+    """A constant and guessing by training frequencies agree as chance does, whatever rounding adds."""
+    rng = np.random.default_rng(seed)
+    y, p, g = cohort(seed, k=4)
+    found = score("classification", y, p, g, class_names=NAMES[:4], train_target=rng.integers(0, 4, 50 + seed), bootstrap=100)
+    for name in ("majority", "prior"):
+        kappa = found.baselines[name].metrics["kappa"]
+        assert (repr(kappa.value), kappa.lo, kappa.hi) == ("0.0", None, None), name
+    assert abs(found.metrics["kappa"].value) > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("task", "unit", "expected"),
+    [
+        ("classification", None, {"accuracy": ("points", 100.0), "auroc": ("points", 100.0), "kappa": ("1", 1.0)}),
+        ("regression", "/min", {"mae": ("/min", 1.0), "rmse": ("/min", 1.0)}),
+        ("regression", None, {"mae": ("units of the target", 1.0)}),
+    ],
+)
+def test_differences_have_a_unit(task, unit, expected):
+    rng = np.random.default_rng(3)
+    y, p, g = cohort(3, k=3) if task == "classification" else (rng.normal(70, 9, 90), rng.normal(70, 9, 90), np.arange(90) % 9)
+    other = np.roll(p, 1, axis=0)
+    names = NAMES[:3] if task == "classification" else ()
+    rows = np.arange(len(y))
+    both = [evaluate.Predictions(rows, y, x, g) for x in (p, other)]
+    paired = evaluate.compare(task, *both, class_names=names, unit=unit).metrics
+    base = score(task, y, p, g, class_names=names, train_target=y, unit=unit).baselines
+    for metric, found in expected.items():
+        for one in (paired[metric], *(b.metrics[metric].difference for b in base.values())):
+            assert (one.unit, one.factor) == found
+            assert one.model_dump(mode="json")["unit"] == found[0]
+    measured = evaluate.estimate_runs(task, dict(zip("ab", both, strict=True)), class_names=names, unit=unit)
+    main = evaluate.paired_difference(measured, ["a"], ["b"])
+    assert (main.unit, main.factor) == expected[measured.metric]

@@ -92,7 +92,10 @@ def random_params(seed: int) -> dict[str, Any]:
     mark = {"gap_days": rng.choice([0, 30]), "horizon_days": rng.choice([200, 365])}
     mark |= {"landmark_days": rng.choice([0, 100, 365])} if rng.random() < 0.7 else {"date": "2001-03-01"}
     return {
-        "rules": rng.sample(RULES, rng.choice([0, 1, 2, 3, 3])),
+        "rules": [
+            {**rule, **({"min_age_years": 0} if rule["name"] == "copd" and seed % 3 == 0 else {})}
+            for rule in rng.sample(RULES, rng.choice([0, 1, 2, 3, 3]))
+        ],
         "vocab": rng.choice(["icd9", "icd10"]),
         "pad_undotted": rng.choice([True, False]),
         "fallback": rng.choice([*[["exact", "trailing_zero", "parent"]] * 4, ["exact"], ["parent", "exact"], ["trailing_zero"], []]),
@@ -200,14 +203,14 @@ def oracle(events: pl.DataFrame, subjects: pl.DataFrame | None, phemap: pl.DataF
             rows = [
                 r
                 for r in valid
-                if r[0] == s and in_set(rule, r[2], r[3]) and (not limit or birth is None or old_enough(birth, r[1], limit))
+                if r[0] == s and in_set(rule, r[2], r[3]) and (limit is None or birth is None or old_enough(birth, r[1], limit))
             ]
             found_days = []
             for clause in rule["any"]:
                 days = sorted({r[1] for r in rows if "sources" not in clause or r[4] in clause["sources"]})
                 found_days.append(clause_onset(days, clause))
             first = min((d for d in found_days if d), default=None)
-            unknown = first is not None and birth is None and bool(limit)
+            unknown = first is not None and birth is None and limit is not None
             label[s][rule["name"]] = None if unknown else int(first is not None)
             onset[s][rule["name"]] = None if unknown else first
 
@@ -660,6 +663,18 @@ def test_tables_without_rows(engine: str) -> None:
     }
     rubbish = table([("a", None, None)], "subject_id date code", date=pl.Null, code=pl.Null)
     assert small(events=rubbish, engine=engine, dedupe="month")["funnel"]["bad_date"] == 1
+
+
+@pytest.mark.parametrize("limit", [{"min_age_years": 0}, {}])
+def test_a_limit_of_no_years_is_a_limit(limit: dict[str, int]) -> None:
+    """Section 6, unknown age: no birth date, an age limit and an onset without it give no label; without an event the label is 0."""
+    events = table(
+        [(s, "2001-01-01", "496") for s in ("born", "unborn", "old")] + [("other", "2001-01-01", "4280")], "subject_id date code"
+    )
+    cohort = table([("born", "2001-01-01"), ("unborn", None), ("old", "1960-01-01"), ("other", None)], "subject_id birth")
+    rule = {"name": "copd", "codes": {"icd9": ["496"]}, "any": [{}], **limit}
+    found = {s: of["copd"] for s, of in small(events=events, subjects=cohort, rules=[rule])["labels"].items()}
+    assert found == {"born": 1, "unborn": None if limit else 1, "old": 1, "other": 0}
 
 
 def test_typed_dates_and_integers_and_extra_columns() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -67,6 +68,89 @@ def test_differences_are_reported(home: Path) -> None:
         write_results(path.parent, {path.name: original})
     assert any(line.startswith("torch") and line.endswith("1.0") for line in differences)
     assert any("fingerprint" in line for line in differences)
+
+
+def test_a_run_states_where_it_was_computed(home: Path) -> None:
+    record = json.loads((home / "runs" / "tiny" / "run.json").read_bytes())
+    environment = record["environment"]
+    assert environment["threads"] == torch.get_num_threads()
+    assert (environment["device"], environment["processes"]) == ("cuda" if torch.cuda.is_available() else "cpu", 1)
+    assert environment["deterministic"] is (environment["device"] == "cpu")
+    assert environment["matmul"] == torch.get_float32_matmul_precision()
+    assert environment["hardware"]
+    assert record["versions"]["torch"] == torch.__version__
+    assert f"{torch.get_num_threads()} thread" in (home / "runs" / "tiny" / "report.html").read_text()
+
+
+def test_another_number_of_threads_is_named(home: Path) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        found = workflows.reproduce("tuned", workspace=home, dry_run=True)
+    finally:
+        torch.set_num_threads(before)
+    assert found["differences"] == [f"threads {before + 1}, it was {before}"]
+
+
+def test_a_run_that_is_continued_elsewhere_names_both(home: Path) -> None:
+    """Stopped after two of four steps with one thread, continued with two."""
+    before = torch.get_num_threads()
+    arguments: dict[str, Any] = {
+        "preset": "tiny",
+        "flags": {**SMALL, "train": {"steps": 4, "batch_size": 8, "checkpoint_every": 2}, "data": {"names": ("synthetic/staging",)}},
+        "run": "moved",
+        "workspace": home,
+    }
+
+    def stop(what: str, done: int, total: int | None) -> None:
+        if done == 3 or done == total:
+            raise KeyboardInterrupt
+
+    with pytest.raises((KeyboardInterrupt, UserError)):
+        workflows.pretrain(**arguments, progress=stop)
+    torch.set_num_threads(before + 1)
+    try:
+        workflows.pretrain(**arguments)
+    finally:
+        torch.set_num_threads(before)
+    record = json.loads((home / "runs" / "moved" / "run.json").read_bytes())
+    assert [record["environment"]["threads"], *(one["threads"] for one in record["earlier_environments"])] == [before + 1, before]
+    differences = workflows.reproduce("moved", workspace=home, dry_run=True)["differences"]
+    assert any(line.startswith("threads") for line in differences)
+    assert any("continued elsewhere" in line for line in differences)
+
+
+def test_scores_that_are_not_the_same_again_are_on_the_page(home: Path) -> None:
+    """The stored run is made to differ: another seed in the place of what a machine does."""
+    for run, seed in (("first", 0), ("other", 1)):
+        flags = {"train": {**SMALL["train"], "steps": 6, "lr": 1e-2, "seed": seed}}
+        workflows.finetune("tiny", data="synthetic/staging", flags=flags, run=run, workspace=home)
+        workflows.evaluate(run, workspace=home, bootstrap=20)
+    path = home / "runs" / "first" / "run.json"
+    same = workflows.reproduce("first", workspace=home)
+    assert (same["changes"], same["same_weights"]) == ([], True)
+    assert all(a == b for a, b in same["metrics"].values())
+    page = home / "runs" / "first" / "report.html"
+    assert "cannot decide" not in page.read_text()
+    shutil.rmtree(home / "runs" / "first-again")
+    record = json.loads(path.read_bytes())
+    record["settings"]["train"]["seed"], record["environment"]["threads"] = 1, 64
+    write_results(path.parent, {path.name: json.dumps(record).encode()})
+    found = workflows.reproduce("first", workspace=home)
+    accuracy = [
+        json.loads((home / "runs" / run / "scores.json").read_bytes())["metrics"]["accuracy"]["value"] for run in ("first", "other")
+    ]
+    assert found["metrics"]["accuracy"] == accuracy
+    assert found["reproduced"] is False
+    assert found["differences"] == [f"threads {torch.get_num_threads()}, it was 64"]
+    assert accuracy[0] != accuracy[1]
+    assert f"accuracy {accuracy[1]:.3f}, it was {accuracy[0]:.3f}" in found["changes"]
+    assert "one seed cannot decide between two methods" in page.read_text()
+    assert f"accuracy {accuracy[1]:.3f}, it was {accuracy[0]:.3f}" in page.read_text()
+    compared = workflows.report(["first", "other"], workspace=home)
+    assert "one seed cannot decide" in Path(compared["report"]).read_text()
+    assert workflows.verify(home / "runs" / "first")["exit_code"] == Exit.OK
+    assert workflows.reproduce("first", workspace=home)["trained"] is False
 
 
 COMMIT = "0123456789" * 4

@@ -369,6 +369,7 @@ def _score_rows(task: str, prediction: Array, target: Array) -> dict[str, float 
     chance = float((np.bincount(named, minlength=classes) * np.bincount(target, minlength=classes)).sum()) / len(target) ** 2
     accuracy = float((named == target).mean())
     kappa = (accuracy - chance) / (1 - chance) if chance < 1 else None
+    kappa = 0.0 if kappa is not None and abs(kappa) < evaluate.ROUNDING else kappa
     return {"accuracy": accuracy, "kappa": kappa, "confidence": float(prediction.max(1).mean())}
 
 

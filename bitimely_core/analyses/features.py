@@ -147,6 +147,7 @@ class TestSplit(NamedTuple):
             train_target=train_target,
             baselines=baselines,
             bootstrap=self.bootstrap,
+            unit=self.windows.target_unit,
         )
 
 
@@ -173,10 +174,14 @@ def number_subjects(subjects: Array, seed: int) -> tuple[Array, int]:
 
 def format_metric(metric: MetricValue | Difference) -> str:
     """A metric or a difference as text: 0.842 (95 % CI 0.801 to 0.880)."""
-    value, sign = (metric.difference, "+") if isinstance(metric, Difference) else (metric.value, "")
+    value, form, factor, unit = metric.value if isinstance(metric, MetricValue) else None, ".3f", 1.0, ""
+    if isinstance(metric, Difference):
+        printed = evaluate.MetricUnit(metric.unit or "1", metric.factor or 1.0)
+        value, form, factor, unit = metric.difference, "+.1f" if printed.factor > 1 else "+.3f", printed.factor, printed.suffix
     if value is None:
         return "undefined"
-    return f"{value:{sign}.3f} " + (f"(95 % CI {metric.lo:{sign}.3f} to {metric.hi:{sign}.3f})" if metric.lo is not None else "(no CI)")
+    lo, hi = (f"{(end or 0.0) * factor:{form}}" for end in (metric.lo, metric.hi))
+    return f"{value * factor:{form}}{unit} " + (f"(95 % CI {lo} to {hi})" if metric.lo is not None else "(no CI)")
 
 
 def start_scored_page(title: str, run: Run, split: str, n_subjects: int, seed: int) -> PageBuilder:

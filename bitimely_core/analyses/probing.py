@@ -242,6 +242,14 @@ def negate_difference(difference: Difference) -> Difference:
     return difference.model_copy(update=negated)
 
 
+def _scale_difference(difference: Difference | None) -> MetricValue | None:
+    """The difference as it is printed, in its unit."""
+    if difference is None:
+        return None
+    value, lo, hi = (None if v is None else v * (difference.factor or 1) for v in (difference.difference, difference.lo, difference.hi))
+    return MetricValue(value=value, lo=lo, hi=hi)
+
+
 def _is_significant(difference: Difference) -> bool:
     return difference.lo is not None and difference.hi is not None and (difference.lo > 0 or difference.hi < 0)
 
@@ -302,25 +310,27 @@ def _add_scores(page: PageBuilder, found: ProbeScores, controls: Mapping[str, st
     order = [features.VectorChoice(readout, layers) for layers in ("last", "last-two") for readout in PAPER_READOUTS]
     of_paper = sorted((choice for choice in found.choices if choice in order), key=order.index)
     others = [choice for choice in found.choices if choice not in order]
-    columns = ["sequence representation", name, "standard error", "minus the default, paired", "significant?"]
+    minus = f"minus the default, paired ({evaluate.find_unit(found.main, found.scores.unit).name})".replace(" (1)", "")
+    columns = ["sequence representation", name, "standard error", minus, "significant?"]
     columns += [*(["random weights"] if found.has_control else []), "penalty"]
     if of_paper:
         page.table("probing", "The paper's probing table", TABLE, columns, [_make_row(found, choice) for choice in of_paper])
     if tuned:
-        words = ["run", "sequence representation", name, "standard error", "minus the default, paired", "significant?", "frozen probe"]
+        words = ["run", "sequence representation", name, "standard error", minus, "significant?", "frozen probe"]
         rows = []
         for run, one in tuned.items():
-            cells = [one.metric, one.metric.se, one.difference, _describe_significance(one.difference), one.frozen, one.beyond_frozen]
+            difference, beyond = _scale_difference(one.difference), _scale_difference(one.beyond_frozen)
+            cells = [one.metric, one.metric.se, difference, _describe_significance(one.difference), one.frozen, beyond]
             rows.append([run, one.choice.describe(), *cells])
-        page.table("fine-tuned", "Fine-tuned", TUNED, [*words, "minus the frozen probe, paired"], rows)
+        page.table("fine-tuned", "Fine-tuned", TUNED, [*words, minus.replace("default", "frozen probe")], rows)
     depth = 1 + max((int(c.layers) for c in found.choices if c.layers.isdigit()), default=0)
     if depth > 1:
         _add_layers(page, found, depth, name)
     if others:
         page.table("others", "Other readouts and layers", REST, columns, [_make_row(found, choice) for choice in others])
     metrics = {key: found.metric(key) for key in controls}
-    rows = [[controls[key], m, m.se, found.difference(key), m.undefined_reason or ""] for key, m in metrics.items()]
-    columns = ["probe", name, "standard error", "minus the default, paired", "remark"]
+    rows = [[controls[key], m, m.se, _scale_difference(found.difference(key)), m.undefined_reason or ""] for key, m in metrics.items()]
+    columns = ["probe", name, "standard error", minus, "remark"]
     page.table("controls", "Baselines of a probe", CONTROLS, columns, rows)
 
 
@@ -329,7 +339,7 @@ def _make_row(found: ProbeScores, choice: features.VectorChoice) -> list[object]
     metric, difference = found.metric(key), found.difference(key)
     control = [found.metric(_make_key("random", choice)).value] if found.has_control else []
     penalty = float(np.median(found.probes[key].penalty))
-    return [choice.describe(), metric, metric.se, difference, _describe_significance(difference), *control, penalty]
+    return [choice.describe(), metric, metric.se, _scale_difference(difference), _describe_significance(difference), *control, penalty]
 
 
 def _add_layers(page: PageBuilder, found: ProbeScores, depth: int, name: str) -> None:

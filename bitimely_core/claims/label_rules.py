@@ -48,7 +48,7 @@ class LabelRule:
     name: str
     codes: Prefixes
     exclude: Prefixes
-    min_age_years: int  # 0: no limit
+    min_age_years: int | None  # None: no limit; 0 is one, which every known age meets
     clauses: tuple[RuleClause, ...]
 
     def matches(self, code: IcdCode) -> bool:
@@ -106,7 +106,7 @@ def _parse_rule(rule: RuleTable) -> LabelRule:
         name=name,
         codes=_parse_prefixes(rule["codes"], f"{where}, codes"),
         exclude=_parse_prefixes(rule.get("exclude") or {}, f"{where}, exclude"),
-        min_age_years=_parse_count(rule, "min_age_years", 0, 0, where) or 0,
+        min_age_years=_parse_count(rule, "min_age_years", None, 0, where),
         clauses=tuple(_parse_clause(clause, f"{where}, clause {i}") for i, clause in enumerate(clauses, 1)),
     )
 

@@ -50,7 +50,7 @@ def add_onsets(
     births, place = np.unique(cohort["birth_day"].fill_null(0).to_numpy(), return_inverse=True)
     for number, rule in enumerate(rules):
         matching = np.array([number in own for own in patterns], bool)[pattern]
-        if rule.min_age_years:
+        if rule.min_age_years is not None:
             birthdays = np.array([dates.find_birthday(int(birth), rule.min_age_years) for birth in births], np.int64)[place]
             matching &= unknown[subject] | (day >= birthdays[subject])
         onset = np.full(cohort.height, dates.LATEST + 1)
@@ -60,7 +60,7 @@ def add_onsets(
             subjects, when = find_completion_days(subject[of_clause], day[of_clause], clause)
             onset[subjects] = np.minimum(onset[subjects], when)
         case = onset <= dates.LATEST
-        doubtful = case & unknown & bool(rule.min_age_years)
+        doubtful = case & unknown & (rule.min_age_years is not None)
         cohort = cohort.with_columns(
             pl.Series(f"y_{rule.name}", case, dtype=pl.Int8).set(pl.Series(doubtful), None),
             pl.Series(f"onset_{rule.name}", onset, dtype=pl.Int32).set(pl.Series(~case | doubtful), None),

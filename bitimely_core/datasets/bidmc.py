@@ -59,6 +59,7 @@ def _make_view(target: str, what: str) -> View:
         stride=375,
         task="regression",
         target=target,
+        unit=UNITS[target],
         split="official",
         help=f"{what} from 32 s of PPG and ECG at 125 Hz",
     )

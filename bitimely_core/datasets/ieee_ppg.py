@@ -25,6 +25,7 @@ CHANNELS = tuple(tser.TserChannel(name, RATE, "", 1000) for name in NAMES)
                 window=1000,
                 task="regression",
                 target="hr",
+                unit="/min",
                 split="official",
                 help="heart rate in beats a minute from 8 s of two PPG and three acceleration channels at 125 Hz",
             )

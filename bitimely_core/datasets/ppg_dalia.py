@@ -38,6 +38,7 @@ VIEW = View(
     stride=64,
     task="regression",
     target="hr",
+    unit="/min",
     split="official",
     decimate=("PPG",),
     help="heart rate in beats a minute from 8 s of PPG and acceleration; the PPG is decimated to 32 Hz with an anti-alias filter",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bitimely_core.evaluate.bootstrap import MINIMUM_DEFINED, draw_counts
 from bitimely_core.evaluate.intervals import MINIMUM_UNITS, average_over_units
-from bitimely_core.evaluate.metrics import LOWER_IS_BETTER, MAIN, METRICS, NAMES, to_probabilities
+from bitimely_core.evaluate.metrics import LOWER_IS_BETTER, MAIN, METRICS, NAMES, ROUNDING, MetricUnit, find_unit, to_probabilities
 from bitimely_core.evaluate.multiple import (
     RunEstimates,
     estimate_runs,
@@ -48,6 +48,8 @@ __all__ = [
     "MINIMUM_DEFINED",
     "MINIMUM_UNITS",
     "NAMES",
+    "ROUNDING",
+    "MetricUnit",
     "Predictions",
     "RunEstimates",
     "align_runs",
@@ -59,6 +61,7 @@ __all__ = [
     "draw_counts",
     "estimate_runs",
     "explain_no_verdict",
+    "find_unit",
     "holm",
     "holm_correct",
     "length_baseline",

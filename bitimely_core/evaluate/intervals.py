@@ -17,6 +17,7 @@ from bitimely_core.evaluate.metrics import (
     Array,
     Estimate,
     Estimates,
+    MetricUnit,
     ScoredRows,
     Unit,
     weigh_units,
@@ -108,24 +109,24 @@ def average_over_units(values: Array, units: Array, n_units: int, kind: str = "m
     return build_metric(kind, Estimate(mean, (np.bincount(units, values, n_units) - count * mean) / total, weights), None, uncertain)
 
 
-def build_difference(first: Estimate, second: Estimate, uncertain: str | None) -> Difference:
-    """The paired difference, first less second, on the same rows, with its two-sided p."""
+def build_difference(first: Estimate, second: Estimate, uncertain: str | None, unit: MetricUnit) -> Difference:
+    """The paired difference, first less second, on the same rows, with its two-sided p and its unit."""
     from scipy.special import stdtr, stdtrit
 
-    value, weights = first.value - second.value, first.weights
+    value, weights, printed = first.value - second.value, first.weights, {"unit": unit.name, "factor": unit.factor}
     units = int((weights.leverage > 0).sum())
     if not np.isfinite(value):
-        return Difference(undefined_reason="one of the two is not defined")
+        return Difference(undefined_reason="one of the two is not defined", **printed)
     if uncertain is None and weights.effective < MINIMUM_EFFECTIVE:
         uncertain = f"effectively {weights.effective:.2f} units of equal weight, at least {MINIMUM_EFFECTIVE:.0f} required"
     se = float(np.sqrt(estimate_variance(first.influence - second.influence, weights.leverage)))
     if uncertain is None and se < NO_WIDTH:
         uncertain = "identical on every unit" if abs(value) < NO_WIDTH else "every unit differs alike"
     if uncertain is not None:
-        return Difference(difference=value, n_defined=units, undefined_reason=f"no CI: {uncertain}")
+        return Difference(difference=value, n_defined=units, undefined_reason=f"no CI: {uncertain}", **printed)
     reach = float(stdtrit(weights.df, (1 + LEVEL) / 2)) * se
     p = 2 * float(stdtr(weights.df, -abs(value) / se))
-    return Difference(difference=value, se=se, lo=value - reach, hi=value + reach, n_defined=units, df=weights.df, p=p)
+    return Difference(difference=value, se=se, lo=value - reach, hi=value + reach, n_defined=units, df=weights.df, p=p, **printed)
 
 
 def explain_few_units(rows: ScoredRows, bootstrap: int = 1000) -> str | None:

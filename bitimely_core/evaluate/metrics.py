@@ -37,6 +37,26 @@ NAMES = {
 }
 MACRO = ("balanced_accuracy", "macro_f1", "auroc", "auprc")  # means over the classes that the rows define
 COMPARES_CLASSES = (*MACRO, "auprc_micro")  # unreliable with few rows of a class
+ROUNDING = 1e-12  # of a kappa: agreement so close to that of chance is that of chance
+
+
+class MetricUnit(NamedTuple):
+    """The unit in which differences of a metric are printed."""
+
+    name: str  # "1": a number without unit
+    factor: float  # from the stored number to the printed one
+
+    @property
+    def suffix(self) -> str:
+        """What follows a number in a text."""
+        return "" if self.name == "1" else f" {self.name}"
+
+
+def find_unit(metric: str, target: str | None = None) -> MetricUnit:
+    """The unit of differences of `metric`; `target` is that of the values of a regression."""
+    if metric in LOWER_IS_BETTER:
+        return MetricUnit(target or "units of the target", 1.0)
+    return MetricUnit("1", 1.0) if metric == "kappa" else MetricUnit("points", 100.0)
 
 
 class UnitWeights(NamedTuple):
@@ -283,6 +303,7 @@ def _classification_estimates(rows: ScoredRows, prediction: Array, decisions: Ar
     averaged = present & (np.arange(k) == 1) if k == 2 else present
     chance = float(S @ P)
     value = (N * H - chance) / (N**2 - chance) if chance < N**2 and present.any() else float("nan")
+    value = 0.0 if abs(value) < ROUNDING else value
     moved = true @ P + given @ S
     influence = np.nan_to_num(_divide(n * H + N * hits.sum(1) - moved - value * (2 * N * n - moved), np.array(N**2 - chance)))
     return Estimates(

@@ -18,7 +18,7 @@ from bitimely_core.evaluate.intervals import (
     explain_no_interval,
     explain_rare_class,
 )
-from bitimely_core.evaluate.metrics import EMPTY, ESTIMATORS, MAIN, Estimate, Unit, check_rows, weigh_units
+from bitimely_core.evaluate.metrics import EMPTY, ESTIMATORS, MAIN, Estimate, MetricUnit, Unit, check_rows, find_unit, weigh_units
 from bitimely_core.evaluate.paired import Predictions, align_runs
 from bitimely_core.schemas import CorrectedDifference, MeanDifference, MetricValue
 
@@ -34,6 +34,7 @@ class RunEstimates(NamedTuple):
     n_subjects: int
     undefined: str | None  # why there is no value
     uncertain: str | None  # why there is no interval
+    unit: MetricUnit  # of differences
 
     def mean(self, runs: Sequence[str]) -> Estimate:
         """The mean over `runs`, such as one run a seed."""
@@ -50,6 +51,7 @@ def estimate_runs(
     label: str | None = None,
     bootstrap: int = 1000,
     by: Unit = "subject",
+    unit: str | None = None,
 ) -> RunEstimates:
     """One metric of all `runs` on the same windows, for `mean_over_seeds` and `paired_difference`.
 
@@ -59,17 +61,18 @@ def estimate_runs(
     """
     target, groups, predictions = align_runs(runs)
     name = metric or MAIN[task]
+    printed = find_unit(name, unit)
     if not len(target):
         nothing = Estimate(float("nan"), np.empty(0), weigh_units(np.empty(0), 0))
-        return RunEstimates(name, dict.fromkeys(runs, nothing), 0, EMPTY, None)
+        return RunEstimates(name, dict.fromkeys(runs, nothing), 0, EMPTY, None, printed)
     rows = check_rows(task, target, predictions, groups, class_names, by)
     found = {run: ESTIMATORS[task](rows, values, None) for run, values in rows.predictions.items()}
     if label is None:
         few, values = explain_no_interval(rows, name, bootstrap), {run: one.metrics[name] for run, one in found.items()}
-        return RunEstimates(name, values, rows.n_subjects, "not defined by these rows", few)
+        return RunEstimates(name, values, rows.n_subjects, "not defined by these rows", few, printed)
     k = rows.names.index(label)
     undefined, uncertain = explain_absent_class(rows, k), explain_few_units(rows, bootstrap) or explain_rare_class(rows, k)
-    return RunEstimates("auprc", {run: one.each["auprc"][k] for run, one in found.items()}, rows.n_subjects, undefined, uncertain)
+    return RunEstimates("auprc", {run: one.each["auprc"][k] for run, one in found.items()}, rows.n_subjects, undefined, uncertain, printed)
 
 
 def mean_over_seeds(found: RunEstimates, runs: Sequence[str]) -> MetricValue:
@@ -89,7 +92,7 @@ def paired_difference(found: RunEstimates, first: Sequence[str], second: Sequenc
     one, other = found.mean(first), found.mean(second)
     seeds = (len(first), len(second))
     out = MeanDifference(
-        **build_difference(one, other, found.uncertain).model_dump(), effective=one.weights.effective, seeds=seeds
+        **build_difference(one, other, found.uncertain, found.unit).model_dump(), effective=one.weights.effective, seeds=seeds
     ).model_copy(update={"p": None})
     if out.difference is None or found.uncertain is not None:
         return out

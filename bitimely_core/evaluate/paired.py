@@ -9,7 +9,7 @@ import numpy as np
 
 from bitimely_core.errors import Reason, input_error
 from bitimely_core.evaluate.intervals import build_difference, describe_intervals, explain_no_interval
-from bitimely_core.evaluate.metrics import EMPTY, ESTIMATORS, MAIN, METRICS, Array, Unit, check_rows
+from bitimely_core.evaluate.metrics import EMPTY, ESTIMATORS, MAIN, METRICS, Array, Unit, check_rows, find_unit
 from bitimely_core.schemas import PairedComparison, PairedScores
 
 IDENTITY = ("recording_id", "start", "window")  # columns that identify a window
@@ -48,7 +48,14 @@ def align_runs(runs: Mapping[str, Predictions]) -> tuple[Array, Array, dict[str,
 
 
 def compare(
-    task: str, first: Predictions, second: Predictions, *, class_names: Sequence[str] = (), bootstrap: int = 1000, by: Unit = "subject"
+    task: str,
+    first: Predictions,
+    second: Predictions,
+    *,
+    class_names: Sequence[str] = (),
+    bootstrap: int = 1000,
+    by: Unit = "subject",
+    unit: str | None = None,
 ) -> PairedComparison:
     """Two runs on the same windows: the difference first - second of every metric.
 
@@ -62,7 +69,7 @@ def compare(
         one, other = (ESTIMATORS[task](rows, rows.predictions[name], None).metrics for name in ("run", "other"))
         for m in METRICS[task]:
             scores = [value if np.isfinite(value) else None for value in (one[m].value, other[m].value)]
-            difference = build_difference(one[m], other[m], explain_no_interval(rows, m, bootstrap))
+            difference = build_difference(one[m], other[m], explain_no_interval(rows, m, bootstrap), find_unit(m, unit))
             metrics[m] = PairedScores(first=scores[0], second=scores[1], **difference.model_dump())
     return PairedComparison(
         task=task,
@@ -108,7 +115,14 @@ def list_classes(frame: Any) -> list[str]:
 
 
 def compare_frames(
-    task: str, first: Any, second: Any, class_names: Sequence[str] = (), *, bootstrap: int = 1000, by: Unit = "subject"
+    task: str,
+    first: Any,
+    second: Any,
+    class_names: Sequence[str] = (),
+    *,
+    bootstrap: int = 1000,
+    by: Unit = "subject",
+    unit: str | None = None,
 ) -> dict[str, PairedScores]:
     """`compare` for two `predictions.parquet` as data frames; returns its metrics.
 
@@ -116,4 +130,4 @@ def compare_frames(
     (multi-label), or `target` and `prediction` (regression). Raises as `compare`.
     """
     one, other = (parse_predictions(task, frame, class_names) for frame in (first, second))
-    return compare(task, one, other, class_names=class_names, bootstrap=bootstrap, by=by).metrics
+    return compare(task, one, other, class_names=class_names, bootstrap=bootstrap, by=by, unit=unit).metrics

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 Key = tuple[str, str]  # row, column
 OpenWindows = Callable[[str], Any]  # name of tokens -> its windows or sequences
 
-FRACTIONS = ("kappa", *evaluate.LOWER_IS_BETTER)  # metrics that are not printed in per cent
-CACHE_VERSION = 2  # of stored comparisons: raise it where the numbers change
+CACHE_VERSION = 3  # of stored comparisons: raise it where the numbers change
 
 
 class ScoredRun(NamedTuple):
@@ -74,7 +73,7 @@ class ScoreColumn:
     @property
     def factor(self) -> float:
         """Factor from a score to the printed number."""
-        return 1.0 if self.metric is None or self.metric in FRACTIONS else 100.0
+        return 1.0 if self.metric is None else evaluate.find_unit(self.metric).factor
 
     @property
     def words(self) -> str:
@@ -284,6 +283,7 @@ def _compare_rows(column: ScoreColumn, scored: Sequence[ScoredRun], reference: s
         label=column.label,
         bootstrap=settings.bootstrap,
         by=settings.by,
+        unit=first.scores.unit,
     )
     differences = {}
     base = list(runs.get(reference, {}).values())

@@ -30,6 +30,7 @@ from bitimely_core.evaluate.metrics import (
     ScoredRows,
     Unit,
     check_rows,
+    find_unit,
 )
 from bitimely_core.page import BarPlot, Figure, make_figure
 from bitimely_core.privacy import format_count
@@ -118,6 +119,7 @@ def score(
     baselines: Mapping[str, npt.ArrayLike] | None = None,
     bootstrap: int = 1000,
     by: Unit = "subject",
+    unit: str | None = None,
 ) -> TaskScores:
     """Metrics with 95 % confidence intervals, overall and by class, and those of the baselines. The order of the rows does not matter.
 
@@ -133,6 +135,7 @@ def score(
         train_target: targets of the training split, for constant baselines; None: no such baselines.
         baselines: further predictions on the same rows, such as `{"length_only": length_baseline(...)}`.
         bootstrap: 0: values without intervals, which need no replicates.
+        unit: of the values of a regression.
         by: unit of the variance; "window" ignores the correlation of windows of one subject, which a remark states.
 
     Returns:
@@ -157,7 +160,9 @@ def score(
                 metrics[name][m] = MetricValue(value=one.value, undefined_reason="no CI: the prediction is constant")
 
     def subtract(name: str, m: str) -> MetricValue:
-        difference = build_difference(found["run"].metrics[m], found[name].metrics[m], explain_no_interval(r, m, bootstrap))
+        difference = build_difference(
+            found["run"].metrics[m], found[name].metrics[m], explain_no_interval(r, m, bootstrap), find_unit(m, unit)
+        )
         return metrics[name][m].model_copy(update={"difference": difference})
 
     def label_areas(name: str) -> dict[str, dict[str, MetricValue]]:
@@ -171,6 +176,7 @@ def score(
     return TaskScores(
         task=task,
         main=MAIN[task],
+        unit=unit,
         n=len(r.target),
         n_subjects=r.n_subjects,
         metrics=metrics["run"],

@@ -34,14 +34,10 @@ def limit_threads(jobs: int) -> Iterator[None]:
     if jobs == 1:
         yield
         return
-    import torch
+    from bitimely_core.training.devices import use_threads
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(_threads_per_process(jobs))
-    try:
+    with use_threads(_threads_per_process(jobs)):
         yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _threads_per_process(jobs: int) -> int:

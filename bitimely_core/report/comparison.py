@@ -34,7 +34,15 @@ from bitimely_core.page import (
 )
 from bitimely_core.privacy import show_count
 from bitimely_core.records import has_result
-from bitimely_core.report.run_page import baseline_values, describe_baselines, is_from_scratch, loss_curves, main_metric, run_facts
+from bitimely_core.report.run_page import (
+    baseline_values,
+    describe_baselines,
+    is_from_scratch,
+    list_reproductions,
+    loss_curves,
+    main_metric,
+    run_facts,
+)
 from bitimely_core.report.text import text_cell
 from bitimely_core.schemas import MetricValue, RunRecord, Scores
 from bitimely_core.workspace import locate
@@ -67,15 +75,16 @@ def difference_table(table: ResultTable) -> Table:
         value, lo, hi, se, low, high = (None if v is None else v * factor for v in numbers)
         corrected = None if low is None or high is None else text_cell(low, f"{low:.2f} to {high:.2f}".replace("-", "−"), to=high)
         verdict = evaluate.explain_no_verdict(d) or {1: "better", -1: "worse", 0: "no significant difference"}[table.side(key)]
-        rows.append([*map(table.name, key), MetricValue(value=value, lo=lo, hi=hi), se, corrected, d.p_holm, verdict])
+        unit = d.unit or evaluate.find_unit(table.column(key[1]).metric or "").name
+        rows.append([*map(table.name, key), MetricValue(value=value, lo=lo, hi=hi), unit, se, corrected, d.p_holm, verdict])
     return make_table(
         "differences",
         f"Paired differences to {reference}",
-        f"Row minus {reference} on the same test subjects, means over seeds, in the units of the metric (of errors a negative difference is better). "
+        f"Row minus {reference} on the same test subjects, means over seeds (of errors a negative difference is better). "
         "Below the difference: its uncorrected 95 % CI over subjects for these trained runs. Corrected: Holm correction of one family of "
         f"{len(rows)} comparisons, with the variance between the seeds of each row. If the corrected 95 % CI contains 0, the "
         "difference is not significant; that is no evidence that the rows are equal.",
-        ["row", "data", "difference", "standard error", "corrected 95 % CI", "p, Holm", "significant?"],
+        ["row", "data", "difference", "unit", "standard error", "corrected 95 % CI", "p, Holm", "significant?"],
         rows,
     )
 
@@ -88,7 +97,8 @@ def difference_figure(table: ResultTable) -> list[Figure]:
         here = [table.differences.get((row, c.key)) for row in rows]
         if any(here):
             values, lo, hi = scale_fields(here, c, "difference", "corrected_lo", "corrected_hi")
-            panels.append(ForestPanel(table.name(c.key), values, lo, hi, zero=True))
+            unit = next((d.unit for d in here if d is not None and d.unit not in {None, "1"}), None)
+            panels.append(ForestPanel(table.name(c.key) + (f" ({unit})" if unit else ""), values, lo, hi, zero=True))
     if not panels:
         return []
     lower = [table.name(c.key) for c in table.columns if c.lower]
@@ -331,10 +341,10 @@ def describe_difference(table: ResultTable, key: Key) -> str:
     """One difference as a sentence; better or worse only where the corrected interval and the number of seeds allow it."""
     d, column, side = table.differences[key], table.column(key[1]), table.side(key)
     row, reference, data = table.name(key[0]), table.name(table.reference), table.name(key[1])
-    unit = " points" if column.factor > 1 else ""
+    unit = evaluate.MetricUnit(d.unit or "1", column.factor).suffix
 
     def number(value: float | None) -> str:
-        return "undefined" if value is None else f"{value * column.factor:+.{1 if unit else 3}f}".replace("-", "−")
+        return "undefined" if value is None else f"{value * column.factor:+.{1 if column.factor > 1 else 3}f}".replace("-", "−")
 
     if (reason := evaluate.explain_no_verdict(d)) is not None:
         if d.difference is None or "seeds" not in reason:
@@ -369,6 +379,7 @@ def comparison_page(folders: list[Path]) -> Page:
     rows = list(dict.fromkeys(one.row for one in runs))
     table = ResultTable(runs, rows, columns, reference, {c.key: result_table.compare_column(c, runs, reference) for c in columns})
     page = PageBuilder("Comparison of " + (", ".join(s.run for s in scored) if len(scored) <= 4 else f"{len(scored)} runs"))
+    page.notice(*(f"{s.run}: {line}" for folder, s in zip(folders, scored, strict=True) for line in list_reproductions(folder)))
     page.notice(*(line for s in scored for line in s.notices), *(line for result in table.results.values() for line in result.remarks))
     page.add_facts(run_facts(RunRecord.load(folders[0] / "run.json")))
     page.fact("Reference of the differences", reference)
@@ -407,12 +418,14 @@ def comparison_page(folders: list[Path]) -> Page:
 
 
 def _compare_verdict(name: str, scored: Sequence[Scores], objectives: set[str]) -> str:
-    lower, words = name in evaluate.LOWER_IS_BETTER or name in {"loss", "rel"}, name.replace("_", " ")
+    """The scores without a best one: which it is may be another for other seeds or threads; differences have their own sentence."""
+    words = name.replace("_", " ")
     values = {s.run: v for s in scored if (v := s.metrics.get(name, MetricValue()).value) is not None}
-    best = (min if lower else max)(values, key=lambda run: values[run], default=None)
     verdict = f"{words} is undefined for all runs"
-    if best:
-        verdict = f"The {'lowest' if lower else 'highest'} {words} of {len(values)} runs is {values[best]:.3f} ({best})"
+    if values:
+        listed = ", ".join(f"{value:.3f} ({run})" for run, value in values.items())
+        shown = listed if len(values) <= DESCRIBED else f"{min(values.values()):.3f} to {max(values.values()):.3f}"
+        verdict = f"{words.capitalize()} of {len(values)} trained models: {shown}"
     incomparable = name == "rel" and len(objectives) > 1
     return (
         f"{verdict}{describe_baselines(scored[0], name)}." + " Their objectives differ, so their losses are not comparable." * incomparable

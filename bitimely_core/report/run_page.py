@@ -14,7 +14,7 @@ from bitimely_core.evaluate.result_table import read_curve
 from bitimely_core.page import Figure, HeatMap, Hypnogram, Line, LinePlot, Page, PageBuilder, StageTrack, Table, make_figure, make_table
 from bitimely_core.privacy import format_count, is_small, round_message, show_count
 from bitimely_core.records import has_result
-from bitimely_core.schemas import ClassScores, Comparison, FinalLosses, RunData, RunRecord, Scores, TaskScores
+from bitimely_core.schemas import ClassScores, Comparison, FinalLosses, Reproduction, RunData, RunRecord, Scores, TaskScores
 from bitimely_core.training import tuning
 
 if TYPE_CHECKING:
@@ -52,6 +52,18 @@ def list_notices(record: RunRecord) -> list[str]:
     return list(record.notices) if exact else list(map(round_message, record.notices))
 
 
+def list_reproductions(folder: Path) -> list[str]:
+    """A notice where the same training once more gave other digits than the run in `folder` (`reproduce`)."""
+    path = folder / "reproduction.json"
+    found = Reproduction.load(path) if has_result(path) else None
+    if found is None or not (changes := found.list_changes()):
+        return []
+    where = "; ".join(found.differences) or "the same data, versions and environment"
+    return [
+        f"Trained again ({where}): {'; '.join(changes)}. Results of one seed vary by that much: one seed cannot decide between two methods."
+    ]
+
+
 def run_facts(record: RunRecord) -> dict[str, str]:
     """Facts at the top of a run's pages."""
     data, settings = record.data[0], record.settings
@@ -69,6 +81,7 @@ def run_facts(record: RunRecord) -> dict[str, str]:
         **({"Learning rate": tuning.describe_tuning(record.tuning)} if record.tuning else {}),
         "Seed": str(record.seed),
         "Versions": ", ".join(f"{k} {v}" for k, v in record.versions.items() if k in {"bitimely", "torch", "python"}),
+        **({"Computed on": record.environment.describe()} if record.environment else {}),
         "Fingerprint of the data": data.fingerprint[:16],
     }
     if record.source is None:
@@ -98,7 +111,7 @@ def training_page(folder: Path, record: RunRecord) -> Page:
     contrastive = not record.is_finetuned and registry.objectives[record.settings.objective.name].facts.rows > 1
     reference = "identical vectors for all windows" if contrastive else "predicting the mean"
     page = PageBuilder(f"Run {record.run}")
-    page.notice(*list_notices(record))
+    page.notice(*list_reproductions(folder), *list_notices(record))
     page.add(*loss_curves(folder))
     page.add_facts(run_facts(record))
     loss = f"; {where} loss is {rel:.3f} of that of {reference}" if rel is not None else ""
@@ -112,7 +125,7 @@ def evaluation_page(run: Run, scores: Scores, columns: Mapping[str, npt.NDArray[
     """
     windows, source = run.windows(), run.record.source
     page = PageBuilder(f"Scores of {scores.run}")
-    page.notice(*scores.notices, *scores.remarks)
+    page.notice(*list_reproductions(run.folder), *scores.notices, *scores.remarks)
     page.add_facts(run_facts(run.record))
     if scores.task and (figure := evaluate.score_figure(scores)):
         page.add(figure)
@@ -199,12 +212,15 @@ def metric_table(scores: Scores) -> Table:
 
 
 def _comparison_table(comparison: Comparison, run: str) -> Table:
-    rows = [[name.replace("_", " "), d.difference, d.se, d.lo, d.hi, d.p] for name, d in comparison.metrics.items()]
+    rows = []
+    for name, d in comparison.metrics.items():
+        numbers = (None if v is None else v * (d.factor or 1) for v in (d.difference, d.se, d.lo, d.hi))
+        rows.append([name.replace("_", " "), *numbers, d.unit, d.p])
     caption = (
         "Paired: subject by subject on the same windows. The intervals and p speak of these two trained runs, not of their methods, and are not corrected for the number "
         "of metrics."
     )
-    columns = ["metric", "difference", "standard error", "95 % CI lower", "upper", "p"]
+    columns = ["metric", "difference", "standard error", "95 % CI lower", "upper", "unit", "p"]
     return make_table("paired", f"{run} minus {comparison.run}", caption, columns, rows)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from bitimely_core import storage
 from bitimely_core.errors import Reason, UserError, input_error, integrity_error, safe_text
-from bitimely_core.registry import Task, unknown
+from bitimely_core.registry import Task, datasets, load_members, unknown
 from bitimely_core.schemas import RunData, TokenManifest, TokenOptions, TokenStatistics
 from bitimely_core.tokens.splits import SHARED, SPLITS
 
@@ -78,6 +78,15 @@ class TokenSet(ABC):
     def classes(self) -> int:
         """C; 1 for regression, 0 without labels."""
         return 1 if self.task == "regression" else len(self.class_names)
+
+    @property
+    def target_unit(self) -> str | None:
+        """The unit of the labels of a regression, where the view states one."""
+        if self.task != "regression":
+            return None
+        load_members("bitimely_core.datasets")
+        views = datasets[self.dataset].facts.views if self.dataset in datasets else {}
+        return (views[self.view].unit or None) if self.view in views else None
 
     @property
     def split(self) -> str:

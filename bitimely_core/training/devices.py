@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from bitimely_core.errors import UserError, usage_error
+from bitimely_core.schemas import RunEnvironment
 from bitimely_core.training.distributed import get_world_size
 
 
@@ -51,6 +53,30 @@ def select_device(name: str = "auto") -> torch.device:
     elif device.type not in {"cpu", "mps"}:
         raise missing_device(name, "expected auto, cpu, cuda or mps")
     return device
+
+
+@contextmanager
+def use_threads(count: int) -> Iterator[None]:
+    """Torch computes with `count` threads on the CPU, whatever OMP_NUM_THREADS."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def describe_environment(where: torch.device) -> RunEnvironment:
+    """How a training on the device `where` computes in this process."""
+    on_gpu = where.type == "cuda"
+    return RunEnvironment(
+        device=where.type,
+        hardware=torch.cuda.get_device_name(where) if on_gpu else f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        threads=torch.get_num_threads(),
+        processes=get_world_size(),
+        deterministic=where.type == "cpu" or torch.are_deterministic_algorithms_enabled(),  # see `deterministic_kernels`
+        matmul=torch.get_float32_matmul_precision(),
+    )
 
 
 def missing_device(name: str, requirement: str) -> UserError:

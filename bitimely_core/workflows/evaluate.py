@@ -199,6 +199,7 @@ def _score_task(windows: Windows, rows: Windows, bootstrap: int, by: Unit, targe
         baselines=_predict_shortcuts(windows, rows) if windows.vocabulary and train_target is not None and len(rows) else None,
         bootstrap=bootstrap,
         by=by,
+        unit=windows.target_unit,
     )
 
 
@@ -237,5 +238,7 @@ def _compare_runs(
         raise usage_error("a pre-trained run has no predictions", "expected a fine-tuned run", "Fine-tune it first", field="--compare")
     return Comparison(
         run=RunRecord.load(second / "run.json").run,
-        metrics=scoring.compare_frames(windows.task, first, read_result_table(path), windows.class_names, bootstrap=bootstrap, by=by),
+        metrics=scoring.compare_frames(
+            windows.task, first, read_result_table(path), windows.class_names, bootstrap=bootstrap, by=by, unit=windows.target_unit
+        ),
     )

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
+from bitimely_core import storage
 from bitimely_core.config import DataConfig
-from bitimely_core.errors import usage_error
+from bitimely_core.errors import UserError, usage_error
+from bitimely_core.evaluate import parse_predictions
+from bitimely_core.records import has_result, read_result_table, write_results
+from bitimely_core.report import run_page
+from bitimely_core.report.renderer import write_report
 from bitimely_core.run import FORMAT, Run, list_versions
-from bitimely_core.schemas import RunRecord
+from bitimely_core.schemas import Reproduction, RunEnvironment, RunRecord, Scores
 from bitimely_core.types import Progress
+from bitimely_core.workflows.evaluate import evaluate
 from bitimely_core.workflows.finetune import finetune
 from bitimely_core.workflows.prepare import prepare_windows
 from bitimely_core.workflows.pretrain import pretrain
 from bitimely_core.workflows.train import Flags
-from bitimely_core.workspace import locate_new
+from bitimely_core.workspace import locate, locate_new
+
+if TYPE_CHECKING:
+    import torch
 
 SHAPE = ("channels", "length", "codes", "others")  # settings of the model that the data decide
 LOSS = 1e-6  # relative difference of the last loss that counts as the same on another machine
@@ -26,11 +36,14 @@ class ReproduceResult(TypedDict, total=False):
     format_version: int
     run: str
     again: str  # name of the new run
-    differences: list[str]  # data and versions that differ from those of the training
+    differences: list[str]  # data, versions and environment that differ from those of the training
     loss: list[float | None]  # of both runs
+    metrics: dict[str, list[float | None]]  # scores of both runs, of an evaluated run
+    changes: list[str]  # numbers that differ by more than rounding of the digits that pages show
     same_loss: bool
     same_weights: bool
     reproduced: bool
+    trained: bool  # False: the other run was there already
 
 
 def reproduce(
@@ -42,19 +55,27 @@ def reproduce(
     force_new: bool = False,
     progress: Progress | None = None,
 ) -> ReproduceResult:
-    """Train a run again from its run.json, under `<run>-again`, and compare: weights bit for bit, last loss to rounding.
+    """Train a run again from its run.json, under `<run>-again`, and compare: weights bit for bit, last loss to rounding, scores.
+
+    An evaluated run is evaluated again, too. The result is stored with the run as `reproduction.json`; where shown digits change, its page
+    says so.
 
     Raises:
         UserError: incomplete (exit 4), and those of the training.
     """
-    record = Run.open(run, workspace).require_finished().record
+    from bitimely_core.training.devices import describe_environment
+
+    opened = Run.open(run, workspace).require_finished()
+    record = opened.record
     name = locate_new(workspace, "runs", f"{record.run}-again").name
-    differences = _list_differences(record, workspace, verify, dry_run)
+    here = _list_environment(record, describe_environment(_select_device(record)), list_versions())
+    differences = [*here, *_list_data(record, workspace, verify, dry_run)]
     result: ReproduceResult = {"format_version": FORMAT, "run": record.run, "again": name, "differences": differences}
     if dry_run:
         return result
     stored = record.to_json()["settings"]
     sections = {key: stored[key] for key in ("model", "objective", "data", "train")}
+    sections["train"]["device"] = _select_device(record).type
     common: Flags = {"run": name, "workspace": workspace, "verify": verify, "force_new": force_new, "progress": progress}
     if record.source is None:
         sections["model"] = {key: value for key, value in sections["model"].items() if key not in SHAPE}
@@ -64,11 +85,77 @@ def reproduce(
         del sections["model"]
         done = finetune(record.source.run, data=record.data[0].name, flags=sections, **common)
     again = RunRecord.load(Path(done["folder"]) / "run.json")
+    if again.environment is not None:  # it may have been there before
+        differences[: len(here)] = _list_environment(record, again.environment, again.versions)
     losses = [one.final.loss if one.final else None for one in (record, again)]
     before, after = losses
     near = before is not None and after is not None and abs(before - after) <= LOSS * max(abs(before), 1e-12)
     same = record.weights == again.weights
-    return {**result, "loss": losses, "same_loss": before == after or near, "same_weights": same, "reproduced": same or near}
+    found = Reproduction(
+        again=name,
+        differences=tuple(differences),
+        loss=(before, after),
+        same_weights=same,
+        metrics=_score_again(opened, name, workspace, verify, progress),
+    )
+    _store_reproduction(opened, found)
+    return {
+        **result,
+        "loss": losses,
+        "metrics": {metric: list(pair) for metric, pair in found.metrics.items()},
+        "changes": found.list_changes(),
+        "same_loss": before == after or near,
+        "same_weights": same,
+        "reproduced": same or near,
+        "trained": done["trained"],
+    }
+
+
+def _select_device(record: RunRecord) -> torch.device:
+    """The device of the settings, or where this machine does not have it the one that it has."""
+    from bitimely_core.training.devices import select_device
+
+    with suppress(UserError):
+        return select_device(record.settings.train.device)
+    return select_device()
+
+
+def _score_again(
+    run: Run, again: str, workspace: Path, verify: bool, progress: Progress | None
+) -> dict[str, tuple[float | None, float | None]]:
+    """The scores of a run that has been evaluated, and those of the other one on the same rows."""
+    if (before := run.scores) is None:
+        return {}
+    how = before.settings
+    evaluate(
+        again,
+        data=before.data,
+        split=before.split,
+        bootstrap=how.bootstrap,
+        by=how.by,
+        workspace=workspace,
+        verify=verify,
+        progress=progress,
+    )
+    after = Scores.load(locate(workspace, "runs", again) / "scores.json").metrics
+    return {name: (one.value, after[name].value) for name, one in before.metrics.items() if name in after}
+
+
+def _store_reproduction(run: Run, found: Reproduction) -> None:
+    """Write `reproduction.json`, and the page of the run again where it has to say that shown digits change."""
+    files: dict[str, storage.Content | None] = {"reproduction.json": found.encode()}
+    write_results(run.folder, files)
+    if not found.list_changes():
+        return
+    page = run_page.training_page(run.folder, run.record)
+    if run.scores is not None:
+        scores, columns = Scores.load_shared(run.folder), {}
+        if has_result(run.folder / "predictions.parquet") and scores.task:
+            frame = read_result_table(run.folder / "predictions.parquet")
+            rows = parse_predictions(scores.task, frame, run.windows().class_names)
+            columns = {"target": rows.target, "prediction": rows.prediction}
+        page = run_page.evaluation_page(Run(run.folder, run.record, scores.data, run.open_windows), scores, columns)
+    write_report(run.folder, page)
 
 
 def _initial_run(record: RunRecord) -> str | None:
@@ -80,12 +167,24 @@ def _initial_run(record: RunRecord) -> str | None:
     return origin.get("run") or (f"{origin['repo']}@{origin['revision']}" if origin else None)
 
 
-def _list_differences(record: RunRecord, workspace: Path, verify: bool, dry_run: bool) -> list[str]:
+def _list_environment(record: RunRecord, environment: RunEnvironment, versions: dict[str, str]) -> list[str]:
+    """Versions and environment that differ from those of the run; of runs before version 0.2 the device alone is known."""
     out = [
         f"{name} {version}, it was {record.versions.get(name)}"
-        for name, version in list_versions().items()
+        for name, version in versions.items()
         if record.versions.get(name) != version
     ]
+    if record.environment is not None:
+        out += environment.list_changes(record.environment)
+    elif record.device and record.device.partition(":")[0] != environment.device:
+        out.append(f"device {environment.device}, it was {record.device}")
+    if record.earlier_environments:
+        out.append(f"the run was stopped and continued elsewhere; it began on {record.earlier_environments[0].describe()}")
+    return out
+
+
+def _list_data(record: RunRecord, workspace: Path, verify: bool, dry_run: bool) -> list[str]:
+    out = []
     for data in record.data:
         fingerprint = prepare_windows(data.name, workspace, DataConfig(), verify=verify, dry_run=dry_run).fingerprint
         if fingerprint != data.fingerprint:

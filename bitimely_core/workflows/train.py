@@ -75,10 +75,12 @@ def run_job(job: TrainingJob, *, force_new: bool, progress: Progress | None, say
 
     The settings of the run hold the selected rate and `tuning.around` the given one, so that the same command finds its run again.
     """
+    from bitimely_core.training.devices import describe_environment, select_device
     from bitimely_core.training.distributed import barrier, get_rank, is_resuming
 
     writer, fresh = get_rank() == 0, force_new and not is_resuming()
-    record, search, path = job.record, job.search, job.folder / "run.json"
+    environment = describe_environment(select_device(job.settings.train.device))
+    record, search, path = job.record.model_copy(update={"environment": environment}), job.search, job.folder / "run.json"
     if say:
         train, n = job.settings.train, job.batches
         length = f"{train.steps:,} steps" if train.steps is not None else f"{train.epochs} epochs of {n.steps:,} steps"
@@ -95,6 +97,11 @@ def run_job(job: TrainingJob, *, force_new: bool, progress: Progress | None, say
     if stored.finished:
         record, steps = stored, stored.final.step if stored.final else 0
     else:
+        if stored.environment not in {None, environment}:  # continued elsewhere
+            stored = stored.model_copy(update={"earlier_environments": (*(stored.earlier_environments or ()), stored.environment)})
+        record = record.model_copy(update={"earlier_environments": stored.earlier_environments})
+        if writer and stored.earlier_environments:
+            write_results(job.folder, {path.name: record.encode()}, finished=False)
         record, steps = _train(job, record, search, writer, progress, say if writer else None)
     if writer:
         _seal_run(job, record, trained=not stored.finished)

@@ -1,0 +1,60 @@
+"""The demonstration: its last step, and the same digits for any number of threads."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bitimely_cli import experiments
+from bitimely_cli.main import main
+
+SHORT = {  # what makes the commands of the demonstration take seconds
+    "--subjects 6000": "--subjects 80",
+    "--epochs 1 ": "--steps 3 --batch-size 8 ",
+    "--epochs 2 ": "--steps 3 --batch-size 8 ",
+    "evaluate ": "evaluate --bootstrap 20 ",
+}
+WINNERS = re.compile(r"\b(better|worse|best|highest|lowest|superior|beats)\b")
+
+
+def shorten(command: str) -> str:
+    for text, other in SHORT.items():
+        command = command.replace(text, other)
+    return command
+
+
+def run_demo(home: Path, capsys: pytest.CaptureFixture[str], threads: int) -> dict[str, Any]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert main(["demo", "--claims", "-w", str(home), "--json"]) == 0
+        assert torch.get_num_threads() == threads, "the demonstration leaves the number of threads as it was"
+    finally:
+        torch.set_num_threads(before)
+    out, err = capsys.readouterr()
+    assert "Traceback" not in err
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def test_the_demonstration_of_claims_says_the_same_on_any_number_of_threads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiments, "CLAIMS", tuple(map(shorten, experiments.CLAIMS)))
+    one, several = (run_demo(tmp_path / f"{threads}", capsys, threads) for threads in (1, 3))
+    for key in ("verdict", "metrics", "baselines", "comparison"):
+        assert one[key] == several[key], key
+    runs = {"tiny-synthetic-claims", "tiny-synthetic-claims-scratch"}
+    assert one["metrics"].keys() == runs
+    page = Path(one["report"]).read_text()
+    assert all(run in page for run in runs)
+    assert "Data: synthetic-claims" in page
+    assert not WINNERS.search(one["verdict"]), "one seed a row: nothing is said about the methods"
+    assert "nothing is said about the methods" in one["verdict"]
+    record = json.loads((tmp_path / "3" / "demo" / "runs" / "tiny" / "run.json").read_bytes())
+    assert record["environment"]["threads"] == 1
