@@ -87,7 +87,7 @@ class ClaimsBuildOptions(OptionGroup):
     min_case_fraction: Annotated[Share, build_option("The same as a share of the cases.", least=0.0)] = None
     denominator: Annotated[Text, build_option("all or controls.", flag="--ratio-denominator")] = None
     population: Annotated[Text, build_option("subjects or observed.")] = None
-    no_select: Annotated[bool, build_option("Keep every PheCode.", flag="--no-select")] = False
+    no_select: Annotated[bool, build_option("Keep every PheCode of the training subjects.", flag="--no-select")] = False
     dedupe: Annotated[Text, build_option("day, month, none or first-per-age30.")] = None
     time: Annotated[Text, build_option("months, calendar-month or age30.")] = None
     min_codes: Annotated[Count, build_option("Leave out subjects with fewer.", least=0)] = None

@@ -147,6 +147,7 @@ class TrainOptions(OptionGroup):
     device: Device = None
     devices: Devices = None
     compile: Annotated[bool, declare_setting(TrainConfig, "compile")] = False
+    checkpoint: Annotated[str | None, declare_setting(TrainConfig, "checkpoint")] = None
     seed: Seed = None
 
     def sections(self) -> dict[str, dict[str, Any]]:

@@ -89,6 +89,9 @@ class TrainConfig(Section):
     log_every: int = Field(10, ge=1, description="Steps between lines of the log.")
     checkpoint_every: int | None = Field(None, ge=1, description="Steps between checkpoints (default: an epoch).")
     keep: int = Field(2, ge=2, description="Checkpoints to keep.")
+    checkpoint: Literal["last", "best"] = Field(
+        "last", description="Weights of the run: those of the last step, as in the paper, or of the lowest validation loss."
+    )
 
     def count_steps(self, per_epoch: int) -> int:
         """Optimizer steps of the training, with `per_epoch` of them in an epoch."""

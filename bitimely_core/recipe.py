@@ -54,6 +54,7 @@ class RecipeStage(Section):
     device: str | None = None
     devices: int | None = Field(None, ge=1)
     compile: bool | None = None
+    checkpoint: Literal["last", "best"] | None = None
     seed: int | None = Field(None, ge=0)
     ties: str | None = None
     rotary: str | None = None

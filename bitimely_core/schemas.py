@@ -570,6 +570,20 @@ class FinalLosses(Losses):
     validation: Losses | None = None
 
 
+class ScoredCheckpoint(Losses):
+    """The weights of a run, which every score is of; `loss` and `rel` are their validation losses."""
+
+    choice: Literal["last", "best"]
+    step: int
+    steps: int  # of the training
+
+    def describe(self) -> str:
+        """In one line, for pages."""
+        if self.choice == "last":
+            return f"last, step {self.step:,}"
+        return f"best validation loss ({self.loss:.4g}), step {self.step:,} of {self.steps:,}"
+
+
 class TuningTrial(Part):
     """The short training at one learning rate."""
 
@@ -650,6 +664,7 @@ class RunRecord(StoredRecord):
     environment: RunEnvironment | None = omit_none("Where it was trained; of a run that was stopped, where it ended.")
     earlier_environments: tuple[RunEnvironment, ...] | None = omit_none("Of a run that was stopped and continued elsewhere.")
     weights: str | None = omit_none("SHA-256 of model.safetensors, of finished runs.")
+    checkpoint: ScoredCheckpoint | None = omit_none("Of finished runs: which weights these are.")
     tuning: TuningRecord | None = omit_none("The learning-rate search.")
     pretraining_data: tuple[RunData, ...] | None = omit_none("Of a fine-tuning.")
     pretraining_steps: int | None = omit_none("Of a fine-tuning.")
@@ -906,6 +921,7 @@ class EvaluationSettings(Part):
     model: str = ""
     preset: str = ""
     verified: bool = True
+    checkpoint: ScoredCheckpoint | None = omit_none("The weights that were scored.")
 
 
 class TaskScores(Part):

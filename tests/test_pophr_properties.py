@@ -282,7 +282,7 @@ def oracle(events: pl.DataFrame, subjects: pl.DataFrame | None, phemap: pl.DataF
         above = [x for x in own if own[x]["ratio"] > p["threshold"]]
         chosen |= set(above or sorted(own, key=lambda x: (-own[x]["ratio"], -own[x]["n_case_with"], float(x)))[: p["top_k"]])
     if not p["select"]:
-        chosen = {x for _, _, x, _ in record}
+        chosen = {x for s, _, x, _ in record if split[s] == "train"}
     selected = sorted(chosen, key=lambda x: (float(x), x))
     ids = {x: i for i, x in enumerate(selected, 5)}
 
@@ -411,6 +411,32 @@ def test_3_a_subject_of_the_test_split_changes_nothing_for_others(seed: int) -> 
     assert again["ratios"] == result["ratios"]
     assert again["selected"] == result["selected"] != []
     assert {s: one for s, one in again["sequences"].items() if s != new} == result["sequences"]
+
+
+@pytest.mark.parametrize("select", [True, False])
+@pytest.mark.parametrize("seed", range(6))
+def test_3_held_out_subjects_decide_on_no_code(seed: int, select: bool) -> None:
+    """Other diagnoses of all subjects outside of the training split, some that nobody else has: the same vocabulary, ratios and training rows."""
+    events, subjects, phemap = random_tables(seed)
+    chosen = {"landmark": None, "rules": RULES, "select": select, "threshold": 1.0, "min_codes": 1, "fallback": codes.STEPS}
+    params = random_params(seed) | chosen
+    names = [s for s in events["subject_id"].unique(maintain_order=True) if s is not None]
+    params["split_override"] = {s: ("train", "train", "validation", "test")[k % 4] for k, s in enumerate(names)}
+    params["split_override"] |= dict.fromkeys(subjects["subject_id"] if subjects is not None else (), "train") | params["split_override"]
+    held_out = [s for s in names if params["split_override"][s] != "train"]
+    new = pl.DataFrame({"vocab": ["icd9"], "code": ["V70.0"], "phecode": ["999.5"]}, schema=phemap.schema)
+    other = pl.when(pl.col("subject_id").is_in(held_out)).then(pl.lit("V70.0")).otherwise("code").alias("code")
+    changed = events.with_columns(
+        other, pl.when(pl.col("subject_id").is_in(held_out)).then(pl.lit("icd9")).otherwise("vocab").alias("vocab")
+    )
+    phemap = pl.concat([phemap, new])
+    before, after = (build_sequences(table, subjects, phemap, **params) for table in (events, changed))
+    assert before["selected"] == after["selected"]
+    assert before["vocab"] == after["vocab"]
+    assert before["ratios"] == after["ratios"]
+    assert "999.5" not in after["vocab"]
+    kept = [{s: one for s, one in found["sequences"].items() if s not in held_out} for found in (before, after)]
+    assert kept[0] == kept[1]
 
 
 @pytest.mark.parametrize("seed", range(10))

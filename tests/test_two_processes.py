@@ -18,10 +18,31 @@ from bitimely_cli.main import main
 from bitimely_core import storage
 from bitimely_core.errors import UserError
 
+TWO_STAGES = """
+[pretrain]
+preset = "tiny"
+data = "synthetic/staging"
+steps = 1
+
+[finetune]
+data = ["synthetic/staging"]
+fraction = 1.0
+steps = 1
+
+[evaluate]
+bootstrap = 20
+
+[model]
+tokenizer = "patch"
+
+[train]
+batch_size = 8
+"""
 STEPS = ["--steps", "1", "--batch-size", "8"]
 PRETRAIN = ["pretrain", "--preset", "tiny", "--data", "synthetic/staging", *STEPS, "--set", "model.tokenizer=patch"]
 FINETUNE = ["finetune", "tiny", "--data", "synthetic/staging", "--fraction", "1", *STEPS]
 TIMED = ("runs/*/checkpoints/*/meta.json", "runs/*/metrics.jsonl", "runs/*/model_card.md", "runs/*/manifest.json", "*/*/.lock")  # seconds
+RECIPE = "two.toml"  # beside the workspace
 VERBS: dict[str, tuple[list[str], list[str]]] = {  # what is removed before, the command
     "ingest": (["cache", "tokens"], ["ingest", "synthetic"]),
     "ingest-anew": ([], ["ingest", "synthetic", "--force-new"]),
@@ -35,6 +56,9 @@ VERBS: dict[str, tuple[list[str], list[str]]] = {  # what is removed before, the
     "report": ([], ["report", "tiny-staging"]),
     "export": ([], ["export", "tiny-staging"]),
     "verify": ([], ["verify", "--deep"]),
+    "reproduce": ([], ["reproduce", "tiny"]),
+    "reproduce-anew": ([], ["reproduce", "tiny-staging", "--force-new"]),
+    "run": ([], ["run", RECIPE]),
 }
 
 
@@ -80,6 +104,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_same_command_twice_at_once(verb: str, base: Path, tmp_path: Path) -> None:
     removed, argv = VERBS[verb]
+    (tmp_path / RECIPE).write_text(TWO_STAGES)
+    argv = [word if word != RECIPE else str(tmp_path / RECIPE) for word in argv]
     trees = []
     for name, delays in (("once", [0.0]), ("twice", [0.0, 0.0])):
         ws = tmp_path / name / "ws"

@@ -25,7 +25,7 @@ class CodeCounts:
     """Counts for the selection. Counts of shards add up with `+`.
 
     Of training subjects with a label: `cases` and `known` by rule, `cases_with` and `known_with` by (rule, PheCode). Of all training
-    subjects: `train_with` subjects and `records` by PheCode. Of all subjects: `carriers` by PheCode.
+    subjects: `train_with` subjects and `records` by PheCode.
     """
 
     cases: Counter[str] = field(default_factory=Counter)
@@ -34,7 +34,6 @@ class CodeCounts:
     known_with: Counter[tuple[str, str]] = field(default_factory=Counter)
     train_with: Counter[str] = field(default_factory=Counter)
     records: Counter[str] = field(default_factory=Counter)
-    carriers: Counter[str] = field(default_factory=Counter)
 
     def __add__(self, other: CodeCounts) -> CodeCounts:
         return CodeCounts(*(getattr(self, part.name) + getattr(other, part.name) for part in fields(self)))
@@ -107,14 +106,13 @@ def count_codes(
     columns = flags.columns[1:]
     sums = [nw.col(column).sum() for column in columns]
     present = records.select("subject", "phecode").unique().join(engine(flags), on="subject")
-    with_code = collect_rows(present.group_by("phecode").agg(nw.len().alias("carriers"), *sums))
+    with_code = collect_rows(present.group_by("phecode").agg(*sums))
     counts = CodeCounts()
     if frequency:
         often = records.join(engine(flags.select("subject", "train")), on="subject").group_by("phecode").agg(nw.col("train").sum())
         counts.records.update({phecodes[i]: n for i, n in collect_rows(often).select("phecode", "train").iter_rows()})
     for row in with_code.iter_rows(named=True):
         phecode = phecodes[row["phecode"]]
-        counts.carriers[phecode] = int(row["carriers"])
         counts.train_with[phecode] = int(row["train"])
         for i, name in enumerate(names):
             counts.cases_with[name, phecode] = int(row[f"case_{i}"])
@@ -145,8 +143,8 @@ def select_codes(
     Args:
         counts: of all shards.
         names: of the labels.
-        select: True: PheCodes above the threshold, for a rule without any the top k; the union over the rules. False: every PheCode that
-            occurs. `frequency`: those with more than `min_record_frequency` of the records of training subjects.
+        select: True: PheCodes above the threshold, for a rule without any the top k; the union over the rules. False: every PheCode of a
+            training subject. `frequency`: those with more than `min_record_frequency` of the records of training subjects.
         denominator: all: cases and non-cases; controls: non-cases.
         threshold: selected ratios exceed it.
         top_k: number of PheCodes selected where none does, by (-ratio, -carriers among the cases, PheCode).
@@ -172,7 +170,7 @@ def select_codes(
         cases, known = counts.cases[name], counts.known[name]
         ceiling[name] = None if not cases else known / cases if denominator == "all" else math.inf if known > cases else None
     if select is False:
-        chosen.update(counts.carriers)
+        chosen.update(phecode for phecode, n in counts.train_with.items() if n)
     elif select == "frequency":
         least = min_record_frequency * counts.records.total()
         chosen.update(phecode for phecode, n in counts.records.items() if n > least)

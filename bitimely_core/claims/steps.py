@@ -59,7 +59,7 @@ class SequenceChoices:
     top_k: int = 5  # number selected for a label without any such PheCode
     min_case_support: int = 1  # carriers among the cases that a PheCode needs to be considered
     min_case_fraction: float = 0.0  # the same as a share of the cases
-    select: bool | str = True  # False: every PheCode that occurs; frequency: by `min_record_frequency`
+    select: bool | str = True  # False: every one of a training subject; frequency: by `min_record_frequency`
     min_record_frequency: float = 0.001
     dedupe: str = "day"  # day, month, none or first_per_age30
     min_codes: int = 10  # subjects with fewer are excluded

@@ -34,7 +34,7 @@ class RunEstimates(NamedTuple):
     n_subjects: int
     undefined: str | None  # why there is no value
     uncertain: str | None  # why there is no interval
-    unit: MetricUnit  # of differences
+    unit: MetricUnit = MetricUnit("points", 100.0)  # of differences
 
     def mean(self, runs: Sequence[str]) -> Estimate:
         """The mean over `runs`, such as one run a seed."""

@@ -79,6 +79,7 @@ def run_facts(record: RunRecord) -> dict[str, str]:
         "Split": f"by {data.split}: {per_split}; 0 shared" if by_subject else f"{data.split}: {per_split}",
         "Model": f"{record.model}, preset {record.preset}, {settings.model.tokenizer} tokens, {record.parameters:,} parameters{paper}",
         **({"Learning rate": tuning.describe_tuning(record.tuning)} if record.tuning else {}),
+        **({"Checkpoint": record.checkpoint.describe()} if record.checkpoint else {}),
         "Seed": str(record.seed),
         "Versions": ", ".join(f"{k} {v}" for k, v in record.versions.items() if k in {"bitimely", "torch", "python"}),
         **({"Computed on": record.environment.describe()} if record.environment else {}),

@@ -111,6 +111,7 @@ class TrainingState:
     validated: int = 0  # step of the last validation
     last: dict[str, float | None] = field(default_factory=dict)  # loss and rel of the last step
     best: dict[str, int | float | None] | None = None  # lowest validation loss, its rel, step and epoch
+    best_weights: dict[str, Tensor] | None = None  # of that step, on the CPU, where they are selected
     stop_signal: int = 0  # received by this process
     logged_at: float = 0.0  # clock at the last logged line; the counters below start there
     timesteps_read: int = 0
@@ -148,6 +149,8 @@ def fit(
     `identity` (JSON: manifest hash of the data, hash of the tokenizer, resolved settings). `log` is called with every line of the log, and
     in it `of`, the number of all steps; `notice` with every warning (None: `warnings.warn`).
 
+    With `config.checkpoint` best the model ends with the weights of the lowest validation loss; every checkpoint holds those so far.
+
     Raises UserError: config, settings_differ (exit 2); shapes_differ, no_input, non_finite_loss (4); integrity (5); resource_limit,
     disk_full (6); locked (7); interrupted (130, 143).
     """
@@ -155,6 +158,7 @@ def fit(
     stored = {**(config or TrainConfig()).model_dump(), **({} if epochs is None else {"steps": None})}
     settings = validate(TrainConfig, {**stored, **overrides})
     total = settings.count_steps(batches.steps)
+    require_validation(settings, validation, total)
     if not batches.steps and settings.count_steps(1):
         raise input_error(Reason.NO_INPUT, "no training batch", "expected at least one", "Check the split: it may have no training subject")
     distributed.join_group()
@@ -174,8 +178,6 @@ def fit(
         groups = group_parameters(model, settings.weight_decay)
         names = [name for group in groups for name in group.pop("names")]
         trained = groups or [{"params": [nn.Parameter(torch.zeros(0))]}]
-        shared = settings.model_dump(mode="json", exclude={*RESUME_EXEMPT, "epochs", "steps", "batch_size"})
-        shared |= {"total_steps": total, "epoch_steps": batches.steps, "batch_rows": batches.size}  # what a resumed run must agree with
         state = TrainingState(
             model=model,
             objective=objective,
@@ -188,7 +190,7 @@ def fit(
             names=names,
             home=home,
             log=log,
-            identity=json.loads(storage.encode_json({**(identity or {}), "train": shared})),
+            identity=json.loads(storage.encode_json({**(identity or {}), "train": _describe_training(settings, batches, total)})),
         )
         if checkpoint is not None:
             _resume(state, checkpoint)
@@ -206,6 +208,20 @@ def fit(
         "device": str(device),
         "findings": findings,
     }
+
+
+def _describe_training(settings: TrainConfig, batches: Batches, total: int) -> dict[str, JsonValue]:
+    """What a resumed run must agree with."""
+    later = {"checkpoint"} if settings.checkpoint == "last" else set()  # not in checkpoints of version 0.1
+    shared = settings.model_dump(mode="json", exclude={*RESUME_EXEMPT, *later, "epochs", "steps", "batch_size"})
+    return shared | {"total_steps": total, "epoch_steps": batches.steps, "batch_rows": batches.size}
+
+
+def require_validation(config: TrainConfig, validation: Batches | None, total: int) -> None:
+    """Raises UserError (no_input, exit 4) where the weights of the lowest validation loss are wanted and nothing validates."""
+    if config.checkpoint == "best" and total and (validation is None or not validation.steps):
+        problem, expected = "no validation windows", "the lowest validation loss chooses the weights"
+        raise input_error(Reason.NO_INPUT, problem, expected, "Use --checkpoint last, or ingest more subjects", field="--checkpoint")
 
 
 def _measure_scale(model: nn.Module, batches: Batches, objective: Objective, config: TrainConfig) -> None:
@@ -356,6 +372,7 @@ def _validate(state: TrainingState) -> int:
     lowest = math.inf if state.best is None or state.best["loss"] is None else state.best["loss"]
     if entry["loss"] is not None and entry["loss"] < lowest:
         state.best = {"step": entry["step"], "epoch": entry["epoch"], "loss": entry["loss"], "rel": entry["rel"]}
+        state.best_weights = _copy_tensors(state.model) if state.config.checkpoint == "best" else None
     _write_line(state, _add_parts(entry, parts))
     state.logged_at = time.perf_counter()
     return 0
@@ -585,11 +602,24 @@ def _resume(state: TrainingState, checkpoint: checkpoints.Checkpoint) -> None:
     loaded = {at: moments[name] for at, name in enumerate(state.names) if name in moments}
     state.optimizer.load_state_dict({"state": loaded, "param_groups": state.optimizer.state_dict()["param_groups"]})
     meta = checkpoint.meta
+    if state.config.checkpoint == "best" and meta.best is not None:  # weights of their own only where they are those of another step
+        state.best_weights = checkpoints.load_tensors(checkpoint, "best") if "best.safetensors" in meta.files else weights
+        checkpoints.require_same_shapes(checkpoint, state.best_weights, weights)
+        if meta.finished:
+            state.model.load_state_dict(state.best_weights)
     state.step, state.validated, state.best, state.last = meta.step, meta.validated, meta.best, meta.last
 
 
 def _save_checkpoint(state: TrainingState) -> None:
-    """Write a checkpoint of this step, after the last one also `model/`. Process 0 alone writes."""
+    """Write a checkpoint of this step, after the last one also `model/`. Process 0 alone writes.
+
+    After the last step the model gets the selected weights.
+    """
+    finished = state.step == state.total and not _needs_validation(state)
+    weights = _list_tensors(state.model)
+    if finished and state.best_weights is not None:
+        weights = _copy_tensors(state.model)
+        state.model.load_state_dict(state.best_weights)
     if state.home is None:
         return
     parameters = dict(state.model.named_parameters())
@@ -604,7 +634,6 @@ def _save_checkpoint(state: TrainingState) -> None:
             file=str(state.home),
         )
     if distributed.get_rank() == 0:
-        finished = state.step == state.total and not _needs_validation(state)
         if finished and callable(save := getattr(state.model, "save", None)):
             save(state.home / "model")
         elif finished:  # it cannot save its configuration
@@ -624,7 +653,9 @@ def _save_checkpoint(state: TrainingState) -> None:
             bitimely=__version__,
             torch=str(torch.__version__),
         )
-        tensors = {"model": _list_tensors(state.model), "optimizer": moments}
+        tensors = {"model": weights, "optimizer": moments}
+        if state.best_weights is not None and state.best is not None and state.best["step"] != state.step:
+            tensors["best"] = state.best_weights
         checkpoints.save_checkpoint(state.home / "checkpoints", meta, tensors, keep=state.config.keep)
     distributed.all_reduce_sum([0.0])  # the others wait: a stop must not end them while process 0 writes
 
@@ -641,6 +672,11 @@ def _describe_log(path: Path) -> StoredFile | None:
 
 def _list_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+
+
+def _copy_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of the model as they are now, on the CPU."""
+    return {name: value.detach().to("cpu", copy=True) for name, value in _list_tensors(model).items()}
 
 
 def _finite_or_none(value: float) -> float | None:

@@ -90,9 +90,7 @@ def evaluate(
         return {**counts, **({"n": None, "n_subjects": None} if hidden else {}), "folder": str(folder)}
     scores = Scores(
         **counts,
-        settings=EvaluationSettings(
-            bootstrap=bootstrap, by=by, model=record.model, preset=record.preset, verified=verify and record.verified
-        ),
+        settings=_describe_settings(record, bootstrap, by, verified=verify and record.verified),
         leak_free=record.leak_free,
         subjects_shared_with_training=shared,
         notices=_list_notices(record, windows, by, shared, split, verify),
@@ -124,6 +122,12 @@ def evaluate(
         files["model_card.md"] = render_card(folder, record, scores, opened.train_subjects)
         report = write_report(folder, run_page.evaluation_page(opened, scores, columns), others=files, gone={Scores.SHARED} - files.keys())
     return {**scores.to_json(), "report": str(report)}
+
+
+def _describe_settings(record: RunRecord, bootstrap: int, by: Unit, *, verified: bool) -> EvaluationSettings:
+    return EvaluationSettings(
+        bootstrap=bootstrap, by=by, model=record.model, preset=record.preset, verified=verified, checkpoint=record.checkpoint
+    )
 
 
 def _protect_scores(scores: Scores, windows: Windows) -> Scores:

@@ -15,7 +15,7 @@ from bitimely_core.report.model_card import render_card
 from bitimely_core.report.renderer import write_report
 from bitimely_core.report.run_page import training_page
 from bitimely_core.run import FORMAT, SPLITS, claim_folder, describe_identity, describe_preprocessing, hash_subjects
-from bitimely_core.schemas import FinalLosses, Losses, RunRecord, Scores, TrainSubjects, TuningRecord
+from bitimely_core.schemas import FinalLosses, Losses, RunRecord, ScoredCheckpoint, Scores, TrainSubjects, TuningRecord
 from bitimely_core.training import tuning
 from bitimely_core.types import Batches, Progress
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from bitimely_core.tokens import Windows
-    from bitimely_core.training.loop import LogLine, Objective
+    from bitimely_core.training.loop import FitResult, LogLine, Objective
 
 Say = Callable[[str], None]
 Flags = dict[str, Any]  # nested settings by section, as a preset, a recipe or the command line gives them
@@ -77,7 +77,9 @@ def run_job(job: TrainingJob, *, force_new: bool, progress: Progress | None, say
     """
     from bitimely_core.training.devices import describe_environment, select_device
     from bitimely_core.training.distributed import barrier, get_rank, is_resuming
+    from bitimely_core.training.loop import require_validation
 
+    require_validation(job.settings.train, job.validation, job.settings.train.count_steps(job.batches.steps))
     writer, fresh = get_rank() == 0, force_new and not is_resuming()
     environment = describe_environment(select_device(job.settings.train.device))
     record, search, path = job.record.model_copy(update={"environment": environment}), job.search, job.folder / "run.json"
@@ -188,8 +190,18 @@ def _train(
         train = last.get("train", Losses())
         final = FinalLosses(step=fitted["steps"], loss=train.loss, rel=train.rel, validation=last.get("validation"))
         weights = storage.hash_file(job.folder / "model" / "model.safetensors")
-        record = record.model_copy(update={"finished": True, "final": final, "device": fitted["device"], "weights": weights})
+        update = {"final": final, "device": fitted["device"], "weights": weights, "checkpoint": _describe_checkpoint(record, fitted, final)}
+        record = record.model_copy(update={"finished": True, **update})
     return record, fitted["steps"]
+
+
+def _describe_checkpoint(record: RunRecord, fitted: FitResult, final: FinalLosses) -> ScoredCheckpoint:
+    """Which weights the run has: of a run that was never validated with a finite loss the last."""
+    best, steps = fitted["best"], fitted["steps"]
+    if record.settings.train.checkpoint == "best" and best is not None:
+        return ScoredCheckpoint(choice="best", step=int(best["step"] or 0), steps=steps, loss=best["loss"], rel=best["rel"])
+    validation = final.validation or Losses()
+    return ScoredCheckpoint(choice="last", step=steps, steps=steps, loss=validation.loss, rel=validation.rel)
 
 
 def _apply_search(record: RunRecord, tuned: TuningRecord) -> RunRecord:
@@ -200,9 +212,11 @@ def _apply_search(record: RunRecord, tuned: TuningRecord) -> RunRecord:
 def summarize_job(job: TrainingJob) -> TrainingResult:
     """The result of a dry run: sizes, parameters, memory and time, those of the learning-rate search apart."""
     from bitimely_core.training.estimate import estimate
+    from bitimely_core.training.loop import require_validation
 
     record, train = job.record, job.settings.train
     steps = train.count_steps(job.batches.steps)
+    require_validation(train, job.validation, steps)
     objective = None if not record.is_finetuned and job.settings.objective.name == "none" else job.objective
     cost = estimate(job.model, job.batches, steps, objective=objective, precision=train.precision, accumulate=train.accumulate)
     result = {
