@@ -42,6 +42,7 @@ def ingest(
     map_: Annotated[
         Path | None, typer.Option("--map", metavar="FILE.toml", help="Mapping file: patterns, subjects, channels, rates, labels (generic).")
     ] = None,
+    extra: Annotated[str | None, typer.Option("--extra", help="Recording that is else left out, such as S04_T01 (ieee-ppg).")] = None,
     encoding: Encoding = None,
     follow_symlinks: Annotated[bool, typer.Option("--follow-symlinks", help="Follow links that leave SOURCE.")] = False,
     keep_phi: Annotated[bool, typer.Option("--keep-phi", help="Keep identifying header fields (stated in the manifest).")] = False,
@@ -59,7 +60,7 @@ def ingest(
     from bitimely_core import workflows
     from bitimely_core.schemas import IngestPart, IngestReport
 
-    options = {name: value for name, value in {"size": size, "seed": seed, "rate": rate}.items() if value is not None}
+    options = {name: value for name, value in {"size": size, "seed": seed, "rate": rate, "extra": extra}.items() if value is not None}
     options |= {"map": str(map_)} if map_ is not None else {}
     unpublished = list[Finding]()
     making = build.collect()

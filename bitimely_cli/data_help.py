@@ -9,7 +9,7 @@ from typer.core import TyperCommand
 from bitimely_cli.claims import BUILDING, READING
 from bitimely_core import registry
 
-OF_DATASETS = ("size", "seed", "rate", "map_")  # options of `ingest` that only some data sets take
+OF_DATASETS = ("size", "seed", "rate", "map_", "extra")  # options of `ingest` that only some data sets take
 
 
 class DataCommand(TyperCommand):

@@ -1,6 +1,6 @@
 """Fuzzes the readers of foreign files: whatever the bytes, a reader returns or raises UserError, within a second and in bounded memory.
 
-    python tests/fuzz.py edf-header edf-annotations wfdb-header ts table pickle archive claims claims-parquet recipe record manifest --seconds 60
+    python tests/fuzz.py edf-header edf-annotations wfdb-header ts table pickle archive matlab claims claims-parquet recipe record manifest --seconds 60
 
 Coverage decides what is mutated where `atheris` is installed (extra `fuzz`, Linux), chance alone where it is not. Seeds are made here; real
 samples are added where BITIMELY_TEST_DATA has them. A target that fails leaves its input as `fuzz/<target>/crash-*`; give that file's name
@@ -42,7 +42,7 @@ with instrumented:
     import fuzz_stored
 
     from bitimely_core.errors import Finding, UserError
-    from bitimely_core.formats import archives, edf, pickles, tables, ts, wfdb
+    from bitimely_core.formats import archives, edf, matlab, pickles, tables, ts, wfdb
     from bitimely_core.formats.edf_annotations import parse_tals
     from bitimely_core.types import Annotation
 
@@ -325,6 +325,43 @@ def archive_file(data: bytes, folder: Path) -> None:
     assert [one.name for one in folder.iterdir()] == ["x.zip"]
 
 
+# --- MATLAB
+
+
+def matrices() -> Iterator[bytes]:
+    """Arrays plain and compressed, in both byte orders; what is not read beside one."""
+    import scipy.io
+
+    content = {
+        "sig": np.arange(12.0).reshape(3, 4),
+        "t": "text",
+        "c": np.array([1, "a"], object),
+        "s": {"x": 1},
+        "i": np.arange(3, dtype="i2"),
+    }
+    for packed in (False, True):
+        raw = io.BytesIO()
+        scipy.io.savemat(raw, content, do_compression=packed)
+        yield raw.getvalue()
+    yield raw.getvalue()[:126] + b"MI" + raw.getvalue()[128:]
+
+
+def matlab_file(data: bytes, folder: Path) -> None:
+    """By name and as the only array; nothing is called."""
+    global watching
+    path = folder / "x.mat"
+    path.write_bytes(data)
+    watched.clear()
+    watching = True
+    try:
+        for name in ("sig", "i", ""):
+            with contextlib.suppress(UserError):
+                assert matlab.read_array(path, name).nbytes <= 200 * len(data) + (1 << 26)
+    finally:
+        watching = False
+        assert not watched, f"the file reached {watched}"
+
+
 TARGETS = {
     "edf-header": Target(edf_header, recordings, "**/*.edf"),
     "edf-annotations": Target(edf_annotations, lists),
@@ -332,6 +369,7 @@ TARGETS = {
     "ts": Target(ts_file, problems, "**/*.ts"),
     "table": Target(table, csvs, "esr/*.csv"),
     "pickle": Target(pickle_file, arrays),
+    "matlab": Target(matlab_file, matrices, "complete/ieee-spc2015/TrueBPM/*.mat", work=4),
     "archive": Target(archive_file, packed_files, work=4),
     "claims": Target(fuzz_stored.claims_tables, fuzz_stored.list_sources, work=10),
     "claims-parquet": Target(fuzz_stored.claims_parquet, fuzz_stored.list_parquets, work=10),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from bitimely_core import tokens
@@ -214,6 +215,49 @@ def test_the_real_table_without_subjects(tmp_path: Path) -> None:
     assert (report["exit_code"], report["rows"][0]["used"]) == (0, 60)
     assert "identifier" in codes(report)
     assert len(tokens.build(tmp_path / "cache", view="classification", out=tmp_path / "t")) == 60
+
+
+def test_a_table_states_several_classes_and_the_split(tmp_path: Path) -> None:
+    folds = ["1-8", "train", "9", "10", "test", "val", "3"]
+    (tmp_path / "raw").mkdir()
+    for i in range(len(folds)):
+        np.save(tmp_path / "raw" / f"r{i}.npy", np.random.default_rng(i).normal(size=(500, 2)))
+    cells = [f"r{i},{fold},{i % 2},{int(i > 3)}" for i, fold in enumerate(folds)]
+    (tmp_path / "raw" / "t.csv").write_text("\n".join(["record,folds,A,B", *cells]) + "\n")
+    text = '[[files]]\nrate = 50\n[table]\npath = "t.csv"\nfile = "record"\nlabels = ["B", "A"]\nsplit = "folds"\n'
+    report = ingest_with_map(tmp_path / "raw", text, tmp_path / "cache")
+    assert (report["exit_code"], report["rows"][0]["used"]) == (0, 7)
+    windows = tokens.build(tmp_path / "cache", view="multilabel", split="official", out=tmp_path / "t")
+    splits = dict(zip(windows.index["recording_id"], windows.index["split"], strict=True))
+    wanted = ["train", "train", "validation", "test", "test", "validation", "train"]
+    assert splits == {f"r{i}": split for i, split in enumerate(wanted)}
+    assert windows.class_names == ("A", "B")
+    assert np.asarray(windows.targets(None)).tolist() == [
+        [i % 2, int(i > 3)] for i in map(int, (r[1:] for r in windows.index["recording_id"]))
+    ]
+    for old, new in ((",1-8,", ",2-9,"), (",1-8,0,", ",1-8,2,"), (",1-8,0,", ",1-8,,"), (",1-8,", ",11,")):
+        (tmp_path / "raw" / "t.csv").write_text("\n".join(["record,folds,A,B", *cells]).replace(old, new) + "\n")
+        report = ingest_with_map(tmp_path / "raw", text, tmp_path / "other", force_new=True)
+        assert (report["exit_code"], report["rows"][0]["quarantined_by_reason"]) == (3, {"label": 1})
+
+
+@pytest.mark.slow
+def test_real_records_with_a_table_of_superclasses_and_folds(tmp_path: Path) -> None:
+    folder = DATA / "complete" / "ptb-xl-499"
+    if not folder.is_dir():
+        pytest.skip("the complete data sets are not there: set BITIMELY_TEST_DATA")
+    classes = ["NORM", "MI", "STTC", "CD", "HYP"]
+    text = f'[[files]]\npattern = "records100/*"\n[table]\npath = "labels.csv"\nfile = "record"\nlabels = {classes}\nsplit = "folds"\n'
+    (tmp_path / "map.toml").write_text(text)
+    report = attempt("generic", folder, tmp_path / "cache", options={"map": str(tmp_path / "map.toml")})
+    assert (report["exit_code"], len(report["units"]), report["rows"][0]["used"]) == (0, 499, 499)
+    windows = tokens.build(tmp_path / "cache", view="multilabel", split="official", out=tmp_path / "t")
+    table = pd.read_csv(folder / "labels.csv", index_col="record")
+    found = np.asarray(windows.targets(None))
+    splits = {"1-8": "train", "9": "validation", "10": "test"}
+    for row, (name, split) in enumerate(zip(windows.index["recording_id"], windows.index["split"], strict=True)):
+        assert splits[table.loc[name, "folds"]] == split
+        assert dict(zip(windows.class_names, found[row], strict=True)) == table.loc[name, classes].to_dict()
 
 
 def test_faults_of_the_tables_beside_are_rows(tmp_path: Path) -> None:

@@ -383,6 +383,25 @@ def test_windows_labels_and_folds_are_the_official_ones(caches: dict[int, tuple[
     assert (slow.length, slow.rate) == (1000, 100.0)
 
 
+@pytest.mark.slow
+def test_the_complete_folder_lands_with_its_rows(tmp_path: Path) -> None:
+    folder = DATA.parent / "complete" / "ptb-xl-488"
+    if not folder.is_dir():
+        pytest.skip("the complete data sets are not there: set BITIMELY_TEST_DATA")
+    report = cache.ingest("ptb-xl", folder, tmp_path / "cache")
+    assert (report["exit_code"], len(report["units"]), report["counts"]["quarantined"]) == (0, 488, 0)
+    with (folder / "ptbxl_database.csv").open(newline="") as file:
+        rows = {int(line["ecg_id"]): line for line in csv.DictReader(file)}
+    assert len(rows) == 488
+    for one in list(cache.open_cache(tmp_path / "cache").records())[::61]:
+        number = int(one.recording_id)
+        expected = wfdb.rdrecord(str(folder / rows[number]["filename_lr"])).p_signal
+        found = {signal.channel: signal.samples * signal.scale + signal.offset for signal in one.signals}
+        np.testing.assert_allclose(np.stack(list(found.values()), 1)[:, 0], expected[:, 0], atol=1e-6)
+        assert float(one.attributes["fold"]) == float(rows[number]["strat_fold"])
+        assert one.subject_id == str(int(float(rows[number]["patient_id"])))
+
+
 def test_facts() -> None:
     facts = datasets["ptb-xl"].facts
     assert set(facts.views) == {"", "superclass", "multilabel"}

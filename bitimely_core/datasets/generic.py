@@ -1,4 +1,4 @@
-"""A user's own recordings: EDF, BDF, WFDB, csv, Parquet, npy, and through mne BrainVision, EEGLAB, GDF, FIF and CNT; a BIDS folder as it is.
+"""A user's own recordings: EDF, BDF, WFDB, csv, Parquet, npy, MATLAB 5, and through mne BrainVision, EEGLAB, GDF, FIF and CNT; a BIDS folder as it is.
 
 `edf` and `wfdb` are `generic` for files of that one format. What files do not state (subjects, channels of a table, rates, labels) comes from
  a mapping file in TOML (`--map`), whose keys are those of `Map`.
@@ -27,7 +27,7 @@ from bitimely_core.datasets import tser
 from bitimely_core.datasets.tser import report_unclaimed
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import edf as format_edf
-from bitimely_core.formats import tables
+from bitimely_core.formats import matlab, tables
 from bitimely_core.formats import wfdb as format_wfdb
 from bitimely_core.formats.source import Source, locate_errors, require_source
 from bitimely_core.formats.text import sanitize_label
@@ -47,7 +47,7 @@ from bitimely_core.types import (
     count_reasons,
 )
 
-Format = Literal["edf", "wfdb", "table", "npy", "mne"]
+Format = Literal["edf", "wfdb", "table", "npy", "mat", "mne"]
 
 SUFFIXES: dict[str, Format] = {
     ".edf": "edf",
@@ -59,6 +59,7 @@ SUFFIXES: dict[str, Format] = {
     ".parquet": "table",
     ".pq": "table",
     ".npy": "npy",
+    ".mat": "mat",
     **dict.fromkeys((".vhdr", ".set", ".gdf", ".fif", ".fif.gz", ".cnt"), "mne"),
 }
 COMPANIONS = {".vhdr": (".eeg", ".vmrk", ".dat"), ".set": (".fdt",)}
@@ -71,6 +72,9 @@ BIDS = re.compile(r"(?:^|/)sub-([A-Za-z0-9]+)(?=[_/])")
 DERIVED = ("derivatives/", "sourcedata/", "code/", "stimuli/")
 ELECTRIC = {"eeg", "eog", "ecg", "emg", "seeg", "ecog", "dbs", "bio"}  # kinds of channel that mne gives in volts
 EMPTY_CELLS = {"", "n/a", "na", "nan"}
+SPLIT_NAMES = {name: name for name in tser.SPLITS} | {"training": "train", "val": "validation", "valid": "validation", "testing": "test"}
+FOLDS = 10  # the ninth is validation, the tenth test
+FLAGS = {"0": False, "1": True, "0.0": False, "1.0": True, "False": False, "True": True, "false": False, "true": True}
 EMPTY_NUMBER = "nan"  # of a row of numbers whose cell is empty
 
 
@@ -92,11 +96,12 @@ class FileRule(Section):
     match: str = ""  # regular expression on the path, with groups named subject, label, value or recording
     subject: str = ""  # of all these files
     label: str = ""
-    rate: float | None = Field(None, gt=0)  # Hz: of tables and npy; other formats are compared with it
+    rate: float | None = Field(None, gt=0)  # Hz: of tables, npy and mat; other formats are compared with it
     unit: str = ""
     channels: (
         tuple[str, ...] | dict[str, str | ChannelRule]
     ) = ()  # () all; names as in the file, or name in the file -> name or {name, unit}
+    variable: str = ""  # of MATLAB files: name of the array; else the only one
     time: str = ""  # column with seconds, of tables
     series: str = ""  # pattern of columns: each row is a recording of one channel, with these columns as its samples in their order
     id_column: str = ""  # of such rows; else they are numbered
@@ -113,7 +118,9 @@ class TableRule(Section):
     file: str = ""  # column: path without ending, or file name, of the recording
     subject: str = ""  # column
     label: str = ""  # column with a class
+    labels: tuple[str, ...] = ()  # columns with 0 or 1, one a class, of which a recording may have several
     value: str = ""  # column with a number
+    split: str = ""  # column with train, validation or test, or with folds: 1 to 10, or 1-8 for those that are training
     attributes: tuple[str, ...] = ()  # further columns to keep
     delimiter: str = ","
 
@@ -152,6 +159,7 @@ class RecordingInfo:
     labels: dict[str, str] | None = None
     rate: float | None = None
     unit: str = ""
+    variable: str = ""
     time: str = ""
     series: str = ""
     columns: dict[str, str] = field(default_factory=dict)  # id, subject, label, value -> column of a table of series
@@ -178,6 +186,9 @@ OPEN = {
 }
 LABELLED = {
     "classification": replace(WINDOWS, task="classification", target="label", help="the class of the recording"),
+    "multilabel": replace(
+        WINDOWS, task="multilabel", target="labels", help="all classes of the recording, by the columns `labels` of the table"
+    ),
     "regression": replace(WINDOWS, task="regression", target="value", help="the number of the recording"),
     "values": replace(
         WINDOWS, task="regression", overlap=0.5, help="the mean of the numeric annotations over the window, where they cover half of it"
@@ -208,7 +219,7 @@ def _make_facts(title: str, layout: str, views: dict[str, View], options: dict[s
     )
 )
 def generic(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | Finding | SourceRows]:
-    """Your own files: EDF, BDF, WFDB, csv, Parquet, npy (--map), BrainVision, EEGLAB, GDF, FIF, or a BIDS folder."""
+    """Your own files: EDF, BDF, WFDB, csv, Parquet, npy, mat (--map), BrainVision, EEGLAB, GDF, FIF, or a BIDS folder."""
     path = options.get("map")
     if path is None:
         yield from _list_units(require_source(source), RecordingMap(), ("edf", "wfdb", "mne"), options)
@@ -221,7 +232,7 @@ def generic(source: Source | None, options: IngestOptions) -> Iterator[IngestUni
             raise usage_error(
                 f"found {safe_text(files.match)}", f"expected a regular expression ({error})", file=str(path), field=f"files.{i}.match"
             ) from None
-    yield from _list_units(require_source(source), chosen, ("edf", "wfdb", "table", "npy", "mne"), options)
+    yield from _list_units(require_source(source), chosen, ("edf", "wfdb", "table", "npy", "mat", "mne"), options)
 
 
 @datasets(_make_facts("Recordings in EDF, EDF+ or BDF files", "any folders of .edf and .bdf files", OPEN))
@@ -249,6 +260,8 @@ def _list_units(
             continue
         files = next((files for files in chosen.files if fnmatch.fnmatchcase(rel, files.pattern)), None)
         kind = files and (files.format or SUFFIXES.get(find_suffix(rel)))
+        if kind == "mat" and files and not (files.variable or files.format or files.pattern.lower().endswith(".mat")):
+            continue  # many data sets have a copy of their recordings in this format
         if files and kind in formats:
             found[rel] = (kind, files)
     segments = find_segments(source, [rel for rel, (kind, _) in found.items() if kind == "wfdb"])
@@ -358,6 +371,7 @@ def describe_recording(
         labels=chosen.labels,
         rate=files.rate,
         unit=files.unit,
+        variable=files.variable,
         time=files.time,
         series=files.series,
         columns={
@@ -389,7 +403,7 @@ def make_unit(source: Source, rel: str, kind: Format, info: RecordingInfo, *, bi
             names = format_wfdb.read_header(rel, source, required=tuple(info.channels)).files
         own = replace(source, files={name: source.files[name] for name in names}, rejected={})
         return IngestUnit(name=info.recording_id, files=tuple(dict.fromkeys([*files, *names])), read=partial(read_wfdb, own, rel, info))
-    if kind == "npy" and info.rate is None:
+    if kind in {"npy", "mat"} and info.rate is None:
         raise usage_error("has no sampling rate", "expected `rate` in [[files]] of the map")
     if kind == "mne":
         files += [
@@ -403,6 +417,7 @@ def make_unit(source: Source, rel: str, kind: Format, info: RecordingInfo, *, bi
         "edf": read_edf,
         "table": read_table,
         "npy": read_npy,
+        "mat": read_mat,
         "mne": read_mne,
     }
     return IngestUnit(name=info.recording_id, files=tuple(files), read=partial(readers[kind], path, rel, info))
@@ -441,14 +456,14 @@ def _read_attributes(source: Source, table: TableRule) -> tuple[list[SourceRows 
     key = table.file or table.subject
     if not key:
         raise usage_error("names no column of files or subjects", "expected `file` or `subject`", file=table.path, field="table")
-    wanted = {"subject": table.subject, "label": table.label, "value": table.value, **{name: name for name in table.attributes}}
-    columns = {name: column for name, column in wanted.items() if column}
+    wanted = {"subject": table.subject, "label": table.label, "value": table.value, "split": table.split}
+    columns = {name: column for name, column in {**wanted, **{name: name for name in table.attributes}}.items() if column}
     out: dict[str, Attributes] = {}
     faults: list[Finding] = []
     dropped: Counter[str] = Counter()
     with locate_errors(table.path):
         path = source.path(table.path)
-        names = list(dict.fromkeys([key, *columns.values()]))
+        names = list(dict.fromkeys([key, *columns.values(), *table.labels]))
         for row in tables.read_rows(path, names, key=[key], delimiter=table.delimiter):
             if isinstance(row, Finding):
                 if row.level == "warning":
@@ -456,19 +471,58 @@ def _read_attributes(source: Source, table: TableRule) -> tuple[list[SourceRows 
                 else:
                     faults.append(row.at(table.path))
                 continue
-            cells = {name: row.cells[names.index(column)].strip() for name, column in columns.items()}
-            try:
-                value = tables.parse_number(cells["value"]) if "value" in cells else None
-            except UserError as error:
-                faults.append(replace(error.finding, row=row.row, field=table.value, file=table.path, problem=f"the cell {error.problem}"))
-                continue
-            attributes: dict[str, AttributeValue] = {
-                name: cell for name, cell in cells.items() if cell.lower() not in EMPTY_CELLS and name != "value"
-            }
-            out[row.cells[names.index(key)].strip()] = attributes | ({} if value is None else {"value": value})
+            cells = {name: cell.strip() for name, cell in zip(names, row.cells, strict=True)}
+            found = _parse_attributes(row.row, cells, columns, table)
+            if isinstance(found, Finding):
+                faults.append(found.at(table.path))
+            else:
+                out[cells[key]] = found
         seen = tables.count_rows(path, delimiter=table.delimiter)
     account = SourceRows(file=table.path, seen=seen, dropped=dict(dropped), quarantined=count_reasons(faults))
     return [account, *faults[:20]], out
+
+
+def _parse_attributes(row: int, cells: Mapping[str, str], columns: Mapping[str, str], table: TableRule) -> Attributes | Finding:
+    """The attributes of one row, or its fault; `cells`: by column, `columns`: attribute -> column."""
+    out: dict[str, AttributeValue] = {}
+    for name, column in columns.items():
+        cell = cells[column]
+        if name == "value":
+            try:
+                value = tables.parse_number(cell)
+            except UserError as error:
+                return replace(error.finding, row=row, field=column, problem=f"the cell {error.problem}")
+            out |= {} if value is None else {name: value}
+        elif name == "split" and table.split and cell.lower() not in EMPTY_CELLS:
+            place = parse_split(cell)
+            if place is None:
+                text, wanted = f"the cell of row {row} is no split", "expected train, validation, test, a fold from 1 to 10, or 1-8"
+                return Finding(Reason.LABEL, text, wanted, field=column, row=row)
+            out |= place
+        elif cell.lower() not in EMPTY_CELLS:
+            out[name] = cell
+    flags = {name: FLAGS.get(cells[name]) for name in table.labels}
+    if wrong := [name for name, flag in flags.items() if flag is None]:
+        return Finding(Reason.LABEL, f"the cell of row {row} is neither 0 nor 1", "expected one of them", field=wrong[0], row=row)
+    return out | ({"labels": [name for name, flag in flags.items() if flag]} if flags else {})
+
+
+def parse_split(cell: str) -> dict[str, AttributeValue] | None:
+    """Attribute of a recording by the cell of a column of splits: `split` (train, validation, test) or `fold` (1 to 10), None for another text.
+
+    A range of folds, such as 1-8, states a split where all its folds are of one: 1 to 8 are train, 9 validation, 10 test.
+    """
+    if named := SPLIT_NAMES.get(cell.lower()):
+        return {"split": named}
+    folds = re.fullmatch(r"(\d{1,2})(?:\.0*)?(?:\s*-\s*(\d{1,2}))?", cell, re.ASCII)
+    if folds is None:
+        return None
+    first, last = int(folds[1]), int(folds[2] or folds[1])
+    if not 1 <= first <= last <= FOLDS:
+        return None
+    if folds[2] is None:
+        return {"fold": float(first)}
+    return {"split": "train"} if last <= FOLDS - 2 else None
 
 
 def _read_participants(source: Source) -> tuple[list[SourceRows | Finding], dict[str, Attributes]]:
@@ -702,15 +756,32 @@ def read_npy(path: Path, rel: str, info: RecordingInfo) -> Record:
             raise input_error(
                 Reason.DIMENSIONS, f"is an array of {values.ndim} dimensions of {values.dtype}", "expected [samples, channels]"
             )
-        table = np.asarray(values).reshape(len(values), -1)
-        names = list(info.channels) or [f"channel {i}" for i in range(1, table.shape[1] + 1)]
-        if len(names) != table.shape[1]:
-            raise input_error(Reason.DIMENSIONS, f"has {table.shape[1]} columns", f"the map names {len(names)} channels")
-        kind = np.int16 if table.dtype == np.int16 else np.float32
-        rate = info.rate or 1.0
-        with np.errstate(over="ignore"):
-            signals = [Signal(name, rate, "", np.ascontiguousarray(table[:, i], kind)) for i, name in enumerate(names)]
+        signals = _make_array_signals(np.asarray(values).reshape(len(values), -1), info)
     return _make_record(rel, info, signals, [], [])
+
+
+def read_mat(path: Path, rel: str, info: RecordingInfo) -> Record:
+    """An array of a MATLAB 5 file, as `read_npy`; one with a row a channel, by the channels of the map or because it is wider than tall, is turned."""
+    with locate_errors(rel):
+        values = matlab.read_array(path, info.variable)
+        if values.ndim != 2 or values.size == 0:
+            text = f"is an array of {' x '.join(map(str, values.shape))}"
+            raise input_error(Reason.DIMENSIONS, text, "expected [samples, channels] or [channels, samples]", field="variable")
+        tall, wide = (count == len(info.channels) for count in values.shape[::-1])
+        if (wide and not tall) or (wide == tall and values.shape[0] < values.shape[1]):
+            values = values.T
+        signals = _make_array_signals(values, info)
+    return _make_record(rel, info, signals, [], [])
+
+
+def _make_array_signals(table: np.ndarray, info: RecordingInfo) -> list[Signal]:
+    """The columns of [samples, channels] as signals: int16 as it is, else float32. Raises UserError: dimensions."""
+    names = list(info.channels) or [f"channel {i}" for i in range(1, table.shape[1] + 1)]
+    if len(names) != table.shape[1]:
+        raise input_error(Reason.DIMENSIONS, f"has {table.shape[1]} columns", f"the map names {len(names)} channels")
+    kind = np.int16 if table.dtype == np.int16 else np.float32
+    with np.errstate(over="ignore"):
+        return [Signal(name, info.rate or 1.0, "", np.ascontiguousarray(table[:, i], kind)) for i, name in enumerate(names)]
 
 
 def read_mne(path: Path, rel: str, info: RecordingInfo) -> Record:
