@@ -905,6 +905,38 @@ class EndpointValue(Part):
     undefined_reason: str | None = None
 
 
+class EndpointAgreement(Part):
+    """A clinical endpoint by the model and by the scorer over nights (Bland and Altman): predicted less scored, with intervals over subjects."""
+
+    unit: str
+    nights: int  # in which both define it
+    scored: float | None = None  # mean over nights
+    predicted: float | None = None
+    bias: MetricValue = MetricValue()
+    lower_limit: MetricValue = MetricValue()  # of agreement, bias - 1.96 standard deviations of the differences
+    upper_limit: MetricValue = MetricValue()
+
+
+class NightScores(Part):
+    """Agreement night by night of predicted and scored hypnograms."""
+
+    nights: int
+    subjects: int
+    kappa: MetricValue  # mean over nights of Cohen's kappa
+    kappa_range: tuple[float, float] | None  # lowest and highest night
+    endpoints: dict[str, EndpointAgreement]
+
+
+class EventScores(Part):
+    """Events of the second of two classes: successive windows of it are one event; it is found where any predicted event overlaps it."""
+
+    events: int
+    hours: float
+    false_alarms: int  # predicted events that overlap no true one
+    sensitivity: MetricValue
+    false_alarms_per_hour: MetricValue
+
+
 class Comparison(Part):
     """Paired differences of a run to another one, which is named."""
 
@@ -964,6 +996,8 @@ class Scores(TaskScores, StoredRecord):
     subjects_shared_with_training: int = 0
     notices: list[str] = []
     comparison: Comparison | None = omit_none("with --compare")
+    nights: NightScores | None = omit_none("of sleep stages")
+    events: EventScores | None = omit_none("of two classes over time")
 
     @model_serializer(mode="wrap")
     def omit_task(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

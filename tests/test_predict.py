@@ -343,3 +343,62 @@ def test_a_name_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError) as fault:
         bitimely.from_pretrained("nothing", workspace=tmp_path)
     assert fault.value.exit_code == 2
+
+
+# --- nights and events against scores
+
+
+def test_night_scores_are_those_of_plain_code(home: Path, scored: pl.DataFrame) -> None:
+    from sklearn.metrics import cohen_kappa_score
+
+    from bitimely_core.schemas import Scores
+
+    found = Scores.load(home / "ws" / "runs" / "stager" / "scores.json").nights
+    assert found is not None
+    nights = [group.sort("start") for _, group in scored.group_by("recording_id", maintain_order=True)]
+    kappas = [cohen_kappa_score(night["target"], night["prediction"]) for night in nights]
+    assert found.nights == len(nights)
+    assert found.kappa.value == pytest.approx(np.mean(kappas), abs=1e-12)
+    sleep = [[(night[side] != 0).sum() / 2 for side in ("prediction", "target")] for night in nights]
+    own = found.endpoints["total_sleep_time"]
+    assert own.bias.value == pytest.approx(np.mean([a - b for a, b in sleep]), abs=1e-9)
+    assert (own.predicted, own.scored) == pytest.approx(tuple(np.mean(sleep, axis=0)), abs=1e-9)
+    assert "Clinical endpoints" in (home / "ws" / "runs" / "stager" / "report.html").read_text()
+
+
+def test_limits_of_agreement_hold_95_percent_of_new_nights() -> None:
+    """Two nights a subject, differences with standard deviations 4 between and 3 within subjects: the limits are +- 1.96 * 5."""
+    from bitimely_core.evaluate.endpoints import limits_of_agreement
+
+    rng, widths, inside = np.random.default_rng(0), [], 0
+    units = np.repeat(np.arange(30), 2)
+    for _ in range(400):
+        difference = 4 * rng.standard_normal(30)[units] + 3 * rng.standard_normal(60)
+        low, high = limits_of_agreement(difference, units)
+        assert low.value is not None
+        assert high.value is not None
+        widths.append(high.value - low.value)
+        inside += (low.lo or 0.0) < -1.96 * 5 < (low.hi or 0.0)
+    assert np.mean(widths) == pytest.approx(2 * 1.96 * 5, rel=0.03)
+    assert 0.92 < inside / 400 < 0.98
+    single, _ = limits_of_agreement(np.array([1.0, 2.0, 4.0]), np.arange(3))
+    assert single.value == pytest.approx(7 / 3 - 1.96 * np.std([1, 2, 4], ddof=1))
+    assert single.lo is None
+
+
+def test_events_are_found_where_predictions_overlap() -> None:
+    from bitimely_core.evaluate.endpoints import score_events
+
+    names = ["a"] * 10 + ["b"] * 10
+    index = pl.DataFrame({"recording_id": names, "subject_id": names, "start": [6.0 * i for i in range(10)] * 2})
+    target = np.array([0, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0])
+    predicted = np.array([0, 0, 1, 1, 0, 1, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0])
+    found = score_events(index, target, predicted, 6.0)
+    assert found.events == 3  # the first is found; the second is missed by one window; b's is missed
+    assert found.sensitivity.value == pytest.approx(1 / 3)
+    assert found.false_alarms == 3
+    assert found.hours == pytest.approx(20 * 6 / 3600)
+    assert found.false_alarms_per_hour.value == pytest.approx(3 / (20 * 6 / 3600))
+    nothing = score_events(index, np.zeros(20, np.int64), predicted, 6.0)
+    assert nothing.sensitivity.value is None
+    assert nothing.sensitivity.undefined_reason

@@ -10,11 +10,37 @@ import numpy as np
 import numpy.typing as npt
 
 from bitimely_core import evaluate, registry
+from bitimely_core.evaluate import endpoints
 from bitimely_core.evaluate.result_table import read_curve
-from bitimely_core.page import Figure, HeatMap, Hypnogram, Line, LinePlot, Page, PageBuilder, StageTrack, Table, make_figure, make_table
+from bitimely_core.page import (
+    Figure,
+    HeatMap,
+    Hypnogram,
+    Line,
+    LinePlot,
+    Page,
+    PageBuilder,
+    ScatterPanel,
+    ScatterPlot,
+    StageTrack,
+    Table,
+    make_figure,
+    make_table,
+)
 from bitimely_core.privacy import format_count, is_small, round_message, show_count
 from bitimely_core.records import has_result
-from bitimely_core.schemas import ClassScores, Comparison, FinalLosses, Reproduction, RunData, RunRecord, Scores, TaskScores
+from bitimely_core.schemas import (
+    ClassScores,
+    Comparison,
+    EventScores,
+    FinalLosses,
+    NightScores,
+    Reproduction,
+    RunData,
+    RunRecord,
+    Scores,
+    TaskScores,
+)
 from bitimely_core.training import tuning
 
 if TYPE_CHECKING:
@@ -139,6 +165,10 @@ def evaluation_page(run: Run, scores: Scores, columns: Mapping[str, npt.NDArray[
         page.add(confusion_figure(scores.confusion, windows.class_names))
     if windows.task == "classification" and columns and len(columns["target"]):
         page.add(*_hypnogram_figures(windows[scores.split], windows, columns))
+    if scores.nights is not None:
+        _add_nights(page, scores.nights, windows[scores.split], columns)
+    if scores.events is not None:
+        page.add(_event_table(scores.events))
     page.add(*loss_curves(run.folder))
     if source and source.weights and has_result((parent := run.folder.parent / source.run) / "metrics.jsonl"):
         page.add(*loss_curves(parent, "pretraining-curves", "Pre-training"))
@@ -235,6 +265,49 @@ def _hypnogram_figures(chosen: Windows, windows: Windows, columns: Mapping[str, 
     caption = f"The first recording of the split ({len(keep)} windows). Its agreement is not the score; the tables cover all subjects."
     data = Hypnogram(windows.length / windows.rate, tracks, list(windows.class_names))
     return [make_figure("hypnogram", "One recording: predicted and scored", caption, data)]
+
+
+AGREEMENT = (
+    "Bland-Altman agreement over nights: bias is predicted less scored, the limits hold 95 % of the differences of single nights; intervals are over "
+    "subjects. Definitions are those of the AASM manual, over the scored windows of a night: wake that the view leaves out is not time in bed here."
+)
+SHOWN_ENDPOINTS = ("total_sleep_time", "sleep_efficiency", "sleep_onset_latency", "wake_after_sleep_onset")
+
+
+def _add_nights(page: PageBuilder, found: NightScores, rows: Windows, columns: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Agreement of the clinical endpoints: a table, and the differences of single nights."""
+    page.section("Clinical endpoints")
+    spread = f", from {found.kappa_range[0]:.2f} to {found.kappa_range[1]:.2f}" if found.kappa_range else ""
+    cells = [[name.replace("_", " "), one.unit, one.nights, one.scored, one.predicted, one.bias, one.lower_limit, one.upper_limit]
+             for name, one in found.endpoints.items()]  # fmt: skip
+    kappa: list[Any] = ["kappa of a night", "", found.nights, None, None, found.kappa, None, None]
+    title = f"Sleep endpoints of {found.nights} nights of {found.subjects} subjects"
+    names = ["endpoint", "unit", "nights", "scored", "predicted", "bias", "lower limit", "upper limit"]
+    page.table("endpoints", title, f"{AGREEMENT} Kappa of a night: its mean over nights{spread}.", names, [kappa, *cells])
+    epoch = float(rows.options.epoch or rows.options.length)
+    nights = endpoints.measure_nights(rows.index, columns["target"], columns["prediction"].argmax(1), rows.class_names, epoch)
+    panels = []
+    for name in SHOWN_ENDPOINTS:
+        scored, predicted = endpoints.pair_endpoint(nights, name).T
+        keep = np.isfinite(scored + predicted)
+        panels.append(
+            ScatterPanel(name.replace("_", " "), (scored + predicted)[keep] / 2, (predicted - scored)[keep], [-1] * int(keep.sum()))
+        )
+    caption = (
+        "Each point is a night: across, the mean of the predicted and the scored value; up, predicted less scored. Points around 0 agree."
+    )
+    page.figure(
+        "bland-altman", "Differences of single nights", caption, ScatterPlot(panels, (), "mean of both", "predicted - scored", ticks=True)
+    )
+
+
+def _event_table(found: EventScores) -> Table:
+    caption = (
+        "Successive windows of the second class are one event; it is found where any predicted event overlaps it, and predicted events that overlap none "
+        f"are false alarms: {found.false_alarms:,} in {found.hours:.3g} h. 95 % CI over subjects."
+    )
+    rows: list[list[Any]] = [["sensitivity", found.events, found.sensitivity], ["false alarms an hour", None, found.false_alarms_per_hour]]
+    return make_table("events", "Detection of events", caption, ["measure", "events", "value"], rows)
 
 
 def combine_pages(page: Page, others: list[Page], tables: list[Table], title: str) -> Page:

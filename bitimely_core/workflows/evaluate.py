@@ -11,6 +11,7 @@ from bitimely_core import evaluate as scoring
 from bitimely_core import registry, storage
 from bitimely_core.config import ObjectiveConfig
 from bitimely_core.errors import Reason, input_error, usage_error
+from bitimely_core.evaluate import endpoints
 from bitimely_core.evaluate.predict import EVALUATION_BATCH, predict
 from bitimely_core.privacy import is_small
 from bitimely_core.records import has_result, read_result_table
@@ -105,6 +106,7 @@ def evaluate(
         columns = {"target": rows.targets(None), "prediction": predict(head, rows, batch_size=batch_size, device=device, progress=progress)}
         task_scores = _score_task(windows, rows, bootstrap, by, **columns)
         scores = scores.model_copy(update={name: getattr(task_scores, name) for name in TaskScores.model_fields})
+        scores = scores.model_copy(update=_score_endpoints(windows, rows, bootstrap, **columns))
     with attach_result(lambda: _protect_scores(scores, windows).to_json()):
         if head is not None:
             frame = scoring.predictions_frame(rows.index, windows.task, windows.class_names, **columns)
@@ -205,6 +207,19 @@ def _score_task(windows: Windows, rows: Windows, bootstrap: int, by: Unit, targe
         by=by,
         unit=windows.target_unit,
     )
+
+
+def _score_endpoints(windows: Any, rows: Any, bootstrap: int, target: np.ndarray, prediction: np.ndarray) -> dict[str, Any]:
+    """Clinical endpoints of sleep stages night by night, and of the second of two classes as events over time."""
+    if windows.task != "classification" or windows.vocabulary or not len(rows):
+        return {}
+    names, options, named = windows.class_names, windows.options, prediction.argmax(1)
+    if endpoints.is_staging(names) and options.epoch is not None:
+        return {"nights": endpoints.summarize_nights(endpoints.measure_nights(rows.index, target, named, names, options.epoch), bootstrap)}
+    if len(names) == 2 and rows.index["recording_id"].n_unique() < len(rows):
+        step = options.epoch if options.epoch is not None else options.stride / options.rate
+        return {"events": endpoints.score_events(rows.index, target, named, step, bootstrap)}
+    return {}
 
 
 def _predict_shortcuts(windows: Any, rows: Any) -> dict[str, np.ndarray]:
