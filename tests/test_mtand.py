@@ -7,7 +7,7 @@ import torch
 
 from bitimely_core import models, objectives
 from bitimely_core.errors import UserError
-from bitimely_core.models.mtand import TimeAttention, TimeEmbedding
+from bitimely_core.models.mtand import FixedTimeEmbedding, TimeAttention, TimeEmbedding
 from bitimely_core.objectives.vae import compute_divergence_weight, divergence, log_likelihood
 from bitimely_core.training.loop import fit
 from bitimely_core.types import Batch
@@ -34,7 +34,7 @@ def sampled():
 
 def test_the_code_of_a_time():
     torch.manual_seed(0)
-    code = TimeEmbedding().double()
+    code = TimeEmbedding(48.0).double()
     found = code(torch.tensor([0.3], dtype=torch.float64))[0]
     assert found.shape == (128,)
     found = found.detach()
@@ -43,10 +43,25 @@ def test_the_code_of_a_time():
     assert float(found[7]) == pytest.approx(math.sin(0.3 * float(code.periodic.weight[6, 0]) + float(code.periodic.bias[6])))
 
 
+def test_the_fixed_code_is_the_authors_and_the_learned_one_starts_within_the_scale():
+    """sin(48 t 10^(-2i / 128)) and its cosine; frequencies of the learned code span the scale, and both codes are settings."""
+    found = FixedTimeEmbedding(48.0).double()(torch.tensor([0.3], dtype=torch.float64))[0]
+    rate = 48 * math.exp(-26 * math.log(10) / 128)
+    assert float(found[26]) == pytest.approx(math.sin(0.3 * rate), abs=1e-12)
+    assert float(found[27]) == pytest.approx(math.cos(0.3 * rate), abs=1e-12)
+    for scale in (5.0, 48.0):
+        rates = tiny(time_scale=scale).code.periodic.weight.detach().abs()
+        assert 0.9 * scale < float(rates.max()) <= scale
+    fixed = tiny(time_code="fixed", time_scale=5.0)
+    assert float(fixed.code(torch.tensor([0.1]))[0, 0]) == pytest.approx(math.sin(0.5))
+    assert fixed(sampled()).pooled.shape == (2, 12)
+    assert not list(fixed.code.parameters())
+
+
 @pytest.mark.parametrize("heads", [1, 4])
 def test_attention_equals_a_softmax_of_each_channel(heads):
     torch.manual_seed(0)
-    attend, code = TimeAttention(heads).double(), TimeEmbedding().double()
+    attend, code = TimeAttention(heads).double(), TimeEmbedding(48.0).double()
     batch = sampled()
     points, times = torch.linspace(0, 1, 5, dtype=torch.float64), torch.rand(2, 20, dtype=torch.float64).sort(1).values
     found, maps = attend(code(points)[None], code(times), batch.values, batch.mask, attention=True)
@@ -98,7 +113,8 @@ def test_the_model_equals_its_parts(name):
     times = torch.arange(20, dtype=torch.float64).expand(2, -1) / 20
     values = torch.where(batch.mask, batch.values, 0.0)
     pairs, both = torch.cat((values, batch.mask.double()), -1), torch.cat((batch.mask, batch.mask), -1)
-    at = torch.linspace(0, 1, 8, dtype=torch.float64)
+    at = model.points
+    torch.testing.assert_close(at, torch.linspace(0, 1, 8, dtype=torch.float64), rtol=0, atol=1e-7)
     entered = model.adapter.enter(model.attend(model.code(at)[None], model.code(times), pairs, both)[0])
     if name == "mtand":
         states = torch.cat((run(model.encoder, entered, ""), run(model.encoder, entered.flip(1), "_reverse").flip(1)), -1)

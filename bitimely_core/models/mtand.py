@@ -9,6 +9,10 @@ Each channel has its own softmax over its observation times; its value at r is t
 
 Events: in each month with any code all codes count as observed, absent ones as 0. With occurrences alone every mean would be 1.
 
+The start decides what is learnt. Frequencies reach `time_scale` radians over the window (those of torch would stop at 1, where times hardly
+enter); keys start as the queries, so that a reference point reads the observations near it; biases of the GRUs start at 0, but those of the
+update gate are log U(1, R - 1), so that states last for up to all reference points (Tallec and Ollivier 2018).
+
 Legend: B batch, T rows, V channels (events: codes), R reference points, H heads, D width, Z latent width.
 """
 
@@ -16,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import torch
 from pydantic import Field
@@ -33,12 +37,15 @@ from bitimely_core.types import Batch, Encoded
 CODE = 128  # width of phi
 GENERATOR = 50  # width of each direction of the decoder's GRU
 INNER = 50  # hidden width of the small nets
+FIXED_BASE = 10.0  # of the fixed frequencies
 
 
 class MTANDEncConfig(ModelConfig):
     """Settings of mTAND-Enc."""
 
     reference: int = Field(128, ge=2, description="Reference points.")
+    time_code: Literal["learned", "fixed"] = Field("learned", description="Code of times: learned frequencies, or the authors' fixed ones.")
+    time_scale: float = Field(48.0, gt=0, description="Highest frequency of the code, in radians over the window; learned: at the start.")
 
 
 class MTANDConfig(MTANDEncConfig):
@@ -48,16 +55,49 @@ class MTANDConfig(MTANDEncConfig):
 
 
 class TimeEmbedding(nn.Module):
-    """phi: one linear and 127 periodic functions of a time."""
+    """phi, learned: one linear and 127 periodic functions of a time; frequencies start in U(-scale, scale), phases in U(-pi, pi)."""
 
-    def __init__(self) -> None:
+    def __init__(self, scale: float) -> None:
         super().__init__()
         self.linear, self.periodic = nn.Linear(1, 1), nn.Linear(1, CODE - 1)
+        nn.init.uniform_(self.periodic.weight, -scale, scale)
+        nn.init.uniform_(self.periodic.bias, -math.pi, math.pi)
 
     def forward(self, times: Tensor) -> Tensor:
         """[..., n] -> [..., n, 128]."""
         times = times[..., None].to(self.linear.weight.dtype)
         return torch.cat((self.linear(times), self.periodic(times).sin()), -1)
+
+
+class FixedTimeEmbedding(nn.Module):
+    """phi, fixed: sin and cos of scale * t * 10^(-2i / 128), i = 0 .. 63, in turns."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, times: Tensor) -> Tensor:
+        """[..., n] -> [..., n, 128]."""
+        rates = self.scale * FIXED_BASE ** (-torch.arange(0, CODE, 2, dtype=times.dtype, device=times.device) / CODE)
+        angle = times[..., None] * rates
+        return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)
+
+
+def make_time_embedding(config: MTANDEncConfig) -> nn.Module:
+    """Phi of a configuration."""
+    return (FixedTimeEmbedding if config.time_code == "fixed" else TimeEmbedding)(config.time_scale)
+
+
+@torch.no_grad()
+def make_gru(inputs: int, hidden: int, points: int, *, bidirectional: bool = False) -> nn.GRU:
+    """A GRU that starts with biases of 0 and, in the update gates, log U(1, points - 1)."""
+    gru = nn.GRU(inputs, hidden, batch_first=True, bidirectional=bidirectional)
+    for name, bias in gru.named_parameters():
+        if name.startswith("bias"):
+            nn.init.zeros_(bias)
+        if name.startswith("bias_ih"):
+            nn.init.uniform_(bias[hidden : 2 * hidden], 1, max(points - 1, 1)).log_()
+    return gru
 
 
 class TimeAttention(nn.Module):
@@ -67,6 +107,9 @@ class TimeAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.query, self.key = nn.Linear(CODE, CODE), nn.Linear(CODE, CODE)
+        nn.init.orthogonal_(self.query.weight, math.sqrt(2))
+        nn.init.zeros_(self.query.bias)
+        self.key.load_state_dict(self.query.state_dict())
 
     def forward(
         self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None, *, attention: bool = False
@@ -78,7 +121,8 @@ class TimeAttention(nn.Module):
         under a mask their mean over the channels that were observed at all. exp(score) is multiplied by the mask: memory is R * T, not R *
         T * V.
         """
-        q, k = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query(queries), self.key(keys)))
+        parts = (part(code.to(part.weight.dtype)) for part, code in ((self.query, queries), (self.key, keys)))
+        q, k = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         scores = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).expand(len(values), -1, -1, -1)
         if mask is None:
             weights = scores.softmax(-1)
@@ -129,11 +173,11 @@ class MTANDEncoder(SupervisedModel):
             raise config_error(f"{config.heads} heads", f"expected a divisor of {CODE}", "model.heads")
         super().__init__(config)
         self.register_buffer("points", torch.linspace(0, 1, config.reference))
-        self.code, self.attend = TimeEmbedding(), TimeAttention(config.heads)
+        self.code, self.attend = make_time_embedding(config), TimeAttention(config.heads)
         self._build_layers()
 
     def _build_layers(self) -> None:
-        self.reader = nn.GRU(self.config.dim, self.config.dim, batch_first=True)
+        self.reader = make_gru(self.config.dim, self.config.dim, len(self.points))
         self.pooled_width = self.config.dim
 
     def attend_references(self, batch: Batch, *, attention: bool = False) -> tuple[TimedRows, Tensor, Tensor | None]:
@@ -164,11 +208,12 @@ class MTANDFull(MTANDEncoder):
 
     def _build_layers(self) -> None:
         config = self.config
-        self.encoder = nn.GRU(config.dim, config.dim, batch_first=True, bidirectional=True)
+        points = config.reference
+        self.encoder = make_gru(config.dim, config.dim, points, bidirectional=True)
         self.to_latent = nn.Sequential(nn.Linear(2 * config.dim, INNER), nn.ReLU(), nn.Linear(INNER, 2 * config.latent))
-        self.reader = nn.GRU(config.latent, config.dim, batch_first=True)
-        self.decoder = nn.GRU(config.latent, GENERATOR, batch_first=True, bidirectional=True)
-        self.code_back, self.attend_back = TimeEmbedding(), TimeAttention(config.heads)
+        self.reader = make_gru(config.latent, config.dim, points)
+        self.decoder = make_gru(config.latent, GENERATOR, points, bidirectional=True)
+        self.code_back, self.attend_back = make_time_embedding(config), TimeAttention(config.heads)
         self.out = nn.Sequential(nn.Linear(config.heads * 2 * GENERATOR, 2 * GENERATOR), nn.Linear(2 * GENERATOR, INNER), nn.ReLU())
         self.pooled_width = config.dim
 
