@@ -131,6 +131,11 @@ def test_a_killed_recipe_is_repeated(tmp_path: Path, sample: int) -> None:
     assert faults.check_kills(tmp_path, home, call("run", str(recipe)), sample=sample) > 100
 
 
+@pytest.mark.long
+def test_a_killed_reproduction_is_repeated(prepared: Callable[[str], Path], tmp_path: Path) -> None:
+    assert faults.check_kills(tmp_path, prepared("export"), call("reproduce", "tuned"), sample=faults.SAMPLE) > 40
+
+
 def test_files_of_a_live_process_stay(tmp_path: Path) -> None:
     """While a file is written, another process that sweeps the folder does not remove it."""
     import subprocess

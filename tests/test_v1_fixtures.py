@@ -284,6 +284,9 @@ def test_a_run_is_reproduced(home: Path, capsys: pytest.CaptureFixture[str], run
     body = call_json(capsys, "reproduce", run, home=home)
     assert body["reproduced"] is True
     assert body["loss"][1] == pytest.approx(body["loss"][0], rel=CLOSE)
+    for at, folder in enumerate(home / "runs" / name for name in (run, f"{run}-again") if body["metrics"]):
+        shown = schemas.Scores.load_shared(folder).metrics
+        assert {name: pair[at] for name, pair in body["metrics"].items()} == {name: shown[name].value for name in body["metrics"]}
 
 
 @pytest.mark.parametrize("source", ["masked", "fedformer"])

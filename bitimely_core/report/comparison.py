@@ -301,8 +301,16 @@ def row_table(table: ResultTable) -> Table:
     for row in dict.fromkeys(one.row for one in table.found):
         records = [run.record for one in table.found if one.row == row for run in one.runs]
         facts = [
-            (r.model, r.preset, r.settings.objective.name, STAMPS.get(r.leak_free, r.leak_free), r.settings.finetune.readout or "none")
+            (
+                r.model,
+                r.preset,
+                r.settings.objective.name,
+                STAMPS.get(r.leak_free, r.leak_free),
+                r.settings.finetune.readout or "none",
+                choice,
+            )
             for r in records
+            for choice in [r.checkpoint.choice if r.checkpoint else "last"]
         ]
         model, preset, objective, *others = (", ".join(dict.fromkeys(map(str, values))) for values in zip(*facts, strict=True))
         source = "from scratch" if all(map(is_from_scratch, records)) else objective
@@ -311,7 +319,9 @@ def row_table(table: ResultTable) -> Table:
         "Leak-free: the targets of the pre-training are hidden from the model. Where they are not, a low pre-training loss is not informative; the scores of the fine-tuned "
         "model remain valid."
     )
-    return make_table("rows", "Rows", caption, ["row", "model", "preset", "pre-training", "leak-free", "readout", "runs"], rows)
+    return make_table(
+        "rows", "Rows", caption, ["row", "model", "preset", "pre-training", "leak-free", "readout", "checkpoint", "runs"], rows
+    )
 
 
 def summarize_differences(table: ResultTable) -> str:

@@ -133,7 +133,8 @@ def loss_curves(folder: Path, name: str = "curves", title: str = "Training") -> 
 def training_page(folder: Path, record: RunRecord) -> Page:
     """The page of a run that has been trained but not evaluated."""
     final = record.final or FinalLosses()
-    rel = final.rel if final.validation is None or final.validation.rel is None else final.validation.rel
+    validation = record.checkpoint or final.validation
+    rel = final.rel if validation is None or validation.rel is None else validation.rel
     where = "validation" if final.validation else "training"
     contrastive = not record.is_finetuned and registry.objectives[record.settings.objective.name].facts.rows > 1
     reference = "identical vectors for all windows" if contrastive else "predicting the mean"

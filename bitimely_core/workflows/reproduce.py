@@ -123,9 +123,10 @@ def _select_device(record: RunRecord) -> torch.device:
 def _score_again(
     run: Run, again: str, workspace: Path, verify: bool, progress: Progress | None
 ) -> dict[str, tuple[float | None, float | None]]:
-    """The scores of a run that has been evaluated, and those of the other one on the same rows."""
-    if (before := run.scores) is None:
+    """The scores of a run that has been evaluated, as they are printed, and those of the other one on the same rows."""
+    if run.scores is None:
         return {}
+    before = Scores.load_shared(run.folder)
     how = before.settings
     evaluate(
         again,
@@ -137,7 +138,7 @@ def _score_again(
         verify=verify,
         progress=progress,
     )
-    after = Scores.load(locate(workspace, "runs", again) / "scores.json").metrics
+    after = Scores.load_shared(locate(workspace, "runs", again)).metrics
     return {name: (one.value, after[name].value) for name, one in before.metrics.items() if name in after}
 
 
