@@ -113,6 +113,11 @@ def open_disclosure(folder: Path) -> CountDisclosure:
     return CountDisclosure(withheld=system.find_withheld(), carriers=count_carriers(folder, best), exact=False)
 
 
+def has_withheld_labels(folder: Path) -> bool:
+    """Whether the token set in `folder` has a label some of whose counts after the filters are withheld."""
+    return any(len(key) == 4 and key[1] == "after" for key in open_disclosure(folder).withheld)
+
+
 def _count_labels(folder: Path, manifest: SequenceManifest) -> Prevalence:
     """Label -> split -> sequences with a label, cases."""
     labels = {f"y_{name}": name for name in manifest.class_names}
@@ -289,6 +294,7 @@ def _is_narrow(a: int, cases: int, known_with: int, known: int) -> bool:
 
 THRESHOLDED = ("precision", "recall", "f1")  # of a label: with its support they show the cells of its confusion matrix
 OF_THRESHOLDS = ("macro_f1", "accuracy")  # of all labels
+AREAS = ("auroc", "auprc")  # of a label, its mean and that of all decisions
 CONSTANT = ("majority", "prior")  # baselines whose scores are functions of the counts alone
 DIFFERENCES = ("difference", "p")
 Estimate = TypeVar("Estimate", bound=Uncertainty)
@@ -311,17 +317,21 @@ def protect_scores(scores: Scores, sequences: EventSequences) -> Scores:
     }
     cells = {name for name, one in scores.by_class.items() if name in closed or _has_few_in_confusion(one, scores.n or 0)}
     few_rows = set(closed)
-    if len(few_rows) == 1 < len(scores.by_class):
-        few_rows.add(min(scores.by_class.keys() - closed, key=lambda name: (scores.by_class[name].support or 0, name)))
+    defined = {name for name, one in scores.by_class.items() if one.auroc.value is not None or one.auprc.value is not None}
+    if len(few_rows & defined) == 1 and defined - few_rows:
+        few_rows.add(min(defined - few_rows, key=lambda name: (scores.by_class[name].support or 0, name)))
     none = bool(closed) and (empty or len(scores.by_class) == 1)
+    of_one = (
+        {name for name in scores.metrics if name.startswith(AREAS)} if len(few_rows & defined) == 1 else set()
+    )  # mean of a single label
 
     def protect(metrics: Mapping[str, MetricValue], *, constant: bool = False) -> dict[str, MetricValue]:
-        hidden = metrics.keys() if none or (constant and closed) else {*OF_THRESHOLDS} if cells else ()
+        hidden = metrics.keys() if none or (constant and closed) else {*OF_THRESHOLDS, *of_one} if cells else of_one
         return {name: HIDDEN if name in hidden else _round_metric(metric) if closed else metric for name, metric in metrics.items()}
 
     by_class = {}
     for name, one in scores.by_class.items():
-        hidden = [*THRESHOLDED] * (name in cells) + ["auroc", "auprc"] * (name in few_rows)
+        hidden = [*THRESHOLDED] * (name in cells) + [*AREAS] * (name in few_rows)
         gone = {"support": None, "subjects": None, "base_rate": None, "unknown": None} if name in closed else {}
         by_class[name] = one.model_copy(update={**dict.fromkeys(hidden, HIDDEN), **gone})
     baselines = {}
@@ -344,7 +354,7 @@ def protect_scores(scores: Scores, sequences: EventSequences) -> Scores:
             else {
                 k: _round_estimate(v, (*DIFFERENCES, "first", "second"))
                 for k, v in scores.comparison.metrics.items()
-                if k not in OF_THRESHOLDS
+                if k not in {*OF_THRESHOLDS, *of_one}
             }
         )
         changed["comparison"] = scores.comparison.model_copy(update={"metrics": kept_pairs})

@@ -83,18 +83,18 @@ def round_report(found: Report) -> Report:
 
     Totals are sums of rounded counts, so that seen = used + dropped + quarantined still.
     """
-    units = [unit.model_copy(update={"reasons": list(map(_round_reason, unit.reasons))}) for unit in found.units]
+    units = [unit.model_copy(update={"reasons": list(map(round_reason, unit.reasons))}) for unit in found.units]
     return found.model_copy(
         update={
             "rows": [_round_table(table) for table in found.rows if table.kind != SUBJECTS],
             "units": units,
-            "reasons": list(map(_round_reason, found.reasons)),
+            "reasons": list(map(round_reason, found.reasons)),
             "reason_counts": _round_counts(found.reason_counts),
         }
     )
 
 
-def _round_reason(reason: FindingRecord) -> FindingRecord:
+def round_reason(reason: FindingRecord) -> FindingRecord:
     """A finding without exact counts of rows and subjects."""
     examples: list[str] = [] if privacy.is_small(reason.count) else reason.examples
     rounded = {"message": privacy.round_message(reason.message), "count": privacy.round_rows(reason.count)}

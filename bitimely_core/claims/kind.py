@@ -10,7 +10,7 @@ from bitimely_core.cache import Cache, open_cache
 from bitimely_core.claims import meds_export, steps, subjects, tasks, tokenize
 from bitimely_core.claims.disclosure import open_disclosure, shortcut_table
 from bitimely_core.claims.ingest import ingest_events, pin_options
-from bitimely_core.claims.ingest_report import round_report
+from bitimely_core.claims.ingest_report import round_reason, round_report
 from bitimely_core.claims.labels import Landmark
 from bitimely_core.claims.shortcut_baselines import ALL
 from bitimely_core.claims.sources import recognize_layout
@@ -110,7 +110,7 @@ def summarize_sequences(folder: Path) -> Choices:
     for part, found in audit.items():
         found |= {kind: shown.get(found[kind], "out", part) for kind in ("windows", "subjects")}
         found["classes"] = {label: shown.get(n, label, "after", part, "cases") for label, n in found["classes"].items()}
-    findings = [finding.model_dump() for finding in manifest.findings]
+    findings = [(finding if shown.exact else round_reason(finding)).model_dump() for finding in manifest.findings]
     if statistics and not shown.exact:
         findings = [finding.as_dict() for finding in tokenize.list_findings(statistics, _read_choices(manifest), shown)]
     return {

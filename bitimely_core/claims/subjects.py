@@ -16,6 +16,7 @@ from bitimely_core.claims import dates, pass1_clean, spill
 from bitimely_core.claims.job import SUBJECT_DATES, ClaimsJob, CleaningFindings
 from bitimely_core.claims.spill import SpillFile
 from bitimely_core.errors import Reason, input_warning, integrity_error, quote_formula, usage_error
+from bitimely_core.privacy import round_message
 
 CHUNK = 1 << 18  # subjects whose digests are computed together
 
@@ -79,7 +80,7 @@ def assign_pseudonyms(job: ClaimsJob, findings: CleaningFindings, spilled: Seque
         raise integrity_error(None, "two subjects have the same pseudonym key", hint="Give another key with --id-key")
     if job.splits is not None and job.options.split_file:
         if listed < len(keys):
-            text, wanted = f"misses {len(keys) - listed} of {len(keys)} subjects", "expected all, by the ids of the source"
+            text, wanted = round_message(f"misses {len(keys) - listed} of {len(keys)} subjects"), "expected all, by the ids of the source"
             raise usage_error(text, wanted, file=job.options.split_file, field="--split-file")
         if unmatched := job.splits.height - listed:
             text = f"{unmatched} of {job.splits.height} subjects of the split file are not in the data"

@@ -28,6 +28,7 @@ from bitimely_core.claims.prevalence import CodeSelection
 from bitimely_core.claims.shortcut_baselines import Prevalence, ShortcutTally
 from bitimely_core.claims.steps import ClaimsShard, SequenceChoices
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, raise_differences, usage_error
+from bitimely_core.privacy import round_message
 from bitimely_core.registry import unknown
 from bitimely_core.schemas import (
     EventsManifest,
@@ -303,7 +304,7 @@ def load_subjects(plan: SequencePlan) -> pl.DataFrame:
         given = given.with_columns(pl.col("split").cast(places))
         cohort = cohort.drop("split").join(given, on="subject_id", how="left", maintain_order="left")
         if missing := cohort["split"].null_count():
-            text = f"misses {missing} of {cohort.height} subjects"
+            text = round_message(f"misses {missing} of {cohort.height} subjects")
             raise usage_error(text, "expected all", file=plan.split_file, field="--split-file")
     names = sorted(plan.manifest.names)
     columns: dict[str, pl.Series] = {}

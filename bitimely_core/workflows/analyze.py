@@ -21,6 +21,7 @@ from bitimely_core.workflows.prepare import open_run, prepare_windows
 from bitimely_core.workspace import locate_new, shorten_name
 
 COUNTED = frozenset({"windows", "subjects", "subject", "n", "support", "rows", "cases", "positive", "unknown"})  # words of columns
+UNDISCLOSED = "Withheld: these data have a label whose counts of people are withheld, and scores of it would show them."
 Options = dict[str, Any]  # keyword arguments of an analysis
 
 
@@ -91,8 +92,11 @@ def analyze(
         if takes == "model":
             arguments |= {"model": model or "bitimelygpt", "objective": objective, "preset": preset}
         page = entry.function(runs or None, **arguments)
-        if any(run.windows().vocabulary and not getattr(run.windows().options, "small_counts", None) for run in runs):
-            page = protect_page(page)
+        events = [run.windows() for run in runs if run.windows().vocabulary]
+        if any(not getattr(one.options, "small_counts", None) for one in events):
+            from bitimely_core.claims.disclosure import has_withheld_labels
+
+            page = protect_page(page, withhold=entry.facts.scores and any(has_withheld_labels(one.folder) for one in events))
     with attach_result(lambda: {"kind": kind, "verdict": page.verdict, "notices": page.notices, "summary": page.summary}):
         path = rendering.write_report(target, page)
     result: AnalysisResult = {
@@ -110,8 +114,13 @@ def analyze(
     return result
 
 
-def protect_page(page: Page) -> Page:
-    """The page of an analysis of events without figures of single people or counts, tables with a count of 1 to 10, and counts in its summary."""
+def protect_page(page: Page, *, withhold: bool = False) -> Page:
+    """The page of an analysis of events without figures of single people or counts, tables with a count of 1 to 10, and counts in its summary.
+
+    `withhold`: it has scores of a label whose counts are withheld, from which they could be computed; nothing is left of it.
+    """
+    if withhold:
+        return Page(title=page.title, verdict=UNDISCLOSED, notices=[NOTICE], blocks=[], facts=page.facts, summary={})
 
     def is_open(block: Figure | Table | str) -> bool:
         if isinstance(block, str):
