@@ -98,6 +98,7 @@ class IngestStage(Section):
     datasets: tuple[str, ...] = ()
     sources: dict[str, str] = {}
     options: dict[str, SettingsLayer] = {}
+    encoding: dict[str, str] = {}  # data set -> encoding of its text tables
     jobs: int = Field(1, ge=1, le=1024)
 
 

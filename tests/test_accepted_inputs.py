@@ -19,12 +19,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import test_ptb_xl
+import test_ts_datasets
 import variants
 
 from bitimely_cli.main import main
 from bitimely_core import cache
 from bitimely_core.cache import shards
-from bitimely_core.cache.quality import find_constant_stretch
+from bitimely_core.cache.quality import find_constant_stretch, find_repeated_block
 from bitimely_core.claims import dates
 from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.sources import read_source
@@ -110,6 +112,10 @@ TABLES = [
     ("epilepsy", "data.csv"),
     ("generic", "*_rec.csv"),
     ("generic", "recordings.csv"),
+    ("ptb-xl", "ptbxl_database.csv"),
+    ("ptb-xl", "scp_statements.csv"),
+    ("bidmc", "bidmc_02_Signals.csv"),
+    ("bidmc", "bidmc_02_Numerics.csv"),
 ]
 
 
@@ -120,6 +126,16 @@ def write_source(dataset: str, folder: Path) -> Path:
     if dataset == "epilepsy":
         path = write_epilepsy(folder) / "data.csv"
         path.write_text(path.read_text().replace("id,", "identit\u00e9,", 1), "utf-8")
+        return folder
+    if dataset in {"ptb-xl", "bidmc"}:
+        if dataset == "ptb-xl":
+            test_ptb_xl.layout(folder, [test_ptb_xl.row(i) for i in range(1, 11)])
+        else:
+            test_ts_datasets.write_bidmc(folder)
+        for path in folder.glob("*.csv"):
+            if "Breaths" not in path.name:
+                head, *lines = path.read_text().splitlines()
+                path.write_text("\n".join([f"{head},pr\u00e9lev\u00e9", *(f"{line},1" for line in lines), ""]), "utf-8")
         return folder
     write_claims(folder)
     for path in folder.glob("*s.csv"):
@@ -148,6 +164,18 @@ def test_every_table_follows_one_rule_of_encodings(tmp_path: Path, dataset: str,
         assert "row" in line
         assert "--encoding" in line
     assert len(set(hashes.values())) == 1
+
+
+def test_a_recipe_states_the_encoding_of_a_data_set(tmp_path: Path) -> None:
+    folder = write_source("epilepsy", tmp_path / "raw")
+    recode(folder, "*.csv", "latin-1")
+    recipe = tmp_path / "r.toml"
+    base = f'title = "r"\n[ingest]\ndatasets = ["epilepsy"]\nsources.epilepsy = "{folder}"\n'
+    for more, code in (("", 4), ('encoding.epilepsy = "latin-1"\n', 0), ('encoding.epilepsy = "rot13"\n', 2)):
+        recipe.write_text(base + more)
+        found, err = run("run", recipe, "--workspace", tmp_path / f"w{code}")
+        assert found == code, err
+        assert code == 0 or "encoding" in err
 
 
 def test_a_stated_encoding_is_a_setting_of_the_cache(tmp_path: Path) -> None:
@@ -380,6 +408,55 @@ def test_channels_that_repeat_values_have_no_constant_stretches() -> None:
     assert find_constant_stretch(Signal("held", 100.0, "", held)) == (1000, 300)
     assert find_constant_stretch(Signal("held", 1.0, "", held.astype(np.float32))) == (1000, 300)
     assert find_constant_stretch(Signal("held", 400.0, "", held)) is None  # less than a second
+
+
+@pytest.mark.parametrize(("size", "origin", "place"), [(8192, 1024, 12000), (4096, 1024, 9216), (2048, 5002, 14004), (8192, 5001, 14000)])
+def test_a_block_of_a_file_that_is_copied_over_another_is_reported(tmp_path: Path, size: int, origin: int, place: int) -> None:
+    folder = write_nights(tmp_path / "raw")
+    rng = np.random.default_rng(5)
+    raw = bytearray((folder / "s1.edf").read_bytes())
+    raw[768:] = rng.integers(-900, 900, (len(raw) - 768) // 2).astype("<i2").tobytes()
+    (folder / "s1.edf").write_bytes(bytes(raw))
+    assert not warned(cache.ingest("edf", folder, tmp_path / "clean"), "duplicates")
+    raw[place : place + size] = raw[origin : origin + size]
+    (folder / "s1.edf").write_bytes(bytes(raw))
+    found = warned(cache.ingest("edf", folder, tmp_path / "cache" / "edf"), "duplicates")
+    if (place - origin) % 2:  # between the bytes of a sample: other values
+        assert not found
+        return
+    assert [one["file"] for one in found] == ["s1.edf"]
+    assert f"bytes from byte {place:,} equal those from byte {origin:,}" in found[0]["message"]
+
+
+def test_blocks_repeat_only_where_one_is_copied() -> None:
+    """Against a search of all pairs of blocks."""
+    found, n = 0, 60
+    for seed in range(n):
+        rng = np.random.default_rng(seed)
+        dtype = (np.int16, np.int32, np.float32, np.float64)[seed % 4]
+        x = (rng.normal(size=3000) * 50).astype(dtype)
+        assert find_repeated_block(x) is None
+        origin, place, length = int(rng.integers(0, 900)), int(rng.integers(1500, 2400)), int(rng.integers(300, 600))
+        x[place : place + length] = x[origin : origin + length]
+        block = find_repeated_block(x)
+        found += block is not None
+        if block is not None:
+            start, size, first = block
+            assert np.array_equal(x[start : start + size], x[first : first + size])
+            assert (start - first, start <= place, start + size >= place + length) == (place - origin, True, True)
+    assert found >= 0.9 * n
+    rng, t = np.random.default_rng(0), np.arange(60_000) / 100
+    marker, steps = np.zeros(6000, np.int16), np.repeat(rng.integers(0, 9, 60), 100).astype(np.int16)
+    marker[rng.integers(0, 6000, 20)] = 1
+    calm = {
+        "marker": marker,
+        "steps": steps,
+        "sine": (1000 * np.sin(2 * np.pi * t)).astype(np.int16),
+        "square": np.sign(np.sin(t)),
+        "none": np.zeros(0),
+    }
+    walk = {"walk": np.cumsum(rng.integers(-1, 2, 60_000)).astype(np.int16), "few": np.arange(5.0), "constant": np.full(6000, 7, np.int16)}
+    assert {name: find_repeated_block(x) for name, x in (calm | walk).items()} == dict.fromkeys(calm | walk)
 
 
 def test_a_copy_of_another_subject_s_file_is_named_with_it(tmp_path: Path) -> None:

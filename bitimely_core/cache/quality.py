@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -22,6 +23,12 @@ GROUP_SAMPLES = 1 << 17  # samples of all channels that are measured together: t
 STRETCH_SAMPLES, STRETCH_SECONDS = 128, 1.0  # a constant stretch is at least as long as both
 STRETCH_STEP = 32  # samples; a coarse look passes over all but some of them
 REPEATS = 0.05  # share of samples that equal the one before, in channels where a constant stretch means something
+BLOCK_LENGTH, BLOCK_VALUES = 64, 16  # of a repeated block, at least; different values in it
+ANCHOR_VALUES = 1 << 20  # values that are looked at together
+BINARY = (".edf", ".bdf", ".dat")  # files whose samples are numbers of two or three bytes
+REPEATED, COMPARE = "is a part of the file copied over another?", "Compare it with its source"
+PERIODIC = 0.5  # share of repeated anchors from which on a signal is periodic
+HASH = np.uint64(0x9E3779B97F4A7C15)  # odd, its bits without a pattern
 MAINS = (50.0, 60.0)  # Hz
 NEAR = 1.0  # Hz on either side of them
 DRIFT = 0.5  # Hz; the power below it is not counted
@@ -241,6 +248,67 @@ def report_constant_stretches(records: Sequence[Record]) -> list[Finding]:
     others = f", and stretches in {len(found) - 1} more channels" if len(found) > 1 else ""
     requirement = "is it a hole in the file, or was the sensor detached"
     return [input_warning(Reason.FLAT_CHANNEL, problem + others, requirement + "?", field=signal.channel, count=len(found))]
+
+
+def find_repeated_block(x: np.ndarray) -> tuple[int, int, int] | None:
+    """First value, length and origin of a long block of `x` [n] that equals an earlier one, None without one.
+
+    A part of a file that was copied over another. Noise does not repeat `BLOCK_LENGTH` values; where a large share of anchors is repeated the
+    signal is periodic (a calibration, a simulation), and blocks that hardly change (markers, steps, detached electrodes) mean nothing.
+    """
+    places, codes = _choose_anchors(x)
+    if len(places) < 2:
+        return None
+    keys = (codes[:-1] * HASH) ^ (codes[1:] + np.diff(places).astype(np.uint64))  # of what lies between two anchors
+    _, first, of = np.unique(keys, return_index=True, return_inverse=True)
+    again = np.flatnonzero(first[of] != np.arange(len(keys)))
+    if not len(again) or len(again) > PERIODIC * len(keys):
+        return None
+    distances = places[again] - places[first[of[again]]]
+    lags, counts = np.unique(distances, return_counts=True)
+    lag = int(lags[counts.argmax()])
+    differs = np.flatnonzero(x[lag:] != x[:-lag]) + lag
+    after = int(np.searchsorted(differs, places[again][distances == lag][0]))
+    begin, end = int(differs[after - 1]) + 1 if after else lag, int(differs[after]) if after < len(differs) else len(x)
+    block = x[begin:end]
+    if len(block) < BLOCK_LENGTH or 2 * np.count_nonzero(block[1:] != block[:-1]) < len(block) or len(np.unique(block)) < BLOCK_VALUES:
+        return None
+    return begin, end - begin, begin - lag
+
+
+def _choose_anchors(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Values that the eight bytes from them on choose, some one in 64 of those that change, wherever they are: places and these bytes."""
+    many = max(1, 8 // x.itemsize)
+    found = [(np.zeros(0, np.int64), np.zeros(0, np.uint64))]
+    for start in range(0, len(x) - many, ANCHOR_VALUES):
+        piece = np.ascontiguousarray(x[start : start + ANCHOR_VALUES + many])
+        for shift in range(min(many, len(piece) - many)):
+            words = piece[shift : shift + (len(piece) - 1 - shift) // many * many].view(np.uint64)
+            at = np.flatnonzero(words * HASH >> np.uint64(58) == 0)
+            at = at[piece[at * many + shift] != piece[at * many + shift + 1]]
+            found.append((at * many + shift + start, words[at]))
+    places, codes = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    places, first = np.unique(places, return_index=True)
+    return places, codes[first]
+
+
+def report_repeated_blocks(records: Sequence[Record], files: Sequence[Path]) -> list[Finding]:
+    """A warning for each file of samples that repeats a block of its bytes; of other files one for the repeated blocks of all channels."""
+    binary = [path for path in files if path.suffix.lower() in BINARY and path.stat().st_size >= 2 * BLOCK_LENGTH]
+    found = []
+    for path in binary:
+        if (block := find_repeated_block(np.memmap(path, "<i2", "r", shape=path.stat().st_size // 2))) is not None:
+            start, length, origin = (2 * value for value in block)
+            problem = f"{length:,} bytes from byte {start:,} equal those from byte {origin:,}"
+            found.append(input_warning(Reason.DUPLICATES, problem, REPEATED, COMPARE, file=str(path)))
+    signals = [] if binary else [(s, *block) for record in records for s in record.signals if (block := find_repeated_block(s.samples))]
+    if signals:
+        signal, start, length, origin = max(signals, key=lambda one: one[2] / one[0].rate)
+        here, there = (f"{signal.onset + at / signal.rate:g} s" for at in (start, origin))
+        others = f", and blocks in {len(signals) - 1} more channels" if len(signals) > 1 else ""
+        problem = f"{length} samples from {here} equal those from {there}{others}"
+        found.append(input_warning(Reason.DUPLICATES, problem, REPEATED, COMPARE, field=signal.channel, count=len(signals)))
+    return found
 
 
 def _round_figure(value: float) -> float | None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from bitimely_core import storage
 from bitimely_core.cache import shards
-from bitimely_core.cache.quality import report_constant_stretches
+from bitimely_core.cache.quality import report_constant_stretches, report_repeated_blocks
 from bitimely_core.cache.report import report_rows, report_unit
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
 from bitimely_core.formats.source import Source
@@ -268,7 +268,12 @@ def _read_unit(
     lost = {code: count for table in tables for code, count in (*table.quarantined_by_reason.items(), *table.dropped_by_reason.items())}
     if lost and not any(finding.level != "info" for finding in findings):
         findings += [input_warning(Reason(code), f"{count} rows", count=count, file=file) for code, count in lost.items()]
-    findings += [*report_constant_stretches(records), *_report_equal_records(records)]
+    repeated = report_repeated_blocks(records, [] if task.root is None else [task.root / name for name in unit.files])
+    findings += [
+        *report_constant_stretches(records),
+        *_report_equal_records(records),
+        *(_make_relative(one, task.root) for one in repeated),
+    ]
     samples, channels = sum(map(_count_samples, records)), {signal.channel for record in records for signal in record.signals}
     report = report_unit(unit, findings, content=digest, samples=samples, channels=len(channels))
     recordings = [(r.recording_id, r.subject_id, r.attributes, len(r.signals), len(r.annotations)) for r in records]

@@ -193,7 +193,7 @@ class PlanBuilder:
         """The stage that ingests a data set."""
         recipe, out = self.recipe.ingest, locate_new(self.workspace, "cache", registry.datasets[dataset].name)
         source = recipe.sources.get(dataset)
-        options = recipe.options.get(dataset, {})
+        options, encoding = recipe.options.get(dataset, {}), recipe.encoding.get(dataset)
 
         def call(_: States) -> StageResult:
             if source is None and registry.datasets[dataset].facts.needs_source:
@@ -206,10 +206,10 @@ class PlanBuilder:
                     f"Give --set ingest.sources.{dataset}=FOLDER, or run: bitimely ingest {dataset} FOLDER",
                     file=str(out),
                 )
-            report = workflows.ingest(dataset, source, out, options=options, jobs=recipe.jobs, progress=self.progress)
+            report = workflows.ingest(dataset, source, out, options=options, encoding=encoding, jobs=recipe.jobs, progress=self.progress)
             return StageResult(exit_code=int(report["exit_code"]))
 
-        stated = {"source": source, "options": options}
+        stated = {"source": source, "options": options, **({"encoding": encoding} if encoding else {})}
         self.add(Node(label=f"ingest {dataset}", settings=stated, call=call, made=out / "manifest.json"))
 
     def add_tokens(self, view: str, own: DataConfig, build: Flags, block: str) -> tuple[str, str]:
