@@ -219,6 +219,11 @@ def expand_options(command: Callable[..., int]) -> Callable[..., int]:
             shown[parameter.name] = hints[parameter.name], parameter.default
 
     labels = {name: describe_parameter(name, annotation) for name, (annotation, _) in shown.items()}
+    files = {
+        name
+        for name, (annotation, _) in shown.items()
+        if re.search("FILE|DIR", getattr((*get_args(annotation), None)[1], "metavar", None) or "")
+    }
     for annotation, _ in shown.values():
         kind, *more = get_args(annotation) or (annotation,)
         if more and Path in (kind, *get_args(kind)):
@@ -228,6 +233,9 @@ def expand_options(command: Callable[..., int]) -> Callable[..., int]:
     def run_command(**given: Any) -> int:
         for name, value in given.items():
             check_text(labels[name], value)
+            for text in value if isinstance(value, list | tuple) else [value] * isinstance(value, str):
+                if name in files:
+                    parse_path(text)
         place = given.get("workspace", Path())
         if not place.is_dir() and any(above.is_file() for above in (place, *place.parents)):
             raise usage_error(

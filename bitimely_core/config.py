@@ -12,7 +12,17 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, ValidationError, create_model
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+    field_validator,
+)
 
 from bitimely_core import registry
 from bitimely_core.errors import Finding, Reason, UserError, safe_text, usage_error
@@ -21,9 +31,16 @@ from bitimely_core.system_errors import raise_system_error
 
 
 class Section(BaseModel):
-    """A frozen section of settings: unknown keys, NaN and infinities are refused."""
+    """A frozen section of settings: unknown keys, NaN, infinities, and sizes that no tensor can have are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=False)
+
+    @field_validator("*")
+    @classmethod
+    def _limit_sizes(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, int) and abs(value) >= 1 << 31 and info.field_name != "seed":
+            raise ValueError("expected a magnitude below 2,147,483,648")
+        return value
 
 
 class ModelConfig(Section):

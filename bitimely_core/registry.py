@@ -79,8 +79,8 @@ class Registry(dict[str, Entry[Facts]]):
 
 
 def unknown(kind: str, name: str, known: list[str]) -> UserError:
-    """The error for a name that is not known, with the closest ones."""
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    """The error for a name, or another value in its place, that is not known, with the closest ones."""
+    close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
     return usage_error(
         f"unknown {kind} {name!r}",
         f"known are {', '.join(sorted(known)) or 'none yet'}",

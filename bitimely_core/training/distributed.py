@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.errors import Exit, Reason, UserError, usage_error
 
 if TYPE_CHECKING:
     from bitimely_core.training.loop import TrainingState
@@ -122,11 +122,16 @@ def lost_peer_error(problem: str) -> UserError:
 def launch(argv: list[str], devices: int, *, module: str = "bitimely_cli") -> int | None:
     """Run `python -m bitimely_cli ARGV` in `devices` processes under torchrun; 0, or the exit code of the process that failed first.
 
-    None for one device, and in a process that torchrun started: the caller goes on itself. Raises UserError (incomplete, exit 6) where a
-    signal ended a process from outside.
+    None for one device, and in a process that torchrun started: the caller goes on itself. Raises UserError: incomplete (exit 6) where a
+    signal ended a process from outside, config (exit 2) for more processes than this machine has cores or GPUs.
     """
     if devices <= 1 or "RANK" in os.environ or "WORLD_SIZE" in os.environ:
         return None
+    usable = max(torch.cuda.device_count(), os.cpu_count() or 1, 2)
+    if devices > usable:
+        raise usage_error(
+            f"{devices} processes", f"expected at most {usable}, as many as this machine has GPUs or cores", field="--devices"
+        )
     import logging
     import sys
     import uuid
