@@ -124,8 +124,9 @@ def _show_ingest_report(report: IngestReport | IngestPart, where: Path, *, has_p
     lines = [f"... and {len(units) - UNITS_SHOWN} more units in the report"] if len(units) > UNITS_SHOWN else []
     lines.append(f"{accepted} of {counts.units_seen} units in {where.parent}{quarantined}")
     if built is not None:
-        text, verb = find_data_kind(report.dataset).describe_tokens(built)
-        return [*lines, text, f"page: {built['folder']}/report.html", f"next: bitimely {verb} --data {report.dataset}"]
+        tokens = where.parents[2] / built["folder"]
+        text, verb = find_data_kind(report.dataset).describe_tokens({**built, "folder": str(tokens)})
+        return [*lines, text, f"page: {tokens / 'report.html'}", f"next: bitimely {verb} --data {report.dataset}"]
     page = where.with_name("report.html")
     pages = [f"page: {page}"] if has_page and report.published and page.is_file() else []
     return [*lines, *pages, f"next: bitimely tokenize {report.dataset}"]

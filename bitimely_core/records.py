@@ -4,7 +4,8 @@ A folder of results (a run, a report, a model, an export) has a `ResultManifest`
 a manifest of its own guards itself. `write_results` changes such a folder in one step: new content is written beside the old under the name
 `<name>.new-<16 digits of its SHA-256>`, then the manifest is replaced, then the names are changed. The manifest alone decides: a kill before
 its replacement leaves the former state, a kill after it the new one, since readers take the file under either name and the next writer
-completes the renames. `read_result` and `check_result` compare a file with the manifest before it is used.
+completes the renames. `read_result` and `check_result` compare a file with the manifest before it is used. In a cache or token set, whose
+`manifest.json` names the data, the `ResultManifest` of the report and page beside them is `results.json`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from bitimely_core.system_errors import RETRY_HINT, raise_system_error, translat
 if TYPE_CHECKING:
     import polars as pl
 
+BESIDE = "results.json"
 WAIT = 60.0  # seconds for another command that writes results into the same folder
 STAGED_NAME = re.compile(r"(.+)\.new-([0-9a-f]{16})")
 UNFINISHED = ("metrics.jsonl", "model/", "checkpoints/", "tuning/")  # what an unfinished training may have beyond its manifest
@@ -182,17 +184,21 @@ class ResultManifest(Manifest):
     finished: bool = True  # False: a training that goes on and whose other files are not sealed yet
     shared: bool = False  # the folder had other files before, which are left alone
     gone: tuple[str, ...] = ()  # files that the last change removes
+    beside: bool = Field(False, exclude_if=lambda beside: not beside)  # of a report and page beside data, as `BESIDE`
 
     @classmethod
     def find(cls, folder: Path) -> Self | None:
         """The manifest of `folder`; None where it has none, or one of another kind. Raises UserError: integrity (exit 5)."""
+        path = folder / (BESIDE if (folder / BESIDE).is_file() else storage.MANIFEST)
         try:
-            if b'"kind":"results"' not in (folder / storage.MANIFEST).read_bytes():
+            if path.name == storage.MANIFEST and b'"kind":"results"' not in path.read_bytes():
                 return None
-        except OSError as error:
-            raise_system_error(error, folder / storage.MANIFEST)
+        except (FileNotFoundError, NotADirectoryError):  # also while the error of a full disk is reported
             return None
-        return cls.read(folder)
+        except OSError as error:
+            raise_system_error(error, path)
+            return None
+        return cls.parse(storage.read_manifest(folder, path.name), path)
 
     def locate(self, folder: Path, name: str) -> Path:
         """The file `name`, under its staged name where a change was not completed."""
@@ -201,7 +207,7 @@ class ResultManifest(Manifest):
 
     def publish_results(self, folder: Path) -> None:
         """Replace the manifest of `folder` by this one."""
-        storage.write_json(folder / storage.MANIFEST, storage.sign_manifest(self.to_json()))
+        storage.write_json(folder / (BESIDE if self.beside else storage.MANIFEST), storage.sign_manifest(self.to_json()))
 
 
 class _Location(NamedTuple):
@@ -216,7 +222,13 @@ def _staged_name(name: str, sha256: str) -> str:
 
 
 def write_results(
-    folder: Path, files: Mapping[str, storage.Content | None], *, gone: Iterable[str] = (), finished: bool = True, held: bool = False
+    folder: Path,
+    files: Mapping[str, storage.Content | None],
+    *,
+    gone: Iterable[str] = (),
+    finished: bool = True,
+    held: bool = False,
+    beside: bool = False,
 ) -> None:
     """Change a folder of results in one step.
 
@@ -226,13 +238,16 @@ def write_results(
         gone: names to remove.
         finished: False for a training that goes on.
         held: the caller holds the lock.
+        beside: the folder is a cache or token set, whose own manifest does not name `files`.
 
     Raises:
         UserError: locked (exit 7), integrity (exit 5) for a damaged manifest, config (exit 2) for a manifest of something else, and those of
             `storage.write_file`. The former state is intact.
     """
     with translate_system_errors(folder), nullcontext() if held else storage.lock(folder, WAIT):
-        manifest = _complete_changes(folder) or _start_manifest(folder, {*files, *gone})
+        manifest = _complete_changes(folder)
+        if manifest is None or manifest.beside != beside:
+            manifest = ResultManifest(beside=True, shared=True) if beside else _start_manifest(folder, {*files, *gone})
         stored = {name: file for name, file in manifest.files.items() if name not in set(gone)}
         for name, content in files.items():
             if content is None:
@@ -245,10 +260,10 @@ def write_results(
         _complete_changes(folder)
 
 
-def _start_manifest(folder: Path, ours: set[str]) -> ResultManifest:
-    """The manifest of a folder that has none: of a run of version 0.1 with all its files."""
-    path = folder / storage.MANIFEST
-    if path.exists():
+def refuse_other_manifest(folder: Path) -> None:
+    """Raises UserError: config (exit 2) for a folder whose `manifest.json` is of something else, integrity (exit 5) for a damaged one."""
+    path, manifest = folder / storage.MANIFEST, ResultManifest.find(folder)
+    if path.exists() and (manifest is None or manifest.beside):
         try:
             is_ours = "manifest_sha256" in json.loads(path.read_bytes())
         except (OSError, ValueError, TypeError) as error:
@@ -257,6 +272,11 @@ def _start_manifest(folder: Path, ours: set[str]) -> ResultManifest:
         if is_ours:
             storage.read_manifest(folder)  # raises for a damaged one
         raise usage_error("is a manifest of something else", "expected a folder for results", "Choose another folder", file=str(path))
+
+
+def _start_manifest(folder: Path, ours: set[str]) -> ResultManifest:
+    """The manifest of a folder that has none: of a run of version 0.1 with all its files."""
+    refuse_other_manifest(folder)
     if (folder / "run.json").is_file():
         found = {name: storage.hash_with_size(folder / name) for name in list_results(folder)}
         return ResultManifest(files={name: StoredFile(sha256=sha256, size=size) for name, (sha256, size) in found.items()})
@@ -373,7 +393,7 @@ def find_changes(folder: Path) -> list[Finding]:
 
     Raises UserError: integrity (exit 5) for a damaged manifest, incomplete (exit 4) without one.
     """
-    manifest = ResultManifest.read(folder)
+    manifest = ResultManifest.find(folder) or ResultManifest.read(folder)
     found: list[Finding] = []
     for name, file in manifest.files.items():
         at = manifest.locate(folder, name)

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, JsonValue, SerializeAsAny, Serializ
 from bitimely_core.config import SECTIONS, Settings, SettingsLayer, parse_stored_settings, upgrade_settings
 from bitimely_core.errors import Exit, Finding, Level
 from bitimely_core.records import Manifest as Manifest
-from bitimely_core.records import Part, has_result, omit_none
+from bitimely_core.records import Part, has_result, omit_none, write_results
 from bitimely_core.records import StoredFile as StoredFile
 from bitimely_core.records import StoredRecord as StoredRecord
 from bitimely_core.registry import Task
@@ -145,6 +145,10 @@ class IngestReport(IngestAccount):
     tool: ToolVersions
     error: ErrorReport | None = None
     tokens: dict[str, Any] | None = omit_none()  # of claims: the sequences that were built at once
+
+    def save(self, path: Path, *, held: bool = True) -> None:
+        """As `StoredRecord.save`, in a cache whose lock the caller has (`held`)."""
+        write_results(path.parent, {path.name: self.encode()}, beside=True, held=held)
 
 
 class IngestPart(IngestAccount):

@@ -339,18 +339,42 @@ def write_parquet(path: Path, data: pl.DataFrame | pa.Table, rows: int = 1 << 20
 
 
 def write_secret(path: Path, size: int) -> None:
-    """Random bytes, private to their owner; an existing file is kept. Raises UserError as `write_file`."""
+    """Random bytes, private to their owner, and then their SHA-256 beside them; an existing file is kept.
+
+    Raises UserError: integrity (exit 5) for a file that differs from its SHA-256, and as `write_file`.
+    """
     with translate_system_errors(path):
         if path.parent.is_dir():
             remove_temporary_files(path.parent)
-        if path.exists():
-            return
-        make_folder(path.parent)
-        with _temporary_file(path) as temporary:
-            _write_verified(temporary, secrets.token_bytes(size))
-            with suppress(FileExistsError):  # another process was faster
-                os_link(temporary.path, path)
-        _sync_folder(path.parent)
+        if fault := find_secret_damage(path):
+            raise damage_error(fault)
+        if not path.exists():
+            make_folder(path.parent)
+            with _temporary_file(path) as temporary:
+                _write_verified(temporary, secrets.token_bytes(size))
+                with suppress(FileExistsError):  # another process was faster
+                    os_link(temporary.path, path)
+            _sync_folder(path.parent)
+        if not (mark := _name_checksum(path)).exists():
+            write_bytes(mark, f"{hash_file(path)}  {path.name}\n".encode())
+
+
+def _name_checksum(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
+
+
+def find_secret_damage(path: Path) -> Finding | None:
+    """What is wrong with a file of `write_secret`; None where it is intact or has no SHA-256 beside it."""
+    with translate_system_errors(path):
+        if not (mark := _name_checksum(path)).exists():
+            return None
+        expected = mark.read_bytes()
+        found = f"{hash_file(path)}  {path.name}\n".encode() if path.is_file() else b""
+    if found == expected:
+        return None
+    problem = f"differs from {mark.name}" if found else "is missing"
+    hint = f"Restore a copy; removing {path.name} and {mark.name} makes a new key and other pseudonyms"
+    return Finding(Reason.INTEGRITY, problem, "expected the key of the pseudonyms", hint, file=str(path))
 
 
 def sync_file(path: Path) -> None:
@@ -638,12 +662,12 @@ def _keep_previous(path: Path, old: Path) -> None:
         write_bytes(old, path.read_bytes())
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path, name: str = MANIFEST) -> dict[str, Any]:
     """The published manifest, after comparing it with its own hash.
 
     Raises UserError: not_found or incomplete (exit 4) when there is none, integrity (exit 5) when it is damaged.
     """
-    path = folder / MANIFEST
+    path = folder / name
     try:
         raw = path.read_bytes()
     except OSError as error:

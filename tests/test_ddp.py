@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_resume import Forge, log_of
 from test_resume import warm as warm
-from test_train import Outcome, Rows, Tiny, one_thread, squares, valid
+from test_train import Outcome, Rows, Tiny, squares, valid
 from torch import nn
 
 from bitimely_core.config import TrainConfig, validate
@@ -27,7 +27,7 @@ from bitimely_core.training import distributed, loop
 from bitimely_core.training.distributed import barrier, get_rank, get_world_size, is_resuming, launch
 from bitimely_core.types import Batch
 
-__all__ = ["one_thread"]  # a fixture
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Two(nn.Module):

@@ -6,12 +6,12 @@ import json
 import random
 import re
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import small
-import torch
+from damage import Damage, append, delete, flip, truncate, zero4k
+from fixtures import make_v1
 
 from bitimely_cli.main import main
 from bitimely_core import storage, workflows
@@ -20,12 +20,7 @@ from bitimely_core.errors import Reason, UserError
 SEEDS = 20
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -34,28 +29,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # --- damage, each by a seed and restored afterwards
-
-
-def flip(path: Path, draw: random.Random) -> None:
-    content = bytearray(path.read_bytes())
-    content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
-    path.write_bytes(content)
-
-
-def zero4k(path: Path, draw: random.Random) -> None:
-    content = bytearray(path.read_bytes())
-    start = draw.randrange(max(1, len(content) - 4096))
-    content[start : start + 4096] = bytes(len(content[start : start + 4096]))
-    path.write_bytes(content)
-
-
-def truncate(path: Path, draw: random.Random) -> None:
-    content = path.read_bytes()
-    path.write_bytes(content[: draw.randrange(len(content))])
-
-
-def append(path: Path, draw: random.Random) -> None:
-    path.write_bytes(path.read_bytes() + draw.randbytes(512))
 
 
 def change_number(path: Path, draw: random.Random) -> None:
@@ -68,10 +41,6 @@ def change_number(path: Path, draw: random.Random) -> None:
     other = draw.choice([digit for digit in b"123456789" if digit != content[at]])
     path.write_bytes(content[:at] + bytes([other]) + content[at + 1 :])
     return None
-
-
-def delete(path: Path, draw: random.Random) -> None:
-    path.unlink()
 
 
 def add_foreign(path: Path, draw: random.Random) -> None:
@@ -92,7 +61,7 @@ def swap(path: Path, draw: random.Random) -> None:
     return None
 
 
-MODES: list[Callable[[Path, random.Random], None]] = [flip, zero4k, truncate, append, change_number, delete, add_foreign, swap]
+MODES: list[Damage] = [flip, zero4k, truncate, append, change_number, delete, add_foreign, swap]
 
 
 def snapshot(folder: Path) -> dict[Path, bytes]:
@@ -135,7 +104,7 @@ def test_verify_notices_twenty_damages_of_every_file(home: Path, folder: str) ->
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_verify_names_the_file(home: Path, mode: Callable[[Path, random.Random], None]) -> None:
+def test_verify_names_the_file(home: Path, mode: Damage) -> None:
     root = home / "runs" / "tuned"
     before, path = snapshot(root), root / "scores.json"
     mode(path, random.Random(1))
@@ -179,9 +148,7 @@ READ = [(verb, file) for verb, files in READERS.items() for file in files]
 
 @pytest.mark.parametrize(("verb", "file"), READ)
 @pytest.mark.parametrize("mode", [flip, truncate, change_number, swap])
-def test_the_verb_that_reads_a_damaged_file_refuses_it(
-    home: Path, verb: str, file: str, mode: Callable[[Path, random.Random], None]
-) -> None:
+def test_the_verb_that_reads_a_damaged_file_refuses_it(home: Path, verb: str, file: str, mode: Damage) -> None:
     path = home / file
     root = path.parent
     before = snapshot(root)
@@ -199,11 +166,83 @@ def test_a_damaged_export_is_no_start_of_a_training(home: Path, file: str, capsy
     change_number(root / file, random.Random(2))
     argv = [*small.VERBS["pretrain"][:-1], "again", "--init", str(root), "-w", str(home)]
     try:
-        assert main(argv) == (0 if file == "run.json" else 5)  # which it does not read
-        assert file == "run.json" or file in capsys.readouterr().err
+        assert main(argv) == 5
+        assert file in capsys.readouterr().err
     finally:
         restore(root, before)
         shutil.rmtree(home / "runs" / "again", ignore_errors=True)
+
+
+# --- what stands beside data, and outside of the workspace
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace with ingests of recordings and of claims, with their pages and the key of the pseudonyms."""
+    raw, home = tmp_path_factory.mktemp("raw"), tmp_path_factory.mktemp("data")
+    make_v1.write_raw(raw)
+    assert main(["ingest", "generic", str(raw), "--map", str(raw / "map.toml"), "-w", str(home)]) == 0
+    assert main(["ingest", "synthetic-claims", "--subjects", "60", "--no-select", "--min-codes", "2", "-w", str(home)]) in {0, 3}
+    return home
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        *(f"cache/{name}/{file}" for name in ("generic", "synthetic-claims") for file in ("ingest_report.json", "report.html")),
+        *("cache/generic/results.json", "tokens/synthetic-claims/report.html", "id.key", "id.key.sha256"),
+    ],
+)
+def test_reports_and_pages_of_data_and_the_key_are_guarded(data: Path, file: str) -> None:
+    path = data / file
+    content, draw = path.read_bytes(), random.Random(file)
+    assert workflows.verify(data)["exit_code"] == 0
+    modes = [flip, zero4k, truncate, append, change_number, *([] if path.suffix == ".sha256" or path.name == "results.json" else [delete])]
+    named = {"results.json": "results.json"}.get(path.name, path.name.removesuffix(".sha256"))
+    for seed in range(SEEDS):
+        modes[seed % len(modes)](path, draw)
+        if not path.exists() or path.read_bytes() != content:
+            found = workflows.verify(data)
+            assert found["exit_code"] == 5, (file, seed)
+            assert {Path(str(one.file)).name for one in found["findings"] if one.level == "error"} == {named}
+        path.write_bytes(content)
+    assert workflows.verify(data)["exit_code"] == 0
+
+
+def test_a_repeated_ingest_makes_a_damaged_report_and_page_again(data: Path) -> None:
+    root = data / "cache" / "synthetic-claims"
+    before = snapshot(root)
+    for name in ("ingest_report.json", "report.html"):
+        flip(root / name, random.Random(name))
+    assert main(["ingest", "synthetic-claims", "--subjects", "60", "--no-select", "--min-codes", "2", "-w", str(data)]) in {0, 3}
+    assert snapshot(root) == before
+
+
+def test_a_damaged_key_makes_no_pseudonyms(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, argv = data / "id.key", ["ingest", "synthetic-claims", "--subjects", "60", "-w", str(data), "--force-new"]
+    content = path.read_bytes()
+    for mode in (flip, truncate, delete):
+        mode(path, random.Random(3))
+        assert main(argv) == 5
+        assert "id.key" in capsys.readouterr().err
+        path.write_bytes(content)
+
+
+def test_vectors_in_a_folder_of_the_user_are_guarded(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("of the user")
+    path = tmp_path / "vectors.parquet"
+    assert main([*small.VERBS["embed"], "--out", str(path), "-w", str(home)]) == 0
+    content = path.read_bytes()
+    assert workflows.verify(tmp_path)["exit_code"] == 0
+    for seed in range(SEEDS):
+        [flip, zero4k, truncate, append, delete][seed % 5](path, random.Random(seed))
+        found = workflows.verify(tmp_path)
+        assert (found["exit_code"], [Path(str(one.file)).name for one in found["findings"]]) == (5, ["vectors.parquet"])
+        path.write_bytes(content)
+    for folder in (home / "cache" / "generic", home / "tokens" / "generic-classification"):
+        before = snapshot(folder)
+        assert main([*small.VERBS["embed"], "--out", str(folder / "vectors.parquet"), "-w", str(home)]) == 2
+        assert snapshot(folder) == before
 
 
 # --- the manifest itself

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import random
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from damage import flip, truncate
 
 from bitimely_cli.main import main
 from bitimely_core import tokens, workflows
@@ -131,10 +133,15 @@ def test_predictions_are_those_of_the_run_in_the_schema_of_meds_evaluation(home:
     assert tokenized(home) == 0
     assert main(["pretrain", "--preset", "tiny", "--data", "pophr", "--run", "base", "--steps", "2", "--batch-size", "8", *w]) == 0
     assert main(["finetune", "base", "--data", "task", "--run", "tuned", "--steps", "2", "--batch-size", "8", *w]) == 0
-    out = home / "predictions.parquet"
+    out = home / "predicted" / "predictions.parquet"
     predict = ["evaluate", "tuned", "--bootstrap", "0", "--predictions", str(out), *w]
     assert main([*predict, "--ids", str(home / "ids.csv")]) == 0
-    found = pl.read_parquet(out)
+    content, found = out.read_bytes(), pl.read_parquet(out)
+    for seed in range(20):
+        (flip if seed % 2 else truncate)(out, random.Random(seed))
+        assert workflows.verify(out.parent)["exit_code"] == 5
+    out.write_bytes(content)
+    assert workflows.verify(out.parent)["exit_code"] == 0
     assert dict(found.schema) == SCHEMA
     held = {s for s, place in pl.read_parquet(home / "raw" / "metadata" / "subject_splits.parquet").iter_rows() if place == "held_out"}
     requested = tasks.read_task_labels(home / "labels").filter(pl.col("subject_id").is_in(list(held)))
@@ -185,7 +192,7 @@ def test_task_options_that_do_not_fit_are_refused(home: Path, tmp_path: Path, ca
         assert main(["tokenize", "pophr", *argv, *w]) == code
         assert message in capsys.readouterr().err
     assert main(["tokenize", "pophr", "--task", str(write_labels([one, (1234567, one[1], True)])), *ids, "--name", "y", *w]) == 0
-    assert "1 subjects of the labels are not in the cache" in capsys.readouterr().err
+    assert "at most 10 subjects of the labels are not in the cache" in capsys.readouterr().err
     assert main(["tokenize", "synthetic", "--task", str(empty), *w]) == 2
     assert "--task" in capsys.readouterr().err
 

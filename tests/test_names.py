@@ -22,7 +22,7 @@ BAD_NAMES = [
     "../../x",
     "..",
     ".",
-    "/tmp/x",
+    "/absent/x",
     "a/b",
     "a\\b",
     ".hidden",
@@ -142,7 +142,7 @@ def list_path_options() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("verb", "option"), list_path_options())
-@pytest.mark.parametrize("value", ["s3://bucket/ws", "file:///tmp/x", ""])
+@pytest.mark.parametrize("value", ["s3://bucket/ws", "file:///absent/x", ""])
 def test_no_path_is_a_url(
     verb: str, option: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -223,8 +223,8 @@ def test_damaged_text_of_a_stated_encoding_is_refused_by_its_byte(tmp_path: Path
 
 @pytest.mark.parametrize("name", ["rot13", "hex", "no-such", "unicode_escape", "idna", "utf-7", "a\0b"])
 def test_what_is_no_encoding_of_texts_is_refused(name: str) -> None:
-    with pytest.raises(UserError) as caught, use_encoding(name):
-        pass
+    with pytest.raises(UserError) as caught:
+        use_encoding(name).__enter__()
     assert caught.value.exit_code == 2
     assert "--encoding" in str(caught.value)
 

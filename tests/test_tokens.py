@@ -7,6 +7,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -652,11 +653,9 @@ def test_a_stop_at_any_write_leaves_the_former_set_or_none(tmp_path: Path, monke
 
         with monkeypatch.context() as patch:
             patch.setattr(storage, "os_replace", replacing)
-            try:
+            with suppress(KeyboardInterrupt):
                 build(changed, folder, generation=2)
                 break
-            except KeyboardInterrupt:
-                pass
         try:
             seen.add(tokens.open_tokens(folder).fingerprint)
         except UserError as error:

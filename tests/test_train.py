@@ -22,13 +22,7 @@ from bitimely_core.types import Batch
 Outcome = dict[str, Any]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads only wait for each other on tensors this small."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Tiny(nn.Module):

@@ -46,6 +46,7 @@ RECIPE = "two.toml"  # beside the workspace
 VERBS: dict[str, tuple[list[str], list[str]]] = {  # what is removed before, the command
     "ingest": (["cache", "tokens"], ["ingest", "synthetic"]),
     "ingest-anew": ([], ["ingest", "synthetic", "--force-new"]),
+    "ingest-claims": ([], ["ingest", "synthetic-claims", "--subjects", "60", "--no-select", "--min-codes", "2"]),
     "tokenize": (["tokens"], ["tokenize", "synthetic/staging"]),
     "pretrain": (["runs"], PRETRAIN),
     "pretrain-anew": ([], [*PRETRAIN, "--force-new"]),
@@ -162,8 +163,8 @@ def test_who_waits_for_a_folder_that_is_replaced_locks_the_new_one(remove: Calla
         remove(folder)
     assert held.wait(10)
     try:
-        with pytest.raises(UserError) as caught, storage.lock(folder):
-            pass
+        with pytest.raises(UserError) as caught:
+            storage.lock(folder).__enter__()
         assert caught.value.exit_code == 7
     finally:
         end.set()

@@ -153,7 +153,7 @@ class IngestRun:
             path=self.source_path,
             kind=self.options.get("source"),
             files=len(self.hashes),
-            bytes=sum(self.sizes[name] for name in self.hashes),
+            bytes=sum(self.sizes.get(name, 0) for name in self.hashes),  # those of a generated source are gone
             sha256=shards.hash_lines(f"{digest}  {name}" for name, digest in self.hashes.items()),
             sha256sums=self.checksum_status,
         )

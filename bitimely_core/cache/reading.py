@@ -15,6 +15,7 @@ from bitimely_core.cache import shards
 from bitimely_core.cache.ingest import SUBJECTS_COPY
 from bitimely_core.cache.ingest_run import PAGE, REPORT
 from bitimely_core.errors import Finding, Reason, UserError, clean, input_error, input_warning, integrity_error
+from bitimely_core.records import BESIDE, STAGED_NAME
 from bitimely_core.schemas import CachedPart, CacheManifest, EventsManifest, IngestReport, RecordingsManifest
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import Record
@@ -207,7 +208,7 @@ def _check_content(cache: Cache) -> list[Finding]:
 
 def _find_foreign_files(folder: Path, manifest: CacheManifest) -> list[Finding]:
     """Files that neither this generation nor the one before names, and a copy of the subjects that differs from the original."""
-    named = {storage.MANIFEST, REPORT, PAGE, SUBJECTS_COPY, *manifest.files}
+    named = {storage.MANIFEST, BESIDE, REPORT, PAGE, SUBJECTS_COPY, *manifest.files}
     for path in folder.glob("manifest-*.json"):
         if storage.OLD_MANIFEST.fullmatch(path.name):
             named.add(path.name)
@@ -215,7 +216,7 @@ def _find_foreign_files(folder: Path, manifest: CacheManifest) -> list[Finding]:
                 named |= set(json.loads(path.read_bytes())["files"])
     faults = []
     for path in sorted(folder.iterdir()):
-        if path.name.startswith(".") or path.name in named:
+        if path.name.startswith(".") or path.name in named or STAGED_NAME.fullmatch(path.name):
             continue
         if storage.TEMPORARY_NAME.search(path.name) or shards.NAMES.fullmatch(path.name):
             faults.append((path, "was left by an ingest that did not end", "The next ingest removes it"))

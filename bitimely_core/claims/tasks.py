@@ -21,6 +21,7 @@ from bitimely_core.claims.prevalence import CodeSelection
 from bitimely_core.errors import Finding, Reason, input_error, usage_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import scan_folder
+from bitimely_core.records import refuse_other_manifest, write_results
 from bitimely_core.schemas import FindingRecord, PredictionStatistics, SequenceManifest, SequenceOptions, StoredFile
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens.sequences import SPECIAL, EventSequences, publish_sequences, to_table, write_shard
@@ -227,8 +228,9 @@ def _build_task_shard(
     return pl.concat([table, none], how="diagonal_relaxed").sort("subject_id", "prediction_time", maintain_order=True)
 
 
-def check_task_run(windows: TokenSet, kind: str) -> None:
-    """Raises UserError (config, exit 2) where `write_predictions` cannot apply: other token sets, a run that is not fine-tuned."""
+def check_task_run(windows: TokenSet, kind: str, folder: Path) -> None:
+    """Raises UserError (config, exit 2) where `write_predictions` cannot apply: other token sets, a run that is not fine-tuned, a `folder` of data."""
+    refuse_other_manifest(folder)
     if kind != "finetune" or getattr(windows.options, "asked", None) is None:
         problem = "no prediction times" if kind == "finetune" else "a run without a head"
         expected = "expected a fine-tuned run and sequences of tokenize --task"
@@ -263,5 +265,5 @@ def write_predictions(path: str | Path, sequences: TokenSet, probabilities: np.n
         predicted_boolean_value=chance > 0.5,
         predicted_boolean_probability=chance,
     )
-    storage.write_parquet(Path(path), to_table(frame))
+    write_results(Path(path).parent, {Path(path).name: storage.encode_parquet(to_table(frame))})
     return frame.height

@@ -239,6 +239,7 @@ def open_member(packed: BinaryIO) -> Iterator[tuple[str, IO[bytes]]]:
 
     Raises UserError: unsupported_format where there is not exactly one, or it is encrypted or packed in an unknown way; corrupt.
     """
+    unusual = input_error(Reason.UNSUPPORTED_FORMAT, "is an archive that is encrypted or packed in an unusual way", "expected a table")
     with ExitStack() as stack:
         try:
             archive = stack.enter_context(zipfile.ZipFile(packed))
@@ -246,12 +247,11 @@ def open_member(packed: BinaryIO) -> Iterator[tuple[str, IO[bytes]]]:
             if len(members) != 1:
                 raise input_error(Reason.UNSUPPORTED_FORMAT, f"is an archive of {len(members)} files", "expected a table")
             if members[0].flag_bits & 1 or members[0].compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
-                raise NotImplementedError
+                raise unusual
             content = stack.enter_context(archive.open(members[0]))
         except (NotImplementedError, RuntimeError) as error:
             raise_system_error(error, stored=False)
-            text = "is an archive that is encrypted or packed in an unusual way"
-            raise input_error(Reason.UNSUPPORTED_FORMAT, text, "expected a table") from None
+            raise unusual from None
         except (zipfile.BadZipFile, EOFError, LookupError, ValueError, struct.error) as error:  # LookupError, ValueError: names
             raise_system_error(error, stored=False)
             raise input_error(Reason.CORRUPT, "the packed text is damaged", hint="Download it again") from None

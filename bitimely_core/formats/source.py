@@ -25,7 +25,7 @@ STORED = {  # files of bitimely -> a key that they hold
     "summary.json": b'"verdict"',
 }
 UNFINISHED = {".progress", ".parts", "run.json", "manifest.json"}  # one of them beside a lock: work that was stopped
-KEY_FILE, KEY_BYTES = "id.key", 32
+KEY_FILES = {"id.key": 32, "id.key.sha256": 73}  # name -> bytes
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def scan_folder(root: Path, *, follow_symlinks: bool = False, is_flat: bool = Fa
                 rejected[fault.file or rel] = fault
             elif fault is None:
                 pending += [] if is_flat else [rel + "/"]
-            elif fault >= 0 and (entry.name, fault) != (KEY_FILE, KEY_BYTES):
+            elif fault >= 0 and fault != KEY_FILES.get(entry.name):
                 files[rel] = fault
     return Source(root, dict(sorted(files.items())), dict(sorted(rejected.items())))
 
@@ -146,8 +146,8 @@ def _leads_to_own_folder(link: Path, real: Path, own: dict[Path, bool]) -> bool:
     except (OSError, RuntimeError) as error:
         raise_system_error(error, link, stored=False)
         return False  # the caller finds out why
-    if target.name == KEY_FILE and target.is_file():
-        return target.stat().st_size == KEY_BYTES
+    if target.name in KEY_FILES and target.is_file():
+        return target.stat().st_size == KEY_FILES[target.name]
     for folder in target.parents:
         if folder == real:
             return False

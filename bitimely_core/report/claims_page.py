@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitimely_core import privacy, storage
+from bitimely_core import privacy
 from bitimely_core.claims.disclosure import CountDisclosure, group_agreement, list_ratio_rows, open_disclosure, shortcut_table
 from bitimely_core.claims.shortcut_baselines import ShortcutRow, list_attrition
 from bitimely_core.page import Page, PageBuilder, Timeline, TimelinePlot
 from bitimely_core.privacy import show_count
+from bitimely_core.records import write_results
 from bitimely_core.report.renderer import render_html
 from bitimely_core.schemas import SequenceStatistics
 
@@ -51,7 +52,7 @@ def open_examples(out: Path) -> EventSequences:
 def write_claims_page(folder: Path) -> Path:
     """Write `report.html` of the sequences in `folder`."""
     path = folder / "report.html"
-    storage.write_bytes(path, render_html(claims_page(open_examples(folder)), alone=True).encode())
+    write_results(folder, {path.name: render_html(claims_page(open_examples(folder)), alone=True).encode()}, beside=True)
     return path
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from bitimely_core import cache, registry, storage
 from bitimely_core.errors import Finding, Reason, UserError
 from bitimely_core.page import BarPlot, Figure, Page, PageBuilder, SpanLanes, Table, TimeSpan, Trace, TracePlot, make_figure, make_table
+from bitimely_core.records import read_result, write_results
 from bitimely_core.report.renderer import render_html
 from bitimely_core.schemas import FindingRecord, IngestReport, TableReport
 from bitimely_core.system_errors import find_system_error, format_size
@@ -68,14 +69,15 @@ def write_ingest_page(folder: str | Path, report: dict[str, Any]) -> list[Findin
     path = Path(folder) / cache.PAGE
     mark = storage.fingerprint(report)[:16]
     try:
-        if path.is_file() and mark.encode() in path.read_bytes():
-            return []
+        with suppress(OSError, UserError):  # absent or damaged
+            if mark.encode() in read_result(path):
+                return []
         shown = ingest_page(folder, IngestReport.parse(report, path))
         shown.facts["Fingerprint of the report"] = mark
-        storage.write_bytes(path, render_html(shown, alone=True).encode())
+        write_results(path.parent, {path.name: render_html(shown, alone=True).encode()}, beside=True)
     except Exception as error:
         with suppress(UserError):
-            storage.remove_file(path)  # it would show another ingest
+            write_results(path.parent, {}, gone=[path.name], beside=True)  # it would show another ingest
         fault = find_system_error(error, path) or error
         reason = fault.problem if isinstance(fault, UserError) else type(error).__name__
         problem, requirement = f"the page could not be written ({reason})", "the cache is complete without it"

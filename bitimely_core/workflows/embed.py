@@ -10,7 +10,7 @@ import numpy as np
 
 from bitimely_core import registry, storage
 from bitimely_core.evaluate.predict import map_batches
-from bitimely_core.records import write_results
+from bitimely_core.records import refuse_other_manifest, write_results
 from bitimely_core.run import FORMAT
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import open_run
@@ -67,6 +67,7 @@ def embed(
     kind = readout or opened.record.settings.finetune.readout or registry.models[opened.record.model].facts.readout
     target = out or opened.folder / f"embeddings-{windows.name}.parquet"
     storage.refuse_link(target.parent if out is None else target)
+    refuse_other_manifest(target.parent)
     if dry_run:
         return {"out": str(target), "n": len(rows), "readout": kind, "layers": layers}
     model = opened.model()
@@ -74,10 +75,7 @@ def embed(
     vectors = map_batches(model, compute, rows, "embed", batch_size=batch_size, device=device, progress=progress)
     matrix = np.concatenate(vectors) if vectors else np.zeros((0, 1), np.float32)
     frame = rows.index.with_columns(embedding=pl.Series(matrix, dtype=pl.Array(pl.Float32, matrix.shape[1])))
-    if out is None:
-        write_results(opened.folder, {target.name: storage.encode_parquet(frame)})
-    else:
-        storage.write_parquet(target, frame)
+    write_results(target.parent, {target.name: storage.encode_parquet(frame)})
     return {
         "format_version": FORMAT,
         "run": opened.name,

@@ -76,7 +76,7 @@ def evaluate(
     if predictions is not None:
         from bitimely_core.claims import tasks
 
-        tasks.check_task_run(windows, record.kind)
+        tasks.check_task_run(windows, record.kind, predictions.parent)
     shared = opened.count_shared_subjects(split)
     rows = windows[split]
     counts: dict[str, Any] = {

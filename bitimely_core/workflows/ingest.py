@@ -11,20 +11,13 @@ from typing import Any
 from bitimely_core import storage
 from bitimely_core.cache.ingest_run import REPORT
 from bitimely_core.errors import Exit, Finding, Reason, UserError
+from bitimely_core.records import write_results
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import ingest_cache
 from bitimely_core.workflows.tokenize import tokenize
 from bitimely_core.workspace import find_data_kind
 
-TOKEN_KEYS = (
-    "folder",
-    "windows",
-    "events",
-    "codes",
-    "honesty",
-    "selected",
-    "small_counts",
-)  # of the result of `tokenize`, kept in the report
+TOKEN_KEYS = ("windows", "events", "codes", "honesty", "selected", "small_counts")  # of the result of `tokenize`, kept in the report
 
 
 def ingest(
@@ -69,7 +62,8 @@ def ingest(
         try:
             built = tokenize(dataset, workspace=folder.parent.parent, name=name, options=choices, force_new=True, progress=progress)
             found = built["findings"]
-            report["tokens"] = {key: built[key] for key in TOKEN_KEYS}
+            place = Path(built["folder"]).relative_to(folder.parent.parent).as_posix()  # the report is the same in every workspace
+            report["tokens"] = {"folder": place, **{key: built[key] for key in TOKEN_KEYS}}
         except UserError as error:
             if error.exit_code != Exit.REFUSED:
                 raise
@@ -81,6 +75,6 @@ def ingest(
         counts = Counter(report["reason_counts"])
         counts.update({reason["code"]: reason["count"] for reason in found})
         report["reason_counts"] = dict(sorted(counts.items()))
-        storage.write_json(folder / REPORT, report)
+        write_results(folder, {REPORT: storage.encode_json(report) + b"\n"}, beside=True)
 
     return ingest_cache(dataset, source, folder, extend=add_tokens, options=options, notice=notice, progress=progress, **arguments)

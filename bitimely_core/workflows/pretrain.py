@@ -11,6 +11,7 @@ from bitimely_core import registry, storage
 from bitimely_core.config import ModelConfig, Settings, TuneConfig, load_preset, merge_layers, parse_assignments
 from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.recipe import load_recipe, resolve_settings
+from bitimely_core.records import check_result, has_result
 from bitimely_core.run import describe_data, list_versions
 from bitimely_core.schemas import RunRecord
 from bitimely_core.training import tuning
@@ -231,6 +232,8 @@ def _find_initial_weights(
     inside = [locate(workspace, "runs", str(init)) / "model"] if str(init) == Path(init).name != ".." else []
     for path in (*inside, Path(init) / "model", Path(init)):
         if (path / "model.safetensors").is_file():
+            if has_result(path / "run.json"):  # of an export
+                check_result(path / "run.json")
             return path, {"run": path.parent.name} if path.parent.parent == workspace / "runs" else None
     if dry_run:
         return None, None

@@ -95,9 +95,9 @@ def verify(path: Path, *, deep: bool = False, progress: Progress | None = None) 
 
 def _list_artefacts(path: Path) -> list[tuple[str, Path]]:
     """(kind, folder) of every artefact at `path`."""
+    out: list[tuple[str, Path]] = [("key", path / "id.key")] if (path / "id.key.sha256").exists() else []
     if _detect_kind(path) is not None:
-        return list(_walk_artefacts(path))
-    out: list[tuple[str, Path]] = []
+        return [*out, *_walk_artefacts(path)]
     for name, inner in (
         ("cache", "cache"),
         ("tokens", "tokens"),
@@ -128,11 +128,11 @@ def _detect_kind(path: Path) -> str | None:
     except UserError as error:  # damaged, which the check of the folder finds
         raise_system_error(error, path)
         manifest = None
-    names = {inner.name for inner in path.iterdir()} if manifest is None else manifest.files.keys()
+    names = {inner.name for inner in path.iterdir()} if manifest is None or manifest.beside else manifest.files.keys()
     for kind, needed in KINDS.items():
         if needed <= names:
             return kind
-    if manifest is not None:
+    if manifest is not None and not manifest.beside:
         return "results"
     if (path / "index.parquet").is_file():
         return "tokens"
@@ -148,11 +148,13 @@ def _check_folder(kind: str, folder: Path, deep: bool) -> tuple[list[Finding], i
         if kind == "cache":
             from bitimely_core import cache
 
-            return cache.verify(folder, deep=deep), len(storage.read_manifest(folder)["files"])
+            return [*cache.verify(folder, deep=deep), *_check_beside(folder)], len(storage.read_manifest(folder)["files"])
         if kind == "tokens":
             manifest = storage.read_manifest(folder)
-            storage.check_files(folder, manifest)
-            return [], len(manifest["files"])
+            return [*storage.find_damage(folder, manifest), *_check_beside(folder)], len(manifest["files"])
+        if kind == "key":
+            fault = storage.find_secret_damage(folder)
+            return [fault] if fault else [], 1
         if kind == "checkpoint":
             return _check_checkpoint(folder)
         if kind == "raw":
@@ -161,6 +163,17 @@ def _check_folder(kind: str, folder: Path, deep: bool) -> tuple[list[Finding], i
     except UserError as error:
         raise_system_error(error)
         return [error.finding, *error.details], 0
+
+
+def _check_beside(folder: Path) -> list[Finding]:
+    """Report and page of a cache or token set; version 0.1 wrote no checksums of them."""
+    from bitimely_core.cache.ingest_run import PAGE, REPORT
+
+    if (manifest := ResultManifest.find(folder)) is not None and manifest.beside:
+        return find_changes(folder)
+    loose = [name for name in (REPORT, PAGE) if (folder / name).is_file()]
+    text = f"has no checksums of {' and '.join(loose)}"
+    return [Finding(Reason.INTEGRITY, text, "they are not compared", level="info", file=str(folder))] if loose else []
 
 
 def _check_checkpoint(folder: Path) -> tuple[list[Finding], int]:
