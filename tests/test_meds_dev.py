@@ -140,7 +140,7 @@ def test_predictions_are_those_of_the_run_in_the_schema_of_meds_evaluation(home:
     for seed in range(20):
         (flip if seed % 2 else truncate)(out, random.Random(seed))
         assert workflows.verify(out.parent)["exit_code"] == 5
-    out.write_bytes(content)
+        out.write_bytes(content)
     assert workflows.verify(out.parent)["exit_code"] == 0
     assert dict(found.schema) == SCHEMA
     held = {s for s, place in pl.read_parquet(home / "raw" / "metadata" / "subject_splits.parquet").iter_rows() if place == "held_out"}

@@ -21,6 +21,7 @@ from bitimely_core.claims.prevalence import CodeSelection
 from bitimely_core.errors import Finding, Reason, input_error, usage_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import scan_folder
+from bitimely_core.privacy import round_message
 from bitimely_core.records import refuse_other_manifest, write_results
 from bitimely_core.schemas import FindingRecord, PredictionStatistics, SequenceManifest, SequenceOptions, StoredFile
 from bitimely_core.system_errors import raise_system_error
@@ -169,7 +170,9 @@ def _write_task(
     rows = pl.concat(parts)
     silent = rows.filter(pl.col("codes").list.first() == UNKNOWN).height
     notices = (
-        [f"{silent:,} of {rows.height:,} rows have no known code before their prediction time: their input is [UNK]."] if silent else []
+        [round_message(f"{silent:,} of {rows.height:,} rows have no known code before their prediction time: their input is [UNK].")]
+        if silent
+        else []
     )
     text = f"{absent} subjects of the labels are not in the cache"
     found = [Finding(Reason.IDENTIFIER, text, "they get no prediction", level="warning", count=absent)] if absent else []
