@@ -55,6 +55,7 @@ WORK = {  # verb -> a command line that is right, and does nothing
     "pretrain": ["pretrain", *make_v1.PLAIN, "--dry-run"],
     "finetune": ["finetune", "plain", "--data", make_v1.VIEW, "--fraction", "1", "--steps", "2", "--dry-run"],
     "evaluate": ["evaluate", "plain-class", "--dry-run"],
+    "predict": ["predict", "plain-class", "CACHE", "--dry-run"],
     "embed": ["embed", "plain", "--dry-run"],
     "analyze": ["analyze", "svd", "plain", "--dry-run"],
     "report": ["report", "plain-class", "--dry-run"],
@@ -99,8 +100,8 @@ def make_line(place: Path, verb: str, parameter: str, value: str) -> list[str]:
         argv += [parameter, value] if not parameter.startswith("--set ") else ["--set", f"{parameter[6:]}={value}"]
     if parameter != "--workspace":
         argv += ["-w", str(place / "home")]
-    names = {"CLAIMS": place / "claims", "FOLDER": place / "folder", "FILE": place / "file"}
-    return [re.sub("^(CLAIMS|FOLDER|FILE)\\b", lambda found: str(names[found[0]]), text) for text in argv]
+    names = {"CLAIMS": place / "claims", "FOLDER": place / "folder", "FILE": place / "file", "CACHE": place / "home" / "cache" / "generic"}
+    return [re.sub("^(CLAIMS|FOLDER|FILE|CACHE)\\b", lambda found: str(names[found[0]]), text) for text in argv]
 
 
 def list_tree(place: Path) -> dict[str, float]:
