@@ -107,7 +107,9 @@ class TrainConfig(Section):
     checkpoint_every: int | None = Field(None, ge=1, description="Steps between checkpoints (default: an epoch).")
     keep: int = Field(2, ge=2, description="Checkpoints to keep.")
     checkpoint: Literal["last", "best"] = Field(
-        "last", description="Weights of the run: those of the last step, as in the paper, or of the lowest validation loss."
+        "last",
+        description="Weights of the run: those of the last step, as in the paper, or of the lowest validation loss.",
+        exclude_if="last".__eq__,  # version 0.1 did not have it
     )
 
     def count_steps(self, per_epoch: int) -> int:

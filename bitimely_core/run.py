@@ -261,7 +261,6 @@ COMPARED = ("kind", "model", "preset", "settings", "data", "source", "init")
 RESUME_EXEMPT = {  # may change between a stop and its continuation: they do not change the numbers, or only where they are computed
     f"settings.train.{name}" for name in ("device", "devices", "compile", "log_every", "keep", "checkpoint_every")
 }
-LATER_DEFAULTS = {"settings.train.checkpoint": "last"}  # settings that version 0.1 did not have, at the value that it meant
 
 
 def claim_folder(folder: Path, record: RunRecord, *, force_new: bool) -> bool:
@@ -330,5 +329,4 @@ def describe_identity(record: RunRecord) -> dict[str, JsonValue]:
 def flatten_compared(record: RunRecord, keys: tuple[str, ...] = COMPARED) -> dict[str, JsonValue]:
     """What must agree between two runs of one name: dotted key -> value, of `keys` without `RESUME_EXEMPT`."""
     stored = record.to_json()
-    flat = {name: value for key in keys for name, value in flatten_keys(stored[key], key).items() if name not in RESUME_EXEMPT}
-    return {name: value for name, value in flat.items() if name not in LATER_DEFAULTS or value != LATER_DEFAULTS[name]}
+    return {name: value for key in keys for name, value in flatten_keys(stored[key], key).items() if name not in RESUME_EXEMPT}

@@ -187,7 +187,7 @@ def test_run_scores_and_page_name_the_weights(tmp_path: Path, capsys: pytest.Cap
     for choice, line in (("best", lowest), ("last", end)):
         expected = {"choice": choice, "step": line["step"], "steps": end["step"], "loss": line["loss"], "rel": line["rel"]}
         record, scores = (json.loads((runs[choice] / name).read_bytes()) for name in ("run.json", "scores.json"))
-        assert record["settings"]["train"]["checkpoint"] == choice
+        assert record["settings"]["train"].get("checkpoint", "last") == choice
         assert record["checkpoint"] == scores["settings"]["checkpoint"] == expected
         page = (runs[choice] / "report.html").read_text()
         assert (f"last, step {end['step']}" if choice == "last" else f"step {lowest['step']} of {end['step']}") in page

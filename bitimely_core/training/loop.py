@@ -212,8 +212,7 @@ def fit(
 
 def _describe_training(settings: TrainConfig, batches: Batches, total: int) -> dict[str, JsonValue]:
     """What a resumed run must agree with."""
-    later = {"checkpoint"} if settings.checkpoint == "last" else set()  # not in checkpoints of version 0.1
-    shared = settings.model_dump(mode="json", exclude={*RESUME_EXEMPT, *later, "epochs", "steps", "batch_size"})
+    shared = settings.model_dump(mode="json", exclude={*RESUME_EXEMPT, "epochs", "steps", "batch_size"})
     return shared | {"total_steps": total, "epoch_steps": batches.steps, "batch_rows": batches.size}
 
 
