@@ -419,3 +419,13 @@ def test_unsupported_settings_are_refused(options, objective, message):
     with pytest.raises(UserError, match=message) as caught:
         objectives.get(objective)(tiny(**options), Batch(torch.randn(2, 50, 3)), seeded())
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("length", [48, 96, 240])
+def test_phases_of_occurrences_are_the_same_in_both_precisions(length):
+    """Months with and without a code: many bins are negative and real, and the sign of a rounding must not turn pi into -pi."""
+    x = (torch.rand(200, length, 8, generator=torch.Generator().manual_seed(0)) < 0.05).float()
+    x[:20] = x[:20, : length // 4].repeat(1, 4, 1)  # periodic: most bins are empty
+    tokenizer = CRTTokenizer(8, 8)
+    single, double = (tokenizer(Batch(values))[0] for values in (x, x.double()))
+    assert float((single - double).abs().max()) < 1e-2

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from bitimely_core import models, objectives
+from bitimely_core.models import heads
 from bitimely_core.models.contrast import count_map_steps
 from bitimely_core.objectives import contrast as comparing
 from bitimely_core.objectives.contrast import AugmentationConfig, add_jitter, nt_xent, permute_segments, scale_timesteps
@@ -248,3 +249,14 @@ def test_the_numbers_are_those_of_the_settings(monkeypatch):
     ask = objectives.get(AugmentationConfig(name="ts-tcc", jitter=2.0, scaling=1.5, segments=12))
     ask(tiny(), Batch(torch.randn(3, 50, 3)), seeded())
     assert arguments == {"scale_timesteps": 1.5, "permute_segments": 12, "add_jitter": 2.0}
+
+
+def test_batches_shorter_than_the_windows_have_vectors_of_the_same_width():
+    model = tiny().double()
+    x = torch.randn(2, 40, 3, dtype=torch.float64)
+    encoded = model(Batch(x))
+    flat = encoded.hidden[-1].flatten(1)
+    assert encoded.pooled.shape == (2, model.pooled_width)
+    assert torch.equal(encoded.pooled[:, : flat.shape[1]], flat)
+    assert not encoded.pooled[:, flat.shape[1] :].any()
+    assert heads.Classifier(model, outputs=2).double()(Batch(x)).shape == (2, 2)

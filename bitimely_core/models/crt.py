@@ -76,9 +76,12 @@ class CRTTokenizer(PatchTokenizer):
             bins = torch.fft.rfft(x[rows, : 2 * half], dim=1, norm="ortho")[:, :half]
             size = bins.abs()
             quiet = size <= NOISE * size.amax(1, keepdim=True)  # 0 / 0 has neither an angle nor a derivative
-            real, imaginary = torch.where(quiet, 1.0, bins.real), torch.where(quiet, 0.0, bins.imag)
+            level = quiet | (
+                bins.imag.abs() <= NOISE * size.amax(1, keepdim=True)
+            )  # the sign of a rounding would choose between -pi and pi
+            real, imaginary = torch.where(quiet, 1.0, bins.real), torch.where(level, 0.0, bins.imag)
             magnitude[rows, :half] = size.log1p()
-            phase[rows, :half] = torch.atan2(imaginary + 0.0, real)  # -0 + 0 = 0: a negative mean has the angle pi
+            phase[rows, :half] = torch.atan2(imaginary, real)
         return magnitude, phase
 
     def find_targets(self, batch: Batch) -> Tensor:

@@ -78,9 +78,10 @@ class TSTCC(contrast.ContrastiveModel):
         return []
 
     def encode(self, batch: Batch, hide: Tensor | None) -> Encoded:
-        """The F steps of the map [B, F, D]; vector: the flattened map [B, F * D]."""
+        """The F steps of the map [B, F, D]; vector: the flattened map, filled up with zeros to that of the windows it was built for."""
         z, real = contrast.compute_map(self.trunk, self.adapter_of(batch), "time", batch)
         pooled = (z * real[..., None]).flatten(1)
+        pooled = F.pad(pooled, (0, max(0, (self.pooled_width or 0) - pooled.shape[1])))
         return Encoded(None, None, real, (z,), None, pooled, None)
 
 

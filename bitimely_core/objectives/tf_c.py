@@ -5,10 +5,13 @@ h are flattened maps, z projected vectors, ~ marks the augmented window or spect
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from pydantic import Field
 from torch import Generator, Tensor
+from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.models.base import Model
 from bitimely_core.models.tf_c import TFC, TFCView
@@ -56,11 +59,32 @@ def tf_c(model: Model, batch: Batch, generator: Generator | None = None, *, conf
 
 @objectives(ObjectiveFacts(leak_free=None, requires="tf-c", config=TFCObjectiveConfig, notice=NOTICE, rows=2))
 def tf_c_code(model: Model, batch: Batch, generator: Generator | None = None, *, config: TFCObjectiveConfig) -> Result:
-    """The reference code's: 0.2 (L_T + L_F) + d(z_t, z_f); its spectra are augmented to twice their size, and L_C is not used."""
+    """The released trainer's: 0.2 (L_T + L_F) + d(z_t, z_f) with `compute_polynomial_loss` as d; its spectra are augmented to twice their size,
+    and L_C is not used.
+    """
     four = _encode_views("tf-c-code", model, batch, generator, config)
-    parts = {**_encoder_losses(four, CODE), "cross": contrast.nt_xent(four.time.vector, four.frequency.vector)}
+    cross = compute_polynomial_loss(four.time.vector, four.frequency.vector)
     rows = len(batch.values)
-    return contrast.make_contrastive_result(parts, (2 * CODE + 1) * contrast.uniform_loss(rows), rows)
+    blind = contrast.uniform_loss(rows) + 1 - rows / (2 * rows - 1) ** 2
+    return contrast.make_contrastive_result(
+        {**_encoder_losses(four, CODE, compute_polynomial_loss), "cross": cross}, (2 * CODE + 1) * blind, rows
+    )
+
+
+def compute_polynomial_loss(first: Tensor, second: Tensor) -> Tensor:
+    """The trainer's NT-Xent of B rows [B, D] each: mean of -log p + B (1 / B - m).
+
+    p is the probability of the positive among the 2B - 1 other views, and m the mean of the 2B (2B - 1) probabilities times the one-hot labels,
+    so the second term is 1 - B / (2B - 1) times the mean of p.
+    """
+    rows = len(first)
+    views = F.normalize(torch.cat((first, second)).to(torch.promote_types(first.dtype, torch.float32)), dim=-1)
+    with torch.autocast(views.device.type, enabled=False):
+        scores = (views @ views.T / contrast.TEMPERATURE).masked_fill(
+            torch.eye(2 * rows, dtype=torch.bool, device=views.device), -torch.inf
+        )
+        each = F.cross_entropy(scores, torch.arange(2 * rows, device=views.device).roll(rows), reduction="none")
+    return each.mean() + 1 - rows / (2 * rows - 1) * (-each).exp().mean()
 
 
 def _encode_views(name: str, model: Model, batch: Batch, generator: Generator | None, config: TFCObjectiveConfig) -> TFCViews:
@@ -74,7 +98,7 @@ def _encode_views(name: str, model: Model, batch: Batch, generator: Generator | 
     )
 
 
-def _encoder_losses(four: TFCViews, weight: float) -> dict[str, Tensor]:
-    """L_T and L_F times their weight."""
+def _encoder_losses(four: TFCViews, weight: float, compare: Callable[[Tensor, Tensor], Tensor] = contrast.nt_xent) -> dict[str, Tensor]:
+    """L_T and L_F times their weight, with `compare` as d."""
     pairs = {"time": (four.time, four.time_other), "frequency": (four.frequency, four.frequency_other)}
-    return {name: weight * contrast.nt_xent(view.flat, other.flat) for name, (view, other) in pairs.items()}
+    return {name: weight * compare(view.flat, other.flat) for name, (view, other) in pairs.items()}
