@@ -185,6 +185,10 @@ class View:
     target: str | None = None  # attribute of the recording that holds its label, or channel that holds those of windows by their starts
     unit: str = ""  # of the labels of a regression; "": not known
     overlap: float | None = None  # a window's label is the mean of the numeric annotations over it, where they cover this share of it
+    clock: str = (
+        ""  # channel with the times, in seconds, of the samples of all others, which are irregular; a window keeps them as its times
+    )
+    grid: bool = False  # with `clock`: samples are brought to `rate`, each step the mean of those in it
     notice: str = ""  # what must stand beside every score on this view
     help: str = ""
 

@@ -318,6 +318,18 @@ class WindowOptions(TokenOptions):
     bandpass: tuple[Number | None, Number | None] | None = omit_none()  # Hz
     notch: tuple[Number, ...] | None = omit_none()  # Hz
     test_fold: int | None = omit_none()  # of ten
+    clock: str | None = omit_none()  # channel with the times of irregular samples, the last of `channels` unless `grid`
+    grid: Literal[True] | None = omit_none()  # irregular samples were brought to `rate`
+
+    @property
+    def irregular(self) -> bool:
+        """Whether the last of `channels` holds the times of the others."""
+        return self.clock is not None and self.grid is None
+
+    @property
+    def value_channels(self) -> tuple[str, ...]:
+        """The channels without that of the times."""
+        return self.channels[:-1] if self.irregular else self.channels
 
     @property
     def length(self) -> float:

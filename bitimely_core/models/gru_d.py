@@ -115,7 +115,7 @@ class GRUD(SupervisedModel):
         objective="none",
         capabilities=(),
         readout="native",
-        input=("regular", "events"),
+        input=("regular", "events", "irregular"),
         source="Che et al. 2018, Recurrent Neural Networks for Multivariate Time Series with Missing Values",
         known="Supervised only; a step a row: long windows are slow",
     )

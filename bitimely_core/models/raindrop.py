@@ -198,7 +198,7 @@ class Raindrop(SupervisedModel):
         capabilities=(),
         readout="native",
         attention=True,
-        input=("regular", "events"),
+        input=("regular", "events", "irregular"),
         step=2,
         source="Zhang et al. 2022, Graph-Guided Network for Irregularly Sampled Multivariate Time Series",
         known="Supervised only; as in the authors' code no message passes between sensors unless model.message=paper; its score on PhysioNet-2012 is disputed",

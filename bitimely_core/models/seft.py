@@ -142,7 +142,7 @@ class SeFT(SupervisedModel):
         objective="none",
         capabilities=(),
         readout="native",
-        input=("regular", "events"),
+        input=("regular", "events", "irregular"),
         step=2,
         source="Horn et al. 2020, Set Functions for Time Series",
         known="Supervised only; its weights sum to 1, so how many observations there are is not seen",

@@ -95,8 +95,8 @@ def plan(cache: str | Path | Cache, **choices: Unpack[WindowChoices]) -> dict[st
         "windows": len(survey.rows),
         "bytes": values * options.window * len(options.channels),
         "length": options.window,
-        "channels": len(options.channels),
-        "channel_names": list(options.channels),
+        "channels": len(options.value_channels),
+        "channel_names": list(options.value_channels),
         "rate": options.rate,
         "task": options.task,
         "class_names": class_names,
@@ -168,12 +168,14 @@ def resolve_options(
         raise usage_error(f"found {', '.join(map(safe_text, names))}", "expected each once", field="--channels")
     if length < 1 or step < 1:
         raise usage_error(f"found {length} samples every {step}", "expected at least 1 each", field="--window")
+    if own.clock and (band or stops or (rate is not None and not own.grid)):
+        raise usage_error("the samples of this view are irregular", "expected no filter, and no rate without a grid", field="--rate")
     if stride is not None and by_epoch:
         raise usage_error(f"found {stride}", "this view takes one window a labelled epoch", field="--stride")
     return schemas.WindowOptions(
         dataset=cache.dataset,
         view=view,
-        channels=names,
+        channels=(*names, own.clock) if own.clock and not own.grid else names,
         rate=float(own_rate * factor),
         window=length,
         stride=step,
@@ -193,6 +195,8 @@ def resolve_options(
         bandpass=band,
         notch=stops,
         test_fold=test_fold,
+        clock=own.clock or None,
+        grid=own.grid or None,
     )
 
 
@@ -260,7 +264,7 @@ def survey_cache(
     subjects = cache.subjects()["subject_id"].to_list() if options.split == "subject" else []
     split_of = splits.make_scheme(options.split, subjects=subjects, seed=options.seed, length=options.length, test_fold=options.test_fold)
     total = len(cache.recording_ids())
-    for done, record in enumerate(cache.records([*options.channels, *([options.target] if options.target else [])])):
+    for done, record in enumerate(cache.records([*options.channels, *filter(None, (options.target, options.clock))])):
         if progress is not None:
             progress("windows", done, total)
         cut = cut_record(record, options, survey.units, survey.left_out)

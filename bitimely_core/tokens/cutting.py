@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -53,6 +54,8 @@ def cut_record(record: Record, options: WindowOptions, units: tuple[str, ...] | 
     Raises UserError: sampling_rate for a channel that is faster than the view without `rate`, config (exit 2) for one
     that is too slow for the filter.
     """
+    if options.clock is not None:
+        record = place_irregular(record, options)
     by_onset: dict[float, dict[str, Signal]] = {}
     for signal in record.signals:
         by_onset.setdefault(signal.onset, {})[signal.channel] = signal
@@ -94,6 +97,38 @@ def cut_record(record: Record, options: WindowOptions, units: tuple[str, ...] | 
     digital = stored and all(len(a) == 1 for a in affine)
     scale, offset = np.array([next(iter(a)) if digital else (1.0, 0.0) for a in affine], dtype=np.float64).T
     return RecordCut(segments, known, digital, scale, offset, units, sorted(places, key=lambda place: place[:3]))
+
+
+def place_irregular(record: Record, options: WindowOptions) -> Record:
+    """A recording of samples at irregular times as the view has them; others are unchanged.
+
+    Without a grid its rows are filled up with missing ones to a window. On a grid each step is the mean of the observations in it, in physical
+    units; those at the end of the window belong to its last step, later ones are left out.
+    """
+    clock = next((signal for signal in record.signals if signal.channel == options.clock), None)
+    if clock is None:
+        return replace(record, signals=[])
+    if options.irregular:
+        lacking = max(0, options.window - len(clock.samples))
+        signals = [
+            s._replace(samples=np.append(s.samples.astype(np.float32, copy=False), np.full(lacking, np.nan, np.float32)))
+            for s in record.signals
+        ]
+        return replace(record, signals=signals)
+    at = (clock.samples.astype(np.float64) * clock.scale + clock.offset) * options.rate
+    step = np.minimum(np.floor(at + 1e-6), options.window - 1)
+    inside = (at >= 0) & (at <= options.window)
+    signals = []
+    for signal in record.signals:
+        if signal.channel == options.clock:
+            continue
+        values = signal.samples.astype(np.float64) * signal.scale + signal.offset
+        kept = inside & np.isfinite(values)
+        places = step[kept].astype(np.int64)
+        count, total = (np.bincount(places, weights, options.window) for weights in (None, values[kept]))
+        means = np.divide(total, count, out=np.full(options.window, np.nan), where=count > 0)
+        signals.append(signal._replace(samples=means.astype(np.float32), rate=options.rate, scale=1.0, offset=0.0))
+    return replace(record, signals=signals)
 
 
 def make_windows(found: RecordCut, places: list[WindowPlace], options: WindowOptions) -> Iterator[np.ndarray]:

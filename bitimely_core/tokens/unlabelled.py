@@ -123,7 +123,8 @@ def _list_recordings(path: Path, channels: Sequence[str], mapping: ChannelMap, b
 def list_signal_files(source: Source) -> Iterator[str]:
     """Files of a folder that can be recordings: neither labels, by their names, nor tables of a BIDS folder, nor segments of a record."""
     is_bids = any(name in source.files for name in ("participants.tsv", "dataset_description.json"))
-    rels = [rel for rel in (*source.files, *source.rejected) if generic.find_suffix(rel) in generic.SUFFIXES]
+    suffixes = generic.SUFFIXES.keys() - {".mat"}  # often copies of the recordings
+    rels = [rel for rel in (*source.files, *source.rejected) if generic.find_suffix(rel) in suffixes]
     segments = generic.find_segments(source, [rel for rel in rels if generic.find_suffix(rel) == ".hea"])
     for rel in sorted(set(rels) - segments):
         is_table = is_bids and PurePosixPath(rel).suffix == ".tsv"
@@ -152,14 +153,14 @@ def read_unlabelled(source: Source, rel: str, channels: Sequence[str], mapping: 
         info = generic.RecordingInfo(
             recording_id=PurePosixPath(generic.strip_suffix(rel)).name,
             subject_id="unknown",
-            rate=mapping.rate if kind in {"table", "npy"} else None,
+            rate=mapping.rate if kind in {"table", "npy", "mat"} else None,
             time=mapping.time,
             delimiter="\t" if generic.find_suffix(rel) == ".tsv" else mapping.delimiter,
         )
         names = _list_channels(source, rel, kind, info)
         if names is not None:
             info = replace(info, channels={name: (name, "") for name in choose_channels(names, channels, mapping).values()})
-        if kind == "npy" and info.rate is None:
+        if kind in {"npy", "mat"} and info.rate is None:
             raise input_error(Reason.SAMPLING_RATE, "has no sampling rate", "expected `rate` in the file of --map", "Give --map FILE.toml")
         unit = generic.make_unit(source, rel, kind, info, bids=False)
         assert unit.read is not None
@@ -228,7 +229,13 @@ class UnlabelledWindows:
 
 
 def prediction_options(options: WindowOptions) -> WindowOptions:
-    """Those of the training without labels: every window of the recording, at any rate that can be resampled."""
+    """Those of the training without labels: every window of the recording, at any rate that can be resampled.
+
+    Raises UserError (config, exit 2) for a view of samples at irregular times, which no file of signals has.
+    """
+    if options.clock is not None:
+        text = f"the run reads {options.dataset}, whose samples are irregular"
+        raise usage_error(text, "expected a run on regular signals", "Score it with: bitimely evaluate RUN")
     changed = {"resample": True, "trim": None, "target": None, "overlap": None, "labels": {UNLABELLED: UNLABELLED}}
     return options.model_copy(update=changed)
 

@@ -72,12 +72,17 @@ class Windows(TokenSet):
     @property
     def channel_names(self) -> tuple[str, ...]:
         """The V names, in the order of the values."""
-        return self.options.channels
+        return self.options.value_channels
 
     @property
     def channels(self) -> int:
         """V."""
-        return len(self.options.channels)
+        return len(self.options.value_channels)
+
+    @property
+    def irregular(self) -> bool:
+        """Whether rows have times of their own."""
+        return self.options.irregular
 
     @property
     def length(self) -> int:
@@ -98,9 +103,12 @@ class Windows(TokenSet):
         return f"{self.channels} channels", "events" if any(one.vocabulary for one in data) else " or ".join(map(str, channels))
 
     def arrays(self, rows: Sequence[int] | np.ndarray | None = None, draw: tuple[int, int] | None = None) -> dict[str, np.ndarray | None]:
-        """What a `Batch` of these rows holds besides labels: values [n, T, V] float32, mask [n, T, V] bool or None."""
-        values, mask = self.read(rows)
-        return {"values": values, "mask": mask}
+        """What a `Batch` of these rows holds besides labels: values [n, T, V] float32, mask [n, T, V] bool or None.
+
+        Of irregular samples also their times [n, T] float32, in samples of the view's rate; 0 behind the last.
+        """
+        values, mask, times = self._read_rows(rows)
+        return {"values": values, "mask": mask} | ({} if times is None else {"times": times})
 
     def values(self, rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
         """Normalised windows [n, T, V] float32 in the order of `rows`, 0 where a value is missing."""
@@ -112,19 +120,26 @@ class Windows(TokenSet):
 
     def read(self, rows: Sequence[int] | np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
         """`values` and `mask` at once."""
+        return self._read_rows(rows)[:2]
+
+    def _read_rows(self, rows: Sequence[int] | np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
         rows = self._check_rows(rows)
-        x = np.empty((len(rows), self.length, self.channels), dtype=np.float32)
+        x = np.empty((len(rows), self.length, len(self.options.channels)), dtype=np.float32)
         order = np.argsort(rows, kind="stable")  # pages of the map in the order of the disk
         shard = np.searchsorted(self.firsts, rows, side="right") - 1
         for i, k, row in zip(order.tolist(), shard[order].tolist(), (rows - self.firsts[shard])[order].tolist(), strict=True):
             x[i] = self.shards[k][row]
         mask = np.isfinite(x) if self.manifest.missing else None
         scale_values(x, self.centre[self.recording[rows]], self.factor[self.recording[rows]])
+        times = None
+        if self.irregular:
+            times = np.nan_to_num(x[:, :, -1] * np.float32(self.rate))
+            x, mask = np.ascontiguousarray(x[:, :, :-1]), None if mask is None else np.ascontiguousarray(mask[:, :, :-1])
         if self.options.normalise == "window":
             x = normalise_windows(x, mask)
         if mask is not None:
             x[~mask] = 0
-        return x, mask
+        return x, mask, times
 
 
 def scale_values(x: np.ndarray, centre: np.ndarray, factor: np.ndarray) -> None:
@@ -185,7 +200,10 @@ def compute_affine(
     statistics: WindowStatistics, options: WindowOptions, scale: np.ndarray, offset: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """`centre` and `factor` [recordings, V] float32 of `Windows`, from physical = stored value * scale + offset [recordings, V]."""
-    mean, std = compute_normalisation(statistics.channels) if options.normalise == "channel" else (0.0, 1.0)
+    unscaled = np.zeros(scale.shape[1]), np.ones(scale.shape[1])
+    mean, std = compute_normalisation(statistics.channels) if options.normalise == "channel" else unscaled
+    if options.irregular:  # times stay as they are
+        mean[-1], std[-1] = 0.0, 1.0
     return ((mean - offset) / scale).astype(np.float32), (scale / std).astype(np.float32)
 
 

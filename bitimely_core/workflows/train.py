@@ -245,6 +245,15 @@ def derive_model_shape(windows: list[Windows], config: ModelConfig) -> dict[str,
     from bitimely_core.models.adapters import grid_shape
 
     vocabularies = {one.vocabulary for one in windows}
+    for one in windows:
+        if getattr(one, "irregular", False) and "irregular" not in registry.models[config.name].facts.input:
+            readers = ", ".join(sorted(name for name, entry in registry.models.items() if "irregular" in entry.facts.input))
+            raise usage_error(
+                f"{one.name} has samples at irregular times, which {config.name} does not read",
+                f"expected one of {readers}",
+                "Choose one of them, or a view on a grid, see: bitimely list views",
+                field="--data",
+            )
     shape: dict[str, int | tuple[int, ...]] = {"channels": windows[0].channels, "length": max(one.length for one in windows)}
     if all(vocabularies) and (config.events == "grid" or config.tokenizer == "codes"):
         if len(vocabularies) > 1:

@@ -1,0 +1,334 @@
+"""PhysioNet/CinC Challenge 2012: the first 48 hours of stays in intensive care, 37 irregularly observed variables, in-hospital death.
+
+A stay is a recording of one row a time at which anything was observed: every variable is a channel with missing values, and the channel
+`time` holds the seconds since admission. Views with `clock` keep these times; the grid views bring the observations to hours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import numpy as np
+
+from bitimely_core.datasets.tser import report_unclaimed
+from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, usage_error
+from bitimely_core.formats import archives, tables
+from bitimely_core.formats.source import Source, locate_errors, require_source
+from bitimely_core.formats.text import decode_table
+from bitimely_core.registry import DatasetFacts, View, datasets
+from bitimely_core.types import IngestOptions, IngestUnit, Record, Records, Signal, SourceRows, count_reasons
+
+HOURS, ROWS = 48, 216  # of a stay; times of a stay at most (203 occur in sets a and b)
+RATE = ROWS / (3600 * HOURS)  # Hz: rows a second, if they were regular
+CLOCK = "time"
+UNITS = {
+    **dict.fromkeys(("Albumin", "Creatinine", "Bilirubin", "BUN", "Cholesterol", "Glucose"), "mg/dL"),
+    **dict.fromkeys(("ALP", "ALT", "AST"), "IU/L"),
+    **dict.fromkeys(("DiasABP", "MAP", "SysABP", "NIDiasABP", "NIMAP", "NISysABP", "PaCO2", "PaO2"), "mmHg"),
+    **dict.fromkeys(("HCO3", "Lactate", "Mg"), "mmol/L"),
+    **dict.fromkeys(("K", "Na"), "mEq/L"),
+    **dict.fromkeys(("TroponinI", "TroponinT"), "ug/L"),
+    **dict.fromkeys(("HR", "RespRate"), "/min"),
+    **dict.fromkeys(("HCT", "SaO2"), "%"),
+    **dict.fromkeys(("FiO2", "GCS", "pH", "MechVent"), ""),
+    **dict.fromkeys(("Platelets", "WBC"), "cells/nL"),
+    "Temp": "degC",
+    "Urine": "mL",
+    "Weight": "kg",
+}
+VARIABLES = tuple(sorted(UNITS))  # 37
+STATICS = ("Age", "Gender", "Height", *(f"ICUType {kind}" for kind in range(1, 5)))
+CHANNELS = (*VARIABLES, *STATICS)
+DESCRIPTORS = {"RecordID", "Age", "Gender", "Height", "ICUType"}  # Weight is one at 00:00, and a variable
+UNKNOWN = -1.0  # of a descriptor
+PLAUSIBLE = {"pH": (6.0, 8.5), "Temp": (20.0, 45.0), "Height": (100.0, 250.0), "Weight": (15.0, 500.0), "WBC": (0.0, 1000.0)}
+DEATH = ("survived", "died")
+LABEL = "In-hospital_death"
+TIME = re.compile(r"(\d{1,3}):([0-5]\d)", re.ASCII)
+ARCHIVE = re.compile(r"(?:.*/)?set-([abc])\.(?:tar\.gz|tgz|tar|zip)", re.IGNORECASE)
+FOLDER = re.compile(r"(?:.*/)?set-([abc])/\d{1,9}\.txt", re.IGNORECASE | re.ASCII)
+STAY = re.compile(r"(?:.*/)?(\d{1,9})\.txt", re.ASCII)
+OUTCOMES = re.compile(r"(?:.*/)?Outcomes-([abc])\.txt", re.IGNORECASE)
+LAYOUT = re.compile(r"(RECORDS|SHA256SUMS|LICENSE|README|index\.html).*|.*\.(md|html|m|c)", re.IGNORECASE)
+
+IRREGULAR = View(
+    channels=CHANNELS,
+    rate=RATE,
+    window=ROWS,
+    clock=CLOCK,
+    help="37 variables and the descriptors at the times of their observations, no labels; one stay is one window of at most 216 times",
+)
+GRID = View(
+    channels=CHANNELS,
+    rate=1 / 3600,
+    window=HOURS,
+    clock=CLOCK,
+    grid=True,
+    help="the same on a grid of hours (the mean of each hour, missing where there is none), no labels",
+)
+NOTICE = (
+    "PhysioNet 2012: the unit is the stay; whether two stays are of one patient is not published. Sets a and b are 8,000 of the 12,000 stays: "
+    "published figures use other splits of all of them."
+)
+MORTALITY = {"task": "classification", "classes": DEATH, "target": "death", "notice": NOTICE}
+
+
+@dataclass(kw_only=True)
+class StaySet:
+    """The files of a set."""
+
+    outcomes: str = ""
+    archive: str = ""
+    stays: list[str] = field(default_factory=list)
+
+
+class Stay(NamedTuple):
+    """One stay as read."""
+
+    record: Record
+    unknown: Counter[str]  # variable -> descriptors without a value
+    implausible: Counter[str]  # variable -> values that are not used
+    repeated: int  # values of a variable at a time that has a later one
+    foreign: int  # values of other variables
+
+
+@datasets(
+    DatasetFacts(
+        title="PhysioNet/CinC Challenge 2012: in-hospital death from the first 48 hours in intensive care, irregularly observed",
+        views={
+            "": IRREGULAR,
+            "mortality": replace(IRREGULAR, **MORTALITY, help="in-hospital death, from the observations at their own times"),  # type: ignore[arg-type]
+            "grid": GRID,
+            "mortality-grid": replace(GRID, **MORTALITY, help="in-hospital death, from the observations on a grid of hours"),  # type: ignore[arg-type]
+        },
+        licence="ODC-BY 1.0",
+        url="https://physionet.org/content/challenge-2012/1.0.0/",
+        download="wget -r -N -c -np -nH --cut-dirs=3 https://physionet.org/files/challenge-2012/1.0.0/",
+        layout="set-a.tar.gz, set-b.tar.gz (set-c.tar.gz) with Outcomes-a.txt, Outcomes-b.txt (Outcomes-c.txt), or the archives unpacked as "
+        "set-a/132539.txt and so on",
+        paper={},
+        rules={
+            "units": "a set: `set-a` with all its stays; a damaged stay is counted, the others are used",
+            "times": "hours and minutes since admission, 00:00 to 48:00; several variables of one time are one row",
+            "repeated": "of several values of one variable at one time the last one is used",
+            "descriptors": "Age, Gender (0 female, 1 male), Height and four indicators of ICUType are channels observed at 00:00, beside the 37 "
+            "variables; -1 is unknown: missing",
+            "plausible": "values outside of these ranges are missing: "
+            + "; ".join(f"{name} {low:g} to {high:g}" for name, (low, high) in PLAUSIBLE.items()),
+            "labels": f"{LABEL} of the outcomes; Length_of_stay, SAPS-I, SOFA and Survival are known only later and are not read",
+            "splits": "by stay: which stays are of one patient was not published",
+        },
+    ),
+    name="physionet-2012",
+)
+def physionet_2012(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | Finding]:
+    """PhysioNet/CinC Challenge 2012: 4,000 intensive-care stays a set, irregular times, in-hospital death."""
+    source = require_source(source)
+    sets = _find_sets(source)
+    if not any(one.archive or one.stays for one in sets.values()):
+        wanted = "expected set-a.tar.gz, or a folder set-a with 132539.txt and so on"
+        raise input_error(Reason.NO_INPUT, f"no stays among {len(source.files)} files", wanted)
+    claimed = {letter: {str(i): rel for i, rel in enumerate([one.outcomes, one.archive, *one.stays])} for letter, one in sets.items()}
+    yield from report_unclaimed(source, claimed, LAYOUT)
+    for letter, one in sorted(sets.items()):
+        if not one.archive and not one.stays:
+            yield input_warning(Reason.UNMATCHED_LABELS, f"has no set-{letter} beside it", "it is not read", file=one.outcomes)
+            continue
+        findings = [replace(source.rejected[rel], level="warning") for rel in one.stays if rel in source.rejected]
+        if not one.outcomes:
+            text = f"set-{letter} has no Outcomes-{letter}.txt beside it"
+            findings.append(input_warning(Reason.UNMATCHED_LABELS, text, "its stays have no labels"))
+        files = [rel for rel in (one.archive, *one.stays, one.outcomes) if rel]
+        if faults := [source.rejected[rel] for rel in (one.archive, one.outcomes) if rel in source.rejected]:
+            yield IngestUnit(name=f"set-{letter}", files=tuple(files), read=None, findings=tuple(faults))
+            continue
+        paths = {rel: source.path(rel) for rel in files if rel not in source.rejected}
+        yield IngestUnit(name=f"set-{letter}", files=tuple(paths), read=partial(read_set, paths, one), findings=tuple(findings))
+
+
+def _find_sets(source: Source) -> dict[str, StaySet]:
+    """Letter -> files. Raises UserError (config, exit 2) for a set that is there twice."""
+    sets: dict[str, StaySet] = {}
+    for rel in sorted({*source.files, *source.rejected}):
+        if named := OUTCOMES.fullmatch(rel):
+            one = sets.setdefault(named[1].lower(), StaySet())
+            twice, one.outcomes = one.outcomes, rel
+        elif named := ARCHIVE.fullmatch(rel):
+            one = sets.setdefault(named[1].lower(), StaySet())
+            twice, one.archive = one.archive or "".join(one.stays[:1]), rel
+        elif named := FOLDER.fullmatch(rel):
+            one = sets.setdefault(named[1].lower(), StaySet())
+            one.stays.append(rel)
+            folder = PurePosixPath(rel).parent
+            twice = one.archive if one.archive or PurePosixPath(one.stays[0]).parent == folder else one.stays[0]
+        else:
+            continue
+        if twice:
+            raise usage_error(f"the set is there twice, also as {PurePosixPath(twice).name}", "expected one copy", file=rel)
+    return sets
+
+
+def read_set(paths: Mapping[str, Path], files: StaySet) -> Records:
+    """All stays of a set; damaged ones are counted. `paths`: path relative to the source -> file.
+
+    Raises UserError: as `archives.read_members`, and schema, duplicate_key and so on for the outcomes.
+    """
+    outcomes, rows, findings = _read_outcomes(paths[files.outcomes], files.outcomes) if files.outcomes else ({}, [], [])
+    place = files.archive or PurePosixPath(files.stays[0]).parent.as_posix()
+    stays: list[Stay] = []
+    faults: list[Finding] = []
+    seen = 0
+    for rel, content in _list_stays(paths, files):
+        if (named := STAY.fullmatch(rel)) is None:
+            continue
+        seen += 1
+        try:
+            stays.append(parse_stay(named[1], content, outcomes.get(named[1])))
+        except UserError as error:
+            faults.append(replace(error.finding, file=rel if not files.archive else f"{place}/{PurePosixPath(rel).name}"))
+    if not stays:
+        worst = tables.group_findings(faults)[0] if faults else Finding(Reason.NO_INPUT, "holds no stays")
+        raise input_error(worst.code, f"no stay of {seen} can be used: {worst.problem}", worst.requirement, file=place)
+    rows.append(SourceRows(file=place, kind="stays", seen=seen, quarantined=count_reasons(faults)))
+    findings += tables.group_findings(faults) + [finding.at(place) for finding in _report_stays(stays)]
+    if files.outcomes:
+        unlabelled = sum("death" not in stay.record.attributes for stay in stays)
+        unused = len(outcomes.keys() - {stay.record.recording_id for stay in stays})
+        for count, text, wanted in (
+            (unlabelled, "stays without an outcome", "they have no label"),
+            (unused, "outcomes without a stay", "not used"),
+        ):
+            if count:
+                findings.append(input_warning(Reason.UNMATCHED_LABELS, f"{text}: {count}", wanted, file=files.outcomes, count=count))
+    return Records(records=[stay.record for stay in stays], rows=rows, findings=findings)
+
+
+def _list_stays(paths: Mapping[str, Path], files: StaySet) -> Iterator[tuple[str, bytes]]:
+    if files.archive:
+        yield from archives.read_members(paths[files.archive])
+        return
+    for rel in files.stays:
+        if rel in paths:
+            with paths[rel].open("rb") as file:
+                yield rel, file.read(archives.MAX_MEMBER)
+
+
+def _read_outcomes(path: Path, rel: str) -> tuple[dict[str, str], list[SourceRows], list[Finding]]:
+    """Stay -> died or survived; the account of the rows. Columns are found by name, those of later days are not read."""
+    found: dict[str, str] = {}
+    faults: list[Finding] = []
+    with locate_errors(rel):
+        for row in tables.read_rows(path, ("RecordID", LABEL), key=("RecordID",)):
+            if isinstance(row, Finding):
+                faults.append(row)
+            elif row.cells[1].strip() in {"0", "1"}:
+                found[row.cells[0].strip()] = DEATH[int(row.cells[1])]
+            else:
+                faults.append(Finding(Reason.LABEL, f"the cell of row {row.row} is neither 0 nor 1", field=LABEL, row=row.row))
+        seen = tables.count_rows(path)
+    dropped, quarantined = (count_reasons(one for one in faults if (one.level == "error") == error) for error in (False, True))
+    rows = [SourceRows(file=rel, kind="outcomes", seen=seen, dropped=dropped, quarantined=quarantined)]
+    return found, rows, [finding.at(rel) for finding in tables.group_findings(faults)]
+
+
+def parse_stay(name: str, content: bytes, death: str | None) -> Stay:
+    """One stay from its text. Raises UserError: encoding, schema, row_width, timestamps, not_numeric, identifier, with the row."""
+    header, *lines = decode_table(content).splitlines() or [""]
+    columns = [cell.strip() for cell in header.split(",")]
+    if {"Time", "Parameter", "Value"} - set(columns):
+        raise input_error(Reason.SCHEMA, "has no columns Time, Parameter, Value", "expected them in the first line", row=1)
+    at = [columns.index(cell) for cell in ("Time", "Parameter", "Value")]
+    values: dict[tuple[int, str], float] = {}
+    unknown: Counter[str] = Counter()
+    implausible: Counter[str] = Counter()
+    repeated = foreign = 0
+    for number, line in enumerate(lines, 2):
+        if not line.strip():
+            continue
+        cells = line.split(",")
+        if len(cells) != len(columns):
+            raise input_error(Reason.ROW_WIDTH, f"row {number} has {len(cells)} cells", f"expected {len(columns)}", row=number)
+        clock, variable, text = (cells[i].strip() for i in at)
+        minute, value = _parse_cells(clock, text, number)
+        if variable == "RecordID":
+            if value != float(name):
+                raise input_error(Reason.IDENTIFIER, "states another RecordID than its name", "expected the same", row=number)
+            continue
+        if variable not in UNITS and variable not in DESCRIPTORS:
+            foreign += 1
+            continue
+        low, high = PLAUSIBLE.get(variable, (-np.inf, np.inf))
+        if value == UNKNOWN and (variable in DESCRIPTORS or variable == "Weight"):
+            unknown[variable] += 1
+        elif not low <= value <= high or (variable == "ICUType" and value not in {1, 2, 3, 4}):
+            implausible[variable] += 1
+        else:
+            repeated += (minute, variable) in values
+            values[minute, variable] = value
+    return Stay(_make_record(name, values, death), unknown, implausible, repeated, foreign)
+
+
+def _parse_cells(clock: str, text: str, row: int) -> tuple[int, float]:
+    """Minutes since admission, and the value."""
+    time = TIME.fullmatch(clock)
+    minute = 60 * int(time[1]) + int(time[2]) if time else -1
+    if not 0 <= minute <= 60 * HOURS:
+        raise input_error(Reason.TIMESTAMPS, f"the time of row {row} is not of the first {HOURS} hours", "expected 00:00 to 48:00", row=row)
+    try:
+        value = tables.parse_number(text)
+    except UserError as error:
+        raise input_error(error.code, f"the value of row {row} {error.problem}", error.requirement, row=row) from None
+    if value is None:
+        raise input_error(Reason.MISSING_VALUES, f"row {row} has no value", "expected a number", row=row)
+    return minute, value
+
+
+def _make_record(name: str, values: Mapping[tuple[int, str], float], death: str | None) -> Record:
+    """The stay with a row a time; one without any observation has the row of its admission."""
+    minutes = sorted({minute for minute, _ in values}) or [0]
+    place = {minute: row for row, minute in enumerate(minutes)}
+    table = np.full((len(CHANNELS), len(minutes)), np.nan, np.float32)
+    channel = {variable: i for i, variable in enumerate(CHANNELS)}
+    for (minute, variable), value in values.items():
+        if variable == "ICUType":
+            for kind in range(1, 5):
+                table[channel[f"ICUType {kind}"], place[minute]] = value == kind
+        else:
+            table[channel[variable], place[minute]] = value
+    signals = [Signal(CLOCK, RATE, "s", 60 * np.array(minutes, np.float32))]
+    signals += [Signal(variable, RATE, UNITS.get(variable, ""), table[i]) for variable, i in channel.items()]
+    return Record(recording_id=name, subject_id=name, signals=signals, attributes={} if death is None else {"death": death})
+
+
+def _report_stays(stays: list[Stay]) -> Iterator[Finding]:
+    """What is odd in the stays of a set, in words with counts."""
+    unknown, implausible = (
+        sum((counts[i] for counts in zip([s.unknown for s in stays], [s.implausible for s in stays], strict=True)), Counter())
+        for i in (0, 1)
+    )
+    for variable, count in sorted(unknown.items()):
+        yield input_warning(
+            Reason.MISSING_VALUES, f"stays with an unknown {variable} (-1): {count}", "missing", field=variable, count=count
+        )
+    for variable, count in sorted(implausible.items()):
+        wanted = "between {:g} and {:g}".format(*PLAUSIBLE[variable]) if variable in PLAUSIBLE else "of 1 to 4"
+        text = f"values of {variable} that are not {wanted}: {count}"
+        yield input_warning(Reason.PHYSICAL_RANGE, text, "missing", field=variable, count=count)
+    if count := sum(stay.repeated for stay in stays):
+        text = f"values of a variable at a time that has a later one: {count}"
+        yield input_warning(Reason.DUPLICATES, text, "the last one of a time is used", count=count)
+    if count := sum(stay.foreign for stay in stays):
+        yield input_warning(Reason.UNKNOWN_LABEL, f"values of variables that the challenge does not have: {count}", "not used", count=count)
+    bare = sum(
+        all(np.isnan(s.samples).all() for s in stay.record.signals if s.channel in UNITS and s.channel != "Weight") for stay in stays
+    )
+    if bare:
+        yield input_warning(
+            Reason.MISSING_VALUES, f"stays without any measurement: {bare}", "their descriptors are all that is known", count=bare
+        )

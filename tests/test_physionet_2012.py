@@ -1,0 +1,252 @@
+"""PhysioNet 2012: stays with their own times, on a grid, in archives and folders; oddities with counts; the complete sets against pandas."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from bitimely_cli.main import main
+from bitimely_core import data, models, tokens
+from bitimely_core.cache import ingest, open_cache
+from bitimely_core.datasets.physionet_2012 import CHANNELS, VARIABLES
+from bitimely_core.errors import UserError
+
+DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data")) / "complete" / "physionet2012"
+NAMES = ["HR", "Temp", "GCS", "Urine", "pH", "Weight", "MechVent", "NIMAP"]
+
+
+def make_stay(number: int, rows: int = 30) -> list[str]:
+    rng = np.random.default_rng(number)
+    lines = [f"00:00,RecordID,{number}", f"00:00,Age,{20 + number % 60}", f"00:00,Gender,{number % 2}", "00:00,Height,-1"]
+    lines += [f"00:00,ICUType,{1 + number % 4}", f"00:00,Weight,{60 + number % 30}.5"]
+    for minute in sorted(rng.choice(2880, rows, replace=False).tolist()):
+        lines += [
+            f"{minute // 60:02d}:{minute % 60:02d},{name},{37 if name == 'Temp' else 7.25 if name == 'pH' else rng.integers(20, 99)}"
+            for name in NAMES
+            if rng.random() < 0.4
+        ]
+    return lines
+
+
+def write_set(folder: Path, letter: str, stays: dict[int, list[str]], *, packed: bool, outcomes: bool = True) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {f"set-{letter}/{number}.txt": "\n".join(["Time,Parameter,Value", *lines]) + "\n" for number, lines in stays.items()}
+    if packed:
+        with tarfile.open(folder / f"set-{letter}.tar.gz", "w:gz") as archive:
+            for name, text in texts.items():
+                info = tarfile.TarInfo(name)
+                info.size = len(text)
+                archive.addfile(info, io.BytesIO(text.encode()))
+    else:
+        (folder / f"set-{letter}").mkdir()
+        for name, text in texts.items():
+            (folder / name).write_text(text)
+    if outcomes:
+        rows = [f"{number},{number % 30},7,{number % 9},-1,{number % 3 == 0:d}" for number in stays]
+        header = "RecordID,SAPS-I,SOFA,Length_of_stay,Survival,In-hospital_death"
+        (folder / f"Outcomes-{letter}.txt").write_text("\n".join([header, *rows]) + "\n")
+
+
+def read_by_pandas(lines: list[str]) -> pd.DataFrame:
+    """Minutes x variables, the last value of a time; without descriptors."""
+    table = pd.DataFrame([line.split(",") for line in lines], columns=["time", "name", "value"])
+    table["minute"] = [60 * int(t[:2]) + int(t[3:]) for t in table["time"]]
+    table["value"] = table["value"].astype(float)
+    return table[table["name"].isin(VARIABLES)].pivot_table(index="minute", columns="name", values="value", aggfunc="last")
+
+
+STAYS = {132539 + i: make_stay(132539 + i) for i in range(40)}
+
+
+@pytest.fixture(scope="module")
+def cached(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("p12")
+    write_set(home / "raw", "a", STAYS, packed=True)
+    report = ingest("physionet-2012", home / "raw", home / "cache")
+    assert (report["exit_code"], [unit["unit"] for unit in report["units"]]) == (0, ["set-a"])
+    assert {(row["kind"], row["seen"], row["used"]) for row in report["rows"]} == {("stays", 40, 40), ("outcomes", 40, 40)}
+    return home
+
+
+def test_windows_keep_the_times_of_observations(cached: Path) -> None:
+    windows = tokens.build(cached / "cache", view="mortality", out=cached / "irregular", normalise="none")
+    assert (len(windows), windows.channels, windows.length) == (40, 44, 216)
+    assert windows.channel_names == CHANNELS
+    batch = data.collate(windows)
+    assert batch.times is not None
+    assert batch.mask is not None
+    assert batch.target is not None
+    for row, name in enumerate(windows.index["recording_id"]):
+        expected = read_by_pandas(STAYS[int(name)])
+        n = int(batch.mask[row].any(-1).sum())
+        assert n == len(expected)
+        np.testing.assert_allclose(batch.times[row, :n].numpy() * 800 / 60, expected.index, rtol=1e-6)
+        assert not batch.mask[row, n:].any()
+        for channel, variable in enumerate(CHANNELS):
+            seen = batch.mask[row, :, channel].numpy()
+            if variable in expected:
+                known = expected[variable].dropna()
+                np.testing.assert_allclose(batch.values[row, seen, channel], known, rtol=1e-6)
+                np.testing.assert_allclose(batch.times[row, seen].numpy() * 800 / 60, known.index, rtol=1e-6)
+            elif variable in VARIABLES or variable == "Height":
+                assert not seen.any()
+        statics = batch.values[row, 0, CHANNELS.index("Age") :].tolist()
+        number = int(name)
+        assert statics == [20 + number % 60, number % 2, 0, *(float(kind == 1 + number % 4) for kind in range(1, 5))]
+        assert batch.target[row] == (number % 3 == 0)
+
+
+def test_a_grid_holds_the_means_of_the_hours(cached: Path) -> None:
+    windows = tokens.build(cached / "cache", view="mortality-grid", out=cached / "grid", normalise="none")
+    assert (windows.channels, windows.length) == (44, 48)
+    values, mask = windows.read()
+    assert mask is not None
+    for row, name in enumerate(windows.index["recording_id"]):
+        table = read_by_pandas(STAYS[int(name)])
+        hours = table.groupby(np.minimum(table.index // 60, 47)).mean().reindex(range(48))
+        for variable in table:
+            at = CHANNELS.index(variable)
+            np.testing.assert_allclose(np.where(mask[row, :, at], values[row, :, at], np.nan), hours[variable], rtol=1e-6)
+    fine = tokens.build(cached / "cache", view="grid", out=cached / "fine", rate=1 / 1800, window=96)
+    assert (fine.length, len(fine)) == (96, 40)
+    with pytest.raises(UserError) as caught:
+        tokens.build(cached / "cache", view="", out=cached / "none", rate=1 / 1800)
+    assert caught.value.exit_code == 2
+
+
+def test_statistics_leave_the_times_alone(cached: Path) -> None:
+    windows = tokens.build(cached / "cache", out=cached / "scaled")
+    plain = tokens.build(cached / "cache", out=cached / "plain", normalise="none")
+    scaled, raw = data.collate(windows["train"]), data.collate(plain["train"])
+    assert torch.equal(scaled.times, raw.times)
+    at = CHANNELS.index("HR")
+    seen = scaled.mask[:, :, at]
+    assert abs(float(scaled.values[:, :, at][seen].mean())) < 1e-4
+    assert abs(float(scaled.values[:, :, at][seen].std()) - 1) < 1e-2
+
+
+@pytest.mark.parametrize("name", ["gru-d", "mtand", "mtand-enc", "raindrop", "seft"])
+def test_models_of_irregular_times_read_the_times(cached: Path, name: str) -> None:
+    windows = tokens.build(cached / "cache", view="mortality", out=cached / "irregular-scaled")
+    torch.manual_seed(0)
+    model = models.build(name, preset="tiny", channels=windows.channels, length=windows.length).eval()
+    batch = data.collate(windows, np.arange(4))
+    vectors = model(batch).pooled
+    later = model(batch._replace(times=batch.times * torch.linspace(0.2, 1, 216))).pooled
+    assert vectors.isfinite().all()
+    assert not torch.allclose(vectors, later, atol=1e-6)
+    n = 1 + int(batch.mask.any(-1).nonzero()[:, 1].max())  # rows behind the last observation change nothing
+    short = batch._replace(values=batch.values[:, :n], times=batch.times[:, :n], mask=batch.mask[:, :n])
+    torch.testing.assert_close(model(short).pooled, vectors, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("model", "view"), [("mtand", "mortality"), ("gru-d", "mortality"), ("bitimelygpt", "mortality-grid")])
+def test_models_train_and_are_scored(tmp_path: Path, cached: Path, model: str, view: str) -> None:
+    shutil.copytree(cached / "cache", tmp_path / "cache" / "physionet-2012")
+    name = f"physionet-2012/{view}"
+    common = ["-w", str(tmp_path)]
+    first = ["pretrain", "--preset", "tiny", "--model", model, "--data", name, "--run", "p", "--steps", "2", "--batch-size", "8"]
+    assert main([*first, *common]) == 0
+    assert main(["finetune", "p", "--data", name, "--run", "f", "--steps", "2", "--batch-size", "8", *common]) == 0
+    assert main(["evaluate", "f", *common]) == 0
+    notices = json.loads((tmp_path / "runs" / "f" / "scores.json").read_text())["notices"]
+    assert any("the unit is the stay" in notice for notice in notices)
+
+
+def test_a_model_that_reads_no_times_is_refused(tmp_path: Path, cached: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(cached / "cache", tmp_path / "cache" / "physionet-2012")
+    assert main(["pretrain", "--preset", "tiny", "--data", "physionet-2012/mortality", "--run", "p", "-w", str(tmp_path)]) == 2
+    assert "irregular times, which bitimelygpt does not read" in capsys.readouterr().err
+
+
+def test_archive_and_folder_have_one_content_hash(tmp_path: Path, cached: Path) -> None:
+    write_set(tmp_path / "raw", "a", STAYS, packed=False)
+    report = ingest("physionet-2012", tmp_path / "raw", tmp_path / "cache")
+    assert report["content_sha256"] == open_cache(cached / "cache").manifest.content_sha256
+    write_set(tmp_path / "raw", "a", STAYS, packed=True)
+    with pytest.raises(UserError) as caught:
+        ingest("physionet-2012", tmp_path / "raw", tmp_path / "other")
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("01:00,HR", "row_width"),
+        ("01:60,HR,80", "timestamps"),
+        ("48:01,HR,80", "timestamps"),
+        ("-1:00,HR,80", "timestamps"),
+        ("01:00,HR,x", "not_numeric"),
+        ("01:00,HR,", "missing_values"),
+        ("01:00,HR,inf", "non_finite"),
+        ("00:00,RecordID,1", "identifier"),
+        ("01:00,HR,\udcff", "encoding"),
+    ],
+)
+def test_a_damaged_stay_is_counted_and_the_others_land(tmp_path: Path, line: str, code: str) -> None:
+    write_set(tmp_path / "raw", "b", {number: make_stay(number, 4) for number in (1, 2, 3)}, packed=False)
+    path = tmp_path / "raw" / "set-b" / "2.txt"
+    path.write_bytes(path.read_bytes() + f"{line}\n".encode(errors="surrogateescape"))
+    report = ingest("physionet-2012", tmp_path / "raw", tmp_path / "cache")
+    (stays,) = (row for row in report["rows"] if row["kind"] == "stays")
+    assert (report["exit_code"], stays["used"], stays["quarantined_by_reason"]) == (3, 2, {code: 1})
+    assert set(open_cache(tmp_path / "cache").recording_ids()) == {"1", "3"}
+
+
+def test_what_is_odd_is_reported_with_counts(tmp_path: Path) -> None:
+    stays = {number: make_stay(number, 6) for number in range(1, 7)}
+    stays[1] += ["47:59,pH,735", "48:00,Temp,-17.8", "48:00,Shoe,43"]
+    stays[2] = stays[2][:6]
+    stays[3] += ["48:00,HR,80", "48:00,HR,90"]
+    write_set(tmp_path / "raw", "a", stays, packed=True)
+    outcomes = (tmp_path / "raw" / "Outcomes-a.txt").read_text().splitlines()
+    outcomes[4] = "99,1,1,1,-1,0"
+    outcomes[5] = outcomes[5][:-1] + "2"
+    (tmp_path / "raw" / "Outcomes-a.txt").write_text("\n".join(outcomes) + "\n")
+    report = ingest("physionet-2012", tmp_path / "raw", tmp_path / "cache")
+    (unit,) = report["units"]
+    found = {(reason["code"], reason["field"]): reason["count"] for reason in unit["reasons"]}
+    assert found[("missing_values", "Height")] == 6
+    assert (found[("physical_range", "pH")], found[("physical_range", "Temp")]) == (1, 1)
+    assert (found[("duplicates", None)], found[("unknown_label", None)], found[("missing_values", None)]) == (1, 1, 1)
+    assert sum(reason["count"] for reason in unit["reasons"] if reason["code"] == "unmatched_labels") == 3
+    records = {one.recording_id: one for one in open_cache(tmp_path / "cache").records()}
+    rates = next(s.samples for s in records["3"].signals if s.channel == "HR")
+    assert rates[-1] == 90
+    assert [one.attributes for one in records.values()].count({}) == 2
+    later = {"SAPS-I", "SOFA", "Length_of_stay", "Survival"}
+    assert not any(later & {s.channel for s in one.signals} or later & set(one.attributes) for one in records.values())
+
+
+@pytest.mark.slow
+def test_the_complete_sets(tmp_path: Path) -> None:
+    if not DATA.is_dir():
+        pytest.skip("the complete data sets are not there: set BITIMELY_TEST_DATA")
+    report = ingest("physionet-2012", DATA, tmp_path / "cache")
+    assert report["exit_code"] == 0
+    assert sorted((row["kind"], row["used"]) for row in report["rows"]) == [("outcomes", 4000)] * 2 + [("stays", 4000)] * 2
+    windows = tokens.build(tmp_path / "cache", view="mortality", out=tmp_path / "t", normalise="none")
+    assert len(windows) == 8000
+    outcomes = pd.concat(pd.read_csv(DATA / f"Outcomes-{letter}.txt", index_col="RecordID") for letter in "ab")
+    died = np.asarray(windows.targets(None))
+    assert died.tolist() == [outcomes.loc[int(name), "In-hospital_death"] for name in windows.index["recording_id"]]
+    row_of = {name: row for row, name in enumerate(windows.index["recording_id"])}
+    with tarfile.open(DATA / "set-b.tar.gz") as archive:
+        for member in [one for one in archive.getmembers() if one.isfile()][:4000:400]:
+            file = archive.extractfile(member)
+            assert file is not None
+            table = read_by_pandas(file.read().decode().splitlines()[1:])
+            values, mask = windows.read([row_of[Path(member.name).stem]])
+            assert mask is not None
+            for variable in {"HR", "GCS", "Urine", "BUN"} & set(table):
+                at = CHANNELS.index(variable)
+                np.testing.assert_allclose(values[0, mask[0, :, at], at], table[variable].dropna(), rtol=1e-6)
