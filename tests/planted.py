@@ -48,6 +48,7 @@ class Windows:
     channel_names = ("C3",)
     fingerprint = "f"
     vocabulary = ()
+    target_unit = None
 
     def __init__(self, values, target, subjects, task="classification", class_names=("a", "b"), cuts=(0.6, 0.75), rows=None):
         self.values, self.target, self.of = np.asarray(values, np.float32), np.asarray(target), np.asarray(subjects)
