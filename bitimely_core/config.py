@@ -22,6 +22,7 @@ from pydantic import (
     ValidationInfo,
     create_model,
     field_validator,
+    model_validator,
 )
 
 from bitimely_core import registry
@@ -67,6 +68,9 @@ class ModelConfig(Section):
     ties: Literal["canonical", "shuffle", "group"] = Field("canonical", description="Order of events at one time; group: without order.")
     events: Literal["code-embed", "grid"] = Field("code-embed", description="grid: a month a timestep and a code a channel.")
     horizon: int = Field(240, ge=2, description="Months of the grid; models of irregular times divide by it.")
+    index_day: bool = Field(True, description="Events end at the index day of a landmark; false: at the last event.")
+    exact_times: bool = Field(True, description="Times of events as they are; false: whole months, of gpt and lstm no times.")
+    person: bool = Field(True, description="Events come with age at the first event and sex.")
     output_heads: Literal["shared", "separate"] = Field("shared", description="Output projections of next and previous tokens.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout rate.")
 
@@ -399,10 +403,34 @@ def validate_settings(values: SettingsLayer, file: str | None = None) -> Setting
     return validate(_settings_class(*_find_configs(values)), values, file)
 
 
+EVENT_SETTINGS = ("index_day", "exact_times", "person")
+LATER_SETTINGS = (*EVENT_SETTINGS, "gap_unit")  # of models, which stored runs of before lack
+
+
+def fill_event_settings(model: SettingsLayer) -> SettingsLayer:
+    """The section `model` of a stored run with what its model read of events before `EVENT_SETTINGS` existed, if it has none of them."""
+    if any(key in model for key in EVENT_SETTINGS):
+        return model
+    name, events = model.get("name"), model.get("codes") is not None
+    decays, grid = name in {"bitimelygpt", "timelygpt", "timelybert"}, model.get("events") == "grid"
+    return {
+        **model,
+        **({"gap_unit": None} if name == "gru-d" else {}),
+        "index_day": events and (decays or grid),
+        "exact_times": events and not grid and (decays or name in {"seft", "tst", "patchtst"}),
+        "person": False,
+    }
+
+
 class StoredModelConfig(ModelConfig):
     """The section `model` of a stored run: what the model has beyond `ModelConfig` is kept unchecked, so the model need not be installed."""
 
     model_config = ConfigDict(extra="allow")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, values: Any) -> Any:
+        return fill_event_settings(values) if isinstance(values, dict) else values
 
 
 class StoredObjectiveConfig(ObjectiveConfig):

@@ -111,6 +111,9 @@ class Batch(NamedTuple):
     index: Tensor | None = None  # type: ignore[assignment]  # [B] row in the tokens' index; hides the method of tuple
     end: Tensor | None = None  # [B] months: time of [EOS], for events under a landmark the index day; None: that of the last event
     source: Tensor | None = None  # [B], all equal: data set of the rows in a mixed pre-training; None: the first
+    person: Tensor | None = (
+        None  # [B, 4] events: age at the first event (50 years: 0, 60: 1; not known: 0), whether it is known, male, female
+    )
 
 
 class Encoded(NamedTuple):
@@ -123,6 +126,7 @@ class Encoded(NamedTuple):
     attention: tuple[Tensor, ...] | None = None  # [B, H, N+2, N+2] a layer; row = query, column = key
     pooled: Tensor | None = None  # the method's own vector
     eos: Tensor | None = None  # [B] index of [EOS]
+    last: Tensor | None = None  # [B] index of the state that readout `last` reads; None: that of the last token
 
 
 class Batches(Protocol):

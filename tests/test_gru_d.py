@@ -81,7 +81,7 @@ def test_the_state_is_kept_behind_the_end():
 
 def test_months_are_the_unit_of_codes():
     """The gap of a code is the time since it was last there, in units of the horizon; the state decays by it."""
-    model = tiny(tokenizer="codes", codes=7, horizon=100)
+    model = tiny(tokenizer="codes", codes=7, horizon=100, index_day=False, gap_unit=None)
     with torch.no_grad():
         for weight in model.adapter.state.parameters():
             weight.zero_()

@@ -51,7 +51,7 @@ def test_codes_of_one_month_share_a_row():
     codes = torch.tensor([[5, 7, 5, 6, UNK, 5], [8, 5, 0, 0, 0, 0]])
     times = torch.tensor([[0.0, 0.2, 0.9, 3.1, 4.0, 7.9], [0.0, 1.0, 9.0, 9.0, 9.0, 9.0]])
     batch = Batch(codes, times, torch.tensor([[True] * 6, [True, True] + [False] * 4]))
-    config = ModelConfig(tokenizer="codes", codes=9)
+    config = ModelConfig(tokenizer="codes", codes=9, index_day=False, exact_times=False)
     rows = RowTokenizer(config).rows(batch)
     assert rows.values.tolist() == [[[2, 0, 1, 0], [0, 1, 0, 0], [1, 0, 0, 0]], [[0, 0, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0]]]
     assert rows.times.tolist() == [[0, 3, 7], [0, 1, 1]]
@@ -60,6 +60,19 @@ def test_codes_of_one_month_share_a_row():
     absent = RowTokenizer(config, absent=True).rows(batch)
     assert torch.equal(absent.mask, rows.real[..., None].expand(2, 3, 4))
     assert torch.equal(absent.values, rows.values)
+
+
+def test_days_are_rows_and_the_index_day_is_one_without_observations():
+    """The clock of 20 months ends with the index day (30), else with the last event (7.5); codes of one day share a row."""
+    codes = torch.tensor([[5, 7, 5, 6], [8, 5, 0, 0]])
+    times = torch.tensor([[0.0, 0.25, 0.25, 3.5], [0.0, 7.5, 9.0, 9.0]])
+    batch = Batch(codes, times, torch.tensor([[True] * 4, [True, True, False, False]]), end=torch.tensor([30.0, 7.5]))
+    rows = RowTokenizer(ModelConfig(tokenizer="codes", codes=9, horizon=20), absent=True).rows(batch)
+    assert rows.values[0].tolist() == [[1, 0, 0, 0], [1, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
+    assert rows.times.tolist() == [[-10.0, -9.75, -6.5, 20.0], [12.5, 20.0, 20.0, 20.0]]
+    assert rows.real.tolist() == [[True] * 4, [True, True, True, False]]
+    assert rows.mask.all(-1).tolist() == [[True, True, True, False], [True, True, False, False]]
+    assert rows.mask.any(-1).tolist() == rows.mask.all(-1).tolist()
 
 
 def test_signals_as_rows_keep_their_timesteps():

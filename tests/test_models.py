@@ -631,7 +631,7 @@ def closed_form(layers, d, v, ff, channels=None, patch=None, codes=None, ffn="gl
     """The counts by formula: block, tokenizer, [SOS] and [EOS], final norm, output."""
     block = 2 * d * d + 3 * d * v + (3 * d * ff + 4 * d if ffn == "glu" else 2 * d * ff + ff + 5 * d) + (3 * d * d + 38 * d if conv else 0)
     if codes:
-        tokenizer, out = (codes + 1) * d, codes + 1
+        tokenizer, out = (codes + 1) * d + 4 * d, codes + 1  # with age and sex
     elif patch:
         tokenizer, out = patch * channels * d + d, patch * channels
     else:
@@ -653,8 +653,8 @@ def closed_form(layers, d, v, ff, channels=None, patch=None, codes=None, ffn="gl
         ("7.5m", {"channels": 12, "tokenizer": "patch"}, 6_506_256),
         ("7.5m", {"channels": 12, "ffn": "plain"}, 5_550_900),
         ("7.5m-regression", {"channels": 12}, 6_466_740),
-        ("3m", {"codes": 52}, 1_177_823 + 145),  # 47 codes; the class of [EOS] is one more output
-        ("3m", {"codes": 52, "ffn": "plain"}, 1_013_663 + 145),
+        ("3m", {"codes": 52}, 1_177_823 + 145 + 576),  # 47 codes; the class of [EOS] is one more output; age and sex 4 * 144
+        ("3m", {"codes": 52, "ffn": "plain"}, 1_013_663 + 145 + 576),
         ("tiny", {"channels": 7}, None),
         ("tiny", {"channels": 7, "output_heads": "separate"}, None),
     ],

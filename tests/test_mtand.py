@@ -147,7 +147,7 @@ def run(gru, x, way):
 
 def test_with_occurrences_alone_no_time_would_be_seen():
     """Why all codes count as observed in the months that hold any: else each mean is one of ones."""
-    model = tiny(tokenizer="codes", codes=8, horizon=50)
+    model = tiny(tokenizer="codes", codes=8, horizon=50, index_day=False)
     times = torch.tensor([[0.0, 3.0, 30.0]], dtype=torch.float64)
     a, b = (model(Batch(torch.tensor([[5, 6, 7]]), at)).pooled for at in (times, times * 1.5))
     assert not torch.allclose(a, b)

@@ -169,10 +169,12 @@ def test_a_row_without_any_sample_is_finite(name):
     assert torch.isfinite(heads.compute_vectors(model, Batch(torch.randn(2, 50, 3), mask=mask), registry.models[name].facts.readout)).all()
 
 
-def test_events_are_read_in_their_order_and_their_times_are_not():
-    model = tiny("lstm", tokenizer="codes", codes=52, length=9)
+def test_events_are_read_in_their_order_and_without_exact_times_their_times_are_not():
+    model = tiny("lstm", tokenizer="codes", codes=52, length=9, exact_times=False)
     codes, times = torch.randint(FIRST, 52, (2, 9)), torch.rand(2, 9).cumsum(1)
     assert torch.equal(model(Batch(codes, times)).hidden[-1], model(Batch(codes, times * 100)).hidden[-1])
+    timed = tiny("lstm", tokenizer="codes", codes=52, length=9)
+    assert not torch.equal(timed(Batch(codes, times)).hidden[-1], timed(Batch(codes, times * 100)).hidden[-1])
     assert not torch.equal(model(Batch(codes, times)).hidden[-1], model(Batch(codes.flip(1), times)).hidden[-1])
 
 

@@ -53,7 +53,12 @@ def by_elements(model, elements):
 def test_equals_the_formulas_of_the_paper_context_included():
     """The context adds one number to all scores of a head: the softmax does not see it, whatever its nets."""
     model, batch = tiny(), history()
-    elements = [element(t, 1.0, c - 5, 4, 50) for t, c in zip(batch.times[0].tolist(), batch.values[0].tolist(), strict=True)]
+    events = list(zip(batch.times[0].tolist(), batch.values[0].tolist(), strict=True))
+    back = 50 - 11.0  # the clock of 50 months ends with the last event, or the index day
+    elements = [element(t + back, 1.0, c - 5, 4, 50) for t, c in events]
+    at_index = model(batch._replace(end=torch.tensor([23.0]))).pooled[0]
+    later = [element(t + back - 12, 1.0, c - 5, 4, 50) for t, c in events]
+    torch.testing.assert_close(at_index, by_elements(model, later)[0], rtol=1e-10, atol=1e-10)
     encoded = model(batch, attention=True)
     vector, weights, outputs = by_elements(model, elements)
     torch.testing.assert_close(encoded.pooled[0], vector, rtol=1e-10, atol=1e-10)

@@ -2,9 +2,11 @@
 
 * `grid`: one row per month, one channel per code, 1 where the code occurs; for models of signals (`model.events = "grid"`), made by
   `Model.expand_channels`.
-* `rows`: only the months (signals: timesteps) with observations, with times and observation masks; for models of irregular times.
+* `rows`: only the times (signals: timesteps) with observations, with observation masks; for models of irregular times. The index day, or the
+  last event, is a row without observations, and the clock ends there: at `get_time_span`.
 
-A month is 1 / 12 year, counted from the first event of the row: month(t) = floor(t).
+A month is 1 / 12 year, counted from the first event of the row: month(t) = floor(t). Rows are months without `exact_times`, and without
+`index_day` their clock begins with the first event.
 
 Legend: B batch, N events, M months, T rows, V channels (events: codes).
 """
@@ -17,18 +19,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from bitimely_core.config import ModelConfig
+from bitimely_core.config import EVENT_SETTINGS, ModelConfig
 from bitimely_core.errors import usage_error
 from bitimely_core.models.tokenizers import FIRST, StepTokenizer
 from bitimely_core.types import Batch
 
+PERSON = 4  # width of `Batch.person`
 
-def configure_grid(config: ModelConfig) -> ModelConfig:
-    """For models that read events as a grid: one channel per code, `horizon` months. Other configurations are unchanged."""
-    if config.events != "grid" or config.codes is None:
+
+def configure_events(config: ModelConfig) -> ModelConfig:
+    """Without events none of `EVENT_SETTINGS`; for models that read events as a grid one channel per code and `horizon` months."""
+    if config.codes is None:
+        return config.model_copy(update=dict.fromkeys(EVENT_SETTINGS, False))
+    if config.events != "grid":
         return config
     tokenizer = "conv" if config.tokenizer == "codes" else config.tokenizer
-    return config.model_copy(update=grid_shape(config.codes, config.horizon) | {"tokenizer": tokenizer})
+    return config.model_copy(update=grid_shape(config.codes, config.horizon) | {"tokenizer": tokenizer, "exact_times": False})
 
 
 def grid_shape(codes: int, horizon: int) -> dict[str, int]:
@@ -46,6 +52,12 @@ def _read_events(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return ids - FIRST, real & (ids >= FIRST), real, torch.where(real, times, 0.0)
 
 
+def find_end_times(batch: Batch) -> Tensor:
+    """Months of the index day of each row, else of its last event, [B]."""
+    times = _read_events(batch)[3].amax(1)
+    return times if batch.end is None else torch.maximum(times, batch.end.to(times))
+
+
 def make_grid(batch: Batch, codes: int, months: int) -> Batch:
     """Events on a grid of M = `months`: values [B, M, V] are 1 where a code occurs, else 0, in the dtype of the times.
 
@@ -54,7 +66,7 @@ def make_grid(batch: Batch, codes: int, months: int) -> Batch:
     [B, M] marks the months of the row in order; none for a row without events.
     """
     code, counted, real, times = _read_events(batch)
-    last = times.amax(1) if batch.end is None else torch.maximum(times.amax(1), batch.end.to(times))
+    last = find_end_times(batch)
     shift = (last.floor().long() + 1 - months).clamp(min=0)
     month = times.floor().long() - shift[:, None]
     kept = counted & (month >= 0)
@@ -70,6 +82,14 @@ def get_time_span(config: ModelConfig) -> float:
     return float(config.horizon if config.tokenizer == "codes" else config.length)
 
 
+def encode_times(times: Tensor, span: float, width: int) -> Tensor:
+    """[sin(t / s_j), cos(t / s_j)] of times [B, T] -> [B, T, width], s_j = span^(j / (width / 2 - 1)) for j = 0 .. width / 2 - 1."""
+    half = width // 2
+    scales = torch.tensor([span ** (j / max(half - 1, 1)) for j in range(half)], dtype=times.dtype, device=times.device)
+    angle = times[..., None] / scales
+    return torch.cat((angle.sin(), angle.cos()), -1)
+
+
 class TimedRows(NamedTuple):
     """A batch as rows with times."""
 
@@ -80,9 +100,9 @@ class TimedRows(NamedTuple):
 
 
 class RowTokenizer(StepTokenizer):
-    """Rows as tokens, of `width` = `target_width` = V: months with events, with the count of each code; timesteps of signals.
+    """Rows as tokens, of `width` = `target_width` = V: times with events, with the count of each code; timesteps of signals.
 
-    A code is observed where it occurs; with `absent` all codes are observed in these months, absent ones as 0.
+    A code is observed where it occurs; with `absent` all codes are observed at these times, absent ones as 0.
     """
 
     def __init__(self, config: ModelConfig, *, absent: bool = False) -> None:
@@ -90,12 +110,13 @@ class RowTokenizer(StepTokenizer):
         if self.events and (config.codes is None or config.codes <= FIRST):
             raise usage_error(f"{config.codes} codes", f"expected the size of the input vocabulary, above {FIRST}", field="model.codes")
         super().__init__((config.codes or 0) - FIRST if self.events else 1 if config.channel_independent else config.channels)
-        self.absent = absent
+        self.absent, self.exact, self.span = absent, config.exact_times, get_time_span(config)
+        self.ends = self.events and config.index_day
 
     def rows(self, batch: Batch) -> TimedRows:
         """The batch as rows."""
         if self.events:
-            return self._months(batch)
+            return self._group_events(batch)
         values, _, real = super().forward(batch)
         times = torch.arange(values.shape[1], device=values.device, dtype=values.dtype).expand(len(values), -1)
         times = times if batch.times is None else torch.where(real, batch.times, 0.0).to(values).cummax(1).values
@@ -110,19 +131,25 @@ class RowTokenizer(StepTokenizer):
         """Which values were observed, bool [B, T, V]."""
         return self.rows(batch).mask
 
-    def _months(self, batch: Batch) -> TimedRows:
+    def _group_events(self, batch: Batch) -> TimedRows:
         code, counted, _, times = _read_events(batch)
-        month = times.floor()
+        month = times if self.exact else times.floor()
         latest = torch.where(counted, month, -1.0).cummax(1).values
-        new = counted & (month > F.pad(latest, (1, 0), value=-1.0)[:, :-1])  # the first event of each month
+        new = counted & (month > F.pad(latest, (1, 0), value=-1.0)[:, :-1])  # the first event of each time
         group = (new.cumsum(1) - 1).clamp(min=0)
         counts = new.sum(1)
-        most = max(int(counts.max()), 1) if len(counts) else 1
+        most = max(int(counts.max()) + self.ends, 1) if len(counts) else 1
         row = torch.arange(len(code), device=code.device)[:, None].expand_as(code)
         values = times.new_zeros(len(code), most, self.width)
         values.index_put_((row[counted], group[counted], code[counted]), times.new_ones(()), accumulate=True)
         at = times.new_zeros(len(code), most)
         at[row[new], group[new]] = month[new]
-        real = torch.arange(most, device=code.device) < counts[:, None]
+        number = torch.arange(most, device=code.device)
+        real = number < counts[:, None]
         mask = real[..., None].expand_as(values) if self.absent else values > 0
-        return TimedRows(values, mask, at.cummax(1).values, real)
+        if not self.ends:
+            return TimedRows(values, mask, at.cummax(1).values, real)
+        end = find_end_times(batch)[:, None]
+        end = end if self.exact else end.floor()
+        at = torch.where(real, at, end) + self.span - end
+        return TimedRows(values, mask, at, number <= counts[:, None])

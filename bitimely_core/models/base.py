@@ -129,7 +129,10 @@ class Model(nn.Module):
         return cast(Adapter, self.others[at - 1]) if at else self.adapter
 
     def expand_channels(self, batch: Batch) -> Batch:
-        """The input of the model: events as a grid if configured; one row per channel, [B, T, V] -> [B * V, T, 1], if channel-independent."""
+        """The input of the model: events as configured; one row per channel, [B, T, V] -> [B * V, T, 1], if channel-independent."""
+        if self.config.codes is not None and batch.values.dim() == 2:
+            batch = batch if self.config.index_day else batch._replace(end=None)
+            batch = batch if self.config.exact_times or batch.times is None else batch._replace(times=batch.times.floor())
         if self.config.events == "grid" and self.config.codes is not None and batch.values.dim() == 2:
             batch = make_grid(batch, self.config.codes, self.config.horizon)
         if not self.config.channel_independent or batch.values.shape[-1] == 1:

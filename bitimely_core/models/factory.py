@@ -10,9 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from bitimely_core import registry
-from bitimely_core.config import ModelConfig, build_model_config, find_model_config, load_preset, upgrade_settings, validate
+from bitimely_core.config import (
+    ModelConfig,
+    build_model_config,
+    fill_event_settings,
+    find_model_config,
+    load_preset,
+    upgrade_settings,
+    validate,
+)
 from bitimely_core.errors import Exit, Reason, UserError, integrity_error, safe_text, usage_error
-from bitimely_core.models.adapters import configure_grid
+from bitimely_core.models.adapters import configure_events
 from bitimely_core.models.base import FORMAT, Model
 from bitimely_core.records import ResultManifest, check_result, read_result
 from bitimely_core.system_errors import raise_system_error
@@ -49,7 +57,7 @@ def from_config(config: ModelConfig) -> Model:
     """A randomly initialised model of a configuration. Raises UserError (config, exit 2) for unknown settings."""
     kind = find_model_config(config.name)
     own = config if isinstance(config, kind) else validate(kind, config.model_dump(by_alias=True))
-    model: Model = registry.models[config.name](configure_grid(own))
+    model: Model = registry.models[config.name](configure_events(own))
     return model
 
 
@@ -156,7 +164,9 @@ def read_model(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def read_config(stored: dict[str, Any], folder: str | Path) -> ModelConfig:
     """The configuration in the `config.json` of a saved model. Raises UserError (config, unknown_name, exit 2)."""
-    return validate(find_model_config(str(stored["model"].get("name"))), stored["model"], str(Path(folder) / "config.json"))
+    return validate(
+        find_model_config(str(stored["model"].get("name"))), fill_event_settings(stored["model"]), str(Path(folder) / "config.json")
+    )
 
 
 def load_weights(module: nn.Module, weights: dict[str, Tensor], file: Path) -> None:

@@ -34,6 +34,11 @@ class GRUDConfig(ModelConfig):
     """Settings of GRU-D."""
 
     cell: Literal["paper", "concat"] = Field("paper", description="concat: the inputs also hold the state, in torch's cell.")
+    gap_unit: float | None = Field(12.0, gt=0, description="Months of events that are a gap of 1; none: the horizon.")
+
+    def get_gap_unit(self) -> float:
+        """The time that is a gap of 1: months; signals: samples of a window."""
+        return self.gap_unit if self.gap_unit is not None and self.codes is not None else get_time_span(self)
 
 
 def compute_gaps(rows: TimedRows) -> Tensor:
@@ -69,6 +74,7 @@ class GRUD(SupervisedModel):
     """One recurrent layer with decays; the sequence vector is the state at the last row."""
 
     adapter_type = GRUDAdapter
+    config: GRUDConfig
 
     def __init__(self, config: GRUDConfig) -> None:
         super().__init__(config)
@@ -82,7 +88,7 @@ class GRUD(SupervisedModel):
         """States after each row [B, T, H], past the end of a sample its last one; no maps."""
         adapter = cast(GRUDAdapter, self.adapter_of(batch))
         rows = adapter.tokenizer.rows(batch)
-        delta = compute_gaps(rows) / get_time_span(self.config)
+        delta = compute_gaps(rows) / self.config.get_gap_unit()
         gamma = torch.exp(-F.relu(adapter.value_weight * delta + adapter.value_bias))
         imputed = torch.where(rows.mask, rows.values, gamma * carry_forward(rows, adapter.mean) + (1 - gamma) * adapter.mean)  # x^
         read = adapter.read(torch.cat((imputed, rows.mask.to(delta)), -1))

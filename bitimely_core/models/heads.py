@@ -18,6 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.errors import Reason, usage_error
 from bitimely_core.models import factory
+from bitimely_core.models.adapters import PERSON
 from bitimely_core.models.base import Model, bernoulli_entropy, write_model
 from bitimely_core.registry import models as known
 from bitimely_core.types import Batch, Encoded
@@ -54,6 +55,8 @@ def _max(states: Tensor, encoded: Encoded) -> Tensor:
 
 
 def _last(states: Tensor, encoded: Encoded) -> Tensor:
+    if encoded.last is not None:
+        return states.gather(1, encoded.last[:, None, None].expand(-1, 1, states.shape[2]))[:, 0]
     inner, real = _tokens(states, encoded)
     at = (real.sum(1, keepdim=True) - 1).clamp(min=0)
     return inner.gather(1, at.expand(-1, 1, inner.shape[2]))[:, 0]
@@ -173,6 +176,10 @@ class Head(nn.Module):
             )
         self.model = model.requires_grad_(not freeze)
         self.linear = nn.Linear(_vector_width(model, self.readout, layers, layer_merge), outputs)
+        self.person: nn.Linear | None = None  # age and sex of events, where the model itself has no place for them
+        if model.config.person and getattr(model, "person_map", None) is None:
+            self.person = nn.Linear(PERSON, outputs, bias=False)
+            nn.init.zeros_(self.person.weight)
         self.register_buffer("target_scale", torch.tensor(torch.nan))
         self.register_buffer("target_mean", torch.zeros(outputs))
         self.register_buffer("target_std", torch.ones(outputs))
@@ -186,7 +193,8 @@ class Head(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits, for regression standardised values, [B, K]."""
-        return self.linear(compute_vectors(self.model, batch, self.readout, self.layers, self.layer_merge))
+        out = self.linear(compute_vectors(self.model, batch, self.readout, self.layers, self.layer_merge))
+        return out if self.person is None or batch.person is None else out + self.person(batch.person.to(out.dtype))
 
     def predict(self, batch: Batch) -> Tensor:
         """Probabilities [B, K], or values in the target's own unit: [B] for one output, else [B, K]."""

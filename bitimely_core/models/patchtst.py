@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
+from bitimely_core.models.adapters import find_end_times
 from bitimely_core.models.base import Adapter, Direction, Model, config_error, extend_positions, objective_error, require_learned_positions
 from bitimely_core.models.layers import Attention, Positions
 from bitimely_core.registry import ModelFacts, models
@@ -168,6 +169,8 @@ class TokenEncoder(Model):
             require_learned_positions(len(index), len(self.positions))
             return self.positions[: len(index)]
         at = index if batch.times is None else torch.where(real, batch.times, 0.0)
+        if self.config.index_day and batch.times is not None:  # months before the index day, from the horizon on
+            at = at + self.config.horizon - find_end_times(batch)[:, None]
         return encode_sinusoid(at.to(next(self.parameters()).dtype), self.config.dim)
 
     def _fit_length(self, before: int) -> list[str]:

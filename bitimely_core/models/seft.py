@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
-from bitimely_core.models.adapters import RowTokenizer, get_time_span
+from bitimely_core.models.adapters import RowTokenizer, find_end_times, get_time_span
 from bitimely_core.models.supervised import RowAdapter, SupervisedModel, encode_times
 from bitimely_core.models.tokenizers import FIRST
 from bitimely_core.registry import ModelFacts, models
@@ -55,6 +55,7 @@ class SetTokenizer(RowTokenizer):
             ids = batch.values.long()
             real = ids >= FIRST if batch.mask is None else batch.mask.bool() & (ids >= FIRST)
             times = torch.zeros_like(ids).float() if batch.times is None else batch.times
+            times = times + self.span - find_end_times(batch)[:, None] if self.ends else times  # the clock ends at the index day
             return SetElements(torch.where(real, times, 0.0), real.to(times), (ids - FIRST).clamp(min=0), real)
         rows = self.rows(batch)
         real = rows.mask.flatten(1)

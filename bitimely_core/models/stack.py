@@ -18,11 +18,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
+from bitimely_core.models.adapters import PERSON, encode_times, get_time_span
 from bitimely_core.models.base import Direction, Model, config_error, extend_positions, require_learned_positions, standardise_tokens
 from bitimely_core.models.layers import BidirectionalConfig, Positions, StackConfig, StackLayer, run_layers
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
 
+TIME_CODE = 32  # width of the waves of a time
 GROUP_GAP = 2.0**-6  # months; days are the finest clock of events
 
 LayerDirections = tuple[Direction, ...]  # one per layer
@@ -37,6 +39,10 @@ class BidirectionalModel(Model, ABC):
     def __init__(self, config: BidirectionalConfig) -> None:
         super().__init__(config)
         self.special = nn.Parameter(torch.randn(2, config.dim) * 0.02)  # [SOS], [EOS]
+        untimed = config.exact_times and models[config.name].facts.family in {"attention", "recurrent"}
+        with torch.random.fork_rng(devices=[]):  # the weights of the layers do not depend on what is read beside the codes
+            self.person_map = nn.Linear(PERSON, config.dim, bias=False) if config.person and config.tokenizer == "codes" else None
+            self.time_map = nn.Linear(TIME_CODE + 1, config.dim, bias=False) if untimed and config.tokenizer == "codes" else None
 
     def forward(
         self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
@@ -58,7 +64,8 @@ class BidirectionalModel(Model, ABC):
         states, maps, pooled = self.read(x, batch, real, plan, hide=hide, attention=attention)
         if self.config.target == "tokens" and self.config.tokenizer != "codes":
             targets = standardise_tokens(tokens, real)
-        return Encoded(tokens, targets, real, tuple(states), maps, pooled, real.sum(1) + 1)
+        eos = real.sum(1) + 1
+        return Encoded(tokens, targets, real, tuple(states), maps, pooled, eos, eos if self.config.index_day else None)
 
     def embed(self, batch: Batch, hide: Tensor | None = None) -> tuple[Batch, Tensor, Tensor, Tensor, Tensor]:
         """The batch on the model's clock, its tokens, targets and mask [B, N], and the embedded positions [B, M, D]; `hide` as in `forward`."""
@@ -69,7 +76,26 @@ class BidirectionalModel(Model, ABC):
         x = adapter.embed(tokens)
         if hide is not None:
             x = torch.where(hide[..., None], adapter.blank.to(x.dtype), x)
-        return batch, tokens, targets, real, add_special_tokens(x, self.special, None if batch.mask is None else real.sum(1))
+        x = add_special_tokens(x, self.special, None if batch.mask is None else real.sum(1))
+        return batch, tokens, targets, real, self._add_clock(self._add_person(x, batch, real), batch, real)
+
+    def _add_person(self, x: Tensor, batch: Batch, real: Tensor) -> Tensor:
+        """Age and sex, on [SOS] and [EOS]: one of them reaches every position in either direction."""
+        if self.person_map is None or batch.person is None:
+            return x
+        index = torch.arange(x.shape[1], device=x.device)
+        special = (index == 0) | (index == real.sum(1, keepdim=True) + 1)
+        return x + special[..., None] * self.person_map(batch.person.to(x.dtype))[:, None]
+
+    def _add_clock(self, x: Tensor, batch: Batch, real: Tensor) -> Tensor:
+        """Of layers that read no times: months since the first event, and since the one before."""
+        times = None if self.time_map is None else place_times(batch, real)
+        if self.time_map is None or times is None:
+            return x
+        times = times - times[:, :1]
+        gaps = F.pad(times.diff(dim=1), (1, 0)).clamp(min=0.0).log1p()
+        waves = encode_times(times, get_time_span(self.config), TIME_CODE)
+        return x + self.time_map(torch.cat((waves, gaps[..., None]), -1).to(x.dtype))
 
     @abstractmethod
     def read(

@@ -6,12 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import NoReturn
 
-import torch
 from torch import Tensor, nn
 
 from bitimely_core.config import ModelConfig
 from bitimely_core.errors import UserError
 from bitimely_core.models.adapters import RowTokenizer
+from bitimely_core.models.adapters import encode_times as encode_times
 from bitimely_core.models.base import Adapter, Direction, Model, objective_error
 from bitimely_core.registry import models
 from bitimely_core.types import Batch, Encoded
@@ -67,11 +67,3 @@ class SupervisedModel(Model, ABC):
     def measure(self, batches: Iterable[Batch]) -> float:
         """NaN: there are no targets."""
         return float("nan")
-
-
-def encode_times(times: Tensor, span: float, width: int) -> Tensor:
-    """[sin(t / s_j), cos(t / s_j)] of times [B, T] -> [B, T, width], s_j = span^(j / (width / 2 - 1)) for j = 0 .. width / 2 - 1."""
-    half = width // 2
-    scales = torch.tensor([span ** (j / max(half - 1, 1)) for j in range(half)], dtype=times.dtype, device=times.device)
-    angle = times[..., None] / scales
-    return torch.cat((angle.sin(), angle.cos()), -1)

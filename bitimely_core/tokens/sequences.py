@@ -39,6 +39,8 @@ class EventSequences(TokenSet):
     clock: np.ndarray  # float32, months, beside `flat`
     firsts: np.ndarray  # [subjects + 1] int64: where each begins
     index_time: np.ndarray  # [subjects] float32 months of the index day on the sequence's clock; NaN: the last event ends it
+    age: np.ndarray | None = None  # [subjects] float32 months at the first event; NaN: not known
+    sex: np.ndarray | None = None  # [subjects] uint8: 1 male, 2 female, 0 unknown
     limit: int = MAX_EVENTS
 
     inputs = "events"
@@ -94,7 +96,7 @@ class EventSequences(TokenSet):
         epoch and row, else in the order of their ids.
 
         Returns values [n, N] int64 (0 behind the end), times [n, N] float32 months since the first event that is read, mask [n, N] bool,
-        end [n] float32: position of [EOS], the last event or the index day.
+        end [n] float32: position of [EOS], the last event or the index day, person [n, 4] float32 as in `Batch`.
         """
         rows = self._check_rows(rows)
         stops = self.firsts[rows + 1]
@@ -118,7 +120,17 @@ class EventSequences(TokenSet):
             "times": times.astype(np.float32),
             "mask": mask,
             "end": np.where(np.isnan(index_time), last, index_time).astype(np.float32),
+            "person": self._describe_persons(rows, begin[:, 0]),
         }
+
+    def _describe_persons(self, rows: np.ndarray, begin: np.ndarray) -> np.ndarray | None:
+        """`Batch.person` of subjects whose first event that is read is `begin` months behind their first."""
+        if self.age is None or self.sex is None:
+            return None
+        years = (self.age[rows] + begin) / 12
+        known = ~np.isnan(years)
+        columns = (np.where(known, (years - 50) / 10, 0.0), known, self.sex[rows] == 1, self.sex[rows] == 2)
+        return np.stack(columns, axis=1).astype(np.float32)
 
 
 def write_shard(out: Path, number: int, frame: pl.DataFrame) -> dict[str, StoredFile]:
@@ -251,4 +263,6 @@ def open_sequences(folder: str | Path, verify: bool = True, shards: int | None =
         firsts=np.cumsum([0, *lengths]).astype(np.int64),
         index_time=frame["t_index"].cast(pl.Float32).fill_null(float("nan")).to_numpy(),
         vocabulary=(*SPECIAL, *vocabulary["code"].to_list()),
+        age=frame["age0_months"].cast(pl.Float32).fill_null(float("nan")).to_numpy() if "age0_months" in frame.columns else None,
+        sex=frame["sex"].fill_null(0).to_numpy() if "sex" in frame.columns else None,
     )

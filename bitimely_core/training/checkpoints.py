@@ -24,6 +24,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from bitimely_core import storage
+from bitimely_core.config import LATER_SETTINGS
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, integrity_error, safe_text, usage_error
 from bitimely_core.schemas import CheckpointMeta, StoredFile, flatten_keys
 from bitimely_core.system_errors import describe_os_error, raise_system_error
@@ -180,6 +181,11 @@ def load_tensors(checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:
 def require_same_run(checkpoint: Checkpoint, identity: dict[str, JsonValue], exempt: frozenset[str]) -> None:
     """Raises UserError (settings_differ, exit 2), a finding a key, where `identity` differs apart from `train.<key>` for keys in `exempt`."""
     before, now = flatten_keys(checkpoint.meta.identity), flatten_keys(json.loads(storage.encode_json(identity)))
+    before |= {  # of a checkpoint older than these settings; run.json, which was compared before it, has them
+        key: value
+        for key, value in now.items()
+        if key not in before and key.split(".")[-2:-1] == ["model"] and key.split(".")[-1] in LATER_SETTINGS
+    }
     differing = sorted(
         key
         for key in before.keys() | now.keys()

@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitimely_core import registry, storage
-from bitimely_core.config import ModelConfig, Settings, TuneConfig, load_preset, merge_layers, parse_assignments
+from bitimely_core.config import (
+    EVENT_SETTINGS,
+    LATER_SETTINGS,
+    ModelConfig,
+    Settings,
+    TuneConfig,
+    fill_event_settings,
+    load_preset,
+    merge_layers,
+    parse_assignments,
+)
 from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.recipe import load_recipe, resolve_settings
 from bitimely_core.records import check_result, has_result
@@ -84,6 +94,12 @@ def pretrain(
     if windows[0].vocabulary and "tokenizer" not in given.get("model", {}):  # a preset of signals, given events
         base["model"] = _adapt_to_events(base["model"], given.get("model", {}), entry.facts)
         settings = resolve(base)
+    if not force_new and (folder / "run.json").is_file():  # a run of before some settings keeps what it was started with
+        stored = RunRecord.load(folder / "run.json").settings.model.model_dump()
+        before = fill_event_settings({key: value for key, value in stored.items() if key not in EVENT_SETTINGS})
+        if stored["codes"] is not None and before == stored:
+            base["model"] = {**base["model"], **{key: before[key] for key in LATER_SETTINGS if key in before}}
+            settings = resolve(base)
     notices = [f"{entry.name} has no pre-training: the learning-rate search is skipped."] if supervised and settings.tune.rates else []
     if supervised:  # the run holds the initial weights, for finetune
         settings = settings.model_copy(update={"train": settings.train.model_copy(update={"steps": 0}), "tune": TuneConfig()})
