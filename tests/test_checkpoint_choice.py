@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from small import FIXTURE, copy_data
-from test_train import Outcome, Rows, one_thread
+from test_train import Outcome, Rows
 from torch import nn
 
 from bitimely_cli.main import main
@@ -19,7 +19,7 @@ from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.training import loop
 from bitimely_core.types import Batch
 
-__all__ = ["one_thread"]  # a fixture
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 EPOCHS, PER_EPOCH = 5, 6
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_train import Outcome, Rows, Tiny, drawn, one_thread, same, squares, weights
+from test_train import Outcome, Rows, Tiny, drawn, same, squares, weights
 from torch import nn
 
 from bitimely_core import storage
@@ -29,7 +29,7 @@ from bitimely_core.schemas import CheckpointMeta
 from bitimely_core.training import checkpoints, loop
 from bitimely_core.types import Batch
 
-__all__ = ["one_thread"]  # a fixture
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 STEPS = 12  # two epochs of six
 IDENTITY = {"data": "3f", "tokenizer": "77", "settings": {"model": {"dim": 6}, "train": {"device": "auto", "lr": 1e-2}}}
