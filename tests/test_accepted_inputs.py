@@ -459,6 +459,22 @@ def test_blocks_repeat_only_where_one_is_copied() -> None:
     assert {name: find_repeated_block(x) for name, x in (calm | walk).items()} == dict.fromkeys(calm | walk)
 
 
+def test_counters_and_the_texts_of_a_header_are_no_copies(tmp_path: Path) -> None:
+    names = [edf.EdfChannel(f"C{i}", "uV", -192.0, 192.0, -2048, 2047, 256) for i in range(12)]
+    path = variants.write_edf(tmp_path / "raw" / "a.edf", names, {}, records=60)
+    raw = bytearray(path.read_bytes())
+    head = 256 * 13
+    transducer = 256 + 12 * 16
+    raw[transducer : transducer + 12 * 80] = (
+        b"Active electrode, Ag/AgCl pellet; amplifier 7 of set B, impedance below 5 kOhm".ljust(80)
+    ) * 12
+    signal = np.random.default_rng(3).integers(-900, 900, (60, 12, 256)).astype("<i2")
+    signal[:, 4] = np.arange(256)  # a counter of the samples of a record
+    raw[head:] = signal.tobytes()
+    path.write_bytes(bytes(raw))
+    assert not warned(cache.ingest("edf", tmp_path / "raw", tmp_path / "cache"), "duplicates")
+
+
 def test_a_copy_of_another_subject_s_file_is_named_with_it(tmp_path: Path) -> None:
     folder = write_nights(tmp_path / "raw")
     assert not warned(cache.ingest("edf", folder, tmp_path / "clean"), "duplicate_across_splits")

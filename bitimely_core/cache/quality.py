@@ -27,7 +27,6 @@ BLOCK_LENGTH, BLOCK_VALUES = 64, 16  # of a repeated block, at least; different 
 ANCHOR_VALUES = 1 << 20  # values that are looked at together
 BINARY = (".edf", ".bdf", ".dat")  # files whose samples are numbers of two or three bytes
 REPEATED, COMPARE = "is a part of the file copied over another?", "Compare it with its source"
-PERIODIC = 0.5  # share of repeated anchors from which on a signal is periodic
 HASH = np.uint64(0x9E3779B97F4A7C15)  # odd, its bits without a pattern
 MAINS = (50.0, 60.0)  # Hz
 NEAR = 1.0  # Hz on either side of them
@@ -253,16 +252,16 @@ def report_constant_stretches(records: Sequence[Record]) -> list[Finding]:
 def find_repeated_block(x: np.ndarray) -> tuple[int, int, int] | None:
     """First value, length and origin of a long block of `x` [n] that equals an earlier one, None without one.
 
-    A part of a file that was copied over another. Noise does not repeat `BLOCK_LENGTH` values; where a large share of anchors is repeated the
-    signal is periodic (a calibration, a simulation), and blocks that hardly change (markers, steps, detached electrodes) mean nothing.
+    A part of a file that was copied over another. Noise does not repeat `BLOCK_LENGTH` values; what is there more than twice is periodic (a
+    calibration, a counter, a simulation), and blocks that hardly change (markers, steps, detached electrodes) mean nothing.
     """
     places, codes = _choose_anchors(x)
     if len(places) < 2:
         return None
     keys = (codes[:-1] * HASH) ^ (codes[1:] + np.diff(places).astype(np.uint64))  # of what lies between two anchors
-    _, first, of = np.unique(keys, return_index=True, return_inverse=True)
-    again = np.flatnonzero(first[of] != np.arange(len(keys)))
-    if not len(again) or len(again) > PERIODIC * len(keys):
+    _, first, of, times = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
+    again = np.flatnonzero((first[of] != np.arange(len(keys))) & (times[of] == 2))
+    if not len(again):
         return None
     distances = places[again] - places[first[of[again]]]
     lags, counts = np.unique(distances, return_counts=True)
@@ -297,8 +296,14 @@ def report_repeated_blocks(records: Sequence[Record], files: Sequence[Path]) -> 
     binary = [path for path in files if path.suffix.lower() in BINARY and path.stat().st_size >= 2 * BLOCK_LENGTH]
     found = []
     for path in binary:
-        if (block := find_repeated_block(np.memmap(path, "<i2", "r", shape=path.stat().st_size // 2))) is not None:
-            start, length, origin = (2 * value for value in block)
+        with path.open("rb") as file:
+            header = (
+                file.read(192)[184:] if path.suffix.lower() != ".dat" else b""
+            )  # of EDF: the bytes of its header, texts for each channel
+        skipped = int(header) if header.strip().isdigit() else 0
+        values = max(0, path.stat().st_size - skipped) // 2
+        if values and (block := find_repeated_block(np.memmap(path, "<i2", "r", skipped, (values,)))) is not None:
+            start, length, origin = skipped + 2 * block[0], 2 * block[1], skipped + 2 * block[2]
             problem = f"{length:,} bytes from byte {start:,} equal those from byte {origin:,}"
             found.append(input_warning(Reason.DUPLICATES, problem, REPEATED, COMPARE, file=str(path)))
     signals = [] if binary else [(s, *block) for record in records for s in record.signals if (block := find_repeated_block(s.samples))]

@@ -172,7 +172,7 @@ def _check_beside(folder: Path) -> list[Finding]:
     if (manifest := ResultManifest.find(folder)) is not None and manifest.beside:
         return find_changes(folder)
     loose = [name for name in (REPORT, PAGE) if (folder / name).is_file()]
-    text = f"has no checksums of {' and '.join(loose)}"
+    text = f"version 0.1 wrote no checksums of {' and '.join(loose)}"
     return [Finding(Reason.INTEGRITY, text, "they are not compared", level="info", file=str(folder))] if loose else []
 
 
