@@ -45,7 +45,7 @@ WRONG = [
     *("FOLDER", "FILE", "FOLDER/absent/x"),
 ]
 SAMPLE = 2  # values an option in the fast suite; all of them in `make test-long`
-SLOW = 4.0  # seconds of one refusal on a machine that does other work
+SLOW = 4.0  # CPU seconds of one refusal, the first import of the libraries among them
 WORK = {  # verb -> a command line that is right, and does nothing
     "ingest": ["ingest", "pophr", "CLAIMS", "--phecode-map", "FILE", "--dry-run"],
     "tokenize": ["tokenize", "generic/classification", "--dry-run"],
@@ -110,10 +110,10 @@ def list_tree(place: Path) -> dict[str, float]:
 
 def find_fault(argv: list[str]) -> str | None:
     """What is wrong with the end of a command; None: it is as promised."""
-    out, err, start = io.StringIO(), io.StringIO(), time.perf_counter()
+    out, err, start = io.StringIO(), io.StringIO(), time.process_time()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(argv)
-    seconds, lines = time.perf_counter() - start, err.getvalue().splitlines()
+    seconds, lines = time.process_time() - start, err.getvalue().splitlines()
     errors = [line for line in lines if line.startswith("error[")]
     if code not in {0, 2, 3, 4, 5, 6}:
         return f"exit {code}: {lines[-1:]}"
