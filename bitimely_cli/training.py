@@ -43,6 +43,13 @@ class ResamplingUnit(StrEnum):
     window = "window"
 
 
+class BaselineChoice(StrEnum):
+    """The baselines beside the scores."""
+
+    all = "all"
+    cheap = "cheap"
+
+
 @expand_options
 def pretrain(
     *,
@@ -116,6 +123,12 @@ def finetune(
     return _show_training(result, start.dry_run, "evaluate")
 
 
+Margin = Annotated[
+    float | None,
+    typer.Option("--margin", help="Test non-inferiority and equivalence within this margin, in points or the unit of the error."),
+]
+
+
 @expand_options
 def evaluate(
     run: Run,
@@ -127,10 +140,12 @@ def evaluate(
     compare: Annotated[
         str | None, typer.Option(metavar="RUN2", help="Paired differences to this run.", autocompletion=complete("runs"))
     ] = None,
+    margin: Margin = None,
     predictions: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write predictions as MEDS-evaluation reads them (tokenize --task).")
     ] = None,
     ids: Annotated[Path | None, typer.Option(metavar="FILE", help="Table of ingest --keep-ids, for --predictions.")] = None,
+    baselines: Annotated[BaselineChoice, typer.Option(help="cheap: without those that are fitted; recorded.")] = BaselineChoice.all,
     score: ScoreOptions,
 ) -> int:
     """Score a run on its test split: metrics with 95 % intervals, baselines, paired comparison, report.
@@ -139,9 +154,9 @@ def evaluate(
     """
     from bitimely_core import workflows
 
-    verb = partial(workflows.evaluate, run, data=data, split=split, bootstrap=bootstrap, by=by.value, compare=compare)
+    verb = partial(workflows.evaluate, run, data=data, split=split, bootstrap=bootstrap, by=by.value, compare=compare, margin=margin)
     with screen.show_partial(_show_scores), screen.progress() as progress:
-        result = verb(predictions=predictions, ids=ids, progress=progress, **score.collect())
+        result = verb(predictions=predictions, ids=ids, baselines=baselines.value, progress=progress, **score.collect())
     if score.dry_run:
         return _show_plan(result)
     screen.result(result, _show_scores(result))
@@ -151,9 +166,10 @@ def evaluate(
 def _show_scores(result: Mapping[str, Any]) -> list[str]:
     """Print the table of scores; the lines below it."""
     from bitimely_core.evaluate import MetricUnit
-    from bitimely_core.schemas import Baseline, Scores
+    from bitimely_core.report.run_page import verdict_text
+    from bitimely_core.schemas import Baseline, MetricValue, Scores
 
-    scores = Scores.model_validate({name: value for name, value in result.items() if name != "report"})
+    scores = Scores.model_validate({name: value for name, value in result.items() if name not in {"report", "verdict"}})
     plain = scores.baselines.get("majority", Baseline()).metrics
     screen.table(
         ["metric", "value", "se", "95 % CI lower", "upper", "majority baseline"],
@@ -163,8 +179,16 @@ def _show_scores(result: Mapping[str, Any]) -> list[str]:
         ],
         f"{scores.run} on {scores.data} ({scores.split})",
     )
+    if scores.main:
+        found = {name.replace("_", " "): one.metrics.get(scores.main, MetricValue()) for name, one in scores.baselines.items()}
+        rows = [[name, m.value, m.se, m.lo, m.hi, m.difference and m.difference.difference] for name, m in found.items()]
+        screen.table(["baseline", scores.main, "se", "95 % CI lower", "upper", "run less baseline"], rows, "Baselines on the same windows")
     written = f"; report: {result['report']}" if "report" in result else ""
-    lines = [*scores.notices, f"n = {format_count(scores.n)} windows of {format_count(scores.n_subjects)} subjects{written}"]
+    lines = [
+        verdict_text(scores),
+        *scores.notices,
+        f"n = {format_count(scores.n)} windows of {format_count(scores.n_subjects)} subjects{written}",
+    ]
     if scores.comparison is not None:
         for name, d in scores.comparison.metrics.items():
             unit = MetricUnit(d.unit or "1", d.factor or 1.0)
@@ -175,6 +199,7 @@ def _show_scores(result: Mapping[str, Any]) -> list[str]:
             lines.append(
                 f"{name}: {scores.run} minus {scores.comparison.run} = {value}{unit.suffix if d.difference is not None else ''}{interval}"
             )
+        lines += [scores.comparison.sentence] if scores.comparison.sentence else []
     return lines
 
 
@@ -286,6 +311,7 @@ def analyze(
 def report(
     run: Annotated[list[str], typer.Argument(help="Names or folders of runs.", metavar="RUN...", autocompletion=complete("runs"))],
     *,
+    margin: Margin = None,
     out: Out = None,
     write: WriteOptions,
 ) -> int:
@@ -295,7 +321,7 @@ def report(
     """
     from bitimely_core import workflows
 
-    result = workflows.report(run, out=out, **write.collect())
+    result = workflows.report(run, margin=margin, out=out, **write.collect())
     if write.dry_run:
         return _show_plan(result)
     screen.result(result, [result["verdict"], f"report: {result['report']}"])

@@ -36,6 +36,9 @@ def check_stage_name(name: str) -> str:
 StageName = Annotated[str, AfterValidator(check_stage_name)]
 
 
+Margin = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
 class RecipeStage(Section):
     """A section of a recipe that is a training verb: its keys are the flags' names."""
 
@@ -108,6 +111,8 @@ class EvaluateStage(Section):
     split: Literal["train", "validation", "test"] = "test"
     bootstrap: int = Field(1000, ge=0, le=1_000_000)
     by: Literal["subject", "window"] = "subject"
+    baselines: Literal["all", "cheap"] = "all"  # cheap: without those that are fitted, on the pages of single runs
+    margin: Margin | dict[str, Margin] | None = None  # of non-inferiority and equivalence, in printed units; by column, "" for the others
     compare: str | None = None  # a value of the matrix: every other run is compared with that of the cell which has this one
 
 

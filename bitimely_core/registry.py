@@ -17,6 +17,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from bitimely_core.errors import Finding, Level, Reason, UserError, clean, safe_text, usage_error
 from bitimely_core.system_errors import raise_system_error
+from bitimely_core.types import BaselineInput
 
 HERE = Path(__file__).parent
 RECIPES = next(p for p in (HERE / "pipelines", HERE.parent / "pipelines") if p.is_dir())  # installed, else a checkout
@@ -194,6 +195,17 @@ class View:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DatasetBaseline:
+    """A baseline that a data set registers: it stands beside every score on its views, with interval and paired difference."""
+
+    name: str  # a key of `baselines` in scores.json
+    about: str  # for pages: the method and its source
+    predict: Callable[[BaselineInput], Any]  # -> probabilities [n, C] or values [n] of the rows of `test`
+    views: tuple[str, ...] = ()  # (): all that have labels
+    version: int = 1  # raise it where the predictions change: they are stored
+
+
+@dataclass(frozen=True, kw_only=True)
 class DatasetFacts:
     """What `bitimely list datasets` shows and what `ingest` and `tokenize` go by. The view "" is the data set's own."""
 
@@ -209,6 +221,7 @@ class DatasetFacts:
     options: dict[str, Any] | None = None  # option -> default, beyond those of every data set
     needs_source: bool = True
     kind: Literal["recordings", "events"] = "recordings"  # a key of `DATA_KINDS`
+    baselines: tuple[DatasetBaseline, ...] = ()
 
 
 Choices = dict[str, Any]  # name -> value: options, choices and results of verbs

@@ -805,12 +805,26 @@ class MeanDifference(Difference):
     seeds: tuple[int, ...] = ()  # runs behind the two means; 0: a method without seeds
 
 
+class MarginTest(Part):
+    """Tests of a difference against a margin, in the family of all such tests of a page. Bounds and margin are in units of the score."""
+
+    margin: float
+    worst: float | None = (
+        None  # how much worse the first can be: one bound of the corrected 95 % interval, turned so that worse is positive
+    )
+    lo: float | None = None  # corrected 90 % interval of the difference
+    hi: float | None = None
+    non_inferior: bool = False
+    equivalent: bool = False
+
+
 class CorrectedDifference(MeanDifference):
     """A member of a family of comparisons after Holm correction."""
 
     p_holm: float | None = None
     corrected_lo: float | None = None
     corrected_hi: float | None = None
+    against_margin: MarginTest | None = omit_none("with a margin")
 
 
 class ClassCounts(Part):
@@ -870,6 +884,7 @@ class IntervalMethod(Part):
 
     method: str = "linearised"
     by: Literal["subject", "window"]
+    unit: str = "subject"  # what a unit is: subject, recording, segment or window
     level: float
     units: int
     minimum_units: int
@@ -958,6 +973,7 @@ class Comparison(Part):
 
     run: str
     metrics: dict[str, PairedScores]
+    sentence: str | None = omit_none("on the main metric")
 
 
 class EvaluationSettings(Part):
@@ -965,6 +981,7 @@ class EvaluationSettings(Part):
 
     bootstrap: int = 0
     by: Literal["subject", "window"] = "subject"
+    baselines: Literal["all", "cheap"] | None = omit_none("cheap: without those that are fitted; None: of version 0.1, without them")
     seed: int = 0
     model: str = ""
     preset: str = ""

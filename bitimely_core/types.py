@@ -6,7 +6,7 @@ Legend: B batch, T timesteps, V channels, N tokens, P target width, D model widt
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -138,3 +138,37 @@ class Batches(Protocol):
     def __call__(self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1) -> Iterator[Batch]:
         """Batches `start`.. of `epoch`; process `rank` of `world` gets every world-th row of each."""
         ...
+
+
+class NativeWindow(NamedTuple):
+    """The recording under one window as the cache holds it, before resampling, filters and normalisation."""
+
+    samples: Mapping[str, np.ndarray]  # channel -> [t] float64 in physical units, empty where the recording has none there
+    rates: Mapping[str, float]  # Hz
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaselineSplit:
+    """The windows of one split as a baseline of a data set reads them, in their order. Legend: n windows."""
+
+    n: int
+    targets: np.ndarray | None  # as `Windows.targets`; None: the scored split
+    read: Callable[[], Iterator[np.ndarray]]  # the windows as models read them, blocks [b, T, V] float32
+    map_native: Callable[[Collection[str], Callable[[NativeWindow], Any]], list[Any]]  # channels, function -> its results, [n]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaselineInput:
+    """What a baseline of a data set may use: fit on `train`, choose on `validation`, predict `test`."""
+
+    task: str  # classification, multilabel or regression
+    class_names: tuple[str, ...]
+    channels: tuple[str, ...]
+    rate: float  # Hz, of the windows
+    seconds: float  # of a window
+    seed: int
+    train: BaselineSplit
+    validation: BaselineSplit
+    test: BaselineSplit
+    fit_linear: Callable[[Mapping[str, np.ndarray]], np.ndarray]
+    # split -> features [n, D]: logistic or ridge regression of `train`, penalty chosen on `validation`, predictions of `test`

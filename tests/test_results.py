@@ -304,7 +304,10 @@ def test_cells_are_means_over_seeds_with_differences_to_the_reference(tmp_path):
     assert set(done["differences"]) == {"weak", "twin"}
     assert evaluate.significance_sign(CorrectedDifference(**done["differences"]["weak"]["one"])) == -1
     assert "Ours is better than weak on one" in done["verdict"]
-    assert done["verdict"].startswith("18 of 18 cells were run.")
+    first = "A baseline does not significantly differ from "  # the weak runs are no better than a constant
+    assert done["verdict"].startswith(first)
+    assert "weak-one-0 (majority)" in done["verdict"].partition(". ")[0]
+    assert "18 of 18 cells were run." in done["verdict"]
     assert ("twin" in done["verdict"]) == any(
         evaluate.significance_sign(CorrectedDifference(**d)) for d in done["differences"]["twin"].values()
     )
@@ -380,7 +383,7 @@ def test_too_few_subjects_give_no_interval_and_no_test(tmp_path):
     entries = [planted(tmp_path, row, "one", row=row, subjects=3, per=30) for row in "ab"]
     done = write(tmp_path, entries)
     assert "(n < 5)" in (tmp_path / "out/results.md").read_text("utf-8")
-    assert "no verdict (3 subjects, at least 5 required)" in done["verdict"]
+    assert "; 3 subjects: no interval (at least 5)." in done["verdict"]
     assert done["differences"]["b"]["one"]["corrected_lo"] is None
     assert "3 test subjects" in Parsed((tmp_path / "out/report.html").read_text("utf-8")).text
 

@@ -215,7 +215,7 @@ def attention(
         else:
             positions, split = chosen.closest(sequences), chosen.windows.split
             controls = [random, *(randomise_model(run.model(), seed + k) for k in range(1, regions.RANDOM_MODELS))]
-            on_shapelets[run.name] = _measure_on_shapelets(run, trained, controls, chosen.windows, bootstrap, seed, progress)
+            on_shapelets[run.name] = _measure_on_shapelets(run, trained, controls, chosen, bootstrap, seed, progress)
         splits.append(split)
         for k, (batch, position) in enumerate(zip(split_batch(run.windows(), positions), positions, strict=True)):
             limits = chosen.span(int(position)) if chosen else limits
@@ -231,7 +231,7 @@ def attention(
         summary[run.name] = {str(one.number + 1): one.summarize() for one in shown if one.run is run}
         if run.name in on_shapelets:
             one = on_shapelets[run.name]
-            summary[run.name]["shapelets"] = {**one.measures._asdict(), "heads": one.heads}  # type: ignore[index]
+            summary[run.name]["shapelets"] = {**one.measures.to_json(), "heads": {h: m.to_json() for h, m in one.heads.items()}}  # type: ignore[index]
     size = None
     if isinstance(region, str):
         page.notice(region)
@@ -248,7 +248,7 @@ def attention(
     page.section("Heads")
     columns = ["run", "sequence", "layer", "head", "γ", "half of it on", "mean distance, tokens", "mean distance, s", "negative share"]
     page.table("heads", "Measures by head", HEADS, columns, (row for one in shown for row in one.rows()))
-    return page.finish(_verdict(shown[0], on_shapelets.get(shown[0].run.name), size), summary)
+    return page.finish(_verdict(shown[0], on_shapelets, size), summary)
 
 
 class ShapeletRegion(NamedTuple):
@@ -303,16 +303,10 @@ class ShapeletAttention(NamedTuple):
 
 
 def _measure_on_shapelets(
-    run: Run,
-    trained: nn.Module,
-    controls: list[nn.Module],
-    chosen: regions.ShapeletWindows,
-    bootstrap: int,
-    seed: int,
-    progress: Progress | None,
+    run: Run, trained: nn.Module, controls: list[nn.Module], region: ShapeletRegion, bootstrap: int, seed: int, progress: Progress | None
 ) -> ShapeletAttention:
     """The share of attention on the shapelets of the chosen windows, over all heads and head by head."""
-    config, length = run.model().config, run.windows().length
+    config, length, chosen = run.model().config, run.windows().length, region.windows
     maps: list[list[Array]] = [[] for _ in (trained, *controls)]  # S times [1 + H, T]
     for k, batch in enumerate(split_batch(run.windows(), chosen.rows)):
         for model, of in zip((trained, *controls), maps, strict=True):
@@ -320,14 +314,17 @@ def _measure_on_shapelets(
         if progress is not None:
             progress(f"shapelets {run.name}", k + 1, len(chosen.rows))
     own, *others = (np.stack(of, 1) for of in maps)  # [1 + H, S, T]
-    measures = [regions.compare_with_controls(own[h], [one[h] for one in others], chosen, bootstrap, seed) for h in range(len(own))]
+    measures = [
+        regions.compare_with_controls(own[h], [one[h] for one in others], region.magnitudes, chosen, bootstrap, seed)
+        for h in range(len(own))
+    ]
     return ShapeletAttention(
         regions.share_ratios(own[0], chosen.start, chosen.length), measures[0], {str(h): one for h, one in enumerate(measures) if h}
     )
 
 
 CORRELATION = "Rank correlation with the map of random weights: near 1 the architecture and the signal explain the map."
-BY_HEAD = "The same ratios by head, not corrected for multiple heads: of twenty 95 % CI one excludes 0 by chance."
+BY_HEAD = "The same ratios by head; all heads of all runs are a family of their own, {tests}."
 
 
 def _add_shapelets(
@@ -337,19 +334,20 @@ def _add_shapelets(
     regions.add_headline(page, "Attention on shapelets", found, size, "attention")
     page.text(HOW_TO_READ)
     columns = ["run", "ratio", "inside / outside", *regions.CONTROLS, "correlation, random weights"]
+    judged = regions.judge_measures(found)
     rows = [
-        [name, m.ratio, m.inside_over_outside, m.random_weights, m.beyond_random_weights, m.p_places, m.correlation_with_random_weights]
+        [name, m.ratio, m.inside_over_outside, *m.controls(), *judged[name].cells(), m.correlation_with_random_weights]
         for name, m in found.items()
     ]
-    page.table("shapelets", "Inside and outside", f"{regions.RATIOS} {CORRELATION}", columns, rows)
+    page.table("shapelets", "Inside and outside", f"{regions.describe_family(judged)} {CORRELATION}", columns, rows)
     if len(on) > 1:
-        differences = regions.compare_with_first({name: one.ratio for name, one in on.items()}, region.windows, bootstrap)
-        page.table(
-            "differences", "Differences to the first run", regions.DIFFERENCES, ["run", "against", "difference of the ratios"], differences
-        )
-    heads = ((name, int(h), m) for name, one in on.items() for h, m in one.heads.items())
-    rows = [[name, h, m.ratio, m.random_weights, m.beyond_random_weights, m.p_places] for name, h, m in heads]
-    page.table("shapelets-heads", "Ratios by head", BY_HEAD, ["run", "head", "ratio", *regions.CONTROLS], rows)
+        rows = regions.compare_with_first({"all heads": {name: one.ratio for name, one in on.items()}}, region.windows, bootstrap)
+        page.table("differences", "Differences to the first run", regions.DIFFERENCES, regions.DIFFERENCE_COLUMNS, rows)
+    heads = {(name, int(h)): m for name, one in on.items() for h, m in one.heads.items()}
+    judged_heads = regions.judge_measures(heads)
+    rows = [[name, h, m.ratio, *m.controls(), *judged_heads[name, h].cells()] for (name, h), m in heads.items()]
+    tests = regions.count_tests(judged_heads)
+    page.table("shapelets-heads", "Ratios by head", BY_HEAD.format(tests=tests), ["run", "head", "ratio", *regions.CONTROLS], rows)
 
 
 HOW_TO_READ = (
@@ -503,14 +501,15 @@ def _add_sequence(page: PageBuilder, shown: list[SequenceAttention]) -> None:
         )
 
 
-def _verdict(shown: SequenceAttention, on: ShapeletAttention | None, size: regions.SubjectMean | None) -> str:
+def _verdict(shown: SequenceAttention, on: dict[str, ShapeletAttention], size: regions.SubjectMean | None) -> str:
     """Result of the first run."""
     name, region = shown.run.name, shown.region()
-    if on is not None and size is not None:
-        ratio = on.measures.ratio
+    if name in on and size is not None:
+        measures = {run: one.measures for run, one in on.items()}
+        ratio, found = measures[name].ratio, regions.describe_finding(measures[name], regions.judge_measures(measures)[name])
         return (
             f"Shapelets receive {ratio.value:.2f} times the attention of their length in {name} ({ratio.describe_interval()}): "
-            f"{regions.describe_ratio(on.measures)}; the ratio of the signal's magnitude is {size.value:.2f}."
+            f"{found}; the ratio of the signal's magnitude is {size.value:.2f}."
         )
     if region is not None:
         return (

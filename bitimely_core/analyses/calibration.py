@@ -2,8 +2,9 @@
 
 Of predictions with probability 0.8, eight in ten should be right. Windows are binned by the probability of the predicted class (labels: of
 each label); the expected calibration error (ECE) is the mean over windows of |share correct - mean probability| of their bin. It is never 0,
-because bins of few windows vary by chance. It is therefore compared with the ECE of a perfectly calibrated model with the same probabilities
-(labels drawn from them), and with the ECE after temperature scaling fitted on the validation split.
+because bins of few windows vary by chance. It is therefore shown beside the ECE of a perfectly calibrated model with the same probabilities
+(labels drawn from them), and the ECE after temperature scaling fitted on the validation split. The verdict is that of the gap, the mean
+probability less the share correct; of several labels the gaps are one family with Holm correction.
 
 Legend: n rows, K classes or labels, U subjects, B bins, R replicates.
 """
@@ -23,7 +24,7 @@ from bitimely_core.errors import Reason, UserError, input_error, usage_error
 from bitimely_core.page import BarPlot, HeatMap, Hypnogram, Line, LinePlot, Page, PageBuilder, StageTrack
 from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.run import Run
-from bitimely_core.schemas import ClassScores, MetricValue, RunRecord, Scores, TaskScores
+from bitimely_core.schemas import ClassScores, CorrectedDifference, MeanDifference, MetricValue, RunRecord, Scores, TaskScores
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens import Windows
 from bitimely_core.types import Progress
@@ -78,6 +79,7 @@ class Reliability(NamedTuple):
 
     ece: MetricValue
     gap: MetricValue  # mean probability - share correct; above 0: overconfident
+    test: MeanDifference  # of the gap against 0
     curve: ReliabilityCurve
     chance: NullError | None
 
@@ -106,7 +108,8 @@ def estimate_reliability(confidence: Array, right: Array, units: Array, *, bins:
     points = [evaluate.average_over_units(right[rows].astype(float), units[rows], n_units, "share", bootstrap) for rows in of_bin.values()]
     probability, windows = [float(total[b, 2] / total[b, 0]) for b in filled], [int(total[b, 0]) for b in filled]
     curve = ReliabilityCurve(probability, [p.value for p in points], [p.lo for p in points], [p.hi for p in points], windows)
-    return Reliability(error, evaluate.average_over_units(confidence - right, units, n_units, bootstrap=bootstrap), curve, chance)
+    gap = evaluate.average_over_units(confidence - right, units, n_units, bootstrap=bootstrap)
+    return Reliability(error, gap, evaluate.compare_with_zero(confidence - right, units, n_units, bootstrap=bootstrap), curve, chance)
 
 
 def apply_temperature(task: str, prediction: Array, temperature: float) -> Array:
@@ -219,14 +222,14 @@ def calibration(
 
 RELIABLE = (
     "Each point is a bin of windows: across, the mean predicted probability; up, the share of correct windows; the band is the 95 % CI over "
-    "subjects. On the dashed diagonal the model is perfectly calibrated; below it the model is overconfident. Evidence against miscalibration: "
-    "the diagonal within all bands. In a bin of few windows that are all correct, or all wrong, the band has no width and is uninformative."
+    "subjects, bin by bin. On the dashed diagonal the model is perfectly calibrated; below it the model is overconfident. No verdict rests on the "
+    "bins: that of the page is on the gap."
 )
 ERRORS = (
     "Expected calibration error: mean over windows of the distance between probability and share correct. By chance: that of a perfectly "
     "calibrated model with the same probabilities and as many independent windows; windows of one subject are not independent, so the true "
-    "value is higher. An error at or below the 95th percentile by chance is no evidence of miscalibration. Gap: mean probability less share "
-    "correct, above 0 = overconfident."
+    "value is higher, and no verdict rests on it. Gap: mean probability less share correct, above 0 = overconfident, with its 95 % CI over subjects "
+    "and p, Holm-corrected over the {family} of this page: the verdict is that of the gap alone."
 )
 CONFIDENCE = "Windows in each bin of the probability of the predicted class. Whether high confidence is justified shows in the reliability."
 
@@ -255,6 +258,7 @@ def _measure_reliability(
 
 def _add_reliability(page: PageBuilder, found: Mapping[str, Mapping[str, Reliability]], task: str, temperature: float | None) -> None:
     is_classes = task == "classification"
+    gaps = correct_gaps(found)
     lines, rows = [], []
     for name, parts in found.items():
         for key, one in parts.items() if is_classes else [("as_is", parts["as_is"])]:
@@ -264,7 +268,7 @@ def _add_reliability(page: PageBuilder, found: Mapping[str, Mapping[str, Reliabi
             lines.append(Line(label, curve.probability, curve.share, *band))
         plain, scaled = parts["as_is"], parts.get("tempered")
         chance = plain.chance or (None, None)
-        rows.append([name, plain.ece, *chance, plain.gap, scaled.ece if scaled else None, temperature])
+        rows.append([name, plain.ece, *chance, plain.gap, gaps[name].p_holm, scaled.ece if scaled else None, temperature])
     lines.append(Line("perfect calibration", [0.0, 1.0], [0.0, 1.0], reference=True))
     ylabel = "share correct" if is_classes else "share with the label"
     page.figure("reliability", "Reliability", RELIABLE, LinePlot(lines, xlabel="probability", ylabel=ylabel))
@@ -272,26 +276,39 @@ def _add_reliability(page: PageBuilder, found: Mapping[str, Mapping[str, Reliabi
         curve = found[PREDICTED_CLASS]["as_is"].curve
         bars = BarPlot([f"around {p:.2f}" for p in curve.probability], curve.windows, ylabel="windows")
         page.figure("confidence", "Confidence of predictions", CONFIDENCE, bars)
-    columns = ["of", "expected calibration error", "by chance, mean", "by chance, 95th", "gap", "with temperature scaling", "temperature"]
-    page.table("calibration", "Calibration error", ERRORS, columns, rows)
+    columns = ["of", "expected calibration error", "by chance, mean", "by chance, 95th", "gap", "p, Holm", "with temperature scaling"]
+    family = f"{len(gaps)} gap{'s' * (len(gaps) != 1)}"
+    page.table("calibration", "Calibration error", ERRORS.format(family=family), [*columns, "temperature"], rows)
+
+
+def correct_gaps(found: Mapping[str, Mapping[str, Reliability]]) -> dict[str, CorrectedDifference]:
+    """The gaps of the predictions as they are, of all labels one family."""
+    return dict(zip(found, evaluate.holm_correct([parts["as_is"].test for parts in found.values()]), strict=True))
 
 
 def _verdict(found: Mapping[str, Mapping[str, Reliability]], task: str) -> str:
-    worst, parts = max(found.items(), key=lambda pair: pair[1]["as_is"].ece.value or 0.0)
-    one = parts["as_is"]
-    where = "" if task == "classification" else f" (worst of {len(found)} labels, {worst})"
-    gap = one.gap.value
-    text = f"Expected calibration error {features.format_metric(one.ece)}{where}"
-    if one.chance:
-        text += f"; a perfectly calibrated model would show {one.chance.mean:.3f} by chance"
-    if gap is None:
-        return text + "."
-    if one.gap.lo is not None and one.gap.hi is not None and one.gap.lo <= 0 <= one.gap.hi:
-        text += f". No significant over- or underconfidence on average (gap {features.format_metric(one.gap)})"
-    else:
-        text += f". Its probabilities are too {'high' if gap > 0 else 'low'} by {abs(gap):.3f} on average"
+    """Over- or underconfidence by the gap, of labels after correction; the calibration error is described only."""
+    worst = max(found, key=lambda name: found[name]["as_is"].ece.value or 0.0)
+    gaps, parts, is_classes = correct_gaps(found), found[worst], task == "classification"
+    words = []
+    for sign, side in ((1, "high"), (-1, "low")):
+        named = [name for name, d in gaps.items() if evaluate.significance_sign(d) == sign]
+        of = "Its probabilities are" if is_classes else f"The probabilities of {', '.join(named)} are"
+        sizes = ", ".join(f"{abs(gaps[name].difference or 0.0):.3f}" for name in named)
+        words += [f"{of} too {side} by {sizes} on average"] if named else []
+    reason = next((why for d in gaps.values() if (why := evaluate.explain_no_verdict(d))), "").removeprefix("no CI: ")
+    shown = f"gap {features.format_metric(parts['as_is'].gap)}" + ("" if is_classes else f" of {worst}")
+    if not words:
+        words = [
+            f"No verdict on the calibration ({reason}; {shown})"
+            if reason
+            else f"No significant over- or underconfidence on average ({shown})"
+        ]
+    family = "" if is_classes else f" (Holm-corrected over {len(gaps)} labels)"
+    where = "" if is_classes else f" (largest of {len(found)} labels, {worst})"
+    text = f"{'; '.join(words)}{family}. Expected calibration error {features.format_metric(parts['as_is'].ece)}{where}"
     if "tempered" in parts and (scaled := parts["tempered"].ece.value) is not None:
-        text += f"; temperature scaling changes the error to {scaled:.3f}"
+        text += f"; temperature scaling changes it to {scaled:.3f}"
     return text + "."
 
 

@@ -1,8 +1,8 @@
 """Linear probes by layer and readout of a frozen model (the paper's probing study).
 
 On each vector a logistic regression (numbers: ridge regression) of scikit-learn is fitted to the training split, its penalty is chosen by the
-loss on the validation split, and it is scored on the test split. All probes are scored on the same windows and the same bootstrap draws of
-subjects, so differences to the default readout are paired. There are two controls: the same architecture with random weights, and features
+loss on the validation split, and it is scored on the test split. All probes are scored on the same windows, so differences to the default
+readout are paired; those of all readouts and layers that are shown are one family with Holm correction. There are two controls, which are a second family: the same architecture with random weights, and features
 that need no model (means and spectra of signals, counts of codes). The predictions of fine-tuned runs are scored on the same windows, and
 compared with each other and with the frozen probe of the vector that each reads.
 
@@ -23,10 +23,11 @@ from bitimely_core.analyses.attention import randomise_model
 from bitimely_core.analyses.calibration import predict_rows
 from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.evaluate.linear import DEFAULT_PENALTY, LinearProbe, extract_simple_features, fit_probe
+from bitimely_core.evaluate.verdicts import PrintedMetric, describe_difference, describe_interval, name_verdict
 from bitimely_core.page import BarPlot, Line, LinePlot, Page, PageBuilder
 from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.run import Run
-from bitimely_core.schemas import Difference, MetricValue, TaskScores
+from bitimely_core.schemas import CorrectedDifference, Difference, MetricValue, TaskScores
 from bitimely_core.tokens import Windows
 from bitimely_core.types import Progress
 
@@ -63,9 +64,20 @@ class ProbeScores(NamedTuple):
         """The main metric of a probe or baseline."""
         return self.all_metrics(key)[self.main]
 
-    def difference(self, key: str) -> Difference | None:
-        """The main metric less that of the default readout, paired; None for the default itself."""
-        return None if key == _make_key("trained", self.default) else negate_difference(self.metric(key).difference or Difference())
+    @property
+    def print_metric(self) -> PrintedMetric:
+        """The main metric as it is printed."""
+        return PrintedMetric(self.main, self.scores.unit)
+
+    def differences(self) -> dict[str, CorrectedDifference]:
+        """The main metric of every other readout and layer less that of the default readout: one family."""
+        keys = [key for choice in self.choices if (key := _make_key("trained", choice)) != _make_key("trained", self.default)]
+        return evaluate.correct_pairs({key: negate_difference(self.metric(key).difference or Difference()) for key in keys})
+
+    def control_differences(self) -> dict[str, CorrectedDifference]:
+        """The main metric of the default readout less that of random weights and of features without a model: the second family."""
+        keys = [key for key in (_make_key("random", self.default), "raw") if key in self.scores.baselines]
+        return evaluate.correct_pairs({key: self.metric(key).difference or Difference() for key in keys})
 
 
 @analyses(
@@ -134,7 +146,7 @@ def probing(
     summary = _summarize(run, found, rows, seed)
     if tuned:
         summary["fine_tuned"] = {name: one.to_json() for name, one in tuned.items()}
-    return page.finish(_verdict(found), summary)
+    return page.finish(_verdict(found, windows.name), summary)
 
 
 def _check_comparable(runs: Sequence[Run]) -> None:
@@ -250,28 +262,31 @@ def _scale_difference(difference: Difference | None) -> MetricValue | None:
     return MetricValue(value=value, lo=lo, hi=hi)
 
 
-def _is_significant(difference: Difference) -> bool:
-    return difference.lo is not None and difference.hi is not None and (difference.lo > 0 or difference.hi < 0)
+FAMILY = ("corrected 95 % CI", "p, Holm", "significant?")  # columns of tables
 
 
-def _describe_significance(difference: Difference | None) -> str | None:
-    return None if difference is None or difference.lo is None else "yes" if _is_significant(difference) else "no"
+def _make_cells(d: CorrectedDifference | None, metric: PrintedMetric) -> list[object]:
+    """The difference and the cells of `FAMILY`; empty for the reference itself."""
+    if d is None:
+        return [None] * (1 + len(FAMILY))
+    corrected = None if d.corrected_lo is None else f"{metric.number(d.corrected_lo)} to {metric.number(d.corrected_hi)}"
+    return [_scale_difference(d), corrected, d.p_holm, name_verdict(d, metric)]
 
 
 HOW_TO_READ = (
     "Each row is a linear probe: the model is frozen, only a linear map from its vector to the labels is fitted. Differences to the default "
-    "readout are paired (same windows, subject by subject), so they are more precise than the overlap of two intervals suggests. If the "
-    "95 % CI contains 0, the difference is not significant; without correction one in twenty is significant by chance. The effect of "
-    "pre-training is the gap to random weights, not the score."
+    "readout are paired (same windows, subject by subject), so they are more precise than the overlap of two intervals suggests; those of all "
+    "readouts and layers on this page are one family with Holm correction, in the main metric. If the corrected 95 % CI contains 0, the "
+    "difference is not significant. They speak of this trained model. The effect of pre-training is the gap to random weights, not the score."
 )
 TABLE = (
-    "Rows as in the paper's probing table, in which [SOS] of the last layer is best by 0.2 to 1.8 points. Differences below 0 whose 95 % CI "
-    "exclude 0 would confirm that; evidence against it: a significant difference above 0."
+    "Rows as in the paper's probing table, in which [SOS] of the last layer is best by 0.2 to 1.8 points. Differences below 0 whose corrected "
+    "95 % CI exclude 0 would confirm that; evidence against it: a significant difference above 0."
 )
 TUNED = (
     "The same windows: runs whose weights were trained on the labels, each with the vector that it reads. The default is the run "
-    "that reads the default vector. One seed each: variance between seeds is not in the intervals over subjects. If the 95 % CI of the last "
-    "column contains 0, fine-tuning does not significantly exceed a linear map on the frozen vector."
+    "that reads the default vector. One seed each: variance between seeds is not in the intervals over subjects, which are not corrected, and "
+    "nothing is said about the methods."
 )
 REST = "The other readouts and layers. L is the last layer. The maximum over many rows is optimistic; choose by the validation split."
 LAYERS = (
@@ -280,7 +295,8 @@ LAYERS = (
 )
 CONTROLS = (
     "The default readout beside random weights, features without a model and a constant prediction; differences are paired, control minus "
-    "default readout. Evidence against a benefit of pre-training: a control that is not significantly worse."
+    "default readout. Random weights (one draw) and features are the second family with Holm correction. Evidence against a benefit of "
+    "pre-training: a control that is not significantly worse."
 )
 
 
@@ -310,36 +326,45 @@ def _add_scores(page: PageBuilder, found: ProbeScores, controls: Mapping[str, st
     order = [features.VectorChoice(readout, layers) for layers in ("last", "last-two") for readout in PAPER_READOUTS]
     of_paper = sorted((choice for choice in found.choices if choice in order), key=order.index)
     others = [choice for choice in found.choices if choice not in order]
+    differences, controlled = found.differences(), found.control_differences()
     minus = f"minus the default, paired ({evaluate.find_unit(found.main, found.scores.unit).name})".replace(" (1)", "")
-    columns = ["sequence representation", name, "standard error", minus, "significant?"]
+    columns = ["sequence representation", name, "standard error", minus, *FAMILY]
     columns += [*(["random weights"] if found.has_control else []), "penalty"]
     if of_paper:
-        page.table("probing", "The paper's probing table", TABLE, columns, [_make_row(found, choice) for choice in of_paper])
+        page.table("probing", "The paper's probing table", TABLE, columns, [_make_row(found, choice, differences) for choice in of_paper])
     if tuned:
-        words = ["run", "sequence representation", name, "standard error", minus, "significant?", "frozen probe"]
+        words = ["run", "sequence representation", name, "standard error", minus, "frozen probe"]
         rows = []
         for run, one in tuned.items():
-            difference, beyond = _scale_difference(one.difference), _scale_difference(one.beyond_frozen)
-            cells = [one.metric, one.metric.se, difference, _describe_significance(one.difference), one.frozen, beyond]
+            cells = [one.metric, one.metric.se, _scale_difference(one.difference), one.frozen, _scale_difference(one.beyond_frozen)]
             rows.append([run, one.choice.describe(), *cells])
         page.table("fine-tuned", "Fine-tuned", TUNED, [*words, minus.replace("default", "frozen probe")], rows)
     depth = 1 + max((int(c.layers) for c in found.choices if c.layers.isdigit()), default=0)
     if depth > 1:
         _add_layers(page, found, depth, name)
     if others:
-        page.table("others", "Other readouts and layers", REST, columns, [_make_row(found, choice) for choice in others])
-    metrics = {key: found.metric(key) for key in controls}
-    rows = [[controls[key], m, m.se, _scale_difference(found.difference(key)), m.undefined_reason or ""] for key, m in metrics.items()]
-    columns = ["probe", name, "standard error", minus, "remark"]
-    page.table("controls", "Baselines of a probe", CONTROLS, columns, rows)
+        page.table("others", "Other readouts and layers", REST, columns, [_make_row(found, choice, differences) for choice in others])
+    beside: list[list[object]] = []
+    for key, title in controls.items():
+        m, d = found.metric(key), controlled.get(key)
+        plain = None if m.difference is None else _scale_difference(negate_difference(m.difference))
+        judged = [None, None] if d is None else [d.p_holm, _name_control(d, found)]
+        beside.append([title, m, m.se, plain, *judged, m.undefined_reason or ""])
+    columns = ["probe", name, "standard error", minus, "p, Holm", "significant?", "remark"]
+    page.table("controls", "Baselines of a probe", CONTROLS, columns, beside)
 
 
-def _make_row(found: ProbeScores, choice: features.VectorChoice) -> list[object]:
+def _name_control(d: CorrectedDifference, found: ProbeScores) -> str:
+    """The verdict on a control, whose difference is that of the default less it."""
+    return {"better": "worse", "worse": "better"}.get(word := name_verdict(d, found.print_metric), word)
+
+
+def _make_row(found: ProbeScores, choice: features.VectorChoice, differences: Mapping[str, CorrectedDifference]) -> list[object]:
     key = _make_key("trained", choice)
-    metric, difference = found.metric(key), found.difference(key)
+    metric = found.metric(key)
     control = [found.metric(_make_key("random", choice)).value] if found.has_control else []
     penalty = float(np.median(found.probes[key].penalty))
-    return [choice.describe(), metric, metric.se, _scale_difference(difference), _describe_significance(difference), *control, penalty]
+    return [choice.describe(), metric, metric.se, *_make_cells(differences.get(key), found.print_metric), *control, penalty]
 
 
 def _add_layers(page: PageBuilder, found: ProbeScores, depth: int, name: str) -> None:
@@ -356,40 +381,42 @@ def _add_layers(page: PageBuilder, found: ProbeScores, depth: int, name: str) ->
     page.figure("layers", "Scores by layer", LAYERS, LinePlot(lines, xlabel="layer", ylabel=name))
 
 
-def _verdict(found: ProbeScores) -> str:
-    sign, name = -1 if found.main in evaluate.LOWER_IS_BETTER else 1, evaluate.NAMES[found.main]
-    default = found.metric(_make_key("trained", found.default))
+def _verdict(found: ProbeScores, data: str) -> str:
+    name, metric, default = evaluate.NAMES[found.main], found.print_metric, found.metric(_make_key("trained", found.default))
+    words = found.default.describe()
     if default.value is None:
-        return f"{found.default.describe()}: {name} is undefined here ({default.undefined_reason})."
-    text = f"A probe on {found.default.describe()} reaches {name} {features.format_metric(default)}"
-    if found.has_control and (random := found.metric(_make_key("random", found.default)).value) is not None:
-        text += f", random weights {random:.3f}"
-    raw = found.metric("raw").value
-    text += f", features without a model {raw:.3f}." if raw is not None else "."
-    differences = [(choice, found.difference(_make_key("trained", choice))) for choice in found.choices]
-    others = [(sign * d.difference, choice, d) for choice, d in differences if d is not None and d.difference is not None]
-    if not others:
-        return text
-    _, best, difference = max(others, key=lambda one: one[0])
-    text += f" The best of the {len(others)} others is {best.describe()}, {features.format_metric(difference)}."
-    if all(d.lo is None for _, _, d in others):
-        return text + " Without confidence intervals (see the table of baselines) significance cannot be tested."
-    significant = [gain for gain, _, d in others if _is_significant(d)]
-    better = sum(gain > 0 for gain in significant)
-    return (
-        f"{text} {len(significant)} of the {len(others)} differ significantly from the default ({better} of them better; about "
-        f"{len(others) / 20:.1g} expected by chance, not corrected for multiple readouts)."
-    )
+        return f"{words}: {name} is undefined here ({default.undefined_reason})."
+    out = [f"A probe on {words} reaches {name} {features.format_metric(default)}."]
+    titles = {_make_key("random", found.default): "random weights", "raw": "features without a model"}
+    out += [describe_difference((words, titles[key]), data, d, metric) for key, d in found.control_differences().items()]
+    differences = {
+        choice: d for choice in found.choices if (d := found.differences().get(_make_key("trained", choice))) and d.difference is not None
+    }
+    judged = {choice: d for choice, d in differences.items() if evaluate.explain_no_verdict(d) is None}
+    if differences and not judged:
+        reason = evaluate.explain_no_verdict(next(iter(differences.values()))) or ""
+        out.append(f"No verdict on the {len(differences)} other readouts and layers ({reason.removeprefix('no CI: ')}).")
+    elif judged:
+        sides = [evaluate.significance_sign(d) * metric.sign for d in judged.values()]
+        best = max(judged, key=lambda choice: metric.sign * (judged[choice].difference or 0.0))
+        d = judged[best]
+        out.append(
+            f"Of the {len(judged)} other readouts and layers, one family with Holm correction, {sides.count(1)} are better and "
+            f"{sides.count(-1)} worse than {words}; the best of them is {best.describe()}, {metric.difference(d.difference)} "
+            f"({describe_interval(d, metric)})."
+        )
+    return " ".join(out)
 
 
 def _summarize(run: Run, found: ProbeScores, rows: Mapping[str, Array], seed: int) -> dict[str, object]:
     cells: dict[str, dict[str, object]] = {}
+    differences = found.differences()
     for choice in found.choices:
         key = _make_key("trained", choice)
         metrics = {name: one.model_copy(update={"difference": None}).model_dump() for name, one in found.all_metrics(key).items()}
         cells.setdefault(choice.readout, {})[choice.layers] = {
             **metrics[found.main],
-            "difference": found.difference(key),
+            "difference": differences.get(key),
             "metrics": metrics,
             "penalty": found.probes[key].penalty,
             "random": found.metric(_make_key("random", choice)).value if found.has_control else None,
@@ -398,4 +425,5 @@ def _summarize(run: Run, found: ProbeScores, rows: Mapping[str, Array], seed: in
     about = {"run": run.name, "data": run.windows().name, "task": run.windows().task, "main": found.main, "default": found.default}
     controls = {key: found.metric(key) for key in constants if key in found.scores.baselines}
     counts = {"n": {split: len(at) for split, at in rows.items()}, "n_subjects": found.scores.n_subjects}
-    return {**about, **counts, "cells": cells, "controls": controls, "seed": seed}
+    family = {"random weights" if key != "raw" else key: d for key, d in found.control_differences().items()}
+    return {**about, **counts, "cells": cells, "controls": controls, "control_differences": family, "seed": seed}

@@ -1,16 +1,17 @@
 """Held-out windows in which a shapelet is present, and whether a map over their samples (saliency, attention) concentrates on it.
 
-The statistic is the ratio (share of the map inside the shapelet) / (share of the length inside it); 1 is no preference. It is compared with
-the same ratio of random weights, of shapelets at random places of the same windows, and of the magnitude of the signal. A single random
-initialisation can have a preference by chance, so several are drawn.
+The statistic is the ratio (share of the map inside the shapelet) / (share of the length inside it); 1 is no preference. A finding requires
+that it exceeds the same ratio of random weights, that of the magnitude of the signal, and that of shapelets at random places of the same
+windows: three tests a run, which with those of the other runs of a page are one family with Holm correction. A single random initialisation
+can have a preference by chance, so several are drawn, and their variance enters the test.
 
 Legend: S windows, T samples, N tokens, R sets of random weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,29 +22,42 @@ from bitimely_core.analyses.shapelets import MiningOptions, Shapelet, compute_di
 from bitimely_core.config import ModelConfig
 from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.page import BarPlot, PageBuilder
+from bitimely_core.schemas import CorrectedDifference, MeanDifference, MetricValue
 from bitimely_core.tokens import Windows
 from bitimely_core.types import Batch, Progress
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Key = TypeVar("Key")  # of a map: a run, or a run and a head
 
 POOL = 10  # held-out windows that are searched per window that is kept
 PRESENT_SHARE = 0.1  # share of them, the closest, in which a shapelet counts as present
 RANDOM_PLACES = 1000  # draws of random places
-RANDOM_MODELS = 3  # sets of random weights
-CONTROLS = ("random weights", "beyond random weights", "p, random places")  # columns of tables
+RANDOM_MODELS = 5  # sets of random weights
+CONTROLS = (
+    "random weights",
+    "beyond random weights",
+    "beyond the signal's size",
+    "p, random places",
+    "p, Holm",
+    "finding?",
+)  # columns of tables
 HEADLINE = (
     f"Share of {{what}} inside the shapelets over their share of the length, mean over windows: 1 is no preference. Evidence for the model "
     f"requires a ratio above that of random weights, above shapelets at random places (bar: 95 % of {RANDOM_PLACES:,} draws), and above the "
     "magnitude of the signal; otherwise chance, architecture or amplitude explain it."
 )
 RATIOS = (
-    f"Ratio: share inside over share of the length. Random weights: mean of {RANDOM_MODELS} draws. Beyond random weights: the ratio less that, "
-    "window by window. 95 % CI by bootstrap over subjects; p: share of random places with a ratio as large. An effect of training requires a "
-    "ratio beyond all draws of random weights and a CI that excludes 0."
+    f"Ratio: share inside over share of the length, its 95 % CI over subjects on the logarithm. Random weights: mean of {RANDOM_MODELS} draws. Beyond random weights: the ratio "
+    "less that, window by window; beyond the signal's size: less the ratio of the signal's magnitude; both with 95 % CI that are not corrected, the first with the variance "
+    f"between the draws. p, random places: share of {RANDOM_PLACES:,} random places with a ratio as large; it speaks of these windows only, not of other subjects. p, Holm: "
+    "the largest of the three p after Holm correction of {tests}. A finding requires both differences above 0 and all three p of at most 0.05 after correction; it speaks of "
+    "this trained model."
 )
+DIFFERENCE_COLUMNS = ("run", "against", "map", "difference of the ratios", "corrected 95 % CI", "p, Holm")
 DIFFERENCES = (
-    "Ratio of the first run less that of the second on the same windows. If the 95 % CI contains 0, the difference is not significant."
+    "Ratio of the first run less that of the other on the same windows, between these trained models; one family with Holm correction. If the corrected 95 % CI contains 0, the "
+    "difference is not significant."
 )
 
 
@@ -242,13 +256,25 @@ class RegionMeasures(NamedTuple):
     random_weights: SubjectMean
     random_draws: list[float | None]  # of each random initialisation
     beyond_random_weights: SubjectMean  # ratio less that of random weights
+    beyond_signal_size: SubjectMean  # ratio less that of the signal's magnitude
+    tests: dict[str, MeanDifference]  # of these two differences against 0, by the names in `TESTS`
     random_places: RandomPlaces | None
     p_places: float | None  # share of random places with a ratio as large
     correlation_with_random_weights: float | None
 
+    def controls(self) -> list[object]:
+        """The first four cells of `CONTROLS`."""
+        return [self.random_weights, self.beyond_random_weights, self.beyond_signal_size, self.p_places]
 
-def compare_with_controls(maps: Array, controls: Sequence[Array], chosen: ShapeletWindows, bootstrap: int, seed: int) -> RegionMeasures:
-    """Measures of maps [S, T] of the chosen windows against those of random weights, R times [S, T]."""
+    def to_json(self) -> dict[str, object]:
+        """As the summary stores it."""
+        return {**self._asdict(), "tests": {name: one.model_dump() for name, one in self.tests.items()}}
+
+
+def compare_with_controls(
+    maps: Array, controls: Sequence[Array], magnitudes: Array, chosen: ShapeletWindows, bootstrap: int, seed: int
+) -> RegionMeasures:
+    """Measures of maps [S, T] of the chosen windows against those of random weights, R times [S, T], and the ratios `magnitudes` [S]."""
     values = share_ratios(maps, chosen.start, chosen.length)
     each = [share_ratios(control, chosen.start, chosen.length) for control in controls]
     random = nan_mean(each)
@@ -257,29 +283,134 @@ def compare_with_controls(maps: Array, controls: Sequence[Array], chosen: Shapel
     contrast = np.divide(values * (1 - part), outside, out=np.full_like(values, np.nan), where=outside > 1e-12)  # of means per sample
     correlations = [found for control in controls if (found := rank_agreement(maps, control)) is not None]
     places = random_placement(maps, chosen.length, RANDOM_PLACES, seed)
+    names, whose = np.unique(chosen.subjects, return_inverse=True)
 
     def average(of: Array, intervals: int = bootstrap, kind: str = "ratio") -> SubjectMean:
         return mean_over_subjects(of, chosen.subjects, intervals, kind)
 
-    mean = average(values)
+    def test(of: Array, draws: Sequence[float] = ()) -> MeanDifference:
+        return evaluate.compare_with_zero(of, whose, len(names), draws=draws, bootstrap=bootstrap)
+
+    mean, draws = average(values), [average(one, 0).value for one in each]
+    tests = {"random weights": test(values - random, [one for one in draws if one is not None]), "signal size": test(values - magnitudes)}
+    beyond_random, beyond_size = map(_describe_test, tests.values(), (values - random, values - magnitudes))
     reached = places >= mean.value - 1e-12 if mean.value is not None else np.array([])
     return RegionMeasures(
         ratio=mean,
         inside_over_outside=average(contrast),
         random_weights=average(random),
-        random_draws=[average(one, 0).value for one in each],
-        beyond_random_weights=average(values - random, kind="mean"),
+        random_draws=draws,
+        beyond_random_weights=beyond_random,
+        beyond_signal_size=beyond_size,
+        tests=tests,
         random_places=RandomPlaces(*np.quantile(places, [0.025, 0.975]).tolist()) if len(places) else None,
         p_places=float(1 + reached.sum()) / (1 + len(places)) if len(places) else None,
         correlation_with_random_weights=float(np.mean(correlations)) if correlations else None,
     )
 
 
-def compare_with_first(ratio: Mapping[str, Array], chosen: ShapeletWindows, bootstrap: int) -> Iterator[tuple[str, str, SubjectMean]]:
-    """Names and mean difference of the ratios [S] of the first run and each other one, window by window."""
-    first, *others = ratio
-    for other in others:
-        yield first, other, mean_over_subjects(ratio[first] - ratio[other], chosen.subjects, bootstrap, "mean")
+def _describe_test(one: MeanDifference, values: Array) -> SubjectMean:
+    """A tested mean with the interval of its test, which has the variance between random draws."""
+    from scipy.special import stdtrit
+
+    reach = None if one.p is None or one.total_se is None else float(stdtrit(one.df, 0.975)) * one.total_se
+    lo, hi = (None, None) if reach is None or one.difference is None else (one.difference - reach, one.difference + reach)
+    return SubjectMean(one.difference, one.total_se, lo, hi, int(np.isfinite(values).sum()), one.n_defined or 0, one.undefined_reason)
+
+
+TESTS = {"random weights": "with random weights", "signal size": "the size of the signal explains", "random places": "at random places"}
+
+
+class RegionFinding(NamedTuple):
+    """The three tests of one map after Holm correction over all maps of the family."""
+
+    p: dict[str, float | None]  # of `TESTS`, corrected; None: not tested
+    above: dict[str, bool]  # whether the difference is above 0
+    why: str  # why there is no verdict; "": there is one
+    family: int  # tests that were corrected for
+
+    @property
+    def is_found(self) -> bool:
+        """Whether all three hold."""
+        return not self.why and all(self.above[name] and (p if (p := self.p[name]) is not None else 1.0) <= 0.05 for name in TESTS)
+
+    def cells(self) -> list[object]:
+        """The last two cells of a row of a table."""
+        known = [p for p in self.p.values() if p is not None]
+        return [max(known) if len(known) == len(TESTS) else None, self.why or ("yes" if self.is_found else "no")]
+
+
+def judge_measures(found: Mapping[Key, RegionMeasures]) -> dict[Key, RegionFinding]:
+    """The findings of maps, of which all tests are one family."""
+    tests: dict[tuple[Key, str], float | None] = {}
+    for key, one in found.items():
+        tests |= {(key, name): test.p for name, test in one.tests.items()} | {(key, "random places"): one.p_places}
+    corrected = {test: None if of is None else of[0] for test, of in zip(tests, evaluate.holm(list(tests.values())), strict=True)}
+    family, out = sum(p is not None for p in tests.values()), {}
+    for key, one in found.items():
+        weights = one.tests["random weights"]
+        judged = CorrectedDifference(**weights.model_dump()).model_copy(update={"p_holm": corrected[key, "random weights"]})
+        above = {name: (test.difference or 0.0) > 0 for name, test in one.tests.items()} | {"random places": True}
+        out[key] = RegionFinding(
+            {name: corrected[key, name] for name in TESTS},
+            above,
+            (evaluate.explain_no_verdict(judged) or "").removeprefix("no CI: "),
+            family,
+        )
+    return out
+
+
+def count_tests(judged: Mapping[Key, RegionFinding]) -> str:
+    """The families in words."""
+    sizes = sorted({one.family for one in judged.values()})
+    return f"{' or '.join(map(str, sizes))} tests, {len(TESTS)} of each map"
+
+
+def describe_family(judged: Mapping[Key, RegionFinding], kind: str = "") -> str:
+    """How to read a table of measures, with its family, one for each `kind` of map."""
+    return RATIOS.format(
+        tests=count_tests(judged) + (f", all runs with the same {kind} being one family" if kind else ", all runs being one family")
+    )
+
+
+def describe_finding(found: RegionMeasures, judged: RegionFinding) -> str:
+    """The verdict of one map as text; p of random places speaks of these windows alone."""
+    numbers = ", ".join(
+        [
+            *(
+                f"{name} {_show(test.difference)}"
+                for name, test in (("random weights", found.tests["random weights"]), ("size of the signal", found.tests["signal size"]))
+            )
+        ]
+    )
+    draws = f"random weights {', '.join(f'{value:.2f}' for value in found.random_draws if value is not None)}"
+    if judged.why:
+        return f"no verdict ({judged.why}); {draws}"
+    over = f"Holm-corrected over {judged.family} tests; of random places in these windows only"
+    if judged.is_found:
+        return f"a finding, more than with random weights, than the size of the signal explains and than at random places (differences to {numbers}; {over}); {draws}"
+    missing = [
+        words for name, words in TESTS.items() if not (judged.above[name] and (p if (p := judged.p[name]) is not None else 1.0) <= 0.05)
+    ]
+    return f"no finding, not significantly more than {' or '.join(missing)} (differences to {numbers}; {over}); {draws}"
+
+
+def _show(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:+.2f}".replace("-", "−")
+
+
+def compare_with_first(ratios: Mapping[str, Mapping[str, Array]], chosen: ShapeletWindows, bootstrap: int) -> list[list[object]]:
+    """Rows of a table: of each kind of map the difference of the ratios [S] of the first run and each other one, all one family."""
+    names, whose = np.unique(chosen.subjects, return_inverse=True)
+    pairs = {(next(iter(of)), other, kind): of for kind, of in ratios.items() for other in list(of)[1:]}
+    tested = [
+        evaluate.compare_with_zero(of[first] - of[other], whose, len(names), bootstrap=bootstrap) for (first, other, _), of in pairs.items()
+    ]
+    rows: list[list[object]] = []
+    for pair, one in zip(pairs, evaluate.holm_correct(tested), strict=True):
+        corrected = None if one.corrected_lo is None else f"{one.corrected_lo:.2f} to {one.corrected_hi:.2f}".replace("-", "−")
+        rows.append([*pair, MetricValue(value=one.difference, lo=one.lo, hi=one.hi), corrected, one.p_holm])
+    return rows
 
 
 def add_headline(page: PageBuilder, title: str, found: Mapping[str, RegionMeasures], size: SubjectMean, what: str) -> None:
@@ -293,22 +424,6 @@ def add_headline(page: PageBuilder, title: str, found: Mapping[str, RegionMeasur
     if places is not None:
         names, values, lo, hi = [*names, "random places"], [*values, 1.0], [*lo, places.lo], [*hi, places.hi]
     page.figure("main-score", title, HEADLINE.format(what=what), BarPlot(names, values, lo, hi, f"share of {what} / share of length"))
-
-
-def describe_ratio(found: RegionMeasures) -> str:
-    """The ratio against random places and random weights as text; larger or smaller than all random draws, with a 95 % CI that excludes 0."""
-    gap, ratio = found.beyond_random_weights, found.ratio.value
-    draws = [value for value in found.random_draws if value is not None]
-    places = "more than" if found.p_places is not None and found.p_places <= 0.05 else "not significantly more than"
-    if gap.lo is None or gap.hi is None or ratio is None:
-        trained = "compared with"
-    elif gap.lo > 0 and ratio > max(draws):
-        trained = "more than with"
-    elif gap.hi < 0 and ratio < min(draws):
-        trained = "less than with"
-    else:
-        trained = "not significantly different from"
-    return f"{places} at random places, {trained} random weights ({', '.join(f'{value:.2f}' for value in draws)})"
 
 
 def name_class(windows: Windows, batch: Batch, row: int) -> str:

@@ -246,12 +246,13 @@ def saliency(
     chosen = regions.find_shapelet_windows(windows, found_shapelets, sequences, seed, mined)
     case = int(np.argmin(chosen.distance))
     example = SaliencyExample(windows, found_shapelets, chosen, data.collate(windows, chosen.rows), case)
+    sizes = regions.signal_magnitudes(example.batch.values.double().numpy(), windows, found_shapelets, chosen)
+    magnitudes = regions.share_ratios(sizes, chosen.start, chosen.length)
     found: dict[str, RunSaliency] = {}
     for run in runs:
         maps = _compute_all(run, chosen, case, masks, seed, progress)
-        found[run.name] = _measure_run(run.model().config, maps[0], maps[1:], chosen, layer, bootstrap, seed)
-    magnitudes = regions.signal_magnitudes(example.batch.values.double().numpy(), windows, found_shapelets, chosen)
-    size = regions.mean_over_subjects(regions.share_ratios(magnitudes, chosen.start, chosen.length), chosen.subjects, bootstrap)
+        found[run.name] = _measure_run(run.model().config, maps[0], maps[1:], chosen, layer, magnitudes, bootstrap, seed)
+    size = regions.mean_over_subjects(magnitudes, chosen.subjects, bootstrap)
     page = start_page("Saliency of " + " and ".join(found), runs, [chosen.split] * len(runs), seed)
     _add_notices(page, runs, found, chosen, chance)
     page.fact("Windows", f"the same for all runs, {regions.describe_windows(chosen)}")
@@ -330,7 +331,7 @@ class RunSaliency(NamedTuple):
             "layers": len(self.maps.layers),
             "masks": self.maps.masks,
             "samples_a_token": self.step,
-            **{wrt: {**m._asdict(), "correlation_with_loss": self.with_loss[wrt]} for wrt, m in self.measures.items()},
+            **{wrt: {**m.to_json(), "correlation_with_loss": self.with_loss[wrt]} for wrt, m in self.measures.items()},
             "by_layer": self.by_layer,
         }
 
@@ -341,6 +342,7 @@ def _measure_run(
     random: list[SaliencyMaps],
     chosen: regions.ShapeletWindows,
     layer: int,
+    magnitudes: Array,
     bootstrap: int,
     seed: int,
 ) -> RunSaliency:
@@ -353,7 +355,7 @@ def _measure_run(
         own, controls = maps.select(wrt, at), [one for part in random if (one := part.select(wrt, at)) is not None]
         if own is not None and controls:
             out.ratio[wrt] = regions.share_ratios(own, chosen.start, chosen.length)
-            out.measures[wrt] = regions.compare_with_controls(own, controls, chosen, bootstrap, seed)
+            out.measures[wrt] = regions.compare_with_controls(own, controls, magnitudes, chosen, bootstrap, seed)
             out.with_loss[wrt] = {name: regions.rank_agreement(own, error) for name, error in maps.losses.items()}
 
     def average(parts: Sequence[Array]) -> regions.SubjectMean:
@@ -362,6 +364,14 @@ def _measure_run(
 
     for k, (own, *controls) in enumerate(zip(maps.layers, *(one.layers for one in random), strict=False)):
         out.by_layer[str(k + 1)] = LayerSaliency(average([own]), average(controls))
+    return out
+
+
+def judge_runs(found: Mapping[str, RunSaliency]) -> dict[tuple[str, str], regions.RegionFinding]:
+    """The findings of the maps of all runs; those of the embeddings are one family, those of the input a second one."""
+    out: dict[tuple[str, str], regions.RegionFinding] = {}
+    for wrt in WORDS:
+        out |= regions.judge_measures({(name, wrt): one.measures[wrt] for name, one in found.items() if wrt in one.measures})
     return out
 
 
@@ -436,13 +446,9 @@ def _add_blocks(
     page.text(HOW_TO_READ)
     _add_tables(page, found)
     if len(found) > 1:
-        rows: list[list[object]] = []
-        for wrt, words in WORDS.items():
-            ratio = {name: one.ratio[wrt] for name, one in found.items() if wrt in one.ratio}
-            gaps = regions.compare_with_first(ratio, example.chosen, bootstrap) if ratio else ()
-            rows += [[first, other, words, gap] for first, other, gap in gaps]
-        columns = ["run", "against", "gradient at", "difference of the ratios"]
-        page.table("differences", "Differences to the first run", regions.DIFFERENCES, columns, rows)
+        ratios = {words: {name: one.ratio[wrt] for name, one in found.items() if wrt in one.ratio} for wrt, words in WORDS.items()}
+        rows = regions.compare_with_first(ratios, example.chosen, bootstrap)
+        page.table("differences", "Differences to the first run", regions.DIFFERENCES, regions.DIFFERENCE_COLUMNS, rows)
     lines = []
     for name, one in found.items():
         for wrt, values in one.ratio.items():
@@ -468,16 +474,17 @@ def _add_blocks(
 def _add_tables(page: PageBuilder, found: Mapping[str, RunSaliency]) -> None:
     rows: list[list[object]] = []
     checks: list[list[object]] = []
+    judged = judge_runs(found)
     for name, one in found.items():
         for wrt, m in one.measures.items():
             at = f"layer {(one.at or 0) + 1} of {len(one.maps.layers)}" if wrt == "embeddings" else WORDS[wrt]
-            rows.append([name, at, m.ratio, m.inside_over_outside, m.random_weights, m.beyond_random_weights, m.p_places])
+            rows.append([name, at, m.ratio, m.inside_over_outside, *m.controls(), *judged[name, wrt].cells()])
             places = None if m.random_places is None else f"{m.random_places.lo:.2f} to {m.random_places.hi:.2f}"
             with_loss = max((value for value in one.with_loss[wrt].values() if value is not None), default=None)
             step = one.step if wrt == "embeddings" else 1
             checks.append([name, at, m.correlation_with_random_weights, with_loss, places, step, one.maps.masks])
     columns = ["run", "gradient at", "ratio", "inside / outside", *regions.CONTROLS]
-    page.table("table", "Inside and outside", regions.RATIOS, columns, rows)
+    page.table("table", "Inside and outside", regions.describe_family(judged, "gradient"), columns, rows)
     columns = ["run", "gradient at", "correlation, random weights", "correlation, loss", "random places, 95 %", "samples a token", "masks"]
     page.table("checks", "Other explanations of the maps", CHECKS, columns, checks)
 
@@ -563,5 +570,6 @@ def _verdict(found: Mapping[str, RunSaliency], size: regions.SubjectMean) -> str
         return f"The loss of {name} has no gradient on these windows, so there is nothing to compare."
     return (
         f"Inside shapelets {name} has {measures.ratio.value:.2f} times the saliency at its {WORDS[one.main]} expected from their length "
-        f"({measures.ratio.describe_interval()}): {regions.describe_ratio(measures)}; the ratio of the signal's magnitude is {size.value:.2f}."
+        f"({measures.ratio.describe_interval()}): {regions.describe_finding(measures, judge_runs(found)[name, one.main])}; the ratio of the signal's "
+        f"magnitude is {size.value:.2f}."
     )

@@ -25,9 +25,9 @@ from bitimely_core.datasets.sleep_edf import EPOCH, RATE, RULES, VIEWS, read_rec
 from bitimely_core.errors import Finding, Reason, safe_text, usage_error
 from bitimely_core.formats import edf
 from bitimely_core.formats.source import Source
-from bitimely_core.registry import DatasetFacts, datasets, unknown
+from bitimely_core.registry import DatasetBaseline, DatasetFacts, datasets, unknown
 from bitimely_core.system_errors import describe_os_error
-from bitimely_core.types import Annotation, IngestOptions, IngestUnit, Record
+from bitimely_core.types import Annotation, BaselineInput, IngestOptions, IngestUnit, NativeWindow, Record
 
 # Subjects, epochs a night; two nights each. Forty: enough test subjects for an interval. "planted" is "small" in which nothing but the planted
 # waveforms distinguishes the stages.
@@ -94,6 +94,23 @@ class SyntheticNight:
     planted: list[Annotation]
 
 
+def measure_band_powers(window: NativeWindow) -> np.ndarray:
+    """Logarithms of the power of a window in the five bands of the EEG, summed over its channels, [channels x bands]."""
+    out = []
+    for channel, samples in window.samples.items():
+        frequency = np.fft.rfftfreq(max(len(samples), 2), 1 / (window.rates[channel] or 1.0))
+        power = np.abs(np.fft.rfft(samples - samples.mean() if len(samples) else np.zeros(2))) ** 2
+        out += [np.log(power[(frequency >= low) & (frequency < high)].sum() + 1e-9) for low, high in BANDS.values()]
+    return np.array(out)
+
+
+def predict_from_band_powers(given: BaselineInput) -> np.ndarray:
+    """Logistic regression on the band powers of the recordings under the windows."""
+    parts = {"train": given.train, "validation": given.validation, "test": given.test}
+    powers = {name: part.map_native(given.channels, measure_band_powers) for name, part in parts.items()}
+    return given.fit_linear({name: np.array(found).reshape(len(found), -1) for name, found in powers.items()})
+
+
 @datasets(
     DatasetFacts(
         title="Synthetic cohort in the form of Sleep-EDF, with waveforms planted at known positions",
@@ -107,6 +124,14 @@ class SyntheticNight:
         clinical=False,
         options={"size": "small", "seed": 0},
         needs_source=False,
+        baselines=(
+            DatasetBaseline(
+                name="band-powers",
+                about="logistic regression on the logarithms of the power in the delta, theta, alpha, sigma and beta bands of the recording",
+                predict=predict_from_band_powers,
+                views=("staging",),
+            ),
+        ),
     )
 )
 def synthetic(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | Finding]:

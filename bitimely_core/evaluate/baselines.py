@@ -1,7 +1,7 @@
-"""Baselines without pre-training: linear models on simple features and on random convolution kernels.
+"""Baselines without pre-training: linear models on simple features and on random convolution kernels, and those that data sets register.
 
-Both are fitted on the training windows of the fine-tuned run with the penalty chosen on the validation split, and predict the split that the
-run was scored on, whose labels are not read. Kernels follow ROCKET (Dempster et al. 2020) with the weights of
+All are fitted on training windows of the fine-tuned run, choose on the validation split, and predict the split that the run was scored on,
+whose labels they cannot read. Kernels follow ROCKET (Dempster et al. 2020) with the weights of
 MiniRocket (Dempster et al. 2021): nine taps of -1, three of them 2, dilated; features are the maximum and the share of values above a bias.
 
 Legend: n windows, T samples, V channels, K kernels, C classes.
@@ -9,18 +9,21 @@ Legend: n windows, T samples, V channels, K kernels, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from bitimely_core import evaluate, storage
+from bitimely_core import evaluate, registry, storage
+from bitimely_core.errors import Reason, UserError, clean, input_error, usage_error
 from bitimely_core.evaluate.linear import DEFAULT_PENALTY, MIN_PROBABILITY, PENALTIES, extract_simple_features, fit_probe, standardise
-from bitimely_core.records import has_result, read_result, read_result_table, write_results
+from bitimely_core.records import has_result, read_result_table, write_results
 from bitimely_core.schemas import RunRecord, Scores, TaskScores
-from bitimely_core.types import Progress
+from bitimely_core.system_errors import raise_system_error
+from bitimely_core.types import BaselineInput, BaselineSplit, NativeWindow, Progress
 
 if TYPE_CHECKING:
     import polars as pl
@@ -30,7 +33,10 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-CACHE_VERSION = 2  # of stored predictions: raise it where they change
+CACHE_VERSION = 3  # of stored predictions: raise it where they change
+MOST_TRAINING = 5_000  # windows of train and of validation that a baseline is fitted on, drawn at random
+MOST_SCORED = 20_000  # windows of the page of one run that a baseline predicts, likewise
+FOLDER = "baselines"  # in the folder of a run: stored predictions
 GROUPS, PATTERNS, TAPS = 40, 8, 9  # kernels share dilation and channels in groups
 BLOCK = 16  # windows at a time, to fit the processor's cache
 DESCRIPTIONS = {
@@ -39,6 +45,7 @@ DESCRIPTIONS = {
     "kernels": f"ridge on {GROUPS * PATTERNS} random dilated convolution kernels, maximum and share of positive values of each",
 }
 TITLES = {"features": "simple features", "kernels": "random kernels"}
+CONSTANT = ("majority", "prior", "mean", "median")
 
 
 class KernelGroup(NamedTuple):
@@ -139,14 +146,19 @@ def fit_ridge(task: str, x: dict[str, Array], y: dict[str, Array], classes: int)
     return np.asarray(out / out.sum(1, keepdims=True))
 
 
-def _predict_from_features(windows: Any, parts: dict[str, Windows], y: dict[str, Array], seed: int, progress: Progress | None) -> Array:
-    x = {name: extract_simple_features(part, part.rows) for name, part in parts.items()}
-    width = x["train"].shape[1]
-    x = {name: v.reshape(len(v), width) if len(v) else np.zeros((0, width), np.float32) for name, v in x.items()}
-    return fit_probe(windows.task, x, y, max(windows.classes, 1)).prediction
+def _predict_from_features(
+    windows: Any, parts: Mapping[str, Windows], y: Mapping[str, Array], seed: int, progress: Progress | None
+) -> Array:
+    return _fit_linear(windows, y, {name: extract_simple_features(part, part.rows) for name, part in parts.items()})
 
 
-def _predict_from_kernels(windows: Any, parts: dict[str, Windows], y: dict[str, Array], seed: int, progress: Progress | None) -> Array:
+def _fit_linear(windows: Any, y: Mapping[str, Array], x: Mapping[str, Array]) -> Array:
+    width = np.asarray(x["train"]).shape[1]
+    given = {name: np.asarray(v).reshape(len(v), width) if len(v) else np.zeros((0, width), np.float32) for name, v in x.items()}
+    return fit_probe(windows.task, given, y, max(windows.classes, 1)).prediction
+
+
+def _predict_from_kernels(windows: Any, parts: Mapping[str, Windows], y: dict[str, Array], seed: int, progress: Progress | None) -> Array:
     groups = draw_kernels(windows.length, windows.channels, seed)
     draw = np.random.default_rng(seed)
     sample = np.sort(draw.choice(parts["train"].rows, min(64, len(parts["train"])), replace=False))
@@ -154,13 +166,98 @@ def _predict_from_kernels(windows: Any, parts: dict[str, Windows], y: dict[str, 
     x, done, total = {}, 0, sum(map(len, parts.values()))
     for name, part in parts.items():
         found = []
-        for start in range(0, len(part), 256):
-            found.append(kernel_features(part.values(part.rows[start : start + 256]), groups, bias))
+        for block in _read_blocks(part):
+            found.append(kernel_features(block, groups, bias))
             done += len(found[-1])
             if progress is not None:
                 progress(f"random kernels {windows.name}", done, total)
         x[name] = np.concatenate(found) if found else np.zeros((0, 2 * len(bias)), np.float32)
     return fit_ridge(windows.task, x, y, max(windows.classes, 1))
+
+
+def count_observed(part: Any) -> Array | None:
+    """Events, or observed samples, of each row; None where all windows have the same number."""
+    if part.vocabulary:
+        return np.asarray(part.lengths())
+    if not part.manifest.missing:
+        return None
+    found = [part.mask(part.rows[start : start + 256]).any(2).sum(1) for start in range(0, len(part), 256)]
+    return np.concatenate(found) if found else np.zeros(0)
+
+
+def _read_blocks(part: Any) -> Iterator[Array]:
+    for start in range(0, len(part), 256):
+        yield part.values(part.rows[start : start + 256])
+
+
+def map_native(part: Any, channels: Collection[str], function: Callable[[NativeWindow], Any]) -> list[Any]:
+    """`function` of the recording under each window of `part`, in their order, from the cache that the windows were made of.
+
+    Raises UserError (incomplete, exit 4) where that cache has gone or changed.
+    """
+    from bitimely_core import cache
+
+    folder = part.folder.parents[1] / "cache" / part.dataset
+    opened = cache.open_cache(folder, verify=False)
+    if opened.manifest.manifest_sha256 != part.manifest.cache:
+        raise input_error(
+            Reason.INCOMPLETE, "another cache than that of the windows", "expected the recordings", "Tokenize again", file=str(folder)
+        )
+    owner, start = part.index["recording_id"].to_list(), part.index["start"].to_list()
+    places: dict[str, list[int]] = {}
+    for k, recording in enumerate(owner):
+        places.setdefault(recording, []).append(k)
+    out: list[Any] = [None] * len(owner)
+    for record in opened.records(channels, places):
+        for k in places[record.recording_id]:
+            samples, rates = dict.fromkeys(channels, np.zeros(0)), dict.fromkeys(channels, 0.0)
+            for signal in record.signals:
+                first = round((start[k] - signal.onset) * signal.rate)
+                found = signal.samples[max(first, 0) : max(first + round(part.length / part.rate * signal.rate), 0)]
+                if len(found) > len(samples[signal.channel]):
+                    samples[signal.channel], rates[signal.channel] = found * float(signal.scale) + signal.offset, signal.rate
+            out[k] = function(NativeWindow(samples, rates))
+    return out
+
+
+def _describe_split(part: Any, targets: Array | None) -> BaselineSplit:
+    return BaselineSplit(
+        n=len(part), targets=targets, read=lambda: _read_blocks(part), map_native=lambda names, of: map_native(part, names, of)
+    )
+
+
+def find_registered(windows: Any) -> dict[str, registry.DatasetBaseline]:
+    """The baselines that the data set registers for these windows."""
+    registry.load_members("bitimely_core.datasets")
+    if windows.dataset not in registry.datasets:
+        return {}
+    every = registry.datasets[windows.dataset].facts.baselines
+    return {one.name: one for one in every if not one.views or windows.view in one.views}
+
+
+def _predict_registered(
+    one: registry.DatasetBaseline, windows: Any, parts: Mapping[str, Windows], y: Mapping[str, Array], seed: int
+) -> Array:
+    given = BaselineInput(
+        task=windows.task,
+        class_names=windows.class_names,
+        channels=tuple(windows.channel_names),
+        rate=windows.rate,
+        seconds=windows.length / windows.rate,
+        seed=seed,
+        **{name: _describe_split(part, y.get(name)) for name, part in parts.items()},
+        fit_linear=lambda x: _fit_linear(windows, y, x),
+    )
+    found = np.asarray(one.predict(given), np.float64)
+    shape = (len(parts["test"]),) if windows.task == "regression" else (len(parts["test"]), windows.classes)
+    if found.shape != shape or not np.isfinite(found).all():
+        raise usage_error(
+            f"its predictions have the shape {found.shape}" if found.shape != shape else "its predictions hold NaN or infinity",
+            f"expected finite numbers of shape {shape}",
+            "Correct the function in the registration of the data set",
+            field=f"baseline {one.name} of {windows.dataset}",
+        )
+    return found
 
 
 PREDICTORS: dict[str, Callable[[Any, dict[str, Windows], dict[str, Array], int, Progress | None], Array]] = {
@@ -169,47 +266,150 @@ PREDICTORS: dict[str, Callable[[Any, dict[str, Windows], dict[str, Array], int, 
 }
 
 
-def fit_baseline(
-    kind: str, record: RunRecord, scores: Scores, *, keep: Path, open_windows: OpenWindows, progress: Progress | None = None
-) -> tuple[TaskScores, pl.DataFrame] | str:
-    """One baseline (a key of `DESCRIPTIONS`) on the data of a fine-tuned run: its scores and a frame as `predictions.parquet`, or why there
-    are none.
+class BaselinePredictions(NamedTuple):
+    """Predictions of one baseline on rows of the scored split."""
 
-    Training windows (data, limit, share of the subjects, seed) are those of `record`; split, unit of resampling and replicates those of
-    `scores`. Results are stored in `keep`. Raises UserError: those of opening the tokens.
+    rows: Array  # positions in the split
+    prediction: Array
+    training: int  # windows that it was fitted on
+    of: int  # windows of the training split
+
+
+def draw_positions(count: int, most: int | None) -> Array:
+    """`most` of `count` positions, drawn at random, ascending; None: all."""
+    return (
+        np.arange(count)
+        if most is None or count <= most
+        else np.sort(np.random.default_rng([count, most]).choice(count, most, replace=False))
+    )
+
+
+def hide_labels(part: Any) -> Any:
+    """The windows without their labels."""
+    import polars as pl
+
+    return replace(part, target=None, whole_index=part.whole_index.with_columns(label=pl.lit(None)))
+
+
+def predict_baseline(
+    kind: str,
+    record: RunRecord,
+    windows: Any,
+    split: str,
+    *,
+    keep: Path,
+    also: Sequence[Path] = (),
+    most: int | None = None,
+    progress: Progress | None = None,
+) -> BaselinePredictions | str:
+    """Predictions of one baseline (a key of `DESCRIPTIONS`, or one that the data set registers) on `split`, or why there are none.
+
+    Training windows (limit, share of the subjects, seed) are those of `record`, at most `MOST_TRAINING` of them; `most` windows are
+    predicted. Predictions are stored in `keep`, and found there and in `also`.
     """
     import polars as pl
 
     from bitimely_core import data
 
-    chosen, options = record.settings.data, scores.settings
-    windows: Any = open_windows(scores.data)
-    if windows.fingerprint != record.data[0].fingerprint:
-        return "the windows of the run no longer exist"
+    registered = find_registered(windows).get(kind)
     if kind == "kernels" and windows.vocabulary:
         return "events have no samples to convolve"
-    seed = record.seed
-    inputs = {"kind": kind, "version": CACHE_VERSION, "data": windows.fingerprint, "fraction": chosen.fraction}
-    inputs |= {"limit": chosen.limit, "seed": seed, "split": scores.split, "bootstrap": options.bootstrap, "by": options.by}
-    stem = keep / f"{kind}-{storage.fingerprint(inputs)[:24]}"
-    stored, table = stem.with_suffix(".json"), stem.with_suffix(".parquet")
-    test = windows[scores.split]
-    target = np.asarray(test.targets(None)) if len(test) else np.zeros(0)
-    if not (has_result(stored) and has_result(table)):
-        training = data.sample_subjects(data.limit_windows(windows, chosen.limit, seed)["train"], chosen.fraction, seed)
-        if not len(training) or not len(test):
-            return "a split holds no windows"
-        parts = {"train": training, "validation": data.limit_windows(windows, chosen.limit, seed)["validation"], "test": test}
+    if registered is None and kind not in PREDICTORS:
+        return "the data set does not register it"
+    chosen = record.settings.data
+    seed = record.seed if chosen.fraction < 1 or chosen.limit is not None else 0  # else all seeds share one
+    inputs = {"kind": kind, "version": [CACHE_VERSION, registered.version if registered else 0], "data": windows.fingerprint}
+    inputs |= {"fraction": chosen.fraction, "limit": chosen.limit, "seed": seed, "split": split, "most": [MOST_TRAINING, most]}
+    limited = data.limit_windows(windows, chosen.limit, seed)
+    parts = {
+        "train": data.sample_subjects(limited["train"], chosen.fraction, seed),
+        "validation": limited["validation"],
+        "test": windows[split],
+    }
+    rows, of = draw_positions(len(parts["test"]), most), len(parts["train"])
+    if not of or not len(rows):
+        return "a split holds no windows"
+    for name, count in (("train", MOST_TRAINING), ("validation", MOST_TRAINING), ("test", most)):
+        parts[name] = parts[name].subset(np.isin(np.arange(len(parts[name])), draw_positions(len(parts[name]), count)))
+    file = f"{kind}-{storage.fingerprint(inputs)[:24]}.parquet"
+    stored = next((folder / file for folder in (keep, *also) if has_result(folder / file)), None)
+    if stored is None:
         y = {name: np.asarray(parts[name].targets(None)) for name in ("train", "validation")}
-        prediction = PREDICTORS[kind](windows, parts, y, seed, progress)
-        found = evaluate.score(
-            windows.task, target, prediction, test.subjects(), class_names=windows.class_names, bootstrap=options.bootstrap, by=options.by
-        ).model_dump(include={"metrics", "by_class"})
+        parts["test"] = hide_labels(parts["test"])
+        if registered is not None:
+            prediction = _predict_registered(registered, windows, parts, y, seed)
+        else:
+            prediction = PREDICTORS[kind](windows, parts, y, seed, progress)
         columns = pl.DataFrame(prediction.reshape(len(prediction), -1), schema=[f"p{k}" for k in range(max(windows.classes, 1))])
-        scored = storage.encode_json({"asked": inputs, "training_windows": len(training), **found}) + b"\n"
-        write_results(keep, {table.name: storage.encode_parquet(columns), stored.name: scored})  # no windows: they name subjects
-    prediction = read_result_table(table).to_numpy()
-    frame: pl.DataFrame = evaluate.predictions_frame(
-        test.index, windows.task, windows.class_names, target, prediction[:, 0] if windows.task == "regression" else prediction
+        stored = keep / file
+        write_results(keep, {file: storage.encode_parquet(columns)})  # no windows: they name subjects
+    found = read_result_table(stored).to_numpy()
+    return BaselinePredictions(rows, found[:, 0] if windows.task == "regression" else found, len(parts["train"]), of)
+
+
+def list_baselines(windows: Any) -> dict[str, str]:
+    """The fitted baselines of these windows: kind -> description."""
+    return {**DESCRIPTIONS, **{name: one.about for name, one in find_registered(windows).items()}}
+
+
+def title_baseline(kind: str) -> str:
+    """The printed name of a baseline; its key in scores.json has underscores."""
+    return TITLES.get(kind, kind.replace("-", " ").replace("_", " "))
+
+
+def describe_baseline(kind: str) -> str:
+    """What a baseline is, one that a data set registers, too."""
+    every = [one for entry in registry.datasets.values() for one in entry.facts.baselines if one.name == kind]
+    return DESCRIPTIONS.get(kind) or (every[0].about if every else kind)
+
+
+def predict_baselines(
+    record: RunRecord, windows: Any, split: str, *, folder: Path, progress: Progress | None = None
+) -> tuple[dict[str, tuple[str, BaselinePredictions]], list[str]]:
+    """All fitted baselines of a run in `folder`: key of scores.json -> description and predictions; and a remark for each that there is not.
+
+    Runs beside it on the same windows share their predictions.
+    """
+    out, remarks = {}, []
+    also = [one for one in sorted(folder.parent.glob(f"*/{FOLDER}")) if one.parent != folder] if folder.parent.name == "runs" else []
+    for kind, about in list_baselines(windows).items():
+        try:
+            found = predict_baseline(kind, record, windows, split, keep=folder / FOLDER, also=also, most=MOST_SCORED, progress=progress)
+        except UserError as error:
+            raise_system_error(error)
+            found = clean(error.finding.line(), 300)
+        if not isinstance(found, str):
+            drawn = "" if found.training == found.of else f", on {found.training:,} of {found.of:,} training windows"
+            out[title_baseline(kind).replace(" ", "_")] = (about + drawn, found)
+        elif not (kind == "kernels" and windows.vocabulary):
+            remarks.append(f"The baseline of {title_baseline(kind)} was left out: {found}.")
+    return out, remarks
+
+
+def fit_baseline(
+    kind: str,
+    record: RunRecord,
+    scores: Scores,
+    *,
+    keep: Path,
+    open_windows: OpenWindows,
+    also: Sequence[Path] = (),
+    progress: Progress | None = None,
+) -> tuple[TaskScores, pl.DataFrame] | str:
+    """One baseline on the data of a fine-tuned run: its scores and a frame as `predictions.parquet`, or why there are none.
+
+    Split, unit of resampling and replicates are those of `scores`; see `predict_baseline`. Raises UserError: those of opening the tokens.
+    """
+    options, windows = scores.settings, open_windows(scores.data)
+    if windows.fingerprint != record.data[0].fingerprint:
+        return "the windows of the run no longer exist"
+    made = predict_baseline(kind, record, windows, scores.split, keep=keep, also=also, progress=progress)
+    if isinstance(made, str):
+        return made
+    test = windows[scores.split]
+    target = np.asarray(test.targets(None))
+    found = evaluate.score(
+        windows.task, target, made.prediction, test.subjects(), class_names=windows.class_names, bootstrap=options.bootstrap, by=options.by
     )
-    return TaskScores.model_validate_json(read_result(stored)), frame
+    frame: pl.DataFrame = evaluate.predictions_frame(test.index, windows.task, windows.class_names, target, made.prediction)
+    return found, frame

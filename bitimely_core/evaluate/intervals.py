@@ -94,19 +94,27 @@ def build_metric(
     return MetricValue(value=one.value, se=se if se > NO_WIDTH else None, lo=found[0], hi=found[1], n_defined=units, classes=classes)
 
 
+def estimate_mean(values: Array, units: Array, n_units: int) -> Estimate:
+    """The mean of `values` [n], of which none is NaN."""
+    count = np.bincount(units, minlength=n_units).astype(np.float64)
+    total = max(count.sum(), 1.0)
+    mean = float(values.sum() / total) if len(values) else float("nan")
+    return Estimate(mean, (np.bincount(units, values, n_units) - count * mean) / total, weigh_units(count / total, len(values)))
+
+
+def explain_few(units: int, bootstrap: int = 1000) -> str | None:
+    """Why a mean over so many subjects has no interval, or None."""
+    few = f"{units} subjects, at least {MINIMUM_UNITS} required" if units < MINIMUM_UNITS else None
+    return "none was requested" if bootstrap < 2 else few
+
+
 def average_over_units(values: Array, units: Array, n_units: int, kind: str = "mean", bootstrap: int = 1000) -> MetricValue:
     """Mean of the finite `values` [n] with its interval over `units` [n]; `kind`: mean, ratio or share, see `find_interval`."""
     known = np.isfinite(values)
     if not known.any():
         return MetricValue(undefined_reason="not defined by these rows")
-    values, units = values[known], units[known]
-    count = np.bincount(units, minlength=n_units).astype(np.float64)
-    total, subjects = count.sum(), int((count > 0).sum())
-    mean = float(values.sum() / total)
-    weights = weigh_units(count / total, int(total))
-    few = f"{subjects} subjects, at least {MINIMUM_UNITS} required" if subjects < MINIMUM_UNITS else None
-    uncertain = "none was requested" if bootstrap < 2 else few
-    return build_metric(kind, Estimate(mean, (np.bincount(units, values, n_units) - count * mean) / total, weights), None, uncertain)
+    one = estimate_mean(values[known], units[known], n_units)
+    return build_metric(kind, one, None, explain_few(len(np.unique(units[known])), bootstrap))
 
 
 def build_difference(first: Estimate, second: Estimate, uncertain: str | None, unit: MetricUnit) -> Difference:

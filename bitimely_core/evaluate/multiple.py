@@ -12,15 +12,17 @@ from bitimely_core.evaluate.intervals import (
     NO_WIDTH,
     build_difference,
     build_metric,
+    estimate_mean,
     estimate_variance,
     explain_absent_class,
+    explain_few,
     explain_few_units,
     explain_no_interval,
     explain_rare_class,
 )
-from bitimely_core.evaluate.metrics import EMPTY, ESTIMATORS, MAIN, Estimate, MetricUnit, Unit, check_rows, find_unit, weigh_units
+from bitimely_core.evaluate.metrics import EMPTY, ESTIMATORS, MAIN, Array, Estimate, MetricUnit, Unit, check_rows, find_unit, weigh_units
 from bitimely_core.evaluate.paired import Predictions, align_runs
-from bitimely_core.schemas import CorrectedDifference, MeanDifference, MetricValue
+from bitimely_core.schemas import CorrectedDifference, Difference, MarginTest, MeanDifference, MetricValue
 
 MINIMUM_SEEDS = 3  # trained runs behind each mean, required for a verdict
 MINIMUM_VERDICT = 4.0  # effective number of subjects required for a verdict
@@ -87,27 +89,44 @@ def paired_difference(found: RunEstimates, first: Sequence[str], second: Sequenc
     each set, its own and not pooled over others: `sqrt(se^2 + s_1^2 / S_1 + s_2^2 / S_2)`. `p` is two-sided, of the difference over
     `total_se` against Student's t with Welch and Satterthwaite's degrees of freedom. They are null where there is no interval.
     """
-    from scipy.special import stdtr
-
     one, other = found.mean(first), found.mean(second)
-    seeds = (len(first), len(second))
-    out = MeanDifference(
-        **build_difference(one, other, found.uncertain, found.unit).model_dump(), effective=one.weights.effective, seeds=seeds
-    ).model_copy(update={"p": None})
-    if out.difference is None or found.uncertain is not None:
-        return out
-    parts = [(estimate_variance(one.influence - other.influence, one.weights.leverage), one.weights.df)]
-    parts += [
+    seeds = [
         (float(np.var([found.runs[run].value for run in runs], ddof=1)) / len(runs), len(runs) - 1.0)
         for runs in (first, second)
         if len(runs) > 1
     ]
+    return _test_difference(one, other, found.uncertain, seeds, (len(first), len(second)), found.unit)
+
+
+def _test_difference(
+    one: Estimate, other: Estimate, uncertain: str | None, random: Sequence[tuple[float, float]], seeds: tuple[int, ...], unit: MetricUnit
+) -> MeanDifference:
+    """A paired difference with its test; `random`: further variances with their degrees of freedom."""
+    from scipy.special import stdtr
+
+    out = MeanDifference(**build_difference(one, other, uncertain, unit).model_dump(), effective=one.weights.effective, seeds=seeds)
+    out = out.model_copy(update={"p": None})
+    if out.difference is None or uncertain is not None:
+        return out
+    parts = [(estimate_variance(one.influence - other.influence, one.weights.leverage), one.weights.df), *random]
     total = sum(v for v, _ in parts)
     if total < NO_WIDTH**2:
         return out
     df = total**2 / sum(v**2 / n for v, n in parts)
     p = 2 * float(stdtr(df, -abs(out.difference) / np.sqrt(total)))
     return out.model_copy(update={"total_se": float(np.sqrt(total)), "df": float(df), "p": p})
+
+
+def compare_with_zero(values: Array, units: Array, n_units: int, *, draws: Sequence[float] = (), bootstrap: int = 1000) -> MeanDifference:
+    """The mean of paired differences `values` [n] (NaN: left out) over `units` [n], with its two-sided test against 0.
+
+    `draws`: the mean of each random draw of what is subtracted, such as sets of random weights; their variance over their number is added.
+    """
+    known = np.isfinite(values)
+    one = estimate_mean(values[known], units[known], n_units)
+    nothing = Estimate(0.0, np.zeros(n_units), one.weights)
+    random = [(float(np.var(draws, ddof=1)) / len(draws), len(draws) - 1.0)] if len(draws) > 1 else []
+    return _test_difference(one, nothing, explain_few(len(np.unique(units[known])), bootstrap), random, (0, 0), MetricUnit("1", 1.0))
 
 
 def holm(p: Sequence[float | None], level: float = LEVEL) -> list[tuple[float, float] | None]:
@@ -141,6 +160,42 @@ def holm_correct(differences: Sequence[MeanDifference], level: float = LEVEL) ->
             reach = float(stats.t.isf(found[1] / 2, d.df)) * d.total_se
             one = one.model_copy(update={"p_holm": found[0], "corrected_lo": d.difference - reach, "corrected_hi": d.difference + reach})
         out.append(one)
+    return out
+
+
+def correct_pairs(found: Mapping[str, Difference], seeds: tuple[int, int] = (0, 0)) -> dict[str, CorrectedDifference]:
+    """Paired differences of one run each (`compare`, `score`) as one family; `seeds`: runs behind the two, 0: no seed matters here."""
+    means = [MeanDifference(**d.model_dump(), total_se=d.se, effective=(d.df or 0.0) + 1.0, seeds=seeds) for d in found.values()]
+    return dict(zip(found, holm_correct(means), strict=True))
+
+
+def apply_margins(
+    differences: Sequence[CorrectedDifference], margins: Sequence[float | None], signs: Sequence[int]
+) -> list[CorrectedDifference]:
+    """Differences with their tests of non-inferiority and of equivalence against margins (None: none), each kind one family with Holm correction.
+
+    The first is non-inferior where the bound of the corrected two-sided 95 % interval is above -margin; the two are equivalent where the
+    corrected 90 % interval is inside +-margin (TOST). `signs`: -1 for errors, of which more is worse. Margins are in units of the score.
+    """
+    from scipy.special import stdtr, stdtrit
+
+    def test(d: CorrectedDifference, distance: float) -> float | None:  # one-sided, that the distance is above 0
+        return None if d.p is None or d.total_se is None else float(stdtr(d.df, -distance / d.total_se))
+
+    pairs = list(zip(differences, margins, signs, strict=True))
+    inferior = [None if m is None or (p := test(d, sign * (d.difference or 0.0) + m)) is None else min(2 * p, 1.0) for d, m, sign in pairs]
+    apart = [None if m is None else test(d, m - abs(d.difference or 0.0)) for d, m, _ in pairs]
+    out = []
+    for (d, m, sign), first, second in zip(pairs, holm(inferior), holm(apart), strict=True):
+        if m is None:
+            out.append(d)
+            continue
+        one = MarginTest(margin=m)
+        if first is not None and second is not None and d.difference is not None and d.total_se is not None:
+            reach, narrow = (-float(stdtrit(d.df, alpha)) * d.total_se for alpha in (first[1] / 2, second[1]))
+            worst, lo, hi = reach - sign * d.difference, d.difference - narrow, d.difference + narrow
+            one = MarginTest(margin=m, worst=worst, lo=lo, hi=hi, non_inferior=worst < m, equivalent=-m < lo and hi < m)
+        out.append(d.model_copy(update={"against_margin": one}))
     return out
 
 

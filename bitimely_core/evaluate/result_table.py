@@ -100,6 +100,8 @@ class ResultTable:
     reference: str  # row
     results: Mapping[str, ColumnResult]  # by column
     names: Mapping[str, str] = field(default_factory=dict)  # row or column -> printed name
+    margins: Mapping[str, float] = field(default_factory=dict)  # column, "": all others -> margin in printed units
+    planned: bool = False  # the margins were set before training
 
     @cached_property
     def cells(self) -> dict[Key, CellScore]:
@@ -110,7 +112,10 @@ class ResultTable:
     def differences(self) -> dict[Key, CorrectedDifference]:
         """All differences as one family after Holm correction."""
         found = {(row, column): d for column, result in self.results.items() for row, d in result.differences.items()}
-        return dict(zip(found, evaluate.holm_correct(list(found.values())), strict=True))
+        columns = [self.column(key) for _, key in found]
+        margins = [None if (margin := self.margins.get(c.key, self.margins.get(""))) is None else margin / c.factor for c in columns]
+        corrected = evaluate.holm_correct(list(found.values()))
+        return dict(zip(found, evaluate.apply_margins(corrected, margins, [-1 if c.lower else 1 for c in columns]), strict=True))
 
     def name(self, key: str) -> str:
         """The printed name of a row or column."""

@@ -36,6 +36,11 @@ from bitimely_core.page import BarPlot, Figure, make_figure
 from bitimely_core.privacy import format_count
 from bitimely_core.schemas import Baseline, ClassScores, MetricValue, TaskScores
 
+ABOUT = {
+    "length_only": "logistic or linear regression on the number of events or observed samples alone",
+    "single_code": "for each label logistic regression on the count of one code, the best of the training split",
+}
+
 
 def _label_rates(labels: Array) -> Array:
     """Share of ones among the known labels, [n, K] -> [K]; 0 where none is known."""
@@ -117,6 +122,7 @@ def score(
     class_names: Sequence[str] = (),
     train_target: Any | None = None,
     baselines: Mapping[str, npt.ArrayLike] | None = None,
+    about: Mapping[str, str] | None = None,
     bootstrap: int = 1000,
     by: Unit = "subject",
     unit: str | None = None,
@@ -134,6 +140,7 @@ def score(
         class_names: K names, in the order of the columns; not read for regression.
         train_target: targets of the training split, for constant baselines; None: no such baselines.
         baselines: further predictions on the same rows, such as `{"length_only": length_baseline(...)}`.
+        about: descriptions of them.
         bootstrap: 0: values without intervals, which need no replicates.
         unit: of the values of a regression.
         by: unit of the variance; "window" ignores the correlation of windows of one subject, which a remark states.
@@ -147,12 +154,13 @@ def score(
     if len(np.asarray(target)) == 0:
         return _empty_scores(task, class_names, by)
     r = check_rows(task, target, {"run": prediction, **(baselines or {})}, groups, class_names, by)
-    about = {name: "predictions on the same windows" for name in r.predictions if name != "run"}
+    words = {**ABOUT, **(about or {})}
+    described = {name: words.get(name, "predictions on the same windows") for name in r.predictions if name != "run"}
     found = {name: ESTIMATORS[task](r, values, None) for name, values in r.predictions.items()}
     train = np.asarray([] if train_target is None else train_target)
     constants = constant_baselines(task, train, len(r.target), len(r.names))
-    for name, (words, values, decisions) in constants.items():
-        about[name], found[name] = words, ESTIMATORS[task](r, values, decisions)
+    for name, (text, values, decisions) in constants.items():
+        described[name], found[name] = text, ESTIMATORS[task](r, values, decisions)
     metrics = {name: build_metrics(r, found[name], bootstrap) for name in found}
     for name in constants:  # a constant that scores alike on every subject is not uncertain
         for m, one in found[name].metrics.items():
@@ -184,11 +192,11 @@ def score(
         confusion=confusion,
         baselines={
             name: Baseline(
-                about=words,
+                about=text,
                 metrics={m: subtract(name, m) for m in metrics[name]},
                 by_class=label_areas(name) if task == "multilabel" else None,
             )
-            for name, words in about.items()
+            for name, text in described.items()
         },
         intervals=describe_intervals(r, by),
         remarks=_list_remarks(r, explain_few_units(r, bootstrap)),

@@ -328,6 +328,7 @@ class PlanBuilder:
         if wanted.compare is not None and other != cell.values:
             second = run.replace(cell.name(), ExperimentCell(arm=cell.arm, values=other, flags={}).name(), 1)
         chosen: Flags = {"split": wanted.split, "bootstrap": wanted.bootstrap, "by": wanted.by, "compare": second}
+        chosen |= {"baselines": wanted.baselines} if wanted.baselines != "all" else {}
         needs = (trained, *([f"evaluate {second}"] if second else []))
 
         def call(_: States) -> StageResult:
@@ -389,6 +390,7 @@ class PlanBuilder:
             stages = tuple(entry.stage for entry in plan.table if entry.stage)
             call = partial(_write_results, plan, self.workspace, leak_free, self.progress)
             stated = {"table": [[entry.row, entry.column, entry.seed, entry.run] for entry in plan.table], "paper": recipe.paper}
+            stated |= {} if recipe.evaluate.margin is None else {"margin": recipe.evaluate.margin}
             self.add(Node(label="results", settings=stated, call=call, made=out / "summary.json", after=stages))
 
     def _add_families(self, analysis: AnalyzeStage) -> None:
@@ -453,7 +455,7 @@ def _write_results(plan: ExperimentPlan, workspace: Path, leak_free: bool, progr
         else:
             names = [part.run for part in parts]
             entries.append({**cell, "run": names if len(names) > 1 else names[0], "state": "done", "detail": ""})
-    recipe = plan.recipe
+    recipe, margin = plan.recipe, plan.recipe.evaluate.margin
     variant = "The leak-free variant" if leak_free else "As the paper has it; --leak-free for the other variant" if recipe.literal else ""
     write_results(
         plan.name,
@@ -464,6 +466,7 @@ def _write_results(plan: ExperimentPlan, workspace: Path, leak_free: bool, progr
         workspace=workspace,
         out=workspace / "reports" / plan.name,
         open_windows=make_windows_opener(workspace),
+        margins=margin if isinstance(margin, dict) else {} if margin is None else {"": margin},
         progress=progress,
     )
     return StageResult()

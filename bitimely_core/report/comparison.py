@@ -16,7 +16,7 @@ import numpy as np
 
 from bitimely_core import evaluate
 from bitimely_core.errors import Reason, input_error
-from bitimely_core.evaluate import result_table
+from bitimely_core.evaluate import result_table, verdicts
 from bitimely_core.evaluate.result_table import Key, ResultTable, ScoreColumn, ScoredRun, read_curve, read_speed
 from bitimely_core.page import (
     BarPlot,
@@ -44,7 +44,7 @@ from bitimely_core.report.run_page import (
     run_facts,
 )
 from bitimely_core.report.text import text_cell
-from bitimely_core.schemas import MetricValue, RunRecord, Scores
+from bitimely_core.schemas import CorrectedDifference, MetricValue, RunRecord, Scores
 from bitimely_core.workspace import locate
 
 FURTHER_METRICS = {
@@ -67,6 +67,13 @@ METHOD = (
 )
 
 
+DIFFERENCE_COLUMNS = ("row", "data", "difference", "unit", "standard error", "corrected 95 % CI", "p, Holm", "significant?")
+MARGINS = (
+    " Margin: the row is non-inferior where the bound of the corrected two-sided interval is within the margin, and the two are equivalent where the corrected 90 % interval is "
+    "inside it (two one-sided tests); tests of non-inferiority are a second family with Holm correction, those of equivalence a third."
+)
+
+
 def difference_table(table: ResultTable) -> Table:
     """Every row minus the reference, uncorrected and corrected."""
     rows, reference = [], table.name(table.reference)
@@ -76,17 +83,26 @@ def difference_table(table: ResultTable) -> Table:
         corrected = None if low is None or high is None else text_cell(low, f"{low:.2f} to {high:.2f}".replace("-", "−"), to=high)
         verdict = evaluate.explain_no_verdict(d) or {1: "better", -1: "worse", 0: "no significant difference"}[table.side(key)]
         unit = d.unit or evaluate.find_unit(table.column(key[1]).metric or "").name
-        rows.append([*map(table.name, key), MetricValue(value=value, lo=lo, hi=hi), unit, se, corrected, d.p_holm, verdict])
+        against = [_describe_margin_test(d, factor)] if table.margins else []
+        rows.append([*map(table.name, key), MetricValue(value=value, lo=lo, hi=hi), unit, se, corrected, d.p_holm, verdict, *against])
     return make_table(
         "differences",
         f"Paired differences to {reference}",
         f"Row minus {reference} on the same test subjects, means over seeds (of errors a negative difference is better). "
         "Below the difference: its uncorrected 95 % CI over subjects for these trained runs. Corrected: Holm correction of one family of "
         f"{len(rows)} comparisons, with the variance between the seeds of each row. If the corrected 95 % CI contains 0, the "
-        "difference is not significant; that is no evidence that the rows are equal.",
-        ["row", "data", "difference", "unit", "standard error", "corrected 95 % CI", "p, Holm", "significant?"],
+        "difference is not significant; that is no evidence that the rows are equal." + (MARGINS if table.margins else ""),
+        [*DIFFERENCE_COLUMNS, *(["margin"] if table.margins else [])],
         rows,
     )
+
+
+def _describe_margin_test(d: CorrectedDifference, factor: float) -> str | None:
+    one = d.against_margin
+    if one is None or one.worst is None or evaluate.explain_no_verdict(d) is not None:
+        return None
+    found = "equivalent" if one.equivalent else "non-inferior" if one.non_inferior else "not shown"
+    return f"{found} (margin {one.margin * factor:g}; at most {max(one.worst, 0.0) * factor:.3g} worse)"
 
 
 def difference_figure(table: ResultTable) -> list[Figure]:
@@ -344,41 +360,36 @@ def summarize_differences(table: ResultTable) -> str:
         f"No significant difference in {rest} of {total} comparisons after Holm correction." if rest else "",
         *(f"No verdict in {count} of {total} comparisons: {reason.removeprefix('no CI: ')}." for reason, count in reasons.items()),
     ]
-    return " ".join(filter(None, sentences))
+    return " ".join(filter(None, [*sentences, *_summarize_margins(table)]))
+
+
+def _summarize_margins(table: ResultTable) -> list[str]:
+    """Which rows are equivalent to the reference or non-inferior, of more differences than are described one by one."""
+    tests = {key: one for key, d in table.differences.items() if (one := d.against_margin) and evaluate.explain_no_verdict(d) is None}
+    named: dict[str, list[str]] = {"equivalent": [], "non-inferior": []}
+    for (row, key), one in tests.items():
+        for word, holds in (("equivalent", one.equivalent), ("non-inferior", one.non_inferior)):
+            named[word] += [f"{table.name(row)} on {table.name(key)}"] if holds else []
+    reference, missing = table.name(table.reference), sum(not one.non_inferior for one in tests.values())
+    out = [
+        f"Equivalent to {reference} within the margin: {', '.join(names)}."
+        for word, names in named.items()
+        if names and word == "equivalent"
+    ]
+    out += [f"Non-inferior to {reference}: {', '.join(named['non-inferior'])}."] if named["non-inferior"] else []
+    return out + ([f"Non-inferiority is not shown in {missing} of {len(tests)} comparisons."] if missing else [])
 
 
 def describe_difference(table: ResultTable, key: Key) -> str:
-    """One difference as a sentence; better or worse only where the corrected interval and the number of seeds allow it."""
-    d, column, side = table.differences[key], table.column(key[1]), table.side(key)
-    row, reference, data = table.name(key[0]), table.name(table.reference), table.name(key[1])
-    unit = evaluate.MetricUnit(d.unit or "1", column.factor).suffix
-
-    def number(value: float | None) -> str:
-        return "undefined" if value is None else f"{value * column.factor:+.{1 if column.factor > 1 else 3}f}".replace("-", "−")
-
-    if (reason := evaluate.explain_no_verdict(d)) is not None:
-        if d.difference is None or "seeds" not in reason:
-            return f"{row} and {reference} on {data}: {number(d.difference)}{unit}, no verdict ({reason.removeprefix('no CI: ')})."
-        return (
-            f"On {data} these trained models differ by {number(d.difference)}{unit} ({row} less {reference}); with {reason} nothing is said "
-            "about the methods."
-        )
-    lo, hi = d.corrected_lo or 0.0, d.corrected_hi or 0.0
-    interval = f"95 % confidence interval {number(lo)} to {number(hi)}, Holm-corrected"
-    if side:
-        found = f"{d.n_defined} subjects, {min(count for count in d.seeds if count)} seeds"
-        return (
-            f"{row} is {'better' if side > 0 else 'worse'} than {reference} on {data}: {number(d.difference)}{unit} ({interval}; {found})."
-        )
-    reach = number(max(abs(lo), abs(hi))).removeprefix("+")
-    return (
-        f"No significant difference between {row} and {reference} on {data}: {number(d.difference)}{unit} ({interval}); differences of up to "
-        f"{reach}{unit} either way cannot be excluded."
-    )
+    """One difference as a sentence."""
+    d, pair = table.differences[key], (table.name(key[0]), table.name(table.reference))
+    metric = verdicts.PrintedMetric(str(table.column(key[1]).metric), d.unit)
+    text = verdicts.describe_difference(pair, table.name(key[1]), d, metric)
+    return f"{text} {verdicts.describe_margin(pair, d, metric, planned=table.planned)}".strip()
 
 
-def comparison_page(folders: list[Path]) -> Page:
-    """One page of several evaluated runs. Raises UserError (incomplete, exit 4) for a run without scores."""
+def comparison_page(folders: list[Path], margin: float | None = None) -> Page:
+    """One page of several evaluated runs; `margin` of non-inferiority and equivalence, in printed units. Raises UserError (incomplete, exit 4) for a run without scores."""
     for folder in folders:
         if not has_result(folder / "scores.json"):
             hint = f"Run: bitimely evaluate {folder.name}"
@@ -387,7 +398,8 @@ def comparison_page(folders: list[Path]) -> Page:
     runs = result_table.assign_rows(folders)
     columns, reference = result_table.group_columns(runs, [one.data for one in runs]), runs[0].row
     rows = list(dict.fromkeys(one.row for one in runs))
-    table = ResultTable(runs, rows, columns, reference, {c.key: result_table.compare_column(c, runs, reference) for c in columns})
+    results = {c.key: result_table.compare_column(c, runs, reference) for c in columns}
+    table = ResultTable(runs, rows, columns, reference, results, margins={} if margin is None else {"": margin})
     page = PageBuilder("Comparison of " + (", ".join(s.run for s in scored) if len(scored) <= 4 else f"{len(scored)} runs"))
     page.notice(*(f"{s.run}: {line}" for folder, s in zip(folders, scored, strict=True) for line in list_reproductions(folder)))
     page.notice(*(line for s in scored for line in s.notices), *(line for result in table.results.values() for line in result.remarks))
@@ -424,7 +436,8 @@ def comparison_page(folders: list[Path]) -> Page:
         by_column = groupby(table.differences.items(), key=lambda pair: pair[0][1])
         summary["differences"] = {"reference": reference, **{key: {row: d for (row, _), d in of} for key, of in by_column}}
         verdict += f" {summarize_differences(table)}"
-    return page.finish(verdict, summary)
+    first = verdicts.summarize_baselines([(s.run, s.data, s) for s in scored])
+    return page.finish(" ".join(filter(None, [first, verdict])), summary)
 
 
 def _compare_verdict(name: str, scored: Sequence[Scores], objectives: set[str]) -> str:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from bitimely_core import evaluate
 from bitimely_core.errors import UserError, clean, usage_error
 from bitimely_core.evaluate import baselines as plain
-from bitimely_core.evaluate import folds, result_table
+from bitimely_core.evaluate import folds, result_table, verdicts
 from bitimely_core.evaluate.result_table import Key, OpenWindows, ResultTable, ScoreColumn, ScoredRun
 from bitimely_core.page import Figure, ForestPanel, ForestPlot, PageBuilder, Table, make_figure, make_table
 from bitimely_core.report import comparison, run_page
@@ -88,7 +88,9 @@ class RecipeResults:
         one = next((one for one in self.table.found if one.data == column.data), None)
         if one is None or column.metric is None:
             return {}
-        fitted = {plain.TITLES[k]: column.metric_in(scores) or MetricValue() for k, scores in self.fitted.get(column.data, {}).items()}
+        fitted = {
+            plain.title_baseline(k): column.metric_in(scores) or MetricValue() for k, scores in self.fitted.get(column.data, {}).items()
+        }
         return {**_simple_baselines(column, one.scores), **fitted}
 
 
@@ -103,13 +105,14 @@ def write_results(
     out: Path,
     open_windows: OpenWindows,
     baselines: Sequence[str] = ("features", "kernels"),
+    margins: Mapping[str, float] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Write the page of a recipe's results: report.html, summary.json, results.csv, results.md, results.tex and the data of every figure.
 
     `entries` are the cells: `row`, `column`, `seed`, `run` (None without one; several: test folds to be pooled), `state` (done, failed,
     not run, left out: the recipe has no such cell), `detail`. The first row is the reference of all comparisons. `paper`: see the head
-    of this module. `baselines` are keys of `baselines.DESCRIPTIONS` to fit beside the runs. Results are stored in `out/kept` for later
+    of this module. `margins`: column ("": the others) -> margin of non-inferiority that the recipe states. `baselines` are keys of `baselines.DESCRIPTIONS` to fit beside the runs. Results are stored in `out/kept` for later
     calls.
 
     Returns `report`, `verdict`, `cells`, `differences`, `missing`, `files`. Raises UserError: config (exit 2) for a `[paper]` that cannot be
@@ -124,12 +127,12 @@ def write_results(
     rows = list(dict.fromkeys([*(str(e["row"]) for e in entries), *(row for row, _ in stated)]))
     reference = rows[0] if rows else ""
     fitted, remarks = _fit_baselines(found, reference, baselines, keep, open_windows, progress)
-    frames = {data: {plain.TITLES[k]: frame for k, (_, frame) in of.items()} for data, of in fitted.items()}
+    frames = {data: {plain.title_baseline(k): frame for k, (_, frame) in of.items()} for data, of in fitted.items()}
     compared = {c.key: result_table.compare_column(c, found, reference, others=frames.get(c.data, {}), keep=keep) for c in columns}
     notes = paper.get("notes") or []
     results = RecipeResults(
         title,
-        ResultTable(found, rows, columns, reference, compared, names),
+        ResultTable(found, rows, columns, reference, compared, names, margins or {}, planned=True),
         stated,
         str(paper.get("source") or ""),
         " ".join([notes] if isinstance(notes, str) else map(str, notes)),
@@ -137,7 +140,8 @@ def write_results(
         {data: {k: scores for k, (scores, _) in of.items()} for data, of in fitted.items()},
     )
     total = len(entries) - sum(m.state == "left out" for m in missing)
-    verdict = f"{len(entries) - len(missing)} of {total} cells were run. {comparison.summarize_differences(results.table)}"
+    counted = f"{len(entries) - len(missing)} of {total} cells were run."
+    verdict = " ".join(filter(None, [_compare_baselines(results), counted, comparison.summarize_differences(results.table)]))
     files = {
         "results.csv": ("every cell and seed as a table", write_long_csv(entries, results)),
         "results.md": ("the table as Markdown", render_markdown(results, verdict)),
@@ -206,20 +210,29 @@ def _fit_baselines(
     for data in dict.fromkeys(one.data for one in found if one.scores.task):
         scored = [one for one in found if one.data == data and one.scores.task]
         first = min(scored, key=lambda one: (one.row != reference, one.seed))
-        for kind in kinds:
+        for kind in _list_kinds(data, kinds, open_windows):
             try:
                 fit = partial(plain.fit_baseline, kind, keep=keep, open_windows=open_windows, progress=progress)
-                each = [fit(one.record, one.scores) for one in first.runs]
+                each = [fit(one.record, one.scores, also=[one.folder / plain.FOLDER]) for one in first.runs]
                 why = next((one for one in each if isinstance(one, str)), "")
                 made = why or folds.pool_baseline([one for one in each if not isinstance(one, str)], first.scores)
             except UserError as error:
                 raise_system_error(error)
                 made = clean(error.finding.line(), 300)
             if isinstance(made, str):
-                remarks.append(f"{data}: the baseline of {plain.TITLES[kind]} was left out: {made}.")
+                remarks.append(f"{data}: the baseline of {plain.title_baseline(kind)} was left out: {made}.")
             else:
                 out.setdefault(data, {})[kind] = made
     return out, remarks
+
+
+def _list_kinds(data: str, kinds: Sequence[str], open_windows: OpenWindows) -> list[str]:
+    """`kinds` and, where there are any, those that the data set registers."""
+    try:
+        return [*kinds, *(plain.find_registered(open_windows(data)) if kinds else ())]
+    except UserError as error:  # tokens that are gone: each kind says so
+        raise_system_error(error)
+        return list(kinds)
 
 
 def format_cell(cell: MetricValue | None, column: ScoreColumn) -> str:
@@ -290,7 +303,7 @@ def render_latex(results: RecipeResults) -> str:
     for k, kind in enumerate(kinds):
         scores = [(c, results.fitted.get(c.data, {}).get(kind)) for c in columns]
         lines += [r"\midrule"] if k == 0 else []
-        lines.append(line(plain.TITLES[kind], (format_cell(c.metric_in(of) if of else None, c) for c, of in scores)))
+        lines.append(line(plain.title_baseline(kind), (format_cell(c.metric_in(of) if of else None, c) for c, of in scores)))
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
 
@@ -438,14 +451,27 @@ def _baseline_table(results: RecipeResults) -> Table:
             numbers = [None if v is None else v * c.factor for v in (value, metric.lo, metric.hi)]
             listed = f": {', '.join(below[:5])}{' …' if len(below) > 5 else ''}" if below else ""
             rows.append([table.name(c.key), c.words, name, *numbers, f"{len(below)} of {len(values)}{listed}"])
-    kinds = [kind for kind in plain.DESCRIPTIONS if any(kind in of for of in results.fitted.values())]
-    about = " ".join(f"{plain.TITLES[kind][0].upper()}{plain.TITLES[kind][1:]}: {plain.DESCRIPTIONS[kind]}." for kind in kinds)
+    kinds = dict.fromkeys(kind for of in results.fitted.values() for kind in of)
+    titles = [(plain.title_baseline(kind), plain.describe_baseline(kind)) for kind in kinds]
+    about = " ".join(f"{title[0].upper()}{title[1:]}: {words}." for title, words in titles)
     caption = (
         "A useful model must exceed its baselines: a row whose mean does not shows no benefit of its architecture or pre-training. For the significance of differences to the "
         f"fitted baselines see the differences. {about}"
     )
     columns = ["data", "metric", "baseline", "value", "95 % CI lower", "upper", "rows that do not exceed it"]
     return make_table("baselines", "Baselines without pre-training", caption, columns, rows)
+
+
+def _compare_baselines(results: RecipeResults) -> str:
+    """The first sentence: baselines that the reference row does not exceed, where there are enough seeds; else the trained models."""
+    table, titles = results.table, {plain.title_baseline(kind) for of in results.fitted.values() for kind in of}
+    judged = [key for key, d in table.differences.items() if key[0] in titles and evaluate.explain_no_verdict(d) is None]
+    if not judged:
+        return verdicts.summarize_baselines([(one.name, table.name(one.data), one.scores) for one in table.found])
+    not_exceeded = sorted((key for key in judged if table.side(key) >= 0), key=lambda key: -table.side(key))
+    more = len(not_exceeded) - comparison.DESCRIBED
+    found = [comparison.describe_difference(table, key) for key in not_exceeded[: comparison.DESCRIBED]]
+    return " ".join([*found, *([f"{more} more baselines are not exceeded."] if more > 0 else [])])
 
 
 def _list_notices(table: ResultTable) -> list[str]:

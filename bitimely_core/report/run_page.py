@@ -11,7 +11,9 @@ import numpy.typing as npt
 
 from bitimely_core import evaluate, registry
 from bitimely_core.evaluate import endpoints
+from bitimely_core.evaluate.metrics import NAMES
 from bitimely_core.evaluate.result_table import read_curve
+from bitimely_core.evaluate.verdicts import PrintedMetric, compare_baselines, judge_baselines
 from bitimely_core.page import (
     Figure,
     HeatMap,
@@ -32,6 +34,7 @@ from bitimely_core.records import has_result
 from bitimely_core.schemas import (
     ClassScores,
     Comparison,
+    CorrectedDifference,
     EventScores,
     FinalLosses,
     NightScores,
@@ -157,7 +160,7 @@ def evaluation_page(run: Run, scores: Scores, columns: Mapping[str, npt.NDArray[
     page.add_facts(run_facts(run.record))
     if scores.task and (figure := evaluate.score_figure(scores)):
         page.add(figure)
-    page.add(metric_table(scores))
+    page.add(metric_table(scores), *baseline_table(scores))
     if scores.comparison:
         page.add(_comparison_table(scores.comparison, scores.run))
     if scores.by_class:
@@ -204,7 +207,7 @@ def main_metric(scores: Scores) -> str:
 
 
 def verdict_text(scores: Scores) -> str:
-    """One sentence: the main score with its interval and the baselines."""
+    """The main score with its interval and the baselines; where a baseline is not exceeded, the first sentence says so."""
     name = main_metric(scores)
     metric, words = scores.metrics.get(name), name.replace("_", " ")
     if metric is None:
@@ -213,7 +216,9 @@ def verdict_text(scores: Scores) -> str:
         return f"{scores.run}: {words} is undefined on {scores.data} ({metric.undefined_reason})."
     interval = f"95 % CI {metric.lo:.3f} to {metric.hi:.3f}" if metric.lo is not None else "no CI"
     scored = f"{format_count(scores.n)} {scores.split} windows of {format_count(scores.n_subjects)} subjects"
-    return f"{words.capitalize()} {metric.value:.3f} ({interval}) on {scored}{describe_baselines(scores, name)}."
+    text = f"{words.capitalize()} {metric.value:.3f} ({interval}) on {scored}{describe_baselines(scores, name)}."
+    found = judge_baselines(scores, scores.data)
+    return f"{text} {found.sentence}".strip() if found.case in {"exceeds", "none"} else f"{found.sentence} {text}"
 
 
 def describe_baselines(scores: Scores, metric: str) -> str:
@@ -241,6 +246,23 @@ def metric_table(scores: Scores) -> Table:
     caption = f"Standard error and 95 % CI over {scores.settings.by}s (linearised variance, Student's t). A dash: not defined; the remark has the reason."
     columns = ["metric", "value", "standard error", "95 % CI lower", "upper", *scores.baselines, "remark"]
     return make_table("metrics", "Scores", caption, columns, rows)
+
+
+def baseline_table(scores: Scores) -> list[Table]:
+    """Each baseline with its interval and the paired difference, Holm-corrected over all baselines."""
+    metric, family, rows = PrintedMetric(str(scores.main), scores.unit), compare_baselines(scores), []
+    for name, one in scores.baselines.items():
+        d = family.get(name, CorrectedDifference())
+        corrected = None if d.corrected_lo is None else f"{metric.number(d.corrected_lo)} to {metric.number(d.corrected_hi)}"
+        difference = None if d.difference is None else metric.difference(d.difference)
+        rows.append([name.replace("_", " "), one.metrics.get(metric.name), difference, corrected, d.p_holm, one.about])
+    words = NAMES.get(metric.name, "")
+    caption = (
+        f"The same windows, 95 % CI as for the run. Difference: the run less the baseline, paired, of the {words}; all {len(family)} differences are one family with Holm "
+        "correction. They speak of this one trained model. A model that does not exceed them shows no benefit of its architecture or pre-training."
+    )
+    heads = ["baseline", words, "run less baseline", "corrected 95 % CI", "p, Holm", "method"]
+    return [make_table("baselines", "Baselines", caption, heads, rows)] if rows else []
 
 
 def _comparison_table(comparison: Comparison, run: str) -> Table:

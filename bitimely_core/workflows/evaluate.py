@@ -11,7 +11,8 @@ from bitimely_core import evaluate as scoring
 from bitimely_core import registry, storage
 from bitimely_core.config import ObjectiveConfig
 from bitimely_core.errors import Reason, input_error, usage_error
-from bitimely_core.evaluate import endpoints
+from bitimely_core.evaluate import endpoints, verdicts
+from bitimely_core.evaluate.baselines import MOST_TRAINING, BaselinePredictions, count_observed, draw_positions, predict_baselines
 from bitimely_core.evaluate.predict import EVALUATION_BATCH, predict
 from bitimely_core.privacy import is_small
 from bitimely_core.records import has_result, read_result_table
@@ -19,19 +20,22 @@ from bitimely_core.report import run_page
 from bitimely_core.report.model_card import render_card
 from bitimely_core.report.renderer import write_report
 from bitimely_core.run import describe_data
-from bitimely_core.schemas import Comparison, EvaluationSettings, MetricValue, RunRecord, Scores, TaskScores
+from bitimely_core.schemas import Comparison, Difference, EvaluationSettings, MetricValue, RunRecord, Scores, TaskScores
 from bitimely_core.system_errors import attach_result
 from bitimely_core.tokens.sequences import EventSequences
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import open_run
+from bitimely_core.workflows.report import check_margin
 from bitimely_core.workspace import find_run_folder
 
 if TYPE_CHECKING:
     import polars as pl
 
+    from bitimely_core.run import Run
     from bitimely_core.tokens import Windows
 
 Unit = Literal["subject", "window"]
+BaselineChoice = Literal["all", "cheap"]
 Columns = dict[str, Any]  # target and prediction, in the order of the rows
 
 
@@ -43,10 +47,12 @@ def evaluate(
     bootstrap: int = 1000,
     by: Unit = "subject",
     compare: str | None = None,
+    margin: float | None = None,
     batch_size: int | None = None,
     device: str = "auto",
     predictions: Path | None = None,
     ids: Path | None = None,
+    baselines: BaselineChoice = "all",
     workspace: Path = Path("workspace"),
     verify: bool = True,
     dry_run: bool = False,
@@ -57,17 +63,13 @@ def evaluate(
     A fine-tuned run is scored by its task; a pre-trained one by the held-out loss and loss / Var(target) of its objective. Intervals
     are over subjects (`by="window"` is stamped). A split without windows gives null metrics that say why. Of sequences up
     to prediction times `predictions` is written in the schema of MEDS-evaluation, `ids` is the table of the ingest (`tokens.tasks`).
+    `baselines`: cheap leaves out those that are fitted (`evaluate.baselines`), which is recorded.
 
     Raises UserError: subject_leakage (4), incomplete (4), integrity (5), config (2).
     """
     from bitimely_core.training.devices import select_device
 
-    if split not in {"train", "validation", "test"}:
-        raise registry.unknown("split", split, ["train", "validation", "test"])
-    if by not in {"subject", "window"}:
-        raise registry.unknown("unit of --by", by, ["subject", "window"])
-    if compare is not None:
-        find_run_folder(compare, workspace)
+    _check_arguments(split, by, baselines, compare, margin, workspace)
     select_device("cpu" if dry_run else device)
     opened = open_run(run, workspace, data=data, verify=verify, dry_run=dry_run, progress=progress)
     record, folder, windows = opened.record, opened.folder, opened.windows()
@@ -91,10 +93,10 @@ def evaluate(
         return {**counts, **({"n": None, "n_subjects": None} if hidden else {}), "folder": str(folder)}
     scores = Scores(
         **counts,
-        settings=_describe_settings(record, bootstrap, by, verified=verify and record.verified),
+        settings=_describe_settings(record, bootstrap, by, baselines, verified=verify and record.verified),
         leak_free=record.leak_free,
         subjects_shared_with_training=shared,
-        notices=_list_notices(record, windows, by, shared, split, verify),
+        notices=_list_notices(record, windows, by, shared, split, verify, "" if opened.head() is None else baselines),
     )
     columns: Columns = {}
     frame, files = cast("pl.DataFrame | None", None), cast("dict[str, storage.Content | None]", {})
@@ -104,7 +106,7 @@ def evaluate(
         scores = scores.model_copy(update={"metrics": metrics})
     else:
         columns = {"target": rows.targets(None), "prediction": predict(head, rows, batch_size=batch_size, device=device, progress=progress)}
-        task_scores = _score_task(windows, rows, bootstrap, by, **columns)
+        task_scores = _score_task(opened, rows, scores.settings, columns, progress)
         scores = scores.model_copy(update={name: getattr(task_scores, name) for name in TaskScores.model_fields})
         scores = scores.model_copy(update=_score_endpoints(windows, rows, bootstrap, **columns))
     with attach_result(lambda: _protect_scores(scores, windows).to_json()):
@@ -116,20 +118,33 @@ def evaluate(
 
             tasks.write_predictions(predictions, rows, columns["prediction"], ids)
         if compare is not None:
-            scores = scores.model_copy(update={"comparison": _compare_runs(frame, compare, workspace, windows, split, bootstrap, by)})
+            scores = scores.model_copy(update={"comparison": _compare_runs(frame, compare, workspace, windows, scores, margin)})
         files["scores.json"] = scores.encode()
         if (shown := _protect_scores(scores, windows)) != scores:
             scores = shown
             files[Scores.SHARED] = scores.encode()
         files["model_card.md"] = render_card(folder, record, scores, opened.train_subjects)
         report = write_report(folder, run_page.evaluation_page(opened, scores, columns), others=files, gone={Scores.SHARED} - files.keys())
-    return {**scores.to_json(), "report": str(report)}
+    return {**scores.to_json(), "report": str(report), "verdict": run_page.verdict_text(scores)}
 
 
-def _describe_settings(record: RunRecord, bootstrap: int, by: Unit, *, verified: bool) -> EvaluationSettings:
-    return EvaluationSettings(
-        bootstrap=bootstrap, by=by, model=record.model, preset=record.preset, verified=verified, checkpoint=record.checkpoint
-    )
+def _check_arguments(split: str, by: str, baselines: str, compare: str | None, margin: float | None, workspace: Path) -> None:
+    if split not in {"train", "validation", "test"}:
+        raise registry.unknown("split", split, ["train", "validation", "test"])
+    if by not in {"subject", "window"}:
+        raise registry.unknown("unit of --by", by, ["subject", "window"])
+    if baselines not in {"all", "cheap"}:
+        raise registry.unknown("choice of --baselines", baselines, ["all", "cheap"])
+    check_margin(margin)
+    if margin is not None and compare is None:
+        raise usage_error("no run to compare with", "--margin needs one", "Add --compare RUN2", field="--margin")
+    if compare is not None:
+        find_run_folder(compare, workspace)
+
+
+def _describe_settings(record: RunRecord, bootstrap: int, by: Unit, baselines: BaselineChoice, *, verified: bool) -> EvaluationSettings:
+    given = EvaluationSettings(bootstrap=bootstrap, by=by, baselines=baselines, verified=verified)
+    return given.model_copy(update={name: getattr(record, name) for name in ("model", "preset", "checkpoint")})
 
 
 def _protect_scores(scores: Scores, windows: Windows) -> Scores:
@@ -141,7 +156,7 @@ def _protect_scores(scores: Scores, windows: Windows) -> Scores:
     return protect_scores(scores, windows)
 
 
-def _list_notices(record: RunRecord, windows: Windows, by: str, shared: int, split: str, verify: bool) -> list[str]:
+def _list_notices(record: RunRecord, windows: Windows, by: str, shared: int, split: str, verify: bool, baselines: str) -> list[str]:
     out = list(record.notices)
     out += [line for line in windows.notices if line not in out]
     now, before = describe_data(windows), record.data[0]
@@ -156,6 +171,8 @@ def _list_notices(record: RunRecord, windows: Windows, by: str, shared: int, spl
         out.append(f"{shared} subjects of the {split} split were also in the training (split: {windows.split}).")
     if not verify or not record.verified:
         out.append("Checksums were not compared (--no-verify).")
+    if baselines == "cheap":
+        out.append("Baselines that are fitted were left out (--baselines cheap).")
     if split != "test":
         out.append(f"These are scores on the {split} split, not on the test split.")
     return out
@@ -193,20 +210,40 @@ def _score_objective(
     return {key: MetricValue(value=total / scored) for key, total in sums.items()}
 
 
-def _score_task(windows: Windows, rows: Windows, bootstrap: int, by: Unit, target: np.ndarray, prediction: np.ndarray) -> TaskScores:
+def _score_task(opened: Run, rows: Windows, settings: EvaluationSettings, columns: Columns, progress: Progress | None) -> TaskScores:
+    """Scores of a fine-tuned run beside its baselines; those on a part of the windows are compared with the run on that part."""
+    windows = opened.windows()
     train_target = windows["train"].targets(None) if len(windows["train"]) else None
-    return scoring.score(
-        windows.task,
-        target,
-        prediction,
-        rows.subjects(),
-        class_names=windows.class_names,
-        train_target=train_target,
-        baselines=_predict_shortcuts(windows, rows) if windows.vocabulary and train_target is not None and len(rows) else None,
-        bootstrap=bootstrap,
-        by=by,
-        unit=windows.target_unit,
-    )
+    fitted, remarks = cast("dict[str, tuple[str, BaselinePredictions]]", {}), list[str]()
+    if settings.baselines == "all" and train_target is not None and len(rows):
+        split = str(rows.index["split"][0])
+        fitted, remarks = predict_baselines(opened.record, windows, split, folder=opened.folder, progress=progress)
+
+    def score(at: np.ndarray | slice, predictions: dict[str, np.ndarray], constants: np.ndarray | None) -> TaskScores:
+        return scoring.score(
+            windows.task,
+            columns["target"][at],
+            columns["prediction"][at],
+            rows.subjects()[at],
+            class_names=windows.class_names,
+            train_target=constants,
+            baselines=predictions,
+            about={name: about for name, (about, _) in fitted.items()},
+            bootstrap=settings.bootstrap,
+            by=settings.by,
+            unit=windows.target_unit,
+        )
+
+    complete = {name: one.prediction for name, (_, one) in fitted.items() if len(one.rows) == len(rows)}
+    shortcuts = _predict_shortcuts(windows, rows) if train_target is not None and len(rows) else {}
+    found = score(slice(None), {**shortcuts, **complete}, train_target)
+    if drawn := {name: one for name, (_, one) in fitted.items() if name not in complete}:
+        at = next(iter(drawn.values())).rows
+        part = score(at, {name: one.prediction for name, one in drawn.items()}, None).baselines
+        note = f", on {len(at):,} of {len(rows):,} scored windows"
+        part = {name: one.model_copy(update={"about": one.about + note}) for name, one in part.items()}
+        found = found.model_copy(update={"baselines": {**found.baselines, **part}})
+    return found.model_copy(update={"remarks": [*found.remarks, *remarks]})
 
 
 def _score_endpoints(windows: Any, rows: Any, bootstrap: int, target: np.ndarray, prediction: np.ndarray) -> dict[str, Any]:
@@ -223,41 +260,52 @@ def _score_endpoints(windows: Any, rows: Any, bootstrap: int, target: np.ndarray
 
 
 def _predict_shortcuts(windows: Any, rows: Any) -> dict[str, np.ndarray]:
-    """Predictions of the shortcut baselines: from the number of events, and for each label from the count of the best single code."""
+    """Predictions from the number of events or observed samples, and of events for each label from the count of the best single code."""
     from bitimely_core.claims import shortcut_baselines
 
     train = windows["train"]
+    if not windows.vocabulary:
+        train = train.subset(np.isin(np.arange(len(train)), draw_positions(len(train), MOST_TRAINING)))
+    lengths, own = count_observed(train), count_observed(rows)
+    if lengths is None or own is None:
+        return {}
     labels = train.targets(None)
-    lengths, codes, own = train.lengths(), train.counts(), rows.counts()
-    best = []
-    for label in labels.T:
-        known = np.isfinite(label)
-        precision = [shortcut_baselines.average_precision(codes[known, c], label[known]) or 0.0 for c in range(codes.shape[1])]
-        best.append(int(np.argmax(precision)))
-    single = [scoring.length_baseline("multilabel", codes[:, c], labels[:, k : k + 1], own[:, c]) for k, c in enumerate(best)]
-    return {"length_only": scoring.length_baseline("multilabel", lengths, labels, rows.lengths()), "single_code": np.hstack(single)}
+    out = {"length_only": scoring.length_baseline(windows.task, lengths, labels, own)}
+    if windows.vocabulary:
+        codes, counts, single = train.counts(), rows.counts(), []
+        for k, label in enumerate(labels.T):
+            known = np.isfinite(label)
+            precision = [shortcut_baselines.average_precision(codes[known, c], label[known]) or 0.0 for c in range(codes.shape[1])]
+            best = int(np.argmax(precision))
+            single.append(scoring.length_baseline("multilabel", codes[:, best], labels[:, k : k + 1], counts[:, best]))
+        out["single_code"] = np.hstack(single)
+    elif windows.task == "classification":
+        out["length_only"] = np.pad(out["length_only"], ((0, 0), (0, windows.classes - out["length_only"].shape[1])))
+    return out
 
 
 def _compare_runs(
-    first: pl.DataFrame | None, other: str, workspace: Path, windows: Windows, split: str, bootstrap: int, by: Unit
+    first: pl.DataFrame | None, other: str, workspace: Path, windows: Windows, own: Scores, margin: float | None
 ) -> Comparison:
     """Paired differences of the predictions `first` to those of another run on the same windows."""
     second = find_run_folder(other, workspace)
     path = second / "predictions.parquet"
     scores = Scores.load(second / "scores.json") if has_result(second / "scores.json") else Scores()
-    if not has_result(path) or (scores.data, scores.split) != (windows.name, split):
+    if not has_result(path) or (scores.data, scores.split) != (windows.name, own.split):
         raise input_error(
             Reason.INCOMPLETE,
-            f"no predictions on {windows.name}, split {split}",
+            f"no predictions on {windows.name}, split {own.split}",
             "expected those of an earlier evaluation",
-            f"Run: bitimely evaluate {other} --split {split}",
+            f"Run: bitimely evaluate {other} --split {own.split}",
             file=str(second),
         )
     if first is None:
         raise usage_error("a pre-trained run has no predictions", "expected a fine-tuned run", "Fine-tune it first", field="--compare")
-    return Comparison(
-        run=RunRecord.load(second / "run.json").run,
-        metrics=scoring.compare_frames(
-            windows.task, first, read_result_table(path), windows.class_names, bootstrap=bootstrap, by=by, unit=windows.target_unit
-        ),
-    )
+    options = {"bootstrap": own.settings.bootstrap, "by": own.settings.by, "unit": windows.target_unit}
+    metrics = scoring.compare_frames(windows.task, first, read_result_table(path), windows.class_names, **options)
+    name, pair = scoring.MAIN[windows.task], (own.run, RunRecord.load(second / "run.json").run)
+    main = Difference(**metrics[name].model_dump(exclude={"first", "second"}))
+    (d,) = scoring.correct_pairs({"": main}, (1, 1)).values()
+    metric = verdicts.PrintedMetric(name, windows.target_unit)
+    (d,) = scoring.apply_margins([d], [None if margin is None else margin / metric.factor], [metric.sign])
+    return Comparison(run=pair[1], metrics=metrics, sentence=verdicts.describe_difference(pair, windows.name, d, metric))

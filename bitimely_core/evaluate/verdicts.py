@@ -1,0 +1,179 @@
+"""Sentences on differences: when the words better, non-inferior and equivalent may be used (docs/statistics.md). Legend: `evaluate`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from bitimely_core.evaluate.intervals import MINIMUM_UNITS
+from bitimely_core.evaluate.metrics import LOWER_IS_BETTER, NAMES, find_unit
+from bitimely_core.evaluate.multiple import correct_pairs, explain_no_verdict, significance_sign
+from bitimely_core.schemas import CorrectedDifference, MetricValue, TaskScores
+
+
+class PrintedMetric(NamedTuple):
+    """How a metric is printed."""
+
+    name: str
+    target: str | None = None  # unit of the values of a regression
+
+    @property
+    def factor(self) -> float:
+        """Factor from a score to the printed number."""
+        return find_unit(self.name).factor
+
+    @property
+    def suffix(self) -> str:
+        """The unit behind a difference."""
+        return find_unit(self.name, self.target).suffix
+
+    @property
+    def sign(self) -> int:
+        """-1 where lower is better."""
+        return -1 if self.name in LOWER_IS_BETTER else 1
+
+    def number(self, value: float | None, *, signed: bool = False) -> str:
+        """A score or a difference as text."""
+        if value is None:
+            return "undefined"
+        return f"{value * self.factor:{'+' if signed else ''}.{1 if self.factor > 1 else 3}f}".replace("-", "−")
+
+    def difference(self, value: float | None) -> str:
+        """A difference with its unit."""
+        return self.number(value, signed=True) + ("" if value is None else self.suffix)
+
+
+def count_units(count: int | None, unit: str = "subject") -> str:
+    """`1 subject`, `12 segments`."""
+    return f"{count or 0} {unit}{'s' * (count != 1)}"
+
+
+def describe_difference(pair: tuple[str, str], data: str, d: CorrectedDifference, metric: PrintedMetric, unit: str = "subject") -> str:
+    """The difference of `pair`, first less second, as a sentence; better or worse only where `explain_no_verdict` allows it."""
+    (row, reference), side = pair, significance_sign(d) * metric.sign
+    if (reason := explain_no_verdict(d)) is not None:
+        if d.difference is not None and d.n_defined is not None and d.n_defined < MINIMUM_UNITS:
+            few = f"{count_units(d.n_defined, unit)}: no interval (at least {MINIMUM_UNITS})."
+            return f"{row} less {reference} on {data}: {metric.difference(d.difference)}; {few}"
+        if d.difference is None or "seeds" not in reason:
+            return f"{row} and {reference} on {data}: {metric.difference(d.difference)}, no verdict ({reason.removeprefix('no CI: ')})."
+        return (
+            f"On {data} these trained models differ by {metric.difference(d.difference)} ({row} less {reference}); with {reason} nothing is "
+            "said about the methods."
+        )
+    interval = describe_interval(d, metric)
+    if side:
+        found = f"{count_units(d.n_defined, unit)}, {min((count for count in d.seeds if count), default=0)} seeds"
+        return f"{row} is {'better' if side > 0 else 'worse'} than {reference} on {data}: {metric.difference(d.difference)} ({interval}; {found})."
+    return describe_no_difference(pair, data, d, metric)
+
+
+def describe_margin(pair: tuple[str, str], d: CorrectedDifference, metric: PrintedMetric, *, planned: bool) -> str:
+    """Non-inferiority of the first of `pair` and equivalence as sentences; empty without a margin, and where no verdict is allowed.
+
+    `planned`: the margin stands in the recipe, and so was set before training.
+    """
+    one = d.against_margin
+    if one is None or one.worst is None or explain_no_verdict(d) is not None:
+        return ""
+    (row, reference), margin = pair, metric.number(one.margin)
+    unit = metric.suffix
+    if one.non_inferior:
+        when = "set before training" if planned else "given with this comparison"
+        text = f"{row} is non-inferior to {reference}: at most {metric.number(max(one.worst, 0.0))}{unit} worse (margin {margin}, {when})."
+    else:
+        reaches = metric.number(-metric.sign * one.worst)
+        text = f"Non-inferiority is not shown: the interval reaches {reaches} (margin {metric.number(-metric.sign * one.margin)})."
+    return f"{text} {row} and {reference} are equivalent within ± {margin}{unit}." if one.equivalent else text
+
+
+def describe_no_difference(pair: tuple[str, str], data: str, d: CorrectedDifference, metric: PrintedMetric) -> str:
+    """The sentence where the corrected interval holds 0."""
+    reach = metric.difference(max(abs(d.corrected_lo or 0.0), abs(d.corrected_hi or 0.0))).removeprefix("+")
+    return (
+        f"No significant difference between {pair[0]} and {pair[1]} on {data}: {metric.difference(d.difference)} "
+        f"({describe_interval(d, metric)}); differences of up to {reach} either way cannot be excluded."
+    )
+
+
+def name_verdict(d: CorrectedDifference, metric: PrintedMetric) -> str:
+    """The verdict as one cell of a table."""
+    words = {1: "better", -1: "worse", 0: "no significant difference"}
+    return (explain_no_verdict(d) or words[significance_sign(d) * metric.sign]).removeprefix("no CI: ")
+
+
+def describe_interval(d: CorrectedDifference, metric: PrintedMetric) -> str:
+    """The corrected interval as text."""
+    return f"95 % confidence interval {metric.number(d.corrected_lo)} to {metric.number(d.corrected_hi)}, Holm-corrected"
+
+
+def compare_baselines(scores: TaskScores) -> dict[str, CorrectedDifference]:
+    """The main metric of a run less that of each of its baselines, as one family; baselines without a difference are left out."""
+    values = {name: one.metrics.get(str(scores.main), MetricValue()) for name, one in scores.baselines.items()}
+    found = {name: one.difference for name, one in values.items() if one.difference is not None and one.difference.difference is not None}
+    return correct_pairs(found)
+
+
+class BaselineVerdict(NamedTuple):
+    """How a trained model compares with its baselines."""
+
+    case: str  # exceeded, unclear (no interval), equal (no significant difference), exceeds (all), none
+    baseline: str  # printed name of the one that decides
+    sentence: str
+
+
+def judge_baselines(scores: TaskScores, data: str) -> BaselineVerdict:
+    """The verdict on one trained model and its strongest baselines, in the main metric."""
+    metric, family = PrintedMetric(str(scores.main), scores.unit), compare_baselines(scores)
+    if not family:
+        return BaselineVerdict("none", "", "")
+    unit = scores.intervals.unit if scores.intervals else "subject"
+    own = scores.metrics[metric.name].value
+
+    def gain(name: str) -> float:  # of the run, lowest first
+        return metric.sign * (family[name].difference or 0.0)
+
+    def title(names: Sequence[str]) -> tuple[str, str]:
+        name = min(names, key=gain)
+        return name, f"the {name.replace('_', ' ')} baseline"
+
+    below = [name for name, d in family.items() if significance_sign(d) * metric.sign < 0]
+    silent = [name for name, d in family.items() if explain_no_verdict(d) is not None and gain(name) <= 0]
+    equal = [name for name, d in family.items() if explain_no_verdict(d) is None and not significance_sign(d)]
+    seed = "; this is one trained model, and nothing is said about the method"
+    if below:
+        name, words = title(below)
+        d, over = family[name], f"Holm-corrected over {len(family)} baselines"
+        interval = f"95 % confidence interval {metric.number(d.corrected_lo)} to {metric.number(d.corrected_hi)}, {over}"
+        reached = f"{metric.number(scores.baselines[name].metrics[metric.name].value)} and {metric.number(own)}"
+        text = f"{words[0].upper()}{words[1:]} beats this trained model on {data} in {NAMES[metric.name]}: {reached}, a difference of "
+        return BaselineVerdict(
+            "exceeded", name, f"{text}{metric.difference(d.difference)} ({interval}; {count_units(d.n_defined, unit)}){seed}."
+        )
+    if silent:
+        name, words = title(silent)
+        value, why = metric.number(scores.baselines[name].metrics[metric.name].value), str(explain_no_verdict(family[name]))
+        text = f"{words[0].upper()}{words[1:]} reaches {value} in {NAMES[metric.name]} on {data}, this trained model {metric.number(own)}"
+        return BaselineVerdict("unclear", name, f"{text}; no verdict ({why.removeprefix('no CI: ')}).")
+    if equal:
+        name, words = title(equal)
+        return BaselineVerdict("equal", name, describe_no_difference(("this trained model", words), data, family[name], metric))
+    name, words = title(list(family))
+    text = f"It exceeds all {len(family)} baselines; the closest is {words}: {metric.difference(family[name].difference)}"
+    return BaselineVerdict("exceeds", name, f"{text} ({describe_interval(family[name], metric)}){seed}.")
+
+
+def summarize_baselines(found: Sequence[tuple[str, str, TaskScores]]) -> str:
+    """Which trained models (name, data, scores) a baseline beats or does not significantly differ from; empty where none."""
+    verdicts = {name: judge_baselines(scores, data) for name, data, scores in found if scores.task}
+    out = []
+    for case, words in (
+        ("exceeded", "A baseline beats"),
+        ("unclear", "Without a verdict, a baseline reaches as much as"),
+        ("equal", "A baseline does not significantly differ from"),
+    ):
+        named = [f"{name} ({one.baseline.replace('_', ' ')})" for name, one in verdicts.items() if one.case == case]
+        if named:
+            more = f" and {len(named) - 6} more" if len(named) > 6 else ""
+            out.append(f"{words} {len(named)} of {len(verdicts)} trained models: {', '.join(named[:6])}{more}.")
+    return " ".join(out)

@@ -1,0 +1,191 @@
+"""Baselines beside every score: what a data set registers, what it may read, the first sentence of a page, and what is stored."""
+
+import dataclasses
+import json
+
+import numpy as np
+import polars as pl
+import pytest
+from small import make_workspace
+
+from bitimely_core import cache, registry, tokens, workflows
+from bitimely_core.datasets.synthetic import BANDS
+from bitimely_core.errors import UserError
+from bitimely_core.evaluate import baselines, score
+from bitimely_core.evaluate.verdicts import compare_baselines, judge_baselines
+from bitimely_core.registry import DatasetBaseline
+from bitimely_core.schemas import RunRecord
+
+
+@pytest.fixture(scope="module")
+def cohort(tmp_path_factory):
+    """Tokens and cache of the synthetic cohort in a workspace."""
+    home = tmp_path_factory.mktemp("home")
+    cache.ingest("synthetic", None, home / "cache" / "synthetic")
+    windows = tokens.build(home / "cache" / "synthetic", view="staging", out=home / "tokens" / "synthetic-staging")
+    return home, windows
+
+
+def record(windows, **settings):
+    return RunRecord(
+        run="a",
+        kind="finetune",
+        model="gpt",
+        data=[{"name": windows.name, "dataset": windows.dataset, "fingerprint": windows.fingerprint}],
+        settings=settings,
+    )
+
+
+def test_a_registered_baseline_reads_the_recording_and_no_test_label(cohort, tmp_path, monkeypatch):
+    home, windows = cohort
+    seen = {}
+
+    def predict(given):
+        seen.update(
+            given=given,
+            native=given.test.map_native(["EEG Fpz-Cz"], lambda window: (window.samples["EEG Fpz-Cz"], window.rates["EEG Fpz-Cz"])),
+        )
+        return np.full((given.test.n, 5), 0.2)
+
+    facts = registry.datasets["synthetic"].facts
+    one = DatasetBaseline(name="constant", about="a fifth each", predict=predict, views=("staging",))
+    monkeypatch.setitem(
+        registry.datasets,
+        "synthetic",
+        dataclasses.replace(registry.datasets["synthetic"], facts=dataclasses.replace(facts, baselines=(one,))),
+    )
+    assert list(baselines.list_baselines(windows)) == ["features", "kernels", "constant"]
+    found = baselines.predict_baseline("constant", record(windows), windows, "test", keep=tmp_path, most=7)
+    given, native = seen["given"], seen["native"]
+    assert given.test.targets is None
+    assert given.train.targets.tolist() == windows["train"].targets(None).tolist()
+    assert found.prediction.shape == (7, 5)
+    assert len(found.rows) == given.test.n == 7
+    index = windows["test"].index[found.rows]
+    signals = {
+        r.recording_id: next(s for s in r.signals if s.channel == "EEG Fpz-Cz")
+        for r in cache.open_cache(home / "cache" / "synthetic").records()
+    }
+    for (samples, rate), recording, start in zip(native, index["recording_id"], index["start"], strict=True):
+        signal = signals[recording]
+        assert rate == signal.rate == 100
+        assert samples == pytest.approx(signal.samples[int(start * 100) :][:3000] * signal.scale + signal.offset)
+    block = next(given.test.read())
+    assert block.shape == (7, 3000, 1)
+    assert not hasattr(given.test, "index")
+
+
+@pytest.mark.parametrize("wrong", [lambda n: np.zeros((n, 3)), lambda n: np.full((n, 5), np.nan)])
+def test_wrong_predictions_of_a_registered_baseline_are_named(cohort, tmp_path, monkeypatch, wrong):
+    _, windows = cohort
+    one = DatasetBaseline(name="broken", about="", predict=lambda given: wrong(given.test.n))
+    monkeypatch.setattr(baselines, "find_registered", lambda windows: {"broken": one})
+    with pytest.raises(UserError, match="its predictions"):
+        baselines.predict_baseline("broken", record(windows), windows, "test", keep=tmp_path)
+
+
+def test_band_powers_of_the_recording_stage_the_synthetic_cohort(cohort, tmp_path):
+    """The module's promise: about three of four epochs of new subjects from the band powers of one channel."""
+    _, windows = cohort
+    found = baselines.predict_baseline("band-powers", record(windows), windows, "test", keep=tmp_path)
+    accuracy = (found.prediction.argmax(1) == windows["test"].targets(None)).mean()
+    assert 0.65 < accuracy < 0.9
+    one = registry.datasets["synthetic"].facts.baselines[0]
+    from bitimely_core.datasets.synthetic import measure_band_powers
+    from bitimely_core.types import NativeWindow
+
+    t = np.arange(3000) / 100
+    powers = {f: measure_band_powers(NativeWindow({"A": np.sin(2 * np.pi * f * t)}, {"A": 100.0})) for f in (2, 6, 10, 13, 20)}
+    assert [int(p.argmax()) for p in powers.values()] == [0, 1, 2, 3, 4]
+    assert len(BANDS) == 5
+    assert one.views == ("staging",)
+
+
+def test_training_windows_are_bounded_and_stated(cohort, tmp_path, monkeypatch):
+    _, windows = cohort
+    monkeypatch.setattr(baselines, "MOST_TRAINING", 50)
+    run = tmp_path / "runs" / "a"
+    run.mkdir(parents=True)
+    found, remarks = baselines.predict_baselines(record(windows), windows, "test", folder=run)
+    assert not remarks
+    assert set(found) == {"simple_features", "random_kernels", "band_powers"}
+    of = len(windows["train"])
+    assert all(about.endswith(f", on 50 of {of:,} training windows") for about, _ in found.values())
+    for kind in ("features", "kernels"):
+        monkeypatch.setitem(baselines.PREDICTORS, kind, lambda *a: pytest.fail("computed again"))
+    monkeypatch.setattr(baselines, "_predict_registered", lambda *a: pytest.fail("computed again"))
+    beside = tmp_path / "runs" / "b"
+    beside.mkdir()
+    again, _ = baselines.predict_baselines(record(windows), windows, "test", folder=beside)
+    assert all(np.array_equal(again[name][1].prediction, one.prediction) for name, (_, one) in found.items())
+
+
+# --- the first sentence ---------------------------------------------------------------------------------------------------------------------
+
+
+def answers(skill, base, subjects=20, each=20, seed=0):
+    """Scores of a run that is right with probability `skill` beside a baseline that is with probability `base`."""
+    rng = np.random.default_rng(seed)
+    n = subjects * each
+    y = rng.integers(0, 2, n)
+    right = {name: rng.random(n) < share for name, share in (("run", skill), ("random_kernels", base))}
+    p = {name: np.eye(2)[np.where(of, y, 1 - y)] for name, of in right.items()}
+    return score(
+        "classification",
+        y,
+        p["run"],
+        np.repeat(np.arange(subjects), each),
+        class_names=("no", "yes"),
+        train_target=y,
+        baselines={"random_kernels": p["random_kernels"]},
+    ), right
+
+
+def test_a_baseline_that_beats_the_model_is_the_first_sentence():
+    scores, right = answers(0.6, 0.9)
+    found = judge_baselines(scores, "D")
+    assert found.case == "exceeded"
+    difference = 100 * (right["run"].mean() - right["random_kernels"].mean())
+    assert found.sentence.startswith(f"The random kernels baseline beats this trained model on D in accuracy: {90:.0f}"[:60])
+    assert f"a difference of {difference:+.1f} points".replace("-", "−") in found.sentence
+    assert "Holm-corrected over 3 baselines; 20 subjects" in found.sentence
+
+
+def test_no_significant_difference_to_a_baseline_is_said_in_the_decided_words():
+    scores, right = answers(0.8, 0.8)
+    found = judge_baselines(scores, "D")
+    assert found.case == "equal"
+    d = compare_baselines(scores)["random_kernels"]
+    reach = 100 * max(abs(d.corrected_lo), abs(d.corrected_hi))
+    assert found.sentence.startswith("No significant difference between this trained model and the random kernels baseline on D: ")
+    assert found.sentence.endswith(f"; differences of up to {reach:.1f} points either way cannot be excluded.")
+    assert d.difference == pytest.approx(right["run"].mean() - right["random_kernels"].mean())
+
+
+def test_few_subjects_have_no_verdict_and_a_good_model_comes_first():
+    assert "no verdict (4 subjects, at least 5 required)" in judge_baselines(answers(0.6, 0.9, subjects=4)[0], "D").sentence
+    best = judge_baselines(answers(0.95, 0.6)[0], "D")
+    assert best.case == "exceeds"
+    assert best.sentence.startswith("It exceeds all 3 baselines; the closest is the random kernels baseline: +")
+
+
+def test_baselines_are_cheap_to_repeat_and_can_be_left_out(tmp_path):
+    home = tmp_path / "home"
+    make_workspace(home)
+    run = home / "runs" / "tuned"
+    before = json.loads((run / "scores.json").read_bytes())
+    stored = sorted(path.name for path in (run / "baselines").glob("*.parquet")) or sorted(
+        path.name for path in (home / "runs" / "scratch" / "baselines").glob("*.parquet")
+    )
+    assert {name.split("-")[0] for name in stored} >= {"features", "kernels"}
+    assert {"majority", "prior", "simple_features", "random_kernels"} <= before["baselines"].keys()
+    assert before["baselines"]["random_kernels"]["accuracy"]["difference"]["difference"] == pytest.approx(
+        before["metrics"]["accuracy"]["value"] - before["baselines"]["random_kernels"]["accuracy"]["value"]
+    )
+    cheap = workflows.evaluate("tuned", baselines="cheap", workspace=home)
+    assert set(cheap["baselines"]) == {"majority", "prior"}
+    assert cheap["settings"]["baselines"] == "cheap"
+    assert any("--baselines cheap" in notice for notice in cheap["notices"])
+    assert pl.read_parquet(run / "baselines.parquet").height
+    with pytest.raises(UserError, match="unknown choice of --baselines"):
+        workflows.evaluate("tuned", baselines="some", workspace=home)
