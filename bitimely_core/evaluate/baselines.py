@@ -409,7 +409,14 @@ def fit_baseline(
     test = windows[scores.split]
     target = np.asarray(test.targets(None))
     found = evaluate.score(
-        windows.task, target, made.prediction, test.subjects(), class_names=windows.class_names, bootstrap=options.bootstrap, by=options.by
+        windows.task,
+        target,
+        made.prediction,
+        test.subjects(),
+        class_names=windows.class_names,
+        bootstrap=options.bootstrap,
+        by=options.by,
+        unit=windows.target_unit,
     )
     frame: pl.DataFrame = evaluate.predictions_frame(test.index, windows.task, windows.class_names, target, made.prediction)
     return found, frame

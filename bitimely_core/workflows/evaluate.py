@@ -301,8 +301,10 @@ def _compare_runs(
         )
     if first is None:
         raise usage_error("a pre-trained run has no predictions", "expected a fine-tuned run", "Fine-tune it first", field="--compare")
-    options = {"bootstrap": own.settings.bootstrap, "by": own.settings.by, "unit": windows.target_unit}
-    metrics = scoring.compare_frames(windows.task, first, read_result_table(path), windows.class_names, **options)
+    settings, table = own.settings, read_result_table(path)
+    metrics = scoring.compare_frames(
+        windows.task, first, table, windows.class_names, bootstrap=settings.bootstrap, by=settings.by, unit=windows.target_unit
+    )
     name, pair = scoring.MAIN[windows.task], (own.run, RunRecord.load(second / "run.json").run)
     main = Difference(**metrics[name].model_dump(exclude={"first", "second"}))
     (d,) = scoring.correct_pairs({"": main}, (1, 1)).values()

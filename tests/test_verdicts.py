@@ -1,0 +1,196 @@
+"""Verdicts: their words, margins against t-tests of scipy, and how often each is given where it is not true."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+from scipy import stats
+from test_results import planted, write
+
+from bitimely_core import evaluate, workflows
+from bitimely_core.analyses.calibration import _verdict, correct_gaps, estimate_reliability
+from bitimely_core.analyses.regions import compare_with_controls, describe_finding, judge_measures
+from bitimely_core.config import validate
+from bitimely_core.errors import UserError
+from bitimely_core.evaluate.verdicts import PrintedMetric, describe_difference, describe_margin
+from bitimely_core.recipe import Recipe
+from bitimely_core.schemas import CorrectedDifference
+
+SPEC = importlib.util.spec_from_file_location("benchmark_verdicts", Path(__file__).parent.parent / "benchmarks" / "verdicts.py")
+simulation = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(simulation)
+
+COHORTS = {"probing: any of ten readouts": 60, "report: any of four rows": 60, "maps: any of eight heads": 6}
+
+
+@pytest.mark.parametrize("case", [case for case in simulation.CASES if case != "maps: any of eight heads"])
+def test_a_verdict_is_rarely_given_where_it_is_not_true(case):
+    """At most 0.06, and three standard errors of so few cohorts; `benchmarks/verdicts.py` draws more."""
+    cohorts = COHORTS.get(case, 200 if "margin" in case or "calibration" in case else 30)
+    share = simulation.measure_errors(case, 20, cohorts)
+    assert share <= 0.06 + 3 * np.sqrt(0.05 * 0.95 / cohorts)
+
+
+def paired(values):
+    """A difference of one value a subject, as a family of its own."""
+    return evaluate.holm_correct([evaluate.compare_with_zero(np.asarray(values), np.arange(len(values)), len(values))])[0]
+
+
+def test_a_mean_against_zero_is_the_t_test_and_random_draws_add_their_variance():
+    rng = np.random.default_rng(0)
+    values, draws = rng.normal(0.3, 1, 12), rng.normal(0, 0.4, 5)
+    plain = evaluate.compare_with_zero(values, np.arange(12), 12)
+    assert plain.p == pytest.approx(stats.ttest_1samp(values, 0).pvalue)
+    both = evaluate.compare_with_zero(values, np.arange(12), 12, draws=draws)
+    parts = [values.var(ddof=1) / 12, draws.var(ddof=1) / 5]
+    df = sum(parts) ** 2 / (parts[0] ** 2 / 11 + parts[1] ** 2 / 4)
+    assert both.total_se == pytest.approx(np.sqrt(sum(parts)))
+    assert both.p == pytest.approx(2 * stats.t.sf(abs(values.mean()) / np.sqrt(sum(parts)), df))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_one_margin_is_the_one_sided_t_test_and_two_of_them(sign):
+    """Non-inferior at .025, equivalent at .05 on each side; of errors (sign -1) more is worse."""
+    seen = set()
+    for k in range(60):
+        values = np.random.default_rng(k).normal(0.01 * (k % 7 - 3), 0.06, 15)
+        d = paired(values)
+        (found,) = evaluate.apply_margins([d], [0.05], [sign])
+        worse = stats.ttest_1samp(sign * values, -0.05, alternative="greater").pvalue
+        sides = max(
+            stats.ttest_1samp(values, -0.05, alternative="greater").pvalue, stats.ttest_1samp(values, 0.05, alternative="less").pvalue
+        )
+        one = found.against_margin
+        assert (one.non_inferior, one.equivalent) == (worse < 0.025, sides < 0.05)
+        assert one.worst == pytest.approx(stats.t.ppf(0.975, 14) * d.se - sign * values.mean())
+        assert (one.lo, one.hi) == pytest.approx(stats.t.interval(0.9, 14, values.mean(), d.se))
+        seen.add((one.non_inferior, one.equivalent))
+    assert len(seen) >= 3
+
+
+def test_margins_are_a_second_family():
+    found = [paired(np.random.default_rng(k).normal(0.0, 0.1, 12)) for k in range(4)]
+    tested = evaluate.apply_margins(found, [0.12] * 4, [1] * 4)
+    p = [2 * stats.t.sf((d.difference + 0.12) / d.se, 11) for d in found]
+    assert [d.against_margin.non_inferior for d in tested] == [a is not None and a[0] <= 0.05 for a in evaluate.holm(p)]
+    assert [d.p_holm for d in tested] == [d.p_holm for d in found]
+    assert evaluate.apply_margins(found, [None] * 4, [1] * 4) == found
+
+
+def corrected(difference, lo, hi, **fields):
+    return CorrectedDifference(
+        **{
+            "difference": difference,
+            "corrected_lo": lo,
+            "corrected_hi": hi,
+            "p_holm": 0.5,
+            "effective": 20.0,
+            "seeds": (5, 5),
+            "n_defined": 53,
+            **fields,
+        }
+    )
+
+
+def test_the_sentences_are_those_that_were_decided():
+    metric, pair = PrintedMetric("accuracy"), ("A", "B")
+    assert describe_difference(pair, "D", corrected(0.021, 0.006, 0.036), metric) == (
+        "A is better than B on D: +2.1 points (95 % confidence interval 0.6 to 3.6, Holm-corrected; 53 subjects, 5 seeds)."
+    )
+    assert describe_difference(pair, "D", corrected(0.008, -0.011, 0.027), metric) == (
+        "No significant difference between A and B on D: +0.8 points (95 % confidence interval −1.1 to 2.7, Holm-corrected); differences of "
+        "up to 2.7 points either way cannot be excluded."
+    )
+    assert describe_difference(pair, "D", corrected(0.2, 0.1, 0.3, seeds=(1, 2)), metric) == (
+        "On D these trained models differ by +20.0 points (A less B); with fewer than 3 seeds nothing is said about the methods."
+    )
+    few = corrected(0.2, None, None, p_holm=None, n_defined=3, undefined_reason="no CI: 3 subjects, at least 5 required")
+    assert describe_difference(pair, "D", few, metric).endswith("3 subjects: no interval (at least 5).")
+    errors = PrintedMetric("mae", "beats/min")
+    assert describe_difference(pair, "D", corrected(1.5, 0.5, 2.5), errors, "segment") == (
+        "A is worse than B on D: +1.500 beats/min (95 % confidence interval 0.500 to 2.500, Holm-corrected; 53 segments, 5 seeds)."
+    )
+
+
+def test_sentences_of_margins():
+    values = np.random.default_rng(0).normal(0.0, 0.02, 40)
+    d = paired(values).model_copy(update={"seeds": (3, 3)})
+    metric, pair = PrintedMetric("accuracy"), ("A", "B")
+    (inside,) = evaluate.apply_margins([d], [0.03], [1])
+    worst = 100 * inside.against_margin.worst
+    assert describe_margin(pair, inside, metric, planned=True) == (
+        f"A is non-inferior to B: at most {worst:.1f} points worse (margin 3.0, set before training). A and B are equivalent within ± 3.0 points."
+    )
+    assert "margin 3.0, given with this comparison" in describe_margin(pair, inside, metric, planned=False)
+    (beyond,) = evaluate.apply_margins([d], [0.001], [1])
+    reached = f"{-100 * beyond.against_margin.worst:.1f}".replace("-", "−")
+    assert (
+        describe_margin(pair, beyond, metric, planned=True)
+        == f"Non-inferiority is not shown: the interval reaches {reached} (margin −0.1)."
+    )
+    assert describe_margin(pair, d, metric, planned=True) == ""
+    assert describe_margin(pair, inside.model_copy(update={"seeds": (2, 3)}), metric, planned=True) == ""
+
+
+def test_margins_of_recipes_and_of_report(tmp_path):
+    entries = [
+        planted(tmp_path, f"{row}-{s}", "one", row=row, seed=s, skill=skill) for row, skill in (("a", 0.7), ("b", 0.7)) for s in range(3)
+    ]
+    without = write(tmp_path, entries)["verdict"]
+    assert "inferior" not in without
+    assert "equivalent" not in without
+    done = write(tmp_path, entries, margins={"": 60.0})
+    assert "b is non-inferior to a: at most " in done["verdict"]
+    assert "points worse (margin 60.0, set before training). b and a are equivalent within ± 60.0 points." in done["verdict"]
+    test = done["differences"]["b"]["one"]["against_margin"]
+    assert test["margin"] == 0.6
+    assert test["equivalent"]
+    names = [f"{row}-{s}" for row in "ab" for s in range(3)]
+    found = workflows.report(names, margin=60.0, workspace=tmp_path)
+    assert "(margin 60.0, given with this comparison)" in found["verdict"]
+    with pytest.raises(UserError, match="expected a number above 0"):
+        workflows.report(names, margin=-1.0, workspace=tmp_path)
+    assert validate(Recipe, {"evaluate": {"margin": {"one": 2.0, "": 3.0}}}).evaluate.margin == {"one": 2.0, "": 3.0}
+    with pytest.raises((UserError, ValidationError)):
+        validate(Recipe, {"evaluate": {"margin": 0}})
+
+
+# --- analyses -------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_finding_needs_all_three_conditions():
+    rng = np.random.default_rng(0)
+    for case in ("", "random weights", "signal size", "random places"):
+        maps, controls, size, chosen = simulation.draw_maps(case, 30, rng)
+        one = compare_with_controls(maps, controls, size, chosen, 1000, 0)
+        (judged,) = judge_measures({"run": one}).values()
+        assert judged.is_found == (case == ""), case
+        text = describe_finding(one, judged)
+        assert text.startswith("a finding, more than" if case == "" else "no finding, not significantly more than")
+        assert "in these windows only" in text
+        values = {name: test.p for name, test in one.tests.items()}
+        adjusted = evaluate.holm([values["random weights"], values["signal size"], one.p_places])
+        assert list(judged.p.values()) == pytest.approx([p for p, _ in adjusted])
+    few = judge_measures({"run": compare_with_controls(*simulation.draw_maps("", 4, rng), 1000, 0)})["run"]
+    assert few.why == "4 subjects, at least 5 required"
+    assert not few.is_found
+
+
+def test_the_verdict_on_calibration_is_that_of_the_gap():
+    rng = np.random.default_rng(0)
+    units = np.repeat(np.arange(20), 40)
+    found = {}
+    for name, shift in (("CHF", 0.0), ("COPD", 0.2), ("asthma", -0.2)):
+        p = rng.uniform(0.3, 0.7, len(units))
+        right = (rng.random(len(p)) < p - shift).astype(float)
+        found[name] = {"as_is": estimate_reliability(p, right, units, bins=5, bootstrap=20, seed=0)}
+    gaps = correct_gaps(found)
+    assert gaps["COPD"].difference == pytest.approx(0.2, abs=0.05)
+    text = _verdict(found, "multilabel")
+    assert text.startswith("The probabilities of COPD are too high by ")
+    assert "The probabilities of asthma are too low by " in text
+    assert "CHF" not in text.partition("Expected")[0]
+    assert "Holm-corrected over 3 labels" in text
+    assert "by chance" not in text
