@@ -70,8 +70,8 @@ def make_grid(batch: Batch, codes: int, months: int) -> Batch:
     shift = (last.floor().long() + 1 - months).clamp(min=0)
     month = times.floor().long() - shift[:, None]
     kept = counted & (month >= 0)
-    values = times.new_zeros(len(code), months, codes - FIRST)
-    row = torch.arange(len(code), device=code.device)[:, None].expand_as(code)
+    values = times.new_zeros(code.shape[0], months, codes - FIRST)
+    row = torch.arange(code.shape[0], device=code.device)[:, None].expand_as(code)
     values[row[kept], month[kept], code[kept]] = 1.0
     inside = torch.arange(months, device=code.device) <= (last.floor().long() - shift)[:, None]
     return batch._replace(values=values, times=None, mask=inside & real.any(1, keepdim=True), end=None)
@@ -118,7 +118,7 @@ class RowTokenizer(StepTokenizer):
         if self.events:
             return self._group_events(batch)
         values, _, real = super().forward(batch)
-        times = torch.arange(values.shape[1], device=values.device, dtype=values.dtype).expand(len(values), -1)
+        times = torch.arange(values.shape[1], device=values.device, dtype=values.dtype).expand(values.shape[0], -1)
         times = times if batch.times is None else torch.where(real, batch.times, 0.0).to(values).cummax(1).values
         return TimedRows(values, super().find_targets(batch) & real[..., None], times, real)
 
@@ -139,10 +139,10 @@ class RowTokenizer(StepTokenizer):
         group = (new.cumsum(1) - 1).clamp(min=0)
         counts = new.sum(1)
         most = max(int(counts.max()) + self.ends, 1) if len(counts) else 1
-        row = torch.arange(len(code), device=code.device)[:, None].expand_as(code)
-        values = times.new_zeros(len(code), most, self.width)
+        row = torch.arange(code.shape[0], device=code.device)[:, None].expand_as(code)
+        values = times.new_zeros(code.shape[0], most, self.width)
         values.index_put_((row[counted], group[counted], code[counted]), times.new_ones(()), accumulate=True)
-        at = times.new_zeros(len(code), most)
+        at = times.new_zeros(code.shape[0], most)
         at[row[new], group[new]] = month[new]
         number = torch.arange(most, device=code.device)
         real = number < counts[:, None]

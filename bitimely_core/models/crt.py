@@ -58,30 +58,22 @@ class CRTTokenizer(PatchTokenizer):
         seen, ends = get_observed(batch), find_row_ends(batch)
         blocks = -(-ends // (2 * self.patch))
         most = self.blocks(batch.values.shape[1])
-        index = torch.arange(2 * self.patch * most, device=ends.device).expand(len(ends), -1)
+        index = torch.arange(2 * self.patch * most, device=ends.device).expand(ends.shape[0], -1)
         index = torch.minimum(index, (ends - 1).clamp(min=0)[:, None])
         x = torch.where(seen, batch.values, 0.0).gather(1, index[..., None].expand(-1, -1, seen.shape[2]))
-        parts = [x, *self._spectrum(x, blocks)]
+        parts = [x, *(self._spectrum(x, blocks) if batch.mask is not None else compute_spectrum(x))]
         tokens = torch.cat([part.unflatten(1, (-1, self.patch)).flatten(2) for part in parts], 1)
         return tokens, tokens.detach(), _mask_views(blocks, most)
 
     def _spectrum(self, x: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Magnitudes and phases [B, T / 2, V] of the first 2P * blocks samples of each row [B, T, V]; 0 past them."""
-        magnitude, phase = (x.new_zeros(len(x), x.shape[1] // 2, x.shape[2]) for _ in range(2))
+        magnitude, phase = (x.new_zeros(x.shape[0], x.shape[1] // 2, x.shape[2]) for _ in range(2))
         for count in blocks.unique().tolist():
             half = count * self.patch
             if not half:
                 continue
             rows = blocks == count
-            bins = torch.fft.rfft(x[rows, : 2 * half], dim=1, norm="ortho")[:, :half]
-            size = bins.abs()
-            quiet = size <= NOISE * size.amax(1, keepdim=True)  # 0 / 0 has neither an angle nor a derivative
-            level = quiet | (
-                bins.imag.abs() <= NOISE * size.amax(1, keepdim=True)
-            )  # the sign of a rounding would choose between -pi and pi
-            real, imaginary = torch.where(quiet, 1.0, bins.real), torch.where(level, 0.0, bins.imag)
-            magnitude[rows, :half] = size.log1p()
-            phase[rows, :half] = torch.atan2(imaginary, real)
+            magnitude[rows, :half], phase[rows, :half] = compute_spectrum(x[rows, : 2 * half])
         return magnitude, phase
 
     def find_targets(self, batch: Batch) -> Tensor:
@@ -96,6 +88,16 @@ class CRTTokenizer(PatchTokenizer):
     def erase(self, batch: Batch, chosen: Tensor) -> Batch:
         """Raises UserError (config, exit 2): erased patches would change the spectrum."""
         raise base.config_error("masked patches for crt", "its patches are dropped", "objective.name", "Use the objective drop")
+
+
+def compute_spectrum(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Magnitudes and phases [B, T / 2, V] of rows [B, T, V]."""
+    bins = torch.fft.rfft(x, dim=1, norm="ortho")[:, : x.shape[1] // 2]
+    size = bins.abs()
+    noise = NOISE * size.amax(1, keepdim=True)
+    quiet = size <= noise  # 0 / 0 has neither an angle nor a derivative
+    level = quiet | (bins.imag.abs() <= noise)  # the sign of a rounding would choose between -pi and pi
+    return size.log1p(), torch.atan2(torch.where(level, 0.0, bins.imag), torch.where(quiet, 1.0, bins.real))
 
 
 def _mask_views(blocks: Tensor, most: int) -> Tensor:
@@ -204,7 +206,9 @@ class CRT(base.Model):
             raise base.objective_error(self.config, "hidden tokens for crt", "its patches are dropped")
         batch, adapter = self.expand_channels(batch), self._adapter_of(batch)
         tokens, targets, real = adapter.tokenizer(batch)
-        placed = self.embed_patches(adapter, tokens, real) + self._encode_positions(self.positions, self.views, real)
+        placed = self.embed_patches(adapter, tokens, None if batch.mask is None else real) + self._encode_positions(
+            self.positions, self.views, real
+        )
         x = F.dropout(placed, self.config.dropout, self.training)
         states, maps = self._encode(x, None if batch.mask is None else real, attention=attention)
         return Encoded(tokens, targets, real, tuple(state[:, 3:] for state in states), maps, states[-1][:, :3].mean(1))
@@ -233,18 +237,24 @@ class CRT(base.Model):
         parts = self._split(self.norm(hidden), 1)
         return torch.cat([self._adapter_of(batch).output[view](part) for view, part in parts.items()], 1)
 
-    def embed_patches(self, adapter: CRTAdapter, tokens: Tensor, keep: Tensor) -> Tensor:
-        """ResNet embeddings [B, 4K, D] of the kept patches [B, 4K, P * V], 0 for the others."""
+    def embed_patches(self, adapter: CRTAdapter, tokens: Tensor, keep: Tensor | None) -> Tensor:
+        """ResNet embeddings [B, 4K, D] of the kept patches [B, 4K, P * V] (None: all), 0 for the others."""
         out = []  # float32 on the CPU: the weight gradient of a bf16 convolution over a single sample is not finite there (oneDNN)
         precision = torch.autocast("cpu", enabled=False) if tokens.device.type == "cpu" else nullcontext()
-        for (view, part), where in zip(self._split(tokens, 1).items(), self._split(keep, 1).values(), strict=True):
-            patches = part[where].unflatten(-1, (self.config.patch, -1)).transpose(1, 2)  # [n, V, P]
-            states = part.new_zeros(*where.shape, self.config.dim)
-            if len(patches):
+        for view, part in self._split(tokens, 1).items():
+            where = None if keep is None else self._split(keep, 1)[view]
+            patches = (
+                (part.flatten(0, 1) if where is None else part[where]).unflatten(-1, (self.config.patch, -1)).transpose(1, 2)
+            )  # [n, V, P]
+            states = part.new_zeros(*part.shape[:2], self.config.dim)
+            if where is None or len(patches):
                 with precision:
                     embedded = self.nets[view](adapter.stems[view](patches)).mean(-1)
-                states = states.to(embedded.dtype)
-                states[where] = embedded
+                if where is None:
+                    states = embedded.unflatten(0, states.shape[:2])
+                else:
+                    states = states.to(embedded.dtype)
+                    states[where] = embedded
             out.append(states)
         return torch.cat(out, 1)
 
@@ -252,7 +262,7 @@ class CRT(base.Model):
         """States [B, 3 + n, D] of the encoder's layers, and their maps on request; `real` [B, n]: mask of patches."""
         keys = None if real is None else F.pad(real, (3, 0), value=True)
         starts = F.dropout(self.classes + self.views, self.config.dropout, self.training)
-        x = torch.cat((starts.expand(len(x), -1, -1).to(x.dtype), x), 1)
+        x = torch.cat((starts.expand(x.shape[0], -1, -1).to(x.dtype), x), 1)
         return apply_layers(self.layers, x, keys, attention=attention)
 
     def _encode_positions(self, positions: nn.ParameterDict, views: Tensor, real: Tensor) -> Tensor:

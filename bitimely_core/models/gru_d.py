@@ -98,7 +98,7 @@ class GRUD(SupervisedModel):
 
     def recur(self, read: Tensor, gamma: Tensor, real: Tensor) -> Tensor:
         """States [B, T, H] from W [x^; m] + b [B, T, 3 H] (r, z, h~ side by side) and gamma_h [B, T, H]; padding leaves the state unchanged."""
-        h = read.new_zeros(len(read), gamma.shape[-1])
+        h = read.new_zeros(read.shape[0], gamma.shape[-1])
         states = []
         for gate, decay, inside in zip(read.unbind(1), gamma.to(read).unbind(1), real[..., None].unbind(1), strict=True):
             faded = decay * h

@@ -113,8 +113,8 @@ def compute_vectors(model: Model, batch: Batch, readout: str, layers: str = "las
 
 def average_channels(vectors: Tensor, batch: Batch) -> Tensor:
     """One vector per row of the batch; vectors per row and channel are averaged over the observed channels."""
-    rows = len(batch.values)
-    if len(vectors) == rows:
+    rows = batch.values.shape[0]
+    if vectors.shape[0] == rows:
         return vectors
     vectors = vectors.reshape(rows, -1, vectors.shape[-1])
     if batch.mask is None or batch.mask.dim() == 2:

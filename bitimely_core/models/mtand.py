@@ -123,7 +123,7 @@ class TimeAttention(nn.Module):
         """
         parts = (part(code.to(part.weight.dtype)) for part, code in ((self.query, queries), (self.key, keys)))
         q, k = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
-        scores = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).expand(len(values), -1, -1, -1)
+        scores = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).expand(values.shape[0], -1, -1, -1)
         if mask is None:
             weights = scores.softmax(-1)
             return (weights @ values[:, None]).transpose(1, 2).flatten(2), weights if attention else None

@@ -147,7 +147,7 @@ class TokenEncoder(Model):
         there are learned positions (exit 2).
         """
         refuse_directions(self, directions)
-        adapter, rows = self.adapter_of(batch), len(batch.values)
+        adapter, rows = self.adapter_of(batch), batch.values.shape[0]
         batch = self.prepare(batch)
         tokens, targets, real = adapter.tokenizer(batch)
         x = adapter.embed(tokens)

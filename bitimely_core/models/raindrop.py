@@ -168,7 +168,7 @@ class Raindrop(SupervisedModel):
     def pass_messages(self, rows: TimedRows, code: Tensor) -> tuple[Tensor, Tensor]:
         """Observations [B, T, V, d] behind both passes, and the edges of each sample [B, V, V] (1 where no messages are passed)."""
         h = F.relu(rows.values[..., None].to(self.nodes.dtype) * self.observation)
-        edges = h.new_ones(len(h), h.shape[2], h.shape[2])
+        edges = h.new_ones(h.shape[0], h.shape[2], h.shape[2])
         for at, message in enumerate(self.messages):
             if self.config.message == "self":
                 h = F.relu(message(h))

@@ -59,6 +59,9 @@ class SetTokenizer(RowTokenizer):
             return SetElements(torch.where(real, times, 0.0), real.to(times), (ids - FIRST).clamp(min=0), real)
         rows = self.rows(batch)
         real = rows.mask.flatten(1)
+        if batch.mask is None:
+            times, channels = rows.times[..., None].expand_as(rows.values), torch.arange(self.width, device=real.device)
+            return SetElements(times.flatten(1), rows.values.flatten(1), channels.expand(rows.values.shape).flatten(1), real)
         order = (~real).to(torch.int8).argsort(stable=True, dim=1)[:, : max(int(real.sum(1).max()), 1) if len(real) else 1]
         times = rows.times[..., None].expand_as(rows.values).flatten(1).gather(1, order)
         return SetElements(times, rows.values.flatten(1).gather(1, order), order % self.width, real.gather(1, order))

@@ -193,7 +193,7 @@ def _draw_normal(*shape: int) -> Tensor:
 
 def add_special_tokens(x: Tensor, special: Tensor, lengths: Tensor | None) -> Tensor:
     """[SOS] before and [EOS] right after the real tokens of each row, [B, N, D] -> [B, N + 2, D]; `special` [2, D]: both vectors."""
-    sos, eos = special[:, None, None].expand(-1, len(x), 1, -1)
+    sos, eos = special[:, None, None].expand(-1, x.shape[0], 1, -1)
     x = torch.cat((sos, x, eos), 1)
     if lengths is None:
         return x

@@ -67,12 +67,13 @@ class TimesBlock(nn.Module):
         n = x.shape[1]
         frequencies, weights = find_frequencies(x, self.top, per_sample=self.per_sample)
         periods = n // frequencies
-        share = torch.zeros(len(x), n + 1, device=x.device, dtype=x.dtype).scatter_add(1, periods, weights)  # of equal periods the sum
+        share = torch.zeros(x.shape[0], n + 1, device=x.device, dtype=x.dtype).scatter_add(1, periods, weights)  # of equal periods the sum
         widen, narrow = self.widen.merge_kernels(), self.narrow.merge_kernels()
         out = x.clone()
-        for period in periods.unique().tolist():
-            rows = (share[:, period] > 0).nonzero().squeeze(1)  # a weight may round to 0
-            if len(rows):
+        fixed = torch.compiler.is_exporting()  # a graph cannot depend on the periods of its rows: it holds all that there are
+        for period in sorted({n // f for f in range(1, max(n // 2, 1) + 1)}) if fixed else periods.unique().tolist():
+            rows = torch.arange(x.shape[0]) if fixed else (share[:, period] > 0).nonzero().squeeze(1)  # a weight may round to 0
+            if fixed or len(rows):
                 image = F.pad(x[rows], (0, 0, 0, -n % period)).unflatten(1, (-1, period)).permute(0, 3, 1, 2)
                 image = F.conv2d(F.gelu(F.conv2d(image, *widen, padding="same")), *narrow, padding="same")
                 out.index_add_(0, rows, image.permute(0, 2, 3, 1).flatten(1, 2)[:, :n] * share[rows, period, None, None])
@@ -86,7 +87,7 @@ def find_frequencies(x: Tensor, top: int, *, per_sample: bool = True) -> tuple[T
     """
     amplitude = torch.fft.rfft(x, dim=1).abs().mean(-1)
     if x.shape[1] == 1:
-        return torch.ones(len(x), 1, dtype=torch.int64, device=x.device), torch.ones_like(amplitude)
+        return torch.ones(x.shape[0], 1, dtype=torch.int64, device=x.device), torch.ones_like(amplitude)
     beyond = amplitude[:, 1:]
     ranked = beyond if per_sample else beyond.mean(0, keepdim=True).expand_as(beyond)
     chosen = ranked.topk(min(top, beyond.shape[1]), 1).indices

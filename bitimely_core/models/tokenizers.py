@@ -146,13 +146,13 @@ class PatchTokenizer(nn.Module):
 
     def _cut(self, samples: Tensor, index: Tensor) -> Tensor:
         """[B, T, V] -> [B, N, P * V]."""
-        return samples.gather(1, index.unsqueeze(-1).expand(-1, -1, samples.shape[2])).reshape(len(samples), -1, self.width)
+        return samples.gather(1, index.unsqueeze(-1).expand(-1, -1, samples.shape[2])).reshape(samples.shape[0], -1, self.width)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens [B, N, P * V], targets (the same values), mask of real tokens [B, N]."""
         x, ends = _fill_missing(batch), find_row_ends(batch)
         if self._is_view(batch):
-            tokens = x.reshape(len(x), -1, self.width)
+            tokens = x.reshape(x.shape[0], -1, self.width)
         else:
             tokens = self._cut(x, torch.minimum(self._index(batch), (ends - 1).clamp(min=0)[:, None]))
         beyond = ends - self.patch
@@ -165,9 +165,9 @@ class PatchTokenizer(nn.Module):
     def find_targets(self, batch: Batch) -> Tensor:
         """Which target values were observed (repeated samples were not), bool [B, N, P * V]."""
         if self._is_view(batch):
-            return torch.ones_like(batch.values, dtype=torch.bool).reshape(len(batch.values), -1, self.width)
+            return torch.ones_like(batch.values, dtype=torch.bool).reshape(batch.values.shape[0], -1, self.width)
         index, ends = self._index(batch), find_row_ends(batch)[:, None]
-        inside = (index < ends).unsqueeze(-1).expand(-1, -1, batch.values.shape[2]).reshape(len(index), -1, self.width)
+        inside = (index < ends).unsqueeze(-1).expand(-1, -1, batch.values.shape[2]).reshape(index.shape[0], -1, self.width)
         return inside & self._cut(get_observed(batch), torch.minimum(index, (ends - 1).clamp(min=0)))
 
     def erase(self, batch: Batch, chosen: Tensor) -> Batch:

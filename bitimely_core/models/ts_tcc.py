@@ -44,7 +44,7 @@ class ContextTransformer(nn.Module):
     def forward(self, z: Tensor, real: Tensor | None = None) -> Tensor:
         """Steps [B, n, D], of which `real` [B, n] are no padding (None: all) -> [B, C]."""
         x = self.embedding(z)
-        x = torch.cat((self.start.to(x.dtype).expand(len(x), 1, -1), x), 1)
+        x = torch.cat((self.start.to(x.dtype).expand(x.shape[0], 1, -1), x), 1)
         keys = None if real is None else F.pad(real, (1, 0), value=True)
         for layer in self.layers:
             x, _ = layer(x, keys)

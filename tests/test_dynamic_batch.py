@@ -1,0 +1,37 @@
+"""Exported graphs take batches of any size."""
+
+import pytest
+import torch
+from torch import nn
+
+from bitimely_core import models, registry
+from bitimely_core.models import heads
+from bitimely_core.types import Batch
+
+torch.set_num_threads(1)
+
+QUICK = {"raindrop", "seft", "crt"}
+
+
+class Windows(nn.Module):
+    """A head as a function of windows."""
+
+    def __init__(self, head: heads.Head) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return self.head(Batch(values))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in registry.models])
+def test_a_graph_exported_with_a_dynamic_batch_equals_eager(name):
+    torch.manual_seed(0)
+    head = Windows(heads.Classifier(models.build(name, preset="tiny", channels=3, length=64), outputs=3)).eval()
+    rows = torch.export.Dim("rows", min=2, max=64)
+    with torch.no_grad():
+        graph = torch.export.export(head, (torch.randn(3, 64, 3),), dynamic_shapes=({0: rows},)).module()
+        for count in (2, 7):
+            values = torch.randn(count, 64, 3)
+            torch.testing.assert_close(graph(values), head(values), rtol=1e-6, atol=1e-6)
