@@ -131,8 +131,12 @@ class TokenEncoder(Model):
         super().__init__(config)
         self.positions: nn.Parameter | None = None
         if config.positions == "learned" and config.tokenizer != "codes":
-            self.positions = nn.Parameter(draw_uniform(self.adapter.tokenizer.count(config.length), config.dim))
+            self.positions = nn.Parameter(self.draw_positions(0, self.adapter.tokenizer.count(config.length)))
         self.layers = nn.ModuleList(PatchTSTLayer(config, self.attention_dropout) for _ in range(config.layers))
+
+    def draw_positions(self, first: int, count: int) -> Tensor:
+        """Learned positions [count, D] at the start, from number `first` on."""
+        return draw_uniform(count, self.config.dim)
 
     def prepare(self, batch: Batch) -> Batch:
         """The input of the tokenizer."""
@@ -178,7 +182,8 @@ class TokenEncoder(Model):
         if self.positions is None:
             return []
         held = len(self.positions)
-        self.positions = extend_positions(self.positions, self.adapter.tokenizer.count(self.config.length), draw_uniform)
+        total = self.adapter.tokenizer.count(self.config.length)
+        self.positions = extend_positions(self.positions, total, lambda more, _: self.draw_positions(held, more))
         return ["positions"] if len(self.positions) > held else []
 
 
