@@ -142,6 +142,8 @@ def tokenize(
     channels: Annotated[str | None, declare_setting(DataConfig, "channels")] = None,
     bandpass: Annotated[str | None, declare_setting(DataConfig, "bandpass", "LOW,HIGH")] = None,
     notch: Annotated[str | None, declare_setting(DataConfig, "notch", "FREQ[,FREQ...]")] = None,
+    resampling: Annotated[str | None, declare_setting(DataConfig, "resampling")] = None,
+    filtering: Annotated[str | None, declare_setting(DataConfig, "filtering")] = None,
     normalise: Annotated[str, declare_setting(DataConfig, "normalise")] = "channel",
     split: Annotated[str | None, declare_setting(DataConfig, "split")] = None,
     seed: Annotated[int, declare_setting(DataConfig, "seed")] = 0,
@@ -169,6 +171,8 @@ def tokenize(
         "split": split,
         "bandpass": bandpass,
         "notch": notch,
+        "resampling": resampling,
+        "filtering": filtering,
         "test_fold": test_fold,
     }
     checked = validate(DataConfig, {name: value for name, value in cuts.items() if value is not None})

@@ -121,6 +121,10 @@ class TrainConfig(Section):
         return self.epochs * per_epoch if self.steps is None else self.steps
 
 
+Resampling = Literal["two-sided", "causal", "pointwise"]
+Filtering = Literal["zero-phase", "causal"]
+
+
 def parse_frequencies(value: Any) -> Any:
     """`"0.5,40"` or `",40"` as a tuple of numbers, None for an empty place; what is no text stays as it is. Raises ValueError."""
     if not isinstance(value, str):
@@ -156,6 +160,10 @@ class DataConfig(Section):
     notch: Annotated[tuple[float, ...] | None, BeforeValidator(parse_frequencies)] = Field(
         None, description="Frequencies in Hz to remove, for example 50 for line noise."
     )
+    resampling: Resampling | None = Field(
+        None, description="Default: two-sided. causal: from past samples alone; pointwise: from those at its time, else missing."
+    )
+    filtering: Filtering | None = Field(None, description="Default: zero-phase. causal: filters run forward only, with a delay.")
 
 
 class FinetuneConfig(Section):

@@ -285,6 +285,7 @@ class ObjectiveFacts:
     """`leak_free`: true, false, null (no target of its own) or a text that names the condition."""
 
     leak_free: bool | str | None
+    context: Literal["past", "past or future", "around"] = "around"  # of a prediction; around: everything but what is hidden
     config: type[Any] | None = None  # class of its settings; None: `config.ObjectiveConfig`
     requires: str = ""  # of a model: one-way or alternating (layers of given directions), hidden (tokens that can be hidden), or its method
     check: Callable[[Any], None] = lambda config: None  # refuses a model's configuration with a UserError (config, exit 2)

@@ -11,11 +11,22 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from bitimely_core import __version__, storage
+from bitimely_core import __version__, registry, storage
 from bitimely_core.config import validate_settings
 from bitimely_core.errors import Finding, Reason, UserError, input_error, integrity_error, safe_text, usage_error
+from bitimely_core.preparation import list_conditions
 from bitimely_core.records import ResultManifest, complete_results, has_result, write_results
-from bitimely_core.schemas import Preprocessing, ReadingOptions, RunData, RunRecord, Scores, SplitCount, TrainSubjects, flatten_keys
+from bitimely_core.schemas import (
+    Preprocessing,
+    ReadingOptions,
+    RunData,
+    RunRecord,
+    SamplePreparation,
+    Scores,
+    SplitCount,
+    TrainSubjects,
+    flatten_keys,
+)
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.workspace import find_run_folder, locate
 
@@ -55,7 +66,7 @@ class Run:
         from bitimely_core import tokens
 
         folder = find_run_folder(run, workspace)
-        record = RunRecord.load(folder / "run.json")
+        record = load_record(folder)
         return cls(
             folder,
             record,
@@ -205,6 +216,28 @@ class Run:
                 file=str(windows.name),
             )
         return len(shared)
+
+
+def load_record(folder: Path) -> RunRecord:
+    """`run.json` of a run. One of an earlier version without the preprocessing has the stamp that the tokens of its pre-training imply."""
+    from bitimely_core import tokens
+
+    record = RunRecord.load(folder / "run.json")
+    data = record.pretraining_data or record.data
+    if record.leak_free is not True or record.preparation is not None or any(one.vocabulary for one in data):
+        return record
+    found: list[SamplePreparation | None] = []
+    for one in data:
+        try:
+            windows = tokens.open_tokens(locate(folder.parent.parent, "tokens", one.name), verify=False)
+            found.append(windows.preparation if windows.fingerprint == one.fingerprint else None)
+        except UserError as error:
+            raise_system_error(error)
+            found.append(None)
+    registry.load_members("bitimely_core.objectives")
+    objective = registry.objectives.get(record.settings.objective.name)
+    conditions = list_conditions(found, record.settings.model, objective.facts.context if objective else "around")
+    return record.model_copy(update={"leak_free": " and ".join(conditions) or True, "preparation": tuple(found)})
 
 
 def hash_subjects(windows: list[Windows], split: str) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, JsonValue, SerializeAsAny, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from bitimely_core.config import SECTIONS, Settings, SettingsLayer, parse_stored_settings, upgrade_settings
+from bitimely_core.config import SECTIONS, Filtering, Resampling, Settings, SettingsLayer, parse_stored_settings, upgrade_settings
 from bitimely_core.errors import Exit, Finding, Level
 from bitimely_core.records import Manifest as Manifest
 from bitimely_core.records import Part, has_result, omit_none, write_results
@@ -318,6 +318,8 @@ class WindowOptions(TokenOptions):
     bandpass: tuple[Number | None, Number | None] | None = omit_none()  # Hz
     notch: tuple[Number, ...] | None = omit_none()  # Hz
     test_fold: int | None = omit_none()  # of ten
+    resampling: Resampling | None = omit_none()
+    filtering: Filtering | None = omit_none()
     clock: str | None = omit_none()  # channel with the times of irregular samples, the last of `channels` unless `grid`
     grid: Literal[True] | None = omit_none()  # irregular samples were brought to `rate`
 
@@ -348,6 +350,23 @@ class SequenceOptions(TokenOptions):
     asked: str | None = omit_none()  # of prediction times: hash of the labels
     small_counts: Literal["shown"] | None = omit_none()  # pages show counts below 11
     individual_timelines: Literal["drawn"] | None = omit_none()  # the page draws sequences of single subjects
+
+
+class ChannelPreparation(Part):
+    """How native samples became values: channels of one native rate that were treated alike."""
+
+    channels: tuple[str, ...]
+    native_rate: float  # Hz
+    rate: float  # Hz, of the values
+    resampling: Literal["none", "interpolated", "held", "placed", "resampled", "causal", "averaged"]
+    filters: Literal["zero-phase", "causal"] | None = omit_none()
+
+
+class SamplePreparation(Part):
+    """From the native samples of a recording to the values of its windows."""
+
+    channels: tuple[ChannelPreparation, ...]
+    stride: int | None = omit_none()  # values of which the starts of windows are multiples; None: they start anywhere
 
 
 class SplitCounts(Part):
@@ -391,6 +410,7 @@ class WindowManifest(TokenManifest):
     shards: list[WindowShard]
     counts: dict[str, SplitCounts]
     left_out: dict[str, int]
+    preparation: SamplePreparation | None = omit_none()
 
 
 class SequenceManifest(TokenManifest):
@@ -670,6 +690,7 @@ class RunRecord(StoredRecord):
     parameters: int = 0
     paper_parameters: int | float | None = None
     leak_free: bool | str | None = None
+    preparation: tuple[SamplePreparation | None, ...] | None = omit_none("Of each data set; null: unknown.")
     seed: int = 0
     versions: dict[str, str] = {}
     verified: bool = True  # whether checksums of the data were compared

@@ -414,7 +414,7 @@ def test_recording_level_labels(tmp_path: Path) -> None:
 
 
 def at_rate(signal: Signal, rate: float, **choices: Any) -> np.ndarray:
-    plan: Any = SimpleNamespace(rate=rate, **{"resample": False, "decimate": (), "hold": (), **choices})
+    plan: Any = SimpleNamespace(rate=rate, **{"resample": False, "decimate": (), "hold": (), "resampling": None, **choices})
     return cutting.resample(signal, plan)
 
 

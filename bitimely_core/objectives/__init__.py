@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,9 @@ from bitimely_core.config import (
 )
 from bitimely_core.models.base import Model, config_error
 from bitimely_core.objectives.tokens import LossPart, Result, make_result, refuse_overlap
+from bitimely_core.preparation import list_conditions
 from bitimely_core.registry import models, objectives
+from bitimely_core.schemas import SamplePreparation
 from bitimely_core.types import Batch, Batches
 
 __all__ = [
@@ -121,11 +123,13 @@ def check_compatible(config: ModelConfig, objective: str) -> None:
     facts.check(config)
 
 
-def leak_free(settings: Settings | dict[str, Any], *, normalise: str | None = None) -> bool | str | None:
+def leak_free(
+    settings: Settings | dict[str, Any], *, normalise: str | None = None, preparation: Sequence[SamplePreparation | None] = ()
+) -> bool | str | None:
     """The stamp of a run: True, False, None (the objective has no target of its own), or a text with the condition.
 
-    `settings` are resolved, or plain values; `normalise` is how the windows were really normalised (None: as the settings say). Raises
-    UserError: overlapping patches under an objective that claims to be leak-free (exit 2).
+    `settings` are resolved, or plain values; `normalise` is how the windows were really normalised (None: as the settings say);
+    `preparation` is that of the data sets (None: unknown; without any: the values are what was recorded). Raises UserError: overlapping patches under an objective that claims to be leak-free (exit 2).
     """
     chosen = settings if isinstance(settings, Settings) else validate_settings(settings)
     name = chosen.objective.name or models[chosen.model.name].facts.objective
@@ -137,7 +141,8 @@ def leak_free(settings: Settings | dict[str, Any], *, normalise: str | None = No
     if (model.target == "tokens" or facts.states) and model.tokenizer == "conv":
         return False  # neighbouring tokens share samples, and a tokenizer that is trained moves its content there
     windowed = (normalise or chosen.data.normalise) == "window" and model.tokenizer != "codes"
-    conditions = dict.fromkeys((*(("given window statistics",) if windowed else ()), *model.leak_conditions()))
+    statistics = ("given window statistics",) if windowed else ()
+    conditions = dict.fromkeys((*list_conditions(preparation, model, facts.context), *statistics, *model.leak_conditions()))
     return " and ".join(conditions) or True
 
 

@@ -45,7 +45,7 @@ def check_sides(config: ModelConfig) -> None:
 NOTICE = "cpc: contrastive; rel 1.0 = no better than chance. Losses with other negatives, batch sizes or steps cannot be compared."
 
 
-@objectives(ObjectiveFacts(leak_free=True, requires="cpc", config=CPCConfig, check=check_sides, notice=NOTICE, states=True))
+@objectives(ObjectiveFacts(leak_free=True, context="past", requires="cpc", config=CPCConfig, check=check_sides, notice=NOTICE, states=True))
 def cpc(model: Model, batch: Batch, generator: Generator | None = None, *, config: CPCConfig) -> Result:
     """From its past alone, each token finds the encoded tokens ahead among negatives (InfoNCE)."""
     assert isinstance(model, S4)

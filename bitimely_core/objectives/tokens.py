@@ -75,7 +75,7 @@ def next_previous(model: Model, batch: Batch, generator: Generator | None = None
     )
 
 
-@objectives(ObjectiveFacts(leak_free=True, requires="one-way", config=StrictConfig))
+@objectives(ObjectiveFacts(leak_free=True, context="past or future", requires="one-way", config=StrictConfig))
 def next_previous_strict(model: Model, batch: Batch, generator: Generator | None = None, *, config: StrictConfig) -> Result:
     """The leak-free form: two passes of the same weights, all layers forward (next token), all backward (previous token)."""
     refuse_overlap(model.config)
@@ -89,7 +89,7 @@ def next_previous_strict(model: Model, batch: Batch, generator: Generator | None
     return make_result(model, batch, parts)
 
 
-@objectives(ObjectiveFacts(leak_free=True, requires="one-way"), name="next")
+@objectives(ObjectiveFacts(leak_free=True, context="past", requires="one-way"), name="next")
 def next_token(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
     """All layers forward, next token read at layer L."""
     refuse_overlap(model.config)

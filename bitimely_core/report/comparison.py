@@ -44,6 +44,7 @@ from bitimely_core.report.run_page import (
     run_facts,
 )
 from bitimely_core.report.text import text_cell
+from bitimely_core.run import load_record
 from bitimely_core.schemas import CorrectedDifference, MetricValue, RunRecord, Scores
 from bitimely_core.workspace import locate
 
@@ -403,7 +404,7 @@ def comparison_page(folders: list[Path], margin: float | None = None) -> Page:
     page = PageBuilder("Comparison of " + (", ".join(s.run for s in scored) if len(scored) <= 4 else f"{len(scored)} runs"))
     page.notice(*(f"{s.run}: {line}" for folder, s in zip(folders, scored, strict=True) for line in list_reproductions(folder)))
     page.notice(*(line for s in scored for line in s.notices), *(line for result in table.results.values() for line in result.remarks))
-    page.add_facts(run_facts(RunRecord.load(folders[0] / "run.json")))
+    page.add_facts(run_facts(load_record(folders[0])))
     page.fact("Reference of the differences", reference)
     name, here = main_metric(scored[0]), [s for s in scored if s.data == scored[0].data]
     bars = {s.run: s.metrics.get(name, MetricValue()) for s in here}

@@ -11,6 +11,7 @@ from bitimely_core.privacy import format_count
 from bitimely_core.records import has_result, write_results
 from bitimely_core.report.run_page import ORDER, baseline_values, list_notices, run_facts, show_split, stamp_text
 from bitimely_core.report.text import markdown_text
+from bitimely_core.run import load_record
 from bitimely_core.schemas import FinalLosses, RunData, RunRecord, Scores, TrainSubjects
 
 
@@ -69,7 +70,7 @@ def render_card(folder: Path, record: RunRecord, scores: Scores | None, subjects
 
 def write_card(folder: Path) -> None:
     """Write `model_card.md` of a finished run."""
-    record, scores, subjects = RunRecord.load(folder / "run.json"), folder / "scores.json", folder / "train_subjects.json"
+    record, scores, subjects = load_record(folder), folder / "scores.json", folder / "train_subjects.json"
     card = render_card(
         folder,
         record,

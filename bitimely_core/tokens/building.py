@@ -10,16 +10,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypedDict, Unpack, get_args
 
 import numpy as np
 
 from bitimely_core import registry, schemas, storage
 from bitimely_core.cache import Cache, open_cache
+from bitimely_core.config import Filtering, Resampling
 from bitimely_core.errors import Finding, Level, Reason, UserError, input_error, safe_text, usage_error
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens import filters, moments, splits
-from bitimely_core.tokens.cutting import RecordCut, WindowPlace, count_unfiltered, cut_record, make_windows
+from bitimely_core.tokens.cutting import RecordCut, WindowPlace, count_unfiltered, cut_record, describe_preparation, make_windows
 from bitimely_core.tokens.sets import FORMAT, check_subjects, open_manifest
 from bitimely_core.types import Progress
 
@@ -44,6 +45,8 @@ class WindowChoices(TypedDict, total=False):
     seed: int  # of the split
     bandpass: Sequence[float | None] | None  # edges in Hz, None for an open side; at the recording's own rate, see `tokens.filters`
     notch: Sequence[float] | None  # Hz
+    resampling: Resampling | None  # causal: from past samples alone; pointwise: each native sample in one value
+    filtering: Filtering | None  # causal: forward only
     test_fold: int | None  # of ten, tested instead of the tenth; the one before it validates. Official folds, or of subjects
 
 
@@ -128,6 +131,8 @@ def resolve_options(
     bandpass: Sequence[float | None] | None = None,
     notch: Sequence[float] | None = None,
     test_fold: int | None = None,
+    resampling: Resampling | None = None,
+    filtering: Filtering | None = None,
 ) -> schemas.WindowOptions:
     """The view's facts with the choices of the caller. The first recording decides what a view leaves open (no channels, rate or window 0)."""
     registry.load_members("bitimely_core.datasets")
@@ -135,8 +140,9 @@ def resolve_options(
     if view not in views:
         raise registry.unknown("view", f"{cache.dataset}/{view}", [f"{cache.dataset}/{name}".rstrip("/") for name in views])
     own = views[view]
-    for kind, name, known in (("normalisation", normalise, NORMALISE), ("split", split or own.split, splits.SCHEMES)):
-        if name not in known:
+    named = [("normalisation", normalise, NORMALISE), ("split", split or own.split, splits.SCHEMES)]
+    for kind, name, known in [*named, ("resampling", resampling, get_args(Resampling)), ("filtering", filtering, get_args(Filtering))]:
+        if name is not None and name not in known:
             raise registry.unknown(kind, name, list(known))
     band, stops = filters.validate_filters(bandpass, notch)
     if channels:
@@ -197,6 +203,8 @@ def resolve_options(
         test_fold=test_fold,
         clock=own.clock or None,
         grid=own.grid or None,
+        resampling=None if resampling == "two-sided" else resampling,
+        filtering=None if filtering == "zero-phase" else filtering,
     )
 
 
@@ -254,6 +262,7 @@ class CacheSurvey:
     rows: list[WindowRow] = field(default_factory=list)
     affine: list[tuple[str, str, float, float]] = field(default_factory=list)  # recording, channel, scale, offset
     units: tuple[str, ...] | None = None
+    rates: set[tuple[str, float]] = field(default_factory=set)  # channel and native Hz
     left_out: Counter[str] = field(default_factory=Counter)
 
 
@@ -278,6 +287,7 @@ def survey_cache(
             cut = cut._replace(blocks=tuple((starts[0], starts[-1] + options.length) for starts in runs))
         survey.left_out["unfiltered"] += count_unfiltered(cut, [place for place, _ in kept], options)
         survey.units = cut.units
+        survey.rates |= {(signal.channel, signal.rate) for segment in cut.segments for signal in segment}
         survey.rows += [
             WindowRow(record.subject_id, record.recording_id, place.start, place.label, name, cut.digital) for place, name in kept
         ]
@@ -355,6 +365,7 @@ def write_windows(cache: Cache, options: schemas.WindowOptions, out: Path, progr
         shards=shards,
         counts=audit(survey, class_names),
         left_out=dict(sorted((+survey.left_out).items())),
+        preparation=describe_preparation(survey.rates, options),
         notices=list_notices(options),
         findings=[schemas.FindingRecord.of(finding) for finding in found],
         files=files | {"statistics.json": schemas.StoredFile(sha256=sha256, size=size)},
@@ -448,7 +459,12 @@ def list_notices(options: schemas.WindowOptions) -> list[str]:
     if options.normalise == "window":
         out.append("Each window is normalised by its own mean and spread: objectives are leak-free only given these.")
     if words := filters.describe_filters(options.bandpass, options.notch):
-        out.append(f"Filtered forward and backward ({words}): each value depends on what comes before and after it, beyond its window too.")
+        if options.filtering == "causal":
+            out.append(f"Filtered forward ({words}): each value depends on what comes before it, beyond its window too, and is delayed.")
+        else:
+            out.append(
+                f"Filtered forward and backward ({words}): each value depends on what comes before and after it, beyond its window too."
+            )
     return out
 
 

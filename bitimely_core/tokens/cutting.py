@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from bitimely_core.errors import Reason, input_error, safe_text
-from bitimely_core.schemas import WindowOptions
+from bitimely_core.schemas import ChannelPreparation, SamplePreparation, WindowOptions
 from bitimely_core.tokens import filters
 from bitimely_core.types import Annotation, Record, Signal
 
 PIECE_BYTES = 16 << 20  # bytes of windows that are made at once
 STEP_VALUES = 1 << 20  # values that are interpolated at once
+Method = Literal["none", "interpolated", "held", "placed", "resampled", "causal", "averaged"]
+EXACT = frozenset[Method]({"none", "interpolated", "held"})  # methods that keep the source's digital values
 VOLTS = {"v": 1.0, "mv": 1e-3, "uv": 1e-6, "µv": 1e-6, "μv": 1e-6, "nv": 1e-9}  # both Greek letters are in use
 
 
@@ -76,7 +78,7 @@ def cut_record(record: Record, options: WindowOptions, units: tuple[str, ...] | 
     if known != factors:
         left_out["unit"] += 1
         return None
-    for signal in (signal for segment in segments for signal in segment if needs_filter(signal, options)):
+    for signal in (signal for segment in segments for signal in segment if needs_filter(signal.channel, options)):
         filters.check_rate(options.bandpass, options.notch, signal.rate, signal.channel, record.recording_id)
 
     lengths = [min(count_resampled(signal, options, record.recording_id) for signal in segment) for segment in segments]
@@ -92,7 +94,9 @@ def cut_record(record: Record, options: WindowOptions, units: tuple[str, ...] | 
         places = average_labels(places, record.annotations, options, left_out) if options.overlap is not None else places
     affine = [{(s[v].scale * f[v], s[v].offset * f[v]) for s, f in zip(segments, known, strict=True)} for v in range(len(units))]
     stored = all(
-        s.samples.dtype == np.int16 and not is_faster(s, options) and not needs_filter(s, options) for row in segments for s in row
+        s.samples.dtype == np.int16 and choose_resampling(s.channel, s.rate, options) in EXACT and not needs_filter(s.channel, options)
+        for row in segments
+        for s in row
     )
     digital = stored and all(len(a) == 1 for a in affine)
     scale, offset = np.array([next(iter(a)) if digital else (1.0, 0.0) for a in affine], dtype=np.float64).T
@@ -154,19 +158,44 @@ def make_windows(found: RecordCut, places: list[WindowPlace], options: WindowOpt
 
 def make_values(signal: Signal, factor: float, found: RecordCut, options: WindowOptions) -> np.ndarray:
     """A channel at the view's rate: its digital int16 values when `found.digital`, else physical float32 in the view's unit."""
-    if needs_filter(signal, options):
+    if needs_filter(signal.channel, options):
         x = signal.samples.astype(np.float64) * signal.scale + signal.offset
-        x = filters.apply_filters(
-            x, filters.design_filters(options.bandpass, options.notch, signal.rate), find_borders(signal, found.blocks)
-        )
+        designed = filters.design_filters(options.bandpass, options.notch, signal.rate)
+        x = filters.apply_filters(x, designed, find_borders(signal, found.blocks), is_causal=options.filtering == "causal")
         signal = signal._replace(samples=x, scale=1.0, offset=0.0)
     x = resample(signal, options)
     return x if found.digital else ((x.astype(np.float64) * signal.scale + signal.offset) * factor).astype(np.float32)
 
 
-def needs_filter(signal: Signal, options: WindowOptions) -> bool:
+def needs_filter(channel: str, options: WindowOptions) -> bool:
     """Whether the channel is filtered: one of measurements, not of states or markers (`hold`)."""
-    return (options.bandpass is not None or options.notch is not None) and signal.channel not in options.hold
+    return (options.bandpass is not None or options.notch is not None) and channel not in options.hold
+
+
+def choose_resampling(channel: str, rate: float, options: WindowOptions) -> Method:
+    """How a channel of `rate` Hz is brought to the rate of the view."""
+    if math.isclose(rate, options.rate, rel_tol=1e-9):
+        return "none"
+    if options.resampling == "pointwise":
+        return "averaged" if rate > options.rate else "placed"
+    if rate > options.rate:
+        return "causal" if options.resampling == "causal" else "resampled"
+    return "held" if options.resampling == "causal" or channel in options.hold else "interpolated"
+
+
+def describe_preparation(rates: Iterable[tuple[str, float]], options: WindowOptions) -> SamplePreparation:
+    """What is done to channels of these names and native rates in Hz."""
+    groups: dict[tuple[float, Method, Literal["zero-phase", "causal"] | None], list[str]] = {}
+    for channel, rate in sorted(set(rates), key=lambda one: (options.channels.index(one[0]), one[1])):
+        filtering = (options.filtering or "zero-phase") if needs_filter(channel, options) else None
+        groups.setdefault((rate, choose_resampling(channel, rate, options), filtering), []).append(channel)
+    return SamplePreparation(
+        channels=tuple(
+            ChannelPreparation(channels=tuple(names), native_rate=rate, rate=options.rate, resampling=method, filters=filtering)
+            for (rate, method, filtering), names in groups.items()
+        ),
+        stride=None if options.epoch is not None else options.stride,
+    )
 
 
 def find_borders(signal: Signal, blocks: Sequence[tuple[float, float]]) -> list[int]:
@@ -177,24 +206,17 @@ def find_borders(signal: Signal, blocks: Sequence[tuple[float, float]]) -> list[
 
 def count_unfiltered(found: RecordCut, places: list[WindowPlace], options: WindowOptions) -> int:
     """How many stretches of the segments with these `places` are too short for the filter."""
-    signals = [signal for i in {place.segment for place in places} for signal in found.segments[i] if needs_filter(signal, options)]
+    signals = [signal for i in {place.segment for place in places} for signal in found.segments[i] if needs_filter(signal.channel, options)]
     chosen = ((s, filters.design_filters(options.bandpass, options.notch, s.rate)) for s in signals)
+    if options.filtering == "causal":
+        return 0
     return sum(filters.count_too_short(s.samples, designed, find_borders(s, found.blocks)) for s, designed in chosen)
-
-
-def is_faster(signal: Signal, options: WindowOptions) -> bool:
-    """Whether the channel must be filtered to come to the view's rate."""
-    return signal.rate > options.rate and not has_same_rate(signal, options)
-
-
-def has_same_rate(signal: Signal, options: WindowOptions) -> bool:
-    """Whether the channel has the view's rate."""
-    return math.isclose(signal.rate, options.rate, rel_tol=1e-9)
 
 
 def count_resampled(signal: Signal, options: WindowOptions, recording: str) -> int:
     """floor(samples * rate / own rate). Raises UserError (sampling_rate) for a faster channel without `rate`."""
-    if is_faster(signal, options) and not options.resample and signal.channel not in options.decimate:
+    method = choose_resampling(signal.channel, signal.rate, options)
+    if method in {"resampled", "causal", "averaged"} and not options.resample and signal.channel not in options.decimate:
         raise input_error(
             Reason.SAMPLING_RATE,
             f"{safe_text(signal.channel)} of recording {safe_text(recording)} has {signal.rate:g} Hz",
@@ -205,22 +227,44 @@ def count_resampled(signal: Signal, options: WindowOptions, recording: str) -> i
             expected=f"{options.rate:g}",
         )
     n = len(signal.samples)
-    return n if has_same_rate(signal, options) else math.floor(n * options.rate / signal.rate + 1e-6)
+    return n if method == "none" else math.floor(n * options.rate / signal.rate + 1e-6)
 
 
 def resample(signal: Signal, options: WindowOptions) -> np.ndarray:
     """The channel at the view's rate, in its own (digital) values and dtype, but float64 when it had to be filtered.
 
     Slower: linear interpolation (zero-order hold for `options.hold`), after the last sample its value; int16 is rounded to the source's own
-    digital step, so the error is at most half of it. Faster: one anti-alias filter over the segment, see `downsample`.
+    digital step, so the error is at most half of it. Faster: one anti-alias filter over the segment, see `downsample`. Other choices of
+    `options.resampling`: `downsample_causally`, `bin_samples`.
     """
-    x = signal.samples
-    if has_same_rate(signal, options):
+    x, method = signal.samples, choose_resampling(signal.channel, signal.rate, options)
+    if method == "none":
         return x
     length = count_resampled(signal, options, "")
-    if is_faster(signal, options):
+    if method in {"placed", "averaged"}:
+        return bin_samples(x, signal.rate, options.rate, length)
+    if method == "causal":
+        return downsample_causally(x, signal.rate, options.rate, length)
+    if method == "resampled":
         return downsample(x, Fraction(options.rate).limit_denominator(1000) / Fraction(signal.rate).limit_denominator(1000), length)
-    return upsample(x, signal.rate, options.rate, length, hold=signal.channel in options.hold)
+    return upsample(x, signal.rate, options.rate, length, hold=method == "held")
+
+
+def bin_samples(x: np.ndarray, rate: float, new_rate: float, length: int) -> np.ndarray:
+    """The mean of the samples of `x` [samples] that lie in each of `length` values at `new_rate` Hz, float64; NaN where there is none."""
+    places = np.minimum(np.floor(np.arange(len(x)) * new_rate / rate + 1e-9).astype(np.int64), length)
+    y = x.astype(np.float64)
+    seen = np.isfinite(y)
+    count = np.bincount(places[seen], minlength=length + 1)[:length]
+    total = np.bincount(places[seen], y[seen], minlength=length + 1)[:length]
+    return np.divide(total, count, out=np.full(length, np.nan), where=count > 0)
+
+
+def downsample_causally(x: np.ndarray, rate: float, new_rate: float, length: int) -> np.ndarray:
+    """`x` [samples] at `rate` low-passed forward only, at 0.4 of `new_rate`, and read at the last sample in each of `length` values, float64."""
+    y = filters.apply_filters(x.astype(np.float64), filters.design_filters((None, 0.4 * new_rate), None, rate), is_causal=True)
+    at = np.ceil((np.arange(length) + 1) * rate / new_rate - 1e-9).astype(np.int64) - 1
+    return y[np.minimum(at, len(x) - 1)]
 
 
 def upsample(x: np.ndarray, rate: float, new_rate: float, length: int, *, hold: bool) -> np.ndarray:

@@ -97,16 +97,19 @@ def count_too_short(x: np.ndarray, filters: Sequence[np.ndarray], borders: Seque
     return sum(part.stop - part.start <= shortest for part in find_stretches(x, borders))
 
 
-def apply_filters(x: np.ndarray, filters: Sequence[np.ndarray], borders: Sequence[int] = ()) -> np.ndarray:
-    """`x` [n] float64 filtered forward and backward, stretch by stretch. Missing values (NaN) stay missing; stretches that are too short become missing."""
-    from scipy.signal import sosfiltfilt
+def apply_filters(x: np.ndarray, filters: Sequence[np.ndarray], borders: Sequence[int] = (), *, is_causal: bool = False) -> np.ndarray:
+    """`x` [n] float64 filtered forward and backward, stretch by stretch. Missing values (NaN) stay missing; stretches that are too short become missing.
+
+    `is_causal`: forward only, from the state of rest at the first value of each stretch, which may have any length.
+    """
+    from scipy.signal import sosfilt, sosfilt_zi, sosfiltfilt
 
     out = np.full(len(x), np.nan)
-    shortest = max(map(count_padding, filters), default=-1)
+    shortest = 0 if is_causal else max(map(count_padding, filters), default=-1)
     for part in find_stretches(x, borders):
         if part.stop - part.start > shortest:
             y = x[part]
             for sections in filters:
-                y = sosfiltfilt(sections, y)
+                y = sosfilt(sections, y, zi=sosfilt_zi(sections) * y[0])[0] if is_causal else sosfiltfilt(sections, y)
             out[part] = y
     return out

@@ -17,7 +17,7 @@ import numpy as np
 from bitimely_core import storage
 from bitimely_core.errors import Reason, UserError, input_error, integrity_error, safe_text
 from bitimely_core.registry import Task, datasets, load_members, unknown
-from bitimely_core.schemas import RunData, TokenManifest, TokenOptions, TokenStatistics
+from bitimely_core.schemas import RunData, SamplePreparation, TokenManifest, TokenOptions, TokenStatistics
 from bitimely_core.tokens.splits import SHARED, SPLITS
 
 if TYPE_CHECKING:
@@ -102,6 +102,11 @@ class TokenSet(ABC):
     def normalise(self) -> str:
         """How values are read: channel (statistics of the training split), window or none."""
         return self.options.normalise
+
+    @property
+    def preparation(self) -> SamplePreparation | None:
+        """From native samples to values; empty for codes, which are native."""
+        return SamplePreparation(channels=())
 
     @property
     def notices(self) -> list[str]:

@@ -25,13 +25,21 @@ from bitimely_core.errors import Finding, Reason, UserError, input_error, input_
 from bitimely_core.formats import edf, tables, wfdb
 from bitimely_core.formats.source import Source, locate_errors, scan_folder
 from bitimely_core.schemas import Preprocessing, WindowManifest, WindowOptions, WindowStatistics
-from bitimely_core.tokens.cutting import cut_record, find_unit_factor, has_same_rate, make_windows
+from bitimely_core.tokens.cutting import choose_resampling, cut_record, find_unit_factor, make_windows
 from bitimely_core.tokens.windows import Windows, compute_affine
 from bitimely_core.types import Annotation, Record, Signal
 
 LABEL_FILE = re.compile(
     r"(?i)(?:^|[-_.])(hypnogram|hyp|stages?|scoring|annotations?|events|labels?|participants|channels|scans|electrodes)$"
 )
+HOW_RESAMPLED = {
+    "interpolated": "by interpolation, which adds no faster activity",
+    "held": "by repeating samples, which adds no faster activity",
+    "placed": "with missing values between its samples",
+    "resampled": "with an anti-alias filter",
+    "causal": "with a one-sided anti-alias filter",
+    "averaged": "by means",
+}
 UNLABELLED = ""  # the only class of the epochs that windows are cut from
 
 
@@ -312,10 +320,11 @@ def match_units(signals: Sequence[Signal], preprocessing: Preprocessing) -> tupl
 
 
 def _report_rates(signals: Sequence[Signal], options: WindowOptions) -> Iterator[Finding]:
-    seen = {(signal.channel, signal.rate) for signal in signals if not has_same_rate(signal, options)}
-    for channel, rate in sorted(seen):
+    for channel, rate in sorted({(signal.channel, signal.rate) for signal in signals}):
         text = f"{safe_text(channel)} has {rate:g} Hz"
-        how = "with an anti-alias filter" if rate > options.rate else "by interpolation, which adds no faster activity"
+        how = HOW_RESAMPLED.get(choose_resampling(channel, rate, options))
+        if how is None:
+            continue
         yield input_warning(Reason.SAMPLING_RATE, text, f"resampled to the {options.rate:g} Hz of the run {how}", field="rate")
 
 

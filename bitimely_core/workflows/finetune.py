@@ -101,6 +101,7 @@ def finetune(
         parameters=models.count_parameters(head),
         paper_parameters=origin.paper_parameters,
         leak_free=stamp,
+        preparation=(windows.preparation,),
         seed=settings.train.seed,
         versions=list_versions(),
         verified=verify,

@@ -23,7 +23,7 @@ from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.recipe import load_recipe, resolve_settings
 from bitimely_core.records import check_result, has_result
 from bitimely_core.run import describe_data, list_versions
-from bitimely_core.schemas import RunRecord
+from bitimely_core.schemas import RunRecord, SamplePreparation
 from bitimely_core.training import tuning
 from bitimely_core.types import Batches, Progress
 from bitimely_core.workflows import hub
@@ -106,8 +106,7 @@ def pretrain(
     model = _build_model(settings, windows, preset if budget == "matched" else None)
     settings = settings.model_copy(update={"model": model.config})
     objectives.check_compatible(model.config, settings.objective.name)
-    normalise = "window" if "window" in {one.options.normalise for one in windows} else "channel"
-    stamp = objectives.leak_free(settings, normalise=normalise)
+    stamp, preparation = _find_stamp(settings, windows)
     record = RunRecord(
         run=name,
         kind="pretrain",
@@ -120,6 +119,7 @@ def pretrain(
         parameters=models.count_parameters(model),
         paper_parameters=shipped.get("paper_parameters"),
         leak_free=stamp,
+        preparation=preparation,
         seed=settings.train.seed,
         versions=list_versions(),
         verified=verify,
@@ -142,6 +142,15 @@ def pretrain(
         search=tuning.plan_search(settings, batches, validation, views),
     )
     return summarize_job(job) if dry_run else run_job(job, force_new=force_new, progress=progress, say=say)
+
+
+def _find_stamp(settings: Settings, windows: list[Windows]) -> tuple[bool | str | None, tuple[SamplePreparation | None, ...]]:
+    """The stamp of a run on these windows, and how their values were made."""
+    from bitimely_core import objectives
+
+    normalise = "window" if "window" in {one.options.normalise for one in windows} else "channel"
+    preparation = tuple(one.preparation for one in windows)
+    return objectives.leak_free(settings, normalise=normalise, preparation=preparation), preparation
 
 
 def _check_budget(budget: str | None) -> str:
