@@ -125,6 +125,11 @@ Resampling = Literal["two-sided", "causal", "pointwise"]
 Filtering = Literal["zero-phase", "causal"]
 
 
+def is_none(value: object) -> bool:
+    """Whether a setting that version 0.1 did not have was left out."""
+    return value is None
+
+
 def parse_frequencies(value: Any) -> Any:
     """`"0.5,40"` or `",40"` as a tuple of numbers, None for an empty place; what is no text stays as it is. Raises ValueError."""
     if not isinstance(value, str):
@@ -161,9 +166,13 @@ class DataConfig(Section):
         None, description="Frequencies in Hz to remove, for example 50 for line noise."
     )
     resampling: Resampling | None = Field(
-        None, description="Default: two-sided. causal: from past samples alone; pointwise: from those at its time, else missing."
+        None,
+        description="Default: two-sided. causal: from past samples alone; pointwise: from those at its time, else missing.",
+        exclude_if=is_none,  # version 0.1 did not have it
     )
-    filtering: Filtering | None = Field(None, description="Default: zero-phase. causal: filters run forward only, with a delay.")
+    filtering: Filtering | None = Field(
+        None, description="Default: zero-phase. causal: filters run forward only, with a delay.", exclude_if=is_none
+    )
 
 
 class FinetuneConfig(Section):

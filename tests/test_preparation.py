@@ -134,6 +134,7 @@ def test_conditions_name_their_cause() -> None:
 def test_objectives_without_a_declared_context_are_judged_by_the_strictest() -> None:
     claims = {name: entry.facts.context for name, entry in registry.objectives.items() if entry.facts.leak_free is True}
     assert {name: context for name, context in claims.items() if context != "around"} == {
+        "cpc": "past",
         "next": "past",
         "next-previous-strict": "past or future",
     }
