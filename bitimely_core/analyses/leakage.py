@@ -98,7 +98,7 @@ def leakage(
         "jacobian": {mode: {"own": one.own, "beyond": one.beyond, "allowed": one.allowed} for mode, one in jacobian.items()},
         "white_noise": None if noise is None else {"rel": noise.rel, "parts": noise.parts, "steps": noise.steps, "values": noise.values},
     }
-    return page.finish(_verdict(chosen, leak_free, jacobian, noise), summary)
+    return page.finish(_verdict(chosen, leak_free, stamp, jacobian, noise), summary)
 
 
 def _choose_settings(runs: list[Run] | None, model: str, objective: str | None, preset: str) -> tuple[Settings, bool | str | None, str]:
@@ -331,11 +331,13 @@ def _relative_losses(config: ModelConfig, results: list[Result]) -> dict[str, fl
     return out
 
 
-def _verdict(name: str, leak_free: bool, jacobian: Mapping[str, Dependence], noise: NoiseResult | None) -> str:
+def _verdict(name: str, leak_free: bool, stamp: bool | str | None, jacobian: Mapping[str, Dependence], noise: NoiseResult | None) -> str:
     largest = max(max(found.own, found.beyond) for found in jacobian.values())
     trained = "" if noise is None else f" After training on white noise the held-out loss is {noise.rel:.2f} of the variance (1 = chance)."
     if leak_free:
         return f"{name} is leak-free here: no prediction depends on its own target, to the last bit.{trained}"
+    if isinstance(stamp, str) and max(jacobian["eval"].own, jacobian["eval"].beyond) == 0 < jacobian["eval"].allowed:
+        return f"{name} is leak-free {stamp}: by them alone a prediction depends on its own target in training (derivative up to {largest:.2g}).{trained}"
     if largest == 0 and noise is not None and noise.rel < NOISE_THRESHOLD:
         return f"{name} leaks after training.{trained}"
     return f"{name} leaks: a prediction depends on its own target (derivative up to {largest:.2g}).{trained}"
