@@ -264,3 +264,22 @@ def test_padding_and_company_change_no_vector(sides):
         alone = heads.compute_vectors(model, Batch(x[row : row + 1, :length]), "native")
         torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-10, atol=1e-12)
     assert torch.isfinite(heads.compute_vectors(model, Batch(x, mask=mask & (torch.arange(3) > 0)[:, None]), "native")).all()
+
+
+@pytest.mark.parametrize("events", [False, True])
+def test_an_exported_graph_takes_any_number_of_rows(events):
+    options = {"tokenizer": "codes", "codes": 12} if events else {}
+    model = tiny(length=80, **options)
+
+    class Vector(nn.Module):
+        def forward(self, values, times=None):
+            return model(Batch(values, times)).pooled
+
+    def rows(count):
+        signals = (torch.randn(count, 80, 3),)
+        return (torch.randint(5, 12, (count, 9)), torch.rand(count, 9).cumsum(1)) if events else signals
+
+    shapes = tuple({0: torch.export.Dim("rows")} for _ in rows(3))
+    graph = torch.export.export(Vector().eval(), rows(3), dynamic_shapes=shapes).module()
+    given = rows(5)
+    torch.testing.assert_close(graph(*given), Vector()(*given), rtol=0, atol=1e-6)

@@ -150,7 +150,7 @@ class S4Layer(nn.Module):
         rate, weight = kernel.discretise()
         wide = rate.real.dtype
         gaps = None if times is None else F.pad(times.to(wide).diff(dim=1).abs(), (1, 0))
-        state = rate.new_zeros(len(u), *rate.shape)
+        state = rate.new_zeros(u.shape[0], *rate.shape)
         fade, out = rate.exp(), []
         for at, value in enumerate(u.to(wide).unbind(1)):
             state = (fade if gaps is None else (gaps[:, at, None, None] * rate).exp()) * state + value[..., None]
