@@ -1,0 +1,143 @@
+"""What every model learns with the product's defaults in a few hundred steps: `python tests/learnability.py [--models A,B] [--tasks A,B] [--seeds 3]`.
+
+Made-up windows of 64 samples, new ones in every step, so that nothing is learnt by heart: three classes of frequency, three places of a motif,
+two levels of the mean of one channel among 4, 12 and 34. Preset `tiny`, each model's own readout, AdamW with warm-up and cosine as `finetune`,
+from random weights. The accuracy is that of 300 new windows. With `--write` the table of docs/models/learnability.md is made anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Generator, Tensor
+
+from bitimely_core import models, registry
+from bitimely_core.models import heads
+from bitimely_core.training.loop import fit
+from bitimely_core.types import Batch
+
+LENGTH, ROWS, STEPS, RATE = 64, 32, 300, 1e-3
+PAGE = Path(__file__).parent.parent / "docs" / "models" / "learnability.md"
+MARK = "<!-- measured by tests/learnability.py -->"
+
+Draw = Callable[[int, Generator], tuple[Tensor, Tensor]]
+
+
+def draw_frequencies(count: int, draw: Generator) -> tuple[Tensor, Tensor]:
+    """Sines of about 3, 6 or 12 periods, any phase, in noise of a tenth of their power."""
+    target = torch.arange(count) % 3
+    periods = torch.tensor([3.0, 6.0, 12.0])[target] * (0.9 + 0.2 * torch.rand(count, generator=draw))
+    phase = 2 * math.pi * torch.rand(count, 1, generator=draw)
+    wave = torch.sin(2 * math.pi * periods[:, None] * torch.arange(LENGTH) / LENGTH + phase)
+    return (math.sqrt(2) * wave + 0.3 * torch.randn(count, LENGTH, generator=draw))[..., None], target
+
+
+def draw_places(count: int, draw: Generator) -> tuple[Tensor, Tensor]:
+    """The same short wave somewhere in the first, second or last third, in noise."""
+    target = torch.arange(count) % 3
+    centre = LENGTH * (target + 0.25 + 0.5 * torch.rand(count, generator=draw)) / 3
+    away = torch.arange(LENGTH) - centre[:, None]
+    motif = 3 * torch.exp(-((away / 3) ** 2) / 2) * torch.cos(0.8 * away)
+    return (motif + 0.5 * torch.randn(count, LENGTH, generator=draw))[..., None], target
+
+
+def draw_means(channels: int) -> Draw:
+    """Noise, in which the middle one of the channels has the mean -0.5 or 0.5."""
+
+    def draw_windows(count: int, draw: Generator) -> tuple[Tensor, Tensor]:
+        target = torch.arange(count) % 2
+        values = torch.randn(count, LENGTH, channels, generator=draw)
+        values[..., channels // 2] += target[:, None] - 0.5
+        return values, target
+
+    return draw_windows
+
+
+TASKS: dict[str, tuple[Draw, int, int, float]] = {  # channels, classes, least accuracy
+    "frequency": (draw_frequencies, 1, 3, 0.8),
+    "place": (draw_places, 1, 3, 0.8),
+    **{f"mean of {v}": (draw_means(v), v, 2, 0.95) for v in (4, 12, 34)},
+}
+
+
+class TaskBatches:
+    """New windows of a task in every step."""
+
+    size = ROWS
+
+    def __init__(self, task: str, steps: int, seed: int) -> None:
+        self.draw, self.steps, self.seed = TASKS[task][0], steps, seed
+
+    def __call__(self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1) -> Iterator[Batch]:
+        draw = torch.Generator().manual_seed(self.seed)
+        for _ in range(start, self.steps):
+            values, target = self.draw(ROWS, draw)
+            yield Batch(values, target=target)
+
+
+def build_head(name: str, task: str, seed: int) -> heads.Classifier:
+    """An untrained model of preset tiny with its head."""
+    torch.manual_seed(seed)
+    _, channels, classes, _ = TASKS[task]
+    return heads.Classifier(models.build(name, preset="tiny", channels=channels, length=LENGTH), outputs=classes)
+
+
+def score(name: str, task: str, seed: int, steps: int = STEPS) -> float:
+    """Accuracy on 300 new windows after `steps` steps."""
+    head = build_head(name, task, seed)
+    fit(head, TaskBatches(task, steps, seed), heads.cross_entropy, epochs=1, lr=RATE, seed=seed)
+    values, target = TASKS[task][0](300, torch.Generator().manual_seed(1000 + seed))
+    with torch.no_grad():
+        return float((head.eval()(Batch(values)).argmax(-1) == target).double().mean())
+
+
+def measure_spread(name: str, task: str, seed: int = 0) -> float:
+    """Distance of the vectors of 32 windows from their mean, over their size, of the untrained model."""
+    head = build_head(name, task, seed).eval()
+    values, _ = TASKS[task][0](32, torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        vectors = heads.compute_vectors(head.model, Batch(values), head.readout)
+    return float((vectors - vectors.mean(0)).norm() / vectors.norm())
+
+
+def write_table(found: dict[str, dict[str, list[float]]]) -> None:
+    """The lowest accuracy of the seeds in the page; bold below the bound."""
+    tasks = [task for task in TASKS if any(scores.get(task) for scores in found.values())]
+    rows = ["| model | " + " | ".join(tasks) + " |", "|---" * (len(tasks) + 1) + "|"]
+    for name, scores in found.items():
+        lowest = {task: min(scores[task]) for task in tasks if scores.get(task)}
+        cells = [f"{v:.2f}" if v >= TASKS[task][3] else f"**{v:.2f}**" for task, v in lowest.items()]
+        cells = [cells[list(lowest).index(task)] if task in lowest else "" for task in tasks]
+        rows.append(f"| {name} | " + " | ".join(cells) + " |")
+    head, _, rest = PAGE.read_text().partition(MARK)
+    PAGE.write_text(f"{head}{MARK}\n\n" + "\n".join(rows) + f"\n\n{MARK}{rest.partition(MARK)[2]}")
+
+
+def main() -> None:
+    """Train and print; keep the figures in a file, so that parts can be computed one after another."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", default=",".join(registry.models))
+    parser.add_argument("--tasks", default=",".join(TASKS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--keep", type=Path, default=Path("learnability.json"), help="figures so far")
+    parser.add_argument("--write", action="store_true", help="write the table from the figures")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    found = json.loads(args.keep.read_text()) if args.keep.is_file() else {}
+    for name in args.models.split(",") if args.models else []:
+        for task in args.tasks.split(","):
+            done = found.setdefault(name, {}).setdefault(task, [])
+            done += [score(name, task, seed) for seed in range(len(done), args.seeds)]
+            print(f"{name:12} {task:10} " + " ".join(f"{value:.3f}" for value in done), flush=True)
+            args.keep.write_text(json.dumps(found))
+    if args.write:
+        write_table({name: found[name] for name in registry.models if name in found})
+
+
+if __name__ == "__main__":
+    main()
