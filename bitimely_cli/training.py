@@ -212,6 +212,10 @@ def predict(
         list[str] | None,
         typer.Option("--map", metavar="WANTED=FOUND", help="Channel of the run = channel of the files, or a TOML file; may be repeated."),
     ] = None,
+    calibrate_on: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="One person's own labelled recordings, to calibrate on instead of the validation split."),
+    ] = None,
     out: Out = None,
     score: ScoreOptions,
 ) -> int:
@@ -225,7 +229,9 @@ def predict(
     options = score.collect()
     options.pop("verify", None)  # no checksums of data are there to compare; those of the model always are
     with screen.progress() as progress:
-        result = workflows.predict(run, files, channel_map=channel_map or (), out=out, progress=progress, **options)
+        result = workflows.predict(
+            run, files, channel_map=channel_map or (), calibrate_on=calibrate_on, out=out, progress=progress, **options
+        )
     if score.dry_run:
         return _show_plan(result)
     screen.print_findings([FindingRecord(**finding) for finding in result["findings"]])

@@ -467,6 +467,22 @@ class Preprocessing(StoredRecord):
     channels: tuple[ChannelStatistics, ...]  # of the training split
 
 
+class Calibration(StoredRecord):
+    """`calibration.json` of a fine-tuned run: temperature and conformal threshold, fitted on windows that it was not trained on."""
+
+    REPAIR: ClassVar[str] = "Remove it: the next predict fits it again"
+
+    weights: str  # SHA-256 of the model
+    data: str  # name of the windows
+    unit: Literal["subject", "window"]  # window: of one person's own recordings
+    units: int
+    windows: int
+    level: float  # of coverage
+    temperature: float | None  # None: values, which have no probabilities
+    threshold: float | None  # of one less the probability, or of the absolute error, see `evaluate.conformal`; None: sets hold everything
+    undefined_reason: str | None = None  # of the threshold
+
+
 class SequenceFunnel(ClaimsFunnel):
     """`ClaimsFunnel`, and the subjects and events that are left in sequences."""
 

@@ -21,6 +21,7 @@ import torch
 from bitimely_core import data, evaluate
 from bitimely_core.analyses import features
 from bitimely_core.errors import Reason, UserError, input_error, usage_error
+from bitimely_core.evaluate import conformal
 from bitimely_core.page import BarPlot, HeatMap, Hypnogram, Line, LinePlot, Page, PageBuilder, StageTrack
 from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.run import Run
@@ -209,6 +210,8 @@ def calibration(
         _add_classes(page, scores, list(windows.class_names))
         summary |= {"reliability": found, "temperature": temperature}
         verdict = _verdict(found, windows.task)
+    if windows.task != "multilabel":
+        summary["conformal"] = _add_coverage(page, windows, rows, prediction, target, units, summary.get("temperature"))
     subjects = score_subjects(windows.task, prediction["test"], target["test"], units, n_units)
     _add_subjects(page, subjects)
     if windows.task == "classification":
@@ -310,6 +313,43 @@ def _verdict(found: Mapping[str, Mapping[str, Reliability]], task: str) -> str:
     if "tempered" in parts and (scaled := parts["tempered"].ece.value) is not None:
         text += f"; temperature scaling changes it to {scaled:.3f}"
     return text + "."
+
+
+COVERED = (
+    "Share of the windows of each test subject whose conformal set or interval holds the truth. The threshold is fitted on the validation split with the "
+    "subject as the unit, so that the mean over subjects reaches the level; single subjects lie above and below. Pooling windows would "
+    "count subjects by their windows and promise more than a new subject gets."
+)
+
+
+def _add_coverage(
+    page: PageBuilder, windows: Windows, rows: Mapping[str, Array], prediction: Mapping[str, Array], target: Mapping[str, Array], units: Array,
+    temperature: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Coverage of conformal sets by subject; its summary."""
+    tempered = {key: p if temperature is None else apply_temperature(windows.task, p, temperature) for key, p in prediction.items()}
+    scores = {key: conformal.score_windows(windows.task, p, target[key]) for key, p in tempered.items()}
+    position = np.searchsorted(windows["validation"].rows, rows["validation"])
+    found = conformal.find_threshold(scores["validation"], windows["validation"].subjects()[position])
+    page.section("Coverage")
+    if found.value is None:
+        page.text(f"No conformal sets: {found.reason}.")
+        return {"level": conformal.COVERAGE, "threshold": None, "undefined_reason": found.reason}
+    covered = (scores["test"] <= found.value).astype(float)
+    by_subject = conformal.measure_coverage(covered, units)
+    n_units = int(units.max()) + 1
+    mean = evaluate.average_over_units(np.array(list(by_subject.values())), np.arange(n_units), n_units, "share")
+    shown = dict(list(by_subject.items())[:SUBJECTS])
+    page.figure(
+        "coverage",
+        "Coverage by subject",
+        COVERED,
+        BarPlot([f"subject {k}" for k in range(1, len(shown) + 1)], list(shown.values()), ylabel="covered"),
+    )
+    page.table(
+        "conformal", "Conformal sets", COVERED, ["level", "threshold", "mean over subjects"], [[conformal.COVERAGE, found.value, mean]]
+    )
+    return {"level": conformal.COVERAGE, "threshold": found.value, "coverage": mean, "by_subject": list(by_subject.values())}
 
 
 def _add_classes(page: PageBuilder, scores: TaskScores, names: list[str]) -> None:

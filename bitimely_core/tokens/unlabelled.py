@@ -1,6 +1,6 @@
 """New recordings without labels: found, read and cut into windows in memory, by the code that made the windows of the training.
 
-Labels beside the recordings (hypnograms, events, annotation files) are never opened. Legend: n windows, T samples a window, V channels.
+Labels beside the recordings (hypnograms, events, annotation files) are never opened, but for those that are given to calibrate on. Legend: n windows, T samples a window, V channels.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bitimely_core.formats import edf, tables, wfdb
 from bitimely_core.formats.source import Source, locate_errors, scan_folder
 from bitimely_core.schemas import Preprocessing, WindowManifest, WindowOptions, WindowStatistics
 from bitimely_core.tokens.cutting import choose_resampling, cut_record, find_unit_factor, make_windows
-from bitimely_core.tokens.windows import Windows, compute_affine
+from bitimely_core.tokens.windows import Windows, compute_affine, encode_targets
 from bitimely_core.types import Annotation, Record, Signal
 
 LABEL_FILE = re.compile(
@@ -79,6 +79,14 @@ def parse_map(items: Sequence[str], channels: Sequence[str]) -> ChannelMap:
     return out
 
 
+class ReadingPlan(NamedTuple):
+    """What is read of a recording: channels of the run under the names of the map, and labels only where `labels` maps their texts."""
+
+    channels: tuple[str, ...]
+    mapping: ChannelMap
+    labels: Mapping[str, str] | None = None
+
+
 class NewRecording(NamedTuple):
     """A recording that was found: its name for outputs, its file, and the function that reads it."""
 
@@ -87,26 +95,29 @@ class NewRecording(NamedTuple):
     read: Callable[[], Record]  # raises UserError
 
 
-def find_recordings(paths: Sequence[Path], channels: Sequence[str], mapping: ChannelMap) -> Iterator[NewRecording]:
+def find_recordings(
+    paths: Sequence[Path], channels: Sequence[str], mapping: ChannelMap, labels: Mapping[str, str] | None = None
+) -> Iterator[NewRecording]:
     """The recordings of files, folders (also BIDS) and caches, with unique names; `channels` are read under the names of `mapping`.
 
-    A folder without recordings and a path that is not there are recordings whose `read` raises.
+    `labels`: text of an annotation -> class, of recordings whose labels are read (`cut_labelled`); None: no label is opened. A folder
+    without recordings and a path that is not there are recordings whose `read` raises.
     """
     used: Counter[str] = Counter()
     beside: dict[Path, Source] = {}
     for path in paths:
-        for found in _list_recordings(path, channels, mapping, beside):
+        for found in _list_recordings(path, ReadingPlan(tuple(channels), mapping, labels), beside):
             name = re.sub(r"[^A-Za-z0-9._+-]+", "-", found.name).strip("-._+")[:100] or "recording"
             used[name] += 1
             yield found._replace(name=name if used[name] == 1 else f"{name}-{used[name]}")
 
 
-def _list_recordings(path: Path, channels: Sequence[str], mapping: ChannelMap, beside: dict[Path, Source]) -> Iterator[NewRecording]:
+def _list_recordings(path: Path, plan: ReadingPlan, beside: dict[Path, Source]) -> Iterator[NewRecording]:
     try:
         if path.is_dir() and (path / storage.MANIFEST).is_file():
             cache = open_cache(path, verify=False)
             for recording in cache.recording_ids():
-                yield NewRecording(recording, f"{path}:{recording}", partial(_read_cached, path, recording, channels, mapping))
+                yield NewRecording(recording, f"{path}:{recording}", partial(_read_cached, path, recording, plan))
             return
         if path.is_dir():
             source = scan_folder(path)
@@ -125,7 +136,7 @@ def _list_recordings(path: Path, channels: Sequence[str], mapping: ChannelMap, b
         return
     for rel in rels:
         stem = generic.strip_suffix(rel if path.is_dir() else path.name)
-        yield NewRecording(stem, str(source.root / rel), partial(read_unlabelled, source, rel, channels, mapping))
+        yield NewRecording(stem, str(source.root / rel), partial(read_recording, source, rel, plan))
 
 
 def list_signal_files(source: Source) -> Iterator[str]:
@@ -145,15 +156,15 @@ def _raise_error(error: UserError) -> Record:
     raise error
 
 
-def _read_cached(path: Path, recording: str, channels: Sequence[str], mapping: ChannelMap) -> Record:
-    cache = open_cache(path, verify=False)
-    records = cache.records([name for wanted in channels for name in mapping.list_names(wanted)], only=[recording], labels=False)
-    return select_channels(next(iter(records)), channels, mapping)
+def _read_cached(path: Path, recording: str, plan: ReadingPlan) -> Record:
+    names = [name for wanted in plan.channels for name in plan.mapping.list_names(wanted)]
+    records = open_cache(path, verify=False).records(names, only=[recording], labels=plan.labels is not None)
+    return select_channels(next(iter(records)), plan)
 
 
-def read_unlabelled(source: Source, rel: str, channels: Sequence[str], mapping: ChannelMap) -> Record:
-    """The recording in a file of `source`, with `channels` alone, under their names in the run. Raises UserError naming the file."""
-    kind = generic.SUFFIXES.get(generic.find_suffix(rel))
+def read_recording(source: Source, rel: str, plan: ReadingPlan) -> Record:
+    """The recording in a file of `source`, with the channels of `plan` alone, under their names in the run. Raises UserError naming the file."""
+    mapping, kind = plan.mapping, generic.SUFFIXES.get(generic.find_suffix(rel))
     with locate_errors(rel):
         if kind is None:
             known = ", ".join(generic.SUFFIXES)
@@ -163,18 +174,19 @@ def read_unlabelled(source: Source, rel: str, channels: Sequence[str], mapping: 
             subject_id="unknown",
             rate=mapping.rate if kind in {"table", "npy", "mat"} else None,
             time=mapping.time,
+            labels={} if plan.labels is None else dict(plan.labels),
             delimiter="\t" if generic.find_suffix(rel) == ".tsv" else mapping.delimiter,
         )
         names = _list_channels(source, rel, kind, info)
         if names is not None:
-            info = replace(info, channels={name: (name, "") for name in choose_channels(names, channels, mapping).values()})
+            info = replace(info, channels={name: (name, "") for name in choose_channels(names, plan.channels, mapping).values()})
         if kind in {"npy", "mat"} and info.rate is None:
             raise input_error(Reason.SAMPLING_RATE, "has no sampling rate", "expected `rate` in the file of --map", "Give --map FILE.toml")
-        unit = generic.make_unit(source, rel, kind, info, bids=False)
+        unit = generic.make_unit(source, rel, kind, info, bids=plan.labels is not None)
         assert unit.read is not None
         read = unit.read()
         assert isinstance(read, Record)
-        return select_channels(read, channels, mapping)
+        return select_channels(read, plan)
 
 
 def _list_channels(source: Source, rel: str, kind: generic.Format, info: generic.RecordingInfo) -> list[str] | None:
@@ -218,10 +230,14 @@ def suggest_channel(wanted: str, names: Sequence[str]) -> str | None:
     return best if best is not None and ratio[best] >= 0.5 else None
 
 
-def select_channels(record: Record, channels: Sequence[str], mapping: ChannelMap) -> Record:
-    """The record with `channels` alone, under their names in the run, and without labels."""
-    found = choose_channels((signal.channel for signal in record.signals), channels, mapping)
+def select_channels(record: Record, plan: ReadingPlan) -> Record:
+    """The record with the channels of `plan` alone, under their names in the run, and without labels unless it maps them."""
+    found = choose_channels((signal.channel for signal in record.signals), plan.channels, plan.mapping)
     signals = [signal._replace(channel=wanted) for wanted, name in found.items() for signal in record.signals if signal.channel == name]
+    if plan.labels is not None:
+        known = (note for note in record.annotations if note.label in plan.labels or not plan.labels)
+        notes = [note._replace(label=plan.labels.get(note.label, note.label)) for note in known]
+        return replace(record, signals=signals, annotations=notes, start_time=None)
     return replace(record, signals=signals, annotations=[], attributes={}, start_time=None)
 
 
@@ -230,7 +246,7 @@ def select_channels(record: Record, channels: Sequence[str], mapping: ChannelMap
 
 @dataclass(frozen=True, kw_only=True)
 class UnlabelledWindows:
-    """The windows of a recording in memory, and what was converted or left out."""
+    """The windows of a recording in memory, with labels where they were read, and what was converted or left out."""
 
     windows: Windows
     findings: list[Finding] = field(default_factory=list)
@@ -248,24 +264,38 @@ def prediction_options(options: WindowOptions) -> WindowOptions:
     return options.model_copy(update=changed)
 
 
-def cut_unlabelled(record: Record, name: str, preprocessing: Preprocessing) -> UnlabelledWindows:
+def label_texts(preprocessing: Preprocessing) -> dict[str, str]:
+    """Text of an annotation -> class: as the view reads them, and the classes themselves."""
+    return {**(preprocessing.options.labels or {}), **{name: name for name in preprocessing.class_names}}
+
+
+def cut_unlabelled(record: Record, name: str, preprocessing: Preprocessing, *, labels: bool = False) -> UnlabelledWindows:
     """The windows of `record` as the run of `preprocessing` reads them.
 
-    Views of epochs have a window for each full epoch from the start of a segment, others one every stride.
+    Views of epochs have a window for each full epoch from the start of a segment, others one every stride; with `labels` those that the
+    view labels, as at the training.
 
     Raises UserError: unit, sampling_rate, length (no full window), all exit 4; those of `cut_record`.
     """
     import polars as pl
 
     options = prediction_options(preprocessing.options)
+    if labels:
+        options = preprocessing.options.model_copy(update={"resample": True, "labels": None})
     signals, findings = match_units(record.signals, preprocessing)
     findings = [*record.findings, *findings, *_report_rates(signals, options)]
-    record = replace(record, signals=signals, annotations=_cover_segments(signals) if options.epoch is not None else [])
+    if not labels:
+        record = replace(record, annotations=_cover_segments(signals) if options.epoch is not None else [])
+    record = replace(record, signals=signals)
     left_out: Counter[str] = Counter()
     cut = cut_record(record, options, preprocessing.units, left_out)
     if cut is None or not cut.places:
         longest = max((len(signal.samples) / signal.rate for signal in signals), default=0.0)
         problem = f"{longest:.6g} s of signal" if cut is not None else "no stretch of it has all channels"
+        if labels and cut is not None:
+            raise input_error(
+                Reason.UNMATCHED_LABELS, "no window of it has a label", f"expected one of {', '.join(preprocessing.class_names)}"
+            )
         raise input_error(Reason.LENGTH, problem, f"expected at least one window of {options.length:g} s", "Give a longer recording")
     for key, text in (("annotation_out_of_range", "epochs at the edges have no full window"), ("too_short", "segments are too short")):
         if left_out[key]:
@@ -279,7 +309,7 @@ def cut_unlabelled(record: Record, name: str, preprocessing: Preprocessing) -> U
             "subject_id": pl.Series([name] * n, dtype=pl.String),
             "recording_id": pl.Series([name] * n, dtype=pl.String),
             "start": pl.Series([place.start for place in cut.places], dtype=pl.Float64),
-            "label": pl.Series([None] * n, dtype=pl.String),
+            "label": pl.Series([place.label for place in cut.places]) if labels else pl.Series([None] * n, dtype=pl.String),
             "split": pl.Series(["test"] * n, dtype=pl.String),
         }
     )
@@ -290,7 +320,8 @@ def cut_unlabelled(record: Record, name: str, preprocessing: Preprocessing) -> U
     statistics = WindowStatistics(windows=0, channels=list(preprocessing.channels))
     centre, factor = compute_affine(statistics, options, cut.scale[None], cut.offset[None])
     windows = Windows(
-        folder=Path(name), manifest=manifest, statistics=statistics, rows=np.arange(n), whole_index=index, target=None, shards=shards,
+        folder=Path(name), manifest=manifest, statistics=statistics, rows=np.arange(n), whole_index=index, shards=shards,
+        target=encode_targets(index["label"], options.task, list(preprocessing.class_names)) if labels else None,
         firsts=np.cumsum([0, *map(len, shards)]), recording=np.zeros(n, np.int32), centre=centre, factor=factor,
     )  # fmt: skip
     return UnlabelledWindows(windows=windows, findings=findings)

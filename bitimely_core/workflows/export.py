@@ -13,6 +13,7 @@ from bitimely_core.run import FORMAT, Run
 from bitimely_core.schemas import Preprocessing, Scores
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.workflows import hub
+from bitimely_core.workflows.calibrate import CALIBRATION, find_calibration
 from bitimely_core.workspace import locate_new
 
 PREPROCESSING = "preprocessing.json"
@@ -43,6 +44,8 @@ def export(
     Raises UserError: incomplete (exit 4), config (2): the folder holds something, or the extra is missing; not_found (4): the hub cannot
     be reached.
     """
+    from bitimely_core.models import heads
+
     opened = Run.open(run, workspace).require_finished()
     target = out or locate_new(workspace, "exports", opened.name)
     weights = opened.verified_weights()
@@ -54,14 +57,17 @@ def export(
         return {**result, "pushed": push}
     if push is not None:
         hub.load_client("--push")
-    if target.is_dir() and (foreign := set(list_results(target)) - {*files, *described}):
+    if target.is_dir() and (foreign := set(list_results(target)) - {*files, *described, CALIBRATION}):
         text = f"holds {len(foreign)} other files"
         raise usage_error(text, "expected an empty folder", file=str(target), field="--out")
+    if described:
+        fitted = find_calibration(opened, heads.load(weights).eval(), store=False)
+        described |= {} if fitted is None else {CALIBRATION: fitted.encode()}
     content = {name: read_result(path) for name, path in files.items()} | _protect_counts(opened, set(files)) | described
     write_results(target, content)
     hashes = {name: storage.hash_file(target / name) for name in content}
     revision = None if push is None else hub.upload_folder(target, push, sorted([*content, storage.MANIFEST]))
-    return {**result, "sha256": hashes, "pushed": push, "revision": revision}
+    return {**result, "files": sorted(content), "sha256": hashes, "pushed": push, "revision": revision}
 
 
 def _find_preprocessing(run: Run) -> Preprocessing | None:

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypedDict
 
+import numpy as np
 import numpy.typing as npt
 
 from bitimely_core import __version__, storage
+from bitimely_core.analyses.calibration import apply_temperature
 from bitimely_core.cache.units import describe_failure
 from bitimely_core.errors import Exit, Finding, Reason, UserError, usage_error
+from bitimely_core.evaluate.conformal import predict_sets
 from bitimely_core.evaluate.endpoints import compute_endpoints, is_staging, place_epochs
 from bitimely_core.evaluate.predict import predict as predict_windows
 from bitimely_core.formats.edf_hypnogram import encode_hypnogram
-from bitimely_core.formats.source import finding_to_error
+from bitimely_core.formats.source import finding_to_error, locate_errors
 from bitimely_core.records import read_result_table
-from bitimely_core.report.prediction_page import collection_page, recording_page
+from bitimely_core.report.prediction_page import collection_page, describe_calibration, recording_page
 from bitimely_core.report.renderer import write_report
 from bitimely_core.run import FORMAT, Run
-from bitimely_core.schemas import EndpointValue, Preprocessing
+from bitimely_core.schemas import Calibration, EndpointValue, Preprocessing
 from bitimely_core.tokens.unlabelled import NewRecording, cut_unlabelled, find_recordings, parse_map
 from bitimely_core.types import Progress, Record
 from bitimely_core.workflows import hub
+from bitimely_core.workflows.calibrate import calibrate_on as fit_own_calibration
+from bitimely_core.workflows.calibrate import find_calibration
 from bitimely_core.workspace import find_run_folder, locate_new
 
 if TYPE_CHECKING:
@@ -67,22 +72,30 @@ class RecordingPrediction(NamedTuple):
 
     windows: Windows
     prediction: npt.NDArray[Any]  # [n, K] probabilities or [n] values
-    confidence: npt.NDArray[Any] | None  # [n] of the most probable class
+    confidence: npt.NDArray[Any] | None  # [n] of the most probable class, after temperature scaling where there is a calibration
+    sets: npt.NDArray[np.bool_] | None  # [n, K] classes of the conformal set of each window; None without a threshold
+    reach: float | None  # half the width of the conformal interval of a value; None without a threshold
     endpoints: dict[str, EndpointValue]
     findings: list[Finding]
 
     def frame(self) -> pl.DataFrame:
-        """Content of `predictions.parquet`: recording_id, window, start, then prediction, class, p_<class> and confidence; or prediction."""
+        """Content of `predictions.parquet`: recording_id, window, start, then prediction, class, p_<class>, confidence and set (classes
+        that hold the true one with the level of the calibration, joined by |); or prediction, lo and hi.
+        """
         import polars as pl
 
         classes, found = list(self.windows.class_names), self.prediction
-        columns: dict[str, Any] = {"prediction": found}
+        reach = np.full(len(found), np.nan if self.reach is None else self.reach)
+        columns: dict[str, Any] = {"prediction": found, "lo": found - reach, "hi": found + reach} if found.ndim == 1 else {}
         if self.windows.task != "regression":
             columns = {f"p_{name}": found[:, k] for k, name in enumerate(classes)}
         if self.windows.task == "classification":
             at = found.argmax(1)
             columns = {"prediction": at, "class": [classes[k] for k in at], **columns, "confidence": self.confidence}
-        return self.windows.index.select("recording_id", "window", "start").with_columns(**{k: pl.Series(v) for k, v in columns.items()})
+            columns["set"] = None if self.sets is None else ["|".join(classes[k] for k in np.flatnonzero(row)) for row in self.sets]
+        return self.windows.index.select("recording_id", "window", "start").with_columns(
+            **{k: pl.lit(None, pl.String) if v is None else pl.Series(v) for k, v in columns.items()}
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +105,7 @@ class Predictor:
     run: Run
     head: Head
     preprocessing: Preprocessing
+    calibration: Calibration | None = None
 
     def predict_record(
         self, record: Record, name: str, *, batch_size: int | None = None, device: str = "auto", progress: Progress | None = None
@@ -100,14 +114,21 @@ class Predictor:
         cut = cut_unlabelled(record, name, self.preprocessing)
         windows = cut.windows
         prediction = predict_windows(self.head, windows, batch_size=batch_size, device=device, progress=progress)
-        confidence, endpoints = None, {}
+        confidence, endpoints, sets = None, {}, None
+        fitted = self.calibration
+        threshold = None if fitted is None else fitted.threshold
         if windows.task == "classification":
-            confidence = prediction.max(1)
+            tempered = prediction
+            if fitted is not None and fitted.temperature is not None:
+                tempered = apply_temperature(windows.task, prediction, fitted.temperature)
+            confidence = tempered[np.arange(len(prediction)), prediction.argmax(1)]
+            sets = None if threshold is None else predict_sets(tempered, threshold)
             if is_staging(windows.class_names) and windows.options.epoch is not None:
                 epoch, starts = float(windows.options.epoch), windows.index["start"].to_numpy()
                 hypnogram = place_epochs(starts + (windows.options.length - epoch) / 2, prediction.argmax(1), epoch, origin=0.0)
                 endpoints = compute_endpoints(hypnogram, windows.class_names, epoch)
-        return RecordingPrediction(windows, prediction, confidence, endpoints, cut.findings)
+        reach = threshold if windows.task == "regression" else None
+        return RecordingPrediction(windows, prediction, confidence, sets, reach, endpoints, cut.findings)
 
     def predict(
         self,
@@ -129,8 +150,10 @@ class Predictor:
         return pl.concat([self.predict_record(one.read(), one.name, batch_size=batch_size, device=device).frame() for one in found])
 
 
-def from_pretrained(run: str | Path, *, workspace: Path = Path("workspace")) -> Predictor:
+def from_pretrained(run: str | Path, *, workspace: Path = Path("workspace"), calibrate: bool = True) -> Predictor:
     """The fine-tuned model of a run, of a folder that `export` wrote, or of `OWNER/NAME[@REVISION]` on a hub (extra `hub`).
+
+    With `calibrate`, the calibration of the run is fitted where it is not stored (`calibrate.find_calibration`).
 
     Raises UserError: not_found, config (exit 2) for a model without a head or on events; incomplete (4); integrity (5).
     """
@@ -148,7 +171,8 @@ def from_pretrained(run: str | Path, *, workspace: Path = Path("workspace")) -> 
         raise usage_error(f"{opened.name} was only pre-trained", "expected a fine-tuned run, which predicts labels", hint, field="RUN")
     if opened.record.data[0].vocabulary:
         raise usage_error(f"{opened.name} reads histories of events", "expected a run on recordings", field="RUN")
-    return Predictor(opened, heads.load(opened.verified_weights()).eval(), opened.preprocessing())
+    head, preprocessing = heads.load(opened.verified_weights()).eval(), opened.preprocessing()
+    return Predictor(opened, head, preprocessing, find_calibration(opened, head) if calibrate else None)
 
 
 def predict(
@@ -156,6 +180,7 @@ def predict(
     files: Sequence[str | Path],
     *,
     channel_map: Sequence[str] = (),
+    calibrate_on: Path | None = None,
     out: Path | None = None,
     batch_size: int | None = None,
     device: str = "auto",
@@ -166,7 +191,8 @@ def predict(
     """Predict new recordings with a fine-tuned run: tables, hypnograms and pages in `out` (default `reports/predict-<run>`).
 
     `files` are recordings, folders of them (also BIDS) and caches; labels beside them are never opened. `channel_map` has items
-    `WANTED=FOUND` (channel of the run = channel of the files) and TOML files (`ChannelMap`). Every recording has a folder with
+    `WANTED=FOUND` (channel of the run = channel of the files) and TOML files (`ChannelMap`). Confidence and sets are calibrated on the
+    validation windows of the run, or on one person's own labelled recordings `calibrate_on` (a file, a BIDS folder, a cache). Every recording has a folder with
     `predictions.parquet`, of classes `<recording>_events.tsv` and `.json` (BIDS derivatives), of sleep stages `<recording>-hypnogram.edf`, of
     values `<recording>_timeseries.csv`, and `report.html`; `predictions.parquet` and `report.html` of all are above. A recording that cannot
     be read is named, and the others go on (exit 3).
@@ -176,7 +202,7 @@ def predict(
     from bitimely_core.training.devices import select_device
 
     select_device("cpu" if dry_run else device)
-    model = from_pretrained(run, workspace=workspace)
+    model = from_pretrained(run, workspace=workspace, calibrate=not dry_run and calibrate_on is None)
     channels = model.preprocessing.options.channels
     mapping = parse_map(channel_map, channels)
     target = out or locate_new(workspace, "reports", f"predict-{model.run.name}")
@@ -185,6 +211,9 @@ def predict(
     result: PredictResult = {"format_version": FORMAT, "run": model.run.name, "out": str(target), "n": len(found)}
     if dry_run:
         return {**result, "recordings": [one.name for one in found]}
+    if calibrate_on is not None:
+        with locate_errors(calibrate_on, replace=False):
+            model = replace(model, calibration=fit_own_calibration(calibrate_on, model.run, model.head, model.preprocessing, mapping))
     rows: list[RecordingRow] = []
     faults: list[Finding] = []
     findings: list[Finding] = []
@@ -241,7 +270,7 @@ def _write_recording(folder: Path, one: NewRecording, model: Predictor, made: Re
     elif windows.task == "regression":
         series = frame.select("start", (frame["start"] + length).alias("stop"), "prediction")
         files[f"{name}_timeseries.csv"] = series.write_csv().encode()
-    page = recording_page(name, model.run.record, windows, made.prediction, made.confidence, made.endpoints, messages)
+    page = recording_page(name, model.run.record, model.calibration, made, messages)
     report = write_report(folder, page, others=files)
     return {
         "recording": name,
@@ -267,7 +296,7 @@ def encode_events(onsets: npt.NDArray[Any], duration: float, frame: pl.DataFrame
             "Description": f"Most probable class of the window; {how}",
             "Levels": {name: LEVELS.get(name, name) for name in model.preprocessing.class_names},
         },
-        "confidence": {"LongName": "Confidence", "Description": "Probability of the class", "Minimum": 0, "Maximum": 1},
+        "confidence": {"LongName": "Confidence", "Description": describe_calibration(model.calibration), "Minimum": 0, "Maximum": 1},
     }
     return ("onset\tduration\ttrial_type\tconfidence\n" + "".join(lines)).encode(), storage.encode_json(sidecar) + b"\n"
 
@@ -297,4 +326,4 @@ def _write_collection(target: Path, model: Predictor, rows: Sequence[RecordingRo
         "predictions.parquet": copy_tables,
         "dataset_description.json": storage.encode_json(about) + b"\n",
     }
-    return write_report(target, collection_page(model.run.record, rows), others=others)
+    return write_report(target, collection_page(model.run.record, model.calibration, rows), others=others)

@@ -1,0 +1,100 @@
+"""Calibration of a fine-tuned run: temperature and conformal threshold, stored with the run, or for one person's own labelled recordings."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bitimely_core.analyses.calibration import apply_temperature, fit_temperature
+from bitimely_core.errors import Reason, UserError, input_error
+from bitimely_core.evaluate import conformal
+from bitimely_core.evaluate.predict import predict as predict_windows
+from bitimely_core.records import has_result, write_results
+from bitimely_core.run import Run
+from bitimely_core.schemas import Calibration, Preprocessing
+from bitimely_core.system_errors import raise_system_error
+from bitimely_core.tokens.unlabelled import ChannelMap, cut_unlabelled, find_recordings, label_texts
+
+if TYPE_CHECKING:
+    from bitimely_core.models.heads import Head
+
+CALIBRATION = "calibration.json"
+
+
+def fit_calibration(
+    task: str, prediction: np.ndarray, target: np.ndarray, subjects: np.ndarray | None, *, weights: str, data: str
+) -> Calibration:
+    """Temperature with the least log loss on these windows, and the threshold of conformal sets with it.
+
+    `prediction` [n, K] probabilities or [n] values, `target` [n]; `subjects` [n], None: of one person, each window is a unit. Labels of a
+    multi-label task have a temperature and no sets.
+    """
+    temperature = None if task == "regression" else fit_temperature(task, prediction, target)
+    found = conformal.ConformalThreshold(None, "sets are made of classes and values, not of labels")
+    if task != "multilabel":
+        tempered = prediction if temperature is None else apply_temperature(task, prediction, temperature)
+        found = conformal.find_threshold(conformal.score_windows(task, tempered, target), subjects)
+    return Calibration(
+        weights=weights,
+        data=data,
+        unit="window" if subjects is None else "subject",
+        units=len(target) if subjects is None else len(np.unique(subjects)),
+        windows=len(target),
+        level=conformal.COVERAGE,
+        temperature=temperature,
+        threshold=found.value,
+        undefined_reason=found.reason,
+    )
+
+
+def find_calibration(run: Run, head: Head, *, store: bool = True, device: str = "auto") -> Calibration | None:
+    """The calibration that is stored with the run; else it is fitted on the validation windows of the training and, with `store`, stored.
+
+    None where they are not in the workspace, have changed since the training, or hold no rows.
+    """
+    path = run.folder / CALIBRATION
+    if has_result(path) and (stored := Calibration.load(path)).weights == run.record.weights:
+        return stored
+    try:
+        windows = run.windows()
+    except UserError as error:
+        raise_system_error(error)
+        return None
+    rows = windows["validation"]
+    if windows.fingerprint != run.record.data[0].fingerprint or not len(rows):
+        return None
+    target = rows.targets(None)
+    assert target is not None, "a fine-tuned run has labels"
+    prediction = predict_windows(head, rows, device=device)
+    found = fit_calibration(
+        windows.task, prediction, target, rows.subjects(), weights=str(run.record.weights), data=f"{windows.name}, validation"
+    )
+    if store and os.access(run.folder, os.W_OK):
+        write_results(run.folder, {CALIBRATION: found.encode()})
+    return found
+
+
+def calibrate_on(
+    path: Path, run: Run, head: Head, preprocessing: Preprocessing, mapping: ChannelMap, *, device: str = "auto"
+) -> Calibration:
+    """The calibration on one person's own labelled recordings: a file with annotations, a BIDS folder with events, or a cache.
+
+    Raises UserError: unmatched_labels (exit 4) where no window has a label, and the faults of the files.
+    """
+    texts = label_texts(preprocessing)
+    predictions, targets = [], []
+    for one in find_recordings([path], preprocessing.options.channels, mapping, texts):
+        windows = cut_unlabelled(one.read(), one.name, preprocessing, labels=True).windows
+        target = windows.targets(None)
+        assert target is not None, "labels were read"
+        predictions.append(predict_windows(head, windows, device=device))
+        targets.append(target)
+    if not targets:
+        raise input_error(
+            Reason.UNMATCHED_LABELS, "no labelled recording there", "expected annotations of the run's classes", file=str(path)
+        )
+    found = (np.concatenate(predictions), np.concatenate(targets))
+    return fit_calibration(preprocessing.options.task, *found, None, weights=str(run.record.weights), data=path.name)
