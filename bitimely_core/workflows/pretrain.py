@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bitimely_core import registry, storage
 from bitimely_core.config import (
@@ -94,12 +94,9 @@ def pretrain(
     if windows[0].vocabulary and "tokenizer" not in given.get("model", {}):  # a preset of signals, given events
         base["model"] = _adapt_to_events(base["model"], given.get("model", {}), entry.facts)
         settings = resolve(base)
-    if not force_new and (folder / "run.json").is_file():  # a run of before some settings keeps what it was started with
-        stored = RunRecord.load(folder / "run.json").settings.model.model_dump()
-        before = fill_event_settings({key: value for key, value in stored.items() if key not in EVENT_SETTINGS})
-        if stored["codes"] is not None and before == stored:
-            base["model"] = {**base["model"], **{key: before[key] for key in LATER_SETTINGS if key in before}}
-            settings = resolve(base)
+    if not force_new and (kept := _find_earlier_settings(folder)):
+        base["model"] = {**base["model"], **kept}
+        settings = resolve(base)
     notices = [f"{entry.name} has no pre-training: the learning-rate search is skipped."] if supervised and settings.tune.rates else []
     if supervised:  # the run holds the initial weights, for finetune
         settings = settings.model_copy(update={"train": settings.train.model_copy(update={"steps": 0}), "tune": TuneConfig()})
@@ -137,11 +134,25 @@ def pretrain(
         batches=batches,
         validation=validation,
         windows=windows,
-        headline=f"{entry.name}: {record.parameters:,} parameters"
-        + (f"; paper: {paper / 1e6:g} M" if (paper := record.paper_parameters) else ""),
+        headline=_describe_size(record),
         search=tuning.plan_search(settings, batches, validation, views),
     )
     return summarize_job(job) if dry_run else run_job(job, force_new=force_new, progress=progress, say=say)
+
+
+def _find_earlier_settings(folder: Path) -> dict[str, Any]:
+    """The event settings that a stored run was started with, where it is older than some of them; else none."""
+    if not (folder / "run.json").is_file():
+        return {}
+    stored = RunRecord.load(folder / "run.json").settings.model.model_dump()
+    before = fill_event_settings({key: value for key, value in stored.items() if key not in EVENT_SETTINGS})
+    is_older = stored["codes"] is not None and before == stored
+    return {key: before[key] for key in LATER_SETTINGS if key in before} if is_older else {}
+
+
+def _describe_size(record: RunRecord) -> str:
+    paper = f"; paper: {record.paper_parameters / 1e6:g} M" if record.paper_parameters else ""
+    return f"{record.model}: {record.parameters:,} parameters{paper}"
 
 
 def _find_stamp(settings: Settings, windows: list[Windows]) -> tuple[bool | str | None, tuple[SamplePreparation | None, ...]]:
