@@ -124,8 +124,7 @@ def pretrain(
     )
     views = [tuning.drop_test(one) for one in windows]
     batches, validation = _make_batches(settings, views)
-    if start is not None:
-        _load_initial_weights(model, start)
+    _load_initial_weights(model, start)
     job = TrainingJob(
         record=record,
         folder=folder,
@@ -276,10 +275,12 @@ def _find_initial_weights(
     return hub.fetch_model(str(init), RunRecord.load(folder / "run.json").init_from if (folder / "run.json").is_file() else None)
 
 
-def _load_initial_weights(model: Model, start: Path) -> None:
-    """Copy the weights of the model folder `start`. Adapters stay random where the channels differ, and those of further data sets."""
+def _load_initial_weights(model: Model, start: Path | None) -> None:
+    """Copy the weights of the model folder `start`, if any. Adapters stay random where the channels differ, and those of further data sets."""
     from bitimely_core import models
 
+    if start is None:
+        return
     other = models.load(start)
     other.select_adapter(0)
     other.reset_adapter(channels=model.config.channels, length=model.config.length)
