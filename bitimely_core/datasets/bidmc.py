@@ -14,11 +14,11 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from bitimely_core.datasets import tser
+from bitimely_core.datasets import physiology, tser
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import tables, wfdb
 from bitimely_core.formats.source import Source, locate_errors, require_source
-from bitimely_core.registry import DatasetFacts, View, datasets
+from bitimely_core.registry import DatasetBaseline, DatasetFacts, View, datasets
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import IngestOptions, IngestUnit, Record, Signal
 
@@ -95,6 +95,26 @@ def _make_view(target: str, what: str) -> View:
             "subjects": "one recording a subject, split once and for all by a hash of bidmc_01 ... bidmc_53; of .ts files the recordings found",
             "forms": "where a recording exists as csv and as WFDB, csv is read: it has the breaths",
         },
+        baselines=(
+            DatasetBaseline(
+                name="ppg-peaks",
+                about="heart rate from the median interval of the peaks of the PPG, 0.5 to 8 Hz (Elgendi et al. 2013); no training",
+                predict=partial(physiology.predict_rates, channels=("PPG",), measure=physiology.measure_pulse_rate),
+                views=("hr",),
+            ),
+            DatasetBaseline(
+                name="ecg-peaks",
+                about="heart rate from the median interval of the R peaks of the ECG (Pan and Tompkins 1985); no training",
+                predict=partial(physiology.predict_rates, channels=("ECG",), measure=physiology.measure_heart_rate),
+                views=("hr",),
+            ),
+            DatasetBaseline(
+                name="ppg-level",
+                about="respiratory rate from the strongest frequency of the PPG between 0.1 and 0.5 Hz (Karlen et al. 2013); no training",
+                predict=partial(physiology.predict_rates, channels=("PPG",), measure=physiology.measure_breathing_rate),
+                views=("rr",),
+            ),
+        ),
     )
 )
 def bidmc(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | Finding]:

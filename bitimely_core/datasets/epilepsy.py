@@ -19,11 +19,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bitimely_core.datasets import physiology
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, usage_error
 from bitimely_core.formats import archives, tables
 from bitimely_core.formats.source import Source, locate_errors, require_source
 from bitimely_core.formats.text import decode_table
-from bitimely_core.registry import DatasetFacts, View, datasets
+from bitimely_core.registry import DatasetBaseline, DatasetFacts, View, datasets
 from bitimely_core.types import Attributes, AttributeValue, IngestOptions, IngestUnit, Record, Records, Signal, SourceRows, count_reasons
 
 TABLE = "data.csv"
@@ -97,6 +98,13 @@ RULES = {
             "note": "the 500 subjects are segments of 23.6 s, 100 a class; they come from 10 people",
         },
         rules=RULES,
+        baselines=(
+            DatasetBaseline(
+                name="band-powers",
+                about="logistic regression on the power in five bands, the standard deviation and the line length (Esteller et al. 2001)",
+                predict=partial(physiology.predict_from_eeg, channel=CHANNEL),
+            ),
+        ),
     )
 )
 def epilepsy(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | Finding]:

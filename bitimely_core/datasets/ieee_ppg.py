@@ -14,11 +14,11 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from bitimely_core.datasets import tser
+from bitimely_core.datasets import physiology, tser
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import matlab
 from bitimely_core.formats.source import Source, locate_errors, require_source
-from bitimely_core.registry import DatasetFacts, View, datasets
+from bitimely_core.registry import DatasetBaseline, DatasetFacts, View, datasets
 from bitimely_core.types import IngestOptions, IngestUnit, Record, Signal
 
 RATE = 125.0  # Hz
@@ -43,6 +43,10 @@ class CupRecording:
     part: str  # train, test, extra
     signals: str = ""
     labels: str = ""
+
+
+def _measure_rate(first: np.ndarray, second: np.ndarray, x: np.ndarray, y: np.ndarray, z: np.ndarray, rate: float) -> float:
+    return physiology.measure_motion_free_rate((first, second), (x, y, z), rate)
 
 
 @datasets(
@@ -80,6 +84,14 @@ class CupRecording:
             "S04 is a test person",
         },
         options={"extra": None},
+        baselines=(
+            DatasetBaseline(
+                name="spectral-peak",
+                about="heart rate from the strongest frequency of the PPGs less that of the acceleration (subtraction of spectra, Zhang 2015); "
+                "no training",
+                predict=partial(physiology.predict_rates, channels=NAMES, measure=_measure_rate),
+            ),
+        ),
     )
 )
 def ieee_ppg(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | Finding]:

@@ -1,0 +1,62 @@
+"""Rates by signal processing on signals whose rates are known, and beside the scores of a run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bitimely_core.datasets import physiology
+from bitimely_core.registry import datasets, load_members
+from bitimely_core.types import BaselineInput, BaselineSplit, NativeWindow
+
+RATE = 125.0
+T = np.arange(4000) / RATE
+
+
+def make_ppg(beats: float, breaths: float, noise: float = 0.05) -> np.ndarray:
+    """A pulse with its second wave, on a level and with a height that follow the breath; rates a minute."""
+    phase, breath = 2 * np.pi * beats / 60 * T, np.sin(2 * np.pi * breaths / 60 * T)
+    pulse = np.sin(phase) + 0.4 * np.sin(2 * phase + 0.8)
+    return (1 + 0.1 * breath) * pulse + 0.3 * breath + noise * np.random.default_rng(0).standard_normal(len(T))
+
+
+@pytest.mark.parametrize(("beats", "breaths"), [(48, 8), (66, 15), (75, 24), (110, 12), (160, 28)])
+def test_rates_of_known_signals(beats: float, breaths: float) -> None:
+    ppg = make_ppg(beats, breaths)
+    assert abs(physiology.measure_pulse_rate(ppg, RATE) - beats) < 1.5
+    assert abs(physiology.measure_breathing_rate(ppg, RATE) - breaths) < 1
+    ecg = np.zeros(len(T))
+    for beat in np.arange(0.2, T[-1], 60 / beats):
+        ecg += np.exp(-0.5 * ((T - beat) / 0.012) ** 2) + 0.25 * np.exp(-0.5 * ((T - beat - 0.25) / 0.05) ** 2)
+    assert abs(physiology.measure_heart_rate(ecg, RATE) - beats) < 1.5
+    lost = ppg.copy()
+    lost[500:540] = np.nan
+    assert abs(physiology.measure_pulse_rate(lost, RATE) - beats) < 2
+
+
+def test_the_frequency_of_steps_is_not_taken_for_the_pulse() -> None:
+    t = np.arange(1000) / RATE
+    steps, pulse = np.sin(2 * np.pi * 2.7 * t), np.sin(2 * np.pi * 2.1 * t)
+    ppg = [pulse + 1.3 * steps, 0.8 * pulse + 1.2 * steps]
+    found = physiology.measure_motion_free_rate(ppg, [steps, 0.1 * t, 0.5 * steps], RATE)
+    assert abs(found - 60 * 2.1) < 3
+
+
+def test_registered_baselines_predict_every_window() -> None:
+    load_members("bitimely_core.datasets")
+    ppg = [make_ppg(beats, 15) for beats in (60, 90, 120)]
+
+    def make_split(targets: np.ndarray | None, windows: list[np.ndarray]) -> BaselineSplit:
+        def map_native(channels, function):
+            return [function(NativeWindow(dict.fromkeys(channels, x), dict.fromkeys(channels, RATE))) for x in windows]
+
+        return BaselineSplit(n=len(windows), targets=targets, read=lambda: iter(()), map_native=map_native)
+
+    given = BaselineInput(
+        task="regression", class_names=(), channels=("PPG", "ECG"), rate=RATE, seconds=32.0, seed=0,
+        train=make_split(np.array([70.0, 90.0]), []), validation=make_split(np.array([80.0]), []),
+        test=make_split(None, [*ppg, np.zeros(0), np.full(4000, np.nan)]), fit_linear=lambda parts: np.zeros(0),
+    )  # fmt: skip
+    named = {one.name: one for one in datasets["bidmc"].facts.baselines}
+    np.testing.assert_allclose(named["ppg-peaks"].predict(given), [60, 90, 120, 80, 80], atol=1.5)
+    assert named["ppg-level"].views == ("rr",)
