@@ -18,7 +18,7 @@ import pytest
 from damage import flip, truncate
 
 from bitimely_cli.main import main
-from bitimely_core import tokens, workflows
+from bitimely_core import privacy, storage, tokens, workflows
 from bitimely_core.claims import tasks
 
 ROOT = Path(__file__).parent.parent
@@ -121,7 +121,8 @@ def test_every_prediction_reads_what_was_coded_on_the_days_before_it(home: Path)
         seen.append((subject, when, bool(label)))
     assert sorted(seen) == sorted(requested.iter_rows())
     assert silent > 0
-    assert any(f"{silent:,} of" in line for line in made.notices)
+    assert any(f"at most {privacy.round_rows(silent):,} of" in line for line in made.notices)
+    assert storage.decode_json((made.folder / "statistics.json").read_bytes())["without_codes"] == silent
     assert not re.search(r"\b7\d{3}\b", stored["subject_id"].cast(pl.String).str.join(" ").item()), "no raw id is in the workspace"
 
 

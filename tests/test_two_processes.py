@@ -103,6 +103,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace with a pre-trained, fine-tuned and evaluated run."""
     home = tmp_path_factory.mktemp("base")
     ws = home / "ws"
+    ws.mkdir()
+    (ws / "id.key").write_bytes(bytes(32))  # else the pseudonyms differ
     for argv in (PRETRAIN, FINETUNE, ["evaluate", "tiny-staging", "--bootstrap", "20"]):
         assert wait_for(fork([*argv, "-w", str(ws)], home / "log")) == [0], (home / "log").read_text()
     return ws
@@ -123,7 +125,8 @@ def test_the_same_command_twice_at_once(verb: str, base: Path, tmp_path: Path) -
         logs = [tmp_path / f"{name}{k}.log" for k in range(len(delays))]
         codes = wait_for(*(fork([*argv, "-w", str(ws)], log, delay) for log, delay in zip(logs, delays, strict=True)))
         texts = [log.read_text() for log in logs]
-        assert set(codes) in ({0}, {0, 7}), texts
+        done = {3} if verb == "ingest-claims" else {0}  # some rows cannot be used
+        assert set(codes) in (done, done | {7}), texts
         assert all("in use by process" in text for text, code in zip(texts, codes, strict=True) if code == 7), texts
         assert wait_for(fork(["verify", "--deep", "-w", str(ws)], tmp_path / "verify.log")) == [0], (tmp_path / "verify.log").read_text()
         trees.append(hash_tree(ws))

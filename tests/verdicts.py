@@ -42,7 +42,8 @@ def judge(case: dict[str, Any], out: Path) -> tuple[int, str]:
         if case["command"]["dataset"] is None:
             check_refusal(case, code, err)
         else:
-            check_report(case, code, json.loads(printed), err)
+            units = {} if case["command"]["dataset"] != "pophr" else {"good": [], "bad": []}  # of claims they are subjects and codes
+            check_report({**case, **units}, code, json.loads(printed), err)
     except (AssertionError, KeyError, ValueError) as fault:
         return code, f"{type(fault).__name__}: {str(fault)[:200]}"
     return code, ""
