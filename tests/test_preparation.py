@@ -189,6 +189,28 @@ def test_noise_is_stamped_by_what_was_done_to_it(capsys: pytest.CaptureFixture[s
         assert (f"leak-free {STAMPS[name]}" in text) == (STAMPS[name] is not True)
 
 
+@pytest.mark.parametrize("name", TOKENS)
+def test_analyze_leakage_changes_native_samples(capsys: pytest.CaptureFixture[str], noise: Path, name: str) -> None:
+    """The measured stamp agrees with that of the run, and the stage that leaks is named by its influence."""
+    patches = ("--set", "model.tokenizer=patch", "--set", "model.patch=4", "--objective", "next-previous-strict", "--preset", "tiny")
+    if not (noise / "runs" / name).is_dir():
+        call(capsys, noise, "tokenize", "generic", "--name", name, *TOKENS[name])
+        call(capsys, noise, "pretrain", "--data", name, *patches, "--steps", "1", "--batch-size", "4", "--run", name)
+    found = call(capsys, noise, "analyze", "leakage", name, "--steps", "1")
+    assert found["leak_free"] is (STAMPS[name] is True)
+    summary = json.loads((noise / "reports" / f"leakage-{name}" / "summary.json").read_text())
+    (native,) = summary["native"]
+    assert summary["stamped"] == STAMPS[name]
+    assert (native["resampling"] > 0.1, native["copied"] > 0.5) == (name in {"interpolated", "held"}, name in {"interpolated", "held"})
+    assert native["filters"] == 0
+    if name == "interpolated":  # without a run
+        again = call(
+            capsys, noise, "analyze", "leakage", "--data", name, "--objective", "next-previous-strict", "--steps", "1", "--name", "d"
+        )
+        assert again["leak_free"] is False
+        assert "given interpolated channels" in (noise / "reports" / "d" / "report.html").read_text()
+
+
 def test_tokens_without_a_record_are_judged_by_their_cache(noise: Path) -> None:
     from bitimely_core import tokens
 

@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Generator, Tensor
@@ -32,7 +33,10 @@ from bitimely_core.page import HeatMap, Line, LinePlot, Page, PageBuilder
 from bitimely_core.registry import AnalysisFacts, analyses, models
 from bitimely_core.registry import objectives as known
 from bitimely_core.run import Run
-from bitimely_core.types import Batch, Progress
+from bitimely_core.schemas import SamplePreparation, WindowOptions
+from bitimely_core.tokens import Windows
+from bitimely_core.tokens.cutting import RecordCut, make_values
+from bitimely_core.types import Batch, Progress, Signal
 
 Array = npt.NDArray[Any]
 
@@ -54,17 +58,22 @@ def leakage(
     preset: str = "tiny",
     steps: int = 400,
     seed: int = 0,
+    windows: Windows | None = None,
     progress: Progress | None = None,
 ) -> Page:
     """Does the objective show the model its own targets? Jacobian at random weights, and training on white noise.
 
     Model, objective and stamp are those of the one run of `runs`, else `model` with the dimensions of `preset` and `objective` (None: the
-    model's own). `steps` on white noise are trained (0: Jacobian only); 300 to 700 show every leak that is known.
+    model's own). With `windows` (of a run: its own) native samples are changed, too. `steps` on white noise are trained (0: Jacobian only); 300 to 700 show every leak that is known.
 
     Returns a page whose summary holds `leak_free` (measured; None where the objective has no target), `stamped`, `contradiction` (stamped
     true, but it leaks), `jacobian` and `white_noise`. Raises UserError: more than one run, unknown names (exit 2).
     """
     settings, stamp, name = _choose_settings(runs, model, objective, preset)
+    windows = windows or (runs[0].windows() if runs else None)
+    preparation = getattr(windows, "preparation", None)
+    if not runs and windows is not None:
+        stamp = objectives.leak_free(settings, normalise=windows.normalise, preparation=[preparation])
     chosen = settings.objective.name
     options = {key: value for key, value in settings.objective.model_dump().items() if key != "direction_sampling"}
     if known[chosen].facts.states:  # the context has seen the negatives of its own past, and can exclude them
@@ -82,7 +91,11 @@ def leakage(
         small = _shrink_config(settings.model)
         jacobian = {mode: measure(small, objective_fn, seed, training=mode == "train") for mode in ("eval", "train")}
         noise = train_on_noise(settings.model, objective_fn, steps, seed, progress) if steps else None
+    native = (
+        measure_native(small, jacobian["eval"], windows.options, preparation) if preparation and preparation.channels and windows else []
+    )
     is_exact = all(found.own == 0 and found.beyond == 0 for found in jacobian.values())
+    is_exact = is_exact and all(one.forbidden == 0 and one.copied == 0 for one in native) and getattr(windows, "normalise", "") != "window"
     is_alive = all(found.allowed > 0 for found in jacobian.values())
     leak_free = is_exact and is_alive and (noise is None or noise.rel >= NOISE_THRESHOLD)
     contradiction = stamp is True and not leak_free
@@ -90,15 +103,26 @@ def leakage(
         page.notice(f"{chosen} is stamped leak-free, but it leaks here.")
     if not is_alive:
         page.notice("No prediction depends on any input that it may use: the model is dead, so zero derivatives are no evidence.")
+    if native:
+        page.table(
+            "native",
+            "Influence of native samples that are forbidden",
+            "Largest influence on a prediction of a native sample of its target or beyond it, through one stage alone and through all of them; "
+            "copied: share of target values of which every native sample reaches the prediction.",
+            ["channels", "native Hz", "filters", "resampling", "objective", "all stages", "copied"],
+            [[", ".join(o.channels), o.rate, o.filters, o.resampling, max(jacobian["eval"].own, jacobian["eval"].beyond), o.forbidden, o.copied]
+             for o in native],
+        )  # fmt: skip
     _add_blocks(page, jacobian, noise, "code" if settings.model.tokenizer == "codes" else "sample")
     summary = {
         "leak_free": leak_free,
         "stamped": stamp,
         "contradiction": contradiction,
         "jacobian": {mode: {"own": one.own, "beyond": one.beyond, "allowed": one.allowed} for mode, one in jacobian.items()},
+        "native": [one._asdict() for one in native],
         "white_noise": None if noise is None else {"rel": noise.rel, "parts": noise.parts, "steps": noise.steps, "values": noise.values},
     }
-    return page.finish(_verdict(chosen, leak_free, stamp, jacobian, noise), summary)
+    return page.finish(_verdict(chosen, leak_free, stamp, jacobian, noise, native), summary)
 
 
 def _choose_settings(runs: list[Run] | None, model: str, objective: str | None, preset: str) -> tuple[Settings, bool | str | None, str]:
@@ -147,6 +171,8 @@ class Dependence(NamedTuple):
     beyond: float  # on inputs that only a leak can reach
     allowed: float  # on all others
     map: Array  # [predictions, inputs]
+    parts: tuple[str, ...] = ()  # of each prediction: next, previous, ...
+    spans: tuple[tuple[int, int], ...] = ()  # first and last sample of its target; (0, -1) without one
 
 
 def _find_maxima(size: Tensor, own: Tensor, forbidden: Tensor) -> Tensor:
@@ -169,16 +195,74 @@ def measure_jacobian(config: ModelConfig, objective: Objective, seed: int, *, tr
     valid = result["valid"] if result["valid"].dim() == 3 else result["valid"][..., None]
     own = _find_own_samples(model, x, result)  # [B, M, T, V]
     weight = torch.randn(result["prediction"].shape, generator=draw, dtype=torch.float64) * valid
-    maxima, lines = [], []
+    maxima, lines, parts, spans = [], [], [], []
     for name, part in result["slices"].items():
         for m in range(*part.indices(valid.shape[1])):
             (slope,) = torch.autograd.grad((result["prediction"][:, m] * weight[:, m]).sum(), x, retain_graph=True, allow_unused=False)
             slope = slope.abs()
             rows = valid[:, m].any(-1)
             maxima.append(_find_maxima(slope[rows], own[rows, m], _forbidden_samples(name, own, m, valid)[rows]))
-            lines.append(slope.sum((0, 2)))
+            lines.append(slope[:1].sum((0, 2)))
+            parts.append(name.partition("-")[0])
+            used = own[0, m].any(-1).nonzero().flatten().tolist()
+            spans.append((used[0], used[-1]) if used and bool(rows[0]) else (0, -1))
     own_size, beyond, allowed = torch.stack(maxima).amax(0).tolist()
-    return Dependence(own_size, beyond, allowed, torch.stack(lines).numpy())
+    return Dependence(own_size, beyond, allowed, torch.stack(lines).numpy(), tuple(parts), tuple(spans))
+
+
+class NativeInfluence(NamedTuple):
+    """Largest influence of forbidden native samples on predictions, of channels of one native rate."""
+
+    channels: tuple[str, ...]
+    rate: float  # Hz
+    filters: float  # through the filters alone
+    resampling: float  # through the resampling alone
+    forbidden: float  # through all stages
+    copied: float  # share of target values of which every native sample reaches the prediction
+
+
+def measure_native(config: ModelConfig, found: Dependence, options: WindowOptions, preparation: SamplePreparation) -> list[NativeInfluence]:
+    """Native samples of noise are changed one by one; the code that makes tokens, then the derivatives `found` of the predictions, pass it on."""
+    out = []
+    for step in preparation.channels:
+        ratio = options.rate / step.native_rate
+        grid = math.gcd(preparation.stride or 1, samples_per_token(config))
+        first = max(0, math.ceil(2 * ratio) - config.length // 2) // grid * grid  # a native sample is in the middle
+        count = math.ceil((first + config.length) / ratio + max(2, 2 / ratio)) + 30
+        one = options.model_copy(update={"channels": step.channels[:1], "resample": True})
+        bare = one.model_copy(update={"bandpass": None, "notch": None})
+        filtered = one.model_copy(update={"rate": step.native_rate})
+        whole, resampled = (_find_slopes(o, step.native_rate, count)[first : first + config.length] for o in (one, bare))
+        at = np.minimum((np.arange(first, first + config.length) / ratio + 1e-9).astype(np.int64), count - 1)
+        kept = _find_slopes(filtered, step.native_rate, count)[at] if step.filters else np.zeros_like(whole)
+        place = np.floor(np.arange(count) * ratio + 1e-9) - first
+        sizes, copies = [], []
+        hidden = np.isin(place, [i for a, b in found.spans for i in range(a, b + 1)])
+        for line, part, (start, stop) in zip(found.map, found.parts, found.spans, strict=True):
+            if stop < start:
+                continue
+            forbidden = place >= start if part == "next" else place <= stop if part == "previous" else hidden
+            seen = line > 0
+            reached = whole[seen].any(0)
+            sizes.append([(d[seen] * forbidden).max(initial=0.0) for d in (kept, resampled)] + [((line @ whole) * forbidden).max()])
+            copies += [bool(row.any()) and not (row.astype(bool) & ~reached).any() for row in whole[start : stop + 1]]
+        by_filters, by_resampling, largest = np.max(sizes, axis=0).tolist()
+        out.append(NativeInfluence(step.channels, step.native_rate, by_filters, by_resampling, largest, float(np.mean(copies))))
+    return out
+
+
+def _find_slopes(options: WindowOptions, rate: float, count: int) -> Array:
+    """Size of the change of each value with each of `count` native samples of noise, [values, count]; values that are missing: 0."""
+    noise = np.random.default_rng(0).normal(size=count)
+
+    def make(samples: Array) -> Array:
+        signal = Signal(options.channels[0], rate, "", samples)
+        cut = RecordCut([[signal]], [[1.0]], digital=False, scale=np.ones(1), offset=np.zeros(1), units=("",), places=[])
+        return make_values(signal, 1.0, cut, options)
+
+    base = make(noise)
+    changed = [np.abs(np.nan_to_num(make(noise + 1e3 * (np.arange(count) == k)) - base)) / 1e3 for k in range(count)]
+    return np.stack(changed, axis=1)
 
 
 def _find_own_samples(model: Model, x: Tensor, result: Result) -> Tensor:
@@ -331,11 +415,24 @@ def _relative_losses(config: ModelConfig, results: list[Result]) -> dict[str, fl
     return out
 
 
-def _verdict(name: str, leak_free: bool, stamp: bool | str | None, jacobian: Mapping[str, Dependence], noise: NoiseResult | None) -> str:
+def _verdict(
+    name: str,
+    leak_free: bool,
+    stamp: bool | str | None,
+    jacobian: Mapping[str, Dependence],
+    noise: NoiseResult | None,
+    native: list[NativeInfluence],
+) -> str:
     largest = max(max(found.own, found.beyond) for found in jacobian.values())
     trained = "" if noise is None else f" After training on white noise the held-out loss is {noise.rel:.2f} of the variance (1 = chance)."
     if leak_free:
         return f"{name} is leak-free here: no prediction depends on its own target, to the last bit.{trained}"
+    worst = max(native, key=lambda one: (one.forbidden, one.copied), default=None)
+    if largest == 0 and worst is not None and (worst.forbidden > 0 or worst.copied > 0):
+        return (
+            f"{name} leaks through the preparation of {', '.join(worst.channels)}: native samples of a target, or beyond it, reach its prediction "
+            f"(influence up to {worst.forbidden:.2g}), and all samples of {worst.copied:.0%} of the target values do.{trained}"
+        )
     if isinstance(stamp, str) and max(jacobian["eval"].own, jacobian["eval"].beyond) == 0 < jacobian["eval"].allowed:
         return f"{name} is leak-free {stamp}: by them alone a prediction depends on its own target in training (derivative up to {largest:.2g}).{trained}"
     if largest == 0 and noise is not None and noise.rel < NOISE_THRESHOLD:

@@ -91,6 +91,8 @@ def analyze(
             run.count_shared_subjects()
         if takes == "model":
             arguments |= {"model": model or "bitimelygpt", "objective": objective, "preset": preset}
+            if data is not None and not runs and "windows" in inspect.signature(entry.function).parameters:
+                arguments["windows"] = prepare_windows(data, workspace, DataConfig(), verify=verify, progress=progress)
         page = entry.function(runs or None, **arguments)
         events = [run.windows() for run in runs if run.windows().vocabulary]
         if any(not getattr(one.options, "small_counts", None) for one in events):
@@ -169,7 +171,7 @@ def _parse_options(entry: registry.Entry[Any], texts: dict[str, str]) -> Options
 
 def list_analysis_options(entry: registry.Entry[Any]) -> Options:
     """Keyword arguments of an analysis that are options of its command, with their defaults."""
-    hidden = {"seed", "model", "objective", "preset", "progress"}
+    hidden = {"seed", "windows", "model", "objective", "preset", "progress"}
     parameters = inspect.signature(entry.function).parameters.values()
     return {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY and one.name not in hidden}
 
