@@ -14,6 +14,8 @@ EXCEPTIONS = {  # model -> tasks that its method cannot learn, or that it does n
     "fedformer": ("mean of 4", "mean of 12", "mean of 34"),
     "seft": ("frequency",),
     "raindrop": ("frequency",),
+    "gpt": ("place",),
+    "gpt-baar": ("frequency", "place"),
 }
 QUICK = {"tst": "frequency", "raindrop": "mean of 12", "mtand-enc": "place", "gru-d": "frequency"}
 
