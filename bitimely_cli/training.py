@@ -165,7 +165,7 @@ def evaluate(
 
 def _show_scores(result: Mapping[str, Any]) -> list[str]:
     """Print the table of scores; the lines below it."""
-    from bitimely_core.evaluate import MetricUnit
+    from bitimely_core.evaluate import MetricUnit, describe_units
     from bitimely_core.report.run_page import verdict_text
     from bitimely_core.schemas import Baseline, MetricValue, Scores
 
@@ -184,11 +184,7 @@ def _show_scores(result: Mapping[str, Any]) -> list[str]:
         rows = [[name, m.value, m.se, m.lo, m.hi, m.difference and m.difference.difference] for name, m in found.items()]
         screen.table(["baseline", scores.main, "se", "95 % CI lower", "upper", "run less baseline"], rows, "Baselines on the same windows")
     written = f"; report: {result['report']}" if "report" in result else ""
-    lines = [
-        verdict_text(scores),
-        *scores.notices,
-        f"n = {format_count(scores.n)} windows of {format_count(scores.n_subjects)} subjects{written}",
-    ]
+    lines = [verdict_text(scores), *scores.notices, f"n = {format_count(scores.n)} windows of {describe_units(scores)}{written}"]
     if scores.comparison is not None:
         for name, d in scores.comparison.metrics.items():
             unit = MetricUnit(d.unit or "1", d.factor or 1.0)

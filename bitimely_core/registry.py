@@ -9,7 +9,7 @@ import re
 import sys
 import traceback
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -222,6 +222,8 @@ class DatasetFacts:
     needs_source: bool = True
     kind: Literal["recordings", "events"] = "recordings"  # a key of `DATA_KINDS`
     baselines: tuple[DatasetBaseline, ...] = ()
+    subject_unit: str | Callable[[Iterable[str], Iterable[str]], str] = "subject"
+    # what a subject id stands for: subject, recording, segment or window; or a function of the ids of subjects and recordings that names it
 
 
 Choices = dict[str, Any]  # name -> value: options, choices and results of verbs

@@ -194,3 +194,26 @@ def test_the_verdict_on_calibration_is_that_of_the_gap():
     assert "CHF" not in text.partition("Expected")[0]
     assert "Holm-corrected over 3 labels" in text
     assert "by chance" not in text
+
+
+def test_units_that_are_no_people_are_named_beside_every_interval():
+    from bitimely_core import registry
+    from bitimely_core.datasets.generic import name_unit
+    from bitimely_core.report.run_page import metric_table, verdict_text
+    from bitimely_core.schemas import Scores
+
+    registry.load_members("bitimely_core.datasets")
+    assert registry.datasets["epilepsy"].facts.subject_unit == "segment"
+    archives = registry.datasets["ppg-dalia"].facts.subject_unit
+    assert (archives(["PPGDalia-00001"], ["a"]), archives(["S1"], ["S1"])) == ("recording", "subject")
+    assert (name_unit(["a", "b"], ["a", "b"]), name_unit(["p", "p"], ["a", "b"])) == ("recording", "subject")
+    rng = np.random.default_rng(0)
+    y, groups = rng.integers(0, 2, 200), np.repeat(np.arange(20), 10)
+    p = np.eye(2)[np.where(rng.random(200) < 0.8, y, 1 - y)]
+    found = evaluate.score("classification", y, p, groups, class_names=("no", "yes"), train_target=y, subject="segment")
+    scores = Scores(**{name: getattr(found, name) for name in type(found).model_fields}, data="D", run="r")
+    assert scores.to_json()["intervals"]["unit"] == "segment"
+    assert "of 20 segments (people may be shared)" in verdict_text(scores)
+    assert "over segments" in metric_table(scores).caption
+    few = evaluate.score("classification", y[:30], p[:30], groups[:30], class_names=("no", "yes"), subject="segment")
+    assert "3 segments, at least 5 required" in few.metrics["accuracy"].undefined_reason

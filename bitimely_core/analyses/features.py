@@ -148,6 +148,7 @@ class TestSplit(NamedTuple):
             baselines=baselines,
             bootstrap=self.bootstrap,
             unit=self.windows.target_unit,
+            subject=getattr(self.windows, "subject_unit", "subject"),
         )
 
 

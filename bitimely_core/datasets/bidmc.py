@@ -67,6 +67,7 @@ def _make_view(target: str, what: str) -> View:
 
 @datasets(
     DatasetFacts(
+        subject_unit=tser.name_unit,
         title="BIDMC PPG and Respiration: respiratory rate, heart rate and oxygen saturation from PPG and ECG",
         views={
             "": View(channels=NEEDED, rate=RATE, window=4000, split="official", help="PPG and ECG at 125 Hz, no labels"),

@@ -64,6 +64,7 @@ RULES = {
 
 @datasets(
     DatasetFacts(
+        subject_unit="segment",
         title="Epileptic Seizure Recognition: seizures from one second of EEG",
         views={
             "": View(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
+import operator
 import os
 import re
 import warnings
@@ -196,8 +197,14 @@ LABELLED = {
 }
 
 
+def name_unit(subjects: Iterable[str], recordings: Iterable[str]) -> str:
+    """Whether the subjects of windows are recordings, because the source names no subjects."""
+    return "recording" if all(map(operator.eq, subjects, recordings)) else "subject"
+
+
 def _make_facts(title: str, layout: str, views: dict[str, View], options: dict[str, None] | None = None) -> DatasetFacts:
     return DatasetFacts(
+        subject_unit=name_unit,
         title=title,
         views=views,
         licence="your own",

@@ -51,6 +51,7 @@ def _measure_rate(first: np.ndarray, second: np.ndarray, x: np.ndarray, y: np.nd
 
 @datasets(
     DatasetFacts(
+        subject_unit=tser.name_unit,
         title="IEEEPPG: heart rate of runners from wrist PPG and acceleration",
         views={
             "": View(

@@ -47,6 +47,7 @@ VIEW = View(
 
 @datasets(
     DatasetFacts(
+        subject_unit=tser.name_unit,
         title="PPG-DaLiA: heart rate from wrist PPG and acceleration in daily life",
         views={"": VIEW},
         licence="CC-BY 4.0",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -25,6 +25,7 @@ from bitimely_core.registry import DatasetFacts, View, datasets
 from bitimely_core.types import AttributeValue, IngestOptions, IngestUnit, Record, Records, Signal, SourceRows, count_reasons
 
 NAME = re.compile(r"(.+)_(TRAIN|TEST)\.ts", re.IGNORECASE | re.DOTALL)
+GROUP = re.compile(r".*-[0-9]{5}", re.DOTALL)  # a subject id
 LAYOUT = re.compile(r"(RECORDS|SHA256SUMS|LICENSE|README|index\.html).*|.*\.(txt|md|json|py)", re.IGNORECASE)
 SPLITS = ("train", "validation", "test")
 MIN_VALUES = 64  # values below which shared samples prove nothing
@@ -83,8 +84,14 @@ OPEN = {
 }
 
 
+def name_unit(subjects: Iterable[str], recordings: Iterable[str]) -> str:
+    """Whether the subjects of windows are recordings that were found by shared samples, since the archives hold no subjects."""
+    return "recording" if all(GROUP.fullmatch(subject) for subject in subjects) else "subject"
+
+
 @datasets(
     DatasetFacts(
+        subject_unit=name_unit,
         title="One problem of the UEA, UCR or Monash archives (.ts), classification or regression",
         views=OPEN,
         licence="as the problem's",

@@ -39,7 +39,7 @@ from bitimely_core.evaluate.paired import (
     parse_predictions,
     predictions_frame,
 )
-from bitimely_core.evaluate.scores import constant_baselines, length_baseline, score, score_figure
+from bitimely_core.evaluate.scores import constant_baselines, describe_units, length_baseline, name_unit, score, score_figure
 
 replicates, contrast = estimate_runs, paired_difference  # names of version 0.1
 
@@ -64,6 +64,7 @@ __all__ = [
     "constant_baselines",
     "contrast",
     "correct_pairs",
+    "describe_units",
     "draw_counts",
     "estimate_runs",
     "explain_no_verdict",
@@ -73,6 +74,7 @@ __all__ = [
     "length_baseline",
     "list_classes",
     "mean_over_seeds",
+    "name_unit",
     "nemenyi",
     "paired_difference",
     "parse_predictions",

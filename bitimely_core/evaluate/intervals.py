@@ -139,7 +139,7 @@ def build_difference(first: Estimate, second: Estimate, uncertain: str | None, u
 
 def explain_few_units(rows: ScoredRows, bootstrap: int = 1000) -> str | None:
     """Why no metric of these rows has a confidence interval, or None."""
-    unit = "subject" if rows.by == "subject" else "window"
+    unit = rows.unit
     if not bootstrap:
         return "none was requested"
     if rows.n_units == 1:
@@ -149,7 +149,7 @@ def explain_few_units(rows: ScoredRows, bootstrap: int = 1000) -> str | None:
 
 def explain_rare_class(rows: ScoredRows, k: int) -> str | None:
     """Why metrics that compare class k with the rest have no confidence interval, or None."""
-    unit = "subject" if rows.by == "subject" else "window"
+    unit = rows.unit
     for side, words in ((rows.positive[:, k], "of"), (rows.known[:, k] & ~rows.positive[:, k], "outside of")):
         units = len(np.unique(rows.units[side]))
         for count, least, what in ((int(side.sum()), MINIMUM_ROWS, "row"), (units, MINIMUM_CLASS_UNITS, unit)):
@@ -213,10 +213,11 @@ def build_class_scores(rows: ScoredRows, found: Estimates, bootstrap: int) -> di
     return out
 
 
-def describe_intervals(rows: ScoredRows | None, by: Unit) -> IntervalMethod:
+def describe_intervals(rows: ScoredRows | None, by: Unit, unit: str = "subject") -> IntervalMethod:
     """The intervals as they are stored with the scores."""
     return IntervalMethod(
         by=by,
+        unit=unit if by == "subject" else "window",
         level=LEVEL,
         units=rows.n_units if rows else 0,
         minimum_units=MINIMUM_UNITS,

@@ -101,6 +101,12 @@ class ScoredRows(NamedTuple):
     groups: Array  # [n] int64
     names: tuple[str, ...]  # K
     by: Unit
+    subject: str = "subject"  # what a subject is: subject, recording, segment
+
+    @property
+    def unit(self) -> str:
+        """The word for a unit."""
+        return self.subject if self.by == "subject" else "window"
 
     @property
     def positive(self) -> Array:

@@ -54,6 +54,7 @@ def estimate_runs(
     bootstrap: int = 1000,
     by: Unit = "subject",
     unit: str | None = None,
+    subject: str = "subject",
 ) -> RunEstimates:
     """One metric of all `runs` on the same windows, for `mean_over_seeds` and `paired_difference`.
 
@@ -67,7 +68,7 @@ def estimate_runs(
     if not len(target):
         nothing = Estimate(float("nan"), np.empty(0), weigh_units(np.empty(0), 0))
         return RunEstimates(name, dict.fromkeys(runs, nothing), 0, EMPTY, None, printed)
-    rows = check_rows(task, target, predictions, groups, class_names, by)
+    rows = check_rows(task, target, predictions, groups, class_names, by)._replace(subject=subject)
     found = {run: ESTIMATORS[task](rows, values, None) for run, values in rows.predictions.items()}
     if label is None:
         few, values = explain_no_interval(rows, name, bootstrap), {run: one.metrics[name] for run, one in found.items()}

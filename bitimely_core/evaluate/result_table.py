@@ -121,6 +121,11 @@ class ResultTable:
         """The printed name of a row or column."""
         return self.names.get(key, key)
 
+    def unit(self, data: str | None = None) -> str:
+        """The word for the units of the intervals, of one data set or of all; subject where they differ."""
+        words = {evaluate.name_unit(one.scores) for one in self.found if data in {None, one.data}}
+        return words.pop() if len(words) == 1 else "subject"
+
     def column(self, key: str) -> ScoreColumn:
         """The column with that key."""
         return next(column for column in self.columns if column.key == key)
@@ -289,6 +294,7 @@ def _compare_rows(column: ScoreColumn, scored: Sequence[ScoredRun], reference: s
         bootstrap=settings.bootstrap,
         by=settings.by,
         unit=first.scores.unit,
+        subject=evaluate.name_unit(first.scores),
     )
     differences = {}
     base = list(runs.get(reference, {}).values())

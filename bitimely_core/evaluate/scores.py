@@ -99,7 +99,7 @@ def length_baseline(task: str, train_lengths: Any, train_target: Any, lengths: A
     return fit_logistic(x, y.astype(np.int64), int(y.max()) + 1)
 
 
-def _empty_scores(task: str, class_names: Sequence[str], by: Unit) -> TaskScores:
+def _empty_scores(task: str, class_names: Sequence[str], by: Unit, subject: str) -> TaskScores:
     """The scores of a split without rows: every metric null with the reason."""
     undefined = MetricValue(undefined_reason=EMPTY)
     each = ClassScores(**dict.fromkeys(EACH, undefined))
@@ -109,7 +109,7 @@ def _empty_scores(task: str, class_names: Sequence[str], by: Unit) -> TaskScores
         metrics=dict.fromkeys(METRICS[task], undefined),
         by_class={} if task == "regression" else dict.fromkeys(class_names, each),
         remarks=["The split holds no rows, so there is nothing to score."],
-        intervals=describe_intervals(None, by),
+        intervals=describe_intervals(None, by, subject),
     )
 
 
@@ -126,6 +126,7 @@ def score(
     bootstrap: int = 1000,
     by: Unit = "subject",
     unit: str | None = None,
+    subject: str = "subject",
 ) -> TaskScores:
     """Metrics with 95 % confidence intervals, overall and by class, and those of the baselines. The order of the rows does not matter.
 
@@ -143,6 +144,7 @@ def score(
         about: descriptions of them.
         bootstrap: 0: values without intervals, which need no replicates.
         unit: of the values of a regression.
+        subject: word for what `groups` are: subject, recording, segment.
         by: unit of the variance; "window" ignores the correlation of windows of one subject, which a remark states.
 
     Returns:
@@ -152,10 +154,9 @@ def score(
         UserError: non_finite, where a prediction is NaN or infinite.
     """
     if len(np.asarray(target)) == 0:
-        return _empty_scores(task, class_names, by)
-    r = check_rows(task, target, {"run": prediction, **(baselines or {})}, groups, class_names, by)
-    words = {**ABOUT, **(about or {})}
-    described = {name: words.get(name, "predictions on the same windows") for name in r.predictions if name != "run"}
+        return _empty_scores(task, class_names, by, subject)
+    r = check_rows(task, target, {"run": prediction, **(baselines or {})}, groups, class_names, by)._replace(subject=subject)
+    described = {name: ({**ABOUT, **(about or {})}).get(name, "predictions on the same windows") for name in r.predictions if name != "run"}
     found = {name: ESTIMATORS[task](r, values, None) for name, values in r.predictions.items()}
     train = np.asarray([] if train_target is None else train_target)
     constants = constant_baselines(task, train, len(r.target), len(r.names))
@@ -198,7 +199,7 @@ def score(
             )
             for name, text in described.items()
         },
-        intervals=describe_intervals(r, by),
+        intervals=describe_intervals(r, by, subject),
         remarks=_list_remarks(r, explain_few_units(r, bootstrap)),
     )
 
@@ -219,6 +220,18 @@ def _list_remarks(rows: ScoredRows, few: str | None) -> list[str]:
     return out
 
 
+def name_unit(scores: TaskScores) -> str:
+    """The word for the unit of the intervals: subject, recording, segment or window."""
+    return scores.intervals.unit if scores.intervals else "subject"
+
+
+def describe_units(scores: TaskScores) -> str:
+    """The number of units that windows are grouped by, with their word: `12 subjects`, `50 segments (people may be shared)`."""
+    unit = name_unit(scores)
+    shared = "" if unit in {"subject", "window"} else " (people may be shared)"
+    return f"{format_count(scores.n_subjects)} {'subject' if unit == 'window' else unit}s{shared}"
+
+
 def score_figure(scores: TaskScores, metric: str | None = None) -> Figure | None:
     """The main score (or `metric`) and those of the baselines as a figure; the first block of a page is the headline. None: not defined."""
     name = metric or scores.main or ""
@@ -229,9 +242,9 @@ def score_figure(scores: TaskScores, metric: str | None = None) -> Figure | None
         return None
     title = f"{NAMES[name][0].upper()}{NAMES[name][1:]}"
     side = "lower" if name in LOWER_IS_BETTER else "higher"
-    caption = f"{title} ({side} is better) on {format_count(scores.n)} windows of {format_count(scores.n_subjects)} subjects"
+    caption = f"{title} ({side} is better) on {format_count(scores.n)} windows of {describe_units(scores)}"
     if kept["this run"].lo is not None:
-        caption += f"; lines: 95 % CI over {scores.intervals.by if scores.intervals else 'subject'}s"
+        caption += f"; lines: 95 % CI over {name_unit(scores)}s"
     about = "; ".join(f"{b}: {baseline.about}" for b, baseline in named.items())
     caption += ". A useful model must exceed the baselines." + (f" {about}." if about else "")
     data = BarPlot(list(kept), [m.value for m in kept.values()], [m.lo for m in kept.values()], [m.hi for m in kept.values()], NAMES[name])

@@ -89,8 +89,8 @@ def difference_table(table: ResultTable) -> Table:
     return make_table(
         "differences",
         f"Paired differences to {reference}",
-        f"Row minus {reference} on the same test subjects, means over seeds (of errors a negative difference is better). "
-        "Below the difference: its uncorrected 95 % CI over subjects for these trained runs. Corrected: Holm correction of one family of "
+        f"Row minus {reference} on the same test {table.unit()}s, means over seeds (of errors a negative difference is better). "
+        f"Below the difference: its uncorrected 95 % CI over {table.unit()}s for these trained runs. Corrected: Holm correction of one family of "
         f"{len(rows)} comparisons, with the variance between the seeds of each row. If the corrected 95 % CI contains 0, the "
         "difference is not significant; that is no evidence that the rows are equal." + (MARGINS if table.margins else ""),
         [*DIFFERENCE_COLUMNS, *(["margin"] if table.margins else [])],
@@ -302,9 +302,9 @@ def data_table(table: ResultTable) -> Table:
         s, trained = runs[0].scores, runs[0].record.data[0]
         shares = sorted({one.record.settings.data.fraction for one in runs})
         split = SPLITS.get(trained.split, trained.split) + (f", {len(runs[0].parts)} test folds" if runs[0].parts else "")
-        unit = f"over {s.settings.by}s"
+        unit = f"over {evaluate.name_unit(s)}s"
         if s.n_subjects is not None and s.n_subjects < evaluate.MINIMUM_UNITS:
-            unit += f"; no CI: at least {evaluate.MINIMUM_UNITS} subjects required"
+            unit += f"; no CI: at least {evaluate.MINIMUM_UNITS} required"
         share = ", ".join(f"{v:g}" for v in shares)
         rows.append([table.name(data), s.split, split, show_count(s.n), show_count(s.n_subjects), share, unit, trained.fingerprint[:12]])
     caption = "The split that was scored. Equal fingerprints: the same windows."
@@ -385,7 +385,7 @@ def describe_difference(table: ResultTable, key: Key) -> str:
     """One difference as a sentence."""
     d, pair = table.differences[key], (table.name(key[0]), table.name(table.reference))
     metric = verdicts.PrintedMetric(str(table.column(key[1]).metric), d.unit)
-    text = verdicts.describe_difference(pair, table.name(key[1]), d, metric)
+    text = verdicts.describe_difference(pair, table.name(key[1]), d, metric, table.unit(table.column(key[1]).data))
     return f"{text} {verdicts.describe_margin(pair, d, metric, planned=table.planned)}".strip()
 
 
@@ -410,9 +410,7 @@ def comparison_page(folders: list[Path], margin: float | None = None) -> Page:
     bars = {s.run: s.metrics.get(name, MetricValue()) for s in here}
     bars |= {f"{base} baseline": MetricValue(value=value) for base, value in baseline_values(scored[0], name).items()}
     if any(bars[s.run].value is not None for s in here):
-        caption = (
-            "The score on the split; lines: 95 % CI over subjects. Overlapping intervals do not rank the runs; see the paired differences."
-        )
+        caption = f"The score on the split; lines: 95 % CI over {table.unit(scored[0].data)}s. Overlapping intervals do not rank the runs; see the paired differences."
         words = name.replace("_", " ")
         page.figure("scores", f"{words.capitalize()} on {scored[0].data}", caption, BarPlot.from_metrics(bars, words))
     page.add(*_score_tables(scored))

@@ -81,7 +81,7 @@ class RecipeResults:
     @property
     def unit(self) -> str:
         """The unit of resampling."""
-        return "windows" if any(one.scores.settings.by == "window" for one in self.table.found) else "subjects"
+        return "windows" if any(one.scores.settings.by == "window" for one in self.table.found) else f"{self.table.unit()}s"
 
     def baselines(self, column: ScoreColumn) -> dict[str, MetricValue]:
         """The baselines of a column by printed name, those without fitting first."""

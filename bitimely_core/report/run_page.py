@@ -215,7 +215,7 @@ def verdict_text(scores: Scores) -> str:
     if metric.value is None:
         return f"{scores.run}: {words} is undefined on {scores.data} ({metric.undefined_reason})."
     interval = f"95 % CI {metric.lo:.3f} to {metric.hi:.3f}" if metric.lo is not None else "no CI"
-    scored = f"{format_count(scores.n)} {scores.split} windows of {format_count(scores.n_subjects)} subjects"
+    scored = f"{format_count(scores.n)} {scores.split} windows of {evaluate.describe_units(scores)}"
     text = f"{words.capitalize()} {metric.value:.3f} ({interval}) on {scored}{describe_baselines(scores, name)}."
     found = judge_baselines(scores, scores.data)
     return f"{text} {found.sentence}".strip() if found.case in {"exceeds", "none"} else f"{found.sentence} {text}"
@@ -243,7 +243,7 @@ def metric_table(scores: Scores) -> Table:
     for name, m in scores.metrics.items():
         base = [one.metrics[name].value if name in one.metrics else None for one in scores.baselines.values()]
         rows.append([name.replace("_", " "), m.value, m.se, m.lo, m.hi, *base, m.undefined_reason or ""])
-    caption = f"Standard error and 95 % CI over {scores.settings.by}s (linearised variance, Student's t). A dash: not defined; the remark has the reason."
+    caption = f"Standard error and 95 % CI over {evaluate.name_unit(scores)}s (linearised variance, Student's t). A dash: not defined; the remark has the reason."
     columns = ["metric", "value", "standard error", "95 % CI lower", "upper", *scores.baselines, "remark"]
     return make_table("metrics", "Scores", caption, columns, rows)
 

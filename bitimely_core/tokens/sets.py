@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
 import numpy as np
 
-from bitimely_core import storage
+from bitimely_core import registry, storage
 from bitimely_core.errors import Reason, UserError, input_error, integrity_error, safe_text
 from bitimely_core.registry import Task, datasets, load_members, unknown
 from bitimely_core.schemas import RunData, SamplePreparation, TokenManifest, TokenOptions, TokenStatistics
@@ -63,6 +63,14 @@ class TokenSet(ABC):
     def view(self) -> str:
         """The view's name, "" for the data set's own."""
         return self.options.view
+
+    @property
+    def subject_unit(self) -> str:
+        """What a subject id stands for: subject, or recording, segment or window, of which one person may have several."""
+        registry.load_members("bitimely_core.datasets")
+        known = registry.datasets[self.dataset].facts.subject_unit if self.dataset in registry.datasets else "subject"
+        index = self.whole_index
+        return known if isinstance(known, str) else known(index["subject_id"].to_list(), index["recording_id"].to_list())
 
     @property
     def task(self) -> Task:

@@ -232,6 +232,7 @@ def _score_task(opened: Run, rows: Windows, settings: EvaluationSettings, column
             bootstrap=settings.bootstrap,
             by=settings.by,
             unit=windows.target_unit,
+            subject=windows.subject_unit,
         )
 
     complete = {name: one.prediction for name, (_, one) in fitted.items() if len(one.rows) == len(rows)}
@@ -310,4 +311,6 @@ def _compare_runs(
     (d,) = scoring.correct_pairs({"": main}, (1, 1)).values()
     metric = verdicts.PrintedMetric(name, windows.target_unit)
     (d,) = scoring.apply_margins([d], [None if margin is None else margin / metric.factor], [metric.sign])
-    return Comparison(run=pair[1], metrics=metrics, sentence=verdicts.describe_difference(pair, windows.name, d, metric))
+    return Comparison(
+        run=pair[1], metrics=metrics, sentence=verdicts.describe_difference(pair, windows.name, d, metric, scoring.name_unit(own))
+    )
