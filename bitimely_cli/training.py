@@ -213,6 +213,7 @@ def predict(
         typer.Option(metavar="FILE", help="One person's own labelled recordings, to calibrate on instead of the validation split."),
     ] = None,
     out: Out = None,
+    jobs: Annotated[int, typer.Option(min=1, max=1024, help="Recordings that are read at a time, while the model works.")] = 1,
     score: ScoreOptions,
 ) -> int:
     """Predict new recordings without labels: tables, hypnograms, BIDS events and a page each.
@@ -226,7 +227,7 @@ def predict(
     options.pop("verify", None)  # no checksums of data are there to compare; those of the model always are
     with screen.progress() as progress:
         result = workflows.predict(
-            run, files, channel_map=channel_map or (), calibrate_on=calibrate_on, out=out, progress=progress, **options
+            run, files, channel_map=channel_map or (), calibrate_on=calibrate_on, out=out, jobs=jobs, progress=progress, **options
         )
     if score.dry_run:
         return _show_plan(result)

@@ -88,6 +88,8 @@ def test_probabilities_are_those_of_evaluate_bit_for_bit(home: Path, scored: pl.
     assert bitimely.from_pretrained(home / "model").predict(night).equals(found)
     assert call(home, [home / "ws" / "cache" / "sleep-edf"], tmp_path / "cached") == 0
     cached = pl.read_parquet(tmp_path / "cached" / "predictions.parquet")
+    assert call(home, [home / "ws" / "cache" / "sleep-edf"], tmp_path / "ahead", "--jobs", "3") == 0
+    assert pl.read_parquet(tmp_path / "ahead" / "predictions.parquet").equals(cached)
     assert cached["recording_id"].n_unique() == SUBJECTS
     assert count_equal(own, cached.filter(pl.col("recording_id") == own["recording_id"][0])) == len(own)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypedDict
@@ -182,6 +185,7 @@ def predict(
     channel_map: Sequence[str] = (),
     calibrate_on: Path | None = None,
     out: Path | None = None,
+    jobs: int = 1,
     batch_size: int | None = None,
     device: str = "auto",
     workspace: Path = Path("workspace"),
@@ -217,11 +221,11 @@ def predict(
     rows: list[RecordingRow] = []
     faults: list[Finding] = []
     findings: list[Finding] = []
-    for done, one in enumerate(found):
+    for done, (one, read) in enumerate(_read_ahead(found, jobs)):
         if progress is not None:
             progress("predict", done, len(found))
         try:
-            made = model.predict_record(one.read(), one.name, batch_size=batch_size, device=device)
+            made = model.predict_record(read(), one.name, batch_size=batch_size, device=device)
         except Exception as error:
             fault, *_ = describe_failure(error, None, one.file)
             faults.append(fault.at(one.file))
@@ -237,6 +241,20 @@ def predict(
     shown = [finding.as_dict() for finding in (*faults, *findings)]
     code = int(Exit.PARTIAL if faults else Exit.OK)
     return {**result, "recordings": rows, "findings": shown, "report": str(report), "exit_code": code}
+
+
+def _read_ahead(found: Sequence[NewRecording], jobs: int) -> Iterator[tuple[NewRecording, Callable[[], Record]]]:
+    """Each recording and the function that gives what was read; with several `jobs` that many are read while the model works."""
+    if jobs <= 1:
+        yield from ((one, one.read) for one in found)
+        return
+    with ThreadPoolExecutor(jobs) as pool:
+        rest = iter(found)
+        waiting = deque((one, pool.submit(one.read)) for one in itertools.islice(rest, jobs))
+        while waiting:
+            one, future = waiting.popleft()
+            waiting.extend((following, pool.submit(following.read)) for following in itertools.islice(rest, 1))
+            yield one, future.result
 
 
 def _refuse_all(faults: Sequence[Finding]) -> UserError:
