@@ -67,6 +67,8 @@ def test_claims_of_held_out_subjects_decide_on_nothing(selection: list[str], tmp
     for name in ("tokens/pophr/vocab.parquet", "tokens/pophr/ratios.parquet", "runs/run/model/model.safetensors"):
         assert (homes[0] / name).read_bytes() == (homes[1] / name).read_bytes(), name
     vocabulary = pl.read_parquet(homes[1] / "tokens" / "pophr" / "vocab.parquet")
+    unknown = rows[1].select(pl.col("codes").explode() == 4).to_series().sum()
+    assert (unknown > 0) == (selection == ["--no-select"]), "codes that no training subject has are [UNK]"
     assert CODES[RARE] not in {str(value) for column in vocabulary.iter_columns() for value in column}
 
 

@@ -6,6 +6,7 @@ The steps and their order are normative (section 2 of the builder's reference). 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypedDict, TypeVar
 
 import polars as pl
@@ -93,6 +94,8 @@ def build_sequences(
         labelled = steps.label_shard(shard, run)
         marked = steps.set_index_days(labelled, chosen, labelled.last_day, run)
         selection = steps.select_vocabulary(steps.count_shard(marked, chosen, run), marked.labels, chosen)
+        every = prevalence.sort_phecodes([*selection.phecodes, *selection.unseen])
+        selection = replace(selection, phecodes=every, unseen=())  # only what a model reads has a vocabulary of training subjects
         built = steps.build_shard(marked, chosen, selection, run)
     return _assemble_result(marked, selection, built, account, parsed)
 

@@ -25,7 +25,7 @@ class CodeCounts:
     """Counts for the selection. Counts of shards add up with `+`.
 
     Of training subjects with a label: `cases` and `known` by rule, `cases_with` and `known_with` by (rule, PheCode). Of all training
-    subjects: `train_with` subjects and `records` by PheCode.
+    subjects: `train_with` subjects and `records` by PheCode. Of all subjects: `carriers` by PheCode.
     """
 
     cases: Counter[str] = field(default_factory=Counter)
@@ -34,6 +34,7 @@ class CodeCounts:
     known_with: Counter[tuple[str, str]] = field(default_factory=Counter)
     train_with: Counter[str] = field(default_factory=Counter)
     records: Counter[str] = field(default_factory=Counter)
+    carriers: Counter[str] = field(default_factory=Counter)
 
     def __add__(self, other: CodeCounts) -> CodeCounts:
         return CodeCounts(*(getattr(self, part.name) + getattr(other, part.name) for part in fields(self)))
@@ -79,6 +80,7 @@ class CodeSelection:
     phecodes: list[str]
     ratios: dict[str, dict[str, PrevalenceRatio]]  # rule -> candidates in numeric order
     max_attainable: dict[str, float | None]  # rule -> upper bound of its ratios; None without case or reference subject
+    unseen: tuple[str, ...] = ()  # without selection: those of no training subject, read as [UNK]
 
 
 def count_codes(
@@ -106,14 +108,14 @@ def count_codes(
     columns = flags.columns[1:]
     sums = [nw.col(column).sum() for column in columns]
     present = records.select("subject", "phecode").unique().join(engine(flags), on="subject")
-    with_code = collect_rows(present.group_by("phecode").agg(*sums))
+    with_code = collect_rows(present.group_by("phecode").agg(nw.len().alias("carriers"), *sums))
     counts = CodeCounts()
     if frequency:
         often = records.join(engine(flags.select("subject", "train")), on="subject").group_by("phecode").agg(nw.col("train").sum())
         counts.records.update({phecodes[i]: n for i, n in collect_rows(often).select("phecode", "train").iter_rows()})
     for row in with_code.iter_rows(named=True):
         phecode = phecodes[row["phecode"]]
-        counts.train_with[phecode] = int(row["train"])
+        counts.carriers[phecode], counts.train_with[phecode] = int(row["carriers"]), int(row["train"])
         for i, name in enumerate(names):
             counts.cases_with[name, phecode] = int(row[f"case_{i}"])
             counts.known_with[name, phecode] = int(row[f"known_{i}"])
@@ -144,7 +146,7 @@ def select_codes(
         counts: of all shards.
         names: of the labels.
         select: True: PheCodes above the threshold, for a rule without any the top k; the union over the rules. False: every PheCode of a
-            training subject. `frequency`: those with more than `min_record_frequency` of the records of training subjects.
+            training subject; others are `unseen`. `frequency`: those with more than `min_record_frequency` of the records of training subjects.
         denominator: all: cases and non-cases; controls: non-cases.
         threshold: selected ratios exceed it.
         top_k: number of PheCodes selected where none does, by (-ratio, -carriers among the cases, PheCode).
@@ -155,6 +157,7 @@ def select_codes(
     ratios: dict[str, dict[str, PrevalenceRatio]] = {}
     ceiling: dict[str, float | None] = {}
     chosen: set[str] = set()
+    unseen: tuple[str, ...] = ()
     for name in names:
         support = max(min_case_support, math.ceil(Decimal(repr(min_case_fraction)) * counts.cases[name]))
         own = _compute_ratios(counts, name, denominator=denominator, support=support)
@@ -171,10 +174,11 @@ def select_codes(
         ceiling[name] = None if not cases else known / cases if denominator == "all" else math.inf if known > cases else None
     if select is False:
         chosen.update(phecode for phecode, n in counts.train_with.items() if n)
+        unseen = tuple(sort_phecodes(counts.carriers.keys() - chosen))
     elif select == "frequency":
         least = min_record_frequency * counts.records.total()
         chosen.update(phecode for phecode, n in counts.records.items() if n > least)
-    return CodeSelection(phecodes=sort_phecodes(chosen), ratios=ratios, max_attainable=ceiling)
+    return CodeSelection(phecodes=sort_phecodes(chosen), ratios=ratios, max_attainable=ceiling, unseen=unseen)
 
 
 def sort_phecodes(phecodes: Iterable[str]) -> list[str]:

@@ -9,7 +9,7 @@ Legend: S sequences, E events of all of them together.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import narwhals as nw
@@ -106,6 +106,13 @@ def build_code_sequences(
         indexed=time == "months" and "index_day" in cohort.columns,
         no_birth=no_birth,
     )
+
+
+def hide_codes(sequences: CodeSequences, first: int) -> CodeSequences:
+    """The same events with [UNK] for every id from `first` on; equal days stay in the order of ids."""
+    ids = np.where(sequences.ids < first, sequences.ids, SPECIAL.index("[UNK]")).astype(np.int32)
+    subject = np.repeat(np.arange(len(sequences.subjects)), np.diff(sequences.offsets))
+    return replace(sequences, ids=ids[np.lexsort((ids, sequences.days, subject))])
 
 
 def _deduplicate(chosen: nw.LazyFrame[Any], dedupe: str, size: int, engine: Engine) -> nw.LazyFrame[Any]:

@@ -196,8 +196,9 @@ def select_vocabulary(counts: CodeCounts, names: Sequence[str], choices: Sequenc
 def build_shard(shard: ClaimsShard, choices: SequenceChoices, selection: CodeSelection, engine: Engine) -> CodeSequences:
     """Pass 2: the sequences."""
     lazy, phecodes = _select_records(shard, choices, engine)
-    numbers = sequence_builder.number_phecodes(selection.phecodes)
-    return sequence_builder.build_code_sequences(lazy, phecodes, numbers, shard.cohort, choices, engine)
+    numbers = sequence_builder.number_phecodes([*selection.phecodes, *selection.unseen])
+    built = sequence_builder.build_code_sequences(lazy, phecodes, numbers, shard.cohort, choices, engine)
+    return sequence_builder.hide_codes(built, numbers[selection.unseen[0]]) if selection.unseen else built
 
 
 def _select_records(shard: ClaimsShard, choices: SequenceChoices, engine: Engine) -> tuple[nw.LazyFrame[Any], list[str]]:
