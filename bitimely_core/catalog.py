@@ -77,9 +77,13 @@ def hash_sources() -> str:
 
 
 def format_listings() -> str:
-    """The stored rows of every kind but runs, as JSON."""
-    rows = {kind: compute_rows(kind) for kind in COLUMNS if kind != "runs"}
-    return json.dumps({"format_version": 1, "sources": hash_sources(), "rows": rows}, indent=1, ensure_ascii=False) + "\n"
+    """The stored rows of every kind but runs, as JSON with a line for each."""
+    kinds = []
+    for kind in COLUMNS:
+        if kind != "runs":
+            rows = ",\n".join(json.dumps(row, ensure_ascii=False) for row in compute_rows(kind))
+            kinds.append(f'"{kind}": [\n{rows}\n]')
+    return f'{{"format_version": 1, "sources": "{hash_sources()}", "rows": {{\n' + ",\n".join(kinds) + "\n}}\n"
 
 
 def list_notes(kind: str) -> list[str]:

@@ -19,6 +19,8 @@ import datasets  # noqa: E402
 import generate  # noqa: E402
 import settings  # noqa: E402
 
+from bitimely_core import catalog  # noqa: E402
+
 
 def commands() -> dict[str, Any]:
     import typer
@@ -34,6 +36,10 @@ def test_every_verb_is_in_the_readme() -> None:
 
 def test_the_command_line_reference_is_what_typer_says() -> None:
     assert (ROOT / "docs" / "cli.md").read_text() == generate.command_line(), "run: python docs/generate.py"
+
+
+def test_stored_listings_are_those_of_the_code() -> None:
+    assert catalog.LISTINGS.read_text() == catalog.format_listings(), "run: python docs/generate.py"
 
 
 def test_the_page_of_the_data_sets_is_what_the_registry_says() -> None:

@@ -64,6 +64,13 @@ def test_the_shell_completes_names(typed: str, offered: list[str], tmp_path: Pat
     assert output.split() == offered
 
 
+def test_listings_do_without_torch(tmp_path: Path) -> None:
+    kinds = list(catalog.COLUMNS)
+    program = f"import sys; from bitimely_cli.main import main; [main(['list', k, '-w', {str(tmp_path)!r}]) for k in {kinds}]; print('torch' in sys.modules)"
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert output.split()[-1] == "False"
+
+
 def test_a_model_that_a_program_registers_is_listed(tmp_path: Path) -> None:
     import bitimely_core.models  # noqa: F401  registers them
     from bitimely_core.registry import models
