@@ -321,6 +321,11 @@ def _locate_exception(error: BaseException) -> str:
     return f"unexpected {type(error).__name__}{where}"
 
 
+def is_later_default(part: dataclasses.Field[Any], value: Any) -> bool:
+    """Whether a field that version 0.1 did not have (`later` in its metadata) has its default: what that version read is not read again."""
+    return bool(part.metadata.get("later")) and getattr(value, part.name) == part.default
+
+
 def describe_arguments(value: Any, root: Path | None) -> Any:
     """The arguments of a reader as JSON, with paths relative to the source: a moved folder changes nothing.
 
@@ -353,5 +358,6 @@ def describe_arguments(value: Any, root: Path | None) -> Any:
             return V1_NAMES.get(name, name)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         name = type(value).__qualname__
-        return [V1_NAMES.get(name, name), describe_arguments({f.name: getattr(value, f.name) for f in dataclasses.fields(value)}, root)]
+        parts = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if not is_later_default(f, value)}
+        return [V1_NAMES.get(name, name), describe_arguments(parts, root)]
     raise TypeError(f"{type(value).__name__} cannot be compared")

@@ -160,7 +160,7 @@ class RecordingInfo:
     labels: dict[str, str] | None = None
     rate: float | None = None
     unit: str = ""
-    variable: str = ""
+    variable: str = field(default="", metadata={"later": True})
     time: str = ""
     series: str = ""
     columns: dict[str, str] = field(default_factory=dict)  # id, subject, label, value -> column of a table of series
