@@ -222,7 +222,7 @@ def expand_options(command: Callable[..., int]) -> Callable[..., int]:
     files = {
         name
         for name, (annotation, _) in shown.items()
-        if re.search("FILE|DIR", getattr((*get_args(annotation), None)[1], "metavar", None) or "")
+        if re.search("FILE|DIR", getattr((*get_args(annotation), None, None)[1], "metavar", None) or "")
     }
     for annotation, _ in shown.values():
         kind, *more = get_args(annotation) or (annotation,)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MOST_LINES = 20  # findings a run; the rest is in the report
 WIDTH = 160  # columns of a table that goes to a file or a pipe, where COLUMNS does not say otherwise
+LONGEST = 32  # characters of a word that is never broken; paths are longer
 LINE_EVERY = 10.0  # seconds between progress lines where no terminal is
 
 
@@ -244,9 +245,9 @@ def _stage_table(bar: list[str], status: list[ExperimentStatus], around: int = 5
 
 
 def fit_columns(cells: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Widths of the first columns, as many as `width` characters hold without a word of theirs being broken; at least one."""
+    """Widths of the first columns, as many as `width` characters hold without a word of theirs (of up to `LONGEST`) being broken."""
     columns = list(zip(*cells, strict=True))
-    needed = [max(len(word) for cell in column for word in [*cell.split(), ""]) for column in columns]
+    needed = [min(max(len(word) for cell in column for word in [*cell.split(), ""]), LONGEST) for column in columns]
     while len(needed) > 1 and sum(needed) + 3 * len(needed) - 1 > width:  # three characters between two columns, one at each end
         needed.pop()
     spare = max(0, width - sum(needed) - 3 * len(needed) + 1)

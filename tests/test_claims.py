@@ -333,6 +333,7 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, 
 EXITS = {"accept": {0}, "accept_warn": {0}, "quarantine": {3, 4}, "fail": {2, 4}}
 
 
+@pytest.mark.long
 def test_every_bad_input_behaves_as_its_manifest_says(
     bad: tuple[Path, list[dict[str, Any]]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

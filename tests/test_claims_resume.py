@@ -184,6 +184,7 @@ def test_an_interrupted_part_of_a_job_array_is_continued(
     assert cohorts[0].equals(cohorts[1])
 
 
+@pytest.mark.long
 def test_intact_synthetic_claims_are_not_made_again(tmp_path: Path, calls: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"subjects": 120, "seed": 2}
     out = tmp_path / "killed" / "cache" / "synthetic-claims"

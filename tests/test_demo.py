@@ -42,6 +42,7 @@ def run_demo(home: Path, capsys: pytest.CaptureFixture[str], threads: int) -> di
     return found
 
 
+@pytest.mark.long
 def test_the_demonstration_of_claims_says_the_same_on_any_number_of_threads(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -184,7 +184,7 @@ def train_on_recency(name: str, steps: int, **options: object) -> float:
         return float(average_precision_score(test.target[:, 0], head.eval().predict(test)[:, 0]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_gru_d_learns_recency_as_bitimelygpt_does() -> None:
     """Within 0.02 of average precision; without the index day it cannot, which shows that the task asks for it."""
     ours = train_on_recency("bitimelygpt", 300, decay={"kind": "half-life"})

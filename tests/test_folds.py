@@ -115,7 +115,7 @@ def test_pooled_folds_are_scored_like_one_run(ran: Path) -> None:
     assert int(line["windows"]) == len(frame)
     assert int(line["subjects"]) == frame["subject_id"].n_unique()
     summary = json.loads((ran / "reports" / "two" / "summary.json").read_bytes())
-    assert set(summary["baselines"]["synthetic/staging"]) == {"features", "kernels"}
+    assert set(summary["baselines"]["synthetic/staging"]) == {"features", "kernels", "band-powers"}
     assert "2 test folds together" in (ran / "reports" / "two" / "report.html").read_text()
     parts = [read_scored_run("gpt", "synthetic/staging", 0, ran / "runs" / name) for name in FOLDS]
     one = folds.pool_folds([part for part in parts if part], ran / "kept", make_windows_opener(ran))

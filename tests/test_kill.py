@@ -18,7 +18,7 @@ from bitimely_cli.main import main
 ROUNDS = int(os.environ.get("BITIMELY_KILL_ROUNDS", "3"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pretrain_killed_at_random_moments_ends_in_the_same_weights(tmp_path: Path) -> None:
     workspace = tmp_path / "w"
     argv = [

@@ -25,7 +25,7 @@ def test_vectors_of_an_untrained_model_depend_on_the_input(name):
     assert max(learnability.measure_spread(name, task) for task in learnability.TASKS) >= 1e-2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", QUICK)
 def test_what_was_not_learnt_is_learnt(name):
     task = QUICK[name]

@@ -227,7 +227,7 @@ def test_what_is_odd_is_reported_with_counts(tmp_path: Path) -> None:
     assert not any(later & {s.channel for s in one.signals} or later & set(one.attributes) for one in records.values())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_complete_sets(tmp_path: Path) -> None:
     if not DATA.is_dir():
         pytest.skip("the complete data sets are not there: set BITIMELY_TEST_DATA")

@@ -170,7 +170,7 @@ def test_two_processes_share_a_workspace_and_no_stage_is_run_twice(shared: tuple
     assert {"ingest synthetic", "finetune two-gpt-1-staging", "results"} <= set(ran)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_was_killed_five_times_ends_in_the_same_results(shared: tuple[Path, Path, list[str]], tmp_path: Path) -> None:
     path, reference, _ = shared
     draw = random.Random(0)

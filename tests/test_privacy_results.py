@@ -28,6 +28,9 @@ PEOPLE = r"(?:subjects?|people|persons?|patients?|cases|others|controls|sequence
 ANALYSES = ("calibration", "embedding", "probing", "attention", "svd")
 RECIPE = """
 title = "Claims"
+[build]
+select = false
+min_codes = 2
 [pretrain]
 preset = "tiny"
 data = "pophr"

@@ -475,7 +475,7 @@ def test_breaths_that_one_annotator_lacks_are_a_warning_with_counts(tmp_path: Pa
     np.testing.assert_allclose(made.targets(None), 15.0, rtol=1e-6)  # neither the gap nor the early end changes the rate
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_all_real_recordings_of_bidmc_are_published(tmp_path: Path) -> None:
     """Labels against the tables as pandas reads them."""
     folder = DATA / "complete" / "bidmc"

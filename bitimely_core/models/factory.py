@@ -30,7 +30,7 @@ DEFAULT_SHAPES: dict[str, dict[str, Any]] = {  # shapes of the paper's pre-train
     "7.5m": {"channels": 12, "length": 5000},
     "7.5m-regression": {"channels": 12, "length": 5000},
     "3.8m-ecg": {"channels": 12, "length": 1000},
-    "3m": {"codes": 52, "length": 254},
+    "3m": {"codes": 52, "length": 254, "person": False},
     "tiny": {"channels": 7, "length": 3000},
 }
 

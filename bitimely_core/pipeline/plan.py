@@ -15,6 +15,7 @@ from bitimely_core import registry, workflows
 from bitimely_core.config import DataConfig, Section, load_preset, merge_layers, validate
 from bitimely_core.errors import Exit, Reason, UserError, input_error, usage_error
 from bitimely_core.pipeline.graph import SUCCEEDED, Node, StageResult, States
+from bitimely_core.privacy import format_count
 from bitimely_core.recipe import AnalyzeStage, Recipe, RecipeBlock, RecipeStage
 from bitimely_core.report.recipe_results import write_results
 from bitimely_core.types import Progress
@@ -229,7 +230,7 @@ class PlanBuilder:
 
         def call(_: States) -> StageResult:
             result = workflows.tokenize(view, workspace=self.workspace, name=name, options=chosen, progress=self.progress)
-            return StageResult(f"{result['windows']:,} windows")
+            return StageResult(f"{format_count(result['windows'])} windows")
 
         node = Node(
             label=f"tokenize {name}",
