@@ -21,6 +21,7 @@ from bitimely_core.evaluate import baselines as plain
 from bitimely_core.evaluate import folds, result_table, verdicts
 from bitimely_core.evaluate.result_table import Key, OpenWindows, ResultTable, ScoreColumn, ScoredRun
 from bitimely_core.page import Figure, ForestPanel, ForestPlot, PageBuilder, Table, make_figure, make_table
+from bitimely_core.privacy import WITHHELD
 from bitimely_core.report import comparison, run_page
 from bitimely_core.report.numbers import table_data, to_csv
 from bitimely_core.report.renderer import write_report
@@ -210,6 +211,9 @@ def _fit_baselines(
     for data in dict.fromkeys(one.data for one in found if one.scores.task):
         scored = [one for one in found if one.data == data and one.scores.task]
         first = min(scored, key=lambda one: (one.row != reference, one.seed))
+        if _has_withheld(first.scores):
+            remarks.append(f"{data}: fitted baselines were left out: scores of labels of few people are withheld.")
+            continue
         for kind in _list_kinds(data, kinds, open_windows):
             try:
                 fit = partial(plain.fit_baseline, kind, keep=keep, open_windows=open_windows, progress=progress)
@@ -224,6 +228,13 @@ def _fit_baselines(
             else:
                 out.setdefault(data, {})[kind] = made
     return out, remarks
+
+
+def _has_withheld(scores: TaskScores) -> bool:
+    """Whether scores or counts of few people are withheld: what is computed on the same rows would show them."""
+    labels = scores.by_class.values()
+    hidden = any(one.undefined_reason == WITHHELD for one in scores.metrics.values())
+    return hidden or scores.n is None or scores.n_subjects is None or any(one.support is None for one in labels)
 
 
 def _list_kinds(data: str, kinds: Sequence[str], open_windows: OpenWindows) -> list[str]:
