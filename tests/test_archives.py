@@ -66,7 +66,7 @@ BAD_ZIPS = {
     "lzma": patch(patch(GOOD, LOCAL, 8, b"\x0e"), CENTRAL, 10, b"\x0e"),
     "of a name that is no UTF-8": patch(patch(GOOD, CENTRAL, 8, b"\x00\x08"), CENTRAL, 46, b"\xff\xfe"),
     "without a central directory": GOOD[:40],
-    "with a damaged central directory": patch(GOOD, CENTRAL, 0, b"XXXX"),
+    "with a damaged central directory": patch(GOOD, CENTRAL, 0, b"PK??"),
     "of another place": patch(GOOD, CENTRAL, 42, b"\xff\xff\xff\x7f"),
     "of another checksum": patch(patch(GOOD, LOCAL, 14, b"\1\2\3\4"), CENTRAL, 16, b"\1\2\3\4"),
     "of two tables": pack_zip(a__csv=MAP, b__csv=MAP),
@@ -214,7 +214,7 @@ def test_files_of_an_archive_are_read_in_their_order(tmp_path: Path) -> None:
     ("raw", "code"),
     [
         (lambda: pack_members("w", (tarfile.TarInfo("../evil.txt"), b"x")), "path_escape"),
-        (lambda: pack_members("w:gz", (tarfile.TarInfo("/tmp/evil.txt"), b"x")), "path_escape"),
+        (lambda: pack_members("w:gz", (tarfile.TarInfo("/evil.txt"), b"x")), "path_escape"),
         (lambda: pack_zip(**{"a/../../evil.txt": b"x"}), "path_escape"),
         (lambda: pack_members("w", (make_special("out", tarfile.SYMTYPE), b"")), "unsupported_format"),
         (lambda: pack_members("w", (make_special("out", tarfile.LNKTYPE), b"")), "unsupported_format"),

@@ -50,10 +50,9 @@ def read_members(path: Path) -> Iterator[tuple[str, bytes]]:
             yield from _check_members(members, max(MAX_EXPANDED, MAX_RATIO * size))
     except (EOFError, zipfile.LargeZipFile):
         raise input_error(Reason.TRUNCATED, "the archive ends early", hint=hint, file=str(path)) from None
-    except (NotImplementedError, RuntimeError) as error:
+    except RuntimeError as error:  # of zipfile, for what it cannot unpack
         raise_system_error(error, path, stored=False)
-        text = "is an archive that is encrypted or packed in an unusual way"
-        raise input_error(Reason.UNSUPPORTED_FORMAT, text, "expected a plain .zip, .tar or .tar.gz", file=str(path)) from None
+        raise _unusual_error(str(path)) from None
     except DAMAGED as error:
         raise_system_error(error, path, stored=False)
         raise input_error(Reason.CORRUPT, "the archive is damaged", hint=hint, file=str(path)) from None
@@ -108,8 +107,13 @@ def _list_zip(packed: BinaryIO) -> Iterator[ArchiveMember]:
             if mode not in {0, stat.S_IFREG}:
                 raise _special_file_error(info.filename)
             if info.flag_bits & 1 or info.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
-                raise NotImplementedError
+                raise _unusual_error()
             yield ArchiveMember(info.filename, info.file_size, partial(_read_zip_member, archive, info))
+
+
+def _unusual_error(file: str | None = None) -> UserError:
+    text = "is an archive that is encrypted or packed in an unusual way"
+    return input_error(Reason.UNSUPPORTED_FORMAT, text, "expected a plain .zip, .tar or .tar.gz", file=file)
 
 
 def _read_zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:

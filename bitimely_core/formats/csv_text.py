@@ -249,7 +249,7 @@ def open_member(packed: BinaryIO) -> Iterator[tuple[str, IO[bytes]]]:
             if members[0].flag_bits & 1 or members[0].compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
                 raise unusual
             content = stack.enter_context(archive.open(members[0]))
-        except (NotImplementedError, RuntimeError) as error:
+        except RuntimeError as error:  # of zipfile, for what it cannot unpack
             raise_system_error(error, stored=False)
             raise unusual from None
         except (zipfile.BadZipFile, EOFError, LookupError, ValueError, struct.error) as error:  # LookupError, ValueError: names
