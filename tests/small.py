@@ -10,6 +10,26 @@ from fixtures import make_v1
 from bitimely_cli.main import main
 
 FIXTURE = Path(__file__).parent / "fixtures" / "v1" / make_v1.HOME
+SMALL_RECIPE = """
+[pretrain]
+preset = "tiny"
+data = "synthetic/staging"
+steps = 1
+
+[finetune]
+data = ["synthetic/staging"]
+fraction = 1.0
+steps = 1
+
+[evaluate]
+bootstrap = 20
+
+[train]
+batch_size = 8
+
+[model]
+tokenizer = "patch"
+"""  # one step of each stage; more of the model's settings and other tables may follow
 VERBS = {  # name -> command line, in the order of their needs
     "pretrain": [*make_v1.COMMANDS["plain"], "--steps", "4", "--set", "train.checkpoint_every=2", "--run", "plain"],
     "finetune": [*make_v1.COMMANDS["plain-class"], "--steps", "4", "--run", "tuned"],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import re
 import subprocess
 import sys
@@ -22,6 +21,7 @@ import pytest
 import test_ptb_xl
 import test_ts_datasets
 import variants
+from samples import BAD_INPUTS
 
 from bitimely_cli.main import main
 from bitimely_core import cache
@@ -598,7 +598,7 @@ def test_recordings_with_holes_copies_and_missing_channels_can_be_used(tmp_path:
         assert code == 0, err
 
 
-SHARED = Path(os.environ.get("BITIMELY_BAD_INPUTS", Path(__file__).parents[2] / "shared" / "tools" / "bad_inputs")) / "make_bad_inputs.py"
+SHARED = BAD_INPUTS / "make_bad_inputs.py"
 
 
 @pytest.mark.long

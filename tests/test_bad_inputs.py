@@ -6,7 +6,6 @@ import contextlib
 import functools
 import io
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from samples import BAD_INPUTS
 
 from bitimely_cli.main import main
 from bitimely_core import cache, storage
@@ -25,8 +25,7 @@ from bitimely_core.report import ingest_page
 
 load_members("bitimely_core.datasets")
 
-BAD = Path(os.environ.get("BITIMELY_BAD_INPUTS", Path(__file__).parents[2] / "shared" / "tools" / "bad_inputs"))
-SCRIPT = BAD / "make_bad_inputs.py"
+SCRIPT = BAD_INPUTS / "make_bad_inputs.py"
 FAMILIES = "EDF|WF|PX|UC|TS|SE"
 LANDED = ("accepted", "accepted_with_warning")
 BAR = {"S1": 1.0, "S2": 0.98, "S3": 0.9}  # share of the cases of a severity

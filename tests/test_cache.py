@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from damage import Damage, append, delete, flip, truncate, zero4k
+from samples import SAMPLES, require_sample
 
 from bitimely_core import cache, registry, storage
 from bitimely_core.cache import quality, shards, units
@@ -32,7 +33,6 @@ from bitimely_core.schemas import IngestReport
 from bitimely_core.types import Annotation, IngestUnit, Record, Records, Signal, SourceRows
 
 HERE = Path(__file__).parent
-DATA = Path(os.environ.get("BITIMELY_TEST_DATA", HERE.parents[1] / "shared" / "data"))
 READ: list[str] = []  # units that were read in this process
 FACTS = registry.DatasetFacts(
     title="", views={}, licence="", url="", download="", paper={}, rules={"gain": "as given"}, options={"gain": 0.5}
@@ -1349,9 +1349,7 @@ def test_folders_that_are_no_cache_have_distinct_errors(tmp_path: Path) -> None:
 
 
 def test_real_sleep_edf(tmp_path: Path) -> None:
-    source = DATA / "sleep-edf"
-    if not source.is_dir():
-        pytest.skip("the sample of Sleep-EDF is not here (BITIMELY_TEST_DATA)")
+    source = require_sample(SAMPLES / "sleep-edf")
     report = cache.ingest("sleep-edf", source, tmp_path / "out")
     assert report["exit_code"] == 0
     assert report["source"]["sha256sums"] == "verified"

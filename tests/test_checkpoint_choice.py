@@ -161,22 +161,8 @@ def test_run_scores_and_page_name_the_weights(tmp_path: Path, capsys: pytest.Cap
     begun = ["pretrain", "--preset", "tiny", "--data", "generic/classification", "--batch-size", "8", "--set", "model.tokenizer=patch"]
     begun += ["--set", "model.patch=10", "--set", "model.layers=2", "--run", "plain", "-w", str(home), "--checkpoint"]
     assert main([*begun, "best", "--epochs", "2"]) == 0
-    tuned = [
-        "finetune",
-        "plain",
-        "--data",
-        "generic/classification",
-        "--fraction",
-        "1",
-        "--batch-size",
-        "8",
-        "--epochs",
-        "6",
-        "--lr",
-        "0.03",
-        "-w",
-        str(home),
-    ]
+    tuned = ["finetune", "plain", "--data", "generic/classification", "--fraction", "1", "--batch-size", "8"]
+    tuned += ["--epochs", "6", "--lr", "0.03", "-w", str(home)]
     for choice in ("last", "best"):
         assert main([*tuned, "--checkpoint", choice, "--run", choice]) == 0
         assert main(["evaluate", choice, "--bootstrap", "20", "-w", str(home)]) == 0

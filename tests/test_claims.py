@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 import subprocess
 import sys
@@ -14,17 +13,16 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from samples import BAD_INPUTS, SAMPLES, needs_sample, require_sample
 
 from bitimely_core import cache, storage, tokens, workflows
 from bitimely_core.claims import ingest, label_rules, phecode_maps
 from bitimely_core.claims.build import build_sequences
 from bitimely_core.errors import UserError
 
-DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
-BAD = Path(os.environ.get("BITIMELY_BAD_INPUTS", Path(__file__).parents[2] / "shared" / "tools" / "bad_inputs"))
-MAP = DATA / "phecode" / "phecode_map_v1_2_icd9cm.csv"
+MAP = SAMPLES / "phecode" / "phecode_map_v1_2_icd9cm.csv"
 FLAGS = ("SP_CHF:chf:1", "SP_COPD:copd:1", "SP_DIABETES:diabetes:1")
-real = pytest.mark.skipif(not MAP.is_file(), reason="the real samples are not here (BITIMELY_TEST_DATA)")
+real = needs_sample(MAP)
 
 
 def ingested(home: Path, folder: Path, **options: Any) -> dict[str, Any]:
@@ -41,7 +39,7 @@ def built(home: Path, name: str = "pophr", data: str = "pophr", **choices: Any) 
 def synpuf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("synpuf")
     if MAP.is_file():
-        ingested(home, DATA / "de-synpuf", source="synpuf", phecode_map=(str(MAP),), rules="ccw", label_column=FLAGS)
+        ingested(home, SAMPLES / "de-synpuf", source="synpuf", phecode_map=(str(MAP),), rules="ccw", label_column=FLAGS)
     return home
 
 
@@ -116,7 +114,7 @@ def test_no_dropped_code_and_nothing_after_the_index_day_in_the_input(synpuf: Pa
 def test_nobody_is_recognisable(synpuf: Path) -> None:
     """No raw id, claim id, date or birth date anywhere below cache/ and tokens/."""
     built(synpuf, "seen", select=False)
-    with (DATA / "de-synpuf" / "DE1_0_2008_Beneficiary_Summary_File_Sample_1.csv").open() as file:
+    with (SAMPLES / "de-synpuf" / "DE1_0_2008_Beneficiary_Summary_File_Sample_1.csv").open() as file:
         people = list(csv.DictReader(file))
     secrets = {row["DESYNPUF_ID"] for row in people} | {row["BENE_BIRTH_DT"] for row in people}
     dates = re.compile(r"(?<!\d)(19|20)\d\d-?[01]\d-?[0-3]\d(?!\d)")
@@ -323,10 +321,9 @@ def test_synthetic_claims_are_made_once(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def bad(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    if not (BAD / "make_bad_inputs.py").is_file():
-        pytest.skip("the generator of bad inputs is not here (BITIMELY_BAD_INPUTS)")
+    require_sample(BAD_INPUTS / "make_bad_inputs.py")
     out = tmp_path_factory.mktemp("bad")
-    subprocess.run([sys.executable, BAD / "make_bad_inputs.py", out, "--only", "CL"], check=True, capture_output=True)
+    subprocess.run([sys.executable, BAD_INPUTS / "make_bad_inputs.py", out, "--only", "CL"], check=True, capture_output=True)
     return out, [case for case in json.loads((out / "manifest.json").read_bytes()) if case["id"].startswith("CL")]
 
 

@@ -16,6 +16,7 @@ import pyedflib
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from samples import SAMPLES, require_sample
 
 from bitimely_core.errors import Exit, Reason, UserError, input_error
 from bitimely_core.formats import edf
@@ -23,7 +24,6 @@ from bitimely_core.formats.edf_annotations import _decode_record_onsets, parse_t
 from bitimely_core.formats.source import locate_errors, scan_folder
 from bitimely_core.types import Annotation
 
-DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 FUZZ = settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 EEG = edf.EdfChannel("EEG Fpz-Cz", "uV", -192.0, 192.0, -2048, 2047, 100)
@@ -103,9 +103,8 @@ REAL = (
 
 @pytest.mark.parametrize("name", REAL)
 def test_real_files_read_as_pyedflib_reads_them(name: str) -> None:
-    if not (DATA / name).is_file():
-        pytest.skip(f"real sample {name} is not there: set BITIMELY_TEST_DATA")
-    same_as_pyedflib(DATA / name)
+    require_sample(SAMPLES / name)
+    same_as_pyedflib(SAMPLES / name)
 
 
 @pytest.mark.parametrize(
@@ -118,9 +117,7 @@ def test_real_files_read_as_pyedflib_reads_them(name: str) -> None:
     ],
 )
 def test_real_broken_files(name: str, code: str, records: int | None) -> None:
-    path = DATA / "robust" / "corrupt" / name
-    if not path.is_file():
-        pytest.skip(f"real sample {name} is not there: set BITIMELY_TEST_DATA")
+    path = require_sample(SAMPLES / "robust" / "corrupt" / name)
     if records is None:
         assert read_error(path).code == code
         return

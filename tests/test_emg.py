@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import warnings
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from samples import SAMPLES, needs_sample
 
 from bitimely_core import cache, tokens
 from bitimely_core.datasets.emg import CLASSES, emg
@@ -21,9 +21,9 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # its import sets off pandas'
     import wfdb
 
-DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data")) / "emg"
+DATA = SAMPLES / "emg"
 
-real = pytest.mark.skipif(not DATA.is_dir(), reason="the EMG sample is not there: set BITIMELY_TEST_DATA")
+real = needs_sample(DATA)
 
 
 def write(

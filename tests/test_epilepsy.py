@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import pickle
 import re
 import zipfile
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from samples import SAMPLES, needs_sample, require_sample
 
 from bitimely_core import cache, tokens
 from bitimely_core.datasets.epilepsy import BINARY, CONDITIONS, VALUES, epilepsy
@@ -21,10 +21,10 @@ from bitimely_core.errors import Finding, UserError
 from bitimely_core.formats.source import scan_folder
 from bitimely_core.types import IngestUnit, Record, Records
 
-DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data")) / "esr"
+DATA = SAMPLES / "esr"
 HEADER = ["", *VALUES, "y"]
 
-real = pytest.mark.skipif(not DATA.is_dir(), reason="the sample of the epilepsy table is not there: set BITIMELY_TEST_DATA")
+real = needs_sample(DATA)
 
 
 def rows(subjects: int = 6, chunks: int = 3) -> list[list[Any]]:
@@ -306,9 +306,7 @@ def test_a_damaged_archive_and_two_forms_are_refused_in_one_line(tmp_path: Path)
 
 @pytest.mark.slow
 def test_the_sets_of_bonn_give_the_table_of_uci(tmp_path: Path) -> None:
-    folder = DATA.parent / "complete" / "bonn"
-    if not folder.is_dir():
-        pytest.skip("the complete data sets are not there: set BITIMELY_TEST_DATA")
+    folder = require_sample(DATA.parent / "complete" / "bonn")
     report = cache.ingest("epilepsy", folder, tmp_path / "cache")
     assert (report["exit_code"], report["reason_counts"]) == (0, {"identifier": 1})
     records = list(cache.open_cache(tmp_path / "cache").records())

@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 from sklearn.metrics import accuracy_score, roc_auc_score
+from small import SMALL_RECIPE
 
 from bitimely_core import pipeline, tokens
 from bitimely_core.cache import open_cache
@@ -18,27 +19,14 @@ from bitimely_core.report.recipe_results import write_results
 from bitimely_core.tokens import splits
 from bitimely_core.workflows.prepare import make_windows_opener
 
-RECIPE = """
+RECIPE = f"""
 title = "Two folds"
 folds = [4, 9]
-[pretrain]
-preset = "tiny"
-data = "synthetic/staging"
-steps = 1
-[finetune]
-data = ["synthetic/staging"]
-steps = 1
-[evaluate]
-bootstrap = 20
+{SMALL_RECIPE}patch = 50
+layers = 1
 [[arm]]
 name = "gpt"
 model = "gpt"
-[model]
-tokenizer = "patch"
-patch = 50
-layers = 1
-[train]
-batch_size = 8
 """
 
 

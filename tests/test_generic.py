@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import warnings
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from samples import SAMPLES, require_sample
 
 from bitimely_core import tokens
 from bitimely_core.cache import ingest, open_cache
@@ -20,8 +20,6 @@ from bitimely_core.errors import Exit, UserError
 from bitimely_core.formats import edf
 from bitimely_core.formats.source import scan_folder
 from bitimely_core.types import Annotation, Record
-
-DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 
 def attempt(dataset: str, source: Path, out: Path, **options: Any) -> dict[str, Any]:
@@ -206,12 +204,11 @@ def test_a_table_with_a_recording_a_row(tmp_path: Path) -> None:
 
 
 def test_the_real_table_without_subjects(tmp_path: Path) -> None:
-    if not (DATA / "esr").is_dir():
-        pytest.skip("the real samples are not there: set BITIMELY_TEST_DATA")
+    require_sample(SAMPLES / "esr")
     text = "[[files]]\npattern = 'tfc*'\nrate = 173.6\nseries = 'X*'\nid_column = 'Unnamed'\nlabel_column = 'y'\n"
     path = tmp_path / "map.toml"
     path.write_text(text)
-    report = attempt("generic", DATA / "esr", tmp_path / "cache", options={"map": str(path)})
+    report = attempt("generic", SAMPLES / "esr", tmp_path / "cache", options={"map": str(path)})
     assert (report["exit_code"], report["rows"][0]["used"]) == (0, 60)
     assert "identifier" in codes(report)
     assert len(tokens.build(tmp_path / "cache", view="classification", out=tmp_path / "t")) == 60
@@ -243,9 +240,7 @@ def test_a_table_states_several_classes_and_the_split(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_real_records_with_a_table_of_superclasses_and_folds(tmp_path: Path) -> None:
-    folder = DATA / "complete" / "ptb-xl-499"
-    if not folder.is_dir():
-        pytest.skip("the complete data sets are not there: set BITIMELY_TEST_DATA")
+    folder = require_sample(SAMPLES / "complete" / "ptb-xl-499")
     classes = ["NORM", "MI", "STTC", "CD", "HYP"]
     text = f'[[files]]\npattern = "records100/*"\n[table]\npath = "labels.csv"\nfile = "record"\nlabels = {classes}\nsplit = "folds"\n'
     (tmp_path / "map.toml").write_text(text)
@@ -513,14 +508,13 @@ def test_brainvision_headers_cannot_name_files_elsewhere(tmp_path: Path) -> None
 def test_real_folders_of_unusual_files(
     tmp_path: Path, dataset: str, folder: str, exit_code: int, landed: int, quarantined: dict[str, str]
 ) -> None:
-    if not (DATA / folder).is_dir():
-        pytest.skip("the real samples are not there: set BITIMELY_TEST_DATA")
-    report = attempt(dataset, DATA / folder, tmp_path / "cache")
+    require_sample(SAMPLES / folder)
+    report = attempt(dataset, SAMPLES / folder, tmp_path / "cache")
     assert report["exit_code"] == exit_code
     bad = {u["unit"]: u["reasons"][0]["code"] for u in report["units"] if u["status"] == "quarantined"}
     assert bad == quarantined
     assert len(recordings(tmp_path / "cache")) == landed
-    again = attempt(dataset, DATA / folder, tmp_path / "cache")
+    again = attempt(dataset, SAMPLES / folder, tmp_path / "cache")
     assert again["content_sha256"] == report["content_sha256"]
 
 

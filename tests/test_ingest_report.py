@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from samples import SAMPLES, require_sample
 
 from bitimely_cli.main import main
 from bitimely_core import cache, report, workflows
@@ -20,7 +20,6 @@ from bitimely_core.report import ingest_page
 from bitimely_core.schemas import IngestReport
 from bitimely_core.types import Annotation
 
-DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 RATE, SECONDS = 200, 120
 HUM = 0.36  # of the power, see `recording`
 
@@ -214,10 +213,9 @@ def test_the_verb_writes_it_and_its_json_is_the_report(raw: Path, tmp_path: Path
 
 @pytest.mark.parametrize(("dataset", "folder"), [("sleep-edf", "sleep-edf"), ("ptb-xl", "ptb-xl"), ("bidmc", "bidmc"), ("emg", "emg")])
 def test_real_samples(dataset: str, folder: str, tmp_path: Path) -> None:
-    if not (DATA / folder).is_dir():
-        pytest.skip(f"the sample {folder} is not here (BITIMELY_TEST_DATA)")
+    require_sample(SAMPLES / folder)
     notices: list[Finding] = []
-    found = workflows.ingest(dataset, DATA / folder, tmp_path / "out", notice=notices.append)
+    found = workflows.ingest(dataset, SAMPLES / folder, tmp_path / "out", notice=notices.append)
     assert notices == []
     text = (tmp_path / "out" / "report.html").read_text("utf-8")
     assert len(text.encode()) < report.LIMIT

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import struct
 import zlib
 from pathlib import Path
@@ -11,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.io
+from samples import SAMPLES, require_sample
 
 from bitimely_core import tokens
 from bitimely_core.cache import ingest, open_cache
 from bitimely_core.errors import UserError
 from bitimely_core.formats.matlab import read_array
 
-DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data")) / "complete"
+DATA = SAMPLES / "complete"
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -163,9 +163,7 @@ def test_odd_recordings_of_the_cup_are_named(tmp_path: Path) -> None:
 
 
 def test_the_complete_cup_gives_the_windows_of_the_archive(tmp_path: Path) -> None:
-    folder = DATA / "ieee-spc2015"
-    if not folder.is_dir():
-        pytest.skip("the complete data sets are not there: set BITIMELY_TEST_DATA")
+    folder = require_sample(DATA / "ieee-spc2015")
     report = ingest("ieee-ppg", folder, tmp_path / "cache")
     assert (report["exit_code"], len(report["units"])) == (0, 22)
     windows = tokens.build(tmp_path / "cache", out=tmp_path / "t", normalise="none")

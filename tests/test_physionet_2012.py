@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import shutil
 import tarfile
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from samples import SAMPLES, require_sample
 
 from bitimely_cli.main import main
 from bitimely_core import data, models, tokens
@@ -20,7 +20,7 @@ from bitimely_core.cache import ingest, open_cache
 from bitimely_core.datasets.physionet_2012 import CHANNELS, VARIABLES
 from bitimely_core.errors import UserError
 
-DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data")) / "complete" / "physionet2012"
+DATA = SAMPLES / "complete" / "physionet2012"
 NAMES = ["HR", "Temp", "GCS", "Urine", "pH", "Weight", "MechVent", "NIMAP"]
 
 
@@ -229,8 +229,7 @@ def test_what_is_odd_is_reported_with_counts(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_the_complete_sets(tmp_path: Path) -> None:
-    if not DATA.is_dir():
-        pytest.skip("the complete data sets are not there: set BITIMELY_TEST_DATA")
+    require_sample(DATA)
     report = ingest("physionet-2012", DATA, tmp_path / "cache")
     assert report["exit_code"] == 0
     assert sorted((row["kind"], row["used"]) for row in report["rows"]) == [("outcomes", 4000)] * 2 + [("stays", 4000)] * 2

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import csv
-import os
 from datetime import date, timedelta
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from samples import SAMPLES, needs_sample
 
 from bitimely_core.claims import codes, dates
 from bitimely_core.errors import Reason
 
-DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
-MAP = DATA / "phecode" / "phecode_map_v1_2_icd9cm.csv"
+MAP = SAMPLES / "phecode" / "phecode_map_v1_2_icd9cm.csv"
 
 
 @pytest.mark.parametrize(
@@ -91,7 +89,7 @@ def test_icd10(raw: str | None, code: str | None, fault: str | None) -> None:
     assert codes.normalise_code(raw, "icd10") == codes.normalise_code(raw, "icd10cm") == (code, fault)
 
 
-@pytest.mark.skipif(not MAP.is_file(), reason=f"no map at {MAP}: set BITIMELY_TEST_DATA")
+@needs_sample(MAP)
 def test_every_code_of_the_map_is_a_fixed_point_and_survives_the_loss_of_its_dot() -> None:
     with MAP.open() as stream:
         every = [row["code"] for row in csv.DictReader(stream)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import os
 import sys
 import tarfile
 import zipfile
@@ -15,12 +14,13 @@ from typing import Any
 
 import polars as pl
 import pytest
+from samples import SAMPLES, needs_sample
 
 from bitimely_core.claims import label_rules, phecode_maps
 from bitimely_core.errors import Exit, Reason, UserError
 
-DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data")) / "phecode"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no maps at {DATA}: set BITIMELY_TEST_DATA")
+DATA = SAMPLES / "phecode"
+needs_data = needs_sample(DATA)
 
 CATALOG9 = """ICD9,ICD9 String,PheCode,Phenotype,Excl. Phecodes,Excl. Phenotypes,Rollup,Leaf,Ignore Bool
 001,Cholera,008,Intestinal infection,001-009.99,Intestinal infection,1,0,0

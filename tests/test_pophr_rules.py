@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from samples import SAMPLES, needs_sample
 
 from bitimely_core.claims import label_rules, phecode_maps
 from bitimely_core.claims.codes import IcdCode, roll_up_phecode
 from bitimely_core.errors import Exit, UserError
 
-DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
-MAP = DATA / "phecode" / "phecode_map_v1_2_icd9cm.csv"
+MAP = SAMPLES / "phecode" / "phecode_map_v1_2_icd9cm.csv"
 GOOD: dict[str, Any] = {"name": "a", "codes": {"icd9": ["250"]}, "any": [{"count": 2, "window_days": 730}]}
 
 
@@ -131,7 +130,7 @@ def test_completion_equals_the_letter_of_the_rule(events: list[tuple[int, int]],
     assert dict(zip(who.tolist(), when.tolist(), strict=True)) == {s: d for s, d in wanted.items() if d is not None}
 
 
-@pytest.mark.skipif(not MAP.is_file(), reason=f"no map at {MAP}: set BITIMELY_TEST_DATA")
+@needs_sample(MAP)
 def test_defining_phecodes_come_from_the_map() -> None:
     tables = phecode_maps.read_map([MAP]).tables
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-import os
 import pickle
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from samples import BAD_INPUTS, SAMPLES, needs_sample
 
 from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.sources import SOURCES, ClaimsSource, read_source
@@ -28,8 +28,7 @@ from bitimely_core.formats import csv_text
 from bitimely_core.formats.source import scan_folder
 from bitimely_core.formats.text import use_encoding
 
-DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
-BAD = Path(os.environ.get("BITIMELY_BAD_INPUTS", Path(__file__).parents[2] / "shared" / "tools" / "bad_inputs")) / "make_bad_inputs.py"
+BAD = BAD_INPUTS / "make_bad_inputs.py"
 COLUMNS = {
     "subject_id": pl.String,
     "date": pl.String,
@@ -48,7 +47,7 @@ GOOD = "a1,2001-02-03,428.0\na2,2002-03-04,038.9\n"
 
 
 def real(name: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(not (DATA / name).is_dir(), reason=f"the sample {name} is not there: set BITIMELY_TEST_DATA")
+    return needs_sample(SAMPLES / name)
 
 
 def folder(root: Path, **files: str | bytes) -> Path:
@@ -473,7 +472,7 @@ def test_label_columns_by_option(tmp_path: Path) -> None:
 # --- bad inputs of the generator
 
 
-@pytest.mark.skipif(not BAD.is_file(), reason="the generator of bad inputs is not there: set BITIMELY_BAD_INPUTS")
+@needs_sample(BAD)
 def test_cases_of_claims_are_refused_or_handed_to_the_row_checks(tmp_path: Path) -> None:
     subprocess.run([sys.executable, str(BAD), str(tmp_path), "--only", "CL"], check=True, capture_output=True)
     cases = {case["id"][:4]: case for case in json.loads((tmp_path / "manifest.json").read_text())}
@@ -522,7 +521,7 @@ def synpuf_codes(path: Path) -> tuple[set[tuple[str, str, str]], int]:
 
 @real("de-synpuf")
 def test_synpuf_is_a_set_of_codes_a_claim() -> None:
-    claims, events = of(DATA / "de-synpuf", "synpuf")
+    claims, events = of(SAMPLES / "de-synpuf", "synpuf")
     assert events.height == 54_416
     assert claims.facts["segments"] == {"dates_filled": 61, "without_date": 1}
     records = {name.split("_")[5] + name[-5]: many for name, many in claims.facts["records"].items()}
@@ -530,12 +529,12 @@ def test_synpuf_is_a_set_of_codes_a_claim() -> None:
     assert (events["date"].null_count(), claims.vocab, claims.facts["absent"]) == (0, "icd9cm", [])
     kinds = {"Inpatient": "inpatient", "Outpatient": "outpatient", "Carrier": "physician"}
     for (file,), rows in events.group_by("file"):
-        expected, written = synpuf_codes(DATA / "de-synpuf" / str(file))
+        expected, written = synpuf_codes(SAMPLES / "de-synpuf" / str(file))
         assert set(cells(rows.with_columns(pl.col("code").str.strip_chars()), "claim", "date", "code")) == expected
         (account,) = [row for row in claims.rows if row.file == file]
         assert (account.seen, rows.height) == (written, len(expected))
         assert set(rows["source"]) == {kinds[str(file).split("_")[5]]}
-    owners = {row["clm_id"]: row["desynpuf_id"] for path in (DATA / "de-synpuf").glob("*Claims*") for row in listed(path)}
+    owners = {row["clm_id"]: row["desynpuf_id"] for path in (SAMPLES / "de-synpuf").glob("*Claims*") for row in listed(path)}
     assert all(owners[claim] == subject for claim, subject in cells(events, "claim", "subject_id"))
 
 
@@ -546,12 +545,12 @@ def test_synpuf_beneficiaries_and_flags_of_three_years() -> None:
         for name in ("CHF", "COPD", "DIABETES")
         for year in ("", "2008", "2009", "2010")
     ]
-    claims, _ = of(DATA / "de-synpuf", "synpuf", label_column=wanted)
+    claims, _ = of(SAMPLES / "de-synpuf", "synpuf", label_column=wanted)
     assert claims.subjects is not None
     assert claims.labels is not None
     assert claims.subjects.height == 342
     years = {
-        year: {row["desynpuf_id"]: row for row in listed(DATA / "de-synpuf" / f"DE1_0_{year}_Beneficiary_Summary_File_Sample_1.csv")}
+        year: {row["desynpuf_id"]: row for row in listed(SAMPLES / "de-synpuf" / f"DE1_0_{year}_Beneficiary_Summary_File_Sample_1.csv")}
         for year in ("2008", "2009", "2010")
     }
     assert [len(rows) for rows in years.values()] == [342, 338, 334]
@@ -573,14 +572,14 @@ def test_synpuf_beneficiaries_and_flags_of_three_years() -> None:
         assert birth == known[0]["bene_birth_dt"]
         assert death == next((row["bene_death_dt"] for row in reversed(known) if row["bene_death_dt"]), None)
         assert sex == int(known[0]["bene_sex_ident_cd"])
-    assert refusal(DATA / "de-synpuf", "synpuf", label_column=["SP_CHF:chf:1@2011"]).exit_code == 2
-    assert refusal(DATA / "de-synpuf", "synpuf", label_column=["SP_CFH:chf:1"]).code == "schema"
+    assert refusal(SAMPLES / "de-synpuf", "synpuf", label_column=["SP_CHF:chf:1@2011"]).exit_code == 2
+    assert refusal(SAMPLES / "de-synpuf", "synpuf", label_column=["SP_CFH:chf:1"]).code == "schema"
 
 
 @real("de-synpuf")
 def test_synpuf_admitting_codes_are_read_only_on_request() -> None:
-    _, without = of(DATA / "de-synpuf", "synpuf")
-    _, with_them = of(DATA / "de-synpuf", "synpuf", admitting=True)
+    _, without = of(SAMPLES / "de-synpuf", "synpuf")
+    _, with_them = of(SAMPLES / "de-synpuf", "synpuf", admitting=True)
     assert with_them.height > without.height
     assert set(cells(without, "claim", "code")) < set(cells(with_them, "claim", "code"))
 
@@ -663,17 +662,17 @@ def test_synpuf_without_its_tables(tmp_path: Path) -> None:
 
 @real("mimic-iii-demo")
 def test_mimic3_diagnoses_have_the_time_of_discharge() -> None:
-    claims, events = of(DATA / "mimic-iii-demo", "mimic3")
-    ended = {row["hadm_id"]: row["dischtime"] for row in listed(DATA / "mimic-iii-demo" / "ADMISSIONS.csv")}
+    claims, events = of(SAMPLES / "mimic-iii-demo", "mimic3")
+    ended = {row["hadm_id"]: row["dischtime"] for row in listed(SAMPLES / "mimic-iii-demo" / "ADMISSIONS.csv")}
     expected = [
         (row["subject_id"], ended[row["hadm_id"]], row["icd9_code"], row["hadm_id"], int(row["seq_num"]))
-        for row in listed(DATA / "mimic-iii-demo" / "DIAGNOSES_ICD.csv")
+        for row in listed(SAMPLES / "mimic-iii-demo" / "DIAGNOSES_ICD.csv")
     ]
     assert cells(events, "subject_id", "date", "code", "claim", "position") == expected
     assert len(expected) == 1_135
     assert (claims.vocab, claims.source) == ("icd9cm", "inpatient")
     assert claims.subjects is not None
-    people = listed(DATA / "mimic-iii-demo" / "PATIENTS.csv")
+    people = listed(SAMPLES / "mimic-iii-demo" / "PATIENTS.csv")
     assert cells(claims.subjects, "subject_id", "birth", "death", "sex") == [
         (row["subject_id"], row["dob"], row["dod"] or None, {"M": 1, "F": 2}[row["gender"]]) for row in people
     ]
@@ -700,10 +699,10 @@ def test_mimic3_stays_that_are_not_there_and_codes_that_are_none(tmp_path: Path)
 
 @real("mimic-iv-demo")
 def test_mimic4_copies_from_a_spreadsheet_need_their_format() -> None:
-    error = refusal(DATA / "mimic-iv-demo", "mimic4")
+    error = refusal(SAMPLES / "mimic-iv-demo", "mimic4")
     assert (error.code, error.exit_code, error.file, error.field) == ("date", 4, "hosp/admissions.csv", "dischtime")
-    claims, events = of(DATA / "mimic-iv-demo", "mimic4", date_format="%m/%d/%y %H:%M")
-    hosp = DATA / "mimic-iv-demo" / "hosp"
+    claims, events = of(SAMPLES / "mimic-iv-demo", "mimic4", date_format="%m/%d/%y %H:%M")
+    hosp = SAMPLES / "mimic-iv-demo" / "hosp"
     people = {row["subject_id"]: row for row in listed(hosp / "patients.csv")}
     ended = {}
     for row in listed(hosp / "admissions.csv"):
@@ -755,14 +754,14 @@ def test_mimic4_official_dates_and_the_emergency_module(tmp_path: Path) -> None:
 
 @real("omop-synpuf50")
 def test_omop_without_concepts_reads_source_values() -> None:
-    claims, events = of(DATA / "omop-synpuf50", "omop")
+    claims, events = of(SAMPLES / "omop-synpuf50", "omop")
     kinds = {"9201": "inpatient", "262": "inpatient", "9202": "outpatient", "9203": "emergency"}
     visits = {
-        row["visit_occurrence_id"]: kinds.get(row["visit_concept_id"]) for row in listed(DATA / "omop-synpuf50" / "visit_occurrence.csv")
+        row["visit_occurrence_id"]: kinds.get(row["visit_concept_id"]) for row in listed(SAMPLES / "omop-synpuf50" / "visit_occurrence.csv")
     }
     expected = [
         (row["person_id"], row["condition_start_date"], row["condition_source_value"], visits.get(row["visit_occurrence_id"]))
-        for row in listed(DATA / "omop-synpuf50" / "condition_occurrence.csv")
+        for row in listed(SAMPLES / "omop-synpuf50" / "condition_occurrence.csv")
     ]
     assert cells(events, "subject_id", "date", "code", "source") == expected
     assert len(expected) == 2_442
@@ -770,8 +769,8 @@ def test_omop_without_concepts_reads_source_values() -> None:
     assert claims.facts["absent"] == ["observation", "procedure_occurrence", "measurement"]
     assert "missing_pair" in codes(claims)
     assert claims.subjects is not None
-    people = {row["person_id"]: row for row in listed(DATA / "omop-synpuf50" / "person.csv")}
-    spans = {row["person_id"]: row for row in listed(DATA / "omop-synpuf50" / "observation_period.csv")}
+    people = {row["person_id"]: row for row in listed(SAMPLES / "omop-synpuf50" / "person.csv")}
+    spans = {row["person_id"]: row for row in listed(SAMPLES / "omop-synpuf50" / "observation_period.csv")}
     assert claims.subjects.height == len(people) == 25
     for subject, birth, death, start, end, sex in claims.subjects.iter_rows():
         row, span = people[subject], spans.get(subject, {})

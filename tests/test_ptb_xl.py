@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import csv
-import os
 import pickle
 import warnings
 from collections import Counter
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from samples import SAMPLES, needs_sample, require_sample
 
 from bitimely_core import cache, tokens
 from bitimely_core.datasets.ptb_xl import LEADS, SUPERCLASSES, parse_statements, ptb_xl
@@ -27,10 +27,10 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # its import sets off pandas'
     import wfdb
 
-DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data")) / "ptb-xl"
+DATA = SAMPLES / "ptb-xl"
 COLUMNS = ("ecg_id", "patient_id", "age", "sex", "recording_date", "scp_codes", "strat_fold", "filename_lr", "filename_hr")
 
-real = pytest.mark.skipif(not (DATA / "ptbxl_database.csv").is_file(), reason="the PTB-XL sample is missing: set BITIMELY_TEST_DATA")
+real = needs_sample(DATA / "ptbxl_database.csv")
 
 
 def record(
@@ -385,9 +385,7 @@ def test_windows_labels_and_folds_are_the_official_ones(caches: dict[int, tuple[
 
 @pytest.mark.slow
 def test_the_complete_folder_lands_with_its_rows(tmp_path: Path) -> None:
-    folder = DATA.parent / "complete" / "ptb-xl-488"
-    if not folder.is_dir():
-        pytest.skip("the complete data sets are not there: set BITIMELY_TEST_DATA")
+    folder = require_sample(DATA.parent / "complete" / "ptb-xl-488")
     report = cache.ingest("ptb-xl", folder, tmp_path / "cache")
     assert (report["exit_code"], len(report["units"]), report["counts"]["quarantined"]) == (0, 488, 0)
     with (folder / "ptbxl_database.csv").open(newline="") as file:

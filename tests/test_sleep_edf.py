@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import re
 import subprocess
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import BAD_INPUTS, SAMPLES, require_sample
 
 from bitimely_core.datasets import sleep_edf as module
 from bitimely_core.datasets.sleep_edf import clip_stages, read_subjects, sleep_edf
@@ -25,8 +25,6 @@ from bitimely_core.formats.source import scan_folder
 from bitimely_core.registry import datasets
 from bitimely_core.types import Annotation, IngestUnit, Record
 
-DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
-BAD = Path(os.environ.get("BITIMELY_BAD_INPUTS", Path(__file__).parents[2] / "shared" / "tools" / "bad_inputs"))
 NAMES = (*module.NEEDED, *module.SLOW)
 
 
@@ -100,16 +98,15 @@ def codes(findings: list[Finding], *levels: str) -> set[str]:
 
 
 def cases() -> list[str]:
-    script = BAD / "make_bad_inputs.py"
+    script = BAD_INPUTS / "make_bad_inputs.py"
     return sorted(re.findall(r'"(EDF\d\d-[\w-]+)"', script.read_text())) if script.is_file() else []
 
 
 @pytest.fixture(scope="session")
 def bad_inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    if not (BAD / "make_bad_inputs.py").is_file():
-        pytest.skip("the generator of bad inputs is not there: set BITIMELY_BAD_INPUTS")
+    script = require_sample(BAD_INPUTS / "make_bad_inputs.py")
     out = tmp_path_factory.mktemp("bad_inputs")
-    subprocess.run([sys.executable, str(BAD / "make_bad_inputs.py"), str(out), "--only", "EDF"], check=True, capture_output=True)
+    subprocess.run([sys.executable, str(script), str(out), "--only", "EDF"], check=True, capture_output=True)
     manifest = json.loads((out / "manifest.json").read_text())
     return {case["id"]: case | {"folder": out / case["command"]["dir"]} for case in manifest}
 
@@ -163,9 +160,7 @@ def test_short_records_give_the_same_arrays(bad_inputs: dict[str, dict[str, Any]
 
 
 def test_real_sample() -> None:
-    folder = DATA / "sleep-edf"
-    if not folder.is_dir():
-        pytest.skip("the real sample of Sleep-EDF is not there: set BITIMELY_TEST_DATA")
+    folder = require_sample(SAMPLES / "sleep-edf")
     outcome = ingest(folder)
     assert outcome.findings == []  # subject tables, RECORDS and checksums belong to the layout
     assert outcome.refused == {}
@@ -188,13 +183,12 @@ def test_real_sample() -> None:
 
 
 def test_real_subject_tables() -> None:
-    if not (DATA / "sleep-edf" / "SC-subjects.xls").is_file():
-        pytest.skip("the subject tables of Sleep-EDF are not there: set BITIMELY_TEST_DATA")
-    cassette, bad = read_subjects(DATA / "sleep-edf" / "SC-subjects.xls")
+    require_sample(SAMPLES / "sleep-edf" / "SC-subjects.xls")
+    cassette, bad = read_subjects(SAMPLES / "sleep-edf" / "SC-subjects.xls")
     assert (len(cassette), bad) == (153, 0)
     assert len({subject for subject, _ in cassette}) == 78
     assert cassette[2, 1] == {"age": 26, "sex": "F", "lights_off": "22:50"}  # F = 1
-    telemetry, bad = read_subjects(DATA / "sleep-edf" / "ST-subjects.xls")
+    telemetry, bad = read_subjects(SAMPLES / "sleep-edf" / "ST-subjects.xls")
     assert (len(telemetry), bad) == (44, 0)
     assert telemetry[1, 1] == {"age": 60, "sex": "M", "lights_off": "23:01"}  # M = 1
     assert telemetry[2, 1] == {"age": 35, "sex": "F", "lights_off": "00:00"}  # temazepam came first
@@ -203,7 +197,7 @@ def test_real_subject_tables() -> None:
 
 def test_damaged_subject_table_is_a_warning(tmp_path: Path) -> None:
     night(tmp_path)
-    real = DATA / "sleep-edf" / "SC-subjects.xls"
+    real = SAMPLES / "sleep-edf" / "SC-subjects.xls"
     damaged = [b"", b"no table", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(4000)]
     damaged += [real.read_bytes()[:9000], real.read_bytes()[:600] + bytes(24000)] if real.is_file() else []
     for data in damaged:

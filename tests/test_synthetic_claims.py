@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from samples import SAMPLES, require_sample
 
 from bitimely_core import registry
 from bitimely_core.claims import synthetic as module
@@ -24,7 +24,6 @@ from bitimely_core.claims.synthetic_config import CohortConfig, resolve_config
 from bitimely_core.errors import Exit, UserError
 from bitimely_core.recipe import load_recipe
 
-DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared/data"))
 MALFORMED = {"XX000", "25.0.0", "I5", "E11.9", "428.0", "8", "2.5E+02", "UNK", "", "NA"}  # the last of 428.0 and E11.9 by vocabulary, below
 SWITCH = "2010-04-01"
 RULES = {  # CCDSS: ICD-9 and ICD-10 prefixes, youngest age, physician claims, days within which they have to be; a stay always counts
@@ -353,9 +352,7 @@ def test_demo_map_is_complete_and_plain() -> None:
 
 
 def test_demo_map_agrees_with_phecode_1_2() -> None:
-    folder = DATA / "phecode"
-    if not folder.is_dir():
-        pytest.skip(f"no PheCode map at {folder}; set BITIMELY_TEST_DATA")
+    folder = require_sample(SAMPLES / "phecode")
     real = {
         row["code"]: row["phecode"] for row in pl.read_csv(folder / "phecode_map_v1_2_icd9cm.csv", infer_schema=False).iter_rows(named=True)
     }

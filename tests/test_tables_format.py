@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import os
 import zipfile
 from contextlib import suppress
 from pathlib import Path
@@ -17,13 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from samples import SAMPLES
 
 from bitimely_core.errors import Finding, UserError
 from bitimely_core.formats import csv_text, tables
 from bitimely_core.formats.tables import TableRow
 from bitimely_core.formats.text import decode_table, use_encoding
 
-DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 FUZZ = settings(max_examples=400, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 GOOD = "id,x,y\na1,1,2\na2,3,4\na3,5,6\n"
@@ -61,7 +60,7 @@ def list_codes(findings: list[Finding]) -> list[tuple[str, int | None]]:
     ["esr/data.csv", "ptb-xl/ptbxl_database.csv", "ptb-xl/scp_statements.csv", "bidmc/bidmc_csv/bidmc_01_Breaths.csv", "de-synpuf/*.csv"],
 )
 def test_real_tables_read_as_pythons_csv_module_reads_them(name: str) -> None:
-    files = sorted(DATA.glob(name))
+    files = sorted(SAMPLES.glob(name))
     if not files:
         pytest.skip(f"real sample {name} is not there: set BITIMELY_TEST_DATA")
     for path in files[:3]:

@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 import json
-import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import SAMPLES, require_sample
 
 from bitimely_core import cache, registry, storage, tokens
 from bitimely_core.errors import Exit, Reason, UserError
@@ -829,9 +829,7 @@ def test_synthetic_nights_from_ingest_to_windows(tmp_path: Path) -> None:
 
 def test_sleep_edf_sample_gives_ten_epochs_of_wake(tmp_path: Path) -> None:
     """300 s of the official SC4001: seven channels and the hypnogram of the full night, clipped to the signal."""
-    source = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data")) / "sleep-edf"
-    if not source.is_dir():
-        pytest.skip("no real samples: set BITIMELY_TEST_DATA")
+    source = require_sample(SAMPLES / "sleep-edf")
     cache.ingest("sleep-edf", source, tmp_path / "cache")
     staging = tokens.build(tmp_path / "cache", view="staging", out=tmp_path / "staging")
     assert staging.index["label"].to_list() == ["W"] * 10

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import re
 import subprocess
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from samples import BAD_INPUTS, SAMPLES, require_sample
 
 from bitimely_core import storage, tokens
 from bitimely_core.cache import ingest, open_cache
@@ -22,9 +22,6 @@ from bitimely_core.datasets import bidmc, ppg_dalia, tser
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.formats import ts
 from bitimely_core.types import Record, Records
-
-DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
-BAD = Path(os.environ.get("BITIMELY_BAD_INPUTS", Path(__file__).parents[2] / "shared" / "tools" / "bad_inputs"))
 
 
 def attempt(dataset: str, source: Path, out: Path, **options: Any) -> dict[str, Any]:
@@ -50,16 +47,15 @@ def codes(report: dict[str, Any]) -> set[str]:
 
 
 def cases() -> list[str]:
-    script = BAD / "make_bad_inputs.py"
+    script = BAD_INPUTS / "make_bad_inputs.py"
     return sorted(re.findall(r'"(TS\d\d-[\w-]+|SE0[1235678]-[\w-]+)"', script.read_text())) if script.is_file() else []
 
 
 @pytest.fixture(scope="session")
 def bad_inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    if not (BAD / "make_bad_inputs.py").is_file():
-        pytest.skip("the generator of bad inputs is not there: set BITIMELY_BAD_INPUTS")
+    script = require_sample(BAD_INPUTS / "make_bad_inputs.py")
     out = tmp_path_factory.mktemp("bad_inputs")
-    command = [sys.executable, str(BAD / "make_bad_inputs.py"), str(out), "--only", "TS|SE0[1235678]"]
+    command = [sys.executable, str(script), str(out), "--only", "TS|SE0[1235678]"]
     subprocess.run(command, check=True, capture_output=True)
     manifest = json.loads((out / "manifest.json").read_text())
     return {case["id"]: case | {"folder": out / case["command"]["dir"]} for case in manifest}
@@ -244,9 +240,8 @@ def test_several_problems_are_refused_by_name(tmp_path: Path) -> None:
     ],
 )
 def test_real_problems(tmp_path: Path, folder: str, windows: int | None, view: str) -> None:
-    if not (DATA / "tser" / folder).is_dir():
-        pytest.skip("the real samples are not there: set BITIMELY_TEST_DATA")
-    report = attempt("ts", DATA / "tser" / folder, tmp_path / "cache")
+    require_sample(SAMPLES / "tser" / folder)
+    report = attempt("ts", SAMPLES / "tser" / folder, tmp_path / "cache")
     assert report["exit_code"] == 0
     assert all(rows["used"] == rows["seen"] for rows in report["rows"])
     made = tokens.build(tmp_path / "cache", view=view, out=tmp_path / "tokens")
@@ -440,9 +435,8 @@ def test_bidmc_tables_with_faults_are_quarantined(tmp_path: Path, old: str, new:
 
 
 def test_the_real_recording(tmp_path: Path) -> None:
-    if not (DATA / "bidmc").is_dir():
-        pytest.skip("the real samples are not there: set BITIMELY_TEST_DATA")
-    report = attempt("bidmc", DATA / "bidmc", tmp_path / "cache")
+    require_sample(SAMPLES / "bidmc")
+    report = attempt("bidmc", SAMPLES / "bidmc", tmp_path / "cache")
     assert (report["exit_code"], codes(report)) == (0, {"unmatched_labels"})
     (unit,) = report["units"]
     assert (unit["unit"], unit["samples"]) == ("bidmc_01", 60001)
@@ -478,9 +472,7 @@ def test_breaths_that_one_annotator_lacks_are_a_warning_with_counts(tmp_path: Pa
 @pytest.mark.long
 def test_all_real_recordings_of_bidmc_are_published(tmp_path: Path) -> None:
     """Labels against the tables as pandas reads them."""
-    folder = DATA / "complete" / "bidmc"
-    if not folder.is_dir():
-        pytest.skip("the complete data sets are not there: set BITIMELY_TEST_DATA")
+    folder = require_sample(SAMPLES / "complete" / "bidmc")
     report = attempt("bidmc", folder, tmp_path / "cache")
     assert (report["exit_code"], report["counts"]["quarantined"], len(report["units"])) == (0, 0, 53)
     lost = {

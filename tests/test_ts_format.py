@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,11 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from samples import SAMPLES, require_sample
 
 from bitimely_core.errors import Finding, UserError
 from bitimely_core.formats import ts
 
-DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 FUZZ = settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 HEAD = [
@@ -75,9 +74,7 @@ def only(path: Path) -> tuple[list[int], Finding]:
     ],
 )
 def test_real_files_read_as_plain_python_reads_them(name: str, cases: int, dimensions: int, lengths: tuple[int, ...] | None) -> None:
-    path = DATA / "tser" / f"{name}.ts"
-    if not path.is_file():
-        pytest.skip(f"real sample {name} is not there: set BITIMELY_TEST_DATA")
+    path = require_sample(SAMPLES / "tser" / f"{name}.ts")
     header, found, findings = read_ts(path)
     assert (header.cases, header.dimensions, header.lengths, len(found)) == (cases, dimensions, lengths, cases)
     assert list(header.findings) + findings == []
@@ -90,9 +87,7 @@ def test_real_files_read_as_plain_python_reads_them(name: str, cases: int, dimen
 
 
 def test_real_timestamps() -> None:
-    path = DATA / "tser" / "UnitTest" / "UnitTestTimeStamps_TRAIN.ts"
-    if not path.is_file():
-        pytest.skip("the real sample UnitTest is not there: set BITIMELY_TEST_DATA")
+    path = require_sample(SAMPLES / "tser" / "UnitTest" / "UnitTestTimeStamps_TRAIN.ts")
     header, cases, findings = read_ts(path)
     assert header.timestamps
     assert [str(finding.code) for finding in header.findings] == ["timestamps"]
@@ -105,9 +100,7 @@ def test_real_timestamps() -> None:
 
 
 def test_real_train_and_test_belong_together() -> None:
-    folder = DATA / "tser" / "Covid3Month"
-    if not folder.is_dir():
-        pytest.skip("the real sample Covid3Month is not there: set BITIMELY_TEST_DATA")
+    folder = require_sample(SAMPLES / "tser" / "Covid3Month")
     train, test = (folder / f"Covid3Month_{split}.ts" for split in ("TRAIN", "TEST"))
     ts.check_compatible(ts.read_header(train), ts.read_header(test))
     found = ts.find_duplicates(train, test)

@@ -13,31 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from small import SMALL_RECIPE
 
 from bitimely_cli.main import main
 from bitimely_core import storage
 from bitimely_core.errors import UserError
 
-TWO_STAGES = """
-[pretrain]
-preset = "tiny"
-data = "synthetic/staging"
-steps = 1
-
-[finetune]
-data = ["synthetic/staging"]
-fraction = 1.0
-steps = 1
-
-[evaluate]
-bootstrap = 20
-
-[model]
-tokenizer = "patch"
-
-[train]
-batch_size = 8
-"""
 STEPS = ["--steps", "1", "--batch-size", "8"]
 PRETRAIN = ["pretrain", "--preset", "tiny", "--data", "synthetic/staging", *STEPS, "--set", "model.tokenizer=patch"]
 FINETUNE = ["finetune", "tiny", "--data", "synthetic/staging", "--fraction", "1", *STEPS]
@@ -114,7 +95,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_same_command_twice_at_once(verb: str, base: Path, tmp_path: Path) -> None:
     removed, argv = VERBS[verb]
-    (tmp_path / RECIPE).write_text(TWO_STAGES)
+    (tmp_path / RECIPE).write_text(SMALL_RECIPE)
     argv = [word if word != RECIPE else str(tmp_path / RECIPE) for word in argv]
     trees = []
     for name, delays in (("once", [0.0]), ("twice", [0.0, 0.0])):

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from samples import SAMPLES, require_sample
 
 from bitimely_core.errors import UserError
 from bitimely_core.formats import wfdb as own
@@ -26,7 +27,6 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # its import sets off pandas'
     import wfdb
 
-DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 FUZZ = settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 NAMES = ("I", "II", "V1")
 
@@ -112,16 +112,14 @@ SINGLE = (
 
 @pytest.mark.parametrize("name", SINGLE)
 def test_real_records_read_as_wfdb_reads_them(name: str) -> None:
-    if not (DATA / f"{name}.hea").is_file():
-        pytest.skip(f"real sample {name} is not there: set BITIMELY_TEST_DATA")
-    same_as_wfdb(DATA / name)
+    require_sample(SAMPLES / f"{name}.hea")
+    same_as_wfdb(SAMPLES / name)
 
 
 @pytest.mark.parametrize("name", ["s25047/s25047-2704-05-04-10-44", "fixed1/v102s"])
 def test_real_records_of_several_segments_read_as_wfdb_reads_them(name: str) -> None:
-    path = DATA / "robust" / "wfdb-multi" / name
-    if not path.with_name(path.name + ".hea").is_file():
-        pytest.skip(f"real sample {name} is not there: set BITIMELY_TEST_DATA")
+    path = SAMPLES / "robust" / "wfdb-multi" / name
+    require_sample(path.with_name(path.name + ".hea"))
     ours = own.read_recording(path)
     theirs = wfdb.rdrecord(str(path))
     assert {signal.channel for signal in ours.signals} == set(theirs.sig_name)
@@ -137,17 +135,14 @@ def test_real_records_of_several_segments_read_as_wfdb_reads_them(name: str) -> 
 
 
 def test_real_records_that_must_not_read() -> None:
-    folder = DATA / "robust"
-    if not folder.is_dir():
-        pytest.skip("real samples are not there: set BITIMELY_TEST_DATA")
+    folder = require_sample(SAMPLES / "robust")
     assert read_error(folder / "wfdb" / "12726").code == "missing_signal_file"
     assert read_error(folder / "wfdb-multi" / "s25047" / "3234460_layout").code == "missing_channel"
 
 
 def test_a_real_stale_initial_value_is_a_warning() -> None:
-    path = DATA / "robust" / "wfdb" / "test01_00s_frame"
-    if not path.with_name(path.name + ".hea").is_file():
-        pytest.skip("the real sample test01_00s_frame is not there: set BITIMELY_TEST_DATA")
+    path = SAMPLES / "robust" / "wfdb" / "test01_00s_frame"
+    require_sample(path.with_name(path.name + ".hea"))
     assert codes(own.read_recording(path).findings, "warning") == {"initial_value"}
 
 
