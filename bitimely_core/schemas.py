@@ -755,7 +755,8 @@ class Reproduction(StoredRecord):
         """The scores that differ by more than rounding of the digits that pages show, in words; without scores the loss."""
         found = self.metrics or {"last loss": self.loss}
         both = [(name, a, b) for name, (a, b) in found.items() if a is not None and b is not None]
-        return [f"{name.replace('_', ' ')} {b:.3f}, it was {a:.3f}" for name, a, b in both if abs(a - b) > SHOWN * max(1.0, abs(a))]
+        far = [(name, f"{a:.3f}", f"{b:.3f}") for name, a, b in both if abs(a - b) > SHOWN * max(1.0, abs(a))]
+        return [f"{name.replace('_', ' ')} {b}, it was {a}" for name, a, b in far if a != b]
 
 
 class TrainSubjects(StoredRecord):

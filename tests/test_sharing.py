@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -12,9 +14,11 @@ from typing import Any
 import pytest
 import torch
 
+from bitimely_cli.main import main
 from bitimely_core import models, workflows
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.records import write_results
+from bitimely_core.training.devices import use_threads
 from bitimely_core.types import Batch
 
 SMALL = {"model": {"tokenizer": "patch", "patch": 50, "layers": 2}, "train": {"steps": 3, "batch_size": 8}}
@@ -151,6 +155,34 @@ def test_scores_that_are_not_the_same_again_are_on_the_page(home: Path) -> None:
     assert "one seed cannot decide" in Path(compared["report"]).read_text()
     assert workflows.verify(home / "runs" / "first")["exit_code"] == Exit.OK
     assert workflows.reproduce("first", workspace=home)["trained"] is False
+
+
+def test_another_number_of_threads_through_the_command_line(home: Path) -> None:
+    """A training whose large steps magnify the order of additions, with one thread, and again in a process with two."""
+
+    def read(run: str, file: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((home / "runs" / run / file).read_bytes())
+        return found
+
+    tuned = ["--data", "synthetic/staging", "--steps", "40", "--batch-size", "8", "--lr", "0.02", "--run", "threaded"]
+    with use_threads(1):
+        assert main(["finetune", "tiny", *tuned, "-w", str(home)]) == 0
+        assert main(["evaluate", "threaded", "--bootstrap", "20", "--baselines", "cheap", "-w", str(home)]) == 0
+    page = home / "runs" / "threaded" / "report.html"
+    assert "cannot decide" not in page.read_text()
+    command = [sys.executable, "-m", "bitimely_cli", "reproduce", "threaded", "-w", str(home)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "2"})
+    assert done.returncode == Exit.INTEGRITY, done.stderr
+    assert [read(run, "run.json")["environment"]["threads"] for run in ("threaded", "threaded-again")] == [1, 2]
+    before, after = (read(run, "scores.json")["metrics"] for run in ("threaded", "threaded-again"))
+    texts = {name.replace("_", " "): [f"{metrics[name]['value']:.3f}" for metrics in (after, before)] for name in before}
+    lines = [f"{name} {b}, it was {a}" for name, (b, a) in texts.items() if a != b]
+    assert lines, "the scores of this training depend on the order of additions"
+    differing = [line.removeprefix("differs: ") for line in done.stdout.splitlines() if line.startswith("differs: ")]
+    assert differing == ["threads 2, it was 1", *lines]
+    assert "one seed cannot decide" in done.stdout
+    assert f"Trained again (threads 2, it was 1): {'; '.join(lines)}. " in page.read_text()
+    assert "one seed cannot decide between two methods" in page.read_text()
 
 
 COMMIT = "0123456789" * 4

@@ -182,9 +182,16 @@ def signal_magnitudes(values: Array, windows: Windows, found: Sequence[Shapelet]
 
 def share_ratios(maps: Array, start: Ints, length: Ints) -> Array:
     """(share of the map inside) / (share of the length inside) of each window, [S], from maps [S, T] with sum 1."""
-    sums = np.concatenate([np.zeros((len(maps), 1)), np.cumsum(maps, 1)], 1)
-    at = np.arange(len(maps))
-    return np.asarray((sums[at, start + length] - sums[at, start]) * maps.shape[1] / length)
+    return _ratios_from_sums(_sum_up_to(maps), start, length)
+
+
+def _sum_up_to(maps: Array) -> Array:
+    return np.concatenate([np.zeros((len(maps), 1)), np.cumsum(maps, 1)], 1)
+
+
+def _ratios_from_sums(sums: Array, start: Ints, length: Ints) -> Array:
+    at = np.arange(len(sums))
+    return np.asarray((sums[at, start + length] - sums[at, start]) * (sums.shape[1] - 1) / length)
 
 
 def random_placement(maps: Array, length: Ints, draws: int, seed: int) -> Array:
@@ -194,7 +201,8 @@ def random_placement(maps: Array, length: Ints, draws: int, seed: int) -> Array:
     maps, length = maps[known], length[known]
     if not len(maps):
         return np.empty(0)
-    return np.array([share_ratios(maps, rng.integers(0, maps.shape[1] - length + 1), length).mean() for _ in range(draws)])
+    sums, last = _sum_up_to(maps), maps.shape[1] - length + 1
+    return np.array([_ratios_from_sums(sums, rng.integers(0, last), length).mean() for _ in range(draws)])
 
 
 class SubjectMean(NamedTuple):
@@ -227,13 +235,13 @@ def rank_agreement(a: Array, b: Array) -> float | None:
     """Mean rank correlation of two sets of maps [S, T], window by window; None where none is defined."""
     from scipy.stats import rankdata
 
-    found = []
-    for x, y in zip(a, b, strict=True):
-        if np.isfinite(x).all() and np.isfinite(y).all():
-            x, y = rankdata(x), rankdata(y)
-            if x.std() > 0 and y.std() > 0:
-                found.append(np.corrcoef(x, y)[0, 1])
-    return float(np.mean(found)) if found else None
+    known = np.isfinite(a).all(1) & np.isfinite(b).all(1)
+    if not known.any():
+        return None
+    x, y = (ranks - ranks.mean(1, keepdims=True) for ranks in (rankdata(of[known], axis=1) for of in (a, b)))
+    spread = np.sqrt((x**2).sum(1) * (y**2).sum(1))
+    varies = spread > 0
+    return float(((x * y).sum(1)[varies] / spread[varies]).mean()) if varies.any() else None
 
 
 def nan_mean(each: Sequence[Array]) -> Array:

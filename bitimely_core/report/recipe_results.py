@@ -488,7 +488,8 @@ def _compare_baselines(results: RecipeResults) -> str:
 def _list_notices(table: ResultTable) -> list[str]:
     found = table.found
     counted = Counter(line for one in found for line in dict.fromkeys([*one.scores.notices, *one.scores.remarks]))
-    out = [line if n == len(found) else f"{line} ({n} of {len(found)} runs)" for line, n in counted.most_common(12)]
+    out = [f"{part.name}: {line}" for one in found for part in one.runs for line in run_page.list_reproductions(part.folder)]
+    out += [line if n == len(found) else f"{line} ({n} of {len(found)} runs)" for line, n in counted.most_common(12)]
     least = evaluate.MINIMUM_UNITS
     few = {one.data: n for one in found if (n := one.scores.n_subjects) is not None and n < least and one.scores.settings.by == "subject"}
     return out + [f"{table.name(data)}: no CI: {n} test subject{'s' * (n != 1)}, at least {least} required." for data, n in few.items()]

@@ -134,6 +134,7 @@ def _score_again(
         split=before.split,
         bootstrap=how.bootstrap,
         by=how.by,
+        baselines=how.baselines or "cheap",
         workspace=workspace,
         verify=verify,
         progress=progress,
