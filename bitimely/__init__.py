@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from bitimely_core.objectives import get as get_objective
     from bitimely_core.ops.retention import retention
     from bitimely_core.pipeline import run
+    from bitimely_core.records import read_tables
     from bitimely_core.run import Run
     from bitimely_core.tokens import open_tokens
     from bitimely_core.training.loop import fit
@@ -78,6 +79,7 @@ SOURCES = {  # public name -> module and name in it
     "Classifier": ("bitimely_core.models.heads", "Classifier"),
     "MultiLabel": ("bitimely_core.models.heads", "MultiLabel"),
     "Regressor": ("bitimely_core.models.heads", "Regressor"),
+    "read_tables": ("bitimely_core.records", "read_tables"),
     "Batch": ("bitimely_core.types", "Batch"),
     "Encoded": ("bitimely_core.types", "Encoded"),
     "Record": ("bitimely_core.types", "Record"),
@@ -118,6 +120,7 @@ __all__ = [
     "open_tokens",
     "predict",
     "pretrain",
+    "read_tables",
     "report",
     "reproduce",
     "retention",

@@ -11,6 +11,8 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.tokens import TokenSet
 from bitimely_core.tokens.splits import hash_to_share
@@ -98,6 +100,17 @@ def collate(windows: TokenSet, rows: Sequence[int] | np.ndarray | None = None, *
     rows = windows.rows if rows is None else np.asarray(rows, dtype=np.int64)
     arrays = {**windows.arrays(rows, draw), "target": windows.targets(rows), "index": rows.copy()}
     return Batch(**{name: None if array is None else torch.from_numpy(array) for name, array in arrays.items()})  # type: ignore[arg-type]
+
+
+def read_item(windows: TokenSet, row: int) -> Tensor | tuple[Tensor, Tensor] | dict[str, Tensor]:
+    """The item of torch's data set at `row`, a position in the full index, see `TokenSet.__getitem__`."""
+    arrays = {**windows.arrays([row]), "target": windows.targets([row])}
+    fields = {name: torch.as_tensor(array[0]) for name, array in arrays.items() if array is not None}
+    if not windows.regular:
+        padding = {name: windows.length - len(fields[name]) for name in ("values", "times", "mask")}
+        return {**fields, **{name: F.pad(fields[name], (0, 0) * (fields[name].dim() - 1) + (0, count)) for name, count in padding.items()}}
+    values = torch.where(fields["mask"], fields["values"], torch.nan) if "mask" in fields else fields["values"]
+    return (values, fields["target"]) if "target" in fields else values
 
 
 def limit_windows(windows: Rows, limit: int | None, seed: int) -> Rows:

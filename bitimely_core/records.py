@@ -359,6 +359,25 @@ def read_result_table(path: Path) -> pl.DataFrame:
     return pl.read_parquet(read_result(path))
 
 
+def read_tables(result: Mapping[str, Any] | str | Path) -> dict[str, pl.DataFrame]:
+    """The tables of a result as polars frames (`to_pandas()`), by the names of their Parquet files.
+
+    Args:
+        result: what a verb returned (`evaluate`: metrics, classes, predictions; `report`: all-scores, differences; `predict`, `embed`,
+            `analyze`), or the folder of a run, a report or an export.
+
+    Raises UserError: not_found (exit 2) where there is no table, integrity (exit 5).
+    """
+    place = Path(str(result.get("report") or result.get("out") or ".") if isinstance(result, Mapping) else result)
+    folder = place if place.is_dir() else place.parent
+    manifest = ResultManifest.find(folder)
+    names = {path.name for path in folder.glob("*.parquet")} if manifest is None or manifest.shared else set(manifest.files)
+    tables = sorted({place.name} & names if place.suffix == ".parquet" else (name for name in names if name.endswith(".parquet")))
+    if not tables:
+        raise usage_error("no table there", "expected a result of a verb or its folder", code=Reason.NOT_FOUND, file=str(place))
+    return {Path(name).stem: read_result_table(folder / name) for name in tables}
+
+
 def check_result(path: Path, *, bytes_of: bool = False) -> tuple[Path, bytes]:
     """Where the content of a file of results is, after comparing it with the manifest; with `bytes_of` the content. Raises as `read_result`."""
     before = None

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Generic, Literal, TypeVar
 
 from bitimely_core.errors import Finding, Level, Reason, UserError, clean, safe_text, usage_error
@@ -260,6 +261,11 @@ def load_data_kind(name: str) -> DataKind:
     """The operations of `recordings` or `events`."""
     kind: DataKind = importlib.import_module(DATA_KINDS[name]).KIND
     return kind
+
+
+def load_tensors() -> ModuleType:
+    """`bitimely_core.data`, imported on use: tokens are read without torch, but their items are tensors."""
+    return importlib.import_module("bitimely_core.data")
 
 
 @dataclass(frozen=True, kw_only=True)

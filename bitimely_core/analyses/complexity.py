@@ -194,6 +194,7 @@ def make_model_call(config: ModelConfig, n: int, seed: int) -> Call:
     def call() -> Any:
         encoded = model(batch)
         states = encoded.hidden[-1] if encoded.hidden else encoded.pooled
+        assert states is not None
         return torch.autograd.grad(states.square().mean(), weights, allow_unused=True)
 
     return call

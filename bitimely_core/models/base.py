@@ -5,7 +5,7 @@ Legend: B batch, T timesteps, V channels, N tokens, D width, P target width, L l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -18,7 +18,7 @@ from bitimely_core.errors import Reason, UserError, usage_error
 from bitimely_core.models.adapters import make_grid
 from bitimely_core.models.tokenizers import FIRST, CodeTokenizer, ConvTokenizer, PatchTokenizer, StepTokenizer
 from bitimely_core.registry import models
-from bitimely_core.types import Batch
+from bitimely_core.types import Batch, Encoded
 
 FORMAT = 3  # of config.json; 1 held the settings of all models, 2 had no manifest beside it
 Direction = Literal["forward", "backward", "both"]
@@ -102,6 +102,11 @@ class Model(nn.Module):
         )
         self.norms = nn.ModuleDict({name: nn.LayerNorm(self.norm_width) for name in self.adapter.output})
         self.register_buffer("target_scale", torch.tensor(torch.nan))
+
+    def __call__(self, batch: Batch | Tensor | Mapping[str, Tensor], **options: Any) -> Encoded:
+        """As `forward`, of whatever `to_batch` reads."""
+        encoded: Encoded = super().__call__(to_batch(batch), **options)
+        return encoded
 
     @property
     def width(self) -> int:
@@ -228,6 +233,19 @@ class Model(nn.Module):
         """Contents of `config.json`: format version, configuration as plain values, convention of the rotation."""
         model = self.config.model_dump(mode="json", by_alias=True)
         return {"format_version": FORMAT, "model": model, "rotary_convention": "absolute-forward"}
+
+
+def to_batch(rows: Batch | Tensor | Mapping[str, Tensor]) -> Batch:
+    """What a model reads: a batch; its fields by name; or values alone, [B, T, V] or of one channel [B, T], of which NaN are missing."""
+    if isinstance(rows, Batch):
+        return rows
+    if isinstance(rows, Mapping):
+        return Batch(**rows)
+    if not rows.is_floating_point():
+        return Batch(rows)
+    values = rows[..., None] if rows.dim() == 2 else rows
+    missing = values.isnan()
+    return Batch(values.masked_fill(missing, 0.0), mask=~missing) if bool(missing.any()) else Batch(values)
 
 
 def write_model(folder: str | Path, module: nn.Module, values: dict[str, Any]) -> None:

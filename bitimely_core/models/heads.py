@@ -8,7 +8,7 @@ Legend: B batch, N tokens, M positions (N + 2 with [SOS] and [EOS]), D width, K 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +19,7 @@ from torch.nn import functional as F  # noqa: N812
 from bitimely_core.errors import Reason, usage_error
 from bitimely_core.models import factory
 from bitimely_core.models.adapters import PERSON
-from bitimely_core.models.base import Model, bernoulli_entropy, write_model
+from bitimely_core.models.base import Model, bernoulli_entropy, to_batch, write_model
 from bitimely_core.registry import models as known
 from bitimely_core.types import Batch, Encoded
 
@@ -191,12 +191,17 @@ class Head(nn.Module):
             self.model.eval()
         return self
 
+    def __call__(self, batch: Batch | Tensor | Mapping[str, Tensor]) -> Tensor:
+        """As `forward`, of whatever `to_batch` reads."""
+        out: Tensor = super().__call__(to_batch(batch))
+        return out
+
     def forward(self, batch: Batch) -> Tensor:
         """Logits, for regression standardised values, [B, K]."""
         out = self.linear(compute_vectors(self.model, batch, self.readout, self.layers, self.layer_merge))
         return out if self.person is None or batch.person is None else out + self.person(batch.person.to(out.dtype))
 
-    def predict(self, batch: Batch) -> Tensor:
+    def predict(self, batch: Batch | Tensor | Mapping[str, Tensor]) -> Tensor:
         """Probabilities [B, K], or values in the target's own unit: [B] for one output, else [B, K]."""
         out = self(batch).float()
         if self.task == "classification":

@@ -47,6 +47,7 @@ class EventSequences(TokenSet):
     channels = 1
     channel_names: tuple[str, ...] = ()
     rate = 0.0
+    regular = False
 
     @property
     def options(self) -> SequenceOptions:
@@ -80,6 +81,9 @@ class EventSequences(TokenSet):
     def limited(self, limit: int) -> EventSequences:
         """The same sequences, cut to their last `limit` events."""
         return replace(self, limit=limit)
+
+    def _describe_reading(self) -> dict[str, Any]:
+        return {"limit": self.limit}
 
     def lengths(self) -> np.ndarray:
         """Events of each uncut sequence of this subset, [n] int64."""

@@ -6,30 +6,39 @@ Legend: n rows, C classes.
 from __future__ import annotations
 
 import hashlib
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, SupportsIndex, TypeVar, overload
 
 import numpy as np
 
 from bitimely_core import registry, storage
-from bitimely_core.errors import Reason, UserError, input_error, integrity_error, safe_text
+from bitimely_core.errors import Reason, UserError, input_error, integrity_error, safe_text, usage_error
 from bitimely_core.registry import Task, datasets, load_members, unknown
 from bitimely_core.schemas import RunData, SamplePreparation, TokenManifest, TokenOptions, TokenStatistics
+from bitimely_core.system_errors import require_memory
 from bitimely_core.tokens.splits import SHARED, SPLITS
 
 if TYPE_CHECKING:
     import polars as pl
+    from torch.utils.data import Dataset
+
+    MapDataset = Dataset[Any]
+else:
+    MapDataset = object  # torch asks for `__len__` and `__getitem__` alone
 
 FORMAT = 1
 Manifest = TypeVar("Manifest", bound=TokenManifest)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class TokenSet(ABC):
-    """Training rows of one view: all of them, or those of one split (`rows["train"]`).
+class TokenSet(ABC, MapDataset):
+    """Training rows of one view: all of them, or those of one split (`rows["train"]`), as a map-style data set of torch.
+
+    A pickle holds the folder and the rows: a worker process opens the files anew, and no data are copied to it.
 
     `rows` everywhere are positions in the full index, the numbers in `index["window"]` and in `Batch.index`; None = all of this subset.
     Reading a row that is not in the subset is an IndexError, so that a test row cannot slip into training.
@@ -43,6 +52,21 @@ class TokenSet(ABC):
     target: np.ndarray | None  # of all rows
     vocabulary: tuple[str, ...] = ()  # of events: names of all ids, the special ones first
     inputs: ClassVar[str]  # what a model reads: signals or events
+
+    @property
+    @abstractmethod
+    def regular(self) -> bool:
+        """Whether all rows have values at the same times."""
+
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """Timesteps of a row, or the most that one has."""
+
+    @property
+    @abstractmethod
+    def channels(self) -> int:
+        """Values of a timestep."""
 
     @property
     def name(self) -> str:
@@ -134,11 +158,57 @@ class TokenSet(ABC):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, split: str) -> Self:
-        """The rows of this subset that belong to `split`. Raises UserError (unknown_name, exit 2)."""
-        if split not in SPLITS:
-            raise unknown("split", split, list(SPLITS))
-        return self.subset((self.index["split"] == split).to_numpy())
+    @overload
+    def __getitem__(self, at: str | slice) -> Self: ...
+
+    @overload
+    def __getitem__(self, at: SupportsIndex) -> Any: ...
+
+    def __getitem__(self, at: str | slice | SupportsIndex) -> Any:
+        """The rows of a split or slice, or the row at a position, from 0, as tensors.
+
+        A row of regular windows is `(values, target)`, values [T, V] float32 with NaN where one is missing, and the target as in `targets`;
+        without labels `values` alone. A row with times of its own is a dict of the fields of a `Batch`, padded to one length.
+
+        Raises UserError (unknown_name, exit 2) for another split, IndexError.
+        """
+        if isinstance(at, str):
+            if at not in SPLITS:
+                raise unknown("split", at, list(SPLITS))
+            return self.subset((self.index["split"] == at).to_numpy())
+        if isinstance(at, slice):
+            return replace(self, rows=np.sort(self.rows[at]))
+        return registry.load_tensors().read_item(self, int(self.rows[operator.index(at)]))
+
+    def __iter__(self) -> Iterator[Any]:
+        """The rows one by one, as `__getitem__` gives them."""
+        return map(self.__getitem__, range(len(self)))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """`np.asarray(rows)`: [n, T, V] float32, NaN where a value is missing. Raises UserError (config, exit 2) for rows with times."""
+        if not self.regular:
+            raise usage_error(
+                f"{self.name} has a time for every value",
+                "expected windows at one rate for an array",
+                "Read arrays() or bitimely.batches(), or tokenize at one rate",
+            )
+        if copy is False:
+            raise ValueError("the values are normalised on reading; expected copy=None or True")
+        require_memory(4 * len(self) * self.length * self.channels, self.name)
+        read = self.arrays()
+        values, mask = read["values"], read["mask"]
+        assert values is not None
+        return np.asarray(values if mask is None else np.where(mask, values, np.float32(np.nan)), dtype=dtype)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        if not (self.folder / storage.MANIFEST).is_file():  # in memory
+            return super().__reduce_ex__(protocol)
+        kept = {"rows": self.rows, **({} if self.target is not None else {"target": None}), **self._describe_reading()}
+        return reopen, (self.folder.resolve(), self.fingerprint, kept)
+
+    def _describe_reading(self) -> dict[str, Any]:
+        """Further fields that may differ from those of the set as it is opened."""
+        return {}
 
     def subset(self, keep: np.ndarray) -> Self:
         """The rows where `keep` [n] bool is true."""
@@ -177,6 +247,15 @@ class TokenSet(ABC):
         if len(selected) and (len(self.rows) == 0 or (self.rows[at] != selected).any()):
             raise IndexError("rows are positions in the full index (windows.rows), and these are not all of this subset")
         return selected
+
+
+def reopen(folder: Path, fingerprint: str, kept: dict[str, Any]) -> Any:
+    """The set of a pickle. Raises UserError as `open_tokens`; integrity (exit 5) where the folder holds another set now."""
+    kind = registry.TOKEN_KINDS.get(storage.read_manifest(folder).get("kind", ""), "recordings")
+    found: TokenSet = registry.load_data_kind(kind).open_tokens(folder, verify=False)
+    if found.fingerprint != fingerprint:
+        raise integrity_error(str(folder), "holds another set than when it was pickled", hint="Open the tokens again")
+    return replace(found, **kept)
 
 
 def open_manifest(folder: Path, record: type[Manifest], verify: bool) -> Manifest:

@@ -87,6 +87,11 @@ class Windows(TokenSet):
         return self.options.irregular
 
     @property
+    def regular(self) -> bool:
+        """Whether all rows have values at the same times."""
+        return not self.irregular
+
+    @property
     def length(self) -> int:
         """T."""
         return self.options.window
