@@ -81,14 +81,27 @@ PIECES = [
     b'"',
 ]
 
-watched: list[str] = []  # events of CALLS while a pickle is read
+watched: list[str] = []  # events of CALLS in `refuse_calls`
 watching = False
 
 
 def note(event: str, arguments: tuple[Any, ...]) -> None:
-    """Audit hook: what a pickle made the interpreter do."""
+    """Audit hook: what the bytes of a file made the interpreter do."""
     if watching and event in CALLS:
         watched.append(event)
+
+
+@contextlib.contextmanager
+def refuse_calls() -> Iterator[None]:
+    """Raise AssertionError where the block calls anything of CALLS, whatever comes of it."""
+    global watching
+    watched.clear()
+    watching = True
+    try:
+        yield
+    finally:
+        watching = False
+        assert not watched, f"the file reached {watched}"
 
 
 class Target(NamedTuple):
@@ -278,17 +291,11 @@ def arrays() -> Iterator[bytes]:
 
 
 def pickle_file(data: bytes, folder: Path) -> None:
-    """Nothing is called, whatever comes of it."""
-    global watching
+    """Nothing is called."""
     path = folder / "x.pkl"
     path.write_bytes(data)
-    watched.clear()
-    watching = True
-    try:
+    with refuse_calls():
         pickles.load_pickle(path)
-    finally:
-        watching = False
-        assert not watched, f"the pickle reached {watched}"
 
 
 # --- archives
@@ -348,18 +355,12 @@ def matrices() -> Iterator[bytes]:
 
 def matlab_file(data: bytes, folder: Path) -> None:
     """By name and as the only array; nothing is called."""
-    global watching
     path = folder / "x.mat"
     path.write_bytes(data)
-    watched.clear()
-    watching = True
-    try:
+    with refuse_calls():
         for name in ("sig", "i", ""):
             with contextlib.suppress(UserError):
                 assert matlab.read_array(path, name).nbytes <= 200 * len(data) + (1 << 26)
-    finally:
-        watching = False
-        assert not watched, f"the file reached {watched}"
 
 
 TARGETS = {

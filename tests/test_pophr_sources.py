@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 from samples import BAD_INPUTS, SAMPLES, needs_sample
 
+from bitimely_core import workflows
 from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.sources import SOURCES, ClaimsSource, read_source
 from bitimely_core.errors import UserError
@@ -467,6 +468,22 @@ def test_label_columns_by_option(tmp_path: Path) -> None:
         assert refusal(tmp_path, label_column=[wrong]).exit_code == 2
     assert refusal(tmp_path, label_column=["lung:chf:1"]).code == "schema"
     assert refusal(tmp_path, label_column=["heart:chf:1", "age:CHF:1"]).exit_code == 2
+
+
+def test_a_leak_names_the_table_of_labels_and_none_where_rules_make_them(tmp_path: Path) -> None:
+    """Every positive has the code that defines its label, and no negative."""
+    rows = [f"s{i},2001-0{k + 1}-01,{'428.0' if i % 2 else '401.9'}" for i in range(20) for k in range(3)]
+    labels = "patient_id,CHF\n" + "".join(f"s{i},{i % 2}\n" for i in range(20))
+    raw = folder(tmp_path / "raw", claims__csv=HEAD + "\n".join(rows) + "\n", labels__csv=labels)
+    born = "patient_id,birth_date\n" + "".join(f"s{i},1930-01-01\n" for i in range(20))  # the rule has a minimum age
+    folder(raw, icd9_phecode__csv="icd9,phecode\n428.0,428.2\n401.9,401.1\n", patients__csv=born)
+    physician = {"default_source": "physician"}
+    for options, files in ((physician, {"chf": "labels.csv"}), (physician | {"rules": "ccdss"}, {"chf": None, "chf_source": "labels.csv"})):
+        home = tmp_path / str(len(files)) / "cache" / "pophr"
+        report = workflows.ingest("pophr", raw, home, options=options, build={"min_codes": 1, "select": False})
+        leaks = [one for one in report["reasons"] if one["code"] == "label_leakage" and "chf" in one["message"]]
+        assert {one["message"].partition("label ")[2].partition(":")[0]: one["file"] for one in leaks} == files
+        assert all(one["message"].startswith(f"{one['file']}: label " if one["file"] else "label ") for one in leaks)
 
 
 # --- bad inputs of the generator

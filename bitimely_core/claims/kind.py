@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,9 @@ def summarize_sequences(folder: Path) -> Choices:
         found["classes"] = {label: shown.get(n, label, "after", part, "cases") for label, n in found["classes"].items()}
     findings = [(finding if shown.exact else round_reason(finding)).model_dump() for finding in manifest.findings]
     if statistics and not shown.exact:
-        findings = [finding.as_dict() for finding in tokenize.list_findings(statistics, _read_choices(manifest), shown)]
+        made = tokenize.list_findings(statistics, _read_choices(manifest), shown)
+        files = [finding.file for finding in manifest.findings] + [None] * len(made)  # those of the build are stored in the same order
+        findings = [replace(finding, file=file).as_dict() for finding, file in zip(made, files, strict=False)]
     return {
         "windows": windows,
         "events": manifest.events,

@@ -6,10 +6,10 @@ Leakage policy, landmark, selection, clock and minimum codes are chosen here, so
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -280,7 +280,7 @@ def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> Non
             options=SequenceOptions.model_validate(plan.options),
             class_names=names,
             notices=_list_notices(choices),
-            findings=[FindingRecord.of(finding) for finding in list_findings(statistics, choices)],
+            findings=[FindingRecord.of(finding) for finding in list_findings(statistics, choices, tables=_find_label_tables(manifest))],
             shards=[],
             events=statistics.funnel.events,
         ),
@@ -404,8 +404,20 @@ def _describe_selection(plan: SequencePlan, selection: CodeSelection, tally: Sho
     }
 
 
-def list_findings(statistics: SequenceStatistics, choices: SequenceChoices, disclosure: CountDisclosure | None = None) -> list[Finding]:
-    """Warnings of a build for the screen and the ingest report, without what `disclosure` withholds."""
+def _find_label_tables(manifest: EventsManifest) -> dict[str, str]:
+    """Label -> the table that it was read from; labels that rules make have none."""
+    files = [file for file in manifest.facts.get("tables", ()) if PurePath(file).name.lower().startswith("labels.")]
+    made = {rule["name"] for rule in manifest.rules} if manifest.ruled else set()
+    return {name: files[0] for name in manifest.names if files and name not in made}
+
+
+def list_findings(
+    statistics: SequenceStatistics,
+    choices: SequenceChoices,
+    disclosure: CountDisclosure | None = None,
+    tables: Mapping[str, str] | None = None,
+) -> list[Finding]:
+    """Warnings of a build for the screen and the ingest report, without what `disclosure` withholds; `tables` of labels are named."""
     shown = disclosure or CountDisclosure()
     findings, funnel = [], statistics.funnel
     if excluded := funnel.subjects_in - funnel.subjects_out:
@@ -425,7 +437,8 @@ def list_findings(statistics: SequenceStatistics, choices: SequenceChoices, disc
             problems = problems or ["one code alone predicts it"]
             requirement = f"chance is {chance:.3f}" if chance is not None and shown.has_counts(name, "after") else ""
             hint = "See --leakage drop-phecode and --landmark"
-            findings.append(input_warning(Reason.LABEL_LEAKAGE, f"label {name}: {' and '.join(problems)}", requirement, hint))
+            text = f"label {name}: {' and '.join(problems)}"
+            findings.append(input_warning(Reason.LABEL_LEAKAGE, text, requirement, hint, file=(tables or {}).get(name)))
     for name in statistics.fallback:
         ceiling = statistics.max_attainable.get(name)
         if ceiling is not None and ceiling <= statistics.threshold:
