@@ -10,7 +10,7 @@ import sys
 import traceback
 import unicodedata
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -220,6 +220,7 @@ class DatasetFacts:
     rules: dict[str, str]  # documented rules, copied into the ingest report
     clinical: bool = True  # folders 0700, files 0600
     options: dict[str, Any] | None = None  # option -> default, beyond those of every data set
+    native_rates: dict[str, float] = field(default_factory=dict)  # Hz of channels that are published at another rate than that of the views
     needs_source: bool = True
     kind: Literal["recordings", "events"] = "recordings"  # a key of `DATA_KINDS`
     baselines: tuple[DatasetBaseline, ...] = ()

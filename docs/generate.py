@@ -1,4 +1,4 @@
-"""Write what is made from the code: docs/cli.md, docs/datasets.md, docs/settings.md and the rows of `bitimely list`. Run it after a change; a test compares.
+"""Write what is made from the code: docs/cli.md, docs/datasets.md, docs/leakage.md, docs/settings.md and the rows of `bitimely list`. Run it after a change; a test compares.
 
 python docs/generate.py
 """
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import datasets
 import settings
+import stamps
 
 from bitimely_core import catalog
 
@@ -37,6 +38,7 @@ def main() -> None:
     (ROOT / "docs" / "cli.md").write_text(command_line())
     datasets.PAGE.write_text(datasets.format_page(datasets.read_tables()))
     settings.PAGE.write_text(settings.format_page())
+    stamps.PAGE.write_text(stamps.format_page())
     catalog.LISTINGS.write_text(catalog.format_listings())
 
 

@@ -53,6 +53,7 @@ VIEW = View(
         licence="CC-BY 4.0",
         url="https://archive.ics.uci.edu/dataset/495/ppg+dalia",
         download="PPGDalia_TRAIN.ts and PPGDalia_TEST.ts from https://zenodo.org/records/3902728, or the original archive from the url, unpacked",
+        native_rates={"PPG": PPG},
         layout="PPGDalia_TRAIN.ts and PPGDalia_TEST.ts, or S1/S1.pkl to S15/S15.pkl",
         paper={"": {"channels": 4, "timesteps": 16_600_000, "sequences": 64_697, "length": "256 & 512", "subjects": 15, "classes": None}},
         rules={

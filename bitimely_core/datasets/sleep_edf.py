@@ -51,6 +51,7 @@ SubjectTable = dict[tuple[int, int], Attributes]
 NAME = re.compile(r"(?:SC4|ST7)\d\d\d[A-Z0-9]{2}-(PSG|Hypnogram)\.edf", re.IGNORECASE | re.ASCII)
 LAYOUT = re.compile(r"(RECORDS|SHA256SUMS|LICENSE|README|ANNOTATORS|index\.html).*|.*\.xls", re.IGNORECASE)
 
+NATIVE_RATES = dict.fromkeys(SLOW, 1.0)
 VIEWS = {
     "": View(
         channels=(*NEEDED, *SLOW),
@@ -96,6 +97,7 @@ RULES = {
             "note": "153 are the cassette recordings, of 78 subjects",
         },
         rules=RULES,
+        native_rates=NATIVE_RATES,
     )
 )
 def sleep_edf(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | Finding]:

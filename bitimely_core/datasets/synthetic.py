@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from bitimely_core import storage
-from bitimely_core.datasets.sleep_edf import EPOCH, RATE, RULES, VIEWS, read_recording
+from bitimely_core.datasets.sleep_edf import EPOCH, NATIVE_RATES, RATE, RULES, VIEWS, read_recording
 from bitimely_core.errors import Finding, Reason, safe_text, usage_error
 from bitimely_core.formats import edf
 from bitimely_core.formats.source import Source
@@ -121,6 +121,7 @@ def predict_from_band_powers(given: BaselineInput) -> np.ndarray:
         layout="none: no SOURCE is given",
         paper={},
         rules={**RULES, "planted": f"annotations that begin with '{MARK}' say where a waveform was planted; they are no labels"},
+        native_rates=NATIVE_RATES,
         clinical=False,
         options={"size": "small", "seed": 0},
         needs_source=False,
