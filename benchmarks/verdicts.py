@@ -7,7 +7,7 @@
 Verdicts: any difference among ten readouts that err alike, and against two controls (probing); a finding at shapelets where one of its three
 conditions does not hold (saliency, attention), and any finding among eight heads; over- or underconfidence of calibrated probabilities, also of any
 of five labels (calibration); a baseline that beats a run which errs alike, of five (evaluate); any of four rows of three seeds that is better or worse
-(report, recipes); non-inferiority and equivalence at the margin.
+than the first, or than one of two baselines (report, recipes); non-inferiority and equivalence at the margin.
 """
 
 from __future__ import annotations
@@ -66,6 +66,16 @@ def judge_rows(subjects: int, rng: Generator, rows: int = 5, seeds: int = 3) -> 
     of = [list(map(str, range(k * seeds, (k + 1) * seeds))) for k in range(rows)]
     corrected = evaluate.holm_correct([evaluate.paired_difference(found, row, of[0]) for row in of[1:]])
     return any(map(evaluate.significance_sign, corrected))
+
+
+def judge_rows_and_baselines(subjects: int, rng: Generator, rows: int = 4, seeds: int = 3, others: int = 2) -> bool:
+    """Whether any row of seeds is called better or worse than any of the baselines that its runs store."""
+    groups, target, each = draw_alike(rows * seeds + others, subjects, rng)
+    baselines = {str(k): p for k, p in enumerate(each[rows * seeds :])}
+    found = [evaluate.score("classification", target, p, groups, class_names=NAMES, baselines=baselines) for p in each[: rows * seeds]]
+    differences = [[one.baselines[name].metrics["accuracy"].difference for one in found] for name in baselines]
+    family = [evaluate.average_differences(of[k : k + seeds]) for of in differences for k in range(0, rows * seeds, seeds)]
+    return any(map(evaluate.significance_sign, evaluate.holm_correct(family)))
 
 
 def draw_maps(case: str, subjects: int, rng: Generator, samples: int = 60) -> tuple[Array, list[Array], Array, regions.ShapeletWindows]:
@@ -139,6 +149,7 @@ CASES: dict[str, Callable[[int, Generator], bool]] = {
     "calibration: any of five labels": lambda subjects, rng: judge_calibration(subjects, rng, 5),
     "evaluate: a baseline beats the run": judge_baseline,
     "report: any of four rows": judge_rows,
+    "report: any of four rows and two baselines": judge_rows_and_baselines,
     "margin: non-inferior": judge_margin,
     "margin: any of five non-inferior": lambda subjects, rng: judge_margin(subjects, rng, count=5),
     "margin: equivalent": lambda subjects, rng: judge_margin(subjects, rng, "equivalent"),
@@ -168,7 +179,7 @@ def main() -> int:
             share = measure_errors(case, subjects, given.cohorts, given.seed)
             bad = share * given.cohorts > most_errors(given.cohorts)
             good &= not bad
-            print(f"{case:36s}{subjects:4d} subjects   {share:.3f}{'  OUTSIDE' if bad else ''}", flush=True)
+            print(f"{case:44s}{subjects:4d} subjects   {share:.3f}{'  OUTSIDE' if bad else ''}", flush=True)
     return 0 if good else 1
 
 

@@ -959,10 +959,11 @@ class CellScore(MetricValue):
 
 
 class ColumnResult(Part):
-    """Cells of one column by row, and the differences of the rows to the reference row."""
+    """Cells of one column by row, the differences of the rows to the reference row, and of each row to fitted baselines."""
 
     cells: dict[str, CellScore] = {}
     differences: dict[str, MeanDifference] = {}
+    baselines: dict[str, dict[str, MeanDifference]] = {}
     remarks: list[str] = []
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import time
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -19,7 +20,7 @@ from bitimely_core.evaluate.metrics import Estimate, weigh_units
 from bitimely_core.evaluate.result_table import ScoreColumn, assign_rows, compare_column, read_speed
 from bitimely_core.report.model_card import write_card
 from bitimely_core.report.recipe_results import format_cell, format_paper, write_results
-from bitimely_core.schemas import CorrectedDifference, MeanDifference, MetricValue, RunRecord, Scores
+from bitimely_core.schemas import CorrectedDifference, Difference, MeanDifference, MetricValue, RunRecord, Scores
 from bitimely_core.workflows.prepare import make_windows_opener
 
 HOSTILE = "<b>&|_$x^2$ \\input{/etc/passwd} `code` =1+1"
@@ -210,6 +211,57 @@ def test_one_seed_equals_compare(tmp_path, task):
     assert found.df == pytest.approx(11)
 
 
+def test_baselines_are_one_family_with_the_seeds_of_a_row_together(tmp_path):
+    """Of the stored differences mean and variance between seeds are exact, the standard error over subjects is a bound close to the exact one."""
+    rows = {"good": (0.9, 3), "weak": (0.1, 3), "single": (0.85, 1)}
+    for row, (skill, count) in rows.items():
+        for seed in range(count):
+            planted(tmp_path, f"{row}-{seed}", "one", row=row, seed=seed, skill=skill)
+    names = [f"{row}-{seed}" for row, (_, count) in rows.items() for seed in range(count)]
+    done = workflows.report(names, workspace=tmp_path)
+    found = done["summary"]["baseline_differences"]["one"]
+    assert set(found) == {"good", "weak", "single"}
+    frames = {name: pl.read_parquet(tmp_path / "runs" / name / "predictions.parquet") for name in names}
+    classes = evaluate.list_classes(frames[names[0]])
+    read = {name: evaluate.parse_predictions("classification", frame, classes) for name, frame in frames.items()}
+    target = read[names[0]].target
+    constant = np.tile(np.eye(len(classes))[np.bincount(target).argmax()], (len(target), 1))
+    read["majority"] = read[names[0]]._replace(prediction=constant)
+    measured = evaluate.estimate_runs("classification", read, class_names=classes)
+    for row, (_, count) in rows.items():
+        runs, d = [f"{row}-{seed}" for seed in range(count)], found[row]["majority"]
+        exact = evaluate.compare_with_baseline(measured, runs, "majority")
+        values = [np.mean(read[run].prediction.argmax(1) == target) - np.mean(constant.argmax(1) == target) for run in runs]
+        assert d["difference"] == pytest.approx(exact.difference) == pytest.approx(np.mean(values))
+        assert exact.se - 1e-12 <= d["se"] <= 1.5 * exact.se
+        assert tuple(d["seeds"]) == ((3, 0) if count == 3 else (0, 0))
+        of_seeds = np.var(values, ddof=1) / 3 if count == 3 else 0.0
+        assert d["total_se"] == pytest.approx(np.sqrt(d["se"] ** 2 + of_seeds))
+    family = [d for of_row in found.values() for d in of_row.values()]
+    p = sorted(d["p"] for d in family)
+    assert min(d["p_holm"] for d in family) == pytest.approx(len(p) * p[0])
+    first = done["verdict"].partition(". ")[0]
+    assert f"(Holm-corrected over {len(family)} comparisons with baselines): weak on one (majority)" in first
+    assert "good" not in first
+    assert "single" not in first
+    page = Parsed(Path(done["report"]).read_text("utf-8")).text
+    assert f"one family of {len(family)} comparisons with baselines" in page
+
+
+def test_seeds_that_equal_a_baseline_are_no_reason_for_no_verdict():
+    """A collapsed seed has a difference of exactly 0 on every subject; three of them have no interval."""
+    one = {"difference": 0.2, "se": 0.05, "df": 9.0, "p": 0.003, "n_defined": 10, "unit": "points", "factor": 100.0}
+    same = {"difference": 0.0, "undefined_reason": "no CI: identical on every unit", "n_defined": 10}
+    mixed = evaluate.average_differences([Difference(**one), Difference(**one), Difference(**same)])
+    assert mixed.difference == pytest.approx(0.4 / 3)
+    assert mixed.total_se == pytest.approx(np.sqrt((0.1 / 3) ** 2 + np.var([0.2, 0.2, 0.0], ddof=1) / 3))
+    assert evaluate.average_differences([Difference(**same)] * 3).undefined_reason == same["undefined_reason"]
+    few = Difference(difference=0.1, undefined_reason="no CI: 3 subjects, at least 5 required", n_defined=3)
+    assert evaluate.average_differences([few] * 3).undefined_reason == few.undefined_reason
+    alone = evaluate.average_differences([Difference(**one)])
+    assert (alone.p, alone.total_se) == (pytest.approx(2 * stats.t.sf(4.0, 9)), 0.05)
+
+
 def test_speed_and_duration_are_those_of_the_log(tmp_path):
     """80 windows a second (8,000 tokens, windows of 100), 20 steps of 8 windows: 2 seconds."""
     planted(tmp_path, "a", "d")
@@ -306,7 +358,7 @@ def test_cells_are_means_over_seeds_with_differences_to_the_reference(tmp_path):
     assert "Ours is better than weak on one" in done["verdict"]
     first = "A baseline does not significantly differ from "  # the weak runs are no better than a constant
     assert done["verdict"].startswith(first)
-    assert "weak-one-0 (majority)" in done["verdict"].partition(". ")[0]
+    assert "weak on one (majority)" in done["verdict"].partition(". ")[0]
     assert "18 of 18 cells were run." in done["verdict"]
     assert ("twin" in done["verdict"]) == any(
         evaluate.significance_sign(CorrectedDifference(**d)) for d in done["differences"]["twin"].values()

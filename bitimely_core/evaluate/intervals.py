@@ -32,6 +32,7 @@ LEVEL = 0.95
 NO_WIDTH = 1e-10  # a standard error below is rounding
 NEAR_BOUNDARY = 5.0  # variances: a score whose squared distance to 0 or 1 is less is near it
 HIGHEST_LEVERAGE = 0.99
+NO_SPREAD = ("identical on every unit", "every unit differs alike")  # why a difference has no interval though there are enough units
 
 
 def estimate_variance(influence: Array, leverage: Array) -> float:
@@ -129,7 +130,7 @@ def build_difference(first: Estimate, second: Estimate, uncertain: str | None, u
         uncertain = f"effectively {weights.effective:.2f} units of equal weight, at least {MINIMUM_EFFECTIVE:.0f} required"
     se = float(np.sqrt(estimate_variance(first.influence - second.influence, weights.leverage)))
     if uncertain is None and se < NO_WIDTH:
-        uncertain = "identical on every unit" if abs(value) < NO_WIDTH else "every unit differs alike"
+        uncertain = NO_SPREAD[abs(value) >= NO_WIDTH]
     if uncertain is not None:
         return Difference(difference=value, n_defined=units, undefined_reason=f"no CI: {uncertain}", **printed)
     reach = float(stdtrit(weights.df, (1 + LEVEL) / 2)) * se

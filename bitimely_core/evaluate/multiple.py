@@ -9,6 +9,7 @@ import numpy as np
 
 from bitimely_core.evaluate.intervals import (
     LEVEL,
+    NO_SPREAD,
     NO_WIDTH,
     build_difference,
     build_metric,
@@ -97,6 +98,37 @@ def paired_difference(found: RunEstimates, first: Sequence[str], second: Sequenc
         if len(runs) > 1
     ]
     return _test_difference(one, other, found.uncertain, seeds, (len(first), len(second)), found.unit)
+
+
+def compare_with_baseline(found: RunEstimates, runs: Sequence[str], baseline: str) -> MeanDifference:
+    """The mean of one run a seed less a baseline, with the variance between seeds; below `MINIMUM_SEEDS` without it, of these trained models."""
+    if len(runs) >= MINIMUM_SEEDS:
+        return paired_difference(found, runs, [baseline]).model_copy(update={"seeds": (len(runs), 0)})
+    return _test_difference(found.mean(runs), found.mean([baseline]), found.uncertain, (), (0, 0), found.unit)
+
+
+def average_differences(each: Sequence[Difference]) -> MeanDifference:
+    """The same of stored differences, one a seed; the standard error over subjects is the mean of theirs, which that of the mean cannot exceed."""
+    from scipy.special import stdtr, stdtrit
+
+    values = [one.difference for one in each if one.difference is not None]
+    spread = [one.se or 0.0 for one in each]
+    why = next(
+        (one.undefined_reason for one in each if one.se is None and str(one.undefined_reason).removeprefix("no CI: ") not in NO_SPREAD),
+        None,
+    )
+    free, value, se = next((one.df for one in each if one.df is not None), None), float(np.mean(values)), float(np.mean(spread))
+    several = len(each) >= MINIMUM_SEEDS
+    of_seeds = float(np.var(values, ddof=1)) / len(each) if several else 0.0
+    out = MeanDifference(
+        difference=value, n_defined=each[0].n_defined, unit=each[0].unit, factor=each[0].factor, seeds=(len(each) if several else 0, 0)
+    )
+    if why is not None or free is None:
+        return out.model_copy(update={"undefined_reason": why or each[0].undefined_reason})
+    total, reach = float(np.sqrt(se**2 + of_seeds)), float(stdtrit(free, (1 + LEVEL) / 2)) * se
+    df = total**4 / (se**4 / free + of_seeds**2 / max(len(each) - 1, 1))
+    tested = {"total_se": total, "df": df, "p": 2 * float(stdtr(df, -abs(value) / total)), "effective": free + 1}
+    return out.model_copy(update={"se": se, "lo": value - reach, "hi": value + reach, **tested})
 
 
 def _test_difference(

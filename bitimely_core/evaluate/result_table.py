@@ -19,6 +19,7 @@ from bitimely_core.schemas import (
     ClassScores,
     ColumnResult,
     CorrectedDifference,
+    MeanDifference,
     MetricValue,
     RunRecord,
     Scores,
@@ -34,7 +35,15 @@ if TYPE_CHECKING:
 Key = tuple[str, str]  # row, column
 OpenWindows = Callable[[str], Any]  # name of tokens -> its windows or sequences
 
-CACHE_VERSION = 3  # of stored comparisons: raise it where the numbers change
+CACHE_VERSION = 4  # of stored comparisons: raise it where the numbers change
+
+
+class BaselinePair(NamedTuple):
+    """A row and a baseline on one column; of multi-label data also on all labels."""
+
+    row: str
+    column: str
+    baseline: str  # printed name
 
 
 class ScoredRun(NamedTuple):
@@ -116,6 +125,28 @@ class ResultTable:
         margins = [None if (margin := self.margins.get(c.key, self.margins.get(""))) is None else margin / c.factor for c in columns]
         corrected = evaluate.holm_correct(list(found.values()))
         return dict(zip(found, evaluate.apply_margins(corrected, margins, [-1 if c.lower else 1 for c in columns]), strict=True))
+
+    @cached_property
+    def baseline_differences(self) -> dict[BaselinePair, CorrectedDifference]:
+        """Each row less each of its baselines, seeds together, as one family after Holm correction: those of the runs, and those fitted for the page."""
+        seeds: dict[tuple[str, str], list[Scores]] = {}
+        for one in self.found:
+            seeds.setdefault((one.row, one.data), []).append(one.scores)
+        family: dict[BaselinePair, MeanDifference] = {}
+        for (row, data), of in seeds.items():
+            for name in of[0].baselines:
+                values = [s.baselines[name].metrics.get(str(s.main)) for s in of if name in s.baselines]
+                each = [v.difference for v in values if v and v.difference and v.difference.difference is not None]
+                if len(each) == len(of):
+                    family[BaselinePair(row, data, name.replace("_", " "))] = evaluate.average_differences(each)
+        for key, result in self.results.items():
+            family |= {BaselinePair(row, key, name): d for row, of_row in result.baselines.items() for name, d in of_row.items()}
+        return dict(zip(family, evaluate.holm_correct(list(family.values())), strict=True))
+
+    def metric(self, key: str) -> str:
+        """The metric of a column, or the main one of a data set."""
+        known = [column.metric for column in self.columns if column.key == key and column.metric]
+        return known[0] if known else str(next(one.scores.main for one in self.found if one.data == key))
 
     def name(self, key: str) -> str:
         """The printed name of a row or column."""
@@ -226,7 +257,7 @@ def compare_column(
 ) -> ColumnResult:
     """Cells of one column and the paired difference of every row to the row `reference`.
 
-    Runs on other data are ignored. `others`: further rows, name -> content of a `predictions.parquet`; `keep`: folder of stored results.
+    Runs on other data are ignored. `others`: baselines of all rows, name -> content of a `predictions.parquet`; `keep`: folder of stored results.
     """
     scored = [one for one in found if one.data == column.data and column.metric_in(one.scores) is not None]
     if not scored or column.metric is None:
@@ -248,10 +279,11 @@ def compare_column(
         result = _compare_rows(column, scored, reference, others or {})
         if path is not None:
             write_results(path.parent, {path.name: storage.encode_json(result.model_dump()) + b"\n"})
-    order = dict.fromkeys([*(one.row for one in scored), *(others or {})])  # of the page, not of the file
+    order = dict.fromkeys(one.row for one in scored)  # of the page, not of the file
     return ColumnResult(
         cells={row: result.cells[row] for row in order if row in result.cells},
         differences={row: result.differences[row] for row in order if row in result.differences},
+        baselines={row: result.baselines[row] for row in order if row in result.baselines},
         remarks=result.remarks,
     )
 
@@ -299,12 +331,14 @@ def _compare_rows(column: ScoreColumn, scored: Sequence[ScoredRun], reference: s
     differences = {}
     base = list(runs.get(reference, {}).values())
     if base and np.isfinite(measured.runs[base[0]].value):
-        for row, of in {**{row: list(of.values()) for row, of in runs.items()}, **{row: [row] for row in others if row in kept}}.items():
-            if row != reference:
-                difference = evaluate.paired_difference(measured, of, base)
-                differences[row] = difference if row in runs else difference.model_copy(update={"seeds": (0, len(base))})
+        differences = {row: evaluate.paired_difference(measured, list(of.values()), base) for row, of in runs.items() if row != reference}
+    fitted = [name for name in others if name in kept and np.isfinite(measured.runs[name].value)]
+    baselines = {
+        row: {name: evaluate.compare_with_baseline(measured, list(of.values()), name) for name in fitted} for row, of in runs.items()
+    }
     cells = _build_cells(column, scored, measured, runs)
-    return ColumnResult(cells=cells, differences=differences, remarks=[*remarks, *_list_diverged(column, cells, first.scores)])
+    remarks += _list_diverged(column, cells, first.scores)
+    return ColumnResult(cells=cells, differences=differences, baselines=baselines if fitted else {}, remarks=remarks)
 
 
 def _list_diverged(column: ScoreColumn, cells: Mapping[str, CellScore], scores: TaskScores) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from bitimely_core.evaluate.intervals import MINIMUM_UNITS
@@ -122,58 +122,43 @@ class BaselineVerdict(NamedTuple):
     sentence: str
 
 
+def find_closest(family: Mapping[str, CorrectedDifference], sign: int) -> tuple[str, str]:
+    """How a model compares with the strongest of its baselines, and the name of that one; `family`: model less baseline, `sign` as of the metric.
+
+    exceeded: it beats the model; unclear: it reaches as much, without an interval; equal: no significant difference; exceeds: the model beats all.
+    """
+    silent = {name for name, d in family.items() if explain_no_verdict(d) is not None}
+    found = {
+        "exceeded": [name for name, d in family.items() if significance_sign(d) * sign < 0],
+        "unclear": [name for name, d in family.items() if name in silent and sign * (d.difference or 0.0) <= 0],
+        "equal": [name for name, d in family.items() if name not in silent and not significance_sign(d)],
+        "exceeds": list(family),
+    }
+    case, names = next((case, names) for case, names in found.items() if names)
+    return case, min(names, key=lambda name: sign * (family[name].difference or 0.0))
+
+
 def judge_baselines(scores: TaskScores, data: str) -> BaselineVerdict:
     """The verdict on one trained model and its strongest baselines, in the main metric."""
     metric, family = PrintedMetric(str(scores.main), scores.unit), compare_baselines(scores)
     if not family:
         return BaselineVerdict("none", "", "")
-    unit = scores.intervals.unit if scores.intervals else "subject"
-    own = scores.metrics[metric.name].value
-
-    def gain(name: str) -> float:  # of the run, lowest first
-        return metric.sign * (family[name].difference or 0.0)
-
-    def title(names: Sequence[str]) -> tuple[str, str]:
-        name = min(names, key=gain)
-        return name, f"the {name.replace('_', ' ')} baseline"
-
-    below = [name for name, d in family.items() if significance_sign(d) * metric.sign < 0]
-    silent = [name for name, d in family.items() if explain_no_verdict(d) is not None and gain(name) <= 0]
-    equal = [name for name, d in family.items() if explain_no_verdict(d) is None and not significance_sign(d)]
+    case, name = find_closest(family, metric.sign)
+    d, words = family[name], f"the {name.replace('_', ' ')} baseline"
+    unit, start = scores.intervals.unit if scores.intervals else "subject", f"{words[0].upper()}{words[1:]}"
+    own, value = metric.number(scores.metrics[metric.name].value), metric.number(scores.baselines[name].metrics[metric.name].value)
     seed = "; this is one trained model, and nothing is said about the method"
-    if below:
-        name, words = title(below)
-        d, over = family[name], f"Holm-corrected over {len(family)} baselines"
+    if case == "exceeded":
+        over = f"Holm-corrected over {len(family)} baselines; {count_units(d.n_defined, unit)}"
         interval = f"95 % confidence interval {metric.number(d.corrected_lo)} to {metric.number(d.corrected_hi)}, {over}"
-        reached = f"{metric.number(scores.baselines[name].metrics[metric.name].value)} and {metric.number(own)}"
-        text = f"{words[0].upper()}{words[1:]} beats this trained model on {data} in {NAMES[metric.name]}: {reached}, a difference of "
-        return BaselineVerdict(
-            "exceeded", name, f"{text}{metric.difference(d.difference)} ({interval}; {count_units(d.n_defined, unit)}){seed}."
-        )
-    if silent:
-        name, words = title(silent)
-        value, why = metric.number(scores.baselines[name].metrics[metric.name].value), str(explain_no_verdict(family[name]))
-        text = f"{words[0].upper()}{words[1:]} reaches {value} in {NAMES[metric.name]} on {data}, this trained model {metric.number(own)}"
-        return BaselineVerdict("unclear", name, f"{text}; no verdict ({why.removeprefix('no CI: ')}).")
-    if equal:
-        name, words = title(equal)
-        return BaselineVerdict("equal", name, describe_no_difference(("this trained model", words), data, family[name], metric))
-    name, words = title(list(family))
-    text = f"It exceeds all {len(family)} baselines; the closest is {words}: {metric.difference(family[name].difference)}"
-    return BaselineVerdict("exceeds", name, f"{text} ({describe_interval(family[name], metric)}){seed}.")
-
-
-def summarize_baselines(found: Sequence[tuple[str, str, TaskScores]]) -> str:
-    """Which trained models (name, data, scores) a baseline beats or does not significantly differ from; empty where none."""
-    verdicts = {name: judge_baselines(scores, data) for name, data, scores in found if scores.task}
-    out = []
-    for case, words in (
-        ("exceeded", "A baseline beats"),
-        ("unclear", "Without a verdict, a baseline reaches as much as"),
-        ("equal", "A baseline does not significantly differ from"),
-    ):
-        named = [f"{name} ({one.baseline.replace('_', ' ')})" for name, one in verdicts.items() if one.case == case]
-        if named:
-            more = f" and {len(named) - 6} more" if len(named) > 6 else ""
-            out.append(f"{words} {len(named)} of {len(verdicts)} trained models: {', '.join(named[:6])}{more}.")
-    return " ".join(out)
+        text = f"{start} beats this trained model on {data} in {NAMES[metric.name]}: {value} and {own}, a difference of "
+        text += f"{metric.difference(d.difference)} ({interval}){seed}."
+    elif case == "unclear":
+        why = str(explain_no_verdict(d)).removeprefix("no CI: ")
+        text = f"{start} reaches {value} in {NAMES[metric.name]} on {data}, this trained model {own}; no verdict ({why})."
+    elif case == "equal":
+        text = describe_no_difference(("this trained model", words), data, d, metric)
+    else:
+        text = f"It exceeds all {len(family)} baselines; the closest is {words}: {metric.difference(d.difference)}"
+        text += f" ({describe_interval(d, metric)}){seed}."
+    return BaselineVerdict(case, name, text)

@@ -64,7 +64,8 @@ MAX_CURVES = 12  # of one figure
 DESCRIBED = 3  # differences that are described one by one
 METHOD = (
     "Differences are paired subject by subject, of means over seeds. The test is Student's t (difference over its standard error, which adds the variance between the seeds of "
-    "each of the two rows). All differences of the page are one family with Holm correction; better or worse needs three seeds in each trained row."
+    "each of the two rows). All differences of the page to the reference are one family with Holm correction, those to baselines another; better or worse needs three seeds in each "
+    "trained row. Differences to the baselines that the runs store are averaged over the seeds: their standard error over subjects is the mean of those of the seeds, an upper bound."
 )
 
 
@@ -75,17 +76,22 @@ MARGINS = (
 )
 
 
+def _difference_cells(d: CorrectedDifference, name: str) -> list[Any]:
+    """The cells of a difference of the metric `name`, from the difference itself to the verdict."""
+    metric = verdicts.PrintedMetric(name, d.unit)
+    numbers = (d.difference, d.lo, d.hi, d.se, d.corrected_lo, d.corrected_hi)
+    value, lo, hi, se, low, high = (None if v is None else v * metric.factor for v in numbers)
+    corrected = None if low is None or high is None else text_cell(low, f"{low:.2f} to {high:.2f}".replace("-", "−"), to=high)
+    unit = d.unit or evaluate.find_unit(name).name
+    return [MetricValue(value=value, lo=lo, hi=hi), unit, se, corrected, d.p_holm, verdicts.name_verdict(d, metric)]
+
+
 def difference_table(table: ResultTable) -> Table:
     """Every row minus the reference, uncorrected and corrected."""
     rows, reference = [], table.name(table.reference)
     for key, d in table.differences.items():
-        numbers, factor = (d.difference, d.lo, d.hi, d.se, d.corrected_lo, d.corrected_hi), table.column(key[1]).factor
-        value, lo, hi, se, low, high = (None if v is None else v * factor for v in numbers)
-        corrected = None if low is None or high is None else text_cell(low, f"{low:.2f} to {high:.2f}".replace("-", "−"), to=high)
-        verdict = evaluate.explain_no_verdict(d) or {1: "better", -1: "worse", 0: "no significant difference"}[table.side(key)]
-        unit = d.unit or evaluate.find_unit(table.column(key[1]).metric or "").name
-        against = [_describe_margin_test(d, factor)] if table.margins else []
-        rows.append([*map(table.name, key), MetricValue(value=value, lo=lo, hi=hi), unit, se, corrected, d.p_holm, verdict, *against])
+        against = [_describe_margin_test(d, table.column(key[1]).factor)] if table.margins else []
+        rows.append([*map(table.name, key), *_difference_cells(d, table.metric(key[1])), *against])
     return make_table(
         "differences",
         f"Paired differences to {reference}",
@@ -96,6 +102,45 @@ def difference_table(table: ResultTable) -> Table:
         [*DIFFERENCE_COLUMNS, *(["margin"] if table.margins else [])],
         rows,
     )
+
+
+def baseline_difference_table(table: ResultTable) -> list[Table]:
+    """Every row minus each of its baselines."""
+    family = table.baseline_differences
+    rows = [
+        [table.name(pair.row), table.name(pair.column), pair.baseline, *_difference_cells(d, table.metric(pair.column))]
+        for pair, d in family.items()
+    ]
+    caption = (
+        f"Row minus baseline on the same test {table.unit()}s, of the mean over the seeds of the row (of errors a negative difference is better). Below the difference: its "
+        f"uncorrected 95 % CI for these trained runs. Corrected: Holm correction of one family of {len(rows)} comparisons with baselines, with the variance between seeds from "
+        "three seeds on; with fewer it speaks of these trained models and not of the method. A row that is not better than its baselines shows no benefit of its architecture "
+        "or pre-training."
+    )
+    columns = ["row", "data", "baseline", *DIFFERENCE_COLUMNS[2:]]
+    return [make_table("baseline-differences", "Paired differences to baselines", caption, columns, rows)] if rows else []
+
+
+def summarize_baselines(table: ResultTable) -> str:
+    """Which rows a baseline beats, or does not significantly differ from; empty where none."""
+    families: dict[Key, dict[str, CorrectedDifference]] = {}
+    for pair, d in table.baseline_differences.items():
+        families.setdefault((pair.row, pair.column), {})[pair.baseline] = d
+    closest = {key: verdicts.find_closest(of, verdicts.PrintedMetric(table.metric(key[1])).sign) for key, of in families.items()}
+    replicated = any(d.seeds[0] for d in table.baseline_differences.values())
+    models = f"{len(families)} {'models' if replicated else 'trained models'}"
+    out: list[str] = []
+    over = f" (Holm-corrected over {len(table.baseline_differences)} comparisons with baselines)"
+    for case, words in (
+        ("exceeded", "A baseline beats"),
+        ("unclear", "Without a verdict, a baseline reaches as much as"),
+        ("equal", "A baseline does not significantly differ from"),
+    ):
+        named = [f"{table.name(row)} on {table.name(key)} ({name})" for (row, key), (found, name) in closest.items() if found == case]
+        if named:
+            more = f" and {len(named) - 6} more" if len(named) > 6 else ""
+            out.append(f"{words} {len(named)} of {models}{over * (not out)}: {', '.join(named[:6])}{more}.")
+    return " ".join(out)
 
 
 def _describe_margin_test(d: CorrectedDifference, factor: float) -> str | None:
@@ -416,6 +461,7 @@ def comparison_page(folders: list[Path], margin: float | None = None) -> Page:
     page.add(*_score_tables(scored))
     if table.differences:
         page.add(*difference_figure(table), difference_table(table))
+    page.add(*baseline_difference_table(table))
     if len(columns) > 1:
         page.add(*win_table(table), *rank_blocks(table))
     root = folders[0].parent.parent
@@ -435,8 +481,16 @@ def comparison_page(folders: list[Path], margin: float | None = None) -> Page:
         by_column = groupby(table.differences.items(), key=lambda pair: pair[0][1])
         summary["differences"] = {"reference": reference, **{key: {row: d for (row, _), d in of} for key, of in by_column}}
         verdict += f" {summarize_differences(table)}"
-    first = verdicts.summarize_baselines([(s.run, s.data, s) for s in scored])
-    return page.finish(" ".join(filter(None, [first, verdict])), summary)
+    summary["baseline_differences"] = nest_baselines(table)
+    return page.finish(" ".join(filter(None, [summarize_baselines(table), verdict])), summary)
+
+
+def nest_baselines(table: ResultTable) -> dict[str, dict[str, dict[str, CorrectedDifference]]]:
+    """The differences to baselines for summary.json: column -> row -> baseline."""
+    out: dict[str, dict[str, dict[str, CorrectedDifference]]] = {}
+    for pair, d in table.baseline_differences.items():
+        out.setdefault(pair.column, {}).setdefault(pair.row, {})[pair.baseline] = d
+    return out
 
 
 def _compare_verdict(name: str, scored: Sequence[Scores], objectives: set[str]) -> str:

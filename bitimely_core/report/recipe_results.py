@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from bitimely_core import evaluate
 from bitimely_core.errors import UserError, clean, usage_error
 from bitimely_core.evaluate import baselines as plain
-from bitimely_core.evaluate import folds, result_table, verdicts
+from bitimely_core.evaluate import folds, result_table
 from bitimely_core.evaluate.result_table import Key, OpenWindows, ResultTable, ScoreColumn, ScoredRun
 from bitimely_core.page import Figure, ForestPanel, ForestPlot, PageBuilder, Table, make_figure, make_table
 from bitimely_core.privacy import WITHHELD
@@ -40,7 +40,8 @@ METHOD = (
     "A cell is the mean over seeds; the number in brackets is the standard error over test subjects (all windows of a subject together), that of the mean over "
     "seeds. It does not include the variance between trainings: see the variation between seeds.",
     comparison.METHOD,
-    "Baselines are fitted on the training windows of the first row's run with the penalty chosen on the validation split, and scored by the same code on the same windows. "
+    "Each run is compared with its own baselines; those that are fitted for the page are fitted on the training windows of the first row's run, with the penalty chosen on the "
+    "validation split, and scored by the same code on the same windows. "
     "Nothing was chosen by the test labels.",
     "The paper does not state over which units its bootstrap was, which subjects were in its test split or how many; its numbers are shown for comparison, and differences "
     "to them are not tested.",
@@ -142,7 +143,9 @@ def write_results(
     )
     total = len(entries) - sum(m.state == "left out" for m in missing)
     counted = f"{len(entries) - len(missing)} of {total} cells were run."
-    verdict = " ".join(filter(None, [_compare_baselines(results), counted, comparison.summarize_differences(results.table)]))
+    verdict = " ".join(
+        filter(None, [comparison.summarize_baselines(results.table), counted, comparison.summarize_differences(results.table)])
+    )
     files = {
         "results.csv": ("every cell and seed as a table", write_long_csv(entries, results)),
         "results.md": ("the table as Markdown", render_markdown(results, verdict)),
@@ -392,7 +395,7 @@ def _fill_page(page: PageBuilder, results: RecipeResults, workspace: Path) -> No
     page.add(*comparison.rank_blocks(table))
     if table.found:
         page.section("Baselines")
-        page.add(_baseline_table(results))
+        page.add(_baseline_table(results), *comparison.baseline_difference_table(table))
         page.section("Further metrics and variation")
         page.add(*comparison.secondary_table(table), *comparison.variance_table(table))
     if results.missing:
@@ -466,23 +469,11 @@ def _baseline_table(results: RecipeResults) -> Table:
     titles = [(plain.title_baseline(kind), plain.describe_baseline(kind)) for kind in kinds]
     about = " ".join(f"{title[0].upper()}{title[1:]}: {words}." for title, words in titles)
     caption = (
-        "A useful model must exceed its baselines: a row whose mean does not shows no benefit of its architecture or pre-training. For the significance of differences to the "
-        f"fitted baselines see the differences. {about}"
+        "A useful model must exceed its baselines: a row whose mean does not shows no benefit of its architecture or pre-training. For the significance see the "
+        f"differences to baselines. {about}"
     )
     columns = ["data", "metric", "baseline", "value", "95 % CI lower", "upper", "rows that do not exceed it"]
     return make_table("baselines", "Baselines without pre-training", caption, columns, rows)
-
-
-def _compare_baselines(results: RecipeResults) -> str:
-    """The first sentence: baselines that the reference row does not exceed, where there are enough seeds; else the trained models."""
-    table, titles = results.table, {plain.title_baseline(kind) for of in results.fitted.values() for kind in of}
-    judged = [key for key, d in table.differences.items() if key[0] in titles and evaluate.explain_no_verdict(d) is None]
-    if not judged:
-        return verdicts.summarize_baselines([(one.name, table.name(one.data), one.scores) for one in table.found])
-    not_exceeded = sorted((key for key in judged if table.side(key) >= 0), key=lambda key: -table.side(key))
-    more = len(not_exceeded) - comparison.DESCRIBED
-    found = [comparison.describe_difference(table, key) for key in not_exceeded[: comparison.DESCRIBED]]
-    return " ".join([*found, *([f"{more} more baselines are not exceeded."] if more > 0 else [])])
 
 
 def _list_notices(table: ResultTable) -> list[str]:
@@ -532,6 +523,7 @@ def _summarize_numbers(name: str, results: RecipeResults) -> dict[str, object]:
         ],
         "cells": nest(table.cells),
         "differences": nest(table.differences),
+        "baseline_differences": comparison.nest_baselines(table),
         "paper": nest({key: {"value": v, "se": se} for key, (v, se) in results.paper.items()}),
         "baselines": {data: {kind: scores.metrics for kind, scores in of.items()} for data, of in results.fitted.items()},
         "missing": list(results.missing),
