@@ -118,12 +118,15 @@ def check_name(name: str, kind: str, field: str | None = None) -> str:
 MEMBERS_ELSEWHERE = {"bitimely_core.datasets": ("bitimely_core.claims.dataset", "bitimely_core.claims.synthetic")}
 LOADED_ON_IMPORT = ("bitimely_core.models", "bitimely_core.objectives")  # the last line of each package loads its members
 _loaded: set[str] = set()
+_complete: set[tuple[str, tuple[str, ...]]] = set()  # packages whose plug-ins were loaded too, under that sys.path
 _refused: dict[str, Finding] = {}  # plug-ins that could not be imported, by name
 broken_plugins: dict[str, Finding] = {}  # those that the command line has not shown yet
 
 
 def load_members(package: str) -> None:
     """Import every module of `package` once, so that each registers itself; then the plug-ins of other packages."""
+    if (package, path := tuple(sys.path)) in _complete:
+        return
     module = importlib.import_module(package)
     for member in pkgutil.iter_modules(module.__path__):
         importlib.import_module(f"{package}.{member.name}")
@@ -132,6 +135,7 @@ def load_members(package: str) -> None:
     _loaded.add(package)
     if any(name in sys.modules and name not in _loaded for name in LOADED_ON_IMPORT):
         return  # plug-ins may need the package that is still being imported; its call of this function loads them
+    _complete.add((package, path))
     for point in entry_points(group="bitimely.plugins"):
         if point.name not in _refused:
             try:

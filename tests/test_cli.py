@@ -167,9 +167,10 @@ def test_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str], workspace: P
 def test_the_demonstration_ends_in_one_page(capsys: pytest.CaptureFixture[str], workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last step of `bitimely demo`, on few sequences."""
     analyze = demo.analyze
-    monkeypatch.setattr(demo, "analyze", lambda kind, runs, **options: analyze(kind, runs, **{**options, "sequences": 2}))
+    few: dict[str, dict[str, object]] = {"svd": {"sequences": 2}, "attention": {"options": {"windows": "8"}}}
+    monkeypatch.setattr(demo, "analyze", lambda kind, runs, **options: analyze(kind, runs, **{**options, **few[kind]}))
     for run, more in (("tiny-staging-scratch", []), ("tiny-staging", ["--compare", "tiny-staging-scratch"])):
-        _, out, _ = call(capsys, "evaluate", run, *more, "--bootstrap", "20", "-w", workspace)
+        _, out, _ = call(capsys, "evaluate", run, *more, "--bootstrap", "20", "--baselines", "cheap", "-w", workspace)
     scores = json.loads((workspace / "runs" / "tiny-staging" / "scores.json").read_bytes())
     printed = re.search(r"^accuracy: tiny-staging minus tiny-staging-scratch = ([+-][0-9.]+) points", out, re.MULTILINE)
     assert printed is not None, out
@@ -197,7 +198,8 @@ def test_the_full_workflow(capsys: pytest.CaptureFixture[str], workspace: Path) 
     assert embedded["width"] == 64
     assert (paired["unit"], paired["factor"]) == ("points", 100)
     for kind in ("svd", "attention"):
-        page = loaded(capsys, "analyze", kind, "tiny", "--sequences", "2", "-w", workspace)
+        more = ["--windows", "8"] if kind == "attention" else []
+        page = loaded(capsys, "analyze", kind, "tiny", "--sequences", "2", *more, "-w", workspace)
         assert Path(page["report"]).stat().st_size < 1_000_000
     joined = loaded(capsys, "report", "tiny-staging", "tiny-staging-scratch", "-w", workspace)
     assert Path(joined["report"]).is_file()

@@ -171,9 +171,9 @@ def _parse_options(entry: registry.Entry[Any], texts: dict[str, str]) -> Options
 
 def list_analysis_options(entry: registry.Entry[Any]) -> Options:
     """Keyword arguments of an analysis that are options of its command, with their defaults."""
-    hidden = {"seed", "windows", "model", "objective", "preset", "progress"}
-    parameters = inspect.signature(entry.function).parameters.values()
-    return {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY and one.name not in hidden}
+    hidden = {"seed", "model", "objective", "preset", "progress"}
+    parameters = (one for one in inspect.signature(entry.function).parameters.values() if one.kind is one.KEYWORD_ONLY)
+    return {one.name: one.default for one in parameters if one.name not in hidden and (one.name != "windows" or one.default is not None)}
 
 
 def _name_report(kind: str, names: list[str], data: str | None, model: str | None, objective: str | None, preset: str) -> str:
