@@ -5,9 +5,10 @@
     python tests/mutate.py --area splits --per-area 20 --seed 1
     python tests/mutate.py --root ../other-checkout        # another version; the tests come from there, too
 
-A mutant is killed if one of the tests of its area fails or runs into the timeout. The tests that are not slow run first, the slow ones
-only for mutants that survive those. Survivors are printed with the line before and after; whether such a change is equivalent or a test
-is missing is for a reader to decide. Annotations, docstrings, f-strings, assertions, decorators and the texts of errors are not mutated.
+A mutant is killed if a test fails that passes without it, or runs into the timeout. The tests that name the changed function run first, then
+those of the area that are not slow, the slow ones only for mutants that survive these. Survivors are printed with the line before and after;
+whether such a change is equivalent or a test is missing is for a reader to decide. Annotations, docstrings, f-strings, assertions, decorators
+and the texts of errors are not mutated.
 
 The draw depends on the seed and on the text of the lines, not on paths: a version in which code only moved gets the same mutants.
 """
@@ -41,7 +42,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 ROOT = Path(__file__).parents[1]
-SELECTIONS = ("not slow and not long and not gpu and not spark", "slow and not gpu and not spark")
+SELECTIONS = ("not slow and not long and not gpu and not spark", "slow and not long and not gpu and not spark")
 IGNORED = shutil.ignore_patterns(".*", "__pycache__", "workspace", "dist", "build", "fuzz")
 COMMENT = re.compile(r"\s\s#.*")  # left out where lines are shown and hashed
 PYTEST_OK, PYTEST_USAGE, PYTEST_NOTHING = 0, 4, 5  # exit codes; a collection error is 2, failed tests are 1
@@ -58,7 +59,7 @@ class Area(NamedTuple):
 
 
 AREAS = {
-    "operator": Area(("bitimely_core/ops/**/*.py",), ("test_retention.py", "test_paper.py", "test_models.py")),
+    "operator": Area(("bitimely_core/ops/**/*.py",), ("test_retention.py", "test_paper.py", "test_models.py", "test_svd.py")),
     "formats": Area(
         ("bitimely_core/formats/**/*.py",),
         (
@@ -71,6 +72,10 @@ AREAS = {
             "test_ptb_xl.py",
             "test_ts_datasets.py",
             "test_pophr_sources.py",
+            "test_matlab.py",
+            "test_archives.py",
+            "test_accepted_inputs.py",
+            "test_bad_inputs.py",
             "test_cache.py",
         ),
     ),
@@ -80,13 +85,16 @@ AREAS = {
             "test_cache*.py",
             "test_ingest*.py",
             "test_store.py",
-            "test_storage.py",
             "test_generic.py",
             "test_sleep_edf.py",
             "test_ptb_xl.py",
             "test_emg.py",
             "test_epilepsy.py",
             "test_ts_datasets.py",
+            "test_tokens.py",
+            "test_accepted_inputs.py",
+            "test_bad_inputs.py",
+            "test_v1_fixtures.py",
             "test_folds.py",
         ),
     ),
@@ -95,6 +103,7 @@ AREAS = {
             "bitimely_core/claims/**/*.py",
             "bitimely_core/cache/claims/*.py",
             "bitimely_core/datasets/pophr/**/*.py",
+            "bitimely_core/tokens/sequences.py",
             "bitimely_core/tokens/histories.py",
             "bitimely_core/tokens/tasks.py",
             "bitimely_core/tokens/meds.py",
@@ -108,6 +117,10 @@ AREAS = {
             "test_claims.py",
             "test_synthetic_claims.py",
             "test_claims_*.py",
+            "test_first_steps.py",
+            "test_event_inputs.py",
+            "test_training_split.py",
+            "test_privacy*.py",
             "test_probing.py",
         ),
     ),
@@ -115,6 +128,9 @@ AREAS = {
         ("bitimely_core/evaluate/**/*.py",),
         (
             "test_evaluate*.py",
+            "test_verdicts.py",
+            "test_conformal.py",
+            "test_baselines.py",
             "test_folds.py",
             "test_calibration.py",
             "test_probing.py",
@@ -132,9 +148,11 @@ AREAS = {
             "test_pophr_cleaning.py",
             "test_pophr_properties.py",
             "test_pophr_sources.py",
-            "test_meds_*.py",
-            "test_claims.py",
+            "test_training_split.py",
             "test_ptb_xl.py",
+            "test_meds_*.py",
+            "test_claims_resume.py",
+            "test_claims.py",
         ),
     ),
 }
@@ -396,11 +414,36 @@ def select_tests(root: Path, area: Area, file: str | None = None) -> list[str]:
     return sorted(found, key=rank)
 
 
+def _list_definitions(nodes: Iterable[ast.AST], source: str) -> Iterator[tuple[ast.FunctionDef | ast.ClassDef, str]]:
+    lines = source.splitlines()
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.end_lineno:
+            yield node, "\n".join(lines[node.lineno - 1 : node.end_lineno])
+
+
+def find_near_tests(root: Path, area: Area, mutant: Mutant, most: int = 40) -> list[str]:
+    """Up to `most` tests that name the function of a mutant, then those that name one of its module that uses it, and so on."""
+    source = (root / mutant.file).read_text()
+    tree = ast.parse(source)
+    names = [node.name for node, _ in _list_definitions(ast.walk(tree), source) if node.lineno <= mutant.line <= (node.end_lineno or 0)]
+    for name in names:  # grows
+        users = (node.name for node, text in _list_definitions(tree.body, source) if re.search(rf"\b{name}\b", text))
+        names += [user for user in users if user not in names]
+    files = dict.fromkeys(
+        (*select_tests(root, area, mutant.file), *(f"tests/{path.name}" for path in sorted(root.glob("tests/test_*.py"))))
+    )
+    texts = {file: (root / file).read_text() for file in files}
+    tests = [(f"{file}::{node.name}", body) for file, text in texts.items() for node, body in _list_definitions(ast.parse(text).body, text)]
+    named = (test for name in names for test, body in tests if "::test_" in test and re.search(rf"\b{name}\b", body))
+    return list(dict.fromkeys(named))[:most]
+
+
 class Runner:
     """Runs tests on a copy of the tree, in a temporary folder."""
 
     def __init__(self, root: Path, folder: Path, timeout: float, memory: float) -> None:
         self.folder, self.tree, self.timeout, self.memory = folder, folder / "tree", timeout, int(memory * 2**30)
+        self.confirmed: set[str] = set()  # tests that passed without a mutant
         shutil.copytree(root, self.tree, ignore=IGNORED)
         if (root.parent / "shared").is_dir():  # where the tests look for data
             (folder / "shared").symlink_to((root.parent / "shared").resolve())
@@ -454,29 +497,41 @@ class Runner:
             ast.parse(mutated)  # a syntax error would pass for a killed mutant
             file.write_bytes(mutated)
             compiled.unlink(missing_ok=True)  # it counts as current for a source of the same size and second
-            status, test = self.run_selections(select_tests(self.tree, area, mutant.file))
+            near = find_near_tests(self.tree, area, mutant)
+            status, test = self.run_tests(near, SELECTIONS[0]) if near else ("survived", None)
+            if status == "survived":
+                status, test = self.run_selections(select_tests(self.tree, area, mutant.file))
         finally:
             file.write_bytes(source)
             compiled.unlink(missing_ok=True)
+        if status != "survived":
+            self.confirm(area, test)
         return Outcome(mutant, status, test, round(time.monotonic() - began, 1))
 
     def check(self, area: Area) -> None:
-        """Exits unless the tests pass without a mutant, on this copy."""
+        """Exits unless the sources of an area would be imported from this copy."""
         probe = "import sys, importlib.util as u; print(u.find_spec(sys.argv[1]).origin)"
         for package in sorted({source.relative_to(self.tree).parts[0] for source in find_sources(self.tree, area)}):
             command = [sys.executable, "-c", probe, package]
             origin = subprocess.check_output(command, text=True, cwd=self.folder, env={**os.environ, "PYTHONPATH": str(self.tree)})
             if not origin.startswith(str(self.tree)):
                 raise SystemExit(f"{package} would be imported from {origin.strip()}, not from {self.tree}")
-        status, test = self.run_selections(select_tests(self.tree, area))
-        if status != "survived":
-            raise SystemExit(f"the tests do not pass without a mutant ({status}: {test})")
+
+    def confirm(self, area: Area, test: str | None) -> None:
+        """Exits unless `test` passes without a mutant, on this copy; None, or no name of a test: all tests of the area."""
+        named = None if test is None or "::" not in test else test if test.endswith("]") else test.partition("[")[0]  # ids may hold spaces
+        key = named or repr(area)
+        if key not in self.confirmed:
+            status, failed = self.run_tests([named], "") if named else self.run_selections(select_tests(self.tree, area))
+            if status != "survived":
+                raise SystemExit(f"the tests do not pass without a mutant ({status}: {failed})")
+            self.confirmed.add(key)
 
 
 def run_mutants(
     root: Path, mutants: Sequence[Mutant], areas: dict[str, Area], *, jobs: int, timeout: float, memory: float
 ) -> Iterator[Outcome]:
-    """Runs the tests for each mutant; yields in the order of `mutants`. Exits if tests fail without a mutant."""
+    """Runs the tests for each mutant; yields in the order of `mutants`. Exits if a test that killed one fails without it."""
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder, ThreadPoolExecutor(jobs) as pool:
         idle: queue.SimpleQueue[Runner] = queue.SimpleQueue()
         runners = [Runner(root, Path(folder) / str(i), timeout, memory) for i in range(jobs)]

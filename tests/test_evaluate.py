@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.optimize import minimize
 from sklearn import metrics as sk
 
 from bitimely_core import evaluate, storage
@@ -447,6 +448,28 @@ def test_length_baseline_predicts_labels_that_depend_on_length():
     assert both.shape == (200, 2)
     assert (both[:, 1] == 1).all()
     assert np.corrcoef(length_baseline("regression", length[:200], length[:200] * 2.0, length[200:]), length[200:])[0, 1] > 0.99
+
+
+def test_length_baseline_is_a_penalised_regression_on_the_logarithm_of_the_length_and_its_square():
+    """Against the fits that are written out, on other lengths than those of training; labels that are not known have no part in it."""
+    rng = np.random.default_rng(1)
+    length, new = rng.integers(1, 400, 150), np.array([3, 30, 900])
+    z, at = ((np.log(1 + v) - np.log(1 + length).mean()) / np.log(1 + length).std() for v in (length, new))
+    x, points = (np.stack([np.ones(len(v)), v, v**2], 1) for v in (z, at))
+    curve = 2 - 3 * np.log(1 + length) + 0.5 * np.log(1 + length) ** 2
+    wanted = 2 - 3 * np.log(1 + new) + 0.5 * np.log(1 + new) ** 2
+    assert length_baseline("regression", length, curve, new) == pytest.approx(wanted, abs=1e-3)
+
+    def fit(x, y):  # unit penalty on all but the intercept
+        loss = lambda w: np.logaddexp(0, (1 - 2 * y) * (x @ w)).sum() + (w[1:] ** 2).sum() / 2  # noqa: E731
+        return 1 / (1 + np.exp(-points @ minimize(loss, np.zeros(3), tol=1e-10).x))
+
+    y = (rng.random(150) < 1 / (1 + np.exp(-z - 0.5 * z**2))).astype(int)
+    found = length_baseline("classification", length, y, new)
+    assert found == pytest.approx(np.stack([1 - fit(x, y), fit(x, y)], 1), abs=1e-3)
+    assert length_baseline("classification", length, y, new[:1]) == pytest.approx(found[:1])
+    partly = np.stack([y, np.where(z > 0, y, np.nan)], 1)
+    assert length_baseline("multilabel", length, partly, new) == pytest.approx(np.stack([fit(x, y), fit(x[z > 0], y[z > 0])], 1), abs=1e-3)
 
 
 # --- pairing ------------------------------------------------------------------------------------------------------------------------------

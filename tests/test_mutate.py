@@ -96,6 +96,13 @@ def test_the_tests_of_a_file_go_first(toy: Path) -> None:
     assert mutate.select_tests(toy, AREA, "toy/limits.py") == ["tests/test_limits.py", "tests/test_another.py"]
 
 
+def test_tests_that_name_the_function_or_a_user_of_it_go_before_all_others(toy: Path) -> None:
+    (toy / "toy" / "limits.py").write_text("def _add(a): return a + 1\n\ndef total(a): return _add(a)\n")
+    (toy / "tests" / "test_far.py").write_text("def test_total(): total(1)\n\ndef test_b(): totally(_addition)\n\ndef test_c(): _add(2)\n")
+    mutant = mutate.draw_mutants(toy, "toy", AREA, 1, seed=0)[0]
+    assert mutate.find_near_tests(toy, AREA, mutant) == ["tests/test_far.py::test_c", "tests/test_far.py::test_total"]
+
+
 def test_tested_changes_are_killed_and_others_survive(toy: Path) -> None:
     killed = next(m for m in mutate.draw_mutants(toy, "toy", AREA, 100, seed=0) if m.after == "return x < (")
     survivor = mutate.Mutant("toy", "constant", "toy/__init__.py", 1, 6, 7, "2", "ONE = 1", "ONE = 2")
@@ -126,4 +133,8 @@ def test_a_tree_whose_tests_fail_is_refused(toy: Path) -> None:
     (toy / "tests" / "test_another.py").write_text("import time, toy\n\ndef test_a():\n    time.sleep(100 * toy.ONE)\n")
     runner = mutate.Runner(toy, toy.parent / "work", timeout=0.5, memory=4)
     with pytest.raises(SystemExit, match=r"do not pass without a mutant \(timeout"):
-        runner.check(AREA)
+        runner.confirm(AREA, None)
+    (toy / "tests" / "test_limits.py").write_text("def test_a(): assert False\n")
+    mutant = mutate.draw_mutants(toy, "toy", AREA, 1, seed=0)[0]
+    with pytest.raises(SystemExit, match=r"do not pass without a mutant \(killed: tests/test_limits.py::test_a\)"):
+        mutate.Runner(toy, toy.parent / "again", timeout=60, memory=4).run_mutant(mutant, AREA)

@@ -336,6 +336,21 @@ def test_a_diverged_seed_is_named_and_leaves_the_errors_of_other_rows(tmp_path):
     assert not good.remarks
 
 
+@pytest.mark.parametrize("seeds", [1, 2, 4])
+def test_the_standard_deviation_over_seeds_needs_two(seeds, tmp_path):
+    entries = [planted(tmp_path, f"a-{seed}", "one", row="a", seed=seed, skill=0.5 + 0.1 * seed) for seed in range(seeds)]
+    cell = compare_column(ScoreColumn("one", "one", "accuracy"), assign_rows([tmp_path / "runs" / e["run"] for e in entries]), "a").cells[
+        "a"
+    ]
+    values = [json.loads((tmp_path / f"runs/a-{s}/scores.json").read_bytes())["metrics"]["accuracy"]["value"] for s in range(seeds)]
+    if seeds == 1:
+        assert (cell.seed_sd, cell.seed_se) == (None, None)
+    else:
+        mean = sum(values) / seeds
+        variance = sum((value - mean) ** 2 for value in values) / (seeds - 1)
+        assert (cell.seed_sd, cell.seed_se) == pytest.approx((variance**0.5, (variance / seeds) ** 0.5))
+
+
 # --- the page -----------------------------------------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from samples import SAMPLES, require_sample
 
@@ -164,6 +164,8 @@ def test_shares_of_many_subjects_are_80_10_10() -> None:
 
 
 @given(st.integers(1, 120), st.sampled_from([0.375, 0.5, 1.0, 30.0]), st.sampled_from([0.5, 1.0, 2.0]))
+@example(4, 30.0, 1.0)
+@example(5, 30.0, 1.0)
 @settings(max_examples=80, deadline=None)
 def test_blocks_of_time_are_in_order_and_a_window_apart(n: int, length: float, step: float) -> None:
     starts = [i * length * step for i in range(n)]
