@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from bitimely_cli.options import (
 )
 from bitimely_cli.screen import screen
 from bitimely_core.config import DataConfig, FinetuneConfig
-from bitimely_core.errors import Exit
+from bitimely_core.errors import Exit, usage_error
 from bitimely_core.privacy import format_count
 
 if TYPE_CHECKING:
@@ -131,9 +131,25 @@ Margin = Annotated[
 
 @expand_options
 def evaluate(
-    run: Run,
+    run: Annotated[str | None, typer.Argument(help="Name or folder of a run.", metavar="[RUN]", autocompletion=complete("runs"))] = None,
     *,
     data: OneData = None,
+    vectors: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="Parquet with the vectors of any encoder, scored by a linear probe (docs/encoders.md); may be repeated."
+        ),
+    ] = None,
+    runs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--run", metavar="RUN", help="With --vectors: a run to compare with; may be repeated.", autocompletion=complete("runs")
+        ),
+    ] = None,
+    sequences: Annotated[
+        int | None, typer.Option(min=1, help="With --vectors: windows of each split, drawn as by analyze probing (default: all of test).")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="With --vectors: where to write.")] = None,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     bootstrap: Annotated[int, typer.Option(min=0, max=1_000_000, help="Resamples of what has no closed form; 0: no intervals.")] = 1000,
     by: Annotated[ResamplingUnit, typer.Option(help="subject, or window (to reproduce papers; stamped).")] = ResamplingUnit.subject,
@@ -148,15 +164,35 @@ def evaluate(
     baselines: Annotated[BaselineChoice, typer.Option(help="cheap: without those that are fitted; recorded.")] = BaselineChoice.all,
     score: ScoreOptions,
 ) -> int:
-    """Score a run on its test split: metrics with 95 % intervals, baselines, paired comparison, report.
+    """Score a run, or the vectors of any encoder, on the test split: metrics with 95 % intervals, baselines, paired comparison, report.
 
     Example: bitimely evaluate 18m-staging
     """
     from bitimely_core import workflows
 
-    verb = partial(workflows.evaluate, run, data=data, split=split, bootstrap=bootstrap, by=by.value, compare=compare, margin=margin)
+    of_run = {
+        "--compare": compare,
+        "--margin": margin,
+        "--predictions": predictions,
+        "--ids": ids,
+        "--split": split if split != "test" else None,
+    }
+    of_vectors = {"--run": runs, "--sequences": sequences, "--out": out}
+    if (run is None) > bool(vectors):
+        raise usage_error("no run", "expected RUN, or the vectors of an encoder", "For example: bitimely evaluate 18m-staging", field="RUN")
+    for flag, value in (of_run if vectors else of_vectors).items():
+        if value is not None and value != []:
+            raise usage_error(
+                f"is an option {'without' if vectors else 'of'} --vectors", "expected one that fits", "Leave it out", field=flag
+            )
+    verb: Callable[..., Mapping[str, Any]] = (
+        partial(workflows.evaluate_vectors, vectors, runs=[*filter(None, [run]), *(runs or [])], sequences=sequences, out=out)
+        if vectors
+        else partial(workflows.evaluate, run or "", split=split, compare=compare, margin=margin, predictions=predictions, ids=ids)
+    )
+    common = {"data": data, "bootstrap": bootstrap, "by": by.value, "baselines": baselines.value}
     with screen.show_partial(_show_scores), screen.progress() as progress:
-        result = verb(predictions=predictions, ids=ids, baselines=baselines.value, progress=progress, **score.collect())
+        result = verb(**common, progress=progress, **score.collect())
     if score.dry_run:
         return _show_plan(result)
     screen.result(result, _show_scores(result))

@@ -1015,6 +1015,26 @@ class Comparison(Part):
     sentence: str | None = omit_none("on the main metric")
 
 
+class EncoderDeclaration(Part):
+    """What a file of vectors declares on its encoder (docs/encoders.md)."""
+
+    encoder: str = ""  # name
+    pretrained_on: tuple[str, ...] | None = None  # data sets, or one split of one: NAME:train; None: unknown
+    pretrained_subjects: tuple[str, ...] | None = omit_none("Subject ids of the scored data that the pre-training had.")
+    tokens: str | None = omit_none("Fingerprint of the token set that was encoded.")
+
+
+class EncoderRecord(Part):
+    """The encoder of scored vectors, and the linear probe on them."""
+
+    file: str
+    sha256: str
+    width: int
+    pretrained_on: tuple[str, ...] | None  # as declared; None: unknown
+    penalty: list[float]
+    fitted_on: dict[str, int]  # split -> windows
+
+
 class EvaluationSettings(Part):
     """How a run was scored."""
 
@@ -1070,6 +1090,10 @@ class Scores(TaskScores, StoredRecord):
     comparison: Comparison | None = omit_none("with --compare")
     nights: NightScores | None = omit_none("of sleep stages")
     events: EventScores | None = omit_none("of two classes over time")
+    encoder: EncoderRecord | None = omit_none("of --vectors: `run` is the name of the encoder")
+    compared: dict[str, Baseline] | None = omit_none(
+        "of --vectors: trained models on the same windows; differences are the encoder less them"
+    )
 
     @model_serializer(mode="wrap")
     def omit_task(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from bitimely_core import data, evaluate
+from bitimely_core import evaluate
 from bitimely_core.analyses import features
 from bitimely_core.errors import Reason, UserError, input_error, usage_error
 from bitimely_core.evaluate import conformal
+from bitimely_core.evaluate.predict import map_batches
 from bitimely_core.page import BarPlot, HeatMap, Hypnogram, Line, LinePlot, Page, PageBuilder, StageTrack
 from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.run import Run
@@ -150,13 +150,7 @@ def bin_means(prediction: Array, target: Array, bins: int) -> dict[str, Array]:
 
 def predict_rows(head: Any, windows: Windows, rows: Array, progress: Progress | None = None, label: str = "predict") -> Array:
     """Predictions of a fine-tuned model for `rows`: probabilities [n, K] or values [n]."""
-    out: list[Array] = []
-    head = head.eval()
-    with torch.inference_mode():
-        for start in range(0, len(rows), features.BATCH_ROWS):
-            out.append(head.predict(data.collate(windows, rows[start : start + features.BATCH_ROWS])).float().numpy())
-            if progress is not None:
-                progress(label, min(start + features.BATCH_ROWS, len(rows)), len(rows))
+    out = map_batches(head, head.predict, windows, label, device="cpu", rows=rows, progress=progress)
     return np.concatenate(out) if out else np.zeros((0, max(windows.classes, 1)), np.float32)
 
 

@@ -15,17 +15,16 @@ import torch
 from bitimely_core import data, evaluate
 from bitimely_core.analyses import start_page
 from bitimely_core.errors import UserError, usage_error
+from bitimely_core.evaluate.predict import map_batches
 from bitimely_core.models.heads import POOLS, average_channels, pool
 from bitimely_core.page import PageBuilder
 from bitimely_core.registry import models, unknown
 from bitimely_core.run import Run
 from bitimely_core.schemas import Difference, MetricValue, TaskScores
 from bitimely_core.tokens import Windows
-from bitimely_core.types import Progress
+from bitimely_core.types import Batch, Progress
 
 Array = npt.NDArray[Any]
-
-BATCH_ROWS = 32  # of a batch
 
 MAX_WIDTH = 4096  # widest vector that is probed
 WORDS = {
@@ -105,22 +104,31 @@ def list_choices(model: Any, windows: Windows, row: int, readouts: Sequence[str]
 
 
 def extract_vectors(
-    model: Any, windows: Windows, rows: Array, choices: Sequence[VectorChoice], *, progress: Progress | None = None, label: str = "vectors"
+    model: Any,
+    windows: Windows,
+    rows: Array,
+    choices: Sequence[VectorChoice],
+    *,
+    device: str = "cpu",
+    progress: Progress | None = None,
+    label: str = "vectors",
 ) -> dict[VectorChoice, Array]:
-    """The vectors of `rows` for each of `choices`, [n, D] float32, from one pass through the model."""
-    out: dict[VectorChoice, list[Array]] = {choice: [] for choice in choices}
-    model = model.eval()
-    with torch.inference_mode():
-        for start in range(0, len(rows), BATCH_ROWS):
-            batch = data.collate(windows, rows[start : start + BATCH_ROWS])
-            encoded = model(batch)
-            for choice in choices:
-                below = encoded._replace(hidden=encoded.hidden[: int(choice.layers)]) if choice.layers.isdigit() else encoded
-                found = pool(below, model, choice.readout, "last-two" if choice.layers == "last-two" else "last")
-                out[choice].append(average_channels(found, batch).float().numpy())
-            if progress is not None:
-                progress(label, min(start + BATCH_ROWS, len(rows)), len(rows))
-    return {choice: np.concatenate(parts) if parts else np.zeros((0, 1), np.float32) for choice, parts in out.items()}
+    """The vectors of `rows` for each of `choices`, [n, D] float32, from one pass through the model; on one device the bits of `embed`."""
+    widths: list[int] = []
+
+    def compute(batch: Batch) -> torch.Tensor:
+        encoded, found = model(batch), []
+        for choice in choices:
+            below = encoded._replace(hidden=encoded.hidden[: int(choice.layers)]) if choice.layers.isdigit() else encoded
+            vectors = pool(below, model, choice.readout, "last-two" if choice.layers == "last-two" else "last")
+            found.append(average_channels(vectors, batch))
+        widths[:] = [one.shape[1] for one in found]
+        return torch.cat(found, 1)
+
+    parts = map_batches(model, compute, windows, label, device=device, rows=rows, progress=progress)
+    if not parts:
+        return {choice: np.zeros((0, 1), np.float32) for choice in choices}
+    return dict(zip(choices, np.split(np.concatenate(parts), np.cumsum(widths)[:-1], axis=1), strict=True))
 
 
 class TestSplit(NamedTuple):

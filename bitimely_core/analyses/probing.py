@@ -22,11 +22,11 @@ from bitimely_core.analyses import features
 from bitimely_core.analyses.attention import randomise_model
 from bitimely_core.analyses.calibration import predict_rows
 from bitimely_core.errors import Reason, input_error, usage_error
-from bitimely_core.evaluate.linear import DEFAULT_PENALTY, LinearProbe, extract_simple_features, fit_probe
+from bitimely_core.evaluate.linear import DEFAULT_PENALTY, LinearProbe, extract_simple_features, fit_windows
 from bitimely_core.evaluate.verdicts import PrintedMetric, describe_difference, describe_interval, name_verdict
 from bitimely_core.page import BarPlot, Line, LinePlot, Page, PageBuilder
 from bitimely_core.registry import AnalysisFacts, analyses
-from bitimely_core.run import Run
+from bitimely_core.run import SPLITS, Run
 from bitimely_core.schemas import CorrectedDifference, Difference, MetricValue, TaskScores
 from bitimely_core.tokens import Windows
 from bitimely_core.types import Progress
@@ -54,11 +54,11 @@ class ProbeScores(NamedTuple):
     @property
     def has_control(self) -> bool:
         """Whether random weights were probed."""
-        return _make_key("random", self.default) in self.probes
+        return make_key("random", self.default) in self.probes
 
     def all_metrics(self, key: str) -> dict[str, MetricValue]:
         """All metrics of a probe or baseline."""
-        return self.scores.metrics if key == _make_key("trained", self.default) else self.scores.baselines[key].metrics
+        return self.scores.metrics if key == make_key("trained", self.default) else self.scores.baselines[key].metrics
 
     def metric(self, key: str) -> MetricValue:
         """The main metric of a probe or baseline."""
@@ -71,12 +71,12 @@ class ProbeScores(NamedTuple):
 
     def differences(self) -> dict[str, CorrectedDifference]:
         """The main metric of every other readout and layer less that of the default readout: one family."""
-        keys = [key for choice in self.choices if (key := _make_key("trained", choice)) != _make_key("trained", self.default)]
+        keys = [key for choice in self.choices if (key := make_key("trained", choice)) != make_key("trained", self.default)]
         return evaluate.correct_pairs({key: negate_difference(self.metric(key).difference or Difference()) for key in keys})
 
     def control_differences(self) -> dict[str, CorrectedDifference]:
         """The main metric of the default readout less that of random weights and of features without a model: the second family."""
-        keys = [key for key in (_make_key("random", self.default), "raw") if key in self.scores.baselines]
+        keys = [key for key in (make_key("random", self.default), "raw") if key in self.scores.baselines]
         return evaluate.correct_pairs({key: self.metric(key).difference or Difference() for key in keys})
 
 
@@ -110,24 +110,17 @@ def probing(
     run = runs[0]
     windows = features.require_labels(run, "probing")
     _check_comparable(runs)
-    rows = {split: features.draw_rows(windows, split, sequences, seed) for split in ("train", "validation", "test")}
-    for split in ("train", "test"):
-        if not len(rows[split]):
-            raise input_error(
-                Reason.NO_INPUT,
-                f"{windows.name} has no {split} rows",
-                "a probe is fitted on the training split and scored on the test split",
-                "Tokenize more subjects",
-            )
+    rows = draw_splits(windows, sequences, sequences, seed)
     target = {split: np.asarray(windows.targets(at)) for split, at in rows.items()}
     names = None if readouts == "all" else [name.strip() for name in readouts.split(",")]
     default = features.default_choice(run)
     choices = features.list_choices(run.model(), windows, int(rows["train"][0]), names)
     if default not in choices:
         choices.insert(0, default)
-    probes = _fit_probes(run, windows, rows, target, choices, seed if control else None, progress)
+    probes = fit_model_probes(run, windows, rows, target, choices, seed if control else None, progress=progress)
+    probes["raw"] = fit_simple_features(windows, rows, target)
     test = features.TestSplit(windows, rows["test"], target["test"], bootstrap)
-    first = _make_key("trained", default)
+    first = make_key("trained", default)
     baselines = {name: probe.prediction for name, probe in probes.items() if name != first}
     found = ProbeScores(probes, test.score(probes[first].prediction, baselines, target["train"]), choices, default)
     tuned = _score_fine_tuned([one for one in runs if one.head() is not None], test, found, progress)
@@ -141,7 +134,7 @@ def probing(
     page.fact("Intervals", f"over {found.scores.n_subjects} subjects")
     _add_notices(page, found, has_validation=len(rows["validation"]) > 0, all_readouts=names is None)
     plain = "counts of codes, no model" if windows.vocabulary else "means and spectra, no model"
-    shown = {first: default.describe(), _make_key("random", default): "random weights", "raw": plain, **CONSTANTS}
+    shown = {first: default.describe(), make_key("random", default): "random weights", "raw": plain, **CONSTANTS}
     _add_scores(page, found, {key: words for key, words in shown.items() if key == first or key in found.scores.baselines}, tuned)
     summary = _summarize(run, found, rows, seed)
     if tuned:
@@ -162,35 +155,53 @@ def _check_comparable(runs: Sequence[Run]) -> None:
             )
 
 
-def _fit_probes(
+def draw_splits(windows: Windows, fitted: int, scored: int, seed: int) -> dict[str, Array]:
+    """Split -> rows: up to `fitted` of train and validation, up to `scored` of test, drawn at random.
+
+    Raises UserError (no_input, exit 4) where train or test has none.
+    """
+    rows = {split: features.draw_rows(windows, split, scored if split == "test" else fitted, seed) for split in SPLITS}
+    for split in ("train", "test"):
+        if not len(rows[split]):
+            raise input_error(
+                Reason.NO_INPUT,
+                f"{windows.name} has no {split} rows",
+                "a probe is fitted on the training split and scored on the test split",
+                "Tokenize more subjects",
+            )
+    return rows
+
+
+def fit_simple_features(windows: Windows, rows: Mapping[str, Array], target: Mapping[str, Array]) -> LinearProbe:
+    """The probe of the features that need no model."""
+    return fit_windows(windows, {split: extract_simple_features(windows, at) for split, at in rows.items()}, target)
+
+
+def fit_model_probes(
     run: Run,
     windows: Windows,
     rows: Mapping[str, Array],
     target: Mapping[str, Array],
     choices: Sequence[features.VectorChoice],
     control_seed: int | None,
-    progress: Progress | None,
+    *,
+    device: str = "cpu",
+    progress: Progress | None = None,
 ) -> dict[str, LinearProbe]:
-    """Probes of every choice on the trained model and on random weights, and of the features that need no model (`raw`)."""
-
-    def fit(x: Mapping[str, Array]) -> LinearProbe:
-        parts = {split: part if len(part) else np.zeros((0, x["train"].shape[1]), x["train"].dtype) for split, part in x.items()}
-        return fit_probe(windows.task, parts, target, max(windows.classes, 1))
-
+    """Probes of every choice on the trained model and, with `control_seed`, on random weights; keys are those of `make_key`."""
     models: dict[str, Any] = {"trained": run.model()}
     if control_seed is not None:
         models["random"] = randomise_model(run.model(), control_seed).float()
     probes: dict[str, LinearProbe] = {}
     for name, model in models.items():
         x = {
-            split: features.extract_vectors(model, windows, at, choices, progress=progress, label=f"{name}: {split}")
+            split: features.extract_vectors(model, windows, at, choices, device=device, progress=progress, label=f"{name}: {split}")
             for split, at in rows.items()
         }
         for choice in choices:
-            probes[_make_key(name, choice)] = fit({split: vectors[choice] for split, vectors in x.items()})
+            probes[make_key(name, choice)] = fit_windows(windows, {split: vectors[choice] for split, vectors in x.items()}, target)
             if progress is not None:
-                progress("probes", len(probes), len(choices) * len(models) + 1)
-    probes["raw"] = fit({split: extract_simple_features(windows, at) for split, at in rows.items()})
+                progress("probes", len(probes), len(choices) * len(models))
     return probes
 
 
@@ -229,7 +240,7 @@ def _score_fine_tuned(
     main = str(between.main)
     out: dict[str, FineTunedScores] = {}
     for name, prediction in predictions.items():
-        probe = found.probes.get(_make_key("trained", choices[name]))
+        probe = found.probes.get(make_key("trained", choices[name]))
         scores = test.score(prediction, {"frozen": probe.prediction} if probe is not None else {})
         frozen = scores.baselines["frozen"].metrics.get(main) if probe is not None else None
         difference = None if name == first else between.baselines[name].metrics[main].difference
@@ -243,7 +254,8 @@ def _score_fine_tuned(
     return out
 
 
-def _make_key(source: str, choice: features.VectorChoice) -> str:
+def make_key(source: str, choice: features.VectorChoice) -> str:
+    """The key of a probe; `source`: trained or random."""
     return f"{source} {choice.readout} {choice.layers}"
 
 
@@ -360,9 +372,9 @@ def _name_control(d: CorrectedDifference, found: ProbeScores) -> str:
 
 
 def _make_row(found: ProbeScores, choice: features.VectorChoice, differences: Mapping[str, CorrectedDifference]) -> list[object]:
-    key = _make_key("trained", choice)
+    key = make_key("trained", choice)
     metric = found.metric(key)
-    control = [found.metric(_make_key("random", choice)).value] if found.has_control else []
+    control = [found.metric(make_key("random", choice)).value] if found.has_control else []
     penalty = float(np.median(found.probes[key].penalty))
     return [choice.describe(), metric, metric.se, *_make_cells(differences.get(key), found.print_metric), *control, penalty]
 
@@ -374,7 +386,7 @@ def _add_layers(page: PageBuilder, found: ProbeScores, depth: int, name: str) ->
     for source in ("trained", *(["random"] if found.has_control else [])):
         for readout in readouts if source == "trained" else [r for r in readouts if r in {found.default.readout, "mean"}]:
             layers = [*map(str, range(1, depth)), "last"]
-            metrics = [found.metric(_make_key(source, features.VectorChoice(readout, layer))) for layer in layers]
+            metrics = [found.metric(make_key(source, features.VectorChoice(readout, layer))) for layer in layers]
             label = features.WORDS[readout] + (", random weights" if source == "random" else "")
             band = source == "trained" and readout == found.default.readout
             lines.append(Line.from_metrics(label, np.arange(1, depth + 1), metrics, band=band))
@@ -382,15 +394,15 @@ def _add_layers(page: PageBuilder, found: ProbeScores, depth: int, name: str) ->
 
 
 def _verdict(found: ProbeScores, data: str) -> str:
-    name, metric, default = evaluate.NAMES[found.main], found.print_metric, found.metric(_make_key("trained", found.default))
+    name, metric, default = evaluate.NAMES[found.main], found.print_metric, found.metric(make_key("trained", found.default))
     words = found.default.describe()
     if default.value is None:
         return f"{words}: {name} is undefined here ({default.undefined_reason})."
     out = [f"A probe on {words} reaches {name} {features.format_metric(default)}."]
-    titles = {_make_key("random", found.default): "random weights", "raw": "features without a model"}
+    titles = {make_key("random", found.default): "random weights", "raw": "features without a model"}
     out += [describe_difference((words, titles[key]), data, d, metric) for key, d in found.control_differences().items()]
     differences = {
-        choice: d for choice in found.choices if (d := found.differences().get(_make_key("trained", choice))) and d.difference is not None
+        choice: d for choice in found.choices if (d := found.differences().get(make_key("trained", choice))) and d.difference is not None
     }
     judged = {choice: d for choice, d in differences.items() if evaluate.explain_no_verdict(d) is None}
     if differences and not judged:
@@ -412,14 +424,14 @@ def _summarize(run: Run, found: ProbeScores, rows: Mapping[str, Array], seed: in
     cells: dict[str, dict[str, object]] = {}
     differences = found.differences()
     for choice in found.choices:
-        key = _make_key("trained", choice)
+        key = make_key("trained", choice)
         metrics = {name: one.model_copy(update={"difference": None}).model_dump() for name, one in found.all_metrics(key).items()}
         cells.setdefault(choice.readout, {})[choice.layers] = {
             **metrics[found.main],
             "difference": differences.get(key),
             "metrics": metrics,
             "penalty": found.probes[key].penalty,
-            "random": found.metric(_make_key("random", choice)).value if found.has_control else None,
+            "random": found.metric(make_key("random", choice)).value if found.has_control else None,
         }
     constants = ("raw", "majority", "prior", "mean", "median")
     about = {"run": run.name, "data": run.windows().name, "task": run.windows().task, "main": found.main, "default": found.default}

@@ -18,6 +18,7 @@ from bitimely_core.claims.shortcut_baselines import ALL, Prevalence, ShortcutRow
 from bitimely_core.claims.splits import SPLITS
 from bitimely_core.schemas import (
     AgreementCell,
+    Baseline,
     ClassScores,
     MetricValue,
     PrevalenceCount,
@@ -334,11 +335,15 @@ def protect_scores(scores: Scores, sequences: EventSequences) -> Scores:
         hidden = [*THRESHOLDED] * (name in cells) + [*AREAS] * (name in few_rows)
         gone = {"support": None, "subjects": None, "base_rate": None, "unknown": None} if name in closed else {}
         by_class[name] = one.model_copy(update={**dict.fromkeys(hidden, HIDDEN), **gone})
-    baselines = {}
-    for name, baseline in scores.baselines.items():
-        kept = {label: of for label, of in (baseline.by_class or {}).items() if label not in few_rows}
-        own = None if baseline.by_class is None else kept
-        baselines[name] = baseline.model_copy(update={"metrics": protect(baseline.metrics, constant=name in CONSTANT), "by_class": own})
+
+    def protect_baselines(found: Mapping[str, Baseline]) -> dict[str, Baseline]:
+        out = {}
+        for name, baseline in found.items():
+            kept = {label: of for label, of in (baseline.by_class or {}).items() if label not in few_rows}
+            own = None if baseline.by_class is None else kept
+            out[name] = baseline.model_copy(update={"metrics": protect(baseline.metrics, constant=name in CONSTANT), "by_class": own})
+        return out
+
     notices = list(map(privacy.round_message, scores.notices))
     n = {
         "notices": notices,
@@ -346,7 +351,14 @@ def protect_scores(scores: Scores, sequences: EventSequences) -> Scores:
         "n_subjects": None if empty else scores.n_subjects,
         "intervals": None if empty else scores.intervals,
     }
-    changed: dict[str, object] = {"metrics": protect(scores.metrics), "by_class": by_class, "baselines": baselines, **n}
+    baselines, compared = protect_baselines(scores.baselines), scores.compared and protect_baselines(scores.compared)
+    changed: dict[str, object] = {
+        "metrics": protect(scores.metrics),
+        "by_class": by_class,
+        "baselines": baselines,
+        "compared": compared,
+        **n,
+    }
     if scores.comparison is not None and (closed or cells):
         kept_pairs = (
             {}

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from bitimely_core import evaluate, registry, storage
 from bitimely_core.errors import Reason, UserError, clean, input_error, usage_error
-from bitimely_core.evaluate.linear import DEFAULT_PENALTY, MIN_PROBABILITY, PENALTIES, extract_simple_features, fit_probe, standardise
+from bitimely_core.evaluate.linear import DEFAULT_PENALTY, MIN_PROBABILITY, PENALTIES, extract_simple_features, fit_windows, standardise
 from bitimely_core.records import has_result, read_result_table, write_results
 from bitimely_core.schemas import RunRecord, Scores, TaskScores
 from bitimely_core.system_errors import raise_system_error
@@ -149,13 +149,7 @@ def fit_ridge(task: str, x: dict[str, Array], y: dict[str, Array], classes: int)
 def _predict_from_features(
     windows: Any, parts: Mapping[str, Windows], y: Mapping[str, Array], seed: int, progress: Progress | None
 ) -> Array:
-    return _fit_linear(windows, y, {name: extract_simple_features(part, part.rows) for name, part in parts.items()})
-
-
-def _fit_linear(windows: Any, y: Mapping[str, Array], x: Mapping[str, Array]) -> Array:
-    width = np.asarray(x["train"]).shape[1]
-    given = {name: np.asarray(v).reshape(len(v), width) if len(v) else np.zeros((0, width), np.float32) for name, v in x.items()}
-    return fit_probe(windows.task, given, y, max(windows.classes, 1)).prediction
+    return fit_windows(windows, {name: extract_simple_features(part, part.rows) for name, part in parts.items()}, y).prediction
 
 
 def _predict_from_kernels(windows: Any, parts: Mapping[str, Windows], y: dict[str, Array], seed: int, progress: Progress | None) -> Array:
@@ -246,7 +240,7 @@ def _predict_registered(
         seconds=windows.length / windows.rate,
         seed=seed,
         **{name: _describe_split(part, y.get(name)) for name, part in parts.items()},
-        fit_linear=lambda x: _fit_linear(windows, y, x),
+        fit_linear=lambda x: fit_windows(windows, x, y).prediction,
     )
     found = np.asarray(one.predict(given), np.float64)
     shape = (len(parts["test"]),) if windows.task == "regression" else (len(parts["test"]), windows.classes)

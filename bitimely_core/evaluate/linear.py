@@ -83,6 +83,13 @@ def fit_probe(task: str, x: Mapping[str, Array], y: Mapping[str, Array], classes
     return LinearProbe(np.stack([p[:, 1] for p, _, _ in each], 1), [c for _, c, _ in each], sum(u for _, _, u in each))
 
 
+def fit_windows(windows: Windows, x: Mapping[str, Array], y: Mapping[str, Array]) -> LinearProbe:
+    """`fit_probe` for the labels of `windows`; a split without rows may have vectors of any width."""
+    width = np.asarray(x["train"]).shape[1]
+    given = {name: np.asarray(v).reshape(len(v), width) if len(v) else np.zeros((0, width), np.float32) for name, v in x.items()}
+    return fit_probe(windows.task, given, y, max(windows.classes, 1))
+
+
 def _fit_logistic(x: Array, held: Array, new: Array, y: Array, held_y: Array, classes: int) -> tuple[Array, float, int]:
     """Probabilities [n, K] of `new`, the penalty, and how many fits did not converge."""
     from sklearn.exceptions import ConvergenceWarning

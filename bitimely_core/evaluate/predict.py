@@ -26,9 +26,11 @@ def map_batches(
     *,
     batch_size: int | None = None,
     device: str = "auto",
+    rows: np.ndarray | None = None,
     progress: Progress | None = None,
 ) -> list[np.ndarray]:
-    """`call` of each batch of the windows on the device, without gradients; `model` is moved there first. `action` names it on the screen.
+    """`call` of each batch of the windows (of `rows`, positions in the full index) on the device, without gradients; `model` is moved there first.
+    `action` names it on the screen.
 
     The last batch is filled up with repeated rows: in batches of one shape the result of a row does not depend on the rows beside it, so
     that the same windows give the same bits in another set.
@@ -42,14 +44,15 @@ def map_batches(
     model.to(place).eval()
     out: list[np.ndarray] = []
     size = batch_size or EVALUATION_BATCH
-    steps = -(-len(windows) // size)
+    every = windows.rows if rows is None else rows
+    steps = -(-len(every) // size)
     with torch.inference_mode():
         for step in range(steps):
-            rows = windows.rows[step * size : (step + 1) * size]
-            batch = data.collate(windows, np.pad(rows, (0, size - len(rows)), mode="edge"))
-            out.append(call(data.to_device(batch, place)).float().cpu().numpy()[: len(rows)])
+            part = every[step * size : (step + 1) * size]
+            batch = data.collate(windows, np.pad(part, (0, size - len(part)), mode="edge"))
+            out.append(call(data.to_device(batch, place)).float().cpu().numpy()[: len(part)])
             if progress is not None:
-                progress(f"{action} {windows.name}", step + 1, steps)
+                progress(action if rows is not None else f"{action} {windows.name}", step + 1, steps)
     return out
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from bitimely_core.evaluate.intervals import MINIMUM_UNITS
 from bitimely_core.evaluate.metrics import LOWER_IS_BETTER, NAMES, find_unit
 from bitimely_core.evaluate.multiple import correct_pairs, explain_no_verdict, significance_sign
-from bitimely_core.schemas import CorrectedDifference, MetricValue, TaskScores
+from bitimely_core.schemas import CorrectedDifference, MetricValue, Scores, TaskScores
 
 
 class PrintedMetric(NamedTuple):
@@ -112,6 +112,12 @@ def compare_baselines(scores: TaskScores) -> dict[str, CorrectedDifference]:
     values = {name: one.metrics.get(str(scores.main), MetricValue()) for name, one in scores.baselines.items()}
     found = {name: one.difference for name, one in values.items() if one.difference is not None and one.difference.difference is not None}
     return correct_pairs(found)
+
+
+def compare_models(scores: Scores) -> dict[str, CorrectedDifference]:
+    """The main metric of an encoder less that of each trained model that it is compared with, as one family; of one seed each."""
+    values = {name: one.metrics.get(str(scores.main), MetricValue()).difference for name, one in (scores.compared or {}).items()}
+    return correct_pairs({name: d for name, d in values.items() if d is not None and d.difference is not None}, (1, 1))
 
 
 class BaselineVerdict(NamedTuple):

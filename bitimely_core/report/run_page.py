@@ -13,7 +13,7 @@ from bitimely_core import evaluate, registry
 from bitimely_core.evaluate import endpoints
 from bitimely_core.evaluate.metrics import NAMES
 from bitimely_core.evaluate.result_table import read_curve
-from bitimely_core.evaluate.verdicts import PrintedMetric, compare_baselines, judge_baselines
+from bitimely_core.evaluate.verdicts import PrintedMetric, compare_baselines, compare_models, describe_difference, judge_baselines
 from bitimely_core.page import (
     Figure,
     HeatMap,
@@ -158,25 +158,31 @@ def evaluation_page(run: Run, scores: Scores, columns: Mapping[str, npt.NDArray[
     page = PageBuilder(f"Scores of {scores.run}")
     page.notice(*list_reproductions(run.folder), *scores.notices, *scores.remarks)
     page.add_facts(run_facts(run.record))
-    if scores.task and (figure := evaluate.score_figure(scores)):
-        page.add(figure)
-    page.add(metric_table(scores), *baseline_table(scores))
-    if scores.comparison:
-        page.add(_comparison_table(scores.comparison, scores.run))
-    if scores.by_class:
-        page.add(class_table(scores))
-    if scores.confusion:
-        page.add(confusion_figure(scores.confusion, windows.class_names))
-    if windows.task == "classification" and columns and len(columns["target"]):
-        page.add(*_hypnogram_figures(windows[scores.split], windows, columns))
-    if scores.nights is not None:
-        _add_nights(page, scores.nights, windows[scores.split], columns)
-    if scores.events is not None:
-        page.add(_event_table(scores.events))
+    compared = [_comparison_table(scores.comparison, scores.run)] if scores.comparison else []
+    add_score_blocks(page, windows[scores.split], scores, columns, compared)
     page.add(*loss_curves(run.folder))
     if source and source.weights and has_result((parent := run.folder.parent / source.run) / "metrics.jsonl"):
         page.add(*loss_curves(parent, "pretraining-curves", "Pre-training"))
     return page.finish(verdict_text(scores), scores.to_json())
+
+
+def add_score_blocks(
+    page: PageBuilder, rows: Windows, scores: Scores, columns: Mapping[str, npt.NDArray[Any]], compared: Sequence[Table]
+) -> None:
+    """Figures and tables of scores on the windows `rows`; `columns` as for `evaluation_page`, `compared`: tables of paired differences."""
+    if scores.task and (figure := evaluate.score_figure(scores)):
+        page.add(figure)
+    page.add(metric_table(scores), *baseline_table(scores), *compared)
+    if scores.by_class:
+        page.add(class_table(scores))
+    if scores.confusion:
+        page.add(confusion_figure(scores.confusion, rows.class_names))
+    if rows.task == "classification" and columns and len(columns["target"]):
+        page.add(*_hypnogram_figures(rows, columns))
+    if scores.nights is not None:
+        _add_nights(page, scores.nights, rows, columns)
+    if scores.events is not None:
+        page.add(_event_table(scores.events))
 
 
 def class_table(scores: TaskScores) -> Table:
@@ -217,8 +223,11 @@ def verdict_text(scores: Scores) -> str:
     interval = f"95 % CI {metric.lo:.3f} to {metric.hi:.3f}" if metric.lo is not None else "no CI"
     scored = f"{format_count(scores.n)} {scores.split} windows of {evaluate.describe_units(scores)}"
     text = f"{words.capitalize()} {metric.value:.3f} ({interval}) on {scored}{describe_baselines(scores, name)}."
-    found = judge_baselines(scores, scores.data)
-    return f"{text} {found.sentence}".strip() if found.case in {"exceeds", "none"} else f"{found.sentence} {text}"
+    found, printed = judge_baselines(scores, scores.data), PrintedMetric(name, scores.unit)
+    first = f"{text} {found.sentence}".strip() if found.case in {"exceeds", "none"} else f"{found.sentence} {text}"
+    unit = evaluate.name_unit(scores)
+    compared = [describe_difference((scores.run, other), scores.data, d, printed, unit) for other, d in compare_models(scores).items()]
+    return " ".join([first, *compared])
 
 
 def describe_baselines(scores: Scores, metric: str) -> str:
@@ -278,15 +287,15 @@ def _comparison_table(comparison: Comparison, run: str) -> Table:
     return make_table("paired", f"{run} minus {comparison.run}", caption, columns, rows)
 
 
-def _hypnogram_figures(chosen: Windows, windows: Windows, columns: Mapping[str, npt.NDArray[Any]]) -> list[Figure]:
+def _hypnogram_figures(rows: Windows, columns: Mapping[str, npt.NDArray[Any]]) -> list[Figure]:
     """Predicted beside true stages of the first recording of the split, of at least ten windows."""
-    keep = np.flatnonzero((chosen.index["recording_id"] == chosen.index["recording_id"][0]).to_numpy())
+    keep = np.flatnonzero((rows.index["recording_id"] == rows.index["recording_id"][0]).to_numpy())
     if len(keep) < 10:
         return []
     target, prediction = (np.asarray(columns[name])[keep] for name in ("target", "prediction"))
     tracks = [StageTrack("scored", target), StageTrack("predicted", prediction.argmax(1))]
     caption = f"The first recording of the split ({len(keep)} windows). Its agreement is not the score; the tables cover all subjects."
-    data = Hypnogram(windows.length / windows.rate, tracks, list(windows.class_names))
+    data = Hypnogram(rows.length / rows.rate, tracks, list(rows.class_names))
     return [make_figure("hypnogram", "One recording: predicted and scored", caption, data)]
 
 

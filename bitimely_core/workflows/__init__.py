@@ -13,6 +13,7 @@ from bitimely_core.workflows.report import report
 from bitimely_core.workflows.reproduce import reproduce
 from bitimely_core.workflows.statistics import statistics
 from bitimely_core.workflows.tokenize import tokenize
+from bitimely_core.workflows.vectors import evaluate_vectors
 from bitimely_core.workflows.verify import verify
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "demonstrate",
     "embed",
     "evaluate",
+    "evaluate_vectors",
     "export",
     "finetune",
     "from_pretrained",

@@ -108,8 +108,8 @@ def evaluate(
         columns = {"target": rows.targets(None), "prediction": predict(head, rows, batch_size=batch_size, device=device, progress=progress)}
         task_scores = _score_task(opened, rows, scores.settings, columns, progress)
         scores = scores.model_copy(update={name: getattr(task_scores, name) for name in TaskScores.model_fields})
-        scores = scores.model_copy(update=_score_endpoints(windows, rows, bootstrap, **columns))
-    with attach_result(lambda: _protect_scores(scores, windows).to_json()):
+        scores = scores.model_copy(update=score_endpoints(windows, rows, bootstrap, **columns))
+    with attach_result(lambda: protect_scores(scores, windows).to_json()):
         if head is not None:
             frame = scoring.predictions_frame(rows.index, windows.task, windows.class_names, **columns)
             files["predictions.parquet"] = storage.encode_parquet(frame)
@@ -120,7 +120,7 @@ def evaluate(
         if compare is not None:
             scores = scores.model_copy(update={"comparison": _compare_runs(frame, compare, workspace, windows, scores, margin)})
         files["scores.json"] = scores.encode()
-        if (shown := _protect_scores(scores, windows)) != scores:
+        if (shown := protect_scores(scores, windows)) != scores:
             scores = shown
             files[Scores.SHARED] = scores.encode()
         files["model_card.md"] = render_card(folder, record, scores, opened.train_subjects)
@@ -147,13 +147,13 @@ def _describe_settings(record: RunRecord, bootstrap: int, by: Unit, baselines: B
     return given.model_copy(update={name: getattr(record, name) for name in ("model", "preset", "checkpoint")})
 
 
-def _protect_scores(scores: Scores, windows: Windows) -> Scores:
+def protect_scores(scores: Scores, windows: Windows) -> Scores:
     """The scores as they are printed."""
     if not isinstance(windows, EventSequences):
         return scores
-    from bitimely_core.claims.disclosure import protect_scores  # with polars
+    from bitimely_core.claims import disclosure  # with polars
 
-    return protect_scores(scores, windows)
+    return disclosure.protect_scores(scores, windows)
 
 
 def _list_notices(record: RunRecord, windows: Windows, by: str, shared: int, split: str, verify: bool, baselines: str) -> list[str]:
@@ -236,7 +236,7 @@ def _score_task(opened: Run, rows: Windows, settings: EvaluationSettings, column
         )
 
     complete = {name: one.prediction for name, (_, one) in fitted.items() if len(one.rows) == len(rows)}
-    shortcuts = _predict_shortcuts(windows, rows) if train_target is not None and len(rows) else {}
+    shortcuts = predict_shortcuts(windows, rows) if train_target is not None and len(rows) else {}
     found = score(slice(None), {**shortcuts, **complete}, train_target)
     if drawn := {name: one for name, (_, one) in fitted.items() if name not in complete}:
         at = next(iter(drawn.values())).rows
@@ -247,7 +247,7 @@ def _score_task(opened: Run, rows: Windows, settings: EvaluationSettings, column
     return found.model_copy(update={"remarks": [*found.remarks, *remarks]})
 
 
-def _score_endpoints(windows: Any, rows: Any, bootstrap: int, target: np.ndarray, prediction: np.ndarray) -> dict[str, Any]:
+def score_endpoints(windows: Any, rows: Any, bootstrap: int, target: np.ndarray, prediction: np.ndarray) -> dict[str, Any]:
     """Clinical endpoints of sleep stages night by night, and of the second of two classes as events over time."""
     if windows.task != "classification" or windows.vocabulary or not len(rows):
         return {}
@@ -260,7 +260,7 @@ def _score_endpoints(windows: Any, rows: Any, bootstrap: int, target: np.ndarray
     return {}
 
 
-def _predict_shortcuts(windows: Any, rows: Any) -> dict[str, np.ndarray]:
+def predict_shortcuts(windows: Any, rows: Any) -> dict[str, np.ndarray]:
     """Predictions from the number of events or observed samples, and of events for each label from the count of the best single code."""
     from bitimely_core.claims import shortcut_baselines
 

@@ -1,0 +1,66 @@
+"""Page of the vectors of an encoder: its linear probe beside runs and baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bitimely_core import evaluate
+from bitimely_core.evaluate.metrics import NAMES
+from bitimely_core.evaluate.verdicts import PrintedMetric, compare_models, name_verdict
+from bitimely_core.page import Page, PageBuilder, Table, make_table
+from bitimely_core.report.run_page import add_score_blocks, verdict_text
+from bitimely_core.schemas import Scores
+
+if TYPE_CHECKING:
+    from bitimely_core.tokens import Windows
+
+ABOUT = (
+    "The encoder is frozen: on its vectors a linear model is fitted to the training split, its penalty is chosen by the loss on the validation split, and it is scored on "
+    "the test split. What the encoder learnt shows in the difference to random weights and to simple features, not in the score. Evidence against a benefit of the encoder: "
+    "a baseline that is not significantly worse."
+)
+
+
+def encoder_page(windows: Windows, scores: Scores, columns: Mapping[str, npt.NDArray[Any]]) -> Page:
+    """The page of scored vectors. `windows`: those of the scores; `columns`: their target and prediction, empty for a part of a split."""
+    encoder = scores.encoder
+    assert encoder is not None, "scores of vectors"
+    page = PageBuilder(f"Vectors of {scores.run} on {scores.data}")
+    page.notice(*scores.notices, *scores.remarks)
+    declared = "not declared" if encoder.pretrained_on is None else ", ".join(encoder.pretrained_on) or "none (declared)"
+    task = "ridge" if windows.task == "regression" else "logistic"
+    facts = {
+        "Encoder": f"{scores.run}, vectors of {encoder.width:,} numbers",
+        "File": f"{encoder.file} (SHA-256 {encoder.sha256[:16]})",
+        "Pre-training data": declared,
+        "Probe": f"{task} regression on standardised vectors, penalty {np.median(encoder.penalty):g} by validation loss",
+        "Fitted on": ", ".join(f"{count:,} {split} windows" for split, count in encoder.fitted_on.items()),
+        "Data": f"{scores.data}, split by {windows.split}",
+        "Fingerprint of the data": windows.fingerprint[:16],
+    }
+    page.add_facts(facts)
+    add_score_blocks(page, windows, scores, columns, compared_table(scores))
+    page.text(ABOUT)
+    return page.finish(verdict_text(scores), scores.to_json())
+
+
+def compared_table(scores: Scores) -> list[Table]:
+    """Trained models on the same windows, and the paired differences of the encoder to them, Holm-corrected."""
+    metric, family, rows = PrintedMetric(str(scores.main), scores.unit), compare_models(scores), []
+    for name, one in (scores.compared or {}).items():
+        d = family.get(name)
+        corrected = None if d is None or d.corrected_lo is None else f"{metric.number(d.corrected_lo)} to {metric.number(d.corrected_hi)}"
+        difference = None if d is None else metric.difference(d.difference)
+        verdict = None if d is None else name_verdict(d, metric)
+        rows.append([name, one.metrics.get(metric.name), difference, corrected, d and d.p_holm, verdict, one.about])
+    words = NAMES.get(metric.name, "")
+    caption = (
+        f"The same windows. Difference: the encoder less the model, paired {evaluate.name_unit(scores)} by {evaluate.name_unit(scores)}, of the {words}; all "
+        f"{len(family)} are one family with Holm correction. They speak of these trained models: with fewer than 3 seeds of each nothing is said about the methods."
+    )
+    heads = ["model", words, "encoder less model", "corrected 95 % CI", "p, Holm", "significant?", "method"]
+    return [make_table("compared", "Other models on the same windows", caption, heads, rows)] if rows else []
