@@ -179,6 +179,7 @@ class CachedUnit(Part):
     report: UnitReport | None
     rows: list[TableReport] = []
     recordings: list[tuple[str, str, dict[str, Any], int, int]] = []  # id, subject, attributes, signals, annotations
+    samples: list[str] = Field([], exclude_if=lambda samples: not samples)  # hash of each recording's samples, empty for constant ones
     shard: tuple[str | None, str | None] = (None, None)  # files of recordings and annotations
 
 

@@ -475,10 +475,13 @@ def test_counters_and_the_texts_of_a_header_are_no_copies(tmp_path: Path) -> Non
     assert not warned(cache.ingest("edf", tmp_path / "raw", tmp_path / "cache"), "duplicates")
 
 
-def test_a_copy_of_another_subject_s_file_is_named_with_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("patient", ["X X X X", "P-0007 F 02-MAY-1951 X"])
+def test_a_copy_of_another_subject_s_recording_is_named_with_it_whatever_its_header_says(patient: str, tmp_path: Path) -> None:
     folder = write_nights(tmp_path / "raw")
     assert not warned(cache.ingest("edf", folder, tmp_path / "clean"), "duplicate_across_splits")
-    (folder / "s3.edf").write_bytes((folder / "s0.edf").read_bytes())
+    raw = bytearray((folder / "s0.edf").read_bytes())
+    raw[8:168] = f"{patient:80}{'Startdate X X X X':80}".encode()
+    (folder / "s3.edf").write_bytes(bytes(raw))
     for _ in range(2):  # the second time nothing is read again
         report = cache.ingest("edf", folder, tmp_path / "cache")
         (found,) = warned(report, "duplicate_across_splits")

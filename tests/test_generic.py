@@ -138,7 +138,7 @@ def test_parquet_and_npy_give_what_csv_gives(tmp_path: Path) -> None:
     np.save(folder / "c_1.npy", np.arange(10, dtype=np.int16))
     text = 'files = [{pattern = "c*", rate = 10}, {pattern = "*", match = "(?P<subject>[a-z])_", rate = 50, channels = ["one", "two"]}]'
     report = ingest_with_map(folder, text, tmp_path / "cache")
-    assert (report["exit_code"], codes(report)) == (0, {"identifier"})
+    assert (report["exit_code"], codes(report)) == (0, {"identifier", "duplicate_across_splits"})  # a and b have the same samples
     found = recordings(tmp_path / "cache")
     assert (found["a_1"].subject_id, found["b_1"].subject_id, found["c_1"].subject_id) == ("a", "b", "c_1")
     for channel, column in (("one", 0), ("two", 1)):

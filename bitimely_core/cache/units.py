@@ -34,7 +34,6 @@ LARGE_UNIT = 8 << 20  # bytes of source from which on a unit has its own shard
 MEAN_BYTES = 16 << 20  # bytes of source of a shard of small units, on average
 MAX_BYTES = 64 << 20  # and at most
 COPY_BYTES = 1 << 10
-COPY_SHARE = 0.1
 MEAN_UNITS = 512  # units of a shard, on average; at most four times as many
 TRANSIENT_FAULTS = {Reason.IO_ERROR, Reason.READER_CRASH, Reason.RESOURCE_LIMIT, Reason.INTERNAL}  # faults that may be gone the next time
 V1_NAMES = {  # names as they are in the keys of stored units, which would else be read again
@@ -198,40 +197,38 @@ def describe_mismatch(file: str, found: str, listed: str, *, level: Any = "error
     return Finding(Reason.SOURCE_CHECKSUM, *texts, level=level, file=file, found=found[:16], expected=listed[:16])
 
 
-def _report_equal_records(records: Sequence[Record]) -> list[Finding]:
-    """A warning about recordings of one unit that two subjects share to the sample; constant ones may be equal by chance."""
-    owners: dict[bytes, str] = {}
-    equal = 0
-    for record in records if len(records) > 1 else ():
-        digest = hashlib.blake2b(digest_size=16)
-        for signal in record.signals:
-            digest.update(signal.samples.data)
-        varies = any((signal.samples != signal.samples[:1]).any() for signal in record.signals)
-        equal += varies and owners.setdefault(digest.digest(), record.subject_id) != record.subject_id
-    problem, requirement = f"recordings with the samples of another subject's: {equal}", "they can be in training and test"
-    return [input_warning(Reason.DUPLICATE_ACROSS_SPLITS, problem, requirement, count=equal)] if equal else []
+def _hash_samples(record: Record) -> str:
+    """The same for recordings with the same samples, whatever their files say of them; empty where all channels are constant."""
+    digest = hashlib.blake2b(digest_size=16)
+    for signal in record.signals:
+        digest.update(signal.samples.data)
+    return digest.hexdigest() if any((signal.samples != signal.samples[:1]).any() for signal in record.signals) else ""
 
 
 def find_copies(entries: Mapping[str, CachedUnit], sizes: Mapping[str, int]) -> Iterator[Finding]:
-    """Warnings about files that two subjects share to the byte: one of the recordings is the other's.
+    """Warnings about recordings of two subjects that are equal to the sample: one of them is the other's.
 
-    Files below `COPY_BYTES`, and those that make up less than `COPY_SHARE` of a unit (headers, annotations), may be equal by chance.
+    Between units those of less than `COPY_BYTES` may be equal by chance.
     """
     owners: dict[str, list[tuple[str, str]]] = {}
-    for name in sorted(entries):
-        unit = entries[name]
-        subjects = {row[1] for row in unit.recordings}
-        total = sum(sizes.get(file, 0) for file in unit.sources)
-        if len(subjects) == 1:
-            for file, digest in unit.sources.items():
-                if sizes.get(file, 0) >= max(COPY_BYTES, COPY_SHARE * total):
-                    owners.setdefault(digest, []).append((next(iter(subjects)), file))
+    for name, unit in sorted(entries.items()):
+        file = max(unit.sources, key=lambda file: sizes.get(file, 0), default=name)
+        within: dict[str, str] = {}
+        equal = 0
+        for (_, subject, *_), digest in zip(unit.recordings, unit.samples, strict=False):
+            if digest:
+                equal += within.setdefault(digest, subject) != subject
+        for digest, subject in within.items() if sizes.get(file, 0) >= COPY_BYTES else ():
+            owners.setdefault(digest, []).append((subject, file))
+        if equal:
+            problem = f"recordings with the samples of another subject's: {equal}"
+            yield input_warning(Reason.DUPLICATE_ACROSS_SPLITS, problem, "they can be in training and test", file=file, count=equal)
     for same in owners.values():
         subject, first = same[0]
-        copies = [file for other, file in same if other != subject and file != first]
+        copies = list(dict.fromkeys(file for other, file in same if other != subject and file != first))
         if copies:
             more = f" and {len(copies) - 1} more" if len(copies) > 1 else ""
-            problem = f"has the same bytes as {safe_text(Path(copies[0]).name)}{more}, of another subject"
+            problem = f"has the same samples as {safe_text(Path(copies[0]).name)}{more}, of another subject"
             requirement = "one recording under two subjects can be in training and test"
             hint = "Remove the wrong one, or give both the same subject"
             yield input_warning(Reason.DUPLICATE_ACROSS_SPLITS, problem, requirement, hint, file=first, count=len(copies))
@@ -269,15 +266,13 @@ def _read_unit(
     if lost and not any(finding.level != "info" for finding in findings):
         findings += [input_warning(Reason(code), f"{count} rows", count=count, file=file) for code, count in lost.items()]
     repeated = report_repeated_blocks(records, [] if task.root is None else [task.root / name for name in unit.files])
-    findings += [
-        *report_constant_stretches(records),
-        *_report_equal_records(records),
-        *(_make_relative(one, task.root) for one in repeated),
-    ]
+    findings += [*report_constant_stretches(records), *(_make_relative(one, task.root) for one in repeated)]
     samples, channels = sum(map(_count_samples, records)), {signal.channel for record in records for signal in record.signals}
     report = report_unit(unit, findings, content=digest, samples=samples, channels=len(channels))
     recordings = [(r.recording_id, r.subject_id, r.attributes, len(r.signals), len(r.annotations)) for r in records]
-    return entry.model_copy(update={"report": report, "rows": tables, "recordings": recordings}), records
+    return entry.model_copy(
+        update={"report": report, "rows": tables, "recordings": recordings, "samples": [_hash_samples(r) for r in records]}
+    ), records
 
 
 def describe_failure(error: Exception, root: Path | None, file: str) -> list[Finding]:
