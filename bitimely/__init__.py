@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         tokenize,
         verify,
     )
+    from bitimely_core.workflows.encoder import Encoder
 
 VERBS = (
     "analyze",
@@ -84,6 +85,7 @@ SOURCES = {  # public name -> module and name in it
     "read_tables": ("bitimely_core.records", "read_tables"),
     "Batch": ("bitimely_core.types", "Batch"),
     "Encoded": ("bitimely_core.types", "Encoded"),
+    "Encoder": ("bitimely_core.workflows.encoder", "Encoder"),
     "Record": ("bitimely_core.types", "Record"),
     "Run": ("bitimely_core.run", "Run"),
     "Settings": ("bitimely_core.config", "Settings"),
@@ -94,6 +96,7 @@ __all__ = [
     "Batch",
     "Classifier",
     "Encoded",
+    "Encoder",
     "MultiLabel",
     "Record",
     "Regressor",
