@@ -128,8 +128,8 @@ def test_page_of_the_paper_objective():
     assert page.summary["white_noise"] is None
     assert page.summary["jacobian"]["eval"]["own"] > 0
     assert "leaks" in page.verdict
-    assert [type(block) for block in page.blocks] == [Table, Figure]
-    assert page.blocks[1].data.values.shape == (20, 38)
+    assert [type(block) for block in page.blocks] == [Table, Table, Figure]
+    assert page.blocks[2].data.values.shape == (20, 38)
 
 
 def test_page_of_the_strict_objective():

@@ -15,13 +15,24 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Generator, Tensor
 
 from bitimely_core import models as building
 from bitimely_core import objectives
+from bitimely_core.analyses.leak_stages import (
+    Dependence,
+    Influence,
+    LeakStage,
+    NativeInfluence,
+    find_path_influence,
+    join_influences,
+    measure_native,
+    measure_stages,
+    record_tokens,
+    split_slopes,
+)
 from bitimely_core.analyses.regions import samples_per_token
 from bitimely_core.config import ModelConfig, ObjectiveConfig, Settings, build_model_config
 from bitimely_core.errors import usage_error
@@ -33,10 +44,8 @@ from bitimely_core.page import HeatMap, Line, LinePlot, Page, PageBuilder
 from bitimely_core.registry import AnalysisFacts, analyses, models
 from bitimely_core.registry import objectives as known
 from bitimely_core.run import Run
-from bitimely_core.schemas import SamplePreparation, WindowOptions
 from bitimely_core.tokens import Windows
-from bitimely_core.tokens.cutting import RecordCut, make_values
-from bitimely_core.types import Batch, Progress, Signal
+from bitimely_core.types import Batch, Progress
 
 Array = npt.NDArray[Any]
 
@@ -67,7 +76,7 @@ def leakage(
     model's own). With `windows` (of a run: its own) native samples are changed, too. `steps` on white noise are trained (0: Jacobian only); 300 to 700 show every leak that is known.
 
     Returns a page whose summary holds `leak_free` (measured; None where the objective has no target), `stamped`, `contradiction` (stamped
-    true, but it leaks), `jacobian` and `white_noise`. Raises UserError: more than one run, unknown names (exit 2).
+    true, but it leaks), `jacobian`, `native`, `stages` (see `leak_stages`) and `white_noise`. Raises UserError: more than one run, unknown names (exit 2).
     """
     settings, stamp, name = _choose_settings(runs, model, objective, preset)
     windows = windows or (runs[0].windows() if runs else None)
@@ -91,9 +100,10 @@ def leakage(
         small = _shrink_config(settings.model)
         jacobian = {mode: measure(small, objective_fn, seed, training=mode == "train") for mode in ("eval", "train")}
         noise = train_on_noise(settings.model, objective_fn, steps, seed, progress) if steps else None
-    native = (
-        measure_native(small, jacobian["eval"], windows.options, preparation) if preparation and preparation.channels and windows else []
-    )
+    normalise = windows.normalise if windows is not None else settings.data.normalise
+    cutting = windows.options if windows is not None and preparation and preparation.channels else None
+    native = measure_native(small, jacobian["eval"], cutting, preparation, normalise) if cutting and preparation else []
+    stages = measure_stages(small, jacobian, native, cutting, preparation, normalise)
     is_exact = all(found.own == 0 and found.beyond == 0 for found in jacobian.values())
     is_exact = is_exact and all(one.forbidden == 0 and one.copied == 0 for one in native) and getattr(windows, "normalise", "") != "window"
     is_alive = all(found.allowed > 0 for found in jacobian.values())
@@ -113,16 +123,20 @@ def leakage(
             [[", ".join(o.channels), o.rate, o.filters, o.resampling, max(jacobian["eval"].own, jacobian["eval"].beyond), o.forbidden, o.copied]
              for o in native],
         )  # fmt: skip
+    _add_stages(page, stages)
     _add_blocks(page, jacobian, noise, "code" if settings.model.tokenizer == "codes" else "sample")
     summary = {
         "leak_free": leak_free,
         "stamped": stamp,
         "contradiction": contradiction,
         "jacobian": {mode: {"own": one.own, "beyond": one.beyond, "allowed": one.allowed} for mode, one in jacobian.items()},
-        "native": [one._asdict() for one in native],
+        "native": [{key: value for key, value in one._asdict().items() if not isinstance(value, Influence)} for one in native],
+        "stages": [{**one._asdict(), "verdict": one.verdict} for one in stages],
         "white_noise": None if noise is None else {"rel": noise.rel, "parts": noise.parts, "steps": noise.steps, "values": noise.values},
     }
-    return page.finish(_verdict(chosen, leak_free, stamp, jacobian, noise, native), summary)
+    causes = [one.stage + (f" ({one.seconds:.3g} s)" if one.seconds else "") for one in stages if one.verdict != "adds nothing"]
+    by = f" Stages that add to it: {', '.join(causes)}." if causes else ""
+    return page.finish(_verdict(chosen, leak_free, stamp, jacobian, noise, native) + by, summary)
 
 
 def _choose_settings(runs: list[Run] | None, model: str, objective: str | None, preset: str) -> tuple[Settings, bool | str | None, str]:
@@ -164,17 +178,6 @@ def _resize_config(config: ModelConfig, tokens: int, channels: int, *, ragged: b
     return config.model_copy(update={"length": max(length, config.patch), "channels": width, "others": (), "dropout": 0.0})
 
 
-class Dependence(NamedTuple):
-    """Largest dependence of a prediction on three kinds of inputs, and of every prediction on every input."""
-
-    own: float  # on its own target
-    beyond: float  # on inputs that only a leak can reach
-    allowed: float  # on all others
-    map: Array  # [predictions, inputs]
-    parts: tuple[str, ...] = ()  # of each prediction: next, previous, ...
-    spans: tuple[tuple[int, int], ...] = ()  # first and last sample of its target; (0, -1) without one
-
-
 def _find_maxima(size: Tensor, own: Tensor, forbidden: Tensor) -> Tensor:
     """Largest dependence on own, forbidden and allowed inputs, [3]."""
     return torch.stack([(size * kind).amax() if size.numel() else size.new_zeros(()) for kind in (own, forbidden, ~forbidden)])
@@ -191,78 +194,42 @@ def measure_jacobian(config: ModelConfig, objective: Objective, seed: int, *, tr
     model = building.from_config(config).double().train(training)
     draw = Generator().manual_seed(seed)
     x = torch.randn(2, config.length, config.channels, generator=draw, dtype=torch.float64).requires_grad_()
-    result = objective(model, Batch(x), Generator().manual_seed(seed))
+    with record_tokens(model, x) as record:
+        result = objective(model, Batch(x), Generator().manual_seed(seed))
     valid = result["valid"] if result["valid"].dim() == 3 else result["valid"][..., None]
     own = _find_own_samples(model, x, result)  # [B, M, T, V]
     weight = torch.randn(result["prediction"].shape, generator=draw, dtype=torch.float64) * valid
     maxima, lines, parts, spans = [], [], [], []
+    paths: tuple[list[Influence], list[Influence]] = ([], [])
     for name, part in result["slices"].items():
         for m in range(*part.indices(valid.shape[1])):
-            (slope,) = torch.autograd.grad((result["prediction"][:, m] * weight[:, m]).sum(), x, retain_graph=True, allow_unused=False)
+            target = (result["prediction"][:, m] * weight[:, m]).sum()
+            (slope,) = torch.autograd.grad(target, x, retain_graph=True, allow_unused=False)
             slope = slope.abs()
-            rows = valid[:, m].any(-1)
-            maxima.append(_find_maxima(slope[rows], own[rows, m], _forbidden_samples(name, own, m, valid)[rows]))
+            rows, forbidden = valid[:, m].any(-1), _forbidden_samples(name, own, m, valid)
+            maxima.append(_find_maxima(slope[rows], own[rows, m], forbidden[rows]))
             lines.append(slope[:1].sum((0, 2)))
             parts.append(name.partition("-")[0])
             used = own[0, m].any(-1).nonzero().flatten().tolist()
             spans.append((used[0], used[-1]) if used and bool(rows[0]) else (0, -1))
+            if spans[-1] != (0, -1):
+                split = split_slopes(target, record, _forbidden_tokens(name, result, m, record.tokens[0].shape[1]))
+                for influences, sizes in zip(paths, split, strict=True):
+                    influences.append(find_path_influence(sizes[rows] * forbidden[rows], parts[-1], spans[-1]))
     own_size, beyond, allowed = torch.stack(maxima).amax(0).tolist()
-    return Dependence(own_size, beyond, allowed, torch.stack(lines).numpy(), tuple(parts), tuple(spans))
+    tokenizer, reader = map(join_influences, paths)
+    return Dependence(own_size, beyond, allowed, torch.stack(lines).numpy(), tuple(parts), tuple(spans), tokenizer, reader)
 
 
-class NativeInfluence(NamedTuple):
-    """Largest influence of forbidden native samples on predictions, of channels of one native rate."""
-
-    channels: tuple[str, ...]
-    rate: float  # Hz
-    filters: float  # through the filters alone
-    resampling: float  # through the resampling alone
-    forbidden: float  # through all stages
-    copied: float  # share of target values of which every native sample reaches the prediction
-
-
-def measure_native(config: ModelConfig, found: Dependence, options: WindowOptions, preparation: SamplePreparation) -> list[NativeInfluence]:
-    """Native samples of noise are changed one by one; the code that makes tokens, then the derivatives `found` of the predictions, pass it on."""
-    out = []
-    for step in preparation.channels:
-        ratio = options.rate / step.native_rate
-        grid = math.gcd(preparation.stride or 1, samples_per_token(config))
-        first = max(0, math.ceil(2 * ratio) - config.length // 2) // grid * grid  # a native sample is in the middle
-        count = math.ceil((first + config.length) / ratio + max(2, 2 / ratio)) + 30
-        one = options.model_copy(update={"channels": step.channels[:1], "resample": True})
-        bare = one.model_copy(update={"bandpass": None, "notch": None})
-        filtered = one.model_copy(update={"rate": step.native_rate})
-        whole, resampled = (_find_slopes(o, step.native_rate, count)[first : first + config.length] for o in (one, bare))
-        at = np.minimum((np.arange(first, first + config.length) / ratio + 1e-9).astype(np.int64), count - 1)
-        kept = _find_slopes(filtered, step.native_rate, count)[at] if step.filters else np.zeros_like(whole)
-        place = np.floor(np.arange(count) * ratio + 1e-9) - first
-        sizes, copies = [], []
-        hidden = np.isin(place, [i for a, b in found.spans for i in range(a, b + 1)])
-        for line, part, (start, stop) in zip(found.map, found.parts, found.spans, strict=True):
-            if stop < start:
-                continue
-            forbidden = place >= start if part == "next" else place <= stop if part == "previous" else hidden
-            seen = line > 0
-            reached = whole[seen].any(0)
-            sizes.append([(d[seen] * forbidden).max(initial=0.0) for d in (kept, resampled)] + [((line @ whole) * forbidden).max()])
-            copies += [bool(row.any()) and not (row.astype(bool) & ~reached).any() for row in whole[start : stop + 1]]
-        by_filters, by_resampling, largest = np.max(sizes, axis=0).tolist()
-        out.append(NativeInfluence(step.channels, step.native_rate, by_filters, by_resampling, largest, float(np.mean(copies))))
-    return out
-
-
-def _find_slopes(options: WindowOptions, rate: float, count: int) -> Array:
-    """Size of the change of each value with each of `count` native samples of noise, [values, count]; values that are missing: 0."""
-    noise = np.random.default_rng(0).normal(size=count)
-
-    def make(samples: Array) -> Array:
-        signal = Signal(options.channels[0], rate, "", samples)
-        cut = RecordCut([[signal]], [[1.0]], digital=False, scale=np.ones(1), offset=np.zeros(1), units=("",), places=[])
-        return make_values(signal, 1.0, cut, options)
-
-    base = make(noise)
-    changed = [np.abs(np.nan_to_num(make(noise + 1e3 * (np.arange(count) == k)) - base)) / 1e3 for k in range(count)]
-    return np.stack(changed, axis=1)
+def _forbidden_tokens(name: str, result: Result, m: int, count: int) -> Tensor:
+    """Tokens that prediction m must not read, bool [B, N]."""
+    which, part = name.partition("-")[0], result["slices"][name]
+    if which not in {"next", "previous"}:
+        valid = result["valid"][:, part]
+        return valid.any(-1) if valid.dim() == 3 else valid
+    wanted = result["target"][:, m] if result["target"].dim() == 2 else torch.full(result["valid"].shape[:1], m - part.start)
+    at = torch.arange(count)
+    return at >= wanted[:, None] if which == "next" else at <= wanted[:, None]
 
 
 def _find_own_samples(model: Model, x: Tensor, result: Result) -> Tensor:
@@ -309,7 +276,8 @@ def measure_code_changes(config: ModelConfig, objective: Objective, seed: int, *
         return result
 
     before, numbered = predict(codes), known[objective.config.name].facts.states
-    maxima, lines = [], []
+    maxima, lines, reach = [], [], 0
+    wanted = before["target"] if numbered else torch.cat([torch.arange(part.stop - part.start) for part in before["slices"].values()])
     for n in range(config.length):
         other = codes.clone()
         other[:, n] = FIRST + (codes[:, n] - FIRST + 1) % VOCABULARY
@@ -333,9 +301,14 @@ def measure_code_changes(config: ModelConfig, objective: Objective, seed: int, *
             else:
                 forbidden[:, part] |= own.any(1, keepdim=True)  # a hidden code must reach no prediction at all
         maxima.append(_find_maxima(change, own, forbidden))
+        reach = (
+            max(reach, int(((wanted - n).abs() + 1).expand_as(change)[(change > 0) & forbidden].amax()))
+            if (change * forbidden).any()
+            else reach
+        )
         lines.append(change.sum(0))
     own_size, beyond, allowed = torch.stack(maxima).amax(0).tolist()
-    return Dependence(own_size, beyond, allowed, torch.stack(lines, 1).numpy())
+    return Dependence(own_size, beyond, allowed, torch.stack(lines, 1).numpy(), objective=Influence(max(own_size, beyond), reach))
 
 
 class NoiseResult(NamedTuple):
@@ -438,6 +411,18 @@ def _verdict(
     if largest == 0 and noise is not None and noise.rel < NOISE_THRESHOLD:
         return f"{name} leaks after training.{trained}"
     return f"{name} leaks: a prediction depends on its own target (derivative up to {largest:.2g}).{trained}"
+
+
+def _add_stages(page: PageBuilder, stages: list[LeakStage]) -> None:
+    page.table(
+        "stages",
+        "What each stage adds",
+        "Each stage by itself, the others as if they kept samples apart. Influence: the largest change of what a prediction may read (last three "
+        "rows: of the prediction) with a native sample of its target or beyond it. Reach: how far that sample lies from what is read. Copied: share "
+        "of the target values that hold nothing but samples that are read.",
+        ["stage", "here", "influence", "reach (values)", "reach (s)", "copied", "verdict"],
+        [[o.stage, o.action, o.influence, o.reach, "" if o.seconds is None else o.seconds, o.copied, o.verdict] for o in stages],
+    )
 
 
 def _add_blocks(page: PageBuilder, jacobian: Mapping[str, Dependence], noise: NoiseResult | None, unit: str) -> None:
