@@ -137,14 +137,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name on first use (PEP 562), so that `import bitimely` loads neither torch nor pyarrow."""
-    if name in MODULES:
-        return importlib.import_module(f"bitimely_core.{name}")
-    if name in SOURCES:
-        module, source = SOURCES[name]
-        return getattr(importlib.import_module(module), source)
-    raise AttributeError(f"module 'bitimely' has no attribute {name!r}")
+if not TYPE_CHECKING:  # type checkers see the imports above, and refuse other names
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name on first use (PEP 562), so that `import bitimely` loads neither torch nor pyarrow."""
+        if name in MODULES:
+            return importlib.import_module(f"bitimely_core.{name}")
+        if name in SOURCES:
+            module, source = SOURCES[name]
+            return getattr(importlib.import_module(module), source)
+        raise AttributeError(f"module 'bitimely' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -121,6 +122,31 @@ def test_examples_run(path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout
     assert len(path.read_text().splitlines()) <= 42
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda p: p.stem)
+def test_notebooks_hold_the_outputs_of_all_cells_in_order(path: Path) -> None:
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1)), "run: python docs/notebooks.py"
+    assert all(cell["outputs"] for cell in cells[:-1])
+    assert len(path.read_bytes()) < 40_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda p: p.stem)
+def test_notebooks_run(path: Path, tmp_path: Path) -> None:
+    code = "import json, sys, notebooks; print(json.dumps(notebooks.run_cells(json.load(open(sys.argv[1])))))"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'docs'}"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, str(path)], capture_output=True, text=True, cwd=tmp_path, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+
+    def list_outputs(text: str) -> list[list[str]]:
+        return [[one["output_type"] for one in cell.get("outputs", ())] for cell in json.loads(text)["cells"]]
+
+    assert list_outputs(done.stdout) == list_outputs(path.read_text()), "run: python docs/notebooks.py"
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
