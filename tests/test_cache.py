@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import scipy.signal
 from damage import Damage, append, delete, flip, truncate, zero4k
 from samples import SAMPLES, require_sample
 
@@ -358,6 +359,15 @@ def test_line_noise_of_white_noise_is_that_of_its_band() -> None:
     means = [np.mean([f["line_noise"] for f in found if f["line_frequency"] == mains]) for mains in (50.0, 60.0)]
     assert np.mean(means) == pytest.approx(one_band, rel=0.4)  # the larger of two bands
     assert 0.4 < np.mean([f["line_frequency"] == 50.0 for f in found]) < 0.6
+
+
+def test_line_noise_of_a_long_recording_is_that_of_eight_stretches_of_four_seconds() -> None:
+    n = 200 * 4 * 40 + 117
+    hum = (np.arange(n) // 1000 % 3) * np.sin(2 * np.pi * 50 * np.arange(n) / 200)  # comes and goes
+    x = (100 * (hum + np.random.default_rng(0).normal(size=n))).astype(np.int16)
+    frequency, power = scipy.signal.periodogram([x[i * (n - 800) // 7 :][:800] for i in range(8)], 200, "hann", detrend="constant")
+    near, above = np.abs(frequency - 50) <= 1, frequency > 0.5
+    assert figures(Signal("x", 200.0, "", x))["line_noise"] == pytest.approx(power[:, near].sum() / power[:, above].sum(), rel=1e-3)
 
 
 def test_line_noise_is_not_reported_where_it_is_not_measurable() -> None:

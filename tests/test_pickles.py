@@ -143,6 +143,19 @@ def test_every_truncation_is_reported(tmp_path: Path) -> None:
     assert find_refusal(tmp_path, data[: len(data) // 2]) == Reason.TRUNCATED
 
 
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"\x80\x02\x8b\xff\xff\xff\xff.", Reason.CORRUPT),  # an integer of -1 bytes
+        (b"\x80\x02S'abc\n.", Reason.CORRUPT),  # a text whose quote is not closed
+        (b"\x80\x04\x95\x20\0\0\0\0\0\0\0K\x01.", Reason.TRUNCATED),  # 32 bytes announced, 3 there
+        (b"\x80\x04\x95\x02\0\0\0\0\0\0\0B\x09\0\0\0.", Reason.TRUNCATED),  # the frame ends within a length
+    ],
+)
+def test_damage_and_a_file_that_was_cut_have_codes_of_their_own(tmp_path: Path, data: bytes, code: Reason) -> None:
+    assert find_refusal(tmp_path, data) == code
+
+
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=6))
 def test_whatever_the_bytes_only_user_errors(tmp_path: Path, changes: list[tuple[int, int]]) -> None:

@@ -289,6 +289,16 @@ def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list_codes(findings)[0] == ("csv_syntax", 5)
 
 
+def test_the_limit_of_a_line_is_none_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv_text, "MAX_LINE", 100)
+    monkeypatch.setattr(csv_text, "BLOCK", 64)
+    path = write_table(tmp_path, text := "id,x\n" + "".join(f"{i},{'y' * (i % 40)}\n" for i in range(300)))
+    blocks = list(csv_text.read_blocks(path))
+    assert b"".join(block for block, _ in blocks) == text.encode()
+    assert all(block.endswith(b"\n") and len(block) <= 164 for block, _ in blocks)  # complete lines, a block and the rest of one before
+    assert [last for _, last in blocks] == [False] * (len(blocks) - 1) + [True]
+
+
 # --- Parquet
 
 
