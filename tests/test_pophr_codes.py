@@ -211,6 +211,8 @@ def test_columns_of_dates() -> None:
     assert dates.parse_days(pl.Series("date", [None, None])).to_list() == [None, None]
     assert dates.parse_days(pl.Series("date", [None, None], dtype=pl.String)).to_list() == [None, None]
     assert dates.parse_days(pl.Series("date", [date(1970, 1, 2), None])).to_list() == [1, None]
+    for kind in (pl.String, pl.Null, pl.Date):
+        assert dates.parse_days(pl.Series("date", [], dtype=kind)).dtype == pl.Int32
     for wrong in (pl.Series("date", [20010101]), pl.Series("date", [date(2001, 1, 1)]).cast(pl.Datetime)):
         with pytest.raises(ValueError, match="expected text or dates"):
             dates.parse_days(wrong)
