@@ -1033,7 +1033,7 @@ class EncoderRecord(Part):
     width: int
     pretrained_on: tuple[str, ...] | None  # as declared; None: unknown
     penalty: list[float]
-    fitted_on: dict[str, int]  # split -> windows
+    fitted_on: dict[str, int]  # split -> windows; of histories withheld
 
 
 class EvaluationSettings(Part):

@@ -79,6 +79,10 @@ def list_commands(raw: Path, recipe: Path) -> list[list[str]]:
         ["report", "one", "two", "--json"],
         ["export", "two"],
         ["embed", "two"],
+        *(
+            ["evaluate", "one", "--data", "pophr", "--vectors", str(raw.parent / "w/runs/two/embeddings-pophr.parquet"), *more]
+            for more in ([], ["--json"])
+        ),
         ["reproduce", "two"],
         ["run", str(recipe)],
         *(["analyze", kind, "two"] for kind in ANALYSES),

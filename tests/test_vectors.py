@@ -1,8 +1,11 @@
 """Vectors of any encoder: the file format, what is refused, the probe against scikit-learn, our own vectors against `analyze probing`."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +16,7 @@ import pytest
 import small
 from fixtures import make_v1
 from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.metrics import accuracy_score, cohen_kappa_score, log_loss, mean_absolute_error
+from sklearn.metrics import accuracy_score, cohen_kappa_score, log_loss, mean_absolute_error, roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
 from bitimely_cli.main import main
@@ -349,3 +352,62 @@ def test_runs_stand_beside_the_encoder(home, index, capsys, tmp_path):
         assert found["compared"]["tuned (fine-tuned)"][name]["value"] == alone["metrics"][name]["value"], name
     assert found["verdict"].count("with fewer than 3 seeds nothing is said about the methods") + found["verdict"].count("no verdict") >= 3
     shutil.rmtree(tmp_path / "out")
+
+
+def test_labels_of_histories_are_probed_one_by_one_and_counts_of_few_people_withheld(capsys, tmp_path):
+    home = tmp_path / "home"
+    argv = ["ingest", "synthetic-claims", "--subjects", "150", "--seed", "1", "-w", str(home)]
+    assert main([*argv, "--small-counts", "--no-select", "--min-codes", "1"]) == 3  # some rows are faulty
+    windows = tokens.open_tokens(home / "tokens" / "synthetic-claims")
+    labels, split = windows.targets(), windows.index["split"].to_numpy()
+    rng = np.random.default_rng(0)
+    x = np.nan_to_num(labels) + rng.normal(size=labels.shape)
+    frame = windows.index.select("window", "subject_id").with_columns(vector=pl.Series(x.tolist()))
+    frame.write_parquet(tmp_path / "x.parquet", metadata={"encoder": "x", "pretrained_on": "[]"})
+    found = call(capsys, home, tmp_path / "x.parquet", data="synthetic-claims")
+    parts = {name: x[split == name] for name in ("train", "validation", "test")}
+    scaled = {name: StandardScaler().fit(parts["train"]).transform(of) for name, of in parts.items()}
+    for k, name in enumerate(windows.class_names):
+        y = {part: labels[split == part, k] for part in parts}
+        known = {part: np.isfinite(of) for part, of in y.items()}
+        if len(np.unique(y["train"][known["train"]])) < 2:
+            continue
+        fitted = {
+            p: LogisticRegression(C=1 / p, max_iter=5000, tol=1e-8).fit(scaled["train"][known["train"]], y["train"][known["train"]])
+            for p in PENALTIES
+        }
+        held, truth = scaled["validation"][known["validation"]], y["validation"][known["validation"]]
+        best = min(PENALTIES, key=lambda p: log_loss(truth, fitted[p].predict_proba(held), labels=[0, 1]))
+        assert found["encoder"]["penalty"][k] == best, name
+        test, chance = y["test"][known["test"]], fitted[best].predict_proba(scaled["test"][known["test"]])[:, 1]
+        value = found["by_class"][name]["auroc"]["value"]
+        if 0 < test.mean() < 1:
+            assert value == pytest.approx(roc_auc_score(test, chance), abs=0.02), name
+        else:
+            assert value is None
+    assert {"length_only", "single_code", "simple_features", "random_weights"} <= set(found["baselines"])
+    small = tmp_path / "fixture"
+    shutil.copytree(Path(__file__).parent / "fixtures" / "v1" / "home" / "tokens", small / "tokens")
+    own = tokens.open_tokens(small / "tokens" / "synthetic-claims").index
+    own.select("window").with_columns(vector=pl.Series(np.ones((own.height, 2)).tolist())).write_parquet(tmp_path / "y.parquet")
+    hidden = call(capsys, small, tmp_path / "y.parquet", data="synthetic-claims")
+    assert (hidden["n"], hidden["n_subjects"], hidden["encoder"]["fitted_on"]) == (None, None, {})
+    assert all(one["value"] is None for one in hidden["metrics"].values())
+    page = (small / "reports" / "vectors-y-synthetic-claims" / "report.html").read_text()
+    assert re.search(r"\b4 (test )?(windows|subjects)", page) is None
+    call(capsys, small, tmp_path / "y.parquet", "--sequences", "2", data="synthetic-claims", code=2)
+
+
+@pytest.mark.slow
+def test_the_examples_write_files_that_are_scored(cohort, capsys, tmp_path):
+    folder, examples = cohort / "tokens" / "synthetic-staging", Path(__file__).parent.parent / "examples" / "encoders"
+    files = []
+    for name, *more in (("mne_band_power.py",), ("torch_convolutions.py",), ("torch_convolutions.py", "1")):
+        files.append(tmp_path / f"{len(files)}.parquet")
+        argv = [sys.executable, "-W", "error", str(examples / name), str(folder), str(files[-1]), *more]
+        done = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(examples.parent.parent)})
+        assert done.returncode == 0, done.stderr
+    found = call(capsys, cohort, files, "--baselines", "cheap", data="synthetic/staging")
+    assert found["metrics"]["accuracy"]["value"] > 0.75  # stages of this cohort follow from band powers
+    assert list(found["compared"]) == ["convolutions, 0 epochs", "convolutions, 1 epochs"]
+    assert found["notices"] == []

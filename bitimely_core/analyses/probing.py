@@ -117,7 +117,8 @@ def probing(
     choices = features.list_choices(run.model(), windows, int(rows["train"][0]), names)
     if default not in choices:
         choices.insert(0, default)
-    probes = fit_model_probes(run, windows, rows, target, choices, seed if control else None, progress=progress)
+    models = {"trained": run.model(), **({"random": draw_random_weights(run.model(), seed)} if control else {})}
+    probes = fit_model_probes(models, windows, rows, target, choices, progress=progress)
     probes["raw"] = fit_simple_features(windows, rows, target)
     test = features.TestSplit(windows, rows["test"], target["test"], bootstrap)
     first = make_key("trained", default)
@@ -177,21 +178,22 @@ def fit_simple_features(windows: Windows, rows: Mapping[str, Array], target: Map
     return fit_windows(windows, {split: extract_simple_features(windows, at) for split, at in rows.items()}, target)
 
 
+def draw_random_weights(model: Any, seed: int) -> Any:
+    """A model of the same architecture with random weights."""
+    return randomise_model(model, seed).float()
+
+
 def fit_model_probes(
-    run: Run,
+    models: Mapping[str, Any],
     windows: Windows,
     rows: Mapping[str, Array],
     target: Mapping[str, Array],
     choices: Sequence[features.VectorChoice],
-    control_seed: int | None,
     *,
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> dict[str, LinearProbe]:
-    """Probes of every choice on the trained model and, with `control_seed`, on random weights; keys are those of `make_key`."""
-    models: dict[str, Any] = {"trained": run.model()}
-    if control_seed is not None:
-        models["random"] = randomise_model(run.model(), control_seed).float()
+    """Probes of every choice on the models, by the `make_key` of their source (trained, random) and the choice."""
     probes: dict[str, LinearProbe] = {}
     for name, model in models.items():
         x = {

@@ -38,7 +38,11 @@ def encoder_page(windows: Windows, scores: Scores, columns: Mapping[str, npt.NDA
         "File": f"{encoder.file} (SHA-256 {encoder.sha256[:16]})",
         "Pre-training data": declared,
         "Probe": f"{task} regression on standardised vectors, penalty {np.median(encoder.penalty):g} by validation loss",
-        "Fitted on": ", ".join(f"{count:,} {split} windows" for split, count in encoder.fitted_on.items()),
+        **(
+            {"Fitted on": ", ".join(f"{count:,} {split} windows" for split, count in encoder.fitted_on.items())}
+            if encoder.fitted_on
+            else {}
+        ),
         "Data": f"{scores.data}, split by {windows.split}",
         "Fingerprint of the data": windows.fingerprint[:16],
     }

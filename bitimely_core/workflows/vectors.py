@@ -107,6 +107,8 @@ def evaluate_vectors(
         own, random = _predict_by_run(of, run, baselines, batch_size, device, progress)
         others |= own
         controls |= {name if len(opened) == 1 else f"{name}_of_{run.name}": one for name, one in random.items()}
+    if not opened and baselines == "all":
+        controls |= _predict_without_run(of, device, progress)
     columns = {"target": of.target["test"], "prediction": probes[first].prediction}
     task = _score_probe(of, columns["prediction"], others | controls, bootstrap, by)
     shared = {name: count_declared_subjects(one.declared, windows) for name, one in found.items()}
@@ -121,7 +123,7 @@ def evaluate_vectors(
         settings=EvaluationSettings(bootstrap=bootstrap, by=by, baselines=baselines, seed=SEED, verified=verify),
         subjects_shared_with_training=round_rows(own_shared) if hidden else own_shared,
         notices=_list_notices(of, found, shared, opened, probes, by, verify=verify),
-        encoder=_describe_encoder(found[first], probes[first], {s: round_rows(len(at)) if hidden else len(at) for s, at in rows.items()}),
+        encoder=_describe_encoder(found[first], probes[first], {} if hidden else {s: len(rows[s]) for s in ("train", "validation")}),
         **(score_endpoints(windows, scored, bootstrap, **columns) if complete else {}),
     )
     scores = protect_scores(scores, windows)
@@ -183,18 +185,34 @@ def _predict_by_run(
 ) -> tuple[Predictions, Predictions]:
     """The probe of a run's vectors and, of a fine-tuned one, its own predictions; and the probe of random weights."""
     from bitimely_core.analyses import features
-    from bitimely_core.analyses.probing import fit_model_probes, make_key
+    from bitimely_core.analyses.probing import draw_random_weights, fit_model_probes, make_key
 
-    choice = features.default_choice(run)
-    seed = SEED if baselines == "all" else None
-    probes = fit_model_probes(run, *of[:3], [choice], seed, device=device, progress=progress)
+    choice, model = features.default_choice(run), run.model()
+    control = {"random": draw_random_weights(model, SEED)} if baselines == "all" else {}
+    probes = fit_model_probes({"trained": model, **control}, *of[:3], [choice], device=device, progress=progress)
     words = f"linear probe on {choice.describe()} of {run.name}"
     own = {f"{run.name} (probe)": (words, probes[make_key("trained", choice)].prediction)}
-    random = {} if seed is None else {"random_weights": (f"{words} with random weights", probes[make_key("random", choice)].prediction)}
+    random = {"random_weights": (f"{words} with random weights", probes[make_key("random", choice)].prediction)} if control else {}
     if (head := run.head()) is not None:
         prediction = predict(head, of.scored, batch_size=batch_size, device=device, progress=progress)
         own[f"{run.name} (fine-tuned)"] = "fine-tuned on the training labels", prediction
     return own, random
+
+
+def _predict_without_run(of: ProbedWindows, device: str, progress: Progress | None) -> Predictions:
+    """The probe of random weights of the smallest preset; none where it does not read the windows."""
+    from bitimely_core import models
+    from bitimely_core.analyses.features import VectorChoice
+    from bitimely_core.analyses.probing import draw_random_weights, fit_model_probes
+
+    windows, codes = of.windows, len(of.windows.vocabulary)
+    if getattr(windows, "irregular", False):
+        return {}
+    events = {"tokenizer": "codes", "codes": codes} if codes else {}
+    model = models.build("bitimelygpt", preset="tiny", channels=windows.channels, length=windows.length, **events)
+    random, choice = {"random": draw_random_weights(model, SEED)}, VectorChoice("sos", "last")
+    (probe,) = fit_model_probes(random, *of[:3], [choice], device=device, progress=progress).values()
+    return {"random_weights": (f"linear probe on {choice.describe()} of bitimelygpt, preset tiny, with random weights", probe.prediction)}
 
 
 def _score_probe(of: ProbedWindows, prediction: np.ndarray, others: Predictions, bootstrap: int, by: Unit) -> TaskScores:
@@ -214,8 +232,7 @@ def _score_probe(of: ProbedWindows, prediction: np.ndarray, others: Predictions,
     )
 
 
-def _describe_encoder(one: EncoderVectors, probe: LinearProbe, used: Mapping[str, int]) -> EncoderRecord:
-    fitted = {split: used[split] for split in ("train", "validation")}
+def _describe_encoder(one: EncoderVectors, probe: LinearProbe, fitted: dict[str, int]) -> EncoderRecord:
     declared, width = one.declared.pretrained_on, one.vectors.shape[1]
     return EncoderRecord(
         file=clean(one.path.name), sha256=one.sha256, width=width, pretrained_on=declared, penalty=probe.penalty, fitted_on=fitted
