@@ -107,7 +107,7 @@ def read_item(windows: TokenSet, row: int) -> Tensor | tuple[Tensor, Tensor] | d
     arrays = {**windows.arrays([row]), "target": windows.targets([row])}
     fields = {name: torch.as_tensor(array[0]) for name, array in arrays.items() if array is not None}
     if not windows.regular:
-        padding = {name: windows.length - len(fields[name]) for name in ("values", "times", "mask")}
+        padding = {name: windows.length - len(fields[name]) for name in ("values", "times", "mask") if name in fields}
         return {**fields, **{name: F.pad(fields[name], (0, 0) * (fields[name].dim() - 1) + (0, count)) for name, count in padding.items()}}
     values = torch.where(fields["mask"], fields["values"], torch.nan) if "mask" in fields else fields["values"]
     return (values, fields["target"]) if "target" in fields else values

@@ -7,6 +7,7 @@ import json
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,28 @@ def test_events_are_dicts_of_one_length_that_models_read() -> None:
     assert at == len(events["test"])
     with pytest.raises(UserError, match="a time for every value"):
         np.asarray(events)
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_rows_at_irregular_times_are_dicts(missing: bool) -> None:
+    held = test_data.windows(6)
+    times = np.sort(np.random.default_rng(0).uniform(0, 6, (6, 6, 1)), axis=1).astype(np.float32)
+    values = np.concatenate([held.values(), times], axis=2)
+    if missing:
+        values[1, 4:] = np.nan
+    options = held.options.model_copy(update={"channels": ("x", "y", "time"), "clock": "time", "grid": None, "rate": 2.0})
+    manifest = held.manifest.model_copy(update={"options": options, "missing": missing})
+    ones = np.ones((1, 3), np.float32)
+    held = replace(held, manifest=manifest, shards=(values,), firsts=np.array([0, 6]), centre=0 * ones, factor=ones)
+    (batch,) = DataLoader(held, batch_size=6)
+    assert batch.keys() == {"values", "times", "target"} | ({"mask"} if missing else set())
+    np.testing.assert_allclose(batch["times"], np.nan_to_num(2 * values[..., 2]))
+    np.testing.assert_array_equal(batch["values"], np.nan_to_num(values[..., :2]))
+    model = bt.build_model("gru-d", preset="tiny", channels=2, length=6).eval()
+    with torch.inference_mode():
+        torch.testing.assert_close(model(batch).hidden[-1], model(bt.collate(held)).hidden[-1])
+    with pytest.raises(UserError, match="a time for every value"):
+        np.asarray(held)
 
 
 def test_a_pickle_holds_the_place_and_no_data(windows: Any, tmp_path: Path) -> None:

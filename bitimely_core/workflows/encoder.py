@@ -238,12 +238,11 @@ class Encoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     def _compute(self, values: Array, call: Callable[[Batch], Tensor]) -> Array:
         """`call` of batches of one shape, so that the result of a row does not depend on those beside it."""
         place, out = select_device(self.device), []
-        self.model_.to(place)
-        if self.head_ is not None:
-            self.head_.to(place)
+        module = (self.model_ if self.head_ is None else self.head_).to(place)
         with torch.inference_mode():
             for start in range(0, len(values), self.batch_size):
                 rows = values[start : start + self.batch_size]
                 filled = np.pad(rows, ((0, self.batch_size - len(rows)), (0, 0), (0, 0)), mode="edge")
                 out.append(call(data.to_device(to_batch(torch.from_numpy(filled)), place)).float().cpu().numpy()[: len(rows)])
+        module.to("cpu")  # a pickle opens on every machine
         return np.concatenate(out)
