@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
@@ -280,6 +281,26 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: to_plain(part) for key, part in value.items()}
     return [to_plain(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+SUBJECT = re.compile(r"(?<![\w/-])([Ss])ubject(s?)(?![\w/-]|\.\w)")  # a word of its own, no key, option or path
+
+
+def rename_units(value: Any, unit: str) -> Any:
+    """`value` (a text, a block, a page) with `unit`, such as segment, in the place of subject in what is shown; keys and names of files stay."""
+    if unit in {"subject", "window"}:
+        return value
+    if isinstance(value, str):
+        return SUBJECT.sub(lambda found: (unit.capitalize() if found[1] == "S" else unit) + found[2], value)
+    if is_dataclass(value) and not isinstance(value, type):
+        kept = {"name"} if isinstance(value, Figure | Table) else {"title"} if isinstance(value, Page) else set()
+        changed = {f.name: rename_units(getattr(value, f.name), unit) for f in fields(value) if f.name not in kept}
+        if isinstance(value, Page):
+            changed["facts"] = {rename_units(name, unit): text for name, text in changed["facts"].items()}
+        return replace(value, **changed)
+    if isinstance(value, Mapping):
+        return {key: rename_units(part, unit) for key, part in value.items()}
+    return [rename_units(part, unit) for part in value] if isinstance(value, list | tuple) else value
 
 
 class PageBuilder:

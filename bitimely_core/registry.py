@@ -232,6 +232,15 @@ class DatasetFacts:
     # what a subject id stands for: subject, recording, segment or window; or a function of the ids of subjects and recordings that names it
 
 
+def find_subject_unit(dataset: str, index: Any = None) -> str:
+    """What a subject id of the data set stands for; `index`: table of subject_id and recording_id, without which it is subject where ids decide."""
+    load_members("bitimely_core.datasets")
+    known = datasets[dataset].facts.subject_unit if dataset in datasets else "subject"
+    if isinstance(known, str) or index is None:
+        return known if isinstance(known, str) else "subject"
+    return known(index["subject_id"].to_list(), index["recording_id"].to_list())
+
+
 Choices = dict[str, Any]  # name -> value: options, choices and results of verbs
 
 

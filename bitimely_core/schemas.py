@@ -475,7 +475,7 @@ class Calibration(StoredRecord):
 
     weights: str  # SHA-256 of the model
     data: str  # name of the windows
-    unit: Literal["subject", "window"]  # window: of one person's own recordings
+    unit: str  # what a unit is: subject, recording, segment; window: of one person's own recordings
     units: int
     windows: int
     level: float  # of coverage

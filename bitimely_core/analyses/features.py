@@ -202,8 +202,8 @@ def start_scored_page(title: str, run: Run, split: str, n_subjects: int, seed: i
         page.notice(f"{shared} subjects of the test split were also in the training (split: {run.windows().split}).")
     if n_subjects < evaluate.MINIMUM_UNITS:
         page.notice(
-            f"The {split} split has {n_subjects} subject{'s' * (n_subjects != 1)}: there are no confidence intervals, and between-subject "
-            "variance cannot be estimated."
+            f"The {split} split has {n_subjects} subject{'s' * (n_subjects != 1)}: there are no confidence intervals, and the variance "
+            "between subjects cannot be estimated."
         )
     return page
 

@@ -411,6 +411,7 @@ def fit_baseline(
         bootstrap=options.bootstrap,
         by=options.by,
         unit=windows.target_unit,
+        subject=windows.subject_unit,
     )
     frame: pl.DataFrame = evaluate.predictions_frame(test.index, windows.task, windows.class_names, target, made.prediction)
     return found, frame

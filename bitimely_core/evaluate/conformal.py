@@ -35,11 +35,14 @@ def score_windows(task: str, prediction: Array, target: Array) -> Array:
     return np.abs(np.asarray(prediction, np.float64) - target)
 
 
-def find_threshold(scores: Array, units: Array | None, level: float = COVERAGE) -> ConformalThreshold:
-    """The threshold for `scores` [n] of the subjects `units` [n]; None: each window is a unit (of one person's own windows)."""
+def find_threshold(scores: Array, units: Array | None, level: float = COVERAGE, subject: str = "subject") -> ConformalThreshold:
+    """The threshold for `scores` [n] of the subjects `units` [n]; None: each window is a unit (of one person's own windows).
+
+    `subject`: word for what `units` are.
+    """
     _, group = np.unique(np.arange(len(scores)) if units is None else units, return_inverse=True)
     count = np.bincount(group)
-    n_units, what = len(count), "windows" if units is None else "subjects"
+    n_units, what = len(count), "windows" if units is None else f"{subject}s"
     least = math.ceil(level / (1 - level) - 1e-9)
     if n_units < least:
         return ConformalThreshold(None, f"{n_units} calibration {what}, at least {least} required for {level:.0%} coverage")

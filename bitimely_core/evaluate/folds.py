@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from bitimely_core.evaluate.result_table import OpenWindows, ScoredRun
 
-CACHE_VERSION = 2  # of stored scores: raise it where the numbers change
+CACHE_VERSION = 3  # of stored scores: raise it where the numbers change
 
 
 def pool_folds(parts: Sequence[ScoredRun], keep: Path, open_windows: OpenWindows) -> ScoredRun:
@@ -54,7 +54,7 @@ def pool_folds(parts: Sequence[ScoredRun], keep: Path, open_windows: OpenWindows
         frame = pl.concat(frames)
         if frame.select(evaluate.IDENTITY[:2]).is_duplicated().any():
             raise usage_error("a window is in the test sets of two folds", "expected each once", field="folds", file=first.name)
-        found = score_pooled(first.scores.task or "", frame, settings, _constant_baselines(parts, open_windows))
+        found = score_pooled(first.scores.task or "", frame, settings, _constant_baselines(parts, open_windows), like=first.scores)
         remark = (
             f"{len(parts)} test folds together, each window predicted by the model that was not trained on its subject. AUROC and AUPRC rank "
             "scores of different models, which tends to lower them."
@@ -65,9 +65,17 @@ def pool_folds(parts: Sequence[ScoredRun], keep: Path, open_windows: OpenWindows
 
 
 def score_pooled(
-    task: str, frame: pl.DataFrame, settings: EvaluationSettings, constants: Mapping[str, tuple[str, Any]] | None = None
+    task: str,
+    frame: pl.DataFrame,
+    settings: EvaluationSettings,
+    constants: Mapping[str, tuple[str, Any]] | None = None,
+    *,
+    like: TaskScores | None = None,
 ) -> TaskScores:
-    """`evaluate.score` of the content of a `predictions.parquet`. `constants`: baseline -> description and predictions on the same rows."""
+    """`evaluate.score` of the content of a `predictions.parquet`. `constants`: baseline -> description and predictions on the same rows.
+
+    Units are those of the scores `like`.
+    """
     names = evaluate.list_classes(frame)
     predictions = evaluate.parse_predictions(task, frame, names)
     found = evaluate.score(
@@ -79,6 +87,8 @@ def score_pooled(
         baselines={name: values for name, (_, values) in (constants or {}).items()},
         bootstrap=settings.bootstrap,
         by=settings.by,
+        unit=like.unit if like else None,
+        subject=evaluate.name_unit(like) if like and settings.by == "subject" else "subject",
     )
     about = {name: words for name, (words, _) in (constants or {}).items()}
     named = {name: one.model_copy(update={"about": about.get(name, one.about)}) for name, one in found.baselines.items()}
@@ -92,7 +102,7 @@ def pool_baseline(each: Sequence[tuple[TaskScores, pl.DataFrame]], scores: Score
     if len(each) == 1:
         return each[0]
     frame = pl.concat([frame for _, frame in each])
-    return score_pooled(scores.task or "", frame, scores.settings), frame
+    return score_pooled(scores.task or "", frame, scores.settings, like=scores), frame
 
 
 def _constant_baselines(parts: Sequence[ScoredRun], open_windows: OpenWindows) -> dict[str, tuple[str, Any]]:

@@ -105,7 +105,7 @@ def estimate_mean(values: Array, units: Array, n_units: int) -> Estimate:
 
 def explain_few(units: int, bootstrap: int = 1000) -> str | None:
     """Why a mean over so many subjects has no interval, or None."""
-    few = f"{units} subjects, at least {MINIMUM_UNITS} required" if units < MINIMUM_UNITS else None
+    few = f"{units} subject{'s' * (units != 1)}, at least {MINIMUM_UNITS} required" if units < MINIMUM_UNITS else None
     return "none was requested" if bootstrap < 2 else few
 
 

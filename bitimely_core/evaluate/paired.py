@@ -56,6 +56,7 @@ def compare(
     bootstrap: int = 1000,
     by: Unit = "subject",
     unit: str | None = None,
+    subject: str = "subject",
 ) -> PairedComparison:
     """Two runs on the same windows: the difference first - second of every metric.
 
@@ -63,7 +64,7 @@ def compare(
     differ; non_finite.
     """
     target, groups, both = align_runs({"run": first, "other": second})
-    rows = check_rows(task, target, both, groups, class_names, by) if len(target) else None
+    rows = check_rows(task, target, both, groups, class_names, by)._replace(subject=subject) if len(target) else None
     metrics = dict.fromkeys(METRICS[task], PairedScores(undefined_reason=EMPTY))
     if rows is not None:
         one, other = (ESTIMATORS[task](rows, rows.predictions[name], None).metrics for name in ("run", "other"))
@@ -77,7 +78,7 @@ def compare(
         n=len(target),
         n_subjects=len(np.unique(groups.astype(str))),
         metrics=metrics,
-        intervals=describe_intervals(rows, by),
+        intervals=describe_intervals(rows, by, subject),
     )
 
 
@@ -123,6 +124,7 @@ def compare_frames(
     bootstrap: int = 1000,
     by: Unit = "subject",
     unit: str | None = None,
+    subject: str = "subject",
 ) -> dict[str, PairedScores]:
     """`compare` for two `predictions.parquet` as data frames; returns its metrics.
 
@@ -130,4 +132,4 @@ def compare_frames(
     (multi-label), or `target` and `prediction` (regression). Raises as `compare`.
     """
     one, other = (parse_predictions(task, frame, class_names) for frame in (first, second))
-    return compare(task, one, other, class_names=class_names, bootstrap=bootstrap, by=by, unit=unit).metrics
+    return compare(task, one, other, class_names=class_names, bootstrap=bootstrap, by=by, unit=unit, subject=subject).metrics

@@ -32,7 +32,7 @@ from bitimely_core.evaluate.metrics import (
     check_rows,
     find_unit,
 )
-from bitimely_core.page import BarPlot, Figure, make_figure
+from bitimely_core.page import BarPlot, Figure, make_figure, rename_units
 from bitimely_core.privacy import format_count
 from bitimely_core.schemas import Baseline, ClassScores, MetricValue, TaskScores
 
@@ -200,7 +200,7 @@ def score(
             for name, text in described.items()
         },
         intervals=describe_intervals(r, by, subject),
-        remarks=_list_remarks(r, explain_few_units(r, bootstrap)),
+        remarks=[str(rename_units(line, subject)) for line in _list_remarks(r, explain_few_units(r, bootstrap))],
     )
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from bitimely_core.evaluate.intervals import MINIMUM_UNITS
 from bitimely_core.evaluate.metrics import LOWER_IS_BETTER, NAMES, find_unit
 from bitimely_core.evaluate.multiple import correct_pairs, explain_no_verdict, significance_sign
+from bitimely_core.page import rename_units
 from bitimely_core.schemas import CorrectedDifference, MetricValue, Scores, TaskScores
 
 
@@ -51,7 +52,7 @@ def count_units(count: int | None, unit: str = "subject") -> str:
 def describe_difference(pair: tuple[str, str], data: str, d: CorrectedDifference, metric: PrintedMetric, unit: str = "subject") -> str:
     """The difference of `pair`, first less second, as a sentence; better or worse only where `explain_no_verdict` allows it."""
     (row, reference), side = pair, significance_sign(d) * metric.sign
-    if (reason := explain_no_verdict(d)) is not None:
+    if (reason := rename_units(explain_no_verdict(d), unit)) is not None:
         if d.difference is not None and d.n_defined is not None and d.n_defined < MINIMUM_UNITS:
             few = f"{count_units(d.n_defined, unit)}: no interval (at least {MINIMUM_UNITS})."
             return f"{row} less {reference} on {data}: {metric.difference(d.difference)}; {few}"

@@ -31,6 +31,7 @@ from bitimely_core.page import (
     Table,
     make_figure,
     make_table,
+    rename_units,
 )
 from bitimely_core.privacy import show_count
 from bitimely_core.records import has_result
@@ -482,7 +483,7 @@ def comparison_page(folders: list[Path], margin: float | None = None) -> Page:
         summary["differences"] = {"reference": reference, **{key: {row: d for (row, _), d in of} for key, of in by_column}}
         verdict += f" {summarize_differences(table)}"
     summary["baseline_differences"] = nest_baselines(table)
-    return page.finish(" ".join(filter(None, [summarize_baselines(table), verdict])), summary)
+    return rename_units(page.finish(" ".join(filter(None, [summarize_baselines(table), verdict])), summary), table.unit())
 
 
 def nest_baselines(table: ResultTable) -> dict[str, dict[str, dict[str, CorrectedDifference]]]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from bitimely_core import evaluate
 from bitimely_core.evaluate.metrics import NAMES
 from bitimely_core.evaluate.verdicts import PrintedMetric, compare_models, name_verdict
-from bitimely_core.page import Page, PageBuilder, Table, make_table
+from bitimely_core.page import Page, PageBuilder, Table, make_table, rename_units
 from bitimely_core.report.run_page import add_score_blocks, verdict_text
 from bitimely_core.schemas import Scores
 
@@ -49,7 +49,7 @@ def encoder_page(windows: Windows, scores: Scores, columns: Mapping[str, npt.NDA
     page.add_facts(facts)
     add_score_blocks(page, windows, scores, columns, compared_table(scores))
     page.text(ABOUT)
-    return page.finish(verdict_text(scores), scores.to_json())
+    return rename_units(page.finish(verdict_text(scores), scores.to_json()), windows.subject_unit)
 
 
 def compared_table(scores: Scores) -> list[Table]:

@@ -20,7 +20,20 @@ import numpy as np
 
 from bitimely_core import cache, registry, storage
 from bitimely_core.errors import Finding, Reason, UserError
-from bitimely_core.page import BarPlot, Figure, Page, PageBuilder, SpanLanes, Table, TimeSpan, Trace, TracePlot, make_figure, make_table
+from bitimely_core.page import (
+    BarPlot,
+    Figure,
+    Page,
+    PageBuilder,
+    SpanLanes,
+    Table,
+    TimeSpan,
+    Trace,
+    TracePlot,
+    make_figure,
+    make_table,
+    rename_units,
+)
 from bitimely_core.records import read_result, write_results
 from bitimely_core.report.renderer import render_html
 from bitimely_core.schemas import FindingRecord, IngestReport, TableReport
@@ -100,7 +113,8 @@ def ingest_page(folder: str | Path, report: IngestReport) -> Page:
         caption = "Decisions of the reader of this data set where its files are ambiguous."
         rows = [[key.replace("_", " "), text] for key, text in sorted(report.rules.items())]
         page.table("rules", "Rules that were applied", caption, ["about", "rule"], rows)
-    return page.finish(_describe_ingest(report))
+    index = opened.subjects() if opened is not None and opened.manifest.kind == "recordings" else None
+    return rename_units(page.finish(_describe_ingest(report)), registry.find_subject_unit(report.dataset, index))
 
 
 def _add_recordings(page: PageBuilder, opened: cache.Cache, report: IngestReport) -> None:

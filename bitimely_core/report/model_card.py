@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bitimely_core import evaluate, registry, storage
 from bitimely_core.evaluate.result_table import read_speed
+from bitimely_core.page import rename_units
 from bitimely_core.privacy import format_count
 from bitimely_core.records import has_result, write_results
 from bitimely_core.report.run_page import ORDER, baseline_values, list_notices, run_facts, show_split, stamp_text
@@ -60,7 +61,8 @@ def model_card(
         "Last logged training values": ", ".join(f"{k} {v:.4g}" for k, v in losses.items() if v is not None) or "none",
     }
     parts += ["## Training and cost", _card_rows(cost), "## Versions", _card_rows(record.versions)]
-    return "\n\n".join([*parts, "## Licence", _card_licence([*record.data, *tuned])]) + "\n"
+    unit = evaluate.name_unit(scores) if scores and scores.intervals else registry.find_subject_unit(record.data[0].dataset)
+    return "\n\n".join([*rename_units(parts, unit), "## Licence", _card_licence([*record.data, *tuned])]) + "\n"
 
 
 def render_card(folder: Path, record: RunRecord, scores: Scores | None, subjects: TrainSubjects | None) -> bytes:

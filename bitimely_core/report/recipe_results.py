@@ -20,7 +20,7 @@ from bitimely_core.errors import UserError, clean, usage_error
 from bitimely_core.evaluate import baselines as plain
 from bitimely_core.evaluate import folds, result_table
 from bitimely_core.evaluate.result_table import Key, OpenWindows, ResultTable, ScoreColumn, ScoredRun
-from bitimely_core.page import Figure, ForestPanel, ForestPlot, PageBuilder, Table, make_figure, make_table
+from bitimely_core.page import Figure, ForestPanel, ForestPlot, PageBuilder, Table, make_figure, make_table, rename_units
 from bitimely_core.privacy import WITHHELD
 from bitimely_core.report import comparison, run_page
 from bitimely_core.report.numbers import table_data, to_csv
@@ -155,7 +155,8 @@ def write_results(
     builder.notice(*_list_notices(results.table), *remarks, *(line for result in compared.values() for line in result.remarks))
     builder.add_facts(_list_facts(name, description, results))
     _fill_page(builder, results, workspace)
-    page = builder.finish(verdict, _summarize_numbers(name, results))
+    verdict = rename_units(verdict, results.table.unit())
+    page = rename_units(builder.finish(verdict, _summarize_numbers(name, results)), results.table.unit())
     about, content = ({file: pair[i] for file, pair in files.items()} for i in (0, 1))
     path = write_report(out, page, files=about, others={file: text.encode() for file, text in content.items()})
     shown = {key: page.summary[key] for key in ("cells", "differences", "missing")}

@@ -28,6 +28,7 @@ from bitimely_core.page import (
     Table,
     make_figure,
     make_table,
+    rename_units,
 )
 from bitimely_core.privacy import format_count, is_small, round_message, show_count
 from bitimely_core.records import has_result
@@ -133,8 +134,8 @@ def loss_curves(folder: Path, name: str = "curves", title: str = "Training") -> 
     return [make_figure(name, title, CURVES, LinePlot(series, "optimizer step", key))] if series else []
 
 
-def training_page(folder: Path, record: RunRecord) -> Page:
-    """The page of a run that has been trained but not evaluated."""
+def training_page(folder: Path, record: RunRecord, unit: str = "subject") -> Page:
+    """The page of a run that has been trained but not evaluated; `unit`: what its subjects are."""
     final = record.final or FinalLosses()
     validation = record.checkpoint or final.validation
     rel = final.rel if validation is None or validation.rel is None else validation.rel
@@ -146,7 +147,7 @@ def training_page(folder: Path, record: RunRecord) -> Page:
     page.add(*loss_curves(folder))
     page.add_facts(run_facts(record))
     loss = f"; {where} loss is {rel:.3f} of that of {reference}" if rel is not None else ""
-    return page.finish(f"{record.run}: {final.step:,} steps{loss}.", final.model_dump())
+    return rename_units(page.finish(f"{record.run}: {final.step:,} steps{loss}.", final.model_dump()), unit)
 
 
 def evaluation_page(run: Run, scores: Scores, columns: Mapping[str, npt.NDArray[Any]]) -> Page:
@@ -163,7 +164,7 @@ def evaluation_page(run: Run, scores: Scores, columns: Mapping[str, npt.NDArray[
     page.add(*loss_curves(run.folder))
     if source and source.weights and has_result((parent := run.folder.parent / source.run) / "metrics.jsonl"):
         page.add(*loss_curves(parent, "pretraining-curves", "Pre-training"))
-    return page.finish(verdict_text(scores), scores.to_json())
+    return rename_units(page.finish(verdict_text(scores), scores.to_json()), windows.subject_unit)
 
 
 def add_score_blocks(
@@ -227,7 +228,7 @@ def verdict_text(scores: Scores) -> str:
     first = f"{text} {found.sentence}".strip() if found.case in {"exceeds", "none"} else f"{found.sentence} {text}"
     unit = evaluate.name_unit(scores)
     compared = [describe_difference((scores.run, other), scores.data, d, printed, unit) for other, d in compare_models(scores).items()]
-    return " ".join([first, *compared])
+    return str(rename_units(" ".join([first, *compared]), unit))
 
 
 def describe_baselines(scores: Scores, metric: str) -> str:

@@ -91,10 +91,7 @@ class TokenSet(ABC, MapDataset):
     @property
     def subject_unit(self) -> str:
         """What a subject id stands for: subject, or recording, segment or window, of which one person may have several."""
-        registry.load_members("bitimely_core.datasets")
-        known = registry.datasets[self.dataset].facts.subject_unit if self.dataset in registry.datasets else "subject"
-        index = self.whole_index
-        return known if isinstance(known, str) else known(index["subject_id"].to_list(), index["recording_id"].to_list())
+        return registry.find_subject_unit(self.dataset, self.whole_index)
 
     @property
     def task(self) -> Task:

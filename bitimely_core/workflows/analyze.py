@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 from bitimely_core import registry
 from bitimely_core.config import DataConfig
 from bitimely_core.errors import Exit, safe_text, usage_error
-from bitimely_core.page import BarPlot, Figure, ForestPlot, LinePlot, Page, Table
+from bitimely_core.page import BarPlot, Figure, ForestPlot, LinePlot, Page, Table, rename_units
 from bitimely_core.privacy import NOTICE, is_small
 from bitimely_core.run import FORMAT
 from bitimely_core.system_errors import attach_result
@@ -83,8 +83,11 @@ def analyze(
     arguments = {**parsed, "seed": seed}
     if "progress" in inspect.signature(entry.function).parameters:
         arguments["progress"] = progress
+    units = set[str]()
     if view is not None:
-        page: Page = entry.function(prepare_windows(view, workspace, DataConfig(), verify=verify, progress=progress), **arguments)
+        windows = prepare_windows(view, workspace, DataConfig(), verify=verify, progress=progress)
+        page: Page = entry.function(windows, **arguments)
+        units.add(windows.subject_unit)
     else:
         runs = [open_run(one, workspace, data=data, verify=verify, progress=progress) for one in names]
         for run in runs if entry.facts.scores else ():  # it compares predictions with labels
@@ -94,11 +97,15 @@ def analyze(
             if data is not None and not runs and "windows" in inspect.signature(entry.function).parameters:
                 arguments["windows"] = prepare_windows(data, workspace, DataConfig(), verify=verify, progress=progress)
         page = entry.function(runs or None, **arguments)
+        units |= {run.windows().subject_unit for run in runs}
         events = [run.windows() for run in runs if run.windows().vocabulary]
         if any(not getattr(one.options, "small_counts", None) for one in events):
             from bitimely_core.claims.disclosure import has_withheld_labels
 
             page = protect_page(page, withhold=entry.facts.scores and any(has_withheld_labels(one.folder) for one in events))
+    if len(units) == 1:
+        page = rename_units(page, *units)
+        page.summary["subject_unit"] = units.pop()
     with attach_result(lambda: {"kind": kind, "verdict": page.verdict, "notices": page.notices, "summary": page.summary}):
         path = rendering.write_report(target, page)
     result: AnalysisResult = {

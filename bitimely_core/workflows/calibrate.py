@@ -25,22 +25,22 @@ CALIBRATION = "calibration.json"
 
 
 def fit_calibration(
-    task: str, prediction: np.ndarray, target: np.ndarray, subjects: np.ndarray | None, *, weights: str, data: str
+    task: str, prediction: np.ndarray, target: np.ndarray, subjects: np.ndarray | None, *, weights: str, data: str, subject: str = "subject"
 ) -> Calibration:
     """Temperature with the least log loss on these windows, and the threshold of conformal sets with it.
 
     `prediction` [n, K] probabilities or [n] values, `target` [n]; `subjects` [n], None: of one person, each window is a unit. Labels of a
-    multi-label task have a temperature and no sets.
+    multi-label task have a temperature and no sets. `subject`: word for what they are.
     """
     temperature = None if task == "regression" else fit_temperature(task, prediction, target)
     found = conformal.ConformalThreshold(None, "sets are made of classes and values, not of labels")
     if task != "multilabel":
         tempered = prediction if temperature is None else apply_temperature(task, prediction, temperature)
-        found = conformal.find_threshold(conformal.score_windows(task, tempered, target), subjects)
+        found = conformal.find_threshold(conformal.score_windows(task, tempered, target), subjects, subject=subject)
     return Calibration(
         weights=weights,
         data=data,
-        unit="window" if subjects is None else "subject",
+        unit="window" if subjects is None else subject,
         units=len(target) if subjects is None else len(np.unique(subjects)),
         windows=len(target),
         level=conformal.COVERAGE,
@@ -70,7 +70,13 @@ def find_calibration(run: Run, head: Head, *, store: bool = True, device: str = 
     assert target is not None, "a fine-tuned run has labels"
     prediction = predict_windows(head, rows, device=device)
     found = fit_calibration(
-        windows.task, prediction, target, rows.subjects(), weights=str(run.record.weights), data=f"{windows.name}, validation"
+        windows.task,
+        prediction,
+        target,
+        rows.subjects(),
+        weights=str(run.record.weights),
+        data=f"{windows.name}, validation",
+        subject=windows.subject_unit,
     )
     if store and os.access(run.folder, os.W_OK):
         write_results(run.folder, {CALIBRATION: found.encode()})

@@ -14,13 +14,24 @@ from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.evaluate import endpoints, verdicts
 from bitimely_core.evaluate.baselines import MOST_TRAINING, BaselinePredictions, count_observed, draw_positions, predict_baselines
 from bitimely_core.evaluate.predict import EVALUATION_BATCH, predict
+from bitimely_core.page import rename_units
 from bitimely_core.privacy import is_small
 from bitimely_core.records import has_result, read_result_table
 from bitimely_core.report import run_page
 from bitimely_core.report.model_card import render_card
 from bitimely_core.report.renderer import write_report
 from bitimely_core.run import describe_data
-from bitimely_core.schemas import Comparison, Difference, EvaluationSettings, MetricValue, RunRecord, Scores, TaskScores
+from bitimely_core.schemas import (
+    Comparison,
+    Difference,
+    EvaluationSettings,
+    EventScores,
+    MetricValue,
+    NightScores,
+    RunRecord,
+    Scores,
+    TaskScores,
+)
 from bitimely_core.system_errors import attach_result
 from bitimely_core.tokens.sequences import EventSequences
 from bitimely_core.types import Progress
@@ -175,7 +186,7 @@ def _list_notices(record: RunRecord, windows: Windows, by: str, shared: int, spl
         out.append("Baselines that are fitted were left out (--baselines cheap).")
     if split != "test":
         out.append(f"These are scores on the {split} split, not on the test split.")
-    return out
+    return [str(rename_units(line, windows.subject_unit)) for line in out]
 
 
 def _score_objective(
@@ -253,10 +264,12 @@ def score_endpoints(windows: Any, rows: Any, bootstrap: int, target: np.ndarray,
         return {}
     names, options, named = windows.class_names, windows.options, prediction.argmax(1)
     if endpoints.is_staging(names) and options.epoch is not None:
-        return {"nights": endpoints.summarize_nights(endpoints.measure_nights(rows.index, target, named, names, options.epoch), bootstrap)}
+        nights = endpoints.summarize_nights(endpoints.measure_nights(rows.index, target, named, names, options.epoch), bootstrap)
+        return {"nights": NightScores.model_validate(rename_units(nights.model_dump(), windows.subject_unit))}
     if len(names) == 2 and rows.index["recording_id"].n_unique() < len(rows):
         step = options.epoch if options.epoch is not None else options.stride / options.rate
-        return {"events": endpoints.score_events(rows.index, target, named, step, bootstrap)}
+        events = endpoints.score_events(rows.index, target, named, step, bootstrap)
+        return {"events": EventScores.model_validate(rename_units(events.model_dump(), windows.subject_unit))}
     return {}
 
 
@@ -304,7 +317,14 @@ def _compare_runs(
         raise usage_error("a pre-trained run has no predictions", "expected a fine-tuned run", "Fine-tune it first", field="--compare")
     settings, table = own.settings, read_result_table(path)
     metrics = scoring.compare_frames(
-        windows.task, first, table, windows.class_names, bootstrap=settings.bootstrap, by=settings.by, unit=windows.target_unit
+        windows.task,
+        first,
+        table,
+        windows.class_names,
+        bootstrap=settings.bootstrap,
+        by=settings.by,
+        unit=windows.target_unit,
+        subject=windows.subject_unit,
     )
     name, pair = scoring.MAIN[windows.task], (own.run, RunRecord.load(second / "run.json").run)
     main = Difference(**metrics[name].model_dump(exclude={"first", "second"}))

@@ -202,7 +202,7 @@ def _build_head(model: Model, settings: Settings, windows: Windows, view: tuning
 def _describe_fraction(windows: Windows, used: int) -> str:
     available = len(set(windows["train"].subjects()))
     hidden = windows.vocabulary and not getattr(windows.options, "small_counts", None) and (is_small(used) or is_small(available))
-    return f"fine-tuning on {'few' if hidden else f'{used:,} of {available:,}'} training subjects"
+    return f"fine-tuning on {'few' if hidden else f'{used:,} of {available:,}'} training {windows.subject_unit}s"
 
 
 def _describe_reset(windows: Windows, origin: RunRecord, reset: list[str]) -> str:

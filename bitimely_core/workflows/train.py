@@ -139,7 +139,7 @@ def _seal_run(job: TrainingJob, record: RunRecord, *, trained: bool) -> None:
     if trained:
         files |= {**dict.fromkeys(list_results(folder)), **files, "run.json": record.encode()}
     if scores is None:
-        write_report(folder, training_page(folder, record), others=files)
+        write_report(folder, training_page(folder, record, job.windows[0].subject_unit), others=files)
     else:  # the page is that of the evaluation
         write_results(folder, files)
 
@@ -288,9 +288,9 @@ def list_training_notices(settings: Settings, windows: list[Windows], stamp: boo
     for one in windows:
         out += [line for line in one.notices if line not in out]
         if not len(one["test"]):
-            subjects = len(set(one["train"].subjects()))
+            subjects, unit = len(set(one["train"].subjects())), one.subject_unit
             plural = "s" if subjects != 1 else ""
-            out.append(f"{one.name}: no test scores: {subjects} subject{plural}, at least 3 subjects required for a test split.")
+            out.append(f"{one.name}: no test scores: {subjects} {unit}{plural}, at least 3 {unit}s required for a test split.")
         if one.task == "classification":
             present = sum(1 for n in count_labels(one["train"]).values() if n)
             if present < 2:
