@@ -131,7 +131,7 @@ Margin = Annotated[
 
 @expand_options
 def evaluate(
-    run: Annotated[str | None, typer.Argument(help="Name or folder of a run.", metavar="[RUN]", autocompletion=complete("runs"))] = None,
+    run: Annotated[str | None, typer.Argument(help="Name or folder of a run.", metavar="RUN", autocompletion=complete("runs"))] = None,
     *,
     data: OneData = None,
     vectors: Annotated[

@@ -1023,6 +1023,13 @@ class EncoderDeclaration(Part):
     pretrained_on: tuple[str, ...] | None = None  # data sets, or one split of one: NAME:train; None: unknown
     pretrained_subjects: tuple[str, ...] | None = omit_none("Subject ids of the scored data that the pre-training had.")
     tokens: str | None = omit_none("Fingerprint of the token set that was encoded.")
+    seed: int | None = omit_none("Of a training: files of one encoder with a seed each are one row.")
+
+
+class ComparedRow(CorrectedDifference):
+    """An encoder, the mean over its seeds, less one or more models that differ in their seed alone."""
+
+    models: tuple[str, ...]  # keys of `compared`
 
 
 class EncoderRecord(Part):
@@ -1095,6 +1102,7 @@ class Scores(TaskScores, StoredRecord):
     compared: dict[str, Baseline] | None = omit_none(
         "of --vectors: trained models on the same windows; differences are the encoder less them"
     )
+    compared_rows: dict[str, ComparedRow] | None = omit_none("the main metric of them, as one family; of histories withheld")
 
     @model_serializer(mode="wrap")
     def omit_task(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -398,6 +398,31 @@ def test_labels_of_histories_are_probed_one_by_one_and_counts_of_few_people_with
     call(capsys, small, tmp_path / "y.parquet", "--sequences", "2", data="synthetic-claims", code=2)
 
 
+def test_seeds_of_an_encoder_are_one_row_and_three_of_each_allow_a_verdict(cohort, capsys, tmp_path):
+    index = pl.read_parquet(cohort / "tokens" / "synthetic-staging" / "index.parquet")
+    frame, files = index.select("window", "recording_id", "start"), []
+    for name, skip in (("good", 0), ("noise", 1)):
+        for seed in range(3):
+            files.append(tmp_path / f"{name}{seed}.parquet")
+            x = draw_vectors(index, 8, seed)[:, skip:]
+            about = {"encoder": name, "seed": str(seed), "pretrained_on": "[]"}
+            frame.with_columns(vector=pl.Series(x.tolist())).write_parquet(files[-1], metadata=about)
+    found = call(capsys, cohort, files, "--baselines", "cheap", data="synthetic/staging")
+    assert found["run"] == "good"
+    assert list(found["compared_rows"]) == ["noise"]
+    row, each = found["compared_rows"]["noise"], {name: one["accuracy"]["value"] for name, one in found["compared"].items()}
+    good = np.array([found["metrics"]["accuracy"]["value"], each["good, seed 1"], each["good, seed 2"]])
+    noise = np.array([each[f"noise, seed {seed}"] for seed in range(3)])
+    assert row["models"] == [f"noise, seed {seed}" for seed in range(3)]
+    assert row["difference"] == pytest.approx(good.mean() - noise.mean())
+    assert row["total_se"] ** 2 == pytest.approx(row["se"] ** 2 + good.var(ddof=1) / 3 + noise.var(ddof=1) / 3)
+    assert "good is better than noise on synthetic-staging" in found["verdict"]
+    assert "3 seeds" in found["verdict"]
+    two = call(capsys, cohort, files[:5], "--baselines", "cheap", data="synthetic/staging")
+    assert "is better than noise" not in two["verdict"]
+    assert "two encoders" in call(capsys, cohort, [files[0], files[0]], code=2, data="synthetic/staging")
+
+
 @pytest.mark.slow
 def test_the_examples_write_files_that_are_scored(cohort, capsys, tmp_path):
     folder, examples = cohort / "tokens" / "synthetic-staging", Path(__file__).parent.parent / "examples" / "encoders"

@@ -227,7 +227,7 @@ def _read_declaration(path: Path, metadata: Mapping[bytes, bytes]) -> EncoderDec
         for key, raw in metadata.items():
             if (name := key.decode(errors="replace")) in keys:
                 values[name] = text = raw.decode()
-                if name not in {"encoder", "tokens"}:
+                if name not in {"encoder", "tokens"}:  # lists and numbers
                     with suppress(ValueError):
                         values[name] = json.loads(text)
                 if isinstance(values[name], str) and name.startswith("pretrained"):

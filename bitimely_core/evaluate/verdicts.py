@@ -116,7 +116,9 @@ def compare_baselines(scores: TaskScores) -> dict[str, CorrectedDifference]:
 
 
 def compare_models(scores: Scores) -> dict[str, CorrectedDifference]:
-    """The main metric of an encoder less that of each trained model that it is compared with, as one family; of one seed each."""
+    """The main metric of an encoder less that of each row of trained models that it is compared with, as one family; else of one seed each."""
+    if scores.compared_rows is not None:
+        return dict(scores.compared_rows)
     values = {name: one.metrics.get(str(scores.main), MetricValue()).difference for name, one in (scores.compared or {}).items()}
     return correct_pairs({name: d for name, d in values.items() if d is not None and d.difference is not None}, (1, 1))
 

@@ -13,7 +13,7 @@ from bitimely_core.evaluate.metrics import NAMES
 from bitimely_core.evaluate.verdicts import PrintedMetric, compare_models, name_verdict
 from bitimely_core.page import Page, PageBuilder, Table, make_table, rename_units
 from bitimely_core.report.run_page import add_score_blocks, verdict_text
-from bitimely_core.schemas import Scores
+from bitimely_core.schemas import ComparedRow, MetricValue, Scores
 
 if TYPE_CHECKING:
     from bitimely_core.tokens import Windows
@@ -55,16 +55,19 @@ def encoder_page(windows: Windows, scores: Scores, columns: Mapping[str, npt.NDA
 def compared_table(scores: Scores) -> list[Table]:
     """Trained models on the same windows, and the paired differences of the encoder to them, Holm-corrected."""
     metric, family, rows = PrintedMetric(str(scores.main), scores.unit), compare_models(scores), []
-    for name, one in (scores.compared or {}).items():
-        d = family.get(name)
-        corrected = None if d is None or d.corrected_lo is None else f"{metric.number(d.corrected_lo)} to {metric.number(d.corrected_hi)}"
-        difference = None if d is None else metric.difference(d.difference)
-        verdict = None if d is None else name_verdict(d, metric)
-        rows.append([name, one.metrics.get(metric.name), difference, corrected, d and d.p_holm, verdict, one.about])
+    compared = scores.compared or {}
+    for name, d in family.items():
+        models = [compared[key] for key in (d.models if isinstance(d, ComparedRow) else (name,))]
+        values = [one.metrics.get(metric.name, MetricValue()) for one in models]
+        mean = values[0] if len(values) == 1 else MetricValue(value=float(np.mean([one.value for one in values if one.value is not None])))
+        corrected = None if d.corrected_lo is None else f"{metric.number(d.corrected_lo)} to {metric.number(d.corrected_hi)}"
+        rows.append(
+            [name, mean, len(models), metric.difference(d.difference), corrected, d.p_holm, name_verdict(d, metric), models[0].about]
+        )
     words = NAMES.get(metric.name, "")
     caption = (
         f"The same windows. Difference: the encoder less the model, paired {evaluate.name_unit(scores)} by {evaluate.name_unit(scores)}, of the {words}; all "
         f"{len(family)} are one family with Holm correction. They speak of these trained models: with fewer than 3 seeds of each nothing is said about the methods."
     )
-    heads = ["model", words, "encoder less model", "corrected 95 % CI", "p, Holm", "significant?", "method"]
+    heads = ["model", words, "seeds", "encoder less model", "corrected 95 % CI", "p, Holm", "significant?", "method"]
     return [make_table("compared", "Other models on the same windows", caption, heads, rows)] if rows else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,8 +20,8 @@ from bitimely_core.report.encoder_page import encoder_page
 from bitimely_core.report.renderer import write_report
 from bitimely_core.report.run_page import verdict_text
 from bitimely_core.report.text import make_slug
-from bitimely_core.run import SPLITS, Run
-from bitimely_core.schemas import EncoderRecord, EvaluationSettings, Scores, TaskScores
+from bitimely_core.run import SPLITS, Run, flatten_compared
+from bitimely_core.schemas import ComparedRow, EncoderRecord, EvaluationSettings, RunRecord, Scores, TaskScores
 from bitimely_core.system_errors import attach_result
 from bitimely_core.tokens.sequences import EventSequences
 from bitimely_core.types import Progress
@@ -89,7 +89,7 @@ def evaluate_vectors(
     read = np.concatenate([rows[split] for split in SPLITS])
     found = _name_encoders([read_vectors(path, windows, read) for path in vectors], opened)
     first = next(iter(found))
-    folder = out or locate_new(workspace, "reports", shorten_name(["vectors", make_slug(first, set()), windows.name]))
+    folder = out or locate_new(workspace, "reports", shorten_name(["vectors", make_slug(found[first].name, set()), windows.name]))
     refuse_other_manifest(folder)
     hidden = isinstance(windows, EventSequences) and not windows.options.small_counts
     if hidden and len(rows["test"]) < len(windows["test"]):
@@ -118,7 +118,8 @@ def evaluate_vectors(
         **{name: getattr(task, name) for name in type(task).model_fields if name != "baselines"},
         baselines={name: one for name, one in task.baselines.items() if name not in others},
         compared={name: task.baselines[name] for name in others},
-        run=first,
+        compared_rows=None if hidden else _compare_rows(of, found, opened, {first: ("", columns["prediction"])} | others, bootstrap, by),
+        run=found[first].name,
         data=windows.name,
         settings=EvaluationSettings(bootstrap=bootstrap, by=by, baselines=baselines, seed=SEED, verified=verify),
         subjects_shared_with_training=round_rows(own_shared) if hidden else own_shared,
@@ -159,13 +160,15 @@ def _open_windows(
 
 
 def _name_encoders(found: Sequence[EncoderVectors], opened: Sequence[Run]) -> dict[str, EncoderVectors]:
-    """The files by the names of their encoders. Raises UserError (config, exit 2) for a name that occurs twice, also among the runs."""
+    """The files by the names of their encoders, and by their seeds. Raises UserError (config, exit 2) for two of one name, also among the runs."""
     out: dict[str, EncoderVectors] = {}
     for one in found:
-        if one.name in out or one.name in {run.name for run in opened}:
-            problem, hint = f"{one.name} is the name of two encoders", "Declare other names in their metadata or TOML file"
+        several = one.declared.seed is not None and sum(other.name == one.name for other in found) > 1
+        key = f"{one.name}, seed {one.declared.seed}" if several else one.name
+        if key in out or one.name in {run.name for run in opened}:
+            problem, hint = f"{key} is the name of two encoders", "Declare other names or seeds in their metadata or TOML file"
             raise usage_error(problem, "expected different ones", hint, file=str(one.path), field="encoder")
-        out[one.name] = one
+        out[key] = one
     if len({run.name for run in opened}) < len(opened):
         raise usage_error("a run is given twice", "expected different ones", "Name each once", field="--run")
     return out
@@ -232,6 +235,50 @@ def _score_probe(of: ProbedWindows, prediction: np.ndarray, others: Predictions,
     )
 
 
+def _group_rows(found: Mapping[str, EncoderVectors], opened: Sequence[Run], names: Collection[str]) -> dict[str, list[str]]:
+    """Row -> its models: the files of one encoder, the runs that differ in their seed alone. The first row is that of the first file."""
+    rows: dict[str, list[str]] = {}
+    for key, one in found.items():
+        rows.setdefault(one.name, []).append(key)
+    groups: list[list[Run]] = []
+    for run in opened:
+        same = [group for group in groups if all(_differ_in_seed(run.record, other.record) for other in group)]
+        if same:
+            same[0].append(run)
+        else:
+            groups.append([run])
+    for group in groups:
+        more = f" and {len(group) - 1} other seeds" if len(group) > 1 else ""
+        for suffix in ("(probe)", "(fine-tuned)"):
+            if models := [name for run in group if (name := f"{run.name} {suffix}") in names]:
+                rows[f"{group[0].name}{more} {suffix}"] = models
+    return rows
+
+
+def _differ_in_seed(one: RunRecord, other: RunRecord) -> bool:
+    both = [flatten_compared(record, ("kind", "model", "settings")) | {"settings.train.seed": None} for record in (one, other)]
+    return one.seed != other.seed and both[0] == both[1]
+
+
+def _compare_rows(
+    of: ProbedWindows, found: Mapping[str, EncoderVectors], opened: Sequence[Run], models: Predictions, bootstrap: int, by: Unit
+) -> dict[str, ComparedRow]:
+    """The main metric of the first row less that of each other, of means over seeds, as one family."""
+    rows = _group_rows(found, opened, models)
+    subjects, (first, *others) = of.scored.subjects(), rows
+    measured = scoring.estimate_runs(
+        of.windows.task,
+        {name: scoring.Predictions(of.rows["test"], of.target["test"], one, subjects) for name, (_, one) in models.items()},
+        class_names=of.windows.class_names,
+        bootstrap=bootstrap,
+        by=by,
+        unit=of.windows.target_unit,
+        subject=of.windows.subject_unit,
+    )
+    family = scoring.holm_correct([scoring.paired_difference(measured, rows[first], rows[row]) for row in others])
+    return {row: ComparedRow(**d.model_dump(), models=tuple(rows[row])) for row, d in zip(others, family, strict=True)}
+
+
 def _describe_encoder(one: EncoderVectors, probe: LinearProbe, fitted: dict[str, int]) -> EncoderRecord:
     declared, width = one.declared.pretrained_on, one.vectors.shape[1]
     return EncoderRecord(
@@ -250,7 +297,9 @@ def _list_notices(
     verify: bool,
 ) -> list[str]:
     """Caveats of the encoders, the windows and the probes."""
-    out, windows, rows = [], of.windows, of.rows
+    out, windows, rows, first = [], of.windows, of.rows, next(iter(found))
+    if first != found[first].name:
+        out.append(f"Scores and baselines are those of {first}; differences to other models are of means over seeds.")
     n_subjects = len(set(of.scored.subjects()))
     for name, one in found.items():
         declared = one.declared
