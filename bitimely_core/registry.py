@@ -194,6 +194,7 @@ class View:
     clock: str = (
         ""  # channel with the times, in seconds, of the samples of all others, which are irregular; a window keeps them as its times
     )
+    points: bool = False  # with `epoch`: a window around each annotation without a duration, instead of epochs of those that last
     grid: bool = False  # with `clock`: samples are brought to `rate`, each step the mean of those in it
     notice: str = ""  # what must stand beside every score on this view
     help: str = ""

@@ -323,6 +323,7 @@ class WindowOptions(TokenOptions):
     filtering: Filtering | None = omit_none()
     clock: str | None = omit_none()  # channel with the times of irregular samples, the last of `channels` unless `grid`
     grid: Literal[True] | None = omit_none()  # irregular samples were brought to `rate`
+    points: Literal[True] | None = omit_none()  # windows around annotations without a duration
 
     @property
     def irregular(self) -> bool:

@@ -205,7 +205,8 @@ ALLOWED = {  # file: functions that need not ask
     "config.py": {"upgrade_settings"},  # an unknown name; from here on nothing is opened in the block
     "run.py": {"_fill_defaults"},
     "recipe.py": {"check_stage_name"},
-    "datasets/generic.py": {"_parse_attributes", "_make_series_record", "_parse_annotation", "_make_annotation"},
+    "datasets/recording_tables.py": {"_parse_attributes", "_parse_annotation", "_make_annotation"},
+    "datasets/recording_readers.py": {"_make_series_record"},
     "datasets/ptb_xl.py": {"_make_unit"},
     "datasets/tser.py": {"read_problem"},
     "formats/tables.py": {"parse_numbers", "read_number_table"},

@@ -58,7 +58,9 @@ class Memory:
         return pl.DataFrame({"subject_id": [record.subject_id for record in self.held]})
 
     def signals(self) -> pl.DataFrame:
-        return pl.DataFrame({"channel": [s.channel for record in self.held for s in record.signals]}, schema={"channel": pl.String})
+        rows = [(record.recording_id, s.channel, s.rate, len(s.samples)) for record in self.held for s in record.signals]
+        schema = {"recording_id": pl.String, "channel": pl.String, "rate": pl.Float64, "n_samples": pl.Int64}
+        return pl.DataFrame(rows, schema=schema, orient="row")
 
     def recording_ids(self) -> list[str]:
         return [record.recording_id for record in self.held]
@@ -336,7 +338,7 @@ def test_strides_windows_rates_and_channels(tmp_path: Path) -> None:
     assert not (tmp_path / "c" / "manifest.json").exists()
 
 
-def test_a_view_that_leaves_all_open_follows_the_first_recording(tmp_path: Path) -> None:
+def test_a_view_that_leaves_all_open_follows_the_recordings(tmp_path: Path) -> None:
     windows = build(records(3, seconds=7), tmp_path, view="open")
     assert (windows.channel_names, windows.rate, windows.length, len(windows)) == (("eeg", "temp", "marker"), RATE, 140, 3)
 

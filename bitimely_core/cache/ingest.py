@@ -392,10 +392,10 @@ def _find_shard(part: CachedPart) -> tuple[str | None, str | None]:
 
 
 def _hash_content(manifest: RecordingsManifest) -> str:
-    """Hash of a manifest without generation, path of the source, versions of libraries and options of the run."""
+    """Hash of a manifest without generation, the words of the rules, path of the source, versions of libraries and options of the run."""
     body = manifest.model_dump(mode="json", include=set(RecordingsManifest.model_fields) - {"report", "generation", "manifest_sha256"})
     source = manifest.report.source.model_copy(update={"path": None})
-    report = manifest.report.model_dump(mode="json", include={"units", "counts", "rows", "reasons", "rules"})
+    report = manifest.report.model_dump(mode="json", include={"units", "counts", "rows", "reasons"})
     return storage.fingerprint([body, report, source.model_dump(mode="json")])
 
 

@@ -7,8 +7,8 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypedDict, Unpack, get_args
 
@@ -19,7 +19,7 @@ from bitimely_core.cache import Cache, open_cache
 from bitimely_core.config import Filtering, Resampling
 from bitimely_core.errors import Finding, Level, Reason, UserError, input_error, safe_text, usage_error
 from bitimely_core.system_errors import raise_system_error
-from bitimely_core.tokens import filters, moments, splits
+from bitimely_core.tokens import filters, moments, open_views, splits
 from bitimely_core.tokens.cutting import RecordCut, WindowPlace, count_unfiltered, cut_record, describe_preparation, make_windows
 from bitimely_core.tokens.sets import FORMAT, check_subjects, open_manifest
 from bitimely_core.types import Progress
@@ -134,7 +134,7 @@ def resolve_options(
     resampling: Resampling | None = None,
     filtering: Filtering | None = None,
 ) -> schemas.WindowOptions:
-    """The view's facts with the choices of the caller. The first recording decides what a view leaves open (no channels, rate or window 0)."""
+    """The view's facts with the choices of the caller. What a view leaves open (no channels, rate or window 0) is as `open_views` says."""
     registry.load_members("bitimely_core.datasets")
     views = registry.datasets[cache.dataset].facts.views
     if view not in views:
@@ -152,18 +152,7 @@ def resolve_options(
     if ingested and own_rate > 0:  # a data set that comes at several rates: the view's windows keep their duration
         own_rate, own_window = float(ingested), round(own_window * ingested / own_rate)
     if not names or own_rate <= 0 or own_window <= 0:
-        first = next((record for record in cache.records() if record.annotations or own.epoch is None), None)
-        if first is None and own.epoch is not None:
-            text, action = "no recording has an annotation", "Give labels at ingest (--map), or take another view"
-            raise input_error(Reason.UNMATCHED_LABELS, text, hint=action, file=str(cache.folder))
-        signals = [s for s in first.signals if s.channel in names or not names] if first else []
-        names = names or tuple(dict.fromkeys(s.channel for s in signals))
-        own_rate = own_rate if own_rate > 0 else max((s.rate for s in signals), default=1.0)
-        shortest = min((math.floor(len(s.samples) * own_rate / s.rate + 1e-6) for s in signals), default=1)
-        durations = Counter(one.duration for one in first.annotations if one.duration > 0) if first and own.epoch == 0 else Counter()
-        epoch = max(durations, key=lambda seconds: (durations[seconds], seconds), default=0.0)  # the commonest one, of two the longer
-        preferred = round((epoch or own.seconds) * own_rate)
-        own_window = own_window if own_window > 0 else preferred if 0 < preferred <= shortest else shortest
+        names, own_rate, own_window = open_views.choose_open_values(cache, replace(own, rate=own_rate, window=own_window), names)
     by_epoch = own.epoch is not None and own.target is None
     factor = (own_rate if rate is None else rate) / own_rate
     if not (math.isfinite(factor) and factor > 0):
@@ -203,6 +192,7 @@ def resolve_options(
         test_fold=test_fold,
         clock=own.clock or None,
         grid=own.grid or None,
+        points=own.points or None,
         resampling=None if resampling == "two-sided" else resampling,
         filtering=None if filtering == "zero-phase" else filtering,
     )
@@ -264,6 +254,7 @@ class CacheSurvey:
     units: tuple[str, ...] | None = None
     rates: set[tuple[str, float]] = field(default_factory=set)  # channel and native Hz
     left_out: Counter[str] = field(default_factory=Counter)
+    lacking: dict[str, str] = field(default_factory=dict)  # recording -> what it lacks, of those that were left out for it
 
 
 def survey_cache(
@@ -273,10 +264,19 @@ def survey_cache(
     subjects = cache.subjects()["subject_id"].to_list() if options.split == "subject" else []
     split_of = splits.make_scheme(options.split, subjects=subjects, seed=options.seed, length=options.length, test_fold=options.test_fold)
     total = len(cache.recording_ids())
+    skip_faster = registry.datasets[options.dataset].facts.views[options.view].rate <= 0 and not options.resample
     for done, record in enumerate(cache.records([*options.channels, *filter(None, (options.target, options.clock))])):
         if progress is not None:
             progress("windows", done, total)
+        if skip_faster and (faster := {signal.rate for signal in record.signals if signal.rate > options.rate * (1 + 1e-9)}):
+            survey.left_out["faster"] += 1
+            survey.lacking[record.recording_id] = f"has {max(faster):g} Hz"
+            continue
+        before = survey.left_out["missing_channel"]
         cut = cut_record(record, options, survey.units, survey.left_out)
+        if survey.left_out["missing_channel"] > before:
+            absent = [name for name in options.channels if all(signal.channel != name for signal in record.signals)]
+            survey.lacking[record.recording_id] = f"lacks {', '.join(map(safe_text, absent)) or 'them at one time'}"
         if cut is None or not cut.places:
             continue
         names = split_of(record.subject_id, record.recording_id, record.attributes, [place.start for place in cut.places])
@@ -470,6 +470,7 @@ def list_notices(options: schemas.WindowOptions) -> list[str]:
 
 LEFT_OUT_REASONS: dict[str, tuple[Reason, Level, str]] = {  # what `left_out` counts
     "missing_channel": (Reason.MISSING_CHANNEL, "warning", "recordings without a channel of this view were left out"),
+    "faster": (Reason.SAMPLING_RATE, "warning", "recordings that are sampled faster than most were left out"),
     "segments_without_channel": (Reason.MISSING_CHANNEL, "warning", "segments without a channel of this view were left out"),
     "unit": (Reason.UNIT, "warning", "recordings in another unit than the first one were left out"),
     "too_short": (Reason.LENGTH, "warning", "recordings or segments are shorter than a window"),
@@ -486,10 +487,31 @@ LEFT_OUT_REASONS: dict[str, tuple[Reason, Level, str]] = {  # what `left_out` co
 }
 
 
+HOW_TO_KEEP = {
+    "missing_channel": "Give --channels that they have too, or one name to equal channels in [[files]] of the map at ingest (generic)",
+    "faster": "Give --rate to resample with an anti-alias filter",
+}
+
+
+def describe_lacking(key: str, lacking: Mapping[str, str]) -> Finding:
+    """A finding with the first recordings of `lacking` that were left out for the reason `key`, and the option that would keep them."""
+    named = [f"{safe_text(name)} {what}" for name, what in lacking.items() if what.startswith("has ") == (key == "faster")]
+    if key not in HOW_TO_KEEP or not named:
+        return Finding(Reason.LEFT_OUT)
+    more = f" and {len(named) - 3} more" if len(named) > 3 else ""
+    return Finding(Reason.LEFT_OUT, requirement="; ".join(named[:3]) + more, hint=HOW_TO_KEEP[key], examples=tuple(named[:20]))
+
+
 def list_findings(survey: CacheSurvey, class_names: list[str]) -> list[Finding]:
     """What was left out, and what the splits lack."""
     out = [
-        Finding(code, f"{survey.left_out[key]:,} {text}", level=level, count=survey.left_out[key])
+        replace(
+            describe_lacking(key, survey.lacking),
+            code=code,
+            problem=f"{survey.left_out[key]:,} {text}",
+            level=level,
+            count=survey.left_out[key],
+        )
         for key, (code, level, text) in LEFT_OUT_REASONS.items()
         if survey.left_out[key]
     ]

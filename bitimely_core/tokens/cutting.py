@@ -375,18 +375,18 @@ def cut_epochs(
 ) -> list[WindowPlace]:
     """One window a labelled epoch: annotations are cut into full epochs from their onset, the window is centred on its epoch.
 
-    Epochs without a class count as `unlabelled_epochs`, those whose window is not in one segment as `annotation_out_of_range`.
+    With `options.points` one centred on each annotation without a duration instead. Epochs without a class count as `unlabelled_epochs`, those whose window is not in one segment as `annotation_out_of_range`.
     """
     assert options.epoch is not None
     places = []
     for annotation in annotations:
-        count = int(annotation.duration / options.epoch + 1e-6)
+        count = int(annotation.duration == 0) if options.points else int(annotation.duration / options.epoch + 1e-6)
         label = annotation.label if options.labels is None else options.labels.get(annotation.label)
         if label is None:
             left_out["unlabelled_epochs"] += count
             continue
         for i in range(count):
-            start = annotation.onset + i * options.epoch + (options.epoch - options.length) / 2
+            start = annotation.onset + i * options.epoch + ((0.0 if options.points else options.epoch) - options.length) / 2
             for segment, (onset, length) in enumerate(zip(onsets, lengths, strict=True)):
                 first = round((start - onset) * options.rate)
                 if 0 <= first <= length - options.window:

@@ -1,0 +1,154 @@
+"""The mapping file of a user's own recordings (`--map`): its keys, and what it says of one recording."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from pydantic import Field
+
+from bitimely_core.config import Section, read_toml, validate
+from bitimely_core.errors import safe_text, usage_error
+from bitimely_core.formats.wfdb_annotations import AnnotationKind
+from bitimely_core.types import Annotation, AttributeValue
+
+Format = Literal["edf", "wfdb", "table", "npy", "mat", "mne"]
+
+SUFFIXES: dict[str, Format] = {
+    ".edf": "edf",
+    ".bdf": "edf",
+    ".hea": "wfdb",
+    ".csv": "table",
+    ".csv.gz": "table",
+    ".tsv": "table",
+    ".parquet": "table",
+    ".pq": "table",
+    ".npy": "npy",
+    ".mat": "mat",
+    **dict.fromkeys((".vhdr", ".set", ".gdf", ".fif", ".fif.gz", ".cnt"), "mne"),
+}
+
+EMPTY_CELLS = {"", "n/a", "na", "nan"}
+
+
+class ChannelRule(Section):
+    """A channel: its name in the cache and its unit."""
+
+    name: str
+    unit: str = ""
+
+
+class FileRule(Section):
+    """[[files]]: a group of files, and the properties that they do not state."""
+
+    pattern: str = "*"  # of the path relative to the source; * also matches folders
+    format: Format | None = None  # else by the ending
+    match: str = ""  # regular expression on the path, with groups named subject, label, value or recording
+    subject: str = ""  # of all these files
+    label: str = ""
+    rate: float | None = Field(None, gt=0)  # Hz: of tables, npy and mat; other formats are compared with it
+    unit: str = ""
+    channels: (
+        tuple[str, ...] | dict[str, str | ChannelRule]
+    ) = ()  # () all; names as in the file, or name in the file -> name or {name, unit}
+    variable: str = ""  # of MATLAB files: name of the array; else the only one
+    time: str = ""  # column with seconds, of tables
+    series: str = ""  # pattern of columns: each row is a recording of one channel, with these columns as its samples in their order
+    id_column: str = ""  # of such rows; else they are numbered
+    subject_column: str = ""
+    label_column: str = ""
+    value_column: str = ""
+    delimiter: str = ","
+    annotators: tuple[str, ...] = ("atr",)  # endings of the annotation files beside WFDB records
+    events: AnnotationKind = "both"  # what of them is read
+
+
+class TableRule(Section):
+    """[table]: a table with one row a recording (`file`) or a subject (`subject` alone)."""
+
+    path: str
+    file: str = ""  # column: path without ending, or file name, of the recording
+    subject: str = ""  # column
+    label: str = ""  # column with a class
+    labels: tuple[str, ...] = ()  # columns with 0 or 1, one a class, of which a recording may have several
+    value: str = ""  # column with a number
+    split: str = ""  # column with train, validation or test, or with folds: 1 to 10, or 1-8 for those that are training
+    attributes: tuple[str, ...] = ()  # further columns to keep
+    delimiter: str = ","
+
+
+class AnnotationRule(Section):
+    """[annotations]: a table with one row an annotation, a text or a number."""
+
+    path: str
+    file: str  # column: path without ending, or file name, of the recording
+    onset: str = "onset"  # column: seconds
+    duration: str = "duration"  # column: seconds; "": a row lasts until the next one of its recording, the last to the end
+    label: str = "label"
+    value: str = ""  # column with a number, read instead of the label
+    delimiter: str = ","
+
+
+class RecordingMap(Section):
+    """The mapping file."""
+
+    files: tuple[FileRule, ...] = (FileRule(),)
+    table: TableRule | None = None
+    annotations: AnnotationRule | None = None
+    labels: dict[str, str] | None = None  # text of an annotation -> class; other texts are counted and excluded
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordingInfo:
+    """Properties of one recording beyond its file. `channels`: name in the file -> name, unit."""
+
+    recording_id: str
+    subject_id: str
+    attributes: dict[str, AttributeValue] = field(default_factory=dict)
+    notes: tuple[Annotation, ...] = ()  # from tables
+    numbers: tuple[Annotation, ...] = ()  # from a table of numbers: their texts are numbers, not labels
+    channels: dict[str, tuple[str, str]] = field(default_factory=dict)
+    labels: dict[str, str] | None = None
+    rate: float | None = None
+    unit: str = ""
+    variable: str = field(default="", metadata={"later": True})
+    time: str = ""
+    series: str = ""
+    columns: dict[str, str] = field(default_factory=dict)  # id, subject, label, value -> column of a table of series
+    delimiter: str = ","
+    keep_dates: bool = False
+    keep_phi: bool = False
+    events: AnnotationKind = field(default="both", metadata={"later": True})
+    stages: bool = field(default=False, metadata={"later": True})  # texts of sleep stages in the file are read without a map
+    annotation_files: tuple[str, ...] = field(default=(), metadata={"later": True})  # beside the recording
+
+
+def read_map(path: Path) -> RecordingMap:
+    """The mapping file, checked. Raises UserError (config, exit 2) by its key."""
+    chosen = validate(RecordingMap, read_toml(path), str(path))
+    for i, files in enumerate(chosen.files):
+        try:
+            re.compile(files.match)
+        except re.error as error:
+            raise usage_error(
+                f"found {safe_text(files.match)}", f"expected a regular expression ({error})", file=str(path), field=f"files.{i}.match"
+            ) from None
+    return chosen
+
+
+def find_suffix(rel: str) -> str:
+    """The ending of a file's name, in lower case."""
+    name = rel.lower()
+    return next((end for end in (".csv.gz", ".fif.gz") if name.endswith(end)), PurePosixPath(name).suffix)
+
+
+def strip_suffix(rel: str) -> str:
+    """The path without its ending."""
+    return rel[: len(rel) - len(find_suffix(rel))]
+
+
+def list_recording_keys(rel: str) -> tuple[str, ...]:
+    """Names of a recording that a table may use."""
+    return (strip_suffix(rel), rel, PurePosixPath(strip_suffix(rel)).name, PurePosixPath(rel).name)
