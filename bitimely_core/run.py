@@ -242,7 +242,12 @@ def load_record(folder: Path) -> RunRecord:
 
 def hash_subjects(windows: list[Windows], split: str) -> list[str]:
     """Hashes of the subjects of one split, bound to the data set: enough to find overlaps, not to read identifiers."""
-    return sorted({hashlib.sha256(f"{w.dataset}|{s}".encode()).hexdigest()[:16] for w in windows for s in set(w[split].subjects())})
+    return sorted({mark_subject(w.dataset, s) for w in windows for s in set(w[split].subjects())})
+
+
+def mark_subject(dataset: str, subject: str) -> str:
+    """The entry of a subject in `train_subjects.json`."""
+    return hashlib.sha256(f"{dataset}|{subject}".encode()).hexdigest()[:16]
 
 
 def describe_data(windows: Windows) -> RunData:

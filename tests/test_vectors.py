@@ -81,6 +81,8 @@ def test_own_vectors_through_the_file_equal_probing(home, capsys, tmp_path):
         file = tmp_path / f"{readout}.parquet"
         assert main(["embed", run, "--data", VIEW, "--readout", readout, "--out", str(file), "-w", str(home)]) == 0
         found = call(capsys, home, file, "--run", "plain")
+        assert (found["encoder"]["pretrained_on"], found["subjects_shared_with_training"]) == (["generic"], 0)
+        assert not any("not declared" in notice for notice in found["notices"])
         capsys.readouterr()
         assert main(["analyze", "probing", run, "--data", VIEW, "--readouts", readout, "-w", str(home), "--json"]) == 0
         probing = json.loads(capsys.readouterr().out)["summary"]

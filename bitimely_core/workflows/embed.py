@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
 from bitimely_core import registry, storage
 from bitimely_core.evaluate.predict import map_batches
 from bitimely_core.records import refuse_other_manifest, write_results
-from bitimely_core.run import FORMAT
+from bitimely_core.run import FORMAT, Run, mark_subject
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import open_run
+
+if TYPE_CHECKING:
+    from bitimely_core.tokens import Windows
 
 
 class EmbedResult(TypedDict, total=False):
@@ -46,7 +50,8 @@ def embed(
 ) -> EmbedResult:
     """Write `embeddings-<data>.parquet` beside the run (or `out`): window, subject_id, recording_id, start, label, split, embedding.
 
-    The vector is the input of a head: `readout` over the last layer or the last two.
+    The vector is the input of a head: `readout` over the last layer or the last two. The metadata of the file declare what the run was
+    trained on, for `evaluate --vectors`.
     """
     import polars as pl
 
@@ -75,7 +80,8 @@ def embed(
     vectors = map_batches(model, compute, rows, "embed", batch_size=batch_size, device=device, progress=progress)
     matrix = np.concatenate(vectors) if vectors else np.zeros((0, 1), np.float32)
     frame = rows.index.with_columns(embedding=pl.Series(matrix, dtype=pl.Array(pl.Float32, matrix.shape[1])))
-    write_results(target.parent, {target.name: storage.encode_parquet(frame)})
+    table = frame.to_arrow().replace_schema_metadata(_declare_training(opened, windows, kind))
+    write_results(target.parent, {target.name: storage.encode_parquet(table)})
     return {
         "format_version": FORMAT,
         "run": opened.name,
@@ -85,4 +91,18 @@ def embed(
         "out": str(target),
         "n": len(rows),
         "width": int(matrix.shape[1]),
+    }
+
+
+def _declare_training(run: Run, windows: Windows, readout: str) -> dict[str, str]:
+    """The metadata of a file of vectors: the run and its readout, its data sets, and the subjects of `windows` that its training had, where they are known."""
+    declared = {"encoder": f"{run.name}, {readout}", "tokens": windows.fingerprint}
+    if run.train_subjects is None:
+        return declared
+    marks = set(run.train_subjects.marks)
+    seen = sorted(subject for subject in set(windows.subjects()) if mark_subject(windows.dataset, subject) in marks)
+    return {
+        **declared,
+        "pretrained_on": json.dumps(sorted({one.dataset for one in run.record.data})),
+        "pretrained_subjects": json.dumps(seen),
     }
