@@ -369,7 +369,8 @@ def protect_scores(scores: Scores, sequences: EventSequences) -> Scores:
                 if k not in {*OF_THRESHOLDS, *of_one}
             }
         )
-        changed["comparison"] = scores.comparison.model_copy(update={"metrics": kept_pairs})
+        sentence = scores.comparison.sentence if scores.main in kept_pairs and not closed else None  # it names counts of rows
+        changed["comparison"] = scores.comparison.model_copy(update={"metrics": kept_pairs, "sentence": sentence})
     if closed or cells:
         changed["remarks"] = [
             f"No confidence intervals: {privacy.WITHHELD}." if one.startswith("No conf") and empty else one for one in scores.remarks
