@@ -294,6 +294,11 @@ def test_declared_training_data_that_overlap_are_stamped(cohort, home, index, ca
     assert any("are these its subject_id?" in line for line in found["notices"])
     for keys in ({}, {"pretrained_on": ["TUEG"]}):  # a name says nothing about data of one's own
         assert any("is unknown" in line for line in declare(home, index, capsys, file, **keys)["notices"])
+    tokens_of = tokens.open_tokens(home / "tokens" / DATA).fingerprint  # unless the tokens are named
+    for names, count in ((["generic:train"], 0), (["generic"], 5)):
+        found = declare(home, index, capsys, file, encoder="plain", pretrained_on=names, tokens=tokens_of)
+        assert found["subjects_shared_with_training"] == count
+        assert not any("is unknown" in line for line in found["notices"])
     own = pl.read_parquet(cohort / "tokens" / "synthetic-staging" / "index.parquet")
     for names, count in (
         (["TUEG", "Sleep-EDF"], 0), (["Synthetic cohort"], 8), (["synthetic:train"], 0), (["synthetic:test"], 8), (["synthetics"], 0), ([], 0),
@@ -332,6 +337,9 @@ def test_options_that_do_not_fit_are_refused(home, index, capsys, tmp_path):
     assert "--compare" in call(capsys, home, file, "--compare", "tuned", code=2)
     assert "--split" in call(capsys, home, file, "--split", "validation", code=2)
     assert "two encoders" in call(capsys, home, [file, file], code=2)
+    file.with_suffix(".toml").write_text('encoder = "plain (probe)"')
+    assert "two encoders" in call(capsys, home, file, "--run", "plain", code=2)
+    file.with_suffix(".toml").unlink()
     assert "given twice" in call(capsys, home, file, "--run", "plain", "--run", "plain", code=2)
     assert "no labels" in call(capsys, home, file, code=2, data="generic")
     for argv in (["evaluate"], ["evaluate", "--vectors", str(file)], ["evaluate", "tuned", "--run", "plain"]):

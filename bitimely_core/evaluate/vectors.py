@@ -255,7 +255,8 @@ def count_declared_subjects(declared: EncoderDeclaration, windows: Windows, spli
     own = set(windows[split].subjects())
     if declared.pretrained_subjects is not None:
         return len(own & set(declared.pretrained_subjects))
-    if declared.pretrained_on is None or (declared.pretrained_on and windows.dataset == "generic"):  # a name that many data have
+    nameless = windows.dataset == "generic" and declared.tokens is None  # many data have that name
+    if declared.pretrained_on is None or (declared.pretrained_on and nameless):
         return None
     seen: set[str] = set()
     for text in declared.pretrained_on:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from bitimely_core.tokens import Windows
 
 MOST_FITTED = 5_000  # windows of train and of validation by default: as many as the baselines of a run are fitted on
+SUFFIXES = ("(probe)", "(fine-tuned)")  # of the two models of a run
 SEED = 0  # of draws of rows and of random weights
 FEATURES = "logistic regression (numbers: ridge) on simple features of the windows, no model"
 
@@ -165,7 +166,7 @@ def _name_encoders(found: Sequence[EncoderVectors], opened: Sequence[Run]) -> di
     for one in found:
         several = one.declared.seed is not None and sum(other.name == one.name for other in found) > 1
         key = f"{one.name}, seed {one.declared.seed}" if several else one.name
-        if key in out or one.name in {run.name for run in opened}:
+        if key in out or key in {f"{run.name} {suffix}" for run in opened for suffix in SUFFIXES}:
             problem, hint = f"{key} is the name of two encoders", "Declare other names or seeds in their metadata or TOML file"
             raise usage_error(problem, "expected different ones", hint, file=str(one.path), field="encoder")
         out[key] = one
@@ -249,7 +250,7 @@ def _group_rows(found: Mapping[str, EncoderVectors], opened: Sequence[Run], name
             groups.append([run])
     for group in groups:
         more = f" and {len(group) - 1} other seeds" if len(group) > 1 else ""
-        for suffix in ("(probe)", "(fine-tuned)"):
+        for suffix in SUFFIXES:
             if models := [name for run in group if (name := f"{run.name} {suffix}") in names]:
                 rows[f"{group[0].name}{more} {suffix}"] = models
     return rows
