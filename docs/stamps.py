@@ -16,7 +16,6 @@ from bitimely_core.models.tokenizers import FIRST
 from bitimely_core.schemas import SamplePreparation, WindowOptions
 from bitimely_core.tokens.building import resolve_options
 from bitimely_core.tokens.cutting import describe_preparation
-from bitimely_core.types import Annotation, Record, Signal
 
 PAGE = Path(__file__).parent / "leakage.md"
 SECONDS = 3600  # of the recording that stands for those of a data set whose views take channels and rate from it
@@ -26,7 +25,7 @@ Made by `python docs/generate.py` from the registry; a test compares every cell 
 
 * A run has the model named beside the objective, the preset `tiny`, and tokens by `bitimely tokenize VIEW` without options.
 * `--normalise window` adds `given window statistics`. `--resampling pointwise` makes every cell `true` that says only `channels`.
-* The data sets `{own}` take channels and rate from the first recording; both cases are listed.
+* The data sets `{own}` take channels and rate from the recordings; both cases are listed.
 """
 
 
@@ -71,12 +70,21 @@ def list_cases() -> Iterator[ViewCase]:
 
 def make_case(dataset: str, view: str, *, several: bool | None, rates: dict[str, float]) -> ViewCase:
     """With the options that `tokenize` resolves for a recording with these channels."""
-    import numpy as np
+    import polars as pl
 
-    signals = [Signal(name, rate, "", np.zeros(int(SECONDS * rate))) for name, rate in rates.items()]
-    record = Record(recording_id="r", subject_id="s", signals=signals, annotations=[Annotation(0.0, 30.0, "x")])
-    manifest = SimpleNamespace(settings=SimpleNamespace(options={}))
-    options = resolve_options(SimpleNamespace(dataset=dataset, manifest=manifest, records=lambda: iter([record])), view=view)  # type: ignore[arg-type]
+    signals = [{"recording_id": "r", "channel": name, "rate": rate, "n_samples": int(SECONDS * rate)} for name, rate in rates.items()]
+    tables = {
+        "signals": signals,
+        "annotations": [{"recording_id": "r", "duration": seconds} for seconds in (0.0, 30.0)],
+        "subjects": [{"recording_id": "r"}],
+    }
+    recording = SimpleNamespace(
+        dataset=dataset,
+        manifest=SimpleNamespace(settings=SimpleNamespace(options={})),
+        recording_ids=lambda: ["r"],
+        **{name: lambda rows=rows: pl.DataFrame(rows) for name, rows in tables.items()},
+    )
+    options = resolve_options(recording, view=view)  # type: ignore[arg-type]
     return ViewCase(dataset, view, several, tuple(rates.items()), options)
 
 
