@@ -130,6 +130,7 @@ AREAS = {
             "test_evaluate*.py",
             "test_verdicts.py",
             "test_conformal.py",
+            "test_vectors.py",
             "test_baselines.py",
             "test_folds.py",
             "test_calibration.py",

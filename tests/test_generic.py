@@ -148,6 +148,17 @@ def test_parquet_and_npy_give_what_csv_gives(tmp_path: Path) -> None:
     assert found["c_1"].signals[0].rate == 10.0
 
 
+@pytest.mark.parametrize(("varying", "reported"), [(0, False), (1, True), (2, True)])
+def test_equal_recordings_of_two_people_are_reported_unless_every_channel_is_constant(tmp_path: Path, varying: int, reported: bool) -> None:
+    values = np.full((2000, 2), 7.0)
+    values[:, :varying] = np.random.default_rng(0).normal(size=(2000, varying))
+    for name in "ab":
+        np.save(tmp_path / f"{name}_1.npy", values)
+    text = 'files = [{pattern = "*", match = "(?P<subject>[a-z])_", rate = 50, channels = ["one", "two"]}]'
+    report = ingest_with_map(tmp_path, text, tmp_path.parent / f"{tmp_path.name}-cache")
+    assert ("duplicate_across_splits" in codes(report)) == reported
+
+
 @pytest.mark.parametrize(
     ("old", "new", "code"),
     [
