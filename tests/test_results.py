@@ -260,6 +260,11 @@ def test_seeds_that_equal_a_baseline_are_no_reason_for_no_verdict():
     assert evaluate.average_differences([few] * 3).undefined_reason == few.undefined_reason
     alone = evaluate.average_differences([Difference(**one)])
     assert (alone.p, alone.total_se) == (pytest.approx(2 * stats.t.sf(4.0, 9)), 0.05)
+    assert (alone.lo, alone.hi) == pytest.approx(stats.t.interval(0.95, 9, 0.2, 0.05))
+    assert (mixed.lo, mixed.hi) == pytest.approx(stats.t.interval(0.95, 9, 0.4 / 3, 0.1 / 3))  # of these trained models
+    subjects, seeds = (0.1 / 3) ** 2, np.var([0.2, 0.2, 0.0], ddof=1) / 3
+    df = (subjects + seeds) ** 2 / (subjects**2 / 9 + seeds**2 / 2)  # Welch and Satterthwaite
+    assert mixed.p == pytest.approx(2 * stats.t.sf(0.4 / 3 / np.sqrt(subjects + seeds), df))
 
 
 def test_speed_and_duration_are_those_of_the_log(tmp_path):
