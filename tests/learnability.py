@@ -1,8 +1,11 @@
 """What every model learns with the product's defaults in a few hundred steps: `python tests/learnability.py [--models A,B] [--tasks A,B] [--seeds 3]`.
 
+Accuracies are kept in docs/models/learnability.json, one for each seed; a run measures what is missing there, first of all models with one seed, and
+makes the table of docs/models/learnability.md anew. After a change of a model `--again` measures what is named a second time.
+
 Made-up windows of 64 samples, new ones in every step, so that nothing is learnt by heart: three classes of frequency, three places of a motif,
 two levels of the mean of one channel among 4, 12 and 34. Preset `tiny`, each model's own readout, AdamW with warm-up and cosine as `finetune`,
-from random weights. The accuracy is that of 300 new windows. With `--write` the table of docs/models/learnability.md is made anew.
+from random weights. The accuracy is that of 300 new windows.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from bitimely_core.types import Batch
 
 LENGTH, ROWS, STEPS, RATE = 64, 32, 300, 1e-3
 PAGE = Path(__file__).parent.parent / "docs" / "models" / "learnability.md"
+CELLS = PAGE.with_suffix(".json")
+Cells = dict[str, dict[str, list[float]]]  # model -> task -> accuracy of each seed
 MARK = "<!-- measured by tests/learnability.py -->"
 
 Draw = Callable[[int, Generator], tuple[Tensor, Tensor]]
@@ -105,38 +110,57 @@ def measure_spread(name: str, task: str, seed: int = 0) -> float:
     return float((vectors - vectors.mean(0)).norm() / vectors.norm())
 
 
-def write_table(found: dict[str, dict[str, list[float]]]) -> None:
-    """The lowest accuracy of the seeds in the page; bold below the bound."""
-    tasks = [task for task in TASKS if any(scores.get(task) for scores in found.values())]
-    rows = ["| model | " + " | ".join(tasks) + " |", "|---" * (len(tasks) + 1) + "|"]
-    for name, scores in found.items():
-        lowest = {task: min(scores[task]) for task in tasks if scores.get(task)}
-        cells = [f"{v:.2f}" if v >= TASKS[task][3] else f"**{v:.2f}**" for task, v in lowest.items()]
-        cells = [cells[list(lowest).index(task)] if task in lowest else "" for task in tasks]
-        rows.append(f"| {name} | " + " | ".join(cells) + " |")
+def render_table(found: Cells) -> str:
+    """The lowest accuracy of the seeds, bold below the bound, and their number where it is not three; empty where nothing was measured."""
+
+    def render_cell(name: str, task: str) -> str:
+        scores = found.get(name, {}).get(task, [])
+        if not scores:
+            return ""
+        lowest = f"{min(scores):.2f}" if min(scores) >= TASKS[task][3] else f"**{min(scores):.2f}**"
+        return lowest if len(scores) == 3 else f"{lowest} ({len(scores)})"
+
+    rows = ["| model | " + " | ".join(TASKS) + " |", "|---" * (len(TASKS) + 1) + "|"]
+    rows += ["| " + " | ".join((name, *(render_cell(name, task) for task in TASKS))) + " |" for name in registry.models]
+    return "\n".join(rows)
+
+
+def write_table(found: Cells) -> None:
+    """Put the table into the page."""
     head, _, rest = PAGE.read_text().partition(MARK)
-    PAGE.write_text(f"{head}{MARK}\n\n" + "\n".join(rows) + f"\n\n{MARK}{rest.partition(MARK)[2]}")
+    PAGE.write_text(f"{head}{MARK}\n\n{render_table(found)}\n\n{MARK}{rest.partition(MARK)[2]}")
+
+
+def read_cells(path: Path) -> Cells:
+    """What was measured so far."""
+    return json.loads(path.read_text()) if path.is_file() else {}
 
 
 def main() -> None:
-    """Train and print; keep the figures in a file, so that parts can be computed one after another."""
+    """Measure what is missing, a cell after the other, so that a stopped run goes on."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default=",".join(registry.models))
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--keep", type=Path, default=Path("learnability.json"), help="figures so far")
-    parser.add_argument("--write", action="store_true", help="write the table from the figures")
+    parser.add_argument("--cells", type=Path, default=CELLS, help="accuracies so far; of another file no table is made")
+    parser.add_argument("--again", action="store_true", help="forget what was measured of these models and tasks")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    found = json.loads(args.keep.read_text()) if args.keep.is_file() else {}
-    for name in args.models.split(",") if args.models else []:
-        for task in args.tasks.split(","):
-            done = found.setdefault(name, {}).setdefault(task, [])
-            done += [score(name, task, seed) for seed in range(len(done), args.seeds)]
-            print(f"{name:12} {task:10} " + " ".join(f"{value:.3f}" for value in done), flush=True)
-            args.keep.write_text(json.dumps(found))
-    if args.write:
-        write_table({name: found[name] for name in registry.models if name in found})
+    found, names, tasks = read_cells(args.cells), args.models.split(",") if args.models else [], args.tasks.split(",")
+    for name in names if args.again else []:
+        found[name] = {task: scores for task, scores in found.get(name, {}).items() if task not in tasks}
+    for seed in range(args.seeds):
+        for name in names:
+            for task in tasks:
+                done = found.setdefault(name, {}).setdefault(task, [])
+                if len(done) > seed:
+                    continue
+                done.append(round(score(name, task, seed), 4))
+                print(f"{name:12} {task:10} {seed} {done[-1]:.3f}", flush=True)
+                text = ",\n".join(f"{json.dumps(name)}: {json.dumps(found[name])}" for name in registry.models if name in found)
+                args.cells.write_text(f"{{\n{text}\n}}\n")
+    if args.cells == CELLS:
+        write_table(found)
 
 
 if __name__ == "__main__":

@@ -8,16 +8,32 @@ from bitimely_core import registry
 
 torch.set_num_threads(1)
 
-EXCEPTIONS = {  # model -> tasks that its method cannot learn, or that it does not learn in 300 steps; see the page
+EXCEPTIONS = {  # model -> tasks that its method cannot learn, or does not in every seed; see the page
     "patchtst": ("mean of 4", "mean of 12", "mean of 34"),
     "autoformer": ("mean of 4", "mean of 12", "mean of 34"),
     "fedformer": ("mean of 4", "mean of 12", "mean of 34"),
     "seft": ("frequency",),
-    "raindrop": ("frequency",),
-    "gpt": ("place",),
-    "gpt-baar": ("frequency", "place"),
+    "gpt": ("place",),  # one seed of three, by a hundredth
+    "gpt-baar": ("place",),
 }
-QUICK = {"tst": "frequency", "raindrop": "mean of 12", "mtand-enc": "place", "gru-d": "frequency"}
+QUICK = (  # with the number of steps
+    ("tst", "frequency", 200),
+    ("raindrop", "mean of 12", 200),
+    ("raindrop", "frequency", 300),
+    ("mtand-enc", "place", 200),
+    ("gru-d", "frequency", 200),
+    ("gpt", "place", 300),
+    ("gpt-baar", "frequency", 300),
+)
+
+
+def test_the_page_shows_what_was_measured():
+    """The table is that of the stored accuracies, none of which is below its bound but for a reason."""
+    cells = learnability.read_cells(learnability.CELLS)
+    assert learnability.render_table(cells) in learnability.PAGE.read_text()
+    for name, tasks in cells.items():
+        for task, scores in tasks.items():
+            assert (min(scores) < learnability.TASKS[task][3]) == (task in EXCEPTIONS.get(name, ())), (name, task, scores)
 
 
 @pytest.mark.parametrize("name", registry.models)
@@ -26,10 +42,9 @@ def test_vectors_of_an_untrained_model_depend_on_the_input(name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", QUICK)
-def test_what_was_not_learnt_is_learnt(name):
-    task = QUICK[name]
-    assert learnability.score(name, task, seed=0, steps=200) >= learnability.TASKS[task][3]
+@pytest.mark.parametrize(("name", "task", "steps"), QUICK)
+def test_what_was_not_learnt_is_learnt(name, task, steps):
+    assert learnability.score(name, task, seed=0, steps=steps) >= learnability.TASKS[task][3]
 
 
 @pytest.mark.long

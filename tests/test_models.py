@@ -515,12 +515,16 @@ def test_gpt_starts_as_gpt2():
         (layer.ffn.first.weight, 0.02),
         (layer.mix.out.weight, 0.005),
         (layer.ffn.out.weight, 0.005),
-        (model.positions, 0.02),
-        (model.adapter.embedding.weight, 0.02),
+        (model.positions, 0.1),  # signals: a linear map of samples, not vectors to look up
+        (model.adapter.embedding.weight, (3 * 7) ** -0.5),
+        (model.adapter.output["next"].weight, 0.02),
     ):
         assert float(weight.detach().std()) == pytest.approx(std, rel=0.05)
     assert not layer.mix.qkv.bias.any()
     assert float(model.special.detach().std()) == pytest.approx(0.02, rel=0.1)
+    events = models.build("gpt", preset="18m", codes=300, tokenizer="codes", layers=2, length=400)
+    for weight in (events.positions, events.adapter.embedding.weight):
+        assert float(weight.detach().std()) == pytest.approx(0.02, rel=0.05)
 
 
 def test_rotation_by_time_knows_no_origin_either():

@@ -62,7 +62,9 @@ class Adapter(nn.Module):
         names = ("next", "previous") if config.output_heads == "separate" else ("next",)
         self.output = nn.ModuleDict({name: nn.Linear(norm_width or config.dim, self.tokenizer.target_width) for name in names})
         if models[config.name].facts.family == "attention":
-            for module in (self.embedding, *self.output.values()):
+            looked_up = isinstance(self.embedding, nn.Embedding)  # a map of samples that starts at 0.02 makes every token nearly its bias
+            nn.init.normal_(self.embedding.weight, std=0.02 if looked_up else (3 * self.tokenizer.width) ** -0.5)
+            for module in self.output.values():
                 nn.init.normal_(cast(Tensor, module.weight), std=0.02)
 
     def embed(self, tokens: Tensor) -> Tensor:

@@ -126,11 +126,15 @@ class Stack(BidirectionalModel):
         self.positions: nn.Parameter | None = None
         self.layers = nn.ModuleList(StackLayer(config) for _ in range(config.layers))
         if not isinstance(config, StackConfig):
-            self.positions = nn.Parameter(_draw_normal(self.adapter.tokenizer.count(config.length) + 2, config.dim))
+            self.positions = nn.Parameter(self._draw_positions(self.adapter.tokenizer.count(config.length) + 2, config.dim))
             self._start_like_gpt2()
 
+    def _draw_positions(self, count: int, dim: int) -> Tensor:
+        """Learned positions at the start, about half as large as the tokens, as in GPT-2: N(0, 0.02) for codes, N(0, 0.1) for signals."""
+        return torch.randn(count, dim) * (0.02 if self.config.tokenizer == "codes" else 0.1)
+
     def _start_like_gpt2(self) -> None:
-        """N(0, 0.02), biases 0, projections into the residual stream divided by sqrt(2 L)."""
+        """Layers: N(0, 0.02), biases 0, projections into the residual stream divided by sqrt(2 L)."""
         for name, weight in self.layers.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(weight)
@@ -167,7 +171,7 @@ class Stack(BidirectionalModel):
         fresh = super().reset_adapter(channels, length, codes, renew=renew)
         if self.positions is not None:
             before = len(self.positions)
-            self.positions = extend_positions(self.positions, self.adapter.tokenizer.count(length) + 2, _draw_normal)
+            self.positions = extend_positions(self.positions, self.adapter.tokenizer.count(length) + 2, self._draw_positions)
             fresh += ["positions"] if len(self.positions) > before else []
         return fresh
 
@@ -185,10 +189,6 @@ def place_times(batch: Batch, real: Tensor, apart: float = 0.0) -> Tensor | None
     last = last if batch.end is None else batch.end[:, None].to(last)  # under a landmark the index day
     inner = torch.where(torch.arange(real.shape[1], device=real.device) < lengths[:, None], known, last + apart)
     return torch.cat((first - apart, inner, last + apart), 1)
-
-
-def _draw_normal(*shape: int) -> Tensor:
-    return torch.randn(shape) * 0.02
 
 
 def add_special_tokens(x: Tensor, special: Tensor, lengths: Tensor | None) -> Tensor:
