@@ -15,7 +15,7 @@ from bitimely_cli.options import VIEWS, BuildOptions, CommonOptions, Encoding, d
 from bitimely_cli.screen import screen
 from bitimely_core import registry
 from bitimely_core.config import DataConfig, SettingsLayer, validate
-from bitimely_core.errors import Exit, Finding
+from bitimely_core.errors import Exit, Finding, safe_text, usage_error
 from bitimely_core.privacy import format_count
 from bitimely_core.workspace import find_data_kind, locate_new
 
@@ -42,6 +42,9 @@ def ingest(
     map_: Annotated[
         Path | None, typer.Option("--map", metavar="FILE.toml", help="Mapping file: patterns, subjects, channels, rates, labels (generic).")
     ] = None,
+    init_map: Annotated[
+        Path | None, typer.Option("--init-map", metavar="FILE.toml", help="Write a map of SOURCE to fill in, and read nothing (generic).")
+    ] = None,
     extra: Annotated[str | None, typer.Option("--extra", help="Recording that is else left out, such as S04_T01 (ieee-ppg).")] = None,
     encoding: Encoding = None,
     follow_symlinks: Annotated[bool, typer.Option("--follow-symlinks", help="Follow links that leave SOURCE.")] = False,
@@ -60,6 +63,8 @@ def ingest(
     from bitimely_core import workflows
     from bitimely_core.schemas import IngestPart, IngestReport
 
+    if init_map is not None:
+        return _init_map(dataset, source, init_map, follow_symlinks=follow_symlinks)
     options = {name: value for name, value in {"size": size, "seed": seed, "rate": rate, "extra": extra}.items() if value is not None}
     options |= {"map": str(map_)} if map_ is not None else {}
     unpublished = list[Finding]()
@@ -98,6 +103,27 @@ def ingest(
     screen.print_findings([*(reason for unit in report.units for reason in unit.reasons), *report.reasons, *unpublished], str(where))
     screen.result(result, _show_ingest_report(report, where, has_page=not unpublished))
     return report.exit_code
+
+
+def _init_map(dataset: str, source: Path | None, path: Path, *, follow_symlinks: bool) -> int:
+    """Write a mapping file for the folder `source`."""
+    from bitimely_core import storage
+    from bitimely_core.datasets import map_template
+    from bitimely_core.formats.source import require_source, scan_folder
+
+    if dataset != "generic":
+        raise usage_error(f"found {safe_text(dataset)}", "expected generic, which alone takes a map", field="--init-map")
+    if path.exists():
+        raise usage_error("is there already", "expected a new file", "Give another name, or remove it", file=str(path), field="--init-map")
+    found = require_source(None if source is None else scan_folder(source, follow_symlinks=follow_symlinks))
+    text = map_template.write_template(found)
+    storage.write_bytes(path, text.encode())
+    count = sum("FILL IN" in line and not line.startswith("#") for line in text.splitlines())
+    lines = [f"map of {source}: {path}" + (f"; {count} rates to fill in" if count else "")]
+    screen.result(
+        {"map": str(path), "to_fill_in": count, "format_version": 1}, [*lines, f"next: bitimely ingest generic {source} --map {path}"]
+    )
+    return Exit.OK
 
 
 def _write_quarantine(path: Path, dataset: str, units: Sequence[UnitReport]) -> None:

@@ -9,7 +9,7 @@ from typer.core import TyperCommand
 from bitimely_cli.claims import BUILDING, READING
 from bitimely_core import registry
 
-OF_DATASETS = ("size", "seed", "rate", "map_", "extra")  # options of `ingest` that only some data sets take
+OF_DATASETS = ("size", "seed", "rate", "map_", "init_map", "extra")  # options of `ingest` that only some data sets take
 
 
 class DataCommand(TyperCommand):
@@ -33,7 +33,7 @@ class DataCommand(TyperCommand):
             panel = getattr(parameter, "rich_help_panel", None)
             if record is None or (panel in {READING, BUILDING} and panel not in shown):
                 continue
-            key = (parameter.name or "").rstrip("_")
+            key = (parameter.name or "").rstrip("_").removeprefix("init_")
             if self.name == "ingest" and own is not None:
                 if parameter.name in OF_DATASETS and key not in own:
                     continue

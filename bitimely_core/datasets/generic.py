@@ -29,8 +29,8 @@ from bitimely_core.datasets.recording_map import (
 )
 from bitimely_core.datasets.recording_tables import read_annotations, read_attributes, read_bids_events, read_participants
 from bitimely_core.datasets.tser import report_unclaimed
-from bitimely_core.errors import Finding, Reason, UserError, input_warning, usage_error
-from bitimely_core.formats import tables
+from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, usage_error
+from bitimely_core.formats import stage_texts, tables
 from bitimely_core.formats import wfdb as format_wfdb
 from bitimely_core.formats.source import Source, locate_errors, require_source
 from bitimely_core.registry import DatasetFacts, View, datasets
@@ -43,7 +43,10 @@ LAYOUT = re.compile(
     r"|.*_(events|channels|scans|sessions|electrodes|coordsystem)\.(tsv|json)|.*\.d\d+",
     re.IGNORECASE,
 )
+BIDS_FILES = ("participants.tsv", "dataset_description.json")
+INIT_MAP = "Write one to fill in: bitimely ingest generic SOURCE --init-map map.toml"
 BIDS = re.compile(r"(?:^|/)sub-([A-Za-z0-9]+)(?=[_/])")
+NSRR = "-nsrr.xml"  # scored events beside an EDF file, or in a folder of their own
 DERIVED = ("derivatives/", "sourcedata/", "code/", "stimuli/")
 
 
@@ -54,7 +57,7 @@ RULES = {
     "units": "one file (or record) is one recording, called by its path without ending",
     "subjects": "by --map; in a BIDS folder sub-...; else every recording is taken for another subject, with a warning",
     "annotations": "texts inside files can hold names: they are kept where [labels] of the map names them, or under --keep-phi, else counted; "
-    "texts of tables (BIDS events, [annotations]) are labels and are kept",
+    "sleep stages in the spellings of AASM and of Rechtschaffen and Kales are kept without a map; texts of tables (BIDS events, [annotations]) are labels and are kept",
     "channels": "by name; all of a file, or those of the map, and then each must be there; volts are converted to the unit asked for",
     "views": "channels are those that the largest number of recordings have together, of two such sets the larger; the rate is that of most of "
     "these recordings, those of a higher rate are left out without --rate; a window is 10 s, or the commonest annotation, unless --window says otherwise",
@@ -63,6 +66,15 @@ WINDOWS = View(channels=(), rate=0.0, window=0, seconds=10.0, help="the channels
 OPEN = {
     "": WINDOWS,
     "annotations": replace(WINDOWS, task="classification", epoch=0.0, help="windows of annotations that last, whose texts are the classes"),
+    "staging": replace(
+        WINDOWS,
+        task="classification",
+        classes=stage_texts.STAGES,
+        labels=stage_texts.LABELS | {stage: stage for stage in stage_texts.STAGES},
+        epoch=stage_texts.EPOCH,
+        seconds=stage_texts.EPOCH,
+        help="sleep stage of a 30-s epoch, by the texts of AASM and of Rechtschaffen and Kales",
+    ),
     "points": replace(
         WINDOWS,
         task="classification",
@@ -116,10 +128,20 @@ def generic(source: Source | None, options: IngestOptions) -> Iterator[IngestUni
     """Your own files: EDF, BDF, WFDB, csv, Parquet, npy, mat (--map), BrainVision, EEGLAB, GDF, FIF, or a BIDS folder."""
     path = options.get("map")
     if path is None:
+        _refuse_tables_alone(require_source(source))
         yield from _list_units(require_source(source), RecordingMap(), ("edf", "wfdb", "mne"), options)
         return
     chosen = read_map(Path(path))
     yield from _list_units(require_source(source), chosen, ("edf", "wfdb", "table", "npy", "mat", "mne"), options)
+
+
+def _refuse_tables_alone(source: Source) -> None:
+    """Raises UserError (no_input, exit 4) for a folder whose only recordings are files that state no rate."""
+    kinds = {rel: SUFFIXES.get(find_suffix(rel)) for rel in source.files if not LAYOUT.fullmatch(PurePosixPath(rel).name)}
+    bare = [rel for rel, kind in kinds.items() if kind in {"table", "npy"}]
+    if bare and not {"edf", "wfdb", "mne"} & set(kinds.values()) and not any(name in source.files for name in BIDS_FILES):
+        more = f", and {len(bare) - 1} more files" if bare[1:] else ""
+        raise input_error(Reason.NO_INPUT, f"states no sampling rate{more}", "needs --map with a rate", INIT_MAP, file=bare[0])
 
 
 @datasets(_make_facts("Recordings in EDF, EDF+ or BDF files", "any folders of .edf and .bdf files", OPEN))
@@ -138,7 +160,7 @@ def _list_units(
     source: Source, chosen: RecordingMap, formats: tuple[Format, ...], options: IngestOptions
 ) -> Iterator[IngestUnit | Finding | SourceRows]:
     """The units of a folder, findings about the folder, and the account of its tables."""
-    bids = any(name in source.files for name in ("participants.tsv", "dataset_description.json"))
+    bids = any(name in source.files for name in BIDS_FILES)
     skipped = {table.path for table in (chosen.table, chosen.annotations) if table}
     derived = {rel for rel in source.files if bids and rel.startswith(DERIVED)}
     found: dict[str, tuple[Format, FileRule]] = {}
@@ -158,6 +180,10 @@ def _list_units(
     yield from rows
     rows, annotations = read_annotations(source, chosen.annotations) if chosen.annotations else ([], {})
     yield from rows
+    scored: dict[str, list[str]] = {}
+    for rel in source.files:
+        if rel.endswith(NSRR):
+            scored.setdefault(PurePosixPath(rel).name.removesuffix(NSRR), []).append(rel)
     units: list[IngestUnit] = []
     infos: dict[str, RecordingInfo] = {}
     for rel, (kind, files) in found.items():
@@ -165,6 +191,9 @@ def _list_units(
             units.append(IngestUnit(name=names[rel], files=(rel,), read=None, findings=(source.rejected[rel],)))
             continue
         info = infos[rel] = describe_recording(rel, names[rel], files, chosen, table_rows, annotations, options)
+        if kind == "edf" and (beside := scored.get(PurePosixPath(strip_suffix(rel)).name)):
+            own = [one for one in beside if PurePosixPath(one).parent == PurePosixPath(rel).parent] or beside
+            info = infos[rel] = replace(info, annotation_files=tuple(own) if len(own) == 1 else ())
         try:
             units.append(make_unit(source, rel, kind, info, bids=bids, annotators=files.annotators))
         except UserError as error:
@@ -265,6 +294,8 @@ def make_unit(source: Source, rel: str, kind: Format, info: RecordingInfo, *, bi
     """One recording. Raises UserError for what is wrong with its header or with its events."""
     path = source.path(rel)
     files = [rel]
+    if kind in {"edf", "mne"} or info.events == "notes":
+        info = replace(info, stages=True)
     if bids:
         events = f"{rel[: len(strip_suffix(rel))].rpartition('_')[0]}_events.tsv"
         if events in source.files:
@@ -283,13 +314,19 @@ def make_unit(source: Source, rel: str, kind: Format, info: RecordingInfo, *, bi
             name=info.recording_id, files=tuple(dict.fromkeys([*files, *names])), read=partial(recording_readers.read_wfdb, own, rel, info)
         )
     if kind in {"npy", "mat"} and info.rate is None:
-        raise usage_error("has no sampling rate", "expected `rate` in [[files]] of the map")
+        raise usage_error("has no sampling rate", "needs --map with a rate (`rate` in [[files]])", INIT_MAP)
     if kind == "mne":
         files += [
             name
             for name in source.files
             if strip_suffix(name) == strip_suffix(rel) and find_suffix(name) in COMPANIONS.get(find_suffix(rel), ())
         ]
+    if kind == "edf" and info.annotation_files:
+        files += info.annotation_files
+        paths = tuple(map(source.path, info.annotation_files))
+        return IngestUnit(
+            name=info.recording_id, files=tuple(files), read=partial(recording_readers.read_edf, path, rel, info, events=paths)
+        )
     if info.series:
         return IngestUnit(name=info.recording_id, files=tuple(files), read=partial(recording_readers.read_series, path, rel, info))
     readers: dict[Format, Callable[[Path, str, RecordingInfo], Record]] = {

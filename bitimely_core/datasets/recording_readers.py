@@ -19,7 +19,7 @@ from bitimely_core.datasets import tser
 from bitimely_core.datasets.recording_map import EMPTY_CELLS, RecordingInfo, find_suffix
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
 from bitimely_core.formats import edf as format_edf
-from bitimely_core.formats import matlab, stage_texts, tables, wfdb_annotations
+from bitimely_core.formats import matlab, nsrr_xml, stage_texts, tables, wfdb_annotations
 from bitimely_core.formats import wfdb as format_wfdb
 from bitimely_core.formats.source import Source, locate_errors
 from bitimely_core.formats.text import sanitize_label
@@ -30,8 +30,11 @@ from bitimely_core.types import Annotation, Record, Records, Signal, SourceRows
 ELECTRIC = {"eeg", "eog", "ecg", "emg", "seeg", "ecog", "dbs", "bio"}  # kinds of channel that mne gives in volts
 
 
-def read_edf(path: Path, rel: str, info: RecordingInfo) -> Record:
-    """A file in EDF, EDF+ or BDF. Raises UserError as `formats.edf.read`."""
+def read_edf(path: Path, rel: str, info: RecordingInfo, events: tuple[Path, ...] = ()) -> Record:
+    """A file in EDF, EDF+ or BDF with the NSRR `events` beside it. Raises UserError as `formats.edf.read`, and for faulty events."""
+    for file in events:
+        with locate_errors(file):
+            info = replace(info, notes=(*info.notes, *(_name_event(note, info.labels) for note in nsrr_xml.read_events(file))))
     with locate_errors(rel):
         found = format_edf.read_recording(path, required=tuple(info.channels))
         if info.keep_phi:
@@ -39,6 +42,13 @@ def read_edf(path: Path, rel: str, info: RecordingInfo) -> Record:
     start = found.header.start
     begin = start + timedelta(seconds=found.origin) if start else None
     return _make_record(rel, info, found.signals, found.annotations, found.findings, begin, found.header.phi)
+
+
+def _name_event(note: Annotation, labels: Mapping[str, str] | None) -> Annotation:
+    """An event called by its stage, where it is one, or by its concept without the code; as the map has it, where there is one."""
+    name = note.label.partition("|")[0].strip()
+    stage = stage_texts.STAGE_OF.get(name.lower())
+    return note._replace(label=(stage or name) if labels is None else note.label if note.label in labels else name)
 
 
 def read_wfdb(source: Source, rel: str, info: RecordingInfo) -> Record:
@@ -75,7 +85,7 @@ def read_table(path: Path, rel: str, info: RecordingInfo) -> Record:
             raise input_error(Reason.TRUNCATED, "has no rows below its header", hint="Download it again")
         rate = _check_clock(values[:, 0], info) if info.time else info.rate
         if rate is None:
-            raise input_error(Reason.SAMPLING_RATE, "has no sampling rate", "expected `rate` or `time` in [[files]] of the map")
+            raise input_error(Reason.SAMPLING_RATE, "has no sampling rate", "needs --map with a rate (`rate` or `time` in [[files]])")
         own = values[:, 1:] if info.time else values
         with np.errstate(over="ignore"):
             signals = [Signal(name, rate, "", np.ascontiguousarray(own[:, i], np.float32)) for i, name in enumerate(names)]

@@ -50,7 +50,7 @@ def read_stages(notes: Iterable[Annotation]) -> tuple[list[Annotation], list[Ann
     rows = [(note, " ".join(note.label.replace("_", " ").lower().split())) for note in notes]
     known = STAGE_OF | (BARE if any(text in STAGE_OF for _, text in rows) else {})
     scored = sorted((note, known.get(text, "")) for note, text in rows if text in known or text in UNSCORED)
-    ends = [*(note.onset for note, _ in scored[1:]), (scored[-1][0].onset + EPOCH) if scored else 0.0]
+    ends = [*(note.onset for note, _ in scored[1:]), *(note.onset + EPOCH for note, _ in scored[-1:])]
     stages = [
         Annotation(note.onset, note.duration or end - note.onset, stage) for (note, stage), end in zip(scored, ends, strict=True) if stage
     ]
