@@ -154,9 +154,13 @@ def compare_with_zero(values: Array, units: Array, n_units: int, *, draws: Seque
     """The mean of paired differences `values` [n] (NaN: left out) over `units` [n], with its two-sided test against 0.
 
     `draws`: the mean of each random draw of what is subtracted, such as sets of random weights; their variance over their number is added.
+    Degrees of freedom are those of a variance that goes with the squared leverage of the units: a family of tests needs the far tail of t.
     """
     known = np.isfinite(values)
     one = estimate_mean(values[known], units[known], n_units)
+    squares = one.weights.leverage**2
+    free = squares.sum() ** 2 / max(float((squares**2).sum()), np.finfo(float).tiny) - 1
+    one = one._replace(weights=one.weights._replace(df=max(1.0, float(free))))
     nothing = Estimate(0.0, np.zeros(n_units), one.weights)
     random = [(float(np.var(draws, ddof=1)) / len(draws), len(draws) - 1.0)] if len(draws) > 1 else []
     return _test_difference(one, nothing, explain_few(len(np.unique(units[known])), bootstrap), random, (0, 0), MetricUnit("1", 1.0))
