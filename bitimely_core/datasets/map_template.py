@@ -132,7 +132,7 @@ def _describe_group(source: Source, rels: Sequence[str], contents: dict[str, Tab
         return _describe_columns([contents[rel] for rel in rels if rel in contents])
     if kind in {"npy", "mat"}:
         shown = ['# variable = "..."  # FILL IN: the array, unless it is the only one'] if kind == "mat" else []
-        return [*shown, *_ask_rate(), '# channels = ["..."]  # FILL IN: names of the columns; else channel 1, channel 2 ...']
+        return [*shown, *_format_placeholder(), '# channels = ["..."]  # FILL IN: names of the columns; else channel 1, channel 2 ...']
     channels: Counter[tuple[str, float]] = Counter()
     for number, rel in enumerate(rels[:FILES]):
         try:
@@ -164,21 +164,21 @@ def _read_header(source: Source, rel: str, kind: str, texts: Counter[str] | None
             texts.update(note.label for note in read_annotations(source.path(beside), record.frame_rate).list_codes("both"))
 
 
-def _ask_rate() -> list[str]:
+def _format_placeholder() -> list[str]:
     return [f"rate = {PLACEHOLDER}  # FILL IN: Hz; the files do not state it, and {PLACEHOLDER:g} is a placeholder"]
 
 
 def _describe_columns(found: Sequence[TableContent]) -> list[str]:
     """Lines of tables with a column a channel: their clock, and the columns of numbers."""
     if not found:
-        return _ask_rate()
+        return _format_placeholder()
     numeric = found[0].list_numeric()
     time = next((name for name in numeric if name.strip().lower() in TIMES), "")
     rates = [_measure_rate(content.columns.get(time, ())) for content in found] if time else []
     often = Counter(name for content in found for name in content.list_numeric() if name != time)
     common = [name for name in numeric if often[name] == len(found)]
     lines = [f"#   {_quote(name)} in {count} of {len(found)} files" for name, count in often.most_common(60)]
-    clock = [f"time = {_quote(time)}  # seconds, at {rates[0]:g} Hz"] if rates and all(rates) else _ask_rate()
+    clock = [f"time = {_quote(time)}  # seconds, at {rates[0]:g} Hz"] if rates and all(rates) else _format_placeholder()
     return [*clock, "# channels:", *lines, f"channels = [{', '.join(map(_quote, common))}]"]
 
 
