@@ -20,7 +20,7 @@ from bitimely_core.privacy import format_count
 from bitimely_core.workspace import find_data_kind, locate_new
 
 if TYPE_CHECKING:
-    from bitimely_core.schemas import IngestPart, IngestReport, UnitReport
+    from bitimely_core.schemas.ingest import IngestPart, IngestReport, UnitReport
 
 UNITS_SHOWN = 30
 
@@ -61,7 +61,7 @@ def ingest(
     Example: bitimely ingest sleep-edf ./raw
     """
     from bitimely_core import workflows
-    from bitimely_core.schemas import IngestPart, IngestReport
+    from bitimely_core.schemas.ingest import IngestPart, IngestReport
 
     if init_map is not None:
         return _init_map(dataset, source, init_map, follow_symlinks=follow_symlinks)
@@ -186,7 +186,7 @@ def tokenize(
     """
     from bitimely_core import workflows
     from bitimely_core.formats.text import use_encoding
-    from bitimely_core.schemas import FindingRecord
+    from bitimely_core.schemas.ingest import FindingRecord
 
     cuts: SettingsLayer = {
         "window": window,

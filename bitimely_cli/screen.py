@@ -16,7 +16,7 @@ from bitimely_core.errors import UserError, clean
 if TYPE_CHECKING:
     from bitimely_core.errors import Finding
     from bitimely_core.pipeline import ExperimentStatus
-    from bitimely_core.schemas import FindingRecord
+    from bitimely_core.schemas.ingest import FindingRecord
     from bitimely_core.types import Progress
 
 MOST_LINES = 20  # findings a run; the rest is in the report

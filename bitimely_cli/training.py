@@ -203,7 +203,7 @@ def _show_scores(result: Mapping[str, Any]) -> list[str]:
     """Print the table of scores; the lines below it."""
     from bitimely_core.evaluate import MetricUnit, describe_units
     from bitimely_core.report.run_page import verdict_text
-    from bitimely_core.schemas import Baseline, MetricValue, Scores
+    from bitimely_core.schemas.scores import Baseline, MetricValue, Scores
 
     scores = Scores.model_validate({name: value for name, value in result.items() if name not in {"report", "verdict"}})
     plain = scores.baselines.get("majority", Baseline()).metrics
@@ -257,7 +257,7 @@ def predict(
     Example: bitimely predict 18m-staging night.edf --map "EEG Fpz-Cz=Fpz-Cz"
     """
     from bitimely_core import workflows
-    from bitimely_core.schemas import FindingRecord
+    from bitimely_core.schemas.ingest import FindingRecord
 
     options = score.collect()
     options.pop("verify", None)  # no checksums of data are there to compare; those of the model always are

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bitimely_core.config import ModelConfig
-from bitimely_core.schemas import ChannelPreparation, SamplePreparation
+from bitimely_core.schemas.tokens import ChannelPreparation, SamplePreparation
 
 Context = Literal["past", "future", "past or future", "around"]  # of a prediction; around: all but the hidden tokens
 Array = npt.NDArray[np.int64]

@@ -16,17 +16,9 @@ from bitimely_core.config import validate_settings
 from bitimely_core.errors import Finding, Reason, UserError, input_error, integrity_error, safe_text, usage_error
 from bitimely_core.preparation import list_conditions
 from bitimely_core.records import ResultManifest, complete_results, has_result, write_results
-from bitimely_core.schemas import (
-    Preprocessing,
-    ReadingOptions,
-    RunData,
-    RunRecord,
-    SamplePreparation,
-    Scores,
-    SplitCount,
-    TrainSubjects,
-    flatten_keys,
-)
+from bitimely_core.schemas.runs import ReadingOptions, RunData, RunRecord, SplitCount, TrainSubjects, flatten_keys
+from bitimely_core.schemas.scores import Scores
+from bitimely_core.schemas.tokens import Preprocessing, SamplePreparation
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.workspace import find_run_folder, locate
 

@@ -56,7 +56,7 @@ def list_further(recipe: str, workspace: Path) -> list[str]:
     from bitimely_core.evaluate import folds
     from bitimely_core.evaluate.result_table import ScoredRun, read_scored_run
     from bitimely_core.pipeline.plan import plan_experiment
-    from bitimely_core.schemas import Scores
+    from bitimely_core.schemas.scores import Scores
     from bitimely_core.workflows.prepare import make_windows_opener
 
     plan = plan_experiment(pipeline.load(recipe), recipe, workspace, assignments=[])

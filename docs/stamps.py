@@ -13,7 +13,7 @@ import torch
 from bitimely_core import models, objectives, registry
 from bitimely_core.config import ModelConfig, ObjectiveConfig, Settings, build_model_config
 from bitimely_core.models.tokenizers import FIRST
-from bitimely_core.schemas import SamplePreparation, WindowOptions
+from bitimely_core.schemas.tokens import SamplePreparation, WindowOptions
 from bitimely_core.tokens.building import resolve_options
 from bitimely_core.tokens.cutting import describe_preparation
 

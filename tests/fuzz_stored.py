@@ -17,7 +17,10 @@ from bitimely_core.errors import UserError
 from bitimely_core.pipeline.plan import plan_experiment
 from bitimely_core.recipe import load_recipe
 from bitimely_core.run import describe_identity
-from bitimely_core.schemas import IngestReport, RunRecord, Scores, Summary
+from bitimely_core.schemas.ingest import IngestReport
+from bitimely_core.schemas.reports import Summary
+from bitimely_core.schemas.runs import RunRecord
+from bitimely_core.schemas.scores import Scores
 from bitimely_core.workflows.verify import verify
 
 STORED = Path(__file__).parent / "fixtures" / "v1" / "home"

@@ -12,7 +12,7 @@ from torch import nn
 from bitimely_core import models
 from bitimely_core.config import Settings
 from bitimely_core.run import Run
-from bitimely_core.schemas import RunRecord
+from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.types import Encoded
 
 

@@ -14,7 +14,7 @@ from bitimely_core.errors import UserError
 from bitimely_core.evaluate import baselines, score
 from bitimely_core.evaluate.verdicts import compare_baselines, judge_baselines
 from bitimely_core.registry import DatasetBaseline
-from bitimely_core.schemas import RunRecord
+from bitimely_core.schemas.runs import RunRecord
 
 
 @pytest.fixture(scope="module")

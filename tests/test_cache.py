@@ -30,7 +30,7 @@ from bitimely_core import cache, registry, storage
 from bitimely_core.cache import quality, shards, units
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error
 from bitimely_core.formats.source import Source
-from bitimely_core.schemas import IngestReport
+from bitimely_core.schemas.ingest import IngestReport
 from bitimely_core.types import Annotation, IngestUnit, Record, Records, Signal, SourceRows
 
 HERE = Path(__file__).parent

@@ -21,7 +21,7 @@ from bitimely_core.analyses.calibration import (
 from bitimely_core.errors import UserError
 from bitimely_core.page import Figure, Hypnogram, Table
 from bitimely_core.records import write_results
-from bitimely_core.schemas import RunRecord
+from bitimely_core.schemas.runs import RunRecord
 
 
 def spoken(n_subjects=16, each=40, classes=3, sharp=1.0, seed=0, wrong=0.0):

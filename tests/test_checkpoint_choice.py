@@ -184,7 +184,7 @@ def test_run_scores_and_page_name_the_weights(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_run_without_the_setting_has_the_last_weights() -> None:
-    from bitimely_core.schemas import RunRecord
+    from bitimely_core.schemas.runs import RunRecord
 
     record = RunRecord.load(FIXTURE / "runs" / "plain" / "run.json")
     assert record.settings.train.checkpoint == "last"

@@ -13,7 +13,7 @@ from test_predict import STAGES, call, find_night, home, scored  # noqa: F401  t
 
 import bitimely
 from bitimely_core.evaluate.conformal import COVERAGE, find_threshold, measure_coverage, predict_sets, score_windows
-from bitimely_core.schemas import Calibration
+from bitimely_core.schemas.tokens import Calibration
 
 
 def draw_cohort(rng: np.random.Generator, subjects: int) -> tuple[np.ndarray, np.ndarray]:

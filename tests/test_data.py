@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bitimely_core import data
-from bitimely_core.schemas import WindowManifest, WindowOptions, WindowStatistics
+from bitimely_core.schemas.tokens import WindowManifest, WindowOptions, WindowStatistics
 from bitimely_core.tokens import Windows
 from bitimely_core.tokens.windows import encode_targets
 from bitimely_core.types import Batch

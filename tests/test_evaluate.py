@@ -15,7 +15,9 @@ from bitimely_core import evaluate, storage
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.evaluate import Predictions, compare, compare_frames, draw_counts, length_baseline, score, score_figure, to_probabilities
 from bitimely_core.evaluate.metrics import ESTIMATORS, check_rows, estimate_ranking, weigh_units
-from bitimely_core.schemas import ClassCounts, Scores, StoredRecord, Summary
+from bitimely_core.records import StoredRecord
+from bitimely_core.schemas.reports import Summary
+from bitimely_core.schemas.scores import ClassCounts, Scores
 
 
 def softmax(x):

@@ -13,7 +13,7 @@ import pytest
 
 from bitimely_cli.main import main
 from bitimely_core import models, registry
-from bitimely_core.schemas import RunRecord
+from bitimely_core.schemas.runs import RunRecord
 
 MODEL = '''
 """A model with a setting of its own and no declared capabilities."""

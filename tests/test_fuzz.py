@@ -18,7 +18,7 @@ import pytest
 from bitimely_core import cache, storage, tokens
 from bitimely_core.errors import UserError
 from bitimely_core.formats import ts
-from bitimely_core.schemas import RunRecord
+from bitimely_core.schemas.runs import RunRecord
 
 
 @pytest.fixture(autouse=True)

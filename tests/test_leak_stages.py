@@ -16,7 +16,7 @@ from bitimely_core import objectives
 from bitimely_core.analyses import leak_stages, leakage
 from bitimely_core.analyses.leak_stages import LeakStage
 from bitimely_core.config import ModelConfig, build_model_config
-from bitimely_core.schemas import WindowOptions
+from bitimely_core.schemas.tokens import WindowOptions
 from bitimely_core.tokens.cutting import describe_preparation
 
 torch.set_num_threads(1)

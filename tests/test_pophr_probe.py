@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
 
 from bitimely_core.claims import prevalence, shortcut_baselines
-from bitimely_core.schemas import SequenceFunnel
+from bitimely_core.schemas.tokens import SequenceFunnel
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=60))

@@ -146,7 +146,7 @@ def test_a_stored_landmark_is_read() -> None:
     from dataclasses import asdict
 
     from bitimely_core.claims.labels import Landmark
-    from bitimely_core.schemas import LandmarkOptions
+    from bitimely_core.schemas.tokens import LandmarkOptions
 
     stored = asdict(Landmark(landmark_days=365))
     assert LandmarkOptions.model_validate(stored).model_dump() == stored

@@ -353,7 +353,7 @@ def test_a_name_that_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_night_scores_are_those_of_plain_code(home: Path, scored: pl.DataFrame) -> None:
     from sklearn.metrics import cohen_kappa_score
 
-    from bitimely_core.schemas import Scores
+    from bitimely_core.schemas.scores import Scores
 
     found = Scores.load(home / "ws" / "runs" / "stager" / "scores.json").nights
     assert found is not None

@@ -16,7 +16,7 @@ import pytest
 from bitimely_cli.main import main
 from bitimely_core import objectives, registry
 from bitimely_core.config import ModelConfig, ObjectiveConfig, Settings
-from bitimely_core.schemas import WindowOptions
+from bitimely_core.schemas.tokens import WindowOptions
 from bitimely_core.tokens import cutting
 from bitimely_core.types import Record, Signal
 

@@ -22,7 +22,8 @@ import pytest
 from bitimely_cli.main import main
 from bitimely_core import evaluate, privacy, storage
 from bitimely_core.claims.disclosure import protect_scores
-from bitimely_core.schemas import Comparison, PairedScores, Scores, SequenceStatistics
+from bitimely_core.schemas.scores import Comparison, PairedScores, Scores
+from bitimely_core.schemas.tokens import SequenceStatistics
 from bitimely_core.tokens.sequences import open_sequences
 
 CODES = {

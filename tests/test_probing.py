@@ -14,7 +14,7 @@ from bitimely_core.analyses.probing import negate_difference, probing
 from bitimely_core.errors import UserError
 from bitimely_core.evaluate.linear import PENALTIES, extract_simple_features, fit_probe, standardise
 from bitimely_core.page import Figure, Table
-from bitimely_core.schemas import Difference
+from bitimely_core.schemas.scores import Difference
 
 
 def splits(rng, n, columns, rule):

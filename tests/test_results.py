@@ -20,7 +20,8 @@ from bitimely_core.evaluate.metrics import Estimate, weigh_units
 from bitimely_core.evaluate.result_table import ScoreColumn, assign_rows, compare_column, read_speed
 from bitimely_core.report.model_card import write_card
 from bitimely_core.report.recipe_results import format_cell, format_paper, write_results
-from bitimely_core.schemas import CorrectedDifference, Difference, MeanDifference, MetricValue, RunRecord, Scores
+from bitimely_core.schemas.runs import RunRecord
+from bitimely_core.schemas.scores import CorrectedDifference, Difference, MeanDifference, MetricValue, Scores
 from bitimely_core.workflows.prepare import make_windows_opener
 
 HOSTILE = "<b>&|_$x^2$ \\input{/etc/passwd} `code` =1+1"

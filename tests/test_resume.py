@@ -25,7 +25,7 @@ from torch import nn
 from bitimely_core import storage
 from bitimely_core.config import TrainConfig, validate
 from bitimely_core.errors import Exit, Finding, Reason, UserError
-from bitimely_core.schemas import CheckpointMeta
+from bitimely_core.schemas.runs import CheckpointMeta
 from bitimely_core.training import checkpoints, loop
 from bitimely_core.types import Batch
 

@@ -11,8 +11,9 @@ import pytest
 from bitimely_core import storage, tokens
 from bitimely_core.config import fill_event_settings
 from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.records import StoredRecord
 from bitimely_core.run import Run, hash_subjects
-from bitimely_core.schemas import CheckpointMeta, RunRecord, StoredRecord, TrainSubjects
+from bitimely_core.schemas.runs import CheckpointMeta, RunRecord, TrainSubjects
 
 FIXTURE = Path(__file__).parent / "fixtures" / "v1" / "home"
 RECORDS: dict[str, type[StoredRecord]] = {"run.json": RunRecord, "meta.json": CheckpointMeta, "train_subjects.json": TrainSubjects}

@@ -12,7 +12,7 @@ import torch
 
 from bitimely_core import data, models, objectives, storage, tokens, workflows
 from bitimely_core.errors import UserError
-from bitimely_core.schemas import PredictionStatistics, SequenceManifest, SequenceOptions
+from bitimely_core.schemas.tokens import PredictionStatistics, SequenceManifest, SequenceOptions
 from bitimely_core.tokens import sequences
 from bitimely_core.types import Batch
 

@@ -17,7 +17,7 @@ from bitimely_core import models, objectives, registry
 from bitimely_core.config import ModelConfig
 from bitimely_core.datasets import synthetic
 from bitimely_core.models.tokenizers import FIRST
-from bitimely_core.schemas import WindowOptions
+from bitimely_core.schemas.tokens import WindowOptions
 from bitimely_core.tokens import cutting
 from bitimely_core.types import Batch, Record, Signal
 

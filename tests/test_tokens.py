@@ -22,7 +22,7 @@ from samples import SAMPLES, require_sample
 from bitimely_core import cache, registry, storage, tokens
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.registry import DatasetFacts, View
-from bitimely_core.schemas import CacheManifest, CacheSettings
+from bitimely_core.schemas.ingest import CacheManifest, CacheSettings
 from bitimely_core.tokens import cutting, moments, splits
 from bitimely_core.types import Annotation, Record, Signal
 

@@ -16,7 +16,11 @@ from fixtures import make_v1
 from safetensors.numpy import load_file
 
 from bitimely_cli.main import main
-from bitimely_core import cache, data, heads, models, schemas, storage, tokens
+from bitimely_core import cache, data, heads, models, storage, tokens
+from bitimely_core.records import StoredRecord
+from bitimely_core.schemas.ingest import CacheManifest, IngestReport
+from bitimely_core.schemas.scores import Scores
+from bitimely_core.schemas.tokens import SequenceStatistics, TokenManifest, WindowStatistics
 
 FIXTURE = Path(__file__).parent / "fixtures" / "v1"
 EXPECTED: dict[str, Any] = json.loads((FIXTURE / "expected.json").read_text())
@@ -279,7 +283,7 @@ def test_a_run_is_reproduced(home: Path, capsys: pytest.CaptureFixture[str], run
     assert body["reproduced"] is True
     assert body["loss"][1] == pytest.approx(body["loss"][0], rel=CLOSE)
     for at, folder in enumerate(home / "runs" / name for name in (run, f"{run}-again") if body["metrics"]):
-        shown = schemas.Scores.load_shared(folder).metrics
+        shown = Scores.load_shared(folder).metrics
         assert {name: pair[at] for name, pair in body["metrics"].items()} == {name: shown[name].value for name in body["metrics"]}
 
 
@@ -305,17 +309,17 @@ def test_a_second_ingest_reads_nothing_new(home: Path, tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("record", "files"),
     [
-        (schemas.CacheManifest, "cache/*/manifest.json"),
-        (schemas.IngestReport, "cache/*/ingest_report.json"),
-        (schemas.TokenManifest, "tokens/*/manifest.json"),
-        (schemas.WindowStatistics, "tokens/generic*/statistics.json"),
-        (schemas.SequenceStatistics, "tokens/synthetic-claims/statistics.json"),
+        (CacheManifest, "cache/*/manifest.json"),
+        (IngestReport, "cache/*/ingest_report.json"),
+        (TokenManifest, "tokens/*/manifest.json"),
+        (WindowStatistics, "tokens/generic*/statistics.json"),
+        (SequenceStatistics, "tokens/synthetic-claims/statistics.json"),
     ],
 )
-def test_records_keep_the_stored_bytes(record: type[schemas.StoredRecord], files: str) -> None:
+def test_records_keep_the_stored_bytes(record: type[StoredRecord], files: str) -> None:
     paths = sorted((FIXTURE / make_v1.HOME).glob(files))
     assert paths
     for path in paths:
         loaded = record.load(path)
         assert storage.encode_json(loaded.to_json()) + b"\n" == path.read_bytes()
-        assert isinstance(loaded, schemas.IngestReport) or not loaded.model_extra
+        assert isinstance(loaded, IngestReport) or not loaded.model_extra

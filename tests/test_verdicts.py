@@ -17,7 +17,7 @@ from bitimely_core.errors import UserError
 from bitimely_core.evaluate import multiple
 from bitimely_core.evaluate.verdicts import PrintedMetric, describe_difference, describe_margin
 from bitimely_core.recipe import Recipe
-from bitimely_core.schemas import CorrectedDifference
+from bitimely_core.schemas.scores import CorrectedDifference
 
 SPEC = importlib.util.spec_from_file_location("benchmark_verdicts", Path(__file__).parent.parent / "benchmarks" / "verdicts.py")
 simulation = importlib.util.module_from_spec(SPEC)
@@ -207,7 +207,7 @@ def test_units_that_are_no_people_are_named_beside_every_interval():
     from bitimely_core import registry
     from bitimely_core.datasets.generic import name_unit
     from bitimely_core.report.run_page import metric_table, verdict_text
-    from bitimely_core.schemas import Scores
+    from bitimely_core.schemas.scores import Scores
 
     registry.load_members("bitimely_core.datasets")
     assert registry.datasets["epilepsy"].facts.subject_unit == "segment"

@@ -19,7 +19,7 @@ import typer
 from fixtures import make_v1
 
 from bitimely_cli.main import app, main
-from bitimely_core.schemas import RunRecord
+from bitimely_core.schemas.runs import RunRecord
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]

@@ -25,7 +25,8 @@ from bitimely_core.evaluate.predict import map_batches
 from bitimely_core.page import BarPlot, HeatMap, Hypnogram, Line, LinePlot, Page, PageBuilder, StageTrack
 from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.run import Run
-from bitimely_core.schemas import ClassScores, CorrectedDifference, MeanDifference, MetricValue, RunRecord, Scores, TaskScores
+from bitimely_core.schemas.runs import RunRecord
+from bitimely_core.schemas.scores import ClassScores, CorrectedDifference, MeanDifference, MetricValue, Scores, TaskScores
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens import Windows
 from bitimely_core.types import Progress

@@ -26,7 +26,7 @@ from bitimely_core.models.heads import POOLS
 from bitimely_core.page import BarPlot, Page, PageBuilder, ScatterPanel, ScatterPlot
 from bitimely_core.registry import AnalysisFacts, analyses, unknown
 from bitimely_core.run import Run
-from bitimely_core.schemas import MetricValue
+from bitimely_core.schemas.scores import MetricValue
 from bitimely_core.tokens import Windows
 from bitimely_core.types import Progress
 

@@ -20,7 +20,7 @@ from bitimely_core.models.heads import POOLS, average_channels, pool
 from bitimely_core.page import PageBuilder
 from bitimely_core.registry import models, unknown
 from bitimely_core.run import Run
-from bitimely_core.schemas import Difference, MetricValue, TaskScores
+from bitimely_core.schemas.scores import Difference, MetricValue, TaskScores
 from bitimely_core.tokens import Windows
 from bitimely_core.types import Batch, Progress
 

@@ -27,7 +27,7 @@ from bitimely_core.evaluate.verdicts import PrintedMetric, describe_difference, 
 from bitimely_core.page import BarPlot, Line, LinePlot, Page, PageBuilder
 from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.run import SPLITS, Run
-from bitimely_core.schemas import CorrectedDifference, Difference, MetricValue, TaskScores
+from bitimely_core.schemas.scores import CorrectedDifference, Difference, MetricValue, TaskScores
 from bitimely_core.tokens import Windows
 from bitimely_core.types import Progress
 

@@ -22,7 +22,7 @@ from bitimely_core.analyses.shapelets import MiningOptions, Shapelet, compute_di
 from bitimely_core.config import ModelConfig
 from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.page import BarPlot, PageBuilder
-from bitimely_core.schemas import CorrectedDifference, MeanDifference, MetricValue
+from bitimely_core.schemas.scores import CorrectedDifference, MeanDifference, MetricValue
 from bitimely_core.tokens import Windows
 from bitimely_core.types import Batch, Progress
 

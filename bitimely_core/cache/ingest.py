@@ -21,16 +21,8 @@ from bitimely_core.cache.workers import IngestWorker, catch_signals, run_tasks, 
 from bitimely_core.errors import Reason, UserError, input_error, raise_differences, safe_text, usage_error
 from bitimely_core.formats.source import scan_folder
 from bitimely_core.formats.text import use_encoding
-from bitimely_core.schemas import (
-    CachedPart,
-    CachedUnit,
-    CacheManifest,
-    CacheSettings,
-    IngestPart,
-    IngestReport,
-    RecordingsManifest,
-    StoredFile,
-)
+from bitimely_core.records import StoredFile
+from bitimely_core.schemas.ingest import CachedPart, CachedUnit, CacheManifest, CacheSettings, IngestPart, IngestReport, RecordingsManifest
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import Progress
 

@@ -16,7 +16,7 @@ from bitimely_core.cache.workers import StopFlag
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, safe_text
 from bitimely_core.formats.source import Source
 from bitimely_core.registry import DatasetFacts, Entry
-from bitimely_core.schemas import CachedUnit, CacheSettings, ChecksumStatus, IngestReport, SourceReport, TableReport
+from bitimely_core.schemas.ingest import CachedUnit, CacheSettings, ChecksumStatus, IngestReport, SourceReport, TableReport
 from bitimely_core.system_errors import raise_system_error, translate_system_errors
 from bitimely_core.types import IngestUnit, Progress, SourceRows
 

@@ -16,7 +16,7 @@ from bitimely_core.cache.ingest import SUBJECTS_COPY
 from bitimely_core.cache.ingest_run import PAGE, REPORT
 from bitimely_core.errors import Finding, Reason, UserError, clean, input_error, input_warning, integrity_error
 from bitimely_core.records import BESIDE, STAGED_NAME
-from bitimely_core.schemas import CachedPart, CacheManifest, EventsManifest, IngestReport, RecordingsManifest
+from bitimely_core.schemas.ingest import CachedPart, CacheManifest, EventsManifest, IngestReport, RecordingsManifest
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import Record
 

@@ -15,7 +15,16 @@ from typing import Any
 from bitimely_core import __version__
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error
 from bitimely_core.registry import DatasetFacts, Entry
-from bitimely_core.schemas import ErrorReport, FindingRecord, IngestReport, SourceReport, TableReport, ToolVersions, UnitCounts, UnitReport
+from bitimely_core.schemas.ingest import (
+    ErrorReport,
+    FindingRecord,
+    IngestReport,
+    SourceReport,
+    TableReport,
+    ToolVersions,
+    UnitCounts,
+    UnitReport,
+)
 from bitimely_core.types import IngestUnit, SourceRows
 
 MAX_LISTED = 100_000  # units; beyond, accepted ones without a warning are not listed

@@ -23,7 +23,7 @@ from bitimely_core.cache.quality import measure_quality
 from bitimely_core.errors import Finding, Reason, input_error, input_warning
 from bitimely_core.formats.text import MARKUP, escape_controls, has_unsafe_characters, list_names
 from bitimely_core.formats.units import find_range_fault, find_rate_fault
-from bitimely_core.schemas import StoredFile
+from bitimely_core.records import StoredFile
 from bitimely_core.system_errors import format_size
 from bitimely_core.types import Annotation, Record, Signal
 

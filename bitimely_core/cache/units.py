@@ -26,7 +26,8 @@ from bitimely_core.cache.report import report_rows, report_unit
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
 from bitimely_core.formats.source import Source
 from bitimely_core.formats.text import use_encoding
-from bitimely_core.schemas import CachedPart, CachedUnit, StoredFile
+from bitimely_core.records import StoredFile
+from bitimely_core.schemas.ingest import CachedPart, CachedUnit
 from bitimely_core.system_errors import find_system_error, is_out_of_memory, measure_headroom, raise_system_error
 from bitimely_core.types import IngestUnit, Record, Records
 

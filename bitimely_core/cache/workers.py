@@ -18,7 +18,7 @@ from typing import Any
 
 from bitimely_core.cache.units import IngestTask, ingest_group
 from bitimely_core.errors import Exit, Reason, UserError
-from bitimely_core.schemas import CachedPart
+from bitimely_core.schemas.ingest import CachedPart
 from bitimely_core.system_errors import describe_native_fault, find_system_error, measure_headroom
 
 MAX_TRIES = 2  # times that a unit is tried during which workers died: they may have been killed from outside

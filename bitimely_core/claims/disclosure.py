@@ -16,18 +16,9 @@ from bitimely_core import privacy
 from bitimely_core.claims.codes import phecode_sort_key
 from bitimely_core.claims.shortcut_baselines import ALL, Prevalence, ShortcutRow, count_prevalence
 from bitimely_core.claims.splits import SPLITS
-from bitimely_core.schemas import (
-    AgreementCell,
-    Baseline,
-    ClassScores,
-    MetricValue,
-    PrevalenceCount,
-    Scores,
-    SequenceManifest,
-    SequenceStatistics,
-    ShortcutScores,
-    Uncertainty,
-)
+from bitimely_core.schemas.ingest import AgreementCell
+from bitimely_core.schemas.scores import Baseline, ClassScores, MetricValue, Scores, Uncertainty
+from bitimely_core.schemas.tokens import PrevalenceCount, SequenceManifest, SequenceStatistics, ShortcutScores
 from bitimely_core.tokens.sequences import EventSequences, count_carriers, count_splits
 
 Key = tuple[str, ...]

@@ -33,7 +33,8 @@ from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.job import ClaimsJob, CleaningFindings, clear_folder
 from bitimely_core.errors import Exit, Reason, UserError, safe_text, usage_error
 from bitimely_core.formats.source import scan_folder
-from bitimely_core.schemas import AgreementCell, CacheManifest, CodeCount, EventsManifest, IngestPart, IngestReport, StoredFile
+from bitimely_core.records import StoredFile
+from bitimely_core.schemas.ingest import AgreementCell, CacheManifest, CodeCount, EventsManifest, IngestPart, IngestReport
 from bitimely_core.system_errors import raise_system_error
 
 NAMES = re.compile(r"(events-\d{5}|subjects|labels)-[0-9a-f]{16}\.parquet")

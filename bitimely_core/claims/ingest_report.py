@@ -14,7 +14,7 @@ from bitimely_core.claims.clean import RowAccount
 from bitimely_core.claims.job import ClaimsJob, CleaningFindings
 from bitimely_core.claims.label_rules import SOURCES
 from bitimely_core.errors import Finding, Level, Reason, input_warning, safe_text
-from bitimely_core.schemas import CachedUnit, FindingRecord, IngestPart, IngestReport, TableReport
+from bitimely_core.schemas.ingest import CachedUnit, FindingRecord, IngestPart, IngestReport, TableReport
 from bitimely_core.types import IngestUnit, SourceRows
 
 Report = TypeVar("Report", IngestReport, IngestPart)

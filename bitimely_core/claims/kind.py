@@ -19,7 +19,8 @@ from bitimely_core.errors import usage_error
 from bitimely_core.formats.source import Source
 from bitimely_core.privacy import format_count, round_message
 from bitimely_core.registry import Choices, DataKind, DatasetFacts
-from bitimely_core.schemas import IngestPart, IngestReport, SequenceManifest, SequenceStatistics
+from bitimely_core.schemas.ingest import IngestPart, IngestReport
+from bitimely_core.schemas.tokens import SequenceManifest, SequenceStatistics
 from bitimely_core.tokens.sequences import MAX_EVENTS, count_splits, open_sequences
 from bitimely_core.types import Progress
 

@@ -24,7 +24,7 @@ from bitimely_core.claims.label_rules import SOURCES
 from bitimely_core.claims.spill import SpillFile
 from bitimely_core.claims.steps import ClaimsShard
 from bitimely_core.errors import Reason, safe_text
-from bitimely_core.schemas import StoredFile
+from bitimely_core.records import StoredFile
 
 AgreementCounts = Counter[tuple[str, str, str]]
 """(rule, flag, cell) -> subjects."""

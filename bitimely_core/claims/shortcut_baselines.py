@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitimely_core.claims.splits import SPLITS
-from bitimely_core.schemas import BestCode, PartScores, PrevalenceCount, SequenceFunnel, ShortcutScores
+from bitimely_core.schemas.tokens import BestCode, PartScores, PrevalenceCount, SequenceFunnel, ShortcutScores
 
 LENGTH = -1
 ALL = "all"

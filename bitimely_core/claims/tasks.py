@@ -22,8 +22,9 @@ from bitimely_core.errors import Finding, Reason, input_error, usage_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import scan_folder
 from bitimely_core.privacy import round_message
-from bitimely_core.records import refuse_other_manifest, write_results
-from bitimely_core.schemas import FindingRecord, PredictionStatistics, SequenceManifest, SequenceOptions, StoredFile
+from bitimely_core.records import StoredFile, refuse_other_manifest, write_results
+from bitimely_core.schemas.ingest import FindingRecord
+from bitimely_core.schemas.tokens import PredictionStatistics, SequenceManifest, SequenceOptions
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens.sequences import SPECIAL, EventSequences, publish_sequences, to_table, write_shard
 from bitimely_core.tokens.sets import TokenSet, open_manifest

@@ -29,17 +29,10 @@ from bitimely_core.claims.shortcut_baselines import Prevalence, ShortcutTally
 from bitimely_core.claims.steps import ClaimsShard, SequenceChoices
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, raise_differences, usage_error
 from bitimely_core.privacy import round_message
+from bitimely_core.records import StoredFile
 from bitimely_core.registry import unknown
-from bitimely_core.schemas import (
-    EventsManifest,
-    FindingRecord,
-    SequenceFunnel,
-    SequenceLengths,
-    SequenceManifest,
-    SequenceOptions,
-    SequenceStatistics,
-    StoredFile,
-)
+from bitimely_core.schemas.ingest import EventsManifest, FindingRecord
+from bitimely_core.schemas.tokens import SequenceFunnel, SequenceLengths, SequenceManifest, SequenceOptions, SequenceStatistics
 from bitimely_core.tokens.sequences import publish_sequences, write_shard
 from bitimely_core.types import Progress
 

@@ -21,7 +21,8 @@ from bitimely_core import evaluate, registry, storage
 from bitimely_core.errors import Reason, UserError, clean, input_error, usage_error
 from bitimely_core.evaluate.linear import DEFAULT_PENALTY, MIN_PROBABILITY, PENALTIES, extract_simple_features, fit_windows, standardise
 from bitimely_core.records import has_result, read_result_table, write_results
-from bitimely_core.schemas import RunRecord, Scores, TaskScores
+from bitimely_core.schemas.runs import RunRecord
+from bitimely_core.schemas.scores import Scores, TaskScores
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import BaselineInput, BaselineSplit, NativeWindow, Progress
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bitimely_core.evaluate.intervals import LEVEL, MINIMUM_UNITS, average_over_units
-from bitimely_core.schemas import EndpointAgreement, EndpointValue, EventScores, MetricValue, NightScores
+from bitimely_core.schemas.scores import EndpointAgreement, EndpointValue, EventScores, MetricValue, NightScores
 
 if TYPE_CHECKING:
     import polars as pl

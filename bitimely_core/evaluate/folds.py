@@ -15,7 +15,7 @@ import numpy as np
 from bitimely_core import evaluate, storage
 from bitimely_core.errors import Reason, UserError, usage_error
 from bitimely_core.records import has_result, read_result_table
-from bitimely_core.schemas import EvaluationSettings, Scores, TaskScores
+from bitimely_core.schemas.scores import EvaluationSettings, Scores, TaskScores
 
 if TYPE_CHECKING:
     import polars as pl

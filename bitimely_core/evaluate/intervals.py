@@ -22,7 +22,7 @@ from bitimely_core.evaluate.metrics import (
     Unit,
     weigh_units,
 )
-from bitimely_core.schemas import ClassCounts, ClassScores, Difference, IntervalMethod, MetricValue
+from bitimely_core.schemas.scores import ClassCounts, ClassScores, Difference, IntervalMethod, MetricValue
 
 MINIMUM_UNITS = 5  # subjects required for an interval
 MINIMUM_EFFECTIVE = 2.0  # effective number of subjects required for an interval

@@ -23,7 +23,7 @@ from bitimely_core.evaluate.intervals import (
 )
 from bitimely_core.evaluate.metrics import EMPTY, ESTIMATORS, MAIN, Array, Estimate, MetricUnit, Unit, check_rows, find_unit, weigh_units
 from bitimely_core.evaluate.paired import Predictions, align_runs
-from bitimely_core.schemas import CorrectedDifference, Difference, MarginTest, MeanDifference, MetricValue
+from bitimely_core.schemas.scores import CorrectedDifference, Difference, MarginTest, MeanDifference, MetricValue
 
 MINIMUM_SEEDS = 3  # trained runs behind each mean, required for a verdict
 MINIMUM_VERDICT = 4.0  # effective number of subjects required for a verdict

@@ -10,7 +10,7 @@ import numpy as np
 from bitimely_core.errors import Reason, input_error
 from bitimely_core.evaluate.intervals import build_difference, describe_intervals, explain_no_interval
 from bitimely_core.evaluate.metrics import EMPTY, ESTIMATORS, MAIN, METRICS, Array, Unit, check_rows, find_unit
-from bitimely_core.schemas import PairedComparison, PairedScores
+from bitimely_core.schemas.scores import PairedComparison, PairedScores
 
 IDENTITY = ("recording_id", "start", "window")  # columns that identify a window
 

@@ -14,14 +14,14 @@ from bitimely_core import evaluate, registry, storage
 from bitimely_core.errors import UserError
 from bitimely_core.privacy import WITHHELD
 from bitimely_core.records import has_result, read_result, read_result_table, write_results
-from bitimely_core.schemas import (
+from bitimely_core.schemas.runs import RunRecord
+from bitimely_core.schemas.scores import (
     CellScore,
     ClassScores,
     ColumnResult,
     CorrectedDifference,
     MeanDifference,
     MetricValue,
-    RunRecord,
     Scores,
     SeedScore,
     TaskScores,

@@ -34,7 +34,7 @@ from bitimely_core.evaluate.metrics import (
 )
 from bitimely_core.page import BarPlot, Figure, make_figure, rename_units
 from bitimely_core.privacy import format_count
-from bitimely_core.schemas import Baseline, ClassScores, MetricValue, TaskScores
+from bitimely_core.schemas.scores import Baseline, ClassScores, MetricValue, TaskScores
 
 ABOUT = {
     "length_only": "logistic or linear regression on the number of events or observed samples alone",

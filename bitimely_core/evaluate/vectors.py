@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from bitimely_core import storage
 from bitimely_core.errors import Reason, UserError, clean, input_error, safe_text, usage_error
 from bitimely_core.formats.units import MAX_FLOAT32
-from bitimely_core.schemas import EncoderDeclaration
+from bitimely_core.schemas.scores import EncoderDeclaration
 from bitimely_core.system_errors import raise_system_error, require_memory
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from bitimely_core.evaluate.intervals import MINIMUM_UNITS
 from bitimely_core.evaluate.metrics import LOWER_IS_BETTER, NAMES, find_unit
 from bitimely_core.evaluate.multiple import correct_pairs, explain_no_verdict, significance_sign
 from bitimely_core.page import rename_units
-from bitimely_core.schemas import CorrectedDifference, MetricValue, Scores, TaskScores
+from bitimely_core.schemas.scores import CorrectedDifference, MetricValue, Scores, TaskScores
 
 
 class PrintedMetric(NamedTuple):

@@ -27,7 +27,7 @@ from bitimely_core.models.base import Model, config_error
 from bitimely_core.objectives.tokens import LossPart, Result, make_result, refuse_overlap
 from bitimely_core.preparation import list_conditions
 from bitimely_core.registry import models, objectives
-from bitimely_core.schemas import SamplePreparation
+from bitimely_core.schemas.tokens import SamplePreparation
 from bitimely_core.types import Batch, Batches
 
 __all__ = [

@@ -12,7 +12,7 @@ from bitimely_core.page import Page, PageBuilder, Timeline, TimelinePlot
 from bitimely_core.privacy import show_count
 from bitimely_core.records import write_results
 from bitimely_core.report.renderer import render_html
-from bitimely_core.schemas import SequenceStatistics
+from bitimely_core.schemas.tokens import SequenceStatistics
 
 if TYPE_CHECKING:
     from bitimely_core.tokens import EventSequences

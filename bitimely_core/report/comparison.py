@@ -46,7 +46,8 @@ from bitimely_core.report.run_page import (
 )
 from bitimely_core.report.text import text_cell
 from bitimely_core.run import load_record
-from bitimely_core.schemas import CorrectedDifference, MetricValue, RunRecord, Scores
+from bitimely_core.schemas.runs import RunRecord
+from bitimely_core.schemas.scores import CorrectedDifference, MetricValue, Scores
 from bitimely_core.workspace import locate
 
 FURTHER_METRICS = {

@@ -13,7 +13,7 @@ from bitimely_core.evaluate.metrics import NAMES
 from bitimely_core.evaluate.verdicts import PrintedMetric, compare_models, name_verdict
 from bitimely_core.page import Page, PageBuilder, Table, make_table, rename_units
 from bitimely_core.report.run_page import add_score_blocks, verdict_text
-from bitimely_core.schemas import ComparedRow, MetricValue, Scores
+from bitimely_core.schemas.scores import ComparedRow, MetricValue, Scores
 
 if TYPE_CHECKING:
     from bitimely_core.tokens import Windows

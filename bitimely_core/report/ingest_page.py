@@ -36,7 +36,7 @@ from bitimely_core.page import (
 )
 from bitimely_core.records import read_result, write_results
 from bitimely_core.report.renderer import render_html
-from bitimely_core.schemas import FindingRecord, IngestReport, TableReport
+from bitimely_core.schemas.ingest import FindingRecord, IngestReport, TableReport
 from bitimely_core.system_errors import find_system_error, format_size
 from bitimely_core.types import Record, Signal
 

@@ -13,7 +13,8 @@ from bitimely_core.records import has_result, write_results
 from bitimely_core.report.run_page import ORDER, baseline_values, list_notices, run_facts, show_split, stamp_text
 from bitimely_core.report.text import markdown_text
 from bitimely_core.run import load_record
-from bitimely_core.schemas import FinalLosses, RunData, RunRecord, Scores, TrainSubjects
+from bitimely_core.schemas.runs import FinalLosses, RunData, RunRecord, TrainSubjects
+from bitimely_core.schemas.scores import Scores
 
 
 def model_card(

@@ -11,7 +11,9 @@ import numpy.typing as npt
 from bitimely_core.evaluate.endpoints import is_staging
 from bitimely_core.page import BarPlot, DensityPlot, Hypnogram, Line, LinePlot, Page, PageBuilder, StageTrack
 from bitimely_core.report.text import format_number
-from bitimely_core.schemas import Calibration, EndpointValue, RunRecord
+from bitimely_core.schemas.runs import RunRecord
+from bitimely_core.schemas.scores import EndpointValue
+from bitimely_core.schemas.tokens import Calibration
 
 if TYPE_CHECKING:
     from bitimely_core.tokens import Windows

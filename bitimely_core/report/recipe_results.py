@@ -26,7 +26,7 @@ from bitimely_core.report import comparison, run_page
 from bitimely_core.report.numbers import table_data, to_csv
 from bitimely_core.report.renderer import write_report
 from bitimely_core.report.text import markdown_text, tex_text, text_cell
-from bitimely_core.schemas import CellScore, MetricValue, TaskScores
+from bitimely_core.schemas.scores import CellScore, MetricValue, TaskScores
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import Progress
 from bitimely_core.workspace import find_run_folder

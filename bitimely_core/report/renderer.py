@@ -26,12 +26,12 @@ import numpy as np
 from bitimely_core import __version__, storage
 from bitimely_core.errors import UserError
 from bitimely_core.page import BarPlot, Figure, Page, Table
-from bitimely_core.records import write_results
+from bitimely_core.records import StoredFile, write_results
 from bitimely_core.report.figures import COLOURS, format_tick
 from bitimely_core.report.numbers import csv_link, figure_data, table_data, to_array, to_parquet
 from bitimely_core.report.svg import draw_figure, export_svg, inline_svg
 from bitimely_core.report.text import clean_text, format_number, is_numeric, make_slug, to_json
-from bitimely_core.schemas import ReportInfo, StoredFile, Summary
+from bitimely_core.schemas.reports import ReportInfo, Summary
 
 LIMIT = 1_000_000  # bytes of report.html
 LONG = 24  # characters from which on a column of text may wrap

@@ -32,19 +32,8 @@ from bitimely_core.page import (
 )
 from bitimely_core.privacy import format_count, is_small, round_message, show_count
 from bitimely_core.records import has_result
-from bitimely_core.schemas import (
-    ClassScores,
-    Comparison,
-    CorrectedDifference,
-    EventScores,
-    FinalLosses,
-    NightScores,
-    Reproduction,
-    RunData,
-    RunRecord,
-    Scores,
-    TaskScores,
-)
+from bitimely_core.schemas.runs import FinalLosses, Reproduction, RunData, RunRecord
+from bitimely_core.schemas.scores import ClassScores, Comparison, CorrectedDifference, EventScores, NightScores, Scores, TaskScores
 from bitimely_core.training import tuning
 
 if TYPE_CHECKING:

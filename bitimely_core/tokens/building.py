@@ -14,10 +14,22 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypedDict, Unpack, 
 
 import numpy as np
 
-from bitimely_core import registry, schemas, storage
+from bitimely_core import registry, storage
 from bitimely_core.cache import Cache, open_cache
 from bitimely_core.config import Filtering, Resampling
 from bitimely_core.errors import Finding, Level, Reason, UserError, input_error, safe_text, usage_error
+from bitimely_core.records import StoredFile
+from bitimely_core.schemas.ingest import FindingRecord
+from bitimely_core.schemas.tokens import (
+    ChannelStatistics,
+    SplitCounts,
+    TargetStatistics,
+    TokenManifest,
+    WindowManifest,
+    WindowOptions,
+    WindowShard,
+    WindowStatistics,
+)
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens import filters, moments, open_views, splits
 from bitimely_core.tokens.cutting import RecordCut, WindowPlace, count_unfiltered, cut_record, describe_preparation, make_windows
@@ -72,13 +84,13 @@ def build_windows(
     options = resolve_options(opened, **choices)
     if not force_new and is_current(out, options, opened.manifest.manifest_sha256):
         storage.remove_temporary_files(out)
-        open_manifest(out, schemas.WindowManifest, verify)
+        open_manifest(out, WindowManifest, verify)
         return
     opened = _open_cache(cache, verify=verify)
     storage.make_folder(out)
     with storage.lock(out):
         if not force_new and is_current(out, options, opened.manifest.manifest_sha256):  # another process was faster
-            open_manifest(out, schemas.WindowManifest, verify)
+            open_manifest(out, WindowManifest, verify)
             return
         storage.remove_temporary_files(out)
         write_windows(opened, options, out, progress)
@@ -133,7 +145,7 @@ def resolve_options(
     test_fold: int | None = None,
     resampling: Resampling | None = None,
     filtering: Filtering | None = None,
-) -> schemas.WindowOptions:
+) -> WindowOptions:
     """The view's facts with the choices of the caller. What a view leaves open (no channels, rate or window 0) is as `open_views` says."""
     registry.load_members("bitimely_core.datasets")
     views = registry.datasets[cache.dataset].facts.views
@@ -167,7 +179,7 @@ def resolve_options(
         raise usage_error("the samples of this view are irregular", "expected no filter, and no rate without a grid", field="--rate")
     if stride is not None and by_epoch:
         raise usage_error(f"found {stride}", "this view takes one window a labelled epoch", field="--stride")
-    return schemas.WindowOptions(
+    return WindowOptions(
         dataset=cache.dataset,
         view=view,
         channels=(*names, own.clock) if own.clock and not own.grid else names,
@@ -210,11 +222,11 @@ def _check_channels(cache: Cache, channels: Sequence[str]) -> None:
             raise error
 
 
-def is_current(out: Path, options: schemas.WindowOptions, fingerprint: str) -> bool:
+def is_current(out: Path, options: WindowOptions, fingerprint: str) -> bool:
     """Whether `out` holds these windows of this cache. Raises UserError (settings_differ, exit 2) for windows made otherwise."""
     if not (out / storage.MANIFEST).is_file():
         return False
-    manifest = schemas.TokenManifest.read(out)
+    manifest = TokenManifest.read(out)
     old, new = manifest.options.model_dump(mode="json"), options.model_dump(mode="json")
     differing = [
         Finding(
@@ -258,7 +270,7 @@ class CacheSurvey:
 
 
 def survey_cache(
-    cache: Cache, options: schemas.WindowOptions, survey: CacheSurvey, progress: Progress | None = None
+    cache: Cache, options: WindowOptions, survey: CacheSurvey, progress: Progress | None = None
 ) -> Iterator[tuple[RecordCut, list[tuple[WindowPlace, str]]]]:
     """Each recording's cut, with the windows that are kept and their splits; added to `survey`."""
     subjects = cache.subjects()["subject_id"].to_list() if options.split == "subject" else []
@@ -298,7 +310,7 @@ def survey_cache(
         progress("windows", total, total)
 
 
-def write_windows(cache: Cache, options: schemas.WindowOptions, out: Path, progress: Progress | None) -> None:
+def write_windows(cache: Cache, options: WindowOptions, out: Path, progress: Progress | None) -> None:
     """All files of the token set, the manifest last. A failure removes the new files; the previous set stays complete until the end."""
     previous: set[str] = set()
     try:
@@ -323,13 +335,13 @@ def write_windows(cache: Cache, options: schemas.WindowOptions, out: Path, progr
                 yield piece
             contents.setdefault(digest.digest(), []).append({name for _, name in kept})
 
-    files: dict[str, schemas.StoredFile] = {}
-    shards: list[schemas.WindowShard] = []
+    files: dict[str, StoredFile] = {}
+    shards: list[WindowShard] = []
     try:
         for number, pieces in enumerate(gather_shards(make_pieces())):
             name, sha256, size = storage.write_hashed(out, f"windows-{number:05d}", ".arrow", encode_arrow(pieces, options))
-            shards.append(schemas.WindowShard(name=name, rows=sum(map(len, pieces)), dtype=str(pieces[0].dtype)))
-            files[name] = schemas.StoredFile(sha256=sha256, size=size, rows=shards[-1].rows)
+            shards.append(WindowShard(name=name, rows=sum(map(len, pieces)), dtype=str(pieces[0].dtype)))
+            files[name] = StoredFile(sha256=sha256, size=size, rows=shards[-1].rows)
         class_names = list_classes(survey, options)
         found = list_findings(survey, class_names) + find_duplicates(contents)
         if not survey.rows:
@@ -353,9 +365,9 @@ def write_windows(cache: Cache, options: schemas.WindowOptions, out: Path, progr
         storage.os_unlink(out / storage.MANIFEST)
     for name, frame in (("index.parquet", index), ("recordings.parquet", affine)):
         sha256, size = storage.write_parquet(out / name, frame)
-        files[name] = schemas.StoredFile(sha256=sha256, size=size, rows=frame.height)
+        files[name] = StoredFile(sha256=sha256, size=size, rows=frame.height)
     sha256, size = storage.write_json(out / "statistics.json", compute_statistics(parts, survey, class_names, options).to_json())
-    manifest = schemas.WindowManifest(
+    manifest = WindowManifest(
         cache=cache.manifest.manifest_sha256,
         options=options,
         class_names=class_names,
@@ -367,8 +379,8 @@ def write_windows(cache: Cache, options: schemas.WindowOptions, out: Path, progr
         left_out=dict(sorted((+survey.left_out).items())),
         preparation=describe_preparation(survey.rates, options),
         notices=list_notices(options),
-        findings=[schemas.FindingRecord.of(finding) for finding in found],
-        files=files | {"statistics.json": schemas.StoredFile(sha256=sha256, size=size)},
+        findings=[FindingRecord.of(finding) for finding in found],
+        files=files | {"statistics.json": StoredFile(sha256=sha256, size=size)},
     )
     manifest.publish(out)
     storage.remove_old_files(out, SHARDS)
@@ -386,7 +398,7 @@ def gather_shards(pieces: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:
     yield from groups.values()
 
 
-def encode_arrow(pieces: list[np.ndarray], options: schemas.WindowOptions) -> Callable[[BinaryIO], None]:
+def encode_arrow(pieces: list[np.ndarray], options: WindowOptions) -> Callable[[BinaryIO], None]:
     """Writes the windows as one uncompressed record batch of fixed-size binary: T x V values, little-endian, time before channel."""
     import pyarrow as pa
 
@@ -409,7 +421,7 @@ def encode_arrow(pieces: list[np.ndarray], options: schemas.WindowOptions) -> Ca
     return fill
 
 
-def make_tables(survey: CacheSurvey, options: schemas.WindowOptions) -> tuple[pl.DataFrame, pl.DataFrame]:
+def make_tables(survey: CacheSurvey, options: WindowOptions) -> tuple[pl.DataFrame, pl.DataFrame]:
     """One row a window, as stored; and one a recording and channel: physical = stored value * scale + offset.
 
     Label: class, list of classes, number, or null for every row of a view without labels.
@@ -429,20 +441,20 @@ def count_labels(rows: Iterable[WindowRow]) -> Counter[str]:
     return Counter(name for row in rows for name in (row.label if isinstance(row.label, tuple) else (row.label,)))
 
 
-def list_classes(survey: CacheSurvey, options: schemas.WindowOptions) -> list[str]:
+def list_classes(survey: CacheSurvey, options: WindowOptions) -> list[str]:
     """The view's classes; of a view that names none, those that occur, sorted."""
     if options.classes or options.task not in {"classification", "multilabel"}:
         return list(options.classes)
     return sorted(count_labels(survey.rows))
 
 
-def audit(survey: CacheSurvey, class_names: list[str]) -> dict[str, schemas.SplitCounts]:
+def audit(survey: CacheSurvey, class_names: list[str]) -> dict[str, SplitCounts]:
     """Windows, subjects, recordings and windows a class in each split."""
     out = {}
     for split in splits.SPLITS:
         rows = [row for row in survey.rows if row.split == split]
         labels = count_labels(rows)
-        out[split] = schemas.SplitCounts(
+        out[split] = SplitCounts(
             windows=len(rows),
             subjects=len({row.subject_id for row in rows}),
             recordings=len({row.recording_id for row in rows}),
@@ -451,7 +463,7 @@ def audit(survey: CacheSurvey, class_names: list[str]) -> dict[str, schemas.Spli
     return out
 
 
-def list_notices(options: schemas.WindowOptions) -> list[str]:
+def list_notices(options: WindowOptions) -> list[str]:
     """Caveats that are shown with every score on these windows."""
     own = registry.datasets[options.dataset].facts.views[options.view].notice
     out = [own] if own else []
@@ -534,19 +546,19 @@ def find_duplicates(contents: dict[bytes, list[set[str]]]) -> list[Finding]:
 
 
 def compute_statistics(
-    parts: list[list[moments.Moments]], survey: CacheSurvey, class_names: list[str], options: schemas.WindowOptions
-) -> schemas.WindowStatistics:
+    parts: list[list[moments.Moments]], survey: CacheSurvey, class_names: list[str], options: WindowOptions
+) -> WindowStatistics:
     """Statistics for normalisation, and label frequencies: of the training split alone (method notes, 3.4 and 12, row 30)."""
     training = [row for row in survey.rows if row.split == "train"]
     found = [moments.pool_moments(part[v] for part in parts) for v in range(len(options.channels))]
     counts = count_labels(training) if class_names else {}
     target = moments.pool_moments(moments.Moments(1, row.label, 0.0) for row in training) if options.task == "regression" else None
-    return schemas.WindowStatistics(
+    return WindowStatistics(
         windows=len(training),
         channels=[
-            schemas.ChannelStatistics(channel=channel, unit=unit, n=of.n, mean=of.mean, std=of.std)
+            ChannelStatistics(channel=channel, unit=unit, n=of.n, mean=of.mean, std=of.std)
             for channel, unit, of in zip(options.channels, survey.units or (), found, strict=True)
         ],
         labels={name: counts[name] for name in class_names} if class_names else None,
-        target=None if target is None else schemas.TargetStatistics(n=target.n, mean=target.mean, std=target.std),
+        target=None if target is None else TargetStatistics(n=target.n, mean=target.mean, std=target.std),
     )

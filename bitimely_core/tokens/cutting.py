@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from bitimely_core.errors import Reason, input_error, safe_text
-from bitimely_core.schemas import ChannelPreparation, SamplePreparation, WindowOptions
+from bitimely_core.schemas.tokens import ChannelPreparation, SamplePreparation, WindowOptions
 from bitimely_core.tokens import filters
 from bitimely_core.types import Annotation, Record, Signal
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bitimely_core.schemas import ChannelStatistics
+from bitimely_core.schemas.tokens import ChannelStatistics
 
 
 class Moments(NamedTuple):

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitimely_core import storage
-from bitimely_core.schemas import PredictionStatistics, RunData, SequenceManifest, SequenceOptions, SequenceStatistics, StoredFile
+from bitimely_core.records import StoredFile
+from bitimely_core.schemas.runs import RunData
+from bitimely_core.schemas.tokens import PredictionStatistics, SequenceManifest, SequenceOptions, SequenceStatistics
 from bitimely_core.system_errors import raise_system_error, require_memory
 from bitimely_core.tokens.sets import TokenSet, check_subjects, open_manifest, token_error
 from bitimely_core.tokens.splits import SPLITS

@@ -18,7 +18,8 @@ import numpy as np
 from bitimely_core import registry, storage
 from bitimely_core.errors import Reason, UserError, input_error, integrity_error, safe_text, usage_error
 from bitimely_core.registry import Task, datasets, load_members, unknown
-from bitimely_core.schemas import RunData, SamplePreparation, TokenManifest, TokenOptions, TokenStatistics
+from bitimely_core.schemas.runs import RunData
+from bitimely_core.schemas.tokens import SamplePreparation, TokenManifest, TokenOptions, TokenStatistics
 from bitimely_core.system_errors import require_memory
 from bitimely_core.tokens.splits import SHARED, SPLITS
 

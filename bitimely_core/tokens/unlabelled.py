@@ -24,7 +24,7 @@ from bitimely_core.datasets import generic, recording_map
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import edf, tables, wfdb
 from bitimely_core.formats.source import Source, locate_errors, scan_folder
-from bitimely_core.schemas import Preprocessing, WindowManifest, WindowOptions, WindowStatistics
+from bitimely_core.schemas.tokens import Preprocessing, WindowManifest, WindowOptions, WindowStatistics
 from bitimely_core.tokens.cutting import choose_resampling, cut_record, find_unit_factor, make_windows
 from bitimely_core.tokens.windows import Windows, compute_affine, encode_targets
 from bitimely_core.types import Annotation, Record, Signal

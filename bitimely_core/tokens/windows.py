@@ -17,7 +17,8 @@ import numpy as np
 
 from bitimely_core.cache import open_cache
 from bitimely_core.errors import UserError, safe_text
-from bitimely_core.schemas import RunData, SamplePreparation, WindowManifest, WindowOptions, WindowStatistics
+from bitimely_core.schemas.runs import RunData
+from bitimely_core.schemas.tokens import SamplePreparation, WindowManifest, WindowOptions, WindowStatistics
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens.cutting import describe_preparation
 from bitimely_core.tokens.moments import compute_normalisation

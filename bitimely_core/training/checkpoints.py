@@ -26,7 +26,8 @@ from torch import Tensor
 from bitimely_core import storage
 from bitimely_core.config import LATER_SETTINGS
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, integrity_error, safe_text, usage_error
-from bitimely_core.schemas import CheckpointMeta, StoredFile, flatten_keys
+from bitimely_core.records import StoredFile
+from bitimely_core.schemas.runs import CheckpointMeta, flatten_keys
 from bitimely_core.system_errors import describe_os_error, raise_system_error
 
 STEP = re.compile(r"step-(\d{1,15})")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bitimely_core.errors import UserError, usage_error
-from bitimely_core.schemas import RunEnvironment
+from bitimely_core.schemas.runs import RunEnvironment
 from bitimely_core.training.distributed import get_world_size
 
 

@@ -34,7 +34,7 @@ from bitimely_core import __version__, objectives, storage
 from bitimely_core.config import TrainConfig, validate
 from bitimely_core.errors import Finding, Reason, input_error, integrity_error
 from bitimely_core.records import StoredFile, has_result, read_result
-from bitimely_core.schemas import CheckpointMeta
+from bitimely_core.schemas.runs import CheckpointMeta
 from bitimely_core.system_errors import attach_result, require_memory, translate_system_errors
 from bitimely_core.training import checkpoints, distributed, faults
 from bitimely_core.training.devices import deterministic_kernels, select_device

@@ -16,7 +16,7 @@ from bitimely_core import registry, storage
 from bitimely_core.config import Settings, TrainConfig
 from bitimely_core.errors import Reason, UserError, input_error
 from bitimely_core.records import ResultManifest, has_result, write_results
-from bitimely_core.schemas import TrialRecord, TuningRecord, TuningTrial
+from bitimely_core.schemas.runs import TrialRecord, TuningRecord, TuningTrial
 from bitimely_core.types import Batches
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from bitimely_core.evaluate import conformal
 from bitimely_core.evaluate.predict import predict as predict_windows
 from bitimely_core.records import has_result, write_results
 from bitimely_core.run import Run
-from bitimely_core.schemas import Calibration, Preprocessing
+from bitimely_core.schemas.tokens import Calibration, Preprocessing
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens.unlabelled import ChannelMap, cut_unlabelled, find_recordings, label_texts
 

@@ -8,7 +8,7 @@ from typing import Any
 from bitimely_core.report import run_page
 from bitimely_core.report.comparison import comparison_page
 from bitimely_core.run import FORMAT
-from bitimely_core.schemas import Scores
+from bitimely_core.schemas.scores import Scores
 from bitimely_core.types import Progress
 from bitimely_core.workflows.analyze import analyze
 from bitimely_core.workspace import find_data_kind

@@ -21,14 +21,14 @@ from bitimely_core.report import run_page
 from bitimely_core.report.model_card import render_card
 from bitimely_core.report.renderer import write_report
 from bitimely_core.run import describe_data
-from bitimely_core.schemas import (
+from bitimely_core.schemas.runs import RunRecord
+from bitimely_core.schemas.scores import (
     Comparison,
     Difference,
     EvaluationSettings,
     EventScores,
     MetricValue,
     NightScores,
-    RunRecord,
     Scores,
     TaskScores,
 )

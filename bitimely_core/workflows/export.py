@@ -10,7 +10,8 @@ from bitimely_core.errors import Reason, UserError, usage_error
 from bitimely_core.privacy import is_small
 from bitimely_core.records import has_result, list_results, read_result, write_results
 from bitimely_core.run import FORMAT, Run
-from bitimely_core.schemas import Preprocessing, Scores
+from bitimely_core.schemas.scores import Scores
+from bitimely_core.schemas.tokens import Preprocessing
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.workflows import hub
 from bitimely_core.workflows.calibrate import CALIBRATION, find_calibration

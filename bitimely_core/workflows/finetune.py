@@ -14,7 +14,7 @@ from bitimely_core.evaluate.predict import measure_task
 from bitimely_core.privacy import is_small
 from bitimely_core.recipe import Recipe, load_recipe, resolve_settings
 from bitimely_core.run import Run, describe_data, list_versions
-from bitimely_core.schemas import RunRecord, RunSource
+from bitimely_core.schemas.runs import RunRecord, RunSource
 from bitimely_core.training import tuning
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import prepare_windows

@@ -26,7 +26,8 @@ from bitimely_core.records import read_result_table
 from bitimely_core.report.prediction_page import collection_page, describe_calibration, recording_page
 from bitimely_core.report.renderer import write_report
 from bitimely_core.run import FORMAT, Run
-from bitimely_core.schemas import Calibration, EndpointValue, Preprocessing
+from bitimely_core.schemas.scores import EndpointValue
+from bitimely_core.schemas.tokens import Calibration, Preprocessing
 from bitimely_core.tokens.unlabelled import NewRecording, cut_unlabelled, find_recordings, parse_map
 from bitimely_core.types import Progress, Record
 from bitimely_core.workflows import hub

@@ -23,7 +23,8 @@ from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.recipe import load_recipe, resolve_settings
 from bitimely_core.records import check_result, has_result
 from bitimely_core.run import describe_data, list_versions
-from bitimely_core.schemas import RunRecord, SamplePreparation
+from bitimely_core.schemas.runs import RunRecord
+from bitimely_core.schemas.tokens import SamplePreparation
 from bitimely_core.training import tuning
 from bitimely_core.types import Batches, Progress
 from bitimely_core.workflows import hub

@@ -14,7 +14,8 @@ from bitimely_core.records import has_result, read_result_table, write_results
 from bitimely_core.report import run_page
 from bitimely_core.report.renderer import write_report
 from bitimely_core.run import FORMAT, Run, list_versions
-from bitimely_core.schemas import Reproduction, RunEnvironment, RunRecord, Scores
+from bitimely_core.schemas.runs import Reproduction, RunEnvironment, RunRecord
+from bitimely_core.schemas.scores import Scores
 from bitimely_core.types import Progress
 from bitimely_core.workflows.evaluate import evaluate
 from bitimely_core.workflows.finetune import finetune

@@ -15,7 +15,8 @@ from bitimely_core.report.model_card import render_card
 from bitimely_core.report.renderer import write_report
 from bitimely_core.report.run_page import training_page
 from bitimely_core.run import FORMAT, SPLITS, claim_folder, describe_identity, describe_preprocessing, hash_subjects
-from bitimely_core.schemas import FinalLosses, Losses, RunRecord, ScoredCheckpoint, Scores, TrainSubjects, TuningRecord
+from bitimely_core.schemas.runs import FinalLosses, Losses, RunRecord, ScoredCheckpoint, TrainSubjects, TuningRecord
+from bitimely_core.schemas.scores import Scores
 from bitimely_core.training import tuning
 from bitimely_core.types import Batches, Progress
 

@@ -21,7 +21,8 @@ from bitimely_core.report.renderer import write_report
 from bitimely_core.report.run_page import verdict_text
 from bitimely_core.report.text import make_slug
 from bitimely_core.run import SPLITS, Run, flatten_compared
-from bitimely_core.schemas import ComparedRow, EncoderRecord, EvaluationSettings, RunRecord, Scores, TaskScores
+from bitimely_core.schemas.runs import RunRecord
+from bitimely_core.schemas.scores import ComparedRow, EncoderRecord, EvaluationSettings, Scores, TaskScores
 from bitimely_core.system_errors import attach_result
 from bitimely_core.tokens.sequences import EventSequences
 from bitimely_core.types import Progress

@@ -10,7 +10,8 @@ from bitimely_core import storage
 from bitimely_core.errors import Exit, Finding, Reason, UserError, clean, input_error, input_warning
 from bitimely_core.records import ResultManifest, StoredRecord, find_changes, has_result, list_results
 from bitimely_core.run import FORMAT
-from bitimely_core.schemas import RunRecord, StageRecord, Summary, TrialRecord
+from bitimely_core.schemas.reports import StageRecord, Summary
+from bitimely_core.schemas.runs import RunRecord, TrialRecord
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import Progress
 

@@ -1,0 +1,251 @@
+"""Records of an ingest: its report, and the manifest and entries of a cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field
+
+from bitimely_core.errors import Exit, Finding, Level
+from bitimely_core.records import Manifest, Part, StoredFile, StoredRecord, omit_none, write_results
+
+
+class FindingRecord(Part):
+    """A finding as it is stored (`Finding.as_dict`)."""
+
+    code: str
+    level: Level
+    message: str
+    file: str | None
+    field: str | None
+    row: int | None
+    found: str | None
+    expected: str | None
+    count: int
+    examples: list[str]
+
+    @classmethod
+    def of(cls, finding: Finding) -> Self:
+        """`finding` as it is stored."""
+        return cls(**finding.as_dict())
+
+
+class UnitReport(Part):
+    """Status of one unit of a data set."""
+
+    unit: str
+    files: list[str]
+    status: Literal["accepted", "accepted_with_warning", "quarantined"]
+    reasons: list[FindingRecord]
+    content_sha256: str | None
+    samples: int | None
+    channels: int | None
+
+
+class TableReport(Part):
+    """Status of the rows of one table."""
+
+    file: str
+    kind: str
+    seen: int
+    used: int
+    dropped: int
+    quarantined: int
+    dropped_by_reason: dict[str, int]
+    quarantined_by_reason: dict[str, int]
+    warned_by_reason: dict[str, int]
+
+
+ChecksumStatus = Literal["verified", "mismatch", "absent", "skipped"]
+
+
+class SourceReport(Part):
+    """The source of an ingest."""
+
+    path: str | None
+    kind: str | None
+    files: int
+    bytes: int
+    sha256: str
+    sha256sums: ChecksumStatus
+
+
+class UnitCounts(Part):
+    """Units by status."""
+
+    units_seen: int
+    accepted: int
+    accepted_with_warning: int
+    quarantined: int
+
+
+class ToolVersions(Part):
+    """Versions of bitimely and of the libraries that read and write."""
+
+    version: str
+    python: str
+    libraries: dict[str, str]
+
+
+class ErrorReport(Part):
+    """The error that ended an ingest."""
+
+    code: str
+    message: str
+
+
+class IngestAccount(StoredRecord):
+    """Status of every unit and row of an ingest, or of a part of it."""
+
+    REPAIR: ClassVar[str] = "Ingest again"
+
+    dataset: str
+    units: list[UnitReport]
+    counts: UnitCounts
+    rows: list[TableReport]
+    reasons: list[FindingRecord]  # of the data set, not of one unit
+    reason_counts: dict[str, int]
+    options: dict[str, Any]
+
+
+class IngestReport(IngestAccount):
+    """`ingest_report.json` of an ingest. Holds no clock, host or duration."""
+
+    schema_name: str = Field("bitimely.ingest_report/1", alias="schema")
+    source: SourceReport
+    status: Literal["published", "partial", "refused", "interrupted", "failed"] = "refused"
+    exit_code: int = int(Exit.REFUSED)
+    published: bool = False
+    generation: int | None = None
+    manifest_sha256: str | None = None
+    content_sha256: str | None = None
+    units_listed: Literal["all", "not_accepted"]
+    rules: dict[str, str]
+    tool: ToolVersions
+    error: ErrorReport | None = None
+    tokens: dict[str, Any] | None = omit_none()  # of claims: the sequences that were built at once
+
+    def save(self, path: Path, *, held: bool = True) -> None:
+        """As `StoredRecord.save`, in a cache whose lock the caller has (`held`)."""
+        write_results(path.parent, {path.name: self.encode()}, beside=True, held=held)
+
+
+class IngestPart(IngestAccount):
+    """Result of part k of n of an ingest; nothing is published."""
+
+    schema_name: str = Field("bitimely.ingest_part/1", alias="schema")
+    status: Literal["part"] = "part"
+    shard: str  # k/n
+    exit_code: int = int(Exit.OK)
+    published: Literal[False] = False
+    parts_missing: int
+
+    @classmethod
+    def of(cls, report: IngestReport, shard: tuple[int, int], parts_missing: int) -> Self:
+        """The result of part k of n = `shard`, from the report so far."""
+        shared = {name: getattr(report, name) for name in IngestAccount.model_fields}
+        return cls(**shared, shard=f"{shard[0]}/{shard[1]}", parts_missing=parts_missing)
+
+
+class CachedUnit(Part):
+    """A unit in `units-*.json`, and in the notes of an unfinished ingest."""
+
+    key: str | None  # hash of what decides the content; None: read again every time
+    sources: dict[str, str]  # file -> SHA-256
+    report: UnitReport | None
+    rows: list[TableReport] = []
+    recordings: list[tuple[str, str, dict[str, Any], int, int]] = []  # id, subject, attributes, signals, annotations
+    samples: list[str] = Field([], exclude_if=lambda samples: not samples)  # hash of each recording's samples, empty for constant ones
+    shard: tuple[str | None, str | None] = (None, None)  # files of recordings and annotations
+
+
+class CachedPart(Part):
+    """Finished groups of units: a note of an unfinished ingest, or all that a cache holds."""
+
+    units: dict[str, CachedUnit]
+    files: dict[str, StoredFile] = {}
+
+
+class CacheSettings(Part):
+    """What a cache must have been made with to be continued."""
+
+    dataset: str
+    version: str
+    options: dict[str, Any]
+
+
+class CacheManifest(Manifest):
+    """The manifest of a cache, of recordings or of events."""
+
+    schema_name: str = Field("bitimely.cache/1", alias="schema")
+    kind: Literal["recordings", "events"]
+    dataset: str
+    settings: CacheSettings
+    content_sha256: str
+    subjects: str  # file: one row a recording, of events a subject
+    report: IngestReport
+
+
+class RecordingsManifest(CacheManifest):
+    """The manifest of a cache of recordings."""
+
+    kind: Literal["recordings"] = "recordings"
+    shards: list[tuple[str | None, str | None]]  # files of recordings and annotations
+    units: str  # file: `CachedUnit` by name
+    recordings: int
+
+
+class CodeCount(Part):
+    """A code without PheCode, and its rows."""
+
+    code: str
+    n: int
+
+
+class AgreementCell(Part):
+    """A cell of the table of a label rule against a label of the source."""
+
+    rule: str
+    flag: str
+    cell: Literal["tp", "fp", "fn", "tn"]
+    n: int
+
+
+class ClaimsFunnel(Part):
+    """Rows of claims by the first check that they fail."""
+
+    rows: int
+    identifier: int | None = omit_none()
+    bad_date: int
+    before_birth: int
+    after_death: int | None = omit_none()
+    future: int | None = omit_none()
+    bad_code: dict[str, int]
+    mapped: dict[str, int]
+    unmapped: int
+    subjects: int | None = omit_none()
+
+
+class EventsManifest(CacheManifest):
+    """The manifest of a cache of events (claims)."""
+
+    kind: Literal["events"] = "events"
+    shards: list[str]
+    labels: str  # file: one row a subject and label
+    names: list[str]  # of the labels
+    rules: list[dict[str, Any]]  # as `label_rules.parse_rules` takes them
+    ruled: bool  # whether the rules make the labels
+    defining: dict[str, list[str]]  # label -> PheCodes of its rule
+    phenotypes: dict[str, str]  # PheCode -> name
+    categories: dict[str, str]
+    map: list[dict[str, Any]]  # PheCode map: facts of each file
+    clock: Literal["calendar", "subject"]
+    data_end: int | None  # day since 1970
+    days: int
+    seed: int
+    split: Literal["official", "subject"]
+    agreement: list[AgreementCell]
+    funnel: ClaimsFunnel
+    unmapped: list[CodeCount]
+    facts: dict[str, Any]

@@ -1,0 +1,48 @@
+"""Records of reports and of the stages of a recipe."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from bitimely_core.records import Part, StoredFile, StoredRecord
+
+
+class ReportInfo(Part):
+    """The page of a report."""
+
+    title: str
+    verdict: str
+    notices: list[str] = []
+    facts: dict[str, str] = {}
+    files: dict[str, StoredFile] = {}  # beside the page
+
+
+class Summary(StoredRecord):
+    """summary.json: the page, and the numbers of its figures under keys that depend on the kind of report (`model_extra`)."""
+
+    VERSION: ClassVar[int] = 2
+    GUARDED: ClassVar[int | None] = 2
+
+    format_version: int = 2
+
+    report: ReportInfo
+
+
+class StageRecord(StoredRecord):
+    """`stage.json`: how one stage of an experiment ended, with the hashes of its inputs and its output."""
+
+    VERSION: ClassVar[int] = 2
+    GUARDED: ClassVar[int | None] = 2
+
+    format_version: int = 2
+
+    stage: str
+    settings: dict[str, Any]
+    time: float  # seconds since the epoch
+    frames: list[str]  # of a defect: file, line and function, without values
+    state: str
+    detail: str
+    exit_code: int
+    seconds: float
+    read: dict[str, str | None]
+    made: str | None

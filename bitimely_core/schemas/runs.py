@@ -1,0 +1,262 @@
+"""Records of runs: data, losses, checkpoints, tuning and environment."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, JsonValue, SerializeAsAny
+
+from bitimely_core.config import SECTIONS, Settings, SettingsLayer, parse_stored_settings, upgrade_settings
+from bitimely_core.records import Part, StoredFile, StoredRecord, omit_none
+from bitimely_core.schemas.tokens import LandmarkOptions, Number, SamplePreparation
+
+
+def flatten_keys(value: JsonValue, prefix: str = "") -> dict[str, JsonValue]:
+    """`{"a": {"b": 1}}` as `{"a.b": 1}`; lists are values."""
+    if not isinstance(value, dict):
+        return {prefix: value}
+    return {key: leaf for name, inner in value.items() for key, leaf in flatten_keys(inner, f"{prefix}.{name}" if prefix else name).items()}
+
+
+SHOWN = 5e-4  # half of the last digit that pages show of a number below 1; of larger ones relative
+
+
+class ReadingOptions(Part):
+    """How the windows of a run were made, as far as a score depends on it."""
+
+    normalise: str | None = None
+    bandpass: tuple[Number | None, ...] | None = None  # Hz
+    notch: tuple[Number, ...] | None = None  # Hz
+    leakage: str | None = None  # of claims
+    landmark: LandmarkOptions | None = None  # of claims
+
+
+class SplitCount(Part):
+    """Size of one split."""
+
+    windows: int = 0
+    subjects: int = 0
+
+
+class RunData(Part):
+    """The windows of one data set that a run was trained on."""
+
+    name: str
+    dataset: str
+    fingerprint: str
+    view: str = ""
+    channels: int = 1
+    channel_names: tuple[str, ...] = ()
+    length: int = 0  # samples; events
+    rate: float = 0.0  # Hz; 0 for events
+    reading: ReadingOptions = ReadingOptions()
+    split: str = "subject"
+    windows: int = 0
+    audit: dict[str, SplitCount] = {}
+    class_names: tuple[str, ...] = ()
+    vocabulary: str | None = omit_none("SHA-256 of the names of the codes, for events.")
+    small_counts: Literal["shown"] | None = omit_none("Of events: pages show counts below 11.")
+
+
+class RunSource(Part):
+    """The pre-training that a fine-tuning started from."""
+
+    run: str
+    weights: str | None = None  # SHA-256; None: trained from scratch
+
+
+class Losses(Part):
+    """Loss, and loss / Var(target)."""
+
+    loss: float | None = None
+    rel: float | None = None
+
+
+class FinalLosses(Losses):
+    """The last logged losses of a training."""
+
+    step: int = 0
+    validation: Losses | None = None
+
+
+class ScoredCheckpoint(Losses):
+    """The weights of a run, which every score is of; `loss` and `rel` are their validation losses."""
+
+    choice: Literal["last", "best"]
+    step: int
+    steps: int  # of the training
+
+    def describe(self) -> str:
+        """In one line, for pages."""
+        if self.choice == "last":
+            return f"last, step {self.step:,}"
+        return f"best validation loss ({self.loss:.4g}), step {self.step:,} of {self.steps:,}"
+
+
+class TuningTrial(Part):
+    """The short training at one learning rate."""
+
+    lr: float
+    scores: dict[str, float | None] = {}
+    reason: str = ""  # why there are no scores
+
+
+class TuningRecord(Part):
+    """A learning-rate search: `tuning` of `run.json`."""
+
+    lr: float  # the selected one
+    by: tuple[str, ...]  # the scores that decided
+    steps: int  # of each trial
+    seed: int
+    around: float  # the rate of the settings
+    trials: tuple[TuningTrial, ...]
+
+
+class TrialRecord(StoredRecord, TuningTrial):
+    """`tuning/lr-<rate>/trial.json` of a run."""
+
+    VERSION: ClassVar[int] = 2
+    GUARDED: ClassVar[int | None] = 2
+
+    format_version: int = 2
+
+
+class RunEnvironment(Part):
+    """Where a training computed: what may change the last digits of its numbers, beside the versions."""
+
+    device: str  # cpu, cuda or mps
+    hardware: str  # name of the GPU, or architecture and vector instructions of the processor
+    threads: int  # of torch on the CPU
+    processes: int
+    deterministic: bool  # kernels that add in a fixed order
+    matmul: str  # precision of float32 matrix products: highest, high or medium
+
+    def describe(self) -> str:
+        """In one line, for pages."""
+        several = f", {self.processes} processes" if self.processes > 1 else ""
+        threads = f"{self.threads} thread{'s' * (self.threads != 1)}"
+        return f"{self.device} ({self.hardware}), {threads}{several}, {'' if self.deterministic else 'non-'}deterministic kernels"
+
+    def list_changes(self, before: RunEnvironment) -> list[str]:
+        """What differs from the environment `before`, a line each."""
+        both = ((name, getattr(self, name), getattr(before, name)) for name in RunEnvironment.model_fields)
+        return [f"{name} {now}, it was {then}" for name, now, then in both if now != then]
+
+
+class RunRecord(StoredRecord):
+    """`run.json`: what was trained, on which data, with which settings and result."""
+
+    VERSION: ClassVar[int] = 3
+    GUARDED: ClassVar[int | None] = 3
+    REPAIR: ClassVar[str] = "Restore a copy, or repeat the training under --force-new"
+
+    format_version: int = 3
+    run: str
+    kind: Literal["pretrain", "finetune"]
+    model: str
+    settings: Annotated[SerializeAsAny[Settings], BeforeValidator(parse_stored_settings)]
+    data: tuple[RunData, ...]
+    preset: str = ""
+    source: RunSource | None = None
+    init: str | None = None  # SHA-256 of the weights of --init
+    init_from: dict[str, str] | None = omit_none("The run, or repository and revision, that --init named.")
+    parameters: int = 0
+    paper_parameters: int | float | None = None
+    leak_free: bool | str | None = None
+    preparation: tuple[SamplePreparation | None, ...] | None = omit_none("Of each data set; null: unknown.")
+    seed: int = 0
+    versions: dict[str, str] = {}
+    verified: bool = True  # whether checksums of the data were compared
+    notices: tuple[str, ...] = ()
+    finished: bool = False
+    final: FinalLosses | None = omit_none("Of finished runs.")
+    device: str | None = omit_none("Of finished runs.")
+    environment: RunEnvironment | None = omit_none("Where it was trained; of a run that was stopped, where it ended.")
+    earlier_environments: tuple[RunEnvironment, ...] | None = omit_none("Of a run that was stopped and continued elsewhere.")
+    weights: str | None = omit_none("SHA-256 of model.safetensors, of finished runs.")
+    checkpoint: ScoredCheckpoint | None = omit_none("Of finished runs: which weights these are.")
+    tuning: TuningRecord | None = omit_none("The learning-rate search.")
+    pretraining_data: tuple[RunData, ...] | None = omit_none("Of a fine-tuning.")
+    pretraining_steps: int | None = omit_none("Of a fine-tuning.")
+    renewed: tuple[str, ...] | None = omit_none("Tensors of a fine-tuning that were randomly initialised.")
+    train_windows: int | None = omit_none("Of a fine-tuning.")
+    train_label_counts: dict[str, int] | None = omit_none("Training windows of each class, of a fine-tuning.")
+
+    @classmethod
+    def upgrade_v1(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Without the settings of other models and objectives."""
+        settings = values.get("settings")
+        return {**values, "format_version": 3, "settings": upgrade_settings(settings) if isinstance(settings, dict) else settings}
+
+    @property
+    def is_finetuned(self) -> bool:
+        """Whether the run has a supervised head."""
+        return self.kind == "finetune"
+
+    @property
+    def channels(self) -> tuple[int, ...]:
+        """The channels that the adapters of the run read, in their order."""
+        return (self.settings.model.channels, *self.settings.model.others)
+
+
+class Reproduction(StoredRecord):
+    """`reproduction.json`: a run beside the same training once more; pairs are the run's number and that of the other."""
+
+    again: str  # name of the other run
+    differences: tuple[str, ...]  # of data, versions and environment
+    loss: tuple[float | None, float | None]  # of the last step
+    same_weights: bool
+    metrics: dict[str, tuple[float | None, float | None]] = {}  # of an evaluated run
+
+    def list_changes(self) -> list[str]:
+        """The scores that differ by more than rounding of the digits that pages show, in words; without scores the loss."""
+        found = self.metrics or {"last loss": self.loss}
+        both = [(name, a, b) for name, (a, b) in found.items() if a is not None and b is not None]
+        far = [(name, f"{a:.3f}", f"{b:.3f}") for name, a, b in both if abs(a - b) > SHOWN * max(1.0, abs(a))]
+        return [f"{name.replace('_', ' ')} {b}, it was {a}" for name, a, b in far if a != b]
+
+
+class TrainSubjects(StoredRecord):
+    """`train_subjects.json`: hashes of the subjects of the training splits, fine-tuning and pre-training together."""
+
+    marks: tuple[str, ...] = ()
+
+
+class CheckpointMeta(StoredRecord):
+    """`checkpoints/step-N/meta.json`."""
+
+    VERSION: ClassVar[int] = 2
+    REPAIR: ClassVar[str] = "Start again with --force-new"
+
+    format_version: int = 2
+    step: int  # optimizer steps done
+    total: int = 0
+    epoch: int = 0
+    finished: bool = False
+    validated: int = 0  # step of the last validation
+    best: dict[str, int | float | None] | None = None  # lowest validation loss, its rel, step and epoch
+    last: dict[str, float | None] = {}  # loss and rel of the last step
+    seed: int = 0
+    processes: int = 1
+    identity: dict[str, JsonValue] = {}  # what a continued run must agree with
+    bitimely: str = ""
+    torch: str = ""
+    files: dict[str, StoredFile] = {}
+    log: StoredFile | None = omit_none("metrics.jsonl as it was at this step.")
+    sha256: str = ""  # of the other keys
+
+    @classmethod
+    def upgrade_v1(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Its identity without the settings of other models and objectives, which format 1 holds as dotted keys."""
+        settings = values.get("identity", {}).get("settings")
+        if not isinstance(settings, dict):
+            return values
+        sections: SettingsLayer = {}
+        for key, value in settings.items():
+            head, *rest = key.removeprefix("settings.").split(".")
+            if rest and head in SECTIONS:
+                sections.setdefault(head, {})[rest[0]] = value
+        own = upgrade_settings(sections)
+        gone = {f"settings.{head}.{key}" for head, section in sections.items() for key in section.keys() - own[head].keys()}
+        kept = {key: value for key, value in settings.items() if ".".join(key.split(".")[:3]) not in gone}
+        return {**values, "identity": {**values["identity"], "settings": kept}}

@@ -1,0 +1,314 @@
+"""Records of scores: metrics with intervals, differences, baselines and comparisons."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from bitimely_core.records import Part, StoredRecord, has_result, omit_none
+from bitimely_core.schemas.runs import ScoredCheckpoint
+
+
+class Uncertainty(Part):
+    """Uncertainty of an estimate: standard error and 95 % confidence interval, null with the reason where they are not defined."""
+
+    se: float | None = None
+    lo: float | None = None
+    hi: float | None = None
+    n_defined: int | None = 0  # subjects (units) that the estimate is made of; None: withheld
+    undefined_reason: str | None = None
+
+
+class Difference(Uncertainty):
+    """A paired difference of one metric between two models on the same rows."""
+
+    difference: float | None = None
+    df: float | None = omit_none("of Student's t")
+    p: float | None = omit_none("two-sided")
+    unit: str | None = omit_none("of the numbers times `factor`: points, /min ...; 1: a number without unit")
+    factor: float | None = omit_none("100 for shares, which are printed in points, else 1")
+
+
+class PairedScores(Difference):
+    """A paired difference, first less second, with both scores."""
+
+    first: float | None = None
+    second: float | None = None
+
+
+class MeanDifference(Difference):
+    """A paired difference of means over seeds with its two-sided test."""
+
+    total_se: float | None = None  # of subjects and seeds
+    effective: float = 0.0  # effective number of subjects
+    seeds: tuple[int, ...] = ()  # runs behind the two means; 0: a method without seeds
+
+
+class MarginTest(Part):
+    """Tests of a difference against a margin, in the family of all such tests of a page. Bounds and margin are in units of the score."""
+
+    margin: float
+    worst: float | None = (
+        None  # how much worse the first can be: one bound of the corrected 95 % interval, turned so that worse is positive
+    )
+    lo: float | None = None  # corrected 90 % interval of the difference
+    hi: float | None = None
+    non_inferior: bool = False
+    equivalent: bool = False
+
+
+class CorrectedDifference(MeanDifference):
+    """A member of a family of comparisons after Holm correction."""
+
+    p_holm: float | None = None
+    corrected_lo: float | None = None
+    corrected_hi: float | None = None
+    against_margin: MarginTest | None = omit_none("with a margin")
+
+
+class ClassCounts(Part):
+    """Classes that enter a macro mean, out of all."""
+
+    defined: int
+    of: int
+
+
+class MetricValue(Uncertainty):
+    """One metric; the value is null, with the reason, where the rows cannot define it."""
+
+    value: float | None = None
+    classes: ClassCounts | None = omit_none("of a macro mean")
+    difference: Difference | None = omit_none("run less baseline, of a baseline")
+
+
+class ClassScores(Part):
+    """Scores of one class or label against the rest."""
+
+    support: int | None = 0  # rows of the class; None: withheld
+    subjects: int | None = 0  # subjects with such a row; None: withheld
+    base_rate: float | None = None
+    unknown: int | None = omit_none("rows in which the label is not known, multi-label only")
+    precision: MetricValue = MetricValue()
+    recall: MetricValue = MetricValue()
+    f1: MetricValue = MetricValue()
+    auroc: MetricValue = MetricValue()
+    auprc: MetricValue = MetricValue()
+
+
+class Baseline(Part):
+    """Scores of a baseline; its metrics are stored beside `about`."""
+
+    about: str = ""
+    metrics: dict[str, MetricValue] = {}
+    by_class: dict[str, dict[str, MetricValue]] | None = omit_none("label -> AUROC and AUPRC, multi-label only")
+
+    @model_validator(mode="before")
+    @classmethod
+    def gather_metrics(cls, values: Any) -> Any:
+        """Metrics stored at the top level as `metrics`."""
+        if not isinstance(values, dict) or "metrics" in values:
+            return values
+        own = {key: values[key] for key in ("about", "by_class") if key in values}
+        return {**own, "metrics": {key: value for key, value in values.items() if key not in own}}
+
+    @model_serializer(mode="wrap")
+    def flatten_metrics(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Inverse of `gather_metrics`."""
+        values = handler(self)
+        return {**values.pop("metrics"), **values}
+
+
+class IntervalMethod(Part):
+    """The method of the intervals: linearised variance over the units, Student's t (`evaluate.intervals`)."""
+
+    method: str = "linearised"
+    by: Literal["subject", "window"]
+    unit: str = "subject"  # what a unit is: subject, recording, segment or window
+    level: float
+    units: int
+    minimum_units: int
+    minimum_effective: float
+    minimum_rows: int
+
+
+class PairedComparison(Part):
+    """Two runs on the same rows, metric by metric."""
+
+    task: str
+    main: str
+    n: int
+    n_subjects: int
+    metrics: dict[str, PairedScores]
+    intervals: IntervalMethod
+
+
+class SeedScore(MetricValue):
+    """The metric of one run of a cell."""
+
+    seed: int
+    run: str
+
+
+class CellScore(MetricValue):
+    """A cell of a table of results: the mean over seeds with its interval, and the runs behind it."""
+
+    seeds: list[SeedScore]
+    seed_sd: float | None = None  # standard deviation over seeds
+    seed_se: float | None = None
+    n: int | None = 0  # None: withheld
+    n_subjects: int | None = 0
+
+
+class ColumnResult(Part):
+    """Cells of one column by row, the differences of the rows to the reference row, and of each row to fitted baselines."""
+
+    cells: dict[str, CellScore] = {}
+    differences: dict[str, MeanDifference] = {}
+    baselines: dict[str, dict[str, MeanDifference]] = {}
+    remarks: list[str] = []
+
+
+class EndpointValue(Part):
+    """A clinical endpoint of one recording; null, with the reason, where its hypnogram cannot define it."""
+
+    value: float | None = None
+    unit: str = "min"
+    undefined_reason: str | None = None
+
+
+class EndpointAgreement(Part):
+    """A clinical endpoint by the model and by the scorer over nights (Bland and Altman): predicted less scored, with intervals over subjects."""
+
+    unit: str
+    nights: int  # in which both define it
+    scored: float | None = None  # mean over nights
+    predicted: float | None = None
+    bias: MetricValue = MetricValue()
+    lower_limit: MetricValue = MetricValue()  # of agreement, bias - 1.96 standard deviations of the differences
+    upper_limit: MetricValue = MetricValue()
+
+
+class NightScores(Part):
+    """Agreement night by night of predicted and scored hypnograms."""
+
+    nights: int
+    subjects: int
+    kappa: MetricValue  # mean over nights of Cohen's kappa
+    kappa_range: tuple[float, float] | None  # lowest and highest night
+    endpoints: dict[str, EndpointAgreement]
+
+
+class EventScores(Part):
+    """Events of the second of two classes: successive windows of it are one event; it is found where any predicted event overlaps it."""
+
+    events: int
+    hours: float
+    false_alarms: int  # predicted events that overlap no true one
+    sensitivity: MetricValue
+    false_alarms_per_hour: MetricValue
+
+
+class Comparison(Part):
+    """Paired differences of a run to another one, which is named."""
+
+    run: str
+    metrics: dict[str, PairedScores]
+    sentence: str | None = omit_none("on the main metric")
+
+
+class EncoderDeclaration(Part):
+    """What a file of vectors declares on its encoder (docs/encoders.md)."""
+
+    encoder: str = ""  # name
+    pretrained_on: tuple[str, ...] | None = None  # data sets, or one split of one: NAME:train; None: unknown
+    pretrained_subjects: tuple[str, ...] | None = omit_none("Subject ids of the scored data that the pre-training had.")
+    tokens: str | None = omit_none("Fingerprint of the token set that was encoded.")
+    seed: int | None = omit_none("Of a training: files of one encoder with a seed each are one row.")
+
+
+class ComparedRow(CorrectedDifference):
+    """An encoder, the mean over its seeds, less one or more models that differ in their seed alone."""
+
+    models: tuple[str, ...]  # keys of `compared`
+
+
+class EncoderRecord(Part):
+    """The encoder of scored vectors, and the linear probe on them."""
+
+    file: str
+    sha256: str
+    width: int
+    pretrained_on: tuple[str, ...] | None  # as declared; None: unknown
+    penalty: list[float]
+    fitted_on: dict[str, int]  # split -> windows; of histories withheld
+
+
+class EvaluationSettings(Part):
+    """How a run was scored."""
+
+    bootstrap: int = 0
+    by: Literal["subject", "window"] = "subject"
+    baselines: Literal["all", "cheap"] | None = omit_none("cheap: without those that are fitted; None: of version 0.1, without them")
+    seed: int = 0
+    model: str = ""
+    preset: str = ""
+    verified: bool = True
+    checkpoint: ScoredCheckpoint | None = omit_none("The weights that were scored.")
+
+
+class TaskScores(Part):
+    """Scores of predictions on the rows of one split. Rows of `confusion` are true classes."""
+
+    task: str | None = None
+    main: str | None = None  # the metric of verdicts
+    unit: str | None = omit_none("of the values of a regression, where it is known")
+    n: int | None = 0  # rows; None: withheld
+    n_subjects: int | None = 0
+    metrics: dict[str, MetricValue] = {}
+    by_class: dict[str, ClassScores] = {}
+    confusion: list[list[int]] | None = None
+    baselines: dict[str, Baseline] = {}
+    intervals: IntervalMethod | None = omit_none("None: by the bootstrap of version 0.1")
+    remarks: list[str] = []
+
+
+class Scores(TaskScores, StoredRecord):
+    """scores.json: an evaluated run. A pre-trained one has no task; its metrics are loss, rel and the parts of the objective."""
+
+    VERSION: ClassVar[int] = 2
+    GUARDED: ClassVar[int | None] = 2
+    REPAIR: ClassVar[str] = "Repeat: bitimely evaluate"
+    SHARED: ClassVar[str] = "scores_shared.json"  # beside scores.json of claims: without what few people have in common
+
+    @classmethod
+    def load_shared(cls, folder: Path) -> Self:
+        """The scores of a run as pages print them. Raises UserError: as `load`."""
+        shared = folder / cls.SHARED
+        return cls.load(shared if has_result(shared) else folder / "scores.json")
+
+    format_version: int = 2
+
+    run: str = ""
+    data: str = ""
+    split: str = "test"
+    settings: EvaluationSettings = EvaluationSettings()
+    leak_free: bool | str | None = None
+    subjects_shared_with_training: int = 0
+    notices: list[str] = []
+    comparison: Comparison | None = omit_none("with --compare")
+    nights: NightScores | None = omit_none("of sleep stages")
+    events: EventScores | None = omit_none("of two classes over time")
+    encoder: EncoderRecord | None = omit_none("of --vectors: `run` is the name of the encoder")
+    compared: dict[str, Baseline] | None = omit_none(
+        "of --vectors: trained models on the same windows; differences are the encoder less them"
+    )
+    compared_rows: dict[str, ComparedRow] | None = omit_none("the main metric of them, as one family; of histories withheld")
+
+    @model_serializer(mode="wrap")
+    def omit_task(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the fields of a task where there is none."""
+        values = handler(self)
+        hidden = ("task", "main", "confusion", "resampling", "remarks") if self.task is None else ()
+        return {key: value for key, value in values.items() if key not in hidden}

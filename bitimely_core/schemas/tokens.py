@@ -1,0 +1,292 @@
+"""Records of token sets: options, manifests and statistics of windows and sequences, and what a run needs to prepare new recordings."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from bitimely_core.config import Filtering, Resampling
+from bitimely_core.records import Manifest, Part, StoredRecord, omit_none
+from bitimely_core.registry import Task
+from bitimely_core.schemas.ingest import AgreementCell, ClaimsFunnel, CodeCount, FindingRecord
+
+Number = int | float  # stored as given: 30 stays 30
+
+
+class LandmarkOptions(Part):
+    """Index day of sequences and the period of their labels, in days."""
+
+    landmark_days: int | None = None  # since the first row
+    day: int | None = None  # since 1970
+    gap_days: int
+    horizon_days: int
+
+
+class TokenOptions(Part):
+    """The resolved choices that made a token set; those of one kind of data are added by the subclasses."""
+
+    dataset: str
+    view: str
+    task: Task
+    split: str
+    seed: int
+    normalise: str
+
+
+class WindowOptions(TokenOptions):
+    """Choices of windows: a view with the options of the caller. Options that came later are stored only when they are used."""
+
+    channels: tuple[str, ...]
+    rate: float  # Hz
+    window: int  # samples at `rate`
+    stride: int  # samples at `rate`; of sliding views
+    resample: bool  # `rate` was given: faster channels may be brought to it
+    decimate: tuple[str, ...]  # faster channels that the view itself brings to `rate`
+    hold: tuple[str, ...]
+    classes: tuple[str, ...]  # () with a classification task: those that occur
+    labels: dict[str, str] | None
+    epoch: Number | None  # seconds
+    trim: tuple[str, Number] | None
+    target: str | None
+    overlap: Number | None = omit_none()  # of numeric annotations
+    bandpass: tuple[Number | None, Number | None] | None = omit_none()  # Hz
+    notch: tuple[Number, ...] | None = omit_none()  # Hz
+    test_fold: int | None = omit_none()  # of ten
+    resampling: Resampling | None = omit_none()
+    filtering: Filtering | None = omit_none()
+    clock: str | None = omit_none()  # channel with the times of irregular samples, the last of `channels` unless `grid`
+    grid: Literal[True] | None = omit_none()  # irregular samples were brought to `rate`
+    points: Literal[True] | None = omit_none()  # windows around annotations without a duration
+
+    @property
+    def irregular(self) -> bool:
+        """Whether the last of `channels` holds the times of the others."""
+        return self.clock is not None and self.grid is None
+
+    @property
+    def value_channels(self) -> tuple[str, ...]:
+        """The channels without that of the times."""
+        return self.channels[:-1] if self.irregular else self.channels
+
+    @property
+    def length(self) -> float:
+        """Seconds a window."""
+        return self.window / self.rate
+
+
+class SequenceOptions(TokenOptions):
+    """Choices of sequences (`claims.steps.SequenceChoices`)."""
+
+    preset: str
+    split_file: str | None  # SHA-256
+    landmark: LandmarkOptions | None
+    leakage: str
+    level: str
+    asked: str | None = omit_none()  # of prediction times: hash of the labels
+    small_counts: Literal["shown"] | None = omit_none()  # pages show counts below 11
+    individual_timelines: Literal["drawn"] | None = omit_none()  # the page draws sequences of single subjects
+
+
+class ChannelPreparation(Part):
+    """How native samples became values: channels of one native rate that were treated alike."""
+
+    channels: tuple[str, ...]
+    native_rate: float  # Hz
+    rate: float  # Hz, of the values
+    resampling: Literal["none", "interpolated", "held", "placed", "resampled", "causal", "averaged"]
+    filters: Literal["zero-phase", "causal"] | None = omit_none()
+
+
+class SamplePreparation(Part):
+    """From the native samples of a recording to the values of its windows."""
+
+    channels: tuple[ChannelPreparation, ...]
+    stride: int | None = omit_none()  # values of which the starts of windows are multiples; None: they start anywhere
+
+
+class SplitCounts(Part):
+    """Audit of one split."""
+
+    windows: int
+    subjects: int
+    recordings: int
+    classes: dict[str, int]
+
+
+class WindowShard(Part):
+    """A file of windows."""
+
+    name: str
+    rows: int
+    dtype: Literal["int16", "float32"]
+
+
+class TokenManifest(Manifest):
+    """The manifest of a token set, of windows or of sequences."""
+
+    REPAIR: ClassVar[str] = "Tokenize again"
+
+    kind: Literal["windows", "sequences"]
+    cache: str  # SHA-256 of the manifest of the cache
+    options: TokenOptions
+    class_names: list[str]
+    notices: list[str]
+    findings: list[FindingRecord]
+
+
+class WindowManifest(TokenManifest):
+    """The manifest of windows."""
+
+    kind: Literal["windows"] = "windows"
+    options: WindowOptions
+    units: list[str]  # of the channels
+    windows: int
+    missing: bool  # whether any value is missing
+    shards: list[WindowShard]
+    counts: dict[str, SplitCounts]
+    left_out: dict[str, int]
+    preparation: SamplePreparation | None = omit_none()
+
+
+class SequenceManifest(TokenManifest):
+    """The manifest of event sequences."""
+
+    kind: Literal["sequences"] = "sequences"
+    options: SequenceOptions
+    shards: list[str]
+    events: int
+    base: str | None = omit_none()  # of prediction times: hash of the sequences whose codes they use
+
+
+class TargetStatistics(Part):
+    """Numeric labels of the training split."""
+
+    n: int
+    mean: float
+    std: float
+
+
+class ChannelStatistics(TargetStatistics):
+    """Physical values of a channel in the training split."""
+
+    channel: str
+    unit: str
+
+
+class TokenStatistics(StoredRecord):
+    """`statistics.json` of a token set."""
+
+    REPAIR: ClassVar[str] = "Tokenize again"
+
+
+class WindowStatistics(TokenStatistics):
+    """What windows are normalised with, and label frequencies: of the training split alone."""
+
+    split: Literal["train"] = "train"
+    windows: int
+    channels: list[ChannelStatistics]
+    labels: dict[str, int] | None = omit_none()
+    target: TargetStatistics | None = omit_none()
+
+
+class Preprocessing(StoredRecord):
+    """`preprocessing.json` of a fine-tuned run on recordings: what turns a new recording into the windows that the model reads."""
+
+    REPAIR: ClassVar[str] = "Fine-tune again under --force-new, or export the run again"
+
+    fingerprint: str  # of the token set
+    options: WindowOptions
+    units: tuple[str, ...]  # of the channels
+    class_names: tuple[str, ...]
+    missing: bool  # whether any window has missing values: the model then reads a mask with all of them
+    channels: tuple[ChannelStatistics, ...]  # of the training split
+
+
+class Calibration(StoredRecord):
+    """`calibration.json` of a fine-tuned run: temperature and conformal threshold, fitted on windows that it was not trained on."""
+
+    REPAIR: ClassVar[str] = "Remove it: the next predict fits it again"
+
+    weights: str  # SHA-256 of the model
+    data: str  # name of the windows
+    unit: str  # what a unit is: subject, recording, segment; window: of one person's own recordings
+    units: int
+    windows: int
+    level: float  # of coverage
+    temperature: float | None  # None: values, which have no probabilities
+    threshold: float | None  # of one less the probability, or of the absolute error, see `evaluate.conformal`; None: sets hold everything
+    undefined_reason: str | None = None  # of the threshold
+
+
+class SequenceFunnel(ClaimsFunnel):
+    """`ClaimsFunnel`, and the subjects and events that are left in sequences."""
+
+    subjects_in: int
+    subjects_out: int
+    events: int
+    no_birth: int
+
+
+class SequenceLengths(Part):
+    """Lengths of sequences."""
+
+    n: int
+    median_length: float
+    longest: int
+    median_positive_gap: float | None  # months
+
+
+PartScores = dict[str, float | None]
+"""train, validation, test, all -> average precision."""
+
+
+class BestCode(Part):
+    """The PheCode whose count predicts a label best on the training split."""
+
+    phecode: str
+    count: PartScores
+
+
+class ShortcutScores(Part):
+    """How well shortcuts alone predict a label; `prevalence` is the average precision of chance."""
+
+    subjects: dict[str, int]
+    cases: dict[str, int]
+    prevalence: PartScores
+    length: PartScores
+    best: BestCode | None
+    own: dict[str, PartScores]  # PheCode of the label's rule -> scores
+    leak: bool
+
+
+class PrevalenceCount(Part):
+    """Subjects with a label, and cases among them."""
+
+    subjects: int
+    cases: int
+    prevalence: float | None
+
+
+class SequenceStatistics(TokenStatistics):
+    """Funnel, label prevalences and shortcut baselines of sequences."""
+
+    funnel: SequenceFunnel
+    sequences: SequenceLengths
+    prevalence: dict[Literal["before", "after"], dict[str, dict[str, PrevalenceCount]]]  # of the filters -> label -> split
+    leaks: dict[str, ShortcutScores]
+    own: dict[str, list[str]]  # label -> PheCodes of its rule
+    max_attainable: dict[str, float | None]
+    threshold: Number
+    fallback: list[str]  # labels without a PheCode above the threshold
+    selected: int
+    small_support: list[str]
+    agreement: list[AgreementCell]
+    unmapped: list[CodeCount]
+
+
+class PredictionStatistics(TokenStatistics):
+    """Counts of sequences up to prediction times."""
+
+    rows: int
+    without_codes: int
+    not_in_cache: int
+    events: int
