@@ -79,7 +79,11 @@ def build_pages():
     one = signals()
     pair = [test_saliency.run(windows=one), test_saliency.run("timelybert", one)]
     head = SimpleNamespace(
-        readout="sos", layers="last", eval=lambda: head, predict=lambda b: torch.cat((-b.values[:, 0], b.values[:, 0]), 1).softmax(1)
+        readout="sos",
+        layers="last",
+        to=lambda place: head,
+        eval=lambda: head,
+        predict=lambda b: torch.cat((-b.values[:, 0], b.values[:, 0]), 1).softmax(1),
     )
     tuned = planted.run(rows(), head, "tuned")
     few = {"bootstrap": 50}
