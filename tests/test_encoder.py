@@ -58,7 +58,7 @@ def test_the_checks_of_scikit_learn_hold(task: str) -> None:
     assert failed.keys() == EXPECTED.keys(), failed
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_the_checks_of_scikit_learn_that_train_hold(task: str) -> None:
     encoder = bt.Encoder(task=task, **{**SMALL, "head_epochs": 20, "readout": "flatten"})

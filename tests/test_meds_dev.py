@@ -228,7 +228,7 @@ def test_the_commands_of_meds_dev_are_verbs_with_their_options() -> None:
             assert {word for word in line.split() if re.match(r"--?[a-z]", word)} - {"-eq"} <= options, line
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_meds_dev_runs_end_to_end_on_a_folder_that_bitimely_wrote(home: Path, tmp_path: Path) -> None:
     """claims -> MEDS out -> the three commands as MEDS-DEV runs them, each in a folder of its own -> predictions of its held-out subjects."""
     raw = tmp_path / "claims"

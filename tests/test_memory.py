@@ -102,7 +102,7 @@ def child_with_few_files(raw: str, out: str) -> dict[str, float]:
     return {"exit": report["exit_code"], "accepted": report["counts"]["accepted"], "seconds": time.process_time() - before}
 
 
-@pytest.mark.parametrize("kind", list(LIMITS))
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.long if kind == "data" else []) for kind in LIMITS])
 def test_a_cache_of_ten_times_the_memory_is_tokenized_and_trained_on(tmp_path: Path, kind: str) -> None:
     from bitimely_core import cache
 

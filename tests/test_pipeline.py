@@ -40,7 +40,7 @@ batch_size = 8
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_smoke_runs_and_a_second_run_finds_it_done(tmp_path: Path) -> None:
     first = pipeline.run("smoke", workspace=tmp_path)
     assert first["exit_code"] == 0, first["stages"]
@@ -163,7 +163,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[s
     return path, folder / "whole", logs
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_share_a_workspace_and_no_stage_is_run_twice(shared: tuple[Path, Path, list[str]]) -> None:
     ran = [line.removeprefix("running: ").split(";")[0] for text in shared[2] for line in text.splitlines() if line.startswith("running: ")]
     assert len(ran) == len(set(ran))
@@ -186,7 +186,7 @@ def test_a_run_that_was_killed_five_times_ends_in_the_same_results(shared: tuple
     assert rows(tmp_path) == rows(reference)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_jobs_give_the_same_table(shared: tuple[Path, Path, list[str]], tmp_path: Path) -> None:
     path, reference, _ = shared
     found = pipeline.run(str(path), workspace=tmp_path, jobs=2)

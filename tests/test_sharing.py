@@ -124,6 +124,7 @@ def test_a_run_that_is_continued_elsewhere_names_both(home: Path) -> None:
     assert any("continued elsewhere" in line for line in differences)
 
 
+@pytest.mark.long
 def test_scores_that_are_not_the_same_again_are_on_the_page(home: Path) -> None:
     """The stored run is made to differ: another seed in the place of what a machine does."""
     for run, seed in (("first", 0), ("other", 1)):

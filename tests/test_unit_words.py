@@ -87,7 +87,7 @@ def test_scores_name_the_unit(home: Path, capsys: pytest.CaptureFixture[str]) ->
     check(report, capsys, "report", "tuned", "--out", str(report), "-w", str(home))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["attention", "calibration", "embedding", "leakage", "probing", "saliency", "shapelets", "svd"])
 def test_analyses_name_the_unit(home: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
     of = ["--data", "synthetic/staging"] if registry.analyses[kind].facts.takes == "data" else ["tuned"]

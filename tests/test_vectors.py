@@ -133,6 +133,7 @@ def test_classes_are_scored_as_by_scikit_learn(cohort, capsys, tmp_path):
     assert gap["lo"] < gap["difference"] < gap["hi"]
 
 
+@pytest.mark.long
 def test_a_better_encoder_is_found_and_seeds_limit_the_words(cohort, capsys, tmp_path):
     index = pl.read_parquet(cohort / "tokens" / "synthetic-staging" / "index.parquet")
     x = draw_vectors(index, 12)
