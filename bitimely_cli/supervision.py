@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import signal
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from bitimely_core.errors import Exit, UserError
-from bitimely_core.system_errors import describe_native_fault, measure_headroom, read_limit, read_status
+from bitimely_core.system_errors import describe_native_fault, measure_headroom, raise_system_error, read_limit, read_status
 
 TIGHT = 4 << 30  # bytes of addresses: the libraries alone take more than a third of it
 SETTINGS = {  # read when the libraries are loaded
@@ -46,14 +47,14 @@ def run_supervised(run: Callable[[], int], report: Callable[[UserError], int]) -
         return run()
     try:
         ended = mmap.mmap(-1, 1)  # shared: whether the child ended by itself
-    except OSError:
-        return run()
+    except OSError as error:
+        return run_or_report(run, report, error)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *FORWARDED})
     try:
         child = os.fork()
-    except OSError:
+    except OSError as error:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return run()
+        return run_or_report(run, report, error)
     if child:
         try:
             status = wait_for(child)
@@ -68,6 +69,17 @@ def run_supervised(run: Callable[[], int], report: Callable[[UserError], int]) -
     finally:
         ended[0] = 1
         os._exit(code)
+
+
+def run_or_report(run: Callable[[], int], report: Callable[[UserError], int], error: OSError) -> int:
+    """Without a parent the work runs alone, except where not one page of memory is left: native code would abort without a word."""
+    if error.errno != errno.ENOMEM:
+        return run()
+    try:
+        raise_system_error(error, stored=False)
+    except UserError as found:
+        return report(found)
+    return run()
 
 
 def wait_for(child: int) -> int:

@@ -32,7 +32,7 @@ bootstrap = 20
 [model]
 tokenizer = "patch"
 patch = 10
-layers = 1
+layers = 2
 dim = 8
 heads = 2
 value_dim = 16
