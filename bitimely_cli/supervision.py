@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from bitimely_core.errors import Exit, UserError
 from bitimely_core.system_errors import describe_native_fault, measure_headroom, raise_system_error, read_limit, read_status
@@ -25,6 +26,7 @@ NATIVE_DEATHS = {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, s
 FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 M_ARENA_MAX, PR_SET_PDEATHSIG = -8, 1
 MANY = 4096  # processes of one user: with more of them threads are not tried
+STALLED, NEAR = 45.0, 1 << 28  # seconds without work, bytes that are left
 PROBES, STACK = 4, 1 << 18  # threads at once, bytes of the stack of each
 
 
@@ -83,7 +85,12 @@ def run_or_report(run: Callable[[], int], report: Callable[[UserError], int], er
 
 
 def wait_for(child: int) -> int:
-    """The wait status of a child. Signals that were sent to this process alone are forwarded; those of the terminal reach both."""
+    """The wait status of a child. Signals that were sent to this process alone are forwarded; those of the terminal reach both.
+
+    A child that is near its limit of memory and computes nothing for `STALLED` seconds is killed: native code that could start one thread
+    and not the next waits for the other for ever.
+    """
+    spent, since = measure_work(child), time.monotonic()
     while True:
         found = signal.sigtimedwait({signal.SIGCHLD, *FORWARDED}, 1.0)
         if found is not None and found.si_signo in FORWARDED and found.si_code <= 0:  # sent by a process
@@ -92,6 +99,18 @@ def wait_for(child: int) -> int:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
             return status
+        if (now := measure_work(child)) != spent:
+            spent, since = now, time.monotonic()
+        elif time.monotonic() - since > STALLED and (left := measure_headroom(child)) is not None and left < NEAR:
+            os.kill(child, signal.SIGKILL)
+
+
+def measure_work(process: int) -> int:
+    """CPU time of a process with all its threads, in ticks of the clock."""
+    with suppress(OSError, MemoryError, ValueError, IndexError):
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+    return 0
 
 
 def explain_status(status: int, ended: bool, report: Callable[[UserError], int]) -> int:

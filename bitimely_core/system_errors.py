@@ -47,10 +47,10 @@ def format_size(size: float) -> str:
     return f"{size:.1f} TB"
 
 
-def read_status(name: str) -> int | None:
-    """A number of /proc/self/status, for instance VmSize in kB; None where there is none."""
+def read_status(name: str, process: int | str = "self") -> int | None:
+    """A number of /proc/PROCESS/status, for instance VmSize in kB; None where there is none."""
     with suppress(OSError, MemoryError, StopIteration, ValueError):
-        lines = Path("/proc/self/status").read_text().splitlines()
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
         return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1])
     return None
 
@@ -63,9 +63,9 @@ def read_limit(name: str) -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
-def measure_headroom() -> int | None:
-    """Bytes of addresses or data that the limits of this process (RLIMIT_AS, RLIMIT_DATA) leave it; None without such a limit."""
-    pairs = [(read_limit(limit), read_status(held)) for limit, held in (("RLIMIT_AS", "VmSize"), ("RLIMIT_DATA", "VmData"))]
+def measure_headroom(process: int | str = "self") -> int | None:
+    """Bytes of addresses or data that the limits of this process (RLIMIT_AS, RLIMIT_DATA) leave it, or a child; None without such a limit."""
+    pairs = [(read_limit(limit), read_status(held, process)) for limit, held in (("RLIMIT_AS", "VmSize"), ("RLIMIT_DATA", "VmData"))]
     left = [limit - (held << 10) for limit, held in pairs if limit is not None and held is not None]
     return max(0, min(left)) if left else None
 
@@ -259,7 +259,7 @@ def is_out_of_memory(error: UserError) -> bool:
 def describe_native_fault(what: str | None = None) -> UserError:
     """The UserError (resource_limit, exit 6) of a process that died in native code, which cannot report that it has no memory or threads."""
     lacking = _describe_threads(None) if measure_headroom() is None else _describe_memory(None, alive=False)
-    text = f"{lacking}; native code ended the process"
+    text = f"{lacking}; native code could not go on"
     return UserError(Reason.RESOURCE_LIMIT, text, hint=f"Raise the limit. {RETRY_HINT}", file=what, exit_code=Exit.RESOURCES)
 
 

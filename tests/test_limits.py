@@ -229,7 +229,7 @@ def sweep(step: str, *verbs: str) -> None:
     for verb, kind, value in list_runs(int(step), list(verbs or VERBS)):
         found = server.run(verb, kind, value)
         ends[kind, found.code] += 1
-        native = " NATIVE" if "native code ended" in found.text else " TIGHT" if "ended by" in found.text else ""
+        native = " NATIVE" if "native code could" in found.text else " TIGHT" if "ended by" in found.text else ""
         print(found.verb, found.kind, found.value, found.code, f"{found.seconds:.1f} s{native}", flush=True)
         if found.code not in {WARNED.get(verb, 0), 6} or os.environ.get("VERBOSE"):
             print(found.text, flush=True)
@@ -285,21 +285,30 @@ def test_a_verb_under_any_limit_ends_with_0_or_6(server: Server, verb: str) -> N
 
 SUPERVISED = """
 import os, resource, signal, sys, time
+from bitimely_cli import supervision
 from bitimely_cli.supervision import run_supervised
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+supervision.STALLED = 1.0
+def stall(held):
+    kept = bytearray(held << 20)
+    for _ in range(20):
+        time.sleep(0.2)
+    return 0
 def wait():
     print(os.getpid(), flush=True)
-    time.sleep(60)
+    for _ in range(600):
+        time.sleep(0.1)
     return 0
 def report(fault):
     print(fault.finding.line())
     return fault.exit_code
 ends = {"code": lambda: 4, "abort": os.abort, "exit": lambda: os._exit(1), "fault": lambda: os.kill(os.getpid(), signal.SIGSEGV), "wait": wait}
+ends |= {"stalled": lambda: stall(850), "idle": lambda: stall(0)}
 sys.exit(run_supervised(ends[sys.argv[1]], report))
 """
 
 
-@pytest.mark.parametrize(("end", "code"), [("code", 4), ("abort", 6), ("exit", 6), ("fault", 6)])
+@pytest.mark.parametrize(("end", "code"), [("code", 4), ("abort", 6), ("exit", 6), ("fault", 6), ("stalled", 6), ("idle", 0)])
 def test_a_death_in_native_code_under_a_limit_ends_with_6(end: str, code: int) -> None:
     done = subprocess.run([sys.executable, "-c", SUPERVISED, end], capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr
