@@ -27,7 +27,7 @@ FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 M_ARENA_MAX, PR_SET_PDEATHSIG = -8, 1
 MANY = 4096  # processes of one user: with more of them threads are not tried
 STALLED, NEAR = 45.0, 1 << 28  # seconds without work, bytes that are left
-PROBES, STACK = 4, 1 << 18  # threads at once, bytes of the stack of each
+PROBES, STACK = 12, 1 << 18  # threads at once (a verb with small pools starts some six), bytes of the stack of each
 
 
 def run_supervised(run: Callable[[], int], report: Callable[[UserError], int]) -> int:
@@ -59,7 +59,7 @@ def run_supervised(run: Callable[[], int], report: Callable[[UserError], int]) -
         return run_or_report(run, report, error)
     if child:
         try:
-            status = wait_for(child)
+            status = wait_for(child, few)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return explain_status(status, ended[0] == 1, report)
@@ -84,11 +84,11 @@ def run_or_report(run: Callable[[], int], report: Callable[[UserError], int], er
     return run()
 
 
-def wait_for(child: int) -> int:
+def wait_for(child: int, few: bool) -> int:
     """The wait status of a child. Signals that were sent to this process alone are forwarded; those of the terminal reach both.
 
-    A child that is near its limit of memory and computes nothing for `STALLED` seconds is killed: native code that could start one thread
-    and not the next waits for the other for ever.
+    A child that is near its limit of memory, or of processes (`few`), and computes nothing for `STALLED` seconds is killed: native code that
+    could start one thread and not the next waits for the other for ever.
     """
     spent, since = measure_work(child), time.monotonic()
     while True:
@@ -101,7 +101,7 @@ def wait_for(child: int) -> int:
             return status
         if (now := measure_work(child)) != spent:
             spent, since = now, time.monotonic()
-        elif time.monotonic() - since > STALLED and (left := measure_headroom(child)) is not None and left < NEAR:
+        elif time.monotonic() - since > STALLED and (few or ((left := measure_headroom(child)) is not None and left < NEAR)):
             os.kill(child, signal.SIGKILL)
 
 
