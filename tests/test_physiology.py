@@ -34,6 +34,33 @@ def test_rates_of_known_signals(beats: float, breaths: float) -> None:
     assert abs(physiology.measure_pulse_rate(lost, RATE) - beats) < 2
 
 
+def make_ecg(rr: float, pr: float, qrs: float, qt: float, rate: float) -> np.ndarray:
+    """Beats of a P wave, a triangle of the width `qrs` and a half-sine T wave; `pr` from the top of P, `qt` to the end of T; seconds."""
+    t, out = np.arange(round(10 * rate)) / rate, np.zeros(round(10 * rate))
+    for onset in np.arange(0.4, 10, rr):
+        s = t - onset
+        out += 1.2 * np.clip(1 - np.abs(s - qrs / 2) / (qrs / 2), 0, None) + 0.15 * np.exp(-0.5 * ((s + pr) / 0.02) ** 2)
+        out += 0.3 * np.where((s > qt - 0.16) & (s < qt), np.sin(np.pi * (s - qt + 0.16) / 0.16), 0)
+    return out + 0.005 * np.random.default_rng(0).standard_normal(len(t))
+
+
+@pytest.mark.parametrize("rate", [100.0, 500.0])
+@pytest.mark.parametrize(("rr", "pr", "qrs", "qt"), [(0.8, 0.12, 0.08, 0.36), (1.1, 0.18, 0.14, 0.42), (0.65, 0.1, 0.1, 0.33)])
+def test_intervals_of_a_known_ecg(rate: float, rr: float, pr: float, qrs: float, qt: float) -> None:
+    lead = make_ecg(rr, pr, qrs, qt, rate)
+    found = physiology.measure_ecg([lead, 0.5 * lead], rate)
+    np.testing.assert_allclose(found[0], rr, atol=0.005)
+    np.testing.assert_allclose(found[1:3], 0, atol=0.01)  # a steady beat
+    np.testing.assert_allclose(found[3], qrs, atol=0.03)
+    np.testing.assert_allclose(found[4], pr, atol=0.03)
+    np.testing.assert_allclose(found[5], qt, atol=0.04)
+    heights = found[6:].reshape(5, 2)  # P, R, S, ST, T of both leads
+    np.testing.assert_allclose(heights[1] / heights[1, 0], [1, 0.5], atol=0.02)
+    assert heights[1, 0] > 0.7
+    assert heights[4, 0] == pytest.approx(0.3, abs=0.08)
+    assert np.isnan(physiology.measure_ecg([np.zeros(1000), np.zeros(1000)], rate)).all()
+
+
 def test_the_frequency_of_steps_is_not_taken_for_the_pulse() -> None:
     t = np.arange(1000) / RATE
     steps, pulse = np.sin(2 * np.pi * 2.7 * t), np.sin(2 * np.pi * 2.1 * t)
@@ -60,3 +87,4 @@ def test_registered_baselines_predict_every_window() -> None:
     named = {one.name: one for one in datasets["bidmc"].facts.baselines}
     np.testing.assert_allclose(named["ppg-peaks"].predict(given), [60, 90, 120, 80, 80], atol=1.5)
     assert named["ppg-level"].views == ("rr",)
+    np.testing.assert_allclose(named["mean-saturation"].predict(given), [80] * 5)

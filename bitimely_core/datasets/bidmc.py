@@ -115,6 +115,12 @@ def _make_view(target: str, what: str) -> View:
                 predict=partial(physiology.predict_rates, channels=("PPG",), measure=physiology.measure_breathing_rate),
                 views=("rr",),
             ),
+            DatasetBaseline(
+                name="mean-saturation",
+                about="the mean saturation of the training people: a PPG of one wavelength has no ratio of red to infrared to compute it from",
+                predict=physiology.predict_mean,
+                views=("spo2",),
+            ),
         ),
     )
 )

@@ -1,4 +1,4 @@
-"""Signal processing without training: heart, pulse and breathing rates, and band powers of the EEG, as baselines of data sets."""
+"""Signal processing without training: heart, pulse and breathing rates, band powers of the EEG, widths and intervals of the ECG, as baselines of data sets."""
 
 from __future__ import annotations
 
@@ -60,10 +60,14 @@ def measure_pulse_rate(ppg: npt.ArrayLike, rate: float) -> float:
 
 def measure_heart_rate(ecg: npt.ArrayLike, rate: float) -> float:
     """Beats a minute from the R peaks of an ECG [n] at `rate` Hz: energy of the slopes from 5 to 15 Hz (Pan and Tompkins 1985)."""
-    slope = np.gradient(filter_band(fill_gaps(ecg), rate, 5.0, 15.0)) ** 2
+    return _rate_of(find_heartbeats(fill_gaps(ecg)[:, None], rate), rate)
+
+
+def find_heartbeats(x: Array, rate: float) -> npt.NDArray[np.int64]:
+    """Places of the QRS complexes of leads [n, V]: maxima of the energy of the slopes from 5 to 15 Hz, all leads together."""
+    slope = np.sum([np.gradient(filter_band(lead, rate, 5.0, 15.0)) ** 2 for lead in x.T], 0)
     width = max(1, round(0.15 * rate))
-    energy = np.sqrt(np.convolve(slope, np.ones(width) / width, "same"))
-    return _rate_of(find_beats(energy, rate), rate)
+    return find_beats(np.sqrt(np.convolve(slope, np.ones(width) / width, "same")), rate)
 
 
 def compute_spectrum(x: Array, rate: float, band: tuple[float, float]) -> tuple[Array, Array]:
@@ -105,6 +109,45 @@ def measure_eeg(x: npt.ArrayLike, rate: float) -> Array:
     return np.log(np.array([*powers, y.std(), np.abs(np.diff(y)).mean()]) + 1e-6)
 
 
+def measure_ecg(leads: Sequence[npt.ArrayLike], rate: float) -> Array:
+    """Intervals, widths and amplitudes of an ECG, V leads [n] in mV at `rate` Hz: [6 + 5 V], seconds and mV, NaN without beats.
+
+    Of all leads the median RR interval, SDNN and RMSSD (Task Force 1996), and of the median beat the width of the QRS, the PR interval to the
+    top of the P wave and QT to the end of the T wave by the tangent (Lepeschkin and Surawicz 1952); of each lead the heights of P, R, S,
+    the ST segment 60 ms after the QRS, and T, above the level before the QRS. At 500 Hz or more.
+    """
+    from scipy.signal import resample_poly
+
+    fine = max(1, int(np.ceil(500 / rate)))
+    rate *= fine
+    x = np.stack([resample_poly(filter_band(fill_gaps(lead), rate / fine, 0.5, 40.0), fine, 1) for lead in leads], 1)
+    size, reach = np.sqrt((x**2).sum(1)), round(0.1 * rate)
+    beats = np.array(
+        [max(at - reach, 0) + int(size[max(at - reach, 0) : at + reach].argmax()) for at in find_heartbeats(x, rate)], np.int64
+    )
+    before, after = round(0.35 * rate), round(0.6 * rate)
+    inside = beats[(beats >= before) & (beats + after <= len(x))]
+    if len(beats) < 3 or not len(inside):
+        return np.full(6 + 5 * x.shape[1], np.nan)
+    rr = np.diff(beats) / rate
+    beat = np.median([x[at - before : at + after] for at in inside], 0)  # of the beats, sample by sample
+    slope = np.sqrt((np.gradient(beat, axis=0) ** 2).sum(1))
+    near = slice(before - reach, before + reach)
+    steep = np.flatnonzero(slope[near] > 0.15 * slope[near].max()) + near.start
+    on, off = int(steep[0]), int(steep[-1])
+    beat = beat - beat[max(on - round(0.04 * rate), 0) : on + 1].mean(0)
+    p, t = slice(0, max(on - round(0.04 * rate), 1)), slice(off + round(0.06 * rate), min(off + round(0.4 * rate), len(beat)))
+    shape = np.sqrt((beat**2).sum(1))
+    tops = p.start + int(shape[p].argmax()), t.start + int(shape[t].argmax())
+    fall = np.gradient(shape)[tops[1] :]
+    steepest = int(fall.argmin())
+    down = shape[tops[1] + steepest] / max(-float(fall[steepest]), 1e-9)  # samples from the steepest point to the level
+    end = min(tops[1] + steepest + down, float(len(beat)))
+    intervals = [np.median(rr), rr.std(), np.sqrt((np.diff(rr) ** 2).mean()), (off - on) / rate, (on - tops[0]) / rate, (end - on) / rate]
+    st = beat[min(off + round(0.06 * rate), len(beat) - 1)]
+    return np.concatenate([intervals, beat[tops[0]], beat[on : off + 1].max(0), beat[on : off + 1].min(0), st, beat[tops[1]]])
+
+
 # --- baselines of data sets
 
 
@@ -122,11 +165,26 @@ def predict_rates(given: BaselineInput, channels: Sequence[str], measure: Callab
     return np.where(np.isfinite(found), found, np.nanmean(given.train.targets))
 
 
+def predict_mean(given: BaselineInput) -> Array:
+    """The mean of the training labels for every scored window, [n]."""
+    assert given.train.targets is not None
+    return np.full(given.test.n, np.nanmean(given.train.targets))
+
+
+def predict_from_features(given: BaselineInput, channels: Sequence[str], measure: Callable[[NativeWindow], Array]) -> Array:
+    """Logistic regression (numbers: ridge) on `measure` of every window [D]; a feature that cannot be measured has its training median."""
+    parts = {"train": given.train, "validation": given.validation, "test": given.test}
+    found = {name: np.array(part.map_native(channels, measure)) for name, part in parts.items()}
+    known = np.isfinite(found["train"]).any(0)
+    middle = np.nanmedian(found["train"][:, known], 0)
+    return given.fit_linear({name: np.where(np.isfinite(x[:, known]), x[:, known], middle) for name, x in found.items() if len(x)})
+
+
 def predict_from_eeg(given: BaselineInput, channel: str) -> Array:
     """Logistic regression on `measure_eeg` of one channel."""
-    parts = {"train": given.train, "validation": given.validation, "test": given.test}
+    return predict_from_features(given, (channel,), lambda window: measure_eeg(window.samples[channel], window.rates[channel]))
 
-    def measure_window(window: NativeWindow) -> Array:
-        return measure_eeg(window.samples[channel], window.rates[channel])
 
-    return given.fit_linear({name: np.array(part.map_native((channel,), measure_window)) for name, part in parts.items()})
+def predict_from_ecg(given: BaselineInput, leads: Sequence[str]) -> Array:
+    """Logistic regression on `measure_ecg` of the leads."""
+    return predict_from_features(given, leads, lambda window: measure_ecg([window.samples[k] for k in leads], window.rates[leads[0]]))

@@ -16,11 +16,12 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
+from bitimely_core.datasets import physiology
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import tables, wfdb
 from bitimely_core.formats.source import Source, locate_errors, require_source
 from bitimely_core.formats.units import find_factor, require_rate, scale_signal
-from bitimely_core.registry import DatasetFacts, View, datasets
+from bitimely_core.registry import DatasetBaseline, DatasetFacts, View, datasets
 from bitimely_core.types import Attributes, AttributeValue, IngestOptions, IngestUnit, Record, Signal, SourceRows
 
 TABLE, STATEMENTS = "ptbxl_database.csv", "scp_statements.csv"
@@ -104,6 +105,13 @@ class PtbXlEntry:
         },
         rules=RULES,
         options={"rate": 100},
+        baselines=(
+            DatasetBaseline(
+                name="ecg-intervals",
+                about="logistic regression on RR, PR, QRS and QT intervals (Lepeschkin and Surawicz 1952), variability, and the heights of the waves of each lead",
+                predict=partial(physiology.predict_from_ecg, leads=LEADS),
+            ),
+        ),
     )
 )
 def ptb_xl(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | SourceRows | Finding]:
