@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-fast test-long lint bench clean
+.PHONY: demo test test-fast test-long lint bench docs clean
 
 demo: $(VENV)/.installed  ## synthetic cohort -> cache -> tokens -> models -> report
 	$(BIN)/bitimely demo
@@ -26,13 +26,20 @@ lint: $(VENV)/.tested  ## style, types, who may import whom
 bench: $(VENV)/.tested  ## ratios measured side by side, see benchmarks/README.md
 	for script in benchmarks/*.py; do $(BIN)/python $$script --quick || exit 1; done
 
+docs: $(VENV)/.documented  ## the site, into build/site; no network
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	touch $@
 
 $(VENV)/.tested: $(VENV)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,duckdb,spark]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,docs,duckdb,spark]"
+	touch $@
+
+$(VENV)/.documented: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	touch $@
 
 clean:

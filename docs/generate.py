@@ -1,4 +1,4 @@
-"""Write what is made from the code: docs/cli.md, docs/datasets.md, docs/leakage.md, docs/settings.md and the rows of `bitimely list`. Run it after a change; a test compares.
+"""Write what is made from the code: docs/api.md, docs/cli.md, docs/datasets.md, docs/leakage.md, docs/settings.md and the rows of `bitimely list`. Run it after a change; a test compares.
 
 python docs/generate.py
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import api
 import datasets
 import settings
 import stamps
@@ -36,6 +37,7 @@ def command_line() -> str:
 def main() -> None:
     """Rewrite all."""
     (ROOT / "docs" / "cli.md").write_text(command_line())
+    api.PAGE.write_text(api.format_page())
     datasets.PAGE.write_text(datasets.format_page(datasets.read_tables()))
     settings.PAGE.write_text(settings.format_page())
     stamps.PAGE.write_text(stamps.format_page())

@@ -1,0 +1,43 @@
+"""Hooks of mkdocs.yml: pages that are written for GitHub, as python-markdown reads them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+REPOSITORY = "https://github.com/bitimely/bitimely"
+
+
+def link_outside(target: str, folder: Path) -> str:
+    """The address of a link of a page in `folder`: unchanged where the site has the file, else that of the file in the repository."""
+    path, _, anchor = target.partition("#")
+    if not path or "://" in path:
+        return target
+    found = (folder / path).resolve()
+    if found.is_relative_to(ROOT / "docs") and found.is_file() and found.suffix != ".py":
+        return target
+    kind = "tree" if found.is_dir() else "blob"
+    return f"{REPOSITORY}/{kind}/main/{found.relative_to(ROOT)}" + (f"#{anchor}" if anchor else "")
+
+
+def separate_blocks(markdown: str) -> str:
+    """A blank line before each list and table that follows a paragraph at once, which python-markdown requires."""
+    out: list[str] = []
+    inside, fenced = "", False  # the first character of the list or table that goes on
+    for line in markdown.splitlines():
+        fenced ^= line.startswith("```")
+        mark = found[0][0] if not fenced and (found := re.match(r"\* |[0-9]+\. |\|", line)) else ""
+        mark = "1" if mark.isdigit() else mark
+        if mark and mark != inside and out and out[-1]:
+            out.append("")
+        inside = mark or (inside if line.startswith(" ") else "")
+        out.append(line)
+    return "\n".join(out)
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Links and blocks as the two functions above give them."""
+    folder, markdown = Path(page.file.abs_src_path).parent, separate_blocks(markdown)
+    return re.sub(r"(\]\()([^)\s]+)(\))", lambda found: found[1] + link_outside(found[2], folder) + found[3], markdown)
