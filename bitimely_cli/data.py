@@ -118,7 +118,7 @@ def _init_map(dataset: str, source: Path | None, path: Path, *, follow_symlinks:
     found = require_source(None if source is None else scan_folder(source, follow_symlinks=follow_symlinks))
     text = map_template.write_template(found)
     storage.write_bytes(path, text.encode())
-    count = sum("FILL IN" in line and not line.startswith("#") for line in text.splitlines())
+    count = sum("TO STATE" in line and not line.startswith("#") for line in text.splitlines())
     lines = [f"map of {source}: {path}" + (f"; {count} rates to fill in" if count else "")]
     screen.result(
         {"map": str(path), "to_fill_in": count, "format_version": 1}, [*lines, f"next: bitimely ingest generic {source} --map {path}"]

@@ -265,11 +265,16 @@ def describe_native_fault(what: str | None = None) -> UserError:
 
 def describe_tight_memory(what: str) -> UserError | None:
     """The UserError (resource_limit, exit 6) of an unknown error `what` where a limit leaves next to no memory, else None."""
-    left = measure_headroom()
-    if left is None or left >= SPARE:
+    if not _is_tight():
         return None
-    text = f"{_describe_memory(None)}, {format_size(left)} are left; ended by {what}"
+    text = f"{_describe_memory(None)}; ended by {what}"
     return UserError(Reason.RESOURCE_LIMIT, text, hint=f"Raise the limit. {RETRY_HINT}", exit_code=Exit.RESOURCES)
+
+
+def _is_tight() -> bool:
+    """Whether a limit leaves this process next to no memory."""
+    left = measure_headroom()
+    return left is not None and left < SPARE
 
 
 @contextmanager
@@ -315,7 +320,9 @@ def _match_fault(error: BaseException) -> SystemFault | None:
     number = getattr(error, "errno", None)
     if isinstance(number, int) and isinstance(error, OSError) and not FAULTS[0].texts.search(str(error).lower()):
         return next((fault for fault in FAULTS if number in fault.numbers), None)
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or (
+        isinstance(error, SystemError) and _is_tight()
+    ):  # no input makes the interpreter raise the latter
         return next(fault for fault in FAULTS if errno.ENOMEM in fault.numbers)
     if isinstance(error, (ValueError, LookupError, TypeError, AttributeError, SyntaxError)):
         return None  # its text may quote the input

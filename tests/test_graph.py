@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from bitimely_core import system_errors
 from bitimely_core.errors import Exit, Reason, UserError, input_error
 from bitimely_core.pipeline import graph
 from bitimely_core.pipeline.graph import Node, StageResult
@@ -159,6 +160,27 @@ def test_a_bug_costs_one_stage_and_says_where_without_values(work: Workplace) ->
     assert "test_graph.py" in written
     assert "KeyError" in states["a"].detail
     assert "Jane" not in written + states["a"].detail
+
+
+@pytest.mark.parametrize("left", [None, 1 << 20, 1 << 40])
+def test_a_stage_that_ends_without_memory_is_no_bug(work: Workplace, monkeypatch: pytest.MonkeyPatch, left: int | None) -> None:
+    def fail(_: graph.States) -> StageResult:
+        raise SystemError("error return without exception set")
+
+    monkeypatch.setattr(system_errors, "measure_headroom", lambda: left)
+    states = graph.execute({"a": Node(label="a", settings={}, call=fail, made=work.folder / "a.json")}, work.folder / "stages")
+    assert states["a"].exit_code == (Exit.RESOURCES if left == 1 << 20 else Exit.INTERNAL_ERROR)
+    assert ("out of memory" in states["a"].detail) == (left == 1 << 20)
+
+
+def test_stages_stay_done_where_their_folder_is_moved(work: Workplace) -> None:
+    (work.folder / "raw.json").write_text("1")
+    work.go(work.node("a", reads=(work.folder / "raw.json",)), work.node("b", "a"), work.node("page", after=("b",)))
+    moved = Workplace(work.folder.rename(work.folder.with_name("moved")))
+    nodes = [moved.node("a", reads=(moved.folder / "raw.json",)), moved.node("b", "a"), moved.node("page", after=("b",))]
+    assert set(moved.go(*nodes).values()) == {"already done"}
+    (moved.folder / "raw.json").write_text("2")
+    assert moved.go(*nodes)["a"] == "done"
 
 
 @pytest.mark.parametrize("shift", [-86400.0, 86400.0])

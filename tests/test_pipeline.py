@@ -11,33 +11,25 @@ import time
 from pathlib import Path
 
 import pytest
+from small import SMALL_RECIPE
 
 from bitimely_core import pipeline, registry
 from bitimely_core.errors import UserError
 from bitimely_core.pipeline.graph import StageState
 from bitimely_core.pipeline.plan import plan_experiment
 
-TINY = """
-title = "Two cells"
-[pretrain]
-preset = "tiny"
-data = "synthetic/staging"
-steps = 1
-[finetune]
-data = ["synthetic/staging"]
-steps = 1
-[evaluate]
-bootstrap = 10
+TINY = (
+    'title = "Two cells"'
+    + SMALL_RECIPE
+    + """
+patch = 50
+layers = 2
+
 [matrix]
 model = ["bitimelygpt", "gpt"]
 seed = [0, 1]
-[model]
-tokenizer = "patch"
-patch = 50
-layers = 2
-[train]
-batch_size = 8
 """
+)
 
 
 @pytest.mark.long

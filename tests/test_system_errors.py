@@ -20,9 +20,9 @@ import pyarrow as pa
 import pytest
 
 from bitimely_cli.main import main
-from bitimely_core import storage
+from bitimely_core import storage, system_errors
 from bitimely_core.errors import Exit, Reason, UserError, integrity_error
-from bitimely_core.system_errors import find_system_error, raise_system_error, translate_system_errors
+from bitimely_core.system_errors import find_system_error, is_out_of_memory, raise_system_error, translate_system_errors
 
 CORE = Path(__file__).parent.parent / "bitimely_core"
 
@@ -102,6 +102,15 @@ def test_a_fault_of_the_machine_has_exit_6_whichever_library_raises_it(
 def test_a_fault_of_a_file_is_none_of_the_machine(error: Exception) -> None:
     assert find_system_error(error) is None
     raise_system_error(error)
+
+
+def test_the_interpreter_fails_in_its_own_way_only_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = SystemError("<method 'update' of 'dict' objects> returned NULL without setting an exception")
+    assert find_system_error(error) is None
+    monkeypatch.setattr(system_errors, "measure_headroom", lambda: 1 << 20)
+    found = find_system_error(error)
+    assert found is not None
+    assert is_out_of_memory(found)
 
 
 @pytest.mark.parametrize("error", PLACES[1:], ids=str)

@@ -28,7 +28,7 @@ from bitimely_core.formats.source import Source
 from bitimely_core.formats.text import use_encoding
 from bitimely_core.records import StoredFile
 from bitimely_core.schemas.ingest import CachedPart, CachedUnit
-from bitimely_core.system_errors import find_system_error, is_out_of_memory, measure_headroom, raise_system_error
+from bitimely_core.system_errors import describe_tight_memory, find_system_error, is_out_of_memory, measure_headroom, raise_system_error
 from bitimely_core.types import IngestUnit, Record, Records
 
 LARGE_UNIT = 8 << 20  # bytes of source from which on a unit has its own shard
@@ -291,6 +291,8 @@ def describe_failure(error: Exception, root: Path | None, file: str) -> list[Fin
         return [_make_relative(finding, root) for finding in (error.finding, *error.details)]
     if isinstance(error, OSError):
         return [_describe_unreadable(error, Path(file), file)]
+    if tight := describe_tight_memory(type(error).__name__):
+        raise tight from error
     hint = "This is a defect of the reader: report it"  # it costs its unit, not the ingest
     return [Finding(Reason.INTERNAL, _locate_exception(error), hint=hint, file=file)]
 

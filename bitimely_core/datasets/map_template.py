@@ -27,7 +27,7 @@ FILES = 200  # of a group whose headers are read
 NIGHTS = 20  # of a group whose annotations are read
 ROWS = 1000  # of a table
 GROUPS = 12  # folders and endings in groups of their own
-PLACEHOLDER = 1.0  # Hz
+ASSUMED_RATE = 1.0  # Hz, of files that state none
 TIMES = {"t", "time", "times", "sec", "seconds", "time_s", "time_sec", "time (s)", "time[s]", "timestamp"}
 ROLES = {  # key of [table] -> usual names of its column
     "subject": {"subject", "subject_id", "patient", "patient_id", "participant", "participant_id", "person", "person_id", "id"},
@@ -67,14 +67,14 @@ def write_template(source: Source) -> str:
         raise input_error(Reason.NO_INPUT, "no recordings there", f"expected {', '.join(SUFFIXES)}", file=str(source.root))
     lines = [
         "# Map of a folder for: bitimely ingest generic FOLDER --map THIS-FILE",
-        "# All keys: docs/generic.md. Lines with FILL IN wait for you.",
+        "# All keys: docs/generic.md. Lines with TO STATE hold what no file says.",
     ]
     texts: Counter[str] = Counter()
     for (folder, ending), members in sorted(groups.items(), key=lambda item: (-item[0][0].count("/"), item[0][0] == ".", item[0])):
         pattern = f"*{ending}" if folder == "." else f"{glob.escape(folder)}/*{ending}"
         lines += ["", "[[files]]", f"pattern = {_quote(pattern)}  # {len(members)} files, such as {clean(members[0], 100)}"]
         lines += [
-            '# match = "(?P<subject>[^/_]+)_"  # FILL IN where several recordings are of one person: a regular expression on the path'
+            '# match = "(?P<subject>[^/_]+)_"  # TO STATE where several recordings are of one person: a regular expression on the path'
         ]
         lines += _describe_group(source, members, contents, texts)
     for rel, column in beside.items():
@@ -131,8 +131,8 @@ def _describe_group(source: Source, rels: Sequence[str], contents: dict[str, Tab
     if kind == "table":
         return _describe_columns([contents[rel] for rel in rels if rel in contents])
     if kind in {"npy", "mat"}:
-        shown = ['# variable = "..."  # FILL IN: the array, unless it is the only one'] if kind == "mat" else []
-        return [*shown, *_format_placeholder(), '# channels = ["..."]  # FILL IN: names of the columns; else channel 1, channel 2 ...']
+        shown = ['# variable = "..."  # TO STATE: the array, unless it is the only one'] if kind == "mat" else []
+        return [*shown, *_format_assumed_rate(), '# channels = ["..."]  # TO STATE: names of the columns; else channel 1, channel 2 ...']
     channels: Counter[tuple[str, float]] = Counter()
     for number, rel in enumerate(rels[:FILES]):
         try:
@@ -164,21 +164,21 @@ def _read_header(source: Source, rel: str, kind: str, texts: Counter[str] | None
             texts.update(note.label for note in read_annotations(source.path(beside), record.frame_rate).list_codes("both"))
 
 
-def _format_placeholder() -> list[str]:
-    return [f"rate = {PLACEHOLDER}  # FILL IN: Hz; the files do not state it, and {PLACEHOLDER:g} is a placeholder"]
+def _format_assumed_rate() -> list[str]:
+    return [f"rate = {ASSUMED_RATE}  # TO STATE: Hz; no file says it, and {ASSUMED_RATE:g} is assumed"]
 
 
 def _describe_columns(found: Sequence[TableContent]) -> list[str]:
     """Lines of tables with a column a channel: their clock, and the columns of numbers."""
     if not found:
-        return _format_placeholder()
+        return _format_assumed_rate()
     numeric = found[0].list_numeric()
     time = next((name for name in numeric if name.strip().lower() in TIMES), "")
     rates = [_measure_rate(content.columns.get(time, ())) for content in found] if time else []
     often = Counter(name for content in found for name in content.list_numeric() if name != time)
     common = [name for name in numeric if often[name] == len(found)]
     lines = [f"#   {_quote(name)} in {count} of {len(found)} files" for name, count in often.most_common(60)]
-    clock = [f"time = {_quote(time)}  # seconds, at {rates[0]:g} Hz"] if rates and all(rates) else _format_placeholder()
+    clock = [f"time = {_quote(time)}  # seconds, at {rates[0]:g} Hz"] if rates and all(rates) else _format_assumed_rate()
     return [*clock, "# channels:", *lines, f"channels = [{', '.join(map(_quote, common))}]"]
 
 
@@ -201,5 +201,5 @@ def _describe_table(rel: str, column: str, content: TableContent) -> list[str]:
         duration = names.get("duration", "")
         return ["[annotations]", *head, f"onset = {_quote(onset)}", f"duration = {_quote(duration)}", f"label = {_quote(roles['label'])}"]
     shown = ", ".join(map(_quote, names.values()))
-    asked = [] if "label" in roles else ['# label = "..."  # FILL IN: the column of the classes']
+    asked = [] if "label" in roles else ['# label = "..."  # TO STATE: the column of the classes']
     return ["[table]", *head, *(f"{role} = {_quote(name)}" for role, name in roles.items()), *asked, f"# columns: {shown}"]

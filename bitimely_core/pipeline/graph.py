@@ -6,6 +6,7 @@ written last, with the hashes of the stage's inputs and output. A stage whose `s
 
 from __future__ import annotations
 
+import os
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ from bitimely_core.errors import Exit, UserError
 from bitimely_core.records import complete_results, find_missing, has_result, write_results
 from bitimely_core.registry import find_plugin_error
 from bitimely_core.schemas.reports import StageRecord
-from bitimely_core.system_errors import attach_result, find_system_error
+from bitimely_core.system_errors import attach_result, describe_tight_memory, find_system_error
 
 SUCCEEDED = ("done", "partial", "already done")  # states that a later stage can build on
 POLL = 0.5  # seconds between two looks at stages that another process runs
@@ -141,7 +142,7 @@ def _load_state(node: Node, nodes: Mapping[str, Node], folder: Path, began: floa
     is_recent = began <= known.time <= time.time()  # a time in the future: the clock was set back
     if known.state == "failed":
         return StageState("failed", known.detail, known.exit_code, known.seconds) if is_recent else None
-    changed = known.made is None or known.made != _hash(node.made) or known.read != _hash_inputs(node, nodes, states)
+    changed = known.made is None or known.made != _hash(node.made) or known.read != _hash_inputs(node, nodes, folder, states)
     if changed or find_missing(node.made.parent):
         return None
     state = "already done" if known.state == "done" and not is_recent else known.state
@@ -151,7 +152,7 @@ def _load_state(node: Node, nodes: Mapping[str, Node], folder: Path, began: floa
 def _run_stage(node: Node, nodes: Mapping[str, Node], folder: Path, states: States) -> StageState:
     """Run one stage under its lock and store how it ended."""
     start = time.monotonic()
-    read = _hash_inputs(node, nodes, states)
+    read = _hash_inputs(node, nodes, folder, states)
     frames: list[str] = []
     path = folder / node.key / "stage.json"
     try:
@@ -159,7 +160,11 @@ def _run_stage(node: Node, nodes: Mapping[str, Node], folder: Path, states: Stat
         code, detail = result.exit_code, result.detail
         state = "partial" if code == Exit.PARTIAL else "done" if result.is_new else "already done"
     except Exception as error:  # a defect fails one stage, not the experiment; the frames give the place without the values of the data
-        fault = error if isinstance(error, UserError) else find_system_error(error) or find_plugin_error(error)
+        fault = (
+            error
+            if isinstance(error, UserError)
+            else find_system_error(error) or find_plugin_error(error) or describe_tight_memory(type(error).__name__)
+        )
         if fault is not None and fault.exit_code in {Exit.INTERRUPTED, Exit.TERMINATED}:
             raise
         frames = [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
@@ -184,11 +189,14 @@ def _run_stage(node: Node, nodes: Mapping[str, Node], folder: Path, states: Stat
     return ended
 
 
-def _hash_inputs(node: Node, nodes: Mapping[str, Node], states: States) -> dict[str, str | None]:
-    """SHA-256 of every input by file name; None where it is missing, or where the stage that makes it has not succeeded now."""
+def _hash_inputs(node: Node, nodes: Mapping[str, Node], folder: Path, states: States) -> dict[str, str | None]:
+    """SHA-256 of every input by its path from `folder`, so that a workspace can be moved; None where it is missing, or where the stage that
+    makes it has not succeeded now.
+    """
     ended = [label for label in node.after if label in states and states[label].state in SUCCEEDED]
-    made = {str(nodes[label].made): _hash(nodes[label].made) if label in ended else None for label in node.after}
-    return {**made, **{str(path): _hash(path) for path in (*(nodes[need].made for need in node.needs), *node.reads)}}
+    found = {nodes[label].made: _hash(nodes[label].made) if label in ended else None for label in node.after}
+    found |= {path: _hash(path) for path in (*(nodes[need].made for need in node.needs), *node.reads)}
+    return {Path(os.path.relpath(path, folder)).as_posix(): content for path, content in found.items()}
 
 
 def _hash(path: Path) -> str | None:
