@@ -177,10 +177,22 @@ def find_defining_phecodes(rules: Sequence[LabelRule], tables: Mapping[str, Phec
 def find_completion_days(
     subject: NDArray[np.integer], day: NDArray[np.integer], clause: RuleClause
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Subjects that fulfil a clause, ascending, and the day that completes it for each.
+    """Subjects that fulfil a clause, ascending, and the day that completes it for each: the first of `find_completed_sets`.
 
-    From every start date the next date that is far enough from the last one is chosen until there are `count`. Of the sets within the
-    window the one that is complete first counts: later starts end later, so it is the set of the first start that fits.
+    Later starts end later, so it is the set of the first start that fits the window.
+    """
+    subjects, days = find_completed_sets(subject, day, clause)
+    found, earliest = np.unique(subjects, return_index=True)
+    return found, days[earliest]
+
+
+def find_completed_sets(
+    subject: NDArray[np.integer], day: NDArray[np.integer], clause: RuleClause
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Subject and last day of every set of dates that fulfils a clause, by subject, then day; two sets may end on one day.
+
+    From every start date the next date that is far enough from the last one is chosen until there are `count`; the set counts if it is within
+    the window.
 
     `subject` [n] integers >= 0; `day` [n] of matching events from the clause's sources, in any order, repeats allowed.
     """
@@ -200,7 +212,5 @@ def find_completion_days(
         if not len(at):
             break
     if clause.window is not None:
-        fits = key[at] - key[start] <= clause.window
-        at = at[fits]
-    subjects, earliest = np.unique(key[at] // span, return_index=True)
-    return subjects, key[at[earliest]] % span + first
+        at = at[key[at] - key[start] <= clause.window]
+    return key[at] // span, key[at] % span + first

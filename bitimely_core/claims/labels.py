@@ -6,17 +6,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import narwhals as nw
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from bitimely_core.claims import dates
 from bitimely_core.claims.codes import IcdCode
 from bitimely_core.claims.engines import Engine, collect_rows
-from bitimely_core.claims.label_rules import SOURCES, LabelRule, find_completion_days, match_rules
+from bitimely_core.claims.label_rules import SOURCES, LabelRule, RuleClause, find_completion_days, match_rules
+
+RowValues = NDArray[np.integer]
+"""A column of rows of claims."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,28 +48,49 @@ def add_onsets(
     `rows`: subject, day, code (index into `codes`), source. Without a known birth, a rule with an age limit gives null label and onset
     where it has an onset without the limit, else label 0. The engine filters the rows; the few matching ones are evaluated in numpy.
     """
+    unknown = cohort["birth_day"].is_null()
+    for rule, *found in iter_rule_rows(rows, codes, rules, cohort, engine):
+        onset = np.full(cohort.height, dates.LATEST + 1)
+        for clause, subject, day in iter_clause_rows(rule, *found):
+            subjects, when = find_completion_days(subject, day, clause)
+            onset[subjects] = np.minimum(onset[subjects], when)
+        case = onset <= dates.LATEST
+        doubtful = pl.Series(case) & unknown & (rule.min_age_years is not None)
+        cohort = cohort.with_columns(
+            pl.Series(f"y_{rule.name}", case, dtype=pl.Int8).set(doubtful, None),
+            pl.Series(f"onset_{rule.name}", onset, dtype=pl.Int32).set(pl.Series(~case) | doubtful, None),
+        )
+    return cohort
+
+
+def iter_rule_rows(
+    rows: pl.DataFrame, codes: Sequence[IcdCode], rules: Sequence[LabelRule], cohort: pl.DataFrame, engine: Engine
+) -> Iterator[tuple[LabelRule, RowValues, RowValues, RowValues]]:
+    """Of each rule the subject, day and source of the rows with a code of it, at an age that it admits or that is not known."""
     marked, patterns = _select_marked_rows(rows, [match_rules(rules, code) for code in codes], engine)
     subject, day, source, pattern = (marked[name].to_numpy() for name in ("subject", "day", "source", "pattern"))
     unknown = cohort["birth_day"].is_null().to_numpy()
-    births, place = np.unique(cohort["birth_day"].fill_null(0).to_numpy(), return_inverse=True)
     for number, rule in enumerate(rules):
         matching = np.array([number in own for own in patterns], bool)[pattern]
         if rule.min_age_years is not None:
-            birthdays = np.array([dates.find_birthday(int(birth), rule.min_age_years) for birth in births], np.int64)[place]
+            birthdays = find_birthdays(cohort["birth_day"], rule.min_age_years)
             matching &= unknown[subject] | (day >= birthdays[subject])
-        onset = np.full(cohort.height, dates.LATEST + 1)
-        for clause in rule.clauses:
-            named = np.array([name in clause.sources for name in SOURCES])
-            of_clause = matching & named[source]
-            subjects, when = find_completion_days(subject[of_clause], day[of_clause], clause)
-            onset[subjects] = np.minimum(onset[subjects], when)
-        case = onset <= dates.LATEST
-        doubtful = case & unknown & (rule.min_age_years is not None)
-        cohort = cohort.with_columns(
-            pl.Series(f"y_{rule.name}", case, dtype=pl.Int8).set(pl.Series(doubtful), None),
-            pl.Series(f"onset_{rule.name}", onset, dtype=pl.Int32).set(pl.Series(~case | doubtful), None),
-        )
-    return cohort
+        yield rule, subject[matching], day[matching], source[matching]
+
+
+def iter_clause_rows(
+    rule: LabelRule, subject: RowValues, day: RowValues, source: RowValues
+) -> Iterator[tuple[RuleClause, RowValues, RowValues]]:
+    """Of each clause of a rule the subject and day of the rows from its sources."""
+    for clause in rule.clauses:
+        named = np.array([name in clause.sources for name in SOURCES])[source]
+        yield clause, subject[named], day[named]
+
+
+def find_birthdays(births: pl.Series, years: int) -> NDArray[np.int64]:
+    """The days on which subjects complete `years` years, any day where the birth is not known."""
+    known, place = np.unique(births.fill_null(0).to_numpy(), return_inverse=True)
+    return np.array([dates.find_birthday(int(birth), years) for birth in known], np.int64)[place]
 
 
 def _select_marked_rows(rows: pl.DataFrame, marks: Sequence[tuple[int, ...]], engine: Engine) -> tuple[pl.DataFrame, list[tuple[int, ...]]]:
