@@ -174,6 +174,8 @@ def tokenize(
     split: Annotated[str | None, declare_setting(DataConfig, "split")] = None,
     seed: Annotated[int, declare_setting(DataConfig, "seed")] = 0,
     test_fold: Annotated[int | None, declare_setting(DataConfig, "test_fold")] = None,
+    folds: Annotated[int | None, declare_setting(DataConfig, "folds")] = None,
+    stratify: Annotated[str | None, declare_setting(DataConfig, "stratify")] = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the tokens (default: DATASET[-VIEW]).")] = None,
     encoding: Encoding = None,
     build: BuildOptions,
@@ -200,6 +202,8 @@ def tokenize(
         "resampling": resampling,
         "filtering": filtering,
         "test_fold": test_fold,
+        "folds": folds,
+        "stratify": stratify,
     }
     checked = validate(DataConfig, {name: value for name, value in cuts.items() if value is not None})
     cuts |= {"bandpass": checked.bandpass, "notch": checked.notch}

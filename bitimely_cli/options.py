@@ -34,7 +34,7 @@ def _debug(value: bool) -> bool:
 def declare_setting(section: type[Section], key: str, metavar: str | None = None, more: str = "") -> Any:
     """An option with the name, the help, the choices and the bounds of a field of the settings; `more` is added to the help."""
     field = section.model_fields[key]
-    choices = [choice for choice in _choices(field.annotation) if choice is not None]
+    choices = _choices(field.annotation)
     listed = f"{', '.join(choices[:-1])} or {choices[-1]}. " if choices else ""
     least = next((bound for item in field.metadata if (bound := getattr(item, "ge", getattr(item, "gt", None))) is not None), None)
     most = next((bound for item in field.metadata if (bound := getattr(item, "le", None)) is not None), None)
@@ -47,7 +47,7 @@ def declare_setting(section: type[Section], key: str, metavar: str | None = None
 def _choices(annotation: Any) -> list[str]:
     """The values of the first Literal in an annotation."""
     if get_origin(annotation) is Literal:
-        return list(get_args(annotation))
+        return [str(value) for value in get_args(annotation) if value is not None]
     return next((found for part in get_args(annotation) if (found := _choices(part))), [])
 
 

@@ -159,6 +159,12 @@ class DataConfig(Section):
         le=10,
         description="Test on this one of the ten official folds, or tenths of the subjects; the fold before it validates.",
     )
+    folds: Literal[5, 10] | None = Field(
+        None, description="Deal subjects evenly to so many test folds (default: each by its own hash, to ten).", exclude_if=is_none
+    )
+    stratify: str | None = Field(
+        None, description="Attribute of recordings, such as the label, whose values are spread evenly over the folds.", exclude_if=is_none
+    )
     bandpass: Annotated[tuple[float | None, float | None] | None, BeforeValidator(parse_frequencies)] = Field(
         None, description="Band-pass filter in Hz, without phase shift; one side may be empty."
     )

@@ -41,6 +41,25 @@ def test_ten_test_folds_hold_every_subject_once() -> None:
         assert held == [tested[0] % 10 + 1]  # a fold validates when the one behind it is tested
 
 
+@pytest.mark.parametrize("folds", [5, 10])
+def test_dealt_folds_hold_every_subject_once_and_each_class_evenly(folds: int) -> None:
+    strata = {f"s{k}": "rare" if k % 7 == 0 else "common" for k in range(53)}
+    of = {k: splits.assign_dealt_splits(strata, strata, seed=1, folds=folds, test_fold=k) for k in range(1, folds + 1)}
+    for subject in strata:
+        assert sum(placed[subject] == "test" for placed in of.values()) == 1
+    for placed in of.values():
+        counts = {name: sum(v == name for v in placed.values()) for name in splits.SPLITS}
+        assert abs(counts["test"] - 53 / folds) <= 2
+        assert abs(counts["validation"] - 5.3) < 1
+        rare = sum(strata[s] == "rare" for s, v in placed.items() if v == "test")
+        assert abs(rare - 8 / folds) <= 2
+    bonn = {f"{letter}{k:03}": letter for letter in "ZONFS" for k in range(100)}
+    placed = splits.assign_dealt_splits(bonn, bonn, folds=5, test_fold=3)
+    assert {letter: sum(placed[s] == "test" for s in bonn if bonn[s] == letter) for letter in "ZONFS"} == dict.fromkeys("ZONFS", 20)
+    with pytest.raises(UserError, match="fold 6"):
+        splits.assign_dealt_splits(bonn, bonn, folds=5, test_fold=6)
+
+
 def test_official_folds_turn_and_leave_the_recommendation_as_the_last_one() -> None:
     assert [splits.read_official_split({"fold": k}) for k in (1, 8, 9, 10, 11, None, True)] == [
         "train",

@@ -50,7 +50,9 @@ class WindowOptions(TokenOptions):
     overlap: Number | None = omit_none()  # of numeric annotations
     bandpass: tuple[Number | None, Number | None] | None = omit_none()  # Hz
     notch: tuple[Number, ...] | None = omit_none()  # Hz
-    test_fold: int | None = omit_none()  # of ten
+    test_fold: int | None = omit_none()  # of `folds`, else of ten
+    folds: int | None = omit_none()  # subjects were dealt to so many
+    stratify: str | None = omit_none()  # attribute of recordings
     resampling: Resampling | None = omit_none()
     filtering: Filtering | None = omit_none()
     clock: str | None = omit_none()  # channel with the times of irregular samples, the last of `channels` unless `grid`

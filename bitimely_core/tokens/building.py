@@ -60,6 +60,8 @@ class WindowChoices(TypedDict, total=False):
     resampling: Resampling | None  # causal: from past samples alone; pointwise: each native sample in one value
     filtering: Filtering | None  # causal: forward only
     test_fold: int | None  # of ten, tested instead of the tenth; the one before it validates. Official folds, or of subjects
+    folds: int | None  # 5 or 10 of subjects, dealt evenly
+    stratify: str | None  # attribute of recordings: subjects of each value are dealt evenly
 
 
 def build_windows(
@@ -143,6 +145,8 @@ def resolve_options(
     bandpass: Sequence[float | None] | None = None,
     notch: Sequence[float] | None = None,
     test_fold: int | None = None,
+    folds: int | None = None,
+    stratify: str | None = None,
     resampling: Resampling | None = None,
     filtering: Filtering | None = None,
 ) -> WindowOptions:
@@ -202,6 +206,8 @@ def resolve_options(
         bandpass=band,
         notch=stops,
         test_fold=test_fold,
+        folds=folds,
+        stratify=stratify,
         clock=own.clock or None,
         grid=own.grid or None,
         points=own.points or None,
@@ -273,8 +279,16 @@ def survey_cache(
     cache: Cache, options: WindowOptions, survey: CacheSurvey, progress: Progress | None = None
 ) -> Iterator[tuple[RecordCut, list[tuple[WindowPlace, str]]]]:
     """Each recording's cut, with the windows that are kept and their splits; added to `survey`."""
-    subjects = cache.subjects()["subject_id"].to_list() if options.split == "subject" else []
-    split_of = splits.make_scheme(options.split, subjects=subjects, seed=options.seed, length=options.length, test_fold=options.test_fold)
+    table = cache.subjects()
+    split_of = splits.make_scheme(
+        options.split,
+        subjects=table["subject_id"].to_list() if options.split == "subject" else [],
+        seed=options.seed,
+        length=options.length,
+        test_fold=options.test_fold,
+        folds=options.folds,
+        strata=None if options.stratify is None else _read_strata(table, options.stratify),
+    )
     total = len(cache.recording_ids())
     skip_faster = registry.datasets[options.dataset].facts.views[options.view].rate <= 0 and not options.resample
     for done, record in enumerate(cache.records([*options.channels, *filter(None, (options.target, options.clock))])):
@@ -308,6 +322,14 @@ def survey_cache(
         yield cut, kept
     if progress is not None:
         progress("windows", total, total)
+
+
+def _read_strata(subjects: pl.DataFrame, attribute: str) -> dict[str, str]:
+    """Subject -> the value of an attribute of its recordings, the smallest where there are several; "" without one."""
+    if attribute not in subjects.columns:
+        raise registry.unknown("attribute", attribute, [name for name in subjects.columns if name not in {"subject_id", "recording_id"}])
+    pairs = sorted((str(s), "" if v is None else str(v)) for s, v in zip(subjects["subject_id"], subjects[attribute], strict=True))
+    return dict(reversed(pairs))
 
 
 def write_windows(cache: Cache, options: WindowOptions, out: Path, progress: Progress | None) -> None:

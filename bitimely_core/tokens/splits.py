@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from bitimely_core.errors import UserError, safe_text, usage_error
 from bitimely_core.registry import unknown
@@ -39,6 +39,31 @@ def split_by_fold(fold: int, test_fold: int) -> str:
 def find_tenth(u: float) -> int:
     """The fold of u in [0, 1), 1 to 10: `split_by_share(u)` is `FOLDS[find_tenth(u)]`."""
     return 1 + sum(u >= t / 10 for t in range(1, 10))
+
+
+def deal_tenths(subject_ids: Iterable[str], strata: Mapping[str, str], *, seed: int = 0) -> dict[str, int]:
+    """Subject -> tenth, 1 to 10: dealt out in turn, stratum by stratum and within each by `hash_to_share("{seed}|{subject_id}")`.
+
+    Tenths differ by at most one subject, in all and of each stratum. Adding a subject moves others.
+    """
+    ranked = sorted(set(subject_ids), key=lambda subject: (strata.get(subject, ""), hash_to_share(f"{seed}|{subject}"), subject))
+    return {subject: 1 + place % 10 for place, subject in enumerate(ranked)}
+
+
+def assign_dealt_splits(
+    subject_ids: Iterable[str], strata: Mapping[str, str], *, seed: int = 0, folds: int = 10, test_fold: int | None = None
+) -> dict[str, str]:
+    """Subject -> split by `deal_tenths`: fold k (None: the last) of `folds`, 5 or 10, is tested, two tenths or one; the tenth before validates.
+
+    Raises UserError (config, exit 2) for fewer than 20 subjects and for a fold that there is not.
+    """
+    tenths = deal_tenths(subject_ids, strata, seed=seed)
+    size, tested = 10 // folds, test_fold or folds
+    if len(tenths) < 20 or tested > folds:
+        raise _fold_error(f"{len(tenths)} subjects, fold {tested}", f"expected at least 20 subjects, and a fold from 1 to {folds}")
+    last = size * tested
+    places = {**dict.fromkeys(range(last - size + 1, last + 1), "test"), (last - size - 1) % 10 + 1: "validation"}
+    return {subject: places.get(tenth, "train") for subject, tenth in sorted(tenths.items())}
 
 
 def assign_splits(subject_ids: Iterable[str], *, seed: int = 0, small: int = 20, test_fold: int | None = None) -> dict[str, str]:
@@ -101,17 +126,32 @@ def read_official_split(attributes: Attributes, test_fold: int | None = None) ->
     return split_by_fold(int(fold), test_fold or 10) if known else None  # type: ignore[arg-type]
 
 
-def make_scheme(name: str, *, subjects: Iterable[str], seed: int, length: float, test_fold: int | None = None) -> Scheme:
+def make_scheme(
+    name: str,
+    *,
+    subjects: Iterable[str],
+    seed: int,
+    length: float,
+    test_fold: int | None = None,
+    folds: int | None = None,
+    strata: Mapping[str, str] | None = None,
+) -> Scheme:
     """The function that places the windows of one recording; `subjects` are all of the cache, whatever the view, so that views agree.
 
-    Raises UserError (unknown_name, exit 2) for another name, and (config, exit 2) for a `test_fold` of a split that has none; with
+    With `folds` or `strata` (subject -> stratum) subjects are dealt to the folds, else each is placed by its own hash. Raises UserError (unknown_name, exit 2) for another name, and (config, exit 2) for a `test_fold` of a split that has none; with
     `official`, the function raises it (config, exit 2) for a recording without an official split.
     """
     if name not in SCHEMES:
         raise unknown("split", name, list(SCHEMES))
     if test_fold is not None and name not in {"subject", "official"}:
         raise _fold_error(f"a split by {name} has no folds", "expected one by subject or the official one")
-    placed = assign_splits(subjects, seed=seed, test_fold=test_fold) if name == "subject" else {}
+    dealt = folds is not None or strata is not None
+    if dealt and name != "subject":
+        raise _fold_error(f"a split by {name} deals no subjects", "expected one by subject")
+    if dealt:
+        placed = assign_dealt_splits(subjects, strata or {}, seed=seed, folds=folds or 10, test_fold=test_fold)
+    else:
+        placed = assign_splits(subjects, seed=seed, test_fold=test_fold) if name == "subject" else {}
 
     def by_official(subject: str, recording: str, attributes: Attributes, starts: Sequence[float]) -> list[str | None]:
         found = read_official_split(attributes, test_fold)
