@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from bitimely_core import evaluate, registry, storage
 from bitimely_core.errors import Reason, UserError, clean, input_error, usage_error
+from bitimely_core.evaluate import window_counts
 from bitimely_core.evaluate.linear import DEFAULT_PENALTY, MIN_PROBABILITY, PENALTIES, extract_simple_features, fit_windows, standardise
 from bitimely_core.records import has_result, read_result_table, write_results
 from bitimely_core.schemas.runs import RunRecord
@@ -44,8 +45,9 @@ DESCRIPTIONS = {
     "features": "logistic regression (numbers: ridge) on simple features: of each channel mean, logarithm of the standard deviation and of the power "
     "in 16 bands; of events logarithms of counts of codes",
     "kernels": f"ridge on {GROUPS * PATTERNS} random dilated convolution kernels, maximum and share of positive values of each",
+    **window_counts.DESCRIPTIONS,
 }
-TITLES = {"features": "simple features", "kernels": "random kernels"}
+TITLES = {"features": "simple features", "kernels": "random kernels", **window_counts.TITLES}
 CONSTANT = ("majority", "prior", "mean", "median")
 
 
@@ -268,6 +270,7 @@ class BaselinePredictions(NamedTuple):
     prediction: Array
     training: int  # windows that it was fitted on
     of: int  # windows of the training split
+    settings: int | None = None  # tried on the validation split, where as many as by the run
 
 
 def draw_positions(count: int, most: int | None) -> Array:
@@ -307,13 +310,13 @@ def predict_baseline(
     from bitimely_core import data
 
     registered = find_registered(windows).get(kind)
-    if kind == "kernels" and windows.vocabulary:
-        return "events have no samples to convolve"
-    if registered is None and kind not in PREDICTORS:
-        return "the data set does not register it"
+    if registered is None and kind not in list_baselines(windows):
+        return "events have no samples to convolve" if kind == "kernels" else "the data set does not register it"
     chosen = record.settings.data
     seed = record.seed if chosen.fraction < 1 or chosen.limit is not None else 0  # else all seeds share one
     inputs = {"kind": kind, "version": [CACHE_VERSION, registered.version if registered else 0], "data": windows.fingerprint}
+    settings = window_counts.count_settings(record) if kind in window_counts.TITLES else None
+    inputs |= {"settings": settings} if settings else {}
     inputs |= {"fraction": chosen.fraction, "limit": chosen.limit, "seed": seed, "split": split, "most": [MOST_TRAINING, most]}
     limited = data.limit_windows(windows, chosen.limit, seed)
     parts = {
@@ -324,7 +327,8 @@ def predict_baseline(
     rows, of = draw_positions(len(parts["test"]), most), len(parts["train"])
     if not of or not len(rows):
         return "a split holds no windows"
-    for name, count in (("train", MOST_TRAINING), ("validation", MOST_TRAINING), ("test", most)):
+    fitted = window_counts.MOST_TRAINING if settings else MOST_TRAINING
+    for name, count in (("train", fitted), ("validation", fitted), ("test", most)):
         parts[name] = parts[name].subset(np.isin(np.arange(len(parts[name])), draw_positions(len(parts[name]), count)))
     file = f"{kind}-{storage.fingerprint(inputs)[:24]}.parquet"
     stored = next((folder / file for folder in (keep, *also) if has_result(folder / file)), None)
@@ -333,18 +337,23 @@ def predict_baseline(
         parts["test"] = hide_labels(parts["test"])
         if registered is not None:
             prediction = _predict_registered(registered, windows, parts, y, seed)
+        elif settings:
+            rows_of = {name: part.rows for name, part in parts.items()}
+            prediction = window_counts.predict_from_counts(kind, windows, rows_of, y, settings)
         else:
             prediction = PREDICTORS[kind](windows, parts, y, seed, progress)
         columns = pl.DataFrame(prediction.reshape(len(prediction), -1), schema=[f"p{k}" for k in range(max(windows.classes, 1))])
         stored = keep / file
         write_results(keep, {file: storage.encode_parquet(columns)})  # no windows: they name subjects
     found = read_result_table(stored).to_numpy()
-    return BaselinePredictions(rows, found[:, 0] if windows.task == "regression" else found, len(parts["train"]), of)
+    return BaselinePredictions(rows, found[:, 0] if windows.task == "regression" else found, len(parts["train"]), of, settings)
 
 
 def list_baselines(windows: Any) -> dict[str, str]:
     """The fitted baselines of these windows: kind -> description."""
-    return {**DESCRIPTIONS, **{name: one.about for name, one in find_registered(windows).items()}}
+    unfit = {"kernels"} if windows.vocabulary else window_counts.DESCRIPTIONS
+    known = {kind: about for kind, about in DESCRIPTIONS.items() if kind not in unfit}
+    return {**known, **{name: one.about for name, one in find_registered(windows).items()}}
 
 
 def title_baseline(kind: str) -> str:
@@ -375,8 +384,9 @@ def predict_baselines(
             found = clean(error.finding.line(), 300)
         if not isinstance(found, str):
             drawn = "" if found.training == found.of else f", on {found.training:,} of {found.of:,} training windows"
-            out[title_baseline(kind).replace(" ", "_")] = (about + drawn, found)
-        elif not (kind == "kernels" and windows.vocabulary):
+            tried = f", the best of {found.settings} settings on the validation split" if found.settings else ""
+            out[title_baseline(kind).replace(" ", "_")] = (about + tried + drawn, found)
+        else:
             remarks.append(f"The baseline of {title_baseline(kind)} was left out: {found}.")
     return out, remarks
 

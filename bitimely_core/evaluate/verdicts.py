@@ -9,7 +9,7 @@ from bitimely_core.evaluate.intervals import MINIMUM_UNITS
 from bitimely_core.evaluate.metrics import LOWER_IS_BETTER, NAMES, find_unit
 from bitimely_core.evaluate.multiple import correct_pairs, explain_no_verdict, significance_sign
 from bitimely_core.page import rename_units
-from bitimely_core.schemas.scores import CorrectedDifference, MetricValue, Scores, TaskScores
+from bitimely_core.schemas.scores import BaselineLift, CorrectedDifference, MetricValue, Scores, TaskScores
 
 
 class PrintedMetric(NamedTuple):
@@ -113,6 +113,19 @@ def compare_baselines(scores: TaskScores) -> dict[str, CorrectedDifference]:
     values = {name: one.metrics.get(str(scores.main), MetricValue()) for name, one in scores.baselines.items()}
     found = {name: one.difference for name, one in values.items() if one.difference is not None and one.difference.difference is not None}
     return correct_pairs(found)
+
+
+def find_lift(scores: TaskScores) -> BaselineLift | None:
+    """How much a run exceeds the baseline with the best main metric on the scored rows; None without a difference to any."""
+    sign, family = PrintedMetric(str(scores.main)).sign, compare_baselines(scores)
+    best = min(family, key=lambda name: sign * (family[name].difference or 0.0), default=None)
+    return None if best is None else BaselineLift(**family[best].model_dump(), baseline=best)
+
+
+def describe_lift(lift: BaselineLift, metric: PrintedMetric) -> str:
+    """The lift as text."""
+    interval = describe_interval(lift, metric) if lift.corrected_lo is not None else str(explain_no_verdict(lift) or "no CI")
+    return f"{metric.difference(lift.difference)} over {lift.baseline.replace('_', ' ')} ({interval.removeprefix('no CI: ')})"
 
 
 def compare_models(scores: Scores) -> dict[str, CorrectedDifference]:

@@ -108,16 +108,24 @@ def difference_table(table: ResultTable) -> Table:
 
 def baseline_difference_table(table: ResultTable) -> list[Table]:
     """Every row minus each of its baselines."""
-    family = table.baseline_differences
+    best: dict[Key, tuple[float, str]] = {}
+    for pair, d in table.baseline_differences.items():
+        lift = verdicts.PrintedMetric(table.metric(pair.column)).sign * (d.difference or 0.0), pair.baseline
+        best[pair.row, pair.column] = min(best.get((pair.row, pair.column), lift), lift)
     rows = [
-        [table.name(pair.row), table.name(pair.column), pair.baseline, *_difference_cells(d, table.metric(pair.column))]
-        for pair, d in family.items()
+        [
+            table.name(pair.row),
+            table.name(pair.column),
+            pair.baseline + " (best)" * (pair.baseline == best[pair.row, pair.column][1]),
+            *_difference_cells(d, table.metric(pair.column)),
+        ]
+        for pair, d in table.baseline_differences.items()
     ]
     caption = (
         f"Row minus baseline on the same test {table.unit()}s, of the mean over the seeds of the row (of errors a negative difference is better). Below the difference: its "
         f"uncorrected 95 % CI for these trained runs. Corrected: Holm correction of one family of {len(rows)} comparisons with baselines, with the variance between seeds from "
         "three seeds on; with fewer it speaks of these trained models and not of the method. A row that is not better than its baselines shows no benefit of its architecture "
-        "or pre-training."
+        "or pre-training; its lift is the difference to the best of them."
     )
     columns = ["row", "data", "baseline", *DIFFERENCE_COLUMNS[2:]]
     return [make_table("baseline-differences", "Paired differences to baselines", caption, columns, rows)] if rows else []

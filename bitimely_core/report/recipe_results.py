@@ -106,7 +106,7 @@ def write_results(
     workspace: Path,
     out: Path,
     open_windows: OpenWindows,
-    baselines: Sequence[str] = ("features", "kernels"),
+    baselines: Sequence[str] | None = None,
     margins: Mapping[str, float] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def write_results(
 
     `entries` are the cells: `row`, `column`, `seed`, `run` (None without one; several: test folds to be pooled), `state` (done, failed,
     not run, left out: the recipe has no such cell), `detail`. The first row is the reference of all comparisons. `paper`: see the head
-    of this module. `margins`: column ("": the others) -> margin of non-inferiority that the recipe states. `baselines` are keys of `baselines.DESCRIPTIONS` to fit beside the runs. Results are stored in `out/kept` for later
+    of this module. `margins`: column ("": the others) -> margin of non-inferiority that the recipe states. `baselines` are those to fit beside the runs, None: `baselines.list_baselines`. Results are stored in `out/kept` for later
     calls.
 
     Returns `report`, `verdict`, `cells`, `differences`, `missing`, `files`. Raises UserError: config (exit 2) for a `[paper]` that cannot be
@@ -207,7 +207,12 @@ def _open_runs(entries: Entries, workspace: Path, keep: Path, open_windows: Open
 
 
 def _fit_baselines(
-    found: Sequence[ScoredRun], reference: str, kinds: Sequence[str], keep: Path, open_windows: OpenWindows, progress: Progress | None
+    found: Sequence[ScoredRun],
+    reference: str,
+    kinds: Sequence[str] | None,
+    keep: Path,
+    open_windows: OpenWindows,
+    progress: Progress | None,
 ) -> tuple[dict[str, dict[str, tuple[TaskScores, Any]]], list[str]]:
     """Of each data set the baselines that could be fitted: kind -> (scores, frame); and a line for each that could not."""
     out: dict[str, dict[str, tuple[TaskScores, Any]]] = {}
@@ -241,13 +246,14 @@ def _has_withheld(scores: TaskScores) -> bool:
     return hidden or scores.n is None or scores.n_subjects is None or any(one.support is None for one in labels)
 
 
-def _list_kinds(data: str, kinds: Sequence[str], open_windows: OpenWindows) -> list[str]:
-    """`kinds` and, where there are any, those that the data set registers."""
+def _list_kinds(data: str, kinds: Sequence[str] | None, open_windows: OpenWindows) -> list[str]:
+    """`kinds` and, where there are any, those that the data set registers; None: all."""
     try:
-        return [*kinds, *(plain.find_registered(open_windows(data)) if kinds else ())]
+        known = plain.find_registered(open_windows(data)) if kinds else plain.list_baselines(open_windows(data)) if kinds is None else ()
     except UserError as error:  # tokens that are gone: each kind says so
         raise_system_error(error)
-        return list(kinds)
+        known = plain.DESCRIPTIONS if kinds is None else ()
+    return [*(kinds or ()), *known]
 
 
 def format_cell(cell: MetricValue | None, column: ScoreColumn) -> str:

@@ -13,7 +13,14 @@ from bitimely_core import evaluate, registry
 from bitimely_core.evaluate import endpoints
 from bitimely_core.evaluate.metrics import NAMES
 from bitimely_core.evaluate.result_table import read_curve
-from bitimely_core.evaluate.verdicts import PrintedMetric, compare_baselines, compare_models, describe_difference, judge_baselines
+from bitimely_core.evaluate.verdicts import (
+    PrintedMetric,
+    compare_baselines,
+    compare_models,
+    describe_difference,
+    describe_lift,
+    judge_baselines,
+)
 from bitimely_core.page import (
     Figure,
     HeatMap,
@@ -147,7 +154,7 @@ def evaluation_page(run: Run, scores: Scores, columns: Mapping[str, npt.NDArray[
     windows, source = run.windows(), run.record.source
     page = PageBuilder(f"Scores of {scores.run}")
     page.notice(*list_reproductions(run.folder), *scores.notices, *scores.remarks)
-    page.add_facts(run_facts(run.record))
+    page.add_facts(run_facts(run.record) | list_lift(scores))
     compared = [_comparison_table(scores.comparison, scores.run)] if scores.comparison else []
     add_score_blocks(page, windows[scores.split], scores, columns, compared)
     page.add(*loss_curves(run.folder))
@@ -220,6 +227,12 @@ def verdict_text(scores: Scores) -> str:
     return str(rename_units(" ".join([first, *compared]), unit))
 
 
+def list_lift(scores: Scores) -> dict[str, str]:
+    """The lift over the best baseline as a fact of a page."""
+    metric = PrintedMetric(str(scores.main), scores.unit)
+    return {f"Lift in {NAMES[metric.name]} over the best baseline": describe_lift(scores.lift, metric)} if scores.lift else {}
+
+
 def describe_baselines(scores: Scores, metric: str) -> str:
     """The end of a sentence on a metric: what the baselines reach; empty without any."""
     reached = [f"the {base} baseline reaches {value:.3f}" for base, value in baseline_values(scores, metric).items()]
@@ -227,9 +240,9 @@ def describe_baselines(scores: Scores, metric: str) -> str:
 
 
 def baseline_values(scores: Scores, metric: str) -> dict[str, float]:
-    """A metric of the main baselines: majority class; of claims the sequence length and the best single code."""
+    """A metric of the main baselines: majority class; of claims the sequence length, the best single code and counts in windows."""
     found = {}
-    for name in ("majority", "length_only", "single_code"):
+    for name in ("majority", "length_only", "single_code", "window_counts_logistic", "window_counts_trees"):
         value = scores.baselines[name].metrics.get(metric) if name in scores.baselines else None
         if value is not None and value.value is not None:
             found[name.replace("_", "-")] = value.value

@@ -103,6 +103,7 @@ class Baseline(Part):
     about: str = ""
     metrics: dict[str, MetricValue] = {}
     by_class: dict[str, dict[str, MetricValue]] | None = omit_none("label -> AUROC and AUPRC, multi-label only")
+    settings: int | None = omit_none("settings tried on the validation split, of counts in windows")
 
     @model_validator(mode="before")
     @classmethod
@@ -110,7 +111,7 @@ class Baseline(Part):
         """Metrics stored at the top level as `metrics`."""
         if not isinstance(values, dict) or "metrics" in values:
             return values
-        own = {key: values[key] for key in ("about", "by_class") if key in values}
+        own = {key: values[key] for key in ("about", "by_class", "settings") if key in values}
         return {**own, "metrics": {key: value for key, value in values.items() if key not in own}}
 
     @model_serializer(mode="wrap")
@@ -118,6 +119,12 @@ class Baseline(Part):
         """Inverse of `gather_metrics`."""
         values = handler(self)
         return {**values.pop("metrics"), **values}
+
+
+class BaselineLift(CorrectedDifference):
+    """The main metric of a run less that of its best baseline, in the family of all its baselines."""
+
+    baseline: str
 
 
 class IntervalMethod(Part):
@@ -298,6 +305,7 @@ class Scores(TaskScores, StoredRecord):
     subjects_shared_with_training: int = 0
     notices: list[str] = []
     comparison: Comparison | None = omit_none("with --compare")
+    lift: BaselineLift | None = omit_none("over the best baseline")
     nights: NightScores | None = omit_none("of sleep stages")
     events: EventScores | None = omit_none("of two classes over time")
     encoder: EncoderRecord | None = omit_none("of --vectors: `run` is the name of the encoder")

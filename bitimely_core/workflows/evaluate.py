@@ -120,6 +120,7 @@ def evaluate(
         task_scores = _score_task(opened, rows, scores.settings, columns, progress)
         scores = scores.model_copy(update={name: getattr(task_scores, name) for name in TaskScores.model_fields})
         scores = scores.model_copy(update=score_endpoints(windows, rows, bootstrap, **columns))
+        scores = scores.model_copy(update={"lift": verdicts.find_lift(scores)})
     with attach_result(lambda: protect_scores(scores, windows).to_json()):
         if head is not None:
             frame = scoring.predictions_frame(rows.index, windows.task, windows.class_names, **columns)
@@ -164,7 +165,8 @@ def protect_scores(scores: Scores, windows: Windows) -> Scores:
         return scores
     from bitimely_core.claims import disclosure  # with polars
 
-    return disclosure.protect_scores(scores, windows)
+    shown = disclosure.protect_scores(scores, windows)
+    return shown.model_copy(update={"lift": verdicts.find_lift(shown)})
 
 
 def _list_notices(record: RunRecord, windows: Windows, by: str, shared: int, split: str, verify: bool, baselines: str) -> list[str]:
@@ -255,7 +257,8 @@ def _score_task(opened: Run, rows: Windows, settings: EvaluationSettings, column
         note = f", on {len(at):,} of {len(rows):,} scored windows"
         part = {name: one.model_copy(update={"about": one.about + note}) for name, one in part.items()}
         found = found.model_copy(update={"baselines": {**found.baselines, **part}})
-    return found.model_copy(update={"remarks": [*found.remarks, *remarks]})
+    tried = {k: one.model_copy(update={"settings": fitted[k][1].settings}) if k in fitted else one for k, one in found.baselines.items()}
+    return found.model_copy(update={"baselines": tried, "remarks": [*found.remarks, *remarks]})
 
 
 def score_endpoints(windows: Any, rows: Any, bootstrap: int, target: np.ndarray, prediction: np.ndarray) -> dict[str, Any]:

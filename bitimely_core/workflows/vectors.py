@@ -11,7 +11,8 @@ import numpy as np
 from bitimely_core import evaluate as scoring
 from bitimely_core.config import DataConfig
 from bitimely_core.errors import clean, usage_error
-from bitimely_core.evaluate.linear import DEFAULT_PENALTY, LinearProbe, fit_windows
+from bitimely_core.evaluate import window_counts
+from bitimely_core.evaluate.linear import DEFAULT_PENALTY, PENALTIES, LinearProbe, fit_windows
 from bitimely_core.evaluate.predict import predict
 from bitimely_core.evaluate.vectors import EncoderVectors, count_declared_subjects, read_vectors
 from bitimely_core.privacy import is_small, round_rows
@@ -182,7 +183,13 @@ def _predict_controls(of: ProbedWindows, baselines: BaselineChoice) -> Predictio
 
     about = scoring.scores.ABOUT
     out = {name: (about[name], one) for name, one in predict_shortcuts(of.windows, of.scored).items()}
-    return out | ({"simple_features": (FEATURES, fit_simple_features(*of[:3]).prediction)} if baselines == "all" else {})
+    if baselines == "all":
+        out["simple_features"] = FEATURES, fit_simple_features(*of[:3]).prediction
+        if isinstance(of.windows, EventSequences):
+            for kind, words in window_counts.DESCRIPTIONS.items():
+                found = window_counts.predict_from_counts(kind, of.windows, of.rows, of.target, len(PENALTIES))
+                out[window_counts.TITLES[kind].replace(" ", "_")] = words, found
+    return out
 
 
 def _predict_by_run(
