@@ -14,6 +14,7 @@ import argparse
 import json
 import math
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -85,18 +86,21 @@ class TaskBatches:
             yield Batch(values, target=target)
 
 
-def build_head(name: str, task: str, seed: int) -> heads.Classifier:
-    """An untrained model of preset tiny with its head."""
+def build_head(name: str, task: str, seed: int, tokenizer_seed: int | None = None) -> heads.Classifier:
+    """An untrained model of preset tiny with its head; its tokenizer may be that of another seed."""
     torch.manual_seed(seed)
     _, channels, classes, _ = TASKS[task]
-    return heads.Classifier(models.build(name, preset="tiny", channels=channels, length=LENGTH), outputs=classes)
+    head = heads.Classifier(models.build(name, preset="tiny", channels=channels, length=LENGTH), outputs=classes)
+    if tokenizer_seed is not None:
+        head.model.adapter.tokenizer.load_state_dict(build_head(name, task, tokenizer_seed).model.adapter.tokenizer.state_dict())
+    return head
 
 
-def score(name: str, task: str, seed: int, steps: int = STEPS) -> float:
-    """Accuracy on 300 new windows after `steps` steps."""
-    head = build_head(name, task, seed)
+def score(name: str, task: str, seed: int, steps: int = STEPS, *, tokenizer_seed: int | None = None, windows: int = 300) -> float:
+    """Accuracy on new windows after `steps` steps."""
+    head = build_head(name, task, seed, tokenizer_seed)
     fit(head, TaskBatches(task, steps, seed), heads.cross_entropy, epochs=1, lr=RATE, seed=seed)
-    values, target = TASKS[task][0](300, torch.Generator().manual_seed(1000 + seed))
+    values, target = TASKS[task][0](windows, torch.Generator().manual_seed(1000 + seed))
     with torch.no_grad():
         return float((head.eval()(Batch(values)).argmax(-1) == target).double().mean())
 
@@ -144,9 +148,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--cells", type=Path, default=CELLS, help="accuracies so far; of another file no table is made")
     parser.add_argument("--again", action="store_true", help="forget what was measured of these models and tasks")
+    parser.add_argument("--swap", action="store_true", help="only print accuracies on 3,000 windows with the tokenizer of each seed")
     args = parser.parse_args()
     torch.set_num_threads(1)
     found, names, tasks = read_cells(args.cells), args.models.split(",") if args.models else [], args.tasks.split(",")
+    if args.swap:
+        for name, task, other in product(names, tasks, range(args.seeds)):
+            scores = [score(name, task, seed, tokenizer_seed=other, windows=3000) for seed in range(args.seeds)]
+            print(f"{name} {task}, tokenizer of seed {other}:", *(f"{value:.3f}" for value in scores), flush=True)
+        return
     for name in names if args.again else []:
         found[name] = {task: scores for task, scores in found.get(name, {}).items() if task not in tasks}
     for seed in range(args.seeds):
