@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +15,8 @@ from bitimely_cli.app import app
 from bitimely_cli.completion import complete
 from bitimely_cli.options import BuildOptions, Devices, Out, Run, Set, WriteOptions, expand_options, parse_shard
 from bitimely_cli.screen import screen, span
-from bitimely_core.errors import Exit
+from bitimely_core import storage
+from bitimely_core.errors import Exit, usage_error
 
 
 @expand_options
@@ -36,6 +39,16 @@ def run(
         ),
     ] = False,
     set_: Set = None,
+    slurm: Annotated[
+        Path | None,
+        typer.Option("--slurm", metavar="OUT.sh", help="Write a script for sbatch in the place of running: an array of --jobs tasks."),
+    ] = None,
+    sbatch: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sbatch", metavar="NAME=VALUE", help="With --slurm: an option of sbatch, for example time=4:00:00; may be repeated."
+        ),
+    ] = None,
     write: WriteOptions,
 ) -> int:
     """Run an experiment; finished stages are skipped, stopped ones continue. Several calls on one workspace share the work.
@@ -43,7 +56,22 @@ def run(
     Example: bitimely run smoke
     """
     from bitimely_core import pipeline as recipes
+    from bitimely_core.pipeline import slurm as slurm_script
 
+    script = None
+    if slurm is not None or sbatch:
+        if slurm is None or part is not None:
+            text = "--sbatch without --slurm" if slurm is None else "--shard with --slurm, whose tasks share the stages by themselves"
+            raise usage_error(text, "expected --slurm OUT.sh with --jobs N and --sbatch NAME=VALUE", "Leave one of them out")
+        given: dict[str, list[Any]] = {
+            "--only": only or [],
+            "--set": set_ or [],
+            "--devices": [devices] if devices else [],
+            "--workspace": [write.workspace],
+        }
+        arguments = [pipeline, *(f"{flag}={value}" for flag, values in given.items() for value in values), *["--leak-free"] * leak_free]
+        slurm_script.check_script(slurm)
+        script = slurm_script.format_script(pipeline, arguments, jobs, sbatch or [])
     with screen.show_partial(lambda found: _list_stages(**found)), screen.stages() as (progress, watch):
         result = recipes.run(
             pipeline,
@@ -56,8 +84,14 @@ def run(
             progress=progress,
             say=screen.note,
             watch=watch,
-            **write.collect(),
+            **{**write.collect(), **({} if script is None else {"dry_run": True})},
         )
+    if script is not None and slurm is not None:
+        if not write.dry_run:
+            storage.write_bytes(slurm, script.encode())
+        lines = script.splitlines() if write.dry_run else [f"script: {slurm}", f"submit it with: sbatch {shlex.quote(str(slurm))}"]
+        screen.result({**result, "script": str(slurm), "text": script}, lines)
+        return Exit.OK
     if "total" in result:
         rows = []
         for s in result["stages"]:

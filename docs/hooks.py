@@ -37,6 +37,23 @@ def separate_blocks(markdown: str) -> str:
     return "\n".join(out)
 
 
+def list_pages(entries: Any) -> list[str]:
+    """The files of a navigation, at any depth."""
+    if isinstance(entries, str):
+        return [entries]
+    return [page for entry in (entries.values() if isinstance(entries, dict) else entries) for page in list_pages(entry)]
+
+
+def on_config(config: Any) -> Any:
+    """Pages that the navigation leaves out come last: the decisions, and new pages that have no place yet."""
+    found = sorted(path.relative_to(config.docs_dir).as_posix() for path in Path(config.docs_dir).rglob("*.md"))
+    others = [page for page in found if page not in list_pages(config.nav)]
+    last = next(iter(config.nav[-1].values()))
+    last += [page for page in others if not page.startswith("decisions/")]
+    last.append({"Decisions": [page for page in others if page.startswith("decisions/")]})
+    return config
+
+
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Links and blocks as the two functions above give them."""
     folder, markdown = Path(page.file.abs_src_path).parent, separate_blocks(markdown)
