@@ -14,6 +14,7 @@ import typer
 from bitimely_cli.completion import complete
 from bitimely_cli.options import (
     Data,
+    Device,
     OneData,
     Out,
     ReadOptions,
@@ -323,6 +324,7 @@ def analyze(
     ] = "tiny",
     sequences: Annotated[int | None, typer.Option(min=1, help="Largest number of sequences to analyze.")] = None,
     seed: Seed = None,
+    device: Device = None,
     name: Annotated[str | None, typer.Option(help="Name of the report.")] = None,
     out: Out = None,
     read: ReadOptions,
@@ -338,7 +340,7 @@ def analyze(
     names, options = _split_options(run or [])
     verb = partial(workflows.analyze, kind, names, data=data, model=model, objective=objective, preset=preset, sequences=sequences)
     with screen.show_partial(lambda found: [found["verdict"], *found["notices"]]), screen.progress() as progress:
-        result = verb(options=options, seed=seed or 0, name=name, out=out, progress=progress, **read.collect())
+        result = verb(options=options, seed=seed or 0, device=device or "auto", name=name, out=out, progress=progress, **read.collect())
     if read.dry_run:
         return _show_plan(result)
     result.pop("page")

@@ -142,6 +142,11 @@ def sample_subjects(windows: Rows, fraction: float, seed: int) -> Rows:
     return windows.subset(~training | np.isin(subjects, drawn))
 
 
+def find_device(module: torch.nn.Module) -> torch.device:
+    """The device of the parameters of a module; without any the CPU."""
+    return next((p.device for p in module.parameters()), torch.device("cpu"))
+
+
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """The batch on another device."""
     return Batch(batch.values.to(device), *(None if part is None else part.to(device) for part in batch[1:]))

@@ -283,3 +283,16 @@ def test_an_exported_graph_takes_any_number_of_rows(events):
     graph = torch.export.export(Vector().eval(), rows(3), dynamic_shapes=shapes).module()
     given = rows(5)
     torch.testing.assert_close(graph(*given), Vector()(*given), rtol=0, atol=1e-6)
+
+
+def test_a_backward_pass_over_events_is_the_forward_pass_over_their_mirror():
+    torch.manual_seed(0)
+    model = models.build("s4", preset="tiny", codes=40, tokenizer="codes", length=12, layers=2, dropout=0.0).double().eval()
+    codes, times = torch.randint(4, 40, (2, 12), generator=seeded()), torch.rand(2, 12, generator=seeded()).double().cumsum(1)
+    mask = torch.arange(12) < torch.tensor([[12], [7]])
+    layer, x = model.layers[0], torch.randn(1, 14, model.config.dim, generator=seeded()).double()
+    gaps = times[:1, [0, *range(12), 11]]
+    there = layer(x, type("Places", (), {"ends": None, "times": gaps}), "backward")[0]
+    mirror = layer(x.flip(1), type("Places", (), {"ends": None, "times": -gaps.flip(1)}), "forward")[0]
+    torch.testing.assert_close(there, mirror.flip(1), rtol=0, atol=1e-12)
+    assert torch.isfinite(objectives.get("next-previous")(model, Batch(codes, times, mask))["loss"])

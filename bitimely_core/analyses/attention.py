@@ -30,6 +30,7 @@ from bitimely_core.page import HeatMap, Line, LinePlot, Page, PageBuilder, TimeS
 from bitimely_core.registry import AnalysisFacts, analyses, models
 from bitimely_core.run import Run
 from bitimely_core.tokens import Windows
+from bitimely_core.training.devices import select_device
 from bitimely_core.types import Batch, Encoded, Progress
 
 Array = npt.NDArray[np.float64]
@@ -47,16 +48,17 @@ class LayerMixing(NamedTuple):
     gammas: tuple[float, ...]  # decay of each head; () without
 
 
-def to_float64(model: nn.Module) -> nn.Module:
-    """A copy of the model in float64 and eval mode, because products of maps need that precision."""
-    return copy.deepcopy(model).double().cpu().eval()
+def to_float64(model: nn.Module, device: str = "cpu") -> nn.Module:
+    """A copy of the model in float64 and eval mode, because products of maps need that precision; on a device that has it."""
+    place = select_device(device)
+    return copy.deepcopy(model).cpu().double().to("cpu" if place.type == "mps" else place).eval()
 
 
-def randomise_model(model: nn.Module, seed: int) -> nn.Module:
+def randomise_model(model: nn.Module, seed: int, device: str = "cpu") -> nn.Module:
     """The same architecture with random weights, in float64: the control that separates training from structure."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return to_float64(models[str(model.config.name)](model.config))  # type: ignore[union-attr]
+        return to_float64(models[str(model.config.name)](model.config), device)  # type: ignore[union-attr]
 
 
 @torch.no_grad()
@@ -84,7 +86,7 @@ def compute_mixings(model: nn.Module, batch: Batch) -> list[LayerMixing]:
 def _encode_with_maps(model: nn.Module, batch: Batch) -> Encoded:
     """The states of a float64 model for a batch, with its maps. Raises UserError (config, exit 2) where it has none."""
     wide = batch._replace(**{name: part.double() for name, part in _list_tensors(batch) if part.is_floating_point()})
-    encoded: Encoded = model(wide, attention=True)
+    encoded: Encoded = model(data.to_device(wide, data.find_device(model)), attention=True)
     if encoded.attention is None:
         raise usage_error(
             f"{getattr(getattr(model, 'config', None), 'name', 'the model')} has no attention maps",
@@ -104,13 +106,13 @@ def _find_tokens(encoded: Encoded) -> Tensor:
     positions = encoded.attention[0].shape[-1]
     before = 1 if encoded.eos is not None else 0
     count = positions - (2 if encoded.eos is not None else 0)
-    real = torch.ones(count, dtype=torch.bool) if encoded.mask is None else encoded.mask.bool().any(0)
+    real = encoded.attention[0].new_ones(count, dtype=torch.bool) if encoded.mask is None else encoded.mask.bool().any(0)
     return torch.nonzero(real)[:, 0] + before + max(0, count - len(real))  # a class token, where a model has one, is first
 
 
 def _make_mixing(of_layer: Tensor, part: tuple[nn.Module, Tensor, Any, str] | None, kept: Tensor) -> LayerMixing:
     def select(maps: Tensor) -> Array:
-        return maps[:, kept][:, :, kept].numpy()
+        return maps[:, kept][:, :, kept].cpu().numpy()
 
     made = select(of_layer)
     direction = "forward" if not np.triu(made, 1).any() else "backward" if not np.tril(made, -1).any() else "both"
@@ -125,10 +127,10 @@ def _make_mixing(of_layer: Tensor, part: tuple[nn.Module, Tensor, Any, str] | No
     else:
         assert isinstance(module, Attention)
         q, k, _ = module.qkv(x).unflatten(-1, (3, module.heads, -1)).unbind(2)
-        allowed = torch.ones(x.shape[1], x.shape[1], dtype=torch.float64)
+        allowed = x.new_ones(x.shape[1], x.shape[1], dtype=torch.float64)
         allowed = {"forward": allowed.tril(), "backward": allowed.triu(), "both": allowed}[direction]
         alone, gammas = (allowed / allowed.sum(1, keepdim=True)).expand(module.heads, -1, -1), ()
-    queries, keys = (part[0].transpose(0, 1)[:, kept].numpy() for part in (q, k))
+    queries, keys = (part[0].transpose(0, 1)[:, kept].cpu().numpy() for part in (q, k))
     return LayerMixing(made, direction, queries, keys * q.shape[-1] ** -0.5, select(alone), q.shape[-1], gammas)
 
 
@@ -186,6 +188,7 @@ def attention(
     stop: float | None = None,
     bootstrap: int = 1000,
     seed: int = 0,
+    device: str = "auto",
     progress: Progress | None = None,
 ) -> Page:
     """Attention maps of the last layers in held-out sequences, and the share of attention on shapelets, beside random weights.
@@ -209,12 +212,12 @@ def attention(
     on_shapelets: dict[str, ShapeletAttention] = {}
     splits = []
     for run in runs:
-        trained, random = to_float64(run.model()), randomise_model(run.model(), seed)
+        trained, random = to_float64(run.model(), device), randomise_model(run.model(), seed, device)
         if chosen is None:
             positions, split = regions.draw_held_out(run.windows(), sequences, seed)
         else:
             positions, split = chosen.closest(sequences), chosen.windows.split
-            controls = [random, *(randomise_model(run.model(), seed + k) for k in range(1, regions.RANDOM_MODELS))]
+            controls = [random, *(randomise_model(run.model(), seed + k, device) for k in range(1, regions.RANDOM_MODELS))]
             on_shapelets[run.name] = _measure_on_shapelets(run, trained, controls, chosen, bootstrap, seed, progress)
         splits.append(split)
         for k, (batch, position) in enumerate(zip(split_batch(run.windows(), positions), positions, strict=True)):

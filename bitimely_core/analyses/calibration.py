@@ -149,15 +149,24 @@ def bin_means(prediction: Array, target: Array, bins: int) -> dict[str, Array]:
     return {"prediction": np.array([prediction[g].mean() for g in groups]), "target": np.array([target[g].mean() for g in groups])}
 
 
-def predict_rows(head: Any, windows: Windows, rows: Array, progress: Progress | None = None, label: str = "predict") -> Array:
+def predict_rows(
+    head: Any, windows: Windows, rows: Array, progress: Progress | None = None, label: str = "predict", device: str = "cpu"
+) -> Array:
     """Predictions of a fine-tuned model for `rows`: probabilities [n, K] or values [n]."""
-    out = map_batches(head, head.predict, windows, label, device="cpu", rows=rows, progress=progress)
+    out = map_batches(head, head.predict, windows, label, device=device, rows=rows, progress=progress)
     return np.concatenate(out) if out else np.zeros((0, max(windows.classes, 1)), np.float32)
 
 
 @analyses(AnalysisFacts(takes="run", scores=True, help="Calibration, overall and by subject: reliability, confusion, subjects, nights"))
 def calibration(
-    runs: list[Run], *, sequences: int = 20_000, bins: int = 10, bootstrap: int = 1000, seed: int = 0, progress: Progress | None = None
+    runs: list[Run],
+    *,
+    sequences: int = 20_000,
+    bins: int = 10,
+    bootstrap: int = 1000,
+    seed: int = 0,
+    device: str = "auto",
+    progress: Progress | None = None,
 ) -> Page:
     """Reliability of a fine-tuned run on the test split, and its errors by class, subject and night.
 
@@ -181,7 +190,7 @@ def calibration(
         raise input_error(
             Reason.NO_INPUT, f"{windows.name} has no test rows", "expected a test split with labels", "Tokenize more subjects"
         )
-    prediction = {split: predict_rows(head, windows, at, progress, f"predict {split}") for split, at in rows.items()}
+    prediction = {split: predict_rows(head, windows, at, progress, f"predict {split}", device) for split, at in rows.items()}
     target = {split: np.asarray(windows.targets(at)) for split, at in rows.items()}
     test, train = features.TestSplit(windows, rows["test"], target["test"], bootstrap), windows["train"]
     scores = test.score(prediction["test"], train_target=train.targets(None) if len(train) else None)
@@ -210,7 +219,7 @@ def calibration(
     subjects = score_subjects(windows.task, prediction["test"], target["test"], units, n_units)
     _add_subjects(page, subjects)
     if windows.task == "classification":
-        add_nights(page, windows, head, progress)
+        add_nights(page, windows, head, progress, device)
     curve = read_learning_curve(run, main)
     _add_learning_curve(page, run, curve, main)
     summary["subjects"] = [{"subject": one.subject, "windows": one.windows, **one.scores} for one in subjects]
@@ -457,7 +466,7 @@ class NightPrediction(NamedTuple):
     predicted: Array  # [m]
 
 
-def add_nights(page: PageBuilder, windows: Windows, head: Any, progress: Progress | None = None) -> None:
+def add_nights(page: PageBuilder, windows: Windows, head: Any, progress: Progress | None = None, device: str = "cpu") -> None:
     """Predicted and true classes of the test recordings of ten or more successive windows with the least, median and most agreement."""
     test = windows["test"]
     recordings = test.index["recording_id"].to_numpy().astype(str)
@@ -471,7 +480,7 @@ def add_nights(page: PageBuilder, windows: Windows, head: Any, progress: Progres
         place = np.round((starts[at] - starts[at[0]]) / epoch).astype(int)
         if len(np.unique(place)) < len(place):  # overlapping windows
             continue
-        predicted = predict_rows(head, windows, test.rows[at], progress, "nights").argmax(1)
+        predicted = predict_rows(head, windows, test.rows[at], progress, "nights", device).argmax(1)
         truth = np.asarray(windows.targets(test.rows[at]))
         found.append(NightPrediction(float((predicted == truth).mean()), place, truth, predicted))
     if not found:

@@ -153,6 +153,7 @@ def embedding(
     label: str = "",
     bootstrap: int = 1000,
     seed: int = 0,
+    device: str = "auto",
     progress: Progress | None = None,
 ) -> Page:
     """Vectors of held-out windows: neighbours, silhouettes and projections by label and by subject, beside random weights and plain
@@ -175,7 +176,7 @@ def embedding(
     units, n_units = features.number_subjects(windows.whole_index["subject_id"].to_numpy()[rows], seed)
     spaces = {}
     for name, model in {"trained": run.model(), "random": randomise_model(run.model(), seed).float()}.items():
-        vectors = features.extract_vectors(model, windows, rows, [choice], progress=progress, label=f"{name} vectors")
+        vectors = features.extract_vectors(model, windows, rows, [choice], device=device, progress=progress, label=f"{name} vectors")
         spaces[name] = standardise(vectors[choice])[0]
     spaces["raw"] = standardise(extract_simple_features(windows, rows))[0]
     counted = labels.group == 1 if windows.task == "multilabel" else None

@@ -88,7 +88,7 @@ def list_choices(model: Any, windows: Windows, row: int, readouts: Sequence[str]
     out = []
     with torch.inference_mode():
         batch = data.collate(windows, [row])
-        encoded = model(batch)
+        encoded = model(data.to_device(batch, data.find_device(model)))
         depth = len(encoded.hidden)
         for readout in readouts or [name for name in POOLS if name != "flatten"]:
             layers = ["last"] if readout == "native" else ["last", *(["last-two"] if depth > 1 else []), *map(str, range(1, depth))]

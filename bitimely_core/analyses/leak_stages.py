@@ -248,7 +248,7 @@ def split_slopes(target: Tensor, record: TokenRecord, forbidden: Tensor) -> tupl
 
 def find_path_influence(sizes: Tensor, part: str, span: tuple[int, int]) -> Influence:
     """Of forbidden samples by `sizes` [B, T, V], 0 elsewhere; the reach is from the nearest sample that may be read."""
-    at = np.flatnonzero((sizes > FAINT * sizes.amax()).any(-1).any(0).numpy())
+    at = np.flatnonzero((sizes > FAINT * sizes.amax()).any(-1).any(0).cpu().numpy())
     edges = {"next": [span[0] - 1], "previous": [span[1] + 1]}.get(part, [span[0] - 1, span[1] + 1])
     return Influence(float(sizes.amax()), int(np.abs(at - np.array(edges)[:, None]).min(0).max(initial=0)))
 

@@ -19,8 +19,8 @@ import numpy.typing as npt
 import torch
 from torch import Generator, Tensor
 
+from bitimely_core import data, objectives
 from bitimely_core import models as building
-from bitimely_core import objectives
 from bitimely_core.analyses.leak_stages import (
     Dependence,
     Influence,
@@ -45,6 +45,7 @@ from bitimely_core.registry import AnalysisFacts, analyses, models
 from bitimely_core.registry import objectives as known
 from bitimely_core.run import Run
 from bitimely_core.tokens import Windows
+from bitimely_core.training.devices import select_device
 from bitimely_core.types import Batch, Progress
 
 Array = npt.NDArray[Any]
@@ -56,6 +57,7 @@ TOKENS = 16  # of a row of noise
 SMALL = 10  # tokens of the Jacobian
 VOCABULARY = 20  # codes of the noise
 CHANNELS = 4
+CPU = torch.device("cpu")
 
 
 @analyses(AnalysisFacts(takes="model", help="Does the objective show the model its own targets? Jacobian and training on white noise"))
@@ -68,6 +70,7 @@ def leakage(
     steps: int = 400,
     seed: int = 0,
     windows: Windows | None = None,
+    device: str = "auto",
     progress: Progress | None = None,
 ) -> Page:
     """Does the objective show the model its own targets? Jacobian at random weights, and training on white noise.
@@ -95,11 +98,13 @@ def leakage(
     if known[chosen].facts.leak_free is None:
         unmeasured = {"leak_free": None, "stamped": stamp, "contradiction": False, "jacobian": None, "white_noise": None}
         return page.finish(f"{chosen} compares with no target, so nothing can leak.", unmeasured)
+    place = select_device(device)
+    exact = torch.device("cpu") if place.type == "mps" else place  # the Jacobian is in float64
     with torch.random.fork_rng(devices=[]):
         measure = measure_code_changes if settings.model.tokenizer == "codes" else measure_jacobian
         small = _shrink_config(settings.model)
-        jacobian = {mode: measure(small, objective_fn, seed, training=mode == "train") for mode in ("eval", "train")}
-        noise = train_on_noise(settings.model, objective_fn, steps, seed, progress) if steps else None
+        jacobian = {mode: measure(small, objective_fn, seed, exact, training=mode == "train") for mode in ("eval", "train")}
+        noise = train_on_noise(settings.model, objective_fn, steps, seed, place, progress) if steps else None
     normalise = windows.normalise if windows is not None else settings.data.normalise
     cutting = windows.options if windows is not None and preparation and preparation.channels else None
     native = measure_native(small, jacobian["eval"], cutting, preparation, normalise) if cutting and preparation else []
@@ -183,7 +188,7 @@ def _find_maxima(size: Tensor, own: Tensor, forbidden: Tensor) -> Tensor:
     return torch.stack([(size * kind).amax() if size.numel() else size.new_zeros(()) for kind in (own, forbidden, ~forbidden)])
 
 
-def measure_jacobian(config: ModelConfig, objective: Objective, seed: int, *, training: bool) -> Dependence:
+def measure_jacobian(config: ModelConfig, objective: Objective, seed: int, place: torch.device = CPU, *, training: bool) -> Dependence:
     """Largest derivative of a prediction with respect to raw samples.
 
     `own`: those of its own target. `beyond`: those that only a leak can reach, that is for the next token all from the target on, for the
@@ -191,14 +196,14 @@ def measure_jacobian(config: ModelConfig, objective: Objective, seed: int, *, tr
     row to row counts too.
     """
     torch.manual_seed(seed)
-    model = building.from_config(config).double().train(training)
+    model = building.from_config(config).double().to(place).train(training)
     draw = Generator().manual_seed(seed)
-    x = torch.randn(2, config.length, config.channels, generator=draw, dtype=torch.float64).requires_grad_()
+    x = torch.randn(2, config.length, config.channels, generator=draw, dtype=torch.float64).to(place).requires_grad_()
     with record_tokens(model, x) as record:
         result = objective(model, Batch(x), Generator().manual_seed(seed))
     valid = result["valid"] if result["valid"].dim() == 3 else result["valid"][..., None]
     own = _find_own_samples(model, x, result)  # [B, M, T, V]
-    weight = torch.randn(result["prediction"].shape, generator=draw, dtype=torch.float64) * valid
+    weight = torch.randn(result["prediction"].shape, generator=draw, dtype=torch.float64).to(place) * valid
     maxima, lines, parts, spans = [], [], [], []
     paths: tuple[list[Influence], list[Influence]] = ([], [])
     for name, part in result["slices"].items():
@@ -218,7 +223,7 @@ def measure_jacobian(config: ModelConfig, objective: Objective, seed: int, *, tr
                     influences.append(find_path_influence(sizes[rows] * forbidden[rows], parts[-1], spans[-1]))
     own_size, beyond, allowed = torch.stack(maxima).amax(0).tolist()
     tokenizer, reader = map(join_influences, paths)
-    return Dependence(own_size, beyond, allowed, torch.stack(lines).numpy(), tuple(parts), tuple(spans), tokenizer, reader)
+    return Dependence(own_size, beyond, allowed, torch.stack(lines).cpu().numpy(), tuple(parts), tuple(spans), tokenizer, reader)
 
 
 def _forbidden_tokens(name: str, result: Result, m: int, count: int) -> Tensor:
@@ -227,8 +232,12 @@ def _forbidden_tokens(name: str, result: Result, m: int, count: int) -> Tensor:
     if which not in {"next", "previous"}:
         valid = result["valid"][:, part]
         return valid.any(-1) if valid.dim() == 3 else valid
-    wanted = result["target"][:, m] if result["target"].dim() == 2 else torch.full(result["valid"].shape[:1], m - part.start)
-    at = torch.arange(count)
+    wanted = (
+        result["target"][:, m]
+        if result["target"].dim() == 2
+        else result["valid"].new_full(result["valid"].shape[:1], m - part.start, dtype=torch.int64)
+    )
+    at = torch.arange(count, device=wanted.device)
     return at >= wanted[:, None] if which == "next" else at <= wanted[:, None]
 
 
@@ -256,18 +265,18 @@ def _forbidden_samples(name: str, own: Tensor, m: int, valid: Tensor) -> Tensor:
     if which not in {"next", "previous"}:
         return (own & valid.any(-1)[:, :, None, None]).any(1)
     used = own[:, m].any(-1).any(0).nonzero().flatten()
-    time = torch.arange(own.shape[2])
+    time = torch.arange(own.shape[2], device=own.device)
     after = time >= used.min() if which == "next" else time <= used.max()
     return after[None, :, None].expand(own[:, m].shape)
 
 
-def measure_code_changes(config: ModelConfig, objective: Objective, seed: int, *, training: bool) -> Dependence:
+def measure_code_changes(config: ModelConfig, objective: Objective, seed: int, place: torch.device = CPU, *, training: bool) -> Dependence:
     """Largest change of a prediction when one code is replaced, for the three kinds of `_jacobian`."""
     torch.manual_seed(seed)
-    model = building.from_config(config).double().train(training)
+    model = building.from_config(config).double().to(place).train(training)
     draw = Generator().manual_seed(seed)
-    codes = torch.randint(FIRST, FIRST + VOCABULARY, (2, config.length), generator=draw)
-    times = torch.rand(codes.shape, generator=draw, dtype=torch.float64).cumsum(1)
+    codes = torch.randint(FIRST, FIRST + VOCABULARY, (2, config.length), generator=draw).to(place)
+    times = torch.rand(codes.shape, generator=draw, dtype=torch.float64).cumsum(1).to(place)
     times[:, 3] = times[:, 2]  # a tie
 
     def predict(values: Tensor) -> Result:
@@ -277,7 +286,11 @@ def measure_code_changes(config: ModelConfig, objective: Objective, seed: int, *
 
     before, numbered = predict(codes), known[objective.config.name].facts.states
     maxima, lines, reach = [], [], 0
-    wanted = before["target"] if numbered else torch.cat([torch.arange(part.stop - part.start) for part in before["slices"].values()])
+    wanted = (
+        before["target"]
+        if numbered
+        else torch.cat([torch.arange(part.stop - part.start, device=place) for part in before["slices"].values()])
+    )
     for n in range(config.length):
         other = codes.clone()
         other[:, n] = FIRST + (codes[:, n] - FIRST + 1) % VOCABULARY
@@ -294,7 +307,7 @@ def measure_code_changes(config: ModelConfig, objective: Objective, seed: int, *
         if numbered:
             forbidden |= before["target"] <= n
         for name, part in () if numbered else before["slices"].items():
-            index = torch.arange(part.stop - part.start)
+            index = torch.arange(part.stop - part.start, device=place)
             if name in {"next", "previous"}:
                 if before["valid"].dim() == 2:
                     forbidden[:, part] |= index <= n if name == "next" else index >= n
@@ -308,7 +321,7 @@ def measure_code_changes(config: ModelConfig, objective: Objective, seed: int, *
         )
         lines.append(change.sum(0))
     own_size, beyond, allowed = torch.stack(maxima).amax(0).tolist()
-    return Dependence(own_size, beyond, allowed, torch.stack(lines, 1).numpy(), objective=Influence(max(own_size, beyond), reach))
+    return Dependence(own_size, beyond, allowed, torch.stack(lines, 1).cpu().numpy(), objective=Influence(max(own_size, beyond), reach))
 
 
 class NoiseResult(NamedTuple):
@@ -321,14 +334,16 @@ class NoiseResult(NamedTuple):
     curve: list[tuple[int, float]]  # step and rel during training
 
 
-def train_on_noise(config: ModelConfig, objective: Objective, steps: int, seed: int = 0, progress: Progress | None = None) -> NoiseResult:
+def train_on_noise(
+    config: ModelConfig, objective: Objective, steps: int, seed: int = 0, place: torch.device = CPU, progress: Progress | None = None
+) -> NoiseResult:
     """Train on independent noise, which cannot be predicted."""
     config = _resize_config(config, TOKENS, config.channels, ragged=False)
     torch.manual_seed(seed)
-    model = building.from_config(config)
+    model = building.from_config(config).to(place)
     if config.tokenizer != "codes":
         model.target_scale.fill_(1.0)
-    batches = _draw_noise(config, Generator().manual_seed(seed))
+    batches = (data.to_device(batch, place) for batch in _draw_noise(config, Generator().manual_seed(seed)))
     masks = Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=max(steps, 4), pct_start=0.1, cycle_momentum=False)

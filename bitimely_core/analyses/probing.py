@@ -93,6 +93,7 @@ def probing(
     bootstrap: int = 1000,
     control: bool = True,
     seed: int = 0,
+    device: str = "auto",
     progress: Progress | None = None,
 ) -> Page:
     """Linear probes on the readouts of all layers of a frozen model, beside random weights and features that need no model.
@@ -118,13 +119,13 @@ def probing(
     if default not in choices:
         choices.insert(0, default)
     models = {"trained": run.model(), **({"random": draw_random_weights(run.model(), seed)} if control else {})}
-    probes = fit_model_probes(models, windows, rows, target, choices, progress=progress)
+    probes = fit_model_probes(models, windows, rows, target, choices, device=device, progress=progress)
     probes["raw"] = fit_simple_features(windows, rows, target)
     test = features.TestSplit(windows, rows["test"], target["test"], bootstrap)
     first = make_key("trained", default)
     baselines = {name: probe.prediction for name, probe in probes.items() if name != first}
     found = ProbeScores(probes, test.score(probes[first].prediction, baselines, target["train"]), choices, default)
-    tuned = _score_fine_tuned([one for one in runs if one.head() is not None], test, found, progress)
+    tuned = _score_fine_tuned([one for one in runs if one.head() is not None], test, found, device, progress)
     page = features.start_scored_page(f"Probes on {run.name}", run, "test", found.scores.n_subjects or 0, seed)
     for one in runs[1:]:
         page.notice(*features.start_scored_page("", one, "test", found.scores.n_subjects or 0, seed).notices)
@@ -230,12 +231,12 @@ class FineTunedScores(NamedTuple):
 
 
 def _score_fine_tuned(
-    runs: Sequence[Run], test: features.TestSplit, found: ProbeScores, progress: Progress | None
+    runs: Sequence[Run], test: features.TestSplit, found: ProbeScores, device: str, progress: Progress | None
 ) -> dict[str, FineTunedScores]:
     """Scores of fine-tuned runs; the first that reads the default vector, else the first, is the reference of the differences."""
     if not runs:
         return {}
-    predictions = {run.name: predict_rows(run.head(), test.windows, test.rows, progress, f"predict {run.name}") for run in runs}
+    predictions = {run.name: predict_rows(run.head(), test.windows, test.rows, progress, f"predict {run.name}", device) for run in runs}
     choices = {run.name: features.default_choice(run) for run in runs}
     first = next((name for name in predictions if choices[name] == found.default), runs[0].name)
     between = test.score(predictions[first], {name: part for name, part in predictions.items() if name != first})

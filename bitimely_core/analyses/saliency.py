@@ -33,6 +33,7 @@ from bitimely_core.page import HeatMap, Line, LinePlot, Page, PageBuilder, TimeS
 from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.run import Run
 from bitimely_core.tokens import Windows
+from bitimely_core.training.devices import select_device
 from bitimely_core.types import Batch, Encoded, Progress
 
 Array = npt.NDArray[np.float64]
@@ -178,7 +179,7 @@ def compute_saliency(
     heat: list[Array] = []
     used = 1
     for part in np.array_split(np.arange(len(rows)), -(-len(rows) // ROWS)):
-        batch = data.collate(run.windows(), rows[part])
+        batch = data.to_device(data.collate(run.windows(), rows[part]), data.find_device(model))
         samples = batch.values.shape[1]
         total: GradientMagnitudes | None = None
         for k in range(masks):
@@ -193,10 +194,10 @@ def compute_saliency(
             used = k + 1
         assert total is not None
         layers.append([regions.normalise_rows(_spread_tokens(state.mean(-1), samples, config)) for state in total.layers])
-        inputs.append(regions.normalise_rows(total.input.mean(-1).double().numpy()))
+        inputs.append(regions.normalise_rows(total.input.mean(-1).cpu().double().numpy()))
         losses.append({name: _spread_tokens(one, samples, config) for name, one in total.losses.items()})
         if case in part:
-            heat = [state[list(part).index(case)].double().numpy() for state in total.layers]
+            heat = [state[list(part).index(case)].cpu().double().numpy() for state in total.layers]
         report(int(part[-1]) + 1)
     joined = [np.concatenate(of_layer) for of_layer in zip(*layers, strict=True)]
     errors = {name: np.concatenate([one[name] for one in losses]) for name in losses[0]}
@@ -217,7 +218,7 @@ def _place_windows(maps: SaliencyMaps, at: Ints, count: int) -> SaliencyMaps:
 
 def _spread_tokens(tokens: Tensor, samples: int, config: ModelConfig) -> Array:
     """Values of tokens [B, N] spread over their samples, [B, T]; tokens of spectra have none."""
-    return np.stack([regions.spread_over_samples(row, samples, config) for row in tokens.double().numpy()])
+    return np.stack([regions.spread_over_samples(row, samples, config) for row in tokens.cpu().double().numpy()])
 
 
 @analyses(AnalysisFacts(takes="runs", help="Sensitivity of the loss inside shapelets: gradients at the output embeddings and the input"))
@@ -231,6 +232,7 @@ def saliency(
     masks: int = 8,
     bootstrap: int = 1000,
     seed: int = 0,
+    device: str = "auto",
     progress: Progress | None = None,
 ) -> Page:
     """Saliency inside shapelets against outside, run by run on the same held-out windows of signals, with three controls.
@@ -250,7 +252,7 @@ def saliency(
     magnitudes = regions.share_ratios(sizes, chosen.start, chosen.length)
     found: dict[str, RunSaliency] = {}
     for run in runs:
-        maps = _compute_all(run, chosen, case, masks, seed, progress)
+        maps = _compute_all(run, chosen, case, masks, seed, device, progress)
         found[run.name] = _measure_run(run.model().config, maps[0], maps[1:], chosen, layer, magnitudes, bootstrap, seed)
     size = regions.mean_over_subjects(magnitudes, chosen.subjects, bootstrap)
     page = start_page("Saliency of " + " and ".join(found), runs, [chosen.split] * len(runs), seed)
@@ -281,13 +283,16 @@ def _common_windows(runs: list[Run], layer: int) -> Windows:
 
 
 def _compute_all(
-    run: Run, chosen: regions.ShapeletWindows, case: int, masks: int, seed: int, progress: Progress | None
+    run: Run, chosen: regions.ShapeletWindows, case: int, masks: int, seed: int, device: str, progress: Progress | None
 ) -> list[SaliencyMaps]:
     """Saliency of the trained run and of its random initialisations, the second and further ones on a part of the windows."""
     models: dict[str, tuple[nn.Module, nn.Module | None]] = {"": (run.model(), run.head())}
     models |= {f" with random weights {k + 1}": randomise_run(run, seed + k) for k in range(regions.RANDOM_MODELS)}
     out: list[SaliencyMaps] = []
+    place = select_device(device)
     for name, (model, head) in models.items():
+        for module in filter(None, (model, head)):
+            module.to(place)
 
         def report(done: int, label: str = f"saliency {run.name}{name}") -> None:
             if progress is not None:

@@ -215,10 +215,10 @@ class RunSpectra(NamedTuple):
         return out
 
 
-def collect_spectra(run: Run, sequences: int, seed: int, row_norm: str, progress: Progress | None) -> RunSpectra:
+def collect_spectra(run: Run, sequences: int, seed: int, row_norm: str, progress: Progress | None, device: str = "cpu") -> RunSpectra:
     """The spectra of every layer of a run with its controls."""
     batches, _, split = draw_batches(run.windows(), sequences, seed)
-    trained, random = to_float64(run.model()), randomise_model(run.model(), seed)
+    trained, random = to_float64(run.model(), device), randomise_model(run.model(), seed, device)
     found: SpectraByLayer = {}
     tokens: list[int] = []
     layers: list[LayerMixing] = []
@@ -246,7 +246,13 @@ def collect_spectra(run: Run, sequences: int, seed: int, row_norm: str, progress
 
 @analyses(AnalysisFacts(takes="runs", help="Effective rank of attention maps: singular values by layer and head, with controls"))
 def svd(
-    runs: list[Run], *, sequences: int = ADVISED_SEQUENCES, row_norm: str = "none", seed: int = 0, progress: Progress | None = None
+    runs: list[Run],
+    *,
+    sequences: int = ADVISED_SEQUENCES,
+    row_norm: str = "none",
+    seed: int = 0,
+    device: str = "auto",
+    progress: Progress | None = None,
 ) -> Page:
     """Effective rank of retention and attention maps, beside decay alone, q k^T alone, random weights and the composition of a pair.
 
@@ -258,7 +264,7 @@ def svd(
     """
     if row_norm not in ROW_NORMS:
         raise unknown("row normalisation", row_norm, list(ROW_NORMS))
-    found = {run.name: collect_spectra(run, sequences, seed, row_norm, progress) for run in runs}
+    found = {run.name: collect_spectra(run, sequences, seed, row_norm, progress, device) for run in runs}
     page = start_page("Rank of the maps of " + " and ".join(found), runs, [one.split for one in found.values()], seed)
     counts = sorted({one.sequences for one in found.values()})
     widths = ", ".join(f"{name}: {one.key_width or 'unknown'}" for name, one in found.items())

@@ -44,12 +44,13 @@ class ELMoConfig(RecurrentConfig):
 
 
 def reverse_rows(x: Tensor, ends: Tensor | None) -> Tensor:
-    """Reverse the first `ends` [B] positions of each row, [B, M, ...]; the others stay. Its own inverse."""
+    """Reverse the first `ends` [B] positions of each row, [B, M] or [B, M, D]; the others stay. Its own inverse."""
     if ends is None:
         return x.flip(1)
     index = torch.arange(x.shape[1], device=x.device)
     mirrored = ends[:, None] - 1 - index
-    return x.gather(1, torch.where(mirrored >= 0, mirrored, index)[..., None].expand_as(x))
+    source = torch.where(mirrored >= 0, mirrored, index)
+    return x.gather(1, source if x.dim() == 2 else source[..., None].expand_as(x))
 
 
 @torch.no_grad()

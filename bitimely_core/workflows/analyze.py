@@ -52,6 +52,7 @@ def analyze(
     sequences: int | None = None,
     options: dict[str, str] | None = None,
     seed: int = 0,
+    device: str = "auto",
     name: str | None = None,
     out: Path | None = None,
     workspace: Path = Path("workspace"),
@@ -59,11 +60,12 @@ def analyze(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> AnalysisResult:
-    """Run the analysis `kind` on runs (or on a model by name) and write its report.
+    """Run the analysis `kind` on runs (or on a model by name) and write its report; those without a `device` compute on the CPU.
 
     Raises UserError: unknown_name, config (2), incomplete (4).
     """
     from bitimely_core import report as rendering
+    from bitimely_core.training.devices import select_device
 
     registry.load_members("bitimely_core.analyses")
     entry = registry.analyses[kind]
@@ -80,9 +82,9 @@ def analyze(
     target = out or locate_new(workspace, "reports", named, "--name")
     if dry_run:
         return {"kind": kind, "runs": names, "options": parsed, "report": str(target / "report.html")}
-    arguments = {**parsed, "seed": seed}
-    if "progress" in inspect.signature(entry.function).parameters:
-        arguments["progress"] = progress
+    select_device(device)
+    own = inspect.signature(entry.function).parameters
+    arguments = {**parsed, "seed": seed} | {key: value for key, value in (("device", device), ("progress", progress)) if key in own}
     units = set[str]()
     if view is not None:
         windows = prepare_windows(view, workspace, DataConfig(), verify=verify, progress=progress)
@@ -178,7 +180,7 @@ def _parse_options(entry: registry.Entry[Any], texts: dict[str, str]) -> Options
 
 def list_analysis_options(entry: registry.Entry[Any]) -> Options:
     """Keyword arguments of an analysis that are options of its command, with their defaults."""
-    hidden = {"seed", "model", "objective", "preset", "progress"}
+    hidden = {"seed", "model", "objective", "preset", "device", "progress"}
     parameters = (one for one in inspect.signature(entry.function).parameters.values() if one.kind is one.KEYWORD_ONLY)
     return {one.name: one.default for one in parameters if one.name not in hidden and (one.name != "windows" or one.default is not None)}
 

@@ -1,0 +1,250 @@
+"""Training, fine-tuning and the verbs on runs on the pretended device and on the CPU beside it: a program, since it replaces `cuda` for its process.
+
+    python tests/device_rules.py training [--models NAME,...] [--kinds regular,ragged,events] [--own]    three steps and a validation each
+    python tests/device_rules.py verbs --home WORKSPACE    evaluate, embed, predict and every analysis of a small workspace
+
+The last line of the output is a JSON object: `failed` and `refused` (lists of texts), `done` (number of cases) and `waits`: place where the
+host waits in a step between two log lines -> cases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import functools
+import json
+import math
+import shutil
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pretend_device as pretend  # before torch
+import torch
+
+from bitimely_core import heads, models, objectives, registry
+from bitimely_core.config import TrainConfig
+from bitimely_core.errors import UserError
+from bitimely_core.models.tokenizers import FIRST
+from bitimely_core.training import loop
+from bitimely_core.types import Batch
+
+TOLERANCE = 1e-5
+STEPS = 3  # the first and the last are logged
+
+
+class Rows:
+    """Random batches of a kind; the same ones for both devices."""
+
+    length = 64  # timesteps; 20 events
+
+    def __init__(self, kind: str, *, size: int = 4, steps: int = STEPS, classes: bool = False) -> None:
+        self.kind, self.size, self.steps, self.classes = kind, size, steps, classes
+
+    def __call__(self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1) -> Iterator[Batch]:
+        for step in range(start, self.steps):
+            draw, rows = torch.Generator().manual_seed(epoch * 100 + step), self.size
+            index = torch.arange(rows)
+            target = torch.randint(0, 3, (rows,), generator=draw) if self.classes else None
+            if self.kind == "events":
+                mask = torch.arange(20) < torch.randint(5, 21, (rows, 1), generator=draw)
+                codes = torch.where(mask, torch.randint(FIRST, 40, (rows, 20), generator=draw), 0)
+                yield Batch(codes, (torch.rand(rows, 20, generator=draw) * 5).cumsum(1), mask, target, index)
+                continue
+            mask = None
+            if self.kind == "ragged":
+                lengths = torch.randint(24, self.length + 1, (rows, 1), generator=draw)
+                lengths[0] = self.length
+                mask = (torch.arange(self.length) < lengths)[..., None].expand(-1, -1, 3).contiguous()
+            yield Batch(torch.randn(rows, self.length, 3, generator=draw), None, mask, target, index)
+
+
+def name_phases(objective: Any, label: str) -> Any:
+    """The objective; the phase of the counters is `label` from its second call on until the third, else "other"."""
+    calls = 0
+
+    @functools.wraps(objective if hasattr(objective, "__name__") else type(objective).__call__)
+    def call(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        pretend.PHASE[0] = label if calls == 2 else "other"
+        return objective(*args, **options)
+
+    if hasattr(objective, "config"):
+        call.config = objective.config  # type: ignore[attr-defined]
+    return call
+
+
+def train(name: str, options: dict[str, Any], kind: str, objective: str | None, device: str, label: str) -> float:
+    """The loss of the last step."""
+    torch.manual_seed(0)
+    model: Any = models.build(name, **options)
+    config = TrainConfig(epochs=1, device=device, batch_size=4, precision="fp32", log_every=1000)
+    classes = objective is None
+    model = heads.Classifier(model, 3) if classes else model
+    call = heads.losses["classification"] if objective is None else objectives.get(objective)
+    rows, validation = Rows(kind, classes=classes), Rows(kind, steps=1, classes=classes)
+    found = loop.fit(model, rows, name_phases(call, label), config=config, validation=validation)
+    assert found["loss"] is not None
+    return found["loss"]
+
+
+def list_cases(names: list[str], kinds: list[str], own: bool) -> Iterator[tuple[str, dict[str, Any], str, str | None]]:
+    """Model, its options, kind of data and objective (None: fine-tuning)."""
+    for name in names:
+        for kind in kinds:
+            if kind == "events" and "events" not in registry.models[name].facts.input:
+                continue
+            options: dict[str, Any] = {"preset": "tiny", "channels": 3, "length": Rows.length, "layers": 2}
+            if kind == "events":
+                options |= {"codes": 40, "tokenizer": "codes", "length": 20}
+            fitting = [one for one in objectives.compatible_objectives(name) if one != "none"]
+            for objective in [*fitting[: 1 if own else None], None]:
+                yield name, options, kind, objective
+
+
+def describe(error: Exception) -> str:
+    """The error and the innermost place of the package."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "bitimely_core" in f.filename]
+    place = f" @ {frames[-1].filename.rpartition('bitimely_core/')[2]}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}: {str(error)[:300]}{place}"
+
+
+class Findings:
+    """What the program reports."""
+
+    def __init__(self) -> None:
+        self.failed: list[str] = []
+        self.done = 0
+
+    def print(self) -> None:
+        """The last line."""
+        waits: dict[str, list[str]] = collections.defaultdict(list)
+        for phase, what in pretend.SYNC:
+            if phase != "other":
+                waits[what].append(phase)
+        refused = [f"{phase}: {what}" for phase, what in pretend.MIX]
+        print(json.dumps({"failed": self.failed, "refused": refused, "done": self.done, "waits": waits}))
+
+
+def sweep_training(found: Findings, names: list[str], kinds: list[str], *, own: bool) -> None:
+    """Each case on both devices: the same loss."""
+    for name, options, kind, objective in list_cases(names, kinds, own):
+        label = f"{name} {objective or 'fine-tuning'} {kind}"
+        try:
+            here, there = (train(name, options, kind, objective, device, label) for device in ("cuda", "cpu"))
+            if not abs(here - there) <= TOLERANCE * abs(there):
+                found.failed.append(f"{label}: loss {here}, {there} on the CPU")
+        except UserError:  # an objective with a certain tokenizer; the CPU refuses it too
+            continue
+        except Exception as error:
+            found.failed.append(f"{label}: {describe(error)}")
+        found.done += 1
+
+
+def list_numbers(value: Any, at: str = "") -> Iterator[tuple[str, float]]:
+    """Every number of a JSON value with its place."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from list_numbers(part, f"{at}.{key}")
+    elif isinstance(value, list):
+        for key, part in enumerate(value):
+            yield from list_numbers(part, f"{at}[{key}]")
+    elif isinstance(value, int | float):
+        yield at, float(value)
+
+
+def compare(found: Findings, label: str, here: Any, there: Any, tolerance: float) -> None:
+    """Every number of the results of both devices."""
+    a, b = dict(list_numbers(here)), dict(list_numbers(there))
+    if a.keys() != b.keys():
+        found.failed.append(f"{label}: other numbers than on the CPU: {sorted(a.keys() ^ b.keys())[:5]}")
+    far = [key for key in a.keys() & b.keys() if not (abs(a[key] - b[key]) <= tolerance * max(1, abs(b[key])) or math.isnan(b[key]))]
+    found.failed += [f"{label}: {key} is {a[key]}, {b[key]} on the CPU" for key in sorted(far)[:3]]
+
+
+VERBS: dict[str, list[str]] = {
+    "evaluate": ["evaluate", "tuned", "--bootstrap", "0", "--baselines", "cheap"],
+    "evaluate objective": ["evaluate", "plain", "--bootstrap", "0"],
+    "embed": ["embed", "plain", "--split", "test"],
+    "predict": ["predict", "tuned", "FOLDER/recording.csv", "--map", "FOLDER/map.toml"],
+    "attention": ["analyze", "attention", "plain", "--start", "0", "--stop", "1"],
+    "svd": ["analyze", "svd", "plain", "--sequences", "2"],
+    "saliency": ["analyze", "saliency", "tuned", "--sequences", "4", "--masks", "1", "--lengths", "0.5", "--bootstrap", "0"],
+    "leakage": ["analyze", "leakage", "plain", "--steps", "3"],
+    "embedding": ["analyze", "embedding", "plain", "--sequences", "20", "--bootstrap", "0"],
+    "probing": ["analyze", "probing", "tuned", "--sequences", "40", "--readouts", "mean", "--bootstrap", "0"],
+    "calibration": ["analyze", "calibration", "tuned", "--bootstrap", "0"],
+    "complexity": ["analyze", "complexity", "--lengths", "8,16", "--rounds", "1"],
+    "shapelets": ["analyze", "shapelets", "--data", "generic/classification", "--permutations", "5", "--candidates", "50"],
+}
+
+
+def call_verb(home: Path, arguments: list[str], device: str) -> Any:
+    """The JSON result of a verb on a device, in a copy of the workspace; of the vectors of embed their sums."""
+    import contextlib
+    import io
+
+    from bitimely_cli.main import main
+
+    copy = home.parent / f"{home.name}-{device}"
+    shutil.copytree(home, copy)
+    try:
+        arguments = [one.replace("FOLDER", str(home.parent)) for one in arguments]
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            code = main([*arguments, "--device", device, "--json", "-w", str(copy)])
+        result = json.loads(out.getvalue().splitlines()[-1])
+        if code:
+            raise RuntimeError(f"exit {code}: {json.dumps(result)[:300]}")
+        for file in copy.rglob("*.npy"):
+            import numpy as np
+
+            result[file.name] = np.load(file).astype(float).sum(0).tolist()
+        return result
+    finally:
+        shutil.rmtree(copy)
+
+
+def sweep_verbs(found: Findings, home: Path) -> None:
+    """Every verb and analysis of `VERBS` on both devices: the same numbers."""
+    registry.load_members("bitimely_core.analyses")
+    missing = set(registry.analyses) - set(VERBS)
+    found.failed += [f"the analysis {name} is not among those swept" for name in sorted(missing)]
+    for name, arguments in VERBS.items():
+        pretend.PHASE[0] = "other"
+        try:
+            here, there = (call_verb(home, arguments, device) for device in ("cuda", "cpu"))
+            if name != "complexity":  # seconds
+                compare(found, name, here, there, 1e-4)
+        except Exception as error:
+            found.failed.append(f"{name}: {describe(error)}")
+        found.done += 1
+
+
+def main() -> None:
+    """Run one sweep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sweep", choices=("training", "verbs"))
+    parser.add_argument("--models", default="")
+    parser.add_argument("--kinds", default="regular,ragged,events")
+    parser.add_argument("--own", action="store_true", help="each model with its own objective alone, and fine-tuned")
+    parser.add_argument("--length", type=int, default=64, help="timesteps; from 640 on retention takes its chunkwise form")
+    parser.add_argument("--home", type=Path)
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    pretend.install()
+    Rows.length = given.length
+    names, kinds, found = given.models.split(",") if given.models else list(registry.models), given.kinds.split(","), Findings()
+    if given.sweep == "training":
+        sweep_training(found, names, kinds, own=given.own)
+    else:
+        sweep_verbs(found, given.home)
+    found.print()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""Trainings and verbs on a pretended device, which refuses what CUDA refuses: no GPU is needed. See `pretend_device.py`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small
+from fixtures.make_v1 import make_signals
+
+HERE = Path(__file__).parent
+pytestmark = [
+    pytest.mark.skipif(shutil.which("g++") is None, reason="builds a device guard with g++"),
+    pytest.mark.skipif("+cpu" not in importlib.metadata.version("torch"), reason="a CUDA build of torch brings the real device guard"),
+]
+
+WAITS = {  # where the host may wait for the device between two log lines
+    "training/loop.py _accumulate": "the loss of the step",
+    "training/loop.py _run_step": "whether the norm of the gradient is finite",
+    "objectives/tokens.py make_result": "whether the scale of the target is measured",
+    "objectives/tokens.py predict_hidden": "lengths of the rows, to draw the hidden tokens",
+    "objectives/tst.py masked_runs": "likewise",
+    "objectives/crt.py drop": "likewise",
+    "objectives/cpc.py draw_negatives": "likewise",
+    "objectives/ts2vec.py ts2vec": "lengths of the rows, to draw crops",
+    "objectives/contrast.py permute_segments": "likewise",
+    "objectives/crt.py compute_constraint": "rows without a kept patch are left out",
+    "objectives/vae.py vae": "points that are reconstructed",
+    "models/crt.py embed_patches": "patches are packed",
+    "models/crt.py _gather": "likewise",
+    "models/crt.py reconstruct": "likewise",
+    "models/crt.py _spectrum": "rows are transformed by their length",
+    "models/tf_c.py spectrum": "likewise",
+    "models/autoformer.py apply_by_length": "likewise",
+    "models/timesnet.py forward": "periods are shapes",
+    "models/patchtst.py normalise_tokens": "values of real tokens are selected",
+    "models/adapters.py _group_events": "the number of distinct times is a shape",
+    "models/seft.py elements": "the number of observations is a shape",
+    "ops/retention.py _check_order": "times that decrease are refused, once a batch",
+    "autograd/Dummy-1": "gradients of the selections above",
+}
+
+
+def run_sweep(*arguments: str) -> dict[str, Any]:
+    """The findings of `device_rules.py`, none of which may be a failure."""
+    done = subprocess.run([sys.executable, str(HERE / "device_rules.py"), *arguments], capture_output=True, text=True, cwd=HERE.parent)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert not found["failed"]
+    assert not found["refused"]
+    assert {what.partition(" @ ")[2] for what in found["waits"]} <= set(WAITS)
+    return found
+
+
+def test_every_model_trains_on_one_device_with_the_losses_of_the_cpu() -> None:
+    assert run_sweep("training", "--kinds", "regular", "--own")["done"] >= 44
+
+
+@pytest.mark.slow
+def test_every_objective() -> None:
+    assert run_sweep("training", "--kinds", "regular")["done"] >= 100
+
+
+@pytest.mark.long
+def test_ragged_windows_and_events() -> None:
+    assert run_sweep("training", "--kinds", "ragged,events")["done"] >= 180
+
+
+@pytest.mark.long
+def test_long_sequences_in_the_form_for_gpus() -> None:
+    assert (
+        run_sweep("training", "--models", "bitimelygpt,timelygpt,timelybert", "--length", "1280", "--kinds", "regular,ragged")["done"] >= 30
+    )
+
+
+@pytest.mark.slow
+def test_verbs_and_analyses_give_the_numbers_of_the_cpu(tmp_path: Path) -> None:
+    home = small.copy_data(tmp_path / "home")
+    for verb in ("pretrain", "finetune"):
+        small.call(home, verb)
+    values, _ = make_signals(0)
+    (tmp_path / "recording.csv").write_text("C3,C4\n" + "\n".join(",".join(map(str, row)) for row in values.tolist()) + "\n")
+    (tmp_path / "map.toml").write_text("rate = 50\n")
+    assert run_sweep("verbs", "--home", str(home))["done"] == 13
