@@ -9,6 +9,8 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+from toys import raw, toys  # noqa: F401  fixtures; numpy is imported after the number of threads is set
+
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:

@@ -76,7 +76,7 @@ AREAS = {
             "test_archives.py",
             "test_accepted_inputs.py",
             "test_bad_inputs.py",
-            "test_cache.py",
+            "test_cache*.py",
         ),
     ),
     "cache": Area(
