@@ -1,10 +1,11 @@
-"""Write what is made from the code: docs/api.md, docs/cli.md, docs/datasets.md, docs/leakage.md, docs/settings.md and the rows of `bitimely list`. Run it after a change; a test compares.
+"""Write what is made from the code: docs/api.md, docs/cli.md, docs/datasets.md, docs/leakage.md, docs/settings.md, docs/recipe.schema.json and the rows of `bitimely list`. Run it after a change; a test compares.
 
 python docs/generate.py
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import api
@@ -13,6 +14,7 @@ import settings
 import stamps
 
 from bitimely_core import catalog
+from bitimely_core.recipe import Recipe
 
 ROOT = Path(__file__).parent.parent
 
@@ -34,6 +36,12 @@ def command_line() -> str:
     return "\n".join(parts)
 
 
+def recipe_schema() -> str:
+    """docs/recipe.schema.json: what a recipe may contain, for editors and other checks before `bitimely run`."""
+    facts = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Recipe.model_json_schema(), "title": "Recipe of bitimely"}
+    return json.dumps(facts, indent=1, sort_keys=True) + "\n"
+
+
 def main() -> None:
     """Rewrite all."""
     (ROOT / "docs" / "cli.md").write_text(command_line())
@@ -41,6 +49,7 @@ def main() -> None:
     datasets.PAGE.write_text(datasets.format_page(datasets.read_tables()))
     settings.PAGE.write_text(settings.format_page())
     stamps.PAGE.write_text(stamps.format_page())
+    (ROOT / "docs" / "recipe.schema.json").write_text(recipe_schema())
     catalog.LISTINGS.write_text(catalog.format_listings())
 
 
