@@ -165,7 +165,7 @@ def find_plugin_error(error: BaseException) -> UserError | None:
     return None
 
 
-Task = Literal["none", "classification", "multilabel", "regression"]
+Task = Literal["none", "classification", "multilabel", "regression", "survival"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -116,6 +116,17 @@ class Batch(NamedTuple):
     )
 
 
+def name_horizon(label: str, days: float) -> str:
+    """The name of the risk of a label within so many days."""
+    return f"{label}@{days:g}d"
+
+
+def parse_horizon(name: str) -> tuple[str, float]:
+    """Label and days of such a name."""
+    label, _, days = name.rpartition("@")
+    return label, float(days.removesuffix("d"))
+
+
 class Encoded(NamedTuple):
     """What a model returns. Always in forward time order; with special positions [SOS] is 0, [EOS] at `eos`."""
 

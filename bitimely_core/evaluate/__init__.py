@@ -11,6 +11,7 @@ Legend: n rows, U units (subjects, or rows with by="window"), R replicates, K cl
 
 from __future__ import annotations
 
+from bitimely_core.evaluate import survival  # it registers its metrics
 from bitimely_core.evaluate.bootstrap import MINIMUM_DEFINED, draw_counts
 from bitimely_core.evaluate.intervals import MINIMUM_UNITS, average_over_units
 from bitimely_core.evaluate.metrics import LOWER_IS_BETTER, MAIN, METRICS, NAMES, ROUNDING, MetricUnit, find_unit, to_probabilities
@@ -88,5 +89,6 @@ __all__ = [
     "score",
     "score_figure",
     "significance_sign",
+    "survival",
     "to_probabilities",
 ]

@@ -179,7 +179,7 @@ def build_metrics(rows: ScoredRows, found: Estimates, bootstrap: int) -> dict[st
     """The metrics of one prediction."""
     classes = 0 if rows.task == "regression" else int(rows.present.sum())
     undefined = "chance agreement is 1"  # with two classes only kappa can be undefined
-    if rows.task == "multilabel":
+    if rows.task in ("multilabel", "survival"):
         undefined = "no label has both positive and negative rows"
     elif rows.task == "classification" and not classes:
         undefined = f"all rows are of one class ({', '.join(rows.names[k] for k in np.flatnonzero(rows.positive.any(0)))})"
@@ -207,9 +207,9 @@ def build_class_scores(rows: ScoredRows, found: Estimates, bootstrap: int) -> di
         out[name] = ClassScores(
             support=support,
             subjects=len(np.unique(rows.groups[rows.positive[:, k]])),
-            base_rate=float(support / max(support + rows.others[k], 1)),
+            base_rate=None if rows.task == "survival" else float(support / max(support + rows.others[k], 1)),
             unknown=int((~rows.known[:, k]).sum()) if rows.task == "multilabel" else None,
-            **{metric: build_metric(metric, each[k], missing[metric], rare) for metric, each in found.each.items()},
+            **{metric: build_metric(metric, each[k], missing.get(metric), rare) for metric, each in found.each.items()},
         )
     return out
 

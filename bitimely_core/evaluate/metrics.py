@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bitimely_core.errors import Reason, input_error
+from bitimely_core.types import parse_horizon
 
 Array = npt.NDArray[Any]
 Unit = Literal["subject", "window"]
@@ -17,10 +18,11 @@ METRICS: dict[str, tuple[str, ...]] = {
     "classification": ("accuracy", "balanced_accuracy", "macro_f1", "kappa", "auroc", "auprc"),
     "multilabel": ("auprc", "auroc", "auprc_micro", "macro_f1", "accuracy"),
     "regression": ("mae", "rmse"),
+    "survival": ("c_index", "auroc", "brier"),
 }
-MAIN = {"classification": "accuracy", "multilabel": "auprc", "regression": "mae"}
+MAIN = {"classification": "accuracy", "multilabel": "auprc", "regression": "mae", "survival": "c_index"}
 EACH = ("precision", "recall", "f1", "auroc", "auprc")  # of every class or label
-LOWER_IS_BETTER = ("mae", "rmse")
+LOWER_IS_BETTER = ("mae", "rmse", "brier")
 NAMES = {
     "accuracy": "accuracy",
     "balanced_accuracy": "balanced accuracy",
@@ -31,6 +33,8 @@ NAMES = {
     "auprc_micro": "AUPRC, micro",
     "mae": "mean absolute error",
     "rmse": "root mean squared error",
+    "c_index": "Harrell's C",
+    "brier": "Brier score",
     "precision": "precision",
     "recall": "recall",
     "f1": "F1",
@@ -54,9 +58,9 @@ class MetricUnit(NamedTuple):
 
 def find_unit(metric: str, target: str | None = None) -> MetricUnit:
     """The unit of differences of `metric`; `target` is that of the values of a regression."""
-    if metric in LOWER_IS_BETTER:
+    if metric in ("mae", "rmse"):
         return MetricUnit(target or "units of the target", 1.0)
-    return MetricUnit("1", 1.0) if metric == "kappa" else MetricUnit("points", 100.0)
+    return MetricUnit("1", 1.0) if metric in ("kappa", "brier") else MetricUnit("points", 100.0)
 
 
 class UnitWeights(NamedTuple):
@@ -92,7 +96,9 @@ class ScoredRows(NamedTuple):
     """Checked rows of one split, sorted, so that scores do not depend on the order of the input."""
 
     task: str
-    target: Array  # [n] int64 class, [n] float64 value, [n, K] int64 labels (0 where not known)
+    target: (
+        Array  # [n] int64 class, [n] float64 value, [n, K] int64 labels (0 where not known), [n, K, 2] times and events (NaN: not known)
+    )
     known: Array  # [n, K] bool: False for labels that are not known, which count nowhere
     predictions: dict[str, Array]  # name -> [n, K] float64, regression [n]
     units: Array  # [n] int64
@@ -112,6 +118,9 @@ class ScoredRows(NamedTuple):
     def positive(self) -> Array:
         """[n, K] bool: whether the row is of the class."""
         k = np.arange(len(self.names))
+        if self.task == "survival":
+            days = np.array([parse_horizon(name)[1] for name in self.names])
+            return (self.target[..., 1] == 1) & (self.target[..., 0] <= days)
         return self.target[:, None] == k if self.task == "classification" else self.target.astype(bool)
 
     @property
@@ -176,6 +185,9 @@ def check_rows(
     if task == "regression":
         y = y.astype(np.float64).reshape(n)
         _require_finite(y, "target")
+    elif task == "survival":
+        y, days = y.astype(np.float64).reshape(n, k, 2), np.array([parse_horizon(name)[1] for name in names])
+        known = (y[..., 0] > days) | (y[..., 1] > 0)  # the state at the horizon
     else:
         unknown = np.isnan(y) if task == "multilabel" and y.dtype.kind == "f" else np.zeros(y.shape, dtype=bool)
         y = np.where(unknown, 0, y)
@@ -191,12 +203,13 @@ def check_rows(
         raise ValueError(f"groups have shape {g.shape}, expected {(n,)}")
     subjects, codes = np.unique(g.astype(str) if g.dtype == object else g, return_inverse=True)
     keys = [column for values in reversed(list(checked.values())) for column in np.atleast_2d(values.T)[::-1]]
-    order = np.lexsort([*keys, *np.atleast_2d(y.T)[::-1], codes])
+    order = np.lexsort([*keys, *np.atleast_2d(y.reshape(n, -1).T)[::-1], codes])
     codes = codes[order].astype(np.int64)
     units, n_units = (codes, len(subjects)) if by == "subject" else (np.arange(n), n)
     ordered = {name: v[order] for name, v in checked.items()}
-    known = ~unknown[order] if task == "multilabel" else np.ones((n, max(k, 1)), dtype=bool)
-    return ScoredRows(task, y[order], known, ordered, units, n_units, len(subjects), codes, names, by)
+    if task != "survival":
+        known = ~unknown if task == "multilabel" else np.ones((n, max(k, 1)), dtype=bool)
+    return ScoredRows(task, y[order], known[order], ordered, units, n_units, len(subjects), codes, names, by)
 
 
 def weigh_units(leverage: Array, rows: int, spent: float = 0.0) -> UnitWeights:

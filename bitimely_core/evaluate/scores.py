@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bitimely_core.evaluate import survival
 from bitimely_core.evaluate.intervals import (
     NO_WIDTH,
     build_class_scores,
@@ -35,6 +36,7 @@ from bitimely_core.evaluate.metrics import (
 from bitimely_core.page import BarPlot, Figure, make_figure, rename_units
 from bitimely_core.privacy import format_count
 from bitimely_core.schemas.scores import Baseline, ClassScores, MetricValue, TaskScores
+from bitimely_core.types import parse_horizon
 
 ABOUT = {
     "length_only": "logistic or linear regression on the number of events or observed samples alone",
@@ -48,10 +50,15 @@ def _label_rates(labels: Array) -> Array:
     return np.asarray(np.nansum(y, axis=0) / np.maximum(np.isfinite(y).sum(0), 1))
 
 
-def constant_baselines(task: str, train: Array, n: int, k: int) -> dict[str, tuple[str, Array, Array | None]]:
+def constant_baselines(task: str, train: Array, n: int, k: int, names: Sequence[str] = ()) -> dict[str, tuple[str, Array, Array | None]]:
     """Predictions that ignore the input, from training targets alone: name -> (description, prediction, decisions or None)."""
     if not len(train):
         return {}
+    if task == "survival":
+        known = [train[survival.select_known(train[:, c]), c].T for c in range(k)]
+        days = [parse_horizon(name)[1] for name in names]
+        rates = np.array([float(survival.estimate_incidence(*of).at(day)) if of.size else 0.0 for of, day in zip(known, days, strict=True)])
+        return {"prior": ("predicts for all the cumulative incidence of the training split", np.tile(rates, (n, 1)), None)}
     if task == "regression":
         centers = {"mean": float(train.mean()), "median": float(np.median(train))}
         return {name: (f"always predicts the {name} of the training targets", np.full(n, v), None) for name, v in centers.items()}
@@ -159,7 +166,7 @@ def score(
     described = {name: ({**ABOUT, **(about or {})}).get(name, "predictions on the same windows") for name in r.predictions if name != "run"}
     found = {name: ESTIMATORS[task](r, values, None) for name, values in r.predictions.items()}
     train = np.asarray([] if train_target is None else train_target)
-    constants = constant_baselines(task, train, len(r.target), len(r.names))
+    constants = constant_baselines(task, train, len(r.target), len(r.names), r.names)
     for name, (text, values, decisions) in constants.items():
         described[name], found[name] = text, ESTIMATORS[task](r, values, decisions)
     metrics = {name: build_metrics(r, found[name], bootstrap) for name in found}

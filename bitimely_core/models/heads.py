@@ -8,7 +8,7 @@ Legend: B batch, N tokens, M positions (N + 2 with [SOS] and [EOS]), D width, K 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +17,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.errors import Reason, usage_error
-from bitimely_core.models import factory
+from bitimely_core.models import factory, survival
 from bitimely_core.models.adapters import PERSON
 from bitimely_core.models.base import Model, bernoulli_entropy, to_batch, write_model
 from bitimely_core.registry import models as known
@@ -26,7 +26,7 @@ from bitimely_core.types import Batch, Encoded
 if TYPE_CHECKING:
     import numpy as np
 
-Task = Literal["classification", "multilabel", "regression"]
+Task = Literal["classification", "multilabel", "regression", "survival"]
 
 
 def _select_special(states: Tensor, encoded: Encoded, name: str) -> Tensor:
@@ -141,7 +141,9 @@ class Head(nn.Module):
 
     Attributes:
         model: the part below the head.
-        task: `classification` (logits of K classes), `multilabel` (K logits), `regression` (K values, standardised).
+        task: `classification` (logits of K classes), `multilabel` (K logits), `regression` (K values, standardised), `survival` (hazards; K
+            incidences, labels by horizons).
+        grid: of a survival head, what it predicts.
         target_scale: entropy of the training labels in nats (multilabel: mean over labels; regression: 1, targets are standardised); NaN
             until it is measured.
         target_mean: float32 [K], of the training targets of a regression; else 0.
@@ -162,8 +164,10 @@ class Head(nn.Module):
         layers: str = "last",
         layer_merge: str = "concat",
         freeze: bool = False,
+        grid: Sequence[Any] | None = None,
     ) -> None:
         super().__init__()
+        self.grid = survival.HazardGrid(grid[0], tuple(grid[1]), tuple(grid[2])) if grid else None
         self.task, self.outputs = task, outputs
         self.readout = readout or known[model.config.name].facts.readout
         self.layers, self.layer_merge, self.freeze = layers, layer_merge, freeze
@@ -175,10 +179,11 @@ class Head(nn.Module):
                 field="finetune.readout",
             )
         self.model = model.requires_grad_(not freeze)
-        self.linear = nn.Linear(_vector_width(model, self.readout, layers, layer_merge), outputs)
+        width = outputs if self.grid is None else outputs // len(self.grid.horizons) * 2 * (len(self.grid.edges) - 1)
+        self.linear = nn.Linear(_vector_width(model, self.readout, layers, layer_merge), width)
         self.person: nn.Linear | None = None  # age and sex of events, where the model itself has no place for them
         if model.config.person and getattr(model, "person_map", None) is None:
-            self.person = nn.Linear(PERSON, outputs, bias=False)
+            self.person = nn.Linear(PERSON, width, bias=False)
             nn.init.zeros_(self.person.weight)
         self.register_buffer("target_scale", torch.tensor(torch.nan))
         self.register_buffer("target_mean", torch.zeros(outputs))
@@ -197,7 +202,7 @@ class Head(nn.Module):
         return out
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits, for regression standardised values, [B, K]."""
+        """Logits, for regression standardised values, [B, K]; of hazards [B, labels * 2 * intervals]."""
         out = self.linear(compute_vectors(self.model, batch, self.readout, self.layers, self.layer_merge))
         return out if self.person is None or batch.person is None else out + self.person(batch.person.to(out.dtype))
 
@@ -208,6 +213,8 @@ class Head(nn.Module):
             return out.softmax(-1)
         if self.task == "multilabel":
             return out.sigmoid()
+        if self.grid is not None:
+            return survival.compute_incidence(out.reshape(len(out), -1, 2, len(self.grid.edges) - 1), self.grid).flatten(1)
         return (out * self.target_std + self.target_mean).squeeze(-1)
 
     @torch.no_grad()
@@ -219,7 +226,13 @@ class Head(nn.Module):
     @torch.no_grad()
     def standardise(self, targets: Tensor) -> float:
         """Store the scale of the training labels [n] or [n, K]; returns `target_scale`. NaN labels are ignored."""
-        if self.task == "classification":
+        if self.grid is not None:  # a training starts from the hazards of all rows together
+            time, event = targets[:, :: len(self.grid.horizons)].double().unbind(-1)
+            null, known = survival.find_null_logits(time, event, self.grid), torch.isfinite(time)
+            self.linear.bias.copy_(null.flatten())
+            each = survival.measure_loss(null.expand(len(time), -1, -1, -1), time.nan_to_num(0.0), event.nan_to_num(0.0), self.grid)
+            scale = float(each[known].mean())
+        elif self.task == "classification":
             share = torch.bincount(targets.long(), minlength=self.outputs).double() / max(len(targets), 1)
             scale = float(torch.special.entr(share).sum())
         else:
@@ -238,7 +251,7 @@ class Head(nn.Module):
     def describe(self) -> dict[str, Any]:
         """Contents of `config.json`."""
         head = {name: getattr(self, name) for name in ("task", "outputs", "readout", "layers", "layer_merge", "freeze")}
-        return {**self.model.describe(), "head": head}
+        return {**self.model.describe(), "head": head | ({} if self.grid is None else {"grid": self.grid})}
 
     def save(self, folder: str | Path) -> None:
         """`model.safetensors` and `config.json` in `folder`; read them with `heads.load`, the part below with `models.load`."""
@@ -313,7 +326,13 @@ def mean_squared_error(head: Head, batch: Batch, generator: Generator | None = N
     return _make_result(head, error.square().sum() / count, {"mae": absolute}, prediction, target, valid)
 
 
-losses = {"classification": cross_entropy, "multilabel": binary_cross_entropy, "regression": mean_squared_error}
+def hazard_loss(head: Head, batch: Batch, generator: Generator | None = None) -> dict[str, Any]:
+    """Negative log-likelihood of times to event [B, K, 2] in the objective form (`models.survival`)."""
+    found = survival.survival_loss(head, batch)
+    return _make_result(head, found["loss"], {}, found["prediction"], found["target"], found["valid"])
+
+
+losses = {"classification": cross_entropy, "multilabel": binary_cross_entropy, "regression": mean_squared_error, "survival": hazard_loss}
 """Task -> its loss."""
 
 

@@ -95,6 +95,8 @@ class ClassScores(Part):
     f1: MetricValue = MetricValue()
     auroc: MetricValue = MetricValue()
     auprc: MetricValue = MetricValue()
+    c_index: MetricValue | None = omit_none("time to event only, as is the next")
+    brier: MetricValue | None = omit_none()
 
 
 class Baseline(Part):

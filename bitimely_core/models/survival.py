@@ -1,0 +1,115 @@
+"""Hazards for time to event with death as a competing risk: losses under censoring, and cumulative incidences.
+
+Both kinds have one output per label, cause (the event, death) and interval of a grid of days; the intervals are those that `make_edges` draws from the
+training events. discrete: the share of those at risk at the start of an interval who have the event, or die, in it (Lee et al. 2018 without the
+ranking loss; Gensheimer and Narasimhan 2019). piecewise-exponential: a constant rate of each cause within an interval (Friedman 1982; MOTOR,
+Steinberg et al. 2023).
+
+Legend: B rows, K labels, J intervals, H horizons; logits [B, K, 2, J], time [B, K] days, event [B, K] 0, 1 (event) or 2 (death).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+HazardKind = Literal["discrete", "piecewise-exponential"]
+YEAR = 365.25  # days: the unit of the rates
+SMOOTHING = 0.5  # events added to those of an interval where its hazard starts a training
+
+
+class HazardGrid(NamedTuple):
+    """What a head for time to event predicts: kept in its `config.json`."""
+
+    kind: HazardKind
+    edges: tuple[float, ...]  # [J + 1] days, the first 0
+    horizons: tuple[float, ...]  # [H] days of the predicted incidences
+
+    def measure_exposure(self, time: Tensor) -> Tensor:
+        """Share of each interval that is lived through until `time`, [..., J]."""
+        edges = torch.tensor(self.edges, dtype=time.dtype, device=time.device)
+        return ((time[..., None] - edges[:-1]) / edges.diff()).clamp(0, 1)
+
+    def find_interval(self, time: Tensor) -> Tensor:
+        """The interval (open, closed] that holds `time`, int64 [...]."""
+        edges = torch.tensor(self.edges, dtype=time.dtype, device=time.device)
+        return torch.searchsorted(edges[1:], time.contiguous()).clamp(max=len(self.edges) - 2)
+
+    def censor(self, time: Tensor, event: Tensor) -> tuple[Tensor, Tensor]:
+        """Times and events, those beyond the grid censored at its end."""
+        late = time > self.edges[-1]
+        return time.clamp(max=self.edges[-1]), torch.where(late, 0, event)
+
+
+def make_edges(time: np.ndarray, event: np.ndarray, end: float, intervals: int) -> tuple[float, ...]:
+    """Edges in days: quantiles of the times [n] of the events (1), so that each interval holds as many, from 0 to `end`."""
+    own = time[(event == 1) & (time < end)]
+    inner = np.unique(np.round(np.quantile(own, np.arange(1, intervals) / intervals))) if len(own) else np.empty(0)
+    inner = inner[(inner > 0) & (inner < end)]
+    return (0.0, *map(float, inner), float(end))
+
+
+def measure_loss(logits: Tensor, time: Tensor, event: Tensor, grid: HazardGrid) -> Tensor:
+    """Negative log-likelihood [B, K].
+
+    An interval that a row leaves by censoring counts with its share: a share f of it without event is (1 - h)^f, exp(-f a) of a rate.
+    """
+    time, event = grid.censor(time, event)
+    lived, at = grid.measure_exposure(time), grid.find_interval(time)
+    happened = event > 0
+    cause = (event.clamp(min=1) - 1).long()
+    own = logits.gather(3, at[..., None, None].expand(*logits.shape[:3], 1))[..., 0]
+    own = own.gather(2, cause[..., None])[..., 0]  # logit of the cause in the interval of the event
+    if grid.kind == "discrete":
+        stay = -torch.logsumexp(F.pad(logits, (0, 0, 1, 0)), 2)  # log(1 - h), [B, K, J]
+        last = F.one_hot(at, stay.shape[-1]).bool() & happened[..., None]
+        chance = own + stay.gather(2, at[..., None])[..., 0]
+        return -(torch.where(last, 0.0, stay * lived).sum(-1) + torch.where(happened, chance, 0.0))
+    years = lived * torch.tensor(np.diff(grid.edges) / YEAR, dtype=lived.dtype, device=lived.device)
+    return (logits.exp().sum(2) * years).sum(-1) - torch.where(happened, own, 0.0)
+
+
+def compute_incidence(logits: Tensor, grid: HazardGrid, days: Sequence[float] | None = None) -> Tensor:
+    """Cumulative incidence of the event at `days` (None: the horizons), [B, K, H]; hazards are constant within an interval."""
+    if grid.kind == "discrete":
+        total = torch.logsumexp(F.pad(logits, (0, 0, 1, 0)), 2)  # the hazard of an interval, summed over its time
+        share = logits.softmax(2)[:, :, 0]
+    else:
+        rates = logits.exp() * torch.tensor(np.diff(grid.edges) / YEAR, dtype=logits.dtype, device=logits.device)
+        total = rates.sum(2)
+        share = rates[:, :, 0] / total
+    lived = grid.measure_exposure(torch.tensor(grid.horizons if days is None else days, dtype=logits.dtype, device=logits.device))
+    before = torch.exp(-F.pad(total.cumsum(-1), (1, 0))[..., :-1]) * share
+    gone = -torch.expm1(-total[..., None, :] * lived)  # [B, K, H, J]
+    return (before[..., None, :] * gone).sum(-1)
+
+
+def find_null_logits(time: Tensor, event: Tensor, grid: HazardGrid) -> Tensor:
+    """Logits [K, 2, J] of the hazards of all rows together; time and event [n, K], NaN: not known."""
+    known = torch.isfinite(time)
+    time, event = grid.censor(torch.where(known, time, 0.0).double(), torch.where(known, event, 0.0))
+    lived, at = grid.measure_exposure(time), F.one_hot(grid.find_interval(time), len(grid.edges) - 1)
+    cases = torch.stack([(at * (event == code)[..., None]).sum(0) for code in (1, 2)], 1) + SMOOTHING  # [K, 2, J]
+    if grid.kind == "discrete":
+        ended = torch.where((event > 0)[..., None], torch.maximum(lived, at.double()), lived).sum(0)[:, None]
+        return torch.log(cases) - torch.log((ended - cases.sum(1, keepdim=True)).clamp(min=SMOOTHING))
+    years = lived.sum(0)[:, None] * torch.tensor(np.diff(grid.edges) / YEAR, dtype=torch.float64)
+    return torch.log(cases) - torch.log(years.clamp(min=SMOOTHING / YEAR))
+
+
+def survival_loss(head: Any, batch: Any, generator: torch.Generator | None = None) -> dict[str, Any]:
+    """The loss of a head on targets [B, K H, 2] (times and events, NaN: not known) in the objective form."""
+    grid: HazardGrid = head.grid
+    target = batch.target[:, :: len(grid.horizons)]
+    logits = head(batch)
+    logits = (logits if logits.dtype == torch.float64 else logits.float()).reshape(*target.shape[:2], 2, -1)
+    valid = torch.isfinite(target).all(-1)
+    time, event = torch.where(valid[..., None], target, 0.0).to(logits.dtype).unbind(-1)
+    each = torch.where(valid, measure_loss(logits, time, event, grid), 0.0)
+    loss = each.sum() / valid.sum().clamp(min=1)
+    return {"loss": loss, "prediction": compute_incidence(logits, grid)[..., -1], "target": event, "valid": valid}
