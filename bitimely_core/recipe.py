@@ -152,8 +152,28 @@ class RecipeArm(RecipeStage):
 class LeaveOut(Section):
     """One `[[leave_out]]`: points of the matrix that cannot be, key -> values, and why."""
 
-    where: dict[str, tuple[Any, ...]]
+    where: dict[str, tuple[Any, ...]]  # arm, block: their names
     why: str
+
+
+class TuningStage(Section):
+    """`[tuning]`: one choice of learning rates for each arm, from trainings of its own that are never scored; all its other trainings take them."""
+
+    seed: int = Field(99, ge=0)
+    fold: int | None = Field(None, ge=1, le=10)  # one of `folds`
+    rates: Rates = 3
+
+
+class RegisteredFamily(Section):
+    """One `[[family]]`: differences of a row to its rivals that are one family of tests, corrected together. Without a margin: superiority."""
+
+    name: str
+    question: str
+    row: str
+    rivals: tuple[str, ...]  # rows; or baselines: features, kernels, signal (the first that the data set registers)
+    columns: tuple[str, ...]
+    margin: dict[str, Margin] = {}  # column -> printed units
+    margin_share: Margin | None = None  # of the rival's value, in columns without a margin
 
 
 class Recipe(Section):
@@ -174,6 +194,9 @@ class Recipe(Section):
     leave_out: tuple[LeaveOut, ...] = ()
     paper: dict[str, Any] = {}  # row -> column -> value, or [value, standard error], in the paper's units
     folds: tuple[Annotated[int, Field(ge=1, le=10)], ...] = ()  # test folds: everything once for each, the test sets scored together
+    tuning: TuningStage | None = None
+    recipes: tuple[str, ...] = ()  # shipped recipes that are run one after another; this one tests the families over them
+    family: tuple[RegisteredFamily, ...] = ()
     statistics: tuple[str, ...] = ()  # views whose windows are counted beside the paper's table
     objectives: dict[str, str] = {}  # a model's own objective -> the one in its place
     literal: SettingsLayer = {}  # laid over the recipe unless `run --leak-free`: what the paper does and a fair evaluation would not

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 from bitimely_core import registry
 from bitimely_core.config import parse_assignments
 from bitimely_core.errors import Exit
-from bitimely_core.pipeline import costs, graph, workers
+from bitimely_core.pipeline import costs, families, graph, workers
 from bitimely_core.pipeline.graph import StageState
 from bitimely_core.pipeline.plan import ExperimentPlan, plan_experiment
 from bitimely_core.recipe import Recipe, check_settings, load_recipe
@@ -63,6 +64,7 @@ def run(
     leak_free: bool = False,
     assignments: list[str] | None = None,
     dry_run: bool = False,
+    on: str | None = None,
     progress: Progress | None = None,
     say: Say | None = None,
     watch: Watch | None = None,
@@ -83,6 +85,7 @@ def run(
         leak_free: leave the recipe's section `[literal]` out; names end in -leak-free.
         assignments: `section.key=value`; sections of a recipe (ingest, tokenize, build, evaluate, matrix) change the recipe, the others all trainings.
         dry_run: only show what would be done, with estimates of parameters, operations, hours and disk.
+        on: an accelerator (a key of `costs.ACCELERATORS`) whose hours the estimates are; None: the present device.
         progress: called with what is counted, how far, of how many.
         say: called with one line of information.
         watch: called whenever a stage changes: states, and `left`, the estimated seconds to the end.
@@ -101,12 +104,18 @@ def run(
     recipe_changes, per_training = _split_assignments(assignments or [])
     recipe = load(pipeline, leak_free=leak_free, changes=recipe_changes)
     check_settings(recipe, parse_assignments(per_training))
+    if recipe.recipes:
+        call = functools.partial(
+            run, workspace=workspace, only=only, jobs=jobs, devices=devices, shard=shard, assignments=assignments, dry_run=dry_run, on=on,
+            progress=progress, say=say, watch=watch, began=began,
+        )  # fmt: skip
+        return _run_recipes(recipe, pipeline, home, workspace, {one: call(one) for one in recipe.recipes}, progress)
     plan = plan_experiment(
         recipe, name, workspace, assignments=per_training, devices=devices, leak_free=leak_free, progress=progress, say=say
     )
     selected = graph.closure(plan.nodes, select_stages(plan, only or [], shard))
     if dry_run:
-        return {"format_version": 1, "pipeline": pipeline, "exit_code": 0, **costs.estimate_costs(plan, selected, workspace)}
+        return {"format_version": 1, "pipeline": pipeline, "exit_code": 0, **costs.estimate_costs(plan, selected, workspace, on=on)}
     helpers = workers.start_processes(
         jobs,
         pipeline=pipeline,
@@ -130,6 +139,40 @@ def run(
         "stages": stages,
         "report": str(page) if page.is_file() else None,
         "exit_code": int(failed[0] if failed else Exit.PARTIAL if partial else Exit.OK),
+    }
+
+
+def _run_recipes(
+    recipe: Recipe, pipeline: str, home: Path, workspace: Path, results: dict[str, dict[str, Any]], progress: Progress | None
+) -> dict[str, Any]:
+    """The results of several recipes as one, and the page of the families that are tested over them."""
+    stages = [{**stage, "stage": f"{stage['stage']} ({Path(one).stem})"} for one, result in results.items() for stage in result["stages"]]
+    totals = [result["total"] for result in results.values() if "total" in result]
+    if totals:
+        total = {key: sum(one[key] for one in totals) for key in totals[0]}
+        about = next(iter(results.values()))["assumptions"]
+        return {
+            "format_version": 1, "pipeline": pipeline, "exit_code": 0, "stages": stages, "report": None, "total": total, "assumptions": about,
+        }  # fmt: skip
+    plans = [plan_experiment(load(one), Path(one).stem, workspace, assignments=[]) for one in recipe.recipes]
+    page = workspace / "reports" / home.name
+
+    def call(_: graph.States) -> graph.StageResult:
+        families.write_families(recipe, home.name, plans, workspace, progress)
+        return graph.StageResult()
+
+    read = tuple(workspace / "reports" / Path(one).stem / "summary.json" for one in recipe.recipes)
+    settings = {"families": [one.model_dump() for one in recipe.family]}
+    node = graph.Node(label="families", settings=settings, call=call, made=page / "summary.json", reads=read)
+    state = graph.execute({"families": node}, home)["families"]
+    codes = [result["exit_code"] for result in results.values()]
+    failed = [code for code in (*codes, state.exit_code) if code not in {Exit.OK, Exit.PARTIAL}]
+    return {
+        "format_version": 1,
+        "pipeline": pipeline,
+        "stages": [*stages, {"stage": "families", **state._asdict()}],
+        "report": str(page / "report.html") if (page / "report.html").is_file() else None,
+        "exit_code": int(failed[0] if failed else max(codes)),
     }
 
 

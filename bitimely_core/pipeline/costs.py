@@ -51,7 +51,7 @@ class DataSize:
     events: float | None = None  # mean length of histories: most are far shorter than the longest
 
 
-def estimate_costs(plan: ExperimentPlan, selected: set[str], workspace: Path) -> dict[str, Any]:
+def estimate_costs(plan: ExperimentPlan, selected: set[str], workspace: Path, *, on: str | None = None) -> dict[str, Any]:
     """The plan as rows, with the estimates of every training and their sum; `assumptions` says what they rest on."""
     speed = measure_speed() if plan.trainings else 0.0
     labels = [label for label in plan.nodes if label in selected]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ from bitimely_core.config import DataConfig, Section, load_preset, merge_layers,
 from bitimely_core.errors import Exit, Reason, UserError, input_error, usage_error
 from bitimely_core.pipeline.graph import SUCCEEDED, Node, StageResult, States
 from bitimely_core.privacy import format_count
-from bitimely_core.recipe import AnalyzeStage, Recipe, RecipeBlock, RecipeStage
+from bitimely_core.recipe import AnalyzeStage, Recipe, RecipeBlock, RecipeStage, TuningStage
 from bitimely_core.report.recipe_results import write_results
+from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import make_windows_opener
 from bitimely_core.workflows.train import Flags, Say, TrainingResult
@@ -45,6 +46,11 @@ class ExperimentCell:
         """The seed of its trainings."""
         return int(self.flags.get("seed", 0))
 
+    def tune(self, tuning: TuningStage, matrix: Mapping[str, tuple[Any, ...]]) -> ExperimentCell:
+        """The cell that chooses the learning rates of its arm: the seed of `tuning`, the first value of what the fine-tuning alone reads."""
+        first = {key: matrix[key][0] for key in self.values if key in FINETUNE_FLAGS} | {"seed": tuning.seed}
+        return replace(self, values={**self.values, **first}, flags={**self.flags, **first})
+
     def name(self, *, pretraining: bool = False) -> str:
         """The values that tell it from other cells; of the pre-training only those that matter to it."""
         shown = [name_value(value) for key, value in self.values.items() if not pretraining or key not in FINETUNE_FLAGS]
@@ -65,6 +71,7 @@ class TrainingStage:
     data: str | None = None
     preset: str | None = None
     budget: str | None = None
+    rate_from: str | None = None  # run whose chosen learning rate it takes
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of the verb."""
@@ -242,13 +249,24 @@ class PlanBuilder:
         )
         return name, self.add(node)
 
-    def add_cell(self, block: RecipeBlock, cell: ExperimentCell, views: list[str], fold: int | None) -> None:
-        """All stages of one cell in one block, for one test fold where there are several."""
+    def add_cell(
+        self, block: RecipeBlock, cell: ExperimentCell, views: list[str], fold: int | None, *, tuned: dict[str, str] | None = None
+    ) -> dict[str, str]:
+        """All stages of one cell in one block, for one test fold where there are several; of `tuned` {} those that choose learning rates alone.
+
+        Returns the run behind each data that its trainings read: "" of the pre-training, a view of a fine-tuning.
+        """
         recipe = self.recipe
         columns = {view: view if views.count(view) == 1 else block.name for view in _views(recipe, block)}  # of several the block's name
-        if why := next((out.why for out in recipe.leave_out if all(cell.values.get(key) in known for key, known in out.where.items())), ""):
+        at = {"arm": cell.arm, "block": block.name, **cell.values}
+        if why := next((out.why for out in recipe.leave_out if all(at.get(key) in known for key, known in out.where.items())), ""):
             self.plan.table.extend(TableEntry(row=cell.row, column=column, seed=cell.seed, why=why) for column in columns.values())
-            return
+            return {}
+        searching, search = tuned is not None, recipe.tuning
+        if search and not searching:
+            tuned = self.add_cell(block, cell.tune(search, recipe.matrix), views, search.fold, tuned={})
+        rates: Flags = {"tune": {"rates": search.rates}} if search and searching else {}
+        chosen, runs = tuned or {}, dict[str, str]()
         if fold is not None:
             tokenize = DataConfig.model_validate({**_set_fields(block.tokenize), "test_fold": fold})
             block = block.model_copy(update={"name": "-".join(filter(None, [block.name, f"fold-{fold}"])), "tokenize": tokenize})
@@ -266,12 +284,12 @@ class PlanBuilder:
             recipe.overrides("pretrain", tokenize=False),
             block.pretrain.flags(),
             {"objective": {"name": instead}} if instead else {},
-            {section: values for section, values in stage.flags().items() if section != "finetune"},
+            {section: values for section, values in stage.model_copy(update={"fraction": None}).flags().items() if section != "finetune"},
             cell.set,
             {"data": {"names": tuple(name for name, _ in wanted)}},
-            {"train": {"steps": 0}} if stage.from_scratch else spread,
+            {"train": {"steps": 0}} if stage.from_scratch else {**spread, **rates},
         )
-        base = "-".join(filter(None, [self.plan.name, block.name, cell.name(pretraining=True)]))
+        runs[""] = base = "-".join(filter(None, [self.plan.name, block.name, cell.name(pretraining=True)]))
         assignments = tuple(self.assignments)
         if stage.from_scratch:  # a run with the initial weights, which depend on the settings of model and data alone
             assignments = tuple(pair for pair in self.assignments if pair.startswith(("model.", "data.")))
@@ -283,6 +301,7 @@ class PlanBuilder:
             flags=settings,
             assignments=assignments,
             needs=tuple(label for _, label in wanted),
+            rate_from=None if stage.from_scratch else chosen.get(""),
         )
         source = self._add_training(pretraining, owner, words)
         for view, column in columns.items():
@@ -295,7 +314,7 @@ class PlanBuilder:
                 {"data": {"fraction": stage.fraction}} if stage.fraction else {},
                 {section: values for section, values in cell.set.items() if section in {"train", "finetune", "tune"}},
                 {"data": {"names": (name,)}},
-                spread,
+                {**spread, **rates},
             )
             short = view.partition("/")[2] or view
             run = "-".join(filter(None, [self.plan.name, block.name, cell.name(), short]))
@@ -307,20 +326,30 @@ class PlanBuilder:
                 flags=tuning,
                 assignments=tuple(self.assignments),
                 needs=(source, tokenized),
+                rate_from=chosen.get(view),
             )
+            runs[view] = run
             trained = self._add_training(finetuning, owner, words)
+            if searching:
+                continue
             scored = self._add_evaluation(run, trained, cell, owner, words)
             self.plan.table.append(TableEntry(row=cell.row, column=column, seed=cell.seed, run=run, stage=scored, trained=trained))
             self._add_analyses("finetune", run, trained, owner, words)
-        self._add_analyses("pretrain", base, source, owner, words)
+        if not searching:
+            self._add_analyses("pretrain", base, source, owner, words)
+        return runs
 
     def _add_training(self, training: TrainingStage, owner: str, words: str) -> str:
         label = f"{training.verb} {training.run}"
         settings = {"verb": training.verb, **{key: value for key, value in training.arguments().items() if key != "run"}}
+        needs = training.needs
+        if training.rate_from is not None:
+            settings["rate_from"] = training.rate_from
+            needs = (*needs, f"{training.verb} {training.rate_from}")
         self.plan.trainings.setdefault(label, training)
         call = partial(_train, training, self.workspace, self.devices, self.progress, self.say)
         made = locate_new(self.workspace, "runs", training.run) / "run.json"
-        return self.add(Node(label=label, settings=settings, call=call, made=made, needs=training.needs), owner, words)
+        return self.add(Node(label=label, settings=settings, call=call, made=made, needs=needs), owner, words)
 
     def _add_evaluation(self, run: str, trained: str, cell: ExperimentCell, owner: str, words: str) -> str:
         wanted = self.recipe.evaluate
@@ -416,6 +445,10 @@ def _set_fields(section: Section) -> Flags:
 
 
 def _train(training: TrainingStage, workspace: Path, devices: int, progress: Progress | None, say: Say | None, _: States) -> StageResult:
+    if training.rate_from is not None:
+        search = RunRecord.load(locate(workspace, "runs", training.rate_from) / "run.json")
+        rate = search.tuning.lr if search.tuning else search.settings.train.lr
+        training = replace(training, flags=merge_layers(training.flags, {"train": {"lr": rate}}))
     if devices > 1:
         from bitimely_core.training.distributed import launch
 

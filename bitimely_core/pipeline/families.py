@@ -1,0 +1,171 @@
+"""Registered families of tests over the results of several recipes: no verdict before every run of a family is there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bitimely_core import evaluate, storage
+from bitimely_core.evaluate import baselines, folds, result_table
+from bitimely_core.evaluate.paired import Predictions, parse_predictions
+from bitimely_core.evaluate.result_table import OpenWindows, ScoreColumn, ScoredRun
+from bitimely_core.evaluate.verdicts import PrintedMetric, describe_difference, describe_interval, describe_margin, name_verdict
+from bitimely_core.page import PageBuilder, rename_units
+from bitimely_core.pipeline.plan import ExperimentPlan
+from bitimely_core.recipe import Recipe, RegisteredFamily
+from bitimely_core.report.renderer import write_report
+from bitimely_core.schemas.scores import CorrectedDifference, MeanDifference
+from bitimely_core.types import Progress
+from bitimely_core.workflows.prepare import make_windows_opener
+
+SIGNAL = "signal"  # rival: the first baseline that the data set registers
+COLUMNS = ["family", "data", "difference", "cells", "value", "95 % CI, Holm-corrected", "verdict"]
+
+
+class RegisteredTest(NamedTuple):
+    """One test of a family: its difference, or how many cells are still missing."""
+
+    family: RegisteredFamily
+    column: str
+    rival: str
+    done: int
+    cells: int
+    difference: MeanDifference | None = None
+    metric: PrintedMetric = PrintedMetric("accuracy")
+    unit: str = "subject"
+    level: float = float("nan")  # mean of the rival
+
+    @property
+    def margin(self) -> float | None:
+        """The margin in units of the score."""
+        share = self.family.margin_share
+        stated = self.family.margin.get(self.column)
+        return stated / self.metric.factor if stated is not None else share * self.level if share is not None else None
+
+
+class ColumnRuns(NamedTuple):
+    """The runs of one column of one recipe: row -> seed -> scored folds, None where one is missing."""
+
+    column: str
+    rows: Mapping[str, Mapping[int, ScoredRun | None]]
+    keep: Path
+    open_windows: OpenWindows
+
+    def compare(self, family: RegisteredFamily, rival: str, progress: Progress | None) -> RegisteredTest:
+        """The difference of the family's row to one rival where every seed of both is there."""
+        sides = [self.rows.get(name, {}) for name in (family.row, rival) if name in self.rows or name == family.row]
+        runs = [list(side.values()) for side in sides]
+        found = [[one for one in side if one is not None] for side in runs]
+        test = RegisteredTest(family, self.column, rival, sum(map(len, found)), sum(map(len, runs)))
+        if not test.cells or test.done < test.cells:
+            return test
+        first = found[0][0].scores
+        predictions = {f"a{k}": self._read(one) for k, one in enumerate(found[0])}
+        others = [self._read(one) for one in found[1]] if len(found) > 1 else [self._fit(rival, one, progress) for one in found[0]]
+        predictions |= {f"b{k}": one for k, one in enumerate(others)}
+        column = ScoreColumn(self.column, self.column, evaluate.MAIN[first.task or ""], None, first.task or "")
+        measured = evaluate.estimate_runs(
+            column.task, predictions, class_names=list(first.by_class), metric=column.metric, unit=first.unit, subject=evaluate.name_unit(first)
+        )  # fmt: skip
+        sets = [[name for name in predictions if name[0] == side] for side in "ab"]
+        level = evaluate.mean_over_seeds(measured, sets[1]).value
+        return test._replace(
+            difference=evaluate.paired_difference(measured, sets[0], sets[1]),
+            metric=PrintedMetric(str(column.metric), first.unit),
+            unit=evaluate.name_unit(first),
+            level=float("nan") if level is None else level,
+        )
+
+    def _read(self, one: ScoredRun) -> Predictions:
+        read = result_table.read_predictions(one)
+        assert read is not None  # it has been scored
+        return read[1]
+
+    def _fit(self, rival: str, one: ScoredRun, progress: Progress | None) -> Predictions:
+        """A baseline with the labels of one seed, all folds together."""
+        kind = (
+            next(iter(baselines.find_registered(self.open_windows(one.runs[0].record.data[0].name))), rival) if rival == SIGNAL else rival
+        )
+        also = [part.folder / baselines.FOLDER for part in one.runs]
+        fitted = [
+            baselines.fit_baseline(kind, p.record, p.scores, keep=self.keep, open_windows=self.open_windows, also=also, progress=progress)
+            for p in one.runs
+        ]
+        frame = folds.pool_baseline([each for each in fitted if not isinstance(each, str)], one.scores)[1]
+        return parse_predictions(one.scores.task or "", frame, evaluate.list_classes(frame))
+
+
+def correct_families(tests: Sequence[RegisteredTest]) -> dict[int, CorrectedDifference]:
+    """Position of a test -> its difference, corrected within its family; of complete families alone."""
+    out: dict[int, CorrectedDifference] = {}
+    for name in dict.fromkeys(test.family.name for test in tests):
+        own = [k for k, test in enumerate(tests) if test.family.name == name]
+        known = [d for k in own if (d := tests[k].difference) is not None]
+        if len(known) == len(own):
+            signs, margins = [tests[k].metric.sign for k in own], [tests[k].margin for k in own]
+            out |= dict(zip(own, evaluate.apply_margins(evaluate.holm_correct(known), margins, signs), strict=True))
+    return out
+
+
+def collect_columns(plans: Sequence[ExperimentPlan], workspace: Path) -> dict[str, ColumnRuns]:
+    """The runs of every column of the recipes."""
+    opened = make_windows_opener(workspace)
+    out: dict[str, ColumnRuns] = {}
+    for plan in plans:
+        keep = workspace / "reports" / plan.name / "kept"
+        cells: dict[tuple[str, str, int], list[str]] = {}
+        for entry in plan.table:
+            if entry.run is not None:
+                cells.setdefault((entry.column, entry.row, entry.seed), []).append(entry.run)
+        for (column, row, seed), names in cells.items():
+            parts = [result_table.read_scored_run(row, column, seed, workspace / "runs" / name) for name in names]
+            known = [part for part in parts if part is not None]
+            pooled = folds.pool_folds(known, keep, opened) if len(known) == len(names) else None
+            rows: dict[str, dict[int, ScoredRun | None]] = out.setdefault(column, ColumnRuns(column, {}, keep, opened)).rows  # type: ignore[assignment]
+            rows.setdefault(row, {})[seed] = pooled
+    return out
+
+
+def write_families(recipe: Recipe, name: str, plans: Sequence[ExperimentPlan], workspace: Path, progress: Progress | None) -> Path:
+    """The page of all registered tests; the path of `report.html`."""
+    columns = collect_columns(plans, workspace)
+    tests = []
+    for family in recipe.family:
+        for column in family.columns:
+            runs = columns.get(column)
+            empty = [RegisteredTest(family, column, rival, 0, 0) for rival in family.rivals]
+            tests += [runs.compare(family, rival, progress) for rival in family.rivals] if runs else empty
+    corrected = correct_families(tests)
+    page, sentences, rows = PageBuilder(recipe.title or name), [], []
+    for k, test in enumerate(tests):
+        d, label = corrected.get(k), f"{test.family.row} less {test.rival}"
+        shown = ["", "", "family not complete"]
+        if d is not None:
+            pair = (test.family.row, test.rival)
+            said = describe_difference(pair, test.column, d, test.metric, test.unit) if test.margin is None else ""
+            said = (
+                said
+                or describe_margin(pair, d, test.metric, planned=True)
+                or describe_difference(pair, test.column, d, test.metric, test.unit)
+            )
+            sentences.append(f"{test.family.name}: {said}")
+            verdict = name_verdict(d, test.metric) if test.margin is None else said
+            shown = [test.metric.difference(d.difference), describe_interval(d, test.metric).partition(",")[0], verdict]
+        rows.append([test.family.name, test.column, label, f"{test.done} of {test.cells}", *shown])
+    for family in recipe.family:
+        page.text(f"{family.name}: {family.question}")
+    page.table(
+        "families",
+        "Registered tests",
+        "Each family is corrected by itself; none is judged before all of its cells have run.",
+        COLUMNS,
+        rows,
+    )
+    for sentence in sentences:
+        page.text(rename_units(sentence, "subject"))
+    done, cells = sum(t.done for t in tests), sum(t.cells for t in tests)
+    complete = len({tests[k].family.name for k in corrected})
+    verdict = f"{complete} of {len(recipe.family)} registered families are complete ({done} of {cells} cells)."
+    summary: dict[str, Any] = {"tests": [dict(zip(COLUMNS, row, strict=True)) for row in rows], "sentences": sentences}
+    return write_report(storage.make_folder(workspace / "reports" / name), page.finish(verdict, summary))

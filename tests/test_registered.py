@@ -1,0 +1,124 @@
+"""Registered experiments: one choice of rates for each arm, cells that an arm leaves out, and families of tests over several recipes."""
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+from small import SMALL_RECIPE
+
+from bitimely_core import pipeline
+from bitimely_core.errors import UserError
+
+RECIPE = f"""
+title = "Small"
+{SMALL_RECIPE}patch = 50
+layers = 2
+[tuning]
+seed = 99
+rates = [1e-4, 1e-2]
+[[arm]]
+name = "strict"
+model = "bitimelygpt"
+objective = "next-previous-strict"
+[[arm]]
+name = "scratch"
+model = "bitimelygpt"
+from_scratch = true
+[matrix]
+fraction = [0.5, 1.0]
+seed = [0, 1, 2]
+[[leave_out]]
+where = {{ arm = ["scratch"], fraction = [1.0] }}
+why = "registered at one fraction"
+"""
+FAMILIES = """
+title = "Families"
+recipes = ["small.toml"]
+[[family]]
+name = "F1"
+question = "Is pre-training better?"
+row = "strict 0.5"
+rivals = ["scratch 0.5"]
+columns = ["synthetic/staging"]
+[[family]]
+name = "F2"
+question = "Is it no worse than simple features by 30 points?"
+row = "strict 0.5"
+rivals = ["features"]
+columns = ["synthetic/staging"]
+margin = { "synthetic/staging" = 30.0 }
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("registered")
+    (folder / "small.toml").write_text(RECIPE)
+    (folder / "families.toml").write_text(FAMILIES.replace("small.toml", str(folder / "small.toml")))
+    return folder
+
+
+def read_run(home: Path, name: str) -> dict:
+    return json.loads((home / "runs" / name / "run.json").read_text())
+
+
+def mean_accuracy(home: Path, arm: str) -> float:
+    frames = [pl.read_parquet(home / "runs" / f"small-{arm}-0.5-{seed}-staging" / "predictions.parquet") for seed in range(3)]
+    return sum(float((f["target"] == f["prediction"]).mean()) for f in frames) / 3  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_families_are_judged_when_they_are_complete(home: Path) -> None:
+    first = pipeline.run(str(home / "families.toml"), workspace=home, only=["strict 0.5"])
+    assert first["exit_code"] == 0, first["stages"]
+    summary = json.loads((home / "reports" / "families" / "summary.json").read_text())
+    rows = {test["family"]: test for test in summary["tests"]}
+    assert rows["F1"]["verdict"] == "family not complete"
+    assert rows["F1"]["cells"] == "3 of 6"
+    assert rows["F2"]["verdict"] != "family not complete"
+
+    done = pipeline.run(str(home / "families.toml"), workspace=home)
+    assert done["exit_code"] == 0, done["stages"]
+    summary = json.loads((home / "reports" / "families" / "summary.json").read_text())
+    rows = {test["family"]: test for test in summary["tests"]}
+    assert rows["F1"]["cells"] == "6 of 6"
+    expected = 100 * (mean_accuracy(home, "strict") - mean_accuracy(home, "scratch"))
+    assert float(rows["F1"]["value"].split()[0].replace("−", "-")) == pytest.approx(expected, abs=0.051)
+    assert any(line.startswith("F2: ") and "on-inferior" in line for line in summary["sentences"])
+
+
+@pytest.mark.slow
+def test_an_arm_chooses_its_rates_once_and_takes_them_everywhere(home: Path) -> None:
+    search = read_run(home, "small-strict-99")["tuning"]
+    assert sorted(trial["lr"] for trial in search["trials"]) == [1e-4, 1e-2]
+    for seed in range(3):
+        run = read_run(home, f"small-strict-{seed}")
+        assert run["settings"]["train"]["lr"] == search["lr"]
+        assert run["settings"]["data"]["fraction"] == 1  # labels alone are scarce
+        assert "tuning" not in run
+        tuned = read_run(home, f"small-strict-1.0-{seed}-staging")
+        assert tuned["settings"]["train"]["lr"] == read_run(home, "small-strict-0.5-99-staging")["tuning"]["lr"]
+    assert not (home / "runs" / "small-strict-0.5-99-staging" / "scores.json").exists()  # never scored
+
+
+def test_an_arm_may_leave_cells_out(home: Path) -> None:
+    plan = pipeline.run(str(home / "small.toml"), workspace=home, dry_run=True)
+    names = {stage["stage"] for stage in plan["stages"]}
+    assert "finetune small-strict-1.0-0-staging" in names
+    assert "finetune small-scratch-1.0-0-staging" not in names
+
+
+@pytest.mark.parametrize("name", ["open", "open-epilepsy", "open-bidmc", "open-emg", "open-ieee-ppg", "open-ptb-xl", "open-p12"])
+def test_shipped_experiments_have_the_registered_cells(name: str, tmp_path: Path) -> None:
+    recipe = pipeline.load(name)
+    for family in recipe.family:
+        shipped = [pipeline.load(one) for one in recipe.recipes]
+        views = {view for one in shipped for view in one.finetune.data or ()}
+        assert set(family.columns) <= views
+        assert family.row.partition(" ")[0] in {arm.name for one in shipped for arm in one.arm}
+    if not recipe.recipes:
+        assert recipe.tuning is not None
+        assert recipe.tuning.seed == 99
+    with pytest.raises(UserError):
+        pipeline.load(f"{name}-unknown")
