@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from bitimely_core.types import Batch, Encoded, Record
     from bitimely_core.workflows import (
         analyze,
+        dashboard,
         embed,
         evaluate,
         evaluate_vectors,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 
 VERBS = (
     "analyze",
+    "dashboard",
     "embed",
     "evaluate",
     "evaluate_vectors",
@@ -109,6 +111,7 @@ __all__ = [
     "build_model",
     "cache",
     "collate",
+    "dashboard",
     "data",
     "embed",
     "evaluate",

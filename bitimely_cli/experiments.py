@@ -13,7 +13,18 @@ import typer
 
 from bitimely_cli.app import app
 from bitimely_cli.completion import complete
-from bitimely_cli.options import BuildOptions, Devices, Out, Run, Set, WriteOptions, expand_options, parse_shard
+from bitimely_cli.options import (
+    BuildOptions,
+    CommonOptions,
+    Devices,
+    Out,
+    Run,
+    Set,
+    WriteOptions,
+    expand_options,
+    parse_shard,
+    refresh_page,
+)
 from bitimely_cli.screen import screen, span
 from bitimely_core import storage
 from bitimely_core.errors import Exit, usage_error
@@ -178,6 +189,7 @@ def demo(
         with screen.progress() as progress:
             result = workflows.demonstrate(home, progress=progress, **about)
         screen.json = wanted
+    refresh_page(home)
     screen.result({**result, "commands": lines}, [result["verdict"], f"report: {result['report']}"])
     return 0
 
@@ -228,4 +240,22 @@ def export(
     return Exit.OK
 
 
-VERBS = (run, demo, reproduce, export)
+@expand_options
+def dashboard(
+    *,
+    out: Out = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be written; write nothing.")] = False,
+    common: CommonOptions,
+) -> int:
+    """One page that leads to all data, runs, scores and reports of the workspace. Verbs that write refresh it.
+
+    Example: bitimely dashboard
+    """
+    from bitimely_core import workflows
+
+    result = workflows.dashboard(workspace=common.workspace, out=out, dry_run=dry_run)
+    screen.result(result, [result["verdict"], f"page: {result['page']}"])
+    return Exit.OK
+
+
+VERBS = (run, demo, dashboard, reproduce, export)

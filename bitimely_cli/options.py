@@ -17,7 +17,7 @@ from typer.models import OptionInfo
 from bitimely_cli.completion import complete
 from bitimely_cli.screen import screen
 from bitimely_core.config import Section, TrainConfig
-from bitimely_core.errors import Reason, safe_text, usage_error
+from bitimely_core.errors import Exit, Reason, UserError, input_warning, safe_text, usage_error
 from bitimely_core.storage import refuse_url
 
 
@@ -242,13 +242,30 @@ def expand_options(command: Callable[..., int]) -> Callable[..., int]:
                 "is a file", "expected a folder, there or to be made", "Give another one", code=Reason.NOT_FOUND, file=str(place)
             )
         values = {into: group(**{f.name: given.pop(f.name) for f in fields(group)}) for into, group in groups.items()}  # type: ignore[arg-type]
-        return command(**given, **values)
+        code = command(**given, **values)
+        write = next((group for group in values.values() if isinstance(group, WriteOptions)), None)
+        if write is not None and not write.dry_run and code in {Exit.OK, Exit.PARTIAL}:
+            refresh_page(write.workspace)
+        return code
 
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter(name, keyword, default=d, annotation=a) for name, (a, d) in shown.items()]
     run_command.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
     run_command.__annotations__ = {**{name: annotation for name, (annotation, _) in shown.items()}, "return": int}
     return run_command
+
+
+def refresh_page(workspace: Path) -> None:
+    """The page of the workspace after a verb; that it cannot be written is a warning."""
+    from bitimely_core.workflows.dashboard import refresh_dashboard
+
+    try:
+        refresh_dashboard(workspace)
+    except Exception as error:  # the verb has done its work
+        problem = error.problem if isinstance(error, UserError) else type(error).__name__
+        code = error.code if isinstance(error, UserError) else Reason.IO_ERROR
+        hint = f"Later: bitimely dashboard -w {workspace}"
+        screen.print_finding(input_warning(code, f"not refreshed: {problem}", "expected the present state", hint, file="index.html"))
 
 
 def collect_settings(**sections: dict[str, Any]) -> dict[str, dict[str, Any]]:

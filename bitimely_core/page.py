@@ -237,9 +237,26 @@ class Figure:
     data: FigureData
 
 
+@dataclass(frozen=True)
+class Link:
+    """A cell of a table that leads to a file; without `href` it is text."""
+
+    text: str
+    href: str = ""
+
+
+@dataclass(frozen=True)
+class Sparkline:
+    """A cell of a table with small curves on common axes, the last one in colour; sorted by `value`, which is shown beside them."""
+
+    value: float | None
+    curves: Sequence[Sequence[tuple[float, float]]]
+    about: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table of a report: cells are text, numbers, metric objects or None (shown as a dash)."""
+    """A table of a report: cells are text, numbers, metric objects, links, sparklines or None (shown as a dash)."""
 
     name: str
     title: str

@@ -551,6 +551,21 @@ def lock(folder: Path, wait: float = 0.0, *, shared: bool = False) -> Iterator[N
         os.close(fd)
 
 
+@contextmanager
+def hold_folder(folder: Path, wait: float) -> Iterator[None]:
+    """Processes that rewrite one file of `folder` from what they read go one after the other, without a file of a lock; after `wait` seconds,
+    and on file systems without locks, the block runs all the same.
+    """
+    with translate_system_errors(folder):
+        fd, deadline = os.open(folder, os.O_RDONLY | os.O_DIRECTORY), time.monotonic() + wait
+    try:
+        while _try_lock(fd) is False and time.monotonic() < deadline:
+            time.sleep(0.02)
+        yield
+    finally:
+        os.close(fd)
+
+
 def _open_lock(path: Path) -> int:
     while True:
         make_folder(path.parent)

@@ -1,6 +1,6 @@
 """Files of a raw folder, found without opening any: regular files with their sizes, and all others with the reason why they are not read.
 
-What bitimely itself wrote there is no source: caches, tokens, runs, reports and exports of any workspace, and its key.
+What bitimely itself wrote there is no source: caches, tokens, runs, reports and exports of any workspace, its page and its key.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ STORED = {  # files of bitimely -> a key that they hold
     "summary.json": b'"verdict"',
 }
 UNFINISHED = {".progress", ".parts", "run.json", "manifest.json"}  # one of them beside a lock: work that was stopped
+PAGE = "index.html", b'name="generator" content="bitimely '  # of a workspace; the text is among its first bytes
 KEY_FILES = {"id.key": 32, "id.key.sha256": 73}  # name -> bytes
 
 
@@ -122,7 +123,7 @@ def scan_folder(root: Path, *, follow_symlinks: bool = False, is_flat: bool = Fa
                 rejected[fault.file or rel] = fault
             elif fault is None:
                 pending += [] if is_flat else [rel + "/"]
-            elif fault >= 0 and fault != KEY_FILES.get(entry.name):
+            elif fault >= 0 and fault != KEY_FILES.get(entry.name) and not is_own_page(root / rel):
                 files[rel] = fault
     return Source(root, dict(sorted(files.items())), dict(sorted(rejected.items())))
 
@@ -139,6 +140,19 @@ def is_own_folder(folder: Path) -> bool:
         return False
 
 
+def is_own_page(path: Path) -> bool:
+    """Whether `path` is the page of a workspace."""
+    name, mark = PAGE
+    try:
+        if path.name != name or not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return mark in file.read(2000)
+    except OSError as error:
+        raise_system_error(error, path, stored=False)
+        return False
+
+
 def _leads_to_own_folder(link: Path, real: Path, own: dict[Path, bool]) -> bool:
     """Whether a link leads into a folder of bitimely; `own`: the folders that are known."""
     try:
@@ -146,6 +160,8 @@ def _leads_to_own_folder(link: Path, real: Path, own: dict[Path, bool]) -> bool:
     except (OSError, RuntimeError) as error:
         raise_system_error(error, link, stored=False)
         return False  # the caller finds out why
+    if is_own_page(target):
+        return True
     if target.name in KEY_FILES and target.is_file():
         return target.stat().st_size == KEY_FILES[target.name]
     for folder in target.parents:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from bitimely_core import page
 from bitimely_core.errors import quote_formula
-from bitimely_core.page import Figure, HeatMap, StageTrack, Table
+from bitimely_core.page import Figure, HeatMap, Link, StageTrack, Table
 from bitimely_core.report.text import clean_text, is_numeric
 
 Array = npt.NDArray[Any]
@@ -122,7 +122,7 @@ def table_data(table: Table) -> Columns:
     """A table as columns: numbers where all cells are numbers, else text; a metric gives value, lo and hi."""
     out: Columns = {}
     for k, name in enumerate(table.columns):
-        cells = [row[k] for row in table.rows]
+        cells = [row[k].text if isinstance(row[k], Link) else getattr(row[k], "value", row[k]) for row in table.rows]
         label = clean_text(name)
         if any(isinstance(c, Mapping) for c in cells):
             held = {part for c in cells if isinstance(c, Mapping) for part in c}

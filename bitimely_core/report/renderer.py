@@ -25,7 +25,7 @@ import numpy as np
 
 from bitimely_core import __version__, storage
 from bitimely_core.errors import UserError
-from bitimely_core.page import BarPlot, Figure, Page, Table
+from bitimely_core.page import BarPlot, Figure, Link, Page, Sparkline, Table
 from bitimely_core.records import StoredFile, write_results
 from bitimely_core.report.figures import COLOURS, format_tick
 from bitimely_core.report.numbers import csv_link, figure_data, table_data, to_array, to_parquet
@@ -78,12 +78,16 @@ def _render_headline(data: BarPlot) -> Context:
 
 
 def _make_cell(text: object, key: str = "", *, numeric: bool = False, none: bool = False, interval: str = "") -> Context:
-    return {"text": clean_text(text), "key": key, "numeric": numeric, "none": none, "interval": interval}
+    return {"text": clean_text(text), "key": key, "numeric": numeric, "none": none, "interval": interval, "href": "", "spark": None}
 
 
 def _render_cell(value: Any, digits: int | None) -> Context:
     """A cell for the template; columns are sorted by `key`."""
     interval = ""
+    if isinstance(value, Link):
+        return _make_cell(value.text, clean_text(value.text)) | {"href": value.href}
+    if isinstance(value, Sparkline):
+        return _render_cell(value.value, 3) | {"spark": _render_sparkline(value)}
     if isinstance(value, Mapping) and "text" in value:
         key = "" if value["value"] is None else repr(value["value"])
         return _make_cell(value["text"], key, numeric=True, interval=clean_text(value["note"]))
@@ -102,9 +106,21 @@ def _render_cell(value: Any, digits: int | None) -> Context:
     return _make_cell(value, clean_text(value))
 
 
+def _render_sparkline(data: Sparkline) -> Context:
+    """Points of the curves in a box of 100 x 30."""
+    points = [point for curve in data.curves for point in curve]
+    (left, right), (low, high) = ((min(values), max(values)) for values in zip(*points, strict=True))
+    wide, tall = (right - left) or 1.0, (high - low) or 1.0
+
+    def place(x: float, y: float) -> str:
+        return f"{2 + 96 * (x - left) / wide:.1f},{28 - 26 * (y - low) / tall:.1f}"
+
+    return {"about": clean_text(data.about), "curves": [" ".join(place(x, y) for x, y in curve) for curve in data.curves if curve]}
+
+
 def _choose_decimals(cells: list[Any]) -> int | None:
     """Decimals of a column, to align its points; None: by number."""
-    values = [cell.get("value") if isinstance(cell, Mapping) else cell for cell in cells]
+    values = [cell.get("value") if isinstance(cell, Mapping) else getattr(cell, "value", cell) for cell in cells]
     sizes = [abs(float(v)) for v in values if isinstance(v, float | np.floating) and math.isfinite(v) and v]
     return 3 if sizes and min(sizes) >= 1e-3 and max(sizes) < 10 else None
 
@@ -114,7 +130,7 @@ def _render_table(table: Table) -> Context:
         raise ValueError(f"table {table.name!r} has rows that do not have {len(table.columns)} cells")
     shown = table.rows[:ROWS]
     columns = [[row[k] for row in shown] for k in range(len(table.columns))]
-    numeric = [bool(c) and is_numeric([0, *(0 if isinstance(v, Mapping) else v for v in c)]) for c in columns]
+    numeric = [bool(c) and is_numeric([0, *(0 if isinstance(v, Mapping | Sparkline) else v for v in c)]) for c in columns]
     made = [[_render_cell(v, _choose_decimals(column)) for v in column] for column in columns]
     for cells, is_number in zip(made, numeric, strict=True):
         long = max((len(cell["text"]) for cell in cells), default=0) > LONG
@@ -129,7 +145,7 @@ def _render_table(table: Table) -> Context:
     }
 
 
-def _render_parts(page: Page) -> PageParts:
+def _render_parts(page: Page, *, alone: bool = False) -> PageParts:
     out, taken = PageParts(), {"report", "summary", "notices", "predictions", "scores"}
     counts = {"Figure": 0, "Table": 0}
     level = 2
@@ -143,13 +159,18 @@ def _render_parts(page: Page) -> PageParts:
         columns = figure_data(block) if isinstance(block, Figure) else table_data(block)
         link, quoted = csv_link(columns)
         out.quoted |= quoted
-        out.files[f"{name}.parquet"] = to_parquet(columns)
+        if not alone:
+            out.files[f"{name}.parquet"] = to_parquet(columns)
         entry: Context = {"slug": name, "title": title, "caption": caption, "level": level, "csv": link, "file": f"{name}.parquet"}
         if isinstance(block, Figure):
+            is_headline = position == 0 and isinstance(block.data, BarPlot) and np.isfinite(to_array(block.data.values)[:1]).any()
+            if alone and is_headline and isinstance(block.data, BarPlot):  # without the time of a drawing
+                out.headline = entry | _render_headline(block.data)
+                continue
             svg, note = draw_figure(block, name)
             out.files[f"{name}.svg"] = export_svg(svg)
             entry |= {"kind": "figure", "svg": f"{name}.svg", "note": note}
-            if position == 0 and isinstance(block.data, BarPlot) and np.isfinite(to_array(block.data.values)[:1]).any():
+            if is_headline and isinstance(block.data, BarPlot):
                 out.headline = entry | _render_headline(block.data)
                 continue
             entry["svg_inline"] = inline_svg(svg, f"{title}. {caption}")
@@ -164,10 +185,15 @@ def _render_parts(page: Page) -> PageParts:
 
 def render_html(page: Page, *, alone: bool = False) -> str:
     """The page as one HTML text; `alone`: without links to files beside it."""
-    return _fill_template(page, _render_parts(page), {}, alone=alone)
+    return _fill_template(page, _render_parts(page, alone=alone), {}, alone=alone)
 
 
-def _fill_template(page: Page, parts: PageParts, files: Mapping[str, str], *, alone: bool = False) -> str:
+def render_index(page: Page) -> str:
+    """A page of tables as one HTML text, with a field that filters their rows."""
+    return _fill_template(page, _render_parts(page, alone=True), {}, alone=True, is_index=True)
+
+
+def _fill_template(page: Page, parts: PageParts, files: Mapping[str, str], *, alone: bool = False, is_index: bool = False) -> str:
     """Fill the template; from a page that is too large, the largest downloads are removed first, then the largest drawings (both are files)."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
@@ -189,6 +215,7 @@ def _fill_template(page: Page, parts: PageParts, files: Mapping[str, str], *, al
         "contents": [b for b in blocks if b["kind"] in {"figure", "table"}] if len(blocks) > 3 else [],
         "headline": parts.headline and parts.headline | beside,
         "alone": alone,
+        "is_index": is_index,
         "blocks": blocks,
         "files": [(clean_text(k), clean_text(v)) for k, v in files.items()],
         "cells_quoted": parts.quoted,

@@ -1,6 +1,7 @@
 """The verbs, one file each: read settings and folders, call the library, write one folder, return plain values."""
 
 from bitimely_core.workflows.analyze import analyze
+from bitimely_core.workflows.dashboard import dashboard
 from bitimely_core.workflows.demo import demonstrate
 from bitimely_core.workflows.embed import embed
 from bitimely_core.workflows.evaluate import evaluate
@@ -18,6 +19,7 @@ from bitimely_core.workflows.verify import verify
 
 __all__ = [
     "analyze",
+    "dashboard",
     "demonstrate",
     "embed",
     "evaluate",

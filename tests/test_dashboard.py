@@ -1,0 +1,198 @@
+"""The page of a workspace: what it leads to, that it shows what is stored, and that no verb suffers from it."""
+
+import html
+import json
+import os
+import re
+import shutil
+import threading
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from small import FIXTURE
+from test_browser import chromium  # noqa: F401  a fixture
+
+import bitimely
+from bitimely_cli.main import main
+from bitimely_core import storage
+from bitimely_core.workflows.dashboard import refresh_dashboard
+
+HOSTILE = "a<img src=x onerror=alert(1)>&quot;"
+
+
+@pytest.fixture
+def home(tmp_path):
+    """The workspace of version 0.1: ten runs, of recordings and of claims."""
+    return shutil.copytree(FIXTURE, tmp_path / "home")
+
+
+def write_page(home: Path) -> str:
+    assert main(["dashboard", "-w", str(home)]) == 0
+    return (home / "index.html").read_text("utf-8")
+
+
+def list_rows(page: str, kind: str) -> list[list[str]]:
+    """Texts of the cells of a table."""
+    table = re.search(rf'<section class="table" id="{kind}">.*?</section>', page, re.S)
+    rows = re.findall(r"<tr>(.*?)</tr>", table[0].split("<tbody>")[1], re.S) if table else []
+    return [
+        [html.unescape(re.sub(r"<title>.*?</title>|<[^>]+>", " ", cell)).strip() for cell in re.split(r"<t[hd] ?", row)[1:]] for row in rows
+    ]
+
+
+def read_cells(page: str, kind: str) -> dict[str, list[str]]:
+    """First cell of a row -> the others."""
+    return {re.sub(r"^[^>]*> *", "", row[0]): [re.sub(r"^[^>]*>\s*", "", cell) for cell in row[1:]] for row in list_rows(page, kind)}
+
+
+def test_page_leads_to_everything_and_shows_what_is_stored(home):
+    page = write_page(home)
+    links = [unquote(html.unescape(link)) for link in re.findall(r'href="([^"#]+)"', page) if not link.startswith("data:")]
+    assert links
+    assert all((home / link).is_file() for link in links)
+    assert not re.search(r"https?://", page.replace("http://www.w3.org/2000/svg", ""))
+    for kind in ("cache", "tokens", "runs", "exports"):
+        assert len(list_rows(page, kind)) == sum(path.is_dir() for path in (home / kind).iterdir()), kind
+    assert {f"runs/{run}/report.html" for run in ("plain", "plain-class")} & set(links) == {
+        f"runs/{run}/report.html" for run in ("plain", "plain-class") if (home / "runs" / run / "report.html").is_file()
+    }
+    rows = list_rows(page, "runs")
+    for path in (home / "runs").glob("*/scores.json"):
+        scores = json.loads(path.read_text())
+        if scores.get("main"):
+            value = scores["metrics"][scores["main"]]["value"]
+            row = next(row for row in rows if re.search(rf">\s*{path.parent.name}$", row[0]))
+            assert value is None or any(f"{value:.3f}" in cell for cell in row), path.parent.name
+    for path in (home / "runs").glob("*/metrics.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        shown = [line for line in lines if line["split"] == "validation"] or [line for line in lines if line["split"] == "train"]
+        row = next(row for row in rows if re.search(rf">\s*{path.parent.name}$", row[0]))
+        last = shown[-1]["rel"] if any(line.get("rel") is not None for line in lines) else shown[-1]["loss"]
+        assert any(cell.endswith(f"{last:.3f}") for cell in row), path.parent.name
+
+
+def test_counts_of_people_in_histories_are_left_out(home):
+    cells = read_cells(write_page(home), "tokens")
+    assert cells["synthetic-claims"][3:6] == ["–", "–", "–"]
+    assert cells["generic-classification"][3] != "–"
+
+
+def test_foreign_names_are_text(home):
+    (home / "runs" / "plain").rename(home / "runs" / HOSTILE)
+    page = write_page(home)
+    assert "<img" not in page
+    assert f">{html.escape(HOSTILE).replace('&quot;', '&#34;')}</a>" in page
+
+
+@pytest.mark.parametrize("name", ["run.json", "scores.json", "metrics.jsonl"])
+def test_damaged_runs_are_rows_of_their_own(home, name):
+    (home / "runs" / "plain-class" / name).write_bytes(b"\xff{")
+    cells = read_cells(write_page(home), "runs")
+    assert len(cells) == 10
+    assert cells["plain-class"][0].startswith("damaged" if name.endswith(".json") else "finished")
+    assert sum(cell[0].startswith("damaged") for cell in cells.values()) == name.endswith(".json")
+
+
+def test_bytes_are_of_the_content_alone(home, tmp_path):
+    first = write_page(home)
+    other = shutil.copytree(home, tmp_path / "elsewhere" / "workspace", copy_function=shutil.copyfile)
+    (other / "index.html").unlink()
+    for path in other.rglob("*"):
+        os.utime(path, (1, 1))
+    assert write_page(other) == first
+    before = (other / "index.html").stat().st_ino
+    write_page(other)
+    assert (other / "index.html").stat().st_ino == before, "an equal page is not written again"
+
+
+def test_forty_five_runs_fit_in_a_page(home):
+    for number in range(35):
+        shutil.copytree(home / "runs" / "plain-class", home / "runs" / f"more-{number}")
+    page = write_page(home)
+    assert len(list_rows(page, "runs")) == 45
+    assert len(page.encode()) < 1_000_000
+    assert page.count("<svg") >= 45
+
+
+def test_verbs_that_write_refresh_it_and_no_fault_of_it_counts(home, capsys):
+    assert main(["report", "plain-class", "plain-scratch", "-w", str(home), "--out", str(home / "reports" / "both")]) == 0
+    assert "both" in read_cells((home / "index.html").read_text(), "reports").values().__str__()
+    (home / "index.html").unlink()
+    (home / "index.html").mkdir()
+    capsys.readouterr()
+    assert main(["report", "plain-class", "plain-scratch", "-w", str(home), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["verdict"]
+    assert err.count("warning[") == 1
+    assert "bitimely dashboard" in err
+
+
+def test_dry_runs_and_refusals_write_no_page(home, tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert main(["ingest", "synthetic", "--dry-run", "-w", str(empty)]) == 0
+    assert main(["dashboard", "--dry-run", "-w", str(home)]) == 0
+    assert main(["report", "plain-class", "plain-scratch", "--dry-run", "-w", str(home)]) == 0
+    assert main(["report", "missing", "-w", str(home)]) == 2
+    assert main(["dashboard", "-w", str(tmp_path / "missing")]) == 2
+    refresh_dashboard(empty)
+    assert list(empty.iterdir()) == []
+    assert not (home / "index.html").exists()
+
+
+def test_verify_does_not_read_it(home):
+    before = bitimely.verify(home)
+    write_page(home)
+    (home / "index.html").write_text("altered")
+    assert bitimely.verify(home) == before
+
+
+def test_two_processes_at_once_leave_the_page_of_both(home, monkeypatch):
+    """While one process writes the page that it has rendered, another one adds a run and refreshes."""
+    write = storage.write_bytes
+    second: list[threading.Thread] = []
+
+    def add_run() -> None:
+        refresh_dashboard(home)
+
+    def slow(path, data):
+        if path.name == "index.html" and not second:
+            shutil.copytree(home / "runs" / "plain", home / "runs" / "late")
+            second.append(threading.Thread(target=add_run))
+            second[0].start()
+        return write(path, data)
+
+    monkeypatch.setattr(storage, "write_bytes", slow)
+    refresh_dashboard(home)
+    second[0].join()
+    assert "late" in read_cells((home / "index.html").read_text(), "runs")
+
+
+LOOK = """<script>addEventListener('load', () => {
+  const box = document.querySelector('#filter'), seen = () => [...document.querySelectorAll('#runs tbody tr')].filter(r => r.offsetHeight > 0);
+  const found = {width: document.documentElement.scrollWidth - innerWidth, all: seen().length};
+  box.value = 'timesnet-class finished'; box.dispatchEvent(new Event('input')); found.filtered = seen().map(r => r.cells[0].textContent);
+  found.said = document.querySelector('output').textContent;
+  box.value = ''; box.dispatchEvent(new Event('input')); found.again = seen().length;
+  document.querySelectorAll('#runs thead button')[8].click(); found.sorted = seen().map(r => Number(r.cells[8].dataset.v));
+  found.drawn = [...document.querySelectorAll('#runs svg.spark')].filter(s => s.getBoundingClientRect().width > 40).length;
+  found.first = document.querySelector('.headline').getBoundingClientRect().bottom;
+  const p = document.createElement('pre'); p.textContent = JSON.stringify(found); document.body.append(p);
+});</script></body>"""
+
+
+@pytest.mark.slow
+def test_page_filters_and_sorts_in_a_browser(home, chromium, tmp_path):  # noqa: F811  the fixture
+    page = write_page(home)
+    assert "CONSOLE" not in chromium(home / "index.html")[1]
+    looked = tmp_path / "looked.html"
+    looked.write_text(re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page).replace("</body>", LOOK), "utf-8")
+    found = json.loads(html.unescape(re.search(r"<pre>(.*?)</pre>", chromium(looked)[0])[1]))
+    assert found["width"] <= 0
+    assert found["all"] == found["again"] == 10
+    assert found["filtered"] == ["timesnet-class"]
+    assert found["said"].startswith("1 of")
+    assert found["sorted"] == sorted(found["sorted"])
+    assert found["drawn"] == 10
+    assert found["first"] < 800
