@@ -56,7 +56,9 @@ def format_script(recipe: str, arguments: Sequence[str], tasks: int, options: Se
     lines = []
     for option in options:
         name, given, value = option.removeprefix("--").partition("=")
-        if not re.fullmatch(r"[a-z][a-z0-9-]*", name) or (given and not value):
+        if (
+            not re.fullmatch(r"[a-z][a-z0-9-]*", name) or (given and not value) or not value.isprintable()
+        ):  # a second line would be a command
             raise usage_error(
                 safe_text(option), "expected NAME=VALUE of an option of sbatch", "For example --sbatch time=4:00:00", field="--sbatch"
             )
