@@ -208,7 +208,7 @@ def test_a_cancelled_task_is_not_requeued(stub: Path, number: int, requeued: boo
         (["--slurm", "job.sh", "--shard", "1/2"], "--shard with --slurm"),
         (["--slurm", "job.sh", "--sbatch", "array=1-9"], "--jobs N"),
         (["--slurm", "job.sh", "--sbatch", "time 1"], "NAME=VALUE"),
-        (["--slurm", "job.sh", "--sbatch", "comment=a\ntouch b"], "NAME=VALUE"),
+        (["--slurm", "job.sh", "--sbatch", "comment=a\ntouch b"], "control characters"),
         (["--slurm", "absent/job.sh"], "folder is missing"),
         (["--slurm", "mine.sh"], "is there already"),
         (["--slurm", "."], "is there already"),
