@@ -260,6 +260,7 @@ EXTRAS = {
     "duckdb": ("duckdb", "claims builder on DuckDB"),
     "spark": ("pyspark", "claims builder on Spark; needs Java 17"),
     "hub": ("huggingface_hub", "export --push, pretrain --init OWNER/NAME"),
+    "triton": ("triton", "kernels of retention on CUDA; CUDA builds of torch bring it"),
 }
 NEEDED = (
     *("torch", "numpy", "polars", "pyarrow", "pydantic", "typer", "rich", "safetensors", "scikit-learn", "scipy"),
@@ -288,6 +289,8 @@ def check_installation(workspace: Path) -> Installation:
     """Versions, devices, memory, disk, extras; `good` is false when something that is needed is missing."""
     import torch
 
+    from bitimely_core.ops import operator
+
     checks: list[InstallationCheck] = [
         {"what": "bitimely", "found": __version__, "note": ""},
         {"what": "python", "found": platform.python_version(), "note": platform.platform()},
@@ -303,6 +306,10 @@ def check_installation(workspace: Path) -> Installation:
     else:
         note = "Metal is used" if torch.backends.mps.is_available() else "training runs on the CPU"
         checks.append({"what": "cuda", "found": "none", "note": note})
+    backend = {"triton": "kernels of Triton", "torch": "products with masks: pip install 'bitimely[triton]'"}[operator.find_backend()]
+    checks.append(
+        {"what": "retention", "found": operator.find_backend() if torch.cuda.is_available() else "cpu", "note": f"on CUDA {backend}"}
+    )
     missing = []
     for name in NEEDED:
         try:

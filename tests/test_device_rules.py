@@ -42,7 +42,7 @@ WAITS = {  # where the host may wait for the device between two log lines
     "models/patchtst.py normalise_tokens": "values of real tokens are selected",
     "models/adapters.py _group_events": "the number of distinct times is a shape",
     "models/seft.py elements": "the number of observations is a shape",
-    "ops/retention.py _check_order": "times that decrease are refused, once a batch",
+    "ops/retention.py check_order": "times that decrease are refused, once a batch",
     "autograd/Dummy-1": "gradients of the selections above",
 }
 

@@ -62,6 +62,7 @@ class Positions(NamedTuple):
     times: Tensor | None  # [B, M] months, None on a regular clock
     keep: Tensor | None  # [B, M] usable keys, None = all
     real: Tensor | None  # [B, M] not padding, None = all
+    rotation: Tensor | None = None  # table of the positions, where retention rotates by itself
 
 
 def log_decays(config: StackConfig) -> Tensor:
@@ -106,7 +107,8 @@ class Retention(nn.Module):
         """[B, M, D] -> [B, M, D] and the map R [B, H, M, M] on request."""
         config = self.config
         q, k, v = (linear(x).unflatten(-1, (config.heads, -1)) for linear in (self.query, self.key, self.value))
-        q, k = rotate(q, places.positions), rotate(k, places.positions)
+        if places.rotation is None or attention:
+            q, k = rotate(q, places.positions), rotate(k, places.positions)
         if config.xpos_scale:
             index = torch.arange(x.shape[1], device=x.device)
             q, k = xpos(q, index, direction, key=False), xpos(k, index, direction, key=True)  # type: ignore[arg-type]
@@ -125,6 +127,7 @@ class Retention(nn.Module):
                 mask=places.keep,
                 direction=direction,
                 ties=ties,
+                rotation=places.rotation,
                 form=config.form,
                 chunk=config.chunk,
                 core_precision=config.core_precision,

@@ -21,6 +21,8 @@ from bitimely_core.config import ModelConfig
 from bitimely_core.models.adapters import PERSON, encode_times, get_time_span
 from bitimely_core.models.base import Direction, Model, config_error, extend_positions, require_learned_positions, standardise_tokens
 from bitimely_core.models.layers import BidirectionalConfig, Positions, StackConfig, StackLayer, run_layers
+from bitimely_core.ops import operator
+from bitimely_core.ops.rotary import make_rotation
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
 
@@ -160,10 +162,13 @@ class Stack(BidirectionalModel):
         if hide is not None and inside is not None:
             keep = inside & ~F.pad(hide, (1, 1))
         times = place_times(batch, real, GROUP_GAP if self.config.ties == "group" else 0.0)
-        if times is None:
-            return Positions(index, None, keep, inside)
-        rotates = isinstance(self.config, StackConfig) and self.config.rotary == "time"
-        return Positions(times - times[:, :1] if rotates else index, times, keep, inside)
+        if not isinstance(self.config, StackConfig):
+            return Positions(index, times, keep, inside)
+        positions = index if times is None or self.config.rotary == "index" else times - times[:, :1]
+        exact = self.config.xpos_scale or positions.requires_grad or self.special.dtype == torch.float64
+        inner = not exact and operator.is_used(index.device, torch.float32)
+        table = make_rotation(positions, self.config.dim // self.config.heads) if inner else None
+        return Positions(positions, times, keep, inside, table)
 
     @torch.no_grad()
     def reset_adapter(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:

@@ -17,7 +17,6 @@ the sign of the direction, so that it never decreases in the order of processing
 
 from __future__ import annotations
 
-import functools
 import math
 import weakref
 from collections.abc import Callable, Iterator
@@ -28,6 +27,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from bitimely_core.errors import Reason, input_error, usage_error
+from bitimely_core.ops import operator
+from bitimely_core.ops.rotary import apply_rotation, compute_time_dtype
 
 Direction = Literal["forward", "backward", "both"]
 Form = Literal["auto", "parallel", "chunkwise", "recurrent"]
@@ -56,24 +57,10 @@ class RetentionOptions(TypedDict, total=False):
     direction: Direction
     form: Form
     ties: Ties
+    rotation: Tensor | None
     state: State | None
     chunk: int
     core_precision: Precision
-
-
-def run_outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that torch.compile leaves out of its graphs: one clean graph break instead of thousands of unrolled blocks.
-
-    `torch.compiler.disable` as a decorator would import the compiler, and its seconds, with every program that uses a model.
-    """
-
-    @functools.wraps(function)
-    def run(*args: Any, **options: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return torch.compiler.disable(function)(*args, **options)
-        return function(*args, **options)
-
-    return run
 
 
 @overload
@@ -84,7 +71,6 @@ def retention(
 def retention(
     q: Tensor, k: Tensor, v: Tensor, *, log_decay: Tensor, return_state: Literal[True], **options: Unpack[RetentionOptions]
 ) -> tuple[Tensor, State]: ...
-@run_outside_graphs
 def retention(
     q: Tensor,
     k: Tensor,
@@ -96,19 +82,22 @@ def retention(
     direction: Direction = "forward",
     form: Form = "auto",
     ties: Ties = "index",
+    rotation: Tensor | None = None,
     state: State | None = None,
     return_state: bool = False,
     chunk: int = 64,
     core_precision: Precision = "fp32",
 ) -> Tensor | tuple[Tensor, State]:
-    """Retention of `v` by `q` and `k`. The scale K^(-1/2) is inside; rotation, gate and group norm are outside.
+    """Retention of `v` by `q` and `k`. The scale K^(-1/2) is inside; gate and group norm are outside.
+
+    On CUDA with Triton, and in graphs of torch.compile, the chunkwise form is the operator `bitimely::retention` (see `operator`).
 
     Products are accumulated in float32 (float64 inputs in float64) whatever autocast says, unless `core_precision` is "bf16": then operands
     and states are bfloat16. `q`, `k`, `v`, `log_decay`, `times` and `state.memory` may all need gradients (once).
 
     Args:
-        q: [B, N, H, K] rotated queries.
-        k: [B, N, H, K] rotated keys.
+        q: [B, N, H, K] queries, rotated where there is no `rotation`.
+        k: [B, N, H, K] keys, likewise.
         v: [B, N, H, V] values.
         log_decay: [H] ln(gamma) of each head, <= 0, per unit of time.
         times: [B, N], never decreasing along a row; None = 0, 1, 2 ... In the unit of `log_decay`.
@@ -116,6 +105,7 @@ def retention(
         direction: `forward`, `backward` or `both`.
         form: `parallel`, `chunkwise`, `recurrent`; `auto` = recurrent for one token with a state, parallel up to 2 chunks, else chunkwise.
         ties: `index` orders equal times by index; `group` lets no token read another of the same time (parallel form only).
+        rotation: table of `rotary.make_rotation`, by which queries and keys are rotated; it gets no gradient.
         state: left by the rows before these (`backward`: after). Rows without `times` follow it at a distance of one.
         return_state: return the state after these rows as well. Like `state` for `forward` and `backward` only.
         chunk: rows of a chunk.
@@ -128,17 +118,22 @@ def retention(
     stateful = state is not None or return_state
     _check_shapes(q, k, v, log_decay, times, mask)
     _check_options({"direction": direction, "form": form, "ties": ties, "core_precision": core_precision}, stateful=stateful)
-    if times is not None:
-        _check_order(times)
+    if times is not None and not torch.compiler.is_compiling():
+        check_order(times)
     wide = torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32
     learns = log_decay.requires_grad or (times is not None and times.requires_grad)  # gradients that are differences, lost in bfloat16
-    core = torch.bfloat16 if core_precision == "bf16" and wide == torch.float32 and not learns else wide
     length, dtype, backward = q.shape[1], v.dtype, direction == "backward"
     if form == "auto":
         form = "recurrent" if stateful and length == 1 else "parallel" if ties == "group" or length <= 2 * chunk else "chunkwise"
+    if form != "parallel" and not stateful and operator.is_used(q.device, wide):
+        precision = "fp32" if learns and not operator.has_kernels(q.device) else core_precision
+        return cast(Tensor, torch.ops.bitimely.retention(q, k, v, log_decay, times, mask, rotation, direction, chunk, precision))
+    core = torch.bfloat16 if core_precision == "bf16" and wide == torch.float32 and not learns else wide
     one_way = _recurrent if form == "recurrent" else _chunkwise
 
     with torch.autocast(q.device.type, enabled=False):
+        if rotation is not None:
+            q, k = apply_rotation(q, rotation), apply_rotation(k, rotation)
         k = _apply_mask(k, mask)
         if form == "parallel":
             scores = retention_matrix(q, k, log_decay=log_decay, times=times, direction=direction, ties=ties, dtype=core)
@@ -239,7 +234,7 @@ def _check_options(options: dict[str, Any], *, stateful: bool) -> None:
 _ordered: tuple[weakref.ref[Tensor], int] | None = None  # the times found in order last, and their version
 
 
-def _check_order(times: Tensor) -> None:
+def check_order(times: Tensor) -> None:
     """Refuse times that decrease. One synchronisation with a GPU a batch, not one a layer: the last tensor found good is remembered."""
     global _ordered
     version = -1 if times.is_inference() else times._version
@@ -255,11 +250,6 @@ def _check_order(times: Tensor) -> None:
             "sort the events of every subject by time",
         )
     _ordered = (weakref.ref(times), version)
-
-
-def compute_time_dtype(device: torch.device) -> torch.dtype:
-    """Of times: their differences must survive large absolute values."""
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _clock(q: Tensor, times: Tensor | None, backward: bool) -> Tensor:
@@ -591,3 +581,25 @@ def _folded_backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
             dt[some, tokens] += (g[few, None] * x).sum(1)
             dg[few] += (x * plan.elapsed[some, None, tokens]).sum((0, 2)) + (F * plan.step[some, None, block.group]).sum((0, 2))
     return dq, dk, dv, dg.to(log_decay.dtype), dt if ctx.needs_input_grad[4] else None
+
+
+def _compute_chunkwise(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    times: Tensor | None,
+    mask: Tensor | None,
+    rotation: Tensor | None,
+    direction: Direction,
+    chunk: int,
+    core: Precision,
+) -> Tensor:
+    """The chunkwise form outside of graphs, as the operator computes it where it has no kernel."""
+    return retention(
+        q, k, v, log_decay=log_decay, times=times, mask=mask, rotation=rotation, direction=direction, chunk=chunk, core_precision=core,
+        form="chunkwise",
+    )  # fmt: skip
+
+
+operator.register(_compute_chunkwise)

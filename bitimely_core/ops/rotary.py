@@ -13,11 +13,30 @@ import torch
 from torch import Tensor
 
 from bitimely_core.errors import Reason, usage_error
-from bitimely_core.ops.retention import compute_time_dtype
 
 BASE = 10000.0
 SCALE_BASE = 512.0  # positions over which the xPos scale falls by one factor zeta
 SPAN = 16384  # positions over which the xPos scale is safe: exponents up to 20 on either side, beside up to 60 of the folded decay
+
+
+def compute_time_dtype(device: torch.device) -> torch.dtype:
+    """Of times: their differences must survive large absolute values."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def make_rotation(positions: Tensor, width: int, *, base: float = BASE) -> Tensor:
+    """Cosines and sines of `rotate` for key width K, float32 [N, K/2, 2] or [B, N, K/2, 2], for `apply_rotation`; angles are in float64."""
+    wide = compute_time_dtype(positions.device)
+    theta = torch.exp(torch.arange(0, width, 2, device=positions.device, dtype=wide) * (-math.log(base) / width))
+    angles = positions.to(wide)[..., None] * theta
+    return torch.stack((angles.cos(), angles.sin()), -1).float()
+
+
+def apply_rotation(x: Tensor, table: Tensor) -> Tensor:
+    """`rotate` of x [B, N, H, K] by the table of `make_rotation`; dtype and shape stay."""
+    cos, sin = table[..., None, :, :].unbind(-1)
+    even, odd = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2).to(x.dtype)
 
 
 def rotate(x: Tensor, positions: Tensor, *, base: float = BASE) -> Tensor:

@@ -1,0 +1,104 @@
+"""`bitimely::retention`: the chunkwise form as one operator of torch, with fake tensors, gradients and Triton kernels on CUDA.
+
+    retention(q, k, v, log_decay, times?, mask?, rotation?, direction, chunk, core) -> o
+
+Arguments as those of `ops.retention.retention`; `rotation` is a table of `rotary.make_rotation`. Without a kernel (a CPU, or CUDA without
+Triton) the operator calls the forms of `ops.retention`, and its backward repeats them. It is registered with `torch.library.Library`,
+because `torch.library.custom_op` imports the compiler with every program that uses a model.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+INPUTS = "Tensor q, Tensor k, Tensor v, Tensor log_decay, Tensor? times, Tensor? mask, Tensor? rotation"
+OPTIONS = "str direction, int chunk, str core"
+LIBRARY = torch.library.Library("bitimely", "FRAGMENT")
+
+
+@functools.cache
+def find_backend() -> str:
+    """What computes chunkwise retention on CUDA: `triton`, or `torch` where Triton is missing."""
+    return "triton" if importlib.util.find_spec("triton") is not None else "torch"
+
+
+def is_used(device: torch.device, wide: torch.dtype) -> bool:
+    """Whether retention of this precision is the operator: in graphs of torch.compile, and on CUDA where it has kernels."""
+    if torch.compiler.is_compiling():
+        return not torch.compiler.is_exporting()
+    return has_kernels(device) and wide == torch.float32
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Whether tensors of this device have Triton kernels."""
+    return device.type == "cuda" and find_backend() == "triton"
+
+
+def register(compute: Callable[..., Tensor]) -> None:
+    """Define the operator and its backward; `compute` takes the same arguments and is differentiable."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *given: Any) -> Tensor:
+        if _has_kernel(q, k, v):
+            return _load_kernels().forward(q, k, v, log_decay, *given)
+        with torch.no_grad():
+            return compute(q, k, v, log_decay, *given).contiguous()
+
+    def run_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, times: Tensor | None, *given: Any) -> list[Tensor]:
+        if _has_kernel(q, k, v):
+            return _load_kernels().backward(grad, q, k, v, log_decay, times, *given)
+        learnt = given[-1] != "bf16"  # which counts for no decay and times that learn
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        clocks = [x.detach().requires_grad_(learnt and x.is_floating_point()) for x in (log_decay, times) if x is not None]
+        with torch.enable_grad():
+            o = compute(*leaves, clocks[0], None if times is None else clocks[1], *given)
+        wanted = [x for x in (*leaves, *clocks) if x.requires_grad]
+        found = dict(zip(map(id, wanted), torch.autograd.grad(o, wanted, grad, allow_unused=True), strict=True))
+        out = [torch.zeros_like(x) if (part := found.get(id(x))) is None else part.contiguous() for x in (*leaves, *clocks)]
+        return out if times is not None and times.is_floating_point() else [*out[:4], q.new_empty(0)]
+
+    LIBRARY.define(f"retention({INPUTS}, {OPTIONS}) -> Tensor")
+    LIBRARY.define(f"retention_backward(Tensor grad, {INPUTS}, {OPTIONS}) -> Tensor[]")
+    for key in ("CPU", "CUDA", "MPS"):
+        LIBRARY.impl("retention", run, key)
+        LIBRARY.impl("retention_backward", run_backward, key)
+    torch.library.register_fake(
+        "bitimely::retention", lambda q, k, v, *given: torch.empty_like(v, memory_format=torch.contiguous_format), lib=LIBRARY
+    )
+    torch.library.register_fake("bitimely::retention_backward", _make_fake_gradients, lib=LIBRARY)
+    torch.library.register_autograd("bitimely::retention", _differentiate, setup_context=_save, lib=LIBRARY)
+
+
+def _load_kernels() -> Any:
+    """The module of the kernels, which needs Triton."""
+    from bitimely_core.ops import triton_retention
+
+    return triton_retention
+
+
+def _has_kernel(*tensors: Tensor) -> bool:
+    """Whether the tensors lie on CUDA, in a precision that the kernels read."""
+    wanted = (torch.float32, torch.bfloat16, torch.float16)
+    return all(has_kernels(x.device) and x.dtype in wanted for x in tensors)
+
+
+def _make_fake_gradients(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, times: Tensor | None, *given: Any
+) -> list[Tensor]:
+    out = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, log_decay)]
+    return [*out, q.new_empty(0) if times is None or not times.is_floating_point() else torch.empty_like(times)]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:7])
+    ctx.options = inputs[7:]
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    *found, clock = torch.ops.bitimely.retention_backward(grad, *ctx.saved_tensors, *ctx.options)
+    return (*found, clock if ctx.needs_input_grad[4] else None, None, None, None, None, None)

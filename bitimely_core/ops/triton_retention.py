@@ -1,0 +1,331 @@
+"""Chunkwise retention as four Triton kernels, forward and backward; see `retention` for the legend and `operator` for the operator.
+
+With S_c the state entering chunk c (referenced to the row of the chunk that is processed first), r = `rel`, the time since that row,
+hop_c the time from it to that of the next chunk, and A_nm = s (q_n . k_m) exp(g (r_n - r_m)) inside the chunk:
+
+    o_n     = sum_{m <= n} A_nm v_m + s exp(g r_n) q_n S_c
+    S_{c+1} = exp(g hop_c) S_c + sum_m exp(g (hop_c - r_m)) k_m^T v_m
+    dS_c    = exp(g hop_c) dS_{c+1} + s sum_n exp(g r_n) q_n^T do_n
+    dv_m    = sum_{n >= m} A_nm do_n + exp(g (hop_c - r_m)) k_m dS_{c+1}
+    dq_n    = s sum_m D_nm (do_n . v_m) k_m + s exp(g r_n) do_n S_c^T
+    dk_m    = s sum_n D_nm (do_n . v_m) q_n + exp(g (hop_c - r_m)) v_m dS_{c+1}^T
+    dt_n    = sum over heads of g (q_n . dq_n - k_n . dk_n), its sign reversed in `backward`
+    dg      = sum of the time between the rows of every pair times its own term, where the term is formed: nothing cancels
+
+Every exponent is g times a number >= 0: no guard, no overflow, any gap. Times are float64 differences, as high + low float32. States are
+computed again in the backward pass; nothing N x N and no [C, C] is in device memory. `both` is forward plus a backward pass without its
+diagonal. Rotation turns the pairs of q and k where they are loaded, and dq and dk back where they are stored; masked keys are loaded as 0.
+
+On a CPU the kernels run in Triton's interpreter (TRITON_INTERPRET=1); it cannot run `triton.autotune`, so the blocks are a table.
+"""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+import functools
+import os
+
+import torch
+import triton
+import triton.language as tl
+
+BLOCKS = {  # kernel: columns of V in a tile, warps; without spills on sm_90 at K 40, V 80 in bfloat16
+    "_scan_states": (32, 8),
+    "_write_outputs": (64, 4),
+    "_write_value_gradients": (32, 4),
+    "_write_key_gradients": (32, 8),
+}
+ROWS = 64  # of a chunk, at most
+
+
+@triton.jit
+def _turn(x, COS, rows, ok, kk, stride, b, DK: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BACK: tl.constexpr):
+    """The pairs of x [C, BK] rotated by the table [B or 1, N, DK / 2, 2], or with BACK by its inverse."""
+    half = tl.arange(0, BK // 2)
+    at = COS + b * stride + (rows[:, None] * (DK // 2) + half[None, :]) * 2
+    inside = ok[:, None] & (half[None, :] < DK // 2)
+    cos, sin = tl.load(at, inside, 0.0), tl.load(at + 1, inside, 0.0)
+    if BACK:
+        sin = -sin
+    even, odd = tl.split(tl.reshape(x, (C, BK // 2, 2)))
+    return tl.reshape(tl.join(even * cos - odd * sin, even * sin + odd * cos), (C, BK))
+
+
+@triton.jit
+def _load_keys(X, MASK, COS, at, rows, ok, kk, b, N, turn, KEY: tl.constexpr, MASKED: tl.constexpr, ROTATED: tl.constexpr,
+               DK: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, CORE: tl.constexpr):  # fmt: skip
+    """Rows of q or (KEY) k [C, BK]: rotated, 0 where masked, in the precision of the products."""
+    x = tl.load(X + at[:, None] * DK + kk[None, :], ok[:, None] & (kk[None, :] < DK), 0.0).to(tl.float32)
+    if ROTATED:
+        x = _turn(x, COS, rows, ok, kk, turn, b, DK, C, BK, False)
+    if KEY and MASKED:
+        x = tl.where((tl.load(MASK + b * N + rows, ok, 0) != 0)[:, None], x, 0.0)
+    return x.to(CORE)
+
+
+@triton.jit
+def _decay_pairs(rel, low, cc, g, BACKWARD: tl.constexpr, STRICT: tl.constexpr):
+    """exp(g gap) [C, C] of the allowed pairs, and their gaps."""
+    if BACKWARD:
+        allowed = (cc[:, None] < cc[None, :]) if STRICT else (cc[:, None] <= cc[None, :])
+    else:
+        allowed = cc[:, None] >= cc[None, :]
+    gap = tl.where(allowed, (rel[:, None] - rel[None, :]) + (low[:, None] - low[None, :]), 0.0)
+    return tl.where(allowed, tl.exp(tl.minimum(g * gap, 0.0)), 0.0), gap
+
+
+@triton.jit
+def _scan_states(X, V_, MASK, COS, REL, LOW, HOP, G, S, N, H, NC, scale, clock, hops, turn, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr,
+                 BK: tl.constexpr, BV: tl.constexpr, BACKWARD: tl.constexpr, STRICT: tl.constexpr, ADJOINT: tl.constexpr, MASKED: tl.constexpr,
+                 ROTATED: tl.constexpr, CORE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """S [B, H, NC, K, V] that enters each chunk from k (X) and v, or with ADJOINT the gradient of it from q (X) and do, the other way."""
+    tile, bh = tl.program_id(0), tl.program_id(1)
+    b, h = bh // H, bh % H
+    g = tl.load(G + h).to(tl.float32)
+    kk, vv, cc = tl.arange(0, BK), tile * BV + tl.arange(0, BV), tl.arange(0, C)
+    acc = tl.zeros((BK, BV), tl.float32)
+    for i in range(NC):
+        c = i if BACKWARD == ADJOINT else NC - 1 - i
+        rows = c * C + cc
+        ok = rows < N
+        rel, low = tl.load(REL + b * clock + rows, ok, 0.0), tl.load(LOW + b * clock + rows, ok, 0.0)
+        hop, hop_low = tl.load(HOP + 2 * (b * hops + c)), tl.load(HOP + 2 * (b * hops + c) + 1)
+        at = (b * N + rows) * H + h
+        x = _load_keys(X, MASK, COS, at, rows, ok, kk, b, N, turn, not ADJOINT, MASKED, ROTATED, DK, C, BK, tl.float32)
+        v = tl.load(V_ + at[:, None] * DV + vv[None, :], ok[:, None] & (vv[None, :] < DV), 0.0).to(CORE)
+        place = S + ((bh * NC + c) * DK + kk[:, None]) * DV + vv[None, :]
+        inside = (kk[:, None] < DK) & (vv[None, :] < DV)
+        fade = tl.exp(g * hop)
+        if ADJOINT:
+            x = (x * (tl.exp(g * rel) * scale)[:, None]).to(CORE)
+            acc = acc * fade + tl.dot(tl.trans(x), v, input_precision=PRECISION)
+            tl.store(place, acc, inside)
+        else:
+            tl.store(place, acc, inside)
+            x = (x * tl.exp(tl.minimum(g * ((hop - rel) + (hop_low - low)), 0.0))[:, None]).to(CORE)
+            acc = acc * fade + tl.dot(tl.trans(x), v, input_precision=PRECISION)
+
+
+@triton.jit
+def _write_outputs(Q, K_, V_, MASK, COS, REL, LOW, G, S, OUT, N, H, NC, scale, clock, turn, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr,
+                   BK: tl.constexpr, BV: tl.constexpr, BACKWARD: tl.constexpr, STRICT: tl.constexpr, MASKED: tl.constexpr, ROTATED: tl.constexpr,
+                   CORE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """The output of one chunk and tile; with STRICT, the second pass of `both`, it is added to that of the first."""
+    tile, c, bh = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    b, h = bh // H, bh % H
+    g = tl.load(G + h).to(tl.float32)
+    kk, vv, cc = tl.arange(0, BK), tile * BV + tl.arange(0, BV), tl.arange(0, C)
+    rows = c * C + cc
+    ok = rows < N
+    at = (b * N + rows) * H + h
+    rel, low = tl.load(REL + b * clock + rows, ok, 0.0), tl.load(LOW + b * clock + rows, ok, 0.0)
+    wv = ok[:, None] & (vv[None, :] < DV)
+    q = _load_keys(Q, MASK, COS, at, rows, ok, kk, b, N, turn, False, MASKED, ROTATED, DK, C, BK, CORE)
+    k = _load_keys(K_, MASK, COS, at, rows, ok, kk, b, N, turn, True, MASKED, ROTATED, DK, C, BK, CORE)
+    v = tl.load(V_ + at[:, None] * DV + vv[None, :], wv, 0.0).to(CORE)
+    s = tl.load(S + ((bh * NC + c) * DK + kk[:, None]) * DV + vv[None, :], (kk[:, None] < DK) & (vv[None, :] < DV), 0.0)
+    decay, _ = _decay_pairs(rel, low, cc, g, BACKWARD, STRICT)
+    a = tl.dot(q, tl.trans(k), input_precision=PRECISION) * decay
+    o = tl.dot(a.to(CORE), v, input_precision=PRECISION)
+    o = (o + tl.dot(q, s.to(CORE), input_precision=PRECISION) * tl.exp(g * rel)[:, None]) * scale
+    if STRICT:
+        o += tl.load(OUT + at[:, None] * DV + vv[None, :], wv, 0.0)
+    tl.store(OUT + at[:, None] * DV + vv[None, :], o, wv)
+
+
+@triton.jit
+def _write_value_gradients(Q, K_, DO, MASK, COS, REL, LOW, HOP, G, DS, DVAL, N, H, NC, scale, clock, hops, turn, DK: tl.constexpr,
+                           DV: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BACKWARD: tl.constexpr, STRICT: tl.constexpr,
+                           MASKED: tl.constexpr, ROTATED: tl.constexpr, CORE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """Dv of one chunk and tile; with STRICT added to that of the first pass."""
+    tile, c, bh = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    b, h = bh // H, bh % H
+    g = tl.load(G + h).to(tl.float32)
+    kk, vv, cc = tl.arange(0, BK), tile * BV + tl.arange(0, BV), tl.arange(0, C)
+    rows = c * C + cc
+    ok = rows < N
+    at = (b * N + rows) * H + h
+    rel, low = tl.load(REL + b * clock + rows, ok, 0.0), tl.load(LOW + b * clock + rows, ok, 0.0)
+    hop, hop_low = tl.load(HOP + 2 * (b * hops + c)), tl.load(HOP + 2 * (b * hops + c) + 1)
+    wv = ok[:, None] & (vv[None, :] < DV)
+    q = _load_keys(Q, MASK, COS, at, rows, ok, kk, b, N, turn, False, MASKED, ROTATED, DK, C, BK, CORE)
+    k = _load_keys(K_, MASK, COS, at, rows, ok, kk, b, N, turn, True, MASKED, ROTATED, DK, C, BK, CORE)
+    do = tl.load(DO + at[:, None] * DV + vv[None, :], wv, 0.0).to(CORE)
+    following = c - 1 if BACKWARD else c + 1  # the chunk that this one's state enters
+    top = tl.where((following >= 0) & (following < NC), DK, 0)
+    ds = tl.load(DS + ((bh * NC + following) * DK + kk[:, None]) * DV + vv[None, :], (kk[:, None] < top) & (vv[None, :] < DV), 0.0)
+    decay, _ = _decay_pairs(rel, low, cc, g, BACKWARD, STRICT)
+    a = tl.dot(q, tl.trans(k), input_precision=PRECISION) * decay * scale
+    out = tl.exp(tl.minimum(g * ((hop - rel) + (hop_low - low)), 0.0))
+    dv = tl.dot(tl.trans(a.to(CORE)), do, input_precision=PRECISION) + tl.dot(k, ds.to(CORE), input_precision=PRECISION) * out[:, None]
+    if STRICT:
+        dv += tl.load(DVAL + at[:, None] * DV + vv[None, :], wv, 0.0)
+    tl.store(DVAL + at[:, None] * DV + vv[None, :], dv, wv)
+
+
+@triton.jit
+def _write_key_gradients(Q, K_, V_, DO, MASK, COS, REL, LOW, HOP, G, S, DS, DQ, DKEY, DG, DT, N, H, NC, scale, clock, hops, turn,
+                         DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BACKWARD: tl.constexpr,
+                         STRICT: tl.constexpr, MASKED: tl.constexpr, ROTATED: tl.constexpr, CORE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """dq, dk, and the shares of dg (of the chunk) and dt (of the head); V in tiles of BV, since with more sums the registers spill."""
+    c, bh = tl.program_id(0), tl.program_id(1)
+    b, h = bh // H, bh % H
+    kk, cc = tl.arange(0, BK), tl.arange(0, C)
+    rows = c * C + cc
+    ok = rows < N
+    at = (b * N + rows) * H + h
+    p, dq, dk = tl.zeros((C, C), tl.float32), tl.zeros((C, BK), tl.float32), tl.zeros((C, BK), tl.float32)
+    flow = 0.0  # <S_c, dS_{c+1}>
+    following = c - 1 if BACKWARD else c + 1
+    top = tl.where((following >= 0) & (following < NC), DK, 0)
+    for start in range(0, DV, BV):
+        vv = start + tl.arange(0, BV)
+        wv, ws = ok[:, None] & (vv[None, :] < DV), (kk[:, None] < DK) & (vv[None, :] < DV)
+        v = tl.load(V_ + at[:, None] * DV + vv[None, :], wv, 0.0).to(CORE)
+        do = tl.load(DO + at[:, None] * DV + vv[None, :], wv, 0.0).to(CORE)
+        s = tl.load(S + ((bh * NC + c) * DK + kk[:, None]) * DV + vv[None, :], ws, 0.0)
+        ds = tl.load(DS + ((bh * NC + following) * DK + kk[:, None]) * DV + vv[None, :], (kk[:, None] < top) & (vv[None, :] < DV), 0.0)
+        flow += tl.sum(s * ds)
+        p += tl.dot(do, tl.trans(v), input_precision=PRECISION)
+        dq += tl.dot(do, tl.trans(s.to(CORE)), input_precision=PRECISION)
+        dk += tl.dot(v, tl.trans(ds.to(CORE)), input_precision=PRECISION)
+    g = tl.load(G + h).to(tl.float32)
+    rel, low = tl.load(REL + b * clock + rows, ok, 0.0), tl.load(LOW + b * clock + rows, ok, 0.0)
+    hop, hop_low = tl.load(HOP + 2 * (b * hops + c)), tl.load(HOP + 2 * (b * hops + c) + 1)
+    far = (hop - rel) + (hop_low - low)
+    dq *= (tl.exp(g * rel) * scale)[:, None]
+    dk *= tl.exp(tl.minimum(g * far, 0.0))[:, None]
+    q = _load_keys(Q, MASK, COS, at, rows, ok, kk, b, N, turn, False, MASKED, ROTATED, DK, C, BK, CORE)
+    k = _load_keys(K_, MASK, COS, at, rows, ok, kk, b, N, turn, True, MASKED, ROTATED, DK, C, BK, CORE)
+    dg = tl.sum(rel * tl.sum(q * dq, 1)) + tl.sum(tl.where(ok, far, 0.0) * tl.sum(k * dk, 1)) + (hop + hop_low) * tl.exp(g * hop) * flow
+    decay, gap = _decay_pairs(rel, low, cc, g, BACKWARD, STRICT)
+    p *= decay * scale
+    dg += tl.sum(p * tl.dot(q, tl.trans(k), input_precision=PRECISION) * gap)
+    inner = p.to(CORE)
+    dq += tl.dot(inner, k, input_precision=PRECISION)
+    dk += tl.dot(tl.trans(inner), q, input_precision=PRECISION)
+    if MASKED:
+        dk = tl.where((tl.load(MASK + b * N + rows, ok, 0) != 0)[:, None], dk, 0.0)
+    dt = g * (tl.sum(q * dq, 1) - tl.sum(k * dk, 1))
+    if BACKWARD:
+        dt = -dt
+    if ROTATED:
+        dq = _turn(dq, COS, rows, ok, kk, turn, b, DK, C, BK, True)
+        dk = _turn(dk, COS, rows, ok, kk, turn, b, DK, C, BK, True)
+    wk, place = ok[:, None] & (kk[None, :] < DK), at[:, None] * DK + kk[None, :]
+    if STRICT:
+        dq += tl.load(DQ + place, wk, 0.0)
+        dk += tl.load(DKEY + place, wk, 0.0)
+        dt += tl.load(DT + at, ok, 0.0)
+        dg += tl.load(DG + bh * NC + c)
+    tl.store(DQ + place, dq, wk)
+    tl.store(DKEY + place, dk, wk)
+    tl.store(DT + at, dt, ok)
+    tl.store(DG + bh * NC + c, dg)
+
+
+def make_clock(times, length, chunk, backward, device):
+    """Time since the first row of the chunk, high and low part [B or 1, N], and times between the chunks [B or 1, n, 2], all float32."""
+    if times is None:
+        return _make_regular_clock(length, chunk, backward, device)
+    return _make_clock(times.detach().double(), chunk, backward)
+
+
+@functools.lru_cache(maxsize=32)
+def _make_regular_clock(length, chunk, backward, device):
+    return _make_clock(torch.arange(length, dtype=torch.float64, device=device)[None], chunk, backward)
+
+
+def _make_clock(t, chunk, backward):
+    length = t.shape[1]
+    first = torch.arange(0, length, chunk, device=t.device)
+    start = t[:, (first + chunk - 1).clamp(max=length - 1) if backward else first]
+    rel = (t - start.repeat_interleave(chunk, 1, output_size=start.shape[1] * chunk)[:, :length]).abs()
+    between, last = start.diff(dim=1), rel[:, :1] if backward else rel[:, -1:]  # of the last one: nobody receives it, but it is >= rel
+    hop = torch.cat((last, between) if backward else (between, last), 1)
+    high, wide = rel.float(), hop.float()
+    return high.contiguous(), (rel - high).float().contiguous(), torch.stack((wide, (hop - wide).float()), -1).contiguous()
+
+
+class _Call:
+    """Arguments common to the kernels of one direction."""
+
+    def __init__(self, q, v, log_decay, times, mask, rotation, chunk, core, *, backward, strict):
+        self.batch, self.length, self.heads, width = q.shape
+        rows = min(ROWS, max(16, triton.next_power_of_2(min(chunk, self.length))))
+        self.chunks, self.scale, self.decay = triton.cdiv(self.length, rows), width**-0.5, log_decay
+        self.rel, self.low, self.hop = make_clock(times, self.length, rows, backward, q.device)
+        self.mask = self.rel if mask is None else mask.contiguous().view(torch.uint8)
+        self.table = self.rel if rotation is None else rotation.contiguous()
+        many = self.rel.shape[0] > 1
+        self.strides = self.length if many else 0, self.chunks if many else 0
+        self.turn = 0 if rotation is None or rotation.dim() == 3 or rotation.shape[0] == 1 else rotation[0].numel()
+        wide = "ieee" if os.environ.get("TRITON_INTERPRET") == "1" else "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+        self.options = {
+            "DK": width, "DV": v.shape[-1], "C": rows, "BK": max(16, triton.next_power_of_2(width)), "BACKWARD": backward, "STRICT": strict,
+            "MASKED": mask is not None, "ROTATED": rotation is not None, "CORE": tl.bfloat16 if core == "bf16" else tl.float32,
+            "PRECISION": "tf32" if core == "bf16" else wide,
+        }  # fmt: skip
+
+    def run(self, kernel, grid, *arguments, **options):
+        """One kernel; `grid(tiles)` gives its sizes."""
+        most, warps = BLOCKS[getattr(kernel, "fn", kernel).__name__]
+        columns = min(most, max(16, triton.next_power_of_2(self.options["DV"])))
+        kernel[grid(triton.cdiv(self.options["DV"], columns))](*arguments, **self.options, BV=columns, num_warps=warps, **options)
+
+    def scan(self, x, v, *, adjoint):
+        """The state that enters each chunk, or its gradient."""
+        S = torch.empty(self.batch, self.heads, self.chunks, self.options["DK"], self.options["DV"], device=x.device)
+        sizes = self.length, self.heads, self.chunks, self.scale, *self.strides, self.turn
+        given = x, v, self.mask, self.table, self.rel, self.low, self.hop, self.decay, S
+        self.run(_scan_states, lambda tiles: (tiles, self.batch * self.heads), *given, *sizes, ADJOINT=adjoint)
+        return S
+
+    def write_outputs(self, q, k, v, o):
+        """Into o [B, N, H, V]."""
+        S = self.scan(k, v, adjoint=False)
+        given = q, k, v, self.mask, self.table, self.rel, self.low, self.decay, S, o
+        sizes = self.length, self.heads, self.chunks, self.scale, self.strides[0], self.turn
+        self.run(_write_outputs, lambda tiles: (tiles, self.chunks, self.batch * self.heads), *given, *sizes)
+
+    def write_gradients(self, q, k, v, do, dq, dk, dv, dg, dt):
+        """Into dq, dk, dv, the shares of the chunks dg [B H, n] and of the heads dt [B, N, H]."""
+        S, dS = self.scan(k, v, adjoint=False), self.scan(q, do, adjoint=True)
+        clock = self.mask, self.table, self.rel, self.low, self.hop, self.decay
+        sizes = self.length, self.heads, self.chunks, self.scale, *self.strides, self.turn
+        self.run(_write_value_gradients, lambda tiles: (tiles, self.chunks, self.batch * self.heads), q, k, do, *clock, dS, dv, *sizes)
+        self.run(_write_key_gradients, lambda _: (self.chunks, self.batch * self.heads), q, k, v, do, *clock, S, dS, dq, dk, dg, dt, *sizes)
+
+
+def _list_calls(q, v, log_decay, times, mask, rotation, direction, chunk, core):
+    ways = {"forward": [(False, False)], "backward": [(True, False)], "both": [(False, False), (True, True)]}[direction]
+    log_decay = log_decay.float().contiguous()
+    return [_Call(q, v, log_decay, times, mask, rotation, chunk, core, backward=back, strict=strict) for back, strict in ways]
+
+
+def forward(q, k, v, log_decay, times, mask, rotation, direction, chunk, core):
+    """O [B, N, H, V] in the dtype of v; arguments as those of the operator."""
+    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    calls = _list_calls(q, v, log_decay, times, mask, rotation, direction, chunk, core)
+    o = torch.empty_like(v, dtype=torch.float32 if len(calls) > 1 else v.dtype)  # a sum is rounded once
+    for call in calls:
+        call.write_outputs(q, k, v, o)
+    return o.to(v.dtype)
+
+
+def backward(grad, q, k, v, log_decay, times, mask, rotation, direction, chunk, core):
+    """Gradients of q, k, v, log_decay and times (empty without)."""
+    q, k, v, grad = q.contiguous(), k.contiguous(), v.contiguous(), grad.contiguous()
+    calls = _list_calls(q, v, log_decay, times, mask, rotation, direction, chunk, core)
+    kind = {"dtype": torch.float32} if len(calls) > 1 else {}
+    dq, dk, dv = (torch.empty_like(x, **kind) for x in (q, k, v))
+    dg = torch.empty(q.shape[0] * q.shape[2], calls[0].chunks, device=q.device)
+    dt = torch.empty(q.shape[:3], device=q.device)
+    for call in calls:
+        call.write_gradients(q, k, v, grad, dq, dk, dv, dg, dt)
+    timed = times is not None and times.is_floating_point()
+    return [
+        *(x.to(like.dtype) for x, like in ((dq, q), (dk, k), (dv, v))),
+        dg.view(q.shape[0], q.shape[2], -1).sum((0, 2)).to(log_decay.dtype),
+        dt.double().sum(-1).to(times.dtype) if timed else q.new_empty(0),
+    ]

@@ -1,0 +1,130 @@
+"""The operator `bitimely::retention`: the bits of the forms outside of graphs, its rules under torch, and the Triton kernels in the interpreter."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bitimely_core import models
+from bitimely_core.ops import operator, retention, rotary
+from bitimely_core.types import Batch
+
+HERE = Path(__file__).parent
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def make_inputs(clock: bool, rotated: bool, dtype: torch.dtype = torch.float32) -> tuple[list[Tensor], list[Tensor | None]]:
+    """q, k, v, log_decay, and times, mask, rotation, of 2 sequences of 150 tokens."""
+    draw = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(2, 150, 2, width, generator=draw).to(dtype).requires_grad_() for width in (4, 4, 6)]
+    times = torch.rand(2, 150, generator=draw).cumsum(1).double() if clock else None
+    table = rotary.make_rotation(torch.arange(150), 4) if rotated else None
+    return [*inputs, torch.tensor([-0.1, -0.01]).requires_grad_()], [times, torch.rand(2, 150, generator=draw) < 0.9, table]
+
+
+@pytest.mark.parametrize("core", ["fp32", "bf16"])
+@pytest.mark.parametrize("direction", ["forward", "backward", "both"])
+def test_the_operator_has_the_bits_of_the_forms(direction: str, core: str) -> None:
+    for clock, rotated in itertools.product((False, True), repeat=2):
+        inputs, (times, mask, table) = make_inputs(clock, rotated)
+        inputs[3].requires_grad_(core == "fp32")  # a decay that learns is never in bf16
+        wanted = [x for x in inputs if x.requires_grad]
+        plain = retention.retention(
+            *inputs[:3], log_decay=inputs[3], times=times, mask=mask, rotation=table, direction=direction, core_precision=core
+        )
+        made = torch.ops.bitimely.retention(*inputs, times, mask, table, direction, 64, core)
+        assert torch.equal(made, plain)
+        for found, own in zip(*(torch.autograd.grad(o.sin().sum(), wanted) for o in (made, plain)), strict=True):
+            assert torch.equal(found, own)
+
+
+@pytest.mark.parametrize("rotated", [False, True])
+def test_the_operator_keeps_the_rules_of_torch(rotated: bool) -> None:
+    """Its schema, its fake tensors and its gradients, under autograd and under the compiler's tracing."""
+    inputs, given = make_inputs(True, rotated)
+    torch.library.opcheck(torch.ops.bitimely.retention.default, (*inputs, *given, "both", 64, "fp32"))
+
+
+def test_a_table_rotates_as_positions_do() -> None:
+    x, positions = torch.randn(2, 50, 3, 8), torch.rand(2, 50).double().cumsum(1) * 100
+    torch.testing.assert_close(rotary.apply_rotation(x, rotary.make_rotation(positions, 8)), rotary.rotate(x, positions), rtol=0, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch deprecates parts of its own compiler
+@pytest.mark.parametrize(("name", "length"), [("bitimelygpt", 640), ("bitimelygpt", 64), ("gpt", 64)])
+def test_two_layers_are_one_graph_forward_and_backward(name: str, length: int) -> None:
+    import torch._dynamo
+
+    torch.manual_seed(0)
+    model: Any = models.build(name, preset="tiny", channels=2, length=length, layers=2, dropout=0.0)
+    batch, weights = Batch(torch.randn(2, length, 2)), list(model.parameters())
+    torch._dynamo.reset()
+    counters: Any = torch._dynamo.utils.counters
+    counters.clear()
+    states = [call(batch).hidden[-1] for call in (model, torch.compile(model, backend="aot_eager"))]
+    slopes = [torch.autograd.grad(x.square().mean(), weights, allow_unused=True) for x in states]
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] == 1
+    torch.testing.assert_close(states[1], states[0], rtol=0, atol=1e-6)
+    for found, wanted in zip(slopes[1], slopes[0], strict=True):
+        assert (found is None) == (wanted is None)
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-7)
+
+
+def interpret(*options: str) -> dict[str, dict[str, float]]:
+    """Errors of the kernels by case."""
+    command = [sys.executable, str(HERE / "interpret_retention.py"), *options]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=HERE.parent, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs the extra triton")
+
+
+@needs_triton
+def test_kernels_agree_with_the_definition() -> None:
+    """In float32 for the result and the gradients of queries, keys, values, decay and times."""
+    found = interpret()
+    assert len(found) == 10
+    assert {name for errors in found.values() for name in errors} == {"o", "dq", "dk", "dv", "dg", "dt"}
+    assert max(max(errors.values()) for errors in found.values()) <= 2e-5
+
+
+@needs_triton
+@pytest.mark.long
+def test_kernels_agree_with_the_definition_for_every_option() -> None:
+    found = interpret("--all")
+    assert len(found) == 96
+    assert max(max(errors.values()) for errors in found.values()) <= 2e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available() or operator.find_backend() != "triton", reason="needs CUDA and Triton")
+@pytest.mark.parametrize("direction", ["forward", "backward", "both"])
+@pytest.mark.parametrize(("core", "within"), [("fp32", 2e-5), ("bf16", 1e-2)])
+def test_kernels_on_a_gpu_agree_with_float64(direction: str, core: str, within: float) -> None:
+    for clock, rotated in itertools.product((False, True), repeat=2):
+        inputs, (times, mask, table) = make_inputs(clock, rotated)
+        wide = [x.detach().double().requires_grad_() for x in inputs]
+        options = {"times": times, "mask": mask, "direction": direction, "form": "parallel"}
+        turned = wide[:2] if table is None else [rotary.rotate(x, torch.arange(150)) for x in wide[:2]]
+        wanted = retention.retention(*turned, wide[2], log_decay=wide[3], **options)
+        here = [x.detach().cuda().requires_grad_() for x in inputs]
+        there = [None if x is None else x.cuda() for x in (times, mask, table)]
+        made = torch.ops.bitimely.retention(*here, *there, direction, 64, core)
+        grads = [torch.autograd.grad(o.sin().sum(), leaves) for o, leaves in ((made, here), (wanted, wide))]
+        for found, own in zip((made, *grads[0]), (wanted, *grads[1]), strict=True):
+            assert float((found.cpu().double() - own).norm() / own.norm()) <= within
