@@ -80,6 +80,12 @@ class ClaimsBuildOptions(OptionGroup):
         Text, build_option("Input up to so many days after the first row, labels after a gap, within a horizon.", "DAYS[,GAP,HORIZON]")
     ] = None
     landmark_date: Annotated[Text, build_option("Input up to this date (needs --keep-dates).", "YYYY-MM-DD")] = None
+    cohort: Annotated[
+        Text,
+        build_option(
+            "Subjects at risk of an outcome, up to their index days: diabetes-incident, chf-incident or a TOML file.", "NAME|FILE"
+        ),
+    ] = None
     level: Annotated[Text, build_option("integer, first-decimal or full PheCodes.")] = None
     threshold: Annotated[Share, build_option("Select PheCodes with a prevalence ratio above it.", None, "--ratio-threshold", 0.0)] = None
     top_k: Annotated[Count, build_option("How many for a label without any above it.", least=0)] = None

@@ -224,7 +224,19 @@ class RankPlot:
     critical: float
 
 
-FigureData = LinePlot | HeatMap | BarPlot | TracePlot | Hypnogram | DensityPlot | TimelinePlot | ScatterPlot | ForestPlot | RankPlot
+@dataclass(frozen=True, eq=False)
+class FlowPlot:
+    """Boxes from top to bottom, each with a count, and at the right of the arrow to it what left there; None: withheld."""
+
+    names: Sequence[str]
+    counts: Sequence[int | None]
+    leaving: Sequence[str]  # one fewer than names
+    leaving_counts: Sequence[int | None]
+
+
+FigureData = (
+    FlowPlot | LinePlot | HeatMap | BarPlot | TracePlot | Hypnogram | DensityPlot | TimelinePlot | ScatterPlot | ForestPlot | RankPlot
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,8 @@ import pandas as pd
 import polars as pl
 import pytest
 
-from bitimely_core.claims import cohorts, engines
+from bitimely_cli.main import main
+from bitimely_core.claims import cohorts, engines, tokenize
 from bitimely_core.claims.codes import IcdCode
 from bitimely_core.claims.cohorts import CohortRules
 from bitimely_core.claims.label_rules import SOURCES
@@ -208,6 +209,65 @@ def test_edge_days_of_a_shipped_definition(facts: dict[str, Any], outcomes: list
     assert (found["left_out"], found["outcome_day"]) == (reason, outcome_day)
 
 
+@pytest.mark.parametrize("dated", [False, True])
+def test_sequences_of_a_cohort_are_those_of_its_members(dated: bool, tmp_path: Path) -> None:
+    draw = np.random.default_rng(5)
+    raw, home = tmp_path / "raw", tmp_path / "w"
+    raw.mkdir()
+    start = pd.Timestamp("2010-03-01")
+    n = 150
+    claims = pd.DataFrame({"subject": draw.integers(0, n, 6 * n), "day": draw.integers(0, 60, 6 * n), "source": draw.choice([0, 2], 6 * n)})
+    claims["code"] = draw.choice(len(CODES) - 2, 6 * n, p=[0.3, 0.7])
+    claims = claims.drop_duplicates()
+    texts = {
+        "patient_id": "P" + claims["subject"].astype(str),
+        "date": (start + pd.to_timedelta(claims["day"], "D")).dt.strftime("%Y-%m-%d"),
+    }
+    texts |= {"icd9": claims["code"].map(lambda i: CODES[i].code), "source": claims["source"].map(lambda i: SOURCES[i])}
+    pd.DataFrame(texts).to_csv(raw / "claims.csv", index=False)
+    begins = [int(v) if draw.random() < 0.7 else None for v in draw.integers(0, 20, n)]
+    days = [None if day is None else (start + pd.Timedelta(days=day)).strftime("%Y-%m-%d") for day in begins]
+    people = {"patient_id": [f"P{i}" for i in range(n)], "birth_date": "1940-05-17", "obs_start": days}
+    pd.DataFrame(people).to_csv(raw / "patients.csv", index=False)
+    (raw / "icd9_phecode.csv").write_text("icd9,phecode\n250.00,250.2\n401.9,401.1\n")
+    definition = {
+        "name": "x",
+        "rule": [DIABETES],
+        "index": {"at": "observation_start", "after_days": 15, "min_observation_days": 5},
+        "outcome": {"rule": "diabetes", "events": "first", "washout_days": 3},
+        "risk": {"from_day": 1, "to_day": 12},
+    }
+    (tmp_path / "x.toml").write_text(write_toml(definition))
+    argv = ["ingest", "pophr", str(raw), "--cohort", str(tmp_path / "x.toml"), "--no-select", "--min-codes", "1", "--small-counts"]
+    argv += ["--leakage", "drop-phecode", "--keep-ids", str(tmp_path / "ids.csv"), *(["--keep-dates"] if dated else [])]
+    assert main([*argv, "-w", str(home)]) == 0
+    folder = home / "tokens" / "pophr"
+    names = dict(pl.read_csv(tmp_path / "ids.csv").select("new", "subject_id").iter_rows())
+    built = pl.concat([pl.read_parquet(path) for path in folder.glob("sequences-*.parquet")])
+    record = pl.read_parquet(folder / "cohort.parquet")
+    assert record.height == claims["subject"].nunique() + len(set(range(n)) - set(claims["subject"]))
+    assert "250" not in pl.read_parquet(folder / "vocab.parquet")["code"], "drop-phecode knows the codes of the outcome"
+    expected = {}
+    for i in range(n):
+        own = claims[claims["subject"] == i]
+        facts = {"birth_day": -10820, "sex": None, "obs_start": begins[i], "obs_end": None, "death_day": None}
+        who = pd.Series(facts | {"first_day": own["day"].min() if len(own) else None}, dtype=object)
+        found = read_subject(definition, who, own, int(claims["day"].max()))
+        if found["left_out"] is None:
+            events = own[(own["day"] <= found["index_day"]) & (own["code"] == 1)]["day"].nunique()
+            if events:
+                expected[f"P{i}"] = (int(found["outcome_day"] is not None), events)
+    assert {names[s]: (y, len(c)) for s, y, c in built.select("subject_id", "y_diabetes", "codes").iter_rows()} == expected
+    assert {0, 1} == {y for y, _ in expected.values()}
+    if dated:
+        labels = pl.read_parquet(folder / "meds" / "labels" / "diabetes" / "0.parquet")
+        first = dict(record.select("subject_id", "index_day").iter_rows())
+        epoch = pd.Timestamp("1970-01-01").to_pydatetime()
+        assert {s: (t - epoch).days for s, t in labels.select("subject_id", "prediction_time").iter_rows()} == {
+            s: first[s] for s in labels["subject_id"]
+        }
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_controls_are_matched(seed: int) -> None:
     draw = np.random.default_rng(seed)
@@ -291,6 +351,33 @@ def write_toml(definition: dict[str, Any]) -> str:
         return f"'{value}'" if isinstance(value, str) else str(value).lower()
 
     return "".join(f"{key} = {show(value)}\n" for key, value in definition.items())
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--cohort", "gout"], "shipped are"),
+        (["--cohort", "diabetes-incident", "--landmark", "30,0,30"], "both set index days"),
+        (["--cohort", "dated.toml"], "--keep-dates"),
+    ],
+)
+def test_choices_beside_a_cohort_are_checked_before_the_ingest(
+    flags: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    definition = {"name": "x", "rule": [DIABETES], "index": {"at": "date", "date": "2010-01-01"}, "outcome": {"rule": "diabetes"}}
+    (tmp_path / "dated.toml").write_text(write_toml(definition))
+    (tmp_path / "claims.csv").write_text("patient_id,date,icd9\na,2010-01-01,428.0\n")
+    (tmp_path / "map.csv").write_text("icd9,phecode\n428.0,428\n")
+    assert main(["ingest", "pophr", ".", "--phecode-map", "map.csv", *flags, "-w", "w"]) == Exit.USAGE
+    assert text in capsys.readouterr().err
+    assert not list(tmp_path.glob("w/cache/**/*.parquet"))
+
+
+def test_a_misspelt_choice_of_sequences_is_refused() -> None:
+    with pytest.raises(UserError, match="leakage") as refused:
+        tokenize.parse_choices(leakages="keep")
+    assert refused.value.exit_code == Exit.USAGE
 
 
 def test_shipped_definitions_are_read_and_unknown_names_list_them() -> None:

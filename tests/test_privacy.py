@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -186,7 +186,7 @@ def write_equations(seen: Published) -> Equations:
     for row in seen.tables["label cases"]:
         label = row["label"]
         for p in PARTS:
-            know_count(f"{label} after {p} cases", seen.result["audit"][p]["classes"][label])
+            know_count(f"{label} after {p} cases", seen.result["audit"][p]["classes"].get(label, 0))
             known.know({f"{label} after {p} known": 1, f"{label} after {p} cases": -1}, 0)
             known.know({f"out {p}": 1, f"{label} after {p} known": -1}, 0)
             for kind, sign in itertools.product(("cases", "others"), (1,)):
@@ -213,6 +213,7 @@ def write_equations(seen: Published) -> Equations:
             reference = to_number(ratios[label]["reference"])
             if reference is not None:
                 known.know({f"{label} before train known": 1, **others}, reference, reference)
+    add_flow(known, seen, know_count)
     for row in seen.tables.get("rule flag", []):
         cells = {cell: f"{row['rule']} {row['flag']} {cell}" for cell in ("tp", "fp", "fn", "tn")}
         for cell, name in cells.items():
@@ -221,6 +222,26 @@ def write_equations(seen: Published) -> Equations:
             if f"{label} before cases" in known.names:
                 known.know({f"{label} before cases": 1, cells["tp"]: -1, cells[other]: -1}, 0)
     return known
+
+
+def add_flow(known: Equations, seen: Published, know_count: Callable[[str, Any], None]) -> None:
+    """The steps of a cohort: each has its left out and its left; the last are those who have the label, and those with a sequence."""
+    rows = seen.tables.get("step left out", [])
+    before = "in"
+    for i, row in enumerate(rows[1:-1]):
+        left = f"left {i}" if i < len(rows) - 3 else "out"
+        know_count(left, row["left"])
+        know_count(f"gone {i}", row["left out"])
+        known.know({before: 1, left: -1, f"gone {i}": -1}, 0, 0)
+        before = left
+    if rows:
+        (label,) = {row["label"] for row in seen.tables["label cases"]}
+        know_count("in", rows[0]["left"])
+        known.know({f"left {len(rows) - 4}": 1, f"{label} before known": -1}, 0, 0)
+        know_count(f"{label} before cases", rows[-1]["left"])
+        assert seen.result["cohort"][0]["step"] == "all subjects"
+        for row, printed in zip(rows, seen.result["cohort"], strict=True):
+            assert to_number(row["left"]) == printed["left"]
 
 
 def is_controls(seen: Published) -> bool:
@@ -249,6 +270,13 @@ def list_small_counts(seen: Published) -> dict[str, tuple[int, dict[str, float]]
         name = f"{cell.rule} {cell.flag} {cell.cell}"
         exact[name] = cell.n
         sums.append({name: 1})
+    if statistics.cohort is not None:
+        assert exact["in"] == statistics.cohort.subjects
+        counts = {**{f"gone {i}": s.left_out for i, s in enumerate(statistics.cohort.steps)}}
+        counts |= {f"left {i}": s.left for i, s in enumerate(statistics.cohort.steps)}
+        counts[f"gone {len(statistics.cohort.steps)}"] = statistics.cohort.steps[-1].left - exact["out"]
+        exact |= counts
+        sums += [{name: 1} for name in counts]
     values = {
         " ".join(f"{'+' if w > 0 else '-'}{name}" for name, w in of.items()): (sum(int(w) * exact[n] for n, w in of.items()), of)
         for of in sums
@@ -410,6 +438,31 @@ def test_no_small_count_can_be_recovered(seed: int, tmp_path: Path, capsys: pyte
     people |= {row["count"] for row in seen.tables["unit step"] if row["unit"] == "subjects"}
     assert not {str(n) for n in SMALL} & people
     assert "timelines" not in seen.text
+
+
+COHORT = """
+name = "flu"
+rule = [{ name = "flu", codes = { icd9 = ["486"] }, any = [{ count = 1 }] }]
+index = { at = "first_row", after_days = 8, min_observation_days = 1 }
+outcome = { rule = "flu", washout_days = %d, lookback_days = 3 }
+risk = { to_day = 9, min_days = 2 }
+%s
+"""
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, *(pytest.param(seed, marks=pytest.mark.long) for seed in (4, 5, 6, 7, 8, 9, 11, 13, 14))])
+def test_no_small_count_of_a_cohort_can_be_recovered(seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "flu.toml"
+    path.write_text(COHORT % (seed % 3, "controls = { ratio = 1, sex = false }" if seed % 4 == 3 else ""))
+    seen = build(tmp_path, seed, capsys, "--cohort", str(path), "--leakage", "drop-icd", "--min-codes", "1", "--force-new")
+    assert len(list_small_counts(seen)) > 3, "there is something to find"
+    assert not attack(seen)
+    people = {row[name] for row in seen.tables["step left out"] for name in ("left out", "left")}
+    assert not {str(n) for n in SMALL} & people
+    chart = re.search(r"<svg.*?</svg>", (seen.folder / "report.html").read_text("utf-8"), flags=re.S)
+    assert chart
+    drawn = re.findall(r"n = ([\d,]+)", html.unescape(chart[0]))
+    assert set(drawn) <= {f"{int(float(text)):,}" for text in people if text not in {"", privacy.WITHHELD}}
 
 
 def hide_as_before(seen: Published) -> Published:

@@ -294,6 +294,38 @@ def list_reasons(rules: CohortRules) -> list[str]:
     return [*_list_tests(rules, births), *([UNMATCHED] if rules.controls else [])]
 
 
+def describe_reasons(rules: CohortRules) -> dict[str, str]:
+    """Reason to leave a subject out -> what was required, for readers."""
+    index, outcome, risk = rules.index, rules.outcome, rules.risk or CohortRisk()
+    anchor = {
+        "observation_start": "the start of observation",
+        "first_row": "the first claim",
+        "event": f"the first day of {index.rule}",
+        "date": str(index.date),
+    }[index.at]
+    low, high = index.min_age_years or 0, index.max_age_years
+    since = "ever" if outcome.lookback_days is None else f"in the {outcome.lookback_days} days up to it"
+    end = "the end of observation" if risk.to_day is None else f"day {risk.to_day}"
+    full = 0 if risk.to_day is None else risk.to_day - risk.from_day
+    least = full if risk.min_days is None else risk.min_days
+    kept = " or ".join(["the outcome"] * risk.keep_outcomes + ["death"] * risk.keep_deaths)
+    return {
+        "no index day": f"no index day ({f'{index.after_days} days after ' * bool(index.after_days)}{anchor})",
+        "outside the observation": "not observed on the index day",
+        "age": f"not {low} to {high} years old on the index day"
+        if high is not None
+        else f"younger than {low} years on the index day, or of unknown age",
+        "sex": f"not {index.sex}",
+        "short observation": f"observed for fewer than {index.min_observation_days} days before the index day",
+        "unknown age": f"of unknown age, with claims of {outcome.rule}",
+        "diagnosis in the washout": f"a claim with a code of {outcome.rule} in the first {outcome.washout_days} days of observation (prevalent)",
+        "prior outcome": f"{outcome.rule} before the time at risk, {since}",
+        "no time at risk": f"no day at risk (day {risk.from_day} to {end} after the index day)",
+        "short follow-up": f"followed for fewer than {least} days after the first at risk" + (kept and f", without {kept}"),
+        UNMATCHED: f"not matched ({rules.controls.ratio if rules.controls else 0} controls a case)",
+    }
+
+
 def match_controls(rules: CohortRules, record: pl.DataFrame) -> pl.DataFrame:
     """The cohort record (of all subjects, `select_subjects`) after the matching: controls that are not drawn, cases without any control, and members
     without age or, where it counts, sex are left out as unmatched; `case` is the subject_id of the case to which a member belongs.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import polars as pl
 
@@ -18,11 +18,12 @@ from bitimely_core.claims.shortcut_baselines import ALL, Prevalence, ShortcutRow
 from bitimely_core.claims.splits import SPLITS
 from bitimely_core.schemas.ingest import AgreementCell
 from bitimely_core.schemas.scores import Baseline, ClassScores, MetricValue, Scores, Uncertainty
-from bitimely_core.schemas.tokens import PrevalenceCount, SequenceManifest, SequenceStatistics, ShortcutScores
+from bitimely_core.schemas.tokens import CohortFlow, PrevalenceCount, SequenceManifest, SequenceStatistics, ShortcutScores
 from bitimely_core.tokens.sequences import EventSequences, count_carriers, count_splits
 
 Key = tuple[str, ...]
 PARTS = (*SPLITS, ALL)
+FEW_CODES = ("left out", "few codes")
 Carriers = Mapping[str, Mapping[str, tuple[int, int]]]
 """Label -> split or all -> subjects with the best single code of the label, among the cases and among the others."""
 
@@ -161,6 +162,8 @@ def link_counts(
                     (label, "before", "train", kind), [(label, "ratio", "train", kind)], (label, "unobserved", "train", kind)
                 )
         _link_agreement(system, statistics.agreement)
+        if statistics.cohort is not None:
+            _link_flow(system, statistics.cohort, next(iter(after)))
     return system
 
 
@@ -181,6 +184,45 @@ def _link_label(system: CountSystem, label: str, before: Mapping[str, Prevalence
     system.add_difference(("in",), [(label, "before", ALL, "known")], (label, "before", ALL, "unknown"))
     gone = [(label, "excluded", ALL, kind) for kind in ("cases", "others")]
     system.add_difference(("excluded",), gone, (label, "excluded", ALL, "unknown"))
+
+
+def _link_flow(system: CountSystem, flow: CohortFlow, label: str) -> None:
+    """The steps of the choice of a cohort, from all subjects to those whose label is known."""
+    before: Key = ("in",)
+    for step in flow.steps:
+        left, out = ("left", step.reason), ("left out", step.reason)
+        system.add_printed(left, step.left, 1)
+        system.add_printed(out, step.left_out, 2)
+        system.add_sum(before, [left, out])
+        before = left
+    system.add_sum(before, [(label, "before", ALL, "known")])
+    system.add_printed(FEW_CODES, system.counts[before] - system.counts["out", ALL], 2)
+    system.add_sum(before, [FEW_CODES, ("out", ALL)])
+
+
+class FlowRow(NamedTuple):
+    """A step of the choice of a cohort; None: withheld, or none."""
+
+    step: str
+    left_out: int | None
+    left: int | None
+
+
+def flow_table(statistics: SequenceStatistics, disclosure: CountDisclosure) -> list[FlowRow]:
+    """All subjects, those left out and left at each step, last the members with the outcome."""
+    flow, out = statistics.cohort, statistics.funnel.subjects_out
+    assert flow is not None
+    (label,) = statistics.prevalence["before"]
+    few = flow.steps[-1].left - out
+    return [
+        FlowRow("all subjects", None, disclosure.get(flow.subjects, "in")),
+        *(
+            FlowRow(step.text, disclosure.get(step.left_out, "left out", step.reason), disclosure.get(step.left, "left", step.reason))
+            for step in flow.steps
+        ),
+        FlowRow("too few codes up to the index day for a sequence", disclosure.get(few, *FEW_CODES), disclosure.get(out, "out", ALL)),
+        FlowRow(f"members of the cohort with the outcome ({label})", None, disclosure.get(flow.cases, label, "before", ALL, "cases")),
+    ]
 
 
 def _link_agreement(system: CountSystem, cells: list[AgreementCell]) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 from bitimely_core.cache import Cache, open_cache
 from bitimely_core.claims import meds_export, steps, subjects, tasks, tokenize
-from bitimely_core.claims.disclosure import open_disclosure, shortcut_table
+from bitimely_core.claims.cohorts import CohortRules, load_cohort
+from bitimely_core.claims.disclosure import flow_table, open_disclosure, shortcut_table
 from bitimely_core.claims.ingest import ingest_events, pin_options
 from bitimely_core.claims.ingest_report import round_reason, round_report
 from bitimely_core.claims.labels import Landmark
@@ -38,8 +39,10 @@ def split_choices(options: Choices, choices: Choices | None) -> tuple[Choices, C
 
 def check_arguments(choices: Choices, arguments: Choices, folder: Path) -> None:
     """Refuse choices of sequences, and options of the ingest that they follow, which cannot be together. Raises UserError (exit 2)."""
-    names = {"split_file", "seed", "small_counts", "individual_timelines"}
+    names = {"split_file", "seed", "small_counts", "individual_timelines", "cohort"}
     preset, chosen = tokenize.parse_choices(**{name: value for name, value in choices.items() if name not in names})
+    if cohort := choices.get("cohort"):
+        tokenize.check_cohort(load_cohort(cohort), chosen, dated=bool(arguments.get("keep_dates")))
     tokenize.check_choices(preset, chosen, dated=bool(arguments.get("keep_dates")), ignored=bool(arguments.get("keep_ignored")))
     if keep_ids := arguments.get("keep_ids"):
         subjects.refuse_inside_workspace(Path(keep_ids), folder.parent.parent)
@@ -131,14 +134,16 @@ def summarize_sequences(folder: Path) -> Choices:
         "audit": audit,
         "honesty": shortcut_table(statistics, shown) if statistics else [],
         **({"selected": statistics.selected} if statistics else {}),
+        **({"cohort": [row._asdict() for row in flow_table(statistics, shown)]} if statistics and statistics.cohort else {}),
     }
 
 
 def _read_choices(manifest: SequenceManifest) -> steps.SequenceChoices:
     """The choices of a token set that its findings depend on."""
     options, more = manifest.options, manifest.options.model_extra or {}
+    incident = options.cohort is not None and CohortRules.model_validate(options.cohort).outcome.kind == "incident"
     given = {name: more[name] for name in ("min_codes", "min_codes_unit") if name in more}
-    return steps.SequenceChoices(leakage=options.leakage, landmark=Landmark() if options.landmark else None, **given)
+    return steps.SequenceChoices(leakage=options.leakage, landmark=Landmark() if options.landmark or incident else None, **given)
 
 
 def protect_report(found: Choices) -> Choices:

@@ -9,7 +9,7 @@ import polars as pl
 
 from bitimely_core import __version__, storage
 from bitimely_core.cache import Cache
-from bitimely_core.tokens.sequences import EventSequences, to_table
+from bitimely_core.tokens.sequences import COHORT, EventSequences, to_table
 
 DAY = 86_400_000_000  # microseconds
 SPLITS = {"train": "train", "validation": "tuning", "test": "held_out"}
@@ -54,6 +54,9 @@ def select_labels(cache: Cache, sequences: EventSequences) -> dict[str, pl.DataF
     when, landmark = pl.col("last"), sequences.options.landmark
     if landmark is not None:
         when = _to_time(pl.lit(landmark.day)) if landmark.day is not None else pl.col("first") + pl.duration(days=landmark.landmark_days)
+    if sequences.options.cohort is not None:
+        index = pl.read_parquet(sequences.folder / COHORT, columns=["subject_id", "index_day"])
+        frame, when = frame.join(index, on="subject_id", how="left", maintain_order="left"), _to_time(pl.col("index_day"))
     frame = frame.select("subject_id", prediction_time=when.cast(pl.Datetime("us")))
     assert sequences.target is not None
     by_label = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -18,8 +18,9 @@ import pyarrow as pa
 
 from bitimely_core import storage
 from bitimely_core.cache import Cache
-from bitimely_core.claims import codes, engines, sequence_builder, shortcut_baselines, splits, steps
+from bitimely_core.claims import codes, cohorts, engines, sequence_builder, shortcut_baselines, splits, steps
 from bitimely_core.claims import prevalence as ratios
+from bitimely_core.claims.cohorts import CohortRules
 from bitimely_core.claims.disclosure import CountDisclosure
 from bitimely_core.claims.engines import Engine
 from bitimely_core.claims.label_rules import parse_rules
@@ -32,7 +33,15 @@ from bitimely_core.privacy import round_message
 from bitimely_core.records import StoredFile
 from bitimely_core.registry import unknown
 from bitimely_core.schemas.ingest import EventsManifest, FindingRecord
-from bitimely_core.schemas.tokens import SequenceFunnel, SequenceLengths, SequenceManifest, SequenceOptions, SequenceStatistics
+from bitimely_core.schemas.tokens import (
+    CohortFlow,
+    FlowStep,
+    SequenceFunnel,
+    SequenceLengths,
+    SequenceManifest,
+    SequenceOptions,
+    SequenceStatistics,
+)
 from bitimely_core.tokens.sequences import publish_sequences, write_shard
 from bitimely_core.types import Progress
 
@@ -51,6 +60,19 @@ class SequencePlan:
     engine: str
     small_counts: bool = False
     individual_timelines: bool = False
+    cohort: CohortRules | None = None
+    defining: frozenset[str] = frozenset()  # PheCodes that the data have for codes of the cohort's outcome
+
+    @property
+    def names(self) -> list[str]:
+        """The labels: those of the cache, or the outcome of the cohort."""
+        return self.manifest.names if self.cohort is None else [self.cohort.outcome.rule]
+
+    @property
+    def judged(self) -> SequenceChoices:
+        """The choices by which findings are judged: labels of an incident outcome lie after the input, as under a landmark."""
+        incident = self.cohort is not None and self.cohort.outcome.kind == "incident"
+        return replace(self.choices, landmark=Landmark()) if incident else self.choices
 
     @property
     def manifest(self) -> EventsManifest:
@@ -63,7 +85,7 @@ class SequencePlan:
         return {
             "dataset": self.cache.dataset,
             "view": "",
-            "task": "multilabel" if self.manifest.names else "none",
+            "task": "multilabel" if self.names else "none",
             "split": "official" if self.split_file else self.manifest.split,
             "seed": self.manifest.seed,
             "normalise": "none",
@@ -72,6 +94,7 @@ class SequencePlan:
             **asdict(self.choices),
             **({"small_counts": "shown"} if self.small_counts else {}),
             **({"individual_timelines": "drawn"} if self.individual_timelines else {}),
+            **({"cohort": self.cohort.model_dump(mode="json", exclude_none=True)} if self.cohort else {}),
         }
 
 
@@ -86,6 +109,7 @@ def resolve_plan(
     engine: str = "polars",
     small_counts: bool = False,
     individual_timelines: bool = False,
+    cohort: str | Path | None = None,
     **choices: Any,
 ) -> SequencePlan:
     """The choices of a build, checked against the cache.
@@ -100,6 +124,7 @@ def resolve_plan(
         engine: polars, duckdb or spark, with the same result.
         small_counts: pages and messages show counts below 11: for synthetic or consented data.
         individual_timelines: the page draws sequences of single subjects.
+        cohort: a shipped definition or a file of one: its subjects up to their index days, with its outcome as the label.
         choices: fields of `steps.SequenceChoices`, hyphens or underscores in their values; None: those of the preset.
 
     Raises:
@@ -109,11 +134,14 @@ def resolve_plan(
     plan = SequencePlan(cache=cache, preset=preset, choices=chosen, split_file=str(split_file or ""), engine=engine)
     plan = replace(plan, small_counts=small_counts, individual_timelines=individual_timelines)
     manifest = plan.manifest
+    if cohort is not None:
+        plan = replace(plan, cohort=cohorts.load_cohort(cohort))
+        check_cohort(plan.cohort, chosen, dated=manifest.clock == "calendar")
     check_choices(preset, chosen, dated=manifest.clock == "calendar", ignored=bool(manifest.settings.options.get("keep_ignored")))
     if seed is not None and seed != manifest.seed:
         expected = f"expected {manifest.seed}, the seed of the cache"
         raise usage_error(f"seed {seed}", expected, "Ingest again with that --seed, or give --split-file", field="--seed")
-    if chosen.select is True and not manifest.names:
+    if chosen.select is True and not plan.names:
         raise usage_error("selection by prevalence ratio without any label", "expected rules or label columns", "Give --no-select")
     return plan
 
@@ -130,6 +158,9 @@ def parse_choices(
     given: dict[str, Any] = {k: v.replace("-", "_") if isinstance(v, str) else v for k, v in choices.items() if v is not None}
     if landmark or landmark_date:
         given["landmark"] = _parse_landmark(landmark, landmark_date)
+    names = [field.name for field in fields(SequenceChoices)]
+    if odd := next((name for name in given if name not in names), None):
+        raise unknown("choice of sequences", odd, names)
     try:
         return preset, replace(steps.PRESETS[preset], **given)
     except ValueError as error:
@@ -146,6 +177,14 @@ def check_choices(preset: str, chosen: steps.SequenceChoices, *, dated: bool, ig
     if preset == "original" and not ignored:
         hint = "Ingest pophr with --keep-ignored, or choose another --preset"
         raise usage_error("preset original keeps the PheCodes marked Ignore", "this cache has left them out", hint)
+
+
+def check_cohort(cohort: CohortRules | None, chosen: steps.SequenceChoices, *, dated: bool) -> None:
+    """Refuse a cohort beside a landmark, or with a calendar day in a cache without dates. Raises UserError (config, exit 2)."""
+    if cohort is not None and chosen.landmark is not None:
+        raise usage_error("--cohort with a landmark", "both set index days", "Give one of them", field="--cohort")
+    if cohort is not None and cohort.index.at == "date" and not dated:
+        raise usage_error('--cohort with index.at = "date" needs true dates', "this cache has none", "Ingest with --keep-dates")
 
 
 def _parse_landmark(text: str | None, date: str | None) -> Landmark | None:
@@ -197,13 +236,12 @@ def _is_current(plan: SequencePlan, out: Path) -> bool:
 
 
 def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> None:
-    manifest, choices = plan.manifest, plan.choices
-    names = manifest.names
+    manifest, choices, names = plan.manifest, plan.choices, plan.names
     report = progress or (lambda what, done, total: None)
     total = len(manifest.shards)
     with ExitStack() as stack:
         engine = stack.enter_context(engines.open_engine(plan.engine))
-        cohort = load_subjects(plan)
+        plan, cohort, record, flow = select_members(plan, load_subjects(plan), engine)
         held: list[ClaimsShard] = []
         counts = ratios.CodeCounts()
         before: list[Prevalence] = []
@@ -263,8 +301,9 @@ def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> Non
         ),
         prevalence={"before": shortcut_baselines.add_prevalence(before), "after": shortcut_baselines.add_prevalence(after)},
         **_describe_selection(plan, selection, tally),
-        agreement=manifest.agreement,
+        agreement=manifest.agreement if plan.cohort is None else [],
         unmapped=manifest.unmapped,
+        cohort=flow,
     )
     publish_sequences(
         out,
@@ -272,8 +311,8 @@ def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> Non
             cache=manifest.manifest_sha256,
             options=SequenceOptions.model_validate(plan.options),
             class_names=names,
-            notices=_list_notices(choices),
-            findings=[FindingRecord.of(finding) for finding in list_findings(statistics, choices, tables=_find_label_tables(manifest))],
+            notices=_list_notices(plan),
+            findings=[FindingRecord.of(finding) for finding in list_findings(statistics, plan.judged, tables=_find_label_tables(plan))],
             shards=[],
             events=statistics.funnel.events,
         ),
@@ -281,12 +320,50 @@ def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> Non
         vocabulary=_make_vocabulary(manifest, selection, usage),
         ratios=_make_ratio_table(selection),
         statistics=statistics,
+        cohort=record,
     )
+
+
+def select_members(
+    plan: SequencePlan, subjects: pl.DataFrame, engine: Engine
+) -> tuple[SequencePlan, pl.DataFrame, pl.DataFrame | None, CohortFlow | None]:
+    """With a cohort the plan with `defining`, the subjects with index day and outcome (null for those left out), the record of all subjects, and how
+    they were chosen.
+    """
+    if (rules := plan.cohort) is None:
+        return plan, subjects, None, None
+    own, parts, defining = rules.outcome_rule, [], set[str]()
+    if "index_day" in subjects.columns and subjects["index_day"].count():
+        raise usage_error("the source gives index days itself", "expected none", "Ingest without index_date", field="--cohort")
+    subjects = subjects.drop("index_day", strict=False)
+    for shard in iter_shards(plan, subjects, engine):
+        parts.append(cohorts.apply_cohort(rules, shard.rows, shard.codes, shard.cohort, engine, plan.manifest.data_end))
+        defining.update(phecode for code in shard.codes if own.matches(code) for phecode in code.phecodes)
+        del shard
+    record = cohorts.match_controls(rules, pl.concat(parts).sort("subject_id"))
+    member = record["left_out"].is_null()
+    subjects = subjects.with_columns(
+        record["index_day"].set(~member, None),
+        record["outcome_day"].is_not_null().cast(pl.Int8).set(~member, None).alias(f"y_{own.name}"),
+        record["outcome_day"].cast(pl.Int32).set(~member, None).alias(f"onset_{own.name}"),
+    )
+    return replace(plan, defining=frozenset(defining)), subjects, record, _describe_flow(rules, record)
+
+
+def _describe_flow(rules: CohortRules, record: pl.DataFrame) -> CohortFlow:
+    left, texts = record.height, cohorts.describe_reasons(rules)
+    steps = []
+    for reason, n in cohorts.count_flow(rules, record):
+        left -= n
+        steps.append(FlowStep(reason=reason, text=texts[reason], left_out=n, left=left))
+    cases = record.filter(pl.col("left_out").is_null())["outcome_day"].count()
+    return CohortFlow(title=rules.title or rules.name, kind=rules.outcome.kind, subjects=record.height, steps=steps, cases=cases)
 
 
 def load_subjects(plan: SequencePlan) -> pl.DataFrame:
     """Every subject with its split and labels, row i the subject i: some 26 bytes each with three labels."""
-    cohort = plan.cache.cohort(("subject_id", "birth_day", "obs_end", "index_day", "sex", "split_bin", "split"))
+    more = () if plan.cohort is None else ("obs_start", "death_day")
+    cohort = plan.cache.cohort(("subject_id", "birth_day", "obs_end", "index_day", "sex", "split_bin", "split", *more))
     bins = sorted(cohort["split_bin"].unique().to_list())
     places = pl.Enum(splits.SPLITS)
     placed = pl.col("split_bin").replace_strict(bins, [splits.assign_split_of_bin(number) for number in bins], return_dtype=places)
@@ -299,7 +376,7 @@ def load_subjects(plan: SequencePlan) -> pl.DataFrame:
         if missing := cohort["split"].null_count():
             text = round_message(f"misses {missing} of {cohort.height} subjects")
             raise usage_error(text, "expected all", file=plan.split_file, field="--split-file")
-    names = sorted(plan.manifest.names)
+    names = sorted(plan.manifest.names) if plan.cohort is None else []
     columns: dict[str, pl.Series] = {}
     for kind, of in (("y", "value"), ("onset", "onset_day")):
         table = plan.cache.labels((of,))  # by subject and name
@@ -314,7 +391,8 @@ def iter_shards(plan: SequencePlan, cohort: pl.DataFrame, engine: Engine) -> Ite
     """The cache's shards, labels marked; subjects without any event come with the last."""
     manifest = plan.manifest
     rules = parse_rules(manifest.rules)
-    defining = {phecode for own in manifest.defining.values() for phecode in own}
+    defining = {phecode for own in manifest.defining.values() for phecode in own} | plan.defining
+    added = (plan.cohort.outcome_rule,) if plan.cohort else ()
     eventless = np.ones(cohort.height, bool)
     left = len(manifest.shards)
     for events in plan.cache.events():
@@ -327,9 +405,9 @@ def iter_shards(plan: SequencePlan, cohort: pl.DataFrame, engine: Engine) -> Ite
         events = events.sort("subject_id", "row").with_columns(day=day).drop("row")
         shard = steps.load_shard(
             events,
-            _fill_index_days(shard_cohort, events),
+            _fill_index_days(shard_cohort, events) if plan.cohort is None else shard_cohort,
             rule_labels=[rule.name for rule in rules if manifest.ruled],
-            rules=rules,
+            rules=(*rules, *added),
             defining=defining,
         )
         del events, shard_cohort  # the next shard is read when this one has gone
@@ -381,8 +459,8 @@ def _describe_selection(plan: SequencePlan, selection: CodeSelection, tally: Sho
     """The fields of `SequenceStatistics` on selected codes and shortcuts."""
     level, threshold = plan.choices.level, plan.choices.threshold
     own = {}
-    for name in plan.manifest.names:
-        defining = plan.manifest.defining.get(name.removesuffix("_source"), ())
+    for name in plan.names:
+        defining = plan.defining if plan.cohort else plan.manifest.defining.get(name.removesuffix("_source"), ())
         own[name] = sorted({codes.roll_up_phecode(phecode, level) for phecode in defining}, key=codes.phecode_sort_key)
     ratios_of = selection.ratios
     small = {code for found in ratios_of.values() for code, r in found.items() if r.selected and r.n_case_with < SMALL_SUPPORT}
@@ -397,8 +475,11 @@ def _describe_selection(plan: SequencePlan, selection: CodeSelection, tally: Sho
     }
 
 
-def _find_label_tables(manifest: EventsManifest) -> dict[str, str]:
+def _find_label_tables(plan: SequencePlan) -> dict[str, str]:
     """Label -> the table that it was read from; labels that rules make have none."""
+    manifest = plan.manifest
+    if plan.cohort is not None:
+        return {}
     files = [file for file in manifest.facts.get("tables", ()) if PurePath(file).name.lower().startswith("labels.")]
     made = {rule["name"] for rule in manifest.rules} if manifest.ruled else set()
     return {name: files[0] for name in manifest.names if files and name not in made}
@@ -413,9 +494,11 @@ def list_findings(
     """Warnings of a build for the screen and the ingest report, without what `disclosure` withholds; `tables` of labels are named."""
     shown = disclosure or CountDisclosure()
     findings, funnel = [], statistics.funnel
-    if excluded := funnel.subjects_in - funnel.subjects_out:
-        is_open = not {("in",), ("out", "all")} & shown.withheld
-        problem = f"{excluded} of {funnel.subjects_in} subjects have no sequence" if is_open else "some subjects have no sequence"
+    subjects = statistics.cohort.steps[-1].left if statistics.cohort else funnel.subjects_in
+    if excluded := subjects - funnel.subjects_out:
+        keys = {("out", "all"), ("left", statistics.cohort.steps[-1].reason) if statistics.cohort else ("in",)}
+        is_open = not keys & shown.withheld
+        problem = f"{excluded} of {subjects} subjects have no sequence" if is_open else "some subjects have no sequence"
         least = f"fewer than {choices.min_codes} {choices.min_codes_unit} of the selected PheCodes"
         rare = "The few selected PheCodes are rare: see --no-select, --min-case-support, --min-codes"
         hint = rare if excluded > funnel.subjects_out else ""
@@ -442,10 +525,20 @@ def list_findings(
     return findings
 
 
-def _list_notices(choices: SequenceChoices) -> list[str]:
-    if choices.landmark is not None:
-        return []
-    if choices.leakage == "keep":
+def _list_notices(plan: SequencePlan) -> list[str]:
+    rules, found = plan.cohort, list[str]()
+    if plan.judged.landmark is None:
         leak = "Labels derived from codes leak into inputs that hold them (--leakage keep, no landmark)"
-        return [f"{leak}: scores measure label recovery, not prediction."]
-    return ["Labels come from the complete history (no landmark): scores measure recognition, not prediction."]
+        found.append(
+            f"{leak}: scores measure label recovery, not prediction."
+            if plan.choices.leakage == "keep"
+            else "Labels come from the complete history (no landmark): scores measure recognition, not prediction."
+        )
+    if rules is not None and rules.controls is not None:
+        found.append(
+            "Controls are matched to cases: prevalence, and with it AUPRC, calibration and predictive values, is that of the design."
+        )
+    risk = (rules and rules.risk) or cohorts.CohortRisk()
+    if rules is not None and rules.outcome.kind == "incident" and (risk.to_day is None or risk.min_days is not None or risk.keep_deaths):
+        found.append("Subjects without outcome may have been followed for less than the time at risk: they count as not having had it.")
+    return found

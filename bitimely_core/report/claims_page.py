@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitimely_core import privacy
-from bitimely_core.claims.disclosure import CountDisclosure, group_agreement, list_ratio_rows, open_disclosure, shortcut_table
+from bitimely_core.claims.disclosure import CountDisclosure, flow_table, group_agreement, list_ratio_rows, open_disclosure, shortcut_table
 from bitimely_core.claims.shortcut_baselines import ShortcutRow, list_attrition
-from bitimely_core.page import Page, PageBuilder, Timeline, TimelinePlot
+from bitimely_core.page import FlowPlot, Page, PageBuilder, Timeline, TimelinePlot
 from bitimely_core.privacy import show_count
 from bitimely_core.records import write_results
 from bitimely_core.report.renderer import render_html
-from bitimely_core.schemas.tokens import SequenceStatistics
+from bitimely_core.schemas.tokens import CohortFlow, SequenceStatistics
 
 if TYPE_CHECKING:
     from bitimely_core.tokens import EventSequences
@@ -74,6 +74,8 @@ def claims_page(sequences: EventSequences) -> Page:
     page.fact("Sequences", f"{privacy.WITHHELD if n is None else f'{n:,}'}, median length {lengths.median_length:g}")
     page.fact("Events", f"{statistics.funnel.events:,}")
     page.fact("Fingerprint", sequences.fingerprint[:16])
+    if statistics.cohort is not None:
+        _add_cohort(page, statistics, statistics.cohort, disclosure)
     rows = shortcut_table(statistics, disclosure)
     page.section("Shortcut baselines")
     page.table(
@@ -102,7 +104,38 @@ def claims_page(sequences: EventSequences) -> Page:
         page.section("Example sequences")
         _add_timelines(page, sequences, statistics)
     return page.finish(
-        _summarize(statistics, n, rows), {"honesty": rows, **({"statistics": statistics.to_json()} if disclosure.exact else {})}
+        _summarize(statistics, n, rows),
+        {
+            "honesty": rows,
+            **({"cohort": flow_table(statistics, disclosure)} if statistics.cohort else {}),
+            **({"statistics": statistics.to_json()} if disclosure.exact else {}),
+        },
+    )
+
+
+def _add_cohort(page: PageBuilder, statistics: SequenceStatistics, flow: CohortFlow, disclosure: CountDisclosure) -> None:
+    """The flow chart of the cohort, and its counts as a table."""
+    rows = flow_table(statistics, disclosure)
+    page.fact("Cohort", flow.title)
+    page.section("Cohort")
+    steps = rows[1:-1]
+    page.figure(
+        "cohort",
+        flow.title,
+        "Subjects; each is counted at the first requirement that it does not meet.",
+        FlowPlot(
+            ["All subjects of the data", *("" for _ in flow.steps[:-1]), "The cohort", "With a sequence"],
+            [row.left for row in rows[:-1]],
+            [row.step for row in steps],
+            [row.left_out for row in steps],
+        ),
+    )
+    page.table(
+        "cohort-counts",
+        "From all subjects to the cohort",
+        "The outcome is counted among the members of the cohort, with a sequence or without.",
+        ["step", "left out", "left"],
+        [[row.step, show_count(row.left_out) if row in steps else "", show_count(row.left)] for row in rows],
     )
 
 

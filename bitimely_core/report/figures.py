@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,6 +13,7 @@ import numpy as np
 from bitimely_core.page import (
     BarPlot,
     DensityPlot,
+    FlowPlot,
     ForestPlot,
     HeatMap,
     Hypnogram,
@@ -531,6 +533,30 @@ def _draw_ranks(data: RankPlot) -> Canvas:
     return canvas
 
 
+def _draw_flow(data: FlowPlot) -> Canvas:
+    """Boxes below each other on the left, what leaves on the right."""
+    n = len(data.names)
+    canvas = _new_canvas((WIDTH, 0.2 + 0.85 * n))
+    axes = canvas.add_subplot()
+    axes.set(xlim=(0, 10), ylim=(n - 0.6, -0.4))
+    axes.set_axis_off()
+
+    def write(x: float, y: float, text: str, count: int | None, colour: str, side: str = "center") -> None:
+        shown = "withheld" if count is None else f"n = {count:,}"
+        content = "\n".join([*textwrap.wrap(clean_text(text, 160), 46), shown])
+        box = {"boxstyle": "square,pad=0.5", "facecolor": "none", "edgecolor": colour, "linewidth": 0.9}
+        axes.text(x, y, content, ha=side, va="center", fontsize=7.5, color=INK, bbox=box)
+
+    for y in range(n - 1):
+        axes.annotate("", (2.4, y + 0.76), (2.4, y + 0.24), arrowprops={"arrowstyle": "->", "color": MUTED})
+        if data.leaving[y]:
+            axes.annotate("", (4.3, y + 0.5), (2.4, y + 0.5), arrowprops={"arrowstyle": "->", "color": MUTED})
+            write(4.5, y + 0.5, data.leaving[y], data.leaving_counts[y], MUTED, "left")
+    for y, (name, count) in enumerate(zip(data.names, data.counts, strict=True)):
+        write(2.4, y, name, count, INK)
+    return canvas
+
+
 def _draw_density(data: DensityPlot) -> Canvas:
     """Stacked areas in the order and the colours of the hypnogram; of many epochs the mean of each pixel column."""
     classes, values = list(data.classes), np.asarray(data.values, np.float64)
@@ -557,6 +583,7 @@ def _draw_density(data: DensityPlot) -> Canvas:
 
 
 DRAWERS: dict[type, Callable[[Any], Any]] = {
+    FlowPlot: _draw_flow,
     ForestPlot: _draw_forest,
     RankPlot: _draw_ranks,
     ScatterPlot: _draw_scatter,

@@ -66,6 +66,9 @@ def figure_data(figure: Figure) -> Columns:
         rows = np.tile(np.array([clean_text(n) for n in data.row_names]) if data.row_names is not None else np.arange(r), m)
         head: Columns = {"panel": np.repeat(np.array(names, str), r)} if m > 1 or names != [""] else {}
         return {**head, "row": rows, **{f"column {n}": values[:, :, k].ravel() for k, n in enumerate(columns)}}
+    if isinstance(data, page.FlowPlot):
+        boxes = [clean_text(n) for n in [*data.names, *data.leaving]]
+        return {"box": np.array(boxes, str), "count": to_array([*data.counts, *data.leaving_counts])}
     if isinstance(data, page.BarPlot):
         extra = {k: to_array(v) for k, v in (("lo", data.lo), ("hi", data.hi)) if v is not None}
         return {"name": np.array([clean_text(n) for n in data.names], str), "value": to_array(data.values), **extra}

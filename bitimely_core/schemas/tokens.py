@@ -86,6 +86,7 @@ class SequenceOptions(TokenOptions):
     asked: str | None = omit_none()  # of prediction times: hash of the labels
     small_counts: Literal["shown"] | None = omit_none()  # pages show counts below 11
     individual_timelines: Literal["drawn"] | None = omit_none()  # the page draws sequences of single subjects
+    cohort: dict[str, object] | None = omit_none()  # `claims.cohorts.CohortRules`: the label is its outcome
 
 
 class ChannelPreparation(Part):
@@ -268,6 +269,25 @@ class PrevalenceCount(Part):
     prevalence: float | None
 
 
+class FlowStep(Part):
+    """A step of the choice of a cohort."""
+
+    reason: str  # as in cohort.parquet
+    text: str
+    left_out: int
+    left: int  # who remain
+
+
+class CohortFlow(Part):
+    """How the subjects of a cohort were chosen."""
+
+    title: str
+    kind: Literal["incident", "prevalent"]
+    subjects: int
+    steps: list[FlowStep]
+    cases: int  # of those who remain
+
+
 class SequenceStatistics(TokenStatistics):
     """Funnel, label prevalences and shortcut baselines of sequences."""
 
@@ -283,6 +303,7 @@ class SequenceStatistics(TokenStatistics):
     small_support: list[str]
     agreement: list[AgreementCell]
     unmapped: list[CodeCount]
+    cohort: CohortFlow | None = omit_none()
 
 
 class PredictionStatistics(TokenStatistics):

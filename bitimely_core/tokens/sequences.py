@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 SPECIAL = ("[PAD]", "[SOS]", "[EOS]", "[MASK]", "[UNK]")  # ids 0 to 4; codes follow
 SHARDS = re.compile(r"sequences-\d+-[0-9a-f]{16}\.parquet")
+COHORT = "cohort.parquet"  # who belongs to the cohort of the sequences
 MAX_EVENTS = 254  # events that a model sees: 256 positions with [SOS] and [EOS]
 
 
@@ -153,16 +154,23 @@ def publish_sequences(
     vocabulary: pl.DataFrame,
     ratios: pl.DataFrame,
     statistics: SequenceStatistics | PredictionStatistics,
+    cohort: pl.DataFrame | None = None,
 ) -> None:
     """Write a set of sequences, the manifest last; the caller holds the lock.
 
     `manifest` is without files and shards; `shards`: files of `write_shard`, in order. `vocabulary`: id, code, name, category,
     n_subjects_train, n_events_train. `ratios`: target, code, ratio, lo, hi, n_case_with, n_case, n_ref_with, n_ref, selected.
+    `cohort`: who belongs to it and why not, as `claims.cohorts.select_subjects`.
     """
     if (out / storage.MANIFEST).exists():
         storage.os_unlink(out / storage.MANIFEST)
     files = dict(shards)
-    for name, frame in (("vocab.parquet", vocabulary), ("ratios.parquet", ratios)):
+    frames = {"vocab.parquet": vocabulary, "ratios.parquet": ratios}
+    if cohort is not None:
+        frames[COHORT] = cohort
+    elif (out / COHORT).exists():
+        storage.os_unlink(out / COHORT)
+    for name, frame in frames.items():
         sha256, size = storage.write_parquet(out / name, to_table(frame))
         files[name] = StoredFile(sha256=sha256, size=size, rows=frame.height)
     sha256, size = storage.write_json(out / "statistics.json", statistics.to_json())
