@@ -1,6 +1,7 @@
 """Training, fine-tuning and the verbs on runs on the pretended device and on the CPU beside it: a program, since it replaces `cuda` for its process.
 
     python tests/device_rules.py training [--models NAME,...] [--kinds regular,ragged,events] [--own]    three steps and a validation each
+    python tests/device_rules.py faults    a step with an unusable loss or gradient is named and neither it nor one after it is applied
     python tests/device_rules.py verbs --home WORKSPACE    evaluate, embed, predict and every analysis of a small workspace
 
 The last line of the output is a JSON object: `failed` and `refused` (lists of texts), `done` (number of cases) and `waits`: place where the
@@ -145,6 +146,45 @@ def sweep_training(found: Findings, names: list[str], kinds: list[str], *, own: 
         found.done += 1
 
 
+class BadRows(Rows):
+    """Three good batches, one that makes `what` unusable, then good ones."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__("regular", steps=6)
+        self.what = what
+
+    def __call__(self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1) -> Iterator[Batch]:
+        for step, batch in enumerate(super().__call__(epoch, start=start), start):
+            if step == 3 and self.what == "count":
+                batch = batch._replace(mask=torch.zeros(batch.values.shape, dtype=torch.bool))
+            elif step == 3:
+                batch.values[1, 5] = {"loss": math.inf, "norm": 1e25}[self.what]
+            yield batch
+
+
+def sweep_faults(found: Findings) -> None:
+    """The message and the weights are those of the CPU, which checks every step."""
+    for what in ("loss", "norm", "count"):
+        texts, weights = [], []
+        for device in ("cuda", "cpu"):
+            torch.manual_seed(0)
+            model: Any = models.build("bitimelygpt", preset="tiny", channels=3, length=64, layers=2)
+            model.target_scale.fill_(1.0)
+            config = TrainConfig(epochs=1, device=device, batch_size=4, precision="fp32", log_every=1000)
+            try:
+                loop.fit(model, BadRows(what), objectives.get("next-previous"), config=config)
+                texts.append("no error")
+            except UserError as error:
+                texts.append(str(error))
+            weights.append([p.detach().cpu() for p in model.parameters()])
+        if texts[0] != texts[1] or "step 4" not in texts[1]:
+            found.failed.append(f"{what}: {texts[0]!r}, on the CPU {texts[1]!r}")
+        far = max(float((a - b).abs().max()) for a, b in zip(*weights, strict=True))
+        if not far <= 1e-6:
+            found.failed.append(f"{what}: weights differ from those of the CPU by {far}")
+        found.done += 1
+
+
 def list_numbers(value: Any, at: str = "") -> Iterator[tuple[str, float]]:
     """Every number of a JSON value with its place."""
     if isinstance(value, dict):
@@ -227,7 +267,7 @@ def sweep_verbs(found: Findings, home: Path) -> None:
 def main() -> None:
     """Run one sweep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sweep", choices=("training", "verbs"))
+    parser.add_argument("sweep", choices=("training", "faults", "verbs"))
     parser.add_argument("--models", default="")
     parser.add_argument("--kinds", default="regular,ragged,events")
     parser.add_argument("--own", action="store_true", help="each model with its own objective alone, and fine-tuned")
@@ -241,6 +281,8 @@ def main() -> None:
     names, kinds, found = given.models.split(",") if given.models else list(registry.models), given.kinds.split(","), Findings()
     if given.sweep == "training":
         sweep_training(found, names, kinds, own=given.own)
+    elif given.sweep == "faults":
+        sweep_faults(found)
     else:
         sweep_verbs(found, given.home)
     found.print()

@@ -21,10 +21,7 @@ pytestmark = [
 ]
 
 WAITS = {  # where the host may wait for the device between two log lines
-    "training/loop.py _accumulate": "the loss of the step",
-    "training/loop.py _run_step": "whether the norm of the gradient is finite",
-    "objectives/tokens.py make_result": "whether the scale of the target is measured",
-    "objectives/tokens.py predict_hidden": "lengths of the rows, to draw the hidden tokens",
+    "objectives/tokens.py predict_hidden": "lengths of ragged rows, to draw the hidden tokens",
     "objectives/tst.py masked_runs": "likewise",
     "objectives/crt.py drop": "likewise",
     "objectives/cpc.py draw_negatives": "likewise",
@@ -60,6 +57,16 @@ def run_sweep(*arguments: str) -> dict[str, Any]:
 
 def test_every_model_trains_on_one_device_with_the_losses_of_the_cpu() -> None:
     assert run_sweep("training", "--kinds", "regular", "--own")["done"] >= 44
+
+
+def test_a_stack_never_waits_between_log_lines() -> None:
+    found = run_sweep("training", "--kinds", "regular", "--models", "bitimelygpt")
+    assert found["done"] == 7
+    assert not found["waits"]
+
+
+def test_an_unusable_step_is_named_and_never_applied() -> None:
+    assert run_sweep("faults")["done"] == 3
 
 
 @pytest.mark.slow

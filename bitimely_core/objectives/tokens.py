@@ -174,7 +174,7 @@ def make_result(model: Model, batch: Batch, parts: list[LossPart]) -> Result:
         slices[part.name] = slice(start, start + part.target.shape[1])
         start += part.target.shape[1]
     loss = torch.stack(list(losses.values())).sum()
-    scale = model.target_scale if bool(torch.isfinite(model.target_scale)) else model.measure([batch])
+    scale = model.target_scale if model.has_target_scale else model.measure([batch])
     joined = {key: torch.cat([getattr(part, key) for part in parts], 1) for key in ("prediction", "target", "valid")}
     return pack_result(loss, loss.detach() / len(parts) / scale, losses, joined["valid"].sum(), slices=slices, **joined)
 
@@ -216,11 +216,12 @@ def predict_hidden(name: str, model: Model, batch: Batch, draw: Callable[[int], 
     refuse_overlap(model.config)
     target, valid = model.targets(batch)
     with torch.no_grad():
-        real = model.adapter_of(batch).tokenizer(batch)[2].cpu()
-    chosen = torch.zeros_like(real)
-    for row, count in zip(chosen, real.sum(1).tolist(), strict=True):
+        real = model.adapter_of(batch).tokenizer(batch)[2]
+    chosen = torch.zeros(real.shape, dtype=real.dtype)
+    counts = real.sum(1).tolist() if batch.mask is not None or not batch.values.is_floating_point() else [real.shape[1]] * len(real)
+    for row, count in zip(chosen, counts, strict=True):
         row[draw(count)] = True
-    chosen = chosen.to(batch.values.device)
+    chosen = chosen.to(batch.values.device, non_blocking=True)
     return make_result(model, batch, [make_hidden_part(model, batch, encode(chosen), target, valid, chosen, name)])
 
 

@@ -67,7 +67,7 @@ def vae(model: Model, batch: Batch, generator: Generator | None = None, *, confi
     count = real.sum()
     loss = -torch.where(real, bound, 0.0).sum() / count.clamp(min=1)
     error = torch.where(rows.mask, (values - reconstruction).square(), 0.0).sum() / (observed.sum() * config.samples).clamp(min=1)
-    scale = model.target_scale if bool(torch.isfinite(model.target_scale)) else model.measure([batch])
+    scale = model.target_scale if model.has_target_scale else model.measure([batch])
     sums = {"likelihood": torch.where(real, likelihood, 0.0).mean(0).sum(), "kl": torch.where(real, kl, 0.0).sum()}
     parts = {name: value / count.clamp(min=1) for name, value in sums.items()}
     aligned = {"prediction": reconstruction.mean(0), "target": values, "valid": rows.mask}

@@ -91,6 +91,39 @@ class BatchLoss:
     parts: dict[str, Tensor | float]
 
 
+@dataclass
+class DeviceLosses:
+    """Losses that stay on a device between log lines, so that the host does not wait for every step.
+
+    A step whose loss, gradient norm or count is not usable is not applied and none after it (`found_inf` of the fused AdamW), and the host
+    finds out which it was when it reads.
+    """
+
+    found_inf: Tensor  # [] 1 from the first unusable step on
+    first: Tensor  # [4] number, count, loss sum and gradient norm of that step, else -1
+    last: Tensor  # [3 + parts] count, count x loss, count x rel, count x part of the last step
+    names: tuple[str, ...] = ()  # of its parts
+    norm: Tensor | None = None  # of its gradient
+
+    def add(self, out: BatchLoss) -> None:
+        """Add a micro-batch to the last step."""
+        values = [
+            torch.as_tensor(value, dtype=self.last.dtype, device=self.last.device) for value in (out.loss, out.rel, *out.parts.values())
+        ]
+        count = torch.as_tensor(out.count, dtype=self.last.dtype, device=self.last.device)
+        row = torch.stack([count, *(count * value for value in values)]).detach()
+        self.last, self.names = (row if len(row) != len(self.last) else self.last + row), tuple(out.parts)
+
+    def judge(self, norm: Tensor, step: int) -> None:
+        """Mark the step as unusable where its count is 0, or its loss or norm is not finite."""
+        count, loss = self.last[0], self.last[1]
+        bad = (count == 0) | ~torch.isfinite(loss) | ~torch.isfinite(norm)
+        here = torch.stack([torch.full_like(loss, step), count, loss, norm.to(loss.dtype)])
+        self.first = torch.where(bad & (self.found_inf == 0), here, self.first)
+        self.found_inf = torch.maximum(self.found_inf, bad.to(self.found_inf.dtype))
+        self.norm = norm
+
+
 @dataclass(kw_only=True)
 class TrainingState:
     """Model, optimizer and position of a training."""
@@ -117,6 +150,7 @@ class TrainingState:
     timesteps_read: int = 0
     data_wait: float = 0.0  # seconds
     unlogged_steps: int = 0
+    on_device: DeviceLosses | None = None  # on CUDA in one process
 
 
 def fit(
@@ -242,6 +276,9 @@ def _train(state: TrainingState, stack: ExitStack) -> None:
     if state.config.compile:
         state.model.compile()
         stack.callback(setattr, state.model, "_compiled_call_impl", None)
+    if state.device.type == "cuda" and distributed.get_world_size() == 1:
+        zero = torch.zeros((), device=state.device)
+        state.on_device = DeviceLosses(zero, zero.new_full((4,), -1.0), zero.new_zeros(3))
     require_memory(3 * sum(p.numel() * p.element_size() for p in state.model.parameters() if p.requires_grad), "the optimizer")
     try:
         with attach_result(lambda: {"steps": state.step, "loss": state.last.get("loss"), "rel": state.last.get("rel")}):
@@ -282,6 +319,8 @@ def _run_step(state: TrainingState, stream: Iterator[Batch]) -> tuple[LogLine | 
     """One optimizer step. Returns the line to log, if one is due, and the stop signal that any process received, or 0."""
     factor = compute_schedule_factor(state.step, state.total, state.config.warmup)
     state.optimizer.zero_grad(set_to_none=True)
+    if state.on_device is not None:
+        state.on_device.last = state.on_device.last.new_zeros(3)
     sums, parts = [0.0, 0.0, 0.0], Parts()
     fault: Exception | None = None
     try:
@@ -293,30 +332,23 @@ def _run_step(state: TrainingState, stream: Iterator[Batch]) -> tuple[LogLine | 
         for at, micro in enumerate(_split_rows(batch, state.config.accumulate)):
             out = _evaluate_batch(state, micro, generator, "train", state.step + 1, at)
             (out.loss * out.count).backward()
-            _accumulate(sums, parts, out)
+            _accumulate(sums, parts, out) if state.on_device is None else state.on_device.add(out)
             state.timesteps_read += micro.values.shape[0] * micro.values.shape[1]
     except Exception as error:
         fault = error
-    (count, loss, rel), stop = faults.sync_step(state, sums, fault, state.step + 1)
-    if not count:
-        raise input_error(Reason.NO_INPUT, f"no valid value in the batch of step {state.step + 1}", "expected at least one")
-    if not math.isfinite(loss):
-        raise faults.non_finite_error(state, "loss", loss / count)
-    distributed.all_reduce_gradients(state, count)
-    norm = float(nn.utils.clip_grad_norm_(distributed.list_parameters(state.optimizer), state.config.clip))
-    if not math.isfinite(norm):
-        raise faults.non_finite_error(state, "gradient norm", norm)
+    sums, stop = faults.sync_step(state, sums, fault, state.step + 1)
     for group in state.optimizer.param_groups:
         group["lr"] = min(state.config.lr, group.get("largest", math.inf)) * factor
-    state.optimizer.step()
+    norm = _apply_gradients(state, sums)
     distributed.all_reduce_statistics(state.model)
     state.step += 1
     state.unlogged_steps += 1
-    state.last = {"loss": loss / count, "rel": _finite_or_none(rel / count)}
     if not (
         state.step == 1 or state.step % state.config.log_every == 0 or state.step % state.batches.steps == 0 or state.step == state.total
     ):
         return None, stop
+    if state.on_device is not None:
+        norm, parts = _read_losses(state)
     timesteps, waited = distributed.all_reduce_sum([state.timesteps_read, state.data_wait])
     now = time.perf_counter()
     line: LogLine = {
@@ -334,11 +366,58 @@ def _run_step(state: TrainingState, stream: Iterator[Batch]) -> tuple[LogLine | 
     return _add_parts(line, parts), stop
 
 
+def _apply_gradients(state: TrainingState, sums: list[float]) -> float:
+    """Take the step that the gradients ask for; their norm, or NaN where it stays on the device. An unusable step is never applied.
+
+    Raises UserError: no_input, non_finite_loss (exit 4).
+    """
+    own, used = state.on_device, distributed.list_parameters(state.optimizer)
+    if own is not None:
+        torch._foreach_div_([p.grad for p in used if p.grad is not None], own.last[0])
+        own.judge(nn.utils.clip_grad_norm_(used, state.config.clip), state.step)
+        state.optimizer.found_inf = own.found_inf  # type: ignore[attr-defined]
+        state.optimizer.step()
+        return math.nan
+    count, loss, rel = sums
+    _require_usable(state, count, loss)
+    distributed.all_reduce_gradients(state, count)
+    norm = float(nn.utils.clip_grad_norm_(used, state.config.clip))
+    _require_usable(state, count, loss, norm)
+    state.optimizer.step()
+    state.last = {"loss": loss / count, "rel": _finite_or_none(rel / count)}
+    return norm
+
+
+def _require_usable(state: TrainingState, count: float, loss: float, norm: float = 0.0) -> None:
+    """Raises UserError (no_input, non_finite_loss, exit 4) for the step after `state.step`."""
+    if not count:
+        raise input_error(Reason.NO_INPUT, f"no valid value in the batch of step {state.step + 1}", "expected at least one")
+    if not math.isfinite(loss):
+        raise faults.non_finite_error(state, "loss", loss / count)
+    if not math.isfinite(norm):
+        raise faults.non_finite_error(state, "gradient norm", norm)
+
+
+def _read_losses(state: TrainingState) -> tuple[float, Parts]:
+    """Norm and parts of the last step, from the device, with `state.last`. Raises as `_apply_gradients`, for the first unusable step."""
+    own = state.on_device
+    if own is None or own.norm is None:
+        return math.nan, Parts()
+    read = torch.cat((own.first, own.norm[None].to(own.last.dtype), own.last)).tolist()
+    (step, *unusable), (norm, count, loss, rel), values = read[:4], read[4:8], read[8:]
+    if step >= 0:
+        state.step = int(step)
+        _require_usable(state, *unusable)
+    state.last = {"loss": loss / count, "rel": _finite_or_none(rel / count)}
+    return norm, {name: (count, value) for name, value in zip(own.names, values, strict=True)}
+
+
 def _validate(state: TrainingState) -> int:
     """Validate at the end of an epoch or of the training, once. Returns the stop signal that any process received, or 0."""
     if state.validation is None or not _needs_validation(state):
         return 0
     sums, parts = [0.0, 0.0, 0.0], Parts()
+    _read_losses(state)
     state.model.eval()
     try:
         with (
@@ -614,6 +693,7 @@ def _save_checkpoint(state: TrainingState) -> None:
 
     After the last step the model gets the selected weights.
     """
+    _read_losses(state)
     finished = state.step == state.total and not _needs_validation(state)
     weights = _list_tensors(state.model)
     if finished and state.best_weights is not None:
