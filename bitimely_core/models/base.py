@@ -104,7 +104,6 @@ class Model(nn.Module):
         )
         self.norms = nn.ModuleDict({name: nn.LayerNorm(self.norm_width) for name in self.adapter.output})
         self.register_buffer("target_scale", torch.tensor(torch.nan))
-        self._scale_found: tuple[Tensor, int, bool] | None = None
 
     def __call__(self, batch: Batch | Tensor | Mapping[str, Tensor], **options: Any) -> Encoded:
         """As `forward`, of whatever `to_batch` reads."""
@@ -170,15 +169,6 @@ class Model(nn.Module):
     def erase(self, batch: Batch, chosen: Tensor) -> Batch:
         """The batch with the `chosen` [B, N] tokens erased."""
         return self.adapter_of(batch).tokenizer.erase(self.expand_channels(batch), chosen)
-
-    @property
-    def has_target_scale(self) -> bool:
-        """Whether `target_scale` is measured; read from a device only once after each change."""
-        scale, known = self.target_scale, self._scale_found
-        version = -1 if scale.is_inference() else scale._version
-        if known is None or known[0] is not scale or known[1] != version or version < 0:
-            known = self._scale_found = (scale, version, bool(torch.isfinite(scale)))
-        return known[2]
 
     @torch.no_grad()
     def measure(self, batches: Iterable[Batch]) -> float:

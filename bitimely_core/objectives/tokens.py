@@ -174,9 +174,19 @@ def make_result(model: Model, batch: Batch, parts: list[LossPart]) -> Result:
         slices[part.name] = slice(start, start + part.target.shape[1])
         start += part.target.shape[1]
     loss = torch.stack(list(losses.values())).sum()
-    scale = model.target_scale if model.has_target_scale else model.measure([batch])
+    scale = model.target_scale if has_target_scale(model) else model.measure([batch])
     joined = {key: torch.cat([getattr(part, key) for part in parts], 1) for key in ("prediction", "target", "valid")}
     return pack_result(loss, loss.detach() / len(parts) / scale, losses, joined["valid"].sum(), slices=slices, **joined)
+
+
+def has_target_scale(model: Model) -> bool:
+    """Whether `target_scale` is measured; it is read from a device only once after each change."""
+    scale, known = model.target_scale, getattr(model, "scale_seen", None)
+    version = -1 if scale.is_inference() else scale._version
+    if known is None or known[0] is not scale or known[1] != version or version < 0:
+        known = scale, version, bool(torch.isfinite(scale))
+        object.__setattr__(model, "scale_seen", known)  # of this object alone: no buffer
+    return bool(known[2])
 
 
 def pack_result(

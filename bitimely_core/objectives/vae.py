@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from bitimely_core.config import ObjectiveConfig
 from bitimely_core.models.base import Model
 from bitimely_core.models.mtand import MTANDFull
-from bitimely_core.objectives.tokens import Result, pack_result
+from bitimely_core.objectives.tokens import Result, has_target_scale, pack_result
 from bitimely_core.registry import ObjectiveFacts, objectives
 from bitimely_core.types import Batch
 
@@ -67,7 +67,7 @@ def vae(model: Model, batch: Batch, generator: Generator | None = None, *, confi
     count = real.sum()
     loss = -torch.where(real, bound, 0.0).sum() / count.clamp(min=1)
     error = torch.where(rows.mask, (values - reconstruction).square(), 0.0).sum() / (observed.sum() * config.samples).clamp(min=1)
-    scale = model.target_scale if model.has_target_scale else model.measure([batch])
+    scale = model.target_scale if has_target_scale(model) else model.measure([batch])
     sums = {"likelihood": torch.where(real, likelihood, 0.0).mean(0).sum(), "kl": torch.where(real, kl, 0.0).sum()}
     parts = {name: value / count.clamp(min=1) for name, value in sums.items()}
     aligned = {"prediction": reconstruction.mean(0), "target": values, "valid": rows.mask}
