@@ -101,11 +101,18 @@ class TrainConfig(Section):
     weight_decay: float = Field(0.01, ge=0, description="Decoupled weight decay of AdamW.")
     warmup: float = Field(0.05, ge=0, lt=1, description="Share of all steps with a rising learning rate.")
     clip: float = Field(1.0, gt=0, description="Largest norm of the gradient.")
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="Arithmetic of the training.")
+    precision: Literal["auto", "fp32", "tf32", "bf16"] = Field(
+        "auto", description="Arithmetic of the training; auto: bf16 with a core in bf16 on CUDA from capability 8.0, else fp32."
+    )
     core_precision: Literal["fp32", "bf16"] = Field("fp32", description="Arithmetic of the retention core under precision bf16.")
     device: str = Field("auto", description="auto, cpu, cuda or mps.")
     devices: int = Field(1, ge=1, le=1024, description="Number of processes (one per device).")
     compile: bool = Field(False, description="Use torch.compile.")
+    recompute: Literal["none", "layers"] = Field(
+        "none",
+        description="layers: compute the inside of each layer again in the backward pass, to save memory for about a third more time.",
+        exclude_if="none".__eq__,  # version 0.1 did not have it
+    )
     seed: int = Field(0, ge=0, le=2**63 - 1, description="Seed of weights, batches and masks.")
     log_every: int = Field(10, ge=1, description="Steps between lines of the log.")
     checkpoint_every: int | None = Field(None, ge=1, description="Steps between checkpoints (default: an epoch).")

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bitimely_core import models, objectives
 from bitimely_core.config import TrainConfig, validate
 from bitimely_core.errors import Exit, Reason, UserError, input_error
 from bitimely_core.training import checkpoints, loop
@@ -549,3 +550,47 @@ def test_reading_ahead_keeps_order_errors_and_ends(monkeypatch: pytest.MonkeyPat
         if thread.name == "batches":
             thread.join(5)
             assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("name", ["bitimelygpt", "lstm", "s4"])
+def test_recomputed_layers_train_to_the_same_bits(name: str) -> None:
+    """With dropout: the second computation draws as the first. The inside of layers is not kept."""
+    weights, kept = [], []
+    for recompute in ("none", "layers"):
+        torch.manual_seed(0)
+        model: Any = models.build(name, preset="tiny", channels=2, length=64, layers=2, dropout=0.1)
+        sizes: list[int] = []
+
+        def objective(model: Any, batch: Batch, generator: Any = None, sizes: list[int] = sizes) -> Any:
+            with torch.autograd.graph.saved_tensors_hooks(lambda x: (sizes.append(x.numel()), x)[1], lambda x: x):
+                return objectives.get("next-previous")(model, batch, generator)
+
+        class Windows:
+            steps, size = 2, 4
+
+            def __call__(self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1) -> Any:
+                return (Batch(torch.randn(4, 64, 2, generator=torch.Generator().manual_seed(at))) for at in range(start, 2))
+
+        loop.fit(model, Windows(), objective, config=loop.TrainConfig(epochs=1, device="cpu", batch_size=4, recompute=recompute))
+        weights.append(model.state_dict())
+        kept.append(sum(sizes))
+    assert all(torch.equal(a, b) for a, b in zip(weights[0].values(), weights[1].values(), strict=True))
+    assert kept[1] < 0.6 * kept[0]
+
+
+def test_precision_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bitimely_core.training.devices import resolve_precision
+
+    for available, capability, device, expected in (
+        (False, (9, 0), "auto", ("fp32", "fp32")),
+        (True, (9, 0), "auto", ("bf16", "bf16")),
+        (True, (9, 0), "cuda:1", ("bf16", "bf16")),
+        (True, (7, 5), "cuda", ("fp32", "fp32")),
+        (True, (9, 0), "cpu", ("fp32", "fp32")),
+    ):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
+        found = resolve_precision(loop.TrainConfig(device=device))
+        assert (found.precision, found.core_precision) == expected
+    chosen = loop.TrainConfig(precision="fp32")
+    assert resolve_precision(chosen) is chosen

@@ -6,13 +6,16 @@ Legend: B batch, M positions, D width, H heads, K key width of a head, W value w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
 
 from bitimely_core.config import ModelConfig, Section
 from bitimely_core.models.base import Direction, config_error
@@ -294,13 +297,29 @@ class PreNormLayer(nn.Module):
         return x + self.dropout(self.out(inner)), maps
 
 
+_recomputes = ContextVar("recomputes", default=False)
+
+
+@contextmanager
+def recompute_layers(*, active: bool) -> Iterator[None]:
+    """Inside, layers that are trained keep their inputs alone for the backward pass, which computes them again (`train.recompute`)."""
+    token = _recomputes.set(active)
+    try:
+        yield
+    finally:
+        _recomputes.reset(token)
+
+
 def run_layers(
     layers: Iterable[nn.Module], x: Tensor, plan: Iterable[Direction], given: Any, **options: Any
 ) -> tuple[list[Tensor], list[Any]]:
     """States [B, M, ..] and map (or None) of each layer; `plan` gives the direction of each."""
     states, maps = [], []
     for layer, direction in zip(layers, plan, strict=True):
-        x, of_layer = layer(x, given, direction, **options)
+        if _recomputes.get() and torch.is_grad_enabled():
+            x, of_layer = checkpoint(layer, x, given, direction, use_reentrant=False, **options)
+        else:
+            x, of_layer = layer(x, given, direction, **options)
         states.append(x)
         maps.append(of_layer)
     return states, maps

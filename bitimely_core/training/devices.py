@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from bitimely_core.config import Settings, TrainConfig
 from bitimely_core.errors import UserError, usage_error
 from bitimely_core.schemas.runs import RunEnvironment
 from bitimely_core.training.distributed import get_world_size
@@ -53,6 +54,39 @@ def select_device(name: str = "auto") -> torch.device:
     elif device.type not in {"cpu", "mps"}:
         raise missing_device(name, "expected auto, cpu, cuda or mps")
     return device
+
+
+def resolve_precision(config: TrainConfig) -> TrainConfig:
+    """The settings of [train] with `precision` auto replaced by what it is on their device."""
+    if config.precision != "auto":
+        return config
+    on_cuda = (config.device == "auto" or config.device.startswith("cuda")) and torch.cuda.is_available()
+    fast = on_cuda and torch.cuda.get_device_capability() >= (8, 0)
+    return config.model_copy(update={"precision": "bf16", "core_precision": "bf16"} if fast else {"precision": "fp32"})
+
+
+def resolve_arithmetic(settings: Settings) -> Settings:
+    """`resolve_precision` of all settings: a core of retention has the precision of [train]."""
+    train, model = resolve_precision(settings.train), settings.model
+    if "core_precision" in type(model).model_fields:
+        model = model.model_copy(update={"core_precision": train.core_precision})
+    return settings.model_copy(update={"train": train, "model": model})
+
+
+@contextmanager
+def use_arithmetic(where: torch.device, precision: str) -> Iterator[None]:
+    """On CUDA products of float32 in TF32 under `tf32`, else in full precision."""
+    if where.type != "cuda":
+        yield
+        return
+    before, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 @contextmanager

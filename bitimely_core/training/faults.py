@@ -74,7 +74,8 @@ def out_of_memory_error(error: Exception, batches: Batches, config: TrainConfig,
         fault.problem.replace("out of memory", f"out of memory at batch {batch}", 1),
         f"expected room for {batches.size} rows in {config.accumulate} parts",
         f"Try --batch-size {max(batches.size // 2, 1)}, or --accumulate {2 * config.accumulate}"
-        + (" for the same gradient" if divisible else ""),
+        + (" for the same gradient" if divisible else "")
+        + (", or --set train.recompute=layers" if config.recompute == "none" else ""),
         exit_code=Exit.RESOURCES,
     )
 

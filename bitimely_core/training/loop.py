@@ -33,11 +33,12 @@ from torch import Tensor, nn
 from bitimely_core import __version__, objectives, storage
 from bitimely_core.config import TrainConfig, validate
 from bitimely_core.errors import Finding, Reason, input_error, integrity_error
+from bitimely_core.models.layers import recompute_layers
 from bitimely_core.records import StoredFile, has_result, read_result
 from bitimely_core.schemas.runs import CheckpointMeta
 from bitimely_core.system_errors import attach_result, require_memory, translate_system_errors
 from bitimely_core.training import checkpoints, distributed, faults
-from bitimely_core.training.devices import deterministic_kernels, select_device
+from bitimely_core.training.devices import deterministic_kernels, resolve_precision, select_device, use_arithmetic
 from bitimely_core.types import Batch, Batches
 
 Objective = Callable[..., dict[str, Any]]
@@ -46,7 +47,7 @@ Parts = dict[str, tuple[float, float]]  # name -> (count, count x value)
 
 # of [train]: may change between a stop and its continuation
 SLOW_RATE = 1e-3  # largest learning rate of parameters that a module names in `slow`
-RESUME_EXEMPT = frozenset({"device", "devices", "compile", "log_every", "checkpoint_every", "keep"})
+RESUME_EXEMPT = frozenset({"device", "devices", "compile", "recompute", "log_every", "checkpoint_every", "keep"})
 
 
 class LogLine(TypedDict, total=False):
@@ -190,7 +191,7 @@ def fit(
     """
     overrides = {name: value for name, value in {"epochs": epochs, "steps": steps, "lr": lr, "seed": seed}.items() if value is not None}
     stored = {**(config or TrainConfig()).model_dump(), **({} if epochs is None else {"steps": None})}
-    settings = validate(TrainConfig, {**stored, **overrides})
+    settings = resolve_precision(validate(TrainConfig, {**stored, **overrides}))
     total = settings.count_steps(batches.steps)
     require_validation(settings, validation, total)
     if not batches.steps and settings.count_steps(1):
@@ -203,6 +204,8 @@ def fit(
         checkpoint, findings = _find_checkpoint(home, notice, settings.keep)
         stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
         stack.enter_context(deterministic_kernels(device))
+        stack.enter_context(use_arithmetic(device, settings.precision))
+        stack.enter_context(recompute_layers(active=settings.recompute == "layers"))
         if checkpoint is None and total:
             _measure_scale(model, batches, objective, settings)
         stack.callback(model.to, next((p.device for p in model.parameters()), torch.device("cpu")))

@@ -63,7 +63,7 @@ def finetune(
     from bitimely_core import models
     from bitimely_core.data import batches as make_batches
     from bitimely_core.models import heads
-    from bitimely_core.training.devices import select_device
+    from bitimely_core.training.devices import resolve_arithmetic, select_device
 
     locate_new(workspace, "runs", "run" if run is None else run, "--run")
     recipe = load_recipe(config) if config else None
@@ -77,6 +77,7 @@ def finetune(
         flags=merge_layers(flags or {}, {"data": {"names": (name,)}}),
     )
     select_device("cpu" if dry_run else settings.train.device)
+    settings = resolve_arithmetic(settings)
     windows, view = _open_view(name, settings, workspace, verify, dry_run, progress)
     scratch = settings.finetune.from_scratch or settings.objective.name == "none"
     torch.manual_seed(settings.train.seed)

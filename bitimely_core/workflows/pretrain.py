@@ -13,6 +13,7 @@ from bitimely_core.config import (
     LATER_SETTINGS,
     ModelConfig,
     Settings,
+    SettingsLayer,
     TuneConfig,
     fill_event_settings,
     load_preset,
@@ -70,7 +71,7 @@ def pretrain(
     """
     from bitimely_core import models, objectives
     from bitimely_core.data import limit_windows
-    from bitimely_core.training.devices import select_device
+    from bitimely_core.training.devices import resolve_arithmetic, select_device
 
     recipe = load_recipe(config) if config else None
     preset = preset or (recipe.pretrain.preset if recipe else None) or "tiny"
@@ -79,7 +80,9 @@ def pretrain(
     entry = registry.models[given.get("model", {}).get("name", "bitimelygpt")]
     base = _collect_preset(shipped, entry.name, entry.facts)
 
-    resolve = partial(resolve_settings, "pretrain", config=recipe, pairs=assignments or [], flags=flags or {})
+    def resolve(base: SettingsLayer) -> Settings:
+        return resolve_arithmetic(resolve_settings("pretrain", base, config=recipe, pairs=assignments or [], flags=flags or {}))
+
     settings = resolve(base)
     objectives.check_name(entry.name, settings.objective.name)
     supervised = _is_supervised(settings, entry.facts)
