@@ -204,8 +204,6 @@ def fit(
         checkpoint, findings = _find_checkpoint(home, notice, settings.keep)
         stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
         stack.enter_context(deterministic_kernels(device))
-        stack.enter_context(use_arithmetic(device, settings.precision))
-        stack.enter_context(recompute_layers(active=settings.recompute == "layers"))
         if checkpoint is None and total:
             _measure_scale(model, batches, objective, settings)
         stack.callback(model.to, next((p.device for p in model.parameters()), torch.device("cpu")))
@@ -276,6 +274,8 @@ def _measure_scale(model: nn.Module, batches: Batches, objective: Objective, con
 
 def _train(state: TrainingState, stack: ExitStack) -> None:
     stack.enter_context(faults.handle_signals(state))
+    stack.enter_context(use_arithmetic(state.device, state.config.precision))
+    stack.enter_context(recompute_layers(active=state.config.recompute == "layers"))
     if state.config.compile:
         state.model.compile()
         stack.callback(setattr, state.model, "_compiled_call_impl", None)

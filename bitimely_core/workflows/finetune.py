@@ -12,12 +12,12 @@ from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.evaluate import LOWER_IS_BETTER
 from bitimely_core.evaluate.predict import measure_task
 from bitimely_core.privacy import is_small
-from bitimely_core.recipe import Recipe, load_recipe, resolve_settings
+from bitimely_core.recipe import Recipe, load_recipe
 from bitimely_core.run import Run, describe_data, list_versions
 from bitimely_core.schemas.runs import RunRecord, RunSource
 from bitimely_core.training import tuning
 from bitimely_core.types import Progress
-from bitimely_core.workflows.prepare import prepare_windows
+from bitimely_core.workflows.prepare import prepare_windows, resolve_training
 from bitimely_core.workflows.train import (
     Flags,
     Say,
@@ -63,21 +63,19 @@ def finetune(
     from bitimely_core import models
     from bitimely_core.data import batches as make_batches
     from bitimely_core.models import heads
-    from bitimely_core.training.devices import resolve_arithmetic, select_device
 
     locate_new(workspace, "runs", "run" if run is None else run, "--run")
     recipe = load_recipe(config) if config else None
     parent = Run.open(source, workspace).require_finished()
     name = _require_view(data, recipe)
-    settings = resolve_settings(
+    settings = resolve_training(
         "finetune",
         _collect_defaults(parent.record, name, workspace),
         config=recipe,
         pairs=assignments or [],
         flags=merge_layers(flags or {}, {"data": {"names": (name,)}}),
+        dry_run=dry_run,
     )
-    select_device("cpu" if dry_run else settings.train.device)
-    settings = resolve_arithmetic(settings)
     windows, view = _open_view(name, settings, workspace, verify, dry_run, progress)
     scratch = settings.finetune.from_scratch or settings.objective.name == "none"
     torch.manual_seed(settings.train.seed)

@@ -6,11 +6,12 @@ import atexit
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from bitimely_core import cache, registry, storage
-from bitimely_core.config import DataConfig
+from bitimely_core.config import DataConfig, Settings, SettingsLayer
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error
+from bitimely_core.recipe import resolve_settings
 from bitimely_core.registry import Choices, DataKind
 from bitimely_core.report.ingest_page import write_ingest_page
 from bitimely_core.run import Run
@@ -140,3 +141,15 @@ def ingest_cache(
             if notice is not None:
                 notice(fault)
     return report
+
+
+def resolve_training(stage: Literal["pretrain", "finetune"], base: SettingsLayer, *, dry_run: bool = False, **options: Any) -> Settings:
+    """`recipe.resolve_settings` with the arithmetic of the device, which this machine must have apart from a dry run.
+
+    Raises UserError: config (exit 2).
+    """
+    from bitimely_core.training.devices import resolve_arithmetic, select_device
+
+    settings = resolve_arithmetic(resolve_settings(stage, base, **options))
+    select_device("cpu" if dry_run else settings.train.device)
+    return settings

@@ -13,7 +13,6 @@ from bitimely_core.config import (
     LATER_SETTINGS,
     ModelConfig,
     Settings,
-    SettingsLayer,
     TuneConfig,
     fill_event_settings,
     load_preset,
@@ -21,7 +20,7 @@ from bitimely_core.config import (
     parse_assignments,
 )
 from bitimely_core.errors import Reason, input_error, usage_error
-from bitimely_core.recipe import load_recipe, resolve_settings
+from bitimely_core.recipe import load_recipe
 from bitimely_core.records import check_result, has_result
 from bitimely_core.run import describe_data, list_versions
 from bitimely_core.schemas.runs import RunRecord
@@ -29,7 +28,7 @@ from bitimely_core.schemas.tokens import SamplePreparation
 from bitimely_core.training import tuning
 from bitimely_core.types import Batches, Progress
 from bitimely_core.workflows import hub
-from bitimely_core.workflows.prepare import prepare_windows
+from bitimely_core.workflows.prepare import prepare_windows, resolve_training
 from bitimely_core.workflows.train import (
     Flags,
     Say,
@@ -71,7 +70,6 @@ def pretrain(
     """
     from bitimely_core import models, objectives
     from bitimely_core.data import limit_windows
-    from bitimely_core.training.devices import resolve_arithmetic, select_device
 
     recipe = load_recipe(config) if config else None
     preset = preset or (recipe.pretrain.preset if recipe else None) or "tiny"
@@ -80,16 +78,13 @@ def pretrain(
     entry = registry.models[given.get("model", {}).get("name", "bitimelygpt")]
     base = _collect_preset(shipped, entry.name, entry.facts)
 
-    def resolve(base: SettingsLayer) -> Settings:
-        return resolve_arithmetic(resolve_settings("pretrain", base, config=recipe, pairs=assignments or [], flags=flags or {}))
-
+    resolve = partial(resolve_training, "pretrain", dry_run=dry_run, config=recipe, pairs=assignments or [], flags=flags or {})
     settings = resolve(base)
     objectives.check_name(entry.name, settings.objective.name)
     supervised = _is_supervised(settings, entry.facts)
     if not settings.data.names:
         raise usage_error("no data", "expected --data", "See: bitimely list datasets", field="--data")
     budget = _check_budget(budget or (recipe.pretrain.budget if recipe else None))
-    select_device("cpu" if dry_run else settings.train.device)
     name = run or name_run(preset, entry.name, settings.objective.name, ("bitimelygpt", entry.facts.objective))
     folder = locate_new(workspace, "runs", name, "--run")
     start, origin = _find_initial_weights(init, workspace, folder, dry_run=dry_run)
