@@ -50,7 +50,9 @@ class ClaimsReadOptions(OptionGroup):
     ] = None
     code_pattern: Annotated[Texts, read_option("Regular expression with groups vocab and code (meds). May be repeated.", "REGEX")] = None
     default_source: Annotated[Text, read_option("Kind of rows that name none: inpatient, outpatient, physician, emergency, other.")] = None
-    date_format: Annotated[Text, read_option("Form of dates that are neither ISO nor 8 digits, for example %d/%m/%Y.")] = None
+    date_format: Annotated[
+        Text, read_option("Form of dates that are neither ISO nor 8 digits: as %d/%m/%Y, or excel for serial numbers.")
+    ] = None
     icd10_from: Annotated[Text, read_option("Codes are ICD-10 from this date on.", "YYYY-MM-DD")] = None
     pad_undotted: Annotated[
         bool, read_option("Read an undotted number of 1 or 2 digits as a category that has lost its zeros.", flag="--pad-undotted")

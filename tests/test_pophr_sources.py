@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 import pickle
+import re
 import subprocess
 import sys
 import zipfile
@@ -22,6 +23,7 @@ import pytest
 from samples import BAD_INPUTS, SAMPLES, needs_sample
 
 from bitimely_core import workflows
+from bitimely_core.claims import dates
 from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.sources import SOURCES, ClaimsSource, read_source
 from bitimely_core.errors import UserError
@@ -300,6 +302,81 @@ def test_dates_in_another_form_are_read_by_their_format_alone(tmp_path: Path, fo
     _, events = of(tmp_path, date_format=form)
     assert events["date"].to_list() == ["2009-12-31"] * 3 + ["2009-12-30", "?"]
     assert refusal(tmp_path, date_format="%Y.%m.%d").code == "date"
+
+
+SPOILT = {  # form -> how it writes 3 April 2010 and 5 December 2011
+    "%d/%m/%y": ("3/4/10", "5/12/11"),
+    "%m/%d/%y": ("4/3/10", "12/5/11"),
+    "%d/%m/%Y": ("13/4/2010", "25/12/2011"),
+    "%m/%d/%y %H:%M": ("4/13/10 0:00", "12/25/11 14:38"),
+    "%d-%b-%y": ("03-Apr-10", "05-Dec-11"),
+    "%d%b%Y": ("03APR2010", "05DEC2011"),
+    "%d.%m.%Y": ("03.04.2010", "05.12.2011"),
+    "%Y/%m/%d": ("2010/04/13", "2011/12/25"),
+    "%B %d, %Y": ("April 3, 2010", "December 5, 2011"),
+    "%m/%d/%Y %I:%M:%S %p": ("4/13/2010 12:00:00 AM", "12/25/2011 2:38:00 PM"),
+    "%d/%m/%Y %H:%M:%S%z": ("13/04/2010 23:30:00-05:00", "25/12/2011 00:30:00+14:00"),
+    "excel": ("40271", "40882"),
+}
+
+
+@pytest.mark.parametrize("form", SPOILT)
+@pytest.mark.parametrize("kind", ["claims", "claims parquet", "omop", "meds", "mimic3", "synpuf"])
+def test_the_advice_on_dates_in_another_form_reads_them(tmp_path: Path, form: str, kind: str) -> None:
+    first, second = SPOILT[form]
+    if kind == "claims":
+        folder(tmp_path, claims__csv=HEAD + "".join(f'a,"{text}",428.0\n' for text in (first, second)))
+    elif kind == "claims parquet":
+        folder(tmp_path, claims__parquet=parquet({"patient_id": ["a", "a"], "date": [first, second], "icd9": ["428.0", "496"]}))
+    elif kind == "omop":
+        rows = "".join(f'1,"{text}",4280,0,\n' for text in (first, second))
+        head = "person_id,condition_start_date,condition_source_value,condition_source_concept_id,visit_occurrence_id\n"
+        person = "person_id,gender_concept_id,year_of_birth\n1,8507,1950\n"
+        folder(tmp_path, condition_occurrence__csv=head + rows, person__csv=person)
+    elif kind == "meds":
+        (tmp_path / "data").mkdir()
+        rows = {"subject_id": [1, 1], "time": [first, second], "code": ["ICD9CM//428.0", "ICD9CM//496"]}
+        (tmp_path / "data" / "0.parquet").write_bytes(parquet(rows))
+    elif kind == "mimic3":
+        stays = "".join(f'1,{i},"{text}"\n' for i, text in enumerate((first, second)))
+        folder(
+            tmp_path,
+            admissions__csv="subject_id,hadm_id,dischtime\n" + stays,
+            diagnoses_icd__csv="subject_id,hadm_id,seq_num,icd9_code\n1,0,1,4280\n1,1,1,496\n",
+            patients__csv="subject_id,gender,dob,dod\n1,M,1950-01-01,\n",
+        )
+    else:
+        rows = "".join(f'a,{i},"{text}",4280\n' for i, text in enumerate((first, second)))
+        (tmp_path / "DE1_0_2008_to_2010_Outpatient_Claims_Sample_1.csv").write_text(
+            "DESYNPUF_ID,CLM_ID,CLM_FROM_DT,ICD9_DGNS_CD_1\n" + rows
+        )
+    layout = kind.split()[0]
+    error = refusal(tmp_path, layout)
+    assert (error.code, error.exit_code) == ("date", 4)
+    assert not any(text in error.finding.line() for text in (first, second))
+    advised = re.findall(r"--date-format (excel|'[^']+')", error.finding.line())
+    assert form in [one.strip("'") for one in advised], error.finding.line()
+    _, events = of(tmp_path, layout, date_format=form)
+    days = [13 if "13" in first else 3, 25 if "25" in second else 5]
+    assert events["date"].to_list() == [f"2010-04-{days[0]:02d}", f"2011-12-{days[1]:02d}"]
+
+
+def test_births_with_two_digits_of_the_year_are_before_the_claims(tmp_path: Path) -> None:
+    patients = "patient_id,birth_date,death_date\na,3/4/40,5/4/11\nb,3/4/09,\nc,3/4/12,\n"
+    folder(tmp_path, claims__csv=HEAD + "a,3/4/10,428.0\nb,3/5/11,496\nc,3/5/11,496\n", patients__csv=patients)
+    claims, _ = of(tmp_path, date_format="%d/%m/%y")
+    assert claims.subjects is not None
+    assert claims.subjects["birth"].to_list() == ["1940-04-03", "2009-04-03", "1912-04-03"]
+    assert claims.subjects["death"].to_list() == ["2011-04-05", None, None]
+
+
+@pytest.mark.parametrize(
+    "text", ["2010-03-04T00:00:00-05:00", "2010-03-04T23:59:59Z", "2010-03-04 00:30 +1400", "2010-03-04T00:00:00.000+00:00"]
+)
+def test_dates_with_a_zone_are_those_of_the_clock_that_wrote_them(tmp_path: Path, text: str) -> None:
+    claims, events = of(folder(tmp_path, claims__csv=HEAD + f"a,{text},428.0\n"))
+    assert dates.parse_days(events["date"]).to_list() == [14672]
+    assert "timestamps" in codes(claims)
 
 
 @pytest.mark.parametrize("options", [{}, {"date_format": "%d/%m/%Y"}, {"icd10_from": "2015-10-01", "col": ["vocab=icd9"]}])

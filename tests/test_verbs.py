@@ -209,7 +209,7 @@ def test_a_plug_in_that_fails_at_work_is_named(plugin: Path, tmp_path: Path) -> 
 
 CONFLICTS = [  # refused before anything is read; the source has enough rows to notice
     ["--engine", "pandas"], ["--preset", "papr"], ["--leakage", "maybe"], ["--landmark", "x"], ["--landmark-date", "2001-01-01"], ["--time", "calendar-month"],
-    ["--level", "deep"], ["--preset", "original"], ["--source", "synpuf", "--date-format", "%d/%m/%Y"], ["--col", "x"], ["--label-column", "a"],
+    ["--level", "deep"], ["--preset", "original"], ["--source", "synpuf", "--default-source", "physician"], ["--date-format", "dd/mm/yyyy"], ["--col", "x"], ["--label-column", "a"],
     ["--icd10-from", "soon"], ["--split-file", "absent.csv"], ["--map-overrides", "absent.csv"], ["--phecode-map", "absent.csv"], ["--id-key", "absent"],
     ["--keep-ids", "workspace/ids.csv"], ["--rules", "absent.toml"], ["--default-source", "moon"],
 ]  # fmt: skip

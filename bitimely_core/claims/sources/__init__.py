@@ -9,9 +9,8 @@ from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.sources import claims, meds, mimic3, mimic4, omop, synpuf
 from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.columns import find_table, open_table
-from bitimely_core.claims.sources.options import REFUSED
 from bitimely_core.claims.sources.options import check_options as check_layout_options
-from bitimely_core.errors import Reason, UserError
+from bitimely_core.errors import UserError
 from bitimely_core.formats.source import Source
 from bitimely_core.registry import unknown
 
@@ -69,8 +68,6 @@ def read_source(source: Source, options: ClaimsOptions) -> ClaimsSource:
     try:
         return SOURCES[options.source](source, options)
     except UserError as error:
-        if error.code == Reason.DATE and "date_format" in REFUSED.get(options.source, ()):
-            error.hint = f"This is not a copy of the files of {options.source}: give it with --source claims and --col"
         if error.file is not None and Path(error.file).is_relative_to(source.root):
             error.file = Path(error.file).relative_to(source.root).as_posix()
         raise

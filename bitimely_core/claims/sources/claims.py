@@ -23,9 +23,9 @@ from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.label_rules import SOURCES as KINDS
 from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable, Stated
 from bitimely_core.claims.sources.columns import (
+    DateCounts,
     assign_vocabulary,
     check_types,
-    count_unread_dates,
     detect_delimiter,
     find_table,
     match_columns,
@@ -61,7 +61,6 @@ PATIENT_COLUMNS = {
     "obs_start": ("obs_start",),
     "obs_end": ("obs_end",),
 }
-PATIENT_DATES = ("birth", "death", "obs_start", "obs_end")
 INDEX_DATE = "index_date"
 MAP_FILE = "icd9_phecode.csv"
 WIDE_COLUMN = re.compile(r"dx_?(\d+)", re.IGNORECASE | re.ASCII)
@@ -115,7 +114,7 @@ def read_claims(source: Source, options: ClaimsOptions) -> ClaimsSource:
     table, vocab, stated, spelling = _open_events(source, file, renamed, options, form)
     labels, labelled, label_findings = _read_labels(source, renamed, options, form)
     survey = survey_tables([table], vocab=vocab, stated=stated, listed=labels is not None)
-    patients, registered, more = _read_patients(source, renamed, form)
+    patients, registered, more = _read_patients(source, renamed, form, survey.last)
     facts: dict[str, Any] = {"tables": [row.file for row in (*survey.rows, *registered, *labelled)]}
     if table.kind == "codes":
         facts["records"] = survey.records
@@ -189,7 +188,7 @@ def _read_source_words(options: ClaimsOptions) -> dict[str, str]:
 
 
 def _read_patients(
-    source: Source, renamed: Mapping[str, str], form: str | None
+    source: Source, renamed: Mapping[str, str], form: str | None, last: int | None
 ) -> tuple[pl.DataFrame | None, list[SourceRows], list[Finding]]:
     """The registered subjects, if there is a table of them."""
     if not (file := find_table(source, "patients", needed=False)):
@@ -199,8 +198,7 @@ def _read_patients(
     table = open_table(source, file, wanted, set(PATIENT_COLUMNS) - {"subject", *renamed})
     frame, rows, findings = keep_unique_rows(table.read(), file, "subject")
     findings += report_spelling(file, table.columns, wanted)
-    written = frame.with_columns(reformat_dates(frame[key], form) for key in PATIENT_DATES if key in frame.columns)
-    return make_subjects(written.rename({"subject": "subject_id"}), file, findings), [rows], findings
+    return make_subjects(frame.rename({"subject": "subject_id"}), file, findings, form, last), [rows], findings
 
 
 def _read_labels(
@@ -241,7 +239,7 @@ def _read_labels(
         written = reformat_dates(kept[INDEX_DATE], form)
         unread = written.is_not_null() & dates.parse_days(written).is_null()  # claims after such a date could not be excluded
         lost, kept = kept.filter(unread)["row"], kept.with_columns(written).filter(~unread)
-        more += report_zones(count_unread_dates(kept[INDEX_DATE])[2], file, INDEX_DATE)
+        more += report_zones(DateCounts().add(kept[INDEX_DATE]).zoned, file, INDEX_DATE)
         if n := lost.len():
             rows.quarantined[str(Reason.DATE)] = n
             text, examples = f"{n} rows have an index date that cannot be read", tuple(map(str, lost.head(5)))

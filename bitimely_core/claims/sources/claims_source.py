@@ -45,6 +45,7 @@ class SourceTable:
     dated: tuple[str, str]  # file and column that the dates come from, for messages
     kind: Literal["rows", "codes"] = "rows"  # what is counted: records, or the diagnoses on them where a record holds several
     delimiter: str = ","
+    form: str | None = None  # `--date-format`, where `shape` does not apply it
 
 
 class EventBlock(NamedTuple):

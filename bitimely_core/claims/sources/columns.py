@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 import polars as pl
 
@@ -18,6 +19,7 @@ from bitimely_core.formats.source import Source
 
 ENDINGS = (".csv", ".csv.gz", ".parquet")
 SUBJECT_DATE_COLUMNS = ("birth", "death", "obs_start", "obs_end")  # of a subject
+DATE_SAMPLES = 200  # distinct unreadable dates that the advice is made from
 DATE_CHARACTERS = 10  # characters of an unreadable date of which the shape is shown
 
 
@@ -40,11 +42,14 @@ class OpenTable(NamedTuple):
         dated: tuple[str, str] | None = None,
         wide: Sequence[str] = (),
         kind: Literal["rows", "codes"] = "rows",
+        form: str | None = None,
     ) -> SourceTable:
-        """The table as one of diagnoses. `dated`: where its dates come from, if not from its own column; `wide`: further columns."""
+        """The table as one of diagnoses. `dated`: where its dates come from, if not from its own column; `wide`: further columns; `form`: of the dates."""
         names = tuple(dict.fromkeys((*self.columns.values(), *wide)))
         dated = dated or (self.file, self.columns["date"])
-        return SourceTable(file=self.file, path=self.path, columns=names, shape=shape, dated=dated, kind=kind, delimiter=self.delimiter)
+        return SourceTable(
+            file=self.file, path=self.path, columns=names, shape=shape, dated=dated, kind=kind, delimiter=self.delimiter, form=form
+        )
 
 
 def open_table(
@@ -118,13 +123,13 @@ def check_types(path: Path, file: str, columns: Mapping[str, str], codes: Collec
             raise input_error(Reason.SCHEMA, f"is stored as {kind}", "expected text", "Write it as text", file=file, field=name)
 
 
-def reformat_dates(column: pl.Series, form: str | None) -> pl.Series:
-    """Dates in a `strptime` format as YYYY-MM-DD; other texts unchanged. Each distinct text is read once."""
+def reformat_dates(column: pl.Series, form: str | None, near: int | None = None) -> pl.Series:
+    """Dates in a form of `dates.parse_day` as YYYY-MM-DD; other texts unchanged. Each distinct text is read once."""
     if form is None:
         return column
     distinct = column.drop_nulls().unique()
-    written = [text if (day := dates.parse_day(text, form)) is None else dates.format_day(day) for text in distinct]
-    return column.replace_strict(distinct, written, default=None)
+    written = [text if (day := dates.parse_day(text, form, near)) is None else dates.format_day(day) for text in distinct]
+    return column.replace_strict(distinct, written, default=None, return_dtype=pl.String)
 
 
 def assign_vocabulary(column: pl.Series, since: int, before: str, after: str) -> pl.Series:
@@ -132,14 +137,28 @@ def assign_vocabulary(column: pl.Series, since: int, before: str, after: str) ->
     return (dates.parse_days(column) >= since).replace_strict({True: after, False: before}, default=None, return_dtype=pl.String)
 
 
-def count_unread_dates(column: pl.Series) -> tuple[int, Counter[str], int]:
-    """Number of readable dates of a column, the beginnings of the others, and how many state a zone. Each distinct text is read once."""
-    distinct = column.drop_nulls().unique()
-    odd = distinct.filter(pl.Series([dates.parse_day(text) is None for text in distinct], dtype=pl.Boolean))
-    zoned = distinct.filter(distinct.str.strip_chars().str.contains(dates.ZONED))
-    rows, stamped = (column.filter(column.is_in(some.implode())) if some.len() else column.clear() for some in (odd, zoned))
-    heads = rows.str.strip_chars().str.head(DATE_CHARACTERS).value_counts()
-    return column.count() - rows.len(), Counter(dict(heads.iter_rows())), stamped.len()
+@dataclass
+class DateCounts:
+    """What a column of dates holds."""
+
+    good: int = 0  # readable ones
+    odd: Counter[str] = field(default_factory=Counter)  # beginnings of the others
+    samples: list[str] = field(default_factory=list)  # some of them
+    zoned: int = 0  # that state a zone
+    last: int | None = None  # day
+
+    def add(self, column: pl.Series) -> Self:
+        """Count the dates of a column. Each distinct text is read once."""
+        distinct = column.drop_nulls().unique()
+        days = pl.Series([dates.parse_day(text) for text in distinct], dtype=pl.Int32)
+        odd, zoned = distinct.filter(days.is_null()), distinct.filter(distinct.str.strip_chars().str.contains(dates.ZONED))
+        rows, stamped = (column.filter(column.is_in(some.implode())) if some.len() else column.clear() for some in (odd, zoned))
+        self.odd.update(dict(rows.str.strip_chars().str.head(DATE_CHARACTERS).value_counts().iter_rows()))
+        self.samples += odd.sort().sample(min(odd.len(), max(0, DATE_SAMPLES - len(self.samples))), seed=0).to_list()
+        self.good += column.count() - rows.len()
+        self.zoned += stamped.len()
+        self.last = max((day for day in (self.last, days.max()) if isinstance(day, int)), default=None)
+        return self
 
 
 def report_zones(count: int, file: str, name: str) -> list[Finding]:
@@ -156,12 +175,20 @@ def report_spelling(file: str, columns: Mapping[str, str], wanted: Mapping[str, 
     return [input_warning(Reason.HEADER, text, read, file=file, row=1, count=len(respelled))] if respelled else []
 
 
-def refuse_unread_dates(good: int, odd: Counter[str], file: str, name: str) -> None:
+def refuse_unread_dates(counts: DateCounts, file: str, name: str) -> None:
     """Refuse a column of dates most of which are in an unknown form: 02/03/04 may be six days. Raises UserError: date."""
-    bad = odd.total()
-    if bad <= good:
+    bad = counts.odd.total()
+    if bad <= counts.good:
         return
-    shape = re.sub(r"[^\W\d_]", "x", re.sub(r"\d", "9", next(iter(odd))))  # no date of a patient is shown
-    text = f"{bad} of {good + bad} dates are in an unknown form (they look like {safe_text(shape)})"
+    shape = re.sub(r"[^\W\d_]", "x", re.sub(r"\d", "9", next(iter(counts.odd))))  # no date of a patient is shown
+    text = f"{bad} of {counts.good + bad} dates are in an unknown form (they look like {safe_text(shape)})"
+    forms = dates.suggest_forms(counts.samples)
     action = "Give their form with --date-format, as in --date-format '%d/%m/%Y'"
+    if forms == list(dates.SERIALS):
+        action = (
+            "They are serial numbers of a spreadsheet: give --date-format excel, or excel-1904 for files of old versions for the Macintosh"
+        )
+    elif forms:
+        given = " or ".join(f"--date-format '{form}'" for form in forms[:3])
+        action = f"Give their form with {given}" + ", whichever they are" * (len(forms) > 1)
     raise input_error(Reason.DATE, text, "expected YYYY-MM-DD or YYYYMMDD", action, file=file, field=name)

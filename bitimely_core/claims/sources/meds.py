@@ -70,7 +70,8 @@ class CodeMeanings:
 
 
 def read_meds(source: Source, options: ClaimsOptions) -> ClaimsSource:
-    """MEDS: a folder with data/ and perhaps metadata/. Options: code_pattern (list of regular expressions), default_source.
+    """MEDS: a folder with data/ and perhaps metadata/. Options: code_pattern (list of regular expressions), default_source,
+    date_format (of times that are texts).
 
     Raises UserError: what cannot be read or trusted (exit 4), options that are not understood (exit 2).
     """
@@ -80,10 +81,10 @@ def read_meds(source: Source, options: ClaimsOptions) -> ClaimsSource:
     if not files:
         text = f"no data/*.parquet among {len(source.files)} files"
         raise input_error(Reason.NO_INPUT, text, hint="Give the folder that holds data/ and metadata/")
-    source_tables = [open_table(source, file, COLUMNS).as_events(meaning) for file in files]
+    source_tables = [open_table(source, file, COLUMNS).as_events(meaning, form=options.date_format or None) for file in files]
     hint = "Identify ICD codes with --code-pattern, a regular expression with the groups vocab and code"
     seen = survey_tables(source_tables, vocab="icd9cm", hint=hint)
-    persons, n_split = _read_persons(source_tables)
+    persons, n_split = _read_persons(source_tables, options.date_format or None, seen.last)
     splits = _read_splits(source)
     dropped = sum(row.dropped.get(str(Reason.WRONG_VOCABULARY), 0) for row in seen.rows)
     if n_split:
@@ -158,7 +159,7 @@ def _read_splits(source: Source) -> dict[str, str] | None:
     return splits
 
 
-def _read_persons(source_tables: Sequence[SourceTable]) -> tuple[pl.DataFrame, int]:
+def _read_persons(source_tables: Sequence[SourceTable], form: str | None, last: int | None) -> tuple[pl.DataFrame, int]:
     """Subjects of all files with birth, death and sex, and the number of subjects in several files."""
     sexes = pl.DataFrame(schema={"subject_id": pl.String, "sex": pl.String})
     times = {name: pl.DataFrame(schema={"subject_id": pl.String, name: pl.String}) for name in ("birth", "death")}
@@ -181,4 +182,4 @@ def _read_persons(source_tables: Sequence[SourceTable]) -> tuple[pl.DataFrame, i
     persons = listed.unique().sort().to_frame()
     for one in (times["birth"], times["death"], sexes):
         persons = persons.join(one, on="subject_id", how="left", maintain_order="left")
-    return make_subjects(persons, source_tables[0].file, []), listed.len() - persons.height
+    return make_subjects(persons, source_tables[0].file, [], form, last), listed.len() - persons.height

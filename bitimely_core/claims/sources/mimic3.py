@@ -20,21 +20,22 @@ PERSON = {"subject_id": ("subject_id",), "birth": ("dob",), "death": ("dod",), "
 
 
 def read_mimic3(source: Source, options: ClaimsOptions) -> ClaimsSource:
-    """MIMIC-III: a folder with DIAGNOSES_ICD, ADMISSIONS, PATIENTS; no options.
+    """MIMIC-III: a folder with DIAGNOSES_ICD, ADMISSIONS, PATIENTS. Option: date_format, for copies whose dates are written in another form.
 
     Subjects over 89 were born 300 years early in it: their ages are top-coded where ages are used. Raises UserError: what cannot be read or
     trusted (exit 4), options that have no meaning here (exit 2).
     """
+    form = options.date_format or None
     files = [find_table(source, stem) for stem in ("diagnoses_icd", "admissions", "patients")]
     diagnoses, stays, cohort = (open_table(source, *pair) for pair in zip(files, (DIAGNOSIS, STAY, PERSON), strict=True))
     discharged, account, stay_findings = keep_unique_rows(stays.read(), stays.file, "claim")
     persons, registered, more = keep_unique_rows(cohort.read(), cohort.file)
     shape = partial(date_at_discharge, columns=diagnoses.columns, stays=discharged.select("claim", "date"))
-    table = diagnoses.as_events(shape, dated=(stays.file, stays.columns["date"]))
+    table = diagnoses.as_events(shape, dated=(stays.file, stays.columns["date"]), form=form)
     survey = survey_tables([table], vocab="icd9cm")
     return ClaimsSource(
         events=bind_events([table]),
-        subjects=make_subjects(persons, cohort.file, more),
+        subjects=make_subjects(persons, cohort.file, more, form, survey.last),
         vocab="icd9cm",
         source="inpatient",
         rows=[*survey.rows, account, registered],

@@ -70,7 +70,7 @@ def read_omop(source: Source, options: ClaimsOptions) -> ClaimsSource:
     }
     return ClaimsSource(
         events=bind_events(found),
-        subjects=make_subjects(persons, rows[0].file, findings),
+        subjects=make_subjects(persons, rows[0].file, findings, form, seen.last),
         vocab="icd9cm",
         source=kind,
         rows=[*seen.rows, *rows],

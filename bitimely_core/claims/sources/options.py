@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,10 +16,10 @@ from bitimely_core.registry import unknown
 
 REFUSED = {  # layout -> options that have no meaning in it
     "omop": ("col", "source_value", "label_column"),
-    "synpuf": ("col", "icd10_from", "source_value", "default_source", "date_format"),
-    "mimic3": ("col", "icd10_from", "source_value", "label_column", "default_source", "date_format"),
+    "synpuf": ("col", "icd10_from", "source_value", "default_source"),
+    "mimic3": ("col", "icd10_from", "source_value", "label_column", "default_source"),
     "mimic4": ("col", "icd10_from", "source_value", "label_column", "default_source"),
-    "meds": ("col", "icd10_from", "source_value", "label_column", "date_format"),
+    "meds": ("col", "icd10_from", "source_value", "label_column"),
 }
 
 
@@ -29,6 +30,17 @@ def parse_switch_day(options: ClaimsOptions) -> int | None:
     if (day := dates.parse_day(str(text))) is None:
         raise usage_error(f"--icd10-from {safe_text(text)} is not a date", "expected YYYY-MM-DD")
     return day
+
+
+def _check_date_form(form: str) -> None:
+    """Raises UserError: config (exit 2), for a form that does not show day, month and year."""
+    try:
+        fits = not form or form in dates.SERIALS or dates.parse_day(datetime(2009, 12, 31, tzinfo=UTC).strftime(form), form) == 14609
+    except ValueError:
+        fits = False
+    if not fits:
+        expected = f"expected day, month and year in the letters of strptime, as %d/%m/%Y, or {' or '.join(dates.SERIALS)}"
+        raise usage_error(f"--date-format {safe_text(form)}", expected, field="--date-format")
 
 
 def parse_default_source(options: ClaimsOptions) -> str:
@@ -82,6 +94,7 @@ def check_options(options: ClaimsOptions) -> None:
             hint = f"Leave --{name.replace('_', '-')} out"
             raise usage_error(f"--{name.replace('_', '-')} has no meaning with --source {options.source}", hint=hint)
     parse_switch_day(options)
+    _check_date_form(options.date_format)
     parse_default_source(options)
     parse_label_columns(options)
     for name in ("col", "source_value"):

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
-from bitimely_core.claims.sources.columns import SUBJECT_DATE_COLUMNS, count_unread_dates, refuse_unread_dates, report_zones
+from bitimely_core.claims import dates
+from bitimely_core.claims.sources.columns import SUBJECT_DATE_COLUMNS, DateCounts, reformat_dates, refuse_unread_dates, report_zones
 from bitimely_core.errors import Finding, Reason, input_error, input_warning
 from bitimely_core.types import SourceRows
 
@@ -41,18 +42,23 @@ def keep_unique_rows(frame: pl.DataFrame, file: str, key: str = "subject_id") ->
     return single, SourceRows(file=file, kind="subjects", seen=frame.height, dropped=dropped, quarantined=quarantined), findings
 
 
-def make_subjects(frame: pl.DataFrame, file: str, findings: list[Finding]) -> pl.DataFrame:
-    """`ClaimsSource.subjects` from a table with any of its columns, `sex` as text or as its final number; `file` is that of the dates.
+def make_subjects(
+    frame: pl.DataFrame, file: str, findings: list[Finding], form: str | None = None, last: int | None = None
+) -> pl.DataFrame:
+    """`ClaimsSource.subjects` from a table with any of its columns, `sex` as text or as its final number; `file` is that of the dates,
+    `form` theirs; a birth with two digits of its year is in the hundred years up to the `last` day of the data.
 
     A warning is added to `findings` for each column with unreadable dates, which count as unknown. Raises UserError: date, where most of a
     column cannot be read.
     """
     for name in (name for name in SUBJECT_DATE_COLUMNS if name in frame.columns):
-        good, odd, zoned = count_unread_dates(frame[name])
-        refuse_unread_dates(good, odd, file, name)
-        findings += report_zones(zoned, file, name)
-        if bad := odd.total():
-            text = f"{bad} of {good + bad} dates cannot be read"
+        near = dates.get_year(last) - 49 if last is not None and name == "birth" else None
+        frame = frame.with_columns(reformat_dates(frame[name], form, near))
+        counts = DateCounts().add(frame[name])
+        refuse_unread_dates(counts, file, name)
+        findings += report_zones(counts.zoned, file, name)
+        if bad := counts.odd.total():
+            text = f"{bad} of {counts.good + bad} dates cannot be read"
             findings.append(input_warning(Reason.METADATA, text, "they count as unknown", file=file, field=name, count=bad))
     absent = {name: pl.lit(None, pl.String) for name in (*SUBJECT_DATE_COLUMNS, "sex") if name not in frame.columns}
     frame = frame.with_columns(**absent)

@@ -14,7 +14,7 @@ import polars as pl
 from bitimely_core.claims import codes
 from bitimely_core.claims.label_rules import SOURCES as KINDS
 from bitimely_core.claims.sources.claims_source import SourceTable, Stated
-from bitimely_core.claims.sources.columns import count_unread_dates, refuse_unread_dates, report_zones
+from bitimely_core.claims.sources.columns import DateCounts, reformat_dates, refuse_unread_dates, report_zones
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import locate_errors
@@ -34,6 +34,7 @@ class SourceSurvey:
     rows: list[SourceRows] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     records: dict[str, int] = field(default_factory=dict)  # file -> records
+    last: int | None = None  # day of a row
     subjects: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))  # hashes of those with a row, sorted, where requested
 
 
@@ -63,6 +64,8 @@ def _iter_blocks(table: SourceTable) -> Iterator[tuple[tables.TableBlock, pl.Dat
             frame, dropped = table.shape(block.frame)
             if block.blanks:
                 frame = frame.with_columns(pl.col("subject_id").str.strip_chars())
+            if table.form is not None:
+                frame = frame.with_columns(reformat_dates(frame["date"].cast(pl.String), table.form))
             filled = [(pl.col(name) if name in frame.columns else pl.lit(None)).cast(kind).alias(name) for name, kind in kinds]
             yield block, frame.select(*filled, pl.lit(table.file).alias("file"), "row"), dropped
 
@@ -89,8 +92,8 @@ def survey_tables(
     """
     survey, seen_ids = SourceSurvey(), []
     for table in source_tables:
-        records = kept = readable = zoned = odd_ids = 0
-        dropped, unread = Counter[str](), Counter[str]()
+        records = kept = odd_ids = 0
+        dropped, dated = Counter[str](), DateCounts()
         seen: set[tuple[str | None, str]] = set()
         odd_rows: list[int] = []
         for block, frame, left in _iter_blocks(table):
@@ -102,10 +105,7 @@ def survey_tables(
             _refuse_unknown_words(frame, table.file)
             for (named,), rows in frame.group_by("vocab") if frame["vocab"].count() else [((None,), frame)]:
                 seen.update((named, code) for code in rows["code"].drop_nulls().unique())
-            good, other, stamped = count_unread_dates(frame["date"])
-            readable += good
-            zoned += stamped
-            unread.update(other)
+            dated.add(frame["date"])
             marked = frame.filter(pl.col("subject_id").str.contains(ODD_ID))["row"]
             odd_ids += marked.len()
             odd_rows += marked.head(5 - len(odd_rows)).to_list()
@@ -113,8 +113,9 @@ def survey_tables(
                 seen_ids.append(hash_ids(frame["subject_id"]))
                 if sum(map(len, seen_ids)) > max(len(survey.subjects), MERGED_SUBJECTS):
                     survey.subjects, seen_ids = np.unique(np.concatenate([survey.subjects, *seen_ids])), []
-        refuse_unread_dates(readable, unread, *table.dated)
-        survey.findings += report_zones(zoned, *table.dated)
+        refuse_unread_dates(dated, *table.dated)
+        survey.findings += report_zones(dated.zoned, *table.dated)
+        survey.last = max((day for day in (survey.last, dated.last) if day is not None), default=None)
         _refuse_lost_zeros({code for named, code in seen if codes.FAMILIES[named or vocab] == "icd9"}, table.file)
         if any(named is None for named, _ in seen):
             _refuse_ambiguous_codes({code for named, code in seen if named is None}, table.file, vocab, stated)

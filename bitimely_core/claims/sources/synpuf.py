@@ -60,7 +60,8 @@ class _ClaimSegments:
 def read_synpuf(source: Source, options: ClaimsOptions) -> ClaimsSource:
     """CMS DE-SynPUF: a folder with any of the files.
 
-    Options: label_column (`SP_CHF:chf:1` or `SP_CHF:chf:1@2010`; 1 is yes, any year by default), admitting. Raises UserError: what cannot
+    Options: label_column (`SP_CHF:chf:1` or `SP_CHF:chf:1@2010`; 1 is yes, any year by default), admitting,
+    date_format. Raises UserError: what cannot
     be read or trusted (exit 4), options that are not understood (exit 2).
     """
     files = _find_files(source, CLAIMS)
@@ -69,12 +70,12 @@ def read_synpuf(source: Source, options: ClaimsOptions) -> ClaimsSource:
         raise input_error(Reason.NO_INPUT, text, hint="Give the folder that holds the tables of DE-SynPUF")
     parts, filled, undated = [], 0, 0
     for one in files:
-        table, segments = _open_table(source.path(one.rel), one, admitting=options.admitting)
+        table, segments = _open_table(source.path(one.rel), one, admitting=options.admitting, form=options.date_format or None)
         parts.append(table)
         filled, undated = filled + segments.filled, undated + segments.undated
     surveyed = survey_tables(parts, vocab="icd9cm")
     cohort = _find_files(source, BENEFICIARIES)
-    persons, labels, registered, more = _read_beneficiaries(source, cohort, parse_label_columns(options))
+    persons, labels, registered, more = _read_beneficiaries(source, cohort, options, surveyed.last)
     absent = _list_absent(files, cohort)
     facts = {
         "records": surveyed.records,
@@ -132,7 +133,7 @@ def _warn_absent(absent: Sequence[str]) -> list[Finding]:
     return [input_warning(Reason.MISSING_PAIR, text, hint=action, count=len(absent), examples=tuple(absent[:5]))]
 
 
-def _open_table(path: Path, one: _SynpufFile, *, admitting: bool) -> tuple[SourceTable, _ClaimSegments]:
+def _open_table(path: Path, one: _SynpufFile, *, admitting: bool, form: str | None) -> tuple[SourceTable, _ClaimSegments]:
     """A table of claims, ready to be streamed."""
     every = tables.read_names(path)
     columns = match_columns(path, {"subject_id": (SUBJECT,), "claim": (CLAIM,), "date": (DATE,), "segment": (SEGMENT,)}, {"segment"})
@@ -144,7 +145,7 @@ def _open_table(path: Path, one: _SynpufFile, *, admitting: bool) -> tuple[Sourc
     check_types(path, one.rel, {**columns, **{name: name for name in wide}}, wide)
     segments = _read_segments(path, one.rel, columns, wide)
     shape = partial(_shape_block, columns=columns, wide=tuple(wide), kind=KIND[one.about["what"]], segments=segments)
-    return OpenTable(one.rel, path, columns, ",").as_events(shape, wide=wide, kind="codes"), segments
+    return OpenTable(one.rel, path, columns, ",").as_events(shape, wide=wide, kind="codes", form=form), segments
 
 
 def _shape_block(
@@ -190,9 +191,10 @@ def _read_segments(path: Path, file: str, columns: Mapping[str, str], wide: Sequ
 
 
 def _read_beneficiaries(
-    source: Source, files: Sequence[_SynpufFile], wanted: Sequence[LabelColumn]
+    source: Source, files: Sequence[_SynpufFile], options: ClaimsOptions, last: int | None
 ) -> tuple[pl.DataFrame | None, pl.DataFrame | None, list[SourceRows], list[Finding]]:
     """Subjects of all years as one table, and their labels."""
+    wanted = parse_label_columns(options)
     if not files:
         if wanted:
             raise usage_error("--label-column is given", "but there is no table of beneficiaries")
@@ -215,7 +217,7 @@ def _read_beneficiaries(
         text = f"{conflicting} beneficiaries have different dates of birth in different years"
         findings.append(input_warning(Reason.METADATA, text, "the first is used", file=files[0].rel, count=conflicting))
     labels = cohort.group_by("subject_id", maintain_order=True).agg(map(_flag_value, wanted)) if wanted else None
-    return make_subjects(persons, files[0].rel, findings), labels, rows, findings
+    return make_subjects(persons, files[0].rel, findings, options.date_format or None, last), labels, rows, findings
 
 
 def _flag_value(one: LabelColumn) -> pl.Expr:
