@@ -300,6 +300,32 @@ def test_a_meds_folder_that_meds_accepts(tmp_path: Path) -> None:
     assert back.split == "official"
 
 
+def test_labels_that_depend_on_the_kind_of_claim_survive_the_round_trip_through_meds(tmp_path: Path) -> None:
+    draw = np.random.default_rng(3)
+    rows = ["patient_id,date,icd9,source"]
+    for i, day in enumerate(draw.integers(1, 29, 400)):
+        kind = draw.choice(["inpatient", "outpatient", "physician", "emergency"])
+        rows.append(
+            f"P{i % 60:02d},2010-{1 + i // 100:02d}-{day:02d},{draw.choice(['250.00', '428.0', '401.9'], p=[0.2, 0.1, 0.7])},{kind}"
+        )
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "claims.csv").write_text("\n".join(rows) + "\n")
+    (raw / "patients.csv").write_text("patient_id,birth_date\n" + "".join(f"P{i:02d},1940-05-17\n" for i in range(60)))
+    (raw / "icd9_phecode.csv").write_text("icd9,phecode\n250.00,250.2\n428.0,428\n401.9,401.1\n")
+    ingested(tmp_path, raw, keep_dates=True)
+    out = built(tmp_path, select=False, min_codes=1).folder / "meds"
+    options = {"source": "meds", "phecode_map": (str(raw / "icd9_phecode.csv"),), "keep_ids": str(tmp_path / "ids.csv")}
+    cache.ingest("pophr", out, tmp_path / "again" / "cache" / "pophr", keep_dates=True, options=options)
+    ids = dict(pl.read_csv(tmp_path / "ids.csv").select("new", "subject_id").iter_rows())
+    before = cache.open_cache(tmp_path / "cache" / "pophr").labels()
+    after = cache.open_cache(tmp_path / "again" / "cache" / "pophr").labels().with_columns(pl.col("subject_id").replace_strict(ids))
+    assert after.sort("subject_id", "name").equals(before.sort("subject_id", "name"))
+    assert set(before.filter(pl.col("name") == "diabetes")["value"]) == {0, 1}
+    kinds = pl.read_parquet(out / "data" / "0.parquet")["visit_kind"].drop_nulls()
+    assert set(kinds) == {"inpatient", "outpatient", "physician", "emergency"}
+
+
 def test_synthetic_claims_are_made_once(tmp_path: Path) -> None:
     options = {"subjects": 300, "seed": 5}
     first = workflows.ingest("synthetic-claims", None, tmp_path / "cache" / "synthetic-claims", options=options, build={"select": False})

@@ -17,14 +17,25 @@ BIRTH, DEATH = "MEDS_BIRTH", "MEDS_DEATH"
 
 
 def write_meds(out: Path, cache: Cache, sequences: EventSequences) -> None:
-    """Write `data/`, `metadata/` and `labels/<label>/` below `out`. The cache must have been made with --keep-dates.
+    """Write `data/`, with the kind of each claim in a column `visit_kind` of its own,, `metadata/` and `labels/<label>/` below `out`. The cache must have been made with --keep-dates.
 
     The prediction time of a label is the index day; without a landmark, the last event of the input.
     """
     cohort = cache.cohort()
-    events = pl.concat([frame.select("subject_id", "time", "code", "numeric_value") for frame in cache.events()])
+    events = pl.concat(
+        [
+            frame.select("subject_id", "time", "code", "numeric_value", visit_kind=pl.col("source").cast(pl.String))
+            for frame in cache.events()
+        ]
+    )
     births, deaths = (
-        cohort.drop_nulls(day).select("subject_id", time=_to_time(pl.col(day)), code=pl.lit(code), numeric_value=pl.lit(None, pl.Float32))
+        cohort.drop_nulls(day).select(
+            "subject_id",
+            time=_to_time(pl.col(day)),
+            code=pl.lit(code),
+            numeric_value=pl.lit(None, pl.Float32),
+            visit_kind=pl.lit(None, pl.String),
+        )
         for day, code in (("birth_day", BIRTH), ("death_day", DEATH))
     )
     data = pl.concat([births, deaths, events]).sort("subject_id", "time", maintain_order=True)

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from bitimely_core.claims.codes import FAMILIES
 from bitimely_core.claims.dataset import ClaimsOptions
+from bitimely_core.claims.label_rules import SOURCES as KINDS
 from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable
 from bitimely_core.claims.sources.columns import open_table
 from bitimely_core.claims.sources.options import parse_default_source
@@ -32,7 +33,7 @@ PATTERNS = (
     r"(?P<vocab>ICD(?:9|10)(?:CM)?)//?(?P<code>[^/]+)",  # OMOP, parents of MIMIC-IV, bitimely
 )
 VOCABULARIES = {"9": "icd9cm", "10": "icd10cm", **{name: name for name in FAMILIES}}
-COLUMNS = {"subject_id": ("subject_id",), "date": ("time",), "code": ("code",)}
+COLUMNS = {"subject_id": ("subject_id",), "date": ("time",), "code": ("code",), "source": ("visit_kind",)}  # the last by bitimely alone
 BIRTH, DEATH = "MEDS_BIRTH", "MEDS_DEATH"
 SEX = re.compile(r"(?:GENDER|SEX)//?(M|F|MALE|FEMALE)", re.IGNORECASE)
 SPLITS = {"train": "train", "tuning": "validation", "held_out": "test"}
@@ -48,7 +49,7 @@ class CodeMeanings:
 
     def __call__(self, frame: pl.DataFrame) -> EventBlock:
         """The rows that are diagnoses."""
-        rows = frame.select("row", "subject_id", pl.col("time").alias("date"), pl.col("code").alias("string"))
+        rows = frame.select("row", "subject_id", pl.col("time").alias("date"), pl.col("code").alias("string"), *self._read_kinds(frame))
         distinct = rows["string"].drop_nulls().unique().to_list()
         for text in distinct:
             if text not in self.known:
@@ -58,6 +59,12 @@ class CodeMeanings:
         kept = rows.join(meant.drop_nulls("vocab"), on="string", how="inner", maintain_order="left").drop("string")
         left = rows.height - kept.height
         return EventBlock(kept, {str(Reason.WRONG_VOCABULARY): left} if left else {})
+
+    @staticmethod
+    def _read_kinds(frame: pl.DataFrame) -> list[pl.Expr]:
+        """The kind of each claim, where a column states it; other words are none."""
+        known = pl.when(pl.col("visit_kind").is_in(KINDS)).then("visit_kind").alias("source")
+        return [known] if "visit_kind" in frame.columns else []
 
     def of(self, text: str) -> tuple[str | None, str | None]:
         """Vocabulary and code of a string, by its own form or by that of a parent."""
@@ -81,7 +88,7 @@ def read_meds(source: Source, options: ClaimsOptions) -> ClaimsSource:
     if not files:
         text = f"no data/*.parquet among {len(source.files)} files"
         raise input_error(Reason.NO_INPUT, text, hint="Give the folder that holds data/ and metadata/")
-    source_tables = [open_table(source, file, COLUMNS).as_events(meaning, form=options.date_format or None) for file in files]
+    source_tables = [open_table(source, file, COLUMNS, {"source"}).as_events(meaning, form=options.date_format or None) for file in files]
     hint = "Identify ICD codes with --code-pattern, a regular expression with the groups vocab and code"
     seen = survey_tables(source_tables, vocab="icd9cm", hint=hint)
     persons, n_split = _read_persons(source_tables, options.date_format or None, seen.last)
