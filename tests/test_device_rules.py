@@ -95,3 +95,20 @@ def test_verbs_and_analyses_give_the_numbers_of_the_cpu(tmp_path: Path) -> None:
     (tmp_path / "recording.csv").write_text("C3,C4\n" + "\n".join(",".join(map(str, row)) for row in values.tolist()) + "\n")
     (tmp_path / "map.toml").write_text("rate = 50\n")
     assert run_sweep("verbs", "--home", str(home))["done"] == 13
+
+
+# Of one step of 18m at batch 64 in bf16, as counted; wanted are 600 launches, 70 KB a token and layer and 12 GB.
+STEP = {"conv": (1590, 172, 13.6), "patch": (1570, 174, 6.9)}
+
+
+@pytest.mark.parametrize("tokenizer", STEP)
+def test_a_step_of_18m_asks_no_more_of_a_gpu(tokenizer: str) -> None:
+    command = [sys.executable, str(HERE / "count_step.py"), "--precision", "bf16", "--core", "bf16", "--json"]
+    done = subprocess.run([*command, "--set", f"tokenizer={tokenizer}"], capture_output=True, text=True, cwd=HERE.parent)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    launches, kilobytes, saved = STEP[tokenizer]
+    assert found["launches"] <= launches
+    assert found["elementwise_kb_token_layer"] <= kilobytes
+    assert found["saved_gb"] <= saved
+    assert found["host_waits"] == {}
