@@ -148,6 +148,7 @@ class TrainOptions(OptionGroup):
     devices: Devices = None
     compile: Annotated[bool, declare_setting(TrainConfig, "compile")] = False
     checkpoint: Annotated[str | None, declare_setting(TrainConfig, "checkpoint")] = None
+    track: Annotated[bool, declare_setting(TrainConfig, "track")] = False
     seed: Seed = None
 
     def sections(self) -> dict[str, dict[str, Any]]:

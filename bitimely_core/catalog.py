@@ -259,6 +259,7 @@ def _list_runs(workspace: Path) -> list[Row]:
 EXTRAS = {
     "duckdb": ("duckdb", "claims builder on DuckDB"),
     "spark": ("pyspark", "claims builder on Spark; needs Java 17"),
+    "track": ("tensorboard", "curves of trainings in TensorBoard: --track"),
     "hub": ("huggingface_hub", "export --push, pretrain --init OWNER/NAME"),
     "triton": ("triton", "kernels of retention on CUDA; CUDA builds of torch bring it"),
 }

@@ -9,6 +9,7 @@ import difflib
 import math
 import tomllib
 from functools import cache
+from operator import not_
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
 
@@ -121,6 +122,9 @@ class TrainConfig(Section):
         "last",
         description="Weights of the run: those of the last step, as in the paper, or of the lowest validation loss.",
         exclude_if="last".__eq__,  # version 0.1 did not have it
+    )
+    track: bool = Field(
+        False, description="Write the curves for TensorBoard, too, while they grow (extra track): tensorboard --logdir.", exclude_if=not_
     )
 
     def count_steps(self, per_epoch: int) -> int:

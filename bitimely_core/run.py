@@ -289,7 +289,7 @@ def list_versions() -> dict[str, str]:
 
 COMPARED = ("kind", "model", "preset", "settings", "data", "source", "init")
 RESUME_EXEMPT = {  # may change between a stop and its continuation: they do not change the numbers, or only where they are computed
-    f"settings.train.{name}" for name in ("device", "devices", "compile", "log_every", "keep", "checkpoint_every")
+    f"settings.train.{name}" for name in ("device", "devices", "compile", "log_every", "keep", "checkpoint_every", "track")
 }
 
 

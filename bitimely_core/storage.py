@@ -396,11 +396,25 @@ def append_line(path: Path, obj: Any) -> None:
             tail = os.pread(fd, CHUNK, max(0, size - CHUNK))
             if tail and not tail.endswith(b"\n"):
                 os_truncate(fd, size - (len(tail) - tail.rfind(b"\n") - 1))
-            left = memoryview(encode_json(obj) + b"\n")
-            while left:
-                left = left[os_write(fd, left) :]
+            _write_all(fd, encode_json(obj) + b"\n")
         finally:
             os.close(fd)
+
+
+def append_bytes(path: Path, data: bytes) -> None:
+    """Add `data` to a file that is there. Raises UserError (exit 6)."""
+    with translate_system_errors(path):
+        fd = os_open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
+        try:
+            _write_all(fd, data)
+        finally:
+            os.close(fd)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os_write(fd, left) :]
 
 
 def make_folder(path: Path) -> Path:

@@ -37,7 +37,7 @@ from bitimely_core.models.layers import recompute_layers
 from bitimely_core.records import StoredFile, has_result, read_result
 from bitimely_core.schemas.runs import CheckpointMeta
 from bitimely_core.system_errors import attach_result, require_memory, translate_system_errors
-from bitimely_core.training import checkpoints, distributed, faults
+from bitimely_core.training import checkpoints, distributed, event_file, faults
 from bitimely_core.training.devices import deterministic_kernels, resolve_precision, select_device, use_arithmetic
 from bitimely_core.types import Batch, Batches
 
@@ -47,7 +47,7 @@ Parts = dict[str, tuple[float, float]]  # name -> (count, count x value)
 
 # of [train]: may change between a stop and its continuation
 SLOW_RATE = 1e-3  # largest learning rate of parameters that a module names in `slow`
-RESUME_EXEMPT = frozenset({"device", "devices", "compile", "recompute", "log_every", "checkpoint_every", "keep"})
+RESUME_EXEMPT = frozenset({"device", "devices", "compile", "recompute", "log_every", "checkpoint_every", "keep", "track"})
 
 
 class LogLine(TypedDict, total=False):
@@ -229,7 +229,7 @@ def fit(
         )
         if checkpoint is not None:
             _resume(state, checkpoint)
-        _restore_log(home, checkpoint)
+        _restore_log(home, checkpoint, track=settings.track)
         if checkpoint is None or not checkpoint.meta.finished:
             _train(state, stack)
     return {
@@ -611,8 +611,8 @@ def read_metrics(folder: str | Path) -> list[LogLine]:
     return lines
 
 
-def _restore_log(home: Path | None, checkpoint: checkpoints.Checkpoint | None) -> None:
-    """Cut the log to what it was at the checkpoint. Raises UserError (integrity, exit 5) where that part has been altered."""
+def _restore_log(home: Path | None, checkpoint: checkpoints.Checkpoint | None, *, track: bool) -> None:
+    """Cut the log, and the event file, to what it was at the checkpoint. Raises UserError (integrity, exit 5) where it has been altered."""
     if home is None or distributed.get_rank() > 0:
         return
     path = home / "metrics.jsonl"
@@ -626,6 +626,8 @@ def _restore_log(home: Path | None, checkpoint: checkpoints.Checkpoint | None) -
         step, validated = checkpoint.meta.step, checkpoint.meta.validated
         kept = [one for one in read_metrics(path.parent) if one["step"] <= (validated if one.get("split") == "validation" else step)]
         storage.write_bytes(path, b"".join(storage.encode_json(one) + b"\n" for one in kept))
+    if track:
+        event_file.restore_events(home, read_metrics(home))
 
 
 def require_log(path: Path, log: StoredFile) -> None:
@@ -644,6 +646,8 @@ def _write_line(state: TrainingState, line: LogLine) -> None:
     if distributed.get_rank() == 0:
         if state.home is not None:
             storage.append_line(state.home / "metrics.jsonl", line)
+            if state.config.track:
+                event_file.append_event(state.home, line)
         if state.log is not None:
             state.log({**line, "of": state.total})
 

@@ -151,7 +151,7 @@ def select_learning_rate(
         path = home / "trial.json"
         if not has_result(path):
             model.load_state_dict(start)
-            trial = run_trial(config.model_copy(update={"lr": rate, "steps": search.steps, "checkpoint": "last"}), home)
+            trial = run_trial(config.model_copy(update={"lr": rate, "steps": search.steps, "checkpoint": "last", "track": False}), home)
             if get_rank() == 0:
                 sealed = {"metrics.jsonl": None} if (home / "metrics.jsonl").is_file() else {}
                 write_results(home, {**sealed, path.name: trial.encode()}, finished=False)

@@ -144,12 +144,15 @@ def ingest_cache(
 
 
 def resolve_training(stage: Literal["pretrain", "finetune"], base: SettingsLayer, *, dry_run: bool = False, **options: Any) -> Settings:
-    """`recipe.resolve_settings` with the arithmetic of the device, which this machine must have apart from a dry run.
+    """`recipe.resolve_settings` with the arithmetic of the device, which this machine must have apart from a dry run, and the extra of `track`.
 
     Raises UserError: config (exit 2).
     """
     from bitimely_core.training.devices import resolve_arithmetic, select_device
+    from bitimely_core.training.event_file import require_tensorboard
 
     settings = resolve_arithmetic(resolve_settings(stage, base, **options))
     select_device("cpu" if dry_run else settings.train.device)
+    if settings.train.track:
+        require_tensorboard()
     return settings
