@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -203,6 +204,24 @@ def test_verdict_score_notices_facts_come_first(tmp_path):
     assert order == sorted(order)
     for words in ("Figure 1", "Figure 9", "Table 1", "Loss.", "0.700–0.900", "–"):
         assert words in text
+
+
+@pytest.mark.parametrize("kind", ["figure", "table"])
+def test_without_a_headline_the_first_figure_or_short_table_leads(kind):
+    """Sentence, figure, caveats, then facts and the list of figures; the lead is shown once, a long table does not lead."""
+    curve = replace(next(one for one in figures() if isinstance(one.data, LinePlot)), name="leading", title="The leading curve")
+    long = Table(name="long", title="A long table", caption="c", columns=["a"], rows=[[k] for k in range(30)])
+    short = Table(name="short", title="A short table", caption="c", columns=["a"], rows=[[1]])
+    others = figures()[:3]
+    blocks = [long, "## A section", curve if kind == "figure" else short, *(others if kind == "figure" else [long])]
+    raw = report.render_html(page(blocks=blocks))
+    lead = curve.title if kind == "figure" else short.title
+    body = raw[raw.index("<main>") :]
+    marks = ("It knows more", f">{lead}</h", "leak_free is false.", "<dt>Data</dt>", 'class="contents"', ">A long table</h")
+    order = [(raw if mark == marks[0] else body).index(mark) for mark in marks if mark in raw]
+    assert order[1:] == sorted(order[1:])
+    assert raw.count(f">{lead}</h") == 1
+    assert raw.count(' lead"') + raw.count('class="lead"') == 1
 
 
 def test_a_headline_needs_a_value():

@@ -242,15 +242,16 @@ def describe_units(scores: TaskScores) -> str:
 def score_figure(scores: TaskScores, metric: str | None = None) -> Figure | None:
     """The main score (or `metric`) and those of the baselines as a figure; the first block of a page is the headline. None: not defined."""
     name = metric or scores.main or ""
+    ours = "this run" if getattr(scores, "encoder", None) is None else "this encoder"
     named = {b.replace("_", " "): baseline for b, baseline in scores.baselines.items()}
-    parts = {"this run": scores.metrics[name], **{b: baseline.metrics[name] for b, baseline in named.items()}}
+    parts = {ours: scores.metrics[name], **{b: baseline.metrics[name] for b, baseline in named.items()}}
     kept = {label: m for label, m in parts.items() if m.value is not None}
-    if "this run" not in kept:
+    if ours not in kept:
         return None
     title = f"{NAMES[name][0].upper()}{NAMES[name][1:]}"
     side = "lower" if name in LOWER_IS_BETTER else "higher"
     caption = f"{title} ({side} is better) on {format_count(scores.n)} windows of {describe_units(scores)}"
-    if kept["this run"].lo is not None:
+    if kept[ours].lo is not None:
         caption += f"; lines: 95 % CI over {name_unit(scores)}s"
     about = "; ".join(f"{b}: {baseline.about}" for b, baseline in named.items())
     caption += ". A useful model must exceed the baselines." + (f" {about}." if about else "")

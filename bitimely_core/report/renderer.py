@@ -35,6 +35,7 @@ from bitimely_core.schemas.reports import ReportInfo, Summary
 
 LIMIT = 1_000_000  # bytes of report.html
 LONG = 24  # characters from which on a column of text may wrap
+LEADING = 8  # rows of a table that a page may begin with
 ROWS = 500  # rows of a table that are shown
 TEMPLATES = Path(__file__).parent.parent / "templates"
 Context = dict[str, Any]  # of the template
@@ -193,6 +194,11 @@ def render_index(page: Page) -> str:
     return _fill_template(page, _render_parts(page, alone=True), {}, alone=True, is_index=True)
 
 
+def _find_lead(blocks: list[Context]) -> Context | None:
+    """What a page without a headline begins with, below its sentence: the first figure, or the first table that leaves room for the rest."""
+    return next((b for b in blocks if b["kind"] == "figure" or (b["kind"] == "table" and len(b["rows"]) <= LEADING)), None)
+
+
 def _fill_template(page: Page, parts: PageParts, files: Mapping[str, str], *, alone: bool = False, is_index: bool = False) -> str:
     """Fill the template; from a page that is too large, the largest downloads are removed first, then the largest drawings (both are files)."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -205,7 +211,8 @@ def _fill_template(page: Page, parts: PageParts, files: Mapping[str, str], *, al
     schemes = {name: " ".join(f"--{k}:{pair[side]};" for k, pair in COLOURS.items()) for side, name in enumerate(("light", "dark"))}
     style = environment.get_template("style.html.j2").render({k: Markup(v) for k, v in schemes.items()})  # noqa: S704  # our own colours
     beside = {"svg": "", "file": ""} if alone else {}
-    blocks = [{"svg": "", "note": "", **b, **beside} for b in parts.blocks]
+    lead = None if parts.headline or is_index else _find_lead(parts.blocks)
+    blocks = [{"svg": "", "note": "", "lead": b is lead, **b, **beside} for b in parts.blocks]
     drawings = {b["slug"]: b["svg_inline"] for b in blocks if b.get("svg_inline")}
     context = {
         "title": clean_text(page.title),

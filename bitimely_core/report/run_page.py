@@ -269,11 +269,12 @@ def baseline_table(scores: Scores) -> list[Table]:
         difference = None if d.difference is None else metric.difference(d.difference)
         rows.append([name.replace("_", " "), one.metrics.get(metric.name), difference, corrected, d.p_holm, one.about])
     words = NAMES.get(metric.name, "")
+    ours = "run" if scores.encoder is None else "encoder"
     caption = (
-        f"The same windows, 95 % CI as for the run. Difference: the run less the baseline, paired, of the {words}; all {len(family)} differences are one family with Holm "
+        f"The same windows, 95 % CI as for the {ours}. Difference: the {ours} less the baseline, paired, of the {words}; all {len(family)} differences are one family with Holm "
         "correction. They speak of this one trained model. A model that does not exceed them shows no benefit of its architecture or pre-training."
     )
-    heads = ["baseline", words, "run less baseline", "corrected 95 % CI", "p, Holm", "method"]
+    heads = ["baseline", words, f"{ours} less baseline", "corrected 95 % CI", "p, Holm", "method"]
     return [make_table("baselines", "Baselines", caption, heads, rows)] if rows else []
 
 
