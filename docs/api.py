@@ -9,7 +9,7 @@ import bitimely
 
 PAGE = Path(__file__).parent / "api.md"
 GROUPS = {
-    "Verbs": "ingest tokenize pretrain finetune evaluate evaluate_vectors embed predict analyze report export reproduce verify run",
+    "Verbs": " ".join([*bitimely.VERBS, "run"]),
     "Data": "open_cache open_tokens batches collate read_tables Record Batch",
     "Models": "build_model load_model from_pretrained get_objective fit retention Encoder Classifier MultiLabel Regressor Encoded",
     "Runs, settings, errors": "Run Settings UserError",

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
+
+from mkdocs.structure.files import File
+
+sys.path.insert(0, str(Path(__file__).parent))
+import gallery
 
 ROOT = Path(__file__).parent.parent
 REPOSITORY = "https://github.com/bitimely/bitimely"
@@ -16,7 +22,8 @@ def link_outside(target: str, folder: Path) -> str:
     if not path or "://" in path:
         return target
     found = (folder / path).resolve()
-    if found.is_relative_to(ROOT / "docs") and found.is_file() and found.suffix != ".py":
+    is_made = found == ROOT / "docs" / "gallery" / "index.md"  # by `on_files`
+    if is_made or (found.is_relative_to(ROOT / "docs") and found.is_file() and found.suffix != ".py"):
         return target
     kind = "tree" if found.is_dir() else "blob"
     return f"{REPOSITORY}/{kind}/main/{found.relative_to(ROOT)}" + (f"#{anchor}" if anchor else "")
@@ -54,7 +61,19 @@ def on_config(config: Any) -> Any:
     return config
 
 
+def on_files(files: Any, *, config: Any) -> Any:
+    """The gallery: its scripts are run, unless they and the packages are as at the last build."""
+    examples = [gallery.run_script(script) for script in gallery.SCRIPTS]
+    files.append(File.generated(config, "gallery/index.md", content=gallery.format_page(examples)))
+    for one in examples:
+        files.append(File.generated(config, f"gallery/{one.name}.svg", content=one.figure))
+    return files
+
+
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Links and blocks as the two functions above give them."""
-    folder, markdown = Path(page.file.abs_src_path).parent, separate_blocks(markdown)
+    markdown = separate_blocks(markdown)
+    if page.file.abs_src_path is None:  # the gallery
+        return markdown
+    folder = Path(page.file.abs_src_path).parent
     return re.sub(r"(\]\()([^)\s]+)(\))", lambda found: found[1] + link_outside(found[2], folder) + found[3], markdown)

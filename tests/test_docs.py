@@ -79,7 +79,7 @@ def test_every_setting_of_a_component_is_on_its_page() -> None:
 @pytest.mark.parametrize("path", DOCS, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text()):
-        assert target.startswith("https://") or (path.parent / target).exists(), target
+        assert target.startswith("https://") or (path.parent / target).exists() or target == "gallery/index.md", target  # made at build
 
 
 @pytest.mark.parametrize("path", DOCS, ids=lambda p: p.relative_to(ROOT).as_posix())
@@ -87,7 +87,7 @@ def test_commands_in_the_docs_exist_and_so_do_their_options(path: Path) -> None:
     known = commands()
     code = "\n".join(re.findall(r"^```\w*\n(.*?)^```", path.read_text(), flags=re.M | re.S))
     for line in re.findall(r"^(?:\$ )?bitimely ([^#\n]+)", code, flags=re.M):
-        words = line.split()
+        words = line.split(" | ")[0].split()  # what comes after a pipe is no option of bitimely
         verb = known[words[0]]
         options = {name for parameter in verb.params for name in parameter.opts}
         for word in words[1:]:

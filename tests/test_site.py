@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -122,6 +123,32 @@ def test_every_public_name_is_described(site: Path, pages: dict[Path, PageReader
     text = "".join(page.text)
     assert "Raises:" in text
     assert "AliasResolutionError" not in text
+
+
+@pytest.mark.slow
+def test_the_gallery_shows_what_its_scripts_print_and_draw(site: Path, pages: dict[Path, PageReader]) -> None:
+    scripts = sorted((ROOT / "docs" / "gallery").glob("*.py"))
+    assert len(scripts) == 8
+    page = pages[site / "gallery" / "index.html"]
+    html = (site / "gallery" / "index.html").read_text()
+    assert sorted(Path(address).name for address in page.loads if address.endswith(".svg")) == [f"{path.stem}.svg" for path in scripts]
+    for path in scripts:
+        assert len(path.read_text().splitlines()) <= 45, path
+        figure = (site / "gallery" / f"{path.stem}.svg").read_text()
+        assert figure.count("<path") > 10, path
+        assert not re.search(r"href=\"https?:|<script|<image[^>]*http", figure), path
+        assert ast.get_docstring(ast.parse(path.read_text())).split("\n\n")[0].removesuffix(".") in html  # type: ignore[union-attr]
+    numbers = {  # facts that hold whatever the machine, from the definitions
+        "in two splits: 0": "splits",
+        "26 people": "spectra",
+        "600 s at 100 Hz": "stages",
+    }
+    assert [text for text in numbers if text not in html] == []
+    shares = {name: float(share) for name, share in re.findall(r"(zero-phase|causal) (0\.\d+)\n", html)}
+    assert shares["causal"] < 0.01 < 0.2 < shares["zero-phase"]
+    losses = dict(re.findall(r"(next-previous(?:-strict)?) loss / variance (\d\.\d+)", html))
+    assert float(losses["next-previous"]) < 0.95 < float(losses["next-previous-strict"])
+    assert float(re.findall(r"difference of the three forms: ([\de-]+)", html)[0]) < 1e-12
 
 
 @pytest.mark.slow

@@ -224,3 +224,11 @@ def test_units_that_are_no_people_are_named_beside_every_interval():
     assert "over segments" in metric_table(scores).caption
     few = evaluate.score("classification", y[:30], p[:30], groups[:30], class_names=("no", "yes"), subject="segment")
     assert "3 segments, at least 5 required" in few.metrics["accuracy"].undefined_reason
+
+
+def test_a_protected_difference_has_no_corrected_interval():
+    """Of means whose degrees of freedom are withheld the difference is printed, and no verdict."""
+    kept = evaluate.compare_with_zero(np.array([0.1, 0.2, 0.3, 0.15, 0.25, 0.12]), np.arange(6), 6)
+    first, second = evaluate.holm_correct([kept, kept.model_copy(update={"df": None})])
+    assert first.corrected_lo is not None
+    assert (second.difference, second.corrected_lo, second.corrected_hi) == (kept.difference, None, None)

@@ -193,7 +193,9 @@ def holm_correct(differences: Sequence[MeanDifference], level: float = LEVEL) ->
     out = []
     for d, found in zip(differences, holm([d.p for d in differences], level), strict=True):
         one = CorrectedDifference(**d.model_dump())
-        if found is not None and d.difference is not None and d.total_se is not None:
+        if (
+            found is not None and d.difference is not None and d.total_se is not None and d.df is not None
+        ):  # of protected means df is withheld
             reach = float(stats.t.isf(found[1] / 2, d.df)) * d.total_se
             one = one.model_copy(update={"p_holm": found[0], "corrected_lo": d.difference - reach, "corrected_hi": d.difference + reach})
         out.append(one)
