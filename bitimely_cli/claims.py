@@ -98,6 +98,9 @@ class ClaimsBuildOptions(OptionGroup):
     no_select: Annotated[bool, build_option("Keep every PheCode of the training subjects.", flag="--no-select")] = False
     dedupe: Annotated[Text, build_option("day, month, none or first-per-age30.")] = None
     time: Annotated[Text, build_option("months, calendar-month or age30.")] = None
+    time_to_event: Annotated[
+        Text, build_option("Labels are times to event (needs a landmark): predict the risk within so many days.", "DAYS[,DAYS...]")
+    ] = None
     min_codes: Annotated[Count, build_option("Leave out subjects with fewer.", least=0)] = None
     min_codes_unit: Annotated[Text, build_option("events, records or unique.")] = None
     max_events: Annotated[Count, build_option("Keep the last so many events.", least=1)] = None

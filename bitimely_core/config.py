@@ -201,6 +201,12 @@ class FinetuneConfig(Section):
     layers: Literal["last", "last-two"] = Field("last", description="Layers that the head reads.")
     layer_merge: Literal["concat", "mean"] = Field("concat", description="How two layers are joined.")
     freeze: bool = Field(False, description="Train the head alone.")
+    hazard: Literal["discrete", "piecewise-exponential"] = Field(
+        "discrete", description="Time to event: shares of intervals, or constant rates.", exclude_if=lambda kind: kind == "discrete"
+    )
+    intervals: int = Field(
+        8, ge=1, le=100, description="Intervals of time to event, with as many events each.", exclude_if=lambda n: n == 8
+    )
     from_scratch: bool = Field(
         False, description="Randomly initialised weights of the same architecture: the control without pre-training."
     )

@@ -17,9 +17,10 @@ from bitimely_core.claims.codes import phecode_sort_key
 from bitimely_core.claims.shortcut_baselines import ALL, Prevalence, ShortcutRow, count_prevalence
 from bitimely_core.claims.splits import SPLITS
 from bitimely_core.schemas.ingest import AgreementCell
-from bitimely_core.schemas.scores import Baseline, ClassScores, MetricValue, Scores, Uncertainty
+from bitimely_core.schemas.scores import Baseline, ClassScores, MetricValue, RiskGroups, Scores, Uncertainty
 from bitimely_core.schemas.tokens import CohortFlow, PrevalenceCount, SequenceManifest, SequenceStatistics, ShortcutScores
 from bitimely_core.tokens.sequences import EventSequences, count_carriers, count_splits
+from bitimely_core.types import parse_horizon
 
 Key = tuple[str, ...]
 PARTS = (*SPLITS, ALL)
@@ -342,6 +343,8 @@ def protect_scores(scores: Scores, sequences: EventSequences) -> Scores:
     """
     disclosure = open_disclosure(sequences.folder)
     empty = privacy.is_small(scores.n) or privacy.is_small(scores.n_subjects)
+    if scores.task == "survival" and not disclosure.exact:
+        return _protect_times(scores)
     if disclosure.exact or scores.task != "multilabel":
         return scores if disclosure.exact or not empty else scores.model_copy(update={"n": None, "n_subjects": None})
     closed = {
@@ -410,6 +413,69 @@ def protect_scores(scores: Scores, sequences: EventSequences) -> Scores:
         ]
         changed["notices"] = [*notices, privacy.NOTICE]
     return scores.model_copy(update=changed)
+
+
+def _protect_times(scores: Scores) -> Scores:
+    """Scores of times to event: counts by risk group without those of few people; a label with few events has no scores, and neither have the
+    means over labels, from which they could be computed.
+    """
+    found = {label: _protect_groups(groups, scores.n or 0) for label, groups in (scores.risk_groups or {}).items()}
+    closed = {label for label, (_, is_open) in found.items() if not is_open}
+    by_class = {}
+    for name, one in scores.by_class.items():
+        gone: dict[str, object] = {"support": None, "subjects": None, "unknown": None}
+        own = ("auroc", "c_index", "brier")
+        hidden = parse_horizon(name)[0] in closed
+        values = {key: HIDDEN if hidden else _round_metric(value) for key in own if (value := getattr(one, key)) is not None}
+        by_class[name] = one.model_copy(update={**gone, **values})
+
+    def protect(metrics: Mapping[str, MetricValue]) -> dict[str, MetricValue]:
+        return {name: HIDDEN if closed else _round_metric(metric) for name, metric in metrics.items()}
+
+    few = privacy.is_small(scores.n) or privacy.is_small(scores.n_subjects)
+    changed: dict[str, object] = {
+        "metrics": protect(scores.metrics),
+        "by_class": by_class,
+        "baselines": {name: one.model_copy(update={"metrics": protect(one.metrics)}) for name, one in scores.baselines.items()},
+        "risk_groups": {label: groups for label, (groups, _) in found.items()},
+        "comparison": None if closed else scores.comparison,
+        "notices": [*map(privacy.round_message, scores.notices), privacy.NOTICE],
+        **({"n": None, "n_subjects": None, "intervals": None} if few else {}),
+    }
+    return scores.model_copy(update=changed)
+
+
+def _protect_groups(found: RiskGroups, out: int) -> tuple[RiskGroups, bool]:
+    """The groups of `out` subjects as they are printed, and whether the events at all horizons may be known."""
+    system = CountSystem()
+    system.add_printed(("out",), out)
+    for g, group in enumerate(found.groups):
+        system.add_printed(("n", str(g)), group.n or 0, 4)
+        for k, point in enumerate(group.points):
+            at = (str(g), str(k))
+            before = (str(g), str(k - 1))
+            system.add_printed(("risk", *at), point.at_risk or 0, 1)
+            system.add_printed(("events", *at), point.events or 0, 2)
+            system.add_difference(("n", str(g)), [("risk", *at), ("events", *at)], ("gone", *at))
+            system.add_difference(("risk", *before) if k else ("n", str(g)), [("risk", *at)], ("left", *at))
+            if k:
+                system.add_difference(("events", *at), [("events", *before)], ("new", *at))
+    system.add_difference(("out",), [("n", str(g)) for g in range(len(found.groups))], ("unknown",))
+    withheld = system.find_withheld()
+    groups = []
+    for g, group in enumerate(found.groups):
+        points = []
+        for k, point in enumerate(group.points):
+            risk, events = (
+                None if (what, str(g), str(k)) in withheld else n for what, n in (("risk", point.at_risk), ("events", point.events))
+            )
+            none = {"incidence": None, "lo": None, "hi": None} if risk is None or events is None else {}
+            points.append(point.model_copy(update={"at_risk": risk, "events": events, **none}))
+        n = None if ("n", str(g)) in withheld else group.n
+        groups.append(group.model_copy(update={"points": points, "n": n, "predicted": group.predicted if n is not None else None}))
+    days = {point.day: k for k, point in enumerate(found.groups[0].points)} if found.groups else {}
+    sums = [sum(group.points[days[day]].events or 0 for group in found.groups) for day in found.horizons if day in days]
+    return found.model_copy(update={"groups": groups}), not any(map(privacy.is_small, sums))
 
 
 def _has_few_in_confusion(one: ClassScores, n: int) -> bool:

@@ -192,6 +192,7 @@ def to_table(sequences: CodeSequences, cohort: pl.DataFrame, names: Sequence[str
         "age0_months": pa.array(months, pa.int16()),
         "sex": pa.array(own["sex"].to_list() if "sex" in own.columns else [None] * own.height, pa.uint8()),
         **{f"y_{name}": pa.array(own[f"y_{name}"].to_list(), pa.int8()) for name in names},
+        **{name: own[name].to_arrow() for label in names for name in (f"time_{label}", f"event_{label}") if name in own.columns},
         "t_index": pa.array(sequences.ends.astype(np.float32)) if sequences.indexed else pa.nulls(own.height, pa.float32()),
     }
     return pa.table(columns)

@@ -14,7 +14,7 @@ from typing import Any
 import narwhals as nw
 import polars as pl
 
-from bitimely_core.claims import codes, dates, labels, prevalence, sequence_builder
+from bitimely_core.claims import codes, dates, event_times, labels, prevalence, sequence_builder
 from bitimely_core.claims.codes import IcdCode
 from bitimely_core.claims.engines import Engine
 from bitimely_core.claims.label_rules import SOURCES, LabelRule, match_rules
@@ -66,8 +66,10 @@ class SequenceChoices:
     min_codes_unit: str = "events"  # events, records or unique
     max_events: int | None = None  # only the last ones are kept
     time: str = "months"  # clock: months, calendar_month or age30
+    time_to_event: tuple[int, ...] | None = None  # labels are times to event; horizons of the predicted risks in days
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "time_to_event", event_times.parse_horizons(self.time_to_event))
         for name, known in CHOICES.items():
             value = getattr(self, name)
             if not any(value is one or (isinstance(value, str) and value == one) for one in known):
@@ -177,7 +179,10 @@ def set_index_days(shard: ClaimsShard, choices: SequenceChoices, data_end: int |
     cohort = shard.cohort
     if "first_day" not in cohort.columns:
         cohort = labels.add_first_days(shard.rows, cohort, engine)
-    return replace(shard, cohort=labels.apply_landmark(cohort, sorted(shard.rule_labels), choices.landmark, data_end))
+    found, names = labels.apply_landmark(cohort, sorted(shard.rule_labels), choices.landmark, data_end), sorted(shard.rule_labels)
+    if choices.time_to_event and choices.landmark:
+        found = event_times.add_event_times(found, cohort, names, choices.landmark, data_end)
+    return replace(shard, cohort=found)
 
 
 def count_shard(shard: ClaimsShard, choices: SequenceChoices, engine: Engine) -> CodeCounts:

@@ -103,6 +103,7 @@ def write_task_sequences(
         **base.options.model_dump(mode="json"),
         "task": "multilabel",
         "landmark": None,
+        "time_to_event": None,
         "min_codes": 0,
         "asked": _fingerprint_labels(requested),
     }

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from bitimely_core import storage
 from bitimely_core.cache import Cache
-from bitimely_core.claims import codes, cohorts, engines, sequence_builder, shortcut_baselines, splits, steps
+from bitimely_core.claims import codes, cohorts, engines, event_times, sequence_builder, shortcut_baselines, splits, steps
 from bitimely_core.claims import prevalence as ratios
 from bitimely_core.claims.cohorts import CohortRules
 from bitimely_core.claims.disclosure import CountDisclosure
@@ -66,7 +66,10 @@ class SequencePlan:
     @property
     def names(self) -> list[str]:
         """The labels: those of the cache, or the outcome of the cohort."""
-        return self.manifest.names if self.cohort is None else [self.cohort.outcome.rule]
+        if self.cohort is not None:
+            return [self.cohort.outcome.rule]
+        made = {rule["name"] for rule in self.manifest.rules}  # only these have onsets
+        return [name for name in self.manifest.names if not self.choices.time_to_event or name in made]
 
     @property
     def judged(self) -> SequenceChoices:
@@ -85,13 +88,13 @@ class SequencePlan:
         return {
             "dataset": self.cache.dataset,
             "view": "",
-            "task": "multilabel" if self.names else "none",
+            "task": ("survival" if self.choices.time_to_event else "multilabel") if self.names else "none",
             "split": "official" if self.split_file else self.manifest.split,
             "seed": self.manifest.seed,
             "normalise": "none",
             "preset": self.preset,
             "split_file": storage.hash_file(Path(self.split_file)) if self.split_file else None,
-            **asdict(self.choices),
+            **{name: value for name, value in asdict(self.choices).items() if name != "time_to_event" or value},
             **({"small_counts": "shown"} if self.small_counts else {}),
             **({"individual_timelines": "drawn"} if self.individual_timelines else {}),
             **({"cohort": self.cohort.model_dump(mode="json", exclude_none=True)} if self.cohort else {}),
@@ -141,6 +144,7 @@ def resolve_plan(
     if seed is not None and seed != manifest.seed:
         expected = f"expected {manifest.seed}, the seed of the cache"
         raise usage_error(f"seed {seed}", expected, "Ingest again with that --seed, or give --split-file", field="--seed")
+    check_times(plan)
     if chosen.select is True and not plan.names:
         raise usage_error("selection by prevalence ratio without any label", "expected rules or label columns", "Give --no-select")
     return plan
@@ -177,6 +181,23 @@ def check_choices(preset: str, chosen: steps.SequenceChoices, *, dated: bool, ig
     if preset == "original" and not ignored:
         hint = "Ingest pophr with --keep-ignored, or choose another --preset"
         raise usage_error("preset original keeps the PheCodes marked Ignore", "this cache has left them out", hint)
+
+
+def check_times(plan: SequencePlan) -> None:
+    """Refuse times to event without onsets, or beyond the time at risk. Raises UserError (config, exit 2)."""
+    if not (days := plan.choices.time_to_event):
+        return
+    field = "--time-to-event"
+    if plan.cohort is None:
+        end = plan.choices.landmark.horizon_days if plan.choices.landmark else None
+    else:
+        risk = plan.cohort.risk or cohorts.CohortRisk()
+        end = None if plan.cohort.outcome.kind == "prevalent" else (risk.to_day or days[-1] + risk.from_day) - risk.from_day + 1
+    if end is None or days[-1] > end:
+        found = "no time at risk" if end is None else f"a horizon of {days[-1]} days, and {end} at risk"
+        raise usage_error(found, "expected horizons within it", "Give --landmark DAYS,GAP,HORIZON, or an incident --cohort", field=field)
+    if not plan.names or (plan.cohort is None and not plan.manifest.ruled):
+        raise usage_error("time to event of labels that no rule makes", "expected days of onset", "Ingest with --rules", field=field)
 
 
 def check_cohort(cohort: CohortRules | None, chosen: steps.SequenceChoices, *, dated: bool) -> None:
@@ -347,6 +368,8 @@ def select_members(
         record["outcome_day"].is_not_null().cast(pl.Int8).set(~member, None).alias(f"y_{own.name}"),
         record["outcome_day"].cast(pl.Int32).set(~member, None).alias(f"onset_{own.name}"),
     )
+    if plan.choices.time_to_event:
+        subjects = event_times.add_record_times(subjects, record, own.name)
     return replace(plan, defining=frozenset(defining)), subjects, record, _describe_flow(rules, record)
 
 
@@ -362,7 +385,7 @@ def _describe_flow(rules: CohortRules, record: pl.DataFrame) -> CohortFlow:
 
 def load_subjects(plan: SequencePlan) -> pl.DataFrame:
     """Every subject with its split and labels, row i the subject i: some 26 bytes each with three labels."""
-    more = () if plan.cohort is None else ("obs_start", "death_day")
+    more = [*["obs_start"] * (plan.cohort is not None), *["death_day"] * bool(plan.cohort or plan.choices.time_to_event)]
     cohort = plan.cache.cohort(("subject_id", "birth_day", "obs_end", "index_day", "sex", "split_bin", "split", *more))
     bins = sorted(cohort["split_bin"].unique().to_list())
     places = pl.Enum(splits.SPLITS)

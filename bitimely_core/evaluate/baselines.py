@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from bitimely_core import evaluate, registry, storage
 from bitimely_core.errors import Reason, UserError, clean, input_error, usage_error
-from bitimely_core.evaluate import window_counts
+from bitimely_core.evaluate import hazard_baselines, window_counts
 from bitimely_core.evaluate.linear import DEFAULT_PENALTY, MIN_PROBABILITY, PENALTIES, extract_simple_features, fit_windows, standardise
 from bitimely_core.records import has_result, read_result_table, write_results
 from bitimely_core.schemas.runs import RunRecord
@@ -46,8 +46,10 @@ DESCRIPTIONS = {
     "in 16 bands; of events logarithms of counts of codes",
     "kernels": f"ridge on {GROUPS * PATTERNS} random dilated convolution kernels, maximum and share of positive values of each",
     **window_counts.DESCRIPTIONS,
+    hazard_baselines.KIND: hazard_baselines.DESCRIPTION,
 }
 TITLES = {"features": "simple features", "kernels": "random kernels", **window_counts.TITLES}
+COUNTED = (*window_counts.TITLES, hazard_baselines.KIND)  # from counts in windows, tuned with the budget of the run
 CONSTANT = ("majority", "prior", "mean", "median")
 
 
@@ -315,7 +317,7 @@ def predict_baseline(
     chosen = record.settings.data
     seed = record.seed if chosen.fraction < 1 or chosen.limit is not None else 0  # else all seeds share one
     inputs = {"kind": kind, "version": [CACHE_VERSION, registered.version if registered else 0], "data": windows.fingerprint}
-    settings = window_counts.count_settings(record) if kind in window_counts.TITLES else None
+    settings = window_counts.count_settings(record) if kind in COUNTED else None
     inputs |= {"settings": settings} if settings else {}
     inputs |= {"fraction": chosen.fraction, "limit": chosen.limit, "seed": seed, "split": split, "most": [MOST_TRAINING, most]}
     limited = data.limit_windows(windows, chosen.limit, seed)
@@ -339,7 +341,11 @@ def predict_baseline(
             prediction = _predict_registered(registered, windows, parts, y, seed)
         elif settings:
             rows_of = {name: part.rows for name, part in parts.items()}
-            prediction = window_counts.predict_from_counts(kind, windows, rows_of, y, settings)
+            if kind == hazard_baselines.KIND:
+                x = {name: window_counts.count_windows(windows, at).log1p() for name, at in rows_of.items()}
+                prediction = hazard_baselines.predict_from_hazards(x, y, windows.class_names, window_counts.PENALTIES[:settings])
+            else:
+                prediction = window_counts.predict_from_counts(kind, windows, rows_of, y, settings)
         else:
             prediction = PREDICTORS[kind](windows, parts, y, seed, progress)
         columns = pl.DataFrame(prediction.reshape(len(prediction), -1), schema=[f"p{k}" for k in range(max(windows.classes, 1))])
@@ -351,7 +357,9 @@ def predict_baseline(
 
 def list_baselines(windows: Any) -> dict[str, str]:
     """The fitted baselines of these windows: kind -> description."""
-    unfit = {"kernels"} if windows.vocabulary else window_counts.DESCRIPTIONS
+    if windows.task == "survival":
+        return {hazard_baselines.KIND: hazard_baselines.DESCRIPTION}
+    unfit = {"kernels", hazard_baselines.KIND} if windows.vocabulary else COUNTED
     known = {kind: about for kind, about in DESCRIPTIONS.items() if kind not in unfit}
     return {**known, **{name: one.about for name, one in find_registered(windows).items()}}
 

@@ -91,6 +91,8 @@ def predictions_frame(index: Any, task: str, class_names: Sequence[str], target:
         columns = {"target": target, "prediction": prediction.reshape(-1)}
     elif task == "classification":
         columns = {"target": target, "prediction": prediction.argmax(1) if len(prediction) else np.zeros(0, np.int64)}
+    elif task == "survival":
+        columns = {f"{what}_{name}": target[:, k, at] for k, name in enumerate(class_names) for at, what in enumerate(("time", "event"))}
     else:
         columns = {f"target_{name}": target[:, k] for k, name in enumerate(class_names)}
     if task != "regression":
@@ -105,7 +107,10 @@ def parse_predictions(task: str, frame: Any, class_names: Sequence[str] = ()) ->
         return np.stack([np.asarray(frame[f"{prefix}_{name}"]) for name in class_names], axis=1)
 
     ids = [f"{recording}:{start}:{window}" for recording, start, window in zip(*(frame[c] for c in IDENTITY), strict=True)]
-    target = matrix("target") if task == "multilabel" else np.asarray(frame["target"])
+    if task == "survival":
+        target = np.stack([matrix("time"), matrix("event")], 2)
+    else:
+        target = matrix("target") if task == "multilabel" else np.asarray(frame["target"])
     prediction = np.asarray(frame["prediction"]) if task == "regression" else matrix("p")
     return Predictions(np.array(ids, dtype=str), target, prediction, np.asarray(frame["subject_id"]).astype(str))
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from bitimely_core.evaluate.intervals import LEVEL
 from bitimely_core.evaluate.metrics import ESTIMATORS, Array, Estimate, Estimates, ScoredRows, UnitWeights, weigh_units
+from bitimely_core.schemas.scores import RiskGroup, RiskGroups, RiskPoint
 from bitimely_core.types import parse_horizon
 
 BLOCK = 256  # events at a time against all rows
@@ -172,6 +173,35 @@ def _average(each: Sequence[Estimate]) -> Estimate:
     lever = np.mean([one.weights.leverage for one in each], axis=0)
     weights = UnitWeights(lever, float(np.mean([one.weights.df for one in each])), max(one.weights.rows for one in each))
     return Estimate(float(np.mean([one.value for one in each])), np.mean([one.influence for one in each], axis=0), weights)
+
+
+def describe_groups(target: Array, prediction: Array, names: Sequence[str], points: int) -> dict[str, RiskGroups]:
+    """Label -> thirds of the rows by the risk at its longest horizon, with the observed incidence on so many days and at the horizons.
+
+    `target` [n, C, 2], `prediction` [n, C]; rows of equal risk are in one group.
+    """
+    out, columns = {}, [parse_horizon(name) for name in names]
+    for label in dict.fromkeys(label for label, _ in columns):
+        own = sorted((day, k) for k, (name, day) in enumerate(columns) if name == label)
+        end, last = own[-1]
+        kept = select_known(target[:, last])
+        (time, event), risk = target[kept, last].astype(np.float64).T, prediction[kept][:, [k for _, k in own]]
+        days = np.unique([*np.linspace(0, end, points + 1)[1:].round(), *(day for day, _ in own)])
+        place = np.searchsorted(np.unique(np.quantile(risk[:, -1], (1 / 3, 2 / 3))) if len(time) else np.zeros(0), risk[:, -1], "left")
+        held = np.unique(place).tolist()
+        words = dict(zip(held, {1: ("all",), 2: ("lower", "higher")}.get(len(held), ("lowest", "middle", "highest")), strict=False))
+        groups = [_describe_group(words[g], time[place == g], event[place == g], risk[place == g].mean(0), days) for g in held]
+        out[label] = RiskGroups(horizons=[day for day, _ in own], groups=groups)
+    return out
+
+
+def _describe_group(name: str, time: Array, event: Array, predicted: Array, days: Array) -> RiskGroup:
+    points = []
+    for day in days.tolist():
+        value, lo, hi = find_incidence_interval(time, event, day)
+        events, left = int(((event == 1) & (time <= day)).sum()), int((time > day).sum())
+        points.append(RiskPoint(day=day, at_risk=left, events=events, incidence=value, lo=lo, hi=hi))
+    return RiskGroup(name=name, n=len(time), predicted=predicted.tolist(), points=points)
 
 
 ESTIMATORS["survival"] = _estimate_columns

@@ -40,7 +40,17 @@ from bitimely_core.page import (
 from bitimely_core.privacy import format_count, is_small, round_message, show_count
 from bitimely_core.records import has_result
 from bitimely_core.schemas.runs import FinalLosses, Reproduction, RunData, RunRecord
-from bitimely_core.schemas.scores import ClassScores, Comparison, CorrectedDifference, EventScores, NightScores, Scores, TaskScores
+from bitimely_core.schemas.scores import (
+    ClassScores,
+    Comparison,
+    CorrectedDifference,
+    EventScores,
+    MetricValue,
+    NightScores,
+    RiskGroups,
+    Scores,
+    TaskScores,
+)
 from bitimely_core.training import tuning
 
 if TYPE_CHECKING:
@@ -170,6 +180,8 @@ def add_score_blocks(
     if scores.task and (figure := evaluate.score_figure(scores)):
         page.add(figure)
     page.add(metric_table(scores), *baseline_table(scores), *compared)
+    for label, groups in (scores.risk_groups or {}).items():
+        page.add(*_risk_blocks(label, groups))
     if scores.by_class:
         page.add(class_table(scores))
     if scores.confusion:
@@ -182,9 +194,48 @@ def add_score_blocks(
         page.add(_event_table(scores.events))
 
 
+def _risk_blocks(label: str, found: RiskGroups) -> list[Figure | Table]:
+    """Observed incidence by predicted risk: curves, numbers at risk, and calibration at the horizons."""
+
+    def percent(value: float | None) -> float | None:
+        return None if value is None else 100 * value
+
+    lines = []
+    for group in found.groups:
+        shown = [one for one in group.points if one.incidence is not None]
+        y, lo, hi = ([0.0, *(100 * float(getattr(one, key)) for one in shown)] for key in ("incidence", "lo", "hi"))
+        if shown:
+            lines.append(Line(f"{group.name} risk", [0.0, *(one.day for one in shown)], y, lo, hi))
+    figure = make_figure(
+        f"incidence-{label}",
+        f"{label}: who of each risk group had it",
+        "Share of people with the event up to a day (%), in groups of equal size by the predicted risk; death without it is a competing event (Aalen and Johansen), bands: 95 % CI. "
+        "Curves that lie apart in the order of their names show that the risk sorts people.",
+        LinePlot(lines, "days at risk", "with the event, %"),
+    )
+    days = [point.day for point in found.groups[0].points] if found.groups else []
+    rows = [[group.name, show_count(group.n), *(show_count(point.at_risk) for point in group.points)] for group in found.groups]
+    caption = "People under observation without event or death behind each day."
+    table = make_table(
+        f"at-risk-{label}", f"{label}: numbers at risk", caption, ["risk", "at first", *(f"day {day:g}" for day in days)], rows
+    )
+    calibration = []
+    for h, day in enumerate(found.horizons):
+        for group in found.groups:
+            point = next(one for one in group.points if one.day == day)
+            observed = MetricValue(value=percent(point.incidence), lo=percent(point.lo), hi=percent(point.hi))
+            predicted = percent(group.predicted[h]) if group.predicted else None
+            calibration.append([f"{day:g}", group.name, show_count(group.n), show_count(point.events), predicted, observed])
+    caption = "Mean predicted risk against the observed incidence, in %. Calibrated: the predicted risk lies inside the interval of the observed one. A dash: withheld or not defined."
+    columns = ["within days", "risk", "people", "events", "predicted", "observed (95 % CI)"]
+    return [*([figure] if lines else []), table, make_table(f"calibration-{label}", f"{label}: calibration", caption, columns, calibration)]
+
+
 def class_table(scores: TaskScores) -> Table:
     """Scores of every class or label."""
-    columns = [name for name in ClassScores.model_fields if name != "unknown" or scores.task == "multilabel"]
+    left_out = {"multilabel": {"c_index", "brier"}, "survival": {"precision", "recall", "f1", "auprc", "base_rate", "unknown"}}
+    gone = left_out.get(scores.task or "", {"unknown", "c_index", "brier"})
+    columns = [name for name in ClassScores.model_fields if name not in gone]
     rows = [
         [name, *(show_count(getattr(one, c)) if c == "support" else getattr(one, c) for c in columns)]
         for name, one in scores.by_class.items()

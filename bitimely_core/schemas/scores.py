@@ -219,6 +219,33 @@ class EventScores(Part):
     false_alarms_per_hour: MetricValue
 
 
+class RiskPoint(Part):
+    """A group of predicted risk on one day; None: withheld."""
+
+    day: float
+    at_risk: int | None  # under observation without event behind it
+    events: int | None  # up to it
+    incidence: float | None  # Aalen and Johansen's
+    lo: float | None
+    hi: float | None
+
+
+class RiskGroup(Part):
+    """Subjects of similar predicted risk at the longest horizon."""
+
+    name: str
+    n: int | None
+    predicted: list[float] | None  # mean predicted risk at each horizon
+    points: list[RiskPoint]
+
+
+class RiskGroups(Part):
+    """Observed incidence of one label by predicted risk: curves, numbers at risk, calibration at the horizons."""
+
+    horizons: list[float]  # days, each the day of a point
+    groups: list[RiskGroup]
+
+
 class Comparison(Part):
     """Paired differences of a run to another one, which is named."""
 
@@ -310,6 +337,7 @@ class Scores(TaskScores, StoredRecord):
     lift: BaselineLift | None = omit_none("over the best baseline")
     nights: NightScores | None = omit_none("of sleep stages")
     events: EventScores | None = omit_none("of two classes over time")
+    risk_groups: dict[str, RiskGroups] | None = omit_none("of times to event, by label")
     encoder: EncoderRecord | None = omit_none("of --vectors: `run` is the name of the encoder")
     compared: dict[str, Baseline] | None = omit_none(
         "of --vectors: trained models on the same windows; differences are the encoder less them"

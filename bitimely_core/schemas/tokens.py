@@ -84,6 +84,7 @@ class SequenceOptions(TokenOptions):
     leakage: str
     level: str
     asked: str | None = omit_none()  # of prediction times: hash of the labels
+    time_to_event: tuple[int, ...] | None = omit_none()  # horizons in days
     small_counts: Literal["shown"] | None = omit_none()  # pages show counts below 11
     individual_timelines: Literal["drawn"] | None = omit_none()  # the page draws sequences of single subjects
     cohort: dict[str, object] | None = omit_none()  # `claims.cohorts.CohortRules`: the label is its outcome

@@ -21,6 +21,7 @@ from bitimely_core.schemas.tokens import PredictionStatistics, SequenceManifest,
 from bitimely_core.system_errors import raise_system_error, require_memory
 from bitimely_core.tokens.sets import TokenSet, check_subjects, open_manifest, token_error
 from bitimely_core.tokens.splits import SPLITS
+from bitimely_core.types import name_horizon
 
 if TYPE_CHECKING:
     import polars as pl
@@ -56,6 +57,12 @@ class EventSequences(TokenSet):
     def options(self) -> SequenceOptions:
         """The resolved choices that made the sequences."""
         return self.manifest.options
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The C labels; of times to event their risks at each horizon."""
+        days = self.options.time_to_event
+        return tuple(name_horizon(name, day) for name in self.manifest.class_names for day in days) if days else super().class_names
 
     @property
     def code_statistics(self) -> SequenceStatistics:
@@ -141,7 +148,7 @@ class EventSequences(TokenSet):
 
 
 def write_shard(out: Path, number: int, frame: pl.DataFrame) -> dict[str, StoredFile]:
-    """Write the sequences of some subjects: subject_id, codes, times, split, age0_months, sex, y_<label> ..., t_index."""
+    """Write the sequences of some subjects: subject_id, codes, times, split, age0_months, sex, y_<label> ..., t_index; of times to event time_<label>, event_<label>."""
     name, sha256, size = storage.write_hashed(out, f"sequences-{number:05d}", ".parquet", storage.encode_parquet(to_table(frame)))
     return {name: StoredFile(sha256=sha256, size=size, rows=frame.height)}
 
@@ -263,7 +270,9 @@ def open_sequences(folder: str | Path, verify: bool = True, shards: int | None =
         }
     )
     check_subjects(index, manifest.options.split, folder)
-    known = [frame[f"y_{name}"].cast(pl.Float32).to_numpy() for name in labels]
+    times = manifest.options.time_to_event
+    columns = [(f"time_{name}", f"event_{name}") for name in labels for _ in times] if times else [(f"y_{name}",) for name in labels]
+    known = [np.stack([frame[column].cast(pl.Float32).to_numpy() for column in of], 1) for of in columns]
     lengths = frame["codes"].list.len().to_numpy()
     return EventSequences(
         folder=folder,
@@ -271,7 +280,7 @@ def open_sequences(folder: str | Path, verify: bool = True, shards: int | None =
         statistics=(PredictionStatistics if manifest.base else SequenceStatistics).load(folder / "statistics.json"),
         rows=np.arange(frame.height),
         whole_index=index,
-        target=np.stack(known, axis=1) if labels else None,
+        target=(np.stack(known, axis=1) if times else np.concatenate(known, axis=1)) if labels else None,
         flat=frame["codes"].explode().drop_nulls().to_numpy().astype(np.int32),
         clock=frame["times"].explode().drop_nulls().to_numpy().astype(np.float32),
         firsts=np.cumsum([0, *lengths]).astype(np.int64),

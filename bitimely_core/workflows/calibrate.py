@@ -32,9 +32,9 @@ def fit_calibration(
     `prediction` [n, K] probabilities or [n] values, `target` [n]; `subjects` [n], None: of one person, each window is a unit. Labels of a
     multi-label task have a temperature and no sets. `subject`: word for what they are.
     """
-    temperature = None if task == "regression" else fit_temperature(task, prediction, target)
+    temperature = None if task in ("regression", "survival") else fit_temperature(task, prediction, target)
     found = conformal.ConformalThreshold(None, "sets are made of classes and values, not of labels")
-    if task != "multilabel":
+    if task not in ("multilabel", "survival"):
         tempered = prediction if temperature is None else apply_temperature(task, prediction, temperature)
         found = conformal.find_threshold(conformal.score_windows(task, tempered, target), subjects, subject=subject)
     return Calibration(

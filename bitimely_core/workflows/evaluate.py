@@ -11,7 +11,7 @@ from bitimely_core import evaluate as scoring
 from bitimely_core import registry, storage
 from bitimely_core.config import ObjectiveConfig
 from bitimely_core.errors import Reason, input_error, usage_error
-from bitimely_core.evaluate import endpoints, verdicts
+from bitimely_core.evaluate import endpoints, hazard_baselines, verdicts
 from bitimely_core.evaluate.baselines import MOST_TRAINING, BaselinePredictions, count_observed, draw_positions, predict_baselines
 from bitimely_core.evaluate.predict import EVALUATION_BATCH, predict
 from bitimely_core.page import rename_units
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 Unit = Literal["subject", "window"]
 BaselineChoice = Literal["all", "cheap"]
+EXACT_POINTS, CURVE_POINTS = 24, 4  # days on which curves of incidence are computed where small counts are shown, and else
 Columns = dict[str, Any]  # target and prediction, in the order of the rows
 
 
@@ -262,7 +263,10 @@ def _score_task(opened: Run, rows: Windows, settings: EvaluationSettings, column
 
 
 def score_endpoints(windows: Any, rows: Any, bootstrap: int, target: np.ndarray, prediction: np.ndarray) -> dict[str, Any]:
-    """Clinical endpoints of sleep stages night by night, and of the second of two classes as events over time."""
+    """Clinical endpoints of sleep stages night by night, of the second of two classes as events over time, and incidence by predicted risk."""
+    if windows.task == "survival" and len(rows):
+        points = EXACT_POINTS if windows.options.small_counts else CURVE_POINTS
+        return {"risk_groups": scoring.survival.describe_groups(target, prediction, windows.class_names, points)}
     if windows.task != "classification" or windows.vocabulary or not len(rows):
         return {}
     names, options, named = windows.class_names, windows.options, prediction.argmax(1)
@@ -287,6 +291,11 @@ def predict_shortcuts(windows: Any, rows: Any) -> dict[str, np.ndarray]:
     if lengths is None or own is None:
         return {}
     labels = train.targets(None)
+    if windows.task == "survival":
+        x = {"train": hazard_baselines.select_lengths(lengths), "test": hazard_baselines.select_lengths(own)}
+        held = {"validation": x["train"][:0]}
+        y = {"train": labels, "validation": labels[:0]}
+        return {"length_only": hazard_baselines.predict_from_hazards({**x, **held}, y, windows.class_names)}
     out = {"length_only": scoring.length_baseline(windows.task, lengths, labels, own)}
     if windows.vocabulary:
         codes, counts, single = train.counts(), rows.counts(), []

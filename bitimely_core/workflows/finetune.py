@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from bitimely_core import registry
 from bitimely_core.config import Settings, list_presets, load_preset, merge_layers
 from bitimely_core.errors import Reason, input_error, usage_error
@@ -15,6 +17,7 @@ from bitimely_core.privacy import is_small
 from bitimely_core.recipe import Recipe, load_recipe
 from bitimely_core.run import Run, describe_data, list_versions
 from bitimely_core.schemas.runs import RunRecord, RunSource
+from bitimely_core.tokens.sequences import EventSequences
 from bitimely_core.training import tuning
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import prepare_windows, resolve_training
@@ -34,6 +37,7 @@ from bitimely_core.workspace import find_dataset, locate_new
 if TYPE_CHECKING:
     from bitimely_core.models.base import Model
     from bitimely_core.models.heads import Head
+    from bitimely_core.models.survival import HazardGrid
     from bitimely_core.tokens import Windows
 
 
@@ -193,9 +197,22 @@ def _build_head(model: Model, settings: Settings, windows: Windows, view: tuning
         layers=tuned.layers,
         layer_merge=tuned.layer_merge,
         freeze=tuned.freeze,
+        grid=_make_grid(settings, windows, target),
     )
     heads.standardise(head, target)
     return head
+
+
+def _make_grid(settings: Settings, windows: Windows, target: np.ndarray) -> HazardGrid | None:
+    """Intervals and horizons of a task of times to event, by the training events."""
+    if not isinstance(windows, EventSequences) or windows.options.time_to_event is None:
+        return None
+    from bitimely_core.models.survival import HazardGrid, make_edges
+
+    horizons, tuned = windows.options.time_to_event, settings.finetune
+    known = target.reshape(-1, 2)[np.isfinite(target.reshape(-1, 2)).all(1)]
+    end = windows.options.landmark.horizon_days if windows.options.landmark else horizons[-1]
+    return HazardGrid(tuned.hazard, make_edges(known[:, 0], known[:, 1], end, tuned.intervals), tuple(map(float, horizons)))
 
 
 def _describe_fraction(windows: Windows, used: int) -> str:
