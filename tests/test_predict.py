@@ -404,3 +404,60 @@ def test_events_are_found_where_predictions_overlap() -> None:
     nothing = score_events(index, np.zeros(20, np.int64), predicted, 6.0)
     assert nothing.sensitivity.value is None
     assert nothing.sensitivity.undefined_reason
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # wfdb with a newer pandas
+@pytest.mark.filterwarnings("ignore:The inplace keyword")
+def test_wfdb_and_bdf_recordings_are_read_and_their_labels_stay_closed(home: Path, scored: pl.DataFrame, tmp_path: Path) -> None:
+    """The same night in both formats, with annotations beside it, gives the probabilities of the EDF to rounding of the header."""
+    global opened
+    import pyedflib
+    import wfdb
+
+    night, folder = find_night(home, scored), tmp_path / "in"
+    folder.mkdir()
+    signal = edf.read_signals(night, edf.read_header(night), ["EEG Fpz-Cz"])[0]
+    digital = signal.samples.astype(np.int64)[:, None]
+    header = {"fs": 100, "units": ["uV"], "sig_name": ["EEG Fpz-Cz"], "fmt": ["16"], "write_dir": str(folder)}
+    wfdb.wrsamp("record", d_signal=digital, adc_gain=[1 / signal.scale], baseline=[round(-signal.offset / signal.scale)], **header)
+    wfdb.wrann("record", "atr", np.array([100, 200]), symbol=["N", "N"], write_dir=str(folder))
+    with pyedflib.EdfWriter(str(folder / "night.bdf"), 1, file_type=pyedflib.FILETYPE_BDF) as writer:
+        limits = {"physical_min": -250, "physical_max": 250, "digital_min": -(2**23), "digital_max": 2**23 - 1}
+        named = {"label": "EEG Fpz-Cz", "dimension": "uV", "sample_frequency": 100, "transducer": "", "prefilter": ""}
+        writer.setSignalHeader(0, {**named, **limits})
+        writer.writeSamples([signal.samples * signal.scale + signal.offset])
+    for name in ("night-Hypnogram.bdf", "night-Hypnogram.edf", "night.xml"):
+        (folder / name).write_bytes(b"\xff" * 50)
+    opened = []
+    try:
+        assert call(home, [folder], tmp_path / "out") == 0
+    finally:
+        seen, opened = opened, None
+    assert {Path(path).name for path in seen if str(folder) in path} <= {"record.hea", "record.dat", "night.bdf"}
+    wanted = bitimely.from_pretrained("stager", workspace=home / "ws").predict(night)
+    found = pl.read_parquet(tmp_path / "out" / "predictions.parquet")
+    assert found["recording_id"].n_unique() == 2
+    for _, own in found.group_by("recording_id"):
+        for stage in STAGES:
+            assert np.allclose(own[f"p_{stage}"].to_numpy(), wanted[f"p_{stage}"].to_numpy(), atol=5e-3), stage
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_number_of_files(home: Path, scored: pl.DataFrame, tmp_path: Path) -> None:
+    """Thirty more recordings than thirty add less than a tenth of what keeping their windows and pages would."""
+    import subprocess
+
+    night, peaks = find_night(home, scored), []
+    program = (
+        "import resource, sys; from bitimely_cli.main import main; assert main(sys.argv[1:]) == 0; "
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    for count in (30, 60):
+        folder = tmp_path / f"of-{count}"
+        folder.mkdir()
+        for number in range(count):
+            shutil.copy(night, folder / f"n{number}.edf")
+        arguments = ["predict", "stager", str(folder), "--out", str(tmp_path / f"out-{count}"), "-w", str(home / "ws")]
+        done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
+        peaks.append(int(done.stdout.split()[-1]) / 1024)
+    assert peaks[1] - peaks[0] < 40, f"peaks of {peaks} MiB"
