@@ -44,7 +44,7 @@ def run_script(script: Path) -> Example:
     title, _, text = about.partition(".\n\n")
     code = "\n".join(script.read_text().splitlines()[tree.body[0].end_lineno :]).strip() + "\n"
     kept = KEPT / hash_sources(script)
-    if not kept.is_dir():
+    if not (kept / "figure.svg").is_file():
         with TemporaryDirectory() as folder:
             path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
             environment = {**os.environ, "MPLBACKEND": "agg", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
@@ -52,9 +52,11 @@ def run_script(script: Path) -> Example:
             done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
             if done.returncode:
                 raise RuntimeError(f"{script.name}: {done.stderr}")
-            kept.mkdir(parents=True)
+            kept.mkdir(parents=True, exist_ok=True)  # another build may be at it
             (kept / "printed.txt").write_text(done.stdout)
-            (kept / "figure.svg").write_bytes((Path(folder) / "figure.svg").read_bytes())
+            own = kept / f"figure.svg.{os.getpid()}"
+            own.write_bytes((Path(folder) / "figure.svg").read_bytes())
+            own.replace(kept / "figure.svg")
     return Example(
         script.stem, title, text.replace("\n", " "), code, (kept / "printed.txt").read_text(), (kept / "figure.svg").read_bytes()
     )
