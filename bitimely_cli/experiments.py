@@ -50,6 +50,9 @@ def run(
         ),
     ] = False,
     set_: Set = None,
+    on: Annotated[
+        str | None, typer.Option("--on", metavar="DEVICE", help="With --dry-run: hours on this accelerator, h100 or h200, instead.")
+    ] = None,
     slurm: Annotated[
         Path | None,
         typer.Option("--slurm", metavar="OUT.sh", help="Write a script for sbatch in the place of running: an array of --jobs tasks."),
@@ -92,6 +95,7 @@ def run(
             shard=parse_shard(part),
             leak_free=leak_free,
             assignments=set_ or [],
+            on=on,
             progress=progress,
             say=screen.note,
             watch=watch,
@@ -110,7 +114,7 @@ def run(
             rows.append([s["stage"], s.get("parameters"), s.get("windows"), work, span(s.get("seconds"))])
         screen.table(["stage", "parameters", "windows", "TFLOP", "time"], rows)
         total = result["total"]
-        line = f"{total['stages']} stages, {total['trainings']} trainings: about {span(total['seconds'])} on this device, "
+        line = f"{total['stages']} stages, {total['trainings']} trainings: about {span(total['seconds'])} on {on or 'this device'}, "
         line += f"{total['bytes'] / 2**30:.1f} GiB of runs"
         line += f"; {total['unknown']} not counted, their data is not here" if total["unknown"] else ""
         screen.result(result, [line, f"rough: {result['assumptions']}"])

@@ -122,3 +122,19 @@ def test_shipped_experiments_have_the_registered_cells(name: str, tmp_path: Path
         assert recipe.tuning.seed == 99
     with pytest.raises(UserError):
         pipeline.load(f"{name}-unknown")
+
+
+def test_hours_are_those_of_this_machine_or_of_an_accelerator(home: Path) -> None:
+    here = pipeline.run(str(home / "small.toml"), workspace=home, dry_run=True)
+    there = pipeline.run(str(home / "small.toml"), workspace=home, dry_run=True, on="h200")
+    assert there["total"]["flops"] == here["total"]["flops"]
+    assert "h200" in there["assumptions"]
+    long = [
+        pipeline.run(str(home / "small.toml"), workspace=home, dry_run=True, on=name, assignments=["train.steps=100000"])["total"][
+            "seconds"
+        ]
+        for name in ("h100", "h200", "h200")
+    ]
+    assert long[1] == long[2] <= long[0]
+    with pytest.raises(UserError, match="h2000"):
+        pipeline.run(str(home / "small.toml"), workspace=home, dry_run=True, on="h2000")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bitimely_core import registry, storage
 from bitimely_core.catalog import COSTS
@@ -25,6 +25,21 @@ PASSES = {"next-previous-strict": 2, "crt": 2, "ts2vec": 2, "ts-tcc": 2, "tf-c":
 QUADRATIC = {"attention"}  # families whose maps grow with the square of the length
 
 
+OVERHEAD = 2.0  # seconds of a training or an evaluation beside its windows: opening, files, page
+EXACT = 1e12  # operations of one window of the model up to which a step is timed instead
+HELD_SHARE = 1 / 3  # of a training step: a forward pass
+
+
+class Accelerator(NamedTuple):
+    """A device that need not be here: what a training in float32 sustains. Computed from counts of launches and bytes, not measured."""
+
+    flops: float  # operations a second
+    launch: float  # seconds a layer and step that the launches of its kernels take at least
+
+
+ACCELERATORS = {"h100": Accelerator(25e12, 1.35e-3), "h200": Accelerator(33e12, 1.35e-3)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingCost:
     """Estimates of one training; None where the size of its data is unknown."""
@@ -34,10 +49,18 @@ class TrainingCost:
     flops: float | None = None
     bytes: int | None = None  # on the disk
     slowness: float = 1.0  # measured time for an operation relative to GPT
+    seen: float = 0.0  # windows of steps, trials and validation, a forward pass as a part of one
+    each: float | None = None  # seconds a window, timed here
+    steps: float = 0.0
+    layers: int = 1
 
-    def seconds(self, speed: float) -> float | None:
-        """Time at `speed` operations a second."""
-        return None if self.flops is None else self.flops * self.slowness / (UTILIZATION * speed)
+    def seconds(self, speed: float, on: Accelerator | None = None) -> float | None:
+        """Time on an accelerator, else as timed here, else at `speed` operations a second."""
+        if self.flops is None:
+            return None
+        if on is not None:
+            return max(self.flops * self.slowness / on.flops, self.steps * self.layers * on.launch) + OVERHEAD
+        return OVERHEAD + (self.seen * self.each if self.each is not None else self.flops * self.slowness / (UTILIZATION * speed))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +68,7 @@ class DataSize:
     """Training windows and shape of tokens."""
 
     windows: float | None
+    held: float = 0.0  # validation windows
     channels: int
     length: int
     codes: int | None = None
@@ -53,36 +77,44 @@ class DataSize:
 
 def estimate_costs(plan: ExperimentPlan, selected: set[str], workspace: Path, *, on: str | None = None) -> dict[str, Any]:
     """The plan as rows, with the estimates of every training and their sum; `assumptions` says what they rest on."""
-    speed = measure_speed() if plan.trainings else 0.0
+    device = None if on is None else ACCELERATORS.get(on.lower())
+    if on is not None and device is None:
+        raise registry.unknown("accelerator", on, list(ACCELERATORS))
+    speed = measure_speed() if plan.trainings and device is None else 0.0
     labels = [label for label in plan.nodes if label in selected]
-    costs = {label: estimate_training(plan, label, workspace) for label in labels if label in plan.trainings}
+    costs = {label: estimate_training(plan, label, workspace, timed=device is None) for label in labels if label in plan.trainings}
     rows = []
     for label in labels:
         row: dict[str, object] = {"stage": label, "state": "planned", "detail": "", "exit_code": 0}
         if label in costs:
             cost = costs[label]
             row |= {key: getattr(cost, key) for key in ("parameters", "windows", "flops", "bytes")}
-            row |= {"slow": cost.slowness, "seconds": cost.seconds(speed)}
+            row |= {"slow": cost.slowness, "seconds": cost.seconds(speed, device)}
         rows.append(row)
     known = [cost for cost in costs.values() if cost.flops is not None]
+    timed = (
+        f"{on}: {device.flops / 1e12:.0f} TFLOP/s in float32 and {device.launch * 1e3:.2f} ms a layer and step, computed, not measured"
+        if device
+        else f"steps of this device, timed now; where that takes long, {UTILIZATION:.0%} of its speed in a matrix product ({speed / 1e9:,.0f} GFLOP/s)"
+    )
     return {
         "stages": rows,
         "report": None,
         "total": {
             "flops": sum(cost.flops or 0.0 for cost in known),
-            "seconds": sum(cost.seconds(speed) or 0.0 for cost in known),
+            "seconds": sum(cost.seconds(speed, device) or 0.0 for cost in known),
             "bytes": sum(cost.bytes or 0 for cost in known),
             "stages": len(rows),
             "trainings": len(costs),
             "unknown": len(costs) - len(known),
         },
-        "assumptions": f"6 operations per parameter, token and pass; {UTILIZATION:.0%} of this device's speed in a matrix product "
-        f"({speed / 1e9:,.0f} GFLOP/s); sizes of missing data as the paper gives them",
+        "assumptions": f"6 operations per parameter, token and pass; {timed}; one training at a time; evaluations and analyses are not counted; "
+        "sizes of missing data as the paper gives them",
     }
 
 
-def estimate_training(plan: ExperimentPlan, label: str, workspace: Path) -> TrainingCost:
-    """The cost of one training."""
+def estimate_training(plan: ExperimentPlan, label: str, workspace: Path, *, timed: bool = False) -> TrainingCost:
+    """The cost of one training; `timed`: with steps that are run now."""
     training, first = plan.trainings[label], plan.pretraining_of(label)
     preset = first.preset or "tiny"
     sizes = [_measure_data(name, plan, workspace) for name in dict.fromkeys(training.flags["data"]["names"])]
@@ -114,14 +146,42 @@ def estimate_training(plan: ExperimentPlan, label: str, workspace: Path) -> Trai
     flops = 6.0 * parameters * tokens + (12.0 * config.layers * tokens**2 * config.dim if entry.facts.family in QUADRATIC else 0.0)
     rates = flags.get("tune", {}).get("rates")
     trials = (rates if isinstance(rates, int) else len(rates)) / TRIAL_SHARE if rates else 0.0
-    weights = 4 * parameters
+    weights, batch = 4 * parameters, train.get("batch_size", 64)
+    seen, updates = windows * (1 + trials), windows * (1 + trials) / batch
+    every = train.get("checkpoint_every") or (sum(size.windows or 0.0 for size in sizes) * data.get("fraction", 1.0)) / batch
+    held = sum(size.held for size in sizes) * updates / max(every, 1.0)
+    cheap = flops * passes < EXACT and not widest.codes and "regular" in entry.facts.input
     return TrainingCost(
         parameters=parameters,
         windows=int(windows),
         flops=flops * passes * windows * (1 + trials),
         bytes=weights + 2 * STATES * weights,
         slowness=_measured_slowness(entry.name),
+        seen=seen + held * HELD_SHARE,
+        each=_time_window(config, objective if training.verb == "pretrain" else "none", batch) if cheap and timed else None,
+        steps=updates,
+        layers=config.layers,
     )
+
+
+@cache
+def _time_window(config: ModelConfig, objective: str, batch: int) -> float | None:
+    """Seconds of a training step for one window of signals, timed here; None where the model cannot be tried without its data."""
+    import torch
+
+    from bitimely_core import models, objectives
+    from bitimely_core.training.estimate import estimate
+    from bitimely_core.types import Batch
+
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            loss = None if objective == "none" else objectives.get(objective)
+            found = estimate(models.from_config(config), Batch(torch.randn(batch, config.length, config.channels)), 1, objective=loss)
+    except (UserError, RuntimeError) as error:
+        raise_system_error(error)
+        return None
+    return found["seconds_per_step"] / batch
 
 
 def _measure_data(name: str, plan: ExperimentPlan, workspace: Path) -> DataSize:
@@ -133,6 +193,7 @@ def _measure_data(name: str, plan: ExperimentPlan, workspace: Path) -> DataSize:
         windows = _open_tokens(made.parent)
         return DataSize(
             windows=len(windows["train"]),
+            held=len(windows["validation"]),
             channels=windows.channels,
             length=windows.length,
             codes=getattr(windows, "codes", None),

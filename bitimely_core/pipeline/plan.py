@@ -405,7 +405,11 @@ class PlanBuilder:
             takes = _input_of(analysis)
             if takes.startswith("run") and analysis.together:
                 trained = [entry for entry in plan.trainings if plan.trainings[entry].verb == analysis.of]
-                self._add_analysis(analysis, [plan.trainings[t].run for t in trained], f"{analysis.kind}-{plan.name}", tuple(trained))
+                both = any((one.kind, one.together, one.of) == (analysis.kind, True, "pretrain") for one in recipe.analyze)
+                suffix = f"-{analysis.of}" if both and analysis.of != "pretrain" else ""
+                self._add_analysis(
+                    analysis, [plan.trainings[t].run for t in trained], f"{analysis.kind}-{plan.name}{suffix}", tuple(trained)
+                )
             elif analysis.of == "both":
                 self._add_families(analysis)
             elif not takes.startswith("run"):

@@ -1,0 +1,81 @@
+"""A table of what needs no network, over all test folds with all training labels: python docs/baselines.py WORKSPACE DATA [--folds N] [--stratify ATTRIBUTE] [--json FILE].
+
+DATA is a view, ingested in the workspace. Without --folds its own split, with 5 or 10 dealt folds by subject, with 0 the ten official ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def predict_fold(windows: Any, kind: str) -> np.ndarray:
+    """Predictions of the test rows by one baseline, fitted on the training labels."""
+    from bitimely_core.evaluate import baselines
+
+    parts = {split: windows[split] for split in ("train", "validation", "test")}
+    for name in ("train", "validation"):
+        kept = baselines.draw_positions(len(parts[name]), baselines.MOST_TRAINING)
+        parts[name] = parts[name].subset(np.isin(np.arange(len(parts[name])), kept))
+    y = {name: np.asarray(parts[name].targets(None)) for name in ("train", "validation")}
+    parts["test"] = baselines.hide_labels(parts["test"])
+    known = baselines.find_registered(windows)
+    if kind in known:
+        return baselines._predict_registered(known[kind], windows, parts, y, 0)
+    return baselines.PREDICTORS[kind](windows, parts, y, 0, None)
+
+
+def main() -> None:
+    """Print one row a baseline: the main metric with its 95 % interval."""
+    from bitimely_core import evaluate, tokens, workflows
+    from bitimely_core.evaluate import baselines, folds
+    from bitimely_core.schemas.scores import EvaluationSettings
+    from bitimely_core.workspace import name_tokens
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("workspace", type=Path)
+    parser.add_argument("data")
+    parser.add_argument("--folds", type=int)
+    parser.add_argument("--stratify")
+    parser.add_argument("--json", type=Path, help="also into this file, beside what it has")
+    given = parser.parse_args()
+    options: list[dict[str, Any]] = [{}]
+    if given.folds is not None:
+        dealt = {"split": "subject", "folds": given.folds} | ({"stratify": given.stratify} if given.stratify else {}) if given.folds else {}
+        options = [{**dealt, "test_fold": k} for k in range(1, (given.folds or 10) + 1)]
+    made: dict[str, list[Any]] = {}
+    task, unit = "", "subject"
+    for k, one in enumerate(options):
+        name = f"baselines-{k}-{name_tokens(given.data)}"
+        workflows.tokenize(given.data, workspace=given.workspace, name=name, options=one)
+        windows: Any = tokens.open_tokens(given.workspace / "tokens" / name, verify=False)
+        test = windows["test"]
+        target = np.asarray(test.targets(None))
+        task, unit = windows.task, windows.subject_unit
+        train = np.asarray(windows["train"].targets(None))
+        constant = evaluate.constant_baselines(task, train, len(test), windows.classes)
+        every = {kind: v for kind, (_, v, decisions) in constant.items() if decisions is None}
+        every |= {kind: predict_fold(windows, kind) for kind in (*baselines.PREDICTORS, *baselines.find_registered(windows))}
+        for kind, found in every.items():
+            made.setdefault(kind, []).append(evaluate.predictions_frame(test.index, task, windows.class_names, target, found))
+    import polars as pl
+
+    print(f"| {given.data} | {evaluate.NAMES[evaluate.MAIN[task]]} | 95 % CI | windows | {unit}s |\n|---|---|---|---|---|")
+    numbers: dict[str, dict[str, Any]] = {}
+    for kind, frames in made.items():
+        score = folds.score_pooled(task, pl.concat(frames), EvaluationSettings(bootstrap=1000))
+        m = score.metrics[str(score.main)]
+        numbers[baselines.title_baseline(kind)] = {"value": m.value, "lo": m.lo, "hi": m.hi, "n": score.n, "units": score.n_subjects}
+        interval = "none" if m.lo is None or m.hi is None else f"{m.lo:.3f} to {m.hi:.3f}"
+        print(f"| {baselines.title_baseline(kind)} | {m.value:.3f} | {interval} | {score.n:,} | {score.n_subjects:,} |")
+    if given.json:
+        known = json.loads(given.json.read_bytes()) if given.json.is_file() else {}
+        given.json.write_text(json.dumps({**known, given.data: numbers}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

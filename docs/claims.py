@@ -1,0 +1,124 @@
+"""docs/claims.md, the ledger of the paper's tables, figures and claims, from docs/claims.toml and the records of runs in docs/claims.json.
+
+    python docs/claims.py                       # the page again
+    python docs/claims.py --from WORKSPACE      # first take the records of the recipes that have been run there
+
+A record of a page of results is a difference of two rows with its corrected interval. Status: reproduced or contradicted where a verdict is
+allowed and points that way, undecided where it was tested and none is; not tested without a record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent
+RECORDS, PAGE, LEDGER, RESULTS = DOCS / "claims.json", DOCS / "claims.md", DOCS / "claims.toml", DOCS / "results.md"
+STATUSES = ("reproduced", "contradicted", "undecided", "not tested", "cannot be tested here")
+HEAD = """# Claims of the paper
+
+One row for each table, figure and claim of the paper. *Reproduced* and *contradicted* are verdicts after correction for the comparisons of the page ([statistics](statistics.md)); *undecided*: run,
+and no verdict. Where the error of a mean or of signal processing is below the paper's, the figure says so. Made by `python docs/claims.py` from `docs/claims.toml` and the records of runs in
+`docs/claims.json`; `python docs/claims.py --from WORKSPACE` takes new records.
+"""
+
+
+def read_claims() -> list[dict[str, Any]]:
+    """The rows of the ledger."""
+    return list(tomllib.loads(LEDGER.read_text("utf-8"))["claim"])
+
+
+def read_records() -> dict[str, Any]:
+    """Claim -> record; under `baselines` the scores of docs/baselines.py, view -> name -> value, lo, hi."""
+    return dict(json.loads(RECORDS.read_text("utf-8")))
+
+
+def take_record(claim: dict[str, Any], workspace: Path) -> dict[str, Any] | None:
+    """The record of a claim from the page of its recipe, None where it has not been run there."""
+    page = workspace / "reports" / claim["recipe"] / "summary.json"
+    if not page.is_file() or "row" not in claim:
+        return None
+    summary = json.loads(page.read_bytes())
+    found = summary["differences"].get(claim["rival"], {}).get(claim["column"])
+    if found is None or summary["rows"][0] != claim["row"]:
+        return None
+    lower = next(c["lower_is_better"] for c in summary["columns"] if c["column"] == claim["column"])
+    lo, hi = (found.get(key) for key in ("corrected_lo", "corrected_hi"))
+    allowed = None not in (lo, hi) and min([n for n in found["seeds"] if n], default=0) >= 3 and found["effective"] >= 4
+    side = (int(lo > 0) - int(hi < 0)) * (-1 if lower else 1) if allowed else 0  # of the rival less the row
+    cells = [summary["cells"][name][claim["column"]] for name in (claim["row"], claim["rival"])]
+    values = [{key: cell.get(key) for key in ("value", "lo", "hi", "n", "n_subjects")} for cell in cells]
+    missing = [m for m in summary["missing"] if m[1] == claim["column"] and m[0] in {claim["row"], claim["rival"]} and m[3] != "left out"]
+    if missing:
+        return None
+    return {"difference": found["difference"], "lo": lo, "hi": hi, "side": -side, "row": values[0], "rival": values[1]}
+
+
+def find_status(claim: dict[str, Any], record: dict[str, Any] | None) -> str:
+    """The status that the record supports."""
+    if claim.get("impossible"):
+        return "cannot be tested here"
+    if record is None:
+        return "undecided" if f"<!-- {claim['recipe']} -->" in RESULTS.read_text("utf-8") else "not tested"
+    return {1: "reproduced", -1: "contradicted", 0: "undecided"}[record["side"]]
+
+
+def describe_figure(claim: dict[str, Any], records: dict[str, Any]) -> str:
+    """What was found, and the best that needs no network where it is below the paper's error."""
+    record, parts = records.get(claim["id"]), []
+    if record and "row" in record:
+        value, rival = (record[key]["value"] for key in ("row", "rival"))
+        parts.append(f"{claim['row']} {value:.3g}, {claim['rival']} {rival:.3g} ({record['row']['n_subjects']} units)")
+    elif record:
+        parts.append(record["text"])
+    elif find_status(claim, None) == "undecided":
+        parts.append(f"[results](results.md), {claim['recipe']}: no significant difference or no verdict")
+    known = records.get("baselines", {}).get(claim.get("baseline"), {})
+    if known:
+        name, best = min(known.items(), key=lambda item: item[1]["value"])
+        beaten = "below the paper's" if best["value"] < claim["value"] else "above the paper's"
+        parts.append(f"without a network: {name} {best['value']:.2f} ({best['lo']:.2f} to {best['hi']:.2f}), {beaten}")
+    return "; ".join(parts) or claim.get("impossible", "")
+
+
+def count_presets(names: list[str]) -> dict[str, Any]:
+    """Parameters of presets beside the paper's; reproduced within a fifth."""
+    from bitimely_core import catalog
+
+    rows = {row["name"]: row for row in catalog.list_rows("presets", Path())}
+    pairs = [(name, rows[name]["parameters"], rows[name]["paper_parameters"]) for name in names]
+    text = ", ".join(f"{name} {own / 1e6:.1f} M of {stated / 1e6:g} M" for name, own, stated in pairs)
+    return {"text": f"the stated widths give {text}", "side": 1 if all(abs(own / stated - 1) < 0.2 for _, own, stated in pairs) else -1}
+
+
+def format_page() -> str:
+    """The content of docs/claims.md."""
+    records = read_records()
+    lines = ["| paper | recipe | settings against the paper's | data | status | figure |", "|---|---|---|---|---|---|"]
+    for claim in read_claims():
+        shown = [claim["paper"], f"`{claim['recipe']}`", claim["settings"], claim["data"]]
+        lines.append(f"| {' | '.join([*shown, find_status(claim, records.get(claim['id'])), describe_figure(claim, records)])} |")
+    return HEAD + "\n" + "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Take records where a workspace is given, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--from", dest="workspace", type=Path)
+    parser.add_argument("--baselines", type=Path, nargs="*", default=[], help="outputs of docs/baselines.py --json")
+    given = parser.parse_args()
+    records = read_records() if RECORDS.is_file() else {}
+    for claim in read_claims():
+        found = count_presets(claim["presets"]) if "presets" in claim else take_record(claim, given.workspace) if given.workspace else None
+        records |= {claim["id"]: found} if found else {}
+    for path in given.baselines:
+        records["baselines"] = {**records.get("baselines", {}), **json.loads(path.read_bytes())}
+    RECORDS.write_text(json.dumps(records, indent=1, sort_keys=True) + "\n", "utf-8")
+    PAGE.write_text(format_page(), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

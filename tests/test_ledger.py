@@ -1,0 +1,78 @@
+"""The ledger of claims: every row has a recipe that exists, and every status a record that supports it."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from bitimely_core import registry
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def load_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("claims_ledger", DOCS / "claims.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+claims = load_script()
+
+
+@pytest.mark.parametrize("claim", claims.read_claims(), ids=lambda claim: claim["id"])
+def test_every_claim_has_a_recipe_and_a_status_that_its_record_supports(claim: dict) -> None:
+    assert (registry.RECIPES / f"{claim['recipe']}.toml").is_file()
+    record = claims.read_records().get(claim["id"])
+    status = claims.find_status(claim, record)
+    assert status in claims.STATUSES
+    if record is None:
+        run = f"<!-- {claim['recipe']} -->" in (DOCS / "results.md").read_text()
+        assert status == ("cannot be tested here" if "impossible" in claim else "undecided" if run else "not tested")
+    elif "lo" in record:  # a verdict has an interval on one side of 0 that does not hold it
+        outside = record["lo"] is not None and (record["lo"] > 0 or record["hi"] < 0)
+        assert outside or status == "undecided"
+
+
+def test_the_page_is_that_of_the_records_and_names_every_table_and_figure() -> None:
+    page = (DOCS / "claims.md").read_text()
+    assert page == claims.format_page()
+    for name in (*(f"Table {k}" for k in range(1, 8)), *(f"Figure {k}" for k in range(3, 6))):
+        assert name in page
+
+
+@pytest.mark.parametrize(
+    ("lo", "hi", "seeds", "missing", "status"),
+    [
+        (0.5, 2.0, [5, 5], [], "reproduced"),  # errors: the rival's is higher
+        (-2.0, -0.5, [5, 5], [], "contradicted"),
+        (-1.0, 1.0, [5, 5], [], "undecided"),
+        (0.5, 2.0, [2, 2], [], "undecided"),
+        (0.5, 2.0, [5, 5], [["rival", "bidmc/hr", 4, "not run", ""]], None),
+    ],
+)
+def test_a_record_is_taken_from_a_complete_page_of_results(
+    lo: float, hi: float, seeds: list[int], missing: list, status: str | None, tmp_path: Path
+) -> None:
+    claim = {"id": "x", "recipe": "open-bidmc", "row": "ours", "rival": "rival", "column": "bidmc/hr"}
+    assert claims.take_record(claim, tmp_path) is None
+    cell = {"value": 8.0, "lo": 7.0, "hi": 9.0, "n": 10, "n_subjects": 5}
+    difference = {"difference": (lo + hi) / 2, "corrected_lo": lo, "corrected_hi": hi, "seeds": seeds, "effective": 40.0}
+    page = {
+        "rows": ["ours", "rival"],
+        "columns": [{"column": "bidmc/hr", "lower_is_better": True}],
+        "differences": {"rival": {"bidmc/hr": difference}},
+        "cells": {"ours": {"bidmc/hr": cell}, "rival": {"bidmc/hr": cell}},
+        "missing": missing,
+    }
+    folder = tmp_path / "reports" / "open-bidmc"
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text(json.dumps(page))
+    record = claims.take_record(claim, tmp_path)
+    assert (None if record is None else claims.find_status(claim, record)) == status
