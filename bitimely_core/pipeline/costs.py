@@ -26,7 +26,7 @@ QUADRATIC = {"attention"}  # families whose maps grow with the square of the len
 
 
 OVERHEAD = 2.0  # seconds of a training or an evaluation beside its windows: opening, files, page
-EXACT = 1e12  # operations of one window of the model up to which a step is timed instead
+EXACT = 1e10  # operations of a window up to which a step is timed: models of the preset tiny
 HELD_SHARE = 1 / 3  # of a training step: a forward pass
 
 
