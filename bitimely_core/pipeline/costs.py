@@ -27,6 +27,7 @@ QUADRATIC = {"attention"}  # families whose maps grow with the square of the len
 
 OVERHEAD = 2.0  # seconds of a training or an evaluation beside its windows: opening, files, page
 EXACT = 1e10  # operations of a window up to which a step is timed: models of the preset tiny
+MOST_TIMED, SLOW = 1024, 5.0  # tokens, and times slower than GPT: beyond them a trial would itself take long, and much memory
 HELD_SHARE = 1 / 3  # of a training step: a forward pass
 
 
@@ -150,7 +151,7 @@ def estimate_training(plan: ExperimentPlan, label: str, workspace: Path, *, time
     seen, updates = windows * (1 + trials), windows * (1 + trials) / batch
     every = train.get("checkpoint_every") or (sum(size.windows or 0.0 for size in sizes) * data.get("fraction", 1.0)) / batch
     held = sum(size.held for size in sizes) * updates / max(every, 1.0)
-    cheap = flops * passes < EXACT and not widest.codes and "regular" in entry.facts.input
+    cheap = flops * passes < EXACT and config.tokenizer == "patch" and tokens <= MOST_TIMED and _measured_slowness(entry.name) < SLOW
     return TrainingCost(
         parameters=parameters,
         windows=int(windows),

@@ -25,6 +25,7 @@ from bitimely_core.workflows.train import Flags, Say, TrainingResult
 from bitimely_core.workspace import find_data_kind, locate, locate_new, name_tokens, parse_view
 
 FINETUNE_FLAGS = {"readout", "layers", "freeze", "from_scratch", "fraction"}  # they leave the pre-training as it is: it is shared
+OWN_REPORT = "report:"  # option of an analysis: the report of an analysis of the recipe, by its kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,6 +378,11 @@ class PlanBuilder:
         self, analysis: AnalyzeStage, names: list[str], report: str, needs: tuple[str, ...], owner: str = "", words: str = ""
     ) -> None:
         options = {key: str(value) for key, value in analysis.options.items()}
+        for key, value in options.items():
+            if value.startswith(OWN_REPORT):  # of another analysis of the recipe
+                other = f"{value.removeprefix(OWN_REPORT)}-{self.plan.name}"
+                options[key] = str(locate_new(self.workspace, "reports", other))
+                needs = (*needs, f"analyze {other}")
 
         def call(_: States) -> StageResult:
             of_model = ("model", "objective", "preset") if _input_of(analysis) == "model" else ()
