@@ -29,6 +29,8 @@ from bitimely_cli.screen import screen, span
 from bitimely_core import storage
 from bitimely_core.errors import Exit, usage_error
 
+On = Annotated[str | None, typer.Option("--on", metavar="DEVICE", help="With --dry-run: hours on this accelerator, h100 or h200, instead.")]
+
 
 @expand_options
 def run(
@@ -50,9 +52,7 @@ def run(
         ),
     ] = False,
     set_: Set = None,
-    on: Annotated[
-        str | None, typer.Option("--on", metavar="DEVICE", help="With --dry-run: hours on this accelerator, h100 or h200, instead.")
-    ] = None,
+    on: On = None,
     slurm: Annotated[
         Path | None,
         typer.Option("--slurm", metavar="OUT.sh", help="Write a script for sbatch in the place of running: an array of --jobs tasks."),
