@@ -62,6 +62,9 @@ class ClaimsReadOptions(OptionGroup):
     control_exclusions: Annotated[
         bool, read_option("No label for non-cases with a code near the label's.", None, "--control-exclusions")
     ] = False
+    sex_restrictions: Annotated[
+        bool, read_option("Leave out PheCodes of the other sex, where the map states sexes.", None, "--sex-restrictions")
+    ] = False
     keep_ids: Annotated[Text, read_option("Write raw and new ids here, outside the workspace.", "FILE")] = None
     id_key: Annotated[Text, read_option("32 random bytes for the pseudonyms, instead of the workspace's own.", "FILE")] = None
     subjects: Annotated[Count, read_option("Subjects to make (synthetic-claims).", least=1)] = None

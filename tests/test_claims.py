@@ -326,6 +326,32 @@ def test_labels_that_depend_on_the_kind_of_claim_survive_the_round_trip_through_
     assert set(kinds) == {"inpatient", "outpatient", "physician", "emergency"}
 
 
+def test_phecodes_of_the_other_sex_are_left_out(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    people = {"m": "1", "f": "2", "u": ""}
+    codes = ["185", "617.9", "401.9"]
+    (raw / "claims.csv").write_text(
+        "patient_id,date,icd9\n" + "".join(f"{who},2010-01-0{i + 1},{c}\n" for who in people for i, c in enumerate(codes))
+    )
+    (raw / "patients.csv").write_text("patient_id,birth_date,sex\n" + "".join(f"{who},1940-05-17,{sex}\n" for who, sex in people.items()))
+    rows = [("185", "185", "Male"), ("617.9", "615", "Female"), ("401.9", "401.1", "Both")]
+    path = tmp_path / "map.csv"
+    path.write_text("phecode,ICD,flag,exclude_range,sex,phecode_unrolled\n" + "".join(f"{p},{c},9,,{sex},{p}\n" for c, p, sex in rows))
+    options = {"phecode_map": (str(path),), "sex_restrictions": True, "keep_ids": str(tmp_path / "ids.csv")}
+    report = ingested(tmp_path / "w", raw, **options)
+    assert any("other sex" in reason["message"] for reason in report["reasons"])
+    ids = dict(pl.read_csv(tmp_path / "ids.csv").select("new", "subject_id").iter_rows())
+    found: dict[str, list[str]] = {}
+    for frame in cache.open_cache(tmp_path / "w" / "cache" / "pophr").events():
+        for who, phecodes in frame.sort("time").select("subject_id", "phecodes").iter_rows():
+            found.setdefault(ids[who], []).extend(phecodes)
+    assert found == {"m": ["185", "401.1"], "f": ["615", "401.1"], "u": ["185", "615", "401.1"]}
+    path.write_text("icd9,phecode\n401.9,401.1\n")
+    with pytest.raises(UserError, match="states no sexes"):
+        ingested(tmp_path / "other", raw, **options)
+
+
 def test_synthetic_claims_are_made_once(tmp_path: Path) -> None:
     options = {"subjects": 300, "seed": 5}
     first = workflows.ingest("synthetic-claims", None, tmp_path / "cache" / "synthetic-claims", options=options, build={"select": False})

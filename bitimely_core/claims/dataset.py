@@ -35,6 +35,7 @@ class ClaimsOptions:
     admitting: bool = False
     keep_ignored: bool = False
     control_exclusions: bool = False
+    sex_restrictions: bool = False
     split_file: str = ""
     seed: int = 0
     keep_ids: str = ""

@@ -31,8 +31,9 @@ from bitimely_core.claims import ingest_report, label_rules, pass1_clean, pass2_
 from bitimely_core.claims.codes import Codebook
 from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.job import ClaimsJob, CleaningFindings, clear_folder
-from bitimely_core.errors import Exit, Reason, UserError, safe_text, usage_error
+from bitimely_core.errors import Exit, Reason, UserError, input_warning, safe_text, usage_error
 from bitimely_core.formats.source import scan_folder
+from bitimely_core.privacy import round_message, round_rows
 from bitimely_core.records import StoredFile
 from bitimely_core.schemas.ingest import AgreementCell, CacheManifest, CodeCount, EventsManifest, IngestPart, IngestReport
 from bitimely_core.system_errors import raise_system_error
@@ -163,7 +164,10 @@ def pin_options(options: dict[str, Any], out: Path) -> dict[str, Any]:
     }
     if "phecode_map" not in options:  # of a generated data set
         return plain
-    sources.check_options(ClaimsOptions(**options))
+    given = ClaimsOptions(**options)
+    sources.check_options(given)
+    if not given.sex_restrictions:  # caches of earlier versions do not have it
+        plain.pop("sex_restrictions", None)
     if split_file := plain.pop("split_file"):
         plain["split_file"] = content(split_file)
     return plain | {
@@ -249,6 +253,9 @@ def _open_job(run: IngestRun, stem: str) -> ClaimsJob:
     repair, overrides, vocab = options.map_repair or None, options.map_overrides or None, options.map_vocab or None
     paths = options.phecode_map or beside
     codemap = phecode_maps.read_map(paths, repair=repair, overrides=overrides, keep_ignored=options.keep_ignored, vocab=vocab)
+    if options.sex_restrictions and not codemap.sexes:
+        expected = "expected a column sex, or sex_restriction.csv beside the map of the R package"
+        raise usage_error("the map states no sexes", expected, "Leave --sex-restrictions out", field="--sex-restrictions")
     table = label_rules.load_rules(options.rules or "ccdss")
     flags = () if claims.labels is None else tuple(name for name in claims.labels.columns if name not in {"subject_id", "index_date"})
     return ClaimsJob(
@@ -280,11 +287,16 @@ def _write_cache(job: ClaimsJob, parts: int) -> EventsManifest:
         subjects.write_id_table(job, keys)
     files: dict[str, StoredFile] = {}
     agreement: pass2_write.AgreementCounts = Counter()
+    other_sex = 0
     for done in pass2_write.write_shards(job, found, spilled, facts_file, keys):
         name, files[name] = done.events
         agreement.update(dict(done.agreement))
         for file, account in done.accounts.items():
             found.accounts[file] += account
+        other_sex += done.other_sex
+    if other_sex:
+        text = round_message(f"{other_sex} rows have a PheCode of the other sex")
+        run.reasons.append(input_warning(Reason.METADATA, text, "it is left out", field="--sex-restrictions", count=round_rows(other_sex)))
     events, slices = list(files), -(-max(len(keys), 1) // spill.SLICE)
     for kind, by in (("subjects", ("subject_id",)), ("labels", ("subject_id", "name"))):
         frames = spill.merge_sorted(pass2_write.list_shard_files(job, kind), "subject_id", len(keys), slices, by)

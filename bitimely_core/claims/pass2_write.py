@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,6 +36,7 @@ class FinishedShard(BaseModel):
     events: tuple[str, StoredFile]  # name, and size and hash
     accounts: dict[str, RowAccount]  # by file: rows that left after the first pass
     agreement: list[tuple[tuple[str, str, str], int]]  # (rule, flag, cell), subjects
+    other_sex: int = 0  # rows with a PheCode of the other sex
 
 
 def write_shards(
@@ -80,8 +81,11 @@ def _write_shard(
     }
     for kind, frame in frames.items():
         storage.write_parquet(list_shard_files(job, kind)[number], frame.to_arrow())
-    events = spill.write_table(job.run.out, f"events-{number:05d}", [_make_events(shard)])
-    return FinishedShard(events=events, accounts=accounts, agreement=list(agreement.items()))
+    frame, other_sex = _make_events(shard), 0
+    if job.options.sex_restrictions:
+        frame, other_sex = _remove_other_sex(frame, shard, job.codemap.sexes)
+    events = spill.write_table(job.run.out, f"events-{number:05d}", [frame])
+    return FinishedShard(events=events, accounts=accounts, agreement=list(agreement.items()), other_sex=other_sex)
 
 
 def _load_shard(job: ClaimsJob, path: Path) -> FinishedShard | None:
@@ -199,6 +203,18 @@ def _make_events(shard: ClaimsShard) -> pl.DataFrame:
     )
 
 
+def _remove_other_sex(events: pl.DataFrame, shard: ClaimsShard, sexes: Mapping[str, int]) -> tuple[pl.DataFrame, int]:
+    """Events without the PheCodes of the other sex, and how many rows had one. Of unknown sex all stay."""
+    other = [{phecode for phecode, only in sexes.items() if only == 3 - sex} for sex in (1, 2)]
+    known = shard.cohort.select("subject_id", pl.col("sex").fill_null(0))
+    sex = events.select("subject_id").join(known, on="subject_id", how="left", maintain_order="left")["sex"]
+    lists = events["phecodes"].to_list()
+    affected = [i for i, own in enumerate(sex) if own in (1, 2) and not other[own - 1].isdisjoint(lists[i])]
+    for i in affected:
+        lists[i] = [phecode for phecode in lists[i] if phecode not in other[sex[i] - 1]]
+    return events.with_columns(phecodes=pl.Series(lists, dtype=pl.List(pl.String))), len(affected)
+
+
 def _hash_subjects(shard: ClaimsShard, names: list[str]) -> list[bytes]:
     """SHA-256 of the rows of each subject, in a canonical order, and of its labels; ids do not enter."""
     rows, cohort = shard.rows, shard.cohort
@@ -214,7 +230,7 @@ def _hash_subjects(shard: ClaimsShard, names: list[str]) -> list[bytes]:
 
 def hash_content(job: ClaimsJob, findings: CleaningFindings, slices: int) -> str:
     """SHA-256 over the sorted hashes of the subjects and over their codes."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(b"sex restrictions" if job.options.sex_restrictions else b"")
     for frame in spill.merge_sorted(list_shard_files(job, "contents"), "head", 1 << 32, slices, ("content",)):
         digest.update("".join(f"{one.hex()}\n" for one in frame["content"]).encode())
     digest.update(repr(sorted((code.text, code.phecodes) for code in findings.codes)).encode())

@@ -36,6 +36,7 @@ BLOCK = 1 << 20  # bytes
 FULL_ROWS = 10_000  # ICD-9 rows from which on a 1.2 table must be complete
 TABLE_ENDINGS = (".csv", ".csv.gz", ".parquet")
 ARCHIVE_ENDINGS = (".zip", ".whl", ".tar.gz", ".tgz", ".tar")
+SEXES = {"male": 1, "female": 2}
 REPAIRS = ("phecode-zeros",)
 PREFERRED_TABLE = "phecode12.csv"  # of an archive with several tables
 DOWNLOAD_HINT = "Get the full PheCode 1.2 map with `pip download --no-deps phetk` and give the .whl file as --phecode-map"
@@ -100,6 +101,7 @@ class PhecodeMap:
     names: dict[str, str] = field(default_factory=dict)  # PheCode -> phenotype
     categories: dict[str, str] = field(default_factory=dict)
     exclusions: dict[str, tuple[str, ...]] = field(default_factory=dict)  # PheCode -> PheCodes and ranges `001-009.99`
+    sexes: dict[str, int] = field(default_factory=dict)  # PheCode of one sex alone -> 1 male, 2 female
     facts: list[MapFacts] = field(default_factory=list)  # of each file, for the manifest
     findings: list[Finding] = field(default_factory=list)
 
@@ -174,6 +176,7 @@ def read_map(
             (codemap.names, one.names),
             (codemap.categories, one.categories),
             (codemap.exclusions, one.exclusions),
+            (codemap.sexes, one.sexes),
         ):
             merged.update(other)  # type: ignore[arg-type]
         codemap.facts += one.facts
@@ -356,7 +359,12 @@ def _parse_map(sheet: MapSheet, *, repair: str | None, keep_ignored: bool, vocab
         group_phecodes(pairs),
         _read_descriptions(sheet, layout.title, fill),
         _read_descriptions(sheet, layout.category or "category_string", fill),
-        {code: tuple(part.strip() for part in text.split(",")) for code, text in _read_descriptions(sheet, "excl. phecodes", fill).items()},
+        {
+            code: tuple(part.strip() for part in text.split(","))
+            for column in ("excl. phecodes", "exclude_range")
+            for code, text in _read_descriptions(sheet, column, fill).items()
+        },
+        {code: SEXES[text.lower()] for code, text in _read_descriptions(sheet, "sex", fill).items() if text.lower() in SEXES},
         [facts],
         findings,
     )
@@ -458,17 +466,21 @@ def _damage_error(name: str, failed: Mapping[int, Sequence[str]]) -> UserError:
 
 
 def _add_companions(path: str, one: PhecodeMap) -> None:
-    """Names, categories and exclusions from the files that are published beside the R export."""
+    """Names, categories, exclusions and sexes from the files that are published beside the R export."""
     folder = Path(path).parent
     if one.facts[0]["layout"] != "r" or not Path(path).is_file():
         return
-    for name in ("pheinfo.csv", "phecode_exclude.csv"):
+    for name in ("pheinfo.csv", "phecode_exclude.csv", "sex_restriction.csv"):
         if not (folder / name).is_file():
             continue
         columns = _open_sheet(str(folder / name)).columns
         if {"phecode", "description", "group"} <= set(columns):
             one.names.update(zip(columns["phecode"], columns["description"], strict=True))
             one.categories.update(zip(columns["phecode"], columns["group"], strict=True))
+        elif {"phecode", "male_only", "female_only"} <= set(columns):
+            for phecode, *flags in zip(columns["phecode"], columns["male_only"], columns["female_only"], strict=True):
+                only = [flag.lower() in {"true", "1"} for flag in flags]
+                one.sexes.update({phecode: 1 if only[0] else 2} if any(only) else {})
         elif {"code", "exclusion_criteria"} <= set(columns):
             found = defaultdict(list)
             for code, target in zip(columns["code"], columns["exclusion_criteria"], strict=True):
