@@ -92,8 +92,8 @@ def measure_parity(rounds: int) -> Iterator[Row]:
             wide = [x.detach().double().requires_grad_() for x in inputs]
             exact = retention.retention(*wide, log_decay=decay.double(), times=times, direction=direction, form="parallel")
             made = torch.ops.bitimely.retention(*inputs, decay, times, None, None, direction, 64, core)
-            wanted = [exact, *torch.autograd.grad(exact, wide, grad.double())]
-            found = [made, *torch.autograd.grad(made, inputs, grad)]
+            wanted = [exact.detach(), *torch.autograd.grad(exact, wide, grad.double())]
+            found = [made.detach(), *torch.autograd.grad(made, inputs, grad)]
             worst = max(float((a.double() - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True))
             yield make_row(f"error {core} {direction}", worst, "relative L2", most=most)
 

@@ -55,6 +55,20 @@ def test_the_operator_keeps_the_rules_of_torch(rotated: bool) -> None:
     torch.library.opcheck(torch.ops.bitimely.retention.default, (*inputs, *given, "both", 64, "fp32"))
 
 
+def test_gradients_under_a_mode_below_autograd() -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Plain(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    inputs, given = make_inputs(True, True)
+    wanted = torch.autograd.grad(torch.ops.bitimely.retention(*inputs, *given, "forward", 64, "fp32").sin().sum(), inputs)
+    with Plain():
+        found = torch.autograd.grad(torch.ops.bitimely.retention(*inputs, *given, "forward", 64, "fp32").sin().sum(), inputs)
+    assert all(map(torch.equal, found, wanted))
+
+
 def test_a_table_rotates_as_positions_do() -> None:
     x, positions = torch.randn(2, 50, 3, 8), torch.rand(2, 50).double().cumsum(1) * 100
     torch.testing.assert_close(rotary.apply_rotation(x, rotary.make_rotation(positions, 8)), rotary.rotate(x, positions), rtol=0, atol=1e-6)

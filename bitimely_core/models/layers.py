@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -297,17 +296,17 @@ class PreNormLayer(nn.Module):
         return x + self.dropout(self.out(inner)), maps
 
 
-_recomputes = ContextVar("recomputes", default=False)
+_recomputes = [False]  # no context variable: torch.compile cannot trace them
 
 
 @contextmanager
 def recompute_layers(*, active: bool) -> Iterator[None]:
     """Inside, layers that are trained keep their inputs alone for the backward pass, which computes them again (`train.recompute`)."""
-    token = _recomputes.set(active)
+    before, _recomputes[0] = _recomputes[0], active
     try:
         yield
     finally:
-        _recomputes.reset(token)
+        _recomputes[0] = before
 
 
 def run_layers(
@@ -316,7 +315,7 @@ def run_layers(
     """States [B, M, ..] and map (or None) of each layer; `plan` gives the direction of each."""
     states, maps = [], []
     for layer, direction in zip(layers, plan, strict=True):
-        if _recomputes.get() and torch.is_grad_enabled():
+        if _recomputes[0] and torch.is_grad_enabled():
             x, of_layer = checkpoint(layer, x, given, direction, use_reentrant=False, **options)
         else:
             x, of_layer = layer(x, given, direction, **options)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -55,10 +56,21 @@ def register(compute: Callable[..., Tensor]) -> None:
         learnt = given[-1] != "bf16"  # which counts for no decay and times that learn
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
         clocks = [x.detach().requires_grad_(learnt and x.is_floating_point()) for x in (log_decay, times) if x is not None]
-        with torch.enable_grad():
-            o = compute(*leaves, clocks[0], None if times is None else clocks[1], *given)
         wanted = [x for x in (*leaves, *clocks) if x.requires_grad]
-        found = dict(zip(map(id, wanted), torch.autograd.grad(o, wanted, grad, allow_unused=True), strict=True))
+
+        def differentiate() -> tuple[Tensor | None, ...]:
+            with torch.enable_grad():
+                o = compute(*leaves, clocks[0], None if times is None else clocks[1], *given)
+            return torch.autograd.grad(o, wanted, grad, allow_unused=True)
+
+        with torch.enable_grad():
+            recorded = (q.detach()[:, :1].requires_grad_() * 1).requires_grad
+        if recorded:
+            slopes = differentiate()
+        else:  # under a mode that handles operations below autograd, which another thread is not
+            with ThreadPoolExecutor(1) as fresh:
+                slopes = fresh.submit(differentiate).result()
+        found = dict(zip(map(id, wanted), slopes, strict=True))
         out = [torch.zeros_like(x) if (part := found.get(id(x))) is None else part.contiguous() for x in (*leaves, *clocks)]
         return out if times is not None and times.is_floating_point() else [*out[:4], q.new_empty(0)]
 
