@@ -170,6 +170,13 @@ def test_groups_of_risk_have_the_observed_incidence():
         assert last.hi - last.lo == pytest.approx(2 * 1.96 * np.sqrt(last.incidence * (1 - last.incidence) / 1000), rel=0.05)
 
 
+def test_no_interval_of_an_incidence_has_width_zero():
+    time = np.full(8, 365.5)
+    value, lo, hi = survival.find_incidence_interval(time, np.zeros(8), 365)
+    assert (value, lo) == (0, 0)
+    assert hi == pytest.approx(1 - 0.025 ** (1 / 8))  # Clopper and Pearson
+
+
 def test_small_counts_and_their_increments_are_withheld():
     points = [RiskPoint(day=d, at_risk=n, events=e, incidence=0.1, lo=0.0, hi=0.2) for d, n, e in ((100, 400, 50), (200, 300, 55))]
     group = RiskGroup(name="lowest", n=500, predicted=[0.1], points=points)

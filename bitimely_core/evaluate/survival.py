@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bitimely_core.evaluate.intervals import LEVEL
+from bitimely_core.evaluate.intervals import LEVEL, bound_share
 from bitimely_core.evaluate.metrics import ESTIMATORS, Array, Estimate, Estimates, ScoredRows, UnitWeights, weigh_units
 from bitimely_core.schemas.scores import RiskGroup, RiskGroups, RiskPoint
 from bitimely_core.types import parse_horizon
@@ -81,8 +81,8 @@ def find_incidence_interval(time: Array, event: Array, day: float) -> tuple[floa
     value = float(path[kept][-1]) if kept.any() else 0.0
     gap, s, n, d, d1 = value - path[kept], before[kept], of.risk[kept], any_event[kept], of.events[kept]
     variance = (gap**2 * d / (n * np.maximum(n - d, 1)) + s**2 * d1 * (n - d1) / n**3 - 2 * gap * s * d1 / n**2).sum()
-    if not 0 < value < 1 or variance <= 0:
-        return value, value, value
+    if not 0 < value < 1 or variance <= 0:  # nobody, or all: as a share of those whose state is known
+        return value, *bound_share(min(max(value, 0.0), 1.0), max(float(((time > day) | (event > 0)).sum()), 1.0))
     reach = float(ndtri((1 + LEVEL) / 2)) * float(np.sqrt(variance)) / (value * np.log(value))
     return value, float(value ** np.exp(-reach)), float(value ** np.exp(reach))
 

@@ -213,8 +213,13 @@ def _risk_blocks(label: str, found: RiskGroups) -> list[Figure | Table]:
         "Curves that lie apart in the order of their names show that the risk sorts people.",
         LinePlot(lines, "days at risk", "with the event, %"),
     )
-    days = [point.day for point in found.groups[0].points] if found.groups else []
-    rows = [[group.name, show_count(group.n), *(show_count(point.at_risk) for point in group.points)] for group in found.groups]
+    every = [point.day for point in found.groups[0].points] if found.groups else []
+    days = [day for k, day in enumerate(every) if day in found.horizons or (k + 1) % max(len(every) // 4, 1) == 0]
+    kept = [[point for point in group.points if point.day in days] for group in found.groups]
+    rows = [
+        [group.name, show_count(group.n), *(show_count(point.at_risk) for point in of)]
+        for group, of in zip(found.groups, kept, strict=True)
+    ]
     caption = "People under observation without event or death behind each day."
     table = make_table(
         f"at-risk-{label}", f"{label}: numbers at risk", caption, ["risk", "at first", *(f"day {day:g}" for day in days)], rows
