@@ -6,7 +6,7 @@ Leakage policy, landmark, selection, clock and minimum codes are chosen here, so
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path, PurePath
@@ -29,7 +29,7 @@ from bitimely_core.claims.prevalence import CodeSelection
 from bitimely_core.claims.shortcut_baselines import Prevalence, ShortcutTally
 from bitimely_core.claims.steps import ClaimsShard, SequenceChoices
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, raise_differences, usage_error
-from bitimely_core.privacy import round_message
+from bitimely_core.privacy import round_message, round_rows
 from bitimely_core.records import StoredFile
 from bitimely_core.registry import unknown
 from bitimely_core.schemas.ingest import EventsManifest, FindingRecord
@@ -49,6 +49,21 @@ SAMPLED_SEQUENCES = 2000, 16_000  # at most so many sequences of a shard, and in
 SMALL_SUPPORT = 20  # carriers among the cases below which a selected code is reported
 
 
+SELECTING = (
+    "select",
+    "threshold",
+    "top_k",
+    "min_case_support",
+    "min_case_fraction",
+    "min_codes",
+    "min_codes_unit",
+    "population",
+    "denominator",
+)
+ALTERNATIVES: dict[str, dict[str, Any]] = {"--no-select": {"select": False}, "--min-codes 1": {"min_codes": 1}}
+LEAST_SHARE, LEAST_CODES = 0.05, 10  # of the subjects; PheCodes
+
+
 @dataclass(frozen=True, kw_only=True)
 class SequencePlan:
     """Validated choices for the sequences of a cache."""
@@ -62,6 +77,7 @@ class SequencePlan:
     individual_timelines: bool = False
     cohort: CohortRules | None = None
     defining: frozenset[str] = frozenset()  # PheCodes that the data have for codes of the cohort's outcome
+    by_default: bool = False  # nobody asked for the selection of codes and subjects
 
     @property
     def names(self) -> list[str]:
@@ -133,9 +149,11 @@ def resolve_plan(
     Raises:
         UserError: config or unknown_name (exit 2).
     """
+    preset_given = preset
     preset, chosen = parse_choices(preset=preset, landmark=landmark, landmark_date=landmark_date, engine=engine, **choices)
     plan = SequencePlan(cache=cache, preset=preset, choices=chosen, split_file=str(split_file or ""), engine=engine)
-    plan = replace(plan, small_counts=small_counts, individual_timelines=individual_timelines)
+    by_default = preset_given is None and cohort is None and all(choices.get(name) is None for name in SELECTING)
+    plan = replace(plan, small_counts=small_counts, individual_timelines=individual_timelines, by_default=by_default)
     manifest = plan.manifest
     if cohort is not None:
         plan = replace(plan, cohort=cohorts.load_cohort(cohort))
@@ -300,6 +318,9 @@ def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> Non
             tally = shortcut_baselines.merge_tallies([tally, counted])
             report("sequences", len(lengths), total)
             del shard, built, frame, own
+        if plan.by_default:
+            made, kept = [out / name for name in files], sum(map(len, lengths))
+            _refuse_little(plan, engine, counts, selection, made, kept, lambda: held or iter_shards(plan, cohort, engine))
     all_lengths = np.concatenate(lengths)
     if not len(all_lengths):
         wanted = f"{len(selection.phecodes)} PheCodes are selected, {choices.min_codes} {choices.min_codes_unit} are needed"
@@ -343,6 +364,33 @@ def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> Non
         statistics=statistics,
         cohort=record,
     )
+
+
+def _refuse_little(
+    plan: SequencePlan,
+    engine: Engine,
+    counts: ratios.CodeCounts,
+    selection: CodeSelection,
+    made: Iterable[Path],
+    kept: int,
+    shards: Callable[[], Iterable[ClaimsShard]],
+) -> None:
+    """Raises UserError (min_codes, exit 4), without the files `made`, where the selection that nobody asked for keeps almost nothing and another one keeps more."""
+    total, n_codes = plan.manifest.funnel.subjects or 0, len(selection.phecodes)
+    if not kept or not (kept < LEAST_SHARE * total or (n_codes < LEAST_CODES and kept < total / 2)):
+        return
+    found: dict[str, tuple[int, int]] = {}
+    for flag, change in ALTERNATIVES.items():
+        choices = replace(plan.choices, **change)
+        other = steps.select_vocabulary(counts, plan.manifest.names, choices)
+        found[flag] = sum(len(steps.build_shard(shard, choices, other, engine).subjects) for shard in shards()), len(other.phecodes)
+    more = [f"{flag} keeps at most {round_rows(n):,}, with {codes} PheCodes" for flag, (n, codes) in found.items() if n > kept]
+    problem = f"of the subjects the default selection keeps at most {round_rows(kept):,} of at most {round_rows(total):,}, with {n_codes} PheCodes"
+    hint = "Choose one of them, or give --preset paper to keep the selection as it is"
+    if more:
+        for path in made:
+            storage.remove_file(path)
+        raise input_error(Reason.MIN_CODES, problem, "; ".join(more), hint, file=str(plan.cache.folder))
 
 
 def select_members(
