@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from bitimely_core import storage
+from bitimely_core import manifests, storage
 from bitimely_core.errors import Finding, Reason, input_error, integrity_error, safe_text, usage_error
 from bitimely_core.system_errors import RETRY_HINT, raise_system_error, translate_system_errors
 
@@ -91,7 +91,7 @@ class StoredRecord(Part):
         record, version = cls.parse(values, path), values.get("format_version", 1)
         if cls.GUARDED is not None and isinstance(version, int) and version >= cls.GUARDED and ResultManifest.find(path.parent) is None:
             raise integrity_error(
-                str(path.parent / storage.MANIFEST), "is missing", "expected the checksums of this folder", storage.REPAIR_HINT
+                str(path.parent / manifests.MANIFEST), "is missing", "expected the checksums of this folder", storage.REPAIR_HINT
             )
         return record
 
@@ -145,7 +145,7 @@ class StoredFile(Part):
 
 
 class Manifest(StoredRecord):
-    """The `manifest.json` of a folder: `storage.publish` adds files, generation and the hash of all the rest."""
+    """The `manifest.json` of a folder: `manifests.publish` adds files, generation and the hash of all the rest."""
 
     REPAIR: ClassVar[str] = "Make it again, or restore a copy"
 
@@ -162,17 +162,17 @@ class Manifest(StoredRecord):
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The published manifest of `folder`, compared with its own hash. Raises UserError: as `storage.read_manifest` and `parse`."""
-        return cls.parse(storage.read_manifest(folder), folder / storage.MANIFEST)
+        """The published manifest of `folder`, compared with its own hash. Raises UserError: as `manifests.read_manifest` and `parse`."""
+        return cls.parse(manifests.read_manifest(folder), folder / manifests.MANIFEST)
 
     def publish(self, folder: Path, generation: int = 1) -> Self:
-        """Make this the manifest of `folder`; as it is published. Raises UserError: as `storage.publish`."""
+        """Make this the manifest of `folder`; as it is published. Raises UserError: as `manifests.publish`."""
         body = self.to_json()
-        return self.parse(storage.publish(folder, body, body["files"], generation), folder / storage.MANIFEST)
+        return self.parse(manifests.publish(folder, body, body["files"], generation), folder / manifests.MANIFEST)
 
     def find_damage(self, folder: Path, names: Iterable[str] | None = None) -> list[Finding]:
         """One finding for each file of `folder` that differs; `names`: these alone."""
-        return storage.find_damage(folder, {"files": {name: file.model_dump() for name, file in self.files.items()}}, names)
+        return manifests.find_damage(folder, {"files": {name: file.model_dump() for name, file in self.files.items()}}, names)
 
     def check_files(self, folder: Path) -> None:
         """Raises UserError: integrity (exit 5) naming the files of `folder` that differ."""
@@ -195,16 +195,16 @@ class ResultManifest(Manifest):
     @classmethod
     def find(cls, folder: Path) -> Self | None:
         """The manifest of `folder`; None where it has none, or one of another kind. Raises UserError: integrity (exit 5)."""
-        path = folder / (BESIDE if (folder / BESIDE).is_file() else storage.MANIFEST)
+        path = folder / (BESIDE if (folder / BESIDE).is_file() else manifests.MANIFEST)
         try:
-            if path.name == storage.MANIFEST and b'"kind":"results"' not in path.read_bytes():
+            if path.name == manifests.MANIFEST and b'"kind":"results"' not in path.read_bytes():
                 return None
         except (FileNotFoundError, NotADirectoryError):  # also while the error of a full disk is reported
             return None
         except OSError as error:
             raise_system_error(error, path)
             return None
-        return cls.parse(storage.read_manifest(folder, path.name), path)
+        return cls.parse(manifests.read_manifest(folder, path.name), path)
 
     def locate(self, folder: Path, name: str) -> Path:
         """The file `name`, under its staged name where a change was not completed."""
@@ -213,7 +213,7 @@ class ResultManifest(Manifest):
 
     def publish_results(self, folder: Path) -> None:
         """Replace the manifest of `folder` by this one."""
-        storage.write_json(folder / (BESIDE if self.beside else storage.MANIFEST), storage.sign_manifest(self.to_json()))
+        storage.write_json(folder / (BESIDE if self.beside else manifests.MANIFEST), manifests.sign_manifest(self.to_json()))
 
 
 class _Location(NamedTuple):
@@ -268,7 +268,7 @@ def write_results(
 
 def refuse_other_manifest(folder: Path) -> None:
     """Raises UserError: config (exit 2) for a folder whose `manifest.json` is of something else, integrity (exit 5) for a damaged one."""
-    path, manifest = folder / storage.MANIFEST, ResultManifest.find(folder)
+    path, manifest = folder / manifests.MANIFEST, ResultManifest.find(folder)
     if path.exists() and (manifest is None or manifest.beside):
         try:
             is_ours = "manifest_sha256" in json.loads(path.read_bytes())
@@ -276,7 +276,7 @@ def refuse_other_manifest(folder: Path) -> None:
             raise_system_error(error, path)
             is_ours = True
         if is_ours:
-            storage.read_manifest(folder)  # raises for a damaged one
+            manifests.read_manifest(folder)  # raises for a damaged one
         raise usage_error("is a manifest of something else", "expected a folder for results", "Choose another folder", file=str(path))
 
 
@@ -324,10 +324,10 @@ def complete_results(folder: Path, *, held: bool = False) -> None:
 def list_results(folder: Path) -> Iterator[str]:
     """Names of the files of `folder` that its manifest may name; of a folder inside that guards itself, its manifest or meta.json."""
     for path in sorted(folder.iterdir()):
-        if storage.is_temporary(path.name) or STAGED_NAME.fullmatch(path.name) or path.name in {storage.LOCK, storage.MANIFEST}:
+        if storage.is_temporary(path.name) or STAGED_NAME.fullmatch(path.name) or path.name in {storage.LOCK, manifests.MANIFEST}:
             continue
         if path.is_dir() and not path.is_symlink():
-            own = next((name for name in (storage.MANIFEST, "meta.json") if (path / name).is_file()), None)
+            own = next((name for name in (manifests.MANIFEST, "meta.json") if (path / name).is_file()), None)
             yield from (f"{path.name}/{name}" for name in ([own] if own else list_results(path)))
         else:
             yield path.name
@@ -422,7 +422,7 @@ def find_changes(folder: Path) -> list[Finding]:
     found: list[Finding] = []
     for name, file in manifest.files.items():
         at = manifest.locate(folder, name)
-        found += storage.find_damage(folder, {"files": {at.relative_to(folder).as_posix(): file.model_dump()}})
+        found += manifests.find_damage(folder, {"files": {at.relative_to(folder).as_posix(): file.model_dump()}})
         if at.name != Path(name).name:
             found.append(
                 Finding(
@@ -431,7 +431,7 @@ def find_changes(folder: Path) -> list[Finding]:
             )
     for name in list_results(folder):
         foreign = not manifest.shared and name not in manifest.files and name not in manifest.gone
-        nested = name.endswith(f"/{storage.MANIFEST}") and name.count("/") == 1  # guards itself
+        nested = name.endswith(f"/{manifests.MANIFEST}") and name.count("/") == 1  # guards itself
         if foreign and not nested and (manifest.finished or not name.startswith(UNFINISHED)):
             found.append(_describe_foreign(folder / name))
     left = [path.name for path in folder.iterdir() if storage.is_temporary(path.name) or path.name in manifest.gone]

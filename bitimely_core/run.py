@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from bitimely_core import __version__, registry, storage
+from bitimely_core import __version__, manifests, registry, storage
 from bitimely_core.config import validate_settings
 from bitimely_core.errors import Finding, Reason, UserError, input_error, integrity_error, safe_text, usage_error
 from bitimely_core.preparation import list_conditions
@@ -303,7 +303,7 @@ def claim_folder(folder: Path, record: RunRecord, *, force_new: bool) -> bool:
     storage.refuse_link(folder)
     if folder.parent.is_dir():
         storage.remove_temporary_files(folder.parent)
-    if path.is_file() or (folder / storage.MANIFEST).is_file():
+    if path.is_file() or (folder / manifests.MANIFEST).is_file():
         if not force_new:
             complete_results(folder)
             stored = RunRecord.load(path)

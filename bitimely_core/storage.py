@@ -1,9 +1,9 @@
-"""Atomic, verified writing of files and folders, manifests with checksums, and locks. No other module writes.
+"""Atomic, verified writing of files and folders, and locks. No other module writes.
 
 A file is written to `<name>.tmp-<pid>-<random>` in the same folder, flushed to the disk, read back and compared, renamed, and the folder is
 flushed too: a kill or a power cut leaves the old file or the new one. The writer holds a lock on the temporary file, so that only those of
-dead processes are removed. `manifest.json`, written last, names every file with its SHA-256 and holds its own. Imports neither pyarrow nor torch, so both sides of the cache use it. Every call of the operating system that can fail goes
-through one of the `os_*` functions below, so that a test can make the n-th one fail.
+dead processes are removed. Imports neither pyarrow nor torch, so both sides of the cache use it. Every call of the operating system that
+can fail goes through one of the `os_*` functions below, so that a test can make the n-th one fail.
 """
 
 from __future__ import annotations
@@ -21,27 +21,24 @@ import re
 import secrets
 import shutil
 import socket
-import stat
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
-from bitimely_core.errors import Exit, Finding, Reason, UserError, clean, input_error, integrity_error, usage_error
-from bitimely_core.system_errors import RETRY_HINT, describe_os_error, format_size, raise_system_error, translate_system_errors
+from bitimely_core.errors import Exit, Finding, Reason, UserError, clean, integrity_error, usage_error
+from bitimely_core.system_errors import RETRY_HINT, describe_os_error, format_size, translate_system_errors
 
 if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
-MANIFEST = "manifest.json"
 LOCK = ".lock"
 CHUNK = 1 << 20  # bytes a read or write
 REPAIR_HINT = "Make it again, or restore a copy"
 TEMPORARY_NAME = re.compile(r"\.tmp-\d+-[0-9a-f]{8}$")
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # the first part of a path that was a URL
-OLD_MANIFEST = re.compile(r"manifest-(\d+)\.json")
 ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)  # json.dumps makes one a call
 
 
@@ -194,7 +191,7 @@ class _TemporaryFile(NamedTuple):
     fd: int
 
 
-def _write_verified(file: _TemporaryFile, content: Content) -> tuple[str, int]:
+def write_verified(file: _TemporaryFile, content: Content) -> tuple[str, int]:
     """Write the content of a new file, flush it and read it back; its SHA-256 and size.
 
     Content in memory is compared byte by byte with the file, which is stronger and cheaper than a second SHA-256.
@@ -241,7 +238,7 @@ def _name_temporary(path: Path) -> Path:
 
 
 @contextmanager
-def _temporary_file(path: Path) -> Iterator[_TemporaryFile]:
+def temporary_file(path: Path) -> Iterator[_TemporaryFile]:
     """A new file beside `path`, removed at the end where it was not renamed. Those of killed processes go first. Errors name `path`."""
     with translate_system_errors(path):
         for left in path.parent.glob(f"{glob.escape(path.name)}.tmp-*"):
@@ -275,7 +272,7 @@ def _try_lock(fd: int) -> bool | None:
     return True
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Flush the names in a folder to the disk."""
     fd = os_open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -293,10 +290,10 @@ def write_file(path: Path, content: Content) -> tuple[str, int]:
     Raises UserError: disk_full, resource_limit or io_error (exit 6), integrity (exit 5) when it reads back differently. The previous file
     is intact.
     """
-    with _temporary_file(path) as temporary:
-        found = _write_verified(temporary, content)
+    with temporary_file(path) as temporary:
+        found = write_verified(temporary, content)
         os_replace(temporary.path, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     return found
 
 
@@ -305,11 +302,11 @@ def write_hashed(folder: Path, stem: str, suffix: str, content: Content) -> tupl
 
     Returns the name, SHA-256 in hex and size in bytes.
     """
-    with _temporary_file(folder / f"{stem}{suffix}") as temporary:
-        found, size = _write_verified(temporary, content)
+    with temporary_file(folder / f"{stem}{suffix}") as temporary:
+        found, size = write_verified(temporary, content)
         name = f"{stem}-{found[:16]}{suffix}"
         os_replace(temporary.path, folder / name)
-        _sync_folder(folder)
+        sync_folder(folder)
     return name, found, size
 
 
@@ -350,17 +347,22 @@ def write_secret(path: Path, size: int) -> None:
             raise damage_error(fault)
         if not path.exists():
             make_folder(path.parent)
-            with _temporary_file(path) as temporary:
-                _write_verified(temporary, secrets.token_bytes(size))
+            with temporary_file(path) as temporary:
+                write_verified(temporary, secrets.token_bytes(size))
                 with suppress(FileExistsError):  # another process was faster
                     os_link(temporary.path, path)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         if not (mark := _name_checksum(path)).exists():
             write_bytes(mark, f"{hash_file(path)}  {path.name}\n".encode())
 
 
 def _name_checksum(path: Path) -> Path:
     return path.with_name(f"{path.name}.sha256")
+
+
+def damage_error(first: Finding, *others: Finding) -> UserError:
+    """The findings of `find_damage` as one error (integrity, exit 5)."""
+    return integrity_error(first.file, first.problem, first.requirement, first.hint, details=list(others))
 
 
 def find_secret_damage(path: Path) -> Finding | None:
@@ -429,7 +431,7 @@ def make_folder(path: Path) -> Path:
         for folder in reversed(missing):
             with suppress(FileExistsError):  # another process was faster
                 os_mkdir(folder)
-                _sync_folder(folder.parent)
+                sync_folder(folder.parent)
     if not path.is_dir():
         raise usage_error("is no folder", "expected a folder", code=Reason.NOT_FOUND, file=str(path))
     return path
@@ -457,7 +459,7 @@ def is_temporary(name: str) -> bool:
 def remove_temporary_files(folder: Path) -> int:
     """Remove what killed processes left in `folder` under temporary names; the number of files. Those of a live process stay."""
     removed = 0
-    for path in _list_folder(folder) if folder.is_dir() else []:
+    for path in list_folder(folder) if folder.is_dir() else []:
         if is_temporary(path.name):
             try:
                 removed += _remove_abandoned(path)
@@ -490,14 +492,14 @@ def rename(old: Path, new: Path) -> None:
     """Rename a file or folder in one step, an existing file is replaced. Raises UserError (exit 6)."""
     with translate_system_errors(new):
         os_replace(old, new)
-        _sync_folder(new.parent)
+        sync_folder(new.parent)
 
 
 def remove_file(path: Path) -> None:
     """Remove a file if it is there. Raises UserError (exit 6)."""
     with translate_system_errors(path), suppress(FileNotFoundError):
         os_unlink(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
 
 def remove_folder(path: Path) -> None:
@@ -519,7 +521,8 @@ def _remove_tree(path: Path) -> None:
     os_rmdir(path)
 
 
-def _list_folder(folder: Path) -> list[Path]:
+def list_folder(folder: Path) -> list[Path]:
+    """What a folder holds, in the order of the names."""
     with translate_system_errors(folder):
         return sorted(folder.iterdir())
 
@@ -628,170 +631,3 @@ def _locked_error(path: Path, action: str) -> UserError:
     except (OSError, ValueError, KeyError, TypeError):
         text = "in use by another process"
     return UserError(Reason.LOCKED, text, hint=action, file=str(path), exit_code=Exit.LOCKED)
-
-
-# ---- the manifest
-
-
-def sign_manifest(body: dict[str, Any]) -> dict[str, Any]:
-    """A manifest with the hash of its other keys as `manifest_sha256`."""
-    unsigned = {key: value for key, value in body.items() if key != "manifest_sha256"}
-    return {**unsigned, "manifest_sha256": fingerprint(unsigned)}
-
-
-def publish(folder: Path, body: dict[str, Any], files: dict[str, dict[str, Any]], generation: int) -> dict[str, Any]:
-    """Last step of a commit: make `files` the content of `folder`. The caller holds the lock.
-
-    Args:
-        folder: holds the files.
-        body: the other keys of the manifest.
-        files: name -> `{"sha256", "size"}` and further facts, for instance rows.
-        generation: number of this generation, one more than that of the manifest which the caller has read (1 for the first).
-
-    Returns:
-        The manifest: body, files, generation and `manifest_sha256`. The previous one is kept as `manifest-<N>.json`.
-
-    Raises:
-        UserError: locked (exit 7) when another generation has been published meanwhile, integrity (exit 5) when a file is not as described,
-            and those of `write_file`.
-    """
-    manifest = sign_manifest({**body, "files": files, "generation": generation})
-    for name, facts in files.items():
-        if not (folder / name).is_file() or (folder / name).stat().st_size != facts["size"]:
-            raise integrity_error(str(folder / name), "is not as it was written", hint=RETRY_HINT)
-    path = folder / MANIFEST
-    with _temporary_file(path) as temporary:
-        _write_verified(temporary, encode_json(manifest) + b"\n")
-        found = read_manifest(folder)["generation"] if path.exists() else 0
-        if found != generation - 1:
-            raise UserError(
-                Reason.LOCKED,
-                f"generation {found} was published meanwhile",
-                f"expected {generation - 1}",
-                RETRY_HINT,
-                file=str(path),
-                exit_code=Exit.LOCKED,
-            )
-        if found:
-            _keep_previous(path, folder / f"manifest-{found}.json")
-        os_replace(temporary.path, path)
-        _sync_folder(folder)
-    return manifest
-
-
-def _keep_previous(path: Path, old: Path) -> None:
-    """Keep the published manifest under a second name for readers of its generation."""
-    with suppress(FileNotFoundError):
-        os_unlink(old)  # of a run that was killed at this point
-    try:
-        os_link(path, old)
-    except OSError as error:
-        if error.errno not in {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}:  # no hard links on this file system
-            raise
-        write_bytes(old, path.read_bytes())
-
-
-def read_manifest(folder: Path, name: str = MANIFEST) -> dict[str, Any]:
-    """The published manifest, after comparing it with its own hash.
-
-    Raises UserError: not_found or incomplete (exit 4) when there is none, integrity (exit 5) when it is damaged.
-    """
-    path = folder / name
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        if not isinstance(error, FileNotFoundError | NotADirectoryError):
-            raise describe_os_error(error, path) from error
-        code, text = (Reason.INCOMPLETE, "incomplete: no manifest.json") if folder.is_dir() else (Reason.NOT_FOUND, "no such folder")
-        raise input_error(code, text, hint="Run the command that makes it; finished parts are kept", file=str(folder)) from error
-    try:
-        body = json.loads(raw)
-        intact = isinstance(body["generation"], int) and encode_json(body) + b"\n" == raw
-        intact = intact and all(isinstance(f["sha256"], str) and isinstance(f["size"], int) for f in body["files"].values())
-        intact = intact and fingerprint({k: v for k, v in body.items() if k != "manifest_sha256"}) == body["manifest_sha256"]
-    except (AttributeError, ValueError, KeyError, TypeError, RecursionError):
-        intact = False
-    if not intact:
-        raise integrity_error(str(path), "differs from its own checksum", hint=REPAIR_HINT)
-    return cast("dict[str, Any]", body)
-
-
-def find_damage(folder: Path, manifest: dict[str, Any], names: Iterable[str] | None = None) -> list[Finding]:
-    """A finding for each file of `folder` that differs from its manifest; `names`: these alone."""
-    files = manifest["files"]
-    found = (_find_file_damage(folder, name, files[name]) for name in sorted(files if names is None else names))
-    return [finding for finding in found if finding is not None]
-
-
-def _find_file_damage(folder: Path, name: str, facts: dict[str, Any]) -> Finding | None:
-    path = folder / name
-
-    def differs(problem: str, requirement: str) -> Finding:
-        return Finding(Reason.INTEGRITY, problem, requirement, REPAIR_HINT, file=str(path))
-
-    if ".." in PurePosixPath(name).parts or PurePosixPath(name).is_absolute():
-        return differs("leaves the folder", "expected a name inside of it")
-    try:
-        info = path.stat()
-        if not stat.S_ISREG(info.st_mode):
-            return differs("is no regular file", "expected the one in the manifest")
-        if info.st_size != facts["size"]:
-            return differs(f"has {info.st_size} bytes", f"expected {facts['size']}")
-        found = hash_file(path)
-    except FileNotFoundError:
-        return differs("is missing", "the manifest names it")
-    except OSError as error:
-        raise_system_error(error, path)
-        return differs(f"cannot be read ({error.strerror})", "the manifest names it")
-    return None if found == facts["sha256"] else differs(f"has sha256 {found[:16]}", f"expected {facts['sha256'][:16]}")
-
-
-def check_files(folder: Path, manifest: dict[str, Any], names: Iterable[str] | None = None) -> None:
-    """Compare size and SHA-256 of the files of `folder` with its manifest; `names`: these alone.
-
-    Raises UserError: integrity (exit 5) naming the first file that is damaged or missing, the others in `details`.
-    """
-    found = find_damage(folder, manifest, names)
-    if found:
-        raise damage_error(*found)
-
-
-def damage_error(first: Finding, *others: Finding) -> UserError:
-    """The findings of `find_damage` as one error (integrity, exit 5)."""
-    return integrity_error(first.file, first.problem, first.requirement, first.hint, details=list(others))
-
-
-@contextmanager
-def require_agreement(folder: Path) -> Iterator[None]:
-    """Raise UserError (integrity, exit 5) where the files of `folder` contradict its manifest in a way that breaks the reader."""
-    import polars as pl
-
-    try:
-        yield
-    except (ArithmeticError, LookupError, TypeError, ValueError, pl.exceptions.PolarsError) as error:
-        raise_system_error(error, folder)
-        raise integrity_error(str(folder / MANIFEST), f"contradicts the files ({type(error).__name__})", hint=REPAIR_HINT) from error
-
-
-def remove_old_files(folder: Path, pattern: re.Pattern[str], keep: Container[str] = ()) -> None:
-    """Remove files that neither the published generation nor the previous one names. The caller holds the lock.
-
-    Only files whose name matches `pattern` (made by bitimely), and older manifests. Readers of the previous generation can finish; a file
-    that cannot be removed is left for the next time.
-    """
-    now = read_manifest(folder)
-    named = set(now["files"])
-    former = folder / f"manifest-{now['generation'] - 1}.json"
-    try:
-        named |= set(json.loads(former.read_bytes())["files"])
-    except (FileNotFoundError, ValueError, KeyError):
-        pass
-    except OSError:
-        return  # its files are not known
-    for path in _list_folder(folder):
-        old = OLD_MANIFEST.fullmatch(path.name)
-        if (old and int(old[1]) < now["generation"] - 1) or (
-            pattern.fullmatch(path.name) and path.name not in named and path.name not in keep
-        ):
-            with suppress(OSError):
-                os_unlink(path)

@@ -19,7 +19,7 @@ import pytest
 from samples import BAD_INPUTS
 
 from bitimely_cli.main import main
-from bitimely_core import cache, storage
+from bitimely_core import cache, manifests
 from bitimely_core.registry import datasets, load_members
 from bitimely_core.report import ingest_page
 
@@ -87,7 +87,7 @@ def ingest_folder(dataset: str, folder: Path, workspace: Path) -> dict[str, Any]
 
 def load_report(workspace: Path, dataset: str) -> dict[str, Any]:
     """Hashes of all that is published, names of shards included."""
-    return dict(storage.read_manifest(workspace / "cache" / dataset)["files"])
+    return dict(manifests.read_manifest(workspace / "cache" / dataset)["files"])
 
 
 def reasons_of(report: dict[str, Any]) -> list[dict[str, Any]]:

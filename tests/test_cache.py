@@ -15,7 +15,7 @@ import scipy.signal
 from samples import SAMPLES, require_sample
 from toys import HERE, clean, content, ingest, put, read_toy, refused, same, tree
 
-from bitimely_core import cache, storage
+from bitimely_core import cache, manifests, storage
 from bitimely_core.cache import quality, shards
 from bitimely_core.errors import Exit, Reason
 from bitimely_core.schemas.ingest import IngestReport
@@ -59,7 +59,7 @@ def test_quality_figures_outlive_the_shard_they_were_written_to(raw: Path, tmp_p
     put(raw, "d1", 3)
     ingest(raw, tmp_path / "out")
     wanted = clean(raw, tmp_path)
-    assert content(tmp_path / "out") == {name: wanted[name] for name in storage.read_manifest(tmp_path / "out")["files"]}
+    assert content(tmp_path / "out") == {name: wanted[name] for name in manifests.read_manifest(tmp_path / "out")["files"]}
 
 
 def test_channels_and_recordings_can_be_chosen(raw: Path, tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_report_has_every_field_and_no_clock(raw: Path, tmp_path: Path) -> None:
         "warning[clipped] d1.json: 80 % at the rail.",
         "error[header_bytes] e1.json:header_bytes: found 1024, expected 2048.",
     ]
-    manifest = storage.read_manifest(tmp_path / "out")
+    manifest = manifests.read_manifest(tmp_path / "out")
     assert manifest["report"] == report | {"manifest_sha256": None}
     assert manifest["manifest_sha256"] == report["manifest_sha256"]
 

@@ -20,7 +20,7 @@ import pytest
 from damage import Damage, append, delete, flip, truncate, zero4k
 from toys import READ, clean, content, ingest, put, refused, start, tree
 
-from bitimely_core import cache, storage
+from bitimely_core import cache, manifests, storage
 from bitimely_core.cache import shards, units
 from bitimely_core.errors import Exit, Reason, UserError
 
@@ -144,10 +144,10 @@ def test_any_failing_call_leaves_one_generation_or_the_other_and_the_rerun_is_cl
     ingest(raw, out)
     former = tmp_path / "former"
     shutil.copytree(out, former)
-    first = storage.read_manifest(out)
+    first = manifests.read_manifest(out)
     put(raw, "b1", 77)
     ingest(raw, out)
-    second, wanted = storage.read_manifest(out), tree(out)
+    second, wanted = manifests.read_manifest(out), tree(out)
     faults = Faults(monkeypatch)
     passed = False
     for n in range(1, 400):
@@ -161,8 +161,8 @@ def test_any_failing_call_leaves_one_generation_or_the_other_and_the_rerun_is_cl
         passed = faults.seen < n
         faults.n = 0
         assert report["exit_code"] in ({0} if passed else {0, 3, 6})  # 3: a file of the source could not be read
-        now = storage.read_manifest(out)
-        assert storage.find_damage(out, now) == []
+        now = manifests.read_manifest(out)
+        assert manifests.find_damage(out, now) == []
         assert now in (first, second) or now["generation"] == 2
         ingest(raw, out)
         if now in (first, second):
@@ -192,7 +192,7 @@ def test_a_kill_anywhere_is_followed_by_the_same_cache(raw: Path, tmp_path: Path
         process.wait()
         process.stdout.close()
         if (out / "manifest.json").exists():
-            assert tree(out).items() >= {name: wanted[name] for name in storage.read_manifest(out)["files"]}.items()
+            assert tree(out).items() >= {name: wanted[name] for name in manifests.read_manifest(out)["files"]}.items()
         elif out.exists():
             assert [f.code for f in cache.verify(out)] == [Reason.INCOMPLETE]
             with pytest.raises(UserError, match="finished parts are kept"):
@@ -299,7 +299,7 @@ def test_damage_is_noticed_before_the_first_use(raw: Path, tmp_path: Path, monke
     ingest(raw, out)
     original = tree(out)
     rng = random.Random(0)
-    for name in [*storage.read_manifest(out)["files"], "manifest.json"] * 2:
+    for name in [*manifests.read_manifest(out)["files"], "manifest.json"] * 2:
         if harm is swap and name == "manifest.json":
             continue
         harm(out / name, rng)
@@ -333,7 +333,7 @@ def test_a_verification_that_is_deep_decodes_the_content(raw: Path, tmp_path: Pa
     """Shards and manifest that agree with each other but not with the hashes of the content."""
     out = tmp_path / "out"
     ingest(raw, out)
-    body = storage.read_manifest(out)
+    body = manifests.read_manifest(out)
     records = list(cache.open_cache(out).records())
     records[0].signals[0] = records[0].signals[0]._replace(samples=records[0].signals[0].samples[::-1].copy())
     names, files = shards.write_shard(out, records, "toy")
@@ -371,9 +371,9 @@ def test_a_shard_that_goes_while_it_is_read_is_named(raw: Path, tmp_path: Path) 
 
 
 def test_folders_that_are_no_cache_have_distinct_errors(tmp_path: Path) -> None:
-    storage.publish(tmp_path, {"schema": "bitimely.tokens/1"}, {}, 1)
+    manifests.publish(tmp_path, {"schema": "bitimely.tokens/1"}, {}, 1)
     with pytest.raises(UserError) as caught:
         cache.open_cache(tmp_path)
     assert (caught.value.code, caught.value.exit_code) == (Reason.UNSUPPORTED_FORMAT, Exit.REFUSED)
-    storage.publish(tmp_path, {"schema": "bitimely.cache/9", "format_version": 9, "kind": "recordings"}, {}, 2)
+    manifests.publish(tmp_path, {"schema": "bitimely.cache/9", "format_version": 9, "kind": "recordings"}, {}, 2)
     assert [f.code for f in cache.verify(tmp_path)] == [Reason.UNSUPPORTED_FORMAT]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from toys import FACTS, READ, content, ingest, list_toys, put, read_toy, refused, tree
 
-from bitimely_core import cache, registry, storage
+from bitimely_core import cache, manifests, registry, storage
 from bitimely_core.cache import shards, units
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.formats.source import Source
@@ -381,7 +381,7 @@ def test_old_generations_and_notes_go(raw: Path, tmp_path: Path) -> None:
     for i in range(4):
         put(raw, "b1", 50 + i)
         ingest(raw, out)
-        named.append(set(storage.read_manifest(out)["files"]))
+        named.append(set(manifests.read_manifest(out)["files"]))
         assert list((out / ".progress").glob("*.json")) == []
     kept = {name for name in tree(out) if shards.NAMES.fullmatch(name)}
     assert kept == named[-1] | named[-2]

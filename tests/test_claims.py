@@ -15,7 +15,7 @@ import polars as pl
 import pytest
 from samples import BAD_INPUTS, SAMPLES, needs_sample, require_sample
 
-from bitimely_core import cache, storage, tokens, workflows
+from bitimely_core import cache, manifests, tokens, workflows
 from bitimely_core.claims import ingest, label_rules, phecode_maps
 from bitimely_core.claims.build import build_sequences
 from bitimely_core.errors import UserError
@@ -425,7 +425,7 @@ def test_a_named_subject_stays_out_of_every_message(tmp_path: Path, capsys: pyte
     (table,) = json.loads(report)["units"]
     assert [reason["code"] for reason in table["reasons"]] == ["bad_code", "date", "unmapped_code"], "reasons of a table are sorted"
     assert "SECRET" not in (tmp_path / "w" / "tokens" / "pophr" / "report.html").read_text()
-    assert storage.read_manifest(tmp_path / "w" / "cache" / "pophr")["kind"] == "events"
+    assert manifests.read_manifest(tmp_path / "w" / "cache" / "pophr")["kind"] == "events"
 
 
 def test_shards_grow_smaller_as_the_table_of_subjects_grows() -> None:

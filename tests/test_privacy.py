@@ -20,7 +20,7 @@ import polars as pl
 import pytest
 
 from bitimely_cli.main import main
-from bitimely_core import evaluate, privacy, storage
+from bitimely_core import evaluate, manifests, privacy
 from bitimely_core.claims.disclosure import protect_scores
 from bitimely_core.schemas.scores import Comparison, PairedScores, Scores
 from bitimely_core.schemas.tokens import SequenceStatistics
@@ -245,7 +245,7 @@ def add_flow(known: Equations, seen: Published, know_count: Callable[[str, Any],
 
 
 def is_controls(seen: Published) -> bool:
-    options = storage.read_manifest(seen.folder)["options"]
+    options = manifests.read_manifest(seen.folder)["options"]
     return options["denominator"] == "controls"
 
 
@@ -398,7 +398,7 @@ def find_narrow_scores(seen: Published) -> list[str]:
 
 def find_narrow_rows(seen: Published) -> list[str]:
     """Counts of 1 to 10 rows that the printed sums of the funnel and of the report pin down."""
-    exact = storage.read_manifest(seen.folder.parents[1] / "cache" / "pophr")["report"]
+    exact = manifests.read_manifest(seen.folder.parents[1] / "cache" / "pophr")["report"]
     (table,) = [one for one in seen.report["rows"] if one["file"] == "claims.csv"]
     (truth,) = [one for one in exact["rows"] if one["file"] == "claims.csv"]
     read = int(float(next(row["count"] for row in seen.tables["unit step"] if row["step"] == "read")))
@@ -490,14 +490,14 @@ def test_the_attack_recovers_what_a_page_hides_in_one_column_only(tmp_path: Path
 def test_small_counts_on_demand_are_exact_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seen = build(tmp_path, 1, capsys, "--small-counts", "--individual-timelines")
     statistics = SequenceStatistics.load(seen.folder / "statistics.json")
-    options = storage.read_manifest(seen.folder)["options"]
+    options = manifests.read_manifest(seen.folder)["options"]
     assert (options["small_counts"], options["individual_timelines"]) == ("shown", "drawn")
     assert {row["label"]: int(float(row["cases"])) for row in seen.tables["label cases"]} == {
         label: scores.cases["all"] for label, scores in statistics.leaks.items()
     }
     assert "--small-counts" in seen.text
     assert find_narrow_counts(seen), "the attack sees what is printed"
-    exact = storage.read_manifest(tmp_path / "w" / "cache" / "pophr")["report"]["rows"]
+    exact = manifests.read_manifest(tmp_path / "w" / "cache" / "pophr")["report"]["rows"]
     assert seen.report["rows"] == exact
 
 

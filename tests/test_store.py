@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bitimely_core import storage
+from bitimely_core import manifests, storage
 from bitimely_core.errors import Exit, Reason, UserError
 
 CALLS = ("os_open", "os_write", "os_fsync", "os_replace", "os_link", "os_unlink", "os_mkdir", "os_read")
@@ -286,21 +286,21 @@ def test_without_flock_a_file_stands_in_and_is_never_stolen(tmp_path: Path, monk
 
 def published(folder: Path, content: bytes = b"rows", generation: int = 1) -> dict[str, Any]:
     name, digest, size = storage.write_hashed(folder, "part", ".bin", lambda stream: stream.write(content))
-    return storage.publish(folder, {"dataset": "x"}, {name: {"sha256": digest, "size": size, "rows": 3}}, generation)
+    return manifests.publish(folder, {"dataset": "x"}, {name: {"sha256": digest, "size": size, "rows": 3}}, generation)
 
 
 def test_a_manifest_names_everything_and_itself(tmp_path: Path) -> None:
     body = published(tmp_path)
-    assert storage.read_manifest(tmp_path) == body
+    assert manifests.read_manifest(tmp_path) == body
     assert body["manifest_sha256"] == storage.fingerprint({k: v for k, v in body.items() if k != "manifest_sha256"})
-    assert storage.find_damage(tmp_path, body) == []
-    storage.check_files(tmp_path, body)
+    assert manifests.find_damage(tmp_path, body) == []
+    manifests.check_files(tmp_path, body)
 
 
 def test_nothing_published_is_incomplete(tmp_path: Path) -> None:
     for folder, code in ((tmp_path, Reason.INCOMPLETE), (tmp_path / "absent", Reason.NOT_FOUND)):
         with pytest.raises(UserError) as caught:
-            storage.read_manifest(folder)
+            manifests.read_manifest(folder)
         assert (caught.value.code, caught.value.exit_code) == (code, Exit.REFUSED)
 
 
@@ -323,7 +323,7 @@ def test_any_change_of_the_manifest_is_noticed(tmp_path: Path, change: Callable[
     path = tmp_path / "manifest.json"
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(UserError, match=r"manifest\.json") as caught:
-        storage.read_manifest(tmp_path)
+        manifests.read_manifest(tmp_path)
     assert (caught.value.code, caught.value.exit_code) == (Reason.INTEGRITY, Exit.INTEGRITY)
 
 
@@ -332,28 +332,28 @@ def test_damaged_missing_and_odd_files_are_named(tmp_path: Path) -> None:
     for i in range(5):
         name, digest, size = storage.write_hashed(tmp_path, f"part{i}", ".bin", lambda stream, i=i: stream.write(b"%d" % i * 100))  # type: ignore[misc]
         files[name] = {"sha256": digest, "size": size}
-    body = storage.publish(tmp_path, {}, files, 1)
+    body = manifests.publish(tmp_path, {}, files, 1)
     flipped, short, gone, pipe, good = sorted(files)
     (tmp_path / flipped).write_bytes(b"x" * 100)
     (tmp_path / short).write_bytes(b"1" * 99)
     (tmp_path / gone).unlink()
     (tmp_path / pipe).unlink()
     os.mkfifo(tmp_path / pipe)  # must not hang
-    assert [Path(str(f.file)).name for f in storage.find_damage(tmp_path, body)] == [flipped, short, gone, pipe]
+    assert [Path(str(f.file)).name for f in manifests.find_damage(tmp_path, body)] == [flipped, short, gone, pipe]
     with pytest.raises(UserError) as caught:
-        storage.check_files(tmp_path, body)
+        manifests.check_files(tmp_path, body)
     assert len(caught.value.details) == 3
-    storage.check_files(tmp_path, body, [good])
+    manifests.check_files(tmp_path, body, [good])
     body["files"]["../outside"] = {"sha256": "", "size": 0}
-    assert "leaves the folder" in str(storage.find_damage(tmp_path, body, ["../outside"])[0].message)
+    assert "leaves the folder" in str(manifests.find_damage(tmp_path, body, ["../outside"])[0].message)
 
 
 def test_times_alone_are_no_change(tmp_path: Path) -> None:
     body = published(tmp_path)
     for path in tmp_path.iterdir():
         os.utime(path, (0, 2**31))
-    assert storage.read_manifest(tmp_path) == body
-    assert storage.find_damage(tmp_path, body) == []
+    assert manifests.read_manifest(tmp_path) == body
+    assert manifests.find_damage(tmp_path, body) == []
 
 
 def test_a_generation_that_came_in_between_stops_the_commit(tmp_path: Path) -> None:
@@ -362,13 +362,13 @@ def test_a_generation_that_came_in_between_stops_the_commit(tmp_path: Path) -> N
     with pytest.raises(UserError) as caught:
         published(tmp_path, b"third", 2)
     assert caught.value.exit_code == Exit.LOCKED
-    assert storage.read_manifest(tmp_path)["generation"] == 2
+    assert manifests.read_manifest(tmp_path)["generation"] == 2
     assert json.loads((tmp_path / "manifest-1.json").read_bytes())["generation"] == 1
 
 
 def test_publish_refuses_files_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
-        storage.publish(tmp_path, {}, {"a": {"sha256": "", "size": 1}}, 1)
+        manifests.publish(tmp_path, {}, {"a": {"sha256": "", "size": 1}}, 1)
     assert caught.value.exit_code == Exit.INTEGRITY
     assert names(tmp_path) == []
 
@@ -386,7 +386,7 @@ def test_files_go_one_generation_later(tmp_path: Path) -> None:
     for generation in (1, 2, 3):
         kept.append(next(iter(published(tmp_path, b"%d" % generation, generation)["files"])))
         (tmp_path / "mine.bin").write_text("")
-        storage.remove_old_files(tmp_path, pattern)
+        manifests.remove_old_files(tmp_path, pattern)
     assert names(tmp_path) == sorted([*kept[1:], "manifest-2.json", "manifest.json", "mine.bin"])
 
 
@@ -403,8 +403,8 @@ def test_a_commit_that_fails_anywhere_shows_one_generation_or_the_other(
         passed = faults.seen < n
         faults.at(0, number)
         assert error is None or error.exit_code == Exit.RESOURCES
-        now = storage.read_manifest(tmp_path)
-        assert storage.find_damage(tmp_path, now) == []
+        now = manifests.read_manifest(tmp_path)
+        assert manifests.find_damage(tmp_path, now) == []
         assert now["generation"] == 2 if error is None else now == first or now["generation"] == 2
         assert not [name for name in names(tmp_path) if "tmp" in name]
         if passed:

@@ -19,7 +19,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from samples import SAMPLES, require_sample
 
-from bitimely_core import cache, registry, storage, tokens
+from bitimely_core import cache, manifests, registry, storage, tokens
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.registry import DatasetFacts, View
 from bitimely_core.schemas.ingest import CacheManifest, CacheSettings
@@ -626,7 +626,7 @@ def test_another_cache_makes_new_windows_and_no_leftovers(tmp_path: Path) -> Non
     second = build([record(i, seed=50 + i) for i in range(5)], tmp_path, view="staging", generation=2)
     assert first.values().tobytes() == old  # the map that is open lives on
     assert second.values().tobytes() != old
-    names = {p.name for p in tmp_path.iterdir()} - {storage.LOCK, storage.MANIFEST}
+    names = {p.name for p in tmp_path.iterdir()} - {storage.LOCK, manifests.MANIFEST}
     assert names == set(second.manifest.files)
 
 

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 from samples import BAD_INPUTS, SAMPLES, require_sample
 
-from bitimely_core import storage, tokens
+from bitimely_core import manifests, tokens
 from bitimely_core.cache import ingest, open_cache
 from bitimely_core.datasets import bidmc, ppg_dalia, tser
 from bitimely_core.errors import Exit, Reason, UserError
@@ -113,7 +113,7 @@ def test_a_mended_file_gives_the_cache_of_a_clean_ingest(bad_inputs: dict[str, d
     (raw / "PPGDalia_TRAIN.ts").write_bytes((clean / "PPGDalia_TRAIN.ts").read_bytes())
     corrected, expected = attempt("ts", raw, tmp_path / "a"), attempt("ts", clean, tmp_path / "b", jobs=2)
     assert (corrected["exit_code"], corrected["content_sha256"]) == (0, expected["content_sha256"])
-    shards = [{name for name in storage.read_manifest(tmp_path / cache)["files"] if name.startswith("recordings")} for cache in "ab"]
+    shards = [{name for name in manifests.read_manifest(tmp_path / cache)["files"] if name.startswith("recordings")} for cache in "ab"]
     assert shards[0] == shards[1]
 
 

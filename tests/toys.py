@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bitimely_core import cache, registry, storage
+from bitimely_core import cache, manifests, registry, storage
 from bitimely_core.cache import units
 from bitimely_core.errors import Finding, Reason, UserError, input_error
 from bitimely_core.formats.source import Source
@@ -141,7 +141,7 @@ def clean(raw: Path, tmp_path: Path, **options: Any) -> dict[str, bytes]:
 
 def content(out: Path) -> dict[str, bytes]:
     """The published shards, whatever the generation."""
-    return {name: (out / name).read_bytes() for name in storage.read_manifest(out)["files"]}
+    return {name: (out / name).read_bytes() for name in manifests.read_manifest(out)["files"]}
 
 
 def same(one: Record, other: Record) -> bool:

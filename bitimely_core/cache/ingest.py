@@ -12,7 +12,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from bitimely_core import registry, storage
+from bitimely_core import manifests, registry, storage
 from bitimely_core.cache import report as reporting
 from bitimely_core.cache import shards
 from bitimely_core.cache.ingest_run import REPORT, IngestRun
@@ -210,7 +210,7 @@ def _ingest_all(run: IngestRun, *, force_new: bool) -> IngestReport:
 
 def load_previous(run: IngestRun, *, force_new: bool) -> CacheManifest | None:
     """The published manifest of the folder; None without one. Raises UserError: settings_differ (exit 2), integrity (exit 5)."""
-    path = run.out / storage.MANIFEST
+    path = run.out / manifests.MANIFEST
     if not path.exists():
         return None
     try:
@@ -343,7 +343,7 @@ def _run_tasks(run: IngestRun, tasks: list[IngestTask], workers: list[IngestWork
 def _publish_cache(run: IngestRun, previous: RecordingsManifest | None, parts: list[CachedPart]) -> RecordingsManifest:
     """Name everything in a manifest; the previous one is returned when nothing has changed.
 
-    Raises UserError: duplicate_key (exit 4) when two units hold the same recording, and those of `storage.publish`.
+    Raises UserError: duplicate_key (exit 4) when two units hold the same recording, and those of `manifests.publish`.
     """
     subjects: dict[str, tuple[str, str, str]] = {}
     files: dict[str, StoredFile] = {}
@@ -397,7 +397,7 @@ def _clean_up(out: Path, manifest: RecordingsManifest, report: IngestReport) -> 
     subjects = (out / manifest.subjects).read_bytes()
     if not (out / SUBJECTS_COPY).is_file() or (out / SUBJECTS_COPY).read_bytes() != subjects:
         storage.write_bytes(out / SUBJECTS_COPY, subjects)
-    storage.remove_old_files(out, shards.NAMES)
+    manifests.remove_old_files(out, shards.NAMES)
     _remove_notes(out / PROGRESS)
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bitimely_core import storage
+from bitimely_core import manifests, storage
 from bitimely_core.cache import shards
 from bitimely_core.cache.ingest import SUBJECTS_COPY
 from bitimely_core.cache.ingest_run import PAGE, REPORT
@@ -172,13 +172,13 @@ def verify(folder: str | Path, *, deep: bool = False) -> list[Finding]:
 def _read_stable_manifest(folder: Path, check: Callable[[CacheManifest], list[Finding]]) -> tuple[CacheManifest, list[Finding]]:
     """The manifest and the findings of `check`; once more when another generation was published meanwhile."""
     while True:
-        values = storage.read_manifest(folder)
+        values = manifests.read_manifest(folder)
         if not str(values.get("schema")).startswith("bitimely.cache/"):
             text = f"is {clean(str(values.get('schema')), 80)}"
             raise input_error(Reason.UNSUPPORTED_FORMAT, text, "expected a cache", "Give a folder made by ingest", file=str(folder))
-        manifest = CacheManifest.parse(values, folder / storage.MANIFEST)
+        manifest = CacheManifest.parse(values, folder / manifests.MANIFEST)
         found = check(manifest)
-        if not found or storage.read_manifest(folder)["generation"] == manifest.generation:
+        if not found or manifests.read_manifest(folder)["generation"] == manifest.generation:
             return manifest, found
 
 
@@ -196,21 +196,21 @@ def _check_content(cache: Cache) -> list[Finding]:
         return [error.finding]
     expected = {name: entry.report.content_sha256 for name, entry in units.items() if entry.report and entry.report.content_sha256}
     faults = [
-        (f"the content of the unit {clean(name, 80)} differs from its hash", units[name].shard[0] or storage.MANIFEST)
+        (f"the content of the unit {clean(name, 80)} differs from its hash", units[name].shard[0] or manifests.MANIFEST)
         for name, digest in expected.items()
         if shards.hash_lines(hashes[name]) != digest
     ]
     if shards.hash_lines(expected.values()) != manifest.content_sha256:
-        faults.append(("the units do not add up to the content", storage.MANIFEST))
+        faults.append(("the units do not add up to the content", manifests.MANIFEST))
     hint = "Ingest again under --force-new"
     return [Finding(Reason.INTEGRITY, text, hint=hint, file=str(cache.folder / file)) for text, file in faults]
 
 
 def _find_foreign_files(folder: Path, manifest: CacheManifest) -> list[Finding]:
     """Files that neither this generation nor the one before names, and a copy of the subjects that differs from the original."""
-    named = {storage.MANIFEST, BESIDE, REPORT, PAGE, SUBJECTS_COPY, *manifest.files}
+    named = {manifests.MANIFEST, BESIDE, REPORT, PAGE, SUBJECTS_COPY, *manifest.files}
     for path in folder.glob("manifest-*.json"):
-        if storage.OLD_MANIFEST.fullmatch(path.name):
+        if manifests.OLD_MANIFEST.fullmatch(path.name):
             named.add(path.name)
             with suppress(OSError, ValueError, KeyError, TypeError):
                 named |= set(json.loads(path.read_bytes())["files"])

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bitimely_core import storage
+from bitimely_core import manifests, storage
 from bitimely_core.cache import shards
 from bitimely_core.cache.quality import report_constant_stretches, report_repeated_blocks
 from bitimely_core.cache.report import report_rows, report_unit
@@ -105,7 +105,7 @@ def ingest_group(task: IngestTask, alive: Callable[[str], None]) -> CachedPart:
         if name is None:
             return True
         facts = task.files.get(name)
-        return facts is not None and not storage.find_damage(task.out, {"files": {name: facts.model_dump()}})
+        return facts is not None and not manifests.find_damage(task.out, {"files": {name: facts.model_dump()}})
 
     for unit in task.units:
         alive(unit.name)

@@ -23,7 +23,7 @@ from typing import Any
 
 import polars as pl
 
-from bitimely_core import storage
+from bitimely_core import manifests, storage
 from bitimely_core.cache import report as accounting
 from bitimely_core.cache.ingest import PART_LOCK_WAIT, load_previous
 from bitimely_core.cache.ingest_run import REPORT, IngestRun
@@ -76,7 +76,7 @@ def build_cache(run: IngestRun, *, force_new: bool, previous: CacheManifest | No
         if previous is not None and not force_new and _is_unchanged(run, previous):
             report = previous.report.model_copy(update={"manifest_sha256": previous.manifest_sha256})
             report.save(run.out / REPORT)
-            storage.remove_old_files(run.out, NAMES)
+            manifests.remove_old_files(run.out, NAMES)
             clear_folder(home)
             clear_folder(run.out / RAW)
             return report
@@ -105,7 +105,7 @@ def build_cache(run: IngestRun, *, force_new: bool, previous: CacheManifest | No
         published = manifest.model_copy(update={"report": report}).publish(run.out, generation)
         report = report.model_copy(update={"manifest_sha256": published.manifest_sha256})
         report.save(run.out / REPORT)
-        storage.remove_old_files(run.out, NAMES)
+        manifests.remove_old_files(run.out, NAMES)
         clear_folder(home)
     return report
 

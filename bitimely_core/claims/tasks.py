@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from bitimely_core import storage
+from bitimely_core import manifests, storage
 from bitimely_core.cache import Cache
 from bitimely_core.claims import engines, sequence_builder, steps, tokenize
 from bitimely_core.claims.prevalence import CodeSelection
@@ -107,8 +107,8 @@ def write_task_sequences(
         "min_codes": 0,
         "asked": _fingerprint_labels(requested),
     }
-    if (out / storage.MANIFEST).exists() and not force_new:
-        old = storage.read_manifest(out)
+    if (out / manifests.MANIFEST).exists() and not force_new:
+        old = manifests.read_manifest(out)
         if old.get("options") == options and old.get("base") == base.fingerprint:
             open_manifest(out, SequenceManifest, verify)
             return

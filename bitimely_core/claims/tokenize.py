@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from bitimely_core import storage
+from bitimely_core import manifests, storage
 from bitimely_core.cache import Cache
 from bitimely_core.claims import codes, cohorts, engines, event_times, sequence_builder, shortcut_baselines, splits, steps
 from bitimely_core.claims import prevalence as ratios
@@ -265,12 +265,12 @@ def write_sequences(
 
 def _is_current(plan: SequencePlan, out: Path) -> bool:
     """Whether `out` holds the sequences of the plan. Raises UserError (settings_differ, exit 2) when it holds others."""
-    if not (out / storage.MANIFEST).exists():
+    if not (out / manifests.MANIFEST).exists():
         return False
-    old = storage.read_manifest(out)
+    old = manifests.read_manifest(out)
     now = json.loads(storage.encode_json(plan.options | {"cache": plan.manifest.manifest_sha256}))
     before = old.get("options", {}) | {"cache": old.get("cache")}
-    raise_differences(before, now, out / storage.MANIFEST, "Give the same choices, another --name, or --force-new")
+    raise_differences(before, now, out / manifests.MANIFEST, "Give the same choices, another --name, or --force-new")
     return True
 
 

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bitimely_core import registry, storage
+from bitimely_core import manifests, registry, storage
 from bitimely_core.catalog import COSTS
 from bitimely_core.config import ModelConfig, build_model_config, load_preset, merge_layers, parse_assignments, read_toml
 from bitimely_core.errors import UserError
@@ -210,7 +210,7 @@ def _estimate_size(dataset: str, view: str, folder: Path, window: int | None, ra
     """All windows of a view, from its cache where there is one."""
     from bitimely_core.cache import open_cache
 
-    made = open_cache(folder, verify=False) if (folder / storage.MANIFEST).is_file() else None
+    made = open_cache(folder, verify=False) if (folder / manifests.MANIFEST).is_file() else None
     return DataSize(**find_data_kind(dataset).estimate_size(registry.datasets[dataset].facts, view, made, window, rate))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bitimely_core import registry, storage
+from bitimely_core import manifests, registry
 from bitimely_core.cache import Cache, open_cache
 from bitimely_core.tokens.building import plan
 from bitimely_core.tokens.sequences import EventSequences
@@ -42,8 +42,8 @@ def open_tokens(folder: str | Path, verify: bool = True) -> Any:
     Raises UserError: not_found, incomplete or unsupported_format (exit 4), integrity (exit 5) for a damaged file, subject_leakage (exit 4)
     when a subject is in two splits of a set that was split by subject.
     """
-    kind = registry.TOKEN_KINDS.get(storage.read_manifest(Path(folder)).get("kind", ""), "recordings")
-    with storage.require_agreement(Path(folder)):
+    kind = registry.TOKEN_KINDS.get(manifests.read_manifest(Path(folder)).get("kind", ""), "recordings")
+    with manifests.require_agreement(Path(folder)):
         return registry.load_data_kind(kind).open_tokens(Path(folder), verify=verify)
 
 

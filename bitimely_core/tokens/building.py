@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypedDict, Unpack, 
 
 import numpy as np
 
-from bitimely_core import registry, storage
+from bitimely_core import manifests, registry, storage
 from bitimely_core.cache import Cache, open_cache
 from bitimely_core.config import Filtering, Resampling
 from bitimely_core.errors import Finding, Level, Reason, UserError, input_error, safe_text, usage_error
@@ -230,7 +230,7 @@ def _check_channels(cache: Cache, channels: Sequence[str]) -> None:
 
 def is_current(out: Path, options: WindowOptions, fingerprint: str) -> bool:
     """Whether `out` holds these windows of this cache. Raises UserError (settings_differ, exit 2) for windows made otherwise."""
-    if not (out / storage.MANIFEST).is_file():
+    if not (out / manifests.MANIFEST).is_file():
         return False
     manifest = TokenManifest.read(out)
     old, new = manifest.options.model_dump(mode="json"), options.model_dump(mode="json")
@@ -336,7 +336,7 @@ def write_windows(cache: Cache, options: WindowOptions, out: Path, progress: Pro
     """All files of the token set, the manifest last. A failure removes the new files; the previous set stays complete until the end."""
     previous: set[str] = set()
     try:
-        previous = set(storage.read_manifest(out)["files"])
+        previous = set(manifests.read_manifest(out)["files"])
     except UserError as error:  # none, or a damaged one that is replaced under force_new
         raise_system_error(error)
     survey = CacheSurvey()
@@ -383,8 +383,8 @@ def write_windows(cache: Cache, options: WindowOptions, out: Path, progress: Pro
         for name in files.keys() - previous:
             storage.os_unlink(out / name)
         raise
-    if (out / storage.MANIFEST).exists():  # the names below do not change: until the end there is no set, rather than a mixed one
-        storage.os_unlink(out / storage.MANIFEST)
+    if (out / manifests.MANIFEST).exists():  # the names below do not change: until the end there is no set, rather than a mixed one
+        storage.os_unlink(out / manifests.MANIFEST)
     for name, frame in (("index.parquet", index), ("recordings.parquet", affine)):
         sha256, size = storage.write_parquet(out / name, frame)
         files[name] = StoredFile(sha256=sha256, size=size, rows=frame.height)
@@ -405,7 +405,7 @@ def write_windows(cache: Cache, options: WindowOptions, out: Path, progress: Pro
         files=files | {"statistics.json": StoredFile(sha256=sha256, size=size)},
     )
     manifest.publish(out)
-    storage.remove_old_files(out, SHARDS)
+    manifests.remove_old_files(out, SHARDS)
 
 
 def gather_shards(pieces: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:

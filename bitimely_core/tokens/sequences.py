@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitimely_core import storage
+from bitimely_core import manifests, storage
 from bitimely_core.records import StoredFile
 from bitimely_core.schemas.runs import RunData
 from bitimely_core.schemas.tokens import PredictionStatistics, SequenceManifest, SequenceOptions, SequenceStatistics
@@ -169,8 +169,8 @@ def publish_sequences(
     n_subjects_train, n_events_train. `ratios`: target, code, ratio, lo, hi, n_case_with, n_case, n_ref_with, n_ref, selected.
     `cohort`: who belongs to it and why not, as `claims.cohorts.select_subjects`.
     """
-    if (out / storage.MANIFEST).exists():
-        storage.os_unlink(out / storage.MANIFEST)
+    if (out / manifests.MANIFEST).exists():
+        storage.os_unlink(out / manifests.MANIFEST)
     files = dict(shards)
     frames = {"vocab.parquet": vocabulary, "ratios.parquet": ratios}
     if cohort is not None:
@@ -183,7 +183,7 @@ def publish_sequences(
     sha256, size = storage.write_json(out / "statistics.json", statistics.to_json())
     files["statistics.json"] = StoredFile(sha256=sha256, size=size)
     manifest.model_copy(update={"files": files, "shards": list(shards)}).publish(out)
-    storage.remove_old_files(out, SHARDS)
+    manifests.remove_old_files(out, SHARDS)
 
 
 def to_table(frame: pl.DataFrame) -> pa.Table:

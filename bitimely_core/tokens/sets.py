@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, SupportsIndex, TypeVar, o
 
 import numpy as np
 
-from bitimely_core import registry, storage
+from bitimely_core import manifests, registry
 from bitimely_core.errors import Reason, UserError, input_error, integrity_error, safe_text, usage_error
 from bitimely_core.registry import Task, datasets, load_members, unknown
 from bitimely_core.schemas.runs import RunData
@@ -199,7 +199,7 @@ class TokenSet(ABC, MapDataset):
         return np.asarray(values if mask is None else np.where(mask, values, np.float32(np.nan)), dtype=dtype)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        if not (self.folder / storage.MANIFEST).is_file():  # in memory
+        if not (self.folder / manifests.MANIFEST).is_file():  # in memory
             return super().__reduce_ex__(protocol)
         kept = {"rows": self.rows, **({} if self.target is not None else {"target": None}), **self._describe_reading()}
         return reopen, (self.folder.resolve(), self.fingerprint, kept)
@@ -249,7 +249,7 @@ class TokenSet(ABC, MapDataset):
 
 def reopen(folder: Path, fingerprint: str, kept: dict[str, Any]) -> Any:
     """The set of a pickle. Raises UserError as `open_tokens`; integrity (exit 5) where the folder holds another set now."""
-    kind = registry.TOKEN_KINDS.get(storage.read_manifest(folder).get("kind", ""), "recordings")
+    kind = registry.TOKEN_KINDS.get(manifests.read_manifest(folder).get("kind", ""), "recordings")
     found: TokenSet = registry.load_data_kind(kind).open_tokens(folder, verify=False)
     if found.fingerprint != fingerprint:
         raise integrity_error(str(folder), "holds another set than when it was pickled", hint="Open the tokens again")
@@ -258,13 +258,13 @@ def reopen(folder: Path, fingerprint: str, kept: dict[str, Any]) -> Any:
 
 def open_manifest(folder: Path, record: type[Manifest], verify: bool) -> Manifest:
     """The manifest of tokens as a `record`; with `verify`, its files are compared. Raises UserError as `open_tokens`."""
-    values, kind = storage.read_manifest(folder), record.model_fields["kind"].default
+    values, kind = manifests.read_manifest(folder), record.model_fields["kind"].default
     if values.get("kind") != kind:
         found = safe_text(str(values.get("kind")))
         raise input_error(
             Reason.UNSUPPORTED_FORMAT, f"holds {found}", f"expected {kind}", "Give a folder made by tokenize", file=str(folder)
         )
-    manifest = record.parse(values, folder / storage.MANIFEST)
+    manifest = record.parse(values, folder / manifests.MANIFEST)
     if verify:
         manifest.check_files(folder)
     return manifest

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from pydantic import Field
 
-from bitimely_core import storage
+from bitimely_core import manifests
 from bitimely_core.cache import open_cache
 from bitimely_core.config import Section, read_toml, validate
 from bitimely_core.datasets import generic, recording_map
@@ -114,7 +114,7 @@ def find_recordings(
 
 def _list_recordings(path: Path, plan: ReadingPlan, beside: dict[Path, Source]) -> Iterator[NewRecording]:
     try:
-        if path.is_dir() and (path / storage.MANIFEST).is_file():
+        if path.is_dir() and (path / manifests.MANIFEST).is_file():
             cache = open_cache(path, verify=False)
             for recording in cache.recording_ids():
                 yield NewRecording(recording, f"{path}:{recording}", partial(_read_cached, path, recording, plan))

@@ -23,7 +23,7 @@ from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from bitimely_core import storage
+from bitimely_core import manifests, storage
 from bitimely_core.config import LATER_SETTINGS
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, integrity_error, safe_text, usage_error
 from bitimely_core.records import StoredFile
@@ -113,7 +113,7 @@ def verify_checkpoint(path: Path) -> CheckpointMeta:
     if not intact:
         raise integrity_error(str(file), "differs from its own checksum", "expected it unchanged")
     meta = CheckpointMeta.parse(values, file)
-    storage.check_files(path, values)
+    manifests.check_files(path, values)
     return meta
 
 

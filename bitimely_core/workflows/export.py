@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypedDict
 
-from bitimely_core import storage
+from bitimely_core import manifests, storage
 from bitimely_core.errors import Reason, UserError, usage_error
 from bitimely_core.privacy import is_small
 from bitimely_core.records import has_result, list_results, read_result, write_results
@@ -67,7 +67,7 @@ def export(
     content = {name: read_result(path) for name, path in files.items()} | _protect_counts(opened, set(files)) | described
     write_results(target, content)
     hashes = {name: storage.hash_file(target / name) for name in content}
-    revision = None if push is None else hub.upload_folder(target, push, sorted([*content, storage.MANIFEST]))
+    revision = None if push is None else hub.upload_folder(target, push, sorted([*content, manifests.MANIFEST]))
     return {**result, "files": sorted(content), "sha256": hashes, "pushed": push, "revision": revision}
 
 

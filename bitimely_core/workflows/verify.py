@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypedDict
 
-from bitimely_core import storage
+from bitimely_core import manifests, storage
 from bitimely_core.errors import Exit, Finding, Reason, UserError, clean, input_error, input_warning
 from bitimely_core.records import ResultManifest, StoredRecord, find_changes, has_result, list_results
 from bitimely_core.run import FORMAT
@@ -149,10 +149,10 @@ def _check_folder(kind: str, folder: Path, deep: bool) -> tuple[list[Finding], i
         if kind == "cache":
             from bitimely_core import cache
 
-            return [*cache.verify(folder, deep=deep), *_check_beside(folder)], len(storage.read_manifest(folder)["files"])
+            return [*cache.verify(folder, deep=deep), *_check_beside(folder)], len(manifests.read_manifest(folder)["files"])
         if kind == "tokens":
-            manifest = storage.read_manifest(folder)
-            return [*storage.find_damage(folder, manifest), *_check_beside(folder)], len(manifest["files"])
+            manifest = manifests.read_manifest(folder)
+            return [*manifests.find_damage(folder, manifest), *_check_beside(folder)], len(manifest["files"])
         if kind == "key":
             fault = storage.find_secret_damage(folder)
             return [fault] if fault else [], 1
@@ -243,7 +243,7 @@ def _check_model(folder: Path, digest: str | None, *, hashed: bool = False) -> l
     if config.get("format_version") == MODEL_FORMAT and ResultManifest.find(folder) is None:
         return [
             _make_finding(
-                Reason.INTEGRITY, folder / storage.MANIFEST, "is missing", "expected the checksums of this folder", "Restore a copy"
+                Reason.INTEGRITY, folder / manifests.MANIFEST, "is missing", "expected the checksums of this folder", "Restore a copy"
             )
         ]
     if digest is None:
