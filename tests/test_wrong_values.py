@@ -59,6 +59,7 @@ WORK = {  # verb -> a command line that is right, and does nothing
     "embed": ["embed", "plain", "--dry-run"],
     "analyze": ["analyze", "svd", "plain", "--dry-run"],
     "report": ["report", "plain-class", "--dry-run"],
+    "dashboard": ["dashboard", "--dry-run"],
     "run": ["run", "smoke", "--dry-run"],
     "demo": ["demo", "--dry-run"],
     "reproduce": ["reproduce", "plain", "--dry-run"],

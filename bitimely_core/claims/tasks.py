@@ -100,10 +100,9 @@ def write_task_sequences(
         raise usage_error(text, expected, hint, file=str(base.folder), field="--task")
     requested, known = read_task_labels(task), read_id_table(ids)
     options = {
-        **base.options.model_dump(mode="json"),
+        **base.options.model_copy(update={"time_to_event": None, "cohort": None}).model_dump(mode="json"),
         "task": "multilabel",
         "landmark": None,
-        "time_to_event": None,
         "min_codes": 0,
         "asked": _fingerprint_labels(requested),
     }
