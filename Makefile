@@ -3,16 +3,16 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-fast test-long lint bench docs clean
+.PHONY: demo test test-slow test-long lint bench docs clean
 
 demo: $(VENV)/.installed  ## synthetic cohort -> cache -> tokens -> models -> report
 	$(BIN)/bitimely demo
 
 test: $(VENV)/.tested  ## the suite, offline, CPU
-	$(BIN)/python -m pytest -n 2 -m "not gpu and not long"
-
-test-fast: $(VENV)/.tested  ## what takes seconds
 	$(BIN)/python -m pytest -n 2 -m "not gpu and not slow and not long"
+
+test-slow: $(VENV)/.tested  ## whole workflows, tutorials and the gallery, kills of a job array
+	$(BIN)/python -m pytest -n 2 -m "slow and not gpu and not long"
 
 test-long: $(VENV)/.tested  ## every point of the sweeps of limits, kills, inputs and pairs of processes
 	$(BIN)/python -m pytest -m long

@@ -207,7 +207,8 @@ ALLOWED = {  # file: functions that need not ask
     "formats/matlab.py": {"_inflate_head", "_decode"},
     "tokens/unlabelled.py": {"_list_recordings"},  # raised when its recording is read
     "claims/sources/__init__.py": {"recognize_layout"},  # the reader of the layout meets the fault again, and says it
-    "storage.py": {"_locked_error", "_try_lock", "remove_old_files"},  # a message; no locks there; leaves the files for the next time
+    "storage.py": {"_locked_error", "_try_lock"},  # a message; no locks there
+    "manifests.py": {"remove_old_files"},  # leaves the files for the next time
     "cache/workers.py": {"collect_results", "_serve_tasks"},  # a pipe that the other side has closed
     "pipeline/workers.py": {"_run_process"},  # stored with the stage
     "training/devices.py": {"select_device"},  # torch.device of an unknown name
