@@ -43,8 +43,9 @@ def convert_usage_error(error: Any) -> UserError:
     option = getattr(error, "option_name", None)
     if option is not None and hasattr(error, "possibilities"):
         known = [name for parameter in context.command.params for name in parameter.opts] if context is not None else []
-        close = difflib.get_close_matches(option, known, n=2, cutoff=0.5)
-        action = f"Did you mean {' or '.join(close)}?" if close else action
+        is_early = context is not None and hasattr(context.command, "commands")  # before the verb, where there are few
+        close = difflib.get_close_matches(option, known, n=2, cutoff=0.8 if is_early else 0.5)
+        action = f"Did you mean {' or '.join(close)}?" if close else "Write the options of a verb after it" if is_early else action
         return usage_error(f"no option {safe_text(option)}", hint=action)
     commands = list(getattr(context.command, "commands", {})) if context is not None else []
     if commands and "No such command" in error.message:
