@@ -67,7 +67,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("argv", "code", "message"),
     [
         (["ingst"], 2, "Did you mean ingest"),
-        (["--json", "list"], 2, "options of a verb after it"),
+        (["--seed", "list"], 2, "options of a verb after it"),
         (["pretrain", "--presett", "tiny"], 2, "--preset"),
         (["ingest", "sleepedf", "x"], 2, "sleep-edf"),
         (["pretrain", "--preset", "18mm"], 2, "18m"),
