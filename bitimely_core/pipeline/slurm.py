@@ -24,9 +24,9 @@ set -u
 cd -- {folder} || exit 6
 export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-${{SLURM_CPUS_PER_TASK:-1}}}}"
 
-child='' stopped='' requeue=''
+child='' stopped='' requeue='' caught=''
 stop() {{
-  stopped=1
+  stopped=1 caught=1
   [ -z "$child" ] || kill -TERM "$child" 2>/dev/null
 }}
 trap 'requeue=1; stop' USR1 # two minutes before the time limit, and at a preemption under send_user_signal
@@ -35,11 +35,12 @@ trap stop TERM INT          # scancel, which ends the task, or a preemption, aft
 {command} &
 child=$!
 [ -z "$stopped" ] || stop
-wait "$child"
-code=$?
-while kill -0 "$child" 2>/dev/null; do # a signal ended the wait, not the child
+code=1 caught=1
+while [ -n "$caught" ]; do # a signal ends the wait, not the child
+  caught=''
   wait "$child"
-  code=$?
+  found=$?
+  [ "$found" -eq 127 ] || code=$found # 127: the wait before was the last
 done
 if [ -n "$requeue" ] && [ "$code" -ne 0 ]; then
   scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}"
