@@ -21,6 +21,7 @@ import re
 import secrets
 import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -335,6 +336,16 @@ def write_parquet(path: Path, data: pl.DataFrame | pa.Table, rows: int = 1 << 20
     return write_file(path, encode_parquet(data, rows))
 
 
+@contextmanager
+def open_scratch(folder: Path) -> Iterator[BinaryIO]:
+    """A file without a name on the disk of `folder`, or where that is read-only of the folder for temporary files; its space is free when nobody has it open.
+
+    Raises UserError: disk_full, io_error (exit 6).
+    """
+    with translate_system_errors(folder), tempfile.TemporaryFile(dir=folder if os.access(folder, os.W_OK) else None) as stream:
+        yield cast(BinaryIO, stream)
+
+
 def write_secret(path: Path, size: int) -> None:
     """Random bytes, private to their owner, and then their SHA-256 beside them; an existing file is kept.
 
@@ -403,6 +414,16 @@ def append_line(path: Path, obj: Any) -> None:
             os.close(fd)
 
 
+def create_file(path: Path) -> None:
+    """An empty file, also in the place of another; not flushed to the disk. Raises UserError (exit 6)."""
+    with translate_system_errors(path):
+        fd = os_open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW)
+        try:
+            os_truncate(fd, 0)
+        finally:
+            os.close(fd)
+
+
 def append_bytes(path: Path, data: bytes) -> None:
     """Add `data` to a file that is there. Raises UserError (exit 6)."""
     with translate_system_errors(path):
@@ -447,8 +468,10 @@ def refuse_link(path: Path) -> None:
 def refuse_url(path: Path) -> None:
     """Raises UserError (path_escape, exit 2) when `path` was made from a URL: it would be a local folder of that name."""
     if path.parts and URL.fullmatch(path.parts[0]):
-        hint = "Give a local folder; copy it there afterwards"
-        raise usage_error("is a URL", "expected a path on this machine", hint, code=Reason.PATH_ESCAPE, file=str(path))
+        hint = "Give a local folder, and copy it there afterwards"
+        raise usage_error(
+            "is a URL", "expected a path on this machine: workspaces and results are local", hint, code=Reason.PATH_ESCAPE, file=str(path)
+        )
 
 
 def is_temporary(name: str) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -297,6 +298,44 @@ def test_the_limit_of_a_line_is_none_of_the_file(tmp_path: Path, monkeypatch: py
     assert b"".join(block for block, _ in blocks) == text.encode()
     assert all(block.endswith(b"\n") and len(block) <= 164 for block, _ in blocks)  # complete lines, a block and the rest of one before
     assert [last for _, last in blocks] == [False] * (len(blocks) - 1) + [True]
+
+
+@pytest.mark.parametrize(
+    ("text", "several"),
+    [
+        ("id,x\n" + "".join(f"{i},{'y' * (i % 40)}\n" for i in range(300)), True),
+        ("\ufeffid,x\r\n" + "".join(f'"{i}","{i % 7},"\r\n' for i in range(300)) + "last,1", True),
+        ("id,x\n" + "".join(f'{i},"a\n{i},b"\n' for i in range(100)), False),
+        ("\n\nid,x\n" + "1,2\n" * 200, False),
+        ("id,x\n" + "1,2\n" * 100 + '3,"4\n5,6"\n' + "7,8\n" * 100, True),
+        ("id,x\n", False),
+    ],
+)
+def test_spans_of_a_table_are_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, several: bool) -> None:
+    monkeypatch.setattr(csv_text, "BLOCK", 100)
+    path = write_table(tmp_path, text)
+    for name, spans in ((path, tables.split_table(path, 300)), (pack(path), [None])):
+        assert tables.split_table(name, 300) == spans
+        parts = [block.frame for span in spans for block in tables.read_frames(name, ["x", "id"], span=span)]
+        expected = pl.concat([block.frame for block in tables.read_frames(path, ["x", "id"])])
+        assert pl.concat(parts).equals(expected)
+        assert name != path or (len(spans) > 1) == several
+
+
+def pack(path: Path) -> Path:
+    """The file, packed with gzip."""
+    packed = path.with_name("packed.csv.gz")
+    packed.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
+    return packed
+
+
+def test_spans_of_parquet_are_row_groups(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"id": [str(i) for i in range(100)]}), path, row_group_size=9)
+    spans = tables.split_table(path, 200)
+    assert len(spans) > 3
+    parts = [block.frame for span in spans for block in tables.read_frames(path, ["id"], span=span)]
+    assert pl.concat(parts).rows() == [(i + 1, str(i)) for i in range(100)]
 
 
 # --- Parquet

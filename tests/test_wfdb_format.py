@@ -20,6 +20,7 @@ from samples import SAMPLES, require_sample
 
 from bitimely_core.errors import UserError
 from bitimely_core.formats import wfdb as own
+from bitimely_core.formats import wfdb_header
 from bitimely_core.formats.source import scan_folder
 from bitimely_core.formats.wfdb_samples import count_bytes
 
@@ -601,20 +602,22 @@ def test_no_header_does_more_than_refuse(tmp_path: Path, data: st.DataObject) ->
 @given(text=st.text(max_size=200))
 def test_any_text_is_a_header_or_refused(text: str) -> None:
     with suppress(UserError):
-        own.parse_header(text.encode("utf-8", "replace"), "r")
+        wfdb_header.parse_header(text.encode("utf-8", "replace"), "r")
 
 
 def test_thousands_of_equal_names_take_linear_time(seconds: Callable[[Callable[[], object]], float]) -> None:
     lines = [f"r.dat 16 1 0 0 0 0 0 x{i // 2}" for i in range(30_000)]
     few, many = ("\n".join([f"r {n} 100", *lines[:n]]).encode() for n in (5000, 30_000))
-    assert seconds(lambda: own.parse_header(many, "r", required=())) < 15 * seconds(lambda: own.parse_header(few, "r", required=()))
-    parsed = own.parse_header(many, "r", required=())
+    assert seconds(lambda: wfdb_header.parse_header(many, "r", required=())) < 15 * seconds(
+        lambda: wfdb_header.parse_header(few, "r", required=())
+    )
+    parsed = wfdb_header.parse_header(many, "r", required=())
     assert [channel.name for *_, channel in parsed.signals[:3]] == ["x0 (1)", "x0 (2)", "x1 (3)"]
 
 
 def test_long_digits_cost_no_more_than_their_length() -> None:
     for field in ("9" * 1_000_000 + "x", "1" * 500_000 + "." + "1" * 500_000 + "x"):
         with pytest.raises(UserError):
-            own.parse_header(f"r 1 {field} 10\nr.dat 16".encode(), "r")
+            wfdb_header.parse_header(f"r 1 {field} 10\nr.dat 16".encode(), "r")
         with pytest.raises(UserError):
-            own.parse_header(f"r 1 100 10\nr.dat 16 {field}".encode(), "r")
+            wfdb_header.parse_header(f"r 1 100 10\nr.dat 16 {field}".encode(), "r")

@@ -14,12 +14,11 @@ from typing import Any
 
 from bitimely_core import manifests, registry, storage
 from bitimely_core.cache import report as reporting
-from bitimely_core.cache import shards
+from bitimely_core.cache import shards, staging
 from bitimely_core.cache.ingest_run import REPORT, IngestRun
 from bitimely_core.cache.units import MEAN_BYTES, MEAN_UNITS, IngestTask, find_copies, group_units
 from bitimely_core.cache.workers import IngestWorker, catch_signals, run_tasks, start_workers
-from bitimely_core.errors import Reason, UserError, input_error, raise_differences, safe_text, usage_error
-from bitimely_core.formats.source import scan_folder
+from bitimely_core.errors import Reason, UserError, hide_credentials, input_error, raise_differences, safe_text, usage_error
 from bitimely_core.formats.text import use_encoding
 from bitimely_core.records import StoredFile
 from bitimely_core.schemas.ingest import CachedPart, CachedUnit, CacheManifest, CacheSettings, IngestPart, IngestReport, RecordingsManifest
@@ -28,7 +27,6 @@ from bitimely_core.types import Progress
 
 PROGRESS = ".progress"
 SUBJECTS_COPY = "subjects.parquet"  # for people, never read
-CACHE_RATIO = 0.75  # bytes of cache a byte of source: an estimate
 SOURCE_SPEED = 60e6  # bytes of source a second and core: an estimate
 PART_LOCK_WAIT = 60.0  # seconds that parts of one ingest wait for each other
 
@@ -52,12 +50,13 @@ def ingest(
     wait: float = 0.0,
     progress: Progress | None = None,
     dry_run: bool = False,
+    keep_staged: bool = False,
 ) -> dict[str, Any]:
     """Read a data set into its cache.
 
     Args:
         dataset: registered name.
-        source: raw folder; None for generated data sets.
+        source: raw folder, or the URL of one (see `cache.staging`); None for generated data sets.
         out: folder of this data set's cache; made if missing.
         options: the data set's own.
         jobs: worker processes; 1 reads in this process. The result does not depend on it.
@@ -73,6 +72,7 @@ def ingest(
         wait: seconds to wait for another process that works on this cache.
         progress: called with the current step, units done and units in all.
         dry_run: return what would be read, and write nothing.
+        keep_staged: of a URL keep the files that were brought here; else they are removed once the cache is published.
 
     Returns:
         The ingest report (`schemas.IngestReport`) as JSON, status published or partial. A part that is not the last: `{"schema": "bitimely.ingest_part/1", ...}`; a dry run: `{"schema": "bitimely.ingest_plan/1", ...}`.
@@ -85,29 +85,37 @@ def ingest(
     folder = Path(out)
     entry, resolved = _resolve_options(dataset, options or {})
     _check_arguments(entry, source, jobs, max_bad, shard)
-    scanned = None if source is None else scan_folder(Path(source), follow_symlinks=follow_symlinks)
     kind = registry.load_data_kind(entry.facts.kind)
-    if scanned is not None:
-        resolved |= {name: value for name, value in kind.recognize_source(scanned).items() if name not in (options or {})}
-    stated = {} if encoding is None else {"encoding": encoding}
-    with use_encoding(encoding), tempfile.TemporaryDirectory() as scratch:  # where a dry run makes the key
-        pinned = kind.pin_options(resolved, Path(scratch) / dataset if dry_run else folder)
-    with use_encoding(encoding), catch_signals() as stop:
-        run = IngestRun(
-            dataset=entry,
-            source=scanned,
-            source_path=None if source is None else str(source),
-            out=folder,
-            options={**pinned, "keep_phi": keep_phi, "keep_dates": keep_dates, **stated},
-            given_options=resolved,
-            run_options={"strict": strict, "max_bad": max_bad, "follow_symlinks": follow_symlinks, "verify": verify},
-            jobs=jobs,
-            progress=progress,
-            stop=stop,
-        )
+
+    def pin(values: dict[str, Any], *, scratch: bool) -> dict[str, Any]:
+        with use_encoding(encoding), tempfile.TemporaryDirectory() as home:  # where a dry run makes the key
+            return kind.pin_options(values, Path(home) / dataset if scratch else folder)
+
+    if staging.is_remote(source):
+        pin({**resolved}, scratch=True)  # what is wrong with them is found before anything is downloaded
         if dry_run:
-            return _plan_ingest(run)
-        return kind.ingest(run, shard, wait, force_new=force_new).to_json()
+            return _plan_download(entry.name, str(source), folder)
+    with staging.open_source(source, folder, follow_symlinks=follow_symlinks, keep=keep_staged, wait=wait, progress=progress) as scanned:
+        if scanned is not None:
+            resolved |= {name: value for name, value in kind.recognize_source(scanned).items() if name not in (options or {})}
+        stated = {} if encoding is None else {"encoding": encoding}
+        pinned = pin(resolved, scratch=dry_run)
+        with use_encoding(encoding), catch_signals() as stop:
+            run = IngestRun(
+                dataset=entry,
+                source=scanned,
+                source_path=None if source is None else hide_credentials(str(source)),
+                out=folder,
+                options={**pinned, "keep_phi": keep_phi, "keep_dates": keep_dates, **stated},
+                given_options=resolved,
+                run_options={"strict": strict, "max_bad": max_bad, "follow_symlinks": follow_symlinks, "verify": verify},
+                jobs=jobs,
+                progress=progress,
+                stop=stop,
+            )
+            if dry_run:
+                return _plan_ingest(run)
+            return kind.ingest(run, shard, wait, force_new=force_new).to_json()
 
 
 def ingest_recordings(run: IngestRun, shard: tuple[int, int] | None, wait: float, *, force_new: bool) -> IngestReport | IngestPart:
@@ -153,6 +161,10 @@ def _check_arguments(
         raise usage_error(f"max_bad is {max_bad}", "expected a share from 0 to 1")
     if shard is not None and not 1 <= shard[0] <= shard[1]:
         raise usage_error(f"shard is {shard[0]}/{shard[1]}", "expected k/n with k from 1 to n")
+    if shard is not None and shard[1] > 1 and staging.is_remote(source):
+        raise usage_error(
+            "--shard with a URL", "expected a folder that all parts can read", "Ingest without --shard, or copy the files first"
+        )
 
 
 def _plan_ingest(run: IngestRun) -> dict[str, Any]:
@@ -175,7 +187,26 @@ def _plan_ingest(run: IngestRun) -> dict[str, Any]:
         ],
         "bytes": total,
         "options": run.options | run.run_options,
-        "estimate": {"cache_bytes": int(total * CACHE_RATIO), "seconds": round(total / SOURCE_SPEED / run.jobs, 1)},
+        "estimate": {"cache_bytes": int(total * staging.CACHE_RATIO), "seconds": round(total / SOURCE_SPEED / run.jobs, 1)},
+    }
+
+
+def _plan_download(dataset: str, source: str, folder: Path) -> dict[str, Any]:
+    """What an ingest of a URL would bring here, from its listing alone."""
+    with catch_signals() as stop:
+        remote = staging.list_remote(source, stop)
+    return {
+        "schema": "bitimely.ingest_plan/1",
+        "format_version": 1,
+        "status": "planned",
+        "dataset": dataset,
+        "source": {"path": remote.url, "files": len(remote.files), "bytes": remote.size},
+        "out": str(folder),
+        "units": [],
+        "bytes": remote.size,
+        "staged": str(staging.locate_folder(source, folder)),
+        "rejected": [finding.message for finding in remote.rejected.values()],
+        "estimate": {"cache_bytes": int(remote.size * staging.CACHE_RATIO), "free_bytes": staging.measure_free(folder)},
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -57,8 +57,12 @@ class Cache:
 
     def events(self) -> Iterator[pl.DataFrame]:
         """Of claims: the rows of one shard of subjects after another, in MEDS columns (`claims.ingest`)."""
-        for name in self.events_manifest.shards:
-            yield self._read_frame(name)
+        for number in range(len(self.events_manifest.shards)):
+            yield self.shard(number)
+
+    def shard(self, number: int, columns: Collection[str] | None = None, categories: Sequence[str] = ()) -> pl.DataFrame:
+        """Of claims: one shard of `events`; of `columns` those that are there, `categories` (plain columns of text) as Categorical."""
+        return self._read_frame(self.events_manifest.shards[number], columns, categories)
 
     def cohort(self, columns: Collection[str] | None = None) -> pl.DataFrame:
         """Of claims: one row a subject, days on the subject's clock unless dates were kept; of `columns` those that are there."""
@@ -116,10 +120,12 @@ class Cache:
         schema = {"recording_id": pl.String, "onset": pl.Float64, "duration": pl.Float64, "label": pl.String}
         return pl.concat([pl.DataFrame(schema=schema), *(self._read_frame(name) for _, name in self.recordings_manifest.shards if name)])
 
-    def _read_frame(self, name: str, columns: Collection[str] | None = None) -> pl.DataFrame:
+    def _read_frame(self, name: str, columns: Collection[str] | None = None, categories: Sequence[str] = ()) -> pl.DataFrame:
         import polars as pl
 
-        found = pl.from_arrow(next(self._translate_errors(name, lambda: iter([shards.read_table(self.folder / name, columns)]))))
+        found = pl.from_arrow(
+            next(self._translate_errors(name, lambda: iter([shards.read_table(self.folder / name, columns, categories)])))
+        )
         assert isinstance(found, pl.DataFrame)
         return found
 

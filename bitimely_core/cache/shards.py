@@ -126,7 +126,8 @@ def _validate_signal(signal: Signal) -> Signal:
     if samples.nbytes > MAX_VALUE_BYTES:
         size, limit = format_size(samples.nbytes), format_size(MAX_VALUE_BYTES)
         raise input_error(Reason.RESOURCE_LIMIT, f"{size} in one channel", f"expected at most {limit}", "Cut the recording into parts")
-    least, most = (float(reduce(samples)) if samples.size else 0.0 for reduce in (np.fmin.reduce, np.fmax.reduce))
+    extremes = (np.minimum, np.maximum) if samples.dtype.kind == "i" else (np.fmin, np.fmax)  # the former are several times as fast
+    least, most = (float(extreme.reduce(samples)) if samples.size else 0.0 for extreme in extremes)
     if math.isinf(least) or math.isinf(most):
         raise input_error(Reason.NON_FINITE, "holds infinite values", "expected finite numbers", field=signal.channel)
     rate, scale, offset, onset = numbers = [float(x) for x in (signal.rate, signal.scale, signal.offset, signal.onset)]
@@ -303,10 +304,10 @@ def _encode_parquet(schema: pa.Schema, tables: Iterable[pa.Table], plain: list[s
     return memoryview(sink.getvalue())
 
 
-def _open_parquet(path: Path) -> pq.ParquetFile:
+def _open_parquet(path: Path, categories: Sequence[str] = ()) -> pq.ParquetFile:
     import pyarrow.parquet as pq
 
-    return pq.ParquetFile(path, page_checksum_verification=True)
+    return pq.ParquetFile(path, page_checksum_verification=True, read_dictionary=list(categories))
 
 
 def read_shard(folder: Path, shard: CacheShard, subjects: dict[str, Any], channels: Collection[str] | None = None) -> Iterator[Record]:
@@ -351,9 +352,9 @@ def _read_rows(
         yield row, Signal(row["channel"], row["rate"], row["unit"], values, row["scale"], row["offset"], row["onset"])
 
 
-def read_table(path: Path, columns: Collection[str] | None = None) -> pa.Table:
-    """All rows of a file: all columns but the samples, or those of `columns` that are there. Raises OSError."""
-    with _open_parquet(path) as file:
+def read_table(path: Path, columns: Collection[str] | None = None, categories: Sequence[str] = ()) -> pa.Table:
+    """All rows of a file: all columns but the samples, or those of `columns` that are there; `categories` as dictionaries. Raises OSError."""
+    with _open_parquet(path, categories) as file:
         names = [name for name in file.schema_arrow.names if (name != "samples" if columns is None else name in columns)]
         return file.read(columns=names, use_threads=False)  # a thread needs more memory than these columns, and saves no time
 

@@ -30,7 +30,7 @@ from bitimely_core.datasets.recording_map import (
 from bitimely_core.datasets.recording_tables import read_annotations, read_attributes, read_bids_events, read_participants
 from bitimely_core.datasets.tser import report_unclaimed
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, usage_error
-from bitimely_core.formats import stage_texts, tables
+from bitimely_core.formats import stage_texts, tables, wfdb_header
 from bitimely_core.formats import wfdb as format_wfdb
 from bitimely_core.formats.source import Source, locate_errors, require_source
 from bitimely_core.registry import DatasetFacts, View, datasets
@@ -352,7 +352,7 @@ def find_segments(source: Source, headers: Iterable[str]) -> set[str]:
                 if b"/" not in (first.split() or [b""])[0]:
                     continue
                 file.seek(0)
-                parsed = format_wfdb.parse_header(file.read(format_wfdb.MAX_HEADER + 1), PurePosixPath(rel).stem, required=())
+                parsed = wfdb_header.parse_header(file.read(wfdb_header.MAX_HEADER + 1), PurePosixPath(rel).stem, required=())
         except (OSError, UserError) as error:
             raise_system_error(error, source.path(rel), stored=False)
             continue  # its unit reports that

@@ -52,7 +52,7 @@ def _name_event(note: Annotation, labels: Mapping[str, str] | None) -> Annotatio
 
 
 def read_wfdb(source: Source, rel: str, info: RecordingInfo) -> Record:
-    """A WFDB record with its segments and its annotation files. Raises UserError as `formats.wfdb.read`, and for faulty annotations."""
+    """A WFDB record with its segments and its annotation files. Raises UserError as `formats.wfdb.read_recording`, and for faulty annotations."""
     found = format_wfdb.read_recording(rel, source, required=tuple(info.channels), keep_phi=info.keep_phi)
     phi = {"comments": "\n".join(found.header.comments)} if found.header.comments else {}
     findings, codes, notes = list(found.findings), list[Annotation](), list[Annotation]()

@@ -26,6 +26,7 @@ import numpy as np
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats.csv_text import (
     ParsedRecord,
+    TableSpan,
     count_records,
     parse_header,
     parse_records,
@@ -33,6 +34,7 @@ from bitimely_core.formats.csv_text import (
     read_lines,
     record_pattern,
     split_plain_blocks,
+    split_text,
     split_unquoted,
 )
 from bitimely_core.formats.source import locate_errors
@@ -274,7 +276,34 @@ def group_findings(findings: Iterable[Finding]) -> list[Finding]:
 # --- frames
 
 
-def read_frames(path: Path, columns: Sequence[str], *, delimiter: str = ",", quotes: bool = True) -> Iterator[TableBlock]:
+def split_table(path: Path, size: int, *, delimiter: str = ",") -> list[TableSpan | None]:
+    """Spans of about `size` bytes for `read_frames`; one None where a table cannot be split. Raises UserError: as `read_names`."""
+    names = read_names(path, delimiter=delimiter)
+    if not _is_parquet(path):
+        with locate_errors(path, replace=False):
+            return split_text(path, len(names), delimiter, size)
+    import pyarrow.parquet as pq
+
+    spans: list[TableSpan | None] = []
+    row = first = begin = held = 0
+    metadata = pq.read_metadata(path)  # it has been read for the names
+    for i in range(metadata.num_row_groups):
+        row, held = row + metadata.row_group(i).num_rows, held + metadata.row_group(i).total_byte_size
+        if held >= size or i == metadata.num_row_groups - 1:
+            spans.append(TableSpan(begin, i + 1, first))
+            begin, first, held = i + 1, row, 0
+    return spans or [None]
+
+
+def read_frames(
+    path: Path,
+    columns: Sequence[str],
+    *,
+    delimiter: str = ",",
+    quotes: bool = True,
+    span: TableSpan | None = None,
+    categories: Collection[str] = (),
+) -> Iterator[TableBlock]:
     """A long table in stretches of about 16 MiB, every cell text: the same cells as `read_rows`, much faster, in bounded memory.
 
     Args:
@@ -282,6 +311,8 @@ def read_frames(path: Path, columns: Sequence[str], *, delimiter: str = ",", quo
         columns: names of the columns to return, in this order.
         delimiter: of csv.
         quotes: False: a quote is an ordinary character (tab-separated exports of vocabularies).
+        span: of `split_table`, to read only that.
+        categories: columns of csv with few distinct texts, read as Categorical, each block with its own.
 
     Yields:
         Blocks, in the order of the file. Of a Parquet file every column is given as
@@ -294,9 +325,9 @@ def read_frames(path: Path, columns: Sequence[str], *, delimiter: str = ",", quo
     with locate_errors(path, replace=False):
         selected = _find_columns(names, columns)
         if _is_parquet(path):
-            blocks = _read_parquet_frames(path, selected, columns)
+            blocks = _read_parquet_frames(path, selected, columns, span)
         else:
-            blocks = _read_csv_frames(path, len(names), selected, columns, delimiter, quotes=quotes)
+            blocks = _read_csv_frames(path, len(names), selected, columns, delimiter, quotes=quotes, span=span, categories=categories)
         seen = read = 0
         for block in blocks:
             seen += block.seen
@@ -372,16 +403,24 @@ def read_option_table(path: Path, columns: Sequence[str], option: str, wanted: s
 
 
 def _read_csv_frames(
-    path: Path, width: int, selected: Sequence[int], columns: Sequence[str], delimiter: str, *, quotes: bool
+    path: Path,
+    width: int,
+    selected: Sequence[int],
+    columns: Sequence[str],
+    delimiter: str,
+    *,
+    quotes: bool,
+    span: TableSpan | None,
+    categories: Collection[str],
 ) -> Iterator[TableBlock]:
     import polars as pl
 
     pattern = record_pattern(width, delimiter)
     waiting: list[tuple[int, str, bool]] = []  # of the parser, and of the count: lines whose record may go on in the next block
     uncounted: list[str] = []
-    row = 0  # lines so far
-    below_header = False
-    for text, last in read_blocks(path):
+    row = 0 if span is None else span.row  # lines so far
+    below_header = row > 0
+    for text, last in read_blocks(path, span):
         if not below_header:
             blank = len(text) - len(text.lstrip())
             below_header = blank < len(text)
@@ -391,9 +430,11 @@ def _read_csv_frames(
         parts: list[pl.DataFrame] = []
         faults: list[Finding] = []
         seen = 0
+        category = pl.Categorical(pl.Categories.random()) if hasattr(pl, "Categories") else pl.Categorical()
+        kinds = dict.fromkeys(categories, category)
         for piece, plain in split_plain_blocks(text, width, delimiter, quotes=quotes):
             if plain is not None and not waiting and not uncounted:
-                parts.append(_parse_plain_block(piece, row, plain, width, selected, columns, delimiter, quotes=quotes))
+                parts.append(_parse_plain_block(piece, row, plain, width, selected, columns, kinds, delimiter, quotes=quotes))
                 row += plain
                 seen += plain
                 continue
@@ -410,7 +451,10 @@ def _read_csv_frames(
         if last:
             _collect_records(parse_records([], width, delimiter, waiting), parts, faults, selected, columns)
             seen += sum(count_records([], pattern, uncounted))
-        yield TableBlock(pl.concat(parts) if parts else _make_frame([], [], columns), faults, seen, b" " in text or b"\t" in text)
+        frame = pl.concat(
+            [part.with_columns(pl.col(name).cast(category) for name in categories) for part in parts] or [_make_frame([], [], columns)]
+        )
+        yield TableBlock(frame, faults, seen, b" " in text or b"\t" in text)
 
 
 def _collect_records(
@@ -437,7 +481,16 @@ def _make_frame(rows: Sequence[int], cells: Sequence[Sequence[str | None]], colu
 
 
 def _parse_plain_block(
-    text: bytes, row: int, height: int, width: int, selected: Sequence[int], columns: Sequence[str], delimiter: str, *, quotes: bool
+    text: bytes,
+    row: int,
+    height: int,
+    width: int,
+    selected: Sequence[int],
+    columns: Sequence[str],
+    kinds: Mapping[str, pl.Categorical],
+    delimiter: str,
+    *,
+    quotes: bool,
 ) -> pl.DataFrame:
     """The frame of a text in which each line is a record of `width` cells; `row` lines precede it."""
     import polars as pl
@@ -446,7 +499,8 @@ def _parse_plain_block(
         text,
         has_header=False,
         columns=sorted(set(selected)),
-        schema={str(i): pl.String for i in range(width)},
+        schema={str(i): pl.String for i in range(width)}
+        | {str(i): kinds[name] for i, name in zip(selected, columns, strict=True) if name in kinds},
         separator=delimiter,
         quote_char='"' if quotes and b'"' in text else None,
     )
@@ -495,16 +549,20 @@ def _to_text(column: pa.Array) -> pa.Array:
     return pc.cast(pc.local_timestamp(column) if zoned else column, pa.string())
 
 
-def _read_parquet_frames(path: Path, selected: Sequence[int], columns: Sequence[str]) -> Iterator[TableBlock]:
+def _read_parquet_frames(
+    path: Path, selected: Sequence[int], columns: Sequence[str], span: TableSpan | None = None
+) -> Iterator[TableBlock]:
     import polars as pl
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    row = 0
+    row = 0 if span is None else span.row
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            groups = range(file.metadata.num_row_groups) if span is None else range(span.start, span.stop)
+            rows_end = row + sum(file.metadata.row_group(i).num_rows for i in groups)
             stored = [file.schema_arrow.names[i] for i in selected]
-            for batch in file.iter_batches(1 << 19, columns=stored):
+            for batch in file.iter_batches(1 << 19, row_groups=list(groups), columns=stored):
                 batch.validate(full=True)  # texts that are not UTF-8 end polars
                 texts = {}
                 for name, column in zip(columns, (batch.column(name) for name in stored), strict=True):
@@ -512,10 +570,8 @@ def _read_parquet_frames(path: Path, selected: Sequence[int], columns: Sequence[
                 rows = pl.int_range(row + 1, row + 1 + len(batch), dtype=pl.Int64, eager=True).alias("row")
                 row += len(batch)
                 yield TableBlock(pl.DataFrame([rows, *texts.values()]), [], len(batch))
-            if row != file.metadata.num_rows:
-                raise input_error(
-                    Reason.CORRUPT, f"{row} rows were read, its footer states {file.metadata.num_rows}", "expected the same number"
-                )
+            if row != rows_end:
+                raise input_error(Reason.CORRUPT, f"{row} rows were read, its footer states {rows_end}", "expected the same number")
     except (OSError, ValueError, pa.ArrowException) as error:
         raise_system_error(error, path, stored=False)
         problem = f"does not read as Parquet after row {row} ({type(error).__name__})"
