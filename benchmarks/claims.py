@@ -3,6 +3,7 @@
     python benchmarks/claims.py                                               # 10 million rows, polars and pandas
     python benchmarks/claims.py --rows 10000000 100000000 --skip pandas       # does memory grow with the rows?
     python benchmarks/claims.py --rows 800000 --engines polars duckdb spark --skip pandas
+    PYSPARK_SUBMIT_ARGS="--master local-cluster[2,1,1024] pyspark-shell" python benchmarks/claims.py --rows 1000000 4000000 --engines spark --skip pandas
 
 Both do the same steps: read text, normalise ICD-9 codes, parse dates, count what is left out by reason, look codes up with their parents, label by
 rules (a stay, or two claims in 730 days), split by a hash, prevalence ratios on the training split, roll up, drop copies of a code on one day,
@@ -143,17 +144,17 @@ def by_pandas(folder: Path) -> int:
 
 def by_bitimely(folder: Path, engine: str) -> int:
     """`ingest pophr` with the sequences. Returns the sequences."""
-    from bitimely_core import workflows
+    import polars as pl
+
+    from bitimely_core.workflows.ingest import ingest
 
     with tempfile.TemporaryDirectory(dir=folder) as home:
-        report = workflows.ingest(
-            "pophr", folder, Path(home) / "cache" / "pophr", options={"engine": engine}, build={"select": False, "engine": engine}
-        )
-    return int(report["tokens"]["windows"])
+        ingest("pophr", folder, Path(home) / "cache" / "pophr", options={"engine": engine}, build={"select": False, "engine": engine})
+        return int(pl.scan_parquet(f"{home}/tokens/pophr/sequences-*.parquet").select(pl.len()).collect().item())
 
 
-def _end_spark() -> None:
-    """End the Java process: what it cost is known when it is gone."""
+def _end_spark() -> float:
+    """End the Java process of the driver: what it cost is known when it is gone. Returns its peak of resident memory in GiB."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -161,22 +162,24 @@ def _end_spark() -> None:
     gateway = SparkContext._gateway
     assert session is not None
     assert gateway is not None
+    status = Path(f"/proc/{gateway.proc.pid}/status").read_text()
     session.stop()
     gateway.shutdown()
     gateway.proc.stdin.close()
     gateway.proc.wait()
+    return int(status.split("VmHWM:")[1].split()[0]) / 2**20
 
 
 def child(name: str, folder: Path) -> None:
     """One contestant; prints its cost as JSON."""
     begun = time.perf_counter()
     n = by_pandas(folder) if name == "pandas" else by_bitimely(folder, name)
-    if name == "spark":
-        _end_spark()
+    java = _end_spark() if name == "spark" else 0.0
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = sum(usage.ru_utime + usage.ru_stime for usage in (own, children))
     peak = max(own.ru_maxrss, children.ru_maxrss) / 2**20
-    print(json.dumps({"name": name, "sequences": n, "cpu": cpu, "wall": time.perf_counter() - begun, "peak_gib": peak}))
+    cost = {"name": name, "sequences": n, "cpu": cpu, "wall": time.perf_counter() - begun, "peak_gib": peak}
+    print(json.dumps(cost | {"driver_gib": own.ru_maxrss / 2**20, "java_gib": java}))
 
 
 def main() -> None:
@@ -203,9 +206,8 @@ def main() -> None:
                 )
                 found.append({"rows": rows, **json.loads(run.stdout.splitlines()[-1])})
                 print(
-                    "{rows:,} rows, {name}: {sequences:,} sequences, {cpu:.1f} s CPU, {wall:.1f} s, peak {peak_gib:.2f} GiB".format(
-                        **found[-1]
-                    ),
+                    "{rows:,} rows, {name}: {sequences:,} sequences, {cpu:.1f} s CPU, {wall:.1f} s, peak {peak_gib:.2f} GiB, its driver in "
+                    "Python {driver_gib:.3f} GiB, in Java {java_gib:.3f} GiB".format(**found[-1]),
                     flush=True,
                     file=sys.stderr if args.json else sys.stdout,
                 )

@@ -36,7 +36,12 @@ class ClaimsReadOptions(OptionGroup):
         Text,
         read_option("Layout: claims, synpuf, mimic3, mimic4, omop or meds (default: as the names of the files show).", flag="--source"),
     ] = None
-    phecode_map: Annotated[Texts, read_option("ICD to PheCode map: a table, an archive, or pkg:NAME. May be repeated.", "FILE")] = None
+    phecode_map: Annotated[
+        Texts,
+        read_option(
+            "ICD to PheCode map: a table, an archive, pkg:NAME, or phecode12, phecodex, phecodex-who. May be repeated.", "FILE|NAME"
+        ),
+    ] = None
     map_repair: Annotated[Text, read_option("phecode-zeros: put back leading zeros of PheCodes, where nothing else is wrong.")] = None
     map_overrides: Annotated[Text, read_option("Table of code, vocab, phecode that replaces entries of the map.", "FILE")] = None
     map_vocab: Annotated[Text, read_option("Vocabulary of a map that names none: icd9, icd10 or icd10cm.")] = None
@@ -57,6 +62,10 @@ class ClaimsReadOptions(OptionGroup):
     pad_undotted: Annotated[
         bool, read_option("Read an undotted number of 1 or 2 digits as a category that has lost its zeros.", flag="--pad-undotted")
     ] = False
+    codes: Annotated[
+        Text, read_option("icd, or all: also codes of other vocabularies, as tokens of their own, with their numbers (meds, omop).")
+    ] = None
+    time_unit: Annotated[Text, read_option("day, or minute: times of events as exact as the source has them.")] = None
     admitting: Annotated[bool, read_option("Use admitting diagnoses too (synpuf).", flag="--admitting")] = False
     keep_ignored: Annotated[bool, read_option("Keep the PheCodes that the catalog marks Ignore.", flag="--keep-ignored")] = False
     control_exclusions: Annotated[
@@ -101,6 +110,7 @@ class ClaimsBuildOptions(OptionGroup):
     no_select: Annotated[bool, build_option("Keep every PheCode of the training subjects.", flag="--no-select")] = False
     dedupe: Annotated[Text, build_option("day, month, none or first-per-age30.")] = None
     time: Annotated[Text, build_option("months, calendar-month or age30.")] = None
+    values: Annotated[Text, build_option("Numbers of events (--codes all): none, deciles of the training split, or raw for models.")] = None
     time_to_event: Annotated[
         Text, build_option("Labels are times to event (needs a landmark): predict the risk within so many days.", "DAYS[,DAYS...]")
     ] = None

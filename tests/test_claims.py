@@ -179,6 +179,7 @@ def test_shards_and_engines_give_the_same(tmp_path: Path, monkeypatch: pytest.Mo
     key.write_bytes(bytes(32))
     single = ingested(tmp_path / "whole", raw, id_key=str(key))
     monkeypatch.setattr(ingest, "SHARD_BYTES", (raw / "claims.csv").stat().st_size // 4)
+    monkeypatch.setattr("bitimely_core.claims.spill.GROUP", 50)  # several row groups a file
     parts = ingested(tmp_path / "parts", raw, id_key=str(key), engine=engine)
     assert parts["content_sha256"] == single["content_sha256"]
     assert parts["reason_counts"] == single["reason_counts"]
@@ -347,6 +348,13 @@ def test_phecodes_of_the_other_sex_are_left_out(tmp_path: Path) -> None:
         for who, phecodes in frame.sort("time").select("subject_id", "phecodes").iter_rows():
             found.setdefault(ids[who], []).extend(phecodes)
     assert found == {"m": ["185", "401.1"], "f": ["615", "401.1"], "u": ["185", "615", "401.1"]}
+    (tmp_path / "split.csv").write_text("subject_id,split\n0,train\n1,train\n2,train\n")
+    built(tmp_path / "w", min_codes=1, select=False, split_file=str(tmp_path / "split.csv"))
+    folder = tmp_path / "w" / "tokens" / "pophr"
+    names = dict(pl.read_parquet(folder / next(folder.glob("vocab*.parquet"))).select("id", "code").iter_rows())
+    sequences = pl.read_parquet(folder / "sequences-*.parquet").select("subject_id", "codes")
+    read = {ids[who]: [names[i] for i in row] for who, row in sequences.iter_rows()}
+    assert read == {"m": ["185", "401"], "f": ["615", "401"], "u": ["185", "615", "401"]}
     path.write_text("icd9,phecode\n401.9,401.1\n")
     with pytest.raises(UserError, match="states no sexes"):
         ingested(tmp_path / "other", raw, **options)

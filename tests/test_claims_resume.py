@@ -19,15 +19,17 @@ from bitimely_core import cache, storage, workflows
 from bitimely_core.claims import clean, ingest, pass1_clean, spill, steps, synthetic
 from bitimely_core.claims.splits import read_split_file
 from bitimely_core.errors import UserError
-from bitimely_core.formats import csv_text
+from bitimely_core.formats import csv_text, tables
 
-SMALL = {"BLOCK": 3000, "SPILL_ROWS": 150, "SHARD_BYTES": 6000}  # bytes, rows, bytes: several of each
+SMALL = {"BLOCK": 3000, "SPILL_ROWS": 150, "SHARD_BYTES": 6000, "HELD_BYTES": 0}  # bytes, rows, bytes: several of each; all is spilled
+PARTLY, ALL = 12_000, 1 << 30  # bytes of HELD_BYTES: some of the rows, all
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(csv_text, "BLOCK", SMALL["BLOCK"])
     monkeypatch.setattr(pass1_clean, "SPILL_ROWS", SMALL["SPILL_ROWS"])
+    monkeypatch.setattr(pass1_clean, "HELD_BYTES", SMALL["HELD_BYTES"])
     monkeypatch.setattr(ingest, "SHARD_BYTES", SMALL["SHARD_BYTES"])
 
 
@@ -86,8 +88,8 @@ KILLED = """
 import os, signal, sys
 from bitimely_core import cache
 from bitimely_core.claims import clean, ingest, pass1_clean, steps, synthetic
-from bitimely_core.formats import csv_text
-csv_text.BLOCK, pass1_clean.SPILL_ROWS, ingest.SHARD_BYTES = {small}
+from bitimely_core.formats import csv_text, tables
+csv_text.BLOCK, pass1_clean.SPILL_ROWS, ingest.SHARD_BYTES, pass1_clean.HELD_BYTES = {small}
 home, name, after, dataset, source, out, options = {what}
 function, left = getattr(home, name), [after]
 def until(*args, **kwargs):
@@ -100,30 +102,39 @@ cache.ingest(dataset, source, out, options=options)
 """
 
 
-def killed(home: str, name: str, after: int, dataset: str, source: Path | None, out: Path, options: dict[str, Any]) -> None:
+def killed(home: str, name: str, after: int, dataset: str, source: Path | None, out: Path, options: dict[str, Any], held: int = 0) -> None:
     """An ingest that is killed when `name` is called once more than `after` times."""
     what = f"{home}, {name!r}, {after}, {dataset!r}, {str(source) if source else None!r}, {str(out)!r}, {options!r}"
-    code = KILLED.format(small=tuple(SMALL.values()), what=what)
+    code = KILLED.format(small=tuple((SMALL | {"HELD_BYTES": held}).values()), what=what)
     process = subprocess.run([sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert process.returncode == -9, process.stderr
 
 
+@pytest.mark.parametrize("held", [0, PARTLY, ALL])
 @pytest.mark.parametrize(("home", "name", "after"), [("clean", "clean_rows", 5), ("steps", "label_shard", 2)])
 def test_a_killed_ingest_is_continued_and_gives_the_same_bytes(
-    raw: Path, small: None, calls: Counter[str], home: str, name: str, after: int
+    raw: Path, small: None, calls: Counter[str], monkeypatch: pytest.MonkeyPatch, home: str, name: str, after: int, held: int
 ) -> None:
     complete = ingested(raw, "complete")
+    monkeypatch.setattr(pass1_clean, "HELD_BYTES", held)
     assert calls["clean_rows"] > 7
     assert calls["label_shard"] > 3
     every = Counter(calls)
     calls.clear()
     out = raw.parent / "killed" / "cache" / "pophr"
-    killed(home, name, after, "pophr", raw, out, {"id_key": str(raw.parent / "key")})
+    killed(home, name, after, "pophr", raw, out, {"id_key": str(raw.parent / "key")}, held)
+    spilled = [path for path in (out / ".parts").iterdir() if "-rows-" in path.name]
+    assert bool(spilled) == (held < ALL), "what is kept in memory is not on the disk"
     assert not (out / "manifest.json").exists()
     left = b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())
     assert not any(f"P{i:04d}".encode() in left for i in range(130)), "no raw id on the disk"
     again = ingested(raw, "killed")
-    if name == "clean_rows":
+    finished = after if name == "label_shard" else 0
+    if held == ALL:
+        assert calls == {"clean_rows": every["clean_rows"], "label_shard": every["label_shard"] - finished}, (
+            "finished shards were not made again"
+        )
+    elif name == "clean_rows":
         assert every["clean_rows"] - 5 <= calls["clean_rows"] < every["clean_rows"], "spilled rows were not cleaned again"
         assert calls["label_shard"] == every["label_shard"]
     else:
@@ -206,6 +217,24 @@ def test_intact_synthetic_claims_are_not_made_again(tmp_path: Path, calls: Count
 
 
 # --- memory
+
+
+def test_a_plain_table_is_read_once(raw: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    readings: list[Path] = []
+    original = tables.read_frames
+
+    def read(path: Path, *rest: Any, **more: Any) -> Any:
+        readings.append(path)
+        return original(path, *rest, **more)
+
+    monkeypatch.setattr(tables, "read_frames", read)
+    for times, options in (
+        (1, {}),
+        (2, {"date_format": "%Y-%m-%d"}),
+    ):  # a form may have two digits of the year, which wait for the last day
+        readings.clear()
+        cache.ingest("pophr", raw, raw.parent / str(times), options=options)
+        assert sum(path.name == "claims.csv" for path in readings) == times
 
 
 def test_uncached_pseudonyms_are_computed_again(raw: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> None:

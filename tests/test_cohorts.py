@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 from bitimely_cli.main import main
-from bitimely_core.claims import cohorts, engines, tokenize
+from bitimely_core.claims import cohorts, engines, sequence_plan
 from bitimely_core.claims.codes import IcdCode
 from bitimely_core.claims.cohorts import CohortRules
 from bitimely_core.claims.label_rules import SOURCES
@@ -376,7 +376,7 @@ def test_choices_beside_a_cohort_are_checked_before_the_ingest(
 
 def test_a_misspelt_choice_of_sequences_is_refused() -> None:
     with pytest.raises(UserError, match="leakage") as refused:
-        tokenize.parse_choices(leakages="keep")
+        sequence_plan.parse_choices(leakages="keep")
     assert refused.value.exit_code == Exit.USAGE
 
 

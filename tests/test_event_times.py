@@ -10,6 +10,10 @@ from types import SimpleNamespace
 import numpy as np
 import polars as pl
 import pytest
+from scipy.sparse import csr_matrix
+from sksurv.linear_model import CoxPHSurvivalAnalysis
+from sksurv.nonparametric import cumulative_incidence_competing_risks
+from sksurv.util import Surv
 
 from bitimely_cli.main import main
 from bitimely_core import tokens
@@ -17,6 +21,7 @@ from bitimely_core.claims import disclosure
 from bitimely_core.claims.event_times import add_event_times, add_record_times, parse_horizons
 from bitimely_core.claims.labels import Landmark
 from bitimely_core.evaluate import hazard_baselines, survival
+from bitimely_core.report import run_page
 from bitimely_core.schemas.scores import RiskGroup, RiskGroups, RiskPoint
 
 
@@ -117,8 +122,11 @@ def test_from_claims_to_scores_of_times_to_event(home):
     scores = json.loads((home.path / "runs" / "risk" / "scores.json").read_bytes())
     assert scores["main"] == "c_index"
     assert set(scores["metrics"]) == {"c_index", "auroc", "brier"}
-    assert {"prior", "length_only", "hazard_counts"} <= set(scores["baselines"])
-    assert scores["baselines"]["hazard_counts"]["settings"] == 4
+    assert {"prior", "length_only", "single_code", "hazard_counts", "hazard_trees"} <= set(scores["baselines"])
+    assert scores["baselines"]["hazard_counts"]["settings"] == scores["baselines"]["hazard_trees"]["settings"] == 4
+    best = max((one["c_index"]["value"], name) for name, one in scores["baselines"].items() if one.get("c_index"))
+    assert scores["lift"]["baseline"] == best[1]
+    assert scores["lift"]["difference"] == pytest.approx(scores["metrics"]["c_index"]["value"] - best[0], abs=1e-9)
     frame = pl.read_parquet(home.path / "runs" / "risk" / "predictions.parquet")
     for name, one in scores["by_class"].items():
         time, event, risk = (frame[f"{what}_{name}"].to_numpy() for what in ("time", "event", "p"))
@@ -145,7 +153,7 @@ def test_the_page_has_curves_numbers_at_risk_and_calibration(home):
             assert sum(one["at_risk"] for one in points) == (time[kept] > day).sum()
     shared = home.path / "runs" / "risk" / "scores_shared.json"
     for found in json.loads(shared.read_bytes())["risk_groups"].values():
-        for group in found["groups"]:
+        for group in [*found["groups"], *found["deciles"]]:
             shown = [group["n"], *(one["at_risk"] for one in group["points"]), *(one["events"] for one in group["points"])]
             assert all(n is None or n == 0 or n > 10 for n in shown)
             events = [0, *(one["events"] for one in group["points"])]
@@ -168,6 +176,82 @@ def test_groups_of_risk_have_the_observed_incidence():
         assert group.predicted[0] == pytest.approx(risk[own].mean(), abs=1e-3)
         assert last.incidence == pytest.approx(group.predicted[0], abs=0.04)
         assert last.hi - last.lo == pytest.approx(2 * 1.96 * np.sqrt(last.incidence * (1 - last.incidence) / 1000), rel=0.05)
+
+
+def draw_times(n, seed=0):
+    """Times with an event rate of exp(x - 6), deaths and censoring; x is the first of three features."""
+    draw = np.random.default_rng(seed)
+    x = draw.normal(size=(n, 3))
+    rate, deadly = np.exp(x[:, 0] - 6), np.exp(0.5 * x[:, 1] - 7)
+    times = np.stack([draw.exponential(1 / rate), draw.exponential(1 / deadly), draw.exponential(300, n)])
+    return x, rate, deadly, times.min(0), np.array([1, 2, 0])[times.argmin(0)]
+
+
+def test_tenths_of_risk_have_the_incidence_of_scikit_survival():
+    _, rate, deadly, time, event = draw_times(3000)
+    time = np.ceil(time)
+    risk = np.stack([rate / (rate + deadly) * (1 - np.exp(-(rate + deadly) * day)) for day in (100, 365)], 1)
+    target = np.repeat(np.stack([time, event], 1)[:, None], 2, 1)
+    found = survival.describe_groups(target, risk, ["chf@100d", "chf@365d"], 4)["chf"]
+    assert [group.n for group in found.deciles] == [300] * 10
+    order = np.argsort(risk[:, 1])
+    for k, group in enumerate(found.deciles):
+        own = order[300 * k : 300 * (k + 1)]
+        at, incidence = cumulative_incidence_competing_risks(event[own], time[own])
+        for h, day in enumerate((100, 365)):
+            expected = incidence[1][np.searchsorted(at, day, "right") - 1]
+            assert group.points[h].incidence == pytest.approx(expected, abs=1e-9)
+            assert group.predicted[h] == pytest.approx(risk[own, h].mean(), abs=1e-12)
+            assert group.points[h].lo <= expected <= group.points[h].hi
+    (figure,) = run_page._calibration_figures("chf", found)
+    for h, line in enumerate(figure.data.series[:2]):
+        np.testing.assert_allclose(line.x, [100 * group.predicted[h] for group in found.deciles])
+        np.testing.assert_allclose(line.y, [100 * group.points[h].incidence for group in found.deciles])
+    assert figure.data.series[2].reference
+
+
+def test_counts_between_thirds_and_tenths_are_withheld():
+    _, rate, deadly, time, event = draw_times(1500, 3)
+    risk = (rate / (rate + deadly))[:, None]
+    found = survival.describe_groups(np.stack([np.ceil(time), event], 1)[:, None], risk, ["chf@365d"], 4)["chf"]
+    shown, _ = disclosure._protect_groups(found, 1500)
+    for key in ("events", "at_risk"):
+        tenths, thirds = ([getattr(group.points[-1], key) for group in of] for of in (shown.deciles, shown.groups))
+        assert all(n is None or n == 0 or n > 10 for n in [*tenths, *thirds])
+        assert any(n is not None for n in thirds)
+        inner = [tenths[:3], tenths[4:6], tenths[7:]]  # the tenths inside each third
+        for total, parts in zip(thirds, inner, strict=True):
+            if total is not None and None not in parts:
+                assert not 0 < total - sum(parts) < 11
+    assert shown.deciles != found.deciles
+
+
+def test_trees_of_hazards_find_the_true_risk():
+    x, rate, deadly, time, event = draw_times(6000)
+    target = np.stack([time, event], 1)[:, None]
+    rows = {"train": slice(0, 4000), "validation": slice(4000, 5000), "test": slice(5000, 6000)}
+    parts = {name: csr_matrix(x[at]) for name, at in rows.items()}
+    y = {name: target[rows[name]] for name in ("train", "validation")}
+    found = hazard_baselines.predict_from_trees(parts, y, ["chf@365d"], 3)[:, 0]
+    true = (rate / (rate + deadly) * (1 - np.exp(-(rate + deadly) * 365)))[5000:]
+    assert found.mean() == pytest.approx(true.mean(), abs=0.03)
+    assert np.corrcoef(found, true)[0, 1] > 0.93
+
+
+def test_the_single_code_is_the_one_that_drives_the_hazard():
+    draw = np.random.default_rng(1)
+    counts = draw.poisson(0.7, (3000, 9)).astype(float)
+    counts[:, 8] = draw.poisson(20, 3000)  # frequent, without effect
+    time, censored = draw.exponential(np.exp(6 - 0.6 * counts[:, 4])), draw.exponential(600, 3000)
+    event, time = (time < censored).astype(float), np.minimum(time, censored)
+    assert hazard_baselines.select_code(csr_matrix(counts), time, event, 365.0) == 4
+    target = np.stack([time, event], 1)[:, None]
+    parts = {"train": csr_matrix(counts[:2000]), "test": csr_matrix(counts[2000:])}
+    found = hazard_baselines.predict_from_code(parts, target[:2000], ["chf@365d"])[:, 0]
+    alone = CoxPHSurvivalAnalysis().fit(counts[:2000, 4:5], Surv.from_arrays(event[:2000] == 1, time[:2000]))
+    expected = np.array([1 - curve(365) for curve in alone.predict_survival_function(counts[2000:, 4:5])])
+    np.testing.assert_allclose(found, expected, atol=0.04)
+    assert len(np.unique(found.round(9))) == len(np.unique(counts[2000:, 4])), "one code alone decides"
 
 
 def test_no_interval_of_an_incidence_has_width_zero():

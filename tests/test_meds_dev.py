@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 from datetime import datetime, timedelta
@@ -278,4 +280,68 @@ def test_meds_dev_runs_end_to_end_on_a_folder_that_bitimely_wrote(home: Path, tm
     requested = tasks.read_task_labels(labels).filter(pl.col("subject_id").is_in(held.implode()))
     assert requested.height > 0
     assert sorted(found.select("subject_id", "prediction_time", "boolean_value").iter_rows()) == sorted(requested.iter_rows())
-    assert workflows.verify(Path(before) / "workspace")["exit_code"] == 0
+    assert [path.name for path in Path(before).rglob("*.parquet")] == ["predictions.parquet"], "the benchmark scores all that it finds"
+    assert workflows.verify(tmp_path / "bench" / "supervised-train" / "workspace")["exit_code"] == 0
+
+
+def write_stays(folder: Path) -> None:
+    """Stays in hospital of made-up patients in the code strings of MIMIC-IV; those with heart failure often come back within 30 days."""
+    draw, rows = np.random.default_rng(0), list[tuple[Any, ...]]()
+    split = {s: "held_out" if s % 5 == 0 else "tuning" if s % 5 == 1 else "train" for s in range(1, 121)}
+    for s in split:
+        at = datetime(2010, 1, 1) + timedelta(days=int(draw.integers(0, 900)))
+        for _ in range(int(draw.integers(2, 7))):
+            out = at + timedelta(days=int(draw.integers(2, 9)), hours=5)
+            weights = [0.1, 0.2, 0.4, 0.2, 0.1] if s % 2 else [0.3, 0.4, 0.05, 0.05, 0.2]
+            found = draw.choice(["25000", "4019", "4280", "496", "0085"], 3, p=weights)
+            rows += [(s, at, "HOSPITAL_ADMISSION//EW"), (s, out, "HOSPITAL_DISCHARGE//HOME")]
+            rows += [(s, out, f"DIAGNOSIS//ICD//9//{code}") for code in found]
+            at = out + timedelta(days=int(draw.integers(5, 25) if s % 2 and draw.random() < 0.7 else draw.integers(40, 300)), hours=2)
+        rows.append((s, at + timedelta(days=60), "HOSPITAL_ADMISSION//EW"))
+    schema = {"subject_id": pl.Int64, "time": pl.Datetime("us"), "code": pl.String}
+    frame = pl.DataFrame(rows, schema=schema, orient="row").sort("subject_id", "time", maintain_order=True)
+    frame = frame.with_columns(numeric_value=pl.lit(None, pl.Float32))
+    for part in sorted(set(split.values())):
+        (folder / "data" / part).mkdir(parents=True)
+        own = frame.filter(pl.col("subject_id").replace_strict(split) == part)
+        own.write_parquet(folder / "data" / part / "0.parquet")
+    (folder / "metadata").mkdir()
+    pl.DataFrame(list(split.items()), schema=["subject_id", "split"], orient="row").write_parquet(
+        folder / "metadata" / "subject_splits.parquet"
+    )
+
+
+@pytest.mark.long
+@pytest.mark.skipif("BITIMELY_MEDS_DEV" not in os.environ, reason="needs a virtual environment with MEDS-DEV: BITIMELY_MEDS_DEV=VENV/bin")
+def test_the_entry_runs_inside_meds_dev(home: Path, tmp_path: Path) -> None:
+    """Labels by the benchmark's task, the entry by its runner, and scores by its evaluation."""
+    bench = Path(os.environ["BITIMELY_MEDS_DEV"])
+    write_stays(tmp_path / "meds")
+    python = [str(bench / "python"), "-c"]
+    place = subprocess.run([*python, "import MEDS_DEV; print(MEDS_DEV.__path__[0])"], capture_output=True, text=True, check=True).stdout
+    entry = Path(place.strip()) / "models" / "bitimely"
+    entry.mkdir(exist_ok=True)
+    shutil.copy(ROOT / "pipelines" / "meds-dev" / "model.yaml", entry)
+    (entry / "requirements.txt").write_text("")  # the bitimely of this test
+    tool = tmp_path / "bin" / "bitimely"
+    tool.parent.mkdir()
+    tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m bitimely_cli "$@"\n')
+    tool.chmod(0o755)
+    path = f"{bench}:{tool.parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PHECODE_MAP": str(home / "map.csv"), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    task, out = "readmission/general_hospital/30d", tmp_path / "out"
+    predictions = out / "MIMIC-IV" / task / "predict"
+    for line in (
+        f"meds-dev-task task={task} dataset=MIMIC-IV dataset_dir={tmp_path}/meds output_dir={tmp_path}/labels",
+        f"meds-dev-model model=bitimely dataset_type=full mode=full demo=True dataset_name=MIMIC-IV task_name={task} "
+        f"dataset_dir={tmp_path}/meds labels_dir={tmp_path}/labels output_dir={out}",
+        f"meds-dev-evaluation predictions_dir={predictions} output_dir={tmp_path}/scores",
+        f"meds-dev-pack-result evaluation_fp={tmp_path}/scores/results.json dataset=MIMIC-IV task={task} model=bitimely result_fp={tmp_path}/r.json",
+        f"meds-dev-validate-result result_fp={tmp_path}/r.json",
+    ):
+        done = subprocess.run(line.split(), env=environment, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, f"{line}\n{done.stderr[-3000:]}"
+    scores = json.loads((tmp_path / "r.json").read_text())["result"]["samples_equally_weighted"]
+    assert 0 <= scores["roc_auc_score"] <= 1
+    held = pl.concat([pl.read_parquet(file) for file in (tmp_path / "labels" / "held_out").glob("*.parquet")])
+    assert pl.read_parquet(predictions / "predictions.parquet").height == held.height

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
+from engines import ENGINES
 
 from bitimely_core.claims.build import build_sequences
 
 FOLDER = Path(os.environ.get("BITIMELY_TEST_CASES", Path(__file__).parents[2] / "shared" / "cases"))
 FILE = FOLDER / "pophr_cases.json"
 CASES = json.loads(FILE.read_text()) if FILE.is_file() else []
-ENGINES = [
-    "polars",
-    pytest.param("duckdb", marks=pytest.mark.skipif(not importlib.util.find_spec("duckdb"), reason="duckdb is not installed")),
-    pytest.param(
-        "spark",
-        marks=[
-            pytest.mark.spark,
-            pytest.mark.slow,
-            pytest.mark.skipif(
-                not (importlib.util.find_spec("pyspark") and shutil.which("java")), reason="pyspark or Java is not installed"
-            ),
-        ],
-    ),
-]
 
 
 def frames(case: dict[str, Any]) -> tuple[pl.DataFrame, pl.DataFrame | None, pl.DataFrame]:
@@ -85,7 +70,7 @@ def plain(value: Any) -> bool:
 
 
 @pytest.mark.skipif(not CASES, reason=f"no cases at {FILE}: set BITIMELY_TEST_CASES")
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ["polars", *ENGINES])
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
 def test_case(case: dict[str, Any], engine: str) -> None:
     events, subjects, phemap = frames(case)

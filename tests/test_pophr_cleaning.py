@@ -6,7 +6,6 @@ import re
 from hashlib import sha256
 from typing import Any
 
-import numpy as np
 import polars as pl
 import pytest
 
@@ -96,8 +95,8 @@ def test_duplicates_silent_codes_and_late_rows() -> None:
     book = Codebook(TABLES)
     valid, account = clean.clean_rows(frame(rows, "subject_id date code claim"), book, life_dates=LIFE_DATES, copy_key=True)
     assert valid.height == len(rows)
-    rows = valid.select(pl.exclude("subject_id"), key=pl.col("subject_id").rank("dense").cast(pl.UInt64) - 1)
-    kept, accounts = resolve_duplicates(rows, CleaningFindings(files=["claims.csv"], codes=book.codes), np.arange(2, dtype=np.uint64))
+    rows = valid.select(pl.exclude("subject_id"), subject=pl.col("subject_id").rank("dense").cast(pl.Int32) - 1)
+    kept, accounts = resolve_duplicates(rows, CleaningFindings(files=["claims.csv"], codes=book.codes))
     more = accounts["claims.csv"]
     assert kept["row"].to_list() == [1, 3, 4, 6, 7, 9, 10]
     assert kept.filter("late")["row"].to_list() == [7, 9]

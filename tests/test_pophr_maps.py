@@ -16,6 +16,7 @@ import polars as pl
 import pytest
 from samples import SAMPLES, needs_sample
 
+from bitimely_cli.main import main
 from bitimely_core.claims import label_rules, phecode_maps
 from bitimely_core.errors import Exit, Reason, UserError
 
@@ -191,6 +192,25 @@ def test_an_installed_package_is_read_and_not_imported(tmp_path: Path, monkeypat
     assert (error.code, error.exit_code) == (Reason.NOT_FOUND, Exit.USAGE)
 
 
+def test_published_maps_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("phecode12", "phecodex", "PhecodeX", "phecodex-who"):
+        error = refused(name)
+        assert (error.code, error.exit_code) == (Reason.NOT_FOUND, Exit.USAGE)
+        assert "pip download --no-deps phetk" in str(error)
+        assert "GPL-3.0" in str(error)
+    with zipfile.ZipFile(tmp_path / "phetk-0.3.6-py3-none-any.whl", "w") as wheel:
+        for member, text in (("phecode12", PHETK12), ("phecodeX", PHETKX), ("phecodeX_WHO", PHETKX)):
+            wheel.writestr(f"phetk/phecode/{member}.csv", text)
+    assert phecode_maps.read_map(["phecode12"]).tables == {"icd9": {"250.00": ("250.2",)}, "icd10cm": {"E11.9": ("250.2",)}}
+    both = {"icd9": {"250.00": ("EM_202.2",)}, "icd10cm": {"E11.9": ("EM_202.2",)}}
+    assert phecode_maps.read_map(["phecodex"]).tables == phecode_maps.read_map(["PhecodeX"]).tables == both
+    assert phecode_maps.read_map(["phecodex-who"]).tables["icd10"] == {"E11.9": ("EM_202.2",)}
+    assert phecode_maps.hash_map("phecodex") == phecode_maps.hash_map("PhecodeX") != phecode_maps.hash_map("phecode12")
+    written(tmp_path, CATALOG9, "phecodex")
+    assert phecode_maps.read_map(["phecodex"]).facts[0]["layout"] == "catalog-icd9", "a file of this name is used"
+
+
 def test_what_is_missing_or_given_twice(tmp_path: Path) -> None:
     assert refused().exit_code == Exit.USAGE
     assert "pip download --no-deps phetk" in str(refused())
@@ -245,6 +265,21 @@ def test_a_full_map_without_its_first_rows_is_refused(tmp_path: Path, gone: str)
     rows = [(v, c, "250") for v, c, _ in rows] if gone == "phecode 008" else [row for row in rows if row[1] != gone]
     error = refused(written(tmp_path, header + "".join(f"{','.join(row)}\n" for row in rows)))
     assert (error.code, gone.split()[-1] in str(error)) == (Reason.MAP_DAMAGED, True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "intact"),
+    [(["51.692"], True), (["1"], False), (["38.9"], False), (["2.5E+02"], False), ([f"51.{n}" for n in range(600, 620)], False)],
+)
+def test_a_wrong_code_of_a_full_map_is_left_out_and_damage_is_not(tmp_path: Path, wrong: list[str], intact: bool) -> None:
+    rows = [*full(), *(("ICD9CM", code, "286") for code in wrong)]
+    path = written(tmp_path, "vocabulary_id,code,phecode\n" + "".join(f"{','.join(row)}\n" for row in rows))
+    if not intact:
+        assert refused(path).code == Reason.MAP_DAMAGED
+        return
+    found = phecode_maps.read_map([path])
+    assert set(found.tables["icd9"]) == {code for _, code, _ in full()}
+    assert [(finding.level, "51.692" in finding.problem) for finding in found.findings] == [("warning", True)]
 
 
 @pytest.mark.parametrize("column", ["code", "phecode"])
@@ -314,3 +349,14 @@ def test_the_spreadsheet_damaged_copies_are_refused() -> None:
         assert (error.code, error.exit_code) == (Reason.MAP_DAMAGED, Exit.REFUSED)
         assert "cannot be repaired" in str(error)
     assert "--map-repair phecode-zeros" in str(refused(icd10))
+
+
+def test_map_of_claims_is_the_phecode_map_and_of_recordings_the_mapping_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "map.toml").write_text("[channels]\n")
+    (tmp_path / "raw" / "claims.csv").write_text("subject_id,date,code\n1,2001-02-03,250.0\n")
+    for dataset, file, found in (("pophr", "nowhere.csv", "nowhere.csv"), ("generic", "map.toml", "map.toml:channels: unknown key")):
+        assert main(["ingest", dataset, str(tmp_path / "raw"), "--map", str(tmp_path / "raw" / file), "-w", str(tmp_path / "w")]) != 0
+        shown = capsys.readouterr().err
+        assert found in shown
+        assert "unknown option" not in shown

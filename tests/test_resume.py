@@ -1,8 +1,9 @@
-"""Stopping and continuing: kills at every step and inside of the writing, signals, damage, full disks, other settings."""
+"""Stopping and continuing: kills at every step and inside of the writing, signals, full disks. Damage is in test_checkpoints."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import random
@@ -11,22 +12,22 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from test_train import Outcome, Rows, Tiny, drawn, same, squares, weights
+from test_train import Outcome, Rows, Tiny, drawn, squares
 from torch import nn
 
 from bitimely_core import storage
 from bitimely_core.config import TrainConfig, validate
-from bitimely_core.errors import Exit, Finding, Reason, UserError
+from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.schemas.runs import CheckpointMeta
-from bitimely_core.training import checkpoints, loop
+from bitimely_core.training import checkpoints, loop, metrics_log
 from bitimely_core.types import Batch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -50,7 +51,7 @@ def run(folder: Path, objective: loop.Objective = drawn, model: nn.Module | None
 
 
 def log_of(folder: Path) -> list[Outcome]:
-    return [{k: v for k, v in line.items() if k not in {"tokens_per_second", "data_wait"}} for line in loop.read_metrics(folder)]
+    return [{k: v for k, v in line.items() if k not in {"tokens_per_second", "data_wait"}} for line in metrics_log.read_metrics(folder)]
 
 
 def state_of(folder: Path) -> tuple[bytes, bytes, bytes, list[Outcome]]:
@@ -249,8 +250,16 @@ def child(folder: str, pause: float) -> int:
 
 
 def child_killed_in_call(folder: str, number: int) -> int:
-    """Train and die by SIGKILL in the `number`-th call of the operating system that writes."""
-    calls = 0
+    """Train and die by SIGKILL in the `number`-th call of the operating system that writes; beside `folder`, the steps whose checkpoints were written before."""
+    calls, save = 0, checkpoints.save_checkpoint
+
+    def noted(*arguments: Any, **options: Any) -> Path:
+        path = save(*arguments, **options)
+        with Path(f"{folder}.saved").open("a") as file:
+            file.write(f"{path.name.removeprefix('step-')}\n")
+        return path
+
+    checkpoints.save_checkpoint = noted
 
     def counted(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
@@ -323,14 +332,14 @@ def test_twenty_kills_at_random_moments(forge: Forge, straight: Any, tmp_path: P
 @pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_kill_inside_of_any_write(stride: int, forge: Forge, straight: Any, tmp_path: Path) -> None:
     """The lock, every line of the log, two checkpoints and the export: half of a write, or the call before it, is all that happened."""
-    finished, number, former = False, 1 - stride, 0
+    finished, number = False, 1 - stride
     while not finished:
         number += stride
         home = tmp_path / str(number)
         finished = forge.wait(forge.start("child_killed_in_call", str(home), number)) == 0
         saved = loop.load_latest_checkpoint(home)
-        assert (0 if saved is None else saved.step) >= former  # never fewer than the kill one call before had
-        former = 0 if saved is None else saved.step
+        noted = Path(f"{home}.saved")
+        assert (0 if saved is None else saved.step) >= max(map(int, noted.read_text().split()), default=0) if noted.exists() else True
         run(home)
         assert state_of(home) == straight
         assert leftovers(home) == []
@@ -428,6 +437,63 @@ def test_a_full_disk_keeps_the_former_checkpoint(straight: Any, tmp_path: Path, 
     assert state_of(tmp_path) == straight
 
 
+def weights_of(folder: Path, step: int) -> list[bytes]:
+    return [(folder / "checkpoints" / f"step-{step}" / f"{name}.safetensors").read_bytes() for name in ("model", "optimizer")]
+
+
+def test_a_checkpoint_holds_its_step_while_the_training_goes_on(straight: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, hashing, later, waited = storage.os_write, storage.hash_with_size, threading.Event(), []
+
+    def slow(fd: int, data: memoryview) -> int:
+        if "step-3.tmp/model" in str(Path(f"/proc/self/fd/{fd}").readlink()):
+            waited.append(later.wait(20))
+        return original(fd, data)
+
+    def unhashed(path: Path) -> tuple[str, int]:
+        assert path.name == "metrics.jsonl", f"{path} is read to be hashed"
+        return hashing(path)
+
+    monkeypatch.setattr(storage, "os_write", slow)
+    monkeypatch.setattr(storage, "hash_with_size", unhashed)
+    run(tmp_path / "beside", stopping(6, later.set), checkpoint_every=3, keep=9)
+    monkeypatch.undo()
+    assert waited == [True]
+    assert state_of(tmp_path / "beside") == straight
+    with pytest.raises(UserError, match="after step 3 of 12"):
+        run(tmp_path / "stopped", stopping(3, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    assert weights_of(tmp_path / "beside", 3) == weights_of(tmp_path / "stopped", 3)
+    content = weights_of(tmp_path / "beside", 3)
+    meta = json.loads((tmp_path / "beside" / "checkpoints" / "step-3" / "meta.json").read_text())["files"]
+    assert [meta[f"{name}.safetensors"]["sha256"] for name in ("model", "optimizer")] == [
+        hashlib.sha256(one).hexdigest() for one in content
+    ]
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_training_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, reached, failed = storage.os_write, [0], threading.Event()
+
+    def full(fd: int, data: memoryview) -> int:
+        if "step-2.tmp" in str(Path(f"/proc/self/fd/{fd}").readlink()):
+            failed.set()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return original(fd, data)
+
+    def patient(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
+        reached[0] += model.training
+        assert reached[0] <= 4 or failed.wait(20)
+        time.sleep(0.02)
+        return drawn(model, batch, generator)
+
+    monkeypatch.setattr(storage, "os_write", full)
+    with pytest.raises(UserError, match=r"disk full: .* free") as stopped:
+        run(tmp_path, patient, checkpoint_every=2)
+    assert (stopped.value.code, stopped.value.exit_code) == (Reason.DISK_FULL, Exit.RESOURCES)
+    assert "step-2" in str(stopped.value.file)
+    assert reached[0] < 2 * 8  # micro-batches: not at the end
+    assert leftovers(tmp_path) == []
+    assert checkpoints.list_steps(tmp_path / "checkpoints") == []
+
+
 def test_disk_space_is_checked_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none_left(path: Any) -> Any:
         return shutil._ntuple_diskusage(1 << 30, 1 << 30, 1000)
@@ -442,10 +508,10 @@ def test_disk_space_is_checked_before_anything_is_written(tmp_path: Path, monkey
 def test_the_former_goes_only_after_the_new_one_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = checkpoints.verify_checkpoint
 
-    def refusing(path: Path) -> CheckpointMeta:
+    def refusing(path: Path, **options: bool) -> CheckpointMeta:
         if path.name == "step-6":
             raise UserError(Reason.INTEGRITY, "reads back differently", exit_code=Exit.INTEGRITY)
-        return original(path)
+        return original(path, **options)
 
     monkeypatch.setattr(checkpoints, "verify_checkpoint", refusing)
     with pytest.raises(UserError, match="reads back"):
@@ -458,241 +524,3 @@ def test_the_newest_are_kept(keep: int, tmp_path: Path) -> None:
     run(tmp_path, checkpoint_every=1, keep=keep)
     assert checkpoints.list_steps(tmp_path / "checkpoints") == list(range(STEPS, STEPS - keep, -1))
     assert (tmp_path / "checkpoints" / "LATEST").read_text() == "step-12\n"
-
-
-# -- damage --------------------------------------------------------------------------------------------------------------------------
-
-
-@cache
-def _stopped() -> Path:
-    """A run that stopped in step 10, with checkpoints of steps 8 and 9; copied by the tests."""
-    import tempfile
-
-    folder = Path(tempfile.mkdtemp(prefix="bitimely-resume-"))
-    import atexit
-
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    with pytest.raises(Killed):
-        run(folder, stopping(10, kill), checkpoint_every=1)
-    return folder
-
-
-@pytest.fixture
-def stopped(tmp_path: Path) -> Path:
-    shutil.copytree(_stopped(), tmp_path / "run")
-    return tmp_path / "run"
-
-
-def damage(path: Path, how: str, draw: random.Random) -> None:
-    body = bytearray(path.read_bytes())
-    at = draw.randrange(len(body))
-    if how == "flip":
-        body[at] ^= 1 << draw.randrange(8)
-    elif how == "zero":
-        body[at : at + 64] = bytes(len(body[at : at + 64]))
-    elif how == "truncate":
-        del body[at:]
-    elif how == "append":
-        body += bytes(512)
-    path.write_bytes(body)
-    if how == "delete":
-        path.unlink()
-
-
-@pytest.mark.parametrize("how", ["flip", "truncate", "append", "delete"])
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "meta.json"])
-def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(how: str, name: str, stopped: Path, straight: Any) -> None:
-    if how == "append" and name == "meta.json":
-        (stopped / "checkpoints" / "step-9" / name).write_bytes(b"[]")
-    else:
-        damage(stopped / "checkpoints" / "step-9" / name, how, random.Random(3))
-    (stopped / "checkpoints" / "LATEST").write_text("step-9\n")  # a hint, no more
-    warnings: list[Finding] = []
-    _, result = run(stopped, notice=warnings.append)
-    assert result["resumed"] == 8
-    assert result["findings"] == warnings
-    assert [(w.code, w.level) for w in warnings] == [(Reason.INTEGRITY, "warning")]
-    assert "step-9" in warnings[0].message
-    assert "step-8" in warnings[0].message
-    assert state_of(stopped) == straight
-    assert [Path(p).name for p in leftovers(stopped)] == ["step-9.damaged"]  # kept for a look; step 9 was not saved again
-
-
-def test_damage_that_is_trained_again_is_removed(stopped: Path, straight: Any) -> None:
-    damage(stopped / "checkpoints" / "step-9" / "model.safetensors", "flip", random.Random(0))
-    with pytest.warns(RuntimeWarning, match="step-9 is damaged"):
-        run(stopped, checkpoint_every=1)
-    assert state_of(stopped) == straight
-    assert leftovers(stopped) == []
-
-
-def test_nothing_but_damage_is_exit_5_and_changes_nothing(stopped: Path) -> None:
-    for step in (8, 9):
-        damage(stopped / "checkpoints" / f"step-{step}" / "model.safetensors", "flip", random.Random(step))
-    before = sorted(path.relative_to(stopped) for path in stopped.rglob("*"))
-    with pytest.raises(UserError) as refused:
-        run(stopped)
-    assert (refused.value.code, refused.value.exit_code) == (Reason.INTEGRITY, Exit.INTEGRITY)
-    assert "--force-new" in refused.value.hint
-    assert len(refused.value.details) == 2
-    assert sorted(path.relative_to(stopped) for path in stopped.rglob("*")) == before
-    with pytest.raises(UserError):
-        loop.load_latest_checkpoint(stopped)
-
-
-def test_every_damage_is_noticed(stopped: Path) -> None:
-    folder = stopped / "checkpoints" / "step-9"
-    original, noticed = {path.name: path.read_bytes() for path in folder.iterdir()}, 0
-    for seed in range(200):
-        draw = random.Random(seed)
-        name = draw.choice(sorted(original))
-        damage(folder / name, draw.choice(["flip", "flip", "zero", "truncate", "append"]), draw)
-        body = (folder / name).read_bytes()
-        code = fault_of(lambda: checkpoints.verify_checkpoint(folder))
-        if code is None:  # zeros where zeros were, or JSON that says the same
-            assert body == original[name] or _same_json(body, original[name])
-        else:
-            noticed += 1
-            assert code == Exit.INTEGRITY
-        (folder / name).write_bytes(original[name])
-    assert noticed > 180
-
-
-def _same_json(a: bytes, b: bytes) -> bool:
-    try:
-        return bool(json.loads(a) == json.loads(b))
-    except ValueError:
-        return False
-
-
-def test_two_files_swapped_between_checkpoints_are_noticed(stopped: Path) -> None:
-    a, b = (stopped / "checkpoints" / f"step-{step}" / "model.safetensors" for step in (8, 9))
-    first, second = a.read_bytes(), b.read_bytes()
-    a.write_bytes(second)
-    b.write_bytes(first)
-    with pytest.raises(UserError) as refused:
-        loop.load_latest_checkpoint(stopped)
-    assert refused.value.exit_code == Exit.INTEGRITY
-
-
-def test_a_touched_checkpoint_is_intact(stopped: Path) -> None:
-    for path in stopped.rglob("*"):
-        os.utime(path, (4e9, 4e9))
-    latest = loop.load_latest_checkpoint(stopped)
-    assert latest is not None
-    assert latest.step == 9
-
-
-def test_a_checkpoint_of_a_newer_format_is_refused_and_stays(stopped: Path) -> None:
-    path = stopped / "checkpoints" / "step-9" / "meta.json"
-    meta = {key: value for key, value in json.loads(path.read_bytes()).items() if key != "sha256"} | {"format_version": 99}
-    storage.write_json(path, {**meta, "sha256": storage.fingerprint(meta)})
-    with pytest.raises(UserError) as refused:
-        run(stopped)
-    assert refused.value.code is Reason.UNSUPPORTED_FORMAT
-    assert path.is_file()
-
-
-def test_a_torn_or_overlong_log_is_mended(stopped: Path, straight: Any) -> None:
-    with (stopped / "metrics.jsonl").open("ab") as log:
-        log.write(b'{"step": 10, "split": "train", "loss": 1.0}\n{"step": 11, "spl')
-    run(stopped)
-    assert state_of(stopped) == straight
-
-
-def test_what_a_killed_run_left_is_swept(stopped: Path, straight: Any) -> None:
-    (stopped / "checkpoints" / "step-10.tmp").mkdir()
-    (stopped / "checkpoints" / "step-10.tmp" / "model.safetensors").write_bytes(b"half")
-    (stopped / "checkpoints" / "LATEST.tmp-77-0123abcd").write_bytes(b"")
-    (stopped / "metrics.jsonl.tmp-77-0123abcd").write_bytes(b"")
-    run(stopped)
-    assert leftovers(stopped) == []
-    assert state_of(stopped) == straight
-
-
-# -- other settings ------------------------------------------------------------------------------------------------------------------
-
-
-def keys(error: UserError) -> list[str | None]:
-    return [finding.field for finding in error.details]
-
-
-@pytest.mark.parametrize(
-    ("changes", "differing"),
-    [
-        ({"identity": {**IDENTITY, "data": "40"}}, ["data"]),
-        ({"identity": {**IDENTITY, "tokenizer": None}}, ["tokenizer"]),
-        ({"identity": {"data": "3f", "tokenizer": "77", "more": [1]}}, ["more", "settings.model.dim", "settings.train.lr"]),
-        ({"lr": 2e-2, "seed": 1}, ["train.lr", "train.seed"]),
-        ({"epochs": 3}, ["train.total_steps"]),
-        ({"accumulate": 1}, ["train.accumulate"]),
-        ({"batches": Rows(rows=30, size=5)}, ["train.batch_rows"]),
-    ],
-)
-def test_another_identity_is_refused_with_its_keys(changes: dict[str, Any], differing: list[str], stopped: Path) -> None:
-    files = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file() and path.name != ".lock"}
-    model = Tiny(seed=4)
-    before = weights(model)
-    with pytest.raises(UserError) as refused:
-        run(stopped, model=model, **changes)
-    assert (refused.value.code, refused.value.exit_code) == (Reason.SETTINGS_DIFFER, Exit.USAGE)
-    assert keys(refused.value) == differing
-    assert all(key in refused.value.problem for key in differing)
-    assert same(weights(model), before)
-    assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file() and path.name != ".lock"} == files
-
-
-def test_what_changes_no_number_may_change(stopped: Path, straight: Any) -> None:
-    identity = {**IDENTITY, "settings": {"model": {"dim": 6}, "train": {"device": "cpu", "lr": 1e-2}}}
-    run(stopped, identity=identity, keep=5, checkpoint_every=3, devices=2)
-    assert state_of(stopped) == straight
-
-
-def test_other_shapes_are_refused_with_their_keys(stopped: Path) -> None:
-    model = Tiny(width=7)
-    model.register_buffer("extra", torch.zeros(3))
-    with pytest.raises(UserError) as refused:
-        run(stopped, model=model)
-    assert (refused.value.code, refused.value.exit_code) == (Reason.SHAPES_DIFFER, Exit.REFUSED)
-    found = keys(refused.value)
-    assert {"extra", "enter.weight", "leave.weight", "norm.bias"} <= set(found)
-    assert "leave.bias" not in found
-    assert any("nothing" in finding.problem for finding in refused.value.details)
-
-
-def test_an_empty_folder_of_checkpoints_starts_from_scratch(straight: Any, tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "step-x").mkdir()
-    (tmp_path / "checkpoints" / "LATEST").write_text("step-400\n")
-    _, result = run(tmp_path)
-    assert result["resumed"] is None
-    assert state_of(tmp_path) == straight
-
-
-# -- the models themselves -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["next-previous-strict", "masked", "gap"])
-def test_a_model_is_pretrained_and_continued_bit_for_bit(name: str, tmp_path: Path) -> None:
-    from bitimely_core import models, objectives
-
-    plain = objectives.get(name)
-
-    def trained(folder: Path, objective: loop.Objective) -> nn.Module:
-        torch.manual_seed(0)
-        model: nn.Module = models.build("bitimelygpt", channels=2, length=24, layers=2, heads=2, dim=8, value_dim=8, ffn_dim=8, dropout=0.1)
-        return run(folder, objective, model, batches=Rows(length=24))[0]
-
-    def killed(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
-        if len(loop.read_metrics(tmp_path / "killed")) == 9:
-            raise Killed
-        return plain(model, batch, generator)  # type: ignore[arg-type]
-
-    straight = trained(tmp_path / "straight", plain)
-    with pytest.raises(Killed):
-        trained(tmp_path / "killed", killed)
-    continued = trained(tmp_path / "killed", plain)
-    assert same(weights(straight), weights(continued))
-    assert state_of(tmp_path / "killed") == state_of(tmp_path / "straight")
-    assert same(weights(models.load(tmp_path / "killed" / "model")), weights(straight))
-    assert all(line["rel"] > 0 for line in loop.read_metrics(tmp_path / "killed"))

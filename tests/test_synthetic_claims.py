@@ -278,9 +278,9 @@ def test_builder_counts_what_the_ledger_says(vocab_column: bool, tmp_path: Path)
         rows, counted = clean.clean_rows(frame, book, vocab=claims.vocab, source=claims.source, life_dates=life_dates, copy_key=True)
         frames.append(rows)
         account += counted
-    valid = pl.concat(frames).select(pl.exclude("subject_id"), key=pl.col("subject_id").rank("dense").cast(pl.UInt64) - 1)
+    valid = pl.concat(frames).select(pl.exclude("subject_id"), subject=pl.col("subject_id").rank("dense").cast(pl.Int32) - 1)
     found = CleaningFindings(files=["claims.csv"], codes=book.codes)
-    _, accounts = resolve_duplicates(valid, found, np.arange(1000, dtype=np.uint64))
+    _, accounts = resolve_duplicates(valid, found)
     funnel = account.funnel().model_dump()
     assert funnel["mapped"].pop("parent") == 0
     assert funnel == {"rows": ledger["rows"], **ledger["funnel"]}

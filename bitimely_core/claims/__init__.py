@@ -5,9 +5,11 @@ label_rules, labels                  labels as data; onsets, index dates and lab
 clean                                claims as text to integers; every excluded row is counted by reason
 prevalence                           PheCodes selected by prevalence ratio
 sequence_builder, steps, engines     sequences of a shard of subjects, in two passes, with polars, DuckDB or Spark
+cluster                              both passes on the executors of a Spark cluster
 build                                these steps on tables in memory
 shortcut_baselines                   scores of sequence length and of single codes
 sources, pass1_clean, pass2_write    raw files to the cache
+sequence_plan, shard_map             choices of a build, and the shards of the cache as they want them
 tokenize, tasks, meds_export         the cache to sequences, to sequences up to prediction times, to MEDS
 """
 

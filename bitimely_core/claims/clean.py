@@ -7,14 +7,17 @@ date and each distinct code is read once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from bitimely_core.claims import dates
-from bitimely_core.claims.codes import FAMILIES, STEPS, UNMAPPED, Codebook, IcdCode
+from bitimely_core.claims.codes import FAMILIES, OTHER, STEPS, UNMAPPED, Codebook, CodeReading
+from bitimely_core.claims.distinct import count_integers, number_texts
 from bitimely_core.claims.label_rules import SOURCES
 from bitimely_core.errors import Reason, safe_text
 from bitimely_core.schemas.ingest import ClaimsFunnel
@@ -23,6 +26,7 @@ GRACE_DAYS = 90  # days after death in which claims are still valid
 SILENT_DAYS = 3653  # days without a single row after which dates are in the future of the data
 STRAY_SHARE = 0.01  # at most this share of the rows may lie there
 EXAMPLES = 5
+MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # of hashes that are put together
 
 DATE_FAULTS = {  # fault of a date -> reason in the ingest report
     "identifier": Reason.IDENTIFIER,
@@ -67,7 +71,7 @@ class RowAccount(BaseModel):
             after_death=self.faults.get("after_death"),
             future=self.faults.get("future"),
             bad_code={kind: self.faults[kind] for kind in ("missing", "bad_format", "ambiguous_short")},
-            mapped={step: self.steps[step] for step in STEPS},
+            mapped={step: self.steps[step] for step in (*STEPS, OTHER) if step in STEPS or self.steps[step]},
             unmapped=self.faults[UNMAPPED] + self.steps[UNMAPPED],
         )
 
@@ -82,15 +86,16 @@ def clean_rows(
     form: str | None = None,
     latest: int | None = None,
     copy_key: bool = False,
+    minutes: bool = False,
 ) -> tuple[pl.DataFrame, RowAccount]:
     """The valid rows of one frame as integers, in its order, and the account of all.
 
-    Valid rows: subject_id, day Int32, code Int32 (index in `book.codes`), source Int8 (index in SOURCES), row Int64; `late` where index days
-    are given: after the subject's index day, used for labels but not in the input. Raises ValueError: for an unknown vocabulary, or a column
+    Valid rows: subject_id, day Int32, code Int32 (index in `book.codes`), source Int8 (index in SOURCES), row Int64; `value` Float32 where the
+    frame has one; `late` where index days are given: after the subject's index day, used for labels but not in the input. Raises ValueError: for an unknown vocabulary, or a column
     of another type than text.
 
     Args:
-        frame: subject_id, date, code, optional vocab, source, claim, position, row (its number in the file).
+        frame: subject_id, date, code, optional vocab, source, claim, position, value, row (its number in the file).
         book: reads the codes; grows.
         vocab: of rows without one.
         source: of rows without one.
@@ -98,42 +103,89 @@ def clean_rows(
         form: of the dates (`dates.parse_day`).
         latest: days after this one are in the future of the data.
         copy_key: add the column that `pass2_write.resolve_duplicates` needs.
+        minutes: add the column `minute` Int16: of the day, 0 for a date without time.
     """
-    everywhere = {"vocab": pl.lit(vocab), "source": pl.lit(source), "row": pl.int_range(1, pl.len() + 1, dtype=pl.Int64)}
-    absent = [value.alias(name) for name, value in everywhere.items() if name not in frame.columns]
-    texts = [name for name in ("code", "vocab", "source") if name in frame.columns]
-    for name in texts:
-        if frame.schema[name] not in (pl.String, pl.Null):
+    for name in ("code", "vocab", "source"):
+        if name in frame.columns and not isinstance(frame.schema[name], pl.String | pl.Categorical | pl.Null):
             raise ValueError(f"column {name!r} is {frame.schema[name]}, expected text: numbers lose the zeros of codes")
-    table = frame.with_columns(pl.col(texts).cast(pl.String)).with_columns(
-        *absent, *(pl.col(name).fill_null(everywhere[name]) for name in texts if name != "code")
+    defaults = {"date": None, "code": None, "vocab": vocab, "source": source}
+    texts = {
+        name: _number_column(frame, name, value)
+        for name, value in defaults.items()
+        if name != "date" or isinstance(frame.schema[name], pl.String | pl.Categorical)
+    }
+    readings, pair = _read_codes(texts["vocab"], texts["code"], book)
+    kinds = [SOURCES.index(text) if text in SOURCES else SOURCES.index("other") for text in texts["source"].texts]
+    table = frame.select(
+        "subject_id",
+        (
+            texts["date"].map(lambda text: dates.parse_day(text, form), pl.Int32) if "date" in texts else dates.parse_days(frame["date"])
+        ).alias("day"),
+        pl.Series("code", np.array([reading.position for reading in readings], np.int32)[pair]),
+        pl.Series("source", np.array(kinds, np.int8)[texts["source"].number]),
+        "row" if "row" in frame.columns else pl.int_range(1, pl.len() + 1, dtype=pl.Int64).alias("row"),
+        *(["value"] if "value" in frame.columns else []),
     )
-    table = table.with_columns(dates.parse_days(frame["date"], form).alias("day"))
-    table = table.join(_read_codes(table, book), on=["vocab", "code"], how="left", nulls_equal=True, maintain_order="left")
+    if minutes:
+        table = table.with_columns(_read_minutes(texts["date"]).alias("minute"))
+    columns = table.columns
     if life_dates is not None:
         table = table.join(life_dates, on="subject_id", how="left", maintain_order="left")
-    checks = _make_checks(set(table.columns), strict=book.strict, latest=latest)
-    fault = pl.coalesce(*(pl.when(test).then(pl.lit(name)) for name, test in checks.items()), pl.col("code_fault"))
-    reason = pl.col("fault").replace_strict(DATE_FAULTS, default=pl.col("code_reason"), return_dtype=pl.String)
-    table = table.with_columns(fault=fault).with_columns(reason=reason)
-    source_number = pl.col("source").replace_strict(SOURCES, range(len(SOURCES)), default=SOURCES.index("other"), return_dtype=pl.Int8)
-    columns = ["subject_id", "day", pl.col("index").alias("code"), source_number, "row"]
     if "index_day" in table.columns:
-        columns.append((pl.col("day") > pl.col("index_day")).fill_null(value=False).alias("late"))
+        table = table.with_columns((pl.col("day") > pl.col("index_day")).fill_null(value=False).alias("late"))
+        columns.append("late")
     if copy_key:
-        columns.append(_make_copy_key(frame.columns))
-    kept = table.filter(pl.col("fault").is_null()).select(columns)
-    return kept, _count_rows(table, kept, book.codes)
+        table = table.with_columns(_make_copy_key(frame, texts))
+        columns.append("copy_key")
+    outcomes: list[tuple[str, Reason]] = list(dict.fromkeys((one.fault, one.reason) for one in readings if one.fault and one.reason))
+    numbers = [outcomes.index((one.fault, one.reason)) if one.fault and one.reason else -1 for one in readings]
+    outcome = np.array(numbers, np.int16)[pair]
+    for name, test in reversed(_make_checks(set(table.columns), strict=book.strict, latest=latest).items()):
+        outcome[table.select(test.fill_null(value=False)).to_series().to_numpy()] = len(outcomes)
+        outcomes.append((name, DATE_FAULTS[name]))
+    lost = np.flatnonzero(outcome >= 0)
+    account = _count_lost(outcomes, outcome[lost], frame["code"].gather(lost), table["row"].gather(lost))
+    account.rows = frame.height
+    kept = (table.filter(pl.Series(outcome < 0)) if len(lost) else table).select(columns)
+    for index, n in count_integers(kept["code"]).items():
+        account.steps[book.codes[index].step] += n
+    return kept, account
 
 
-def _read_codes(table: pl.DataFrame, book: Codebook) -> pl.DataFrame:
-    """vocab, code -> index, code_fault, code_reason, for the distinct pairs of a table."""
-    pairs = table.select("vocab", "code").unique().sort("vocab", "code")  # sorted, so that the order of the book is that of the codes
-    if odd := [vocab for vocab in pairs["vocab"].unique() if vocab not in FAMILIES]:
-        raise ValueError(f"vocab is one of {', '.join(FAMILIES)}, found {safe_text(odd[0])}")
-    readings = [(vocab, code, *book.read(vocab, code)) for vocab, code in pairs.iter_rows()]
-    schema = {"vocab": pl.String, "code": pl.String, "index": pl.Int32, "code_fault": pl.String, "code_reason": pl.String}
-    return pl.DataFrame(readings, schema=schema, orient="row")
+class _NumberedTexts(NamedTuple):
+    texts: list[str | None]  # distinct
+    number: NDArray[np.int32]  # [rows] position of each row's text
+
+    def map(self, function: Callable[[str | None], Any], kind: type[pl.DataType]) -> pl.Series:
+        """`function` of the text of each row."""
+        return pl.Series([function(text) for text in self.texts], dtype=kind).gather(self.number)
+
+
+def _number_column(frame: pl.DataFrame, name: str, default: str | None) -> _NumberedTexts:
+    """The texts of a column, `default` where there is none."""
+    if name not in frame.columns or not frame[name].count():
+        return _NumberedTexts([default], np.zeros(frame.height, np.int32))
+    row, number = number_texts(frame[name])
+    return _NumberedTexts([default if text is None else text for text in frame[name].gather(row)], number)
+
+
+def _read_codes(vocab: _NumberedTexts, code: _NumberedTexts, book: Codebook) -> tuple[list[CodeReading], NDArray[np.int32]]:
+    """The readings of the distinct pairs of vocabulary and code, and of each row the position of its own."""
+    if odd := [text for text in vocab.texts if text not in (*FAMILIES, OTHER)]:
+        raise ValueError(f"vocab is one of {', '.join(FAMILIES)}, found {safe_text(str(odd[0]))}")
+    pair = vocab.number.astype(np.int64) * len(code.texts) + code.number
+    present = np.zeros(len(vocab.texts) * len(code.texts), bool)
+    present[pair] = True
+    written = [(str(vocab.texts[at // len(code.texts)]), code.texts[at % len(code.texts)]) for at in np.flatnonzero(present)]
+    order = sorted(range(len(written)), key=lambda i: (written[i][0], written[i][1] or ""))  # the order of the book is that of the codes
+    found = {i: book.read(*written[i]) for i in order}
+    return [found[i] for i in range(len(written))], (np.cumsum(present, dtype=np.int32) - np.int32(1))[pair]
+
+
+def _read_minutes(written: _NumberedTexts) -> pl.Series:
+    """The minutes of the day of texts of dates."""
+    distinct = pl.DataFrame({"date": pl.Series(written.texts, dtype=pl.String)})
+    return distinct.select(dates.read_minutes(pl.col("date"))).to_series().gather(written.number)
 
 
 def _make_checks(columns: set[str], *, strict: bool, latest: int | None) -> dict[str, pl.Expr]:
@@ -141,7 +193,7 @@ def _make_checks(columns: set[str], *, strict: bool, latest: int | None) -> dict
     day = pl.col("day")
     checks = {"bad_date": day.is_null()}
     if strict:
-        checks = {"identifier": pl.col("subject_id").cast(pl.String).str.strip_chars().fill_null("") == ""} | checks
+        checks = {"identifier": ~pl.col("subject_id").cast(pl.String).str.contains(r"\S").fill_null(value=False)} | checks
     if "birth_day" in columns:
         checks["before_birth"] = day < pl.col("birth_day")
     if "death_day" in columns:
@@ -151,25 +203,31 @@ def _make_checks(columns: set[str], *, strict: bool, latest: int | None) -> dict
     return checks
 
 
-def _make_copy_key(columns: list[str]) -> pl.Expr:
+def _make_copy_key(frame: pl.DataFrame, texts: Mapping[str, _NumberedTexts]) -> pl.Series:
     """Equal for copies among the rows of one subject, day and code: rows of one claim, or with equal texts."""
-    written = pl.struct(name for name in ("date", "code", "vocab", "source", "position") if name in columns).hash()
-    if "claim" in columns:
-        written = pl.when(pl.col("claim").is_null()).then(written).otherwise(pl.col("claim").hash(seed=1))
-    return written.alias("copy_key")
+    written = np.zeros(frame.height, np.uint64)
+    for distinct, number in texts.values():
+        written = written * MULTIPLIER + pl.Series(distinct, dtype=pl.String).hash().to_numpy()[number]
+    for name in ("position", "value"):
+        if name in frame.columns:
+            written = written * MULTIPLIER + frame[name].hash().to_numpy()
+    if "claim" not in frame.columns or not frame["claim"].count():
+        return pl.Series("copy_key", written)
+    claim = frame["claim"]
+    return pl.Series("copy_key", np.where(claim.is_null().to_numpy(), written, claim.hash(seed=1).to_numpy()))
 
 
-def _count_rows(table: pl.DataFrame, kept: pl.DataFrame, codes: list[IcdCode]) -> RowAccount:
-    left = table.filter(pl.col("fault").is_not_null())
-    account = RowAccount(rows=table.height)
-    account.faults.update(dict(left["fault"].value_counts().iter_rows()))
-    account.reasons.update({Reason(reason): n for reason, n in left["reason"].value_counts().iter_rows()})
-    for index, n in kept["code"].value_counts().iter_rows():
-        account.steps[codes[index].step] += n
-    for (reason,), rows in left.group_by("reason", maintain_order=True):
-        shown = rows.head(EXAMPLES)
-        by_row = Reason(reason) in DATE_FAULTS.values()
-        account.examples[Reason(reason)] = [f"row {row}" for row in shown["row"]] if by_row else [safe_text(text) for text in shown["code"]]
+def _count_lost(outcomes: Sequence[tuple[str, Reason]], outcome: NDArray[np.int16], written: pl.Series, rows: pl.Series) -> RowAccount:
+    """The account of rows that are left out: each an `outcome` (fault and reason), its code as `written` and its number."""
+    account = RowAccount()
+    for (fault, reason), n in zip(outcomes, np.bincount(outcome, minlength=len(outcomes)).tolist(), strict=True):
+        if n:
+            account.faults[fault] += n
+            account.reasons[reason] += n
+    for reason in account.reasons:
+        first = np.flatnonzero(np.array([of == reason for _, of in outcomes])[outcome])[:EXAMPLES]
+        by_row = reason in DATE_FAULTS.values()
+        account.examples[reason] = [f"row {rows[i]}" if by_row else safe_text(written[i]) for i in first.tolist()]
     return account
 
 

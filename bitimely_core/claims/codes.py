@@ -15,6 +15,8 @@ from bitimely_core.errors import Reason
 
 FAMILIES = {"icd9": "icd9", "icd9cm": "icd9", "icd10": "icd10", "icd10cm": "icd10"}
 STEPS = ("exact", "trailing_zero", "parent")
+OTHER = "other"  # vocabulary, family and step of codes that are not ICD: each is a token of its own (`--codes all`)
+MARK = "//"  # in every token of theirs, and in no PheCode
 LEVELS = ("integer", "first_decimal", "full")
 UNMAPPED = "unmapped"
 MISSING = {"", "NA", "N/A", "NAN", "NULL", "NONE", "-", "UNK", "UNKNOWN", "OTHER"}
@@ -42,13 +44,13 @@ class IcdCode(NamedTuple):
 
     @property
     def family(self) -> str:
-        """Icd9 or icd10."""
-        return FAMILIES[self.vocab]
+        """Icd9, icd10 or other."""
+        return FAMILIES.get(self.vocab, OTHER)
 
     @property
     def text(self) -> str:
-        """The code of the cache: `ICD9CM//428.0`."""
-        return f"{self.vocab.upper()}//{self.code}"
+        """The code of the cache: `ICD9CM//428.0`; of other vocabularies the token."""
+        return self.code if self.vocab == OTHER else f"{self.vocab.upper()}{MARK}{self.code}"
 
 
 def normalise_code(raw: str | None, vocab: str, *, pad_undotted: bool = False) -> tuple[str | None, str | None]:
@@ -119,7 +121,17 @@ def find_phecodes(code: str, table: PhecodeTable, fallback: Collection[str] = ST
 def roll_up_phecode(phecode: str, level: str) -> str:
     """A PheCode at `level`: the part before the dot (zeros kept), with one decimal, or unchanged (section 4.4)."""
     head, dot, decimals = phecode.partition(".")
-    return phecode if level == "full" or not dot else head if level == "integer" else f"{head}.{decimals[:1]}"
+    return phecode if level == "full" or not dot or is_other(phecode) else head if level == "integer" else f"{head}.{decimals[:1]}"
+
+
+def is_other(phecode: str) -> bool:
+    """Whether a token is no PheCode but a code of another vocabulary."""
+    return MARK in phecode
+
+
+def make_token(raw: str) -> str:
+    """The token of a code that is not ICD: as written, with `CODE//` before one that names no vocabulary."""
+    return raw if MARK in raw else f"CODE{MARK}{raw}"
 
 
 def phecode_sort_key(phecode: str) -> tuple[str, float, str]:
@@ -174,12 +186,22 @@ class Codebook:
         return self._spellings[key]
 
     def _read(self, vocab: str, raw: str | None) -> CodeReading:
+        if vocab == OTHER:
+            token = make_token((raw or "").strip())
+            known = token != make_token("")
+            return self._number(IcdCode(OTHER, token, (token,), OTHER)) if known else CodeReading(-1, "missing", Reason.EMPTY_CODE)
         code, fault = normalise_code(raw, vocab, pad_undotted=self.pad_undotted)
         if code is None:
             return CodeReading(-1, fault, classify_fault(raw, vocab, fault or ""))
         if self.strict and is_foreign_code(code, vocab):
             return CodeReading(-1, UNMAPPED, Reason.WRONG_VOCABULARY)
-        if (vocab, code) not in self._indices:
-            self._indices[vocab, code] = len(self.codes)
-            self.codes.append(IcdCode(vocab, code, *find_phecodes(code, choose_table(self.tables, vocab), self.fallback)))
-        return CodeReading(self._indices[vocab, code])
+        if (vocab, code) in self._indices:
+            return CodeReading(self._indices[vocab, code])
+        return self._number(IcdCode(vocab, code, *find_phecodes(code, choose_table(self.tables, vocab), self.fallback)))
+
+    def _number(self, code: IcdCode) -> CodeReading:
+        """A code, added to the book if it is new."""
+        number = self._indices.setdefault((code.vocab, code.code), len(self.codes))
+        if number == len(self.codes):
+            self.codes.append(code)
+        return CodeReading(number)

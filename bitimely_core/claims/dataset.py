@@ -41,6 +41,8 @@ class ClaimsOptions:
     keep_ids: str = ""
     id_key: str = ""
     engine: str = "polars"
+    codes: str = ""  # all: also codes that are not ICD, with their numeric values
+    time_unit: str = ""  # minute
 
 
 OPTIONS = asdict(ClaimsOptions())

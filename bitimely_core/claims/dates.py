@@ -6,10 +6,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import date, datetime
+from functools import lru_cache
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
+
+from bitimely_core.claims.distinct import map_texts
 
 EPOCH = date(1970, 1, 1).toordinal()
 MONTH = 30.4375  # days: 365.25 / 12 = 487 / 16
@@ -31,6 +34,7 @@ def to_day(when: date) -> int:
     return when.toordinal() - EPOCH
 
 
+@lru_cache(1 << 15)
 def parse_day(text: str | None, form: str | None = None, near: int | None = None) -> int | None:
     """The day of a text, None where it is not a date.
 
@@ -97,15 +101,19 @@ def parse_days(texts: pl.Series, form: str | None = None) -> pl.Series:
 
     Raises ValueError: for a column of another type: numbers are not read as dates.
     """
-    if texts.dtype not in (pl.String, pl.Date, pl.Null):
+    if texts.dtype not in (pl.String, pl.Date, pl.Null) and not isinstance(texts.dtype, pl.Categorical):
         raise ValueError(f"column {texts.name!r} is {texts.dtype}, expected text or dates")
     if texts.dtype == pl.Date:
         return texts.to_physical()
     if texts.is_empty() or texts.dtype == pl.Null:
         return texts.cast(pl.Int32)
-    distinct = texts.unique()
-    known = pl.Series([parse_day(text, form) for text in distinct], dtype=pl.Int32)
-    return texts.replace_strict(distinct, known, return_dtype=pl.Int32)
+    return map_texts(texts, lambda text: parse_day(text, form), pl.Int32)
+
+
+def read_minutes(text: pl.Expr) -> pl.Expr:
+    """The minute of the day of ISO texts with a time, Int16; 0 without one."""
+    hour, minute = (text.str.extract(r"^[0-9-]+[T ] ?([0-9]{2}):([0-9]{2})", group).cast(pl.Int16).fill_null(0) for group in (1, 2))
+    return hour.clip(0, 23) * 60 + minute.clip(0, 59)
 
 
 def format_day(day: int) -> str:

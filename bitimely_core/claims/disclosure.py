@@ -5,8 +5,10 @@ All pages and messages on one token set use the same decisions, so that no two o
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -17,7 +19,7 @@ from bitimely_core.claims.codes import phecode_sort_key
 from bitimely_core.claims.shortcut_baselines import ALL, Prevalence, ShortcutRow, count_prevalence
 from bitimely_core.claims.splits import SPLITS
 from bitimely_core.schemas.ingest import AgreementCell
-from bitimely_core.schemas.scores import Baseline, ClassScores, MetricValue, RiskGroups, Scores, Uncertainty
+from bitimely_core.schemas.scores import Baseline, ClassScores, MetricValue, RiskGroup, RiskGroups, Scores, Uncertainty
 from bitimely_core.schemas.tokens import CohortFlow, PrevalenceCount, SequenceManifest, SequenceStatistics, ShortcutScores
 from bitimely_core.tokens.sequences import EventSequences, count_carriers, count_splits
 from bitimely_core.types import parse_horizon
@@ -446,24 +448,38 @@ def _protect_times(scores: Scores) -> Scores:
 
 
 def _protect_groups(found: RiskGroups, out: int) -> tuple[RiskGroups, bool]:
-    """The groups of `out` subjects as they are printed, and whether the events at all horizons may be known."""
+    """The groups of `out` subjects as they are printed, and whether the events at all horizons may be known; tenths only where they cost no count of
+    the thirds.
+    """
+    thirds, is_open = _withhold_groups(found.model_copy(update={"deciles": None if found.deciles is None else []}), out)
+    if not found.deciles:
+        return thirds, is_open
+    both, _ = _withhold_groups(found, out)
+    return both if both.groups == thirds.groups else thirds, is_open
+
+
+def _withhold_groups(found: RiskGroups, out: int) -> tuple[RiskGroups, bool]:
+    """`_protect_groups` of thirds and tenths together."""
     system = CountSystem()
     system.add_printed(("out",), out)
-    for g, group in enumerate(found.groups):
-        system.add_printed(("n", str(g)), group.n or 0, 4)
+    tenths = [(f"d{g}", group) for g, group in enumerate(found.deciles or [])]
+    for g, group in [*enumerate(found.groups), *tenths]:
+        first = 10 * isinstance(g, str)  # tenths are withheld before thirds
+        system.add_printed(("n", str(g)), group.n or 0, 4 - first)
         for k, point in enumerate(group.points):
             at = (str(g), str(k))
             before = (str(g), str(k - 1))
-            system.add_printed(("risk", *at), point.at_risk or 0, 1)
-            system.add_printed(("events", *at), point.events or 0, 2)
+            system.add_printed(("risk", *at), point.at_risk or 0, 1 - first)
+            system.add_printed(("events", *at), point.events or 0, 2 - first)
             system.add_difference(("n", str(g)), [("risk", *at), ("events", *at)], ("gone", *at))
             system.add_difference(("risk", *before) if k else ("n", str(g)), [("risk", *at)], ("left", *at))
             if k:
                 system.add_difference(("events", *at), [("events", *before)], ("new", *at))
     system.add_difference(("out",), [("n", str(g)) for g in range(len(found.groups))], ("unknown",))
+    _link_tenths(system, found)
     withheld = system.find_withheld()
-    groups = []
-    for g, group in enumerate(found.groups):
+    groups, deciles = list[RiskGroup](), list[RiskGroup]()
+    for g, group in [*enumerate(found.groups), *tenths]:
         points = []
         for k, point in enumerate(group.points):
             risk, events = (
@@ -472,10 +488,33 @@ def _protect_groups(found: RiskGroups, out: int) -> tuple[RiskGroups, bool]:
             none = {"incidence": None, "lo": None, "hi": None} if risk is None or events is None else {}
             points.append(point.model_copy(update={"at_risk": risk, "events": events, **none}))
         n = None if ("n", str(g)) in withheld else group.n
-        groups.append(group.model_copy(update={"points": points, "n": n, "predicted": group.predicted if n is not None else None}))
+        made = group.model_copy(update={"points": points, "n": n, "predicted": group.predicted if n is not None else None})
+        (deciles if isinstance(g, str) else groups).append(made)
     days = {point.day: k for k, point in enumerate(found.groups[0].points)} if found.groups else {}
     sums = [sum(group.points[days[day]].events or 0 for group in found.groups) for day in found.horizons if day in days]
-    return found.model_copy(update={"groups": groups}), not any(map(privacy.is_small, sums))
+    changed = {"groups": groups, **({"deciles": deciles} if found.deciles is not None else {})}
+    return found.model_copy(update=changed), not any(map(privacy.is_small, sums))
+
+
+def _link_tenths(system: CountSystem, found: RiskGroups) -> None:
+    """What the counts of thirds and tenths by the same risk tell of each other: of the people between two limits in their order."""
+    last = {point.day: str(k) for k, point in enumerate(found.groups[0].points)} if found.groups else {}
+    for what, h, day in [("n", "", 0.0), *((what, str(h), day) for h, day in enumerate(found.horizons) for what in ("risk", "events"))]:
+        at = ((last[day],), (h,)) if h else ((), ())
+        parts = [[((what, str(g), *at[0]), group.n or 0) for g, group in enumerate(found.groups)]]
+        parts.append([((what, f"d{g}", *at[1]), group.n or 0) for g, group in enumerate(found.deciles or [])])
+        ends = [list(accumulate(n for _, n in one)) for one in parts]
+        cells: dict[Key, list[Key]] = {key: [] for one in parts for key, _ in one}
+        for end in sorted({*ends[0], *ends[1]}) if all(ends) else []:
+            open_parts = [one[bisect_left(of, end)][0] for one, of in zip(parts, ends, strict=True)]
+            closed = [key for key, of in zip(open_parts, ends, strict=True) if end in of]
+            cell: Key = ("between", what, h, str(end)) if cells[closed[0]] else closed[0]
+            if cells[closed[0]]:
+                system.add_difference(closed[0], cells[closed[0]], cell)
+            for key in set(open_parts) - {cell}:
+                cells[key].append(cell)
+            for key in closed[1:]:
+                system.add_sum(key, cells[key])
 
 
 def _has_few_in_confusion(one: ClassScores, n: int) -> bool:

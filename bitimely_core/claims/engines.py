@@ -7,6 +7,8 @@ integer per record. Some engines return sums as decimals: `collect_rows` makes t
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,7 +46,7 @@ def open_engine(name: str, *, threads: int | None = None, memory: str | None = N
         finally:
             connection.close()
     elif name == "spark":
-        session = _open_spark(threads)
+        session = open_spark(threads)
         yield lambda frame: nw.from_native(session.createDataFrame(frame.to_arrow()))
     else:
         raise ValueError(f"engine is one of {', '.join(ENGINES)}, found {name!r}")
@@ -68,19 +70,26 @@ def _import_engine(module: str, extra: str) -> Any:
         ) from None
 
 
-def _open_spark(threads: int | None) -> Any:
-    """The active session of this process, else a local one, which stays open (a start takes most of a minute)."""
-    sql = _import_engine("pyspark.sql", "spark")
+def open_spark(threads: int | None = None) -> Any:
+    """The active session of this process, else that of the master which `spark-submit` or Spark's settings name, else a local one; it stays
+    open (a start takes most of a minute). Raises UserError: missing_extra.
+    """
+    sql, pyspark = _import_engine("pyspark.sql", "spark"), _import_engine("pyspark", "spark")
     running = sql.SparkSession.getActiveSession()
     if running is not None:
         return running
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # of the executors; without it any python3
+    pyspark.SparkContext._ensure_initialized()  # else SparkConf knows nothing of the settings of spark-submit
+    settings = pyspark.SparkConf()
     options = {
+        "spark.master": f"local[{threads or '*'}]",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.shuffle.partitions": str(threads or 4),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
-    session = sql.SparkSession.builder.master(f"local[{threads or '*'}]").config(map=options).getOrCreate()
+    chosen = {name: value for name, value in options.items() if not settings.contains(name)}
+    session = sql.SparkSession.builder.config(map=chosen).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session

@@ -27,7 +27,18 @@ from bitimely_core import manifests, storage
 from bitimely_core.cache import report as accounting
 from bitimely_core.cache.ingest import PART_LOCK_WAIT, load_previous
 from bitimely_core.cache.ingest_run import REPORT, IngestRun
-from bitimely_core.claims import ingest_report, label_rules, pass1_clean, pass2_write, phecode_maps, sources, spill, splits, subjects
+from bitimely_core.claims import (
+    cluster,
+    ingest_report,
+    label_rules,
+    pass1_clean,
+    pass2_write,
+    phecode_maps,
+    sources,
+    spill,
+    splits,
+    subjects,
+)
 from bitimely_core.claims.codes import Codebook
 from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.job import ClaimsJob, CleaningFindings, clear_folder
@@ -45,7 +56,7 @@ SHARD_BYTES = 48 << 20  # of the source: a shard is a million rows or two
 FEW_SHARDS = 8  # shards
 KEY = 32  # bytes
 UNMAPPED_LISTED = 50  # codes without PheCode that are listed
-WORK_FORMAT = 2  # of unfinished work
+WORK_FORMAT = 4  # of unfinished work
 RUN_ONLY = ("keep_ids", "engine", "id_key")  # options that do not change the cache, or only through the key
 
 
@@ -84,7 +95,10 @@ def build_cache(run: IngestRun, *, force_new: bool, previous: CacheManifest | No
         clear_folder(home, same, GENERATED)
         storage.remove_temporary_files(storage.make_folder(home))
         try:
-            job = _open_job(run, f"{same}-{parts}")
+            fresh = (
+                parts == 1 and not pass1_clean.findings_path(home, f"{same}-1", 1).is_file()
+            )  # an earlier run has surveyed what it has cleaned
+            job = _open_job(run, f"{same}-{parts}", once=fresh and run.given_options.get("engine") != "spark")
             manifest = _write_cache(job, parts)
         except UserError as error:
             if error.exit_code not in {Exit.REFUSED, Exit.USAGE}:
@@ -166,12 +180,17 @@ def pin_options(options: dict[str, Any], out: Path) -> dict[str, Any]:
         return plain
     given = ClaimsOptions(**options)
     sources.check_options(given)
-    if not given.sex_restrictions:  # caches of earlier versions do not have it
-        plain.pop("sex_restrictions", None)
+    for name, default in (
+        ("sex_restrictions", False),
+        ("codes", "icd"),
+        ("time_unit", "day"),
+    ):  # caches of earlier versions do not have them
+        if (getattr(given, name) or default) == default:
+            plain.pop(name, None)
     if split_file := plain.pop("split_file"):
         plain["split_file"] = content(split_file)
     return plain | {
-        "phecode_map": [content(path) for path in options["phecode_map"]],
+        "phecode_map": [phecode_maps.hash_map(str(path)) for path in options["phecode_map"]],
         "map_overrides": content(options["map_overrides"]) if options["map_overrides"] else "",
         "rules": storage.fingerprint(label_rules.load_rules(options["rules"])) if options["rules"] else "",
         "pseudonyms": hashlib.sha256(b"bitimely id key" + load_key(options["id_key"], out)).hexdigest()[:16],
@@ -239,13 +258,13 @@ def _is_unchanged(run: IngestRun, previous: CacheManifest) -> bool:
     return same and not previous.find_damage(run.out)
 
 
-def _open_job(run: IngestRun, stem: str) -> ClaimsJob:
-    """The configuration of an ingest. Raises UserError for a source, a map or rules that cannot be used."""
+def _open_job(run: IngestRun, stem: str, *, once: bool = False) -> ClaimsJob:
+    """The configuration of an ingest; `once`: as `read_source`. Raises UserError for a source, a map or rules that cannot be used."""
     options = ClaimsOptions(**run.given_options)
     assert run.source is not None
     if options.keep_ids:
         subjects.refuse_inside_workspace(Path(options.keep_ids), run.out.parent.parent)
-    claims = sources.read_source(run.source, options)
+    claims = sources.read_source(run.source, options, once=once)
     placed = pl.DataFrame(list((claims.splits or {}).items()), {"subject_id": pl.String, "split": pl.String}, orient="row")
     if options.split_file:
         placed = splits.read_split_file(Path(options.split_file), "the ids of the source")
@@ -278,9 +297,13 @@ def _open_job(run: IngestRun, stem: str) -> ClaimsJob:
 def _write_cache(job: ClaimsJob, parts: int) -> EventsManifest:
     """Write all files of the cache; its manifest, with the report so far."""
     run = job.run
-    if parts == 1:
-        pass1_clean.clean_source(job)
-    found, spilled = pass1_clean.join_parts(job, parts)
+    if parts == 1 and job.options.engine != "spark":
+        cleaned = [pass1_clean.clean_source(job, held=pass1_clean.HELD_BYTES)]
+        job = replace(job, claims=job.claims.complete()) if job.claims.complete else job
+    else:
+        job, parts = cluster.clean_parts(job) if parts == 1 else (job, parts)
+        cleaned = [pass1_clean.load_part(job, part) for part in range(1, parts + 1)]
+    found, spilled = pass1_clean.join_parts(cleaned)
     facts_file = subjects.write_subject_facts(job)
     keys = subjects.assign_pseudonyms(job, found, spilled, facts_file)
     if job.options.keep_ids:

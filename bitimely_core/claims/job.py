@@ -60,6 +60,7 @@ class CleaningFindings(BaseModel):
 
     blocks: int = 0  # of the source, finished
     stretches: int = 0  # spill files of each kind that hold them
+    subjects: list[int] = []  # in those, by shard; one may be counted several times
     done: bool = False
     files: list[str] = []
     accounts: dict[str, RowAccount] = {}  # by file

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bitimely_core.cache import Cache, open_cache
-from bitimely_core.claims import meds_export, steps, subjects, tasks, tokenize
+from bitimely_core.claims import meds_export, sequence_plan, steps, subjects, tasks, tokenize
 from bitimely_core.claims.cohorts import CohortRules, load_cohort
 from bitimely_core.claims.disclosure import flow_table, open_disclosure, shortcut_table
 from bitimely_core.claims.ingest import ingest_events, pin_options
@@ -40,10 +40,10 @@ def split_choices(options: Choices, choices: Choices | None) -> tuple[Choices, C
 def check_arguments(choices: Choices, arguments: Choices, folder: Path) -> None:
     """Refuse choices of sequences, and options of the ingest that they follow, which cannot be together. Raises UserError (exit 2)."""
     names = {"split_file", "seed", "small_counts", "individual_timelines", "cohort"}
-    preset, chosen = tokenize.parse_choices(**{name: value for name, value in choices.items() if name not in names})
+    preset, chosen = sequence_plan.parse_choices(**{name: value for name, value in choices.items() if name not in names})
     if cohort := choices.get("cohort"):
-        tokenize.check_cohort(load_cohort(cohort), chosen, dated=bool(arguments.get("keep_dates")))
-    tokenize.check_choices(preset, chosen, dated=bool(arguments.get("keep_dates")), ignored=bool(arguments.get("keep_ignored")))
+        sequence_plan.check_cohort(load_cohort(cohort), chosen, dated=bool(arguments.get("keep_dates")))
+    sequence_plan.check_choices(preset, chosen, dated=bool(arguments.get("keep_dates")), ignored=bool(arguments.get("keep_ignored")))
     if keep_ids := arguments.get("keep_ids"):
         subjects.refuse_inside_workspace(Path(keep_ids), folder.parent.parent)
         if (arguments.get("shard") or (1, 1))[1] > 1:
@@ -66,7 +66,7 @@ def plan_sequences(cache: Path, out: Path, view: str = "", **choices: Any) -> Ch
     if "task" in choices:
         base = _find_base(out, opened.dataset, choices)
         return {"folder": str(out), "base": str(base), "rows": tasks.read_task_labels(choices["task"]).height}
-    plan = tokenize.resolve_plan(opened, **choices)
+    plan = sequence_plan.resolve_plan(opened, **choices)
     n = opened.cohort().height if plan.small_counts else None  # beside the number of sequences it would show how few have none
     return {"folder": str(out), "options": plan.options, "subjects": n}
 
@@ -81,7 +81,7 @@ def write_sequences(
     progress: Progress | None = None,
     **choices: Any,
 ) -> None:
-    """Sequences of a cache of events, with the choices of `tokenize.resolve_plan`.
+    """Sequences of a cache of events, with the choices of `sequence_plan.resolve_plan`.
 
     With `task`, a folder of MEDS labels (and `ids`): up to its prediction times, of the codes of the sequences called as the data set.
 
@@ -92,7 +92,7 @@ def write_sequences(
         base = open_sequences(_find_base(out, opened.dataset, choices), verify)
         tasks.write_task_sequences(opened, base, out=out, verify=verify, force_new=force_new, progress=progress, **choices)
     else:
-        plan = tokenize.resolve_plan(opened, **choices)
+        plan = sequence_plan.resolve_plan(opened, **choices)
         tokenize.write_sequences(plan, out, verify=verify, force_new=force_new, progress=progress)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitimely_core.claims.codes import IcdCode, PhecodeTable
+from bitimely_core.claims.distinct import find_starts, sort_distinct
 from bitimely_core.errors import Reason, usage_error
 from bitimely_core.system_errors import raise_system_error
 
@@ -182,8 +183,8 @@ def find_completion_days(
     Later starts end later, so it is the set of the first start that fits the window.
     """
     subjects, days = find_completed_sets(subject, day, clause)
-    found, earliest = np.unique(subjects, return_index=True)
-    return found, days[earliest]
+    earliest = find_starts(subjects)
+    return subjects[earliest], days[earliest]
 
 
 def find_completed_sets(
@@ -202,7 +203,7 @@ def find_completed_sets(
     reach = int(day.max()) - first + 1  # a gap of that many days excludes every later date
     gap = min(clause.gap, reach)
     span = reach + gap
-    key = np.unique(subject.astype(np.int64) * span + (day.astype(np.int64) - first))
+    key = sort_distinct(subject.astype(np.int64) * span + (day.astype(np.int64) - first))
     start = at = np.arange(len(key))
     for _ in range(clause.count - 1):
         following = np.searchsorted(key, key[at] + gap)

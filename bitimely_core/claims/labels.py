@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import narwhals as nw
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
@@ -33,11 +32,11 @@ class Landmark:
     horizon_days: int = 1095
 
 
-def add_first_days(rows: pl.DataFrame, cohort: pl.DataFrame, engine: Engine) -> pl.DataFrame:
+def add_first_days(rows: pl.DataFrame, cohort: pl.DataFrame) -> pl.DataFrame:
     """`cohort` with `first_day`, the day of the subject's first valid row, mapped or not; null without any."""
-    first_days = collect_rows(engine(rows.select("subject", "day")).group_by("subject").agg(nw.col("day").min()))
-    column = pl.repeat(None, cohort.height, dtype=pl.Int32, eager=True)
-    return cohort.with_columns(first_day=column.scatter(first_days["subject"], first_days["day"].cast(pl.Int32)))
+    first = np.full(cohort.height, dates.LATEST + 1, np.int32)
+    np.minimum.at(first, rows["subject"].to_numpy(), rows["day"].to_numpy())
+    return cohort.with_columns(first_day=pl.Series(first).set(pl.Series(first > dates.LATEST), None))
 
 
 def add_onsets(
@@ -99,7 +98,10 @@ def _select_marked_rows(rows: pl.DataFrame, marks: Sequence[tuple[int, ...]], en
     index = {own: i for i, own in enumerate(patterns)}
     pairs = [(code, index[own]) for code, own in enumerate(marks) if own]
     table = engine(pl.DataFrame(pairs, schema={"code": pl.Int32, "pattern": pl.Int32}, orient="row"))
-    marked = engine(rows.select("subject", "day", "code", "source")).join(table, on="code")
+    found = rows.select("subject", "day", "code", "source").filter(
+        pl.Series([bool(own) for own in marks], dtype=pl.Boolean).gather(rows["code"])
+    )
+    marked = engine(found).join(table, on="code")
     return collect_rows(marked.select("subject", "day", "source", "pattern").unique()), patterns
 
 

@@ -40,7 +40,10 @@ def write_meds(out: Path, cache: Cache, sequences: EventSequences) -> None:
     )
     data = pl.concat([births, deaths, events]).sort("subject_id", "time", maintain_order=True)
     phecodes = pl.concat([frame.select("code", "phecodes") for frame in cache.events()]).unique("code").sort("code")
-    parents = pl.col("phecodes").list.eval(pl.concat_str(pl.lit("PheCode/"), pl.element()))
+    found = (
+        pl.when(~pl.col("phecodes").list.contains(pl.col("code"))).then("phecodes").otherwise(pl.lit([], pl.List(pl.String)))
+    )  # other codes have none
+    parents = found.list.eval(pl.concat_str(pl.lit("PheCode/"), pl.element()))
     codes = phecodes.select("code", description=pl.lit(None, pl.String), parent_codes=parents)
     splits = sequences.whole_index.select(pl.col("subject_id").cast(pl.Int64), pl.col("split").replace(SPLITS))
     metadata = storage.make_folder(storage.make_folder(out) / "metadata")

@@ -1,25 +1,30 @@
-"""The first pass: rows are cleaned as they stream by and spilled to disk as integers under pseudonyms.
+"""The first pass: rows are cleaned as they stream by and kept by shard as integers under pseudonyms, those of a small source in memory.
 
-After each spill file the counts so far are saved, so that a run continues where a killed one ended. Memory does not grow with the data. The
-parts of a job array have separate spill files; `join_parts` renumbers codes and files of all parts.
+Those of a larger one are spilled to disk. After each spill file the counts so far are saved, so that a run continues where a killed one ended.
+Memory does not grow with the data. The parts of a job array have separate spill files; `join_parts` renumbers codes and files of all parts.
 """
 
 from __future__ import annotations
 
 import hmac
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
-from bitimely_core.claims import clean, dates, splits
+from bitimely_core.claims import clean, dates, spill, splits
 from bitimely_core.claims.codes import IcdCode
+from bitimely_core.claims.distinct import count_integers, number_texts
 from bitimely_core.claims.job import FILE_SHIFT, ClaimsJob, CleaningFindings
-from bitimely_core.claims.spill import SpillFile, write_partitioned
+from bitimely_core.claims.spill import PartNumbers, Stretch
 
-SPILL_ROWS = 1 << 20  # valid rows of a spill file
-CACHED_SUBJECTS = 1 << 21  # subjects whose pseudonym is kept in memory: 28 bytes each
+SPILL_ROWS = 1 << 20  # valid rows of a stretch
+HELD_BYTES = 320 << 20  # of the stretches that one process keeps in memory from one pass to the next: some ten million rows
+CACHED_SUBJECTS = 1 << 21  # subjects whose number is kept in memory: 24 bytes each
 
 
 def findings_path(home: Path, stem: str, part: int) -> Path:
@@ -27,55 +32,76 @@ def findings_path(home: Path, stem: str, part: int) -> Path:
     return home / f"{stem}-{part}.json"
 
 
-def clean_source(job: ClaimsJob, part: int = 1, parts: int = 1) -> CleaningFindings:
-    """Clean all rows, or every `parts`-th block from the `part`-th on, and spill them by shard; continues from saved findings."""
+def clean_source(job: ClaimsJob, part: int = 1, parts: int = 1, *, held: int = 0) -> tuple[CleaningFindings, list[Stretch]]:
+    """Clean all rows, or every `parts`-th block from the `part`-th on; more than `held` bytes are spilled. Continues from what is spilled."""
     run, claims = job.run, job.claims
     notes = findings_path(job.home, job.stem, part)
-    findings = CleaningFindings.load(notes)
+    findings, stretches = load_part(job, part)
     if findings.done:
-        return findings
+        return findings, stretches
     job.book.resume(findings.codes)
     findings.codes = job.book.codes
+    findings.subjects = findings.subjects or [0] * job.shards
     life_dates, seen = _select_life_dates(claims.subjects, claims.labels), PseudonymCache()
-    rows: list[pl.DataFrame] = []
-    cohort: list[pl.DataFrame] = []
+    blocks: list[tuple[list[pl.DataFrame], list[pl.DataFrame]]] = []  # of the stretch: rows and subjects by shard
+    waiting = size = 0  # rows of the stretch; bytes of all stretches
 
-    def spill() -> None:
-        for kind, frames in (("rows", rows), ("people", cohort)):
-            write_partitioned(_spill_path(job, part, kind, findings.stretches), pl.concat(frames), job.shards)
-            frames.clear()
-        findings.stretches += 1
+    def keep() -> None:
+        nonlocal waiting, size
+        rows, cohort = map(spill.join_partitions, zip(*blocks, strict=True))
+        stretches.append(Stretch(rows, cohort))
+        size += sum(int(part.estimated_size()) for part in (*rows, *cohort))
+        blocks.clear()
+        waiting = 0
+        while findings.stretches < len(stretches) and (findings.stretches or size > held):
+            at = findings.stretches
+            stretches[at] = _spill_stretch(job, part, at, stretches[at])
+            findings.stretches += 1
 
-    for number, frame in enumerate(claims.events()):
+    for number, frame in enumerate((claims.survey or claims.events)()):
         run.stop.check()
-        if number < findings.blocks or number % parts != part - 1:
+        if number < findings.blocks or number % parts != (part - 1) % parts:
             continue
-        for (name,), block in frame.group_by("file", maintain_order=True):
-            file = str(name)
-            if file not in findings.files:
-                findings.files.append(file)
-            valid, account = clean.clean_rows(
-                block, job.book, vocab=claims.vocab, source=claims.source, life_dates=life_dates, copy_key=True
-            )
-            findings.accounts.setdefault(file, clean.RowAccount()).__iadd__(account)
-            for counts, column in ((findings.days, "day"), (findings.code_counts, "code"), (findings.sources, "source")):
-                counts.update(dict(valid[column].value_counts().iter_rows()))
-            if valid.height:
-                names, fresh = pseudonymize(seen, valid["subject_id"], job)
-                valid = valid.join(names, on="subject_id", how="left", maintain_order="left").drop("subject_id")
-                rows.append(valid.with_columns(pl.col("row") + (findings.files.index(file) << FILE_SHIFT)))
-                cohort.append(fresh)
+        file = str(frame["file"][0])
+        if file not in findings.files:
+            findings.files.append(file)
+        valid, account = clean.clean_rows(
+            frame,
+            job.book,
+            vocab=claims.vocab,
+            source=claims.source,
+            life_dates=life_dates,
+            copy_key=True,
+            minutes=job.options.time_unit == "minute",
+        )
+        findings.accounts.setdefault(file, clean.RowAccount()).__iadd__(account)
+        for counts, column in ((findings.days, "day"), (findings.code_counts, "code"), (findings.sources, "source")):
+            counts.update(count_integers(valid[column]))
+        if valid.height:
+            numbers, shards, fresh = pseudonymize(seen, valid["subject_id"], job, findings.subjects)
+            row = pl.col("row") + (findings.files.index(file) << FILE_SHIFT)
+            rows = valid.drop("subject_id").with_columns(row, subject=pl.Series(numbers), shard=pl.Series(shards))
+            blocks.append((spill.partition_rows(rows, job.shards), spill.partition_rows(fresh, job.shards)))
+            waiting += valid.height
         findings.blocks = number + 1
-        if sum(part.height for part in rows) >= SPILL_ROWS:
-            spill()
-            findings.save(notes)
+        if waiting >= SPILL_ROWS:
+            keep()
+            if findings.stretches:
+                findings.save(notes)
         if run.progress is not None:
             run.progress(f"clean {run.dataset.name}", sum(account.rows for account in findings.accounts.values()), None)
-    if rows:
-        spill()
+    if blocks:
+        keep()
     findings.done = True
-    findings.save(notes)
-    return findings
+    if findings.stretches == len(stretches):
+        findings.save(notes)
+    return findings, stretches
+
+
+def load_part(job: ClaimsJob, part: int) -> tuple[CleaningFindings, list[Stretch]]:
+    """The saved findings of a part, and its spill files."""
+    findings = CleaningFindings.load(findings_path(job.home, job.stem, part))
+    return findings, [Stretch(*_name_spill_files(job, part, number)) for number in range(findings.stretches)]
 
 
 def _select_life_dates(subjects: pl.DataFrame | None, labels: pl.DataFrame | None) -> pl.DataFrame | None:
@@ -90,38 +116,62 @@ def _select_life_dates(subjects: pl.DataFrame | None, labels: pl.DataFrame | Non
     return life_dates
 
 
-def _spill_path(job: ClaimsJob, part: int, kind: str, stretch: int) -> Path:
-    return job.home / f"{job.stem}-{part}-{kind}-{stretch}.parquet"
+def _name_spill_files(job: ClaimsJob, part: int, number: int) -> tuple[Path, Path]:
+    """Of the rows of a stretch, and of its subjects."""
+    return job.home / f"{job.stem}-{part}-rows-{number}.parquet", job.home / f"{job.stem}-{part}-people-{number}.parquet"
+
+
+def _spill_stretch(job: ClaimsJob, part: int, number: int, stretch: Stretch) -> Stretch:
+    """The stretch on disk."""
+    paths = _name_spill_files(job, part, number)
+    for path, parts in zip(paths, (stretch.rows, stretch.cohort), strict=True):
+        assert not isinstance(parts, Path)
+        spill.write_partitions(path, parts)
+    return Stretch(*paths)
 
 
 @dataclass
 class PseudonymCache:
-    """Pseudonyms computed so far, sorted by `marks`; of two subjects with equal marks only the first."""
+    """Subjects seen so far, sorted by `marks`; of two with equal marks only the first."""
 
     marks: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))  # two hashes of the raw id, together 128 bits
     checks: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))
-    keys: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))
+    numbers: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint32))  # in the shard
     shards: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
 
 
-def pseudonymize(seen: PseudonymCache, ids: pl.Series, job: ClaimsJob) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Of raw ids: subject_id, key (the first 8 bytes of the digest as a number), shard; and `compute_digests` of those not seen before."""
-    distinct = ids.unique()
-    marks, checks = distinct.hash().to_numpy(), ("|" + distinct).hash().to_numpy()
-    known = np.zeros(len(distinct), bool)
-    keys, shards = np.zeros(len(distinct), np.uint64), np.zeros(len(distinct), np.int32)
-    at = np.searchsorted(seen.marks, marks)
+def pseudonymize(seen: PseudonymCache, ids: pl.Series, job: ClaimsJob, counts: list[int]) -> tuple[np.ndarray, np.ndarray, pl.DataFrame]:
+    """Of rows with raw ids: number and shard of each; and `compute_digests` of ids not seen before, numbered by shard from `counts` on, which grows."""
+    marks, checks = ids.hash().to_numpy(), ids.hash(seed=1).to_numpy()
+    numbers, shards = np.zeros(len(ids), np.uint32), np.zeros(len(ids), np.int32)
+    order = _sort_marks(marks)  # a search goes much faster in order
+    known = np.zeros(len(ids), bool)
     if len(seen.marks):
-        place = np.minimum(at, len(seen.marks) - 1)
+        place = np.empty(len(ids), np.int64)
+        place[order] = np.minimum(np.searchsorted(seen.marks, marks[order]), len(seen.marks) - 1)
         known = (seen.marks[place] == marks) & (seen.checks[place] == checks)
-        keys[known], shards[known] = seen.keys[place[known]], seen.shards[place[known]]
+        numbers, shards = seen.numbers[place], seen.shards[place]
     new = np.flatnonzero(~known)
-    fresh = compute_digests(distinct.gather(new).to_list(), job)
-    keys[new], shards[new] = to_keys(fresh["digest"]), fresh["shard"].to_numpy()
-    kept = new[np.argsort(marks[new])][: max(0, CACHED_SUBJECTS - len(seen.marks))] if len(new) else new
-    for name, values in (("marks", marks), ("checks", checks), ("keys", keys), ("shards", shards)):
-        setattr(seen, name, np.insert(getattr(seen, name), at[kept], values[kept]))
-    return pl.DataFrame({"subject_id": distinct, "key": keys, "shard": shards}), fresh
+    row, number = number_texts(ids.gather(new))
+    fresh = compute_digests(ids.gather(new[row]).to_list(), job)
+    own = {"marks": marks[new[row]], "checks": checks[new[row]], "shards": fresh["shard"].to_numpy()}
+    in_block = fresh.select(pl.int_range(pl.len(), dtype=pl.UInt32).over("shard")).to_series().to_numpy()
+    own["numbers"] = np.array(counts, np.uint32)[own["shards"]] + in_block
+    counts[:] = (counts + np.bincount(own["shards"], minlength=len(counts))).tolist()
+    numbers[new], shards[new] = own["numbers"][number], own["shards"][number]
+    kept = np.argsort(own["marks"])[: max(0, CACHED_SUBJECTS - len(seen.marks))]
+    at = np.searchsorted(seen.marks, own["marks"][kept])
+    for name, values in own.items():
+        setattr(seen, name, np.insert(getattr(seen, name), at, values[kept]))
+    return numbers, shards, fresh
+
+
+def _sort_marks(marks: np.ndarray) -> np.ndarray:
+    """The order of numbers by their first bits, [n] int64: numpy sorts integers several times faster than it finds an order."""
+    bits = np.uint64(max(len(marks), 1).bit_length())
+    packed: NDArray[Any] = (marks >> bits << bits) + np.arange(len(marks), dtype=np.uint64)
+    packed.sort()
+    return (packed & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int64)
 
 
 def compute_digests(names: list[str], job: ClaimsJob) -> pl.DataFrame:
@@ -129,24 +179,23 @@ def compute_digests(names: list[str], job: ClaimsJob) -> pl.DataFrame:
     return pl.DataFrame(
         {
             "digest": pl.Series([hmac.digest(job.key, name.encode(), "sha256") for name in names], dtype=pl.Binary),
-            "split_bin": pl.Series(splits.compute_bins(names, job.options.seed), dtype=pl.UInt16),
-            "shard": pl.Series([splits.assign_shard(name, job.shards) if job.shards > 1 else 0 for name in names], dtype=pl.Int32),
+            "split_bin": splits.compute_bins(names, job.options.seed),
+            "shard": splits.assign_shards(names, job.shards) if job.shards > 1 else np.zeros(len(names), np.int32),
         }
     )
 
 
 def to_keys(digests: pl.Series) -> np.ndarray:
     """The first 8 bytes of each digest as a number, in whose order the digests are, [n] uint64."""
-    words = np.frombuffer(b"".join(digests), ">u8").reshape(len(digests), 4)
-    return words[:, 0].astype(np.uint64)
+    return digests.bin.head(8).bin.reinterpret(dtype=pl.UInt64, endianness="big").to_numpy()
 
 
-def join_parts(job: ClaimsJob, parts: int) -> tuple[CleaningFindings, list[SpillFile]]:
-    """The findings and spill files of all finished parts, with common numbers of codes and files."""
+def join_parts(cleaned: Sequence[tuple[CleaningFindings, list[Stretch]]]) -> tuple[CleaningFindings, list[Stretch]]:
+    """The findings and stretches of all parts, with common numbers of codes and files."""
     total, spilled = CleaningFindings(done=True), []
     code_of: dict[IcdCode, int] = {}
-    for part in range(1, parts + 1):
-        one = CleaningFindings.load(findings_path(job.home, job.stem, part))
+    subjects = np.zeros(len(cleaned[0][0].subjects), np.int64)  # of the parts before, by shard
+    for part, (one, stretches) in enumerate(cleaned):
         codes = np.array([code_of.setdefault(code, len(code_of)) for code in one.codes], np.int32)
         total.files += [file for file in one.files if file not in total.files]
         files = np.array([total.files.index(file) for file in one.files], np.int64)
@@ -155,8 +204,9 @@ def join_parts(job: ClaimsJob, parts: int) -> tuple[CleaningFindings, list[Spill
         total.days.update(one.days)
         total.code_counts.update({int(codes[code]): n for code, n in one.code_counts.items()})
         total.sources.update(one.sources)
-        pairs = ((_spill_path(job, part, "rows", i), _spill_path(job, part, "people", i)) for i in range(one.stretches))
-        spilled += [SpillFile(*pair, codes, files) for pair in pairs]
+        numbers = PartNumbers(codes, files, subjects) if part else None
+        spilled += [stretch._replace(numbers=numbers) for stretch in stretches]
+        subjects = subjects + one.subjects
     total.codes = list(code_of)
     total.latest = clean.find_data_end(total.days)
     return total, spilled

@@ -6,9 +6,11 @@ The events of a finished shard are in their final file; its subjects, labels and
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,16 +18,29 @@ import polars as pl
 from pydantic import BaseModel
 
 from bitimely_core import storage
-from bitimely_core.claims import engines, label_rules, labels, pass1_clean, phecode_maps, shortcut_baselines, spill, steps, subjects
+from bitimely_core.claims import (
+    cluster,
+    engines,
+    label_rules,
+    labels,
+    pass1_clean,
+    phecode_maps,
+    shortcut_baselines,
+    spill,
+    steps,
+    subjects,
+)
 from bitimely_core.claims.clean import EXAMPLES, RowAccount
 from bitimely_core.claims.engines import Engine
 from bitimely_core.claims.job import DAY_COLUMNS, FILE_SHIFT, SPAN_DAYS, ClaimsJob, CleaningFindings
 from bitimely_core.claims.label_rules import SOURCES
-from bitimely_core.claims.spill import SpillFile
+from bitimely_core.claims.spill import Stretch
 from bitimely_core.claims.steps import ClaimsShard
 from bitimely_core.errors import Reason, safe_text
 from bitimely_core.records import StoredFile
 
+MEASURES = ("value", "minute")  # columns of rows that not every ingest has
+DAY_MINUTES = 1440
 AgreementCounts = Counter[tuple[str, str, str]]
 """(rule, flag, cell) -> subjects."""
 
@@ -40,21 +55,61 @@ class FinishedShard(BaseModel):
 
 
 def write_shards(
-    job: ClaimsJob, findings: CleaningFindings, spilled: Sequence[SpillFile], facts_file: Path | None, keys: np.ndarray
+    job: ClaimsJob, findings: CleaningFindings, spilled: Sequence[Stretch], facts_file: Path | None, keys: np.ndarray
 ) -> Iterator[FinishedShard]:
     """Every shard in turn; one that an earlier run has finished is not made again."""
-    with engines.open_engine(job.options.engine) as engine:
+    made: dict[int, FinishedShard] = {}
+    if job.options.engine == "spark":
+        keys_file = job.home / f"{job.stem}-keys.npy"
+        storage.write_file(keys_file, lambda stream: np.lib.format.write_array(stream, keys, allow_pickle=False))
+        missing = [number for number in range(job.shards) if _load_shard(job, number) is None]
+        made = cluster.run_tasks(
+            partial(_finish_shard_remotely, cluster.detach_job(job), findings, spilled, facts_file, keys_file), missing, job.run.stop
+        )
+    with engines.open_engine("polars" if job.options.engine == "spark" else job.options.engine, folder=job.home) as engine:
         for number in range(job.shards):
             job.run.stop.check()
-            path = job.home / f"{job.stem}-shard-{number}.json"
-            done = _load_shard(job, path)
-            if done is None:
-                cohort = subjects.present_subjects(job, findings, spilled, facts_file, number)
-                done = _write_shard(job, findings, spill.read_rows(spilled, number), cohort, keys, number, engine)
-                storage.write_json(path, done.model_dump(mode="json"))
-            yield done
+            done = made.get(number) or _load_shard(job, number)
+            yield done or _finish_shard(job, findings, spilled, facts_file, keys, number, engine)
             if job.run.progress is not None:
                 job.run.progress(f"ingest {job.run.dataset.name}", number + 1, job.shards)
+
+
+def _finish_shard_remotely(
+    job: ClaimsJob, findings: CleaningFindings, spilled: Sequence[Stretch], facts_file: Path | None, keys_file: Path, number: int
+) -> FinishedShard:
+    """As `_finish_shard`, on an executor, where the keys are in a file."""
+    with engines.open_engine("polars") as engine:
+        return _finish_shard(job, findings, spilled, facts_file, np.load(keys_file, mmap_mode="r"), number, engine)
+
+
+def _finish_shard(
+    job: ClaimsJob,
+    findings: CleaningFindings,
+    spilled: Sequence[Stretch],
+    facts_file: Path | None,
+    keys: np.ndarray,
+    number: int,
+    engine: Engine,
+) -> FinishedShard:
+    cohort = subjects.present_subjects(job, findings, spilled, facts_file, number)
+    done = _write_shard(job, findings, _take_rows(spilled, cohort, number), cohort, keys, number, engine)
+    storage.write_json(_shard_path(job, number), done.model_dump(mode="json"))
+    return done
+
+
+def _take_rows(spilled: Sequence[Stretch], cohort: pl.DataFrame, number: int) -> pl.DataFrame:
+    """The rows of a shard, `subject` as position in its cohort; memory holds them no longer."""
+    rows = spill.read_rows(spilled, number)
+    spill.release_rows(spilled, number)
+    if rows.is_empty():
+        return rows
+    place = np.searchsorted(pass1_clean.to_keys(cohort["digest"]), pass1_clean.to_keys(spill.read_subjects(spilled, number)["digest"]))
+    return rows.with_columns(subject=pl.Series(place.astype(np.int32)).gather(rows["subject"]))
+
+
+def _shard_path(job: ClaimsJob, number: int) -> Path:
+    return job.home / f"{job.stem}-shard-{number}.json"
 
 
 def list_shard_files(job: ClaimsJob, kind: str) -> list[Path]:
@@ -68,16 +123,17 @@ def _write_shard(
     agreement = AgreementCounts()
     own = pass1_clean.to_keys(cohort["digest"])
     cohort = cohort.drop("digest").with_columns(subject_id=pl.Series(np.searchsorted(keys, own), dtype=pl.Int64))
-    rows, accounts = resolve_duplicates(rows, findings, own)
+    rows, accounts = resolve_duplicates(rows, findings)
     shard = steps.ClaimsShard(rows=rows, codes=findings.codes, cohort=cohort, rules=job.rules)
     shard = _apply_labels(steps.label_shard(shard, engine), job, agreement, engine)
     shard = _subtract_first_days(shard, keep_dates=job.run.options["keep_dates"])
-    hashes = [(int.from_bytes(one[:4], "big"), one) for one in _hash_subjects(shard, job.names)]
+    hashes = _hash_subjects(shard, job.names)
+    heads = np.frombuffer(b"".join(hashes), ">u4")[::8].astype(np.int64)
     cohort = shard.cohort
     frames = {
         "subjects": cohort.select(name for name in ("subject_id", *DAY_COLUMNS, "sex", "split_bin", "split") if name in cohort.columns),
         "labels": labels.to_long_labels(cohort, job.names),
-        "contents": pl.DataFrame(hashes, schema={"head": pl.Int64, "content": pl.Binary}, orient="row"),
+        "contents": pl.DataFrame({"head": heads, "content": pl.Series(hashes, dtype=pl.Binary)}),
     }
     for kind, frame in frames.items():
         storage.write_parquet(list_shard_files(job, kind)[number], frame.to_arrow())
@@ -88,8 +144,9 @@ def _write_shard(
     return FinishedShard(events=events, accounts=accounts, agreement=list(agreement.items()), other_sex=other_sex)
 
 
-def _load_shard(job: ClaimsJob, path: Path) -> FinishedShard | None:
+def _load_shard(job: ClaimsJob, number: int) -> FinishedShard | None:
     """A shard that is finished and intact."""
+    path = _shard_path(job, number)
     if not path.is_file():
         return None
     done = FinishedShard.model_validate_json(path.read_bytes())
@@ -98,11 +155,11 @@ def _load_shard(job: ClaimsJob, path: Path) -> FinishedShard | None:
     return done if events.is_file() and storage.hash_with_size(events) == (file.sha256, file.size) else None
 
 
-def resolve_duplicates(rows: pl.DataFrame, findings: CleaningFindings, keys: np.ndarray) -> tuple[pl.DataFrame, dict[str, RowAccount]]:
-    """The rows of a shard (`spill.read_rows`) without copies and days after the end of the data; file -> account of those that leave or
-    have no input.
+def resolve_duplicates(rows: pl.DataFrame, findings: CleaningFindings) -> tuple[pl.DataFrame, dict[str, RowAccount]]:
+    """The rows of a shard without copies and days after the end of the data, by subject and day; file -> account of those
+    that leave or have no input.
 
-    Rows: subject (position in the sorted `keys`), day, code, source, row, late. Rows without PheCode and those after the index day are
+    Rows: subject (position in the cohort), day, code, source, row, late. Rows without PheCode and those after the index day are
     counted too; they stay for the label rules.
     """
     columns = {"subject": pl.Int32, "day": pl.Int32, "code": pl.Int32, "source": pl.Int8, "row": pl.Int64, "late": pl.Boolean}
@@ -123,27 +180,47 @@ def resolve_duplicates(rows: pl.DataFrame, findings: CleaningFindings, keys: np.
             account = add(row >> FILE_SHIFT, Reason.DATE_OUTSIDE_LIFE, 1, f"row {row % (1 << FILE_SHIFT)}")
             account.steps[findings.codes[code].step] -= 1
             account.faults["future"] += 1
-    rows = rows.drop("key").with_columns(subject=pl.Series(np.searchsorted(keys, rows["key"].to_numpy()).astype(np.int32)))
-    copy = np.zeros(rows.height, bool)
-    packed = pl.Series(_pack_keys(rows["subject"], rows["day"], rows["code"].to_numpy(), len(findings.codes)))
-    suspects = np.flatnonzero(packed.is_duplicated().to_numpy())  # only these can be copies
-    copy_key = rows[suspects].select(~pl.struct("subject", "day", "code", "copy_key").is_first_distinct()).to_series()
-    copy[suspects] = copy_key.to_numpy()
-    copies, kept = rows.filter(pl.Series(copy)), rows.filter(pl.Series(~copy))
-    silent = pl.Series([not code.phecodes for code in findings.codes], dtype=pl.Boolean).gather(kept["code"])
-    late = kept["late"] if "late" in kept.columns else pl.repeat(value=False, n=kept.height, eager=True, dtype=pl.Boolean)
-    for reason, lost in (
-        (Reason.DUPLICATES, copies),
-        (Reason.UNMAPPED_CODE, kept.filter(silent)),
-        (Reason.LABEL_LEAKAGE, kept.filter(late & ~silent)),
-    ):
+    order, copy = _find_copies(rows, len(findings.codes))
+    silent = np.array([not code.phecodes for code in findings.codes], bool)[rows["code"].to_numpy()]
+    if "late" not in rows.columns:
+        rows = rows.with_columns(late=pl.lit(value=False))
+    late = rows["late"].to_numpy()
+    for reason, mask in ((Reason.DUPLICATES, copy), (Reason.UNMAPPED_CODE, ~copy & silent), (Reason.LABEL_LEAKAGE, ~copy & late & ~silent)):
+        lost = rows.select("row", "code").filter(pl.Series(mask))
         for (file,), part in lost.group_by(pl.col("row") // (1 << FILE_SHIFT), maintain_order=True):
             shown = part.head(EXAMPLES)
             texts = [f"row {row % (1 << FILE_SHIFT)}" for row in shown["row"]]
             if reason == Reason.UNMAPPED_CODE:
                 texts = [safe_text(findings.codes[code].code) for code in shown["code"]]
             add(int(str(file)), reason, part.height, *texts)
-    return kept.with_columns(late=late).select(*columns), accounts
+    return rows.select(*columns, *(name for name in MEASURES if name in rows.columns))[order[~copy[order]]], accounts
+
+
+def _find_copies(rows: pl.DataFrame, n_codes: int) -> tuple[np.ndarray, np.ndarray]:
+    """The order of the rows by subject and day, those of a day in the order of the source; and of each row whether an earlier one is the same."""
+    subject, day, code = (rows[name].to_numpy().astype(np.int64) for name in ("subject", "day", "code"))
+    size = len(day)
+    if not size:
+        return np.empty(0, np.int64), np.empty(0, bool)
+    low = int(day.min())
+    place = subject * (int(day.max()) - low + 1) + (day - low)
+    bits = size.bit_length()
+    fits = int(place.max(initial=0)) < 1 << (62 - bits)  # numpy sorts integers several times faster than it finds an order
+    if fits:
+        packed = np.sort((place << bits) + np.arange(size))
+        order, place = packed & ((1 << bits) - 1), packed >> bits
+    else:
+        order = np.argsort(place, kind="stable")
+        place = place[order]
+    same = place[1:] == place[:-1]
+    several = np.append(same, False) | np.append(False, same)  # of their subject on that day
+    shared = order[several]
+    keys = pl.Series(place[several] * n_codes + code[shared])
+    suspects = shared[keys.is_duplicated().to_numpy()]
+    copy = np.zeros(size, bool)
+    found = rows[suspects].select(~pl.struct("subject", "day", "code", "copy_key").is_first_distinct()).to_series()
+    copy[suspects] = found.to_numpy()
+    return order, copy
 
 
 def _pack_keys(subject: pl.Series, day: pl.Series, rest: np.ndarray | None = None, size: int = 1) -> np.ndarray:
@@ -186,17 +263,22 @@ def _subtract_first_days(shard: ClaimsShard, *, keep_dates: bool) -> ClaimsShard
 
 
 def _make_events(shard: ClaimsShard) -> pl.DataFrame:
-    """The rows in MEDS columns, by subject and time; `row` is their order in the source."""
-    rows = shard.rows[np.argsort(_pack_keys(shard.rows["subject"], shard.rows["day"]), kind="stable")]
+    """The rows, which are ordered by subject and day, in MEDS columns by time; `row` is their order in the source."""
+    rows = shard.rows
+    minute = rows["day"].cast(pl.Int64) * DAY_MINUTES
+    if "minute" in rows.columns:
+        packed = _pack_keys(rows["subject"], rows["day"])
+        order = np.argsort(packed * DAY_MINUTES + rows["minute"].to_numpy(), kind="stable")
+        rows, minute = rows[order], (minute + rows["minute"])[order]
     texts = pl.Series([code.text for code in shard.codes], dtype=pl.String)
     phecodes = pl.Series([list(code.phecodes) for code in shard.codes], dtype=pl.List(pl.String))
     return pl.DataFrame(
         {
             "subject_id": shard.cohort["subject_id"].gather(rows["subject"]),
-            "time": (rows["day"].cast(pl.Int64) * 86_400_000_000).cast(pl.Datetime("us")),
+            "time": (minute * 60_000_000).cast(pl.Datetime("us")),
             "code": texts.gather(rows["code"]),
-            "numeric_value": pl.repeat(None, rows.height, dtype=pl.Float32, eager=True),
-            "source": pl.Series(SOURCES, dtype=pl.String).gather(rows["source"]).cast(pl.Enum(SOURCES)),
+            "numeric_value": rows["value"] if "value" in rows.columns else pl.repeat(None, rows.height, dtype=pl.Float32, eager=True),
+            "source": pl.Series(SOURCES, dtype=pl.Enum(SOURCES)).gather(rows["source"]),
             "phecodes": phecodes.gather(rows["code"]),
             "row": rows["row"],
         }
@@ -221,11 +303,20 @@ def _hash_subjects(shard: ClaimsShard, names: list[str]) -> list[bytes]:
     ranks = np.argsort(np.argsort(np.array([code.text for code in shard.codes], str)))
     size = max(len(ranks), 1) * len(SOURCES)
     rank = ranks[rows["code"].to_numpy()] * len(SOURCES) + rows["source"].to_numpy()
-    packed = np.sort(_pack_keys(rows["subject"], rows["day"], rank, size))
+    packed = _pack_keys(rows["subject"], rows["day"], rank, size)
+    parts = [rows[name].fill_null(float("nan")) if name == "value" else rows[name] for name in MEASURES if name in rows.columns]
+    order = np.lexsort((*(part.to_numpy() for part in parts), packed)) if parts else None
+    packed = np.sort(packed) if order is None else packed[order]
     bounds = np.searchsorted(packed, np.arange(cohort.height + 1) * (SPAN_DAYS * size))
     packed %= SPAN_DAYS * size
-    known = cohort.select(*(f"{kind}_{name}" for name in names for kind in ("y", "onset"))).rows() if names else [()] * cohort.height
-    return [hashlib.sha256(packed[bounds[i] : bounds[i + 1]].tobytes() + repr(known[i]).encode()).digest() for i in range(cohort.height)]
+    cells = [pl.col(f"{kind}_{name}").cast(pl.String).fill_null("None") for name in names for kind in ("y", "onset")]
+    texts = pl.format("({})", pl.concat_str(cells, separator=", ") if cells else pl.lit(""))  # as Python writes tuples: former hashes stay
+    known = cohort.with_columns(known=texts.cast(pl.Binary))["known"]
+    held = [column.data for column in (packed, *(part.to_numpy()[order] for part in parts))]
+    return [
+        hashlib.sha256(b"".join([*(part[low:high] for part in held), own])).digest()
+        for own, (low, high) in zip(known, itertools.pairwise(bounds.tolist()), strict=True)
+    ]
 
 
 def hash_content(job: ClaimsJob, findings: CleaningFindings, slices: int) -> str:

@@ -25,6 +25,7 @@ from typing import IO, Any, BinaryIO, NamedTuple
 
 import polars as pl
 
+from bitimely_core import storage
 from bitimely_core.claims import codes
 from bitimely_core.errors import Finding, Reason, UserError, input_error, safe_text, usage_error
 from bitimely_core.formats.csv_text import parse_header, parse_records, split_lines
@@ -34,11 +35,20 @@ from bitimely_core.system_errors import raise_system_error
 MAX_BYTES = 1 << 28  # bytes of a table when unpacked; the largest one in circulation has 30 MB
 BLOCK = 1 << 20  # bytes
 FULL_ROWS = 10_000  # ICD-9 rows from which on a 1.2 table must be complete
+STRAY_SHARE = (
+    1e-3  # of the ICD-9 codes of such a table: fewer in no form of ICD-9 are errors of its authors (PhecodeX has 51.692), not damage
+)
 TABLE_ENDINGS = (".csv", ".csv.gz", ".parquet")
 ARCHIVE_ENDINGS = (".zip", ".whl", ".tar.gz", ".tgz", ".tar")
 SEXES = {"male": 1, "female": 2}
 REPAIRS = ("phecode-zeros",)
 PREFERRED_TABLE = "phecode12.csv"  # of an archive with several tables
+PACKAGE = "phetk"  # has all published maps
+PUBLISHED_MAPS = {  # name -> table of PheTK, and licence
+    "phecode12": ("phecode12.csv", "PheCode 1.2: cite phewascatalog.org; the package is under GPL-3.0"),
+    "phecodex": ("phecodeX.csv", "PhecodeX states no licence of its own; the package is under GPL-3.0"),
+    "phecodex-who": ("phecodeX_WHO.csv", "PhecodeX states no licence of its own; the package is under GPL-3.0"),
+}
 DOWNLOAD_HINT = "Get the full PheCode 1.2 map with `pip download --no-deps phetk` and give the .whl file as --phecode-map"
 
 NUMERIC = re.compile(r"\d+(\.\d*)?", re.ASCII)
@@ -138,6 +148,32 @@ def related_phecodes(codemap: PhecodeMap, defining: Mapping[str, Iterable[str]])
     return {name: frozenset(phecode for phecode in every if is_excluded(phecode, own)) for name, own in items.items()}
 
 
+def locate_map(path: str) -> str:
+    """The table of a published map given by its name: in a wheel of PheTK in the current folder, else in the installed package. Other paths stay as they are.
+
+    Raises UserError: not_found (exit 2) for a name whose table is in neither.
+    """
+    if path.lower() not in PUBLISHED_MAPS or Path(path).exists():
+        return path
+    member, licence = PUBLISHED_MAPS[path.lower()]
+    if wheels := sorted(Path().glob(f"{PACKAGE}-*.whl")):
+        return f"{wheels[-1]}/{member}"
+    try:
+        metadata.distribution(PACKAGE)
+    except metadata.PackageNotFoundError:
+        found = f"no {PACKAGE}-*.whl in the current folder, and the package {PACKAGE} is not installed"
+        hint = f"Get it with `pip download --no-deps {PACKAGE}` ({licence})"
+        raise usage_error(found, f"expected one of them for --phecode-map {path}", hint, code=Reason.NOT_FOUND) from None
+    return f"pkg:{PACKAGE}/{member}"
+
+
+def hash_map(path: str) -> str:
+    """SHA-256 of a map file, of a published map its name and that of its wheel; the text of another place."""
+    if (place := locate_map(path)) != path:
+        return f"{path.lower()} {storage.hash_file(Path(place).parent) if Path(place).parent.is_file() else place}"
+    return storage.hash_file(Path(path)) if Path(path).is_file() else safe_text(path)
+
+
 def read_map(
     paths: Sequence[str | Path],
     *,
@@ -149,7 +185,7 @@ def read_map(
     """One or more map files as one map.
 
     Args:
-        paths: .csv, .csv.gz, .parquet; .zip, .whl or .tar.gz with such a table inside, or `ARCHIVE/member`; `pkg:NAME[/path]` of an
+        paths: a name of `PUBLISHED_MAPS`; .csv, .csv.gz, .parquet; .zip, .whl or .tar.gz with such a table inside, or `ARCHIVE/member`; `pkg:NAME[/path]` of an
             installed package.
         repair: `phecode-zeros` restores the leading zeros of PheCodes if the map has no other damage.
         overrides: a csv with code, vocab, phecode that replaces the PheCodes of its codes; an empty PheCode removes the code.
@@ -164,13 +200,13 @@ def read_map(
     if repair is not None and repair not in REPAIRS:
         raise usage_error(f"unknown repair {safe_text(repair)}", f"expected {', '.join(REPAIRS)}")
     codemap = PhecodeMap({})
-    for path in paths:
-        one = _parse_map(_open_sheet(str(path)), repair=repair, keep_ignored=keep_ignored, vocab=vocab)
+    for path in map(locate_map, map(str, paths)):
+        one = _parse_map(_open_sheet(path), repair=repair, keep_ignored=keep_ignored, vocab=vocab)
         twice = sorted(set(one.tables) & set(codemap.tables))
         if twice:
             text = f"a second table for {', '.join(twice)}"
-            raise input_error(Reason.DUPLICATE_KEY, text, "expected one a vocabulary", "Give one of them", file=str(path))
-        _add_companions(str(path), one)
+            raise input_error(Reason.DUPLICATE_KEY, text, "expected one a vocabulary", "Give one of them", file=path)
+        _add_companions(path, one)
         for merged, other in (
             (codemap.tables, one.tables),
             (codemap.names, one.names),
@@ -331,8 +367,13 @@ def _parse_map(sheet: MapSheet, *, repair: str | None, keep_ignored: bool, vocab
     kept, left = _select_rows(sheet, layout, keep_ignored=keep_ignored, vocab=vocab)
     if not kept:
         raise input_error(Reason.FORMAT, "maps no code", "expected rows with a code and a PheCode", "Download it again", file=sheet.name)
+    stray = _find_stray(kept)
+    kept = [row for row in kept if row[1] not in stray]
     failed = _find_damage(kept, layout, sheet.numbers)
     findings = []
+    if stray:
+        text = f"{len(stray)} ICD-9 codes have no form of ICD-9 and are left out ({', '.join(map(safe_text, stray[:3]))})"
+        findings.append(Finding(Reason.MAP_DAMAGED, text, level="warning", file=sheet.name, count=len(stray)))
     if layout.name == "plain" and 5 in failed:
         shown = tuple(failed.pop(5))
         text = f"holds numbers as a spreadsheet writes them ({', '.join(shown)})"
@@ -425,6 +466,15 @@ def _pad_zeros(phecode: str) -> str:
     """A numeric PheCode with leading zeros: 8 -> 008, 38.1 -> 038.1."""
     head, dot, rest = phecode.partition(".")
     return f"{head.zfill(3)}{dot}{rest}" if NUMERIC.fullmatch(phecode) else phecode
+
+
+def _find_stray(rows: Sequence[tuple[str, str, str]]) -> list[str]:
+    """The ICD-9 codes of a full table that are in no form of ICD-9, if they are very few and not written as a spreadsheet writes numbers."""
+    keys = {code for vocab, code, _ in rows if vocab == "icd9"}
+    found = sorted(
+        code for code in keys if codes.normalise_code(code, "icd9")[1] == "bad_format" and not codes.SCIENTIFIC.fullmatch(code.upper())
+    )
+    return found if len(keys) >= FULL_ROWS and len(found) < STRAY_SHARE * len(keys) else []
 
 
 def _find_damage(rows: Sequence[tuple[str, str, str]], layout: MapLayout, numbers: frozenset[str]) -> dict[int, list[str]]:

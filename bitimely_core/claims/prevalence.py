@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from decimal import Decimal
 from typing import Any, TypedDict
 
 import narwhals as nw
+import numpy as np
 import polars as pl
 
 from bitimely_core.claims import codes
+from bitimely_core.claims.distinct import sort_distinct
 from bitimely_core.claims.engines import Engine, collect_rows
 
 POPULATIONS = ("subjects", "observed")
@@ -98,7 +100,7 @@ def count_codes(
     `records`: subject, day, phecode (index into `phecodes`). `cohort`: with `split` and `y_<name>`. `population`: subjects (all of
     `cohort`) or observed (those with a record). `frequency`: count the records of training subjects as well.
     """
-    train = pl.col("split") == "train"
+    train = (pl.col("split") == "train").fill_null(value=False)
     flags = cohort.select(
         pl.int_range(pl.len(), dtype=pl.Int32).alias("subject"),
         train.cast(pl.Int32).alias("train"),
@@ -106,19 +108,24 @@ def count_codes(
         *((train & pl.col(f"y_{name}").is_not_null()).cast(pl.Int32).alias(f"known_{i}") for i, name in enumerate(names)),
     )
     columns = flags.columns[1:]
-    sums = [nw.col(column).sum() for column in columns]
-    present = records.select("subject", "phecode").unique().join(engine(flags), on="subject")
-    with_code = collect_rows(present.group_by("phecode").agg(nw.len().alias("carriers"), *sums))
+    groups = flags.select(columns).unique(maintain_order=True)  # subjects with the same flags
+    group = flags.join(groups.with_row_index("group"), on=columns, how="left", maintain_order="left")["group"].to_numpy().astype(np.int64)
+    bits = len(phecodes).bit_length()
+    packed = records.select((nw.col("subject").cast(nw.Int64) * (1 << bits) + nw.col("phecode")).alias("pair"))
+    pairs = sort_distinct(collect_rows(packed)["pair"].to_numpy())
+    cell = (pairs & (1 << bits) - 1) * groups.height + group[pairs >> bits]
+    carriers = np.bincount(cell, minlength=len(phecodes) * groups.height).reshape(len(phecodes), groups.height)
     counts = CodeCounts()
     if frequency:
         often = records.join(engine(flags.select("subject", "train")), on="subject").group_by("phecode").agg(nw.col("train").sum())
         counts.records.update({phecodes[i]: n for i, n in collect_rows(often).select("phecode", "train").iter_rows()})
-    for row in with_code.iter_rows(named=True):
-        phecode = phecodes[row["phecode"]]
-        counts.carriers[phecode], counts.train_with[phecode] = int(row["carriers"]), int(row["train"])
+    for phecode, n, flagged in zip(phecodes, carriers.sum(1).tolist(), carriers @ groups.to_numpy(), strict=True):
+        if not n:
+            continue
+        with_code = dict(zip(columns, flagged.tolist(), strict=True))
+        counts.carriers[phecode], counts.train_with[phecode] = n, with_code["train"]
         for i, name in enumerate(names):
-            counts.cases_with[name, phecode] = int(row[f"case_{i}"])
-            counts.known_with[name, phecode] = int(row[f"known_{i}"])
+            counts.cases_with[name, phecode], counts.known_with[name, phecode] = with_code[f"case_{i}"], with_code[f"known_{i}"]
     if population == "observed":
         seen = collect_rows(records.select("subject").unique())
         flags = flags.join(seen, on="subject", how="semi")
@@ -139,6 +146,8 @@ def select_codes(
     min_case_support: int = 1,
     min_case_fraction: float = 0.0,
     min_record_frequency: float = 0.001,
+    floor: int = 0,
+    exempt: Collection[str] = (),
 ) -> CodeSelection:
     """Ratios of every rule, and the vocabulary.
 
@@ -153,14 +162,17 @@ def select_codes(
         min_case_support: PheCodes with fewer carriers among the cases are not considered.
         min_case_fraction: the same as a share of the cases; the larger of the two limits applies.
         min_record_frequency: of `frequency`.
+        floor: codes that are not ICD of fewer training subjects are not chosen: their texts may tell of a person.
+        exempt: such codes to which it does not apply.
     """
     ratios: dict[str, dict[str, PrevalenceRatio]] = {}
     ceiling: dict[str, float | None] = {}
     chosen: set[str] = set()
     unseen: tuple[str, ...] = ()
+    rare = {code for code in counts.carriers if codes.is_other(code) and counts.train_with[code] < floor and code not in exempt}
     for name in names:
         support = max(min_case_support, math.ceil(Decimal(repr(min_case_fraction)) * counts.cases[name]))
-        own = _compute_ratios(counts, name, denominator=denominator, support=support)
+        own = {code: of for code, of in _compute_ratios(counts, name, denominator=denominator, support=support).items() if code not in rare}
         passing = [phecode for phecode, found in own.items() if found.ratio > threshold]
         if not passing:
             passing = sorted(own, key=lambda phecode: (-own[phecode].ratio, -own[phecode].n_case_with, codes.phecode_sort_key(phecode)))[
@@ -173,11 +185,11 @@ def select_codes(
         cases, known = counts.cases[name], counts.known[name]
         ceiling[name] = None if not cases else known / cases if denominator == "all" else math.inf if known > cases else None
     if select is False:
-        chosen.update(phecode for phecode, n in counts.train_with.items() if n)
+        chosen.update(phecode for phecode, n in counts.train_with.items() if n and phecode not in rare)
         unseen = tuple(sort_phecodes(counts.carriers.keys() - chosen))
     elif select == "frequency":
         least = min_record_frequency * counts.records.total()
-        chosen.update(phecode for phecode, n in counts.records.items() if n > least)
+        chosen.update(phecode for phecode, n in counts.records.items() if n > least and phecode not in rare)
     return CodeSelection(phecodes=sort_phecodes(chosen), ratios=ratios, max_attainable=ceiling, unseen=unseen)
 
 

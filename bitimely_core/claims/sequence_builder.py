@@ -19,12 +19,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bitimely_core.claims import dates
+from bitimely_core.claims.distinct import find_starts, sort_distinct
 from bitimely_core.claims.engines import Engine, collect_rows
 
 if TYPE_CHECKING:
     from bitimely_core.claims.steps import SequenceChoices
 
 SPECIAL = ("[PAD]", "[SOS]", "[EOS]", "[MASK]", "[UNK]")  # ids 0 to 4
+DAY_MINUTES = 1440
+MEASURES = {"minute", "value"}  # columns of records that not every cache has
 MAX_AGE_MONTHS = 1080  # months: ages of 90 and over are one
 
 
@@ -38,6 +41,8 @@ class CodeSequences:
     days: NDArray[np.int32]  # [E]
     times: NDArray[np.float64]  # [E] on the chosen clock, in months
     ends: NDArray[np.float64]  # [S] time of [EOS]
+    minutes: NDArray[np.int64] | None = None  # [E] of the day, where they are kept
+    values: NDArray[np.float32] | None = None  # [E] numbers of the events, NaN: none; where they are read as they are
     indexed: bool = False  # whether the ends are index days
     no_birth: int = 0  # subjects excluded because the clock needs a birth date
 
@@ -81,21 +86,26 @@ def build_code_sequences(
         chosen = chosen.join(engine(births), on="subject")
     size = len(SPECIAL) + len(vocab)
     kept = _deduplicate(chosen, dedupe, size, engine)
-    subject, day, code = _sort_records(kept, size, repeats=dedupe == "none")
-    subjects, starts = np.unique(subject, return_index=True)
-    lengths = np.diff(starts, append=len(subject))
+    measures: dict[str, NDArray[Any]] = {}
+    if MEASURES.isdisjoint(kept.collect_schema().names()):
+        subject, day, code = _sort_records(kept, size, repeats=dedupe == "none")
+    else:
+        subject, day, code, measures = _sort_measured(kept, repeats=dedupe == "none")
+    starts = find_starts(subject)
+    subjects, lengths = subject[starts], np.diff(starts, append=len(subject))
     amount = lengths
     if choices.min_codes_unit == "records":
         amount = collect_rows(chosen.group_by("subject").agg(nw.len().alias("n"))).sort("subject")["n"].to_numpy()
     elif choices.min_codes_unit == "unique":
-        amount = np.bincount(np.unique(subject * size + code) // size, minlength=cohort.height)[subjects]
+        amount = np.bincount(sort_distinct(subject * size + code) // size, minlength=cohort.height)[subjects]
     enough = amount >= choices.min_codes
     from_end = np.repeat(starts + lengths, lengths) - np.arange(len(subject))  # 1 for the last event
     stays = np.repeat(enough, lengths) & (from_end <= (choices.max_events or len(subject)))
     subject, day, code = subject[stays], day[stays], code[stays]
+    measures = {name: of[stays] for name, of in measures.items()}
     subjects = subjects[enough]
     offsets = np.append(np.searchsorted(subject, subjects).astype(np.int64), len(subject))
-    times, ends = _compute_times(time, subjects, offsets, day, cohort)
+    times, ends = _compute_times(time, subjects, offsets, day, cohort, measures.get("minute"))
     return CodeSequences(
         subjects=subjects,
         offsets=offsets,
@@ -103,6 +113,8 @@ def build_code_sequences(
         days=day.astype(np.int32),
         times=times,
         ends=ends,
+        minutes=measures.get("minute"),
+        values=measures.get("value"),
         indexed=time == "months" and "index_day" in cohort.columns,
         no_birth=no_birth,
     )
@@ -112,7 +124,9 @@ def hide_codes(sequences: CodeSequences, first: int) -> CodeSequences:
     """The same events with [UNK] for every id from `first` on; equal days stay in the order of ids."""
     ids = np.where(sequences.ids < first, sequences.ids, SPECIAL.index("[UNK]")).astype(np.int32)
     subject = np.repeat(np.arange(len(sequences.subjects)), np.diff(sequences.offsets))
-    return replace(sequences, ids=ids[np.lexsort((ids, sequences.days, subject))])
+    minutes = np.zeros(len(ids), np.int64) if sequences.minutes is None else sequences.minutes
+    order = np.lexsort((ids, minutes, sequences.days, subject))
+    return replace(sequences, ids=ids[order], values=None if sequences.values is None else sequences.values[order])
 
 
 def _deduplicate(chosen: nw.LazyFrame[Any], dedupe: str, size: int, engine: Engine) -> nw.LazyFrame[Any]:
@@ -140,31 +154,54 @@ def _make_bins(lazy: nw.LazyFrame[Any], column: nw.Expr, name: str, function: An
 
 def _sort_records(kept: nw.LazyFrame[Any], size: int, *, repeats: bool) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """subject, day and id of the records, sorted by them; `repeats` keeps equal ones."""
-    low, span = dates.EARLIEST, dates.LATEST - dates.EARLIEST + 1
-    place = nw.col("subject").cast(nw.Int64) * span + (nw.col("day") - low)
-    key = collect_rows(kept.select((place * size + nw.col("id")).alias("key")))["key"].sort().to_numpy()
-    if not repeats and len(key):
-        key = key[np.append(True, key[1:] != key[:-1])]
-    rest, code = np.divmod(key, size)
-    subject, day = np.divmod(rest, span)
-    return subject, day + low, code
+    low, bits, day_bits = dates.EARLIEST, size.bit_length(), (dates.LATEST - dates.EARLIEST).bit_length()
+    place = nw.col("subject").cast(nw.Int64) * (1 << day_bits) + (nw.col("day") - low)
+    key = collect_rows(kept.select((place * (1 << bits) + nw.col("id")).alias("key")))["key"].to_numpy()
+    key = np.sort(key) if repeats else sort_distinct(key)
+    return key >> (day_bits + bits), (key >> bits & (1 << day_bits) - 1) + low, key & (1 << bits) - 1
+
+
+def _sort_measured(
+    kept: nw.LazyFrame[Any], *, repeats: bool
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], dict[str, NDArray[Any]]]:
+    """As `_sort_records` of records with a minute or a value, and these; without `repeats` the first of a subject, day and id stays."""
+    names = kept.collect_schema().names()
+    frame = collect_rows(kept)
+    columns = {name: frame[name].to_numpy().astype(np.int64) for name in ("subject", "day", "id")}
+    columns["minute"] = frame["minute"].to_numpy().astype(np.int64) if "minute" in names else np.zeros(frame.height, np.int64)
+    columns["value"] = frame["value"].fill_null(float("nan")).to_numpy() if "value" in names else np.zeros(frame.height, np.float32)
+    if not repeats:
+        order = np.lexsort([columns[name] for name in ("value", "minute", "id", "day", "subject")])
+        key = np.stack([columns[name][order] for name in ("subject", "day", "id")], 1)
+        order = order[np.append(True, (key[1:] != key[:-1]).any(1))] if len(key) else order
+        columns = {name: of[order] for name, of in columns.items()}
+    order = np.lexsort([columns[name] for name in ("value", "id", "minute", "day", "subject")])
+    columns = {name: of[order] for name, of in columns.items()}
+    return columns["subject"], columns["day"], columns["id"], {name: columns[name] for name in MEASURES & set(names)}
 
 
 def _compute_times(
-    time: str, subjects: NDArray[np.int64], offsets: NDArray[np.int64], day: NDArray[np.int64], cohort: pl.DataFrame
+    time: str,
+    subjects: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    day: NDArray[np.int64],
+    cohort: pl.DataFrame,
+    minute: NDArray[np.int64] | None = None,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Times of the events and of [EOS], which is the index day under a landmark with months."""
+    """Times of the events and of [EOS], which is the (end of the) index day under a landmark with months."""
     lengths = np.diff(offsets)
-    first = day[offsets[:-1]]
+    exact: NDArray[Any] = day if minute is None else day + minute / DAY_MINUTES
+    first = exact[offsets[:-1]]
     if time == "months":
-        times = (day - np.repeat(first, lengths)) / dates.MONTH
+        times = (exact - np.repeat(first, lengths)) / dates.MONTH
     elif time == "calendar_month":
-        times = (dates.to_calendar_months(day) - np.repeat(dates.to_calendar_months(first), lengths)).astype(np.float64)
+        times = (dates.to_calendar_months(day) - np.repeat(dates.to_calendar_months(day[offsets[:-1]]), lengths)).astype(np.float64)
     else:
         births = cohort["birth_day"].gather(subjects).to_numpy()
         times = dates.to_age_months(day - np.repeat(births, lengths)).astype(np.float64)
     if time == "months" and "index_day" in cohort.columns:
-        return times, (cohort["index_day"].gather(subjects).to_numpy() - first) / dates.MONTH
+        index = cohort["index_day"].gather(subjects).to_numpy()
+        return times, ((index if minute is None else index + (DAY_MINUTES - 1) / DAY_MINUTES) - first) / dates.MONTH
     return times, times[offsets[1:] - 1]
 
 
@@ -182,18 +219,23 @@ def to_table(sequences: CodeSequences, cohort: pl.DataFrame, names: Sequence[str
     `cohort`: subject_id (int64), split, and where known birth_day, sex, index_day; `names`: of the labels.
     """
     own = cohort[sequences.subjects]
-    offsets = pa.array(sequences.offsets, pa.int32())
-    months = [None if age is None else min(age, MAX_AGE_MONTHS) for age in compute_ages(sequences, cohort)]
+    offsets = pl.Series(sequences.offsets, dtype=pl.Int32).to_arrow()  # not pa.array, which imports pandas
+    months = pl.Series([None if age is None else min(age, MAX_AGE_MONTHS) for age in compute_ages(sequences, cohort)], dtype=pl.Int16)
     columns = {
-        "subject_id": pa.array(own["subject_id"].to_numpy(), pa.int64()),
-        "codes": pa.ListArray.from_arrays(offsets, pa.array(sequences.ids, pa.int32())),
-        "times": pa.ListArray.from_arrays(offsets, pa.array(sequences.times.astype(np.float32), pa.float32())),
-        "split": pa.array(own["split"].to_list(), pa.string()).dictionary_encode(),
-        "age0_months": pa.array(months, pa.int16()),
-        "sex": pa.array(own["sex"].to_list() if "sex" in own.columns else [None] * own.height, pa.uint8()),
-        **{f"y_{name}": pa.array(own[f"y_{name}"].to_list(), pa.int8()) for name in names},
+        "subject_id": own["subject_id"].cast(pl.Int64).to_arrow(),
+        "codes": pa.ListArray.from_arrays(offsets, pl.Series(sequences.ids, dtype=pl.Int32).to_arrow()),
+        "times": pa.ListArray.from_arrays(offsets, pl.Series(sequences.times.astype(np.float32)).to_arrow()),
+        **(
+            {}
+            if sequences.values is None
+            else {"values": pa.ListArray.from_arrays(offsets, pl.Series(sequences.values, dtype=pl.Float32).to_arrow())}
+        ),
+        "split": own["split"].cast(pl.String).to_arrow().cast(pa.string()).dictionary_encode(),
+        "age0_months": months.to_arrow(),
+        "sex": own["sex"].cast(pl.UInt8).to_arrow() if "sex" in own.columns else pa.nulls(own.height, pa.uint8()),
+        **{f"y_{name}": own[f"y_{name}"].cast(pl.Int8).to_arrow() for name in names},
         **{name: own[name].to_arrow() for label in names for name in (f"time_{label}", f"event_{label}") if name in own.columns},
-        "t_index": pa.array(sequences.ends.astype(np.float32)) if sequences.indexed else pa.nulls(own.height, pa.float32()),
+        "t_index": pl.Series(sequences.ends.astype(np.float32)).to_arrow() if sequences.indexed else pa.nulls(own.height, pa.float32()),
     }
     return pa.table(columns)
 
@@ -203,6 +245,5 @@ def count_usage(sequences: CodeSequences, cohort: pl.DataFrame, size: int) -> tu
     train = (cohort["split"].gather(sequences.subjects) == "train").to_numpy()
     of_event = np.repeat(np.arange(len(train)), np.diff(sequences.offsets))
     in_train = train[of_event]
-    pairs = np.sort(of_event[in_train] * size + sequences.ids[in_train])  # faster than np.unique, which hashes
-    pairs = pairs[np.append(True, pairs[1:] != pairs[:-1])] if len(pairs) else pairs
+    pairs = sort_distinct(of_event[in_train] * size + sequences.ids[in_train])
     return np.bincount(pairs % size, minlength=size), np.bincount(sequences.ids[in_train], minlength=size)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bitimely_core.claims.distinct import find_starts
 from bitimely_core.claims.splits import SPLITS
 from bitimely_core.schemas.tokens import BestCode, PartScores, PrevalenceCount, SequenceFunnel, ShortcutScores
 
@@ -54,16 +55,27 @@ def count_shortcuts(offsets: NDArray[Any], ids: NDArray[Any], labels: Mapping[st
     size = len(offsets) - 1
     lengths = np.diff(offsets).astype(np.int64)
     width = int(ids.max(initial=0)) + 1
-    pairs, counts = np.unique(np.repeat(np.arange(size), lengths) * width + ids, return_counts=True)
+    pairs = np.sort(np.repeat(np.arange(size), lengths) * width + ids)
+    starts = find_starts(pairs)
+    pairs, counts = pairs[starts], np.diff(starts, append=len(pairs))
     subject = np.concatenate([np.arange(size), pairs // width])
     feature = np.concatenate([np.full(size, LENGTH), pairs % width])
     value = np.concatenate([lengths, counts])
+    low, span = min(LENGTH, 0), int(value.max(initial=0)) + 1
+    cell, cells = (feature - low) * span + value, np.arange((width - low) * span)
+    if len(cells) > len(cell):
+        cells, cell = np.unique(cell, return_inverse=True)
+    parts, other = np.select([split == part for part in SPLITS], range(len(SPLITS)), -1), 2 * len(SPLITS)
     tally: ShortcutTally = {}
     for name, y in labels.items():
-        for part in SPLITS:
-            labelled = ((split == part) & ((y == 0) | (y == 1)))[subject]
-            rows = np.stack([feature[labelled], value[labelled], np.ones(labelled.sum(), np.int64), y[subject[labelled]]], 1)
-            tally[name, part] = _sum_rows(rows)
+        group = np.where((parts >= 0) & ((y == 0) | (y == 1)), 2 * parts + (y == 1), other)  # of each subject: split and label
+        counts = np.bincount(cell * (other + 1) + group[subject], minlength=len(cells) * (other + 1)).reshape(-1, other + 1)
+        for i, part in enumerate(SPLITS):
+            cases, known = counts[:, 2 * i + 1], counts[:, 2 * i] + counts[:, 2 * i + 1]
+            there = known > 0
+            tally[name, part] = np.column_stack([cells[there] // span + low, cells[there] % span, known[there], cases[there]]).astype(
+                np.int64
+            )
     return tally
 
 
@@ -133,9 +145,10 @@ def count_prevalence(labels: Mapping[str, NDArray[Any]], split: NDArray[Any]) ->
     Labels [S] are 1, 0, or another value for unknown.
     """
     prevalence: Prevalence = {}
+    members = {part: (split == part) | (part == ALL) for part in (*SPLITS, ALL)}
     for name, y in labels.items():
-        for part in (*SPLITS, ALL):
-            own = y[(split == part) | (part == ALL)]
+        for part, member in members.items():
+            own = y[member]
             prevalence.setdefault(name, {})[part] = _make_prevalence_count(int(np.isin(own, (0, 1)).sum()), int((own == 1).sum()))
     return prevalence
 

@@ -1,4 +1,4 @@
-"""Temporary files between the two passes of an ingest: one row group per shard, so that each shard is read alone. They hold no raw ids."""
+"""Rows between the two passes of an ingest, by shard: in memory, or in temporary files of one row group per shard. They hold no raw ids."""
 
 from __future__ import annotations
 
@@ -20,48 +20,86 @@ GROUP = 1 << 20  # rows of a row group of a published file
 SLICE = 1 << 18  # subjects that are put in order together
 
 
-class SpillFile(NamedTuple):
+Partitions = Path | list[pl.DataFrame]
+"""The rows of each shard: in memory, or in a file of `write_partitions`."""
+
+
+class PartNumbers(NamedTuple):
+    """What makes the numbers of a part of the source those of all parts together."""
+
+    codes: np.ndarray  # number of a code in the part -> number among all
+    files: np.ndarray  # likewise
+    subjects: np.ndarray  # [shards] what is added to the numbers of subjects
+
+
+class Stretch(NamedTuple):
     """Cleaned rows and subjects of a stretch of the source."""
 
-    rows: Path
-    cohort: Path
-    codes: np.ndarray  # its numbers of codes -> those of all files together
-    files: np.ndarray  # likewise
+    rows: Partitions
+    cohort: Partitions
+    numbers: PartNumbers | None = None  # of its part; None for the first one, whose own hold for all
 
 
-def write_partitioned(path: Path, frame: pl.DataFrame, shards: int) -> None:
-    """Write a frame with one row group for each value of its column `shard`; the order of rows stays."""
-    frame = frame.sort("shard", maintain_order=True)
-    bounds = np.searchsorted(frame["shard"].to_numpy(), np.arange(shards + 1))
-    table = frame.drop("shard").to_arrow()
+def partition_rows(frame: pl.DataFrame, shards: int) -> list[pl.DataFrame]:
+    """The rows of each value of the column `shard`, in their order."""
+    parts = frame.partition_by("shard", include_key=False, as_dict=True)
+    return [parts.get((shard,), frame.drop("shard").clear()) for shard in range(shards)]
+
+
+def join_partitions(blocks: Sequence[Sequence[pl.DataFrame]]) -> list[pl.DataFrame]:
+    """The rows of each shard from several blocks."""
+    return [pl.concat(parts) for parts in zip(*blocks, strict=True)]
+
+
+def write_partitions(path: Path, parts: Sequence[pl.DataFrame]) -> None:
+    """Write frames with the same columns as one row group each."""
 
     def fill(stream: BinaryIO) -> None:
-        with pq.ParquetWriter(stream, table.schema, compression="zstd", version="2.6", write_statistics=False) as out:
-            for low, high in itertools.pairwise(bounds):
-                out.write_table(table.slice(low, high - low), row_group_size=max(1, int(high - low)))
+        options = {"compression": "lz4", "use_dictionary": False, "write_statistics": False}  # read once, soon
+        with pq.ParquetWriter(stream, parts[0].to_arrow().schema, version="2.6", **options) as out:
+            for part in parts:
+                out.write_table(part.to_arrow(), row_group_size=max(1, part.height))
 
     storage.write_file(path, fill)
 
 
-def read_partition(path: Path, shard: int, columns: Sequence[str] | None = None) -> pl.DataFrame:
-    """One shard of a file of `write_partitioned`."""
-    with pq.ParquetFile(path) as file:
+def read_partition(parts: Partitions, shard: int, columns: Sequence[str] | None = None) -> pl.DataFrame:
+    """The rows of one shard."""
+    if not isinstance(parts, Path):
+        return parts[shard].select(columns or pl.all())
+    with pq.ParquetFile(parts) as file:
         partition = pl.from_arrow(file.read_row_group(shard, columns=None if columns is None else list(columns)))
     assert isinstance(partition, pl.DataFrame)
     return partition
 
 
-def read_rows(spilled: Iterable[SpillFile], shard: int, columns: Sequence[str] | None = None) -> pl.DataFrame:
-    """The rows of a shard from all spill files, with common numbers of codes and files."""
+def read_rows(spilled: Iterable[Stretch], shard: int, columns: Sequence[str] | None = None) -> pl.DataFrame:
+    """The rows of a shard from all stretches, with common numbers of codes, files and subjects: places in `read_subjects`."""
     parts = []
     for one in spilled:
         part = read_partition(one.rows, shard, columns)
-        if columns is None:
-            row, code = part["row"].to_numpy(), one.codes[part["code"].to_numpy()]
-            row = (one.files[row >> FILE_SHIFT] << FILE_SHIFT) + row % (1 << FILE_SHIFT)
+        if one.numbers is not None:
+            part = part.with_columns(pl.col("subject") + int(one.numbers.subjects[shard]))
+        if one.numbers is not None and columns is None:
+            row, code = part["row"].to_numpy(), one.numbers.codes[part["code"].to_numpy()]
+            row = (one.numbers.files[row >> FILE_SHIFT] << FILE_SHIFT) + row % (1 << FILE_SHIFT)
             part = part.with_columns(code=pl.Series(code, dtype=pl.Int32), row=pl.Series(row, dtype=pl.Int64))
         parts.append(part)
     return pl.concat(parts) if parts else pl.DataFrame()
+
+
+def read_subjects(spilled: Iterable[Stretch], shard: int) -> pl.DataFrame:
+    """Digest and split_bin of the subjects of a shard from all stretches; several rows of a subject may occur."""
+    return pl.concat(
+        [pl.DataFrame(schema={"digest": pl.Binary, "split_bin": pl.UInt16}), *(read_partition(one.cohort, shard) for one in spilled)]
+    )
+
+
+def release_rows(spilled: Iterable[Stretch], shard: int) -> None:
+    """Give the memory of the rows of a shard back."""
+    for one in spilled:
+        if not isinstance(one.rows, Path):
+            one.rows[shard] = one.rows[shard].clear()
 
 
 def merge_sorted(paths: Sequence[Path], column: str, size: int, slices: int, by: Sequence[str]) -> Iterator[pl.DataFrame]:

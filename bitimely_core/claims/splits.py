@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from bitimely_core.errors import safe_text, usage_error
 from bitimely_core.formats import tables
@@ -27,9 +29,10 @@ def assign_split(u: float, train: float = TRAIN, validation: float = VALIDATION)
     return "train" if u < train else "validation" if u < train + validation else "test"
 
 
-def compute_bins(subjects: Iterable[str], seed: int = SEED) -> list[int]:
-    """floor(1000 u), as the cache keeps it, so that pseudonyms keep their splits."""
-    return [int(hash_subject(subject, seed) * BINS) for subject in subjects]
+def compute_bins(subjects: Iterable[str], seed: int = SEED) -> NDArray[np.uint16]:
+    """floor(1000 u), as the cache keeps it, so that pseudonyms keep their splits [n]."""
+    digests = b"".join([sha256(f"{seed}|{subject}".encode()).digest() for subject in subjects])
+    return (np.frombuffer(digests, ">u8")[::4].astype(np.float64) / 2**64 * BINS).astype(np.uint16)
 
 
 def assign_split_of_bin(number: int, train: float = TRAIN, validation: float = VALIDATION) -> str:
@@ -38,9 +41,14 @@ def assign_split_of_bin(number: int, train: float = TRAIN, validation: float = V
     return "train" if number < first else "validation" if number < second else "test"
 
 
-def assign_shard(subject: str, shards: int) -> int:
-    """Number of the shard of a subject, by another hash than that of the split."""
-    return int.from_bytes(sha256(f"shard|{subject}".encode()).digest(), "big") % shards
+def assign_shards(subjects: Iterable[str], shards: int) -> NDArray[np.int32]:
+    """Numbers of the shards of subjects, by another hash than that of the split: as an integer modulo the shards [n]."""
+    digests = b"".join([sha256(b"shard|" + subject.encode()).digest() for subject in subjects])
+    words = np.frombuffer(digests, ">u4").reshape(-1, 8).astype(np.int64)
+    left = np.zeros(len(words), np.int64)
+    for word in words.T:
+        left = ((left << 32) + word) % shards
+    return left.astype(np.int32)
 
 
 def read_split_file(path: Path, ids: str, *, numbers: bool = False) -> pl.DataFrame:

@@ -12,10 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import narwhals as nw
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from bitimely_core.claims import codes, dates, event_times, labels, prevalence, sequence_builder
 from bitimely_core.claims.codes import IcdCode
+from bitimely_core.claims.distinct import number_texts
 from bitimely_core.claims.engines import Engine
 from bitimely_core.claims.label_rules import SOURCES, LabelRule, match_rules
 from bitimely_core.claims.labels import Landmark
@@ -31,6 +34,7 @@ CHOICES = {
     "min_codes_unit": ("events", "records", "unique"),
     "time": ("months", "calendar_month", "age30"),
     "select": (True, False, "frequency"),
+    "values": ("none", "deciles", "raw"),
 }
 LEAST_VALUES = {"top_k": 0, "min_case_support": 1, "min_codes": 0, "max_events": 1}  # least value
 VALUE_RANGES = {"threshold": (-math.inf, math.inf), "min_case_fraction": (0.0, 1.0), "min_record_frequency": (0.0, 1.0)}
@@ -66,6 +70,7 @@ class SequenceChoices:
     min_codes_unit: str = "events"  # events, records or unique
     max_events: int | None = None  # only the last ones are kept
     time: str = "months"  # clock: months, calendar_month or age30
+    values: str = "none"  # numbers of codes that are not ICD: none; deciles, of the training subjects, in the code; raw, as they are
     time_to_event: tuple[int, ...] | None = None  # labels are times to event; horizons of the predicted risks in days
 
     def __post_init__(self) -> None:
@@ -115,6 +120,10 @@ def parse_landmark(given: Mapping[str, object] | None) -> Landmark | None:
     return replace(landmark, day=day, landmark_days=None)
 
 
+PhecodesOfCodes = dict[str, Sequence[str]]
+"""Code, as in a cache -> its PheCodes."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClaimsShard:
     """Some subjects with all their valid rows, as integers."""
@@ -141,34 +150,52 @@ def load_shard(
     rule_labels: Collection[str] = (),
     rules: Sequence[LabelRule] = (),
     defining: Collection[str] = (),
+    by_sex: bool = False,
+    known: PhecodesOfCodes | None = None,
 ) -> ClaimsShard:
     """A shard from the cache's rows.
 
-    `events`: subject_id, day Int32, code (`ICD9CM//428.0`), source, phecodes, in any order. `cohort`: one row a subject, with the columns
+    `events`: subject (row of `cohort`) and day Int32, code (`ICD9CM//428.0`), source, phecodes, perhaps minute and value, in any order. `cohort`: one row a subject, with the columns
     of `ClaimsShard.cohort` and of its labels. `rule_labels`: labels made by rules. `rules` of the ingest and `defining` PheCodes of their
-    code sets: for the leakage policies.
+    code sets: for the leakage policies. `by_sex`: rows of one code may have other PheCodes. `known`: grows by the PheCodes of the codes, which
+    it gives where `events` has none.
     """
-    table = events.select("code", "phecodes").unique("code").sort("code")
+    keys = pl.concat_str(pl.col("code").cast(pl.String), pl.col("phecodes").cast(pl.List(pl.String)).list.join(","), separator="|")
+    first, code = _number_texts(events.select(keys if by_sex else "code").to_series())
     found = []
-    for text, phecodes in table.iter_rows():
-        vocab, _, code = text.partition("//")
-        found.append(IcdCode(vocab.lower(), code, tuple(phecodes or ())))
-    numbers = cohort.select("subject_id", subject=pl.int_range(pl.len(), dtype=pl.Int32))
-    rows = events.with_row_index("row").join(numbers, on="subject_id", maintain_order="left")
-    rows = rows.select(
-        "subject",
-        "day",
-        pl.col("code").replace_strict(table["code"], range(table.height), return_dtype=pl.Int32),
-        pl.col("source").cast(pl.String).replace_strict(SOURCES, range(len(SOURCES)), default=SOURCES.index("other"), return_dtype=pl.Int8),
-        pl.col("row").cast(pl.Int64),
-    ).cast({"code": pl.Int32})  # polars makes it text where there are no codes
+    texts, known = events["code"].gather(first).cast(pl.String).to_list(), {} if known is None else known
+    lists = events["phecodes"].gather(first).to_list() if "phecodes" in events.columns else [known[text] for text in texts]
+    known.update(zip(texts, lists, strict=True))
+    for text, phecodes in zip(texts, lists, strict=True):
+        vocab, _, written = text.partition("//")
+        found.append(IcdCode(vocab.lower(), written, tuple(phecodes or ())))
+        found[-1] = IcdCode(codes.OTHER, text, (text,)) if phecodes == [text] else found[-1]
+    source = events["source"]
+    if source.dtype != pl.Enum(SOURCES):
+        source = source.cast(pl.String).replace_strict(SOURCES, range(len(SOURCES)), default=SOURCES.index("other"), return_dtype=pl.Int8)
+    measures = [name for name in sequence_builder.MEASURES if name in events.columns]
+    numbered: dict[str, pl.Series | pl.Expr] = {
+        "code": pl.Series(code),
+        "source": source.to_physical().cast(pl.Int8),
+        "row": pl.int_range(pl.len(), dtype=pl.Int64),
+    }
+    rows = events.select("subject", "day", **numbered).with_columns(events.select(measures))
     names, made = tuple(column.removeprefix("y_") for column in cohort.columns if column.startswith("y_")), frozenset(rule_labels)
     return ClaimsShard(rows=rows, codes=found, cohort=cohort, labels=names, rule_labels=made, rules=rules, defining=defining)
 
 
+def _number_texts(texts: pl.Series) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Of the distinct texts in their order a row that holds each, and of each row the number of its text [n]."""
+    row, number = number_texts(texts)
+    order = texts.gather(row).cast(pl.String).arg_sort().to_numpy()
+    rank = np.zeros(len(row), np.int32)
+    rank[order] = np.arange(len(row))
+    return row[order], rank[number]
+
+
 def label_shard(shard: ClaimsShard, engine: Engine) -> ClaimsShard:
     """Pass 1: first day, onsets and labels of every subject, from all valid rows."""
-    cohort = labels.add_first_days(shard.rows, shard.cohort, engine)
+    cohort = labels.add_first_days(shard.rows, shard.cohort)
     cohort = labels.add_onsets(shard.rows, shard.codes, shard.rules, cohort, engine)
     names = tuple(rule.name for rule in shard.rules)
     return replace(shard, cohort=cohort, labels=(*shard.labels, *names), rule_labels=shard.rule_labels.union(names))
@@ -178,7 +205,7 @@ def set_index_days(shard: ClaimsShard, choices: SequenceChoices, data_end: int |
     """Pass 1: index days and the labels at them. `data_end`: last valid day of all shards; None where every obs_end is known."""
     cohort = shard.cohort
     if "first_day" not in cohort.columns:
-        cohort = labels.add_first_days(shard.rows, cohort, engine)
+        cohort = labels.add_first_days(shard.rows, cohort)
     found, names = labels.apply_landmark(cohort, sorted(shard.rule_labels), choices.landmark, data_end), sorted(shard.rule_labels)
     if choices.time_to_event and choices.landmark:
         found = event_times.add_event_times(found, cohort, names, choices.landmark, data_end)
@@ -192,10 +219,12 @@ def count_shard(shard: ClaimsShard, choices: SequenceChoices, engine: Engine) ->
     return prevalence.count_codes(lazy, phecodes, shard.cohort, shard.labels, engine, population=choices.population, frequency=frequency)
 
 
-def select_vocabulary(counts: CodeCounts, names: Sequence[str], choices: SequenceChoices) -> CodeSelection:
-    """Between the passes: ratios and vocabulary."""
+def select_vocabulary(
+    counts: CodeCounts, names: Sequence[str], choices: SequenceChoices, floor: int = 0, exempt: Collection[str] = ()
+) -> CodeSelection:
+    """Between the passes: ratios and vocabulary; `floor`, `exempt`: of codes that are not ICD, as `prevalence.select_codes`."""
     wanted = ("select", "denominator", "threshold", "top_k", "min_case_support", "min_case_fraction", "min_record_frequency")
-    return prevalence.select_codes(counts, names, **{name: getattr(choices, name) for name in wanted})
+    return prevalence.select_codes(counts, names, **{name: getattr(choices, name) for name in wanted}, floor=floor, exempt=exempt)
 
 
 def build_shard(shard: ClaimsShard, choices: SequenceChoices, selection: CodeSelection, engine: Engine) -> CodeSequences:

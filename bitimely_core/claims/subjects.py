@@ -14,7 +14,7 @@ import polars as pl
 from bitimely_core import storage
 from bitimely_core.claims import dates, pass1_clean, spill
 from bitimely_core.claims.job import SUBJECT_DATES, ClaimsJob, CleaningFindings
-from bitimely_core.claims.spill import SpillFile
+from bitimely_core.claims.spill import Stretch
 from bitimely_core.errors import Reason, input_warning, integrity_error, quote_formula, usage_error
 from bitimely_core.privacy import round_message
 
@@ -41,30 +41,32 @@ def write_subject_facts(job: ClaimsJob) -> Path | None:
         facts = facts.drop_nulls("subject_id")
         ids = facts["subject_id"].to_list()
         parts = [pass1_clean.compute_digests(ids[i : i + CHUNK], job) for i in range(0, max(len(ids), 1), CHUNK)]
-        spill.write_partitioned(path, pl.concat([pl.concat(parts), facts.drop("subject_id")], how="horizontal"), job.shards)
+        table = pl.concat([pl.concat(parts), facts.drop("subject_id")], how="horizontal")
+        spill.write_partitions(path, spill.partition_rows(table, job.shards))
     return path
 
 
 def present_subjects(
-    job: ClaimsJob, findings: CleaningFindings, spilled: Sequence[SpillFile], facts_file: Path | None, shard: int
+    job: ClaimsJob, findings: CleaningFindings, spilled: Sequence[Stretch], facts_file: Path | None, shard: int
 ) -> pl.DataFrame:
     """The subjects of a shard, registered or with a valid row, sorted by digest: digest, split_bin and all known facts."""
-    empty = pl.DataFrame(schema={"digest": pl.Binary, "split_bin": pl.UInt16})
-    cohort = pl.concat([empty, *(spill.read_partition(one.cohort, shard) for one in spilled)]).unique("digest")
-    if findings.latest is not None:
-        valid = spill.read_rows(spilled, shard, ("key", "day")).filter(pl.col("day") <= findings.latest)
-        cohort = cohort.filter(pl.Series(np.isin(pass1_clean.to_keys(cohort["digest"]), valid["key"].to_numpy())))
-    facts = empty if facts_file is None else spill.read_partition(facts_file, shard)
+    cohort = spill.read_subjects(spilled, shard)
+    facts = cohort.clear() if facts_file is None else spill.read_partition(facts_file, shard)
+    if findings.latest is not None and spilled:
+        cohort = cohort[spill.read_rows(spilled, shard, ("subject", "day")).filter(pl.col("day") <= findings.latest)["subject"].unique()]
+    cohort = cohort.unique("digest")
     if "registered" in facts.columns:
         cohort = pl.concat([cohort, facts.filter(pl.col("registered")).select(cohort.columns)]).unique("digest")
-    cohort = cohort.sort("digest").join(facts.drop("split_bin"), on="digest", how="left", maintain_order="left")
+    cohort = cohort.sort("digest")
+    if facts_file is not None:
+        cohort = cohort.join(facts.drop("split_bin"), on="digest", how="left", maintain_order="left")
     absent = dict.fromkeys(SUBJECT_DATES.values(), pl.Int32) | {"sex": pl.UInt8}
     cohort = cohort.with_columns(pl.lit(None, kind).alias(name) for name, kind in absent.items() if name not in cohort.columns)
     last = findings.span[1] if findings.span else None
     return cohort.drop("registered", strict=False).with_columns(pl.col("obs_end").fill_null(pl.lit(last, pl.Int32)))
 
 
-def assign_pseudonyms(job: ClaimsJob, findings: CleaningFindings, spilled: Sequence[SpillFile], facts_file: Path | None) -> np.ndarray:
+def assign_pseudonyms(job: ClaimsJob, findings: CleaningFindings, spilled: Sequence[Stretch], facts_file: Path | None) -> np.ndarray:
     """The keys of all present subjects, sorted: the position of a key is the subject's pseudonym, [n] uint64.
 
     Raises UserError: config (exit 2) when a split file does not list them all; integrity (exit 5) when two digests have equal first 8 bytes.

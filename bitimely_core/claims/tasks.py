@@ -16,7 +16,7 @@ import polars as pl
 
 from bitimely_core import manifests, storage
 from bitimely_core.cache import Cache
-from bitimely_core.claims import engines, sequence_builder, steps, tokenize
+from bitimely_core.claims import code_values, engines, sequence_builder, sequence_plan, shard_map, steps
 from bitimely_core.claims.prevalence import CodeSelection
 from bitimely_core.errors import Finding, Reason, input_error, usage_error
 from bitimely_core.formats import tables
@@ -145,7 +145,10 @@ def _write_task(
     """All files of the token set; `requested` has subject_id (of the cache), prediction_time, boolean_value."""
     names = {field.name for field in fields(steps.SequenceChoices)}
     choices = steps.SequenceChoices(**{name: value for name, value in options.items() if name in names})
-    plan = tokenize.SequencePlan(cache=cache, preset=base.options.preset, choices=choices, split_file="", engine="polars")
+    fitted = code_values.load_values(base.folder)
+    plan = sequence_plan.SequencePlan(
+        cache=cache, preset=base.options.preset, choices=choices, split_file="", engine="polars", fitted=fitted
+    )
     selection = CodeSelection(phecodes=list(base.vocabulary[len(SPECIAL) :]), ratios={}, max_attainable={})
     day = pl.col("prediction_time").dt.epoch("us") // DAY - 1
     requested = requested.select(
@@ -155,8 +158,8 @@ def _write_task(
     parts: list[pl.DataFrame] = []
     done, total = 0, len(cache.events_manifest.shards)
     with engines.open_engine("polars") as engine:
-        for one in tokenize.iter_shards(
-            plan, tokenize.load_subjects(plan), engine
+        for one in shard_map.iter_shards(
+            plan, shard_map.load_subjects(plan), engine
         ):  # no enumerate: it would keep a shard in memory until the next is made
             frame = _build_task_shard(one, requested, choices, selection, out.name, engine)
             if frame.height:
@@ -194,6 +197,7 @@ def _write_task(
         shards=files,
         vocabulary=pl.read_parquet(base.folder / "vocab.parquet"),
         ratios=pl.read_parquet(base.folder / "ratios.parquet"),
+        values=fitted,
         statistics=PredictionStatistics(rows=rows.height, without_codes=silent, not_in_cache=absent, events=events),
     )
 

@@ -9,6 +9,7 @@ Legend: n windows, T samples, V channels, K kernels, C classes.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -46,10 +47,10 @@ DESCRIPTIONS = {
     "in 16 bands; of events logarithms of counts of codes",
     "kernels": f"ridge on {GROUPS * PATTERNS} random dilated convolution kernels, maximum and share of positive values of each",
     **window_counts.DESCRIPTIONS,
-    hazard_baselines.KIND: hazard_baselines.DESCRIPTION,
+    **hazard_baselines.DESCRIPTIONS,
 }
 TITLES = {"features": "simple features", "kernels": "random kernels", **window_counts.TITLES}
-COUNTED = (*window_counts.TITLES, hazard_baselines.KIND)  # from counts in windows, tuned with the budget of the run
+COUNTED = (*window_counts.TITLES, *hazard_baselines.DESCRIPTIONS)  # from counts in windows, tuned with the budget of the run
 CONSTANT = ("majority", "prior", "mean", "median")
 
 
@@ -74,16 +75,22 @@ def draw_kernels(length: int, channels: int, seed: int) -> list[KernelGroup]:
     return out
 
 
-def convolve(x: Array, group: KernelGroup) -> Array:
-    """The responses [PATTERNS, n, T'] of windows [n, T, V] to the kernels of a group; T' = T where they are padded with zeros."""
+def convolve(x: Array, group: KernelGroup) -> Iterator[Array]:
+    """The responses [n, T'] of windows [n, T, V] to each kernel of a group, one after the other in the same memory; T' = T where they are padded with zeros."""
     reach = (TAPS - 1) * group.dilation
     s = x[:, :, group.channels].sum(2)
     padded = group.padded or s.shape[1] <= reach
     s = np.pad(s, ((0, 0), (reach // 2, reach // 2))) if padded else s
     width = s.shape[1] - reach
     shifted = [s[:, k * group.dilation : k * group.dilation + width] for k in range(TAPS)]
-    total = -np.sum(shifted, axis=0)
-    return np.stack([total + 3 * (shifted[a] + shifted[b] + shifted[c]) for a, b, c in group.taps.tolist()])
+    total = np.sum(shifted, axis=0)
+    response = np.empty_like(total)
+    for a, b, c in group.taps.tolist():
+        np.add(shifted[a], shifted[b], out=response)
+        response += shifted[c]
+        response *= 3
+        response -= total
+        yield response
 
 
 def choose_biases(x: Array, groups: Sequence[KernelGroup], seed: int) -> Array:
@@ -91,8 +98,8 @@ def choose_biases(x: Array, groups: Sequence[KernelGroup], seed: int) -> Array:
     draw = np.random.default_rng([seed, len(x)])
     out = []
     for group in groups:
-        responses = convolve(x[draw.integers(len(x))][None], group)[:, 0]
-        out += [float(np.quantile(r, q)) for r, q in zip(responses, draw.uniform(size=len(responses)), strict=True)]
+        responses = convolve(x[draw.integers(len(x))][None], group)
+        out += [float(np.quantile(r[0], q)) for r, q in zip(responses, draw.uniform(size=len(group.taps)), strict=True)]
     return np.array(out, np.float32)
 
 
@@ -100,12 +107,12 @@ def kernel_features(x: Array, groups: Sequence[KernelGroup], bias: Array) -> Arr
     """Maximum and share above the bias of every kernel, [n, 2 K] float32."""
     out = np.empty((len(x), 2, len(bias)), np.float32)
     for start in range(0, len(x), BLOCK):
-        part = x[start : start + BLOCK]
-        for k, group in enumerate(groups):
-            at = slice(k * PATTERNS, (k + 1) * PATTERNS)
-            responses = convolve(part, group)
-            out[start : start + BLOCK, 0, at] = responses.max(2).T
-            out[start : start + BLOCK, 1, at] = (responses > bias[at, None, None]).mean(2).T
+        part, found = x[start : start + BLOCK], out[start : start + BLOCK]
+        responses = itertools.chain.from_iterable(convolve(part, group) for group in groups)
+        for k, response in enumerate(responses):
+            response.max(1, out=found[:, 0, k])
+            above = np.greater(response, bias[k]).astype(np.float32) @ np.ones(response.shape[1], np.float32)  # a product counts fastest
+            found[:, 1, k] = above.astype(np.float64) / response.shape[1]
     return out.reshape(len(x), -1)
 
 
@@ -207,7 +214,7 @@ def map_native(part: Any, channels: Collection[str], function: Callable[[NativeW
     for k, recording in enumerate(owner):
         places.setdefault(recording, []).append(k)
     out: list[Any] = [None] * len(owner)
-    for record in opened.records(channels, places):
+    for record in opened.records(channels, places, labels=False):
         for k in places[record.recording_id]:
             samples, rates = dict.fromkeys(channels, np.zeros(0)), dict.fromkeys(channels, 0.0)
             for signal in record.signals:
@@ -341,9 +348,8 @@ def predict_baseline(
             prediction = _predict_registered(registered, windows, parts, y, seed)
         elif settings:
             rows_of = {name: part.rows for name, part in parts.items()}
-            if kind == hazard_baselines.KIND:
-                x = {name: window_counts.count_windows(windows, at).log1p() for name, at in rows_of.items()}
-                prediction = hazard_baselines.predict_from_hazards(x, y, windows.class_names, window_counts.PENALTIES[:settings])
+            if kind in hazard_baselines.DESCRIPTIONS:
+                prediction = _predict_hazards(kind, windows, rows_of, y, settings)
             else:
                 prediction = window_counts.predict_from_counts(kind, windows, rows_of, y, settings)
         else:
@@ -355,11 +361,20 @@ def predict_baseline(
     return BaselinePredictions(rows, found[:, 0] if windows.task == "regression" else found, len(parts["train"]), of, settings)
 
 
+def _predict_hazards(kind: str, windows: Any, rows: dict[str, Array], y: dict[str, Array], settings: int) -> Array:
+    """Risks by a baseline of times to event on counts of codes; `rows`: split -> positions in the full index."""
+    x = {name: window_counts.count_windows(windows, at) for name, at in rows.items()}
+    if kind == hazard_baselines.TREES:
+        return hazard_baselines.predict_from_trees(x, y, windows.class_names, settings)
+    logs = {name: of.log1p() for name, of in x.items()}
+    return hazard_baselines.predict_from_hazards(logs, y, windows.class_names, window_counts.PENALTIES[:settings])
+
+
 def list_baselines(windows: Any) -> dict[str, str]:
     """The fitted baselines of these windows: kind -> description."""
     if windows.task == "survival":
-        return {hazard_baselines.KIND: hazard_baselines.DESCRIPTION}
-    unfit = {"kernels", hazard_baselines.KIND} if windows.vocabulary else COUNTED
+        return hazard_baselines.DESCRIPTIONS
+    unfit = {"kernels", *hazard_baselines.DESCRIPTIONS} if windows.vocabulary else COUNTED
     known = {kind: about for kind, about in DESCRIPTIONS.items() if kind not in unfit}
     return {**known, **{name: one.about for name, one in find_registered(windows).items()}}
 

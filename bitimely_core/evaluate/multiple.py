@@ -188,7 +188,7 @@ def holm(p: Sequence[float | None], level: float = LEVEL) -> list[tuple[float, f
 
 def holm_correct(differences: Sequence[MeanDifference], level: float = LEVEL) -> list[CorrectedDifference]:
     """Differences as one family: each with `p_holm` and the interval `corrected_lo` to `corrected_hi`, null without p."""
-    from scipy import stats
+    from scipy.special import stdtrit
 
     out = []
     for d, found in zip(differences, holm([d.p for d in differences], level), strict=True):
@@ -196,7 +196,7 @@ def holm_correct(differences: Sequence[MeanDifference], level: float = LEVEL) ->
         if (
             found is not None and d.difference is not None and d.total_se is not None and d.df is not None
         ):  # of protected means df is withheld
-            reach = float(stats.t.isf(found[1] / 2, d.df)) * d.total_se
+            reach = float(-stdtrit(d.df, found[1] / 2)) * d.total_se
             one = one.model_copy(update={"p_holm": found[0], "corrected_lo": d.difference - reach, "corrected_hi": d.difference + reach})
         out.append(one)
     return out

@@ -40,7 +40,7 @@ from bitimely_core.types import parse_horizon
 
 ABOUT = {
     "length_only": "logistic (of times to event: of the hazard) or linear regression on the number of events or observed samples alone",
-    "single_code": "for each label logistic regression on the count of one code, the best of the training split",
+    "single_code": "for each label logistic regression (of times to event: of the hazard) on the count of one code, the best of the training split",
 }
 
 

@@ -16,6 +16,7 @@ from bitimely_core.evaluate.metrics import ESTIMATORS, Array, Estimate, Estimate
 from bitimely_core.schemas.scores import RiskGroup, RiskGroups, RiskPoint
 from bitimely_core.types import parse_horizon
 
+DECILES = 10
 BLOCK = 256  # events at a time against all rows
 
 
@@ -178,7 +179,7 @@ def _average(each: Sequence[Estimate]) -> Estimate:
 def describe_groups(target: Array, prediction: Array, names: Sequence[str], points: int) -> dict[str, RiskGroups]:
     """Label -> thirds of the rows by the risk at its longest horizon, with the observed incidence on so many days and at the horizons.
 
-    `target` [n, C, 2], `prediction` [n, C]; rows of equal risk are in one group.
+    `target` [n, C, 2], `prediction` [n, C]; rows of equal risk are in one group. Tenths, for the calibration, are described at the horizons.
     """
     out, columns = {}, [parse_horizon(name) for name in names]
     for label in dict.fromkeys(label for label, _ in columns):
@@ -187,12 +188,22 @@ def describe_groups(target: Array, prediction: Array, names: Sequence[str], poin
         kept = select_known(target[:, last])
         (time, event), risk = target[kept, last].astype(np.float64).T, prediction[kept][:, [k for _, k in own]]
         days = np.unique([*np.linspace(0, end, points + 1)[1:].round(), *(day for day, _ in own)])
-        place = np.searchsorted(np.unique(np.quantile(risk[:, -1], (1 / 3, 2 / 3))) if len(time) else np.zeros(0), risk[:, -1], "left")
+        place, tenth = (_cut_risk(risk[:, -1], parts) for parts in (3, DECILES))
         held = np.unique(place).tolist()
         words = dict(zip(held, {1: ("all",), 2: ("lower", "higher")}.get(len(held), ("lowest", "middle", "highest")), strict=False))
         groups = [_describe_group(words[g], time[place == g], event[place == g], risk[place == g].mean(0), days) for g in held]
-        out[label] = RiskGroups(horizons=[day for day, _ in own], groups=groups)
+        horizons = np.array([day for day, _ in own])
+        deciles = [
+            _describe_group(f"{g + 1}", time[tenth == g], event[tenth == g], risk[tenth == g].mean(0), horizons) for g in np.unique(tenth)
+        ]
+        out[label] = RiskGroups(horizons=horizons.tolist(), groups=groups, deciles=deciles)
     return out
+
+
+def _cut_risk(risk: Array, parts: int) -> Array:
+    """The number of the group of each row [n], from 0: parts of equal size; rows of equal risk are in one."""
+    edges = np.unique(np.quantile(risk, np.arange(1, parts) / parts)) if len(risk) else np.zeros(0)
+    return np.searchsorted(edges, risk, "left")
 
 
 def _describe_group(name: str, time: Array, event: Array, predicted: Array, days: Array) -> RiskGroup:

@@ -76,10 +76,10 @@ def count_settings(record: RunRecord) -> int:
     return max(LEAST_SETTINGS, len(record.tuning.trials) if record.tuning else 1)
 
 
-def select_columns(counts: csr_matrix) -> Array:
-    """The columns of the trees, ascending: at most `MOST_COLUMNS`, none that is 0 everywhere."""
+def select_columns(counts: csr_matrix, most: int | None = None) -> Array:
+    """The columns of the trees, ascending: at most so many (`MOST_COLUMNS`), none that is 0 everywhere."""
     carriers = counts.getnnz(0)
-    order = np.argsort(-carriers, kind="stable")[:MOST_COLUMNS]
+    order = np.argsort(-carriers, kind="stable")[: most or MOST_COLUMNS]
     return np.sort(order[carriers[order] > 0])
 
 
@@ -104,7 +104,7 @@ def predict_from_counts(kind: str, sequences: EventSequences, rows: Mapping[str,
         best = np.inf
         with warnings.catch_warnings():  # a fit that stops early is one more setting
             warnings.simplefilter("ignore")
-            for model in _make_models(kind, settings if len(held) else 1):
+            for model in make_models(kind, settings if len(held) else 1):
                 model.fit(x["train"][known["train"]], train)
                 found = (
                     np.clip(model.predict_proba(x["validation"][known["validation"]])[:, 1], MIN_PROBABILITY, None) if len(held) else held
@@ -115,7 +115,7 @@ def predict_from_counts(kind: str, sequences: EventSequences, rows: Mapping[str,
     return np.clip(out, MIN_PROBABILITY, 1 - MIN_PROBABILITY)
 
 
-def _make_models(kind: str, settings: int) -> Iterator[Any]:
+def make_models(kind: str, settings: int) -> Iterator[Any]:
     """Classifiers of scikit-learn with the first settings."""
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.linear_model import LogisticRegression

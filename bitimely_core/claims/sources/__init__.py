@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from bitimely_core.claims.dataset import ClaimsOptions
@@ -59,14 +60,15 @@ def check_options(options: ClaimsOptions) -> None:
     check_layout_options(options)
 
 
-def read_source(source: Source, options: ClaimsOptions) -> ClaimsSource:
-    """Find the tables of a source in the layout `options.source` and check each of them; rows are cleaned later.
+def read_source(source: Source, options: ClaimsOptions, *, once: bool = False) -> ClaimsSource:
+    """Find the tables of a source in the layout `options.source` and check each of them; rows are cleaned later. `once`: as `claims.read_claims`.
 
     Raises UserError: exit 4 for what cannot be read or trusted, exit 2 for options that are not understood.
     """
     check_options(options)
     try:
-        return SOURCES[options.source](source, options)
+        read = partial(claims.read_claims, once=once) if options.source == "claims" else SOURCES[options.source]
+        return read(source, options)
     except UserError as error:
         if error.file is not None and Path(error.file).is_relative_to(source.root):
             error.file = Path(error.file).relative_to(source.root).as_posix()

@@ -8,7 +8,9 @@ label, optional index_date. `icd9_phecode.csv`: a map. `--col KEY=NAME` gives a 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import PurePosixPath
@@ -20,6 +22,7 @@ import polars as pl
 from bitimely_core.claims import dates
 from bitimely_core.claims.codes import FAMILIES
 from bitimely_core.claims.dataset import ClaimsOptions
+from bitimely_core.claims.distinct import map_texts
 from bitimely_core.claims.label_rules import SOURCES as KINDS
 from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable, Stated
 from bitimely_core.claims.sources.columns import (
@@ -36,7 +39,7 @@ from bitimely_core.claims.sources.columns import (
 )
 from bitimely_core.claims.sources.options import parse_default_source, parse_label_columns, parse_pairs, parse_switch_day
 from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects, parse_labels
-from bitimely_core.claims.sources.survey import bind_events, hash_ids, survey_tables, unpivot_codes
+from bitimely_core.claims.sources.survey import SourceSurvey, bind_events, hash_ids, iter_surveyed, unpivot_codes
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
@@ -61,6 +64,7 @@ PATIENT_COLUMNS = {
     "obs_start": ("obs_start",),
     "obs_end": ("obs_end",),
 }
+FEW_TEXTS = {"date", "code", "vocab", "source"}  # columns whose texts repeat
 INDEX_DATE = "index_date"
 MAP_FILE = "icd9_phecode.csv"
 WIDE_COLUMN = re.compile(r"dx_?(\d+)", re.IGNORECASE | re.ASCII)
@@ -96,14 +100,11 @@ def _shape_block(frame: pl.DataFrame, *, layout: _EventLayout) -> EventBlock:
 
 def _translate_words(column: pl.Series, words: Mapping[str, str], noise: str = r"^\s+|\s+$") -> pl.Series:
     """Known words in one spelling; unknown ones unchanged, for the survey to report; null where empty."""
-    distinct = column.drop_nulls().unique()
-    plain = [re.sub(noise, "", text.lower()) for text in distinct]
-    known = [words.get(word, text) if text.strip() else None for word, text in zip(plain, distinct, strict=True)]
-    return column.replace_strict(distinct, known, default=None, return_dtype=column.dtype)
+    return map_texts(column, lambda text: words.get(re.sub(noise, "", text.lower()), text) if text and text.strip() else None, column.dtype)
 
 
-def read_claims(source: Source, options: ClaimsOptions) -> ClaimsSource:
-    """Claims in plain tables.
+def read_claims(source: Source, options: ClaimsOptions, *, once: bool = False) -> ClaimsSource:
+    """Claims in plain tables; `once`: they are surveyed by the reading of `ClaimsSource.survey`, where no other table waits for that.
 
     Options: col, source_value, label_column (lists of texts); default_source, date_format, icd10_from. Raises UserError: what cannot be
     read or trusted (exit 4), options that are not understood (exit 2).
@@ -113,23 +114,28 @@ def read_claims(source: Source, options: ClaimsOptions) -> ClaimsSource:
     file = find_table(source, "claims")
     table, vocab, stated, spelling = _open_events(source, file, renamed, options, form)
     labels, labelled, label_findings = _read_labels(source, renamed, options, form)
-    survey = survey_tables([table], vocab=vocab, stated=stated, listed=labels is not None)
+    survey, once = SourceSurvey(), once and form is None  # two digits of a year of birth are read by the last day of the claims
+    reading = partial(iter_surveyed, survey, [table], vocab=vocab, stated=stated, listed=labels is not None)
+    if not once:
+        deque(reading(), maxlen=0)
     patients, registered, more = _read_patients(source, renamed, form, survey.last)
-    facts: dict[str, Any] = {"tables": [row.file for row in (*survey.rows, *registered, *labelled)]}
-    if table.kind == "codes":
-        facts["records"] = survey.records
-    if maps := [rel for rel in source.files if PurePosixPath(rel).name.lower() == MAP_FILE]:
-        facts["phecode_map"] = maps[0]
-    return ClaimsSource(
-        events=bind_events([table]),
-        subjects=patients,
-        labels=labels,
-        vocab=vocab,
-        source=kind,
-        rows=[*survey.rows, *registered, *labelled],
-        findings=[*spelling, *survey.findings, *more, *label_findings, *_find_unmatched_labels(labels, survey.subjects, labelled)],
-        facts=facts,
-    )
+    maps = [rel for rel in source.files if PurePosixPath(rel).name.lower() == MAP_FILE]
+
+    def describe() -> ClaimsSource:
+        facts: dict[str, Any] = {"tables": [row.file for row in (*survey.rows, *registered, *labelled)]}
+        facts |= {"records": survey.records} if table.kind == "codes" else {}
+        return ClaimsSource(
+            events=bind_events([table]),
+            subjects=patients,
+            labels=labels,
+            vocab=vocab,
+            source=kind,
+            rows=[*survey.rows, *registered, *labelled],
+            findings=[*spelling, *survey.findings, *more, *label_findings, *_find_unmatched_labels(labels, survey.subjects, labelled)],
+            facts=facts | ({"phecode_map": maps[0]} if maps else {}),
+        )
+
+    return replace(describe(), survey=reading, complete=describe) if once else describe()
 
 
 def _open_events(
@@ -160,7 +166,9 @@ def _open_events(
     layout = _EventLayout(columns, wide, _read_source_words(options), form, since)
     events = table.as_events(partial(_shape_block, layout=layout), wide=wide, kind="codes" if wide else "rows")
     known: Stated = "surely" if constant or since is not None else "by name" if named else "nowhere"
-    return events, vocab, known, report_spelling(file, columns, wanted)
+    others = {name for key, name in columns.items() if key not in FEW_TEXTS}
+    categories = tuple({columns[key] for key in FEW_TEXTS & set(columns)} - others)
+    return replace(events, categories=categories), vocab, known, report_spelling(file, columns, wanted)
 
 
 def _find_wide_columns(every: tuple[str, ...], pattern: str | None) -> tuple[str, ...]:

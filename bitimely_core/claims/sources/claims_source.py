@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import polars as pl
 
 from bitimely_core.errors import Finding
+from bitimely_core.formats.csv_text import TableSpan
 from bitimely_core.types import SourceRows
+
+if TYPE_CHECKING:
+    from bitimely_core.claims.sources.survey import EventReader
 
 Stated = Literal["surely", "by name", "nowhere"]
 """Whether the vocabulary of rows without one is stated by an option, by the name of the column, or nowhere."""
@@ -20,7 +24,7 @@ Stated = Literal["surely", "by name", "nowhere"]
 class ClaimsSource:
     """Rows of a source before cleaning: every value is text as written, but for dates in the form `--date-format`, which are YYYY-MM-DD."""
 
-    events: Callable[[], Iterator[pl.DataFrame]]
+    events: EventReader
     """Frames of at most about a million rows, in file order: subject_id, date, code, vocab, source (String, nullable), claim (String,
     nullable), position (Int16, nullable), file (String), row (Int64: 1-based line of a text, number of the row in a Parquet file)."""
     subjects: pl.DataFrame | None
@@ -32,6 +36,8 @@ class ClaimsSource:
     facts: dict[str, Any]  # what the report says
     labels: pl.DataFrame | None = None  # subject_id, one Int8 column a label (nullable), optional index_date String; unique
     splits: dict[str, str] | None = None  # subject -> train, validation, test
+    survey: Callable[[], Iterator[pl.DataFrame]] | None = None  # `events`, surveyed as they are read, where the tables have not been
+    complete: Callable[[], ClaimsSource] | None = None  # the source with what that reading has found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +52,13 @@ class SourceTable:
     kind: Literal["rows", "codes"] = "rows"  # what is counted: records, or the diagnoses on them where a record holds several
     delimiter: str = ","
     form: str | None = None  # `--date-format`, where `shape` does not apply it
+    span: TableSpan | None = None  # the part of the table to read; None: all of it
+    categories: tuple[str, ...] = ()  # columns with few distinct texts
+    others: bool = False  # whether codes of other vocabularies, with values, are kept
 
 
 class EventBlock(NamedTuple):
     """A block of a table as events."""
 
-    events: pl.DataFrame  # row, subject_id, date, code, and any of vocab, source, claim, position
+    events: pl.DataFrame  # row, subject_id, date, code, and any of vocab, source, claim, position, value
     dropped: Mapping[str, int] = {}  # reason -> rows (codes) left out by a rule of the source

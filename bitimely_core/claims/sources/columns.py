@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple, Self
 
+import numpy as np
 import polars as pl
 
 from bitimely_core.claims import dates
+from bitimely_core.claims.distinct import map_texts, number_texts
 from bitimely_core.claims.sources.claims_source import EventBlock, SourceTable
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
 from bitimely_core.formats import tables
@@ -43,12 +45,23 @@ class OpenTable(NamedTuple):
         wide: Sequence[str] = (),
         kind: Literal["rows", "codes"] = "rows",
         form: str | None = None,
+        others: bool = False,
     ) -> SourceTable:
-        """The table as one of diagnoses. `dated`: where its dates come from, if not from its own column; `wide`: further columns; `form`: of the dates."""
+        """The table as one of diagnoses. `dated`: where its dates come from, if not from its own column; `wide`: further columns; `form`: of the dates;
+        `others`: with codes of other vocabularies.
+        """
         names = tuple(dict.fromkeys((*self.columns.values(), *wide)))
         dated = dated or (self.file, self.columns["date"])
         return SourceTable(
-            file=self.file, path=self.path, columns=names, shape=shape, dated=dated, kind=kind, delimiter=self.delimiter, form=form
+            file=self.file,
+            path=self.path,
+            columns=names,
+            shape=shape,
+            dated=dated,
+            kind=kind,
+            delimiter=self.delimiter,
+            form=form,
+            others=others,
         )
 
 
@@ -127,9 +140,7 @@ def reformat_dates(column: pl.Series, form: str | None, near: int | None = None)
     """Dates in a form of `dates.parse_day` as YYYY-MM-DD; other texts unchanged. Each distinct text is read once."""
     if form is None:
         return column
-    distinct = column.drop_nulls().unique()
-    written = [text if (day := dates.parse_day(text, form, near)) is None else dates.format_day(day) for text in distinct]
-    return column.replace_strict(distinct, written, default=None, return_dtype=pl.String)
+    return map_texts(column, lambda text: text if (day := dates.parse_day(text, form, near)) is None else dates.format_day(day), pl.String)
 
 
 def assign_vocabulary(column: pl.Series, since: int, before: str, after: str) -> pl.Series:
@@ -149,14 +160,16 @@ class DateCounts:
 
     def add(self, column: pl.Series) -> Self:
         """Count the dates of a column. Each distinct text is read once."""
-        distinct = column.drop_nulls().unique()
-        days = pl.Series([dates.parse_day(text) for text in distinct], dtype=pl.Int32)
-        odd, zoned = distinct.filter(days.is_null()), distinct.filter(distinct.str.strip_chars().str.contains(dates.ZONED))
-        rows, stamped = (column.filter(column.is_in(some.implode())) if some.len() else column.clear() for some in (odd, zoned))
-        self.odd.update(dict(rows.str.strip_chars().str.head(DATE_CHARACTERS).value_counts().iter_rows()))
+        row, number = number_texts(column)
+        distinct, rows = column.gather(row).cast(pl.String), np.bincount(number, minlength=len(row))
+        days, plain = pl.Series([dates.parse_day(text) for text in distinct], dtype=pl.Int32), distinct.str.strip_chars()
+        unread = distinct.is_not_null() & days.is_null()
+        for text, n in zip(plain.filter(unread).str.head(DATE_CHARACTERS), rows[unread.to_numpy()].tolist(), strict=True):
+            self.odd[text] += n
+        odd = distinct.filter(unread)
         self.samples += odd.sort().sample(min(odd.len(), max(0, DATE_SAMPLES - len(self.samples))), seed=0).to_list()
-        self.good += column.count() - rows.len()
-        self.zoned += stamped.len()
+        self.good += int(rows[days.is_not_null().to_numpy()].sum())
+        self.zoned += int(rows[plain.str.contains(dates.ZONED).fill_null(value=False).to_numpy()].sum())
         self.last = max((day for day in (self.last, days.max()) if isinstance(day, int)), default=None)
         return self
 

@@ -15,7 +15,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bitimely_core.claims.codes import FAMILIES
+from bitimely_core.claims.codes import FAMILIES, OTHER
 from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.label_rules import SOURCES as KINDS
 from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable
@@ -34,6 +34,7 @@ PATTERNS = (
 )
 VOCABULARIES = {"9": "icd9cm", "10": "icd10cm", **{name: name for name in FAMILIES}}
 COLUMNS = {"subject_id": ("subject_id",), "date": ("time",), "code": ("code",), "source": ("visit_kind",)}  # the last by bitimely alone
+VALUE = {"value": ("numeric_value",)}
 BIRTH, DEATH = "MEDS_BIRTH", "MEDS_DEATH"
 SEX = re.compile(r"(?:GENDER|SEX)//?(M|F|MALE|FEMALE)", re.IGNORECASE)
 SPLITS = {"train": "train", "tuning": "validation", "held_out": "test"}
@@ -41,10 +42,11 @@ SPLITS = {"train": "train", "tuning": "validation", "held_out": "test"}
 
 @dataclass
 class CodeMeanings:
-    """ICD codes of the distinct code strings, found once for each."""
+    """ICD codes of the distinct code strings, found once for each; `others`: strings that are none are kept, with their numeric values."""
 
     patterns: tuple[re.Pattern[str], ...]
     parents: Mapping[str, Sequence[str]]
+    others: bool = False
     known: dict[str, tuple[str | None, str | None]] = field(default_factory=dict)  # (vocabulary, code)
 
     def __call__(self, frame: pl.DataFrame) -> EventBlock:
@@ -56,9 +58,26 @@ class CodeMeanings:
                 self.known[text] = self.of(text)
         schema = dict.fromkeys(("string", "vocab", "code"), pl.String)
         meant = pl.DataFrame([(text, *self.known[text]) for text in distinct], schema=schema, orient="row")
+        if self.others:
+            return self._keep_others(frame, rows, meant)
         kept = rows.join(meant.drop_nulls("vocab"), on="string", how="inner", maintain_order="left").drop("string")
         left = rows.height - kept.height
         return EventBlock(kept, {str(Reason.WRONG_VOCABULARY): left} if left else {})
+
+    @staticmethod
+    def _keep_others(frame: pl.DataFrame, rows: pl.DataFrame, meant: pl.DataFrame) -> EventBlock:
+        """All rows with a time but for births and deaths; those that are no diagnoses keep their string, and their value if it is finite."""
+        value = frame["numeric_value"].cast(pl.Float32, strict=False) if "numeric_value" in frame.columns else pl.lit(None, pl.Float32)
+        rows = rows.with_columns(value=value).join(meant, on="string", how="left", maintain_order="left")
+        other = pl.col("vocab").is_null()
+        kept = rows.filter(~other | (pl.col("date").is_not_null() & ~pl.col("string").str.contains(f"^({BIRTH}|{DEATH})(//|$)")))
+        named = kept.with_columns(
+            pl.when(other).then(pl.lit(OTHER)).otherwise("vocab").alias("vocab"),
+            pl.coalesce("code", "string").alias("code"),
+            pl.when(other & pl.col("value").is_finite()).then("value").alias("value"),
+        )
+        left = rows.height - kept.height
+        return EventBlock(named.drop("string"), {str(Reason.WRONG_VOCABULARY): left} if left else {})
 
     @staticmethod
     def _read_kinds(frame: pl.DataFrame) -> list[pl.Expr]:
@@ -83,15 +102,17 @@ def read_meds(source: Source, options: ClaimsOptions) -> ClaimsSource:
     Raises UserError: what cannot be read or trusted (exit 4), options that are not understood (exit 2).
     """
     kind = parse_default_source(options)
-    meaning = CodeMeanings(_compile_patterns(options.code_pattern), _read_parents(source))
+    others, form = options.codes == "all", options.date_format or None
+    meaning = CodeMeanings(_compile_patterns(options.code_pattern), _read_parents(source), others)
     files = [rel for rel in source.files if "data" in PurePosixPath(rel).parts[:-1] and rel.lower().endswith(".parquet")]
     if not files:
         text = f"no data/*.parquet among {len(source.files)} files"
         raise input_error(Reason.NO_INPUT, text, hint="Give the folder that holds data/ and metadata/")
-    source_tables = [open_table(source, file, COLUMNS, {"source"}).as_events(meaning, form=options.date_format or None) for file in files]
+    wanted = COLUMNS | (VALUE if others else {})
+    source_tables = [open_table(source, file, wanted, {"source", "value"}).as_events(meaning, form=form, others=others) for file in files]
     hint = "Identify ICD codes with --code-pattern, a regular expression with the groups vocab and code"
     seen = survey_tables(source_tables, vocab="icd9cm", hint=hint)
-    persons, n_split = _read_persons(source_tables, options.date_format or None, seen.last)
+    persons, n_split = _read_persons(source_tables, form, seen.last)
     splits = _read_splits(source)
     dropped = sum(row.dropped.get(str(Reason.WRONG_VOCABULARY), 0) for row in seen.rows)
     if n_split:

@@ -6,14 +6,15 @@ tables hold procedure codes too, so that a value of theirs is used only if it ca
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Collection
 from functools import partial
 
 import polars as pl
 
+from bitimely_core.claims.codes import MARK, OTHER
 from bitimely_core.claims.dataset import ClaimsOptions
-from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable
-from bitimely_core.claims.sources.columns import assign_vocabulary, find_table, open_table, reformat_dates
+from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock
+from bitimely_core.claims.sources.columns import OpenTable, assign_vocabulary, find_table, open_table, reformat_dates
 from bitimely_core.claims.sources.options import parse_default_source, parse_switch_day
 from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects
 from bitimely_core.claims.sources.survey import bind_events, survey_tables
@@ -27,6 +28,11 @@ EVENTS = {  # table -> prefix of its columns, name of its date
     "observation": ("observation", "observation_date"),
     "procedure_occurrence": ("procedure", "procedure_date"),
     "measurement": ("measurement", "measurement_date"),
+}
+MORE_EVENTS = {  # with `--codes all`
+    "drug_exposure": ("drug", "drug_exposure_start_date"),
+    "device_exposure": ("device", "device_exposure_start_date"),
+    "visit_occurrence": ("visit", "visit_start_date"),
 }
 VOCABULARIES = {"ICD9CM": "icd9cm", "ICD10CM": "icd10cm", "ICD10": "icd10"}
 VISITS = {"9201": "inpatient", "262": "inpatient", "9202": "outpatient", "9203": "emergency"}
@@ -43,16 +49,23 @@ PERSON_DATES = {  # table -> key of a date, its column
 def read_omop(source: Source, options: ClaimsOptions) -> ClaimsSource:
     """OMOP CDM: a folder with its tables as csv or Parquet.
 
-    Options: default_source (of visits of other kinds, and of rows without one), date_format, icd10_from (of rows without a source concept).
+    Options: default_source (of visits of other kinds, and of rows without one), date_format, icd10_from (of rows without a source concept), codes
+    (all: rows without an ICD code have their standard concept, with the number of measurements and observations), time_unit.
     Raises UserError: what cannot be read or trusted (exit 4), options that have no meaning here (exit 2).
     """
     form = options.date_format or None
     since, kind = parse_switch_day(options), parse_default_source(options)
     concepts, visits = _read_concepts(source), _read_visits(source)
-    files = {name: find_table(source, name, needed=False) for name in EVENTS}
-    shape = partial(_shape_block, concepts=concepts, visits=visits, form=form, since=since)
-    found = [_open_events(source, name, file, shape) for name, file in files.items() if file]
-    absent = [name for name, file in files.items() if not file]
+    others = options.codes == "all"
+    files = {name: find_table(source, name, needed=False) for name in (*EVENTS, *MORE_EVENTS) if others or name in EVENTS}
+    opened = {name: _open_events(source, name, file, others, options.time_unit == "minute") for name, file in files.items() if file}
+    standard = _read_standard(source, opened.values()) if others else None
+    shape = partial(_shape_block, concepts=concepts, visits=visits, form=form, since=since, standard=standard)
+    found = [
+        table.as_events(partial(shape, columns=table.columns, only_lettered=name != "condition_occurrence"), others=others)
+        for name, table in opened.items()
+    ]
+    absent = [name for name in EVENTS if not files[name]]
     if not found:
         raise input_error(Reason.NO_INPUT, f"found none of {', '.join(EVENTS)}", hint="Give the folder that holds the tables")
     seen = survey_tables(found, vocab="icd9cm", stated="surely" if since is not None else "nowhere")
@@ -109,17 +122,36 @@ def number_text(name: str, key: str) -> pl.Expr:
     return tables.strip_blanks(pl.col(name)).str.replace(r"\.0$", "").alias(key)
 
 
-def _open_events(source: Source, name: str, file: str, shape: Callable[..., EventBlock]) -> SourceTable:
-    prefix, dated = EVENTS[name]
+def _read_standard(source: Source, opened: Collection[OpenTable]) -> pl.DataFrame:
+    """standard, token: the standard concepts of the tables, `LOINC//2345-7`; of those without a row of the vocabulary `CONCEPT//3004501`."""
+    ids = pl.Series("standard", [], pl.String)
+    for table in opened:
+        for block in tables.read_frames(table.path, (table.columns["standard"],), delimiter=table.delimiter):
+            ids = pl.concat([ids, block.frame.select(number_text(table.columns["standard"], "standard")).to_series()]).unique()
+    found = ids.filter(~ids.is_in(["", "0"])).drop_nulls().sort().to_frame()
+    known = pl.DataFrame(schema={"standard": pl.String, "token": pl.String})
+    if file := find_table(source, "concept", needed=False):
+        wanted = {"standard": ("concept_id",), "vocab": ("vocabulary_id",), "known": ("concept_code",)}
+        _, path, columns, mark = open_table(source, file, wanted, codes=("known",))
+        for block in tables.read_frames(path, tuple(columns.values()), delimiter=mark, quotes=mark != "\t"):
+            named = block.frame.select(tables.strip_blanks(pl.col(name)).alias(key) for key, name in columns.items())
+            named = named.join(found, on="standard", how="semi")
+            known = pl.concat([known, named.select("standard", token=pl.format(f"{{}}{MARK}{{}}", "vocab", "known"))])
+    token = pl.coalesce("token", pl.format(f"CONCEPT{MARK}{{}}", "standard"))
+    return found.join(known.unique("standard"), on="standard", how="left", maintain_order="left").with_columns(token=token)
+
+
+def _open_events(source: Source, name: str, file: str, others: bool, timed: bool) -> OpenTable:
+    prefix, dated = (EVENTS | MORE_EVENTS)[name]
     wanted = {
         **SUBJECT,
         "date": (dated,),
-        "code": (f"{prefix}_source_value",),
-        "concept": (f"{prefix}_source_concept_id",),
+        **({"code": (f"{prefix}_source_value",), "concept": (f"{prefix}_source_concept_id",)} if name in EVENTS else {}),
         "claim": ("visit_occurrence_id",),
     }
-    table = open_table(source, file, wanted, {"concept", "claim"})
-    return table.as_events(partial(shape, columns=table.columns, only_lettered=name != "condition_occurrence"))
+    more = {"standard": (f"{prefix}_concept_id",), "value": ("value_as_number",)} if others else {}
+    clock = {"moment": (f"{dated}time",)} if timed else {}
+    return open_table(source, file, wanted | more | clock, {"concept", "claim", "value", "moment"})
 
 
 def _shape_block(
@@ -131,16 +163,22 @@ def _shape_block(
     form: str | None,
     since: int | None,
     only_lettered: bool,
+    standard: pl.DataFrame | None,
 ) -> EventBlock:
-    """The rows whose source concept is an ICD code, and those without one whose source value is."""
+    """The rows whose source concept is an ICD code, and those without one whose source value is; with `standard` also other rows, with their
+    standard concept and number.
+    """
     rows = frame.select(
         "row",
         *(
-            number_text(name, key) if key in {"claim", "concept"} else tables.strip_blanks(pl.col(name)).alias(key)
+            number_text(name, key) if key in {"claim", "concept", "standard"} else tables.strip_blanks(pl.col(name)).alias(key)
             for key, name in columns.items()
         ),
     )
     rows = rows.with_columns(reformat_dates(rows["date"], form))
+    rows = rows.with_columns(code=pl.lit(None, pl.String)) if "code" not in columns else rows  # a table without ICD codes
+    if "moment" in columns:
+        rows = rows.with_columns(date=pl.when(pl.col("moment").str.contains(":")).then("moment").otherwise("date"))
     if "claim" in columns and visits is not None:
         rows = rows.join(visits, on="claim", how="left", maintain_order="left")
     text = pl.col("code").str.to_uppercase()
@@ -157,7 +195,19 @@ def _shape_block(
         rows = rows.join(concepts, on="concept", how="left", maintain_order="left")
         written &= pl.col("concept").is_null() | (pl.col("concept") == "0")
         rows = rows.with_columns(pl.when(known.is_null()).then(stated).otherwise(pl.col("vocab")).alias("vocab"))
-    kept = rows.filter(known.is_not_null() | written).with_columns(pl.coalesce(known, "code").alias("code"))
+    is_icd = known.is_not_null() | written
+    if standard is not None:
+        rows = rows.join(standard, on="standard", how="left", maintain_order="left")
+        value = pl.col("value").cast(pl.Float32, strict=False) if "value" in columns else pl.lit(None, pl.Float32)
+        other = ~is_icd & pl.col("token").is_not_null()
+        changes = {"vocab": pl.lit(OTHER), "code": pl.col("token"), "known": pl.lit(None, pl.String), "claim": pl.lit(None, pl.String)}
+        rows = rows.with_columns(pl.lit(None, pl.String).alias("claim")) if "claim" not in columns else rows
+        rows = rows.with_columns(other=other, is_icd=is_icd).with_columns(
+            *(pl.when("other").then(new).otherwise(name).alias(name) for name, new in changes.items()),
+            value=pl.when(pl.col("other") & value.is_finite()).then(value),
+        )
+        is_icd = pl.col("is_icd") | pl.col("other")
+    kept = rows.filter(is_icd).with_columns(pl.coalesce(known, "code").alias("code"))
     left = rows.height - kept.height
     return EventBlock(kept, {str(Reason.WRONG_VOCABULARY): left} if left else {})
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from bitimely_core.claims import dates
 from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.label_rules import SOURCES as KINDS
+from bitimely_core.claims.phecode_maps import locate_map
 from bitimely_core.errors import Reason, safe_text, usage_error
 from bitimely_core.registry import unknown
 
@@ -93,13 +94,23 @@ def check_options(options: ClaimsOptions) -> None:
         if getattr(options, name):
             hint = f"Leave --{name.replace('_', '-')} out"
             raise usage_error(f"--{name.replace('_', '-')} has no meaning with --source {options.source}", hint=hint)
+    for name, known in (("codes", ["icd", "all"]), ("time_unit", ["day", "minute"])):
+        if (value := getattr(options, name)) and value not in known:
+            raise unknown(f"--{name.replace('_', '-')}", value, known)
+    if options.codes == "all" and options.source not in {"meds", "omop"}:
+        expected = "expected meds or omop, which have codes of other vocabularies"
+        raise usage_error(f"--codes all with --source {options.source}", expected, "Leave --codes out", field="--codes")
+    if options.time_unit == "minute" and options.date_format:
+        raise usage_error(
+            "--time-unit minute with --date-format", "times of day are read from ISO dates", "Leave one of them out", field="--time-unit"
+        )
     parse_switch_day(options)
     _check_date_form(options.date_format)
     parse_default_source(options)
     parse_label_columns(options)
     for name in ("col", "source_value"):
         parse_pairs(options, name)
-    maps = [path for path in options.phecode_map if not str(path).startswith("pkg:")]
+    maps = [path for path in map(locate_map, map(str, options.phecode_map)) if not path.startswith("pkg:")]
     files = [("phecode_map", path) for path in maps] + [
         (name, getattr(options, name)) for name in ("map_overrides", "split_file", "id_key")
     ]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import polars as pl
 
 from bitimely_core.claims import codes
+from bitimely_core.claims.distinct import sort_distinct
 from bitimely_core.claims.label_rules import SOURCES as KINDS
 from bitimely_core.claims.sources.claims_source import SourceTable, Stated
 from bitimely_core.claims.sources.columns import DateCounts, reformat_dates, refuse_unread_dates, report_zones
@@ -57,40 +57,75 @@ def _iter_blocks(table: SourceTable) -> Iterator[tuple[tables.TableBlock, pl.Dat
     Raises UserError: as `tables.refuse_faults` and `tables.read_frames`.
     """
     texts = ("subject_id", "date", "code", "vocab", "source", "claim")
-    kinds = [*((name, pl.String()) for name in texts), ("position", pl.Int16())]
+    kinds = [*((name, pl.String()) for name in texts), ("position", pl.Int16()), *[("value", pl.Float32())] * table.others]
     with locate_errors(table.file):
-        for block in tables.read_frames(table.path, table.columns, delimiter=table.delimiter):
+        for block in tables.read_frames(table.path, table.columns, delimiter=table.delimiter, span=table.span, categories=table.categories):
             tables.refuse_faults(block, table.file)
             frame, dropped = table.shape(block.frame)
             if block.blanks:
                 frame = frame.with_columns(pl.col("subject_id").str.strip_chars())
             if table.form is not None:
                 frame = frame.with_columns(reformat_dates(frame["date"].cast(pl.String), table.form))
-            filled = [(pl.col(name) if name in frame.columns else pl.lit(None)).cast(kind).alias(name) for name, kind in kinds]
+            filled = [
+                pl.col(name)
+                if isinstance(frame.schema.get(name), pl.Categorical)
+                else (pl.col(name) if name in frame.columns else pl.lit(None)).cast(kind).alias(name)
+                for name, kind in kinds
+            ]
             yield block, frame.select(*filled, pl.lit(table.file).alias("file"), "row"), dropped
 
 
-def iter_events(source_tables: Sequence[SourceTable]) -> Iterator[pl.DataFrame]:
-    """`ClaimsSource.events` of tables that `survey_tables` has accepted."""
-    return (frame for table in source_tables for _, frame, _ in _iter_blocks(table) if frame.height)
+@dataclass(frozen=True)
+class EventReader:
+    """Reads `ClaimsSource.events` of tables that `survey_tables` has accepted, any number of times, in any process."""
+
+    tables: tuple[SourceTable, ...]
+
+    def __call__(self) -> Iterator[pl.DataFrame]:
+        """The frames."""
+        return (frame for table in self.tables for _, frame, _ in _iter_blocks(replace(table, categories=())) if frame.height)
+
+    def split(self, size: int) -> list[EventReader]:
+        """Readers of consecutive parts of about `size` bytes, which together read the same rows in the same order."""
+        groups: list[list[SourceTable]] = []
+        held = size
+        for table in self.tables:
+            spans = tables.split_table(table.path, size, delimiter=table.delimiter)
+            for span in spans:
+                if held >= size or len(spans) > 1:
+                    groups.append([])
+                    held = 0
+                groups[-1].append(replace(table, path=table.path.resolve(), span=span))
+                held += table.path.stat().st_size if len(spans) == 1 else size
+        return [EventReader(tuple(group)) for group in groups]
 
 
-def bind_events(source_tables: Sequence[SourceTable]) -> Callable[[], Iterator[pl.DataFrame]]:
-    """`iter_events` of these tables, to be called any number of times, in any process."""
-    return partial(iter_events, tuple(source_tables))
+def bind_events(source_tables: Sequence[SourceTable]) -> EventReader:
+    """The reader of some tables."""
+    return EventReader(tuple(source_tables))
 
 
 def survey_tables(
     source_tables: Sequence[SourceTable], *, vocab: str = "icd9", stated: Stated = "surely", listed: bool = False, hint: str = ""
 ) -> SourceSurvey:
-    """Read all tables of diagnoses once and refuse faults that no check of a single row can find.
+    """Read all tables of diagnoses once. Arguments and errors: as `iter_surveyed`."""
+    survey = SourceSurvey()
+    for _ in iter_surveyed(survey, source_tables, vocab=vocab, stated=stated, listed=listed, hint=hint):
+        pass
+    return survey
+
+
+def iter_surveyed(
+    survey: SourceSurvey, source_tables: Sequence[SourceTable], *, vocab: str, stated: Stated, listed: bool = False, hint: str = ""
+) -> Iterator[pl.DataFrame]:
+    """The frames of `EventReader`, each entered in the `survey`; at the end of a table, and of all, faults that no check of a single row can find.
 
     `vocab`: of rows that carry none; `stated`: where the vocabulary is stated; `listed`: also collect the subjects; `hint`: of the error
     for tables without any diagnosis. Raises UserError: no_input (no rows at all), date (a column in another form), ambiguous_code (lost
     zeros; codes of both vocabularies), wrong_vocabulary and schema (unknown words in the columns of vocabularies and of kinds of claims),
     and the faults of a table.
     """
-    survey, seen_ids = SourceSurvey(), []
+    seen_ids: list[np.ndarray] = []
     for table in source_tables:
         records = kept = odd_ids = 0
         dropped, dated = Counter[str](), DateCounts()
@@ -102,7 +137,7 @@ def survey_tables(
             dropped.update(left)
             if not frame.height:
                 continue
-            _refuse_unknown_words(frame, table.file)
+            _refuse_unknown_words(frame, table)
             for (named,), rows in frame.group_by("vocab") if frame["vocab"].count() else [((None,), frame)]:
                 seen.update((named, code) for code in rows["code"].drop_nulls().unique())
             dated.add(frame["date"])
@@ -112,11 +147,12 @@ def survey_tables(
             if listed:
                 seen_ids.append(hash_ids(frame["subject_id"]))
                 if sum(map(len, seen_ids)) > max(len(survey.subjects), MERGED_SUBJECTS):
-                    survey.subjects, seen_ids = np.unique(np.concatenate([survey.subjects, *seen_ids])), []
+                    survey.subjects, seen_ids = sort_distinct(np.concatenate([survey.subjects, *seen_ids])), []
+            yield frame
         refuse_unread_dates(dated, *table.dated)
         survey.findings += report_zones(dated.zoned, *table.dated)
         survey.last = max((day for day in (survey.last, dated.last) if day is not None), default=None)
-        _refuse_lost_zeros({code for named, code in seen if codes.FAMILIES[named or vocab] == "icd9"}, table.file)
+        _refuse_lost_zeros({code for named, code in seen if codes.FAMILIES.get(named or vocab) == "icd9"}, table.file)
         if any(named is None for named, _ in seen):
             _refuse_ambiguous_codes({code for named, code in seen if named is None}, table.file, vocab, stated)
         survey.records[table.file] = records
@@ -126,20 +162,20 @@ def survey_tables(
             wanted, examples = "ids are never written as they are", tuple(map(str, odd_rows))
             warning = input_warning(Reason.LABEL_CHARS, text, wanted, file=table.file, count=odd_ids, examples=examples)
             survey.findings.append(warning)
-    survey.subjects = np.unique(np.concatenate([survey.subjects, *seen_ids]))
+    survey.subjects = sort_distinct(np.concatenate([survey.subjects, *seen_ids]))
     if not any(row.seen - sum(row.dropped.values()) for row in survey.rows):
         text = f"none of {sum(survey.records.values())} records holds a diagnosis"
         raise input_error(Reason.NO_INPUT, text, hint=hint, file=source_tables[0].file if len(source_tables) == 1 else None)
-    return survey
 
 
 def hash_ids(ids: pl.Series) -> np.ndarray:
     """Hashes of the distinct ids, sorted [n] uint64, for counting: the chance that two of a million are equal is 3e-8."""
-    return np.unique(ids.drop_nulls().hash().to_numpy())
+    return sort_distinct(ids.drop_nulls().hash().to_numpy())
 
 
-def _refuse_unknown_words(frame: pl.DataFrame, file: str) -> None:
-    for name, known, code in (("vocab", codes.FAMILIES, Reason.WRONG_VOCABULARY), ("source", KINDS, Reason.SCHEMA)):
+def _refuse_unknown_words(frame: pl.DataFrame, table: SourceTable) -> None:
+    vocabularies, file = [*codes.FAMILIES, *[codes.OTHER] * table.others], table.file
+    for name, known, code in (("vocab", vocabularies, Reason.WRONG_VOCABULARY), ("source", KINDS, Reason.SCHEMA)):
         words = set(frame[name].drop_nulls().unique()) - set(known)
         if words:
             text = f"holds {', '.join(map(safe_text, sorted(words)[:5]))}"
