@@ -47,6 +47,10 @@ NO_DEARER = {
 SLOPE, SHARE, ERRORS = 1.15, 1 / 3, {"fp32": 1e-6, "bf16": 1e-2}  # ceilings
 
 
+FLOPS = 0.81e6  # of the chunkwise form a token, forward + backward, chunks of 64
+SQUARE = 2048  # of the matrix product that stands for the machine's peak
+
+
 def loop_over_chunks(q: Tensor, k: Tensor, v: Tensor, chunk: int = 64) -> Tensor:
     """Chunkwise retention as in reference code of linear attention: log gates a token, a mask a chunk, rows of the result filled in a loop."""
     missing, length = -q.shape[1] % chunk, q.shape[1]
@@ -76,7 +80,9 @@ def candidates(B: int, N: int, dtype: torch.dtype = torch.float32) -> dict[str, 
     def ours(**options: Any) -> Callable[[], Any]:
         return lambda: torch.autograd.grad(retention(q, k, v, **common, **options), (q, k, v), do)
 
+    square = torch.randn(SQUARE, SQUARE, dtype=dtype)
     return {
+        "matrix product": lambda: square @ square,
         "chunkwise": ours(form="chunkwise"),
         "chunkwise, backward": ours(form="chunkwise", direction="backward"),
         "chunkwise, irregular clock": ours(form="chunkwise", times=times),
@@ -160,7 +166,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
     """All figures: `rows` of the table and the absolute numbers behind them."""
     rounds = 3 if quick else 7
     cases = {"B16 N752": (16, 752, torch.float32), "B1 N4096": (1, 4096, torch.float32), "B16 N752 bf16": (16, 752, torch.bfloat16)}
-    wanted = {case: {"chunkwise"} for case in cases}
+    wanted = {case: {"chunkwise", "matrix product"} for case in cases}
     for case, slow, fast, _ in FASTER.values():
         wanted[case] |= {slow, fast}
     for case, name, _ in NO_DEARER.values():
@@ -177,6 +183,9 @@ def measure(*, quick: bool) -> dict[str, Any]:
         row(f"time, {name} / chunkwise", taken[case][slow] / taken[case][fast], floor=floor)
     for name, (case, candidate, ceiling) in NO_DEARER.items():
         row(f"time, {name} / chunkwise", taken[case][candidate] / taken[case]["chunkwise"], ceiling=ceiling)
+    for case in ("B16 N752", "B16 N752 bf16"):
+        rate, peak_rate = 16 * 752 * FLOPS / taken[case]["chunkwise"], 2 * SQUARE**3 / taken[case]["matrix product"]
+        row(f"share of the rate of a matrix product, {case}", rate / peak_rate)
 
     runs = {str(n): candidates(1, n)["chunkwise"] for n in LENGTHS}
     by_length = {int(n): s for n, s in seconds(runs, rounds, {str(n): LENGTHS[-1] // n for n in LENGTHS}).items()}

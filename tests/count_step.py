@@ -174,7 +174,7 @@ def count(
     """One step between two log lines."""
     from bitimely_core import models, objectives, registry
     from bitimely_core.ops import operator, retention
-    from bitimely_core.training import loop
+    from bitimely_core.training import loop, losses
     from bitimely_core.types import Batch
 
     shape: dict[str, Any] = models.default_shape(preset)
@@ -226,7 +226,7 @@ def count(
             device=torch.device("cuda", 0), optimizer=optimizer, names=names, home=None, identity={}, log=None, step=10,
         )  # fmt: skip
         zero = torch.zeros((), device="cuda")
-        state.on_device = loop.DeviceLosses(zero, zero.new_full((4,), -1.0), zero.new_zeros(3))
+        state.on_device = losses.DeviceLosses(zero, zero.new_full((4,), -1.0), zero.new_zeros(3))
         scale = model.target_scale
         object.__setattr__(model, "scale_seen", (scale, scale._version, True))
         with counting, torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):

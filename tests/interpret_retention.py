@@ -54,7 +54,12 @@ def measure(shape: tuple[int, ...], direction: str, clock: str, *, masked: bool,
     o = define(*exact, t, keep, places, direction)
     wanted = [o.detach(), *torch.autograd.grad((o * w).sum(), [*exact, t])]
     given = decay, times, keep, table, direction, C, "fp32"
-    found = [triton_retention.forward(q, k, v, *given), *triton_retention.backward(w, q, k, v, *given)]
+    parts = [q, k, v]
+    if not masked:  # rows apart from each other, as parts of one product
+        parts = [
+            x.unflatten(-1, (H, -1)) for x in torch.cat([x.flatten(2) for x in (q, k, v, v)], -1).split([H * K, H * K, H * V, H * V], -1)
+        ]
+    found = [triton_retention.forward(*parts[:3], *given), *triton_retention.backward(w, *parts[:3], *given)]
     pairs = zip(NAMES, found, wanted, strict=True)
     return {name: float((a.double() - b).abs().max() / b.abs().max().clamp(min=1e-30)) for name, a, b in pairs if a.numel()}
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 INPUTS = "Tensor q, Tensor k, Tensor v, Tensor log_decay, Tensor? times, Tensor? mask, Tensor? rotation"
 OPTIONS = "str direction, int chunk, str core"
+WIDEST = 128  # K of a head; states of wider ones are left to matrix products
 LIBRARY = torch.library.Library("bitimely", "FRAGMENT")
 
 
@@ -41,17 +42,23 @@ def has_kernels(device: torch.device) -> bool:
     return device.type == "cuda" and find_backend() == "triton"
 
 
+def fits_kernels(*tensors: Tensor) -> bool:
+    """Whether the tensors, of which the first are queries [B, N, H, K], lie on CUDA, in a precision and of a width that the kernels read."""
+    wanted = (torch.float32, torch.bfloat16, torch.float16)
+    return all(has_kernels(x.device) and x.dtype in wanted for x in tensors) and tensors[0].shape[-1] <= WIDEST
+
+
 def register(compute: Callable[..., Tensor]) -> None:
     """Define the operator and its backward; `compute` takes the same arguments and is differentiable."""
 
     def run(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *given: Any) -> Tensor:
-        if _has_kernel(q, k, v):
+        if fits_kernels(q, k, v):
             return _load_kernels().forward(q, k, v, log_decay, *given)
         with torch.no_grad():
             return compute(q, k, v, log_decay, *given).contiguous()
 
     def run_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, times: Tensor | None, *given: Any) -> list[Tensor]:
-        if _has_kernel(q, k, v):
+        if fits_kernels(q, k, v):
             return _load_kernels().backward(grad, q, k, v, log_decay, times, *given)
         learnt = given[-1] != "bf16"  # which counts for no decay and times that learn
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
@@ -91,12 +98,6 @@ def _load_kernels() -> Any:
     from bitimely_core.ops import triton_retention
 
     return triton_retention
-
-
-def _has_kernel(*tensors: Tensor) -> bool:
-    """Whether the tensors lie on CUDA, in a precision that the kernels read."""
-    wanted = (torch.float32, torch.bfloat16, torch.float16)
-    return all(has_kernels(x.device) and x.dtype in wanted for x in tensors)
 
 
 def _make_fake_gradients(

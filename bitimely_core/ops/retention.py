@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack, cast, get_args, overload
 
 import torch
@@ -38,7 +38,7 @@ Precision = Literal["fp32", "bf16"]
 OPTIONS = {"direction": Direction, "form": Form, "ties": Ties, "core_precision": Precision}
 SMALLEST = -87.0  # exp below it is a float32 denormal: slow on a CPU and nothing to the result, so it is exactly 0
 GUARD = 60.0  # largest exponent that the folded form may give to a key; float32 and bfloat16 overflow at 88
-GROUP = 8  # chunks whose states are scanned by one matrix product; a loop carries the state from group to group
+GROUP = 8  # chunks whose states the form with masks scans by one matrix product; a loop carries the state from group to group
 CACHE = 2**20  # bytes of the second-level cache that the scores of one block may take
 
 
@@ -126,7 +126,7 @@ def retention(
     if form == "auto":
         form = "recurrent" if stateful and length == 1 else "parallel" if ties == "group" or length <= 2 * chunk else "chunkwise"
     if form != "parallel" and not stateful and operator.is_used(q.device, wide):
-        precision = "fp32" if learns and not operator.has_kernels(q.device) else core_precision
+        precision = "fp32" if learns and not operator.fits_kernels(q, k, v) else core_precision
         return cast(Tensor, torch.ops.bitimely.retention(q, k, v, log_decay, times, mask, rotation, direction, chunk, precision))
     core = torch.bfloat16 if core_precision == "bf16" and wide == torch.float32 and not learns else wide
     one_way = _recurrent if form == "recurrent" else _chunkwise
@@ -387,9 +387,16 @@ def _chunkwise_with_masks(
 
 
 # The folded form: row n of q is scaled by a_n = s exp(g (t_n - r)) and row m of k by b_m = exp(-g (t_m - r)), r = the clock at the row that
-# is processed first in the chunk. So no C x C decay matrix is ever formed:
-#     A = lower(q~ k~^T)    U_c = k~^T v    S_c = sum over chunks j before c of exp(g (r_c - r_j)) U_j    o = A v + q~ S_c
-# All products are done block by block (some heads of some sequences, one group of chunks), so that a block stays in the cache.
+# is processed first in the chunk. So no C x C decay matrix is ever formed. With c - 1 for the chunk processed before c:
+#     A = lower(q~ k~^T)    U_c = k~^T v    S_c = exp(g (r_c - r_(c-1))) (S_(c-1) + U_(c-1))    o = A v + q~ S_c
+# All products are done block by block (some chunks of some heads of some sequences), so that a block stays in the cache.
+
+
+class _ChunkBlock(NamedTuple):
+    """One visit. R = sequences x heads of the block, G its chunks."""
+
+    at: tuple[slice, slice, slice]  # sequences, heads, tokens of [B, H, N, K]
+    chunks: tuple[slice, slice, slice]  # sequences, heads, chunks of [B, H, n, 1]
 
 
 class _ChunkPlan(NamedTuple):
@@ -397,10 +404,10 @@ class _ChunkPlan(NamedTuple):
 
     elapsed: Tensor  # [B, N] t - r
     step: Tensor  # [B, n] r - r of the chunk processed before, 0 for the first one
-    queries: Tensor  # [B, H, N] a, at most s
-    keys: Tensor  # [B, H, N] b, at most exp(GUARD)
-    moves: list[tuple[slice, Tensor]]  # a group of chunks; [B, H, G, G] from its U to its S, and a row to the first S of the next group
-    blocks: list[tuple[slice, slice]]  # of sequences and heads
+    fades: Tensor  # [B, H, n, 1] exp(g step)
+    queries: Tensor  # [B, H, N, 1] a, at most s; in the precision of the products, because mixed ones are slow
+    keys: Tensor  # [B, H, N, 1] b, at most exp(GUARD); likewise
+    blocks: list[list[_ChunkBlock]]  # those of the same sequences and heads, in the order of processing
 
 
 def _plan_chunks(shape: torch.Size, log_decay: Tensor, clock: Tensor, backward: bool, chunk: int, core: torch.dtype) -> _ChunkPlan:
@@ -411,88 +418,66 @@ def _plan_chunks(shape: torch.Size, log_decay: Tensor, clock: Tensor, backward: 
     reference = _chunk_ends(clock, chunk)[1 if backward else 0]
     elapsed = clock - reference.repeat_interleave(chunk, 1)[:, :length]
     exponent = g * elapsed[:, None]  # in float64: an exponent of 60 loses nothing
-    queries, keys = exponent.exp().mul_(width**-0.5), exponent.neg().exp_()
     step = torch.zeros_like(reference)
     later, earlier = (slice(-1), slice(1, None)) if backward else (slice(1, None), slice(-1))
     step[:, later] = reference[:, later] - reference[:, earlier]
+    fades, queries, keys = _decay(g * step[:, None], smallest=smallest), exponent.exp().mul_(width**-0.5), exponent.neg().exp_()
+    fades, queries, keys = (x.to(dtype).expand(batch, -1, -1)[..., None] for x, dtype in ((fades, wide), (queries, core), (keys, core)))
 
-    chunks, moves = reference.shape[1], []
-    for group in _group_chunks(chunks, backward):
-        ahead = slice(max(group.start - 1, 0), group.start) if backward else slice(group.stop, group.stop + 1)  # empty after the last group
-        targets = torch.cat((reference[:, group], reference[:, ahead]), 1)
-        before = _mask_before(group.stop - group.start, backward, clock.device)
-        before = pad(before, (0, 0, 0, targets.shape[1] - len(before)), value=True)
-        exponent = g[..., None] * (targets[:, :, None] - reference[:, None, group])[:, None]
-        moves.append((group, _decay(exponent, before, smallest).to(core).expand(batch, -1, -1, -1)))
-
-    rows = max(1, CACHE // (min(GROUP, chunks) * chunk**2 * core.itemsize))  # sequences x heads of a block
-    few = -(-heads // -(-heads // rows)) if rows < heads else heads  # heads, split evenly
-    many = max(1, rows // heads)
-    blocks = [(slice(b, min(b + many, batch)), slice(h, min(h + few, heads))) for b in range(0, batch, many) for h in range(0, heads, few)]
-    queries, keys = (x.to(wide).expand(batch, -1, -1) for x in (queries, keys))
-    return _ChunkPlan(elapsed.expand(batch, -1), step.expand(batch, -1), queries, keys, moves, blocks)
-
-
-class _ChunkBlock(NamedTuple):
-    """One visit. R = sequences x heads of the block."""
-
-    at: tuple[slice, slice, slice]  # sequences, tokens, heads of [B, N, H, K]
-    group: slice  # chunks
-    move: Tensor  # [R, G, G]
-    onward: Tensor  # [R, 1, G], the further row; [R, 0, G] in the last group
-    number: int  # of the visit in the order of processing
-    starts: bool  # the first visit of its sequences and heads: nothing is carried into it
-
-
-def _iterate_blocks(plan: _ChunkPlan, chunk: int, *, undo: bool = False) -> Iterator[_ChunkBlock]:
-    """Every block, its groups in the order of processing, or with `undo` in the reverse of it."""
-    length, turns = plan.elapsed.shape[1], len(plan.moves)
-    for index, (some, few) in enumerate(plan.blocks):
-        for turn in range(turns):
-            which = turns - 1 - turn if undo else turn
-            group, move = plan.moves[which]
-            move = move[some, few].flatten(0, 1)
-            size = move.shape[-1]
-            at = (some, slice(group.start * chunk, min(group.stop * chunk, length)), few)
-            yield _ChunkBlock(at, group, move[:, :size], move[:, size:], index * turns + which, turn == 0)
+    chunks, most = step.shape[1], max(1, CACHE // (chunk**2 * core.itemsize))  # matrices of scores in a block
+    few = min(heads, most)
+    size = -(-chunks // -(-chunks // (most // few)))  # chunks, split evenly
+    many = max(1, most // (few * size))
+    groups = [slice(c, min(c + size, chunks)) for c in range(0, chunks, size)][:: -1 if backward else 1]
+    some = [(slice(b, min(b + many, batch)), slice(h, min(h + few, heads))) for b in range(0, batch, many) for h in range(0, heads, few)]
+    tokens = [slice(group.start * chunk, min(group.stop * chunk, length)) for group in groups]
+    blocks = [[_ChunkBlock((*rows, at), (*rows, group)) for at, group in zip(tokens, groups, strict=True)] for rows in some]
+    return _ChunkPlan(elapsed.expand(batch, -1), step.expand(batch, -1), fades, queries, keys, blocks)
 
 
 def _make_scratch(dtype: torch.dtype) -> Callable[..., Tensor]:
-    """Buffers by name, allocated once and used again by every block: `room(name, *shape)`."""
-    kept: dict[str, Tensor] = {}
+    """Buffers by name and shape, allocated once and used again by every block: `room(name, *shape)`."""
+    kept: dict[tuple[Any, ...], Tensor] = {}
 
-    def room(name: str, *shape: int) -> Tensor:
-        size = math.prod(shape)
-        if name not in kept or kept[name].numel() < size:
-            kept[name] = torch.empty(size, dtype=dtype)
-        return kept[name][:size].view(shape)
+    def room(*key: Any) -> Tensor:
+        if key not in kept:
+            kept[key] = torch.empty(key[1:], dtype=dtype)
+        return kept[key]
 
     return room
 
 
 def _load(x: Tensor, block: _ChunkBlock, chunk: int, room: Callable[..., Tensor], name: str, factor: Tensor | None = None) -> Tensor:
-    """The block of `x` [B, N, H, K], times that of `factor` [B, H, N], filled up with zeros to whole chunks: [R G, C, K]."""
-    some, tokens, few = block.at
-    x = x[block.at].transpose(1, 2)
-    out = room(name, *x.shape[:2], block.move.shape[-1] * chunk, x.shape[-1])
-    rows = out[:, :, : x.shape[2]]
+    """The block of `x` [B, H, N, K], times that of `factor` [B, H, N, 1], filled up with zeros to whole chunks: [R G, C, K]."""
+    x = x[block.at]
+    many, few, length, width = x.shape
+    rows = out = room(name, many, few, length + -length % chunk, width)
+    if length % chunk:
+        rows = out[:, :, :length]
+        out[:, :, length:].zero_()
     if factor is None:
         rows.copy_(x)
     else:
-        torch.mul(x, factor[some, few, tokens, None], out=rows)
-    out[:, :, x.shape[2] :].zero_()
-    return out.view(-1, chunk, x.shape[-1])
+        torch.mul(x, factor[block.at], out=rows)
+    return out.view(-1, chunk, width)
 
 
 def _save(x: Tensor, block: _ChunkBlock, out: Tensor, factor: Tensor | None = None) -> None:
     """[R G, C, K], times the block of `factor`, into the block of `out`: the way back from `_load`."""
-    some, tokens, few = block.at
-    out = out[block.at].transpose(1, 2)
+    out = out[block.at]
     x = x.view(*out.shape[:2], -1, out.shape[-1])[:, :, : out.shape[2]]
     if factor is None:
         out.copy_(x)
     else:
-        torch.mul(x, factor[some, few, tokens, None], out=out)
+        torch.mul(x, factor[block.at], out=out)
+
+
+def _scan_states(own: Tensor, fades: Tensor, carry: Tensor, out: Tensor, order: range) -> Tensor:
+    """The states [.., G, K V] on entering each chunk, as `out`; `carry` [.., K V] becomes the state after the last one, in float32 at least."""
+    for c in order:
+        out[:, :, c] = carry.mul_(fades[:, :, c])
+        carry += own[:, :, c]
+    return out
 
 
 class _FoldedRetention(torch.autograd.Function):
@@ -503,26 +488,25 @@ class _FoldedRetention(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, clock: Tensor, backward: bool, chunk: int, core: torch.dtype
     ) -> Tensor:
         plan = _plan_chunks(q.shape, log_decay, clock, backward, chunk, core)
-        room, first = _make_scratch(core), -1 if backward else 0
-        triangle = Tensor.triu_ if backward else Tensor.tril_
+        room, triangle = _make_scratch(core), Tensor.triu_ if backward else Tensor.tril_
         width, value = q.shape[-1], v.shape[-1]
-        o, states, carry = v.new_empty(v.shape), [], v.new_empty(0)
-        for block in _iterate_blocks(plan, chunk):
-            Q = _load(q, block, chunk, room, "q", plan.queries)
-            K = _load(k, block, chunk, room, "k", plan.keys)
-            V = _load(v, block, chunk, room, "v")
-            U = torch.bmm(K.mT, V, out=room("u", len(K), width, value)).view(len(block.move), -1, width * value)
-            if not block.starts:
-                U[:, first] += carry
-            S = torch.bmm(block.move, U)
-            if not block.starts:
-                S[:, first] += carry
-            carry = torch.bmm(block.onward, U).squeeze(1)
-            if any(ctx.needs_input_grad):
-                states.append(S)
-            A = triangle(torch.bmm(Q, K.mT, out=room("a", len(K), chunk, chunk)))
-            out = torch.bmm(A, V, out=room("o", len(K), chunk, value)).baddbmm_(Q, S.view(-1, width, value))
-            _save(out, block, o)
+        o, states = v.new_empty(v.shape), []
+        q_, k_, v_, o_ = (x.transpose(1, 2) for x in (q, k, v, o))
+        for blocks in plan.blocks:
+            carry = plan.fades.new_zeros(*plan.fades[blocks[0].chunks].shape[:2], width * value)
+            for block in blocks:
+                Q = _load(q_, block, chunk, room, "q", plan.queries)
+                K = _load(k_, block, chunk, room, "k", plan.keys)
+                V = _load(v_, block, chunk, room, "v")
+                fades = plan.fades[block.chunks]
+                S = Q.new_empty(*fades.shape[:3], width * value)
+                U = torch.bmm(K.mT, V, out=room("u", len(K), width, value)).view(S.shape)
+                _scan_states(U, fades, carry, S, range(S.shape[2])[:: -1 if backward else 1])
+                if any(ctx.needs_input_grad):
+                    states.append(S)
+                A = triangle(torch.bmm(Q, K.mT, out=room("a", len(K), chunk, chunk)))
+                out = torch.bmm(A, V, out=room("o", len(K), chunk, value)).baddbmm_(Q, S.view(-1, width, value))
+                _save(out, block, o_)
         ctx.save_for_backward(q, k, v, log_decay, clock, *states)
         ctx.options = backward, chunk, core
         return o
@@ -537,7 +521,7 @@ class _FoldedRetention(torch.autograd.Function):
 def _folded_backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients of q, k, v, log_decay and clock.
 
-    With W_c = q~^T dO, G_c = sum over chunks j after c of exp(g (r_j - r_c)) W_j (the scan transposed) and P = lower(dO v^T):
+    With W_c = q~^T dO, G_c = exp(g (r_(c+1) - r_c)) (G_(c+1) + W_(c+1)) and P = lower(dO v^T):
         dv = A^T dO + k~ G_c        dq = a (P k~ + dO S_c^T)        dk = b (P^T q~ + v G_c^T)
     With x_n = q_n . dq_n - k_n . dk_n, and F_c = <S_c, W_c + G_c>, which is all that flows over the border before chunk c:
         dt_n = g x_n                dg = sum of (t_n - r) x_n + sum of (r_c - r of the chunk before) F_c
@@ -546,40 +530,40 @@ def _folded_backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
     backward, chunk, core = ctx.options
     q, k, v, log_decay, clock, *states = ctx.saved_tensors
     plan = _plan_chunks(q.shape, log_decay, clock, backward, chunk, core)
-    room, first = _make_scratch(core), -1 if backward else 0
-    triangle = Tensor.triu_ if backward else Tensor.tril_
+    room, triangle = _make_scratch(core), Tensor.triu_ if backward else Tensor.tril_
     width, value = q.shape[-1], v.shape[-1]
-    dq, dk, dv, carry = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), v.new_empty(0)
+    dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    q_, k_, v_, do_, dq_, dk_, dv_ = (x.transpose(1, 2) for x in (q, k, v, do, dq, dk, dv))
     wide = plan.elapsed.dtype
     g = log_decay.to(wide)
     dg, dt = torch.zeros_like(g), torch.zeros(q.shape[:2], dtype=wide)
-    for block in _iterate_blocks(plan, chunk, undo=True):
-        S = states[block.number]
-        Q = _load(q, block, chunk, room, "q", plan.queries)
-        K = _load(k, block, chunk, room, "k", plan.keys)
-        V = _load(v, block, chunk, room, "v")
-        dO = _load(do, block, chunk, room, "do")
-        W = torch.bmm(Q.mT, dO, out=room("w", len(K), width, value)).view(S.shape)
-        G = torch.bmm(block.move.mT, W, out=room("g", *S.shape))
-        if not block.starts:
-            G.baddbmm_(block.onward.mT, carry)
-        carry = W[:, first, None] + G[:, first, None]
-        S_, G_ = S.view(-1, width, value), G.view(-1, width, value)
+    fades = plan.fades.roll(1 if backward else -1, 2)  # those of the chunk processed after; nothing is carried into the last one
+    for blocks in reversed(plan.blocks):
+        carry = fades.new_zeros(*fades[blocks[0].chunks].shape[:2], width * value)
+        for block in reversed(blocks):
+            S = states.pop()
+            Q = _load(q_, block, chunk, room, "q", plan.queries)
+            K = _load(k_, block, chunk, room, "k", plan.keys)
+            V = _load(v_, block, chunk, room, "v")
+            dO = _load(do_, block, chunk, room, "do")
+            W = torch.bmm(Q.mT, dO, out=room("w", len(K), width, value)).view(S.shape)
+            G = _scan_states(W, fades[block.chunks], carry, room("g", *S.shape), range(S.shape[2])[:: 1 if backward else -1])
+            S_, G_ = S.view(-1, width, value), G.view(-1, width, value)
 
-        A = triangle(torch.bmm(Q, K.mT, out=room("a", len(K), chunk, chunk)))
-        _save(torch.bmm(A.mT, dO, out=room("dv", *V.shape)).baddbmm_(K, G_), block, dv)
-        P = triangle(torch.bmm(dO, V.mT, out=A))
-        dQ = torch.bmm(P, K, out=room("dq", *Q.shape)).baddbmm_(dO, S_.mT)
-        dK = torch.bmm(P.mT, Q, out=room("dk", *K.shape)).baddbmm_(V, G_.mT)
-        _save(dQ, block, dq, plan.queries)
-        _save(dK, block, dk, plan.keys)
-        if ctx.needs_input_grad[3] or ctx.needs_input_grad[4]:
-            some, tokens, few = block.at
-            sizes = dq[block.at].transpose(1, 2).shape[:3]
-            x = (Q.to(wide) * dQ - K.to(wide) * dK).sum(-1).view(*sizes[:2], -1)[..., : sizes[2]]
-            F = (S.to(wide) * (W + G)).sum(-1).view(*sizes[:2], -1)
-            dt[some, tokens] += (g[few, None] * x).sum(1)
-            dg[few] += (x * plan.elapsed[some, None, tokens]).sum((0, 2)) + (F * plan.step[some, None, block.group]).sum((0, 2))
+            A = triangle(torch.bmm(Q, K.mT, out=room("a", len(K), chunk, chunk)))
+            _save(torch.bmm(A.mT, dO, out=room("dv", *V.shape)).baddbmm_(K, G_), block, dv_)
+            P = triangle(torch.bmm(dO, V.mT, out=A))
+            dQ = torch.bmm(P, K, out=room("dq", *Q.shape)).baddbmm_(dO, S_.mT)
+            dK = torch.bmm(P.mT, Q, out=room("dk", *K.shape)).baddbmm_(V, G_.mT)
+            _save(dQ, block, dq_, plan.queries)
+            _save(dK, block, dk_, plan.keys)
+            if ctx.needs_input_grad[3] or ctx.needs_input_grad[4]:
+                some, few, tokens = block.at
+                sizes = dq_[block.at].shape[:3]
+                x = (Q * dQ - K * dK).sum(-1, dtype=wide).view(*sizes[:2], -1)[..., : sizes[2]]
+                F = (S * (W + G)).sum(-1, dtype=wide)
+                dt[some, tokens] += (g[few, None] * x).sum(1)
+                dg[few] += (x * plan.elapsed[some, None, tokens]).sum((0, 2)) + (F * plan.step[some, None, block.chunks[2]]).sum((0, 2))
     return dq, dk, dv, dg.to(log_decay.dtype), dt if ctx.needs_input_grad[4] else None
 
 

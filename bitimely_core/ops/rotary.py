@@ -78,7 +78,7 @@ def xpos(x: Tensor, positions: Tensor, direction: Literal["forward", "backward"]
     t = positions.to(compute_time_dtype(x.device))
     middle = (t.amin(-1, keepdim=True) + t.amax(-1, keepdim=True)) / 2 if origin is None else origin
     t = t - middle
-    if float(t.detach().abs().max()) > SPAN / 2:
+    if not torch.compiler.is_exporting() and float(t.detach().abs().max()) > SPAN / 2:
         raise usage_error(
             "the sequence is too long for the xPos scale",
             f"positions within {SPAN // 2} of their origin",

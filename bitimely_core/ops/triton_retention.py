@@ -29,13 +29,21 @@ import torch
 import triton
 import triton.language as tl
 
-BLOCKS = {  # kernel: columns of V in a tile, warps; without spills on sm_90 at K 40, V 80 in bfloat16
-    "_scan_states": (32, 8),
-    "_write_outputs": (64, 4),
-    "_write_value_gradients": (32, 4),
-    "_write_key_gradients": (32, 8),
+BLOCKS = {  # by precision of the products: rows of a chunk at most; of each kernel columns of V in a tile, warps. In bfloat16 no registers are
+    # spilled at K 40, V 80 (tests/compile_retention.py); Hopper (compute capability 9) multiplies 64 rows at once
+    "fp32": (32, {"_scan_states": (32, 8), "_write_outputs": (64, 8), "_write_value_gradients": (64, 8), "_write_key_gradients": (32, 8)}),
+    "bf16": (32, {"_scan_states": (32, 8), "_write_outputs": (32, 4), "_write_value_gradients": (64, 8), "_write_key_gradients": (32, 8)}),
+    "bf16 on Hopper": (
+        64,
+        {"_scan_states": (32, 8), "_write_outputs": (64, 4), "_write_value_gradients": (32, 4), "_write_key_gradients": (32, 8)},
+    ),
 }
-ROWS = 64  # of a chunk, at most
+
+
+@functools.cache
+def find_generation(device: torch.device) -> int:
+    """Compute capability of a GPU without its fraction; 0 for others and in the interpreter."""
+    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" and torch.version.cuda else 0
 
 
 @triton.jit
@@ -52,14 +60,23 @@ def _turn(x, COS, rows, ok, kk, stride, b, DK: tl.constexpr, C: tl.constexpr, BK
 
 
 @triton.jit
-def _load_keys(X, MASK, COS, at, rows, ok, kk, b, N, turn, KEY: tl.constexpr, MASKED: tl.constexpr, ROTATED: tl.constexpr,
+def _find_rows(REL, LOW, b, h, c, N, H, clock, C: tl.constexpr):
+    """Rows of chunk `c`, which of them there are, their places in [B, N, H], and their times from the chunk's first with their low parts."""
+    rows = c * C + tl.arange(0, C)
+    ok = rows < N
+    return rows, ok, (b * N + rows) * H + h, tl.load(REL + b * clock + rows, ok, 0.0), tl.load(LOW + b * clock + rows, ok, 0.0)
+
+
+@triton.jit
+def _load_keys(X, MASK, COS, row, h, rows, ok, kk, b, N, turn, KEY: tl.constexpr, MASKED: tl.constexpr, ROTATED: tl.constexpr,
                DK: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, CORE: tl.constexpr):  # fmt: skip
-    """Rows of q or (KEY) k [C, BK]: rotated, 0 where masked, in the precision of the products."""
-    x = tl.load(X + at[:, None] * DK + kk[None, :], ok[:, None] & (kk[None, :] < DK), 0.0).to(tl.float32)
+    """Rows of q or (KEY) k [C, BK], `row` numbers apart: rotated, 0 where masked, in the precision of the products."""
+    keep = ok
+    if KEY and MASKED:
+        keep = ok & (tl.load(MASK + b * N + rows, ok, 0) != 0)
+    x = tl.load(X + ((b * N + rows) * row + h * DK)[:, None] + kk[None, :], keep[:, None] & (kk[None, :] < DK), 0.0).to(tl.float32)
     if ROTATED:
         x = _turn(x, COS, rows, ok, kk, turn, b, DK, C, BK, False)
-    if KEY and MASKED:
-        x = tl.where((tl.load(MASK + b * N + rows, ok, 0) != 0)[:, None], x, 0.0)
     return x.to(CORE)
 
 
@@ -75,24 +92,21 @@ def _decay_pairs(rel, low, cc, g, BACKWARD: tl.constexpr, STRICT: tl.constexpr):
 
 
 @triton.jit
-def _scan_states(X, V_, MASK, COS, REL, LOW, HOP, G, S, N, H, NC, scale, clock, hops, turn, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr,
+def _scan_states(X, V_, MASK, COS, REL, LOW, HOP, G, S, xr, vr, N, H, NC, scale, clock, hops, turn, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr,
                  BK: tl.constexpr, BV: tl.constexpr, BACKWARD: tl.constexpr, STRICT: tl.constexpr, ADJOINT: tl.constexpr, MASKED: tl.constexpr,
                  ROTATED: tl.constexpr, CORE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """S [B, H, NC, K, V] that enters each chunk from k (X) and v, or with ADJOINT the gradient of it from q (X) and do, the other way."""
     tile, bh = tl.program_id(0), tl.program_id(1)
     b, h = bh // H, bh % H
     g = tl.load(G + h).to(tl.float32)
-    kk, vv, cc = tl.arange(0, BK), tile * BV + tl.arange(0, BV), tl.arange(0, C)
+    kk, vv = tl.arange(0, BK), tile * BV + tl.arange(0, BV)
     acc = tl.zeros((BK, BV), tl.float32)
     for i in range(NC):
         c = i if BACKWARD == ADJOINT else NC - 1 - i
-        rows = c * C + cc
-        ok = rows < N
-        rel, low = tl.load(REL + b * clock + rows, ok, 0.0), tl.load(LOW + b * clock + rows, ok, 0.0)
+        rows, ok, _, rel, low = _find_rows(REL, LOW, b, h, c, N, H, clock, C)
         hop, hop_low = tl.load(HOP + 2 * (b * hops + c)), tl.load(HOP + 2 * (b * hops + c) + 1)
-        at = (b * N + rows) * H + h
-        x = _load_keys(X, MASK, COS, at, rows, ok, kk, b, N, turn, not ADJOINT, MASKED, ROTATED, DK, C, BK, tl.float32)
-        v = tl.load(V_ + at[:, None] * DV + vv[None, :], ok[:, None] & (vv[None, :] < DV), 0.0).to(CORE)
+        x = _load_keys(X, MASK, COS, xr, h, rows, ok, kk, b, N, turn, not ADJOINT, MASKED, ROTATED, DK, C, BK, tl.float32)
+        v = tl.load(V_ + ((b * N + rows) * vr + h * DV)[:, None] + vv[None, :], ok[:, None] & (vv[None, :] < DV), 0.0).to(CORE)
         place = S + ((bh * NC + c) * DK + kk[:, None]) * DV + vv[None, :]
         inside = (kk[:, None] < DK) & (vv[None, :] < DV)
         fade = tl.exp(g * hop)
@@ -107,7 +121,7 @@ def _scan_states(X, V_, MASK, COS, REL, LOW, HOP, G, S, N, H, NC, scale, clock, 
 
 
 @triton.jit
-def _write_outputs(Q, K_, V_, MASK, COS, REL, LOW, G, S, OUT, N, H, NC, scale, clock, turn, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr,
+def _write_outputs(Q, K_, V_, MASK, COS, REL, LOW, G, S, OUT, qr, kr, vr, N, H, NC, scale, clock, turn, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr,
                    BK: tl.constexpr, BV: tl.constexpr, BACKWARD: tl.constexpr, STRICT: tl.constexpr, MASKED: tl.constexpr, ROTATED: tl.constexpr,
                    CORE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """The output of one chunk and tile; with STRICT, the second pass of `both`, it is added to that of the first."""
@@ -115,14 +129,11 @@ def _write_outputs(Q, K_, V_, MASK, COS, REL, LOW, G, S, OUT, N, H, NC, scale, c
     b, h = bh // H, bh % H
     g = tl.load(G + h).to(tl.float32)
     kk, vv, cc = tl.arange(0, BK), tile * BV + tl.arange(0, BV), tl.arange(0, C)
-    rows = c * C + cc
-    ok = rows < N
-    at = (b * N + rows) * H + h
-    rel, low = tl.load(REL + b * clock + rows, ok, 0.0), tl.load(LOW + b * clock + rows, ok, 0.0)
+    rows, ok, at, rel, low = _find_rows(REL, LOW, b, h, c, N, H, clock, C)
     wv = ok[:, None] & (vv[None, :] < DV)
-    q = _load_keys(Q, MASK, COS, at, rows, ok, kk, b, N, turn, False, MASKED, ROTATED, DK, C, BK, CORE)
-    k = _load_keys(K_, MASK, COS, at, rows, ok, kk, b, N, turn, True, MASKED, ROTATED, DK, C, BK, CORE)
-    v = tl.load(V_ + at[:, None] * DV + vv[None, :], wv, 0.0).to(CORE)
+    q = _load_keys(Q, MASK, COS, qr, h, rows, ok, kk, b, N, turn, False, MASKED, ROTATED, DK, C, BK, CORE)
+    k = _load_keys(K_, MASK, COS, kr, h, rows, ok, kk, b, N, turn, True, MASKED, ROTATED, DK, C, BK, CORE)
+    v = tl.load(V_ + ((b * N + rows) * vr + h * DV)[:, None] + vv[None, :], wv, 0.0).to(CORE)
     s = tl.load(S + ((bh * NC + c) * DK + kk[:, None]) * DV + vv[None, :], (kk[:, None] < DK) & (vv[None, :] < DV), 0.0)
     decay, _ = _decay_pairs(rel, low, cc, g, BACKWARD, STRICT)
     a = tl.dot(q, tl.trans(k), input_precision=PRECISION) * decay
@@ -134,7 +145,7 @@ def _write_outputs(Q, K_, V_, MASK, COS, REL, LOW, G, S, OUT, N, H, NC, scale, c
 
 
 @triton.jit
-def _write_value_gradients(Q, K_, DO, MASK, COS, REL, LOW, HOP, G, DS, DVAL, N, H, NC, scale, clock, hops, turn, DK: tl.constexpr,
+def _write_value_gradients(Q, K_, DO, MASK, COS, REL, LOW, HOP, G, DS, DVAL, qr, kr, N, H, NC, scale, clock, hops, turn, DK: tl.constexpr,
                            DV: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BACKWARD: tl.constexpr, STRICT: tl.constexpr,
                            MASKED: tl.constexpr, ROTATED: tl.constexpr, CORE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Dv of one chunk and tile; with STRICT added to that of the first pass."""
@@ -142,14 +153,11 @@ def _write_value_gradients(Q, K_, DO, MASK, COS, REL, LOW, HOP, G, DS, DVAL, N, 
     b, h = bh // H, bh % H
     g = tl.load(G + h).to(tl.float32)
     kk, vv, cc = tl.arange(0, BK), tile * BV + tl.arange(0, BV), tl.arange(0, C)
-    rows = c * C + cc
-    ok = rows < N
-    at = (b * N + rows) * H + h
-    rel, low = tl.load(REL + b * clock + rows, ok, 0.0), tl.load(LOW + b * clock + rows, ok, 0.0)
+    rows, ok, at, rel, low = _find_rows(REL, LOW, b, h, c, N, H, clock, C)
     hop, hop_low = tl.load(HOP + 2 * (b * hops + c)), tl.load(HOP + 2 * (b * hops + c) + 1)
     wv = ok[:, None] & (vv[None, :] < DV)
-    q = _load_keys(Q, MASK, COS, at, rows, ok, kk, b, N, turn, False, MASKED, ROTATED, DK, C, BK, CORE)
-    k = _load_keys(K_, MASK, COS, at, rows, ok, kk, b, N, turn, True, MASKED, ROTATED, DK, C, BK, CORE)
+    q = _load_keys(Q, MASK, COS, qr, h, rows, ok, kk, b, N, turn, False, MASKED, ROTATED, DK, C, BK, CORE)
+    k = _load_keys(K_, MASK, COS, kr, h, rows, ok, kk, b, N, turn, True, MASKED, ROTATED, DK, C, BK, CORE)
     do = tl.load(DO + at[:, None] * DV + vv[None, :], wv, 0.0).to(CORE)
     following = c - 1 if BACKWARD else c + 1  # the chunk that this one's state enters
     top = tl.where((following >= 0) & (following < NC), DK, 0)
@@ -164,7 +172,7 @@ def _write_value_gradients(Q, K_, DO, MASK, COS, REL, LOW, HOP, G, DS, DVAL, N, 
 
 
 @triton.jit
-def _write_key_gradients(Q, K_, V_, DO, MASK, COS, REL, LOW, HOP, G, S, DS, DQ, DKEY, DG, DT, N, H, NC, scale, clock, hops, turn,
+def _write_key_gradients(Q, K_, V_, DO, MASK, COS, REL, LOW, HOP, G, S, DS, DQ, DKEY, DG, DT, qr, kr, vr, N, H, NC, scale, clock, hops, turn,
                          DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BACKWARD: tl.constexpr,
                          STRICT: tl.constexpr, MASKED: tl.constexpr, ROTATED: tl.constexpr, CORE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """dq, dk, and the shares of dg (of the chunk) and dt (of the head); V in tiles of BV, since with more sums the registers spill."""
@@ -181,7 +189,7 @@ def _write_key_gradients(Q, K_, V_, DO, MASK, COS, REL, LOW, HOP, G, S, DS, DQ, 
     for start in range(0, DV, BV):
         vv = start + tl.arange(0, BV)
         wv, ws = ok[:, None] & (vv[None, :] < DV), (kk[:, None] < DK) & (vv[None, :] < DV)
-        v = tl.load(V_ + at[:, None] * DV + vv[None, :], wv, 0.0).to(CORE)
+        v = tl.load(V_ + ((b * N + rows) * vr + h * DV)[:, None] + vv[None, :], wv, 0.0).to(CORE)
         do = tl.load(DO + at[:, None] * DV + vv[None, :], wv, 0.0).to(CORE)
         s = tl.load(S + ((bh * NC + c) * DK + kk[:, None]) * DV + vv[None, :], ws, 0.0)
         ds = tl.load(DS + ((bh * NC + following) * DK + kk[:, None]) * DV + vv[None, :], (kk[:, None] < top) & (vv[None, :] < DV), 0.0)
@@ -195,8 +203,8 @@ def _write_key_gradients(Q, K_, V_, DO, MASK, COS, REL, LOW, HOP, G, S, DS, DQ, 
     far = (hop - rel) + (hop_low - low)
     dq *= (tl.exp(g * rel) * scale)[:, None]
     dk *= tl.exp(tl.minimum(g * far, 0.0))[:, None]
-    q = _load_keys(Q, MASK, COS, at, rows, ok, kk, b, N, turn, False, MASKED, ROTATED, DK, C, BK, CORE)
-    k = _load_keys(K_, MASK, COS, at, rows, ok, kk, b, N, turn, True, MASKED, ROTATED, DK, C, BK, CORE)
+    q = _load_keys(Q, MASK, COS, qr, h, rows, ok, kk, b, N, turn, False, MASKED, ROTATED, DK, C, BK, CORE)
+    k = _load_keys(K_, MASK, COS, kr, h, rows, ok, kk, b, N, turn, True, MASKED, ROTATED, DK, C, BK, CORE)
     dg = tl.sum(rel * tl.sum(q * dq, 1)) + tl.sum(tl.where(ok, far, 0.0) * tl.sum(k * dk, 1)) + (hop + hop_low) * tl.exp(g * hop) * flow
     decay, gap = _decay_pairs(rel, low, cc, g, BACKWARD, STRICT)
     p *= decay * scale
@@ -252,7 +260,8 @@ class _Call:
 
     def __init__(self, q, v, log_decay, times, mask, rotation, chunk, core, *, backward, strict):
         self.batch, self.length, self.heads, width = q.shape
-        rows = min(ROWS, max(16, triton.next_power_of_2(min(chunk, self.length))))
+        most, self.blocks = BLOCKS["bf16 on Hopper" if core == "bf16" and find_generation(q.device) == 9 else core]
+        rows = min(most, max(16, triton.next_power_of_2(min(chunk, self.length))))
         self.chunks, self.scale, self.decay = triton.cdiv(self.length, rows), width**-0.5, log_decay
         self.rel, self.low, self.hop = make_clock(times, self.length, rows, backward, q.device)
         self.mask = self.rel if mask is None else mask.contiguous().view(torch.uint8)
@@ -268,23 +277,30 @@ class _Call:
         }  # fmt: skip
 
     def run(self, kernel, grid, *arguments, **options):
-        """One kernel; `grid(tiles)` gives its sizes."""
-        most, warps = BLOCKS[getattr(kernel, "fn", kernel).__name__]
-        columns = min(most, max(16, triton.next_power_of_2(self.options["DV"])))
-        kernel[grid(triton.cdiv(self.options["DV"], columns))](*arguments, **self.options, BV=columns, num_warps=warps, **options)
+        """One kernel; `grid(tiles)` gives its sizes. Where shared memory is too small, nothing is loaded ahead, then the tiles are narrower."""
+        most, warps = self.blocks[getattr(kernel, "fn", kernel).__name__]
+        for columns, stages in ((most, 3), (most, 1), (16, 1)):
+            columns = min(columns, max(16, triton.next_power_of_2(self.options["DV"])))
+            launch = kernel[grid(triton.cdiv(self.options["DV"], columns))]
+            try:
+                launch(*arguments, **self.options, BV=columns, num_warps=warps, num_stages=stages, **options)
+                return
+            except triton.OutOfResources:
+                if (columns, stages) == (16, 1):
+                    raise
 
     def scan(self, x, v, *, adjoint):
         """The state that enters each chunk, or its gradient."""
         S = torch.empty(self.batch, self.heads, self.chunks, self.options["DK"], self.options["DV"], device=x.device)
         sizes = self.length, self.heads, self.chunks, self.scale, *self.strides, self.turn
-        given = x, v, self.mask, self.table, self.rel, self.low, self.hop, self.decay, S
+        given = x, v, self.mask, self.table, self.rel, self.low, self.hop, self.decay, S, x.stride(1), v.stride(1)
         self.run(_scan_states, lambda tiles: (tiles, self.batch * self.heads), *given, *sizes, ADJOINT=adjoint)
         return S
 
     def write_outputs(self, q, k, v, o):
         """Into o [B, N, H, V]."""
         S = self.scan(k, v, adjoint=False)
-        given = q, k, v, self.mask, self.table, self.rel, self.low, self.decay, S, o
+        given = q, k, v, self.mask, self.table, self.rel, self.low, self.decay, S, o, q.stride(1), k.stride(1), v.stride(1)
         sizes = self.length, self.heads, self.chunks, self.scale, self.strides[0], self.turn
         self.run(_write_outputs, lambda tiles: (tiles, self.chunks, self.batch * self.heads), *given, *sizes)
 
@@ -293,8 +309,10 @@ class _Call:
         S, dS = self.scan(k, v, adjoint=False), self.scan(q, do, adjoint=True)
         clock = self.mask, self.table, self.rel, self.low, self.hop, self.decay
         sizes = self.length, self.heads, self.chunks, self.scale, *self.strides, self.turn
-        self.run(_write_value_gradients, lambda tiles: (tiles, self.chunks, self.batch * self.heads), q, k, do, *clock, dS, dv, *sizes)
-        self.run(_write_key_gradients, lambda _: (self.chunks, self.batch * self.heads), q, k, v, do, *clock, S, dS, dq, dk, dg, dt, *sizes)
+        rows = q.stride(1), k.stride(1), v.stride(1)
+        grid = self.chunks, self.batch * self.heads
+        self.run(_write_value_gradients, lambda tiles: (tiles, *grid), q, k, do, *clock, dS, dv, *rows[:2], *sizes)
+        self.run(_write_key_gradients, lambda _: grid, q, k, v, do, *clock, S, dS, dq, dk, dg, dt, *rows, *sizes)
 
 
 def _list_calls(q, v, log_decay, times, mask, rotation, direction, chunk, core):
@@ -303,11 +321,21 @@ def _list_calls(q, v, log_decay, times, mask, rotation, direction, chunk, core):
     return [_Call(q, v, log_decay, times, mask, rotation, chunk, core, backward=back, strict=strict) for back, strict in ways]
 
 
+def _align_rows(x):
+    """[B, N, H, K] itself where its heads lie beside each other and its rows at equal distances, as in a part of a joined product."""
+    _, length, heads, width = x.shape
+    row = x.stride(1)
+    return x if x.stride() == (length * row, row, width, 1) and row >= heads * width else x.contiguous()
+
+
+_like = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
+
+
 def forward(q, k, v, log_decay, times, mask, rotation, direction, chunk, core):
     """O [B, N, H, V] in the dtype of v; arguments as those of the operator."""
-    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    q, k, v = map(_align_rows, (q, k, v))
     calls = _list_calls(q, v, log_decay, times, mask, rotation, direction, chunk, core)
-    o = torch.empty_like(v, dtype=torch.float32 if len(calls) > 1 else v.dtype)  # a sum is rounded once
+    o = _like(v, dtype=torch.float32 if len(calls) > 1 else v.dtype)  # a sum is rounded once
     for call in calls:
         call.write_outputs(q, k, v, o)
     return o.to(v.dtype)
@@ -315,10 +343,10 @@ def forward(q, k, v, log_decay, times, mask, rotation, direction, chunk, core):
 
 def backward(grad, q, k, v, log_decay, times, mask, rotation, direction, chunk, core):
     """Gradients of q, k, v, log_decay and times (empty without)."""
-    q, k, v, grad = q.contiguous(), k.contiguous(), v.contiguous(), grad.contiguous()
+    q, k, v, grad = *map(_align_rows, (q, k, v)), grad.contiguous()
     calls = _list_calls(q, v, log_decay, times, mask, rotation, direction, chunk, core)
     kind = {"dtype": torch.float32} if len(calls) > 1 else {}
-    dq, dk, dv = (torch.empty_like(x, **kind) for x in (q, k, v))
+    dq, dk, dv = (_like(x, **kind) for x in (q, k, v))
     dg = torch.empty(q.shape[0] * q.shape[2], calls[0].chunks, device=q.device)
     dt = torch.empty(q.shape[:3], device=q.device)
     for call in calls:
