@@ -1,45 +1,18 @@
 """What every registered model must do, and what the grid of stacks must do in particular."""
 
-import math
-
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional as F
+from tiny_models import EVENTS, REGULAR, STACKS, combine, events, tiny
 
 from bitimely_core import models, objectives, registry
 from bitimely_core.config import build_model_config, find_model_config, list_presets
 from bitimely_core.errors import UserError
 from bitimely_core.models import heads, layers
-from bitimely_core.models.tokenizers import FIRST, CodeTokenizer, ConvTokenizer, PatchTokenizer, find_row_ends
+from bitimely_core.models.tokenizers import FIRST
 from bitimely_core.records import write_results
 from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
-
-REGULAR = sorted(name for name, entry in registry.models.items() if "regular" in entry.facts.input)
-EVENTS = sorted(  # of those whose tokens are the events
-    name
-    for name, entry in registry.models.items()
-    if "events" in entry.facts.input and entry.facts.family in {"retention", "attention", "recurrent", "s4"}
-)
-STACKS = ["bitimelygpt", "gpt", "gpt-baar", "timelybert", "timelygpt"]
-
-
-def combine(names, options):
-    """Every model with every choice of options that it has."""
-    return [(name, chosen) for name in names for chosen in options if chosen.keys() <= find_model_config(name).model_fields.keys()]
-
-
-def tiny(name, **options):
-    torch.manual_seed(0)
-    return models.build(name, **{"preset": "tiny", "channels": 3, "length": 50, **options}).eval()
-
-
-def events(batch=2, length=9, seed=0):
-    draw = torch.Generator().manual_seed(seed)
-    times = (torch.rand(batch, length, generator=draw) * 30).cumsum(1)
-    return Batch(torch.randint(FIRST, 52, (batch, length), generator=draw), times)
 
 
 # -------------------------------------------------------------------------------------------------------------- every model
@@ -196,82 +169,6 @@ def test_a_row_without_any_sample_is_finite(name):
     assert all(torch.isfinite(t).all() for t in (*encoded.hidden, *encoded.attention))
 
 
-# -------------------------------------------------------------------------------------------------------------- tokenizers
-
-
-@pytest.mark.parametrize(("length", "tokens"), [(3000, 750), (178, 45), (375, 94), (1, 1), (5, 2)])
-def test_conv_tokens_are_a_quarter(length, tokens):
-    conv = ConvTokenizer(2)
-    out, targets, real = conv(Batch(torch.randn(1, length, 2)))
-    assert out.shape == targets.shape == (1, tokens, 2)
-    assert real.shape == (1, tokens)
-    assert conv.count(length) == tokens
-
-
-def test_a_conv_token_sees_seven_samples_and_its_target_is_the_centre():
-    conv = ConvTokenizer(1).double()
-    x = torch.randn(1, 40, 1, dtype=torch.float64, requires_grad=True)
-    tokens, targets, _ = conv(Batch(x))
-    for n in (0, 4, 9):
-        (slope,) = torch.autograd.grad(tokens[0, n, 0], x, retain_graph=True)
-        seen = slope[0, :, 0].nonzero().flatten().tolist()
-        assert seen == [i for i in range(4 * n - 3, 4 * n + 4) if 0 <= i < 40]
-        assert targets[0, n, 0] == x[0, 4 * n, 0]
-
-
-@pytest.mark.parametrize("crop", ["pad", "start"])
-@pytest.mark.parametrize("length", [16, 17, 23])
-def test_patches_are_the_samples(length, crop):
-    patch = PatchTokenizer(2, 8, crop=crop)
-    x = torch.arange(length * 2, dtype=torch.float32).reshape(1, length, 2)
-    tokens, targets, real = patch(Batch(x))
-    assert torch.equal(tokens, targets)
-    flat = tokens.reshape(-1, 2)
-    wanted = x[0, length % 8 :] if crop == "start" else torch.cat((x[0], x[0, -1:].expand(-length % 8, 2)))
-    assert torch.equal(flat, wanted)
-    assert real.all()
-    observed = patch.find_targets(Batch(x)).reshape(-1, 2)
-    assert observed.all(1).tolist() == ([True] * len(wanted) if crop == "start" else [True] * length + [False] * (-length % 8))
-
-
-def test_patch_stride_and_too_short_windows():
-    patch = PatchTokenizer(1, 8, stride=4)
-    tokens, _, _ = patch(Batch(torch.arange(20.0)[None, :, None]))
-    assert tokens[0, :, 0].tolist() == [0, 4, 8, 12]
-    with pytest.raises(UserError, match="at least one patch"):
-        PatchTokenizer(1, 8, crop="start").count(7)
-
-
-def test_codes_map_to_classes_without_specials():
-    codes = CodeTokenizer(10)
-    ids = torch.tensor([[5, 9, 4, 3, 2, 1, 0]])
-    tokens, targets, real = codes(Batch(ids, mask=ids > 0))
-    assert tokens.tolist() == ids.tolist()
-    assert targets.tolist() == [[0, 4, -100, -100, -100, -100, -100]]
-    assert real.tolist() == [[True] * 6 + [False]]
-    assert (codes.target_width, codes.eos) == (6, 5)
-    assert codes.classes[2] == codes.eos
-
-
-@pytest.mark.parametrize("name", ["conv", "patch", "patch-start"])
-def test_erase_takes_exactly_the_chosen_samples(name):
-    tokenizer = {"conv": ConvTokenizer(2), "patch": PatchTokenizer(2, 8), "patch-start": PatchTokenizer(2, 8, crop="start")}[name]
-    x = torch.randn(2, 35, 2)
-    count = tokenizer.count(35)
-    chosen = torch.zeros(2, count, dtype=torch.bool)
-    chosen[0, 1] = chosen[1, -1] = True
-    gone = (tokenizer.erase(Batch(x), chosen).values == 0).all(-1)
-    step, start = (4, 0) if name == "conv" else (8, 35 % 8 if name == "patch-start" else 0)
-    assert gone[0].nonzero().flatten().tolist() == list(range(start + step, start + 2 * step))
-    assert gone[1].nonzero().flatten().tolist() == list(range(start + (count - 1) * step, 35))
-
-
-def test_row_ends_are_the_last_observed_sample():
-    mask = torch.tensor([[1, 0, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]], dtype=torch.bool)
-    assert find_row_ends(Batch(torch.zeros(3, 4, 1), mask=mask)).tolist() == [3, 0, 4]
-    assert find_row_ends(Batch(torch.zeros(3, 4, 2), mask=mask[..., None].expand(-1, -1, 2))).tolist() == [3, 0, 4]
-
-
 # -------------------------------------------------------------------------------------------------------------- directions
 
 
@@ -360,194 +257,6 @@ def test_learned_positions_end():
     with pytest.raises(UserError, match="positions") as caught:
         model(Batch(torch.randn(1, 60, 3)))
     assert caught.value.exit_code == 2
-
-
-# -------------------------------------------------------------------------------------------------------------- independent references
-
-
-def gpt_reference(model, x, directions):
-    """GPT-2 in a few lines: pre-norm, fused projections, -inf mask, tanh GELU."""
-    maps = []
-    for layer, direction in zip(model.layers, directions, strict=True):
-        size, heads = x.shape[1], model.config.heads
-        y = F.layer_norm(x, x.shape[-1:], layer.norm_mix.weight, layer.norm_mix.bias)
-        q, k, v = (y @ layer.mix.qkv.weight.T + layer.mix.qkv.bias).chunk(3, -1)
-        split = [t.reshape(len(t), size, heads, -1).transpose(1, 2) for t in (q, k, v)]
-        logits = split[0] @ split[1].mT / math.sqrt(split[0].shape[-1])
-        shut = torch.ones(size, size, dtype=torch.bool).triu(1)
-        logits = logits.masked_fill(shut if direction == "forward" else shut.T, -torch.inf)
-        maps.append(logits.exp() / logits.exp().sum(-1, keepdim=True))
-        x = x + (maps[-1] @ split[2]).transpose(1, 2).flatten(2) @ layer.mix.out.weight.T + layer.mix.out.bias
-        y = F.layer_norm(x, x.shape[-1:], layer.norm_ffn.weight, layer.norm_ffn.bias)
-        y = y @ layer.ffn.first.weight.T + layer.ffn.first.bias
-        y = 0.5 * y * (1 + torch.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3)))
-        x = x + y @ layer.ffn.out.weight.T + layer.ffn.out.bias
-    return x, maps
-
-
-@pytest.mark.parametrize("name", ["gpt", "gpt-baar"])
-def test_gpt_equals_its_formulas(name):
-    model = tiny(name).double()
-    for weight in model.parameters():  # biases start at 0: make them count
-        nn.init.normal_(weight, std=0.2)
-    values = torch.randn(2, 50, 3, dtype=torch.float64)
-    tokens = model.adapter.tokenizer(Batch(values))[0]
-    embedded = tokens @ model.adapter.embedding.weight.T + model.adapter.embedding.bias
-    sos, eos = model.special[:, None, None].expand(-1, 2, 1, -1)
-    wanted, maps = gpt_reference(model, torch.cat((sos, embedded, eos), 1) + model.positions, model.directions)
-    encoded = model(Batch(values), attention=True)
-    torch.testing.assert_close(encoded.hidden[-1], wanted, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(model(Batch(values)).hidden[-1], wanted, rtol=1e-10, atol=1e-10)
-    for ours, theirs in zip(encoded.attention, maps, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
-
-
-def retention_reference(model, x, directions, times):
-    """The retention block in a few lines: complex rotation, dense decay, a norm a head, gate, gated FFN."""
-    config = model.config
-    for layer, direction in zip(model.layers, directions, strict=True):
-        mix, count = layer.mix, x.shape[1]
-        y = F.layer_norm(x, x.shape[-1:], layer.norm_mix.weight, layer.norm_mix.bias)
-        theta = 10000 ** (-torch.arange(0, config.dim // config.heads, 2, dtype=torch.float64) / (config.dim // config.heads))
-        turn = torch.polar(torch.ones(1, dtype=torch.float64), torch.arange(count)[:, None, None] * theta)
-
-        def rotated(t, turn=turn, count=count):
-            pairs = torch.view_as_complex(t.reshape(len(t), count, config.heads, -1, 2).contiguous())
-            return torch.view_as_real(pairs * turn).flatten(-2)
-
-        q, k = rotated(y @ mix.query.weight.T), rotated(y @ mix.key.weight.T)
-        v = (y @ mix.value.weight.T).reshape(len(y), count, config.heads, -1)
-        gap = times[:, :, None] - times[:, None, :]
-        order = torch.arange(count)[:, None] - torch.arange(count)
-        allowed = {"forward": order >= 0, "backward": order <= 0, "both": order == order}[direction]
-        gamma = mix.log_decay.exp()
-        decay = torch.where(allowed, gamma[:, None, None] ** gap.abs()[:, None], 0.0)
-        o = torch.einsum("bhnm,bmhv->bnhv", torch.einsum("bnhk,bmhk->bhnm", q, k) / math.sqrt(q.shape[-1]) * decay, v)
-        if config.retention_norm == "group":
-            o = (o - o.mean(-1, keepdim=True)) / (o.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
-        else:
-            o = o / (o.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
-        gate = y @ mix.gate.weight.T
-        x = x + (gate * torch.sigmoid(gate) * o.flatten(2)) @ mix.out.weight.T
-        y = F.layer_norm(x, x.shape[-1:], layer.norm_ffn.weight, layer.norm_ffn.bias)
-        act = F.silu if config.ffn_act == "silu" else F.gelu
-        if config.ffn == "glu":
-            x = x + (act(y @ layer.ffn.first.weight.T) * (y @ layer.ffn.second.weight.T)) @ layer.ffn.out.weight.T
-        else:
-            x = x + act(y @ layer.ffn.first.weight.T + layer.ffn.first.bias) @ layer.ffn.out.weight.T + layer.ffn.out.bias
-    return x
-
-
-FORMULAS = [
-    {},
-    {"retention_norm": "rms"},
-    {"form": "chunkwise", "chunk": 4},
-    {"form": "recurrent"},
-    {"ffn": "plain"},
-    {"ffn_act": "silu"},
-    {"ffn": "plain", "ffn_act": "silu"},
-]
-
-
-@pytest.mark.parametrize("options", FORMULAS, ids=str)
-@pytest.mark.parametrize("name", ["bitimelygpt", "timelygpt", "timelybert"])
-def test_retention_models_equal_their_formulas(name, options):
-    model = tiny(name, **options).double()
-    values = torch.randn(2, 50, 3, dtype=torch.float64)
-    tokens = model.adapter.tokenizer(Batch(values))[0]
-    sos, eos = model.special[:, None, None].expand(-1, 2, 1, -1)
-    x = torch.cat((sos, model.adapter.embed(tokens), eos), 1)
-    wanted = retention_reference(model, x, model.directions, torch.arange(15.0, dtype=torch.float64).expand(2, -1))
-    torch.testing.assert_close(model(Batch(values)).hidden[-1], wanted, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("name", ["bitimelygpt", "timelybert"])
-def test_events_decay_by_months_between_the_first_and_the_last(name):
-    """t_SOS = t_first, t_EOS = t_last."""
-    model = tiny(name, tokenizer="codes", codes=52, length=9).double()
-    batch = events()._replace(times=events().times.double())
-    times = torch.cat((batch.times[:, :1], batch.times, batch.times[:, -1:]), 1)
-    sos, eos = model.special[:, None, None].expand(-1, 2, 1, -1)
-    x = torch.cat((sos, model.adapter.embedding.weight[batch.values - FIRST + 1], eos), 1)
-    wanted = retention_reference(model, x, model.directions, times)
-    torch.testing.assert_close(model(batch).hidden[-1], wanted, rtol=1e-9, atol=1e-9)
-    late = batch._replace(times=batch.times + 480.0)  # age is no origin of the decay
-    torch.testing.assert_close(model(late).hidden[-1], wanted, rtol=1e-6, atol=1e-6)
-
-
-def convolution(norm="layer"):
-    torch.manual_seed(0)
-    return layers.TemporalConv(8, norm).double().eval()
-
-
-def test_the_temporal_convolution_is_mirrored_with_its_layer():
-    """The same kernel looks 30 positions back in a forward layer and 30 ahead in a backward one; half of them each way in a two-sided one."""
-    module, x = convolution(), torch.randn(1, 80, 8, dtype=torch.float64)
-    places = layers.Positions(torch.arange(80), None, None, None)
-    torch.testing.assert_close(module(x, places, "backward"), module(x.flip(1), places, "forward").flip(1))
-    reach = {}
-    for direction in ("forward", "backward", "both"):
-        y = x.clone().requires_grad_()
-        (slope,) = torch.autograd.grad(module(y, places, direction)[0, 40].sum(), y)
-        seen = slope[0].abs().amax(-1).nonzero().flatten()
-        reach[direction] = (int(seen.min()) - 40, int(seen.max()) - 40)
-    assert reach == {"forward": (-30, 0), "backward": (0, 30), "both": (-15, 15)}
-
-
-def test_batch_statistics_leave_the_padding_out():
-    module, x = convolution("batch").train(), torch.randn(2, 20, 8, dtype=torch.float64)
-    real = torch.arange(20) < torch.tensor([[20], [12]])
-    places = layers.Positions(torch.arange(20), None, real, real)
-    torch.manual_seed(1)
-    a = module(x, places, "forward")
-    torch.manual_seed(1)
-    b = module(torch.where(real[..., None], x, 100.0), places, "forward")
-    torch.testing.assert_close(a[real], b[real])
-    assert module.inner.num_batches_tracked == 2
-
-
-def test_gpt_starts_as_gpt2():
-    torch.manual_seed(0)
-    model = models.build("gpt", preset="18m", channels=7, layers=8, length=400)
-    layer = model.layers[3]
-    for weight, std in (
-        (layer.mix.qkv.weight, 0.02),
-        (layer.ffn.first.weight, 0.02),
-        (layer.mix.out.weight, 0.005),
-        (layer.ffn.out.weight, 0.005),
-        (model.positions, 0.1),  # signals: a linear map of samples, not vectors to look up
-        (model.adapter.embedding.weight, (3 * 7) ** -0.5),
-        (model.adapter.output["next"].weight, 0.02),
-    ):
-        assert float(weight.detach().std()) == pytest.approx(std, rel=0.05)
-    assert not layer.mix.qkv.bias.any()
-    assert float(model.special.detach().std()) == pytest.approx(0.02, rel=0.1)
-    events = models.build("gpt", preset="18m", codes=300, tokenizer="codes", layers=2, length=400)
-    for weight in (events.positions, events.adapter.embedding.weight):
-        assert float(weight.detach().std()) == pytest.approx(0.02, rel=0.05)
-
-
-def test_rotation_by_time_knows_no_origin_either():
-    model = tiny("bitimelygpt", tokenizer="codes", codes=52, length=9, rotary="time").double()
-    batch = events()._replace(times=events().times.double())
-    late = batch._replace(times=batch.times + 1024.0)
-    torch.testing.assert_close(model(batch).hidden[-1], model(late).hidden[-1], rtol=1e-6, atol=1e-6)
-    assert not torch.allclose(model(batch).hidden[-1], model(batch._replace(times=batch.times * 1.5)).hidden[-1])
-
-
-def test_grouped_ties_have_no_order():
-    """With `ties = group` and rotation by time, two codes of one day may change places; [SOS] still sees all."""
-    model = tiny("bitimelygpt", tokenizer="codes", codes=52, length=4, ties="group", rotary="time").double()
-    times = torch.tensor([[0.0, 2.0, 2.0, 5.0]], dtype=torch.float64)
-    a = model(Batch(torch.tensor([[7, 8, 9, 10]]), times)).hidden[-1]
-    b = model(Batch(torch.tensor([[7, 9, 8, 10]]), times)).hidden[-1]
-    torch.testing.assert_close(a[:, [0, 1, 2, 3, 4, 5]], b[:, [0, 1, 3, 2, 4, 5]], rtol=1e-10, atol=1e-10)
-    one_day = torch.zeros(1, 4, dtype=torch.float64)  # no other row can pass these on
-    for changed in range(4):
-        codes = torch.tensor([[7, 8, 9, 10]])
-        before = model(Batch(codes, one_day)).hidden[-1]
-        codes[0, changed] = 20
-        assert (model(Batch(codes, one_day)).hidden[-1][:, 0] != before[:, 0]).any()
 
 
 # -------------------------------------------------------------------------------------------------------------- decays, numerics

@@ -3,21 +3,31 @@
 A model's `forward(batch, *, directions=None, hide=None, attention=False)` returns `Encoded`, always in forward time order.
 """
 
-from bitimely_core import registry
-from bitimely_core.models.base import Model
-from bitimely_core.models.factory import (
-    DEFAULT_SHAPES,
-    build,
-    count_configured,
-    count_parameters,
-    default_shape,
-    from_config,
-    load,
-    load_weights,
-    match_parameters,
-    read_config,
-    read_model,
-)
+import gc
+
+_collects = gc.isenabled()
+gc.disable()  # to look for garbage again and again while torch and pydantic are loaded takes a fifth of the import, and finds none
+try:
+    from bitimely_core import registry
+    from bitimely_core.models.base import Model
+    from bitimely_core.models.factory import (
+        DEFAULT_SHAPES,
+        build,
+        count_configured,
+        count_parameters,
+        default_shape,
+        from_config,
+        load,
+        load_weights,
+        match_parameters,
+        read_config,
+        read_model,
+    )
+
+    registry.load_members(__name__)
+finally:
+    if _collects:
+        gc.enable()
 
 __all__ = [
     "DEFAULT_SHAPES",
@@ -33,5 +43,3 @@ __all__ = [
     "read_config",
     "read_model",
 ]
-
-registry.load_members(__name__)

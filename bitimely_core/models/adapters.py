@@ -21,7 +21,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import EVENT_SETTINGS, ModelConfig
 from bitimely_core.errors import usage_error
-from bitimely_core.models.tokenizers import FIRST, StepTokenizer
+from bitimely_core.models.tokenizers import FIRST, NumberScale, StepTokenizer
 from bitimely_core.types import Batch
 
 PERSON = 4  # width of `Batch.person`
@@ -30,16 +30,17 @@ PERSON = 4  # width of `Batch.person`
 def configure_events(config: ModelConfig) -> ModelConfig:
     """Without events none of `EVENT_SETTINGS`; for models that read events as a grid one channel per code and `horizon` months."""
     if config.codes is None:
-        return config.model_copy(update=dict.fromkeys(EVENT_SETTINGS, False))
+        return config.model_copy(update={**dict.fromkeys(EVENT_SETTINGS, False), "numbers": None})
     if config.events != "grid":
         return config
     tokenizer = "conv" if config.tokenizer == "codes" else config.tokenizer
-    return config.model_copy(update=grid_shape(config.codes, config.horizon) | {"tokenizer": tokenizer, "exact_times": False})
+    shape = grid_shape(config.codes, config.horizon, numbers=bool(config.numbers))
+    return config.model_copy(update=shape | {"tokenizer": tokenizer, "exact_times": False})
 
 
-def grid_shape(codes: int, horizon: int) -> dict[str, int]:
+def grid_shape(codes: int, horizon: int, *, numbers: bool = False) -> dict[str, int]:
     """Channels, length and vocabulary size of a grid of events."""
-    return {"channels": codes - FIRST, "length": horizon, "codes": codes}
+    return {"channels": (codes - FIRST) * (3 if numbers else 1), "length": horizon, "codes": codes}
 
 
 def _read_events(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -58,12 +59,13 @@ def find_end_times(batch: Batch) -> Tensor:
     return times if batch.end is None else torch.maximum(times, batch.end.to(times))
 
 
-def make_grid(batch: Batch, codes: int, months: int) -> Batch:
+def make_grid(batch: Batch, codes: int, months: int, scale: NumberScale | None = None) -> Batch:
     """Events on a grid of M = `months`: values [B, M, V] are 1 where a code occurs, else 0, in the dtype of the times.
 
     The batch holds ids [B, N] and times [B, N] in months; `codes` is the size of the vocabulary, of which special ids have no channel. The
     last month is that of `batch.end` (the index day under a landmark), else of the last event. Longer rows keep the last `months`. The mask
-    [B, M] marks the months of the row in order; none for a row without events.
+    [B, M] marks the months of the row in order; none for a row without events. With the `scale` of numbers V more channels hold the mean
+    standardised number of each code in the month, 0 without any, and V more are 1 where there is one.
     """
     code, counted, real, times = _read_events(batch)
     last = find_end_times(batch)
@@ -73,8 +75,25 @@ def make_grid(batch: Batch, codes: int, months: int) -> Batch:
     values = times.new_zeros(code.shape[0], months, codes - FIRST)
     row = torch.arange(code.shape[0], device=code.device)[:, None].expand_as(code)
     values[row[kept], month[kept], code[kept]] = 1.0
+    if scale is not None:
+        values = torch.cat((values, *_average_numbers(scale, batch, values, (row, month, code), kept)), -1)
     inside = torch.arange(months, device=code.device) <= (last.floor().long() - shift)[:, None]
-    return batch._replace(values=values, times=None, mask=inside & real.any(1, keepdim=True), end=None)
+    return batch._replace(values=values, times=None, mask=inside & real.any(1, keepdim=True), end=None, numbers=None)
+
+
+def _average_numbers(
+    scale: NumberScale, batch: Batch, like: Tensor, places: tuple[Tensor, Tensor, Tensor], kept: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Mean standardised number of each code in each row of time, 0 without any, and 1 where there is one, as `like` [B, T, V].
+
+    `places` [B, N] of the events in it, of which those `kept` [B, N] count.
+    """
+    z, known = scale(batch.values.long(), batch.numbers)
+    at = tuple(place[known & kept] for place in places)
+    total, count = torch.zeros_like(like), torch.zeros_like(like)
+    total.index_put_(at, z[known & kept].to(like), accumulate=True)
+    count.index_put_(at, count.new_ones(()), accumulate=True)
+    return total / count.clamp(min=1), count.clamp(max=1)
 
 
 def get_time_span(config: ModelConfig) -> float:
@@ -102,7 +121,8 @@ class TimedRows(NamedTuple):
 class RowTokenizer(StepTokenizer):
     """Rows as tokens, of `width` = `target_width` = V: times with events, with the count of each code; timesteps of signals.
 
-    A code is observed where it occurs; with `absent` all codes are observed at these times, absent ones as 0.
+    A code is observed where it occurs; with `absent` all codes are observed at these times, absent ones as 0. With numbers of events V more
+    channels, no targets, hold the mean standardised number of each code, observed where there is one: `width` = 2 V.
     """
 
     def __init__(self, config: ModelConfig, *, absent: bool = False) -> None:
@@ -112,6 +132,8 @@ class RowTokenizer(StepTokenizer):
         super().__init__((config.codes or 0) - FIRST if self.events else 1 if config.channel_independent else config.channels)
         self.absent, self.exact, self.span = absent, config.exact_times, get_time_span(config)
         self.ends = self.events and config.index_day
+        self.numbers = NumberScale(config.codes or 0) if self.events and config.numbers else None
+        self.width *= 1 if self.numbers is None else 2
 
     def rows(self, batch: Batch) -> TimedRows:
         """The batch as rows."""
@@ -125,11 +147,15 @@ class RowTokenizer(StepTokenizer):
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Values [B, T, V], targets (the same), mask of real rows [B, T]."""
         rows = self.rows(batch)
-        return rows.values, rows.values.detach(), rows.real
+        return rows.values, rows.values[..., : self.target_width].detach(), rows.real
+
+    def find_real(self, batch: Batch) -> Tensor:
+        """Which rows are real, bool [B, T]."""
+        return self._group_events(batch).real if self.events else super().find_real(batch)
 
     def find_targets(self, batch: Batch) -> Tensor:
         """Which values were observed, bool [B, T, V]."""
-        return self.rows(batch).mask
+        return self.rows(batch).mask[..., : self.target_width]
 
     def _group_events(self, batch: Batch) -> TimedRows:
         code, counted, _, times = _read_events(batch)
@@ -140,13 +166,16 @@ class RowTokenizer(StepTokenizer):
         counts = new.sum(1)
         most = max(int(counts.max()) + self.ends, 1) if len(counts) else 1
         row = torch.arange(code.shape[0], device=code.device)[:, None].expand_as(code)
-        values = times.new_zeros(code.shape[0], most, self.width)
+        values = times.new_zeros(code.shape[0], most, self.target_width)
         values.index_put_((row[counted], group[counted], code[counted]), times.new_ones(()), accumulate=True)
         at = times.new_zeros(code.shape[0], most)
         at[row[new], group[new]] = month[new]
         number = torch.arange(most, device=code.device)
         real = number < counts[:, None]
         mask = real[..., None].expand_as(values) if self.absent else values > 0
+        if self.numbers is not None:
+            means, seen = _average_numbers(self.numbers, batch, values, (row, group, code), counted)
+            values, mask = torch.cat((values, means), -1), torch.cat((mask, seen > 0), -1)
         if not self.ends:
             return TimedRows(values, mask, at.cummax(1).values, real)
         end = find_end_times(batch)[:, None]

@@ -25,6 +25,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
 from bitimely_core.models.base import Adapter, Direction, Model, Which, config_error
+from bitimely_core.models.convolution import Conv1d
 from bitimely_core.models.patchtst import refuse_directions
 from bitimely_core.models.tokenizers import StepTokenizer
 from bitimely_core.registry import ModelFacts, models
@@ -50,11 +51,11 @@ class CircularAdapter(Adapter):
         nn.Module.__init__(self)
         channels = 1 if config.channel_independent else config.channels
         self.tokenizer = StepTokenizer(channels)
-        self.steps = nn.Conv1d(channels, config.dim, 3, padding=1, padding_mode="circular", bias=False)
+        self.steps = Conv1d(channels, config.dim, 3, padding=1, padding_mode="circular", bias=False)
         nn.init.kaiming_normal_(self.steps.weight, nonlinearity="leaky_relu")
         self.output = nn.ModuleDict({"next": nn.Linear(norm_width or config.dim, self.tokenizer.target_width)})
 
-    def embed(self, tokens: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor, numbers: Tensor | None = None) -> Tensor:
         """Rows [R, n, V] -> [R, n, D]."""
         return self.steps(tokens.transpose(1, 2)).transpose(1, 2)
 

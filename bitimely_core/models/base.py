@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,12 @@ from torch.nn import functional as F  # noqa: N812
 from bitimely_core.config import ModelConfig
 from bitimely_core.errors import Reason, UserError, usage_error
 from bitimely_core.models.adapters import make_grid
-from bitimely_core.models.tokenizers import FIRST, CodeTokenizer, ConvTokenizer, PatchTokenizer, StepTokenizer
+from bitimely_core.models.tokenizers import FIRST, CodeTokenizer, ConvTokenizer, NumberEmbedding, NumberScale, PatchTokenizer, StepTokenizer
 from bitimely_core.registry import models
 from bitimely_core.types import Batch, Encoded
+
+if TYPE_CHECKING:
+    from bitimely_core.models.stream import Stream
 
 FORMAT = 3  # of config.json; 1 held the settings of all models, 2 had no manifest beside it
 Direction = Literal["forward", "backward", "both"]
@@ -35,6 +38,12 @@ def objective_error(config: ModelConfig, problem: str, requirement: str) -> User
     return config_error(problem, requirement, "objective.name", f"Use the objective {models[config.name].facts.objective}")
 
 
+def stream_error(config: ModelConfig, why: str) -> UserError:
+    """A model that no stream can read (config, exit 2)."""
+    wanted = "expected a model that needs its past alone and keeps it in constant memory: timelygpt, lstm or s4"
+    return config_error(f"no stream of {config.name}: {why}", wanted, "model.name")
+
+
 class Adapter(nn.Module):
     """Tokenizer, input and output projections of a data set. `norm_width`: width of the states that the output reads, None = D."""
 
@@ -42,6 +51,7 @@ class Adapter(nn.Module):
         super().__init__()
         self.tokenizer: ConvTokenizer | PatchTokenizer | StepTokenizer | CodeTokenizer
         self.embedding: nn.Linear | nn.Embedding
+        self.numbers: NumberEmbedding | None = None
         if config.tokenizer == "codes":
             if config.channel_independent:
                 raise config_error(
@@ -51,6 +61,9 @@ class Adapter(nn.Module):
                 raise config_error(f"{config.codes} codes", f"expected the size of the input vocabulary, above {FIRST}", "model.codes")
             self.tokenizer = CodeTokenizer(config.codes)
             self.embedding = nn.Embedding(self.tokenizer.width, config.dim)
+            if config.numbers:
+                with torch.random.fork_rng(devices=[]):  # the other weights do not depend on what is read beside the codes
+                    self.numbers = NumberEmbedding(config.codes, config.dim)
         else:
             channels = 1 if config.channel_independent else config.channels
             if config.tokenizer == "patch":
@@ -66,10 +79,19 @@ class Adapter(nn.Module):
             nn.init.normal_(self.embedding.weight, std=0.02 if looked_up else (3 * self.tokenizer.width) ** -0.5)
             for module in self.output.values():
                 nn.init.normal_(cast(Tensor, module.weight), std=0.02)
+            self._scale_numbers(0.02)
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Tokens [B, N, F] or ids [B, N] -> [B, N, D], pointwise over time."""
-        return self.embedding((tokens - FIRST + 1).clamp(min=0)) if isinstance(self.tokenizer, CodeTokenizer) else self.embedding(tokens)
+    @torch.no_grad()
+    def _scale_numbers(self, factor: float) -> None:
+        for weight in () if self.numbers is None else self.numbers.parameters():
+            weight.mul_(factor)
+
+    def embed(self, tokens: Tensor, numbers: Tensor | None = None) -> Tensor:
+        """Tokens [B, N, F] or ids [B, N] with `numbers` [B, N] -> [B, N, D], pointwise over time."""
+        if not isinstance(self.tokenizer, CodeTokenizer):
+            return self.embedding(tokens)
+        x = self.embedding((tokens - FIRST + 1).clamp(min=0))
+        return x if self.numbers is None else x + self.numbers(tokens, numbers)
 
     @property
     def blank(self) -> Tensor:
@@ -98,6 +120,7 @@ class Model(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        self.grid_numbers = NumberScale(config.codes or 0) if config.numbers and config.events == "grid" else None
         self.adapter = self.adapter_type(config, self.norm_width)
         self.others = nn.ModuleList(
             self.adapter_type(config.model_copy(update={"channels": channels}), self.norm_width) for channels in config.others
@@ -141,7 +164,7 @@ class Model(nn.Module):
             batch = batch if self.config.index_day else batch._replace(end=None)
             batch = batch if self.config.exact_times or batch.times is None else batch._replace(times=batch.times.floor())
         if self.config.events == "grid" and self.config.codes is not None and batch.values.dim() == 2:
-            batch = make_grid(batch, self.config.codes, self.config.horizon)
+            batch = make_grid(batch, self.config.codes, self.config.horizon, self.grid_numbers)
         if not self.config.channel_independent or batch.values.shape[-1] == 1:
             return batch
         rows, steps, channels = batch.values.shape
@@ -155,6 +178,14 @@ class Model(nn.Module):
     def output(self, hidden: Tensor, which: Which = "next", batch: Batch | None = None) -> Tensor:
         """Final norm and output projection of the data set of `batch` (None: the first): states [..., D] -> predictions [..., P] (codes: logits)."""
         return self.adapter_of(batch).output[which if which in self.norms else "next"](self.norm(hidden, which))
+
+    def stream(self) -> Stream:
+        """A sequence that arrives in pieces, read in constant memory; the model must be in eval mode.
+
+        Raises:
+            UserError: the model needs the future, or all of the past (config, exit 2).
+        """
+        raise stream_error(self.config, "it reads windows as a unit")
 
     @torch.no_grad()
     def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -219,9 +250,16 @@ class Model(nn.Module):
         if not (old.channels == channels or old.channel_independent) or old.codes != self.config.codes or (renew and old.codes):
             like = next(self.parameters())
             self.adapter = self.adapter_type(self.config, self.norm_width).to(like.device, like.dtype)
+            self.grid_numbers = None if self.grid_numbers is None else NumberScale(self.config.codes or 0).to(like.device)
             self.target_scale.fill_(torch.nan)
             fresh = [f"adapter.{name}" for name, _ in self.adapter.named_parameters()]
         return fresh + self._fit_length(old.length)
+
+    def fit_numbers(self, moments: Mapping[int, tuple[float, float]]) -> None:
+        """Standardise numbers of events by mean and standard deviation of each id; a model that has moments keeps its own."""
+        for part in self.modules():
+            if isinstance(part, NumberScale) and bool(part.mean.isnan().all()):
+                part.fit(moments)
 
     def _fit_length(self, before: int) -> list[str]:
         """Adapt what depends on the length of the windows, which was `before`; the names of the randomly initialised parameters."""

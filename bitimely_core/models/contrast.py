@@ -17,6 +17,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
 from bitimely_core.models.base import Adapter, Direction, Model, Which, config_error, objective_error
+from bitimely_core.models.convolution import Conv1d
 from bitimely_core.models.patchtst import BatchNorm, normalise_tokens, refuse_directions
 from bitimely_core.models.tokenizers import StepTokenizer, find_row_ends, mask_before
 from bitimely_core.types import Batch, Encoded
@@ -110,7 +111,7 @@ class ConvolutionAdapter(Adapter):
         kernel, stride = config.first_kernel, config.first_stride
         self.tokenizer = MapTokenizer(1 if config.channel_independent else config.channels, kernel, stride)
         first, channels = list_filters(config.dim)[0], self.tokenizer.width
-        self.first = nn.ModuleDict({name: nn.Conv1d(channels, first, kernel, stride, kernel // 2, bias=False) for name in self.encoders})
+        self.first = nn.ModuleDict({name: Conv1d(channels, first, kernel, stride, kernel // 2, bias=False) for name in self.encoders})
         self.output = nn.ModuleDict()
 
 
@@ -123,7 +124,7 @@ class ConvolutionTrunk(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         widths = list_filters(config.dim)
-        self.convs = nn.ModuleList(nn.Conv1d(a, b, KERNEL, padding=KERNEL // 2, bias=False) for a, b in itertools.pairwise(widths))
+        self.convs = nn.ModuleList(Conv1d(a, b, KERNEL, padding=KERNEL // 2, bias=False) for a, b in itertools.pairwise(widths))
         self.norms = nn.ModuleList(BatchNorm(width) for width in widths)
         self.dropout = nn.Dropout(config.dropout)
 

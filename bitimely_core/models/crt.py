@@ -12,7 +12,6 @@ Legend: B batch, T timesteps, V channels, P patch, K patches of a half spectrum,
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -22,6 +21,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
 from bitimely_core.models import base
+from bitimely_core.models.convolution import Conv1d
 from bitimely_core.models.layers import PreNormLayer
 from bitimely_core.models.patchtst import BatchNorm, apply_layers, refuse_directions
 from bitimely_core.models.tokenizers import PatchTokenizer, find_row_ends, get_observed
@@ -52,6 +52,10 @@ class CRTTokenizer(PatchTokenizer):
     def count(self, length: int) -> int:
         """4K of windows of `length` samples."""
         return 4 * self.blocks(length)
+
+    def find_real(self, batch: Batch) -> Tensor:
+        """Which tokens are real, bool [B, 4K]."""
+        return _mask_views(-(-find_row_ends(batch) // (2 * self.patch)), self.blocks(batch.values.shape[1]))
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens [B, 4K, P * V] (time 2K, magnitude K, phase K), targets (the same values), mask of real tokens [B, 4K]."""
@@ -116,7 +120,7 @@ class CRTAdapter(base.Adapter):
         self.tokenizer = CRTTokenizer(1 if config.channel_independent else config.channels, config.patch)
         channels = self.tokenizer.width // config.patch
         stem = config.dim // 8
-        self.stems = nn.ModuleDict({view: nn.Conv1d(channels, stem, 3, stride=2, padding=1, bias=False) for view in VIEWS})
+        self.stems = nn.ModuleDict({view: Conv1d(channels, stem, 3, stride=2, padding=1, bias=False) for view in VIEWS})
         self.output = nn.ModuleDict({view: nn.Linear(config.dim, self.tokenizer.width) for view in VIEWS})
 
 
@@ -126,15 +130,15 @@ class CRTBlock(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv1d(inputs, outputs, 3, stride=stride, padding=1, bias=False),
+            Conv1d(inputs, outputs, 3, stride=stride, padding=1, bias=False),
             BatchNorm(outputs),
             nn.ReLU(),
-            nn.Conv1d(outputs, outputs, 3, padding=1, bias=False),
+            Conv1d(outputs, outputs, 3, padding=1, bias=False),
             BatchNorm(outputs),
         )
         self.shortcut: nn.Module = nn.Identity()
         if stride > 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv1d(inputs, outputs, 1, stride=stride, bias=False), BatchNorm(outputs))
+            self.shortcut = nn.Sequential(Conv1d(inputs, outputs, 1, stride=stride, bias=False), BatchNorm(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, inputs, T] -> [n, outputs, T / stride]."""
@@ -239,8 +243,7 @@ class CRT(base.Model):
 
     def embed_patches(self, adapter: CRTAdapter, tokens: Tensor, keep: Tensor | None) -> Tensor:
         """ResNet embeddings [B, 4K, D] of the kept patches [B, 4K, P * V] (None: all), 0 for the others."""
-        out = []  # float32 on the CPU: the weight gradient of a bf16 convolution over a single sample is not finite there (oneDNN)
-        precision = torch.autocast("cpu", enabled=False) if tokens.device.type == "cpu" else nullcontext()
+        out = []
         for view, part in self._split(tokens, 1).items():
             where = None if keep is None else self._split(keep, 1)[view]
             patches = (
@@ -248,8 +251,7 @@ class CRT(base.Model):
             )  # [n, V, P]
             states = part.new_zeros(*part.shape[:2], self.config.dim)
             if where is None or len(patches):
-                with precision:
-                    embedded = self.nets[view](adapter.stems[view](patches)).mean(-1)
+                embedded = self.nets[view](adapter.stems[view](patches)).mean(-1)
                 if where is None:
                     states = embedded.unflatten(0, states.shape[:2])
                 else:

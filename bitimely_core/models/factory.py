@@ -86,6 +86,7 @@ def match_parameters(
     codes: int | None = None,
     events: str = "code-embed",
     person: bool = True,
+    numbers: bool | None = None,
 ) -> dict[str, Any]:
     """The widths at which model `name` comes closest to the parameter count of BiTimelyGPT at `preset` (`--budget matched`).
 
@@ -93,7 +94,14 @@ def match_parameters(
     5 % off, the feed-forward width is adjusted. The result includes `ModelFacts.budget_changes`.
     """
     entry = registry.models[name]
-    data = {"channels": channels, "length": length, "codes": codes, "person": person, **({"tokenizer": "codes"} if codes else {})}
+    data = {
+        "channels": channels,
+        "length": length,
+        "codes": codes,
+        "person": person,
+        "numbers": numbers,
+        **({"tokenizer": "codes"} if codes else {}),
+    }
     goal = count_configured(build_model_config("bitimelygpt", preset, **data))
     base = build_model_config(entry.name, preset, **data, events=events)
     first = entry.facts.budget_changes(base)

@@ -5,10 +5,13 @@ Legend: B batch, M positions, D width, H heads, K key width of a head, W value w
 
 from __future__ import annotations
 
+import copy
+import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple, Unpack
 
 import torch
 from pydantic import ConfigDict, Field
@@ -18,7 +21,9 @@ from torch.utils.checkpoint import checkpoint
 
 from bitimely_core.config import ModelConfig, Section
 from bitimely_core.models.base import Direction, config_error
-from bitimely_core.ops.retention import retention, retention_matrix
+from bitimely_core.models.convolution import convolve
+from bitimely_core.ops import fused
+from bitimely_core.ops.retention import RetentionOptions, State, retention, retention_matrix
 from bitimely_core.ops.rotary import rotate, xpos
 
 
@@ -57,6 +62,29 @@ class StackConfig(BidirectionalConfig):
         return (*super().leak_conditions(), *(("up to batch statistics",) if mixes else ()))
 
 
+class Carry:
+    """What a layer of a stream keeps of the positions before a piece, in constant memory."""
+
+    state: State | None = None  # of the retention
+    past: Tensor | None = None  # [B, D, width - 1], of the convolution module
+
+    def retain(self, q: Tensor, k: Tensor, v: Tensor, *, log_decay: Tensor, scaled: bool, **options: Unpack[RetentionOptions]) -> Tensor:
+        """`retention` behind the pieces before; `scaled` by xPos from the first position of the piece on: the state moves to the next one's."""
+        options["state"] = self.state
+        o, state = retention(q, k, v, log_decay=log_decay, return_state=True, **options)
+        ahead = torch.tensor([q.shape[1]], device=q.device)
+        memory = xpos(state.memory.mT, ahead, "forward", key=False, origin=0.0).mT if scaled else state.memory
+        self.state = state._replace(memory=memory)
+        return o
+
+    def prepend(self, y: Tensor, count: int) -> Tensor:
+        """Positions y [B, D, M] behind the `count` positions before, which are 0 before the first."""
+        past = y.new_zeros(*y.shape[:2], count) if self.past is None else self.past
+        y = torch.cat((past, y), -1)
+        self.past = y[..., -count:].clone()
+        return y
+
+
 class Positions(NamedTuple):
     """Positions, times and masks of a batch; the same for all layers."""
 
@@ -65,6 +93,7 @@ class Positions(NamedTuple):
     keep: Tensor | None  # [B, M] usable keys, None = all
     real: Tensor | None  # [B, M] not padding, None = all
     rotation: Tensor | None = None  # table of the positions, where retention rotates by itself
+    carry: Carry | None = None  # of one layer, in a stream
 
 
 def log_decays(config: StackConfig) -> Tensor:
@@ -77,6 +106,11 @@ def log_decays(config: StackConfig) -> Tensor:
     if decay.kind == "retnet":
         return torch.log1p(-(2.0 ** (-5.0 - torch.arange(heads, dtype=torch.float64))))
     return torch.log1p(-torch.exp(torch.linspace(-math.log(decay.start), -math.log(decay.end), heads, dtype=torch.float64)))
+
+
+def _apply_linear(linear: nn.Linear, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
+    """`linear` with the first of `weights` instead of its own, if there are any."""
+    return F.linear(x, weights[0], linear.bias) if weights else linear(x)
 
 
 class Retention(nn.Module):
@@ -105,22 +139,34 @@ class Retention(nn.Module):
         """Logarithm of gamma [H]."""
         return F.logsigmoid(self.logit) if self.config.decay.kind == "learnable" else self.log_decay
 
-    def forward(self, x: Tensor, places: Positions, direction: Direction, *, attention: bool = False) -> tuple[Tensor, Tensor | None]:
-        """[B, M, D] -> [B, M, D] and the map R [B, H, M, M] on request."""
+    def list_weights(self) -> list[list[Tensor]]:
+        """Those of one input together, as `forward` takes them joined."""
+        return [[linear.weight for linear in (self.query, self.key, self.value, self.gate)], [self.out.weight]]
+
+    def forward(
+        self, x: Tensor, places: Positions, direction: Direction, *, attention: bool = False, weights: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, Tensor | None]:
+        """[B, M, D] -> [B, M, D] and the map R [B, H, M, M] on request; `weights`: those of `list_weights`, joined."""
         config = self.config
-        q, k, v = (linear(x).unflatten(-1, (config.heads, -1)) for linear in (self.query, self.key, self.value))
+        if weights:
+            q, k, v, gate = F.linear(x, weights[0]).split([len(weight) for weight in self.list_weights()[0]], -1)
+        else:
+            q, k, v, gate = (linear(x) for linear in (self.query, self.key, self.value, self.gate))
+        q, k, v = (part.unflatten(-1, (config.heads, -1)) for part in (q, k, v))
         if places.rotation is None or attention:
             q, k = rotate(q, places.positions), rotate(k, places.positions)
         if config.xpos_scale:
             index = torch.arange(x.shape[1], device=x.device)
-            q, k = xpos(q, index, direction, key=False), xpos(k, index, direction, key=True)  # type: ignore[arg-type]
+            origin = None if places.carry is None else 0.0
+            q, k = (xpos(x, index, direction, key=key, origin=origin) for x, key in ((q, False), (k, True)))  # type: ignore[arg-type]
         ties: Literal["index", "group"] = "group" if config.ties == "group" else "index"
         if attention:
             maps = retention_matrix(q, k, log_decay=self.decays, times=places.times, mask=places.keep, direction=direction, ties=ties)
             o = torch.einsum("bhnm,bmhw->bnhw", maps, v)
         else:
             maps = None
-            o = retention(
+            read = retention if places.carry is None else partial(places.carry.retain, scaled=config.xpos_scale)
+            o = read(
                 q,
                 k,
                 v,
@@ -134,11 +180,8 @@ class Retention(nn.Module):
                 chunk=config.chunk,
                 core_precision=config.core_precision,
             )
-        if config.retention_norm == "rms":
-            o = o * torch.rsqrt(o.square().mean(-1, keepdim=True) + 1e-6)
-        else:
-            o = F.layer_norm(o, o.shape[-1:], eps=1e-5)  # = group norm with H groups on each token by itself
-        return self.out(F.silu(self.gate(x)) * o.flatten(-2)), maps
+        gated = fused.norm_gate(o, gate, config.retention_norm)
+        return _apply_linear(self.out, gated, weights[1:]), maps
 
 
 class Attention(nn.Module):
@@ -149,9 +192,15 @@ class Attention(nn.Module):
         self.heads, self.dropout = config.heads, config.dropout
         self.qkv, self.out = nn.Linear(config.dim, 3 * config.dim), nn.Linear(config.dim, config.dim)
 
-    def forward(self, x: Tensor, places: Positions, direction: Direction, *, attention: bool = False) -> tuple[Tensor, Tensor | None]:
-        """[B, M, D] -> [B, M, D] and the map A [B, H, M, M] on request; its rows sum to 1."""
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+    def list_weights(self) -> list[list[Tensor]]:
+        """As those of `Retention`."""
+        return [[self.qkv.weight], [self.out.weight]]
+
+    def forward(
+        self, x: Tensor, places: Positions, direction: Direction, *, attention: bool = False, weights: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, Tensor | None]:
+        """[B, M, D] -> [B, M, D] and the map A [B, H, M, M] on request; its rows sum to 1. `weights` as those of `Retention`."""
+        q, k, v = _apply_linear(self.qkv, x, weights[:1]).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
         allowed = self._allowed_pairs(places, x.shape[1], direction, x.device)
         maps = None
@@ -163,7 +212,7 @@ class Attention(nn.Module):
             o = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         else:
             o = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, dropout_p=dropout)
-        return self.out(o.transpose(1, 2).flatten(-2)), maps
+        return _apply_linear(self.out, o.transpose(1, 2).flatten(-2), weights[1:]), maps
 
     @staticmethod
     def _allowed_pairs(places: Positions, count: int, direction: Direction, device: torch.device) -> Tensor | None:
@@ -186,11 +235,17 @@ class GLU(nn.Module):
         super().__init__()
         self.first, self.second = nn.Linear(dim, hidden, bias=False), nn.Linear(dim, hidden, bias=False)
         self.out = nn.Linear(hidden, dim, bias=False)
-        self.act = F.silu if act == "silu" else F.gelu
+        self.act = act
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, M, D] -> [B, M, D]."""
-        return self.out(self.act(self.first(x)) * self.second(x))
+    def list_weights(self) -> list[list[Tensor]]:
+        """Those of one input together, as `forward` takes them joined."""
+        return [[self.first.weight, self.second.weight], [self.out.weight]]
+
+    def forward(self, x: Tensor, weights: Sequence[Tensor] = ()) -> Tensor:
+        """[B, M, D] -> [B, M, D]; `weights`: those of `list_weights`, joined."""
+        if weights:
+            return F.linear(fused.glu(F.linear(x, weights[0]), self.act), weights[1])
+        return self.out(fused.ACTIVATIONS[self.act](self.first(x)) * self.second(x))
 
 
 class MLP(nn.Module):
@@ -201,9 +256,13 @@ class MLP(nn.Module):
         self.first, self.out = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
         self.act = {"gelu": nn.GELU(), "silu": nn.SiLU(), "tanh": nn.GELU(approximate="tanh")}[act]
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, M, D] -> [B, M, D]."""
-        return self.out(self.act(self.first(x)))
+    def list_weights(self) -> list[list[Tensor]]:
+        """As those of `GLU`."""
+        return [[self.first.weight], [self.out.weight]]
+
+    def forward(self, x: Tensor, weights: Sequence[Tensor] = ()) -> Tensor:
+        """[B, M, D] -> [B, M, D]; `weights` as those of `GLU`."""
+        return _apply_linear(self.out, self.act(_apply_linear(self.first, x, weights[:1])), weights[1:])
 
 
 class TemporalConv(nn.Module):
@@ -229,7 +288,8 @@ class TemporalConv(nn.Module):
             y = y * places.real[..., None]
         past = {"forward": (self.width - 1, 0), "backward": (0, self.width - 1), "both": (self.width // 2, self.width // 2)}[direction]
         weight = self.depthwise.weight.flip(-1) if direction == "backward" else self.depthwise.weight
-        y = F.conv1d(F.pad(y.transpose(1, 2), past), weight, groups=y.shape[-1]).transpose(1, 2)
+        y = F.pad(y.mT, past) if places.carry is None else places.carry.prepend(y.mT, self.width - 1)
+        y = convolve(F.conv1d, y, weight, groups=y.shape[1]).transpose(1, 2)
         return F.dropout(self.out(F.silu(self._normalise(y, places.real))), 0.1 if self.training else 0.0)
 
     def _normalise(self, y: Tensor, real: Tensor | None) -> Tensor:
@@ -237,6 +297,8 @@ class TemporalConv(nn.Module):
             return self.inner(y)
         if real is None:
             return self.inner(y.flatten(0, 1)).view_as(y)
+        if not self.training:  # pointwise, without a selection whose size depends on the data, which graphs do not have
+            return torch.where(real[..., None], self.inner(y.flatten(0, 1)).view_as(y), 0.0)
         normed = torch.zeros_like(y)
         normed[real] = self.inner(y[real]).to(y.dtype)
         return normed
@@ -256,13 +318,26 @@ class StackLayer(nn.Module):
         self.ffn = GLU(config.dim, config.ffn_dim, act) if config.ffn == "glu" else MLP(config.dim, config.ffn_dim, act)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, places: Positions, direction: Direction, *, attention: bool = False) -> tuple[Tensor, Tensor | None]:
-        """[B, M, D] -> [B, M, D] and the mixer's map on request."""
-        mixed, maps = self.mix(self.norm_mix(x), places, direction, attention=attention)
-        x = x + self.dropout(mixed)
+    def list_weights(self) -> list[list[Tensor]]:
+        """Those of the mixer and of the feed-forward network, as `forward` takes them joined."""
+        return [*self.mix.list_weights(), *self.ffn.list_weights()]
+
+    def forward(
+        self, x: Tensor, places: Positions, direction: Direction, *, attention: bool = False, weights: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, Tensor | None]:
+        """[B, M, D] -> [B, M, D] and the mixer's map on request; `weights`: those of `list_weights`, joined."""
+        x, y = fused.residual_norm(x, None, self.norm_mix)
+        mixed, maps = self.mix(y, places, direction, attention=attention, weights=weights[:2])
         if self.conv is not None:
-            x = x + self.conv(x, places, direction)
-        return x + self.dropout(self.ffn(self.norm_ffn(x))), maps
+            x = x + self.dropout(mixed)
+            mixed = self.conv(x, places, direction)
+        x, y = fused.residual_norm(x, self.dropout(mixed) if self.conv is None else mixed, self.norm_ffn)
+        return x + self.dropout(self.ffn(y, weights[2:])), maps
+
+    def advance(self, x: Tensor, places: Positions, carry: Carry | None) -> tuple[Tensor, Carry]:
+        """The next positions of a stream, [B, M, D] -> [B, M, D], and what the ones after them need."""
+        carry = copy.copy(carry or Carry())
+        return self(x, places._replace(carry=carry), "forward")[0], carry
 
 
 class PreNormLayer(nn.Module):
@@ -309,16 +384,39 @@ def recompute_layers(*, active: bool) -> Iterator[None]:
         _recomputes[0] = before
 
 
+@contextmanager
+def compile_layers(model: nn.Module) -> Iterator[None]:
+    """Inside, the layers of a stack are compiled, with one graph for all that read in one direction; other models as a unit."""
+    fused.allow_graphs()
+    parts: list[nn.Module] = [module for module in model.modules() if isinstance(module, StackLayer)] or [model]
+    for part in parts:
+        part.compile()
+    try:
+        yield
+    finally:
+        for part in parts:
+            part._compiled_call_impl = None
+
+
+def join_layers(layers: Iterable[Any], x: Tensor) -> list[dict[str, list[Tensor]]]:
+    """The `weights` of each layer for `run_layers`, cast for products with `x` and joined; none on a CPU."""
+    if x.device.type != "cuda":
+        return []
+    groups = [layer.list_weights() for layer in layers]
+    joined = iter(fused.join_weights([group for own in groups for group in own], fused.find_dtype(x)))
+    return [{"weights": [next(joined) for _ in own]} for own in groups]
+
+
 def run_layers(
-    layers: Iterable[nn.Module], x: Tensor, plan: Iterable[Direction], given: Any, **options: Any
+    layers: Iterable[nn.Module], x: Tensor, plan: Iterable[Direction], given: Any, *, each: Sequence[dict[str, Any]] = (), **options: Any
 ) -> tuple[list[Tensor], list[Any]]:
-    """States [B, M, ..] and map (or None) of each layer; `plan` gives the direction of each."""
+    """States [B, M, ..] and map (or None) of each layer; `plan` gives the direction of each, `each` further arguments of each."""
     states, maps = [], []
-    for layer, direction in zip(layers, plan, strict=True):
+    for (layer, direction), own in zip(zip(layers, plan, strict=True), each or itertools.repeat({}), strict=False):
         if _recomputes[0] and torch.is_grad_enabled():
-            x, of_layer = checkpoint(layer, x, given, direction, use_reentrant=False, **options)
+            x, of_layer = checkpoint(layer, x, given, direction, use_reentrant=False, **options, **own)
         else:
-            x, of_layer = layer(x, given, direction, **options)
+            x, of_layer = layer(x, given, direction, **options, **own)
         states.append(x)
         maps.append(of_layer)
     return states, maps

@@ -149,7 +149,7 @@ class MTANDAdapter(RowAdapter):
         self.tokenizer = RowTokenizer(config, absent=True)
         self.enter = nn.Linear(config.heads * 2 * self.tokenizer.width, config.dim)
         if config.name == "mtand":
-            self.output = nn.ModuleDict({"next": nn.Linear(INNER, self.tokenizer.width)})
+            self.output = nn.ModuleDict({"next": nn.Linear(INNER, self.tokenizer.target_width)})
 
 
 class MTANDPosterior(NamedTuple):
@@ -221,7 +221,10 @@ class MTANDFull(MTANDEncoder):
         """q(z | x), a diagonal Gaussian at each reference point."""
         rows, entered, maps = self.attend_references(batch, attention=attention)
         mean, log_variance = self.to_latent(self.encoder(entered)[0]).chunk(2, -1)
-        return MTANDPosterior(rows, entered, mean, log_variance, maps)
+        width = self.adapter_of(batch).tokenizer.target_width  # numbers of events are read, not reconstructed
+        return MTANDPosterior(
+            rows._replace(values=rows.values[..., :width], mask=rows.mask[..., :width]), entered, mean, log_variance, maps
+        )
 
     def decode(self, z: Tensor, rows: TimedRows, batch: Batch) -> Tensor:
         """x^ [B, T, V] at the times of the rows, from latents [B, R, Z]."""
@@ -239,8 +242,9 @@ class MTANDFull(MTANDEncoder):
     @torch.no_grad()
     def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Observations and their mask, [B, T, V]."""
-        rows = cast(MTANDAdapter, self.adapter_of(batch)).tokenizer.rows(self.expand_channels(batch))
-        return rows.values, rows.mask
+        tokenizer = cast(MTANDAdapter, self.adapter_of(batch)).tokenizer
+        rows = tokenizer.rows(self.expand_channels(batch))
+        return rows.values[..., : tokenizer.target_width], rows.mask[..., : tokenizer.target_width]
 
     def measure(self, batches: Iterable[Batch]) -> float:
         """Var(target) around the mean of each channel."""

@@ -73,6 +73,8 @@ class TokenNorm(nn.Module):
 
 def normalise_tokens(norm: nn.Module, x: Tensor, real: Tensor) -> Tensor:
     """The `real` [R, N] tokens of x [R, N, D] through a norm, 0 for the others."""
+    if not norm.training:  # pointwise: no selection whose size depends on the data, which graphs do not have
+        return torch.where(real[..., None], norm(x.flatten(0, 1)).view_as(x).to(x.dtype), 0.0)
     normed = torch.zeros_like(x)
     normed[real] = norm(x[real]).to(x.dtype)
     return normed
@@ -111,6 +113,7 @@ class PostNormAdapter(Adapter):
         super().__init__(config, norm_width)
         for part in (self.embedding, *self.output.values()):
             part.reset_parameters()  # type: ignore[operator]
+        self._scale_numbers(50.0)  # as large as the embeddings again
 
 
 class TokenEncoder(Model):
@@ -154,7 +157,7 @@ class TokenEncoder(Model):
         adapter, rows = self.adapter_of(batch), batch.values.shape[0]
         batch = self.prepare(batch)
         tokens, targets, real = adapter.tokenizer(batch)
-        x = adapter.embed(tokens)
+        x = adapter.embed(tokens, batch.numbers)
         if hide is not None:
             x = torch.where(hide[..., None], adapter.blank.to(x.dtype), x)
         inside = None if batch.mask is None else real
@@ -170,8 +173,8 @@ class TokenEncoder(Model):
     def _encode_positions(self, batch: Batch, index: Tensor, real: Tensor) -> Tensor:
         """Encodings of positions [N, D]; events: of their months [B, N, D]."""
         if self.positions is not None:
-            require_learned_positions(len(index), len(self.positions))
-            return self.positions[: len(index)]
+            require_learned_positions(index.shape[0], len(self.positions))
+            return self.positions[: index.shape[0]]
         at = index if batch.times is None else torch.where(real, batch.times, 0.0)
         if self.config.index_day and batch.times is not None:  # months before the index day, from the horizon on
             at = at + self.config.horizon - find_end_times(batch)[:, None]

@@ -118,7 +118,7 @@ class Raindrop(SupervisedModel):
 
     def _build_layers(self) -> None:
         config, width = self.config, self.width
-        channels = self.adapter.tokenizer.width
+        channels = self.adapter.tokenizer.target_width
         if width % config.heads:
             raise config_error(
                 f"{channels} channels of {config.dim} and {CODE} are {width} for {config.heads} heads",
@@ -129,6 +129,9 @@ class Raindrop(SupervisedModel):
         signs = torch.tensor([1.0, -1.0]).repeat(config.dim)[: config.dim]
         self.observation = nn.Parameter(torch.randn(channels, config.dim).abs() * signs)  # R
         self.nodes = nn.Parameter(torch.randn(channels, config.dim))  # r
+        if config.numbers:
+            with torch.random.fork_rng(devices=[]):
+                self.numbers = nn.Parameter(torch.randn(2, channels, config.dim))  # of a number of the code: of being there, of its value
         if config.message == "self":
             self.messages = nn.ModuleList(nn.Linear(config.dim, config.dim, bias=False) for _ in range(PASSES))
             for linear in self.messages:
@@ -147,12 +150,12 @@ class Raindrop(SupervisedModel):
     @property
     def per_sample(self) -> bool:
         """Whether the training loss of a sample is independent of the others: no penalty on graphs, or no graph (one channel)."""
-        return self.config.message == "self" or not self.config.graph_distance or self.adapter.tokenizer.width == 1
+        return self.config.message == "self" or not self.config.graph_distance or self.adapter.tokenizer.target_width == 1
 
     @property
     def width(self) -> int:
         """D."""
-        return self.adapter.tokenizer.width * self.config.dim + CODE
+        return self.adapter.tokenizer.target_width * self.config.dim + CODE
 
     @property
     def norm_width(self) -> int:
@@ -174,13 +177,18 @@ class Raindrop(SupervisedModel):
 
     def pass_messages(self, rows: TimedRows, code: Tensor) -> tuple[Tensor, Tensor]:
         """Observations [B, T, V, d] behind both passes, and the edges of each sample [B, V, V] (1 where no messages are passed)."""
-        h = F.relu(rows.values[..., None].to(self.nodes.dtype) * self.observation)
+        width = len(self.nodes)
+        h, observed = rows.values[:, :, :width, None].to(self.nodes.dtype) * self.observation, rows.mask[..., :width]
+        if self.config.numbers:
+            z, known = rows.values[:, :, width:, None].to(h), rows.mask[:, :, width:, None]
+            h = h + torch.where(known, self.numbers[0] + z * self.numbers[1], 0.0)
+        h = F.relu(h)
         edges = h.new_ones(h.shape[0], h.shape[2], h.shape[2])
         for at, message in enumerate(self.messages):
             if self.config.message == "self":
                 h = F.relu(message(h))
                 continue
-            h, edges = message(h, self.nodes, code, edges, rows.mask)
+            h, edges = message(h, self.nodes, code, edges, observed)
             edges = prune_edges(edges) if at == 0 else edges
         return h, edges
 

@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bitimely_core.models.base import Direction, Which, config_error
-from bitimely_core.models.layers import BidirectionalConfig, run_layers
+from bitimely_core.models.layers import BidirectionalConfig, Positions, run_layers
 from bitimely_core.models.stack import ALTERNATING, DIRECTED_CAPABILITIES, PAPER, BidirectionalModel, LayerDirections, require_even_layers
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch
@@ -88,6 +88,11 @@ class LSTMLayer(nn.Module):
         read = [self._read(lstm, inner, way, ends) for lstm, way in zip(self.lstms, ways, strict=True)]
         y = torch.cat(read, -1)
         return x + y if self.residual else y, None
+
+    def advance(self, x: Tensor, places: Positions, state: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """As `StackLayer.advance`; the state is (h, c)."""
+        y, state = self.lstms[0](self.dropout(self.norm(x)), state)
+        return x + y if self.residual else y, state
 
     @staticmethod
     def _read(lstm: nn.Module, x: Tensor, way: str, ends: Tensor | None) -> Tensor:

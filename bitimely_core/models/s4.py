@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.models.base import Direction, config_error
-from bitimely_core.models.layers import BidirectionalConfig, run_layers
+from bitimely_core.models.layers import BidirectionalConfig, Positions, run_layers
 from bitimely_core.models.patchtst import BatchNorm, normalise_tokens
 from bitimely_core.models.recurrent import reverse_rows
 from bitimely_core.models.stack import DIRECTED_CAPABILITIES, BidirectionalModel, LayerDirections, place_times
@@ -106,6 +106,13 @@ class S4Positions(NamedTuple):
     times: Tensor | None  # [B, M] months, None on a regular clock
 
 
+class S4State(NamedTuple):
+    """Of a layer behind a piece of a sequence."""
+
+    state: Tensor  # complex [B, D, S / 2]
+    time: Tensor | None  # [B, 1] months of the last position, None on a regular clock
+
+
 class S4Layer(nn.Module):
     """One state-space layer, with a kernel for either direction (`sides` = one), or one for each."""
 
@@ -130,14 +137,23 @@ class S4Layer(nn.Module):
                 times = None if places.times is None else reverse_rows(places.times, places.ends)
                 read = self._convolve(self.back or self.kernel, reverse_rows(wide, places.ends), times)
                 y = y + reverse_rows(read, places.ends)
+        return self._mix(x, y), None
+
+    def _mix(self, x: Tensor, y: Tensor) -> Tensor:
         y = x + self.dropout(F.glu(self.mix(self.dropout(F.gelu(y))), -1))
-        return y if self.config.norm_first else self.norm(y), None
+        return y if self.config.norm_first else self.norm(y)
+
+    def advance(self, x: Tensor, places: Positions, state: S4State | None) -> tuple[Tensor, S4State]:
+        """As `StackLayer.advance`."""
+        u = self.norm(x) if self.config.norm_first else x
+        y, state = self._recur(self.kernel, u.to(torch.promote_types(u.dtype, torch.float32)), places.times, state)
+        return self._mix(x, u * self.skip + y), state
 
     def _convolve(self, kernel: DiagonalKernel, u: Tensor, times: Tensor | None) -> Tensor:
         """sum_(s <= t) K(t - s) u(s), [B, M, D] -> [B, M, D]."""
         form, count = self.config.form, u.shape[1]
         if times is not None or form == "recurrent":
-            return self._recur(kernel, u, times)
+            return self._recur(kernel, u, times)[0]
         taps = kernel(count).to(u.dtype)
         if form == "direct" or (form == "auto" and count <= DIRECT):
             return F.conv1d(F.pad(u.mT, (count - 1, 0)), taps.flip(1)[:, None], groups=u.shape[2]).mT
@@ -145,17 +161,20 @@ class S4Layer(nn.Module):
         return torch.fft.irfft(torch.fft.rfft(u.mT, size) * torch.fft.rfft(taps, size), size)[..., :count].mT
 
     @staticmethod
-    def _recur(kernel: DiagonalKernel, u: Tensor, times: Tensor | None) -> Tensor:
-        """The same by the recurrence; `times` [B, M] (None: one apart) in their order, or in the reverse one."""
+    def _recur(kernel: DiagonalKernel, u: Tensor, times: Tensor | None, before: S4State | None = None) -> tuple[Tensor, S4State]:
+        """The same by the recurrence behind the state `before`; `times` [B, M] (None: one apart) in their order, or in the reverse one."""
         rate, weight = kernel.discretise()
         wide = rate.real.dtype
-        gaps = None if times is None else F.pad(times.to(wide).diff(dim=1).abs(), (1, 0))
-        state = rate.new_zeros(u.shape[0], *rate.shape)
+        state = rate.new_zeros(u.shape[0], *rate.shape) if before is None else before.state
+        gaps = None
+        if times is not None:
+            last = times[:, :1] if before is None or before.time is None else before.time
+            gaps = torch.cat((last, times), 1).to(wide).diff(dim=1).abs()
         fade, out = rate.exp(), []
         for at, value in enumerate(u.to(wide).unbind(1)):
             state = (fade if gaps is None else (gaps[:, at, None, None] * rate).exp()) * state + value[..., None]
             out.append(2 * (state * weight).real.sum(-1))
-        return torch.stack(out, 1).to(u.dtype)
+        return torch.stack(out, 1).to(u.dtype), S4State(state, None if times is None else times[:, -1:].clone())
 
 
 def choose_fft_length(count: int) -> int:
@@ -212,6 +231,10 @@ class S4(BidirectionalModel):
         else:
             pooled = torch.where(real[..., None], last[:, 1:-1], 0.0).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
         return states, None, pooled
+
+    def enter_layers(self, x: Tensor) -> Tensor:
+        """Embedded positions through the encoder."""
+        return self.enter(self.encode(x, torch.ones_like(x[:, 2:, 0], dtype=torch.bool)))  # read in training alone
 
     def read_encoded(self, z: Tensor, batch: Batch, real: Tensor, plan: LayerDirections) -> list[Tensor]:
         """States of each layer from the encoder's output [B, M, D]."""

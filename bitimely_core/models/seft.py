@@ -56,7 +56,13 @@ class SetTokenizer(RowTokenizer):
             real = ids >= FIRST if batch.mask is None else batch.mask.bool() & (ids >= FIRST)
             times = torch.zeros_like(ids).float() if batch.times is None else batch.times
             times = times + self.span - find_end_times(batch)[:, None] if self.ends else times  # the clock ends at the index day
-            return SetElements(torch.where(real, times, 0.0), real.to(times), (ids - FIRST).clamp(min=0), real)
+            plain = SetElements(torch.where(real, times, 0.0), real.to(times), (ids - FIRST).clamp(min=0), real)
+            if self.numbers is None:
+                return plain
+            z, known = self.numbers(ids, batch.numbers)  # a number is an element of its own, of the channel V + code
+            known = known & real
+            more = SetElements(plain.times, torch.where(known, z, 0.0).to(times), plain.channels + self.target_width, known)
+            return SetElements(*(torch.cat(pair, 1) for pair in zip(plain, more, strict=True)))
         rows = self.rows(batch)
         real = rows.mask.flatten(1)
         if batch.mask is None:

@@ -19,8 +19,17 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
 from bitimely_core.models.adapters import PERSON, encode_times, get_time_span
-from bitimely_core.models.base import Direction, Model, config_error, extend_positions, require_learned_positions, standardise_tokens
-from bitimely_core.models.layers import BidirectionalConfig, Positions, StackConfig, StackLayer, run_layers
+from bitimely_core.models.base import (
+    Direction,
+    Model,
+    config_error,
+    extend_positions,
+    require_learned_positions,
+    standardise_tokens,
+    stream_error,
+)
+from bitimely_core.models.layers import BidirectionalConfig, Positions, StackConfig, StackLayer, join_layers, run_layers
+from bitimely_core.models.stream import Stream
 from bitimely_core.ops import operator
 from bitimely_core.ops.rotary import make_rotation
 from bitimely_core.registry import ModelFacts, models
@@ -75,11 +84,12 @@ class BidirectionalModel(Model, ABC):
         if self.config.clock == "index":
             batch = batch._replace(times=None, end=None)
         tokens, targets, real = adapter.tokenizer(batch)
-        x = adapter.embed(tokens)
+        x = adapter.embed(tokens, batch.numbers)
         if hide is not None:
             x = torch.where(hide[..., None], adapter.blank.to(x.dtype), x)
         x = add_special_tokens(x, self.special, None if batch.mask is None else real.sum(1))
-        return batch, tokens, targets, real, self._add_clock(self._add_person(x, batch, real), batch, real)
+        x, times = self._add_person(x, batch, real), None if self.time_map is None else place_times(batch, real)
+        return batch, tokens, targets, real, x if times is None else self.add_clock(x, times, times[:, :1], times[:, :1])
 
     def _add_person(self, x: Tensor, batch: Batch, real: Tensor) -> Tensor:
         """Age and sex, on [SOS] and [EOS]: one of them reaches every position in either direction."""
@@ -89,15 +99,26 @@ class BidirectionalModel(Model, ABC):
         special = (index == 0) | (index == real.sum(1, keepdim=True) + 1)
         return x + special[..., None] * self.person_map(batch.person.to(x.dtype))[:, None]
 
-    def _add_clock(self, x: Tensor, batch: Batch, real: Tensor) -> Tensor:
-        """Of layers that read no times: months since the first event, and since the one before."""
-        times = None if self.time_map is None else place_times(batch, real)
-        if self.time_map is None or times is None:
+    def add_clock(self, x: Tensor, times: Tensor, first: Tensor, before: Tensor) -> Tensor:
+        """Of layers that read no times: months of positions [B, M] since the `first` event [B, 1], and since the one `before` [B, 1]."""
+        if self.time_map is None:
             return x
-        times = times - times[:, :1]
-        gaps = F.pad(times.diff(dim=1), (1, 0)).clamp(min=0.0).log1p()
+        times = times - first
+        gaps = torch.cat((before - first, times), 1).diff(dim=1).clamp(min=0.0).log1p()
         waves = encode_times(times, get_time_span(self.config), TIME_CODE)
         return x + self.time_map(torch.cat((waves, gaps[..., None]), -1).to(x.dtype))
+
+    def enter_layers(self, x: Tensor) -> Tensor:
+        """The input of the first layer from embedded positions [B, M, D]."""
+        return x
+
+    def stream(self) -> Stream:
+        """As `Model.stream`; for layers that all read forward, by retention or a recurrence."""
+        if set(self.directions) != {"forward"}:
+            raise stream_error(self.config, "its layers also read backward and need the future")
+        if models[self.config.name].facts.family == "attention":
+            raise stream_error(self.config, "softmax attention keeps every token, and its positions are learned up to a length")
+        return Stream(self)
 
     @abstractmethod
     def read(
@@ -151,7 +172,7 @@ class Stack(BidirectionalModel):
         if self.positions is not None:
             require_learned_positions(x.shape[1], len(self.positions))
             x = F.dropout(x + self.positions[: x.shape[1]], self.config.dropout, self.training)
-        states, maps = run_layers(self.layers, x, plan, places, attention=attention)
+        states, maps = run_layers(self.layers, x, plan, places, each=join_layers(self.layers, x), attention=attention)
         return states, tuple(maps) if attention else None, None
 
     def _places(self, batch: Batch, real: Tensor, lengths: Tensor, hide: Tensor | None) -> Positions:

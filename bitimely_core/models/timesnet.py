@@ -21,6 +21,7 @@ from torch.nn import functional as F  # noqa: N812
 from bitimely_core.config import ModelConfig
 from bitimely_core.models.autoformer import TimestepModel, configure_timesteps, to_float32
 from bitimely_core.models.base import config_error
+from bitimely_core.models.convolution import convolve
 from bitimely_core.models.patchtst import encode_sinusoid
 from bitimely_core.registry import ModelFacts, models
 
@@ -75,7 +76,7 @@ class TimesBlock(nn.Module):
             rows = torch.arange(x.shape[0]) if fixed else (share[:, period] > 0).nonzero().squeeze(1)  # a weight may round to 0
             if fixed or len(rows):
                 image = F.pad(x[rows], (0, 0, 0, -n % period)).unflatten(1, (-1, period)).permute(0, 3, 1, 2)
-                image = F.conv2d(F.gelu(F.conv2d(image, *widen, padding="same")), *narrow, padding="same")
+                image = convolve(F.conv2d, F.gelu(convolve(F.conv2d, image, *widen, padding="same")), *narrow, padding="same")
                 out.index_add_(0, rows, image.permute(0, 2, 3, 1).flatten(1, 2)[:, :n] * share[rows, period, None, None])
         return out
 

@@ -8,14 +8,19 @@ Legend: B batch, T timesteps, V channels, N tokens, F token width, P target widt
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.errors import Reason, usage_error
+from bitimely_core.models.convolution import Conv1d
 from bitimely_core.types import Batch
 
 PAD, SOS, EOS, MASK, UNK, FIRST = range(6)  # ids of the input vocabulary; codes stand from FIRST on
+GELU_LEVEL, GELU_SLOPE = 0.345731, 0.867495  # GELU and its derivative at 0.5
 IGNORE = -100  # class of a target that is not predicted
 
 
@@ -50,16 +55,32 @@ class ConvTokenizer(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.width = self.target_width = channels
-        self.first = nn.Conv1d(channels, channels, 3, stride=2, padding=1)
-        self.second = nn.Conv1d(channels, channels, 3, stride=2, padding=1)
-        for conv in (self.first, self.second):  # the default bounds shrink a channel to a few hundredths of its size on the way
-            nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
+        self.first = Conv1d(channels, channels, 3, stride=2, padding=1)
+        self.second = Conv1d(channels, channels, 3, stride=2, padding=1)
+        self._start_convolutions()
+
+    @torch.no_grad()
+    def _start_convolutions(self) -> None:
+        """Each channel starts as its own low-pass of gain 1 through both convolutions, with a tenth of fan-in noise.
+
+        The paper gives no start. Two random kernels from one channel to one leave it to eight numbers how much of the input is left: with a
+        negative second sum GELU squashes what the first let through, and what the kernels read is aliased by their stride. The binomial
+        kernel is the filter before a decimation by two of Burt and Adelson (1983), here on the identity between channels. At the bias 0.5
+        both signs of the input pass GELU, and its curvature lets the envelope of waves through that are too fast for the tokens.
+        """
+        for conv, level in ((self.first, 0.0), (self.second, GELU_LEVEL)):
+            nn.init.normal_(conv.weight, std=0.1 / math.sqrt(3 * self.width))
+            conv.weight.diagonal().add_(conv.weight.new_tensor([0.25, 0.5, 0.25])[:, None] / GELU_SLOPE)
             assert conv.bias is not None
-            nn.init.zeros_(conv.bias)
+            conv.bias.copy_(0.5 - level * conv.weight.sum((1, 2)))
 
     def count(self, length: int) -> int:
         """N of windows of `length` samples."""
-        return -(-length // 4)
+        return (length + 3) // 4  # here and below no quotient of negative numbers: ONNX rounds it towards 0
+
+    def find_real(self, batch: Batch) -> Tensor:
+        """Which tokens are real, bool [B, N]; without any weight, so wherever the batch is."""
+        return mask_before((find_row_ends(batch) + 3) // 4, self.count(batch.values.shape[1]))
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens [B, N, V], targets [B, N, V], mask of real tokens [B, N]."""
@@ -67,9 +88,9 @@ class ConvTokenizer(nn.Module):
         ends = find_row_ends(batch)
         y = F.gelu(self.first(x.transpose(1, 2)))
         if batch.mask is not None:  # behind its end a row must look as if it were alone
-            y = y * mask_before(-(-ends // 2), y.shape[-1]).unsqueeze(1)
+            y = y * mask_before((ends + 1) // 2, y.shape[-1]).unsqueeze(1)
         tokens = F.gelu(self.second(y)).transpose(1, 2)
-        return tokens, x[:, ::4].detach(), mask_before(-(-ends // 4), tokens.shape[1])
+        return tokens, x[:, ::4].detach(), self.find_real(batch)
 
     def find_targets(self, batch: Batch) -> Tensor:
         """Which target values were observed, bool [B, N, V]."""
@@ -92,10 +113,14 @@ class StepTokenizer(nn.Module):
         """N of windows of `length` samples."""
         return length
 
+    def find_real(self, batch: Batch) -> Tensor:
+        """Which tokens are real, bool [B, T]."""
+        return mask_before(find_row_ends(batch), batch.values.shape[1])
+
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens [B, T, V], targets (the same values), mask of real tokens [B, T]."""
         x = _fill_missing(batch)
-        return x, x.detach(), mask_before(find_row_ends(batch), x.shape[1])
+        return x, x.detach(), self.find_real(batch)
 
     def find_targets(self, batch: Batch) -> Tensor:
         """Which target values were observed, bool [B, T, V]."""
@@ -128,7 +153,9 @@ class PatchTokenizer(nn.Module):
                 code=Reason.SHAPES_DIFFER,
             )
         beyond = length - self.patch
-        return beyond // self.stride + 1 if self.crop == "start" else -(-max(beyond, 0) // self.stride) + 1
+        if self.crop == "start":
+            return beyond // self.stride + 1
+        return (max(beyond, 0) + self.stride - 1) // self.stride + 1
 
     def _starts(self, ends: Tensor) -> Tensor:
         """First sample that is used, [B]."""
@@ -142,7 +169,9 @@ class PatchTokenizer(nn.Module):
 
     def _is_view(self, batch: Batch) -> bool:
         """Whether patches are just a view of the window."""
-        return batch.mask is None and self.stride == self.patch and batch.values.shape[1] % self.patch == 0
+        if batch.mask is not None or self.stride != self.patch or torch.compiler.is_exporting():  # whose graph is for other lengths, too
+            return False
+        return batch.values.shape[1] % self.patch == 0
 
     def _cut(self, samples: Tensor, index: Tensor) -> Tensor:
         """[B, T, V] -> [B, N, P * V]."""
@@ -155,12 +184,17 @@ class PatchTokenizer(nn.Module):
             tokens = x.reshape(x.shape[0], -1, self.width)
         else:
             tokens = self._cut(x, torch.minimum(self._index(batch), (ends - 1).clamp(min=0)[:, None]))
+        return tokens, tokens.detach(), self.find_real(batch)
+
+    def find_real(self, batch: Batch) -> Tensor:
+        """Which tokens are real, bool [B, N]."""
+        ends = find_row_ends(batch)
         beyond = ends - self.patch
         if self.crop == "start":
             counts = torch.where(beyond < 0, 0, beyond // self.stride + 1)
         else:
-            counts = torch.where(ends > 0, -(-beyond.clamp(min=0) // self.stride) + 1, 0)
-        return tokens, tokens.detach(), mask_before(counts, tokens.shape[1])
+            counts = torch.where(ends > 0, (beyond.clamp(min=0) + self.stride - 1) // self.stride + 1, 0)
+        return mask_before(counts, self.count(batch.values.shape[1]))
 
     def find_targets(self, batch: Batch) -> Tensor:
         """Which target values were observed (repeated samples were not), bool [B, N, P * V]."""
@@ -208,16 +242,21 @@ class CodeTokenizer(nn.Module):
         """N of sequences of `length` events."""
         return length
 
+    def find_real(self, batch: Batch) -> Tensor:
+        """Which tokens are real, bool [B, N]."""
+        return mask_before(find_row_ends(batch), batch.values.shape[1])
+
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Code ids int64 [B, N], classes [B, N], mask of real tokens [B, N]."""
         ids = batch.values.long()
         if batch.mask is not None:
             ids = ids.masked_fill(~batch.mask.bool(), PAD)
-        return ids, torch.where(ids < FIRST, IGNORE, self.classes[ids]), mask_before(find_row_ends(batch), ids.shape[1])
+        return ids, torch.where(ids < FIRST, IGNORE, self.classes[ids]), self.find_real(batch)
 
     def find_targets(self, batch: Batch) -> Tensor:
         """Which targets have a class, bool [B, N]."""
-        return self(batch)[1] != IGNORE
+        named = batch.values >= FIRST
+        return named if batch.mask is None else named & batch.mask.bool()
 
     def erase(self, batch: Batch, chosen: Tensor) -> Batch:
         """The batch with [MASK] in the place of the `chosen` [B, N] codes."""
@@ -237,6 +276,51 @@ class CodeTokenizer(nn.Module):
         sets[row[:, None].expand_as(group)[known], group[known], targets[known]] = 1.0
         sets[row, torch.where(real.any(1), group[:, -1] + 1, 0), self.eos] = 1.0
         return sets, group
+
+
+class NumberScale(nn.Module):
+    """Numbers of codes, standardised: z = asinh((x - mean) / std), by mean and standard deviation of each code in the training split.
+
+    asinh is the identity around 0 and a logarithm in the tails: a number of 1000 standard deviations becomes 7.6. A code without moments
+    has no numbers. Models keep the moments of their own training.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, codes: int) -> None:
+        super().__init__()
+        for name in ("mean", "std"):
+            self.register_buffer(name, torch.full((codes,), torch.nan))
+
+    @torch.no_grad()
+    def fit(self, moments: Mapping[int, tuple[float, float]]) -> None:
+        """Mean and standard deviation (0: read as 1) of each id."""
+        for code, (mean, std) in moments.items():
+            self.mean[code], self.std[code] = mean, std or 1.0
+
+    def forward(self, ids: Tensor, numbers: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Z of events [B, N], 0 where there is none, and which have one, bool [B, N]."""
+        if numbers is None:
+            return self.mean.new_zeros(ids.shape), torch.zeros_like(ids, dtype=torch.bool)
+        z = torch.asinh((numbers.to(self.mean) - self.mean[ids]) / self.std[ids])
+        known = z.isfinite()
+        return torch.where(known, z, 0.0), known
+
+
+class NumberEmbedding(nn.Module):
+    """What the number of an event adds to the embedding of its code: a + z W of the code; nothing where there is none."""
+
+    def __init__(self, codes: int, dim: int) -> None:
+        super().__init__()
+        self.scale = NumberScale(codes)
+        self.slope = nn.Embedding(codes, dim)  # W
+        self.presence = nn.Parameter(torch.randn(dim))  # a: a mean number is another input than none
+
+    def forward(self, ids: Tensor, numbers: Tensor | None) -> Tensor:
+        """Ids and numbers [B, N] -> [B, N, D]."""
+        z, known = self.scale(ids, numbers)
+        return torch.where(known[..., None], self.presence + z[..., None].to(self.presence.dtype) * self.slope(ids), 0.0)
 
 
 def mask_before(ends: Tensor, count: int) -> Tensor:

@@ -16,6 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 from bitimely_core.config import ModelConfig
 from bitimely_core.models.base import Adapter
 from bitimely_core.models.contrast import ContrastiveModel, configure_signals
+from bitimely_core.models.convolution import Conv1d, convolve
 from bitimely_core.models.tokenizers import StepTokenizer
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
@@ -41,9 +42,9 @@ class DilatedBlock(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, dilation: int, *, widen: bool) -> None:
         super().__init__()
-        self.first = nn.Conv1d(inputs, outputs, KERNEL, padding=dilation, dilation=dilation)
-        self.second = nn.Conv1d(outputs, outputs, KERNEL, padding=dilation, dilation=dilation)
-        self.shortcut: nn.Module = nn.Conv1d(inputs, outputs, 1) if widen else nn.Identity()
+        self.first = Conv1d(inputs, outputs, KERNEL, padding=dilation, dilation=dilation)
+        self.second = Conv1d(outputs, outputs, KERNEL, padding=dilation, dilation=dilation)
+        self.shortcut: nn.Module = Conv1d(inputs, outputs, 1) if widen else nn.Identity()
 
     def forward(self, x: Tensor, real: Tensor | None) -> Tensor:
         """[B, inputs, T] -> [B, outputs, T]; what is not `real` [B, 1, T] (None: all) is read as 0, so that padding has no effect."""
@@ -61,7 +62,7 @@ def _convolve(conv: nn.Conv1d, x: Tensor) -> Tensor:
     if conv.dilation[0] >= x.shape[2]:
         weight, padding = weight[..., weight.shape[2] // 2, None], 0
     ordered = weight.unsqueeze(2).contiguous(memory_format=torch.channels_last)
-    return F.conv2d(x.unsqueeze(2), ordered, conv.bias, padding=(0, padding), dilation=(1, conv.dilation[0])).squeeze(2)
+    return convolve(F.conv2d, x.unsqueeze(2), ordered, conv.bias, padding=(0, padding), dilation=(1, conv.dilation[0])).squeeze(2)
 
 
 class TS2Vec(ContrastiveModel):

@@ -26,7 +26,7 @@ from bitimely_core.config import (
 from bitimely_core.models.base import Model, config_error
 from bitimely_core.objectives.tokens import LossPart, Result, make_result, refuse_overlap
 from bitimely_core.preparation import list_conditions
-from bitimely_core.registry import models, objectives
+from bitimely_core.registry import Entry, ObjectiveFacts, models, objectives
 from bitimely_core.schemas.tokens import SamplePreparation
 from bitimely_core.types import Batch, Batches
 
@@ -52,12 +52,33 @@ class Objective:
 
     def __call__(self, model: Model, batch: Batch, generator: Generator | None = None) -> Result:
         """See `get`."""
+        entry, config = self._find_entry(model)
+        batch = batch if batch.draws is not None else self.draw(model, batch, [generator] * len(batch.values))
+        rows = model.expand_channels(batch)
+        if batch.draws is not None:
+            rows = rows._replace(draws=batch.draws.flatten(0, 1).to(rows.values.device))
+        result: Result = entry(model, rows, generator, config=config)
+        return result
+
+    def draw(self, model: Model, batch: Batch, generators: Iterable[Generator | None]) -> Batch:
+        """`batch` with what the objective draws for each of its rows (`draws`), each from a generator of its own, where it draws by row.
+
+        Neither weights nor the progress of the training decide it: `fit` draws ahead, on the host.
+        """
+        entry, config = self._find_entry(model)
+        if entry.facts.draw is None or not len(batch.values):
+            return batch
+        rows = model.expand_channels(batch)
+        times = len(rows.values) // len(batch.values)
+        drawn = entry.facts.draw(model, rows, [one for one in generators for _ in range(times)], config)
+        return batch if drawn is None else batch._replace(draws=drawn.unflatten(0, (-1, times)))
+
+    def _find_entry(self, model: Model) -> tuple[Entry[ObjectiveFacts], ObjectiveConfig]:
+        """The objective of this name, or the model's own, and its settings."""
         name = self.config.name or models[model.config.name].facts.objective
         check_compatible(model.config, name)
         kind = find_objective_config(name)
-        config = self.config if type(self.config) is kind else validate(kind, self.config.model_dump())
-        result: Result = objectives[name](model, model.expand_channels(batch), generator, config=config)
-        return result
+        return objectives[name], self.config if type(self.config) is kind else validate(kind, self.config.model_dump())
 
 
 def get(name: str | ObjectiveConfig = "", **settings: Any) -> Objective:
@@ -67,7 +88,8 @@ def get(name: str | ObjectiveConfig = "", **settings: Any) -> Objective:
         `f(model, batch, generator=None)` -> dict of `loss` (scalar with gradient), `rel` (loss / Var(target), codes: / unigram entropy,
         mean over the parts), `parts` (scalars), `prediction` and `target` [B, M, P] (codes: logits [B, M, P] and class ids [B, M]; the
         parts one after another along M), `valid` (bool, as the target), `slices` (name of a part -> its slice of M), `count` (valid targets, by
-        which micro-batches are weighted). Random choices are drawn row by row from `generator` (CPU), else from torch's global one.
+        which micro-batches are weighted). Random choices are those of `Batch.draws`, else drawn row by row from `generator` (CPU), else from
+        torch's global one.
 
     Raises UserError: unknown name, or settings that it does not have or that are out of range (exit 2).
     """

@@ -23,7 +23,7 @@ from bitimely_core.config import ModelConfig, ObjectiveConfig
 from bitimely_core.models.base import Model, config_error
 from bitimely_core.models.s4 import S4, S4Config
 from bitimely_core.objectives import contrast
-from bitimely_core.objectives.tokens import Result, cycle_directions, pack_result, refuse_overlap
+from bitimely_core.objectives.tokens import Generators, Result, cycle_directions, pack_result, refuse_overlap
 from bitimely_core.registry import ObjectiveFacts, objectives
 from bitimely_core.types import Batch
 
@@ -45,30 +45,47 @@ def check_sides(config: ModelConfig) -> None:
 NOTICE = "cpc: contrastive; rel 1.0 = no better than chance. Losses with other negatives, batch sizes or steps cannot be compared."
 
 
-@objectives(ObjectiveFacts(leak_free=True, context="past", requires="cpc", config=CPCConfig, check=check_sides, notice=NOTICE, states=True))
+def draw_own(model: Model, batch: Batch, generators: Generators, config: CPCConfig) -> Tensor | None:
+    """Negatives of each row among its own tokens, int64 [B, n]: their places in it. None: they are of other rows."""
+    if config.source == "rows":
+        return None
+    there = find_encoded(model, batch, model.adapter_of(batch).tokenizer.find_real(batch)).cpu()
+    return torch.stack([draw_places(row.nonzero().flatten(), config, one) for row, one in zip(there, generators, strict=True)])
+
+
+def find_encoded(model: Model, batch: Batch, real: Tensor) -> Tensor:
+    """The real tokens with an observed value, bool [B, N]."""
+    seen = model.adapter_of(batch).tokenizer.find_targets(batch)
+    return real & (seen if seen.dim() == 2 else seen.any(-1))
+
+
+@objectives(
+    ObjectiveFacts(
+        leak_free=True, context="past", requires="cpc", config=CPCConfig, check=check_sides, notice=NOTICE, states=True, draw=draw_own
+    )
+)
 def cpc(model: Model, batch: Batch, generator: Generator | None = None, *, config: CPCConfig) -> Result:
     """From its past alone, each token finds the encoded tokens ahead among negatives (InfoNCE)."""
     assert isinstance(model, S4)
     if config.source == "rows":
         contrast.require_rows("cpc with negatives of other rows", batch)
-    batch, _, _, real, x = model.embed(batch)
+    own, (batch, _, _, real, x) = batch.draws, model.embed(batch)
     z = model.encode(x, real)
     context = model.norm(model.read_encoded(z, batch, real, cycle_directions(model, "forward"))[-1])[:, 1:-1]
     z = z[:, 1:-1]
-    seen = model.adapter_of(batch).tokenizer.find_targets(batch)
-    there = real & (seen if seen.dim() == 2 else seen.any(-1))
+    there = find_encoded(model, batch, real)
     predicted = model.predict(context)
     first = max(1, min(model.config.ahead, z.shape[1] - 1)) if model.config.predictor == "last" else 1  # short windows have fewer steps
     each = predicted.unflatten(-1, (-1, z.shape[2])).unbind(2)
-    index, drawn = draw_negatives(there, config, generator)
+    steps, starts = torch.arange(z.shape[1], device=z.device), z.shape[1] * torch.arange(len(z), device=z.device)[:, None]
+    index, drawn = draw_negatives(there, config, generator) if own is None else (own + starts, there.any(1)[:, None, None])
     others = z.flatten(0, 1)[index]  # [B, n, D]
-    steps = torch.arange(z.shape[1], device=z.device)
     losses, chances, valid = [], [], []
     for ahead, one in enumerate(each, first):
         inside = there & F.pad(there[:, ahead:], (0, min(ahead, len(steps))))
         positive = F.pad(z[:, ahead:], (0, 0, 0, min(ahead, len(steps))))
-        own = steps + ahead + len(steps) * torch.arange(len(z), device=z.device)[:, None]
-        loss, chance = compare_candidates(one, positive, others, drawn & (index[:, None] != own[..., None]))
+        found = index[:, None] == (steps + ahead + starts)[..., None]  # the positive itself
+        loss, chance = compare_candidates(one, positive, others, drawn & ~found)
         losses.append(torch.where(inside, loss, 0.0).sum())
         chances.append(torch.where(inside, chance, 0.0).sum())
         valid.append(inside)
@@ -106,7 +123,12 @@ def draw_negatives(there: Tensor, config: CPCConfig, generator: Generator | None
     chosen, some = [], []
     for at, own in enumerate(places):
         pool = own if config.source == "sequence" else torch.cat([*places[:at], *places[at + 1 :]])
-        draw = torch.randint(max(len(pool), 1), (config.negatives,), generator=generator)
-        chosen.append(pool[draw] if len(pool) else draw * 0)
+        chosen.append(draw_places(pool, config, generator))
         some.append(len(pool) > 0)
     return torch.stack(chosen).to(there.device), torch.tensor(some, device=there.device)[:, None, None]
+
+
+def draw_places(pool: Tensor, config: CPCConfig, generator: Generator | None) -> Tensor:
+    """Negatives of a row from the places `pool`, int64 [n]; 0 where there are none."""
+    draw = torch.randint(max(len(pool), 1), (config.negatives,), generator=generator)
+    return pool[draw] if len(pool) else draw * 0

@@ -10,9 +10,8 @@ Legend: B batch, N tokens, P target width (codes: classes), M predictions a row,
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +28,7 @@ from bitimely_core.registry import ObjectiveFacts, objectives
 from bitimely_core.types import Batch, Encoded
 
 Result = dict[str, Any]
+Generators = Sequence[Generator | None]  # one a row; None: torch's global one
 
 
 class LossPart(NamedTuple):
@@ -75,7 +75,7 @@ def next_previous(model: Model, batch: Batch, generator: Generator | None = None
     )
 
 
-@objectives(ObjectiveFacts(leak_free=True, context="past or future", requires="one-way", config=StrictConfig))
+@objectives(ObjectiveFacts(leak_free=True, context="past or future", requires="one-way", config=StrictConfig, shared=True))
 def next_previous_strict(model: Model, batch: Batch, generator: Generator | None = None, *, config: StrictConfig) -> Result:
     """The leak-free form: two passes of the same weights, all layers forward (next token), all backward (previous token)."""
     refuse_overlap(model.config)
@@ -97,21 +97,38 @@ def next_token(model: Model, batch: Batch, generator: Generator | None = None, *
     return make_result(model, batch, [_make_part(model, batch, encoded, encoded.hidden[-1], "next")])
 
 
-@objectives(ObjectiveFacts(leak_free=True, requires="hidden", config=MaskedConfig, check=refuse_normalisation))
+def draw_hidden(model: Model, batch: Batch, generators: Generators, draw: Callable[[int, Generator | None], Tensor]) -> Tensor:
+    """Tokens to hide, bool [B, N], on the CPU: `draw(n, generator)` gives those of a row with n tokens."""
+    refuse_overlap(model.config)
+    real = model.adapter_of(batch).tokenizer.find_real(batch)
+    chosen = torch.zeros(real.shape, dtype=real.dtype)
+    for row, count, generator in zip(chosen, real.sum(1).tolist(), generators, strict=True):
+        row[draw(count, generator)] = True
+    return chosen
+
+
+def draw_masked(model: Model, batch: Batch, generators: Generators, config: MaskedConfig) -> Tensor:
+    """Tokens to hide, each by itself."""
+    return draw_hidden(
+        model, batch, generators, lambda n, generator: torch.rand(n, generator=generator).argsort()[: count_share(config.ratio, n)]
+    )
+
+
+def draw_gaps(model: Model, batch: Batch, generators: Generators, config: GapConfig) -> Tensor:
+    """Tokens to hide, in spans."""
+    return draw_hidden(model, batch, generators, lambda n, generator: _draw_spans(n, config, generator))
+
+
+@objectives(ObjectiveFacts(leak_free=True, requires="hidden", config=MaskedConfig, check=refuse_normalisation, draw=draw_masked))
 def masked(model: Model, batch: Batch, generator: Generator | None = None, *, config: MaskedConfig) -> Result:
     """40 % of the tokens set to zero after normalisation, all channels together (codes: [MASK]); reconstruct them."""
-
-    def draw(count: int) -> Tensor:
-        return torch.rand(count, generator=generator).argsort()[: count_share(config.ratio, count)]
-
-    return predict_hidden("masked", model, batch, draw, lambda chosen: model(model.erase(batch, chosen)))
+    return predict_hidden("masked", model, batch, lambda chosen: model(model.erase(batch, chosen)))
 
 
-@objectives(ObjectiveFacts(leak_free=True, requires="hidden", config=GapConfig))
+@objectives(ObjectiveFacts(leak_free=True, requires="hidden", config=GapConfig, draw=draw_gaps))
 def gap(model: Model, batch: Batch, generator: Generator | None = None, *, config: GapConfig) -> Result:
     """40 % of the tokens hidden in spans: a learned vector in their place, and no key in any layer; fill them in."""
-    draw = functools.partial(_draw_spans, config=config, generator=generator)
-    return predict_hidden("gap", model, batch, draw, lambda chosen: model(batch, hide=chosen))
+    return predict_hidden("gap", model, batch, lambda chosen: model(batch, hide=chosen))
 
 
 @objectives(ObjectiveFacts(leak_free=None, notice="none: no pre-training; the model is trained with its head alone."), name="none")
@@ -221,17 +238,12 @@ def _compute_loss(part: LossPart) -> Tensor:
     return torch.where(part.valid, (prediction - target).square(), 0.0).sum() / count
 
 
-def predict_hidden(name: str, model: Model, batch: Batch, draw: Callable[[int], Tensor], encode: Callable[[Tensor], Encoded]) -> Result:
-    """Hide tokens and predict them: `draw(n)` gives those of a row with n tokens, on the CPU, and `encode(chosen)` reads the batch without them."""
+def predict_hidden(name: str, model: Model, batch: Batch, encode: Callable[[Tensor], Encoded]) -> Result:
+    """Predict the tokens that were drawn to be hidden (`Batch.draws`); `encode(chosen)` reads the batch without them."""
     refuse_overlap(model.config)
+    assert batch.draws is not None
     target, valid = model.targets(batch)
-    with torch.no_grad():
-        real = model.adapter_of(batch).tokenizer(batch)[2]
-    chosen = torch.zeros(real.shape, dtype=real.dtype)
-    counts = real.sum(1).tolist() if batch.mask is not None or not batch.values.is_floating_point() else [real.shape[1]] * len(real)
-    for row, count in zip(chosen, counts, strict=True):
-        row[draw(count)] = True
-    chosen = chosen.to(batch.values.device, non_blocking=True)
+    chosen = batch.draws
     return make_result(model, batch, [make_hidden_part(model, batch, encode(chosen), target, valid, chosen, name)])
 
 

@@ -11,7 +11,7 @@ from bitimely_core.config import ModelConfig
 from bitimely_core.errors import usage_error
 from bitimely_core.models.base import Model
 from bitimely_core.models.tokenizers import CodeTokenizer
-from bitimely_core.objectives.tokens import MaskedConfig, Result, make_hidden_part, make_result
+from bitimely_core.objectives.tokens import Generators, MaskedConfig, Result, make_hidden_part, make_result
 from bitimely_core.registry import ObjectiveFacts, objectives
 from bitimely_core.types import Batch
 
@@ -33,7 +33,16 @@ def check_timesteps(config: ModelConfig) -> None:
         )
 
 
-@objectives(ObjectiveFacts(leak_free=True, requires="hidden", config=MaskedRunsConfig, check=check_timesteps))
+def draw_values(model: Model, batch: Batch, generators: Generators, config: MaskedRunsConfig) -> Tensor:
+    """Values to mask, bool [B, N, V], on the CPU; [B, N, 1] where all channels are masked together."""
+    tokenizer = model.adapter_of(batch).tokenizer
+    width = 1 if config.concurrent or isinstance(tokenizer, CodeTokenizer) else tokenizer.target_width
+    real = tokenizer.find_real(batch)
+    rows = [draw_runs(count, width, config, one) for count, one in zip(real.sum(1).tolist(), generators, strict=True)]
+    return torch.stack([F.pad(row, (0, 0, 0, real.shape[1] - len(row))) for row in rows])
+
+
+@objectives(ObjectiveFacts(leak_free=True, requires="hidden", config=MaskedRunsConfig, check=check_timesteps, draw=draw_values))
 def masked_runs(model: Model, batch: Batch, generator: Generator | None = None, *, config: MaskedRunsConfig) -> Result:
     """40 % of the values masked in runs of 3 timesteps on average, each channel by itself; reconstruct them.
 
@@ -41,11 +50,8 @@ def masked_runs(model: Model, batch: Batch, generator: Generator | None = None, 
     """
     tokenizer = model.adapter_of(batch).tokenizer
     target, valid = model.targets(batch)
-    width = 1 if config.concurrent or isinstance(tokenizer, CodeTokenizer) else target.shape[2]
-    with torch.no_grad():
-        lengths = tokenizer(batch)[2].sum(1).tolist()
-    rows = [draw_runs(count, width, config, generator) for count in lengths]
-    chosen = torch.stack([F.pad(row, (0, 0, 0, target.shape[1] - len(row))) for row in rows]).to(target.device)
+    chosen = batch.draws
+    assert chosen is not None
     if isinstance(tokenizer, CodeTokenizer):
         chosen = chosen[..., 0]
         erased = model.erase(batch, chosen)

@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from bitimely_core.config import ObjectiveConfig
 from bitimely_core.models.base import Model
 from bitimely_core.models.mtand import MTANDFull
-from bitimely_core.objectives.tokens import Result, has_target_scale, pack_result
+from bitimely_core.objectives.tokens import Generators, Result, has_target_scale, pack_result
 from bitimely_core.registry import ObjectiveFacts, objectives
 from bitimely_core.types import Batch
 
@@ -43,7 +43,14 @@ class VAEConfig(ObjectiveConfig):
     samples: int = Field(1, ge=1, description="Latents drawn for each row.")
 
 
-@objectives(ObjectiveFacts(leak_free=None, requires="vae", config=VAEConfig, notice=NOTICE))
+def draw_noise(model: Model, batch: Batch, generators: Generators, config: VAEConfig) -> Tensor:
+    """Normal noise of the latents of each row, [B, K, R, Z], on the CPU."""
+    assert isinstance(model, MTANDFull)
+    shape = (config.samples, len(model.points), model.config.latent)
+    return torch.stack([torch.randn(shape, generator=generator) for generator in generators])
+
+
+@objectives(ObjectiveFacts(leak_free=None, requires="vae", config=VAEConfig, notice=NOTICE, draw=draw_noise))
 def vae(model: Model, batch: Batch, generator: Generator | None = None, *, config: VAEConfig) -> Result:
     """-mean over the rows of [logsumexp_k (log p(x | z_k) - beta KL) - log K] / number of observed entries, with K = `samples`.
 
@@ -51,11 +58,11 @@ def vae(model: Model, batch: Batch, generator: Generator | None = None, *, confi
     reconstructions over Var(target).
     """
     assert isinstance(model, MTANDFull)
+    assert batch.draws is not None
     posterior = model.posterior(batch)
     rows = posterior.rows
     mean, log_variance = (part if part.dtype == torch.float64 else part.float() for part in (posterior.mean, posterior.log_variance))
-    shape = (len(mean), config.samples, *mean.shape[1:])
-    noise = torch.randn(shape, generator=generator).transpose(0, 1).to(mean)
+    noise = batch.draws.transpose(0, 1).to(mean)
     reconstruction = torch.stack([model.decode(z, rows, batch) for z in mean + (0.5 * log_variance).exp() * noise]).to(mean)
     values = rows.values.to(mean)
     observed = rows.mask.sum((-1, -2))

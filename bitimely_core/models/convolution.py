@@ -1,0 +1,28 @@
+"""Convolutions in float32 on the CPU, whatever autocast wants.
+
+oneDNN's convolutions in bfloat16 are wrong on processors with AMX for some shapes, without a word: torch 2.13, kernel 8, 8 channels, 9 timesteps are off
+by the size of the result (https://github.com/pytorch/pytorch/issues/169688 is a case of it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def convolve(function: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None = None, **options: Any) -> Tensor:
+    """`function`, F.conv1d or F.conv2d, of a signal and its weights."""
+    if not (x.device.type == "cpu" and torch.is_autocast_enabled("cpu")):
+        return function(x, weight, bias, **options)
+    with torch.autocast("cpu", enabled=False):
+        return function(x.to(weight.dtype), weight, bias, **options)
+
+
+class Conv1d(nn.Conv1d):
+    """torch's, computed by `convolve`."""
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return convolve(super()._conv_forward, x, weight, bias)

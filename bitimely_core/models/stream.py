@@ -1,0 +1,195 @@
+"""Live use of a one-way model: samples or events arrive in pieces, the states of their tokens are returned, and the memory stays constant.
+
+Equal to one pass over the sequence so far: [SOS] before the first token, positions and times counted from there, whatever the length of the
+training windows. A token is read as soon as its samples are complete; `finish` reads the incomplete rest and [EOS].
+
+Legend: B batch, T timesteps, V channels, N tokens, M positions, D width, L layers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from bitimely_core.errors import Reason, usage_error
+from bitimely_core.models.base import config_error, stream_error, to_batch
+from bitimely_core.models.layers import Positions, StackConfig
+from bitimely_core.models.tokenizers import PAD, ConvTokenizer, PatchTokenizer
+from bitimely_core.types import Batch, Encoded
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from bitimely_core.models.stack import BidirectionalModel
+
+PIECE = 512  # positions that go through the layers at a time
+
+
+class Progress(NamedTuple):
+    """What a stream keeps."""
+
+    layers: tuple[Any, ...]  # state of each layer
+    positions: int = 0  # read so far, with [SOS]
+    samples: Tensor | None = None  # [B, t, V] or [B, t], of which some before the next token are its context
+    context: int = 0
+    first: Tensor | None = None  # [B, 1] months of the first event and of the last one
+    last: Tensor | None = None
+    person: Tensor | None = None  # [B, 4]
+
+
+class Stream:
+    """A sequence in pieces; made by `model.stream()`. Rows of a batch are sequences side by side that all advance by the same samples."""
+
+    def __init__(self, model: BidirectionalModel) -> None:
+        config, tokenizer = model.config, model.adapter.tokenizer
+        if model.training:
+            raise config_error("a stream of a model in training mode", "expected eval mode", "model", "Call model.eval() before")
+        if isinstance(config, StackConfig) and config.ties == "group":
+            raise stream_error(config, "with ties = group no event is read before all of its time are known")
+        if config.tokenizer == "codes" and config.events == "grid":
+            raise stream_error(config, "a grid of months ends with the last event")
+        if isinstance(tokenizer, PatchTokenizer) and (tokenizer.crop == "start" or tokenizer.stride > tokenizer.patch):
+            raise stream_error(config, "patches that start according to the length (crop = start) or leave samples out (stride > patch)")
+        self.model = model
+        self.stride, self.span, self.context = 1, 1, 0  # samples from token to token, of a token, and before it
+        if isinstance(tokenizer, PatchTokenizer):
+            self.stride, self.span = tokenizer.stride, tokenizer.patch
+        elif isinstance(tokenizer, ConvTokenizer):
+            self.stride, self.span, self.context = 4, 4, 4
+        self._progress = Progress((None,) * config.layers)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens read so far."""
+        return max(self._progress.positions - 1, 0)
+
+    @torch.no_grad()
+    def feed(self, rows: Batch | Tensor | Mapping[str, Tensor]) -> Encoded:
+        """Read the next samples or events; any number, also none of a token's last ones.
+
+        Args:
+            rows: as a model takes them: signals [B, T, V], or events [B, N] with times in months that never decrease. NaN and what is
+                masked are missing values.
+
+        Returns the tokens that are complete now, their targets and states: `hidden` are L states [B, N, D], N = 0 possible. `model.output`
+        of the last one predicts the next token.
+        Raises UserError: `shapes_differ` for other rows or channels than before, `timestamps` for times before those read (exit 2).
+        """
+        model, before = self.model, self._progress
+        batch = model.expand_channels(to_batch(rows))
+        times = None if model.config.clock == "index" else batch.times
+        samples = batch.values if batch.mask is None else self._fill_missing(batch)
+        self._check(samples, times)
+        if before.samples is not None:
+            samples = torch.cat((before.samples, samples), 1)
+        if before.person is None and batch.person is not None:
+            before = before._replace(person=batch.person)
+        count = max(samples.shape[1] - before.context - self.span, -self.stride) // self.stride + 1
+        used = before.context + count * self.stride
+        encoded, after = self._read(
+            before, samples[:, : used + self.span - self.stride] if count else samples[:, :0], times, numbers=batch.numbers
+        )
+        kept = max(used - self.context, 0) if count else 0
+        self._progress = after._replace(samples=samples[:, kept:].clone(), context=used - kept if count else before.context)
+        return encoded
+
+    @torch.no_grad()
+    def finish(self, end: Tensor | None = None) -> Encoded:
+        """The incomplete last token, if there is one, and [EOS] at the index day `end` [B] in months (None: the last event).
+
+        The stream itself stays as it is: it may be fed further, and finished again. `hidden` are L states [B, N + 1, D], N <= 1, and `eos`
+        is the index of [EOS], which the readouts `eos` and `last` read.
+        Raises UserError: `config` for a stream without samples (exit 2).
+        """
+        before = self._progress
+        rest = 0 if before.samples is None else before.samples.shape[1] - before.context
+        if before.samples is None or not (before.positions or rest):
+            raise usage_error("a stream without samples", "samples before its end", "call feed first")
+        more = rest > (self.span - self.stride if before.positions else 0)
+        return self._read(before, before.samples if more else before.samples[:, :0], None, finish=True, end=end)[0]
+
+    def _fill_missing(self, batch: Batch) -> Tensor:
+        """Samples with 0 and events with [PAD] where there is none."""
+        assert batch.mask is not None
+        mask = batch.mask if batch.mask.dim() == batch.values.dim() else batch.mask[..., None]
+        return batch.values.masked_fill(~mask.bool(), PAD)
+
+    def _check(self, samples: Tensor, times: Tensor | None) -> None:
+        before = self._progress
+        if times is not None and self.span > 1:
+            raise config_error("times of samples", f"expected none: a token has {self.span} samples", "model.tokenizer")
+        if before.samples is None:
+            return
+        if (samples.shape[0], samples.shape[2:]) != (before.samples.shape[0], before.samples.shape[2:]):
+            found, wanted = ([*x.shape[:1], "T", *x.shape[2:]] for x in (samples, before.samples))
+            raise usage_error(f"samples {found}", f"expected {wanted} as before", "start a new stream", code=Reason.SHAPES_DIFFER)
+        if before.positions and (times is None) != (before.last is None):
+            raise usage_error("times in some pieces alone", "times in all pieces or in none", code=Reason.TIMESTAMPS)
+        if times is not None and before.last is not None and bool((torch.cat((before.last, times), 1).diff(dim=1) < 0).any()):
+            raise usage_error("times decrease", "times that never decrease, also from piece to piece", code=Reason.TIMESTAMPS)
+
+    def _read(
+        self,
+        before: Progress,
+        samples: Tensor,
+        times: Tensor | None,
+        *,
+        numbers: Tensor | None = None,
+        finish: bool = False,
+        end: Tensor | None = None,
+    ) -> tuple[Encoded, Progress]:
+        """Tokens of `samples`, behind their context, through the layers, with [SOS] before the first one and [EOS] on `finish`."""
+        model, adapter = self.model, self.model.adapter
+        tokens, targets, _ = adapter.tokenizer(Batch(samples)) if samples.shape[1] else self._take_none(samples)
+        skip = before.context // self.stride if samples.shape[1] else 0
+        tokens, targets = tokens[:, skip:], targets[:, skip:]
+        count = tokens.shape[1]
+        real = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+        begins = not before.positions and (count > 0 or finish)
+        parts = [adapter.embed(tokens, numbers)]
+        first, last = before.first, before.last
+        if times is not None and count:
+            first, last = times[:, :1].clone() if first is None else first, times[:, -1:].clone()
+        clock = [] if times is None else [times]
+        if begins:
+            parts, clock = [self._special(0, parts[0], before.person), *parts], [] if first is None else [first, *clock]
+        if finish:
+            parts.append(self._special(1, parts[0], before.person))
+            clock = [*clock, last if end is None else end[:, None].to(last)] if last is not None else []
+        x = torch.cat(parts, 1)
+        at = torch.cat(clock, 1) if clock else None
+        if at is not None and first is not None:
+            x = model.add_clock(x, at, first, first if before.last is None else before.last)
+        states, layers = self._run(x, at, first, before)
+        hidden = tuple(state[:, 1:] if begins else state for state in states)
+        eos = torch.full((len(x),), count, device=x.device) if finish else None
+        after = before._replace(layers=layers, positions=before.positions + x.shape[1], first=first, last=last)
+        return Encoded(tokens, targets, real, hidden, eos=eos), after
+
+    def _take_none(self, samples: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What the tokenizer returns of no samples."""
+        tokens, targets, real = self.model.adapter.tokenizer(Batch(samples.new_zeros(len(samples), self.span, *samples.shape[2:])))
+        return tokens[:, :0], targets[:, :0], real[:, :0]
+
+    def _special(self, which: int, like: Tensor, person: Tensor | None) -> Tensor:
+        """[SOS] (0) or [EOS] (1), [B, 1, D], with age and sex."""
+        vector = self.model.special[which].to(like.dtype).expand(len(like), 1, -1)
+        return vector if self.model.person_map is None or person is None else vector + self.model.person_map(person.to(like.dtype))[:, None]
+
+    def _run(self, x: Tensor, times: Tensor | None, first: Tensor | None, before: Progress) -> tuple[list[Tensor], tuple[Any, ...]]:
+        """States of each layer [B, M, D] and what the layers keep, in pieces so that the memory does not grow with M."""
+        config, layers = self.model.config, list(before.layers)
+        by_time = isinstance(config, StackConfig) and config.rotary == "time" and times is not None
+        pieces: list[list[Tensor]] = [[] for _ in layers]
+        for start in range(0, x.shape[1], PIECE):
+            y = self.model.enter_layers(x[:, start : start + PIECE])
+            at = None if times is None else times[:, start : start + PIECE]
+            index = torch.arange(y.shape[1], device=x.device) + before.positions + start
+            positions = at - first if by_time and at is not None and first is not None else index
+            for depth, layer in enumerate(cast(nn.ModuleList, self.model.layers)):
+                y, layers[depth] = layer.advance(y, Positions(positions, at, None, None), layers[depth])  # type: ignore[operator]
+                pieces[depth].append(y)
+        empty = x.new_zeros(len(x), 0, self.model.width)
+        return [torch.cat(piece, 1) if piece else empty for piece in pieces], tuple(layers)

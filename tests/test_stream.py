@@ -1,0 +1,192 @@
+"""Streams of one-way models against one pass in float64 over the sequence so far."""
+
+import copy
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from planted import lively, seeded, tiny
+
+from bitimely_core.errors import UserError
+from bitimely_core.registry import models
+from bitimely_core.types import Batch
+
+torch.set_num_threads(1)
+
+SIGNALS = {
+    "conv": {},
+    "patch": {"tokenizer": "patch"},
+    "overlap": {"tokenizer": "patch", "stride": 3},
+    "steps": {"tokenizer": "steps"},
+    "channels": {"tokenizer": "patch", "channel_independent": True},
+}
+RETENTION = {"xpos_scale": True}, {"temporal_conv": "causal"}, {"retention_norm": "rms", "form": "recurrent"}, {"form": "parallel"}
+KINDS = [(name, options) for name in ("timelygpt", "s4", "lstm") for options in SIGNALS.values()]
+KINDS += [("timelygpt", {"tokenizer": "patch", **options}) for options in RETENTION]
+KINDS += [("timelygpt", {"tokenizer": "steps", "decay": {"kind": "learnable"}, "xpos_scale": True, "temporal_conv": "causal"})]
+KINDS += [("lstm", {"connections": "residual-norm"}), ("s4", {"norm_first": True, "encoder_norm": "layer"})]
+EVENTS = [
+    ("timelygpt", {}),
+    ("timelygpt", {"rotary": "time"}),
+    ("timelygpt", {"clock": "index"}),
+    ("s4", {}),
+    ("lstm", {}),
+    ("lstm", {"exact_times": False}),
+]
+
+
+def make(name, **options):
+    """The same weights in float32 and float64."""
+    wide = lively(tiny(name, layers=2, **options))
+    narrow = copy.deepcopy(wide).float()
+    wide.load_state_dict({key: weight.double() for key, weight in narrow.state_dict().items()})
+    return narrow.requires_grad_(False), wide.requires_grad_(False)
+
+
+def feed_in_pieces(stream, batch, sizes):
+    """Batch fields along time in pieces of these sizes, then the rest."""
+    sizes = [*sizes, batch.values.shape[1] - sum(sizes)]
+    fields = {name: getattr(batch, name) for name in ("values", "times", "mask") if getattr(batch, name) is not None}
+    pieces = zip(*(x.split(sizes, 1) for x in fields.values()), strict=True)
+    return [stream.feed(Batch(**dict(zip(fields, piece, strict=True)), person=batch.person)) for piece in pieces]
+
+
+def check(narrow, wide, batch, sizes, end=None):
+    full = wide(batch._replace(**{k: v.double() for k, v in batch._asdict().items() if v is not None and v.is_floating_point()}))
+    stream = narrow.stream()
+    parts = feed_in_pieces(stream, batch._replace(end=None), sizes)
+    count = stream.tokens
+    last, again = stream.finish(end), stream.finish(end)
+    assert torch.equal(last.hidden[-1], again.hidden[-1])
+    assert full.tokens.shape[1] == count + last.tokens.shape[1] == sum(part.tokens.shape[1] for part in parts) + int(last.eos[0])
+    tokens = torch.cat([part.tokens for part in (*parts, last)], 1)
+    torch.testing.assert_close(tokens.to(full.tokens), full.tokens, rtol=0, atol=1e-5)
+    for layer, states in enumerate(full.hidden):
+        found = torch.cat([part.hidden[layer] for part in (*parts, last)], 1).double()
+        torch.testing.assert_close(found, states[:, 1:], rtol=1e-5, atol=1e-5 * float(states.abs().max()))
+
+
+@pytest.mark.parametrize(("name", "options"), KINDS)
+def test_a_stream_of_signals_is_the_full_pass(name, options):
+    """To 1e-5 over windows five times as long as the model's, in uneven pieces, with missing samples and an incomplete last token."""
+    narrow, wide = make(name, **options)
+    x = torch.randn(2, 257, 3, generator=seeded())
+    check(narrow, wide, Batch(x), [1, 2, 5, 0, 64, 3, 1, 1, 90])
+    mask = torch.rand(2, 257, 3, generator=seeded(1)) > 0.2
+    mask[:, -1] = True  # a row ends with its last observed sample
+    check(narrow, wide, Batch(x, mask=mask), [100, 7])
+
+
+@pytest.mark.parametrize(("name", "options"), EVENTS)
+def test_a_stream_of_events_is_the_full_pass(name, options):
+    """With their times, the person and the index day."""
+    narrow, wide = make(name, tokenizer="codes", codes=20, **options)
+    codes = torch.randint(5, 20, (2, 70), generator=seeded())
+    times = torch.rand(2, 70, generator=seeded(1)).mul(3).floor().cumsum(1) / 3 + 7
+    person = torch.randn(2, 4, generator=seeded(2))
+    end = times[:, -1] + 5
+    check(narrow, wide, Batch(codes, times=times, person=person), [1, 3, 30])
+    check(narrow, wide, Batch(codes, times=times, person=person, end=end), [20, 20], end)
+
+
+def test_pieces_beyond_those_of_the_stream():
+    """More tokens at a time than go through the layers at a time, and one at a time."""
+    narrow, wide = make("timelygpt", tokenizer="steps", xpos_scale=True)
+    batch = Batch(torch.randn(1, 1800, 3, generator=seeded()))
+    check(narrow, wide, batch, [1100])
+    check(narrow, wide, batch, [1] * 300)
+
+
+def test_the_xpos_scale_has_no_end():
+    """Beyond the positions over which a full pass is refused: as a pass that begins later, since the decay has forgotten what was before."""
+    narrow, wide = make("timelygpt", tokenizer="steps", xpos_scale=True, decay={"from": 8, "to": 64})
+    x = torch.randn(1, 20_000, 3, generator=seeded())
+    with pytest.raises(UserError):
+        wide(Batch(x.double()))
+    found = narrow.stream().feed(x).hidden[-1][:, -5:].double()
+    torch.testing.assert_close(found, wide(Batch(x[:, -3000:].double())).hidden[-1][:, -6:-1], rtol=1e-5, atol=1e-5)
+
+
+def count_kept(value):
+    """Entries of the tensors that an object holds."""
+    if isinstance(value, torch.Tensor):
+        return value.untyped_storage().nbytes()
+    parts = value if isinstance(value, tuple) else vars(value).values() if hasattr(value, "__dict__") else ()
+    return sum(count_kept(part) for part in parts)
+
+
+@pytest.mark.parametrize("name", ["timelygpt", "s4", "lstm"])
+@pytest.mark.parametrize("tokenizer", ["conv", "patch", "steps"])
+def test_what_a_stream_keeps_does_not_grow(name, tokenizer):
+    model = tiny(name, layers=2, tokenizer=tokenizer, **({"temporal_conv": "causal"} if name == "timelygpt" else {}))
+    stream, kept = model.stream(), []
+    for size in (80, 160, 800):
+        stream.feed(torch.randn(2, size, 3, generator=seeded()))
+        kept.append(count_kept(stream._progress))
+    assert 0 < kept[0] <= kept[1] == kept[2] < 1.01 * kept[0]
+
+
+@pytest.mark.slow
+def test_a_million_tokens_in_constant_memory():
+    """The peak of the process does not grow behind the first hundred thousand tokens; the last states are those of a fresh full pass."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        pytest.skip("the peak is read from /proc")
+    narrow, wide = make("timelygpt", tokenizer="steps", channels=1, heads=2, dim=8, value_dim=8, ffn_dim=8, decay={"from": 8, "to": 64})
+    stream, generator, peaks, tail = narrow.stream(), seeded(), [], torch.zeros(1, 0, 1)
+    for piece in range(1000):
+        x = torch.randn(1, 1000, 1, generator=generator)
+        last = stream.feed(x).hidden[-1]
+        if piece in {100, 999}:
+            peaks.append(int(status.read_text().split("VmHWM:")[1].split()[0]))
+        tail = torch.cat((tail[:, -2000:], x), 1)
+    assert stream.tokens == 1_000_000
+    assert peaks[1] - peaks[0] < 4096  # KiB
+    states = wide(Batch(tail.double())).hidden[-1]
+    torch.testing.assert_close(last[:, -5:].double(), states[:, -6:-1], rtol=1e-5, atol=1e-5)
+
+
+REFUSED = {
+    "bitimelygpt": "future",
+    "timelybert": "future",
+    "gpt_baar": "future",
+    "lstm-baar": "future",
+    "elmo": "future",
+    "gpt": "every token",
+    "patchtst": "windows",
+}
+
+
+@pytest.mark.parametrize("name", [name for name in models if name not in {"timelygpt", "s4", "lstm"}])
+def test_other_models_refuse_by_name(name):
+    model = tiny(name, length=96)
+    with pytest.raises(UserError) as caught:
+        model.stream()
+    assert caught.value.exit_code == 2
+    assert name in str(caught.value)
+    assert REFUSED.get(name, "") in str(caught.value)
+
+
+def test_what_a_stream_cannot_take_is_refused():
+    build = partial(tiny, "timelygpt", layers=2)
+    for model, words in (
+        (build().train(), "eval"),
+        (build(tokenizer="codes", codes=20, ties="group"), "ties"),
+        (build(tokenizer="patch", crop="start"), "crop"),
+    ):
+        with pytest.raises(UserError, match=words):
+            model.stream()
+    stream = build().stream()
+    with pytest.raises(UserError, match="without samples"):
+        stream.finish()
+    stream.feed(torch.zeros(2, 8, 3))
+    with pytest.raises(UserError, match="as before"):
+        stream.feed(torch.zeros(1, 8, 3))
+    events = build(tokenizer="codes", codes=20).stream()
+    events.feed(Batch(torch.full((1, 2), 6), times=torch.tensor([[1.0, 2.0]])))
+    with pytest.raises(UserError, match="decrease"):
+        events.feed(Batch(torch.full((1, 1), 6), times=torch.tensor([[1.5]])))
+    with pytest.raises(UserError, match="all pieces"):
+        events.feed(Batch(torch.full((1, 1), 6)))
+    assert events.feed(Batch(torch.full((1, 1), 6), times=torch.tensor([[2.0]]))).hidden[-1].shape[1] == 1
