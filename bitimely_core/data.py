@@ -6,18 +6,20 @@ Legend: B rows of a global batch, n rows of this process, T samples, V channels,
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from bitimely_core.tokens import TokenSet
+from bitimely_core.tokens import TokenSet, Windows
 from bitimely_core.tokens.splits import hash_to_share
 from bitimely_core.types import Batch, Batches
 
+BLOCK = 1024  # rows that are copied to a device at once
 Rows = TypeVar("Rows", bound=TokenSet)
 
 
@@ -31,6 +33,7 @@ class EpochBatches:
     shuffle: bool
     ties: str = "canonical"
     least: int = 1  # rows below which the short last batch is left out
+    resident: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # set -> values and affine of its rows, on a device
     steps: int = field(init=False)  # global batches an epoch, the short last one of each set included
 
     def __post_init__(self) -> None:
@@ -46,9 +49,41 @@ class EpochBatches:
 
     def __call__(self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1) -> Iterator[Batch]:
         """Batches `start`.. of `epoch`; process `rank` of `world` gets every world-th row of each, of a short last one possibly none."""
+        yield from self._read(epoch, start, rank, world, narrow=False)
+
+    def read_narrow(self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1) -> Iterator[Batch]:
+        """The same with values as they are stored where that is int16, for a device that scales them, see `Batch.affine`."""
+        yield from self._read(epoch, start, rank, world, narrow=True)
+
+    @contextmanager
+    def keep_on(self, device: torch.device, most: float) -> Iterator[None]:
+        """Inside, `read_narrow` takes values from a copy of all rows on `device`, if they are stored as int16 and take less than `most` bytes."""
+        narrow = {at: one for at, one in enumerate(self.sets) if isinstance(one, Windows) and one.narrow}
+        if sum(len(one) * one.length * one.channels * 2 for one in narrow.values()) >= most:
+            narrow = {}
+        for at, one in narrow.items():
+            values = torch.empty(len(one), one.length, one.channels, dtype=torch.int16, device=device)
+            affine = torch.empty(len(one), 2, one.channels, device=device)
+            for start in range(0, len(one), BLOCK):
+                part = collate(one, one.rows[start : start + BLOCK], narrow=True)
+                assert part.affine is not None
+                values[start : start + BLOCK], affine[start : start + BLOCK] = part.values.to(device), part.affine.to(device)
+            self.resident[at] = values, affine
+        try:
+            yield
+        finally:
+            self.resident.clear()
+
+    def _read(self, epoch: int, start: int, rank: int, world: int, *, narrow: bool) -> Iterator[Batch]:
         for at, positions in self.order(epoch)[start:]:
             one, own_positions = self.sets[at], positions[rank::world]
-            batch = collate(one, one.rows[own_positions], draw=(self.seed, epoch) if self.ties == "shuffle" else None)
+            if narrow and at in self.resident:
+                target, place = one.targets(rows := one.rows[own_positions]), torch.from_numpy(own_positions)
+                values, affine = (whole[place] for whole in self.resident[at])
+                batch = Batch(values, target=None if target is None else torch.from_numpy(target), index=torch.from_numpy(rows.copy()))
+                batch = batch._replace(affine=affine)
+            else:
+                batch = collate(one, one.rows[own_positions], draw=(self.seed, epoch) if self.ties == "shuffle" else None, narrow=narrow)
             if len(self.sets) > 1:
                 before = sum(earlier.whole_index.height for earlier in self.sets[:at])
                 assert batch.index is not None
@@ -90,15 +125,20 @@ def _check_size(size: int) -> int:
     return size
 
 
-def collate(windows: TokenSet, rows: Sequence[int] | np.ndarray | None = None, *, draw: tuple[int, int] | None = None) -> Batch:
+def collate(
+    windows: TokenSet, rows: Sequence[int] | np.ndarray | None = None, *, draw: tuple[int, int] | None = None, narrow: bool = False
+) -> Batch:
     """The windows or event sequences at `rows` (positions in the full index; None = all of `windows`) as one batch.
 
     Signals: values [n, T, V] float32, mask [n, T, V] bool (None when nothing is missing in the set). Events: values [n, N] int64, times
-    [n, N] and end [n] float32 months, mask [n, N]; `draw` = (seed, epoch) shuffles events of equal times. Both: target [n] int64 class
-    ids, [n] float32 numbers or [n, C] float32 indicators (NaN: not known; None without labels), index [n] int64.
+    [n, N] and end [n] float32 months, mask [n, N], numbers [n, N] float32 (NaN: none); `draw` = (seed, epoch) shuffles events of equal times. Both: target [n] int64 class
+    ids, [n] float32 numbers or [n, C] float32 indicators (NaN: not known; None without labels), index [n] int64. `narrow`: values that
+    are stored as int16 stay so, with their scale as `affine`.
     """
     rows = windows.rows if rows is None else np.asarray(rows, dtype=np.int64)
-    arrays = {**windows.arrays(rows, draw), "target": windows.targets(rows), "index": rows.copy()}
+    as_stored = narrow and isinstance(windows, Windows) and windows.narrow
+    values = cast(Windows, windows).narrow_arrays(rows) if as_stored else windows.arrays(rows, draw)
+    arrays = {**values, "target": windows.targets(rows), "index": rows.copy()}
     return Batch(**{name: None if array is None else torch.from_numpy(array) for name, array in arrays.items()})  # type: ignore[arg-type]
 
 
@@ -107,7 +147,7 @@ def read_item(windows: TokenSet, row: int) -> Tensor | tuple[Tensor, Tensor] | d
     arrays = {**windows.arrays([row]), "target": windows.targets([row])}
     fields = {name: torch.as_tensor(array[0]) for name, array in arrays.items() if array is not None}
     if not windows.regular:
-        padding = {name: windows.length - len(fields[name]) for name in ("values", "times", "mask") if name in fields}
+        padding = {name: windows.length - len(fields[name]) for name in ("values", "times", "mask", "numbers") if name in fields}
         return {**fields, **{name: F.pad(fields[name], (0, 0) * (fields[name].dim() - 1) + (0, count)) for name, count in padding.items()}}
     values = torch.where(fields["mask"], fields["values"], torch.nan) if "mask" in fields else fields["values"]
     return (values, fields["target"]) if "target" in fields else values

@@ -2,6 +2,7 @@
 
     python tests/device_rules.py training [--models NAME,...] [--kinds regular,ragged,events] [--own]    three steps and a validation each
     python tests/device_rules.py faults    a step with an unusable loss or gradient is named and neither it nor one after it is applied
+    python tests/device_rules.py stored    windows of int16 are scaled on the device
     python tests/device_rules.py verbs --home WORKSPACE    evaluate, embed, predict and every analysis of a small workspace
 
 The last line of the output is a JSON object: `failed` and `refused` (lists of texts), `done` (number of cases) and `waits`: place where the
@@ -74,8 +75,8 @@ def name_phases(objective: Any, label: str) -> Any:
         pretend.PHASE[0] = label if calls == 2 else "other"
         return objective(*args, **options)
 
-    if hasattr(objective, "config"):
-        call.config = objective.config  # type: ignore[attr-defined]
+    for name in {"config", "draw"} & set(dir(objective)):
+        setattr(call, name, getattr(objective, name))
     return call
 
 
@@ -168,21 +169,66 @@ def sweep_faults(found: Findings) -> None:
     for what in ("loss", "norm", "count"):
         texts, weights = [], []
         for device in ("cuda", "cpu"):
+            before: list[list[torch.Tensor]] = []  # the weights that each step starts from
             torch.manual_seed(0)
             model: Any = models.build("bitimelygpt", preset="tiny", channels=3, length=64, layers=2)
             model.target_scale.fill_(1.0)
             config = TrainConfig(epochs=1, device=device, batch_size=4, precision="fp32", log_every=1000)
+            objective = objectives.get("next-previous")
+
+            def call(model: Any, *given: Any, before: Any = before, objective: Any = objective, **options: Any) -> Any:
+                before.append([p.detach().cpu().clone() for p in model.parameters()])
+                return objective(model, *given, **options)
+
             try:
-                loop.fit(model, BadRows(what), objectives.get("next-previous"), config=config)
+                loop.fit(model, BadRows(what), call, config=config)
                 texts.append("no error")
             except UserError as error:
                 texts.append(str(error))
             weights.append([p.detach().cpu() for p in model.parameters()])
+            if not all(map(torch.equal, weights[-1], before[3])):
+                found.failed.append(f"{what}: the weights are not those before step 4")
         if texts[0] != texts[1] or "step 4" not in texts[1]:
             found.failed.append(f"{what}: {texts[0]!r}, on the CPU {texts[1]!r}")
-        far = max(float((a - b).abs().max()) for a, b in zip(*weights, strict=True))
-        if not far <= 1e-6:
-            found.failed.append(f"{what}: weights differ from those of the CPU by {far}")
+        far = max(float((a - b).norm() / b.norm()) for a, b in zip(*weights, strict=True))
+        single = max(float((a - b).abs().max()) for a, b in zip(*weights, strict=True))
+        if not (far <= 5e-6 and single <= 1e-5):  # AdamW, which moves them by 1e-4, makes the rounding of a gradient near 0 that large
+            found.failed.append(f"{what}: weights differ from those of the CPU by {far} of their norm, one by {single}")
+        found.done += 1
+
+
+def sweep_stored(found: Findings) -> None:
+    """Windows of int16 reach the device as they are stored, also where the objective draws by row: the losses of the CPU."""
+    from test_data import V, narrow_windows
+
+    from bitimely_core import data
+
+    for objective, resident in (("next-previous", False), ("masked", False), ("next-previous", "auto"), ("masked", "auto")):
+        losses, dtypes, devices = [], set(), set()
+        for device in ("cuda", "cpu"):
+            pretend.PHASE[0] = "other"
+            torch.manual_seed(0)
+            model: Any = models.build("bitimelygpt", preset="tiny", channels=V, length=6, tokenizer="steps", layers=2)
+            batches = data.batches(narrow_windows(11), 4)
+            kept = batches.read_narrow  # type: ignore[attr-defined]
+
+            def read(
+                *given: Any, kept: Any = kept, dtypes: set[Any] = dtypes, devices: set[str] = devices, **options: Any
+            ) -> Iterator[Batch]:
+                for batch in kept(*given, **options):
+                    dtypes.add(batch.values.dtype)
+                    devices.add(batch.values.device.type)
+                    yield batch
+
+            batches.read_narrow = read  # type: ignore[attr-defined]
+            config = TrainConfig(epochs=1, device=device, batch_size=4, precision="fp32", log_every=1000, resident=resident)
+            losses.append(loop.fit(model, batches, name_phases(objectives.get(objective), objective), config=config)["loss"])
+        if (
+            dtypes != {torch.int16}
+            or devices != {"cuda" if resident else "cpu"}
+            or not abs(losses[0] - losses[1]) <= TOLERANCE * abs(losses[1])
+        ):
+            found.failed.append(f"{objective}: losses {losses}, {dtypes} on {devices}")
         found.done += 1
 
 
@@ -268,7 +314,7 @@ def sweep_verbs(found: Findings, home: Path) -> None:
 def main() -> None:
     """Run one sweep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sweep", choices=("training", "faults", "verbs"))
+    parser.add_argument("sweep", choices=("training", "faults", "stored", "verbs"))
     parser.add_argument("--models", default="")
     parser.add_argument("--kinds", default="regular,ragged,events")
     parser.add_argument("--own", action="store_true", help="each model with its own objective alone, and fine-tuned")
@@ -282,8 +328,8 @@ def main() -> None:
     names, kinds, found = given.models.split(",") if given.models else list(registry.models), given.kinds.split(","), Findings()
     if given.sweep == "training":
         sweep_training(found, names, kinds, own=given.own)
-    elif given.sweep == "faults":
-        sweep_faults(found)
+    elif given.sweep in {"faults", "stored"}:
+        {"faults": sweep_faults, "stored": sweep_stored}[given.sweep](found)
     else:
         sweep_verbs(found, given.home)
     found.print()

@@ -1,5 +1,6 @@
 """Windows to batches: order, exact resume, processes, fractions, dtypes."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from bitimely_core import data
 from bitimely_core.schemas.tokens import WindowManifest, WindowOptions, WindowStatistics
 from bitimely_core.tokens import Windows
 from bitimely_core.tokens.windows import encode_targets
+from bitimely_core.training.batches import scale_values
 from bitimely_core.types import Batch
 
 T, V = 6, 2
@@ -53,6 +55,20 @@ def windows(n: int, *, subjects: int = 5, task: str = "classification", missing:
         recording=np.zeros(n, np.int32),
         centre=np.zeros((1, V), np.float32),
         factor=np.ones((1, V), np.float32),
+    )
+
+
+def narrow_windows(n: int, **options: Any) -> Windows:
+    """The same with random int16 values of two recordings with scales of their own."""
+    draw = np.random.default_rng(n)
+    block = draw.integers(-(2**15), 2**15, (n, T, V)).astype(np.int16)
+    centre, factor = (draw.normal(size=(2, V)).astype(np.float32) * size for size in (1e3, 1e-3))
+    return dataclasses.replace(
+        windows(n, **options),
+        shards=(block[: n // 3], block[n // 3 :]),
+        recording=np.arange(n, dtype=np.int32) % 2,
+        centre=centre,
+        factor=factor,
     )
 
 
@@ -205,3 +221,33 @@ def test_mixed_sets_take_turns_and_every_row_comes_once() -> None:
 def test_mixed_of_one_set_is_that_set() -> None:
     one = windows(11)
     assert [rows(batch) for batch in data.mix_batches([one], 4, seed=3)(2)] == [rows(batch) for batch in data.batches(one, 4, seed=3)(2)]
+
+
+def test_values_that_travel_as_stored_are_scaled_to_the_same_bits() -> None:
+    one = narrow_windows(11)
+    for batches in (data.batches(one, 4, seed=1), data.mix_batches([one, narrow_windows(7)], 4, seed=1)):
+        for plain, narrow in zip(batches(2, start=1, world=2), batches.read_narrow(2, start=1, world=2), strict=True):  # type: ignore[attr-defined]
+            assert (plain.values.dtype, narrow.values.dtype) == (torch.float32, torch.int16)
+            scaled = scale_values(narrow)
+            assert scaled.affine is None
+            assert torch.equal(scaled.values, plain.values)
+            assert torch.equal(scaled.index, plain.index)  # type: ignore[arg-type]
+
+
+def test_values_that_are_missing_or_not_int16_never_travel_as_stored() -> None:
+    for one in (narrow_windows(6, missing=True), windows(6)):
+        assert not one.narrow
+        for batch in data.batches(one, 4).read_narrow(0):  # type: ignore[attr-defined]
+            assert batch.affine is None
+            assert batch.values.dtype == torch.float32
+
+
+def test_batches_of_rows_on_a_device_are_those_of_the_host() -> None:
+    batches: Any = data.mix_batches([narrow_windows(11, train=0.8)["train"], narrow_windows(7), windows(5)], 4, seed=1)
+    with batches.keep_on(torch.device("cpu"), 1e9):
+        assert sorted(batches.resident) == [0, 1]
+        for plain, narrow in zip(batches(2, start=1, rank=1, world=2), batches.read_narrow(2, start=1, rank=1, world=2), strict=True):
+            assert all(a is b is None or torch.equal(a, b) for a, b in zip(scale_values(narrow), plain, strict=True))
+    assert not batches.resident
+    with batches.keep_on(torch.device("cpu"), sum(map(len, batches.sets[:2])) * T * V * 2):  # not less:
+        assert not batches.resident

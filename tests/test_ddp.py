@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small
 import torch
 from safetensors.torch import load_file, save_file
 from test_resume import Forge, log_of
@@ -21,13 +22,28 @@ from test_resume import warm as warm
 from test_train import Outcome, Rows, Tiny, squares, valid
 from torch import nn
 
+from bitimely_core import models, objectives, registry
 from bitimely_core.config import TrainConfig, validate
 from bitimely_core.errors import Exit, UserError
-from bitimely_core.training import distributed, loop
+from bitimely_core.schemas.runs import RunRecord
+from bitimely_core.training import distributed, gradients, loop, metrics_log
 from bitimely_core.training.distributed import barrier, get_rank, get_world_size, is_resuming, launch
 from bitimely_core.types import Batch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Series(Rows):
+    """Rows with three channels, of ragged lengths, as the batches of a data set have them."""
+
+    def __call__(self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1) -> Iterator[Batch]:
+        for batch in super().__call__(epoch, start=start, rank=rank, world=world):
+            assert batch.index is not None
+            draws = [torch.Generator().manual_seed(int(row)) for row in batch.index]
+            values = [torch.randn(32, 3, dtype=torch.float64, generator=draw) for draw in draws]
+            lengths = torch.tensor([24 + int(row) % 3 * 4 for row in batch.index]).reshape(-1, 1)
+            values_of_rows = torch.stack(values) if values else torch.zeros(0, 32, 3, dtype=torch.float64)
+            yield Batch(values_of_rows, mask=torch.arange(32) < lengths, index=batch.index)
 
 
 class Two(nn.Module):
@@ -80,10 +96,18 @@ def terminated_at_step_3(model: nn.Module, batch: Batch, generator: torch.Genera
     return squares(model, batch)
 
 
+def killed_at_step_3(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
+    """Process 1 alone is killed, in its third step."""
+    STEPS.append(1)
+    if get_rank() == 1 and len(STEPS) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return squares(model, batch)
+
+
 STEPS: list[int] = []  # of this process; terminated_at_step_3 is called once a step
 
 
-OBJECTIVES = {o.__name__: o for o in (squares, valid, by_parity, failing, broken, unlike, terminated_at_step_3)}
+OBJECTIVES = {o.__name__: o for o in (squares, valid, by_parity, failing, broken, unlike, terminated_at_step_3, killed_at_step_3)}
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "plain": lambda: Tiny(dropout=0.0, batch_norm=False),
     "two": Two,
@@ -91,10 +115,32 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+SMALL = {"layers": 2, "heads": 2, "dim": 16, "ffn_dim": 16}
+STACK = {**SMALL, "value_dim": 16}
+CURVES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # objective -> model, its settings, those of the objective
+    "next-previous": ("bitimelygpt", STACK, {}),
+    "next-previous-strict": ("bitimelygpt", STACK, {"direction_sampling": True}),
+    "next": ("bitimelygpt", STACK, {}),
+    "masked": ("bitimelygpt", STACK, {}),
+    "gap": ("bitimelygpt", {**STACK, "channel_independent": True}, {}),
+    "masked-runs": ("bitimelygpt", {**STACK, "tokenizer": "steps"}, {}),
+    "masked-patches": ("bitimelygpt", {**STACK, "tokenizer": "patch"}, {}),
+    "vae": ("mtand", {**SMALL, "reference": 8, "latent": 3}, {"samples": 2}),
+    "cpc": ("s4", {**SMALL, "ahead": 2, "encoder_norm": "layer"}, {"negatives": 5}),
+}
+
+
 def member(folder: str, task: dict[str, Any]) -> int:
     """One process: trains, writes its weights and its error message beside the run."""
     rank = distributed.get_rank()
-    model: nn.Module = MODELS[task.get("model", "plain")]().double()
+    rows: type[Rows] = Rows
+    if (size := task.get("build")) is not None:
+        torch.manual_seed(0)
+        model: nn.Module = models.build(task["model"], channels=3, length=32, dropout=0.0, **size).double()
+        objective: Any = objectives.get(task["objective"], **task.get("settings", {}))
+        rows = Series
+    else:
+        model, objective = MODELS[task.get("model", "plain")]().double(), OBJECTIVES[task.get("objective", "squares")]
     if rank == 1:  # process 0 decides
         nn.init.constant_(next(model.parameters()), 7.0)
     values = {"epochs": 2, "lr": 1e-2, "log_every": 1, "device": "cpu", **task.get("config", {})}
@@ -102,14 +148,16 @@ def member(folder: str, task: dict[str, Any]) -> int:
     try:
         loop.fit(
             model,
-            Rows(rows=task.get("rows", 21), dtype=torch.float64),
-            OBJECTIVES[task.get("objective", "squares")],
-            validation=Rows(rows=7, dtype=torch.float64),
+            rows(rows=task.get("rows", 21), dtype=torch.float64),
+            objective,
+            validation=rows(rows=7, dtype=torch.float64),
             folder=Path(folder) / "run",
             config=validate(TrainConfig, values),
         )
-    except UserError as error:
-        code, message = int(error.exit_code), str(error)
+    except (UserError, RuntimeError) as error:
+        fault = error if isinstance(error, UserError) else distributed.find_lost_peer(error)
+        assert fault is not None
+        code, message = int(fault.exit_code), str(fault)
     save_file(model.state_dict(), str(Path(folder) / f"rank{rank}.safetensors"))
     (Path(folder) / f"rank{rank}.json").write_text(json.dumps(message))
     return code
@@ -122,14 +170,14 @@ def forge() -> Iterator[Forge]:
     made.close()
 
 
-def together(forge: Forge, folder: Path, world: int, **task: Any) -> list[int]:
-    """The exit codes of `world` processes that run `member`."""
+def together(forge: Forge, folder: Path, world: int, call: str = "member", *arguments: Any, **task: Any) -> list[int]:
+    """The exit codes of `world` processes that run `member`, or another function."""
     folder.mkdir(exist_ok=True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world)}
-    pids = [forge.start("member", str(folder), task, RANK=str(r), LOCAL_RANK=str(r), **place) for r in range(world)]
+    pids = [forge.start(call, str(folder), *(arguments or (task,)), RANK=str(r), LOCAL_RANK=str(r), **place) for r in range(world)]
     return [forge.wait(pid) for pid in pids]
 
 
@@ -167,6 +215,30 @@ def test_two_processes_are_one(task: dict[str, Any], forge: Forge, tmp_path: Pat
         assert log_of(tmp_path / "two" / "run")[-1]["loss"] == pytest.approx(log_of(tmp_path / "one" / "run")[-1]["loss"], rel=0.05)
     else:
         agree(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.parametrize("objective", CURVES)
+def test_one_two_and_three_processes_have_one_curve(objective: str, forge: Forge, tmp_path: Path) -> None:
+    """What is drawn by row does not know the processes: 21 rows of three lengths in batches of four, two parts a batch in one case."""
+    model, build, settings = CURVES[objective]
+    task = {"model": model, "objective": objective, "build": build, "settings": settings, "config": {"epochs": 1}}
+    for world in (1, 2, 3):
+        assert together(forge, tmp_path / str(world), world, **task) == [0] * world
+    task["config"]["accumulate"] = 2
+    assert together(forge, tmp_path / "parts", 2, **task) == [0, 0]
+    alone = log_of(tmp_path / "1" / "run")
+    assert len({line["loss"] for line in alone}) == len(alone) == 7
+    for other in ("2", "3", "parts"):
+        for one, two in zip(alone, log_of(tmp_path / other / "run"), strict=True):
+            assert one["loss"] == pytest.approx(two["loss"], rel=1e-6)
+        for name, value in weights_of(tmp_path / "1").items():
+            torch.testing.assert_close(weights_of(tmp_path / other)[name], value, rtol=1e-5, atol=1e-7)
+
+
+def test_every_objective_that_compares_no_rows_has_its_curve_tested() -> None:
+    """drop is CRT's alone, whose batch norms have the statistics of a process."""
+    alone = {name for name, entry in registry.objectives.items() if entry.facts.rows == 1 and name != "none"}
+    assert {"drop", *CURVES} >= alone
 
 
 def test_batch_statistics_are_the_same_in_all_processes(forge: Forge, tmp_path: Path) -> None:
@@ -209,6 +281,59 @@ def test_an_error_of_one_process_is_reported_by_all(objective: str, code: Exit, 
     assert together(forge, tmp_path, 2, objective=objective) == [code, code]
     assert words in json.loads((tmp_path / "rank0.json").read_text())
     assert time.monotonic() - begun < 20
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_killed_process_ends_the_others_and_loses_nothing(world: int, forge: Forge, tmp_path: Path) -> None:
+    begun = time.monotonic()
+    codes = together(forge, tmp_path / "killed", world, objective="killed_at_step_3", config={"checkpoint_every": 1})
+    assert codes == [-signal.SIGKILL if rank == 1 else Exit.RESOURCES for rank in range(world)]
+    assert time.monotonic() - begun < 10
+    words = json.loads((tmp_path / "killed" / "rank0.json").read_text())
+    assert f"process 0 of {world} has lost another one" in words
+    saved = loop.load_latest_checkpoint(tmp_path / "killed" / "run")
+    assert saved is not None
+    assert saved.step == 2
+    assert together(forge, tmp_path / "killed", world) == [0] * world
+    assert together(forge, tmp_path / "whole", world) == [0] * world
+    assert log_of(tmp_path / "killed" / "run") == log_of(tmp_path / "whole" / "run")
+    assert all(torch.equal(value, weights_of(tmp_path / "killed")[name]) for name, value in weights_of(tmp_path / "whole").items())
+
+
+def exchange(folder: str, accumulate: int) -> int:
+    """One process: the order in which gradients arrive and buckets leave in each step, beside the run."""
+    events: list[list[str]] = []
+    model = Tiny(dropout=0.0, batch_norm=False).double()
+    send = gradients.Bucket.send
+
+    def record(bucket: gradients.Bucket) -> None:
+        events[-1].append(f"bucket of {len(bucket.parameters)}")
+        send(bucket)
+
+    def begin(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
+        events.append([])
+        return squares(model, batch)
+
+    gradients.Bucket.send = record  # type: ignore[method-assign]
+    gradients.GradientSum.__init__.__defaults__ = (8 * 14,)  # bytes of a bucket, for the 38 float64 of the model in four
+    model.enter.weight.register_post_accumulate_grad_hook(lambda _: events[-1].append("gradient of the first layer"))
+    config = validate(TrainConfig, {"steps": 2, "accumulate": accumulate, "device": "cpu"})
+    loop.fit(model, Rows(rows=8, dtype=torch.float64), begin, config=config)
+    (Path(folder) / f"events{get_rank()}.json").write_text(json.dumps(events))
+    return 0
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_gradients_travel_during_the_last_backward_pass(accumulate: int, forge: Forge, tmp_path: Path) -> None:
+    assert together(forge, tmp_path, 2, "exchange", accumulate) == [0, 0]
+    for rank in (0, 1):
+        events = json.loads((tmp_path / f"events{rank}.json").read_text())
+        assert len(events) == 2 * accumulate
+        for at, one in enumerate(events):
+            first = one.index("gradient of the first layer")
+            sent = [event for event in one if event.startswith("bucket")]
+            assert len(sent) == (4 if (at + 1) % accumulate == 0 else 0)
+            assert one[:first] == sent[:3]
 
 
 def test_settings_that_differ_stop_all_processes(forge: Forge, tmp_path: Path) -> None:
@@ -273,6 +398,28 @@ def test_launch_passes_a_signal_on(tmp_path: Path) -> None:
     out, err = process.communicate(timeout=60)
     assert out == f"exit {int(Exit.TERMINATED)}\n"
     assert err == ""
+
+
+@pytest.mark.slow
+def test_two_nodes_train_a_contrastive_objective_with_a_short_last_batch(tmp_path: Path) -> None:
+    """23 windows in batches of ten: of the last three, one process would have one window, which has no other to be compared with."""
+    home = small.copy_data(tmp_path / "home")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torchrun = f"-m torch.distributed.run --nnodes 2 --nproc-per-node 1 --local-addr 127.0.0.1 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port}"
+    ours = "-m bitimely -- pretrain --run two --model ts2vec --preset tiny --data generic/classification --batch-size 10 --epochs 2"
+    command = [sys.executable, *torchrun.split(), *ours.split(), "-w", str(home)]
+    for name, value in {"model.layers": 2, "model.dim": 8, "train.device": "cpu"}.items():
+        command += ["--set", f"{name}={value}"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), "OMP_NUM_THREADS": "1"}
+    nodes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) for _ in range(2)]
+    shown = [node.communicate(timeout=300)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], shown
+    record = RunRecord.load(home / "runs" / "two" / "run.json")
+    assert record.environment is not None
+    assert record.environment.processes == 2
+    assert [line["step"] for line in metrics_log.read_metrics(home / "runs" / "two") if line["split"] == "train"][-1] == 4
 
 
 def test_launch_leaves_one_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from bitimely_core import models, objectives
 from bitimely_core.config import TrainConfig, validate
 from bitimely_core.errors import Exit, Reason, UserError, input_error
-from bitimely_core.training import checkpoints, loop
+from bitimely_core.training import checkpoints, loop, metrics_log
+from bitimely_core.training.batches import read_ahead
 from bitimely_core.training.devices import select_device
 from bitimely_core.training.estimate import estimate
 from bitimely_core.training.faults import is_divisible, out_of_memory_error
@@ -188,7 +189,7 @@ def test_lines_of_the_log(tmp_path: Any) -> None:
     batches = Rows()
     result = loop.fit(Tiny(), batches, squares, validation=Rows(rows=9), folder=tmp_path, log=seen.append, config=config(log_every=4))
     lines = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert lines == [{key: value for key, value in line.items() if key != "of"} for line in seen] == loop.read_metrics(tmp_path)
+    assert lines == [{key: value for key, value in line.items() if key != "of"} for line in seen] == metrics_log.read_metrics(tmp_path)
     assert [(line["step"], line["split"]) for line in lines] == [
         (1, "train"),
         (4, "train"),
@@ -532,18 +533,18 @@ def test_reading_ahead_keeps_order_errors_and_ends(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Tensor, "pin_memory", lambda self: self)
     batches, gpu = Rows(), torch.device("cuda")
-    for a, b in zip(loop._prefetch(batches(3), gpu), batches(3), strict=True):
+    for a, b in zip(read_ahead(batches(3), gpu), batches(3), strict=True):
         assert torch.equal(a.values, b.values)
 
     def broken() -> Iterator[Batch]:
         yield next(batches(0))
         raise input_error(Reason.INTEGRITY, "damaged")
 
-    stream = loop._prefetch(broken(), gpu)
+    stream = read_ahead(broken(), gpu)
     next(stream)
     with pytest.raises(UserError, match="damaged"):
         next(stream)
-    stream = loop._prefetch(batches(0), gpu)
+    stream = read_ahead(batches(0), gpu)
     next(stream)
     stream.close()
     for thread in threading.enumerate():
@@ -594,3 +595,72 @@ def test_precision_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> Non
         assert (found.precision, found.core_precision) == expected
     chosen = loop.TrainConfig(precision="fp32")
     assert resolve_precision(chosen) is chosen
+
+
+@pytest.mark.filterwarnings("ignore")  # torch deprecates parts of its own compiler
+def test_one_graph_serves_all_layers_of_a_direction(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch._dynamo
+
+    from bitimely_core import models, objectives
+
+    original, compiled = nn.Module.compile, []
+
+    def trace(self: nn.Module) -> None:
+        compiled.append(type(self).__name__)
+        original(self, backend="aot_eager")
+
+    class Windows:
+        steps, size = 3, 4
+
+        def __call__(self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1) -> Any:
+            return (Batch(torch.randn(4, 64, 2, generator=torch.Generator().manual_seed(at))) for at in range(start, 3))
+
+    monkeypatch.setattr(nn.Module, "compile", trace)
+    torch._dynamo.reset()
+    counters: Any = torch._dynamo.utils.counters
+    counters.clear()
+    found = []
+    for chosen in (True, False):
+        torch.manual_seed(0)
+        model = models.build("bitimelygpt", preset="tiny", channels=2, length=64, layers=6)
+        objective = objectives.get("next-previous")
+        found.append(loop.fit(model, Windows(), objective, config=loop.TrainConfig(epochs=1, device="cpu", batch_size=4, compile=chosen)))
+        assert all(module._compiled_call_impl is None for module in model.modules())
+    assert compiled == ["StackLayer"] * 6
+    assert counters["stats"]["unique_graphs"] == 2
+    assert not counters["graph_break"]
+    assert found[0]["loss"] == pytest.approx(found[1]["loss"], rel=1e-5)
+
+
+def test_compilation_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bitimely_core.ops import operator
+    from bitimely_core.training.devices import resolve_compile
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    for backend, device, chosen, stack, expected in (
+        ("triton", "cuda", "auto", True, (True, False)),  # what it is, and whether there is a warning
+        ("triton", "cuda", "auto", False, (False, False)),
+        ("triton", "cuda", True, False, (True, False)),
+        ("triton", "cuda", False, True, (False, False)),
+        ("torch", "cuda", "auto", True, (False, False)),
+        ("torch", "cuda", True, True, (False, True)),
+        ("triton", "cpu", "auto", True, (False, False)),
+        ("torch", "cpu", True, True, (True, False)),
+    ):
+        monkeypatch.setattr(operator, "find_backend", lambda backend=backend: backend)
+        settings, findings = resolve_compile(loop.TrainConfig(compile=chosen), torch.device(device), stack=stack)
+        assert (settings.compile, bool(findings)) == expected
+    assert loop.TrainConfig().compile == "auto"
+
+
+def test_gradients_that_vanish_are_zero_within_a_training_alone() -> None:
+    """On the CPU numbers below 1e-38 take up to ten times as long, and a GPU has none: `fit` has none either, and leaves its caller's."""
+    seen: list[float] = []
+
+    def objective(model: nn.Module, batch: Batch, **options: Any) -> Outcome:
+        seen.append((torch.tensor(1e-39) * 1.0).item())
+        return squares(model, batch, **options)
+
+    loop.fit(Tiny(), Rows(), objective, config=config(epochs=1, device="cpu"))
+    assert set(seen) == {0.0}
+    assert (torch.tensor(1e-39) * 1.0).item() > 0

@@ -29,7 +29,7 @@ def build(
     progress: Progress | None = None,
     **choices: Any,
 ) -> Any:
-    """Windows, by `building.build_windows`, or sequences, by `claims.tokenize.resolve_plan`, from a cache. Raises UserError as these."""
+    """Windows, by `building.build_windows`, or sequences, by `claims.sequence_plan.resolve_plan`, from a cache. Raises UserError as these."""
     opened = open_cache(cache, verify=False) if isinstance(cache, str | Path) else cache
     kind = registry.load_data_kind(opened.manifest.kind)
     kind.write_tokens(cache, out=Path(out), verify=verify, force_new=force_new, progress=progress, **choices)

@@ -64,9 +64,10 @@ def describe_windows(summary: Choices) -> tuple[str, str]:
 def estimate_windows(facts: DatasetFacts, view: str, cache: Cache | None, window: int | None, rate: float | None) -> Choices:
     """Windows (None: unknown), channels and samples a window of a view, from its cache, else from the view and the paper."""
     stated, cut = facts.paper.get(view, {}), facts.views.get(view)
-    rate = rate or (cut.rate if cut else 0)
-    seconds = window / rate if window and rate else cut.window / cut.rate if cut and cut.rate else 0.0
-    length = window or (cut.window if cut else 0) or stated.get("length")
+    seconds = cut.window / cut.rate if cut and cut.rate else 0.0
+    if window and (rate := rate or (cut.rate if cut else 0)):
+        seconds = window / rate
+    length = window or round(seconds * (rate or 0)) or (cut.window if cut else 0) or stated.get("length")
     return {
         "windows": (count_windows(cache, seconds) if cache else 0) or stated.get("sequences"),
         "channels": len(cut.channels) if cut and cut.channels else stated.get("channels", 1),

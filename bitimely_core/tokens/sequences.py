@@ -5,12 +5,15 @@ Legend: n sequences, N events of the longest of them, C labels.
 
 from __future__ import annotations
 
+import io
+import mmap
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -29,7 +32,9 @@ if TYPE_CHECKING:
 
 SPECIAL = ("[PAD]", "[SOS]", "[EOS]", "[MASK]", "[UNK]")  # ids 0 to 4; codes follow
 SHARDS = re.compile(r"sequences-\d+-[0-9a-f]{16}\.parquet")
+VALUES = "values.parquet"  # cut points and moments of the numbers of codes
 COHORT = "cohort.parquet"  # who belongs to the cohort of the sequences
+IN_MEMORY = 1 << 28  # bytes of codes and times up to which they are all in memory; more are mapped from the disk
 MAX_EVENTS = 254  # events that a model sees: 256 positions with [SOS] and [EOS]
 
 
@@ -45,6 +50,7 @@ class EventSequences(TokenSet):
     index_time: np.ndarray  # [subjects] float32 months of the index day on the sequence's clock; NaN: the last event ends it
     age: np.ndarray | None = None  # [subjects] float32 months at the first event; NaN: not known
     sex: np.ndarray | None = None  # [subjects] uint8: 1 male, 2 female, 0 unknown
+    numbers: np.ndarray | None = None  # float32 beside `flat`: numbers of the events as they are, NaN: none; None: a set without them
     limit: int = MAX_EVENTS
 
     inputs = "events"
@@ -99,6 +105,16 @@ class EventSequences(TokenSet):
         """Events of each uncut sequence of this subset, [n] int64."""
         return np.diff(self.firsts)[self.rows]
 
+    def moments(self) -> dict[int, tuple[float, float]]:
+        """Mean and standard deviation of the numbers of each id that has any, in the training split up to the index days."""
+        import polars as pl
+
+        if self.numbers is None:
+            return {}
+        fitted = pl.read_parquet(self.folder / VALUES, columns=["code", "mean", "std"])
+        ids = {code: at for at, code in enumerate(self.vocabulary)}
+        return {ids[code]: (mean, std) for code, mean, std in fitted.iter_rows() if code in ids}
+
     def counts(self) -> np.ndarray:
         """Occurrences of each id in each uncut sequence of this subset, [n, codes] float32."""
         out = np.zeros((len(self.firsts) - 1, self.codes), dtype=np.float32)
@@ -110,7 +126,7 @@ class EventSequences(TokenSet):
         epoch and row, else in the order of their ids.
 
         Returns values [n, N] int64 (0 behind the end), times [n, N] float32 months since the first event that is read, mask [n, N] bool,
-        end [n] float32: position of [EOS], the last event or the index day, person [n, 4] float32 as in `Batch`.
+        end [n] float32: position of [EOS], the last event or the index day, person [n, 4] and numbers [n, N] float32 as in `Batch`.
         """
         rows = self._check_rows(rows)
         stops = self.firsts[rows + 1]
@@ -120,7 +136,10 @@ class EventSequences(TokenSet):
         mask = np.arange(width) < lengths[:, None]
         at = np.where(mask, starts[:, None] + np.arange(width), 0)
         values = np.where(mask, self.flat[at], 0).astype(np.int64) if len(self.flat) else np.zeros(mask.shape, np.int64)
-        clock = self.clock.astype(np.float64)[at] if len(self.clock) else np.zeros(mask.shape)
+        clock = np.asarray(self.clock[at], np.float64) if len(self.clock) else np.zeros(mask.shape)
+        numbers = None if self.numbers is None else np.where(mask, self.numbers[at] if len(self.numbers) else np.nan, np.float32(np.nan))
+        for mapped in (self.flat, self.clock, self.numbers):
+            _release_pages(mapped)
         begin = clock[:, :1]
         times = np.where(mask, clock - begin, 0.0)
         last = times.max(axis=1, initial=0.0)
@@ -128,13 +147,16 @@ class EventSequences(TokenSet):
         if draw is not None:
             for i, row in enumerate(rows.tolist()):
                 keys = np.random.Generator(np.random.PCG64([*draw, row])).random(int(lengths[i]))
-                values[i, : lengths[i]] = values[i, np.lexsort((keys, times[i, : lengths[i]]))]
+                order = np.lexsort((keys, times[i, : lengths[i]]))
+                for part in (values, *(() if numbers is None else (numbers,))):
+                    part[i, : lengths[i]] = part[i, order]
         return {
             "values": values,
             "times": times.astype(np.float32),
             "mask": mask,
             "end": np.where(np.isnan(index_time), last, index_time).astype(np.float32),
             "person": self._describe_persons(rows, begin[:, 0]),
+            "numbers": numbers,
         }
 
     def _describe_persons(self, rows: np.ndarray, begin: np.ndarray) -> np.ndarray | None:
@@ -145,6 +167,48 @@ class EventSequences(TokenSet):
         known = ~np.isnan(years)
         columns = (np.where(known, (years - 50) / 10, 0.0), known, self.sex[rows] == 1, self.sex[rows] == 2)
         return np.stack(columns, axis=1).astype(np.float32)
+
+
+def _release_pages(mapped: np.ndarray | None) -> None:
+    """Give the pages of a mapped file back: they stay in the cache of the system, not in the memory of the process."""
+    if isinstance(mapped, np.memmap):
+        mapped._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
+
+
+def _read_shards(folder: Path, names: Sequence[str], *, mapped: bool, numbered: bool) -> tuple[pl.DataFrame, dict[str, np.ndarray]]:
+    """The sequences without their events, but with their `length`; and codes and times (and `values`, if they are `numbered`) of all events, in memory or
+    `mapped` from a scratch file, which holds one shard in memory at a time.
+    """
+    import polars as pl
+
+    parts: list[pl.DataFrame] = []
+    kinds: dict[str, np.dtype[Any]] = {"codes": np.dtype(np.int32), "times": np.dtype(np.float32)}
+    kinds |= {"values": np.dtype(np.float32)} if numbered else {}
+    with ExitStack() as stack:
+        streams = {name: stack.enter_context(storage.open_scratch(folder) if mapped else io.BytesIO()) for name in kinds}
+        for file in names:
+            part = pl.read_parquet(folder / file).with_columns(pl.col("split").cast(pl.String), length=pl.col("codes").list.len())
+            for name, kind in kinds.items():
+                events = part.filter(pl.col("length") > 0)[name].explode()
+                streams[name].write(events.fill_null(float("nan") if name == "values" else 0).to_numpy().astype(kind).data)
+            parts.append(part.drop("codes", "times", "values", strict=False))
+            del part
+        frame = pl.concat(parts)
+        size = int(frame["length"].sum())
+        return frame, {name: _map_events(streams[name], kind, size) for name, kind in kinds.items()}
+
+
+def _map_events(stream: BinaryIO, kind: np.dtype[Any], size: int) -> np.ndarray:
+    """The events that a stream holds."""
+    if isinstance(stream, io.BytesIO) or not size:
+        return np.frombuffer(stream.getvalue() if isinstance(stream, io.BytesIO) else b"", kind)
+    stream.flush()
+    return np.memmap(stream, kind, "r", shape=(size,))
+
+
+def _measure_files(folder: Path, names: Sequence[str]) -> list[int]:
+    """Bytes of the files that are there."""
+    return [(folder / name).stat().st_size for name in names if (folder / name).is_file()]
 
 
 def write_shard(out: Path, number: int, frame: pl.DataFrame) -> dict[str, StoredFile]:
@@ -162,21 +226,23 @@ def publish_sequences(
     ratios: pl.DataFrame,
     statistics: SequenceStatistics | PredictionStatistics,
     cohort: pl.DataFrame | None = None,
+    values: pl.DataFrame | None = None,
 ) -> None:
     """Write a set of sequences, the manifest last; the caller holds the lock.
 
     `manifest` is without files and shards; `shards`: files of `write_shard`, in order. `vocabulary`: id, code, name, category,
     n_subjects_train, n_events_train. `ratios`: target, code, ratio, lo, hi, n_case_with, n_case, n_ref_with, n_ref, selected.
-    `cohort`: who belongs to it and why not, as `claims.cohorts.select_subjects`.
+    `cohort`: who belongs to it and why not, as `claims.cohorts.select_subjects`. `values`: of the numbers of codes, as `claims.code_values.fit_values`.
     """
     if (out / manifests.MANIFEST).exists():
         storage.os_unlink(out / manifests.MANIFEST)
     files = dict(shards)
     frames = {"vocab.parquet": vocabulary, "ratios.parquet": ratios}
-    if cohort is not None:
-        frames[COHORT] = cohort
-    elif (out / COHORT).exists():
-        storage.os_unlink(out / COHORT)
+    for name, frame in ((COHORT, cohort), (VALUES, values)):
+        if frame is not None:
+            frames[name] = frame
+        elif (out / name).exists():
+            storage.os_unlink(out / name)
     for name, frame in frames.items():
         sha256, size = storage.write_parquet(out / name, to_table(frame))
         files[name] = StoredFile(sha256=sha256, size=size, rows=frame.height)
@@ -244,10 +310,12 @@ def open_sequences(folder: str | Path, verify: bool = True, shards: int | None =
     folder = Path(folder)
     manifest = open_manifest(folder, SequenceManifest, verify)
     labels = manifest.class_names
-    require_memory(sum((folder / name).stat().st_size for name in manifest.shards[:shards] if (folder / name).is_file()), folder.name)
+    names = manifest.shards[:shards]
+    numbered = bool(manifest.options.numbers)
+    is_mapped, sizes = manifest.events * (12 if numbered else 8) > IN_MEMORY, _measure_files(folder, names)
+    require_memory(max(sizes, default=0) if is_mapped else sum(sizes), folder.name)
     try:
-        parts = [pl.read_parquet(folder / name) for name in manifest.shards[:shards]]
-        frame = pl.concat(parts).with_columns(pl.col("split").cast(pl.String))
+        frame, events = _read_shards(folder, names, mapped=is_mapped, numbered=numbered)
         vocabulary = pl.read_parquet(folder / "vocab.parquet").sort("id")
     except (OSError, pl.exceptions.PolarsError) as error:
         raise_system_error(error, folder)
@@ -273,7 +341,6 @@ def open_sequences(folder: str | Path, verify: bool = True, shards: int | None =
     times = manifest.options.time_to_event
     columns = [(f"time_{name}", f"event_{name}") for name in labels for _ in times] if times else [(f"y_{name}",) for name in labels]
     known = [np.stack([frame[column].cast(pl.Float32).to_numpy() for column in of], 1) for of in columns]
-    lengths = frame["codes"].list.len().to_numpy()
     return EventSequences(
         folder=folder,
         manifest=manifest,
@@ -281,9 +348,10 @@ def open_sequences(folder: str | Path, verify: bool = True, shards: int | None =
         rows=np.arange(frame.height),
         whole_index=index,
         target=(np.stack(known, axis=1) if times else np.concatenate(known, axis=1)) if labels else None,
-        flat=frame["codes"].explode().drop_nulls().to_numpy().astype(np.int32),
-        clock=frame["times"].explode().drop_nulls().to_numpy().astype(np.float32),
-        firsts=np.cumsum([0, *lengths]).astype(np.int64),
+        flat=events["codes"],
+        clock=events["times"],
+        numbers=events.get("values"),
+        firsts=np.append(0, np.cumsum(frame["length"].to_numpy())).astype(np.int64),
         index_time=frame["t_index"].cast(pl.Float32).fill_null(float("nan")).to_numpy(),
         vocabulary=(*SPECIAL, *vocabulary["code"].to_list()),
         age=frame["age0_months"].cast(pl.Float32).fill_null(float("nan")).to_numpy() if "age0_months" in frame.columns else None,

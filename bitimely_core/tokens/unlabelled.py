@@ -82,7 +82,7 @@ def parse_map(items: Sequence[str], channels: Sequence[str]) -> ChannelMap:
 class ReadingPlan(NamedTuple):
     """What is read of a recording: channels of the run under the names of the map, and labels only where `labels` maps their texts."""
 
-    channels: tuple[str, ...]
+    options: WindowOptions
     mapping: ChannelMap
     labels: Mapping[str, str] | None = None
 
@@ -96,9 +96,9 @@ class NewRecording(NamedTuple):
 
 
 def find_recordings(
-    paths: Sequence[Path], channels: Sequence[str], mapping: ChannelMap, labels: Mapping[str, str] | None = None
+    paths: Sequence[Path], options: WindowOptions, mapping: ChannelMap, labels: Mapping[str, str] | None = None
 ) -> Iterator[NewRecording]:
-    """The recordings of files, folders (also BIDS) and caches, with unique names; `channels` are read under the names of `mapping`.
+    """The recordings of files, folders (also BIDS) and caches, with unique names; the channels of `options` under the names of `mapping`.
 
     `labels`: text of an annotation -> class, of recordings whose labels are read (`cut_labelled`); None: no label is opened. A folder
     without recordings and a path that is not there are recordings whose `read` raises.
@@ -106,7 +106,7 @@ def find_recordings(
     used: Counter[str] = Counter()
     beside: dict[Path, Source] = {}
     for path in paths:
-        for found in _list_recordings(path, ReadingPlan(tuple(channels), mapping, labels), beside):
+        for found in _list_recordings(path, ReadingPlan(options, mapping, labels), beside):
             name = re.sub(r"[^A-Za-z0-9._+-]+", "-", found.name).strip("-._+")[:100] or "recording"
             used[name] += 1
             yield found._replace(name=name if used[name] == 1 else f"{name}-{used[name]}")
@@ -157,7 +157,7 @@ def _raise_error(error: UserError) -> Record:
 
 
 def _read_cached(path: Path, recording: str, plan: ReadingPlan) -> Record:
-    names = [name for wanted in plan.channels for name in plan.mapping.list_names(wanted)]
+    names = [name for wanted in plan.options.read_channels for name in plan.mapping.list_names(wanted)]
     records = open_cache(path, verify=False).records(names, only=[recording], labels=plan.labels is not None)
     return select_channels(next(iter(records)), plan)
 
@@ -172,14 +172,16 @@ def read_recording(source: Source, rel: str, plan: ReadingPlan) -> Record:
         info = recording_map.RecordingInfo(
             recording_id=PurePosixPath(recording_map.strip_suffix(rel)).name,
             subject_id="unknown",
-            rate=mapping.rate if kind in {"table", "npy", "mat"} else None,
-            time=mapping.time,
+            rate=(plan.options.rate if plan.options.clock else mapping.rate) if kind in {"table", "npy", "mat"} else None,
+            time="" if plan.options.clock else mapping.time,
             labels={} if plan.labels is None else dict(plan.labels),
             delimiter="\t" if recording_map.find_suffix(rel) == ".tsv" else mapping.delimiter,
         )
         names = _list_channels(source, rel, kind, info)
         if names is not None:
-            info = replace(info, channels={name: (name, "") for name in choose_channels(names, plan.channels, mapping).values()})
+            info = replace(
+                info, channels={name: (name, "") for name in choose_channels(names, plan.options.read_channels, mapping).values()}
+            )
         if kind in {"npy", "mat"} and info.rate is None:
             raise input_error(Reason.SAMPLING_RATE, "has no sampling rate", "expected `rate` in the file of --map", "Give --map FILE.toml")
         unit = generic.make_unit(source, rel, kind, info, bids=plan.labels is not None, annotators=() if plan.labels is None else ("atr",))
@@ -232,7 +234,7 @@ def suggest_channel(wanted: str, names: Sequence[str]) -> str | None:
 
 def select_channels(record: Record, plan: ReadingPlan) -> Record:
     """The record with the channels of `plan` alone, under their names in the run, and without labels unless it maps them."""
-    found = choose_channels((signal.channel for signal in record.signals), plan.channels, plan.mapping)
+    found = choose_channels((signal.channel for signal in record.signals), plan.options.read_channels, plan.mapping)
     signals = [signal._replace(channel=wanted) for wanted, name in found.items() for signal in record.signals if signal.channel == name]
     if plan.labels is not None:
         known = (note for note in record.annotations if note.label in plan.labels or not plan.labels)
@@ -253,13 +255,7 @@ class UnlabelledWindows:
 
 
 def prediction_options(options: WindowOptions) -> WindowOptions:
-    """Those of the training without labels: every window of the recording, at any rate that can be resampled.
-
-    Raises UserError (config, exit 2) for a view of samples at irregular times, which no file of signals has.
-    """
-    if options.clock is not None:
-        text = f"the run reads {options.dataset}, whose samples are irregular"
-        raise usage_error(text, "expected a run on regular signals", "Score it with: bitimely evaluate RUN")
+    """Those of the training without labels: every window of the recording, at any rate that can be resampled."""
     changed = {"resample": True, "trim": None, "target": None, "overlap": None, "labels": {UNLABELLED: UNLABELLED}}
     return options.model_copy(update=changed)
 
@@ -275,7 +271,7 @@ def cut_unlabelled(record: Record, name: str, preprocessing: Preprocessing, *, l
     Views of epochs have a window for each full epoch from the start of a segment, others one every stride; with `labels` those that the
     view labels, as at the training.
 
-    Raises UserError: unit, sampling_rate, length (no full window), all exit 4; those of `cut_record`.
+    Raises UserError: unit, sampling_rate, length (no full window), timestamps (of irregular samples), all exit 4; those of `cut_record`.
     """
     import polars as pl
 
@@ -283,12 +279,18 @@ def cut_unlabelled(record: Record, name: str, preprocessing: Preprocessing, *, l
     if labels:
         options = preprocessing.options.model_copy(update={"resample": True, "labels": None})
     signals, findings = match_units(record.signals, preprocessing)
-    findings = [*record.findings, *findings, *_report_rates(signals, options)]
+    findings = [
+        *record.findings,
+        *findings,
+        *(_report_rates(signals, options) if options.clock is None else _check_times(signals, options)),
+    ]
     if not labels:
         record = replace(record, annotations=_cover_segments(signals) if options.epoch is not None else [])
     record = replace(record, signals=signals)
     left_out: Counter[str] = Counter()
     cut = cut_record(record, options, preprocessing.units, left_out)
+    if cut is not None and options.irregular:
+        del cut.places[1:]  # rows behind the first window
     if cut is None or not cut.places:
         longest = max((len(signal.samples) / signal.rate for signal in signals), default=0.0)
         problem = f"{longest:.6g} s of signal" if cut is not None else "no stretch of it has all channels"
@@ -332,6 +334,9 @@ def match_units(signals: Sequence[Signal], preprocessing: Preprocessing) -> tupl
     units: Mapping[str, str] = dict(zip(preprocessing.options.channels, preprocessing.units, strict=True))
     out, findings = [], {}
     for signal in signals:
+        if signal.channel not in units:  # the times of samples that are brought to a grid
+            out.append(signal)
+            continue
         wanted, name = units[signal.channel], safe_text(signal.channel)
         if find_unit_factor(signal.unit, wanted) is None:
             if signal.unit.strip() and wanted:
@@ -357,6 +362,21 @@ def _report_rates(signals: Sequence[Signal], options: WindowOptions) -> Iterator
         if how is None:
             continue
         yield input_warning(Reason.SAMPLING_RATE, text, f"resampled to the {options.rate:g} Hz of the run {how}", field="rate")
+
+
+def _check_times(signals: Sequence[Signal], options: WindowOptions) -> Iterator[Finding]:
+    """Rows of irregular samples that are not read. Raises UserError (timestamps, exit 4) for times that are not seconds from the start in order."""
+    clock = next(signal for signal in signals if signal.channel == options.clock)
+    times = clock.samples.astype(np.float64) * clock.scale + clock.offset
+    if not np.isfinite(times).all() or (times < 0).any() or (np.diff(times) < 0).any():
+        wanted = "expected seconds since the start, of 0 or more, in order, in every row"
+        raise input_error(
+            Reason.TIMESTAMPS, f"{safe_text(clock.channel)} is not a time in each row", wanted, field=safe_text(clock.channel)
+        )
+    beyond = int((times > options.length).sum()) if options.grid else len(times) - options.window
+    if beyond > 0:
+        limit = f"{options.length:g} s" if options.grid else f"{options.window} rows"
+        yield input_warning(Reason.LENGTH, f"{beyond} rows behind the first {limit}", "they are not read, as at the training", count=beyond)
 
 
 def _cover_segments(signals: Sequence[Signal]) -> list[Annotation]:

@@ -144,13 +144,29 @@ class Windows(TokenSet):
         """`values` and `mask` at once."""
         return self._read_rows(rows)[:2]
 
-    def _read_rows(self, rows: Sequence[int] | np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+    @property
+    def narrow(self) -> bool:
+        """Whether `arrays` are the stored int16 values, scaled: nothing is missing, and no window has a scale of its own."""
+        plain = not (self.manifest.missing or self.irregular or self.options.normalise == "window")
+        return plain and all(shard.dtype == np.int16 for shard in self.shards)
+
+    def narrow_arrays(self, rows: Sequence[int] | np.ndarray) -> dict[str, np.ndarray | None]:
+        """Of windows that are `narrow`: values [n, T, V] int16, and affine [n, 2, V] float32, the centre and factor that `arrays` apply."""
         rows = self._check_rows(rows)
-        x = np.empty((len(rows), self.length, len(self.options.channels)), dtype=np.float32)
+        recording = self.recording[rows]
+        return {"values": self._gather(rows, np.int16), "affine": np.stack((self.centre[recording], self.factor[recording]), 1)}
+
+    def _gather(self, rows: np.ndarray, dtype: type[np.generic]) -> np.ndarray:
+        x = np.empty((len(rows), self.length, len(self.options.channels)), dtype=dtype)
         order = np.argsort(rows, kind="stable")  # pages of the map in the order of the disk
         shard = np.searchsorted(self.firsts, rows, side="right") - 1
         for i, k, row in zip(order.tolist(), shard[order].tolist(), (rows - self.firsts[shard])[order].tolist(), strict=True):
             x[i] = self.shards[k][row]
+        return x
+
+    def _read_rows(self, rows: Sequence[int] | np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+        rows = self._check_rows(rows)
+        x = self._gather(rows, np.float32)
         mask = np.isfinite(x) if self.manifest.missing else None
         scale_values(x, self.centre[self.recording[rows]], self.factor[self.recording[rows]])
         times = None

@@ -10,8 +10,11 @@ from typing import Any
 
 import torch
 
+from bitimely_core import registry
 from bitimely_core.config import Settings, TrainConfig
-from bitimely_core.errors import UserError, usage_error
+from bitimely_core.errors import Finding, Reason, UserError, input_warning, usage_error
+from bitimely_core.models.layers import BidirectionalConfig
+from bitimely_core.ops import operator
 from bitimely_core.schemas.runs import RunEnvironment
 from bitimely_core.training.distributed import get_world_size
 
@@ -65,9 +68,21 @@ def resolve_precision(config: TrainConfig) -> TrainConfig:
     return config.model_copy(update={"precision": "bf16", "core_precision": "bf16"} if fast else {"precision": "fp32"})
 
 
+def resolve_compile(config: TrainConfig, where: torch.device, *, stack: bool) -> tuple[TrainConfig, list[Finding]]:
+    """The settings of [train] with `compile` as it is on a device; a warning where it is wanted on CUDA without Triton. `stack`: of a stack."""
+    able = where.type == "cuda" and operator.find_backend() == "triton" and bool(torch.version.cuda or torch.version.hip)
+    if config.compile is True and where.type == "cuda" and not able:
+        text, hint = "is left out: torch.compile needs Triton on CUDA", "Install Triton, or leave train.compile at auto"
+        return config.model_copy(update={"compile": False}), [input_warning(Reason.CONFIG, text, "", hint, field="train.compile")]
+    return config.model_copy(update={"compile": able and stack}) if config.compile == "auto" else config, []
+
+
 def resolve_arithmetic(settings: Settings) -> Settings:
-    """`resolve_precision` of all settings: a core of retention has the precision of [train]."""
+    """`resolve_precision` and `resolve_compile` of all settings: a core of retention has the precision of [train]."""
     train, model = resolve_precision(settings.train), settings.model
+    on_cuda = (train.device == "auto" or train.device.startswith("cuda")) and torch.cuda.is_available()
+    stack = isinstance(model, BidirectionalConfig) and registry.models[model.name].facts.family in {"retention", "attention"}
+    train = resolve_compile(train, torch.device("cuda" if on_cuda else "cpu"), stack=stack)[0]
     if "core_precision" in type(model).model_fields:
         model = model.model_copy(update={"core_precision": train.core_precision})
     return settings.model_copy(update={"train": train, "model": model})
@@ -75,9 +90,17 @@ def resolve_arithmetic(settings: Settings) -> Settings:
 
 @contextmanager
 def use_arithmetic(where: torch.device, precision: str) -> Iterator[None]:
-    """On CUDA products of float32 in TF32 under `tf32`, else in full precision."""
+    """On CUDA products of float32 in TF32 under `tf32`, else in full precision; on the CPU numbers below 1e-38 as 0, as on CUDA.
+
+    Gradients that vanish over many steps take a CPU up to ten times as long otherwise.
+    """
     if where.type != "cuda":
-        yield
+        denormals = bool((torch.tensor(1e-39) * 1.0).item())
+        torch.set_flush_denormal(where.type == "cpu" or not denormals)
+        try:
+            yield
+        finally:
+            torch.set_flush_denormal(not denormals)
         return
     before, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
@@ -110,6 +133,7 @@ def describe_environment(where: torch.device) -> RunEnvironment:
         processes=get_world_size(),
         deterministic=where.type == "cpu" or torch.are_deterministic_algorithms_enabled(),  # see `deterministic_kernels`
         matmul=torch.get_float32_matmul_precision(),
+        kernels=operator.find_backend() if on_gpu else None,
     )
 
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from bitimely_core.errors import Exit, Reason, UserError, usage_error
-
-if TYPE_CHECKING:
-    from bitimely_core.training.loop import TrainingState
 
 
 def get_rank() -> int:
@@ -63,24 +60,6 @@ def broadcast_parameters(model: nn.Module) -> None:
             dist.broadcast(tensor.detach(), 0)
 
 
-def all_reduce_gradients(state: TrainingState, count: float) -> None:
-    """Sum the gradients over all processes and divide by `count`. A parameter that no process used keeps None."""
-    used = list_parameters(state.optimizer)
-    if get_world_size() > 1:
-        present = torch.tensor([p.grad is not None for p in used], dtype=torch.float32)
-        dist.all_reduce(present)
-        used = [p for p, seen in zip(used, present.tolist(), strict=True) if seen]
-        for kind in sorted({p.dtype for p in used}, key=str):
-            alike = [p for p in used if p.dtype == kind]
-            together = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in alike])
-            dist.all_reduce(together)
-            for p, piece in zip(alike, together.split([p.numel() for p in alike]), strict=True):
-                p.grad = piece.view_as(p)
-    for p in used:
-        if p.grad is not None:
-            p.grad.div_(count)
-
-
 def all_reduce_statistics(model: nn.Module) -> None:
     """Mean over the processes of the running statistics of batch norms, so that all hold the same model."""
     if get_world_size() > 1:
@@ -103,6 +82,7 @@ def find_first_error(own: Exception | None) -> Exception:
     return own
 
 
+LAUNCHED = "BITIMELY_LAUNCHED"  # set in the processes that `launch` has started
 LOST_PEER = re.compile(r"connection (was )?(closed|reset|refused)|broken pipe|timed? ?out|gloo|nccl|remote process", re.IGNORECASE)
 
 
@@ -110,7 +90,18 @@ def find_lost_peer(error: BaseException) -> UserError | None:
     """The UserError (incomplete, exit 6) of an error of communication with the other processes of a training; None for any other error."""
     if get_world_size() == 1 or not isinstance(error, RuntimeError) or not LOST_PEER.search(str(error)):
         return None
+    if LAUNCHED in os.environ:  # `launch` names the lost process; another line and NCCL's waiting for it are of no use
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
     return lost_peer_error(f"process {get_rank()} of {get_world_size()} has lost another one")
+
+
+def claim_report() -> bool:
+    """Whether this process is the first one left that reports a lost one: process 0 may be the lost one."""
+    try:
+        return int(dist.distributed_c10d._get_default_store().add("bitimely/lost", 1)) == 1
+    except Exception:  # the store has ended with its machine
+        return os.environ.get("LOCAL_RANK") == "0"
 
 
 def lost_peer_error(problem: str) -> UserError:
@@ -123,7 +114,7 @@ def launch(argv: list[str], devices: int, *, module: str = "bitimely_cli") -> in
     """Run `python -m bitimely_cli ARGV` in `devices` processes under torchrun; 0, or the exit code of the process that failed first.
 
     None for one device, and in a process that torchrun started: the caller goes on itself. Raises UserError: incomplete (exit 6) where a
-    signal ended a process from outside, config (exit 2) for more processes than this machine has cores or GPUs.
+    signal ended a process from outside or one other than the first failed, config (exit 2) for more processes than this machine has cores or GPUs.
     """
     if devices <= 1 or "RANK" in os.environ or "WORLD_SIZE" in os.environ:
         return None
@@ -137,6 +128,7 @@ def launch(argv: list[str], devices: int, *, module: str = "bitimely_cli") -> in
     import uuid
 
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // devices)))
+    os.environ[LAUNCHED] = "1"
     os.environ.setdefault("LOGLEVEL", "CRITICAL")  # of torchrun's own report of a failure; process 0 has printed the error
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -155,10 +147,13 @@ def launch(argv: list[str], devices: int, *, module: str = "bitimely_cli") -> in
     try:
         elastic_launch(settings, sys.executable)("-m", module, *argv)
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        if failure.exitcode < 0 and -failure.exitcode not in {signal.SIGINT, signal.SIGTERM}:
+        failed = sorted(error.failures.items(), key=lambda item: (item[1].exitcode == -signal.SIGTERM, item[1].timestamp))
+        rank, failure = failed[0]  # those that have lost it end by SIGTERM
+        if failure.exitcode < 0 and failure.exitcode != -signal.SIGINT:
             name = signal.Signals(-failure.exitcode).name
             raise lost_peer_error(f"process {rank} of {devices} was ended by {name}") from error
+        if rank > 0 and error.failures.get(0, failure).exitcode == -signal.SIGTERM:  # process 0 has not printed an error
+            raise lost_peer_error(f"process {rank} of {devices} has failed with exit code {failure.exitcode}") from error
         return 128 - failure.exitcode if failure.exitcode < 0 else failure.exitcode
     except SignalException as error:
         return 128 + int(error.sigval)

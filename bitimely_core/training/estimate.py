@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import ExitStack
 from typing import TypedDict
@@ -9,9 +10,13 @@ from typing import TypedDict
 import torch
 from torch import Tensor, nn
 
+from bitimely_core.training.batches import map_tensors
 from bitimely_core.training.devices import select_device
-from bitimely_core.training.loop import Objective, map_tensors
+from bitimely_core.training.loop import Objective
 from bitimely_core.types import Batch, Batches
+
+FEW = 2  # rows of the first trial: some objectives compare rows
+LONG, MUCH = 3.0, 1 << 30  # seconds and bytes of activations of a trial with all rows, above which the first is scaled
 
 
 class CostEstimate(TypedDict):
@@ -36,50 +41,32 @@ def estimate(
     precision: str = "fp32",
     device_name: str = "auto",
 ) -> CostEstimate:
-    """Estimate time and memory of `steps` steps: two micro-batches are run and the second is timed (the first, if it took long).
+    """Estimate time and memory of `steps` steps from micro-batches that are run: the shortest of three, or of one that took long.
 
-    The model is not changed. On the CPU a few rows are run; time and activations are scaled by the rows. The time of the optimizer, reading,
-    validation and checkpoints is not included, nor are second passes of the objective. Without `objective` the mean square of the output
-    replaces the loss.
+    The model is not changed. On the CPU two rows are run first, and the whole micro-batch only if that ends soon and fits; otherwise time and
+    activations are scaled by the rows. The time of the optimizer, reading, validation and checkpoints is not included. Without `objective` the
+    mean square of the output replaces the loss.
     """
     device = select_device(device_name)
     batch = batches if isinstance(batches, Batch) else next(iter(batches(0)))
     rows = max(1, batch.values.shape[0] // accumulate)
-    used = rows if device.type == "cuda" else min(rows, max(2, 8192 // batch.values.shape[1]))  # two: some objectives compare rows
     before = {name: value.clone() for name, value in model.named_buffers()}
-    kept: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
         stack.callback(model.to, next((p.device for p in model.parameters()), torch.device("cpu")))
         stack.callback(model.train, model.training)
         model.to(device).train()
-        small = map_tensors(batch, lambda x: x[:used].to(device))
-        seconds, activations = 0.0, 0
-        for _ in range(2):
-            started = time.perf_counter()
-            generator = torch.Generator().manual_seed(0)
-            autocast = torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
-            with autocast, torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-                if objective:
-                    loss = objective(model, small, generator=generator)["loss"]
-                else:
-                    out = model(small)
-                    loss = (out if isinstance(out, Tensor) else out.hidden[-1]).float().square().mean()
-            loss.backward()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            seconds = time.perf_counter() - started
-            own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-            activations = sum(size for at, size in kept.items() if at not in own)
-            kept.clear()
-            model.zero_grad(set_to_none=True)
-            if seconds > 3:
+        used, seconds, activations = 0, 0.0, 0
+        for size in [rows] if device.type == "cuda" else sorted({min(rows, FEW), rows}):
+            if used and (seconds * size / used > LONG or activations * size / used > MUCH):
                 break
+            small = map_tensors(batch, lambda x: x[:size].to(device))  # noqa: B023
+            used, seconds = size, math.inf
+            for _ in range(3):  # the first one warms up
+                took, activations = _run_step(model, small, objective, precision)
+                seconds = min(seconds, took)
+                if took > LONG / 3:
+                    break
         for name, value in model.named_buffers():
             value.copy_(before[name])
     every, trainable = list(model.parameters()), [p for p in model.parameters() if p.requires_grad]
@@ -100,3 +87,29 @@ def estimate(
         "seconds": per_step * steps,
         "memory_bytes": {**memory, "total": sum(memory.values())},
     }
+
+
+def _run_step(model: nn.Module, batch: Batch, objective: Objective | None, precision: str) -> tuple[float, int]:
+    """Seconds of one forward and backward pass, and the bytes that autograd kept between them."""
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    device = batch.values.device
+    started = time.perf_counter()
+    autocast = torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+    with autocast, torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        if objective:
+            loss = objective(model, batch, generator=torch.Generator().manual_seed(0))["loss"]
+        else:
+            out = model(batch)
+            loss = (out if isinstance(out, Tensor) else out.hidden[-1]).float().square().mean()
+    loss.backward()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    seconds = time.perf_counter() - started
+    model.zero_grad(set_to_none=True)
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    return seconds, sum(size for at, size in kept.items() if at not in own)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from bitimely_core import registry
 from bitimely_core.config import TrainConfig
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error
 from bitimely_core.system_errors import find_system_error, is_out_of_memory
 from bitimely_core.training import checkpoints
 from bitimely_core.training.distributed import all_reduce_sum, find_first_error, get_rank
+from bitimely_core.training.draws import find_facts
 from bitimely_core.types import Batches
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ def interrupted_error(state: TrainingState, number: int, when: str, outcome: str
 
 def is_divisible(model: nn.Module, objective: Objective) -> bool:
     """Whether gradient accumulation keeps the gradient of a batch: rows are neither compared nor normalised by common statistics."""
-    own = getattr(getattr(objective, "config", None), "name", "")
-    compared = bool(own) and registry.objectives[own].facts.rows > 1
+    facts = find_facts(objective, model)
+    compared = facts is not None and facts.rows > 1
     shared = (isinstance(part, nn.modules.batchnorm._BatchNorm) or getattr(part, "per_sample", True) is False for part in model.modules())
     return not (compared or any(shared))
 
@@ -80,8 +80,15 @@ def out_of_memory_error(error: Exception, batches: Batches, config: TrainConfig,
     )
 
 
+def raise_write_error(state: TrainingState, *, wait: bool) -> None:
+    """Raises the error of the checkpoint that is being written, UserError (exit 5, 6), where it has one; `wait` until it is written."""
+    if state.saving is not None and (wait or state.saving.done()):
+        saving, state.saving = state.saving, None
+        saving.result()
+
+
 def non_finite_error(state: TrainingState, quantity: str, value: float) -> UserError:
-    """The UserError (non_finite_loss) of the step after `state.step`, with the rows of its global batch."""
+    """The UserError (non_finite_loss) of the step after `state.step`, with the rows of its global batch; raises as `raise_write_error`."""
     epoch, start = divmod(state.step, state.batches.steps)
     batch = next(iter(state.batches(epoch, start=start)), None)
     rows = non_finite = ""
@@ -94,6 +101,7 @@ def non_finite_error(state: TrainingState, quantity: str, value: float) -> UserE
                 finite |= ~(batch.mask if batch.mask.ndim == finite.ndim else batch.mask[..., None])
             bad = index[~finite.flatten(1).all(1).cpu()].tolist()
             non_finite = f"; values are not finite in rows {format_numbers(bad)}" if bad else ""
+    raise_write_error(state, wait=True)
     kept = [] if state.home is None else checkpoints.list_steps(state.home / "checkpoints")
     return input_error(
         Reason.NON_FINITE_LOSS,

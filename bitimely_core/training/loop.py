@@ -5,23 +5,20 @@ Where `loss` is a mean over something other than rows (valid tokens), the object
 processes are weighted by it, so that together they give the gradient of the global batch.
 
 The order of the data, the learning rate, dropout and masks of step s are functions of (seed, s): a checkpoint needs weights, moments and s.
-Random numbers also depend on the process rank (masks) and on the micro-batch (dropout); apart from them, gradient accumulation and the number
-of processes change rounding alone.
+Masks, gaps and noise are drawn by row of the global batch (`draws`). Dropout also depends on the micro-batch and the process, the views of a
+contrastive objective on the process; apart from them, gradient accumulation and the number of processes change rounding alone.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import queue
 import signal
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
@@ -31,38 +28,23 @@ from pydantic import JsonValue
 from torch import Tensor, nn
 
 from bitimely_core import __version__, objectives, storage
-from bitimely_core.config import TrainConfig, validate
-from bitimely_core.errors import Finding, Reason, input_error, integrity_error
-from bitimely_core.models.layers import recompute_layers
-from bitimely_core.records import StoredFile, has_result, read_result
+from bitimely_core.config import RESUME_EXEMPT, TrainConfig, validate
+from bitimely_core.errors import Finding, Reason, input_error
+from bitimely_core.models.layers import StackLayer, compile_layers, recompute_layers
 from bitimely_core.schemas.runs import CheckpointMeta
-from bitimely_core.system_errors import attach_result, require_memory, translate_system_errors
-from bitimely_core.training import checkpoints, distributed, event_file, faults
-from bitimely_core.training.devices import deterministic_kernels, resolve_precision, select_device, use_arithmetic
+from bitimely_core.system_errors import attach_result, require_memory
+from bitimely_core.training import checkpoints, distributed, draws, event_file, faults
+from bitimely_core.training.batches import map_tensors, read_ahead, scale_values, split_rows
+from bitimely_core.training.devices import deterministic_kernels, resolve_compile, resolve_precision, select_device, use_arithmetic
+from bitimely_core.training.gradients import GradientSum
+from bitimely_core.training.losses import BatchLoss, DeviceLosses, Parts, accumulate
+from bitimely_core.training.metrics_log import LogLine, describe_log, restore_log
 from bitimely_core.types import Batch, Batches
 
 Objective = Callable[..., dict[str, Any]]
 Notice = Callable[[Finding], None]
-Parts = dict[str, tuple[float, float]]  # name -> (count, count x value)
 
-# of [train]: may change between a stop and its continuation
 SLOW_RATE = 1e-3  # largest learning rate of parameters that a module names in `slow`
-RESUME_EXEMPT = frozenset({"device", "devices", "compile", "recompute", "log_every", "checkpoint_every", "keep", "track"})
-
-
-class LogLine(TypedDict, total=False):
-    """A line of `metrics.jsonl`; the parts of the objective are further keys."""
-
-    step: int
-    epoch: int
-    split: str
-    loss: float | None
-    rel: float | None
-    lr: float
-    grad_norm: float
-    tokens_per_second: float
-    data_wait: float  # seconds a step
-    of: int  # all steps; only of lines that are handed to `log`
 
 
 Log = Callable[[LogLine], None]
@@ -80,49 +62,6 @@ class FitResult(TypedDict):
     best: dict[str, int | float | None] | None  # validation
     device: str
     findings: list[Finding]
-
-
-@dataclass(frozen=True)
-class BatchLoss:
-    """The objective on one micro-batch."""
-
-    loss: Tensor
-    count: Tensor | float  # what the loss is a mean over
-    rel: Tensor | float
-    parts: dict[str, Tensor | float]
-
-
-@dataclass
-class DeviceLosses:
-    """Losses that stay on a device between log lines, so that the host does not wait for every step.
-
-    A step whose loss, gradient norm or count is not usable is not applied and none after it (`found_inf` of the fused AdamW), and the host
-    finds out which it was when it reads.
-    """
-
-    found_inf: Tensor  # [] 1 from the first unusable step on
-    first: Tensor  # [4] number, count, loss sum and gradient norm of that step, else -1
-    last: Tensor  # [3 + parts] count, count x loss, count x rel, count x part of the last step
-    names: tuple[str, ...] = ()  # of its parts
-    norm: Tensor | None = None  # of its gradient
-
-    def add(self, out: BatchLoss) -> None:
-        """Add a micro-batch to the last step."""
-        values = [
-            torch.as_tensor(value, dtype=self.last.dtype, device=self.last.device) for value in (out.loss, out.rel, *out.parts.values())
-        ]
-        count = torch.as_tensor(out.count, dtype=self.last.dtype, device=self.last.device)
-        row = torch.stack([count, *(count * value for value in values)]).detach()
-        self.last, self.names = (row if len(row) != len(self.last) else self.last + row), tuple(out.parts)
-
-    def judge(self, norm: Tensor, step: int) -> None:
-        """Mark the step as unusable where its count is 0, or its loss or norm is not finite."""
-        count, loss = self.last[0], self.last[1]
-        bad = (count == 0) | ~torch.isfinite(loss) | ~torch.isfinite(norm)
-        here = torch.stack([torch.full_like(loss, step), count, loss, norm.to(loss.dtype)])
-        self.first = torch.where(bad & (self.found_inf == 0), here, self.first)
-        self.found_inf = torch.maximum(self.found_inf, bad.to(self.found_inf.dtype))
-        self.norm = norm
 
 
 @dataclass(kw_only=True)
@@ -147,11 +86,14 @@ class TrainingState:
     best: dict[str, int | float | None] | None = None  # lowest validation loss, its rel, step and epoch
     best_weights: dict[str, Tensor] | None = None  # of that step, on the CPU, where they are selected
     stop_signal: int = 0  # received by this process
+    pool: ThreadPoolExecutor | None = None  # the thread that writes checkpoints
+    saving: Future[Path] | None = None  # the checkpoint that it writes
     logged_at: float = 0.0  # clock at the last logged line; the counters below start there
     timesteps_read: int = 0
     data_wait: float = 0.0  # seconds
     unlogged_steps: int = 0
     on_device: DeviceLosses | None = None  # on CUDA in one process
+    gradients: GradientSum = field(default_factory=lambda: GradientSum(()))
 
 
 def fit(
@@ -183,7 +125,6 @@ def fit(
     `folder` gets `metrics.jsonl`, `checkpoints/` and, at the end, `model/`, and is locked meanwhile. A resumed run must agree with
     `identity` (JSON: manifest hash of the data, hash of the tokenizer, resolved settings). `log` is called with every line of the log, and
     in it `of`, the number of all steps; `notice` with every warning (None: `warnings.warn`).
-
     With `config.checkpoint` best the model ends with the weights of the lowest validation loss; every checkpoint holds those so far.
 
     Raises UserError: config, settings_differ (exit 2); shapes_differ, no_input, non_finite_loss (4); integrity (5); resource_limit,
@@ -202,6 +143,7 @@ def fit(
         if home is not None and distributed.get_rank() == 0:
             stack.enter_context(storage.lock(home))
         checkpoint, findings = _find_checkpoint(home, notice, settings.keep)
+        settings, missing = _choose_compile(model, settings, device, notice)
         stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
         stack.enter_context(deterministic_kernels(device))
         if checkpoint is None and total:
@@ -229,7 +171,7 @@ def fit(
         )
         if checkpoint is not None:
             _resume(state, checkpoint)
-        _restore_log(home, checkpoint, track=settings.track)
+        restore_log(home, checkpoint, track=settings.track)
         if checkpoint is None or not checkpoint.meta.finished:
             _train(state, stack)
     return {
@@ -241,8 +183,18 @@ def fit(
         "rel": state.last.get("rel"),
         "best": state.best,
         "device": str(device),
-        "findings": findings,
+        "findings": [*findings, *missing],
     }
+
+
+def _choose_compile(
+    model: nn.Module, settings: TrainConfig, device: torch.device, notice: Notice | None
+) -> tuple[TrainConfig, list[Finding]]:
+    """The settings with `compile` as it is on the device, and what has been warned of."""
+    settings, findings = resolve_compile(settings, device, stack=any(isinstance(one, StackLayer) for one in model.modules()))
+    for finding in findings:
+        faults.warn(finding, notice)
+    return settings, findings
 
 
 def _describe_training(settings: TrainConfig, batches: Batches, total: int) -> dict[str, JsonValue]:
@@ -274,14 +226,20 @@ def _measure_scale(model: nn.Module, batches: Batches, objective: Objective, con
 
 def _train(state: TrainingState, stack: ExitStack) -> None:
     stack.enter_context(faults.handle_signals(state))
+    state.pool = stack.enter_context(ThreadPoolExecutor(1))  # which is waited for, however the training ends
     stack.enter_context(use_arithmetic(state.device, state.config.precision))
     stack.enter_context(recompute_layers(active=state.config.recompute == "layers"))
     if state.config.compile:
-        state.model.compile()
-        stack.callback(setattr, state.model, "_compiled_call_impl", None)
+        stack.enter_context(compile_layers(state.model))
+    state.gradients = GradientSum(state.model.parameters())
+    stack.callback(state.gradients.close)
     if state.device.type == "cuda" and distributed.get_world_size() == 1:
         zero = torch.zeros((), device=state.device)
         state.on_device = DeviceLosses(zero, zero.new_full((4,), -1.0), zero.new_zeros(3))
+    keep = getattr(state.batches, "keep_on", None)
+    if keep is not None and state.device.type == "cuda" and state.config.resident and state.total >= state.batches.steps:
+        share = 0.25 if state.config.resident == "auto" else 0.8
+        stack.enter_context(keep(state.device, share * torch.cuda.mem_get_info(state.device)[0]))
     require_memory(3 * sum(p.numel() * p.element_size() for p in state.model.parameters() if p.requires_grad), "the optimizer")
     try:
         with attach_result(lambda: {"steps": state.step, "loss": state.last.get("loss"), "rel": state.last.get("rel")}):
@@ -301,9 +259,7 @@ def _run_steps(state: TrainingState) -> None:
     while state.step < state.total and not stop:
         epoch, start = divmod(state.step, state.batches.steps)
         left = min(state.batches.steps - start, state.total - state.step)
-        with closing(
-            _prefetch(state.batches(epoch, start=start, rank=distributed.get_rank(), world=distributed.get_world_size()), state.device)
-        ) as stream:
+        with closing(_open_stream(state, state.batches, "train", state.step + 1, epoch, start)) as stream:
             for _ in range(left):
                 line, stop = _run_step(state, stream)
                 if line is not None:
@@ -312,8 +268,8 @@ def _run_steps(state: TrainingState) -> None:
                 if stop:
                     break
                 if state.step % every == 0 and state.step < state.total:
-                    _save_checkpoint(state)
-    _save_checkpoint(state)
+                    _save_checkpoint(state, wait=False)
+    _save_checkpoint(state, wait=True)
     if stop or state.stop_signal:
         raise faults.interrupted_error(state, stop or state.stop_signal, f"after step {state.step} of {state.total}", "it is saved")
 
@@ -327,18 +283,22 @@ def _run_step(state: TrainingState, stream: Iterator[Batch]) -> tuple[LogLine | 
     sums, parts = [0.0, 0.0, 0.0], Parts()
     fault: Exception | None = None
     try:
+        faults.raise_write_error(state, wait=False)
         started = time.perf_counter()
         batch = next(stream, None)
         state.data_wait += time.perf_counter() - started
-        generator = _make_generator(state, "train", state.step + 1)
+        generator, micros = None, split_rows(batch, state.config.accumulate)
         setattr(state.model, "progress", state.step / state.total)  # noqa: B010  any module may be trained; some objectives read it
-        for at, micro in enumerate(_split_rows(batch, state.config.accumulate)):
+        for at, micro in enumerate(micros):
+            generator = _make_generator(state, generator, "train", state.step + 1)
             out = _evaluate_batch(state, micro, generator, "train", state.step + 1, at)
+            state.gradients.is_last = at == len(micros) - 1
             (out.loss * out.count).backward()
-            _accumulate(sums, parts, out) if state.on_device is None else state.on_device.add(out)
+            accumulate(sums, parts, out) if state.on_device is None else state.on_device.add(out)
             state.timesteps_read += micro.values.shape[0] * micro.values.shape[1]
     except Exception as error:
         fault = error
+    state.gradients.send_all()
     sums, stop = faults.sync_step(state, sums, fault, state.step + 1)
     for group in state.optimizer.param_groups:
         group["lr"] = min(state.config.lr, group.get("largest", math.inf)) * factor
@@ -377,13 +337,14 @@ def _apply_gradients(state: TrainingState, sums: list[float]) -> float:
     own, used = state.on_device, distributed.list_parameters(state.optimizer)
     if own is not None:
         torch._foreach_div_([p.grad for p in used if p.grad is not None], own.last[0])
-        own.judge(nn.utils.clip_grad_norm_(used, state.config.clip), state.step)
+        own.judge(nn.utils.clip_grad_norm_(used, state.config.clip, foreach=True), state.step)
         state.optimizer.found_inf = own.found_inf  # type: ignore[attr-defined]
         state.optimizer.step()
         return math.nan
     count, loss, rel = sums
     _require_usable(state, count, loss)
-    distributed.all_reduce_gradients(state, count)
+    state.gradients.receive_all()
+    torch._foreach_div_([p.grad for p in used if p.grad is not None], count)
     norm = float(nn.utils.clip_grad_norm_(used, state.config.clip))
     _require_usable(state, count, loss, norm)
     state.optimizer.step()
@@ -423,17 +384,14 @@ def _validate(state: TrainingState) -> int:
     _read_losses(state)
     state.model.eval()
     try:
-        with (
-            torch.no_grad(),
-            closing(
-                _prefetch(state.validation(0, rank=distributed.get_rank(), world=distributed.get_world_size()), state.device)
-            ) as stream,
-        ):
+        with torch.no_grad(), closing(_open_stream(state, state.validation, "validation", 0)) as stream:
             for at in range(state.validation.steps):
                 fault: Exception | None = None
                 try:
-                    for micro in _split_rows(next(stream, None), 1):
-                        _accumulate(sums, parts, _evaluate_batch(state, micro, _make_generator(state, "validation", at), "validation", at))
+                    for micro in split_rows(next(stream, None), 1):
+                        accumulate(
+                            sums, parts, _evaluate_batch(state, micro, _make_generator(state, None, "validation", at), "validation", at)
+                        )
                 except Exception as error:
                     fault = error
                 _, stop = faults.sync_step(state, [], fault, state.step)
@@ -465,33 +423,33 @@ def _needs_validation(state: TrainingState) -> bool:
     return state.validation is not None and state.validation.steps > 0 and ended and state.validated < state.step
 
 
-def _make_generator(state: TrainingState, *key: object) -> torch.Generator:
-    """The objective's random numbers (CPU): one stream a step, so that what is drawn row by row does not depend on the micro-batches."""
-    return torch.Generator().manual_seed(_derive_seed(state.config.seed, "objective", *key, distributed.get_rank()))
+def _open_stream(state: TrainingState, batches: Batches, split: str, first: int, epoch: int = 0, start: int = 0) -> Generator[Batch]:
+    """Batches of this process with what the objective draws by row; `first` is the step of the first one."""
+    read = getattr(batches, "read_narrow", batches) if state.device.type == "cuda" else batches
+    stream = read(epoch, start=start, rank=distributed.get_rank(), world=distributed.get_world_size())
+    return read_ahead(draws.draw_rows(state.objective, state.model, stream, state.config.seed, split, first), state.device)
+
+
+def _make_generator(state: TrainingState, last: torch.Generator | None, *key: object) -> torch.Generator:
+    """What the objective draws itself (CPU): one stream a step and process, `last`; where it is shared by all rows, each micro-batch has the same."""
+    facts = draws.find_facts(state.objective, state.model)
+    if facts is not None and facts.shared:
+        return draws.make_generator(state.config.seed, "objective", *key)
+    return last or draws.make_generator(state.config.seed, "objective", *key, distributed.get_rank())
 
 
 def _evaluate_batch(state: TrainingState, micro: Batch, generator: torch.Generator, *key: object) -> BatchLoss:
     """The objective on one micro-batch, dropout fixed by `key`."""
-    seed = _derive_seed(state.config.seed, "model", *key, distributed.get_rank())
+    seed = draws.derive_seed(state.config.seed, "model", *key, distributed.get_rank())
     torch.default_generator.manual_seed(seed)
     if state.device.type == "cuda":
         torch.cuda.manual_seed(seed)
     elif state.device.type == "mps":
         torch.mps.manual_seed(seed)
     with torch.autocast(state.device.type, dtype=torch.bfloat16, enabled=state.config.precision == "bf16"):
-        out = state.objective(state.model, map_tensors(micro, lambda x: x.to(state.device, non_blocking=True)), generator=generator)
+        batch = scale_values(map_tensors(micro, lambda x: x.to(state.device, non_blocking=True)))
+        out = state.objective(state.model, batch, generator=generator)
     return BatchLoss(out["loss"], out.get("count", micro.values.shape[0]), out.get("rel", math.nan), out.get("parts", {}))
-
-
-def _accumulate(sums: list[float], parts: Parts, out: BatchLoss) -> None:
-    """Add count, count x loss and count x rel to `sums`, and each part to `parts`, in one transfer from the device."""
-    kind = torch.promote_types(out.loss.dtype, torch.float32)
-    values = [out.count, out.loss, out.rel, *out.parts.values()]
-    count, loss, rel, *numbers = torch.stack([torch.as_tensor(v, dtype=kind, device=out.loss.device).detach() for v in values]).tolist()
-    sums[:] = [sums[0] + count, sums[1] + count * loss, sums[2] + count * rel]
-    for name, number in zip(out.parts, numbers, strict=True):
-        counted, weighted = parts.get(name, (0.0, 0.0))
-        parts[name] = (counted + count, weighted + count * number)
 
 
 def compute_schedule_factor(step: int, total: int, warmup: float) -> float:
@@ -520,25 +478,6 @@ def group_parameters(model: nn.Module, weight_decay: float) -> list[dict[str, An
     return [group for group in groups if group["params"]]
 
 
-def _derive_seed(*key: object) -> int:
-    """63 bits that depend on every part of `key`."""
-    return int.from_bytes(hashlib.sha256("|".join(map(str, key)).encode()).digest()[:8], "little") >> 1
-
-
-def map_tensors(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
-    """`batch` with `change` applied to each of its tensors."""
-    return Batch(change(batch.values), *(None if x is None else change(x) for x in batch[1:]))
-
-
-def _split_rows(batch: Batch | None, parts: int) -> list[Batch]:
-    """The rows of `batch` in `parts` runs of nearly equal length; empty ones are left out."""
-    if batch is None:
-        return []
-    rows = batch.values.shape[0]
-    bounds = [(a, b) for a, b in pairwise(rows * at // parts for at in range(parts + 1)) if b > a]
-    return [map_tensors(batch, lambda x, a=a, b=b: x[a:b]) for a, b in bounds]  # type: ignore[misc]
-
-
 def _add_parts(line: LogLine, parts: Parts) -> LogLine:
     """`line` with the mean of each part over all processes, which may have different parts."""
     gathered: list[Any] = [parts]
@@ -550,42 +489,6 @@ def _add_parts(line: LogLine, parts: Parts) -> LogLine:
     return cast(LogLine, {**line, **{name: _finite_or_none(weighted / count) for name, (count, weighted) in sums.items()}})
 
 
-def _prefetch(stream: Iterator[Batch], where: torch.device, depth: int = 2) -> Generator[Batch]:
-    """The batches of `stream`; for a GPU a thread reads `depth` of them ahead into pinned memory."""
-    if where.type != "cuda":
-        yield from stream
-        return
-    waiting: queue.Queue[Batch | Exception | None] = queue.Queue(depth)
-    stopped = threading.Event()
-
-    def enqueue(item: Batch | Exception | None) -> None:
-        while not stopped.is_set():
-            try:
-                waiting.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-            break
-
-    def read_batches() -> None:
-        try:
-            for batch in stream:
-                enqueue(map_tensors(batch, lambda x: x.pin_memory()))
-                if stopped.is_set():
-                    return
-            enqueue(None)
-        except Exception as error:  # raised again in the training thread
-            enqueue(error)
-
-    threading.Thread(target=read_batches, daemon=True, name="batches").start()
-    try:
-        while (item := waiting.get()) is not None:
-            if isinstance(item, Exception):
-                raise item
-            yield item
-    finally:
-        stopped.set()
-
-
 def load_latest_checkpoint(folder: str | Path) -> checkpoints.Checkpoint | None:
     """The newest intact checkpoint of a run, None without any. Raises UserError (integrity, exit 5) when none of them verifies."""
     return checkpoints.find_newest_checkpoint(Path(folder) / "checkpoints")[0]
@@ -595,51 +498,6 @@ def is_finished(folder: str | Path) -> bool:
     """Whether the last step of the run in `folder` is done and validated; then its weights are in `model/`."""
     checkpoint = load_latest_checkpoint(folder)
     return checkpoint is not None and checkpoint.meta.finished
-
-
-def read_metrics(folder: str | Path) -> list[LogLine]:
-    """The lines of `metrics.jsonl`, without one that a kill has cut."""
-    path = Path(folder) / "metrics.jsonl"
-    lines: list[LogLine] = []
-    for text in read_result(path).splitlines() if has_result(path) else []:
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue
-        if isinstance(line, dict) and isinstance(line.get("step"), int):
-            lines.append(cast(LogLine, line))
-    return lines
-
-
-def _restore_log(home: Path | None, checkpoint: checkpoints.Checkpoint | None, *, track: bool) -> None:
-    """Cut the log, and the event file, to what it was at the checkpoint. Raises UserError (integrity, exit 5) where it has been altered."""
-    if home is None or distributed.get_rank() > 0:
-        return
-    path = home / "metrics.jsonl"
-    if checkpoint is None:
-        storage.remove_file(path)
-    elif (log := checkpoint.meta.log) is not None:
-        require_log(path, log)
-        if log.size < path.stat().st_size:
-            storage.write_bytes(path, path.read_bytes()[: log.size])
-    elif path.is_file() and not checkpoint.meta.finished:  # of version 0.1: without the lines after the checkpoint
-        step, validated = checkpoint.meta.step, checkpoint.meta.validated
-        kept = [one for one in read_metrics(path.parent) if one["step"] <= (validated if one.get("split") == "validation" else step)]
-        storage.write_bytes(path, b"".join(storage.encode_json(one) + b"\n" for one in kept))
-    if track:
-        event_file.restore_events(home, read_metrics(home))
-
-
-def require_log(path: Path, log: StoredFile) -> None:
-    """Raises UserError (integrity, exit 5) where the log at `path` does not begin with what it was at a checkpoint, `log`."""
-    content = path.read_bytes()[: log.size] if path.is_file() else b""
-    if hashlib.sha256(content).hexdigest() != log.sha256:
-        raise integrity_error(
-            str(path),
-            "is missing" if not path.is_file() else "differs from what the last checkpoint has of it",
-            f"expected {log.size} bytes of sha256 {log.sha256[:16]}",
-            "Restore a copy, or start again with --force-new",
-        )
 
 
 def _write_line(state: TrainingState, line: LogLine) -> None:
@@ -695,8 +553,8 @@ def _resume(state: TrainingState, checkpoint: checkpoints.Checkpoint) -> None:
     state.step, state.validated, state.best, state.last = meta.step, meta.validated, meta.best, meta.last
 
 
-def _save_checkpoint(state: TrainingState) -> None:
-    """Write a checkpoint of this step, after the last one also `model/`. Process 0 alone writes.
+def _save_checkpoint(state: TrainingState, *, wait: bool) -> None:
+    """Write a checkpoint of this step, after the last one also `model/`; process 0 does, in a thread that it may `wait` for.
 
     After the last step the model gets the selected weights.
     """
@@ -720,10 +578,12 @@ def _save_checkpoint(state: TrainingState) -> None:
             file=str(state.home),
         )
     if distributed.get_rank() == 0:
+        faults.raise_write_error(state, wait=True)
         if finished and callable(save := getattr(state.model, "save", None)):
             save(state.home / "model")
         elif finished:  # it cannot save its configuration
-            checkpoints.write_tensors(storage.make_folder(state.home / "model") / "model.safetensors", _list_tensors(state.model))
+            content = checkpoints.encode_tensors(_list_tensors(state.model))
+            storage.write_bytes(storage.make_folder(state.home / "model") / "model.safetensors", content)
         meta = CheckpointMeta(
             step=state.step,
             epoch=state.step // max(state.batches.steps, 1),
@@ -735,25 +595,19 @@ def _save_checkpoint(state: TrainingState) -> None:
             seed=state.config.seed,
             processes=distributed.get_world_size(),
             identity=state.identity,
-            log=_describe_log(state.home / "metrics.jsonl"),
+            log=describe_log(state.home / "metrics.jsonl"),
             bitimely=__version__,
             torch=str(torch.__version__),
         )
         tensors = {"model": weights, "optimizer": moments}
         if state.best_weights is not None and state.best is not None and state.best["step"] != state.step:
             tensors["best"] = state.best_weights
-        checkpoints.save_checkpoint(state.home / "checkpoints", meta, tensors, keep=state.config.keep)
-    distributed.all_reduce_sum([0.0])  # the others wait: a stop must not end them while process 0 writes
-
-
-def _describe_log(path: Path) -> StoredFile | None:
-    """Hash and size of the log so far."""
-    if not path.is_file():
-        return None
-    storage.sync_file(path)
-    with translate_system_errors(path):
-        sha256, size = storage.hash_with_size(path)
-    return StoredFile(sha256=sha256, size=size)
+        assert state.pool is not None
+        contents = {name: checkpoints.encode_tensors(group) for name, group in tensors.items()}
+        state.saving = state.pool.submit(checkpoints.save_checkpoint, state.home / "checkpoints", meta, contents, keep=state.config.keep)
+        faults.raise_write_error(state, wait=wait)
+    if wait:
+        distributed.all_reduce_sum([0.0])  # the others wait: a stop must not end them while process 0 writes
 
 
 def _list_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from bitimely_core.tokens import Windows
-    from bitimely_core.training.loop import LogLine, Objective
+    from bitimely_core.training.loop import Objective
+    from bitimely_core.training.metrics_log import LogLine
 
 TRIAL_SHARE, MIN_TRIAL_STEPS = 10, 50  # a trial has a tenth of the steps of the training, and at least so many
 TrialScores = dict[str, float | None]
@@ -124,7 +125,7 @@ def select_learning_rate(
 
     Raises UserError: non_finite_loss (exit 4) when every rate diverges, and those of `fit`.
     """
-    from bitimely_core.training import loop
+    from bitimely_core.training import loop, metrics_log
     from bitimely_core.training.distributed import barrier, get_rank
 
     def run_trial(trained: TrainConfig, home: Path) -> TrialRecord:
@@ -134,7 +135,7 @@ def select_learning_rate(
             loop.fit(model, batches, objective, config=trained, validation=validation, folder=home, identity=identity, log=handle)
             if get_rank() > 0:
                 return TrialRecord(lr=trained.lr)
-            last = [line for line in loop.read_metrics(home) if line.get("split") == "validation"][-1]
+            last = [line for line in metrics_log.read_metrics(home) if line.get("split") == "validation"][-1]
             if last["loss"] is None:
                 return TrialRecord(lr=trained.lr, reason="the validation loss is not finite")
             measured = search.measure(model, search.views) if search.measure else {}

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bitimely_core.analyses.calibration import apply_temperature, fit_temperature
 from bitimely_core.errors import Reason, UserError, input_error
 from bitimely_core.evaluate import conformal
 from bitimely_core.evaluate.predict import predict as predict_windows
@@ -32,6 +31,8 @@ def fit_calibration(
     `prediction` [n, K] probabilities or [n] values, `target` [n]; `subjects` [n], None: of one person, each window is a unit. Labels of a
     multi-label task have a temperature and no sets. `subject`: word for what they are.
     """
+    from bitimely_core.analyses.calibration import apply_temperature, fit_temperature  # they import torch
+
     temperature = None if task in ("regression", "survival") else fit_temperature(task, prediction, target)
     found = conformal.ConformalThreshold(None, "sets are made of classes and values, not of labels")
     if task not in ("multilabel", "survival"):
@@ -92,7 +93,7 @@ def calibrate_on(
     """
     texts = label_texts(preprocessing)
     predictions, targets = [], []
-    for one in find_recordings([path], preprocessing.options.channels, mapping, texts):
+    for one in find_recordings([path], preprocessing.options, mapping, texts):
         windows = cut_unlabelled(one.read(), one.name, preprocessing, labels=True).windows
         target = windows.targets(None)
         assert target is not None, "labels were read"

@@ -11,7 +11,7 @@ from bitimely_core import evaluate as scoring
 from bitimely_core import registry, storage
 from bitimely_core.config import ObjectiveConfig
 from bitimely_core.errors import Reason, input_error, usage_error
-from bitimely_core.evaluate import endpoints, hazard_baselines, verdicts
+from bitimely_core.evaluate import endpoints, hazard_baselines, verdicts, window_counts
 from bitimely_core.evaluate.baselines import MOST_TRAINING, BaselinePredictions, count_observed, draw_positions, predict_baselines
 from bitimely_core.evaluate.predict import EVALUATION_BATCH, predict
 from bitimely_core.page import rename_units
@@ -295,7 +295,12 @@ def predict_shortcuts(windows: Any, rows: Any) -> dict[str, np.ndarray]:
         x = {"train": hazard_baselines.select_lengths(lengths), "test": hazard_baselines.select_lengths(own)}
         held = {"validation": x["train"][:0]}
         y = {"train": labels, "validation": labels[:0]}
-        return {"length_only": hazard_baselines.predict_from_hazards({**x, **held}, y, windows.class_names)}
+        parts = (("train", train), ("test", rows))
+        counts = {name: window_counts.count_windows(windows, part.rows)[:, -windows.codes :].log1p() for name, part in parts}
+        return {
+            "length_only": hazard_baselines.predict_from_hazards({**x, **held}, y, windows.class_names),
+            "single_code": hazard_baselines.predict_from_code(counts, labels, windows.class_names),
+        }
     out = {"length_only": scoring.length_baseline(windows.task, lengths, labels, own)}
     if windows.vocabulary:
         codes, counts, single = train.counts(), rows.counts(), []

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from bitimely_core import manifests, storage
-from bitimely_core.errors import Reason, UserError, usage_error
+from bitimely_core.errors import Reason, UserError, safe_text, usage_error
 from bitimely_core.privacy import is_small
 from bitimely_core.records import has_result, list_results, read_result, write_results
 from bitimely_core.run import FORMAT, Run
@@ -18,6 +18,7 @@ from bitimely_core.workflows.calibrate import CALIBRATION, find_calibration
 from bitimely_core.workspace import locate_new
 
 PREPROCESSING = "preprocessing.json"
+FORMATS = ("safetensors", "onnx")
 PARTS = ("run.json", "model_card.md", "scores.json")
 
 
@@ -34,37 +35,51 @@ class ExportResult(TypedDict, total=False):
 
 
 def export(
-    run: str | Path, *, out: Path | None = None, push: str | None = None, workspace: Path = Path("workspace"), dry_run: bool = False
+    run: str | Path,
+    *,
+    out: Path | None = None,
+    push: str | None = None,
+    format: str = "safetensors",  # noqa: A002  # the name of its flag
+    workspace: Path = Path("workspace"),
+    dry_run: bool = False,
 ) -> ExportResult:
     """Weights, configuration, card, settings and scores of a finished run in one folder that `--init` and `models.load` read.
 
     No cache, no tokens, no predictions, no subject: no data about persons. `out` is `export-<run>` beside the workspace's runs when not
     given, and must hold nothing else. With `push` (`OWNER/NAME` of a model hub, extra `hub`) it is uploaded, to a private repository if
-    it is new.
+    it is new. `format` onnx adds `model.onnx` (extra `onnx`), a graph with free batch and length, of the models of signals in
+    `models.onnx_graph.MODELS`.
 
     Raises UserError: incomplete (exit 4), config (2): the folder holds something, or the extra is missing; not_found (4): the hub cannot
     be reached.
     """
-    from bitimely_core.models import heads
+    from bitimely_core.models import factory, heads, onnx_graph
 
+    if format not in FORMATS:
+        raise usage_error(f"format {safe_text(format)}", f"expected {' or '.join(FORMATS)}", field="--format")
     opened = Run.open(run, workspace).require_finished()
     target = out or locate_new(workspace, "exports", opened.name)
     weights = opened.verified_weights()
     files = {"config.json": weights / "config.json", "model.safetensors": weights / "model.safetensors"}
     files |= {name: opened.folder / name for name in PARTS if has_result(opened.folder / name)}
     described = {PREPROCESSING: found.encode()} if (found := _find_preprocessing(opened)) is not None else {}
-    result: ExportResult = {"format_version": FORMAT, "run": opened.name, "out": str(target), "files": sorted({*files, *described})}
+    graph = {onnx_graph.FILE} if format == "onnx" else set()
+    names = sorted({*files, *described, *graph})
+    result: ExportResult = {"format_version": FORMAT, "run": opened.name, "out": str(target), "files": names}
     if dry_run:
         return {**result, "pushed": push}
     if push is not None:
         hub.load_client("--push")
-    if target.is_dir() and (foreign := set(list_results(target)) - {*files, *described, CALIBRATION}):
+    if target.is_dir() and (foreign := set(list_results(target)) - {*names, onnx_graph.FILE, CALIBRATION}):
         text = f"holds {len(foreign)} other files"
         raise usage_error(text, "expected an empty folder", file=str(target), field="--out")
     if described:
         fitted = find_calibration(opened, heads.load(weights).eval(), store=False)
         described |= {} if fitted is None else {CALIBRATION: fitted.encode()}
     content = {name: read_result(path) for name, path in files.items()} | _protect_counts(opened, set(files)) | described
+    if graph:
+        model = heads.load(weights) if opened.record.is_finetuned else factory.load(weights)
+        content[onnx_graph.FILE] = onnx_graph.encode_onnx(model, field="--format")
     write_results(target, content)
     hashes = {name: storage.hash_file(target / name) for name in content}
     revision = None if push is None else hub.upload_folder(target, push, sorted([*content, manifests.MANIFEST]))

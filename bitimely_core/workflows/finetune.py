@@ -26,8 +26,10 @@ from bitimely_core.workflows.train import (
     Say,
     TrainingJob,
     TrainingResult,
+    choose_numbers,
     count_labels,
     derive_model_shape,
+    find_moments,
     list_training_notices,
     run_job,
     summarize_job,
@@ -174,12 +176,17 @@ def _build_backbone(parent: Run, windows: Windows, scratch: bool) -> tuple[Model
     from bitimely_core import models
 
     config = parent.record.settings.model
+    if scratch:
+        free = config.model_copy(update={"numbers": config.numbers and None})  # where the data have them, unless they were switched off
+        config = config.model_copy(update={"numbers": choose_numbers([windows], free)})
     model = models.from_config(config) if scratch else models.load(parent.verified_weights())
     at = parent.find_adapter(windows)
     model.select_adapter(at or 0)
     shape = derive_model_shape([windows], config)
     size: Flags = {key: shape[key] for key in ("channels", "length", "codes") if key in shape}
-    return model, model.reset_adapter(**size, renew=at is None)
+    reset = model.reset_adapter(**size, renew=at is None)
+    model.fit_numbers(find_moments([windows]))
+    return model, reset
 
 
 def _build_head(model: Model, settings: Settings, windows: Windows, view: tuning.TrainValidation) -> Head:

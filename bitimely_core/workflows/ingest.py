@@ -36,10 +36,10 @@ def ingest(
 
     Args:
         dataset: registered name.
-        source: raw folder; None for generated data sets.
+        source: raw folder, or the URL of one; None for generated data sets.
         out: folder of the data set's cache, `<workspace>/cache/<dataset>`.
         options: the data set's own.
-        build: choices of sequences (`claims.tokenize.resolve_plan`); `split_file` has the ids of the source and is an option of the cache.
+        build: choices of sequences (`claims.sequence_plan.resolve_plan`); `split_file` has the ids of the source and is an option of the cache.
         name: of the sequences.
         notice: called with a warning where the page could not be written, or the sequences could not be made, but the cache is complete.
         progress: as of `cache.ingest`.

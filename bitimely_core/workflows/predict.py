@@ -149,8 +149,8 @@ class Predictor:
         import polars as pl
 
         paths = [Path(files)] if isinstance(files, str | Path) else [Path(file) for file in files]
-        channels = self.preprocessing.options.channels
-        found = find_recordings(paths, channels, parse_map(channel_map, channels))
+        options = self.preprocessing.options
+        found = find_recordings(paths, options, parse_map(channel_map, options.read_channels))
         return pl.concat([self.predict_record(one.read(), one.name, batch_size=batch_size, device=device).frame() for one in found])
 
 
@@ -208,11 +208,11 @@ def predict(
 
     select_device("cpu" if dry_run else device)
     model = from_pretrained(run, workspace=workspace, calibrate=not dry_run and calibrate_on is None)
-    channels = model.preprocessing.options.channels
-    mapping = parse_map(channel_map, channels)
+    options = model.preprocessing.options
+    mapping = parse_map(channel_map, options.read_channels)
     target = out or locate_new(workspace, "reports", f"predict-{model.run.name}")
     storage.refuse_link(target)
-    found = list(find_recordings([Path(file) for file in files], channels, mapping))
+    found = list(find_recordings([Path(file) for file in files], options, mapping))
     result: PredictResult = {"format_version": FORMAT, "run": model.run.name, "out": str(target), "n": len(found)}
     if dry_run:
         return {**result, "recordings": [one.name for one in found]}

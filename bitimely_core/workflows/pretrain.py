@@ -34,7 +34,9 @@ from bitimely_core.workflows.train import (
     Say,
     TrainingJob,
     TrainingResult,
+    choose_numbers,
     derive_model_shape,
+    find_moments,
     list_training_notices,
     run_job,
     summarize_job,
@@ -209,18 +211,22 @@ def _build_model(settings: Settings, windows: list[Windows], matched_preset: str
     from bitimely_core import models
 
     torch.manual_seed(settings.train.seed)
-    config = settings.model
-    shape: Flags = derive_model_shape(windows, config)
+    config = settings.model.model_copy(update={"numbers": choose_numbers(windows, settings.model)})
+    shape: Flags = {**derive_model_shape(windows, config), "numbers": config.numbers}
     dimensions = config.model_dump(by_alias=True, exclude={"name", *shape})
     if matched_preset is not None:
-        size = {key: shape[key] for key in ("channels", "length", "codes") if key in shape}
+        size = {key: shape[key] for key in ("channels", "length", "codes", "numbers") if key in shape}
         dimensions |= models.match_parameters(config.name, matched_preset, **size, events=config.events)
-    return models.build(config.name, **shape, **dimensions)
+    model = models.build(config.name, **shape, **dimensions)
+    model.fit_numbers(find_moments(windows))
+    return model
 
 
 def _list_batch_notices(settings: Settings) -> list[str]:
-    """The effect of gradient accumulation and several devices on an objective that compares the rows of a micro-batch."""
-    parts, rows = settings.train.accumulate * settings.train.devices, settings.train.batch_size
+    """The effect of gradient accumulation and several processes on an objective that compares the rows of a micro-batch."""
+    from bitimely_core.training.distributed import get_world_size
+
+    parts, rows = settings.train.accumulate * get_world_size(), settings.train.batch_size
     if parts == 1 or registry.objectives[settings.objective.name].facts.rows == 1:
         return []
     return [f"{settings.objective.name} compares each window with the others of its micro-batch: {rows // parts} windows, not {rows}."]
@@ -229,14 +235,15 @@ def _list_batch_notices(settings: Settings) -> list[str]:
 def _make_batches(settings: Settings, views: list[tuning.TrainValidation]) -> tuple[Batches, Batches | None]:
     """Batches of the training splits, and of the validation splits where there are any."""
     from bitimely_core import data
+    from bitimely_core.training.distributed import get_world_size
 
     train, training = settings.train, [view.train for view in views]
-    least = _require_batch_rows(settings, train.accumulate * train.devices)
+    least = _require_batch_rows(settings, train.accumulate * get_world_size())
     batches = data.mix_batches(training, train.batch_size, seed=train.seed, ties=settings.model.ties, least=least)
     validation = [view.validation for view in views]
     if not any(map(len, validation)):
         return batches, None
-    return batches, data.mix_batches(validation, train.batch_size, shuffle=False, least=_require_batch_rows(settings, train.devices))
+    return batches, data.mix_batches(validation, train.batch_size, shuffle=False, least=_require_batch_rows(settings, get_world_size()))
 
 
 def _require_batch_rows(settings: Settings, parts: int) -> int:

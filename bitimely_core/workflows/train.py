@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -17,6 +17,8 @@ from bitimely_core.report.run_page import training_page
 from bitimely_core.run import FORMAT, SPLITS, claim_folder, describe_identity, describe_preprocessing, hash_subjects
 from bitimely_core.schemas.runs import FinalLosses, Losses, RunRecord, ScoredCheckpoint, TrainSubjects, TuningRecord
 from bitimely_core.schemas.scores import Scores
+from bitimely_core.tokens.sequences import EventSequences
+from bitimely_core.tokens.sets import TokenSet
 from bitimely_core.training import tuning
 from bitimely_core.types import Batches, Progress
 
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from bitimely_core.tokens import Windows
-    from bitimely_core.training.loop import FitResult, LogLine, Objective
+    from bitimely_core.training.loop import FitResult, Objective
+    from bitimely_core.training.metrics_log import LogLine
 
 Say = Callable[[str], None]
 Flags = dict[str, Any]  # nested settings by section, as a preset, a recipe or the command line gives them
@@ -148,7 +151,7 @@ def _seal_run(job: TrainingJob, record: RunRecord, *, trained: bool) -> None:
 def _train(
     job: TrainingJob, record: RunRecord, search: tuning.LearningRateSearch | None, writer: bool, progress: Progress | None, say: Say | None
 ) -> tuple[RunRecord, int]:
-    from bitimely_core.training import loop
+    from bitimely_core.training import loop, metrics_log
 
     def log(line: LogLine, trial: str = "") -> None:
         if progress is not None and line.get("split") == "train":
@@ -187,7 +190,7 @@ def _train(
         notice=notice,
     )
     if writer:
-        last = {line["split"]: Losses(loss=line.get("loss"), rel=line.get("rel")) for line in loop.read_metrics(job.folder)}
+        last = {line["split"]: Losses(loss=line.get("loss"), rel=line.get("rel")) for line in metrics_log.read_metrics(job.folder)}
         train = last.get("train", Losses())
         final = FinalLosses(step=fitted["steps"], loss=train.loss, rel=train.rel, validation=last.get("validation"))
         weights = storage.hash_file(job.folder / "model" / "model.safetensors")
@@ -265,7 +268,7 @@ def derive_model_shape(windows: list[Windows], config: ModelConfig) -> dict[str,
                 field="--data",
             )
         codes = len(windows[0].vocabulary)
-        return {**grid_shape(codes, config.horizon)} if config.events == "grid" else {**shape, "codes": codes}
+        return {**grid_shape(codes, config.horizon, numbers=bool(config.numbers))} if config.events == "grid" else {**shape, "codes": codes}
     if config.tokenizer == "codes" or any(vocabularies):
         raise usage_error(
             f"tokenizer {config.tokenizer} for {' and '.join(f'{one.inputs} ({one.name})' for one in windows)}",
@@ -274,6 +277,24 @@ def derive_model_shape(windows: list[Windows], config: ModelConfig) -> dict[str,
             field="--data",
         )
     return shape if config.channel_independent else {**shape, "others": tuple(w.channels for w in windows[1:])}
+
+
+def choose_numbers(windows: Sequence[TokenSet], config: ModelConfig) -> bool | None:
+    """`model.numbers` of a model for these windows: on where events have numbers, unless it was switched off.
+
+    Raises UserError (config, exit 2) where numbers were requested that are not there.
+    """
+    some = any(isinstance(one, EventSequences) and one.numbers is not None for one in windows)
+    if config.numbers and not some:
+        problem = f"{' and '.join(one.name for one in windows)} has no numbers"
+        wanted, hint = "expected numbers of events for model.numbers=true", "Leave it out, or tokenize with --values raw"
+        raise usage_error(problem, wanted, hint, field="model.numbers")
+    return config.numbers is not False if some else config.numbers
+
+
+def find_moments(windows: Sequence[TokenSet]) -> dict[int, tuple[float, float]]:
+    """Mean and standard deviation of the numbers of each code, of the first set that has any."""
+    return next((one.moments() for one in windows if isinstance(one, EventSequences) and one.numbers is not None), {})
 
 
 def list_training_notices(settings: Settings, windows: list[Windows], stamp: bool | str | None, *, pretrained: bool = True) -> list[str]:
@@ -287,6 +308,8 @@ def list_training_notices(settings: Settings, windows: list[Windows], stamp: boo
     elif isinstance(stamp, str):
         out.append(f"The objective is leak-free {stamp}.")
     for one in windows:
+        if isinstance(one, EventSequences) and one.numbers is not None and not settings.model.numbers:
+            out.append(f"{one.name}: the numbers of events (--values raw) are not read by this model, their codes are.")
         out += [line for line in one.notices if line not in out]
         if not len(one["test"]):
             subjects, unit = len(set(one["train"].subjects())), one.subject_unit

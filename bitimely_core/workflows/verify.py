@@ -215,11 +215,11 @@ def _check_run(folder: Path, record: RunRecord, *, guarded: bool) -> list[Findin
     if record.finished:
         weights = folder if has_result(folder / "model.safetensors") else folder / "model"
         return _check_model(weights, record.weights, hashed=guarded and ResultManifest.find(weights) is not None)
-    from bitimely_core.training import loop
+    from bitimely_core.training import loop, metrics_log
 
     newest = loop.load_latest_checkpoint(folder)
     if newest is not None and newest.meta.log is not None:
-        loop.require_log(folder / "metrics.jsonl", newest.meta.log)
+        metrics_log.require_log(folder / "metrics.jsonl", newest.meta.log)
     hint = "Repeat the command that started it: it resumes where it stopped"
     return [_make_finding(Reason.INCOMPLETE, folder, "the training has not ended", "expected a finished run", hint)]
 

@@ -1,0 +1,64 @@
+"""Losses of micro-batches, added up on the host or on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Parts = dict[str, tuple[float, float]]  # name -> (count, count x value)
+
+
+@dataclass(frozen=True)
+class BatchLoss:
+    """The objective on one micro-batch."""
+
+    loss: Tensor
+    count: Tensor | float  # what the loss is a mean over
+    rel: Tensor | float
+    parts: dict[str, Tensor | float]
+
+
+@dataclass
+class DeviceLosses:
+    """Losses that stay on a device between log lines, so that the host does not wait for every step.
+
+    A step whose loss, gradient norm or count is not usable is not applied and none after it (`found_inf` of the fused AdamW), and the host
+    finds out which it was when it reads.
+    """
+
+    found_inf: Tensor  # [] 1 from the first unusable step on
+    first: Tensor  # [4] number, count, loss sum and gradient norm of that step, else -1
+    last: Tensor  # [3 + parts] count, count x loss, count x rel, count x part of the last step
+    names: tuple[str, ...] = ()  # of its parts
+    norm: Tensor | None = None  # of its gradient
+
+    def add(self, out: BatchLoss) -> None:
+        """Add a micro-batch to the last step."""
+        values = [
+            torch.as_tensor(value, dtype=self.last.dtype, device=self.last.device) for value in (out.loss, out.rel, *out.parts.values())
+        ]
+        count = torch.as_tensor(out.count, dtype=self.last.dtype, device=self.last.device)
+        row = torch.stack([count, *(count * value for value in values)]).detach()
+        self.last, self.names = (row if len(row) != len(self.last) else self.last + row), tuple(out.parts)
+
+    def judge(self, norm: Tensor, step: int) -> None:
+        """Mark the step as unusable where its count is 0, or its loss or norm is not finite."""
+        count, loss = self.last[0], self.last[1]
+        bad = (count == 0) | ~torch.isfinite(loss) | ~torch.isfinite(norm)
+        here = torch.stack([torch.full_like(loss, step), count, loss, norm.to(loss.dtype)])
+        self.first = torch.where(bad & (self.found_inf == 0), here, self.first)
+        self.found_inf = torch.maximum(self.found_inf, bad.to(self.found_inf.dtype))
+        self.norm = norm
+
+
+def accumulate(sums: list[float], parts: Parts, out: BatchLoss) -> None:
+    """Add count, count x loss and count x rel to `sums`, and each part to `parts`, in one transfer from the device."""
+    kind = torch.promote_types(out.loss.dtype, torch.float32)
+    values = [out.count, out.loss, out.rel, *out.parts.values()]
+    count, loss, rel, *numbers = torch.stack([torch.as_tensor(v, dtype=kind, device=out.loss.device).detach() for v in values]).tolist()
+    sums[:] = [sums[0] + count, sums[1] + count * loss, sums[2] + count * rel]
+    for name, number in zip(out.parts, numbers, strict=True):
+        counted, weighted = parts.get(name, (0.0, 0.0))
+        parts[name] = (counted + count, weighted + count * number)
