@@ -13,8 +13,9 @@ RUN python3 -m venv /opt/bitimely && \
 
 FROM python:3.11-slim
 COPY --from=build /opt/bitimely /opt/bitimely
-ENV PATH=/opt/bitimely/bin:$PATH MPLCONFIGDIR=/tmp/matplotlib BITIMELY_WORKSPACE=/data/workspace
-RUN useradd --create-home --uid 1000 bitimely && install -d -o bitimely -g bitimely /data
+# any user may write to the home folder, where libraries keep their caches
+ENV PATH=/opt/bitimely/bin:$PATH HOME=/home/bitimely BITIMELY_WORKSPACE=/data/workspace
+RUN useradd --create-home --uid 1000 bitimely && chmod 1777 /home/bitimely && install -d -o bitimely -g bitimely /data
 USER bitimely
 WORKDIR /data
 ENTRYPOINT ["bitimely"]

@@ -1,6 +1,6 @@
 """Training step and inference of the models beside their reference implementations, at equal dimensions and on the same input.
 
-    pip install -c constraints.txt '.[parity]'     # pypots 1.5 wants transformers below 5; with another release each peer runs that is there
+    pip install -c <(grep -v huggingface_hub constraints.txt) '.[parity]'  # an environment of its own: pypots 1.5 wants transformers below 5
     python benchmarks/peers.py                     # preset tiny, a minute
     python benchmarks/peers.py --preset 7.5m --rows 4 --length 500 --layers 4
 

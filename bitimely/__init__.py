@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from bitimely_core import __version__
+from bitimely_core import __version__, workflows
 
 if TYPE_CHECKING:
     from bitimely_core import cache, data, models, objectives, tokens
@@ -51,23 +51,7 @@ if TYPE_CHECKING:
     )
     from bitimely_core.workflows.encoder import Encoder
 
-VERBS = (
-    "analyze",
-    "dashboard",
-    "embed",
-    "evaluate",
-    "evaluate_vectors",
-    "export",
-    "finetune",
-    "from_pretrained",
-    "ingest",
-    "predict",
-    "pretrain",
-    "report",
-    "reproduce",
-    "tokenize",
-    "verify",
-)
+VERBS = tuple(name for name in workflows.__all__ if name not in {"demonstrate", "statistics"})
 MODULES = ("cache", "data", "models", "objectives", "tokens")
 SOURCES = {  # public name -> module and name in it
     **{name: ("bitimely_core.workflows", name) for name in VERBS},

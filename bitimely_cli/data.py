@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +11,7 @@ import typer
 
 from bitimely_cli.claims import ClaimsBuildOptions, ClaimsReadOptions, TaskOptions, shortcut_rows
 from bitimely_cli.completion import complete
-from bitimely_cli.options import VIEWS, BuildOptions, CommonOptions, Encoding, declare_setting, expand_options, parse_shard
+from bitimely_cli.options import VIEWS, BuildOptions, CommonOptions, Encoding, declare_setting, expand_options, parse_shard, parse_source
 from bitimely_cli.screen import screen
 from bitimely_core import registry
 from bitimely_core.config import DataConfig, SettingsLayer, validate
@@ -31,7 +31,9 @@ def ingest(
         str, typer.Argument(help="Data set, see: bitimely list datasets.", metavar="DATASET", autocompletion=complete("datasets"))
     ],
     *,
-    source: Annotated[Path | None, typer.Argument(help="Folder in the official layout, or files.", metavar="[SOURCE]")] = None,
+    source: Annotated[
+        str | None, typer.Argument(help="Folder in the official layout, or its URL: s3://, gs://, https://, ...", metavar="[SOURCE]")
+    ] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, max=1024, help="Worker processes.")] = 1,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse the data set when any unit is quarantined.")] = False,
     max_bad: Annotated[float, typer.Option("--max-bad", min=0.0, max=1.0, help="Largest share of quarantined units.")] = 0.5,
@@ -40,7 +42,12 @@ def ingest(
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed (synthetic).")] = None,
     rate: Annotated[int | None, typer.Option("--rate", help="Sampling rate of the files to read, 100 or 500 Hz (ptb-xl).")] = None,
     map_: Annotated[
-        Path | None, typer.Option("--map", metavar="FILE.toml", help="Mapping file: patterns, subjects, channels, rates, labels (generic).")
+        Path | None,
+        typer.Option(
+            "--map",
+            metavar="FILE|NAME",
+            help="Mapping file: patterns, subjects, channels, rates, labels (generic); of claims: --phecode-map.",
+        ),
     ] = None,
     init_map: Annotated[
         Path | None, typer.Option("--init-map", metavar="FILE.toml", help="Write a map of SOURCE to fill in, and read nothing (generic).")
@@ -50,6 +57,7 @@ def ingest(
     follow_symlinks: Annotated[bool, typer.Option("--follow-symlinks", help="Follow links that leave SOURCE.")] = False,
     keep_phi: Annotated[bool, typer.Option("--keep-phi", help="Keep identifying header fields (stated in the manifest).")] = False,
     keep_dates: Annotated[bool, typer.Option("--keep-dates", help="Keep start times of recordings.")] = False,
+    keep_staged: Annotated[bool, typer.Option("--keep-staged", help="Keep the files that were downloaded from a URL.")] = False,
     quarantine: Annotated[Path | None, typer.Option("--quarantine", help="Write the list of quarantined units to this file.")] = None,
     wait: Annotated[float, typer.Option("--wait", min=0.0, help="Seconds to wait for another process.")] = 0.0,
     build: BuildOptions,
@@ -63,15 +71,19 @@ def ingest(
     from bitimely_core import workflows
     from bitimely_core.schemas.ingest import IngestPart, IngestReport
 
+    source = parse_source(source)
     if init_map is not None:
         return _init_map(dataset, source, init_map, follow_symlinks=follow_symlinks)
     options = {name: value for name, value in {"size": size, "seed": seed, "rate": rate, "extra": extra}.items() if value is not None}
-    options |= {"map": str(map_)} if map_ is not None else {}
     unpublished = list[Finding]()
     making = build.collect()
-    workspace = making.pop("workspace")
     registry.load_members("bitimely_core.datasets")
-    folder = locate_new(workspace, "cache", registry.datasets[dataset].name)
+    entry = registry.datasets[dataset]
+    if map_ is not None and entry.facts.kind == "events":
+        claims_read = replace(claims_read, phecode_map=[*(claims_read.phecode_map or []), str(map_)])
+    elif map_ is not None:
+        options["map"] = str(map_)
+    folder = locate_new(making.pop("workspace"), "cache", entry.name)
     with screen.progress() as progress:
         result = workflows.ingest(
             dataset,
@@ -89,6 +101,7 @@ def ingest(
             keep_dates=keep_dates,
             encoding=encoding,
             wait=wait,
+            keep_staged=keep_staged,
             progress=progress,
             **making,
         )
@@ -105,9 +118,10 @@ def ingest(
     return report.exit_code
 
 
-def _init_map(dataset: str, source: Path | None, path: Path, *, follow_symlinks: bool) -> int:
+def _init_map(dataset: str, source: str | None, path: Path, *, follow_symlinks: bool) -> int:
     """Write a mapping file for the folder `source`."""
     from bitimely_core import storage
+    from bitimely_core.cache.staging import is_url
     from bitimely_core.datasets import map_template
     from bitimely_core.formats.source import require_source, scan_folder
 
@@ -115,7 +129,10 @@ def _init_map(dataset: str, source: Path | None, path: Path, *, follow_symlinks:
         raise usage_error(f"found {safe_text(dataset)}", "expected generic, which alone takes a map", field="--init-map")
     if path.exists():
         raise usage_error("is there already", "expected a new file", "Give another name, or remove it", file=str(path), field="--init-map")
-    found = require_source(None if source is None else scan_folder(source, follow_symlinks=follow_symlinks))
+    if is_url(source):
+        problem, hint = "--init-map with a URL", "Copy the folder, or ingest it with --keep-staged and give the folder of the files"
+        raise usage_error(problem, "expected a folder", hint, field="--init-map")
+    found = require_source(None if source is None else scan_folder(Path(source), follow_symlinks=follow_symlinks))
     text = map_template.write_template(found)
     storage.write_bytes(path, text.encode())
     count = sum("TO STATE" in line and not line.startswith("#") for line in text.splitlines())

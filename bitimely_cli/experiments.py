@@ -70,22 +70,17 @@ def run(
     Example: bitimely run smoke
     """
     from bitimely_core import pipeline as recipes
-    from bitimely_core.pipeline import slurm as slurm_script
 
-    script = None
-    if slurm is not None or sbatch:
-        if slurm is None or part is not None:
-            text = "--sbatch without --slurm" if slurm is None else "--shard with --slurm, whose tasks share the stages by themselves"
-            raise usage_error(text, "expected --slurm OUT.sh with --jobs N and --sbatch NAME=VALUE", "Leave one of them out")
-        given: dict[str, list[Any]] = {
-            "--only": only or [],
-            "--set": set_ or [],
-            "--devices": [devices] if devices else [],
-            "--workspace": [write.workspace],
-        }
-        arguments = [pipeline, *(f"{flag}={value}" for flag, values in given.items() for value in values), *["--leak-free"] * leak_free]
-        slurm_script.check_script(slurm)
-        script = slurm_script.format_script(pipeline, arguments, jobs, sbatch or [])
+    if on is not None and not write.dry_run:
+        raise usage_error("--on without --dry-run", "expected an estimate, which --dry-run shows", "Add --dry-run, or leave --on out")
+    given: dict[str, Sequence[object]] = {
+        "--only": only or [],
+        "--set": set_ or [],
+        "--devices": [devices] if devices else [],
+        "--workspace": [write.workspace],
+    }
+    arguments = [pipeline, *(f"{flag}={value}" for flag, values in given.items() for value in values), *["--leak-free"] * leak_free]
+    script = _format_script(arguments, slurm, sbatch or [], jobs, part) if slurm is not None or sbatch else None
     with screen.show_partial(lambda found: _list_stages(**found)), screen.stages() as (progress, watch):
         result = recipes.run(
             pipeline,
@@ -123,6 +118,17 @@ def run(
     screen.table(["stage", "state", "time", "detail"], rows)
     screen.result(result, [f"report: {result['report']}"] if result.get("report") else [])
     return int(result["exit_code"])
+
+
+def _format_script(arguments: list[str], out: Path | None, options: list[str], tasks: int, part: str | None) -> str:
+    """The script of `--slurm`. Raises UserError (exit 2) for options that do not go together, and where it cannot be written."""
+    from bitimely_core.pipeline import slurm
+
+    if out is None or part is not None:
+        text = "--sbatch without --slurm" if out is None else "--shard with --slurm, whose tasks share the stages by themselves"
+        raise usage_error(text, "expected --slurm OUT.sh with --jobs N and --sbatch NAME=VALUE", "Leave one of them out")
+    slurm.check_script(out)
+    return slurm.format_script(arguments[0], arguments, tasks, options)
 
 
 def _list_stages(stages: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -231,6 +237,7 @@ def export(
     *,
     out: Out = None,
     push: Annotated[str | None, typer.Option(metavar="REPO", help="Repository of a model hub (extra hub).")] = None,
+    format: Annotated[str, typer.Option(metavar="safetensors|onnx", help="onnx: with model.onnx as well (extra onnx).")] = "safetensors",  # noqa: A002
     write: WriteOptions,
 ) -> int:
     """Weights, settings, card and scores of a run in one folder for others; nothing in it is about a person.
@@ -239,7 +246,7 @@ def export(
     """
     from bitimely_core import workflows
 
-    result = workflows.export(run, out=out, push=push, **write.collect())
+    result = workflows.export(run, out=out, push=push, format=format, **write.collect())
     screen.result(result, [f"{len(result['files'])} files in {result['out']}", f"next: bitimely pretrain --init {result['out']}"])
     return Exit.OK
 

@@ -34,7 +34,7 @@ def _debug(value: bool) -> bool:
 def declare_setting(section: type[Section], key: str, metavar: str | None = None, more: str = "") -> Any:
     """An option with the name, the help, the choices and the bounds of a field of the settings; `more` is added to the help."""
     field = section.model_fields[key]
-    choices = _choices(field.annotation)
+    choices = [] if bool in get_args(field.annotation) else _choices(field.annotation)  # a flag has none
     listed = f"{', '.join(choices[:-1])} or {choices[-1]}. " if choices else ""
     least = next((bound for item in field.metadata if (bound := getattr(item, "ge", getattr(item, "gt", None))) is not None), None)
     most = next((bound for item in field.metadata if (bound := getattr(item, "le", None)) is not None), None)
@@ -185,6 +185,11 @@ def parse_path(text: str | Path) -> Path:
             "no path has this form", "names are up to 255 bytes long", "Give another path", code=Reason.NOT_FOUND, file=str(text)
         )
     return path
+
+
+def parse_source(text: str | None) -> str | None:
+    """The source of an ingest: a path as `parse_path` takes it, or a URL."""
+    return text if text is None or "://" in text else str(parse_path(text))
 
 
 def check_text(name: str, value: Any) -> None:

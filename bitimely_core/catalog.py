@@ -259,8 +259,10 @@ def _list_runs(workspace: Path) -> list[Row]:
 EXTRAS = {
     "duckdb": ("duckdb", "claims builder on DuckDB"),
     "spark": ("pyspark", "claims builder on Spark; needs Java 17"),
+    "s3": ("s3fs", "sources behind s3:// and https://: ingest"),
     "track": ("tensorboard", "curves of trainings in TensorBoard: --track"),
     "hub": ("huggingface_hub", "export --push, pretrain --init OWNER/NAME"),
+    "onnx": ("onnxruntime", "graphs for ONNX Runtime: export --format onnx"),
     "triton": ("triton", "kernels of retention on CUDA; CUDA builds of torch bring it"),
 }
 NEEDED = (

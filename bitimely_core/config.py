@@ -35,7 +35,7 @@ from bitimely_core.system_errors import raise_system_error
 class Section(BaseModel):
     """A frozen section of settings: unknown keys, NaN, infinities, and sizes that no tensor can have are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=False, defer_build=True)
 
     @field_validator("*")
     @classmethod
@@ -72,6 +72,11 @@ class ModelConfig(Section):
     index_day: bool = Field(True, description="Events end at the index day of a landmark; false: at the last event.")
     exact_times: bool = Field(True, description="Times of events as they are; false: whole months, of gpt and lstm no times.")
     person: bool = Field(True, description="Events come with age at the first event and sex.")
+    numbers: bool | None = Field(
+        None,
+        description="Events come with their numbers (tokenize --values raw); none: where the token set has them.",
+        exclude_if=lambda value: value is None,  # earlier versions did not have it
+    )
     output_heads: Literal["shared", "separate"] = Field("shared", description="Output projections of next and previous tokens.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout rate.")
 
@@ -91,6 +96,11 @@ class ObjectiveConfig(Section):
     name: str = Field("", description="Objective; empty: the model's default.")
 
 
+RESUME_EXEMPT = frozenset(  # of [train]: may change between a stop and its continuation
+    {"device", "devices", "compile", "recompute", "resident", "log_every", "checkpoint_every", "keep", "track"}
+)
+
+
 class TrainConfig(Section):
     """One training run. The paper gives epochs; the optimiser is method.md 6 (the paper is silent)."""
 
@@ -108,7 +118,14 @@ class TrainConfig(Section):
     core_precision: Literal["fp32", "bf16"] = Field("fp32", description="Arithmetic of the retention core under precision bf16.")
     device: str = Field("auto", description="auto, cpu, cuda or mps.")
     devices: int = Field(1, ge=1, le=1024, description="Number of processes (one per device).")
-    compile: bool = Field(False, description="Use torch.compile.")
+    compile: bool | Literal["auto"] = Field(
+        "auto", description="Use torch.compile, of a stack for one layer after the other; auto: for stacks on CUDA with Triton."
+    )
+    resident: bool | Literal["auto"] = Field(
+        "auto",
+        description="Keep windows of int16 on a CUDA device; auto: where they take less than a quarter of its free memory.",
+        exclude_if=lambda value: value == "auto",  # version 0.1 did not have it
+    )
     recompute: Literal["none", "layers"] = Field(
         "none",
         description="layers: compute the inside of each layer again in the backward pass, to save memory for about a third more time.",

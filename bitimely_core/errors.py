@@ -147,6 +147,8 @@ class Reason(StrEnum):
 
 Level = Literal["info", "warning", "error"]
 FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r]")  # also in full width, which spreadsheets of East Asian locales take
+URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(:/{1,2})([^\s'\"<>]*)")  # a path made from a URL has one slash
+PORT = re.compile(r"(\[[^\]]*\]|[^:]*):\d{1,5}")
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
@@ -158,8 +160,38 @@ def safe_text(value: object, limit: int = 80) -> str:
     return clean(repr(value) if isinstance(value, str) else str(value), limit)
 
 
+def split_url(text: str) -> tuple[str, str, str] | None:
+    """Scheme, user information (`user:password`, often empty) and the rest of a URL; None for other text.
+
+    Secrets with characters that a URL should not hold count to the user information: nothing after it shows a part of them.
+    """
+    found = URL.fullmatch(text)
+    if found is None:
+        return None
+    scheme, rest = found[1].lower(), found[3]
+    host = rest.partition("/")[0]
+    if "@" in host and not re.search(r"[?#]", host):
+        user, _, place = host.rpartition("@")
+        return scheme, user, place + rest[len(host) :]
+    if "@" not in host and (":" not in host or (scheme.startswith(("http", "ftp")) and PORT.fullmatch(host))):
+        return scheme, "", rest
+    user, _, rest = rest.rpartition("@")
+    return scheme, user, rest
+
+
+def hide_credentials(text: str) -> str:
+    """`text` with every URL in it without user information, query and fragment."""
+
+    def shorten(found: re.Match[str]) -> str:
+        _, user, rest = split_url(found[0]) or ("", "", "")
+        return found[1] + found[2] + ("" if re.search(r"[?#]", user) else re.split(r"[?#]", rest, maxsplit=1)[0])
+
+    return URL.sub(shorten, text) if ":/" in text else text
+
+
 def clean(text: str, limit: int = 400) -> str:
-    """`text` without control, surrogate, format and line-separator characters, cut to `limit` characters."""
+    """`text` without control, surrogate, format and line-separator characters and credentials of URLs, cut to `limit` characters."""
+    text = hide_credentials(text)
     odd = {"Cc", "Cf", "Cs", "Zl", "Zp"}
     kept = text if text.isprintable() else "".join(c if unicodedata.category(c) not in odd else "?" for c in text)
     return kept if len(kept) <= limit else kept[: limit - 3] + "..."
@@ -191,7 +223,8 @@ class Finding:
     @property
     def message(self) -> str:
         """`<path>[:<field|row N>]: <found>, <expected>. <what to do>.`, printable on one line."""
-        where = clean(PurePath(self.file).as_posix(), 200) if self.file else ""
+        file = self.file or ""
+        where = clean(file if not file or "://" in file else PurePath(file).as_posix(), 200)
         if self.field is not None:
             where += f":{clean(self.field, 80)}" if where else clean(self.field, 80)
         elif self.row is not None:

@@ -43,7 +43,8 @@ def round_message(text: str) -> str:
 
     def replace(match: re.Match[str]) -> str:
         count = int(match[0].replace(",", ""))
-        return f"at most {round_rows(count):,}" if count else match[0]
+        bound = "" if text[: match.start()].endswith("at most ") else "at most "  # of a message that is rounded already
+        return f"{bound}{round_rows(count):,}" if count else match[0]
 
     return re.sub(
         r"(?<![\w.,:'-])\d[\d,]*(?= (?:of |different |of the )?(?:\d|rows?\b|lines?\b|subjects?\b|claims?\b|stays?\b|ids?\b))",
@@ -118,9 +119,11 @@ def _choose_complement(
 
 def _find_narrow(counts: Mapping[Key, int], sums: Sums[Key], hidden: Sequence[Key], withheld: Collection[Key]) -> list[Key]:
     """The counts of 1 to 10 for which fewer than `FEASIBLE` values fit everything that is printed, the smallest sets first."""
+    small = [key for key in hidden if is_small(counts[key])]
+    if not small:
+        return []
     from scipy.optimize import linprog
 
-    small = [key for key in hidden if is_small(counts[key])]
     place = {key: i for i, key in enumerate(hidden)}
     rows: list[np.ndarray] = []
     right: list[int] = []
@@ -134,8 +137,6 @@ def _find_narrow(counts: Mapping[Key, int], sums: Sums[Key], hidden: Sequence[Ke
         if row.any():
             rows.append(row)
             right.append(value)
-    if not small:
-        return []
     bounds = [
         (1, SMALL - 1) if is_small(counts[key]) else (SMALL, None) if key in withheld and counts[key] else (0, None) for key in hidden
     ]

@@ -56,7 +56,7 @@ class RecipeStage(Section):
     precision: str | None = None
     device: str | None = None
     devices: int | None = Field(None, ge=1)
-    compile: bool | None = None
+    compile: bool | Literal["auto"] | None = None
     checkpoint: Literal["last", "best"] | None = None
     seed: int | None = Field(None, ge=0)
     ties: str | None = None

@@ -314,6 +314,9 @@ class ObjectiveFacts:
     check: Callable[[Any], None] = lambda config: None  # refuses a model's configuration with a UserError (config, exit 2)
     notice: str = ""  # one line on the screen when a run starts with it
     rows: int = 1  # fewest rows of a micro-batch; 2: it compares rows with each other (contrastive)
+    draw: Callable[..., Any] | None = None
+    # (model, batch on the CPU as the model reads it, a generator for each row, config) -> `Batch.draws`, None: draws nothing; drawn ahead
+    shared: bool = False  # what it draws from its own generator is of the step: the same in every process and micro-batch
     states: bool = False  # its targets are states of tokens, not samples: tokens that share samples show it parts of them
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from bitimely_core import __version__, manifests, registry, storage
+from bitimely_core.config import RESUME_EXEMPT as TRAIN_EXEMPT
 from bitimely_core.config import validate_settings
 from bitimely_core.errors import Finding, Reason, UserError, input_error, integrity_error, safe_text, usage_error
 from bitimely_core.preparation import list_conditions
@@ -179,16 +180,18 @@ class Run:
 
     def adapter_for(self, windows: Windows) -> int:
         """As `find_adapter`. Raises UserError (config, exit 2) where none fits."""
-        at = self.find_adapter(windows)
-        if at is None:
-            found, known = windows.describe_misfit(self.record.data, self.record.channels)
-            raise usage_error(
-                f"{windows.name} has {found}",
-                f"the run reads {known}",
-                f"Fine-tune on it first: bitimely finetune {self.name} --data {windows.name}",
-                file=str(self.folder),
-            )
-        return at
+        at, misfit = self.find_adapter(windows), windows.describe_misfit(self.record.data, self.record.channels)
+        if at is not None:
+            needs_numbers = self.record.settings.model.numbers and self.record.data[0].reading.numbers
+            if not needs_numbers or getattr(windows.options, "numbers", None):
+                return at
+            misfit = "no numbers of events", "them (--values raw)"
+        raise usage_error(
+            f"{windows.name} has {misfit[0]}",
+            f"the run reads {misfit[1]}",
+            f"Fine-tune on it first: bitimely finetune {self.name} --data {windows.name}",
+            file=str(self.folder),
+        )
 
     def count_shared_subjects(self, split: str = "test") -> int:
         """Subjects of `split` of the windows that were in the training of the run, or in the pre-training before it.
@@ -288,9 +291,7 @@ def list_versions() -> dict[str, str]:
 
 
 COMPARED = ("kind", "model", "preset", "settings", "data", "source", "init")
-RESUME_EXEMPT = {  # may change between a stop and its continuation: they do not change the numbers, or only where they are computed
-    f"settings.train.{name}" for name in ("device", "devices", "compile", "log_every", "keep", "checkpoint_every", "track")
-}
+RESUME_EXEMPT = {f"settings.train.{name}" for name in TRAIN_EXEMPT}
 
 
 def claim_folder(folder: Path, record: RunRecord, *, force_new: bool) -> bool:

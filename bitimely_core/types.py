@@ -114,6 +114,9 @@ class Batch(NamedTuple):
     person: Tensor | None = (
         None  # [B, 4] events: age at the first event (50 years: 0, 60: 1; not known: 0), whether it is known, male, female
     )
+    draws: Tensor | None = None  # [B, ...] what the objective has drawn for each row
+    numbers: Tensor | None = None  # [B, N] of events, in their own units; NaN: none
+    affine: Tensor | None = None  # [B, 2, V] centre and factor, of values that are still int16: (value - centre) * factor
 
 
 def name_horizon(label: str, days: float) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,60 @@ def take_record(claim: dict[str, Any], workspace: Path) -> dict[str, Any] | None
     if missing:
         return None
     return {"difference": found["difference"], "lo": lo, "hi": hi, "side": -side, "row": values[0], "rival": values[1]}
+
+
+def take_figure(claim: dict[str, Any], workspace: Path) -> dict[str, Any] | None:
+    """The record of a figure from the pages of its analysis, None where it was not made there."""
+    pages = sorted(workspace.glob(f"reports/{claim['analysis']}-{claim['recipe']}*/summary.json"))
+    return FIGURES[claim["analysis"]]([json.loads(page.read_bytes()) for page in pages], claim["recipe"]) if pages else None
+
+
+def describe_shapelets(pages: list[dict[str, Any]], recipe: str, field: str, what: str) -> dict[str, Any]:
+    """Inside over outside the shapelets, for BiTimelyGPT beyond random weights and beyond the signal's size; one seed allows no verdict."""
+    models = {name.removeprefix(f"{recipe}-"): value[field] for name, value in pages[0].items() if name.startswith(f"{recipe}-")}
+    own = next(value for name, value in models.items() if name.startswith("bitimelygpt"))
+    tests = [own["beyond_random_weights"], own["beyond_signal_size"]]
+    named = ", ".join(f"{name} {_show(value['inside_over_outside'])}" for name, value in models.items())
+    beyond = ", ".join(
+        f"{_show(test)} beyond {against}" for test, against in zip(tests, ("random weights", "the signal's size"), strict=True)
+    )
+    found = f"{what} inside over outside shapelets: {named}. BiTimelyGPT, log ratio: {beyond} ({tests[0]['n_subjects']} subjects, one seed)"
+    return {"text": found, "side": 0}
+
+
+def describe_spectra(pages: list[dict[str, Any]], recipe: str) -> dict[str, Any]:
+    """Effective rank of the maps of the last layer; one seed allows no verdict."""
+    ranks = {
+        name: list(layers.values())[-1]["mean"]["map"]["effective_rank"]
+        for name, layers in pages[0].items()
+        if name.startswith(f"{recipe}-")
+    }
+    named = ", ".join(f"{name.removeprefix(f'{recipe}-')} {rank:.2f}" for name, rank in sorted(ranks.items(), key=lambda item: -item[1]))
+    return {"text": f"effective rank of the maps of the last layer over their number of tokens: {named} (one seed)", "side": 0}
+
+
+def describe_growth(pages: list[dict[str, Any]], _recipe: str) -> dict[str, Any]:
+    """Log-log slopes of time and memory: for the claim where the operator's interval lies below that of softmax attention and not above 1.15."""
+    found = pages[0]["candidates"]
+    own, other = (found[name]["slope"] for name in ("retention, chunkwise", "softmax attention"))
+    text = "; ".join(f"{name}: time {_show(row['slope'])}, memory {row['memory_slope']['value']:.2f}" for name, row in found.items())
+    lengths = pages[0]["lengths"]
+    return {
+        "text": f"log-log slopes for {lengths[0]} to {lengths[-1]} tokens: {text}",
+        "side": int(own["hi"] < other["lo"] and own["hi"] <= 1.15),
+    }
+
+
+def _show(found: dict[str, float]) -> str:
+    return f"{found['value']:.2f} ({found['lo']:.2f} to {found['hi']:.2f})"
+
+
+FIGURES = {
+    "saliency": partial(describe_shapelets, field="embeddings", what="saliency"),
+    "attention": partial(describe_shapelets, field="shapelets", what="attention"),
+    "svd": describe_spectra,
+    "complexity": describe_growth,
+}
 
 
 def find_status(claim: dict[str, Any], record: dict[str, Any] | None) -> str:
@@ -112,7 +167,8 @@ def main() -> None:
     given = parser.parse_args()
     records = read_records() if RECORDS.is_file() else {}
     for claim in read_claims():
-        found = count_presets(claim["presets"]) if "presets" in claim else take_record(claim, given.workspace) if given.workspace else None
+        take = take_figure if "analysis" in claim else take_record
+        found = count_presets(claim["presets"]) if "presets" in claim else take(claim, given.workspace) if given.workspace else None
         records |= {claim["id"]: found} if found else {}
     for path in given.baselines:
         records["baselines"] = {**records.get("baselines", {}), **json.loads(path.read_bytes())}

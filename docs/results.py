@@ -15,6 +15,7 @@ from pathlib import Path
 PAGE = Path(__file__).with_name("results.md")
 COMMANDS = {
     "emg": ("bitimely ingest ptb-xl PTB-XL", "bitimely ingest emg EMG", "bitimely run emg"),
+    "open-emg": ("bitimely ingest ptb-xl PTB-XL", "bitimely ingest emg EMG", "bitimely run open-emg"),
     "ptb-xl": ("bitimely ingest ptb-xl PTB-XL", "bitimely run ptb-xl"),
     "ptb-xl-folds": ("bitimely ingest ptb-xl PTB-XL", "bitimely run ptb-xl-folds"),
     "synpuf": (

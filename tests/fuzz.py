@@ -42,7 +42,7 @@ with instrumented:
     import fuzz_stored
 
     from bitimely_core.errors import Finding, UserError
-    from bitimely_core.formats import archives, edf, matlab, pickles, tables, ts, wfdb
+    from bitimely_core.formats import archives, edf, matlab, pickles, tables, ts, wfdb, wfdb_header
     from bitimely_core.formats.edf_annotations import parse_tals
     from bitimely_core.types import Annotation
 
@@ -200,14 +200,14 @@ LAYOUT = b"r0 1 100 0\n~ 0 200 16 0 0 0 0 I\n"
 SAMPLES = np.repeat(np.arange(40, dtype="<i2"), 2).tobytes()
 
 
-def wfdb_header(data: bytes, folder: Path) -> None:
+def read_wfdb(data: bytes, folder: Path) -> None:
     """The text by itself, and the record that it makes of the files beside it."""
     beside = {"r.dat": SAMPLES, "s.dat": SAMPLES[:90], "r1.hea": SEGMENT, "r0.hea": LAYOUT, "f.flac": b"fLaC" + bytes(60)}
     for name, content in beside.items():
         if not (folder / name).exists():
             (folder / name).write_bytes(content)
     with contextlib.suppress(UserError):
-        found = wfdb.parse_header(data, "r", required=("I",))
+        found = wfdb_header.parse_header(data, "r", required=("I",))
         assert all(np.isfinite([c.scale, c.offset]).all() and c.samples > 0 for _, _, _, c in found.signals)
         assert found.frames is None or found.frames > 0
     (folder / "r.hea").write_bytes(data)
@@ -366,7 +366,7 @@ def matlab_file(data: bytes, folder: Path) -> None:
 TARGETS = {
     "edf-header": Target(edf_header, recordings, "**/*.edf"),
     "edf-annotations": Target(edf_annotations, lists),
-    "wfdb-header": Target(wfdb_header, headers, "**/*.hea"),
+    "wfdb-header": Target(read_wfdb, headers, "**/*.hea"),
     "ts": Target(ts_file, problems, "**/*.ts"),
     "table": Target(table, csvs, "esr/*.csv"),
     "pickle": Target(pickle_file, arrays),

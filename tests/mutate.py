@@ -59,7 +59,10 @@ class Area(NamedTuple):
 
 
 AREAS = {
-    "operator": Area(("bitimely_core/ops/**/*.py",), ("test_retention.py", "test_paper.py", "test_models.py", "test_svd.py")),
+    "operator": Area(
+        ("bitimely_core/ops/**/*.py",),
+        ("test_retention.py", "test_rotary.py", "test_paper.py", "test_models.py", "test_model_formulas.py", "test_svd.py"),
+    ),
     "formats": Area(
         ("bitimely_core/formats/**/*.py",),
         (
@@ -72,6 +75,7 @@ AREAS = {
             "test_ptb_xl.py",
             "test_ts_datasets.py",
             "test_pophr_sources.py",
+            "test_pophr_layouts.py",
             "test_matlab.py",
             "test_archives.py",
             "test_accepted_inputs.py",
@@ -92,6 +96,8 @@ AREAS = {
             "test_epilepsy.py",
             "test_ts_datasets.py",
             "test_tokens.py",
+            "test_splits.py",
+            "test_token_folders.py",
             "test_accepted_inputs.py",
             "test_bad_inputs.py",
             "test_v1_fixtures.py",
@@ -145,10 +151,14 @@ AREAS = {
         ("bitimely_core/tokens/splits.py", "bitimely_core/datasets/pophr/splits.py", "bitimely_core/claims/splits.py"),
         (
             "test_tokens.py",
+            "test_splits.py",
+            "test_token_folders.py",
             "test_folds.py",
             "test_pophr_cleaning.py",
             "test_pophr_properties.py",
+            "test_pophr_arguments.py",
             "test_pophr_sources.py",
+            "test_pophr_layouts.py",
             "test_training_split.py",
             "test_ptb_xl.py",
             "test_meds_*.py",

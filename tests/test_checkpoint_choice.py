@@ -16,7 +16,7 @@ from torch import nn
 from bitimely_cli.main import main
 from bitimely_core.config import TrainConfig, validate
 from bitimely_core.errors import Exit, Reason, UserError
-from bitimely_core.training import loop
+from bitimely_core.training import loop, metrics_log
 from bitimely_core.types import Batch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -52,7 +52,7 @@ def train(
     """The model, and what it was at each validation: step -> loss, weight, batches seen."""
     model, path, lines = Point(), {}, 0
 
-    def log(line: loop.LogLine) -> None:
+    def log(line: metrics_log.LogLine) -> None:
         nonlocal lines
         lines += 1
         if line["split"] == "validation":
@@ -167,8 +167,10 @@ def test_run_scores_and_page_name_the_weights(tmp_path: Path, capsys: pytest.Cap
         assert main([*tuned, "--checkpoint", choice, "--run", choice]) == 0
         assert main(["evaluate", choice, "--bootstrap", "20", "-w", str(home)]) == 0
     runs = {choice: home / "runs" / choice for choice in ("last", "best")}
-    lines = [line for line in loop.read_metrics(runs["best"]) if line["split"] == "validation"]
-    assert [line["loss"] for line in lines] == [line["loss"] for line in loop.read_metrics(runs["last"]) if line["split"] == "validation"]
+    lines = [line for line in metrics_log.read_metrics(runs["best"]) if line["split"] == "validation"]
+    assert [line["loss"] for line in lines] == [
+        line["loss"] for line in metrics_log.read_metrics(runs["last"]) if line["split"] == "validation"
+    ]
     lowest, end = min(lines, key=lambda line: line["loss"] or 0.0), lines[-1]
     for choice, line in (("best", lowest), ("last", end)):
         expected = {"choice": choice, "step": line["step"], "steps": end["step"], "loss": line["loss"], "rel": line["rel"]}

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_cache import RATE, build, physical, planned, record, records
+from made_cache import tiny as tiny
 from scipy import signal as scipy_signal
-from test_tokens import RATE, build, physical, planned, record, records
-from test_tokens import tiny as tiny
 
 from bitimely_cli.main import main
 from bitimely_core import tokens

@@ -84,9 +84,31 @@ def test_a_model_that_a_program_registers_is_listed(tmp_path: Path) -> None:
 
 
 def test_importing_the_models_leaves_the_compiler_out() -> None:
-    program = "import sys; import bitimely_core.models, bitimely_core.objectives; print('torch._dynamo' in sys.modules)"
+    program = (
+        "import gc, sys; import bitimely_core.models, bitimely_core.objectives; print('torch._dynamo' in sys.modules or not gc.isenabled())"
+    )
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert output.split() == ["False"]
+
+
+def test_tables_of_a_page_and_corrected_intervals_leave_pandas_and_all_distributions_out() -> None:
+    program = """
+import io, sys
+import numpy as np, pyarrow.parquet as pq
+from bitimely_core.evaluate import holm_correct
+from bitimely_core.report.numbers import to_parquet
+from bitimely_core.schemas.scores import MeanDifference
+columns = {"name": np.array(["a", "\u00e9", ""], str), "value": np.array([1.5, np.nan, -2.0]), "n": np.arange(3), "none": np.array(["", "", ""], str)}
+found = to_parquet(columns)
+corrected = holm_correct([MeanDifference(difference=1.0, total_se=0.5, df=7.0, p=0.01)])
+print({"pandas", "scipy.stats"} & set(sys.modules))
+table, (one,) = pq.read_table(io.BytesIO(found)), corrected
+assert [table[name].to_pylist() for name in ("name", "n", "none")] == [["a", "\u00e9", ""], [0, 1, 2], ["", "", ""]]
+assert str(table["value"].to_pylist()) == "[1.5, nan, -2.0]" and table.schema.field("name").type == "string"
+from scipy import stats
+assert abs(one.corrected_hi - 1.0 - stats.t.isf(0.025, 7.0) * 0.5) < 1e-12, one
+"""
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
 @pytest.mark.parametrize(

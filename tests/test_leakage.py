@@ -17,7 +17,7 @@ torch.set_num_threads(1)
 NAMES = ["next-previous", "next-previous-strict", "next", "masked", "gap"]
 STACKS = ["bitimelygpt", "gpt", "gpt-baar", "timelybert", "timelygpt"]
 EVERY = [{}, {"tokenizer": "patch"}, {"tokenizer": "patch", "crop": "start"}, {"target": "tokens"}, {"output_heads": "separate"}]
-CODES = [{"tokenizer": "codes", "codes": 52}]
+CODES = [{"tokenizer": "codes", "codes": 52}, {"tokenizer": "codes", "codes": 52, "numbers": True}]
 RETENTION = [
     {"temporal_conv": "causal"},
     {"temporal_conv": "causal", "temporal_norm": "layer"},
@@ -28,6 +28,7 @@ RETENTION = [
     {"form": "recurrent"},
     {"xpos_scale": True},
     {"tokenizer": "codes", "codes": 52, "ties": "group"},
+    {"tokenizer": "codes", "codes": 52, "ties": "group", "numbers": True},
     {"tokenizer": "codes", "codes": 52, "rotary": "time"},
 ]
 

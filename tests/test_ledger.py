@@ -76,3 +76,30 @@ def test_a_record_is_taken_from_a_complete_page_of_results(
     (folder / "summary.json").write_text(json.dumps(page))
     record = claims.take_record(claim, tmp_path)
     assert (None if record is None else claims.find_status(claim, record)) == status
+
+
+def test_figures_are_taken_from_the_pages_of_their_analyses(tmp_path: Path) -> None:
+    """The growth of the operator is a measurement and decides; one seed of a model does not."""
+    claim = next(claim for claim in claims.read_claims() if claim.get("analysis") == "complexity")
+    assert claims.take_figure(claim, tmp_path) is None
+    page = tmp_path / "reports" / "complexity-figures-small-4"
+    page.mkdir(parents=True)
+    for own, side in ((1.0, 1), (2.0, 0)):
+        slopes = {"retention, chunkwise": own, "softmax attention": 2.0}
+        found = {name: {"slope": {"value": x, "lo": x - 0.1, "hi": x + 0.1}, "memory_slope": {"value": x}} for name, x in slopes.items()}
+        (page / "summary.json").write_text(json.dumps({"candidates": found, "lengths": [64, 128]}))
+        record = claims.take_figure(claim, tmp_path)
+        assert record["side"] == side
+        assert f"retention, chunkwise: time {own:.2f} ({own - 0.1:.2f} to {own + 0.1:.2f})" in record["text"]
+
+
+def test_spectra_are_told_from_the_most_to_the_least_uniform(tmp_path: Path) -> None:
+    claim = next(claim for claim in claims.read_claims() if claim.get("analysis") == "svd")
+    page = tmp_path / "reports" / "svd-figures-small"
+    page.mkdir(parents=True)
+    ranks = {"gpt": 0.2, "bitimelygpt": 0.5}
+    runs = {f"figures-small-{name}": {"1": {}, "2": {"mean": {"map": {"effective_rank": rank}}}} for name, rank in ranks.items()}
+    (page / "summary.json").write_text(json.dumps(runs))
+    record = claims.take_figure(claim, tmp_path)
+    assert "bitimelygpt 0.50, gpt 0.20" in record["text"]
+    assert claims.find_status(claim, record) == "undecided"

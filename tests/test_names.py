@@ -135,9 +135,7 @@ def list_path_options() -> list[tuple[str, str]]:
         for name, parameter in inspect.signature(command.callback or main).parameters.items()
         if parameter.annotation.__metadata__[0].parser is parse_path
     ]
-    assert {("ingest", "[SOURCE]"), ("ingest", "--workspace"), ("embed", "--out"), ("ingest", "--map"), ("pretrain", "--init")} <= set(
-        names
-    )
+    assert {("verify", "[PATH]"), ("ingest", "--workspace"), ("embed", "--out"), ("ingest", "--map"), ("pretrain", "--init")} <= set(names)
     return names
 
 

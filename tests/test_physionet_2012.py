@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
 import torch
 from samples import SAMPLES, require_sample
@@ -19,6 +20,7 @@ from bitimely_core import data, models, tokens
 from bitimely_core.cache import ingest, open_cache
 from bitimely_core.datasets.physionet_2012 import CHANNELS, VARIABLES
 from bitimely_core.errors import UserError
+from bitimely_core.workflows.predict import from_pretrained
 
 DATA = SAMPLES / "complete" / "physionet2012"
 NAMES = ["HR", "Temp", "GCS", "Urine", "pH", "Weight", "MechVent", "NIMAP"]
@@ -160,6 +162,34 @@ def test_models_train_and_are_scored(tmp_path: Path, cached: Path, model: str, v
     assert main(["evaluate", "f", *common]) == 0
     notices = json.loads((tmp_path / "runs" / "f" / "scores.json").read_text())["notices"]
     assert any("the unit is the stay" in notice for notice in notices)
+
+
+@pytest.mark.parametrize(("model", "view"), [("gru-d", "mortality"), ("bitimelygpt", "mortality-grid")])
+def test_new_stays_are_predicted_as_they_are_scored(tmp_path: Path, cached: Path, model: str, view: str) -> None:
+    """From the cache and, for one stay, from a table of its observations: the probabilities of `evaluate`."""
+    shutil.copytree(cached / "cache", tmp_path / "cache" / "physionet-2012")
+    name, common = f"physionet-2012/{view}", ["-w", str(tmp_path)]
+    first = ["pretrain", "--preset", "tiny", "--model", model, "--data", name, "--run", "p", "--steps", "2", "--batch-size", "8"]
+    assert main([*first, *common]) == 0
+    assert main(["finetune", "p", "--data", name, "--run", "f", "--steps", "2", "--batch-size", "8", *common]) == 0
+    assert main(["evaluate", "f", *common]) == 0
+    scored = pl.read_parquet(tmp_path / "runs" / "f" / "predictions.parquet")
+    found = from_pretrained("f", workspace=tmp_path).predict(tmp_path / "cache" / "physionet-2012")
+    assert len(found) == len(STAYS)
+    both = scored.join(found, on="recording_id", suffix="_new")
+    assert len(both) == len(scored) > 0
+    np.testing.assert_allclose(both["p_died_new"], both["p_died"], atol=1e-6)
+
+    stay = both["recording_id"][0]
+    record = next(iter(open_cache(tmp_path / "cache" / "physionet-2012").records(only=[stay])))
+    columns = {signal.channel: signal.samples.astype(float) * signal.scale + signal.offset for signal in record.signals}
+    table = tmp_path / "stay.csv"
+    pd.DataFrame(columns).to_csv(table, index=False)
+    assert main(["predict", "f", str(table), "--out", str(tmp_path / "one"), *common]) == 0
+    [row] = pl.read_parquet(tmp_path / "one" / "predictions.parquet").to_dicts()
+    assert row["p_died"] == pytest.approx(both["p_died"][0], abs=1e-6)
+    table.write_text(pd.DataFrame({**columns, "time": -1 - columns["time"]}).to_csv(index=False))
+    assert main(["predict", "f", str(table), "--out", str(tmp_path / "two"), *common]) == 4
 
 
 def test_a_model_that_reads_no_times_is_refused(tmp_path: Path, cached: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from bitimely_core import pipeline, registry
 from bitimely_core.errors import UserError
 from bitimely_core.pipeline.graph import StageState
 from bitimely_core.pipeline.plan import plan_experiment
+from bitimely_core.tokens.kind import estimate_windows
 
 TINY = (
     'title = "Two cells"'
@@ -61,7 +62,7 @@ SHIPPED = sorted(p.stem for p in registry.RECIPES.glob("*.toml"))
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_recipe_can_be_planned_without_its_data(name: str, tmp_path: Path) -> None:
-    found = pipeline.run(name, workspace=tmp_path, dry_run=True)
+    found = pipeline.run(name, workspace=tmp_path, dry_run=True, on="h200")  # no step is timed here
     assert not list(tmp_path.iterdir())
     trainings = [s for s in found["stages"] if s["stage"].startswith(("pretrain", "finetune"))]
     assert found["total"]["trainings"] == len(trainings)
@@ -69,6 +70,12 @@ def test_every_shipped_recipe_can_be_planned_without_its_data(name: str, tmp_pat
     for s in trainings:
         if s["flops"]:  # no training is cheaper than one pass of its weights over what it sees
             assert s["flops"] >= 6 * s["parameters"] * s["windows"]
+
+
+def test_estimates_know_the_length_of_windows_at_another_rate() -> None:
+    facts = registry.datasets["synthetic"].facts
+    assert [estimate_windows(facts, "staging", None, None, rate)["length"] for rate in (None, 20.0)] == [3000, 600]  # of 30 s at 100 Hz
+    assert estimate_windows(facts, "staging", None, 250, 20.0)["length"] == 250
 
 
 @pytest.mark.parametrize(("name", "rows", "columns"), [("table2", 18, 8), ("table3", 11, 3), ("ablation", 4, 2), ("probing", 8, 2)])

@@ -211,9 +211,10 @@ def test_analyze_leakage_changes_native_samples(capsys: pytest.CaptureFixture[st
         assert "given interpolated channels" in (noise / "reports" / "d" / "report.html").read_text()
 
 
-def test_tokens_without_a_record_are_judged_by_their_cache(noise: Path) -> None:
+def test_tokens_without_a_record_are_judged_by_their_cache(capsys: pytest.CaptureFixture[str], noise: Path) -> None:
     from bitimely_core import tokens
 
+    call(capsys, noise, "tokenize", "generic", "--name", "interpolated", *TOKENS["interpolated"])
     opened = tokens.open_tokens(noise / "tokens" / "interpolated")
     recorded = opened.preparation
     former = replace(opened, manifest=opened.manifest.model_copy(update={"preparation": None}))

@@ -564,3 +564,9 @@ def test_withheld_counts_keep_five_values_by_trial_of_all_tables() -> None:
         for name, values in zip(hidden, tables.T, strict=True):
             assert counts[name] not in SMALL or len(set(values.tolist())) >= LEAST, (counts, withheld)
     assert tried == 40
+
+
+def test_a_rounded_message_stays_as_it_is_when_it_is_rounded_again() -> None:
+    once = privacy.round_message("37 of 1,234 rows have no known code")
+    assert once == "at most 40 of at most 1,240 rows have no known code"
+    assert privacy.round_message(once) == once

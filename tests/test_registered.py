@@ -138,3 +138,11 @@ def test_hours_are_those_of_this_machine_or_of_an_accelerator(home: Path) -> Non
     assert long[1] == long[2] <= long[0]
     with pytest.raises(UserError, match="h2000"):
         pipeline.run(str(home / "small.toml"), workspace=home, dry_run=True, on="h2000")
+
+
+def test_the_run_that_a_supervised_model_starts_from_costs_no_training(tmp_path: Path) -> None:
+    stages = pipeline.run("open-p12", workspace=tmp_path, dry_run=True)["stages"]
+    found = {stage["stage"].rsplit("-", 1)[0]: stage for stage in stages if stage["stage"].startswith("pretrain")}
+    for fold in range(1, 6):
+        assert found[f"pretrain open-p12-times-fold-{fold}-gru-d"]["windows"] == 0
+        assert found[f"pretrain open-p12-times-fold-{fold}-mtand"]["windows"] == 400 * 32

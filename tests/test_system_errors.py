@@ -209,10 +209,13 @@ ALLOWED = {  # file: functions that need not ask
     "claims/sources/__init__.py": {"recognize_layout"},  # the reader of the layout meets the fault again, and says it
     "storage.py": {"_locked_error", "_try_lock"},  # a message; no locks there
     "manifests.py": {"remove_old_files"},  # leaves the files for the next time
+    "claims/cluster.py": {"_run_task"},  # asks `find_system_error`; the driver raises what it finds
     "cache/workers.py": {"collect_results", "_serve_tasks"},  # a pipe that the other side has closed
     "pipeline/workers.py": {"_run_process"},  # stored with the stage
     "training/devices.py": {"select_device"},  # torch.device of an unknown name
-    "training/loop.py": {"_prefetch", "_run_step", "_validate", "read_batches"},  # handed to out_of_memory_error, which asks
+    "training/distributed.py": {"claim_report"},  # a store that has ended with its machine
+    "training/batches.py": {"read_ahead", "read_batches"},
+    "training/loop.py": {"_run_step", "_validate"},  # handed to out_of_memory_error, which asks
     "config.py": {"upgrade_settings"},  # an unknown name; from here on nothing is opened in the block
     "run.py": {"_fill_defaults"},
     "recipe.py": {"check_stage_name"},

@@ -277,7 +277,18 @@ def test_a_report_compares_two_runs(home: Path, capsys: pytest.CaptureFixture[st
     assert "plain-scratch" in page
 
 
-@pytest.mark.parametrize("run", ["plain", "timesnet", "fedformer", "plain-scratch", "events-labels"])
+@pytest.mark.parametrize("run", ["timesnet", "fedformer"])
+def test_a_run_with_masks_is_repeated_with_masks_by_row(home: Path, capsys: pytest.CaptureFixture[str], run: str) -> None:
+    """Version 0.1 drew the masks of a batch from one stream: the repetition says that they are others, and is itself reproduced."""
+    body = call_json(capsys, "reproduce", run, home=home, code=5)
+    assert "masked draws each row from a stream of its own since version 0.2" in body["differences"]
+    assert body["reproduced"] is False
+    assert body["loss"][1] == pytest.approx(body["loss"][0], rel=0.2)
+    again = call_json(capsys, "reproduce", f"{run}-again", home=home)
+    assert (again["reproduced"], again["same_weights"], again["differences"]) == (True, True, [])
+
+
+@pytest.mark.parametrize("run", ["plain", "plain-scratch", "events-labels"])
 def test_a_run_is_reproduced(home: Path, capsys: pytest.CaptureFixture[str], run: str) -> None:
     body = call_json(capsys, "reproduce", run, home=home)
     assert body["reproduced"] is True

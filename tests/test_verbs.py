@@ -18,6 +18,7 @@ import typer
 
 from bitimely_cli.main import app, main
 from bitimely_core import registry
+from bitimely_core.training.loop import load_latest_checkpoint
 
 BITIMELY = [sys.executable, "-m", "bitimely_cli"]
 VERBS = [
@@ -285,22 +286,28 @@ def test_advice_names_commands_and_options_that_exist() -> None:
 
 
 @pytest.mark.slow
-def test_a_lost_process_of_a_training_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_lost_process_of_a_training_is_named(tmp_path: Path, lost: int) -> None:
+    """One line, exit 6 within 10 s, and a checkpoint that opens."""
     assert main(["tokenize", "synthetic", "-w", str(tmp_path / "workspace")]) == 0
     process = subprocess.Popen(
-        [*BITIMELY, *["pretrain", "--data", "synthetic", "--devices", "2", "--steps", "100000", "--batch-size", "8", "--set", "train.log_every=1"]],
+        [*BITIMELY, *["pretrain", "--data", "synthetic", "--devices", "2", "--steps", "100000", "--batch-size", "8", "--set", "train.checkpoint_every=1"]],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    log = tmp_path / "workspace" / "runs" / "tiny" / "metrics.jsonl"
+    checkpoints = tmp_path / "workspace" / "runs" / "tiny" / "checkpoints"
     deadline = time.monotonic() + 120
-    while not log.is_file() and time.monotonic() < deadline and process.poll() is None:
+    while not (checkpoints / "step-2").is_dir() and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.1)
     children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
     ranks = {pid: re.search(rb"\0RANK=(\d)", b"\0" + Path(f"/proc/{pid}/environ").read_bytes()) for pid in children}
-    os.kill(next(pid for pid, found in ranks.items() if found and found[1] == b"1"), signal.SIGKILL)
+    os.kill(next(pid for pid, found in ranks.items() if found and int(found[1]) == lost), signal.SIGKILL)
+    killed = time.monotonic()
     _, err = process.communicate(timeout=60)
+    assert time.monotonic() - killed < 10
     assert process.returncode == 6, err
-    assert "was ended by SIGKILL" in err
+    assert err.count("error[") == 1, err
+    assert f"process {lost} of 2 was ended by SIGKILL" in err
+    assert load_latest_checkpoint(checkpoints.parent) is not None
     assert "the last checkpoint is kept" in err
     assert "This is a bug" not in err
     assert "Traceback" not in err

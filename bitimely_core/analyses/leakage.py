@@ -271,20 +271,22 @@ def _forbidden_samples(name: str, own: Tensor, m: int, valid: Tensor) -> Tensor:
 
 
 def measure_code_changes(config: ModelConfig, objective: Objective, seed: int, place: torch.device = CPU, *, training: bool) -> Dependence:
-    """Largest change of a prediction when one code is replaced, for the three kinds of `_jacobian`."""
+    """Largest change of a prediction when one code is replaced, with its number where the model reads numbers, for the three kinds of `_jacobian`."""
     torch.manual_seed(seed)
     model = building.from_config(config).double().to(place).train(training)
+    model.fit_numbers(dict.fromkeys(range(FIRST, FIRST + VOCABULARY), (0.0, 1.0)))
     draw = Generator().manual_seed(seed)
     codes = torch.randint(FIRST, FIRST + VOCABULARY, (2, config.length), generator=draw).to(place)
     times = torch.rand(codes.shape, generator=draw, dtype=torch.float64).cumsum(1).to(place)
     times[:, 3] = times[:, 2]  # a tie
+    numbers = torch.randn(codes.shape, generator=draw, dtype=torch.float64).to(place)
 
-    def predict(values: Tensor) -> Result:
+    def predict(values: Tensor, numbers: Tensor) -> Result:
         with torch.no_grad():
-            result: Result = objective(model, Batch(values, times), Generator().manual_seed(seed))
+            result: Result = objective(model, Batch(values, times, numbers=numbers), Generator().manual_seed(seed))
         return result
 
-    before, numbered = predict(codes), known[objective.config.name].facts.states
+    before, numbered = predict(codes, numbers), known[objective.config.name].facts.states
     maxima, lines, reach = [], [], 0
     wanted = (
         before["target"]
@@ -294,7 +296,7 @@ def measure_code_changes(config: ModelConfig, objective: Objective, seed: int, p
     for n in range(config.length):
         other = codes.clone()
         other[:, n] = FIRST + (codes[:, n] - FIRST + 1) % VOCABULARY
-        after = predict(other)
+        after = predict(other, numbers + (torch.arange(config.length, device=place) == n))
         change = (after["prediction"] - before["prediction"]).abs().amax(-1)  # [B, M]
         differs, valid = after["target"] != before["target"], before["valid"]
         if numbered:

@@ -115,7 +115,8 @@ def run(
     )
     selected = graph.closure(plan.nodes, select_stages(plan, only or [], shard))
     if dry_run:
-        return {"format_version": 1, "pipeline": pipeline, "exit_code": 0, **costs.estimate_costs(plan, selected, workspace, on=on)}
+        found = costs.estimate_costs(plan, selected, workspace, on=on, progress=progress)
+        return {"format_version": 1, "pipeline": pipeline, "exit_code": 0, **found}
     helpers = workers.start_processes(
         jobs,
         pipeline=pipeline,

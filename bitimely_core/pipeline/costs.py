@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from bitimely_core.errors import UserError
 from bitimely_core.pipeline.plan import ExperimentPlan
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.training.tuning import TRIAL_SHARE
+from bitimely_core.types import Progress
 from bitimely_core.workspace import find_data_kind, locate, name_tokens, parse_view
 
 UTILIZATION = 0.3  # share of the speed of a large matrix product that a training step reaches (assumed)
@@ -26,8 +28,8 @@ QUADRATIC = {"attention"}  # families whose maps grow with the square of the len
 
 
 OVERHEAD = 2.0  # seconds of a training or an evaluation beside its windows: opening, files, page
-EXACT = 1e10  # operations of a window up to which a step is timed: models of the preset tiny
-MOST_TIMED, SLOW = 1024, 5.0  # tokens, and times slower than GPT: beyond them a trial would itself take long, and much memory
+EXACT = 1e10  # operations of a window of signals up to which a step is timed: models of the preset tiny
+TRIAL = 1.5  # seconds of a window, by the measured costs of its model, up to which a step is timed
 HELD_SHARE = 1 / 3  # of a training step: a forward pass
 
 
@@ -76,14 +78,20 @@ class DataSize:
     events: float | None = None  # mean length of histories: most are far shorter than the longest
 
 
-def estimate_costs(plan: ExperimentPlan, selected: set[str], workspace: Path, *, on: str | None = None) -> dict[str, Any]:
+def estimate_costs(
+    plan: ExperimentPlan, selected: set[str], workspace: Path, *, on: str | None = None, progress: Progress | None = None
+) -> dict[str, Any]:
     """The plan as rows, with the estimates of every training and their sum; `assumptions` says what they rest on."""
     device = None if on is None else ACCELERATORS.get(on.lower())
     if on is not None and device is None:
         raise registry.unknown("accelerator", on, list(ACCELERATORS))
     speed = measure_speed() if plan.trainings and device is None else 0.0
     labels = [label for label in plan.nodes if label in selected]
-    costs = {label: estimate_training(plan, label, workspace, timed=device is None) for label in labels if label in plan.trainings}
+    costs, trainings = {}, [label for label in labels if label in plan.trainings]
+    for done, label in enumerate(trainings, 1):
+        costs[label] = estimate_training(plan, label, workspace, timed=device is None)
+        if progress is not None:
+            progress("estimates", done, len(trainings))
     rows = []
     for label in labels:
         row: dict[str, object] = {"stage": label, "state": "planned", "detail": "", "exit_code": 0}
@@ -132,7 +140,8 @@ def estimate_training(plan: ExperimentPlan, label: str, workspace: Path, *, time
         return TrainingCost()
     defaults = load_preset(preset).get("train" if training.verb == "pretrain" else "finetune", {})
     train, data = {**defaults, **flags.get("train", {})}, flags.get("data", {})
-    steps = train.get("steps")
+    objective = flags.get("objective", {}).get("name") or entry.facts.objective
+    steps = 0 if training.verb == "pretrain" and objective == "none" else train.get("steps")
     if steps is not None:
         windows = steps * train.get("batch_size", 64)
     elif any(size.windows is None for size in sizes):
@@ -142,7 +151,6 @@ def estimate_training(plan: ExperimentPlan, label: str, workspace: Path, *, time
         windows = min(available, data.get("limit") or available) * train.get("epochs", 20)
     samples = {"patch": max(config.patch, 1), "conv": 4}.get(config.tokenizer, 1)  # of a token
     tokens = max(size.events or size.length / samples for size in sizes)
-    objective = flags.get("objective", {}).get("name") or entry.facts.objective
     passes = PASSES.get(objective, 1) if training.verb == "pretrain" else 1
     flops = 6.0 * parameters * tokens + (12.0 * config.layers * tokens**2 * config.dim if entry.facts.family in QUADRATIC else 0.0)
     rates = flags.get("tune", {}).get("rates")
@@ -151,7 +159,7 @@ def estimate_training(plan: ExperimentPlan, label: str, workspace: Path, *, time
     seen, updates = windows * (1 + trials), windows * (1 + trials) / batch
     every = train.get("checkpoint_every") or (sum(size.windows or 0.0 for size in sizes) * data.get("fraction", 1.0)) / batch
     held = sum(size.held for size in sizes) * updates / max(every, 1.0)
-    cheap = flops * passes < EXACT and config.tokenizer == "patch" and tokens <= MOST_TIMED and _measured_slowness(entry.name) < SLOW
+    cheap = windows > 0 and flops * passes < EXACT and _predict_trial(entry.name, config, parameters, tokens) < TRIAL
     return TrainingCost(
         parameters=parameters,
         windows=int(windows),
@@ -242,10 +250,28 @@ def _count_parameters(model: str, preset: str, budget: str, channels: int, lengt
     return config, models.count_configured(config)
 
 
+def _predict_trial(model: str, config: ModelConfig, parameters: int, tokens: float) -> float:
+    """Seconds of a window of signals from `models/costs.toml` (of a model that is not in it: from the slowest), were they to grow with its square."""
+    if config.tokenizer == "codes":
+        return math.inf
+    samples = 4 * tokens if config.tokenizer == "patch" else config.length  # models of the measurement took 4 samples a token
+    measured = _read_costs()
+    costs, share = measured.get("models", {}), (samples / 1000) ** 2
+    if model not in costs:
+        return float(max((row["train"] for row in costs.values()), default=0.0) / 1000 * share * parameters / 10_000)
+    larger = parameters / _count_parameters(f'{{"name": "{model}"}}', measured["preset"], "table", 7, 1000, None)[1]
+    return float(costs[model]["train"] / 1000 * share * max(1.0, config.channels / 7) * max(1.0, larger))
+
+
+@cache
+def _read_costs() -> Mapping[str, Any]:
+    return read_toml(COSTS) if COSTS.is_file() else {}
+
+
 @cache
 def _measured_slowness(model: str) -> float:
     """Measured time of `model` for an operation beside GPT's, at the preset of the measurement (`models/costs.toml`); 1 where it was not measured."""
-    measured: Mapping[str, Any] = read_toml(COSTS) if COSTS.is_file() else {}
+    measured = _read_costs()
     costs = measured.get("models", {})
     if model not in costs or "gpt" not in costs:
         return 1.0

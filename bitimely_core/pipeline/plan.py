@@ -13,7 +13,7 @@ from typing import Any
 
 from bitimely_core import registry, workflows
 from bitimely_core.config import DataConfig, Section, load_preset, merge_layers, validate
-from bitimely_core.errors import Exit, Reason, UserError, input_error, usage_error
+from bitimely_core.errors import Exit, Reason, UserError, hide_credentials, input_error, usage_error
 from bitimely_core.pipeline.graph import SUCCEEDED, Node, StageResult, States
 from bitimely_core.privacy import format_count
 from bitimely_core.recipe import AnalyzeStage, Recipe, RecipeBlock, RecipeStage, TuningStage
@@ -203,6 +203,9 @@ class PlanBuilder:
         recipe, out = self.recipe.ingest, locate_new(self.workspace, "cache", registry.datasets[dataset].name)
         source = recipe.sources.get(dataset)
         options, encoding = recipe.options.get(dataset, {}), recipe.encoding.get(dataset)
+        if source is not None and hide_credentials(source) != source:
+            problem, hint = "found credentials or a query in a URL", "Give them in the environment"
+            raise usage_error(problem, "recipes are stored and shared", hint, field=f"ingest.sources.{dataset}")
 
         def call(_: States) -> StageResult:
             if source is None and registry.datasets[dataset].facts.needs_source:

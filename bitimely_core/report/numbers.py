@@ -142,11 +142,14 @@ def table_data(table: Table) -> Columns:
 
 def to_parquet(columns: Columns) -> bytes:
     """Columns as a Parquet file."""
+    import polars as pl
     import pyarrow as pa
     from pyarrow import parquet
 
     out = io.BytesIO()
-    table = pa.table({name: pa.array(v.tolist() if v.dtype.kind == "U" else v) for name, v in columns.items()})
+    # pa.array and pa.table would import pandas
+    arrays = [pl.Series(v.tolist() if v.dtype.kind == "U" else v).to_arrow() for v in columns.values()]
+    table = pa.Table.from_arrays([a.cast(pa.string()) if pa.types.is_large_string(a.type) else a for a in arrays], list(columns))
     parquet.write_table(table, out, compression="zstd")
     return out.getvalue()
 

@@ -506,7 +506,7 @@ def _list_facts(name: str, description: str, results: RecipeResults) -> dict[str
         "Compared to": results.source or ("the paper's table" if results.paper else "no numbers of the paper"),
         "Reference": table.name(table.reference),
         "Seeds": ", ".join(map(str, sorted({one.seed for one in table.found}))),
-        "Pre-training": "; ".join(f"{n} runs {words}" for words, n in stamps.most_common()),
+        "Pre-training": "; ".join(f"{n} {'runs' if n > 1 else 'run'} {words}" for words, n in stamps.most_common()),
         "Versions": ", ".join(sorted(versions)),
     }
     return {key: value for key, value in facts.items() if value}

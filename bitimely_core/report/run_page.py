@@ -233,7 +233,31 @@ def _risk_blocks(label: str, found: RiskGroups) -> list[Figure | Table]:
             calibration.append([f"{day:g}", group.name, show_count(group.n), show_count(point.events), predicted, observed])
     caption = "Mean predicted risk against the observed incidence, in %. Calibrated: the predicted risk lies inside the interval of the observed one. A dash: withheld or not defined."
     columns = ["within days", "risk", "people", "events", "predicted", "observed (95 % CI)"]
-    return [*([figure] if lines else []), table, make_table(f"calibration-{label}", f"{label}: calibration", caption, columns, calibration)]
+    curves: list[Figure | Table] = [
+        *([figure] if lines else []),
+        table,
+        make_table(f"calibration-{label}", f"{label}: calibration", caption, columns, calibration),
+    ]
+    return [*curves, *_calibration_figures(label, found)]
+
+
+def _calibration_figures(label: str, found: RiskGroups) -> list[Figure]:
+    """Predicted against observed risk at each horizon, in tenths of the people; none where all are withheld."""
+    lines = []
+    for h, day in enumerate(found.horizons):
+        kept = [(100 * of.predicted[h], of.points[h]) for of in found.deciles or [] if of.predicted and of.points[h].incidence is not None]
+        y, lo, hi = ([100 * float(getattr(point, key)) for _, point in kept] for key in ("incidence", "lo", "hi"))
+        if kept:
+            lines.append(Line(f"within {day:g} days", [x for x, _ in kept], y, lo, hi))
+    if not lines:
+        return []
+    most = max(max([*line.x, *line.y]) for line in lines)
+    caption = (
+        "Mean predicted risk against the observed incidence (Aalen and Johansen; without deaths one less Kaplan and Meier's), in tenths of the people by the predicted risk; bands: 95 % CI. On the "
+        "dashed line the prediction is right, above it too low. Tenths with counts of 1 to 10 people are left out."
+    )
+    data = LinePlot([*lines, Line("predicted = observed", [0.0, most], [0.0, most], reference=True)], "predicted, %", "observed, %")
+    return [make_figure(f"calibration-tenths-{label}", f"{label}: calibration in tenths", caption, data)]
 
 
 def class_table(scores: TaskScores) -> Table:
@@ -298,7 +322,8 @@ def describe_baselines(scores: Scores, metric: str) -> str:
 def baseline_values(scores: Scores, metric: str) -> dict[str, float]:
     """A metric of the main baselines: majority class; of claims the sequence length, the best single code and counts in windows."""
     found = {}
-    for name in ("majority", "length_only", "single_code", "window_counts_logistic", "window_counts_trees"):
+    counted = ("window_counts_logistic", "window_counts_trees", "hazard_counts", "hazard_trees")
+    for name in ("majority", "length_only", "single_code", *counted):
         value = scores.baselines[name].metrics.get(metric) if name in scores.baselines else None
         if value is not None and value.value is not None:
             found[name.replace("_", "-")] = value.value

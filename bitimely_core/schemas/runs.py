@@ -29,6 +29,7 @@ class ReadingOptions(Part):
     notch: tuple[Number, ...] | None = None  # Hz
     leakage: str | None = None  # of claims
     landmark: LandmarkOptions | None = None  # of claims
+    numbers: Literal[True] | None = omit_none()  # events come with their numbers
 
 
 class SplitCount(Part):
@@ -130,6 +131,7 @@ class RunEnvironment(Part):
     processes: int
     deterministic: bool  # kernels that add in a fixed order
     matmul: str  # precision of float32 matrix products: highest, high or medium
+    kernels: str | None = omit_none("Of retention on CUDA: triton, or torch where it is missing.")
 
     def describe(self) -> str:
         """In one line, for pages."""

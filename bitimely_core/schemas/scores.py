@@ -244,6 +244,7 @@ class RiskGroups(Part):
 
     horizons: list[float]  # days, each the day of a point
     groups: list[RiskGroup]
+    deciles: list[RiskGroup] | None = omit_none("tenths by the same risk, with a point at each horizon")
 
 
 class Comparison(Part):

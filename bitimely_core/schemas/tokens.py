@@ -70,6 +70,11 @@ class WindowOptions(TokenOptions):
         return self.channels[:-1] if self.irregular else self.channels
 
     @property
+    def read_channels(self) -> tuple[str, ...]:
+        """The channels that are read of a recording: `channels`, and the times of samples that are brought to a grid."""
+        return (*self.channels, self.clock) if self.clock is not None and self.grid else self.channels
+
+    @property
     def length(self) -> float:
         """Seconds a window."""
         return self.window / self.rate
@@ -85,9 +90,15 @@ class SequenceOptions(TokenOptions):
     level: str
     asked: str | None = omit_none()  # of prediction times: hash of the labels
     time_to_event: tuple[int, ...] | None = omit_none()  # horizons in days
+    values: Literal["deciles", "raw"] | None = omit_none()  # numbers of codes that are not ICD
     small_counts: Literal["shown"] | None = omit_none()  # pages show counts below 11
     individual_timelines: Literal["drawn"] | None = omit_none()  # the page draws sequences of single subjects
     cohort: dict[str, object] | None = omit_none()  # `claims.cohorts.CohortRules`: the label is its outcome
+
+    @property
+    def numbers(self) -> Literal[True] | None:
+        """Whether events come with their numbers."""
+        return True if self.values == "raw" else None
 
 
 class ChannelPreparation(Part):
