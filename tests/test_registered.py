@@ -68,27 +68,35 @@ def mean_accuracy(home: Path, arm: str) -> float:
     return sum(float((f["target"] == f["prediction"]).mean()) for f in frames) / 3  # type: ignore[arg-type]
 
 
+@pytest.fixture(scope="module")
+def summaries(home: Path) -> tuple[dict, dict]:
+    """Of the families after one arm has run, and after all have."""
+
+    def run_families(only: list[str] | None) -> dict:
+        done = pipeline.run(str(home / "families.toml"), workspace=home, only=only)
+        assert done["exit_code"] == 0, done["stages"]
+        return json.loads((home / "reports" / "families" / "summary.json").read_text())
+
+    return run_families(["strict 0.5"]), run_families(None)
+
+
 @pytest.mark.slow
-def test_families_are_judged_when_they_are_complete(home: Path) -> None:
-    first = pipeline.run(str(home / "families.toml"), workspace=home, only=["strict 0.5"])
-    assert first["exit_code"] == 0, first["stages"]
-    summary = json.loads((home / "reports" / "families" / "summary.json").read_text())
-    rows = {test["family"]: test for test in summary["tests"]}
+def test_families_are_judged_when_they_are_complete(home: Path, summaries: tuple[dict, dict]) -> None:
+    one_arm, complete = summaries
+    rows = {test["family"]: test for test in one_arm["tests"]}
     assert rows["F1"]["verdict"] == "family not complete"
     assert rows["F1"]["cells"] == "3 of 6"
     assert rows["F2"]["verdict"] != "family not complete"
 
-    done = pipeline.run(str(home / "families.toml"), workspace=home)
-    assert done["exit_code"] == 0, done["stages"]
-    summary = json.loads((home / "reports" / "families" / "summary.json").read_text())
-    rows = {test["family"]: test for test in summary["tests"]}
+    rows = {test["family"]: test for test in complete["tests"]}
     assert rows["F1"]["cells"] == "6 of 6"
     expected = 100 * (mean_accuracy(home, "strict") - mean_accuracy(home, "scratch"))
     assert float(rows["F1"]["value"].split()[0].replace("−", "-")) == pytest.approx(expected, abs=0.051)
-    assert any(line.startswith("F2: ") and "on-inferior" in line for line in summary["sentences"])
+    assert any(line.startswith("F2: ") and "on-inferior" in line for line in complete["sentences"])
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("summaries")
 def test_an_arm_chooses_its_rates_once_and_takes_them_everywhere(home: Path) -> None:
     search = read_run(home, "small-strict-99")["tuning"]
     assert sorted(trial["lr"] for trial in search["trials"]) == [1e-4, 1e-2]
