@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from bitimely_core import cache
-from bitimely_core.formats import edf
+from bitimely_core.formats import edf_header, edf_writer
 from bitimely_core.types import Annotation
 
 TARGET = 6.0  # times the MB/s of mne.io.read_raw_edf(preload=True)
@@ -50,13 +50,13 @@ def recording(folder: Path, hours: float, night: int = 400) -> Path:
     slow -= np.linspace(0, 1, slow.shape[1]) * slow[:, -1:]
     samples = [np.clip(40 * np.sin(drift / 30) + rng.normal(0, 60, drift.shape), -2048, 2047).astype(np.int16) for drift in slow]
     samples += [rng.integers(-500, 500, records * 30).astype(np.int16) for _ in SLOW]
-    channels = [edf.EdfChannel(name, "uV", -200.0, 200.0, -2048, 2047, 3000) for name in EEG]
-    channels += [edf.EdfChannel(name, "", -2048.0, 2047.0, -2048, 2047, 30) for name in SLOW]
+    channels = [edf_header.EdfChannel(name, "uV", -200.0, 200.0, -2048, 2047, 3000) for name in EEG]
+    channels += [edf_header.EdfChannel(name, "", -2048.0, 2047.0, -2048, 2047, 30) for name in SLOW]
     path = folder / f"SC{night}1E0-PSG.edf"
-    edf.write_edf(path, channels, samples, duration=30.0, notes=[])
+    edf_writer.write_edf(path, channels, samples, duration=30.0, notes=[])
     edges = np.unique(np.append(rng.integers(1, records, 150), [0, records])) * 30.0  # as many stages as a night has
     stages = [Annotation(a, b - a, f"Sleep stage {'W1234R'[i % 6]}") for i, (a, b) in enumerate(pairwise(edges.tolist()))]
-    edf.write_edf(folder / f"SC{night}1EC-Hypnogram.edf", [], [], notes=stages)
+    edf_writer.write_edf(folder / f"SC{night}1EC-Hypnogram.edf", [], [], notes=stages)
     return path
 
 

@@ -42,8 +42,9 @@ with instrumented:
     import fuzz_stored
 
     from bitimely_core.errors import Finding, UserError
-    from bitimely_core.formats import archives, edf, matlab, pickles, tables, ts, wfdb, wfdb_header
+    from bitimely_core.formats import archives, edf, edf_writer, matlab, pickles, tables, ts, wfdb, wfdb_header
     from bitimely_core.formats.edf_annotations import parse_tals
+    from bitimely_core.formats.edf_header import FIELDS, SIGNAL_FIELDS, EdfChannel, parse_header
     from bitimely_core.types import Annotation
 
 DATA = Path(os.environ.get("BITIMELY_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -115,21 +116,18 @@ class Target(NamedTuple):
 
 # --- EDF
 
-CHANNELS = [
-    edf.EdfChannel("EEG Fpz-Cz", "uV", -192.0, 192.0, -2048, 2047, 10),
-    edf.EdfChannel("Temp rectal", "DegC", 34.0, 40.0, -2849, 2731, 1),
-]
+CHANNELS = [EdfChannel("EEG Fpz-Cz", "uV", -192.0, 192.0, -2048, 2047, 10), EdfChannel("Temp rectal", "DegC", 34.0, 40.0, -2849, 2731, 1)]
 NOTES = [Annotation(0.0, 30.0, "Sleep stage W"), Annotation(1.5, 0.0, "Lights off"), Annotation(2.0, 1.0, "é <b>")]
 
 
 def recordings() -> Iterator[bytes]:
     """Plain, with annotations, with a gap, annotations alone."""
     samples = [np.arange(4 * channel.samples, dtype=np.int16) for channel in CHANNELS]
-    yield edf.encode_edf(CHANNELS, samples)
-    yield edf.encode_edf(CHANNELS, samples, notes=NOTES)
-    yield edf.encode_edf(CHANNELS, samples, notes=NOTES, onsets=[0.0, 1.0, 5.0, 6.0])
-    yield edf.encode_edf([], [], notes=NOTES)
-    bdf = bytearray(edf.encode_edf(CHANNELS[1:], [np.zeros(4, np.int16)]) + b"\0\0\0\0")
+    yield edf_writer.encode_edf(CHANNELS, samples)
+    yield edf_writer.encode_edf(CHANNELS, samples, notes=NOTES)
+    yield edf_writer.encode_edf(CHANNELS, samples, notes=NOTES, onsets=[0.0, 1.0, 5.0, 6.0])
+    yield edf_writer.encode_edf([], [], notes=NOTES)
+    bdf = bytearray(edf_writer.encode_edf(CHANNELS[1:], [np.zeros(4, np.int16)]) + b"\0\0\0\0")
     bdf[:8] = b"\xffBIOSEMI"
     yield bytes(bdf)
 
@@ -140,7 +138,7 @@ def edf_header(data: bytes, folder: Path) -> None:
     path.write_bytes(data)
     for size in (len(data), 1 << 40):
         with contextlib.suppress(UserError):
-            header = edf.parse_header(data, size, required=("EEG Fpz-Cz",))
+            header = parse_header(data, size, required=("EEG Fpz-Cz",))
             assert header.size + header.records * header.record_bytes <= size
     recording = edf.read_recording(path)
     assert sum(signal.samples.size for signal in recording.signals) * recording.header.width <= len(data)
@@ -173,8 +171,8 @@ def edf_annotations(data: bytes, folder: Path) -> None:
         "n_signals": "3",
     }
     table = dict(zip(names, zip(*signals, strict=True), strict=True))
-    text = "".join(fields.get(name, "").ljust(width) for name, width in edf.FIELDS)
-    text += "".join(value.ljust(width) for name, width in edf.SIGNAL_FIELDS for value in table.get(name, ("",) * 3))
+    text = "".join(fields.get(name, "").ljust(width) for name, width in FIELDS)
+    text += "".join(value.ljust(width) for name, width in SIGNAL_FIELDS for value in table.get(name, ("",) * 3))
     path = folder / "x"
     path.write_bytes(text.encode() + body.tobytes())
     recording = edf.read_recording(path)

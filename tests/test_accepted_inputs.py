@@ -31,7 +31,7 @@ from bitimely_core.claims import dates
 from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.sources import read_source
 from bitimely_core.errors import Finding, UserError
-from bitimely_core.formats import edf, tables, ts, wfdb
+from bitimely_core.formats import edf, edf_header, tables, ts, wfdb
 from bitimely_core.formats.source import scan_folder
 from bitimely_core.formats.tables import TableRow
 from bitimely_core.types import Record, Signal
@@ -217,7 +217,10 @@ EDF_CASES = [
 
 @pytest.mark.parametrize(("name", "text", "code"), EDF_CASES)
 def test_edf_header_fields(tmp_path: Path, name: str, text: bytes, code: str) -> None:
-    channels = [edf.EdfChannel("EEG", "uV", -192.0, 192.0, -2048, 2047, 100), edf.EdfChannel("Temp", "DegC", 34.0, 40.0, -2849, 2731, 1)]
+    channels = [
+        edf_header.EdfChannel("EEG", "uV", -192.0, 192.0, -2048, 2047, 100),
+        edf_header.EdfChannel("Temp", "DegC", 34.0, 40.0, -2849, 2731, 1),
+    ]
     path = variants.write_edf(tmp_path / "night.edf", channels, {name: text})
 
     def read() -> list[Finding]:
@@ -363,9 +366,9 @@ def test_dates_of_claims(tmp_path: Path, text: str, code: str) -> None:
 # --- through the command
 
 
-def write_nights(folder: Path, count: int = 4, channels: list[edf.EdfChannel] | None = None, **fields: bytes) -> Path:
+def write_nights(folder: Path, count: int = 4, channels: list[edf_header.EdfChannel] | None = None, **fields: bytes) -> Path:
     """Files of one-minute recordings; noise differs between them."""
-    chosen = channels or [edf.EdfChannel(name, "uV", -192.0, 192.0, -2048, 2047, 100) for name in ("A", "B")]
+    chosen = channels or [edf_header.EdfChannel(name, "uV", -192.0, 192.0, -2048, 2047, 100) for name in ("A", "B")]
     for i in range(count):
         path = variants.write_edf(folder / f"s{i}.edf", chosen, fields, records=60)
         raw = bytearray(path.read_bytes())
@@ -460,7 +463,7 @@ def test_blocks_repeat_only_where_one_is_copied() -> None:
 
 
 def test_counters_and_the_texts_of_a_header_are_no_copies(tmp_path: Path) -> None:
-    names = [edf.EdfChannel(f"C{i}", "uV", -192.0, 192.0, -2048, 2047, 256) for i in range(12)]
+    names = [edf_header.EdfChannel(f"C{i}", "uV", -192.0, 192.0, -2048, 2047, 256) for i in range(12)]
     path = variants.write_edf(tmp_path / "raw" / "a.edf", names, {}, records=60)
     raw = bytearray(path.read_bytes())
     head = 256 * 13
@@ -526,13 +529,13 @@ def test_names_of_claims_columns_match_without_case_and_say_so(tmp_path: Path) -
 # --- what is accepted can be used
 
 EXTREMES = {
-    "range 1e16": [edf.EdfChannel("x", "", -1e16, 1e16, -2048, 2047, 100)],
-    "range 1e-15": [edf.EdfChannel("x", "", -1e-15, 1e-15, -2048, 2047, 100)],
-    "offset": [edf.EdfChannel("x", "Pa", 101000.0, 101300.0, -32768, 32767, 100)],
-    "inverted": [edf.EdfChannel("x", "uV", 192.0, -192.0, -2048, 2047, 100)],
-    "two rates": [edf.EdfChannel("x", "", -1.0, 1.0, -2048, 2047, 256), edf.EdfChannel("y", "", -1.0, 1.0, -2048, 2047, 1)],
-    "fast": [edf.EdfChannel("x", "", -1.0, 1.0, -2048, 2047, 3000)],
-    "one sample": [edf.EdfChannel("x", "", -1.0, 1.0, -2048, 2047, 1)],
+    "range 1e16": [edf_header.EdfChannel("x", "", -1e16, 1e16, -2048, 2047, 100)],
+    "range 1e-15": [edf_header.EdfChannel("x", "", -1e-15, 1e-15, -2048, 2047, 100)],
+    "offset": [edf_header.EdfChannel("x", "Pa", 101000.0, 101300.0, -32768, 32767, 100)],
+    "inverted": [edf_header.EdfChannel("x", "uV", 192.0, -192.0, -2048, 2047, 100)],
+    "two rates": [edf_header.EdfChannel("x", "", -1.0, 1.0, -2048, 2047, 256), edf_header.EdfChannel("y", "", -1.0, 1.0, -2048, 2047, 1)],
+    "fast": [edf_header.EdfChannel("x", "", -1.0, 1.0, -2048, 2047, 3000)],
+    "one sample": [edf_header.EdfChannel("x", "", -1.0, 1.0, -2048, 2047, 1)],
 }
 
 

@@ -19,15 +19,15 @@ from hypothesis import strategies as st
 from samples import SAMPLES, require_sample
 
 from bitimely_core.errors import Exit, Reason, UserError, input_error
-from bitimely_core.formats import edf
+from bitimely_core.formats import edf, edf_header, edf_writer
 from bitimely_core.formats.edf_annotations import _decode_record_onsets, parse_tals
 from bitimely_core.formats.source import locate_errors, scan_folder
 from bitimely_core.types import Annotation
 
 FUZZ = settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
-EEG = edf.EdfChannel("EEG Fpz-Cz", "uV", -192.0, 192.0, -2048, 2047, 100)
-SLOW = edf.EdfChannel("Temp rectal", "DegC", 34.0, 40.0, -2849, 2731, 1)
+EEG = edf_header.EdfChannel("EEG Fpz-Cz", "uV", -192.0, 192.0, -2048, 2047, 100)
+SLOW = edf_header.EdfChannel("Temp rectal", "DegC", 34.0, 40.0, -2849, 2731, 1)
 
 
 def two_channels(records: int = 6, seed: int = 0) -> list[np.ndarray]:
@@ -37,14 +37,14 @@ def two_channels(records: int = 6, seed: int = 0) -> list[np.ndarray]:
 
 def plain(**fields: bytes | tuple[int, bytes]) -> bytes:
     """A valid file of six one-second records with header fields overwritten: name=bytes, or name=(signal, bytes) for a signal's field."""
-    raw = bytearray(edf.encode_edf([EEG, SLOW], two_channels()))
+    raw = bytearray(edf_writer.encode_edf([EEG, SLOW], two_channels()))
     for name, value in fields.items():
         place = 0
-        for known, width in edf.FIELDS:
+        for known, width in edf_header.FIELDS:
             if known == name and isinstance(value, bytes):
                 raw[place : place + width] = value.ljust(width)
             place += width
-        for known, width in edf.SIGNAL_FIELDS:
+        for known, width in edf_header.SIGNAL_FIELDS:
             if known == name and isinstance(value, tuple):
                 raw[place + value[0] * width : place + (value[0] + 1) * width] = value[1].ljust(width)
             place += 2 * width
@@ -137,13 +137,13 @@ def test_what_is_written_is_read_by_us_and_by_pyedflib(tmp_path: Path, data: st.
         high = data.draw(st.integers(low + 1, 32767))
         physical = data.draw(st.sampled_from([(-192.0, 192.0), (0.25, 40.5), (8711.0, -8711.0), (-1e-3, 1e-3)]))
         size = data.draw(st.sampled_from([1, 7, 100]))
-        channels.append(edf.EdfChannel(f"channel {i}", "uV", *physical, low, high, size))
+        channels.append(edf_header.EdfChannel(f"channel {i}", "uV", *physical, low, high, size))
         samples.append(np.random.default_rng(i).integers(low, high + 1, size * records).astype(np.int16))
     end = records * duration
     times = data.draw(st.one_of(st.none(), st.lists(st.integers(0, int(end * 1000)), max_size=6)))
     notes = None if times is None else [Annotation(t / 1000, 0.125 * (t % 3), f"note \u00e9 {t}") for t in sorted(times)]
     path = tmp_path / "x.edf"
-    edf.write_edf(path, channels, samples, duration=duration, notes=notes, start=datetime(2011, 4, 4, 12, 57, 2))
+    edf_writer.write_edf(path, channels, samples, duration=duration, notes=notes, start=datetime(2011, 4, 4, 12, 57, 2))
     ours = edf.read_recording(path)
     assert ours.findings == []
     assert ours.header.start == datetime(2011, 4, 4, 12, 57, 2)
@@ -271,7 +271,7 @@ def test_unusual_headers_are_accepted_with_a_warning(tmp_path: Path, fields: dic
 def test_only_a_bad_date_is_forgotten(tmp_path: Path) -> None:
     path = tmp_path / "x.edf"
     path.write_bytes(plain(start_date=b"00.00.00", start_time=b"16.13.00"))
-    header = edf.read_header(path)
+    header = edf_header.read_header(path)
     assert (header.day, header.start) == (None, None)
     assert header.clock is not None
     assert header.clock.hour == 16
@@ -280,10 +280,10 @@ def test_only_a_bad_date_is_forgotten(tmp_path: Path) -> None:
 def test_identifying_fields_are_kept_only_with_keep_phi(tmp_path: Path) -> None:
     path = tmp_path / "x.edf"
     path.write_bytes(plain(patient=b"MCH-0234567 F 02-AUG-1951 Haagse_Harry"))
-    assert edf.read_header(path).phi == {}
-    assert edf.read_header(path, keep_phi=True).phi == {"patient": "MCH-0234567 F 02-AUG-1951 Haagse_Harry"}
+    assert edf_header.read_header(path).phi == {}
+    assert edf_header.read_header(path, keep_phi=True).phi == {"patient": "MCH-0234567 F 02-AUG-1951 Haagse_Harry"}
     path.write_bytes(plain(patient=b"X X X X"))
-    assert edf.read_header(path).findings == ()
+    assert edf_header.read_header(path).findings == ()
 
 
 def test_channels_that_are_not_required_may_be_faulty(tmp_path: Path) -> None:
@@ -313,15 +313,15 @@ def test_truncated_files_keep_complete_records(tmp_path: Path) -> None:
 
 def test_rates_are_rounded_once() -> None:
     channel = EEG._replace(samples=70)
-    raw = edf.encode_edf([channel], [np.zeros(210, np.int16)], duration=0.7)
-    header = edf.parse_header(raw, len(raw))
+    raw = edf_writer.encode_edf([channel], [np.zeros(210, np.int16)], duration=0.7)
+    header = edf_header.parse_header(raw, len(raw))
     assert header.rate(header.channels[0]) == 100.0
 
 
 def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "x.edf"
     path.write_bytes(plain())
-    header = edf.read_header(path)
+    header = edf_header.read_header(path)
     path.write_bytes(plain()[:-100])
     with pytest.raises(UserError) as caught:
         edf.read_signals(path, header)
@@ -339,7 +339,9 @@ def test_what_is_no_readable_file(tmp_path: Path) -> None:
 
 
 def write_gaps(path: Path, onsets: list[float], kind: bytes = b"EDF+D") -> Path:
-    raw = bytearray(edf.encode_edf([EEG, SLOW], two_channels(len(onsets)), onsets=onsets, notes=[Annotation(onsets[-1], 1.0, "late")]))
+    raw = bytearray(
+        edf_writer.encode_edf([EEG, SLOW], two_channels(len(onsets)), onsets=onsets, notes=[Annotation(onsets[-1], 1.0, "late")])
+    )
     raw[192:197] = kind
     path.write_bytes(raw)
     return path
@@ -413,9 +415,9 @@ def test_lists_as_the_standard_has_them() -> None:
 def test_foreign_texts(tmp_path: Path) -> None:
     path = tmp_path / "x.edf"
     labels = ["caf\u00e9", "<script>", "a\x07b", "plain"]
-    edf.write_edf(path, [EEG], [two_channels()[0]], notes=[Annotation(float(i), 0.0, label) for i, label in enumerate(labels)])
+    edf_writer.write_edf(path, [EEG], [two_channels()[0]], notes=[Annotation(float(i), 0.0, label) for i, label in enumerate(labels)])
     path.write_bytes(path.read_bytes().replace("caf\u00e9".encode(), b"caf\xe9 "))
-    notes, findings = edf.read_annotations(path, edf.read_header(path))
+    notes, findings = edf.read_annotations(path, edf_header.read_header(path))
     assert [note.label for note in notes] == ["caf\u00e9", "<script>", "a?b", "plain"]
     assert {str(finding.code): finding.count for finding in findings} == {"encoding": 1, "label_chars": 2}
 
@@ -432,12 +434,12 @@ def test_writer_refuses_what_the_format_cannot_hold() -> None:
         (EEG, values, {"onsets": [0.0, 1.0]}),
     ):
         with pytest.raises(ValueError):
-            edf.encode_edf([channel], [samples], **options)
+            edf_writer.encode_edf([channel], [samples], **options)
 
 
 # --- fuzz: nothing but UserError, and quickly
 
-TEMPLATE = edf.encode_edf([EEG, SLOW], two_channels(), notes=[Annotation(1.0, 2.0, "text")])
+TEMPLATE = edf_writer.encode_edf([EEG, SLOW], two_channels(), notes=[Annotation(1.0, 2.0, "text")])
 PIECES = [
     b"-1",
     b"0",
@@ -484,7 +486,7 @@ def test_fuzzed_files_raise_only_user_errors(
 def test_fuzzed_headers_raise_only_user_errors(data: bytes, size: int, *, fixed: bool) -> None:
     data = TEMPLATE[:256] + data if fixed else data
     try:
-        header = edf.parse_header(data, size)
+        header = edf_header.parse_header(data, size)
     except UserError:
         return
     assert header.size + header.records * header.record_bytes <= size
@@ -516,7 +518,7 @@ def test_the_fast_clock_agrees_with_the_parser(blocks: list[bytes]) -> None:
 
 def test_digits_behind_a_time_are_no_part_of_it(tmp_path: Path) -> None:
     (tmp_path / "x.edf").write_bytes(
-        edf.encode_edf([SLOW], [np.zeros(2, np.int16)], notes=[]).replace(b"+1\x14\x14\0\0", b"+\0\x14\x14\x001")
+        edf_writer.encode_edf([SLOW], [np.zeros(2, np.int16)], notes=[]).replace(b"+1\x14\x14\0\0", b"+\0\x14\x14\x001")
     )
     assert read_error(tmp_path / "x.edf").code == Reason.ANNOTATION_SYNTAX
     assert np.isnan(_decode_record_onsets(np.frombuffer(b"+3\0\x14\x14\0" + b"7", np.uint8)[None])).all()
@@ -524,11 +526,11 @@ def test_digits_behind_a_time_are_no_part_of_it(tmp_path: Path) -> None:
 
 def test_thousands_of_equal_labels_take_linear_time(seconds: Callable[[Callable[[], object]], float]) -> None:
     channels = [SLOW._replace(label=f"c{i // 2}") for i in range(9998)]
-    few, many = (edf.encode_edf(some, [np.zeros(1, np.int16)] * len(some)) for some in (channels[:2000], channels))
-    header = edf.parse_header(many, len(many), required=())
+    few, many = (edf_writer.encode_edf(some, [np.zeros(1, np.int16)] * len(some)) for some in (channels[:2000], channels))
+    header = edf_header.parse_header(many, len(many), required=())
     assert [channel.label for channel in header.channels[:3]] == ["c0 (1)", "c0 (2)", "c1 (3)"]
-    assert seconds(lambda: edf.parse_header(many, len(many), required=())) < 12 * seconds(
-        lambda: edf.parse_header(few, len(few), required=())
+    assert seconds(lambda: edf_header.parse_header(many, len(many), required=())) < 12 * seconds(
+        lambda: edf_header.parse_header(few, len(few), required=())
     )
 
 
@@ -606,6 +608,6 @@ def test_errors_name_the_file_of_their_block() -> None:
 
 
 def test_written_files_are_complete(tmp_path: Path) -> None:
-    edf.write_edf(tmp_path / "x.edf", [EEG], [two_channels()[0]])
+    edf_writer.write_edf(tmp_path / "x.edf", [EEG], [two_channels()[0]])
     assert [path.name for path in tmp_path.iterdir()] == ["x.edf"]
     assert stat.S_ISREG((tmp_path / "x.edf").stat().st_mode)

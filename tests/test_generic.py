@@ -17,7 +17,7 @@ from bitimely_core import tokens
 from bitimely_core.cache import ingest, open_cache
 from bitimely_core.datasets import generic
 from bitimely_core.errors import Exit, UserError
-from bitimely_core.formats import edf
+from bitimely_core.formats import edf_header, edf_writer
 from bitimely_core.formats.source import scan_folder
 from bitimely_core.types import Annotation, Record
 
@@ -52,12 +52,12 @@ def physical(record: Record, channel: str) -> np.ndarray:
 
 
 def write_edf(path: Path, seconds: int = 20, seed: int = 0, unit: str = "uV", notes: tuple[Annotation, ...] = ()) -> np.ndarray:
-    channel = edf.EdfChannel("EEG Cz", unit, -200.0, 200.0, -2048, 2047, 100)
+    channel = edf_header.EdfChannel("EEG Cz", unit, -200.0, 200.0, -2048, 2047, 100)
     other = channel._replace(label="EOG", samples=50)
     rng = np.random.default_rng(seed)
     values = [rng.integers(-1000, 1000, seconds * c.samples).astype(np.int16) for c in (channel, other)]
     path.parent.mkdir(parents=True, exist_ok=True)
-    edf.write_edf(path, (channel, other), values, duration=1.0, notes=notes)
+    edf_writer.write_edf(path, (channel, other), values, duration=1.0, notes=notes)
     return values[0]
 
 

@@ -14,7 +14,7 @@ from samples import SAMPLES, require_sample
 from bitimely_cli.main import main
 from bitimely_core import cache, report, workflows
 from bitimely_core.errors import Finding, Reason, UserError
-from bitimely_core.formats import edf
+from bitimely_core.formats import edf_header, edf_writer
 from bitimely_core.page import Figure, Page, Table
 from bitimely_core.report import ingest_page
 from bitimely_core.schemas.ingest import IngestReport
@@ -32,11 +32,11 @@ def recording(path: Path, gain: float = 1.0, seed: int = 0) -> np.ndarray:
     eeg = np.round(x * 10).astype(np.int16)
     limit = 3000.0 * gain
     channels = [
-        edf.EdfChannel("EEG C3", "uV", -limit, limit, -30000, 30000, RATE),
-        edf.EdfChannel("Temp", "degC", -3000.0, 3000.0, -30000, 30000, 1),
+        edf_header.EdfChannel("EEG C3", "uV", -limit, limit, -30000, 30000, RATE),
+        edf_header.EdfChannel("Temp", "degC", -3000.0, 3000.0, -30000, 30000, 1),
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
-    edf.write_edf(path, channels, [eeg, np.arange(SECONDS, dtype=np.int16) + 370], duration=1.0, notes=[])
+    edf_writer.write_edf(path, channels, [eeg, np.arange(SECONDS, dtype=np.int16) + 370], duration=1.0, notes=[])
     return eeg
 
 
@@ -188,8 +188,8 @@ def test_a_refused_ingest_shows_the_reason_until_the_next_accepted_one(raw: Path
 
 def test_texts_that_can_hold_names_are_only_counted(tmp_path: Path) -> None:
     recording(tmp_path / "raw" / "a.edf")
-    channels, samples = [edf.EdfChannel("EEG", "uV", -100.0, 100.0, -1000, 1000, 100)], [np.arange(6000, dtype=np.int16) % 900]
-    edf.write_edf(tmp_path / "raw" / "b.edf", channels, samples, duration=1.0, notes=[Annotation(2.0, 3.0, "Mrs Haagse moves")])
+    channels, samples = [edf_header.EdfChannel("EEG", "uV", -100.0, 100.0, -1000, 1000, 100)], [np.arange(6000, dtype=np.int16) % 900]
+    edf_writer.write_edf(tmp_path / "raw" / "b.edf", channels, samples, duration=1.0, notes=[Annotation(2.0, 3.0, "Mrs Haagse moves")])
     out = tmp_path / "out"
     found = workflows.ingest("edf", tmp_path / "raw", out, keep_phi=True)
     labels = cache.open_cache(out).annotations()["label"].to_list()

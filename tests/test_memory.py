@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bitimely_core.formats import edf
+from bitimely_core.formats import edf_header, edf_writer
 
 LIMIT = 48  # MiB
 CHANNELS, RATE, WINDOW = 32, 100, 1000
@@ -32,11 +32,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reas
 def recordings(folder: Path, count: int, size: int) -> None:
     """EDF files of `size` bytes: a second of noise over and over, so that the cache is small on disk."""
     folder.mkdir()
-    channels = [edf.EdfChannel(f"c{v:02d}", "uV", -3276.8, 3276.7, -32768, 32767, RATE) for v in range(CHANNELS)]
+    channels = [edf_header.EdfChannel(f"c{v:02d}", "uV", -3276.8, 3276.7, -32768, 32767, RATE) for v in range(CHANNELS)]
     seconds = size // (2 * RATE * CHANNELS)
     for number in range(count):
         second = np.random.default_rng(number).integers(-500, 500, (CHANNELS, RATE)).astype(np.int16)
-        edf.write_edf(folder / f"s{number:03d}.edf", channels, list(np.tile(second, seconds)))
+        edf_writer.write_edf(folder / f"s{number:03d}.edf", channels, list(np.tile(second, seconds)))
 
 
 def run(*arguments: object) -> list[str]:
@@ -120,7 +120,7 @@ def test_a_cache_of_ten_times_the_memory_is_tokenized_and_trained_on(tmp_path: P
 
 def tiny(folder: Path, count: int) -> None:
     """Files of 1 KB."""
-    raw = edf.encode_edf([edf.EdfChannel("c", "uV", -100.0, 100.0, -2048, 2047, 16)], [np.arange(256, dtype=np.int16)])
+    raw = edf_writer.encode_edf([edf_header.EdfChannel("c", "uV", -100.0, 100.0, -2048, 2047, 16)], [np.arange(256, dtype=np.int16)])
     for number in range(count):
         path = folder / f"{number // 1000:03d}" / f"r{number:06d}.edf"
         if number % 1000 == 0:

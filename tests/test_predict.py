@@ -18,7 +18,7 @@ from bitimely_cli.main import main
 from bitimely_core.datasets import synthetic
 from bitimely_core.errors import UserError
 from bitimely_core.evaluate.endpoints import compute_endpoints, place_epochs
-from bitimely_core.formats import edf
+from bitimely_core.formats import edf, edf_header, edf_writer
 from bitimely_core.tokens.unlabelled import suggest_channel
 
 SMALL = ["--set", "model.tokenizer=patch", "--set", "model.patch=100", *make_v1.RETENTION, "--batch-size", "16", "--steps", "2"]
@@ -138,13 +138,15 @@ def test_one_bad_file_is_named_and_the_others_go_on(
     assert call(home, [tmp_path / "absent.edf"], tmp_path / "none") == 2
 
 
-def rewrite(night: Path, path: Path, change: Callable[[edf.EdfChannel], edf.EdfChannel], patient: str = "X X X X", factor: int = 1) -> Path:
+def rewrite(
+    night: Path, path: Path, change: Callable[[edf_header.EdfChannel], edf_header.EdfChannel], patient: str = "X X X X", factor: int = 1
+) -> Path:
     """The first channel of `night` with another header; `factor`: samples repeated, at a rate that many times as high."""
-    header = edf.read_header(night)
+    header = edf_header.read_header(night)
     channel = header.channels[0]
     samples = np.repeat(edf.read_signals(night, header, [channel.label])[0].samples, factor)
     new = change(channel._replace(samples=channel.samples * factor))
-    edf.write_edf(path, [new], [samples], duration=header.duration, patient=patient)
+    edf_writer.write_edf(path, [new], [samples], duration=header.duration, patient=patient)
     return path
 
 
@@ -186,14 +188,14 @@ def test_units_and_rates_are_converted_and_said_or_refused(
     assert call(home, [warm], tmp_path / "out") == 4
     assert "error[unit]" in capsys.readouterr().err
     short = tmp_path / "short.edf"
-    edf.write_edf(short, [edf.EdfChannel("EEG Fpz-Cz", "uV", -250.0, 250.0, -2048, 2047, 100)], [np.zeros(1000, np.int16)])
+    edf_writer.write_edf(short, [edf_header.EdfChannel("EEG Fpz-Cz", "uV", -250.0, 250.0, -2048, 2047, 100)], [np.zeros(1000, np.int16)])
     assert call(home, [short], tmp_path / "out") == 4
     assert "error[length]" in capsys.readouterr().err
 
 
 def test_tables_and_arrays_need_a_rate(home: Path, scored: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     night = find_night(home, scored)
-    signal = edf.read_signals(night, edf.read_header(night), ["EEG Fpz-Cz"])[0]
+    signal = edf.read_signals(night, edf_header.read_header(night), ["EEG Fpz-Cz"])[0]
     values = signal.samples * signal.scale + signal.offset
     np.save(tmp_path / "night.npy", values)
     (tmp_path / "table.csv").write_text("EEG Fpz-Cz\n" + "\n".join(map(str, values.tolist())) + "\n")
@@ -416,7 +418,7 @@ def test_wfdb_and_bdf_recordings_are_read_and_their_labels_stay_closed(home: Pat
 
     night, folder = find_night(home, scored), tmp_path / "in"
     folder.mkdir()
-    signal = edf.read_signals(night, edf.read_header(night), ["EEG Fpz-Cz"])[0]
+    signal = edf.read_signals(night, edf_header.read_header(night), ["EEG Fpz-Cz"])[0]
     digital = signal.samples.astype(np.int64)[:, None]
     header = {"fs": 100, "units": ["uV"], "sig_name": ["EEG Fpz-Cz"], "fmt": ["16"], "write_dir": str(folder)}
     wfdb.wrsamp("record", d_signal=digital, adc_gain=[1 / signal.scale], baseline=[round(-signal.offset / signal.scale)], **header)

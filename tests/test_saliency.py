@@ -13,7 +13,8 @@ from torch import Generator, nn
 from bitimely_core import data, models, objectives, report
 from bitimely_core.analyses.regions import find_shapelet_windows, mean_over_subjects, random_placement, rank_agreement, share_ratios
 from bitimely_core.analyses.saliency import compute_saliency, gradient_magnitudes, loss_fn, randomise_run, saliency
-from bitimely_core.analyses.shapelets import MiningOptions, mine_shapelets, shapelets
+from bitimely_core.analyses.shapelet_mining import MiningOptions, mine_shapelets
+from bitimely_core.analyses.shapelets import shapelets
 from bitimely_core.config import ObjectiveConfig, Settings
 from bitimely_core.errors import UserError
 from bitimely_core.models import heads

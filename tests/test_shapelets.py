@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from bitimely_core import report
-from bitimely_core.analyses.shapelets import (
+from bitimely_core.analyses.shapelet_mining import (
     MiningOptions,
     compute_distances,
     count_orders,
@@ -17,11 +17,9 @@ from bitimely_core.analyses.shapelets import (
     mine_shapelets,
     null_maxima,
     p_value,
-    parse_seconds,
     permute_labels,
-    read_shapelets,
-    shapelets,
 )
+from bitimely_core.analyses.shapelets import parse_seconds, read_shapelets, shapelets
 from bitimely_core.errors import UserError
 from bitimely_core.page import Figure, Table
 

@@ -20,7 +20,7 @@ from samples import BAD_INPUTS, SAMPLES, require_sample
 from bitimely_core.datasets import sleep_edf as module
 from bitimely_core.datasets.sleep_edf import clip_stages, read_subjects, sleep_edf
 from bitimely_core.errors import Finding, Reason, UserError
-from bitimely_core.formats import edf
+from bitimely_core.formats import edf, edf_header, edf_writer
 from bitimely_core.formats.source import scan_folder
 from bitimely_core.registry import datasets
 from bitimely_core.types import Annotation, IngestUnit, Record
@@ -79,14 +79,14 @@ def night(
     rng = np.random.default_rng(7)
     model, values = [], []
     for i, name in enumerate(NAMES):
-        channel = edf.EdfChannel(name, "uV" if i < 3 else "", -200.0, 200.0, -2048, 2047, 3000 if i < 3 else 30)
+        channel = edf_header.EdfChannel(name, "uV" if i < 3 else "", -200.0, 200.0, -2048, 2047, 3000 if i < 3 else 30)
         channel = channel._replace(**(channels or {}).get(name, {}))
         if name not in drop:
             model.append(channel)
             values.append(rng.integers(-1000, 1000, epochs * channel.samples).astype(np.int16))
-    edf.write_edf(folder / f"{unit}E0-PSG.edf", model, values, duration=30.0, start=start, **options)
+    edf_writer.write_edf(folder / f"{unit}E0-PSG.edf", model, values, duration=30.0, start=start, **options)
     labels = [Annotation(0.0, 30.0 * epochs, "Sleep stage W")] if labels is None else labels
-    edf.write_edf(folder / f"{unit}EC-Hypnogram.edf", (), (), notes=labels, start=hypnogram_start or start)
+    edf_writer.write_edf(folder / f"{unit}EC-Hypnogram.edf", (), (), notes=labels, start=hypnogram_start or start)
     return values
 
 
@@ -344,10 +344,10 @@ def test_quality_of_needed_channels(tmp_path: Path) -> None:
     values = np.random.default_rng(0).integers(-900, 900, 18000).astype(np.int16)
     for change, code in ((np.full(18000, 5, np.int16), "flat_channel"), (np.clip(values, -900, 500), "clipped")):
         night(tmp_path)
-        header = edf.read_header(tmp_path / "SC4001E0-PSG.edf")
+        header = edf_header.read_header(tmp_path / "SC4001E0-PSG.edf")
         arrays = [signal.samples for signal in edf.read_signals(tmp_path / "SC4001E0-PSG.edf", header)]
         arrays[1] = change
-        edf.write_edf(tmp_path / "SC4001E0-PSG.edf", header.channels, arrays, duration=30.0, start=datetime(1989, 4, 24, 16, 13))
+        edf_writer.write_edf(tmp_path / "SC4001E0-PSG.edf", header.channels, arrays, duration=30.0, start=datetime(1989, 4, 24, 16, 13))
         found = [finding for finding in ingest(tmp_path).records["SC4001"].findings if finding.level == "warning"]
         assert [(str(finding.code), finding.field) for finding in found] == [(code, "EEG Pz-Oz")]
     run = values.copy()

@@ -22,7 +22,7 @@ from bitimely_cli.main import main
 from bitimely_core import cache, storage
 from bitimely_core.cache import staging
 from bitimely_core.errors import UserError, hide_credentials
-from bitimely_core.formats import edf
+from bitimely_core.formats import edf_header, edf_writer
 
 s3fs = pytest.importorskip("s3fs")
 
@@ -33,7 +33,7 @@ def make_files(folder: str = "night/") -> dict[str, bytes]:
     files = {}
     for name in ("a one", "b"):
         samples = [rng.integers(-900, 900, 4000).astype(np.int16)]
-        files[f"{folder}{name}.edf"] = edf.encode_edf([edf.EdfChannel("EEG", "uV", -100.0, 100.0, -1000, 1000, 100)], samples)
+        files[f"{folder}{name}.edf"] = edf_writer.encode_edf([edf_header.EdfChannel("EEG", "uV", -100.0, 100.0, -1000, 1000, 100)], samples)
     return {**files, f"{folder}sub/notes.txt": b"as recorded\n"}
 
 

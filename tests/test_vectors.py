@@ -204,10 +204,10 @@ CUTS = {  # name -> change of the frame, what the message says
 @pytest.mark.parametrize("case", CUTS)
 def test_files_that_do_not_fit_are_refused_with_a_count_and_an_example(case, home, index, capsys, tmp_path):
     change, text = CUTS[case]
-    write(tmp_path / "x.parquet", index, draw_vectors(index))
-    change(pl.read_parquet(tmp_path / "x.parquet")).write_parquet(tmp_path / "x.parquet")
-    assert text in call(capsys, home, tmp_path / "x.parquet", code=4)
-    assert not (home / "reports" / f"vectors-x-{DATA}").exists()
+    write(tmp_path / "faulty.parquet", index, draw_vectors(index))
+    change(pl.read_parquet(tmp_path / "faulty.parquet")).write_parquet(tmp_path / "faulty.parquet")
+    assert text in call(capsys, home, tmp_path / "faulty.parquet", code=4)
+    assert not (home / "reports" / f"vectors-faulty-{DATA}").exists()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300, None])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bitimely_core.formats import edf
+from bitimely_core.formats import edf_header, edf_writer
 
 Codes = dict[bytes, str]
 
@@ -151,17 +151,17 @@ DATES = {  # one date of a table of claims; "" is read, "~timestamps" with a war
 }
 
 
-def write_edf(path: Path, channels: list[edf.EdfChannel], fields: dict[str, bytes], *, records: int = 6, signal: int = 0) -> Path:
+def write_edf(path: Path, channels: list[edf_header.EdfChannel], fields: dict[str, bytes], *, records: int = 6, signal: int = 0) -> Path:
     """A file of one-second records of noise, with fields of the header or of one signal overwritten."""
     rng = np.random.default_rng(0)
     samples = [rng.integers(c.digital_min // 2, c.digital_max // 2, records * c.samples).astype(np.int16) for c in channels]
-    raw = bytearray(edf.encode_edf(channels, samples))
+    raw = bytearray(edf_writer.encode_edf(channels, samples))
     place = 0
-    for name, width in edf.FIELDS:
+    for name, width in edf_header.FIELDS:
         if name in fields:
             raw[place : place + width] = fields[name][:width].ljust(width)
         place += width
-    for name, width in edf.SIGNAL_FIELDS:
+    for name, width in edf_header.SIGNAL_FIELDS:
         if name in fields:
             raw[place + signal * width : place + (signal + 1) * width] = fields[name][:width].ljust(width)
         place += width * len(channels)

@@ -18,7 +18,8 @@ import numpy.typing as npt
 import torch
 
 from bitimely_core import evaluate
-from bitimely_core.analyses.shapelets import MiningOptions, Shapelet, compute_distances, mine_shapelets, parse_seconds, read_shapelets
+from bitimely_core.analyses.shapelet_mining import MiningOptions, Shapelet, compute_distances, mine_shapelets
+from bitimely_core.analyses.shapelets import parse_seconds, read_shapelets
 from bitimely_core.config import ModelConfig
 from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.page import BarPlot, PageBuilder

@@ -24,7 +24,8 @@ from torch import Generator, Tensor, nn
 from bitimely_core import data, evaluate, objectives
 from bitimely_core.analyses import regions, start_page
 from bitimely_core.analyses.attention import randomise_model
-from bitimely_core.analyses.shapelets import Shapelet, name_shapelets
+from bitimely_core.analyses.shapelet_mining import Shapelet
+from bitimely_core.analyses.shapelets import name_shapelets
 from bitimely_core.config import ModelConfig
 from bitimely_core.errors import usage_error
 from bitimely_core.models import heads

@@ -18,7 +18,7 @@ from bitimely_core.config import validate
 from bitimely_core.datasets.generic import BIDS_FILES, DERIVED, LAYOUT, find_segments
 from bitimely_core.datasets.recording_map import EMPTY_CELLS, SUFFIXES, RecordingMap, find_suffix, list_recording_keys
 from bitimely_core.errors import Finding, Reason, UserError, clean, input_error
-from bitimely_core.formats import edf, tables, wfdb
+from bitimely_core.formats import edf, edf_header, tables, wfdb
 from bitimely_core.formats.source import Source
 from bitimely_core.formats.wfdb_annotations import read_annotations
 from bitimely_core.system_errors import raise_system_error
@@ -152,7 +152,7 @@ def _describe_group(source: Source, rels: Sequence[str], contents: dict[str, Tab
 def _read_header(source: Source, rel: str, kind: str, texts: Counter[str] | None) -> Iterator[tuple[str, float]]:
     """Channels and rates by the header of a file; its annotations are counted in `texts`."""
     if kind == "edf":
-        header = edf.read_header(source.path(rel), required=())
+        header = edf_header.read_header(source.path(rel), required=())
         yield from ((channel.label, header.rate(channel)) for channel in header.channels)
         if texts is not None:
             texts.update(note.label for note in edf.read_annotations(source.path(rel), header)[0])

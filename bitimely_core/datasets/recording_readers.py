@@ -19,7 +19,7 @@ from bitimely_core.datasets import tser
 from bitimely_core.datasets.recording_map import EMPTY_CELLS, RecordingInfo, find_suffix
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
 from bitimely_core.formats import edf as format_edf
-from bitimely_core.formats import matlab, nsrr_xml, stage_texts, tables, wfdb_annotations
+from bitimely_core.formats import edf_header, matlab, nsrr_xml, stage_texts, tables, wfdb_annotations
 from bitimely_core.formats import wfdb as format_wfdb
 from bitimely_core.formats.source import Source, locate_errors
 from bitimely_core.formats.text import sanitize_label
@@ -38,7 +38,7 @@ def read_edf(path: Path, rel: str, info: RecordingInfo, events: tuple[Path, ...]
     with locate_errors(rel):
         found = format_edf.read_recording(path, required=tuple(info.channels))
         if info.keep_phi:
-            found = replace(found, header=format_edf.read_header(path, required=tuple(info.channels), keep_phi=True))
+            found = replace(found, header=edf_header.read_header(path, required=tuple(info.channels), keep_phi=True))
     start = found.header.start
     begin = start + timedelta(seconds=found.origin) if start else None
     return _make_record(rel, info, found.signals, found.annotations, found.findings, begin, found.header.phi)

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
-from bitimely_core.formats import edf
+from bitimely_core.formats import edf, edf_header
 from bitimely_core.formats.source import Source, locate_errors, require_source
 from bitimely_core.formats.units import FACTORS, find_factor, require_rate, scale_signal
 from bitimely_core.registry import DatasetFacts, View, datasets
@@ -220,7 +220,7 @@ def _format_start(start: datetime, origin: float) -> str:
     return (start + timedelta(seconds=origin)).isoformat()
 
 
-def _check_same_start(psg: edf.EdfHeader, hypnogram: edf.EdfHeader) -> None:
+def _check_same_start(psg: edf_header.EdfHeader, hypnogram: edf_header.EdfHeader) -> None:
     """Refuse a hypnogram that starts at another time, as far as date or time of day are valid in both. The message holds the difference alone."""
     if psg.start is not None and hypnogram.start is not None:
         seconds = (hypnogram.start - psg.start).total_seconds()

@@ -23,7 +23,7 @@ import numpy as np
 from bitimely_core import storage
 from bitimely_core.datasets.sleep_edf import EPOCH, NATIVE_RATES, RATE, RULES, VIEWS, read_recording
 from bitimely_core.errors import Finding, Reason, safe_text, usage_error
-from bitimely_core.formats import edf
+from bitimely_core.formats import edf_header, edf_writer
 from bitimely_core.formats.source import Source
 from bitimely_core.registry import DatasetBaseline, DatasetFacts, datasets, unknown
 from bitimely_core.system_errors import describe_os_error
@@ -74,13 +74,13 @@ QUIET, OFTEN = 0.35, 2.0  # of "planted": share of the amplitude of N1 that is t
 SLOT = 3.0  # s; each planted waveform has a slot to itself, so none overlap
 
 CHANNELS = (  # ranges as in the official files
-    edf.EdfChannel("EEG Fpz-Cz", "uV", -250.0, 250.0, -2048, 2047, PER_EPOCH),
-    edf.EdfChannel("EEG Pz-Oz", "uV", -250.0, 250.0, -2048, 2047, PER_EPOCH),
-    edf.EdfChannel("EOG horizontal", "uV", -1009.0, 1009.0, -2048, 2047, PER_EPOCH),
-    edf.EdfChannel("Resp oro-nasal", "", -2048.0, 2047.0, -2048, 2047, int(EPOCH)),
-    edf.EdfChannel("EMG submental", "uV", -5.0, 5.0, -2500, 2500, int(EPOCH)),
-    edf.EdfChannel("Temp rectal", "DegC", 34.0, 40.0, -2849, 2731, int(EPOCH)),
-    edf.EdfChannel("Event marker", "", -2047.0, 2048.0, -2047, 2048, int(EPOCH)),
+    edf_header.EdfChannel("EEG Fpz-Cz", "uV", -250.0, 250.0, -2048, 2047, PER_EPOCH),
+    edf_header.EdfChannel("EEG Pz-Oz", "uV", -250.0, 250.0, -2048, 2047, PER_EPOCH),
+    edf_header.EdfChannel("EOG horizontal", "uV", -1009.0, 1009.0, -2048, 2047, PER_EPOCH),
+    edf_header.EdfChannel("Resp oro-nasal", "", -2048.0, 2047.0, -2048, 2047, int(EPOCH)),
+    edf_header.EdfChannel("EMG submental", "uV", -5.0, 5.0, -2500, 2500, int(EPOCH)),
+    edf_header.EdfChannel("Temp rectal", "DegC", 34.0, 40.0, -2849, 2731, int(EPOCH)),
+    edf_header.EdfChannel("Event marker", "", -2047.0, 2048.0, -2047, 2048, int(EPOCH)),
 )
 SCORES = ("Sleep stage W", "Sleep stage 1", "Sleep stage 2", "Sleep stage 3", "Sleep stage R")
 
@@ -205,7 +205,7 @@ def encode_night(size: str, seed: int, subject: int, night: int) -> tuple[bytes,
     start = datetime(2001, 1, 1, 22) + timedelta(days=7 * (night - 1))
     edges = [0, *(np.flatnonzero(np.diff(generated.stages)) + 1).tolist(), len(generated.stages)]
     scores = [Annotation(a * EPOCH, (b - a) * EPOCH, SCORES[generated.stages[a]]) for a, b in pairwise(edges)]
-    return edf.encode_edf(CHANNELS, digital, duration=EPOCH, notes=generated.planted, start=start), edf.encode_edf(
+    return edf_writer.encode_edf(CHANNELS, digital, duration=EPOCH, notes=generated.planted, start=start), edf_writer.encode_edf(
         (), (), notes=scores, start=start
     )
 

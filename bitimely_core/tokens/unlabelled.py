@@ -22,7 +22,7 @@ from bitimely_core.cache import open_cache
 from bitimely_core.config import Section, read_toml, validate
 from bitimely_core.datasets import generic, recording_map
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text, usage_error
-from bitimely_core.formats import edf, tables, wfdb
+from bitimely_core.formats import edf_header, tables, wfdb
 from bitimely_core.formats.source import Source, locate_errors, scan_folder
 from bitimely_core.schemas.tokens import Preprocessing, WindowManifest, WindowOptions, WindowStatistics
 from bitimely_core.tokens.cutting import choose_resampling, cut_record, find_unit_factor, make_windows
@@ -194,7 +194,7 @@ def read_recording(source: Source, rel: str, plan: ReadingPlan) -> Record:
 def _list_channels(source: Source, rel: str, kind: recording_map.Format, info: recording_map.RecordingInfo) -> list[str] | None:
     """Names of the channels by the header alone; None: known when the file is read."""
     if kind == "edf":
-        return [channel.label for channel in edf.read_header(source.path(rel), required=()).channels]
+        return [channel.label for channel in edf_header.read_header(source.path(rel), required=()).channels]
     if kind == "wfdb":
         return [channel.name for channel in wfdb.read_header(rel, source, required=()).channels]
     if kind == "table":
