@@ -252,3 +252,46 @@ def test_omop_keeps_drugs_measurements_and_visits(tmp_path: Path) -> None:
         assert row["values"][at] == 80 + person
         assert row["times"][at] == pytest.approx((2 + (8 * 60 + person) / 1440) / 30.4375, rel=1e-6)
         assert np.isnan([v for i, v in enumerate(row["values"]) if i != at]).all()
+
+
+def test_omop_keeps_numbers_of_different_units_apart(tmp_path: Path) -> None:
+    """The unit is the concept's code, else the text of the source, else the number of the concept; without one the token has none."""
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    stated = {8840: (8840, "mg / dl", "mg/dL"), 8753: (8753, "", "mmol/L"), 0: (0, "g/L", "g/L"), 99: (99, "", "99"), "": ("", "", "")}
+    persons = range(1, 31)
+    conditions = ("person_id", "condition_start_date", "condition_source_value", "condition_source_concept_id", "condition_concept_id")
+    units = ("unit_concept_id", "unit_source_value")
+    write_tables(
+        raw,
+        {
+            "person": [("person_id", "gender_concept_id", "year_of_birth"), *((p, 8507, 1950) for p in persons)],
+            "concept": [
+                ("concept_id", "vocabulary_id", "concept_code"),
+                (1, "ICD9CM", "250.00"),
+                (3, "LOINC", "2345-7"),
+                (8840, "UCUM", "mg/dL"),
+                (8753, "UCUM", "mmol/L"),
+            ],
+            "condition_occurrence": [conditions, *((p, "2010-01-05", "25000", 1, 4) for p in persons)],
+            "measurement": [
+                (*MEASUREMENT, *units),
+                *(
+                    (p, f"2010-02-{day:02d}", "", "x", 0, 3, 10 * day + p / 100, *written)
+                    for p in persons
+                    for day, (*written, _) in enumerate(stated.values(), 1)
+                ),
+            ],
+        },
+    )
+    with (tmp_path / "map.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("icd9", "phecode"), ("250.00", "250.2")])
+    argv = ["ingest", "pophr", raw, "--source", "omop", "--codes", "all", "--map", tmp_path / "map.csv", "--no-select", "--min-codes", "1"]
+    argv += ["--values", "raw", "--keep-ids", tmp_path / "w.csv", "-w", tmp_path / "w"]
+    assert main([str(word) for word in argv]) in {0, 3}
+    made = tokens.open_tokens(tmp_path / "w" / "tokens" / "pophr")
+    assert isinstance(made, tokens.EventSequences)
+    expected = ["LOINC//2345-7" + (f"//{symbol}" if symbol else "") for *_, symbol in stated.values()]
+    for person, row in read_stored(tmp_path, "w", made).items():
+        assert [made.vocabulary[c] for c in row["codes"]] == ["250", *expected]
+        assert row["values"][1:] == pytest.approx([10 * day + person / 100 for day in range(1, 6)])

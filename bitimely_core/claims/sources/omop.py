@@ -122,23 +122,31 @@ def number_text(name: str, key: str) -> pl.Expr:
     return tables.strip_blanks(pl.col(name)).str.replace(r"\.0$", "").alias(key)
 
 
-def _read_standard(source: Source, opened: Collection[OpenTable]) -> pl.DataFrame:
-    """standard, token: the standard concepts of the tables, `LOINC//2345-7`; of those without a row of the vocabulary `CONCEPT//3004501`."""
-    ids = pl.Series("standard", [], pl.String)
+def _read_standard(source: Source, opened: Collection[OpenTable]) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """standard, token: the standard concepts of the tables, `LOINC//2345-7`, `CONCEPT//3004501` of those without a row of the vocabulary; and
+    unit, symbol: their units, `mg/dL`, null without such a row.
+    """
+    standard, unit = _name_concepts(source, opened, "standard"), _name_concepts(source, opened, "unit")
+    named = pl.coalesce(pl.format(f"{{}}{MARK}{{}}", "vocab", "known"), pl.format(f"CONCEPT{MARK}{{}}", "standard"))
+    return standard.select("standard", token=named), unit.select("unit", symbol="known")
+
+
+def _name_concepts(source: Source, opened: Collection[OpenTable], key: str) -> pl.DataFrame:
+    """key, vocab, known: the concepts in a column of the tables, with null where the vocabulary does not have them."""
+    ids = pl.Series(key, [], pl.String)
     for table in opened:
-        for block in tables.read_frames(table.path, (table.columns["standard"],), delimiter=table.delimiter):
-            ids = pl.concat([ids, block.frame.select(number_text(table.columns["standard"], "standard")).to_series()]).unique()
+        if key in table.columns:
+            for block in tables.read_frames(table.path, (table.columns[key],), delimiter=table.delimiter):
+                ids = pl.concat([ids, block.frame.select(number_text(table.columns[key], key)).to_series()]).unique()
     found = ids.filter(~ids.is_in(["", "0"])).drop_nulls().sort().to_frame()
-    known = pl.DataFrame(schema={"standard": pl.String, "token": pl.String})
+    named = pl.DataFrame(schema={key: pl.String, "vocab": pl.String, "known": pl.String})
     if file := find_table(source, "concept", needed=False):
-        wanted = {"standard": ("concept_id",), "vocab": ("vocabulary_id",), "known": ("concept_code",)}
+        wanted = {key: ("concept_id",), "vocab": ("vocabulary_id",), "known": ("concept_code",)}
         _, path, columns, mark = open_table(source, file, wanted, codes=("known",))
         for block in tables.read_frames(path, tuple(columns.values()), delimiter=mark, quotes=mark != "\t"):
-            named = block.frame.select(tables.strip_blanks(pl.col(name)).alias(key) for key, name in columns.items())
-            named = named.join(found, on="standard", how="semi")
-            known = pl.concat([known, named.select("standard", token=pl.format(f"{{}}{MARK}{{}}", "vocab", "known"))])
-    token = pl.coalesce("token", pl.format(f"CONCEPT{MARK}{{}}", "standard"))
-    return found.join(known.unique("standard"), on="standard", how="left", maintain_order="left").with_columns(token=token)
+            rows = block.frame.select(tables.strip_blanks(pl.col(name)).alias(one) for one, name in columns.items())
+            named = pl.concat([named, rows.join(found, on=key, how="semi")])
+    return found.join(named.unique(key), on=key, how="left", maintain_order="left")
 
 
 def _open_events(source: Source, name: str, file: str, others: bool, timed: bool) -> OpenTable:
@@ -149,9 +157,10 @@ def _open_events(source: Source, name: str, file: str, others: bool, timed: bool
         **({"code": (f"{prefix}_source_value",), "concept": (f"{prefix}_source_concept_id",)} if name in EVENTS else {}),
         "claim": ("visit_occurrence_id",),
     }
-    more = {"standard": (f"{prefix}_concept_id",), "value": ("value_as_number",)} if others else {}
+    number = {"value": ("value_as_number",), "unit": ("unit_concept_id",), "unit_text": ("unit_source_value",)}
+    more = {"standard": (f"{prefix}_concept_id",), **(number if name in EVENTS else {})} if others else {}
     clock = {"moment": (f"{dated}time",)} if timed else {}
-    return open_table(source, file, wanted | more | clock, {"concept", "claim", "value", "moment"})
+    return open_table(source, file, wanted | more | clock, {"concept", "claim", "moment", *number})
 
 
 def _shape_block(
@@ -163,15 +172,15 @@ def _shape_block(
     form: str | None,
     since: int | None,
     only_lettered: bool,
-    standard: pl.DataFrame | None,
+    standard: tuple[pl.DataFrame, pl.DataFrame] | None,
 ) -> EventBlock:
     """The rows whose source concept is an ICD code, and those without one whose source value is; with `standard` also other rows, with their
-    standard concept and number.
+    standard concept, its unit and number.
     """
     rows = frame.select(
         "row",
         *(
-            number_text(name, key) if key in {"claim", "concept", "standard"} else tables.strip_blanks(pl.col(name)).alias(key)
+            number_text(name, key) if key in {"claim", "concept", "standard", "unit"} else tables.strip_blanks(pl.col(name)).alias(key)
             for key, name in columns.items()
         ),
     )
@@ -197,7 +206,7 @@ def _shape_block(
         rows = rows.with_columns(pl.when(known.is_null()).then(stated).otherwise(pl.col("vocab")).alias("vocab"))
     is_icd = known.is_not_null() | written
     if standard is not None:
-        rows = rows.join(standard, on="standard", how="left", maintain_order="left")
+        rows = _add_units(rows.join(standard[0], on="standard", how="left", maintain_order="left"), standard[1])
         value = pl.col("value").cast(pl.Float32, strict=False) if "value" in columns else pl.lit(None, pl.Float32)
         other = ~is_icd & pl.col("token").is_not_null()
         changes = {"vocab": pl.lit(OTHER), "code": pl.col("token"), "known": pl.lit(None, pl.String), "claim": pl.lit(None, pl.String)}
@@ -210,6 +219,19 @@ def _shape_block(
     kept = rows.filter(is_icd).with_columns(pl.coalesce(known, "code").alias("code"))
     left = rows.height - kept.height
     return EventBlock(kept, {str(Reason.WRONG_VOCABULARY): left} if left else {})
+
+
+def _add_units(rows: pl.DataFrame, units: pl.DataFrame) -> pl.DataFrame:
+    """Tokens with the unit of the row, `LOINC//2345-7//mg/dL`: that of the vocabulary, else as the source writes it, so that numbers of two units
+    are not taken for one quantity.
+    """
+    stated = [pl.lit(None, pl.String)]
+    if "unit" in rows.columns:
+        rows = rows.join(units, on="unit", how="left", maintain_order="left")
+        stated.append(pl.col("symbol"))
+    stated += [pl.col(name).replace({"": None, "0": None}) for name in ("unit_text", "unit") if name in rows.columns]
+    unit = pl.coalesce(stated)
+    return rows.with_columns(token=pl.when(unit.is_not_null()).then(pl.format(f"{{}}{MARK}{{}}", "token", unit)).otherwise("token"))
 
 
 def _read_persons(source: Source, form: str | None) -> tuple[pl.DataFrame, list[SourceRows], list[Finding]]:
