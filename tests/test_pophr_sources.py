@@ -209,6 +209,9 @@ def test_types_that_have_lost_what_was_written(tmp_path: Path) -> None:
     for name, values, code in (
         ("icd9", [428.0, 38.9], "ambiguous_code"),
         ("icd9", [428, 389], "ambiguous_code"),
+        ("icd9", [["428.0", "038.9"], ["496"]], "schema"),
+        ("patient_id", [{"id": 1}, {"id": 2}], "schema"),
+        ("date", [["2001-02-03"], ["2002-03-04"]], "schema"),
         ("patient_id", [1.0, None], "schema"),
         ("date", [20010203.0, None], "schema"),
     ):

@@ -320,7 +320,9 @@ def predict_baseline(
 
     registered = find_registered(windows).get(kind)
     if registered is None and kind not in list_baselines(windows):
-        return "events have no samples to convolve" if kind == "kernels" else "the data set does not register it"
+        if kind == "kernels":
+            return "events have no samples to convolve"
+        return "it is for other inputs or labels" if kind in DESCRIPTIONS else "the data set does not register it"
     chosen = record.settings.data
     seed = record.seed if chosen.fraction < 1 or chosen.limit is not None else 0  # else all seeds share one
     inputs = {"kind": kind, "version": [CACHE_VERSION, registered.version if registered else 0], "data": windows.fingerprint}

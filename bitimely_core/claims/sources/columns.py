@@ -122,13 +122,19 @@ def match_columns(path: Path, wanted: Mapping[str, Sequence[str]], optional: Col
 
 
 def check_types(path: Path, file: str, columns: Mapping[str, str], codes: Collection[str] = ("code",)) -> None:
-    """Refuse columns whose stored type has lost information: codes that are not text, subjects and dates with a fraction.
+    """Refuse columns with several values a row, and those whose stored type has lost information: codes that are not text, subjects and dates
+    with a fraction.
 
     `columns`: key -> name; `codes`: keys of codes; `file`: name in messages. Raises UserError: ambiguous_code, schema.
     """
     kinds = tables.read_types(path)
     for key, name in columns.items():
         kind = kinds.get(name, "text")
+        if "<" in kind:
+            hint = "Write the table with one row for each value, for example by DataFrame.explode of polars"
+            raise input_error(
+                Reason.SCHEMA, f"is stored as {kind.partition('<')[0]}", "expected one value in a row", hint, file=file, field=name
+            )
         if key in codes and kind != "text":
             text = f"the codes are stored as {kind}, which loses zeros: 018.82 and 188.2 look the same"
             raise input_error(Reason.AMBIGUOUS_CODE, text, "expected text", "Write the table again from its origin", file=file, field=name)
