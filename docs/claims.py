@@ -3,8 +3,9 @@
     python docs/claims.py                       # the page again
     python docs/claims.py --from WORKSPACE      # first take the records of the recipes that have been run there
 
-A record of a page of results is a difference of two rows with its corrected interval. Status: reproduced or contradicted where a verdict is
-allowed and points that way, undecided where it was tested and none is; not tested without a record.
+A record of a page of results is a difference of two rows with its corrected interval; where the difference is a registered test, its verdict
+is the one of the registered family. Status: reproduced or contradicted where a verdict is allowed and points that way, undecided where it was
+tested and none is; not tested without a record.
 """
 
 from __future__ import annotations
@@ -52,10 +53,23 @@ def take_record(claim: dict[str, Any], workspace: Path) -> dict[str, Any] | None
     side = (int(lo > 0) - int(hi < 0)) * (-1 if lower else 1) if allowed else 0  # of the rival less the row
     cells = [summary["cells"][name][claim["column"]] for name in (claim["row"], claim["rival"])]
     values = [{key: cell.get(key) for key in ("value", "lo", "hi", "n", "n_subjects")} for cell in cells]
-    missing = [m for m in summary["missing"] if m[1] == claim["column"] and m[0] in {claim["row"], claim["rival"]} and m[3] != "left out"]
-    if missing:
+    rows = {claim["row"], claim["rival"]}
+    missing = [m for m in summary["missing"] if m["column"] == claim["column"] and m["row"] in rows and m["state"] != "left out"]
+    verdict = find_registered_verdict(claim, workspace)
+    if missing or verdict == "family not complete":
         return None
+    if verdict is not None:
+        side = {"better": 1, "worse": -1}.get(verdict, 0)
+        return {"difference": found["difference"], "registered": verdict, "side": side, "row": values[0], "rival": values[1]}
     return {"difference": found["difference"], "lo": lo, "hi": hi, "side": -side, "row": values[0], "rival": values[1]}
+
+
+def find_registered_verdict(claim: dict[str, Any], workspace: Path) -> str | None:
+    """The verdict of the registered test of a claim's difference, None where none is registered."""
+    page = workspace / "reports" / "open" / "summary.json"
+    tests = json.loads(page.read_bytes())["tests"] if page.is_file() else []
+    wanted = (claim["column"], f"{claim['row']} less {claim['rival']}")
+    return next((test["verdict"] for test in tests if (test["data"], test["difference"]) == wanted), None)
 
 
 def take_figure(claim: dict[str, Any], workspace: Path) -> dict[str, Any] | None:
@@ -127,6 +141,7 @@ def describe_figure(claim: dict[str, Any], records: dict[str, Any]) -> str:
     if record and "row" in record:
         value, rival = (record[key]["value"] for key in ("row", "rival"))
         parts.append(f"{claim['row']} {value:.3g}, {claim['rival']} {rival:.3g} ({record['row']['n_subjects']} units)")
+        parts += [f"registered test: {record['registered']}"] if "registered" in record else []
     elif record:
         parts.append(record["text"])
     elif find_status(claim, None) == "undecided":

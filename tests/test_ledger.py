@@ -54,7 +54,7 @@ def test_the_page_is_that_of_the_records_and_names_every_table_and_figure() -> N
         (-2.0, -0.5, [5, 5], [], "contradicted"),
         (-1.0, 1.0, [5, 5], [], "undecided"),
         (0.5, 2.0, [2, 2], [], "undecided"),
-        (0.5, 2.0, [5, 5], [["rival", "bidmc/hr", 4, "not run", ""]], None),
+        (0.5, 2.0, [5, 5], [{"row": "rival", "column": "bidmc/hr", "seed": 4, "state": "not run", "detail": ""}], None),
     ],
 )
 def test_a_record_is_taken_from_a_complete_page_of_results(
@@ -74,6 +74,21 @@ def test_a_record_is_taken_from_a_complete_page_of_results(
     folder = tmp_path / "reports" / "open-bidmc"
     folder.mkdir(parents=True)
     (folder / "summary.json").write_text(json.dumps(page))
+    record = claims.take_record(claim, tmp_path)
+    assert (None if record is None else claims.find_status(claim, record)) == status
+
+
+@pytest.mark.parametrize(
+    ("verdict", "status"),
+    [("no significant difference", "undecided"), ("better", "reproduced"), ("worse", "contradicted"), ("family not complete", None)],
+)
+def test_a_registered_test_decides_and_not_the_page_of_one_recipe(verdict: str, status: str | None, tmp_path: Path) -> None:
+    """The page of a recipe corrects for its own comparisons alone, fewer than the registered family has."""
+    test_a_record_is_taken_from_a_complete_page_of_results(0.5, 2.0, [5, 5], [], "reproduced", tmp_path)
+    test = {"data": "bidmc/hr", "difference": "ours less rival", "verdict": verdict}
+    (tmp_path / "reports" / "open").mkdir()
+    (tmp_path / "reports" / "open" / "summary.json").write_text(json.dumps({"tests": [{**test, "data": "bidmc/rr"}, test]}))
+    claim = {"id": "x", "recipe": "open-bidmc", "row": "ours", "rival": "rival", "column": "bidmc/hr"}
     record = claims.take_record(claim, tmp_path)
     assert (None if record is None else claims.find_status(claim, record)) == status
 

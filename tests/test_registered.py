@@ -6,6 +6,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from small import SMALL_RECIPE
+from test_ledger import load_script
 
 from bitimely_core import pipeline
 from bitimely_core.errors import UserError
@@ -93,6 +94,10 @@ def test_families_are_judged_when_they_are_complete(home: Path, summaries: tuple
     expected = 100 * (mean_accuracy(home, "strict") - mean_accuracy(home, "scratch"))
     assert float(rows["F1"]["value"].split()[0].replace("−", "-")) == pytest.approx(expected, abs=0.051)
     assert any(line.startswith("F2: ") and "on-inferior" in line for line in complete["sentences"])
+
+    claim = {"id": "x", "recipe": "small", "row": "strict 0.5", "rival": "scratch 0.5", "column": "synthetic/staging"}
+    record = load_script().take_record(claim, home)  # the ledger reads the page as it is written
+    assert 100 * record["difference"] == pytest.approx(-expected, abs=0.051)
 
 
 @pytest.mark.slow
