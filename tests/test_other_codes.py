@@ -198,11 +198,21 @@ def write_tables(folder: Path, tables: dict[str, list[Any]]) -> None:
             csv.writer(file).writerows(rows)
 
 
+def ingest_omop(root: Path, tables: dict[str, list[Any]], *options: str) -> tokens.EventSequences:
+    """Sequences with raw numbers of 30 men and the tables, all codes; the workspace is `w`."""
+    persons = [("person_id", "gender_concept_id", "year_of_birth"), *((p, 8507, 1950) for p in range(1, 31))]
+    write_tables(root / "raw", {"person": persons, **tables})
+    (root / "map.csv").write_text("icd9,phecode\n250.00,250.2\n")
+    argv = ["ingest", "pophr", root / "raw", "--source", "omop", "--codes", "all", "--map", root / "map.csv", "--no-select", *options]
+    argv += ["--min-codes", "1", "--values", "raw", "--keep-ids", root / "w.csv", "-w", root / "w"]
+    assert main([str(word) for word in argv]) in {0, 3}
+    made = tokens.open_tokens(root / "w" / "tokens" / "pophr")
+    assert isinstance(made, tokens.EventSequences)
+    return made
+
+
 def test_omop_keeps_drugs_measurements_and_visits(tmp_path: Path) -> None:
-    raw = tmp_path / "raw"
-    raw.mkdir()
     tables: dict[str, list[Any]] = {
-        "person": [("person_id", "gender_concept_id", "year_of_birth"), *((p, 8507, 1950) for p in range(1, 31))],
         "concept": [
             ("concept_id", "vocabulary_id", "concept_code"),
             (1, "ICD9CM", "250.00"),
@@ -236,14 +246,7 @@ def test_omop_keeps_drugs_measurements_and_visits(tmp_path: Path) -> None:
             *((p, p, "2010-01-05", 9201, "V270") for p in range(1, 31)),
         ],
     }
-    write_tables(raw, tables)
-    with (tmp_path / "map.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([("icd9", "phecode"), ("250.00", "250.2")])
-    argv = ["ingest", "pophr", raw, "--source", "omop", "--codes", "all", "--time-unit", "minute", "--map", tmp_path / "map.csv"]
-    argv += ["--no-select", "--min-codes", "1", "--values", "raw", "--keep-ids", tmp_path / "w.csv", "-w", tmp_path / "w"]
-    assert main([str(word) for word in argv]) in {0, 3}
-    made = tokens.open_tokens(tmp_path / "w" / "tokens" / "pophr")
-    assert isinstance(made, tokens.EventSequences)
+    made = ingest_omop(tmp_path, tables, "--time-unit", "minute")
     assert set(made.vocabulary[5:]) == {"250", "RxNorm//860975", "LOINC//2345-7", "Visit//IP", "CONCEPT//77"}
     for person, row in read_stored(tmp_path, "w", made).items():
         names = [made.vocabulary[c] for c in row["codes"]]
@@ -256,16 +259,13 @@ def test_omop_keeps_drugs_measurements_and_visits(tmp_path: Path) -> None:
 
 def test_omop_keeps_numbers_of_different_units_apart(tmp_path: Path) -> None:
     """The unit is the concept's code, else the text of the source, else the number of the concept; without one the token has none."""
-    raw = tmp_path / "raw"
-    raw.mkdir()
     stated = {8840: (8840, "mg / dl", "mg/dL"), 8753: (8753, "", "mmol/L"), 0: (0, "g/L", "g/L"), 99: (99, "", "99"), "": ("", "", "")}
     persons = range(1, 31)
     conditions = ("person_id", "condition_start_date", "condition_source_value", "condition_source_concept_id", "condition_concept_id")
     units = ("unit_concept_id", "unit_source_value")
-    write_tables(
-        raw,
+    made = ingest_omop(
+        tmp_path,
         {
-            "person": [("person_id", "gender_concept_id", "year_of_birth"), *((p, 8507, 1950) for p in persons)],
             "concept": [
                 ("concept_id", "vocabulary_id", "concept_code"),
                 (1, "ICD9CM", "250.00"),
@@ -284,13 +284,6 @@ def test_omop_keeps_numbers_of_different_units_apart(tmp_path: Path) -> None:
             ],
         },
     )
-    with (tmp_path / "map.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([("icd9", "phecode"), ("250.00", "250.2")])
-    argv = ["ingest", "pophr", raw, "--source", "omop", "--codes", "all", "--map", tmp_path / "map.csv", "--no-select", "--min-codes", "1"]
-    argv += ["--values", "raw", "--keep-ids", tmp_path / "w.csv", "-w", tmp_path / "w"]
-    assert main([str(word) for word in argv]) in {0, 3}
-    made = tokens.open_tokens(tmp_path / "w" / "tokens" / "pophr")
-    assert isinstance(made, tokens.EventSequences)
     expected = ["LOINC//2345-7" + (f"//{symbol}" if symbol else "") for *_, symbol in stated.values()]
     for person, row in read_stored(tmp_path, "w", made).items():
         assert [made.vocabulary[c] for c in row["codes"]] == ["250", *expected]

@@ -1,8 +1,7 @@
 """EDF, EDF+C, EDF+D, BDF and BDF+ files: samples, annotations and gaps.
 
-Damaged files are refused, or read with a warning, never read as plausible values in silence. Every size in a header is compared with the
-size of the file before anything is allocated. Whatever the bytes, only `UserError` is raised. Identifying text of the header (patient and
-recording fields, transducers, serial numbers) is not kept.
+Damaged files are refused, or read with a warning, never read as plausible values in silence. Whatever the bytes, only `UserError` is raised.
+`edf_header` validates the header before anything is allocated.
 
 Digital values are the file's own, bit for bit; physical = digital * scale + offset in float64 with
 scale = (physical_max - physical_min) / (digital_max - digital_min), offset = physical_min - digital_min * scale.

@@ -40,6 +40,7 @@ SEXES = {"8507": 1, "8532": 2}
 LETTERED = r"^(?:V\d{2}\.?\d{0,2}|E\d{3}\.?\d?|Z\d{2}\.?[0-9A-Z]{0,4})$"  # supplementary codes, with or without their dot
 PROCEDURE = r"^(?:V(?:2[0-7]|5[0-3])\d{2}|E(?:[0-2]\d|80)\d{2})$"  # HCPCS: vision, hearing, equipment
 SUBJECT = {"subject_id": ("person_id",)}
+CONCEPT = {"concept": ("concept_id",), "vocab": ("vocabulary_id",), "known": ("concept_code",)}
 PERSON_DATES = {  # table -> key of a date, its column
     "observation_period": {"obs_start": "observation_period_start_date", "obs_end": "observation_period_end_date"},
     "death": {"death": "death_date"},
@@ -59,8 +60,8 @@ def read_omop(source: Source, options: ClaimsOptions) -> ClaimsSource:
     others = options.codes == "all"
     files = {name: find_table(source, name, needed=False) for name in (*EVENTS, *MORE_EVENTS) if others or name in EVENTS}
     opened = {name: _open_events(source, name, file, others, options.time_unit == "minute") for name, file in files.items() if file}
-    standard = _read_standard(source, opened.values()) if others else None
-    shape = partial(_shape_block, concepts=concepts, visits=visits, form=form, since=since, standard=standard)
+    named = _name_concepts(source, opened.values()) if others else None
+    shape = partial(_shape_block, concepts=concepts, visits=visits, form=form, since=since, named=named)
     found = [
         table.as_events(partial(shape, columns=table.columns, only_lettered=name != "condition_occurrence"), others=others)
         for name, table in opened.items()
@@ -96,8 +97,7 @@ def _read_concepts(source: Source) -> pl.DataFrame | None:
     """concept, vocab, known: the ICD concepts. The vocabulary's own files are separated by tabs and know no quotes."""
     if not (file := find_table(source, "concept", needed=False)):
         return None
-    wanted = {"concept": ("concept_id",), "vocab": ("vocabulary_id",), "known": ("concept_code",)}
-    _, path, columns, mark = open_table(source, file, wanted, codes=("known",))
+    _, path, columns, mark = open_table(source, file, CONCEPT, codes=("known",))
     kept = []
     for block in tables.read_frames(path, tuple(columns.values()), delimiter=mark, quotes=mark != "\t"):
         if block.faults:
@@ -122,31 +122,26 @@ def number_text(name: str, key: str) -> pl.Expr:
     return tables.strip_blanks(pl.col(name)).str.replace(r"\.0$", "").alias(key)
 
 
-def _read_standard(source: Source, opened: Collection[OpenTable]) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """standard, token: the standard concepts of the tables, `LOINC//2345-7`, `CONCEPT//3004501` of those without a row of the vocabulary; and
-    unit, symbol: their units, `mg/dL`, null without such a row.
+def _name_concepts(source: Source, opened: Collection[OpenTable]) -> pl.DataFrame:
+    """concept, token, symbol of the standard concepts and units in the tables: `LOINC//2345-7` (`CONCEPT//3004501` without a row of the
+    vocabulary), and the code alone, `mg/dL` of a unit (null without such a row).
     """
-    standard, unit = _name_concepts(source, opened, "standard"), _name_concepts(source, opened, "unit")
-    named = pl.coalesce(pl.format(f"{{}}{MARK}{{}}", "vocab", "known"), pl.format(f"CONCEPT{MARK}{{}}", "standard"))
-    return standard.select("standard", token=named), unit.select("unit", symbol="known")
-
-
-def _name_concepts(source: Source, opened: Collection[OpenTable], key: str) -> pl.DataFrame:
-    """key, vocab, known: the concepts in a column of the tables, with null where the vocabulary does not have them."""
-    ids = pl.Series(key, [], pl.String)
+    ids = pl.Series("concept", [], pl.String)
     for table in opened:
-        if key in table.columns:
-            for block in tables.read_frames(table.path, (table.columns[key],), delimiter=table.delimiter):
-                ids = pl.concat([ids, block.frame.select(number_text(table.columns[key], key)).to_series()]).unique()
-    found = ids.filter(~ids.is_in(["", "0"])).drop_nulls().sort().to_frame()
-    named = pl.DataFrame(schema={key: pl.String, "vocab": pl.String, "known": pl.String})
+        keys = [key for key in ("standard", "unit") if key in table.columns]
+        for block in tables.read_frames(table.path, tuple(table.columns[key] for key in keys), delimiter=table.delimiter):
+            found = [block.frame.select(number_text(table.columns[key], "concept")).to_series() for key in keys]
+            ids = pl.concat([ids, *found]).unique()
+    wanted = ids.filter(~ids.is_in(["", "0"])).drop_nulls().sort().to_frame()
+    named = pl.DataFrame(schema={"concept": pl.String, "vocab": pl.String, "known": pl.String})
     if file := find_table(source, "concept", needed=False):
-        wanted = {key: ("concept_id",), "vocab": ("vocabulary_id",), "known": ("concept_code",)}
-        _, path, columns, mark = open_table(source, file, wanted, codes=("known",))
+        _, path, columns, mark = open_table(source, file, CONCEPT, codes=("known",))
         for block in tables.read_frames(path, tuple(columns.values()), delimiter=mark, quotes=mark != "\t"):
-            rows = block.frame.select(tables.strip_blanks(pl.col(name)).alias(one) for one, name in columns.items())
-            named = pl.concat([named, rows.join(found, on=key, how="semi")])
-    return found.join(named.unique(key), on=key, how="left", maintain_order="left")
+            rows = block.frame.select(tables.strip_blanks(pl.col(name)).alias(key) for key, name in columns.items())
+            named = pl.concat([named, rows.join(wanted, on="concept", how="semi")])
+    token = pl.coalesce(pl.format(f"{{}}{MARK}{{}}", "vocab", "known"), pl.format(f"CONCEPT{MARK}{{}}", "concept"))
+    joined = wanted.join(named.unique("concept"), on="concept", how="left", maintain_order="left")
+    return joined.select("concept", token=token, symbol="known")
 
 
 def _open_events(source: Source, name: str, file: str, others: bool, timed: bool) -> OpenTable:
@@ -172,9 +167,9 @@ def _shape_block(
     form: str | None,
     since: int | None,
     only_lettered: bool,
-    standard: tuple[pl.DataFrame, pl.DataFrame] | None,
+    named: pl.DataFrame | None,
 ) -> EventBlock:
-    """The rows whose source concept is an ICD code, and those without one whose source value is; with `standard` also other rows, with their
+    """The rows whose source concept is an ICD code, and those without one whose source value is; with `named` also other rows, with their
     standard concept, its unit and number.
     """
     rows = frame.select(
@@ -205,8 +200,8 @@ def _shape_block(
         written &= pl.col("concept").is_null() | (pl.col("concept") == "0")
         rows = rows.with_columns(pl.when(known.is_null()).then(stated).otherwise(pl.col("vocab")).alias("vocab"))
     is_icd = known.is_not_null() | written
-    if standard is not None:
-        rows = _add_units(rows.join(standard[0], on="standard", how="left", maintain_order="left"), standard[1])
+    if named is not None:
+        rows = _add_tokens(rows, named)
         value = pl.col("value").cast(pl.Float32, strict=False) if "value" in columns else pl.lit(None, pl.Float32)
         other = ~is_icd & pl.col("token").is_not_null()
         changes = {"vocab": pl.lit(OTHER), "code": pl.col("token"), "known": pl.lit(None, pl.String), "claim": pl.lit(None, pl.String)}
@@ -221,13 +216,14 @@ def _shape_block(
     return EventBlock(kept, {str(Reason.WRONG_VOCABULARY): left} if left else {})
 
 
-def _add_units(rows: pl.DataFrame, units: pl.DataFrame) -> pl.DataFrame:
-    """Tokens with the unit of the row, `LOINC//2345-7//mg/dL`: that of the vocabulary, else as the source writes it, so that numbers of two units
-    are not taken for one quantity.
+def _add_tokens(rows: pl.DataFrame, named: pl.DataFrame) -> pl.DataFrame:
+    """Rows with the token of their standard concept and its unit, `LOINC//2345-7//mg/dL`, so that numbers of two units are not taken for one
+    quantity. The unit is that of the vocabulary, else as the source writes it, else the number of its concept.
     """
+    rows = rows.join(named.select("token", standard="concept"), on="standard", how="left", maintain_order="left")
     stated = [pl.lit(None, pl.String)]
     if "unit" in rows.columns:
-        rows = rows.join(units, on="unit", how="left", maintain_order="left")
+        rows = rows.join(named.select("symbol", unit="concept"), on="unit", how="left", maintain_order="left")
         stated.append(pl.col("symbol"))
     stated += [pl.col(name).replace({"": None, "0": None}) for name in ("unit_text", "unit") if name in rows.columns]
     unit = pl.coalesce(stated)
