@@ -194,7 +194,7 @@ class ScatterPlot:
 
 @dataclass(frozen=True, eq=False)
 class ForestPanel:
-    """A value with an interval a name, and optionally another value beside it; `zero` draws the line of no difference."""
+    """A value with an interval a name, and optionally another value beside it; `zero` draws the line of no difference, `margins` one a name."""
 
     name: str
     values: Values
@@ -202,6 +202,7 @@ class ForestPanel:
     hi: Values | None = None
     other: Values | None = None
     zero: bool = False
+    margins: Values | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,6 +19,7 @@ from typing import Any
 
 DOCS = Path(__file__).parent
 RECORDS, PAGE, LEDGER, RESULTS = DOCS / "claims.json", DOCS / "claims.md", DOCS / "claims.toml", DOCS / "results.md"
+NOT_COMPLETE = "family not complete"
 STATUSES = ("reproduced", "contradicted", "undecided", "not tested", "cannot be tested here")
 HEAD = """# Claims of the paper
 
@@ -56,7 +57,7 @@ def take_record(claim: dict[str, Any], workspace: Path) -> dict[str, Any] | None
     rows = {claim["row"], claim["rival"]}
     missing = [m for m in summary["missing"] if m["column"] == claim["column"] and m["row"] in rows and m["state"] != "left out"]
     verdict = find_registered_verdict(claim, workspace)
-    if missing or verdict == "family not complete":
+    if missing or verdict == NOT_COMPLETE:
         return None
     if verdict is not None:
         side = {"better": 1, "worse": -1}.get(verdict, 0)
@@ -65,11 +66,11 @@ def take_record(claim: dict[str, Any], workspace: Path) -> dict[str, Any] | None
 
 
 def find_registered_verdict(claim: dict[str, Any], workspace: Path) -> str | None:
-    """The verdict of the registered test of a claim's difference, None where none is registered."""
+    """The verdict of the registered test of a claim's difference, NOT_COMPLETE before its family is, None where none is registered."""
     page = workspace / "reports" / "open" / "summary.json"
     tests = json.loads(page.read_bytes())["tests"] if page.is_file() else []
-    wanted = (claim["column"], f"{claim['row']} less {claim['rival']}")
-    return next((test["verdict"] for test in tests if (test["data"], test["difference"]) == wanted), None)
+    wanted = {"data": claim["column"], "row": claim["row"], "rival": claim["rival"]}
+    return next((test["verdict"] or NOT_COMPLETE for test in tests if wanted.items() <= test.items()), None)
 
 
 def take_figure(claim: dict[str, Any], workspace: Path) -> dict[str, Any] | None:

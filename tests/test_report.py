@@ -134,7 +134,9 @@ def figures(names=("EEG Fpz-Cz", "EOG")):
                     ForestPanel(
                         name=names[0], values=[1.0, None] + [2.0] * (others - 1), lo=[0.5] + [None] * others, hi=[1.5] + [None] * others
                     ),
-                    ForestPanel(name=names[1], values=[0.1] * (others + 1), other=[0.2] * (others + 1), zero=True),
+                    ForestPanel(
+                        name=names[1], values=[0.1] * (others + 1), other=[0.2] * (others + 1), zero=True, margins=[-0.3] + [None] * others
+                    ),
                 ],
             ),
         ),
@@ -340,8 +342,8 @@ def test_files_hold_the_numbers_of_the_figures(tmp_path):
     assert eog["seconds"][1] == 0.01
     stages = shown["night"].data.tracks[0].stages
     assert read["night"]["stage EEG Fpz-Cz"].to_list() == [(["W", "N1", "N2", "N3", "R", ""])[s] for s in stages]
-    assert read["forest"].columns == ["panel", "name", "value", "lo", "hi", "other"]
-    assert read["forest"].drop("lo", "hi").row(2) == ("EOG", "EEG Fpz-Cz", 0.1, 0.2)
+    assert read["forest"].columns == ["panel", "name", "value", "lo", "hi", "other", "margin"]
+    assert read["forest"].drop("lo", "hi").row(2) == ("EOG", "EEG Fpz-Cz", 0.1, 0.2, -0.3)
     assert np.isnan(read["forest"]["lo"][2])
     assert read["ranks"].row(1) == ("EOG", 2.0, 1.2)
     scores = pl.read_parquet(tmp_path / "scores-2.parquet")

@@ -15,7 +15,7 @@ from bitimely_core.analyses.regions import compare_with_controls, describe_findi
 from bitimely_core.config import validate
 from bitimely_core.errors import UserError
 from bitimely_core.evaluate import multiple
-from bitimely_core.evaluate.verdicts import PrintedMetric, describe_difference, describe_margin
+from bitimely_core.evaluate.verdicts import PrintedMetric, describe_difference, describe_margin, name_margin_verdict
 from bitimely_core.recipe import Recipe
 from bitimely_core.schemas.scores import CorrectedDifference
 
@@ -75,6 +75,21 @@ def test_one_margin_is_the_one_sided_t_test_and_two_of_them(sign):
         assert (one.lo, one.hi) == pytest.approx(stats.t.interval(0.9, 14, values.mean(), d.se))
         seen.add((one.non_inferior, one.equivalent))
     assert len(seen) >= 3
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_verdict_against_a_margin_is_where_the_interval_lies(sign):
+    """Of one test the interval is the t interval of the mean: short of the margin, wholly beyond it, or neither."""
+    seen, metric = set(), PrintedMetric("accuracy" if sign > 0 else "mae")
+    for k in range(60):
+        values = np.random.default_rng(k).normal(0.03 * (k % 9 - 4), 0.06, 15)
+        (found,) = evaluate.apply_margins([paired(values)], [0.05], [sign])
+        worse = sorted(-sign * bound for bound in stats.t.interval(0.95, 14, values.mean(), found.se))
+        expected = "non-inferior" if worse[1] < 0.05 else "inferior" if worse[0] > 0.05 else "inconclusive"
+        assert name_margin_verdict(found, metric) == expected
+        seen.add(expected)
+    assert len(seen) == 3
+    assert name_margin_verdict(found.model_copy(update={"seeds": (2, 5)}), metric) == "fewer than 3 seeds"
 
 
 def test_margins_are_a_second_family():

@@ -103,6 +103,15 @@ def name_verdict(d: CorrectedDifference, metric: PrintedMetric) -> str:
     return (explain_no_verdict(d) or words[significance_sign(d) * metric.sign]).removeprefix("no CI: ")
 
 
+def name_margin_verdict(d: CorrectedDifference, metric: PrintedMetric) -> str:
+    """The verdict against a margin as one cell of a table: inferior where the whole corrected interval of the difference is beyond it."""
+    one, reason = d.against_margin, explain_no_verdict(d)
+    if one is None or one.worst is None or d.corrected_lo is None or d.corrected_hi is None or reason is not None:
+        return (reason or "no interval").removeprefix("no CI: ")
+    least = -d.corrected_hi if metric.sign > 0 else d.corrected_lo  # how much worse it is at least
+    return "non-inferior" if one.non_inferior else "inferior" if least > one.margin else "inconclusive"
+
+
 def describe_interval(d: CorrectedDifference, metric: PrintedMetric) -> str:
     """The corrected interval as text."""
     return f"95 % confidence interval {metric.number(d.corrected_lo)} to {metric.number(d.corrected_hi)}, Holm-corrected"

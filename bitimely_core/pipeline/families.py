@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from statistics import median
+from typing import NamedTuple
 
 from bitimely_core import evaluate, storage
 from bitimely_core.evaluate import baselines, folds, result_table
 from bitimely_core.evaluate.paired import Predictions, parse_predictions
 from bitimely_core.evaluate.result_table import OpenWindows, ScoreColumn, ScoredRun
-from bitimely_core.evaluate.verdicts import PrintedMetric, describe_difference, describe_interval, describe_margin, name_verdict
-from bitimely_core.page import PageBuilder, rename_units
+from bitimely_core.evaluate.verdicts import PrintedMetric, describe_difference, describe_margin, name_margin_verdict, name_verdict
+from bitimely_core.page import rename_units
 from bitimely_core.pipeline.plan import ExperimentPlan
 from bitimely_core.recipe import Recipe, RegisteredFamily
+from bitimely_core.report.families_page import make_families_page
 from bitimely_core.report.renderer import write_report
-from bitimely_core.schemas.scores import CorrectedDifference, MeanDifference
+from bitimely_core.schemas.scores import CorrectedDifference, MeanDifference, RegisteredResult
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import make_windows_opener
 
 SIGNAL = "signal"  # rival: the first baseline that the data set registers
-COLUMNS = ["family", "data", "difference", "cells", "value", "95 % CI, Holm-corrected", "verdict"]
 
 
 class RegisteredTest(NamedTuple):
@@ -34,14 +35,16 @@ class RegisteredTest(NamedTuple):
     difference: MeanDifference | None = None
     metric: PrintedMetric = PrintedMetric("accuracy")
     unit: str = "subject"
-    level: float = float("nan")  # mean of the rival
+    level: float = float("nan")  # mean over seeds of the row
+    rival_level: float = float("nan")
+    medians: float = float("nan")  # median over seeds of the row less that of the rival
 
     @property
     def margin(self) -> float | None:
         """The margin in units of the score."""
         share = self.family.margin_share
         stated = self.family.margin.get(self.column)
-        return stated / self.metric.factor if stated is not None else share * self.level if share is not None else None
+        return stated / self.metric.factor if stated is not None else share * self.rival_level if share is not None else None
 
 
 class ColumnRuns(NamedTuple):
@@ -69,12 +72,16 @@ class ColumnRuns(NamedTuple):
             column.task, predictions, class_names=list(first.by_class), metric=column.metric, unit=first.unit, subject=evaluate.name_unit(first)
         )  # fmt: skip
         sets = [[name for name in predictions if name[0] == side] for side in "ab"]
-        level = evaluate.mean_over_seeds(measured, sets[1]).value
+        levels = [evaluate.mean_over_seeds(measured, names).value for names in sets]
+        own, other = (float("nan") if level is None else level for level in levels)
+        middle, of_rival = (median(measured.runs[name].value for name in names) for names in sets)
         return test._replace(
             difference=evaluate.paired_difference(measured, sets[0], sets[1]),
             metric=PrintedMetric(str(column.metric), first.unit),
             unit=evaluate.name_unit(first),
-            level=float("nan") if level is None else level,
+            level=own,
+            rival_level=other,
+            medians=middle - of_rival,
         )
 
     def _read(self, one: ScoredRun) -> Predictions:
@@ -127,8 +134,39 @@ def collect_columns(plans: Sequence[ExperimentPlan], workspace: Path) -> dict[st
     return out
 
 
+def judge_test(test: RegisteredTest, d: CorrectedDifference | None) -> RegisteredResult:
+    """The result of a test; `d`: its corrected difference, None before its family is complete."""
+    family, metric = test.family, test.metric
+    out = RegisteredResult(family=family.name, data=test.column, row=family.row, rival=test.rival, done=test.done, cells=test.cells)
+    if d is None:
+        return out
+    pair, (lo, hi), verdict = (family.row, test.rival), (d.corrected_lo, d.corrected_hi), name_verdict(d, metric)
+    sentence = describe_difference(pair, test.column, d, metric, test.unit)
+    if (one := d.against_margin) is not None:
+        verdict = name_margin_verdict(d, metric)
+        if one.worst is not None and d.difference is not None:
+            reach = one.worst + metric.sign * d.difference
+            lo, hi = d.difference - reach, d.difference + reach
+            sentence = f"On {test.column}: {describe_margin(pair, d, metric, planned=True)}"
+    return out.model_copy(
+        update={
+            "metric": metric.name,
+            "unit": metric.suffix.strip(),
+            "value": test.level,
+            "rival_value": test.rival_level,
+            "difference": d.difference,
+            "lo": lo,
+            "hi": hi,
+            "margin": test.margin,
+            "medians": test.medians,
+            "verdict": verdict,
+            "sentence": rename_units(sentence, "subject"),
+        }
+    )
+
+
 def write_families(recipe: Recipe, name: str, plans: Sequence[ExperimentPlan], workspace: Path, progress: Progress | None) -> Path:
-    """The page of all registered tests; the path of `report.html`."""
+    """The page of all registered tests; the path of `report.html`, beside which `summary.json` has a `RegisteredResult` for each test."""
     columns = collect_columns(plans, workspace)
     tests = []
     for family in recipe.family:
@@ -137,35 +175,6 @@ def write_families(recipe: Recipe, name: str, plans: Sequence[ExperimentPlan], w
             empty = [RegisteredTest(family, column, rival, 0, 0) for rival in family.rivals]
             tests += [runs.compare(family, rival, progress) for rival in family.rivals] if runs else empty
     corrected = correct_families(tests)
-    page, sentences, rows = PageBuilder(recipe.title or name), [], []
-    for k, test in enumerate(tests):
-        d, label = corrected.get(k), f"{test.family.row} less {test.rival}"
-        shown = ["", "", "family not complete"]
-        if d is not None:
-            pair = (test.family.row, test.rival)
-            said = describe_difference(pair, test.column, d, test.metric, test.unit) if test.margin is None else ""
-            said = (
-                said
-                or describe_margin(pair, d, test.metric, planned=True)
-                or describe_difference(pair, test.column, d, test.metric, test.unit)
-            )
-            sentences.append(f"{test.family.name}: {said}")
-            verdict = name_verdict(d, test.metric) if test.margin is None else said
-            shown = [test.metric.difference(d.difference), describe_interval(d, test.metric).partition(",")[0], verdict]
-        rows.append([test.family.name, test.column, label, f"{test.done} of {test.cells}", *shown])
-    for family in recipe.family:
-        page.text(f"{family.name}: {family.question}")
-    page.table(
-        "families",
-        "Registered tests",
-        "Each family is corrected by itself; none is judged before all of its cells have run.",
-        COLUMNS,
-        rows,
-    )
-    for sentence in sentences:
-        page.text(rename_units(sentence, "subject"))
-    done, cells = sum(t.done for t in tests), sum(t.cells for t in tests)
-    complete = len({tests[k].family.name for k in corrected})
-    verdict = f"{complete} of {len(recipe.family)} registered families are complete ({done} of {cells} cells)."
-    summary: dict[str, Any] = {"tests": [dict(zip(COLUMNS, row, strict=True)) for row in rows], "sentences": sentences}
-    return write_report(storage.make_folder(workspace / "reports" / name), page.finish(verdict, summary))
+    results = [judge_test(test, corrected.get(k)) for k, test in enumerate(tests)]
+    questions = {family.name: family.question for family in recipe.family}
+    return write_report(storage.make_folder(workspace / "reports" / name), make_families_page(recipe.title or name, questions, results))

@@ -481,6 +481,8 @@ def _draw_forest(data: ForestPlot) -> Canvas:
         values, lo, hi = (to_array([None] * len(names) if v is None else v) for v in (panel.values, panel.lo, panel.hi))
         if panel.zero:
             axes.axvline(0, color=MUTED, linewidth=0.8)
+        if panel.margins is not None:
+            axes.vlines(to_array(panel.margins), y - 0.4, y + 0.4, color=SERIES[1], linewidth=1.1, linestyle="--")
         axes.hlines(y, lo, hi, color=SERIES[0], linewidth=1.3)
         handles["ours"] = axes.plot(values, y, linestyle="", marker="o", markersize=3.6, color=SERIES[0])[0]
         if panel.other is not None:

@@ -77,7 +77,8 @@ def figure_data(figure: Figure) -> Columns:
         return {"name": ranked, "mean rank": to_array(data.ranks), "critical difference": np.full(len(ranked), float(data.critical))}
     if isinstance(data, page.ForestPlot):
         dots, shown = [clean_text(n) for n in data.names], data.panels
-        keys = {"values": "value", "lo": "lo", "hi": "hi", **({"other": "other"} if any(p.other is not None for p in shown) else {})}
+        also = {name: name.removesuffix("s") for name in ("other", "margins") if any(getattr(p, name) is not None for p in shown)}
+        keys = {"values": "value", "lo": "lo", "hi": "hi", **also}
         held = {k: [to_array([None] * len(dots) if (v := getattr(p, k)) is None else v) for p in shown] for k in keys}
         return {
             "panel": np.repeat(np.array([clean_text(p.name) for p in shown], str), len(dots)),

@@ -68,6 +68,28 @@ class CorrectedDifference(MeanDifference):
     against_margin: MarginTest | None = omit_none("with a margin")
 
 
+class RegisteredResult(Part):
+    """One test of a registered family; values, difference, bounds and margin are in units of the score, null before the family is complete."""
+
+    family: str
+    data: str
+    row: str
+    rival: str
+    done: int  # cells that have run
+    cells: int
+    metric: str = ""
+    unit: str = ""  # of printed differences
+    value: float | None = None  # mean over seeds
+    rival_value: float | None = None
+    difference: float | None = None
+    lo: float | None = None  # corrected 95 % interval; with a margin that of the test of non-inferiority
+    hi: float | None = None
+    margin: float | None = None
+    medians: float | None = None  # the difference of medians over seeds
+    verdict: str | None = None
+    sentence: str = ""
+
+
 class ClassCounts(Part):
     """Classes that enter a macro mean, out of all."""
 
