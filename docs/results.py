@@ -36,7 +36,9 @@ def make_section(recipe: str, workspace: Path) -> str:
     stages = [json.loads(path.read_bytes()) for path in (workspace / "pipelines" / recipe).glob("*/stage.json")]
     day = datetime.datetime.fromtimestamp(max(stage["time"] for stage in stages), datetime.UTC).date()
     lines = "\n".join(f"    {line}" for line in COMMANDS[recipe])
-    about = f"{day}, CPU ({platform.machine()}), torch {torch.__version__.partition('+')[0]}."
+    runs = [json.loads(path.read_bytes()) for path in (workspace / "runs").glob(f"{recipe}-*/run.json")]
+    threads = max(run["environment"]["threads"] for run in runs)
+    about = f"{day}, CPU ({platform.machine()}), {threads} thread{'s' * (threads > 1)}, torch {torch.__version__.partition('+')[0]}."
     spread = "Means over seeds, in brackets the lowest and the highest seed; with one seed the 95 % CI."
     parts = [
         f"<!-- {recipe} -->\n{table.strip()}",
@@ -49,7 +51,6 @@ def make_section(recipe: str, workspace: Path) -> str:
 
 
 REGISTERED = "open"  # the recipe of the registered families
-ARMS = ("strict", "scratch", "leaking", "masked", "patchtst", "cpc")
 
 
 def make_families(workspace: Path) -> str:
@@ -58,9 +59,10 @@ def make_families(workspace: Path) -> str:
     from bitimely_core.schemas.scores import RegisteredResult
 
     summary = json.loads((workspace / "reports" / REGISTERED / "summary.json").read_bytes())
-    rows = [format_result(RegisteredResult.model_validate(one)) for one in summary["tests"] if one["verdict"] is not None]
-    table = [f"| {' | '.join(row)} |" for row in (COLUMNS, ("---",) * len(COLUMNS), *rows)]
-    only = " ".join(f'--only "{arm} 0.2"' for arm in ARMS)
+    tests = [RegisteredResult.model_validate(one) for one in summary["tests"] if one["verdict"] is not None]
+    table = [f"| {' | '.join(row)} |" for row in (COLUMNS, ("---",) * len(COLUMNS), *map(format_result, tests))]
+    arms = dict.fromkeys(name for one in tests for name in (one.row, one.rival) if " " in name)  # baselines have no fraction
+    only = " ".join(f'--only "{arm}"' for arm in arms)
     commands = [f"    bitimely run open-{data} {only} -w W" for data in ("epilepsy", "bidmc")]
     commands += [
         "    bitimely run open --only 0.2 -w W        # the other data, then the registered families",
