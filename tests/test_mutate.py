@@ -103,6 +103,7 @@ def test_tests_that_name_the_function_or_a_user_of_it_go_before_all_others(toy: 
     assert mutate.find_near_tests(toy, AREA, mutant) == ["tests/test_far.py::test_c", "tests/test_far.py::test_total"]
 
 
+@pytest.mark.slow
 def test_tested_changes_are_killed_and_others_survive(toy: Path) -> None:
     killed = next(m for m in mutate.draw_mutants(toy, "toy", AREA, 100, seed=0) if m.after == "return x < (")
     survivor = mutate.Mutant("toy", "constant", "toy/__init__.py", 1, 6, 7, "2", "ONE = 1", "ONE = 2")

@@ -295,6 +295,7 @@ def test_no_reader_lists_folders_itself() -> None:
                 assert not re.search(r"\b(rglob|glob|iterdir|os\.walk|scandir|listdir)\(", path.read_text()), path
 
 
+@pytest.mark.slow
 def test_advised_commands_go_on(ws: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What a message says to run or to add is accepted, and then the refused command runs."""
 

@@ -44,6 +44,7 @@ def noise(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in FAST else [pytest.mark.long]) for name in PATH])
 def test_noise_is_predicted_only_under_a_condition(capsys: pytest.CaptureFixture[str], noise: Path, name: str) -> None:
     choices, stamp = PATH[name]

@@ -113,6 +113,7 @@ def interpret(*options: str) -> dict[str, dict[str, float]]:
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs the extra triton")
 
 
+@pytest.mark.slow
 @needs_triton
 def test_kernels_agree_with_the_definition() -> None:
     """In float32 for the result and the gradients of queries, keys, values, decay and times."""

@@ -281,6 +281,7 @@ def test_foreign_text_stays_text(tmp_path):
         assert not tags & {"script", "foreignObject", "a", "style"}
 
 
+@pytest.mark.slow
 def test_large_pages_stay_small_and_their_files_complete(tmp_path):
     rng = np.random.default_rng(0)
     noise = [

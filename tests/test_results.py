@@ -510,6 +510,7 @@ def test_foreign_text_stays_text(tmp_path):
         write(tmp_path, entries, {"a": {"one": "90.4 (2.5)"}})
 
 
+@pytest.mark.slow
 def test_a_table_of_the_papers_size_is_drawn_in_time(tmp_path):
     entries = [
         planted(tmp_path, f"{row}-{view}", view, row=row, skill=0.3 + 0.03 * k, bootstrap=100, subjects=6, per=5)

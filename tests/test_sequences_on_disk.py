@@ -99,6 +99,7 @@ def write_large(folder: Path, like: Path, n_shards: int, of: int = 1000, events:
     return folder
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_events(home: Path, tmp_path: Path) -> None:
     """Four and sixteen shards of 500,000 events: 16 and 64 MB of codes and times."""
     found = {}

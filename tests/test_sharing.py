@@ -158,6 +158,7 @@ def test_scores_that_are_not_the_same_again_are_on_the_page(home: Path) -> None:
     assert workflows.reproduce("first", workspace=home)["trained"] is False
 
 
+@pytest.mark.slow
 def test_another_number_of_threads_through_the_command_line(home: Path) -> None:
     """A training whose large steps magnify the order of additions, with one thread, and again in a process with two."""
 

@@ -365,6 +365,7 @@ def test_demo_map_agrees_with_phecode_1_2() -> None:
 # --- reproducible
 
 
+@pytest.mark.slow
 def test_same_seed_same_bytes_and_subjects_do_not_depend_on_their_number(cohort: Cohort, tmp_path: Path) -> None:
     write_cohort(tmp_path / "a", subjects=300)
     write_cohort(tmp_path / "b", subjects=300)

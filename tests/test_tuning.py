@@ -97,6 +97,7 @@ def test_the_tuned_run_is_the_run_with_that_rate(home: Path) -> None:
     assert workflows.reproduce("tuned", workspace=home)["same_weights"]
 
 
+@pytest.mark.slow
 def test_a_head_is_tuned_by_the_metric_of_its_task(home: Path) -> None:
     body = finetuned(home, "head", tune=TUNE)
     assert body["tuning"]["by"][0] == "accuracy"

@@ -77,6 +77,7 @@ def check(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return page
 
 
+@pytest.mark.slow
 def test_scores_name_the_unit(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = home / "runs" / "tuned"
     page = check(folder, capsys, "evaluate", "tuned", "--bootstrap", "20", "--baselines", "cheap", "-w", str(home))

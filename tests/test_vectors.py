@@ -365,6 +365,7 @@ def test_runs_stand_beside_the_encoder(home, index, capsys, tmp_path):
     shutil.rmtree(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_labels_of_histories_are_probed_one_by_one_and_counts_of_few_people_withheld(capsys, tmp_path):
     home = tmp_path / "home"
     argv = ["ingest", "synthetic-claims", "--subjects", "150", "--seed", "1", "-w", str(home)]
@@ -409,6 +410,7 @@ def test_labels_of_histories_are_probed_one_by_one_and_counts_of_few_people_with
     call(capsys, small, tmp_path / "y.parquet", "--sequences", "2", data="synthetic-claims", code=2)
 
 
+@pytest.mark.slow
 def test_seeds_of_an_encoder_are_one_row_and_three_of_each_allow_a_verdict(cohort, capsys, tmp_path):
     index = pl.read_parquet(cohort / "tokens" / "synthetic-staging" / "index.parquet")
     frame, files = index.select("window", "recording_id", "start"), []

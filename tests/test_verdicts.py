@@ -27,6 +27,7 @@ COHORTS = {"maps: any of eight heads": 30}
 CHEAP = ("the gap", "margin")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", simulation.CASES)
 def test_a_verdict_is_rarely_given_where_it_is_not_true(case):
     """No more often than a verdict of type I error 0.06 in 99.5 % of such simulations; `benchmarks/verdicts.py` draws more cohorts."""
@@ -34,6 +35,7 @@ def test_a_verdict_is_rarely_given_where_it_is_not_true(case):
     assert simulation.measure_errors(case, 20, cohorts) * cohorts <= simulation.most_errors(cohorts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["probing: any of ten readouts", "calibration: any of five labels"])
 def test_without_correction_the_simulation_finds_too_many_verdicts(case, monkeypatch):
     monkeypatch.setattr(multiple, "holm", lambda p, level=0.95: [None if one is None else (one, 1 - level) for one in p])
