@@ -114,6 +114,7 @@ def home(tmp_path_factory):
     return SimpleNamespace(path=Path(home))
 
 
+@pytest.mark.slow
 def test_from_claims_to_scores_of_times_to_event(home):
     rows = tokens.open_tokens(home.path / "tokens" / "times")
     assert rows.task == "survival"
@@ -137,6 +138,7 @@ def test_from_claims_to_scores_of_times_to_event(home):
     assert any(one["c_index"]["value"] is not None for one in scores["by_class"].values())
 
 
+@pytest.mark.slow
 def test_the_page_has_curves_numbers_at_risk_and_calibration(home):
     page = (home.path / "runs" / "risk" / "report.html").read_text()
     assert "numbers at risk" in page

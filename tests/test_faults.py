@@ -72,11 +72,13 @@ def call(*argv: str) -> Callable[[Path], None]:
     return command
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["analyze", "embed", "export", "report"])
 def test_a_killed_reader_of_runs_is_repeated(prepared: Callable[[str], Path], tmp_path: Path, verb: str) -> None:
     assert faults.check_kills(tmp_path, prepared(verb), lambda home: small.call(home, verb), sample=faults.SAMPLE) > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["pretrain", "finetune", "evaluate"])
 def test_a_killed_training_or_evaluation_is_repeated(prepared: Callable[[str], Path], tmp_path: Path, verb: str) -> None:
     assert faults.check_kills(tmp_path, prepared(verb), lambda home: small.call(home, verb), sample=faults.SAMPLE) > 20
@@ -97,6 +99,7 @@ CLAIMS = ("ingest", "synthetic-claims", "--subjects", "60", "--no-select", "--mi
 TOKENIZE = ("tokenize", "generic/classification", "--window", "100", "--name", "again")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sample", [faults.SAMPLE, pytest.param(None, marks=pytest.mark.long)])
 @pytest.mark.parametrize("verb", ["recordings", "claims", "tokenize", "tokenize claims"])
 def test_a_killed_command_on_data_is_repeated(tmp_path: Path, verb: str, sample: int | None) -> None:

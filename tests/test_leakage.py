@@ -209,6 +209,7 @@ def test_the_same_seed_measures_the_same():
 # -------------------------------------------------------------------------------------------------------------- white noise
 
 
+@pytest.mark.slow
 def test_next_previous_copies_noise_within_a_few_steps():
     found = leaking.train_on_noise(config_of("bitimelygpt", tokenizer="codes", codes=52), objectives.get("next-previous"), 120)
     assert found.rel < 0.9

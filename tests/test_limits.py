@@ -263,6 +263,7 @@ SAMPLE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("verb", "kind", "value"), SAMPLE)
 def test_a_verb_under_a_limit_ends_with_0_or_6(server: Server, verb: str, kind: str, value: int) -> None:
     check(server.run(verb, kind, value))
