@@ -167,6 +167,7 @@ def test_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str], workspace: P
     assert {p: p.stat().st_mtime_ns for p in workspace.rglob("*")} == before
 
 
+@pytest.mark.slow
 def test_the_demonstration_ends_in_one_page(capsys: pytest.CaptureFixture[str], workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last step of `bitimely demo`, on few sequences."""
     analyze = demo.analyze
@@ -277,6 +278,7 @@ def test_python_m_answers() -> None:
     assert done.stdout.startswith("bitimely ")
 
 
+@pytest.mark.slow
 def test_data_sets_of_other_channels_share_a_trunk(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """12 and 4 channels in the paper; here 7 and 2, of windows of two lengths. The adapter of a known data set is kept, another is renewed."""
     w = ["-w", str(workspace)]
@@ -346,6 +348,7 @@ def test_help_of_ingest_shows_the_options_of_the_named_data_set(capsys: pytest.C
     assert "--task" in shown("tokenize", "pophr") - shown("tokenize", "sleep-edf")
 
 
+@pytest.mark.slow
 def test_the_former_name_of_leak_free_is_still_accepted(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plans = []
     for flag in ("--leak-free", "--honest"):
