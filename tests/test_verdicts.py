@@ -2,6 +2,7 @@
 
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,8 +16,10 @@ from bitimely_core.analyses.regions import compare_with_controls, describe_findi
 from bitimely_core.config import validate
 from bitimely_core.errors import UserError
 from bitimely_core.evaluate import multiple
+from bitimely_core.evaluate.result_table import BaselinePair
 from bitimely_core.evaluate.verdicts import PrintedMetric, describe_difference, describe_margin, name_margin_verdict
 from bitimely_core.recipe import Recipe
+from bitimely_core.report import comparison
 from bitimely_core.schemas.scores import CorrectedDifference
 
 SPEC = importlib.util.spec_from_file_location("benchmark_verdicts", Path(__file__).parent.parent / "benchmarks" / "verdicts.py")
@@ -136,6 +139,23 @@ def test_the_sentences_are_those_that_were_decided():
     assert describe_difference(pair, "D", corrected(1.5, 0.5, 2.5), errors, "segment") == (
         "A is worse than B on D: +1.500 beats/min (95 % confidence interval 0.500 to 2.500, Holm-corrected; 53 segments, 5 seeds)."
     )
+
+
+def test_a_difference_that_is_withheld_says_nothing_about_baselines():
+    withheld = CorrectedDifference(undefined_reason="withheld", seeds=(3, 0))
+    pairs = {("A", "kernels"): withheld, ("B", "kernels"): withheld, ("B", "features"): corrected(-0.2, -0.3, -0.1)}
+    table = SimpleNamespace(
+        baseline_differences={BaselinePair(row, "D", name): d for (row, name), d in pairs.items()},
+        name=str,
+        metric=lambda column: "accuracy",
+        unit=lambda: "subject",
+    )
+    assert (
+        comparison.summarize_baselines(table)
+        == "A baseline beats 1 of 1 models (Holm-corrected over 3 comparisons with baselines): B on D (features)."
+    )
+    (page,) = comparison.baseline_difference_table(table)
+    assert [row[2] for row in page.rows] == ["kernels", "kernels", "features (best)"]
 
 
 def test_sentences_of_margins():

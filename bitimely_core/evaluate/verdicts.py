@@ -154,7 +154,8 @@ class BaselineVerdict(NamedTuple):
 
 
 def find_closest(family: Mapping[str, CorrectedDifference], sign: int) -> tuple[str, str]:
-    """How a model compares with the strongest of its baselines, and the name of that one; `family`: model less baseline, `sign` as of the metric.
+    """How a model compares with the strongest of its baselines, and the name of that one; `family`: model less baseline, each difference
+    known, at least one; `sign` as of the metric.
 
     exceeded: it beats the model; unclear: it reaches as much, without an interval; equal: no significant difference; exceeds: the model beats all.
     """

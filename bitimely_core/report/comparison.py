@@ -110,13 +110,14 @@ def baseline_difference_table(table: ResultTable) -> list[Table]:
     """Every row minus each of its baselines."""
     best: dict[Key, tuple[float, str]] = {}
     for pair, d in table.baseline_differences.items():
-        lift = verdicts.PrintedMetric(table.metric(pair.column)).sign * (d.difference or 0.0), pair.baseline
-        best[pair.row, pair.column] = min(best.get((pair.row, pair.column), lift), lift)
+        if d.difference is not None:  # withheld, or of a metric that the rows do not define
+            lift = verdicts.PrintedMetric(table.metric(pair.column)).sign * d.difference, pair.baseline
+            best[pair.row, pair.column] = min(best.get((pair.row, pair.column), lift), lift)
     rows = [
         [
             table.name(pair.row),
             table.name(pair.column),
-            pair.baseline + " (best)" * (pair.baseline == best[pair.row, pair.column][1]),
+            pair.baseline + " (best)" * (pair.baseline == best.get((pair.row, pair.column), (0.0, ""))[1]),
             *_difference_cells(d, table.metric(pair.column)),
         ]
         for pair, d in table.baseline_differences.items()
@@ -135,7 +136,8 @@ def summarize_baselines(table: ResultTable) -> str:
     """Which rows a baseline beats, or does not significantly differ from; empty where none."""
     families: dict[Key, dict[str, CorrectedDifference]] = {}
     for pair, d in table.baseline_differences.items():
-        families.setdefault((pair.row, pair.column), {})[pair.baseline] = d
+        if d.difference is not None:
+            families.setdefault((pair.row, pair.column), {})[pair.baseline] = d
     closest = {key: verdicts.find_closest(of, verdicts.PrintedMetric(table.metric(key[1])).sign) for key, of in families.items()}
     replicated = any(d.seeds[0] for d in table.baseline_differences.values())
     models = f"{len(families)} {'models' if replicated else 'trained models'}"
