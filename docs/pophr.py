@@ -57,7 +57,7 @@ def main() -> None:
         key.write_bytes(bytes(32))
         run_command(f"ingest pophr {source} --rules ccw --no-select --id-key {key}", home)
         for name, options in POLICIES.items():
-            run_command(f"tokenize pophr --no-select --name {name} {options}", home)
+            run_command(f"tokenize pophr --no-select --small-counts --name {name} {options}", home)  # synthetic persons
             run_command(f"pretrain --preset tiny --data {name} --objective next-previous-strict --epochs 10 --lr 1e-3 --run {name}", home)
             run_command(f"finetune {name} --data {name} --fraction 1 --epochs 20 --lr 1e-3 --run {name}-labels", home)
             scores = run_command(f"evaluate {name}-labels", home)
