@@ -50,15 +50,15 @@ def make_section(recipe: str, workspace: Path) -> str:
     return "\n\n".join(parts)
 
 
-REGISTERED = "open"  # the recipe of the registered families
+FAMILIES = "open-families"  # the section of the registered families
 
 
 def make_families(workspace: Path) -> str:
-    """The tests of the families that are complete, with their commands."""
+    """The tests of the families of recipe `open` that are complete, with their commands."""
     from bitimely_core.report.families_page import COLUMNS, format_result
     from bitimely_core.schemas.scores import RegisteredResult
 
-    summary = json.loads((workspace / "reports" / REGISTERED / "summary.json").read_bytes())
+    summary = json.loads((workspace / "reports" / "open" / "summary.json").read_bytes())
     tests = [RegisteredResult.model_validate(one) for one in summary["tests"] if one["verdict"] is not None]
     table = [f"| {' | '.join(row)} |" for row in (COLUMNS, ("---",) * len(COLUMNS), *map(format_result, tests))]
     arms = dict.fromkeys(name for one in tests for name in (one.row, one.rival) if " " in name)  # baselines have no fraction
@@ -66,19 +66,10 @@ def make_families(workspace: Path) -> str:
     commands = [f"    bitimely run open-{data} {only} -w W" for data in ("epilepsy", "bidmc")]
     commands += [
         "    bitimely run open --only 0.2 -w W        # the other data, then the registered families",
-        "    python docs/results.py W open",
+        f"    python docs/results.py W {FAMILIES}",
     ]
-    return "\n".join(
-        [
-            f"<!-- {REGISTERED}-families -->",
-            summary["report"]["verdict"],
-            "",
-            *table,
-            "",
-            *commands,
-            f"<!-- end of {REGISTERED}-families -->",
-        ]
-    )
+    lines = [summary["report"]["verdict"], "", *table, "", *commands]
+    return "\n".join([f"<!-- {FAMILIES} -->", *lines, f"<!-- end of {FAMILIES} -->"])
 
 
 FURTHER = {"classification": ("accuracy", "balanced_accuracy", "auroc"), "multilabel": ("auprc", "auroc"), "regression": ("mae",)}
@@ -118,12 +109,11 @@ def list_further(recipe: str, workspace: Path) -> list[str]:
 
 
 def main(workspace: Path, recipes: list[str]) -> None:
-    """Put the sections of `recipes` (none: all that the workspace has) into the page."""
+    """Put the sections of `recipes` (none: all that the workspace has, but for the registered families) into the page."""
     page = PAGE.read_text("utf-8")
     for recipe in recipes or [name for name in COMMANDS if (workspace / "reports" / name / "results.md").is_file()]:
-        new = make_families(workspace) if recipe == REGISTERED else make_section(recipe, workspace)
-        name = f"{REGISTERED}-families" if recipe == REGISTERED else recipe
-        old = re.compile(rf"<!-- {name} -->.*<!-- end of {name} -->", re.DOTALL)
+        new = make_families(workspace) if recipe == FAMILIES else make_section(recipe, workspace)
+        old = re.compile(rf"<!-- {recipe} -->.*<!-- end of {recipe} -->", re.DOTALL)
         page = old.sub(lambda _, new=new: new, page) if old.search(page) else f"{page.rstrip()}\n\n{new}\n"  # type: ignore[misc]
     PAGE.write_text(page, "utf-8")
 

@@ -35,8 +35,8 @@ class RegisteredTest(NamedTuple):
     difference: MeanDifference | None = None
     metric: PrintedMetric = PrintedMetric("accuracy")
     unit: str = "subject"
-    level: float = float("nan")  # mean over seeds of the row
-    rival_level: float = float("nan")
+    value: float = float("nan")  # mean over seeds of the row
+    rival_value: float = float("nan")
     medians: float = float("nan")  # median over seeds of the row less that of the rival
 
     @property
@@ -44,7 +44,7 @@ class RegisteredTest(NamedTuple):
         """The margin in units of the score."""
         share = self.family.margin_share
         stated = self.family.margin.get(self.column)
-        return stated / self.metric.factor if stated is not None else share * self.rival_level if share is not None else None
+        return stated / self.metric.factor if stated is not None else share * self.rival_value if share is not None else None
 
 
 class ColumnRuns(NamedTuple):
@@ -72,15 +72,15 @@ class ColumnRuns(NamedTuple):
             column.task, predictions, class_names=list(first.by_class), metric=column.metric, unit=first.unit, subject=evaluate.name_unit(first)
         )  # fmt: skip
         sets = [[name for name in predictions if name[0] == side] for side in "ab"]
-        levels = [evaluate.mean_over_seeds(measured, names).value for names in sets]
-        own, other = (float("nan") if level is None else level for level in levels)
+        means = [evaluate.mean_over_seeds(measured, names).value for names in sets]
+        own, other = (float("nan") if mean is None else mean for mean in means)
         middle, of_rival = (median(measured.runs[name].value for name in names) for names in sets)
         return test._replace(
             difference=evaluate.paired_difference(measured, sets[0], sets[1]),
             metric=PrintedMetric(str(column.metric), first.unit),
             unit=evaluate.name_unit(first),
-            level=own,
-            rival_level=other,
+            value=own,
+            rival_value=other,
             medians=middle - of_rival,
         )
 
@@ -152,8 +152,8 @@ def judge_test(test: RegisteredTest, d: CorrectedDifference | None) -> Registere
         update={
             "metric": metric.name,
             "unit": metric.suffix.strip(),
-            "value": test.level,
-            "rival_value": test.rival_level,
+            "value": test.value,
+            "rival_value": test.rival_value,
             "difference": d.difference,
             "lo": lo,
             "hi": hi,

@@ -73,7 +73,7 @@ def list_names(one: RegisteredResult) -> tuple[str, str, str, str]:
 
 def print_difference(one: RegisteredResult, value: float | None) -> str:
     """A difference with its unit."""
-    return f"{PrintedMetric(one.metric).number(value, signed=True)} {one.unit}".rstrip()
+    return f"{PrintedMetric(one.metric).number(value, signed=True)} {one.unit if value is not None else ''}".rstrip()
 
 
 def format_result(one: RegisteredResult) -> tuple[str, ...]:
