@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -372,6 +373,70 @@ def test_bidmc_in_tables_gives_every_view(tmp_path: Path) -> None:
     assert made["spo2"].index["start"].to_list() == [6, 9, 12, 15, 18, 21, 24, 27]  # sixteen of 32 seconds known
     ppg, ecg, _ = numbers(60)
     np.testing.assert_allclose(made["hr"].values(None)[4], np.stack([ppg, ecg], -1)[1500:5500], atol=1e-5)
+
+
+def copy_as(folder: Path, number: int, to: Path) -> None:
+    """The files of bidmc_02 as another recording's, with other values of its own."""
+    to.mkdir(parents=True, exist_ok=True)
+    for path in folder.glob("bidmc_02_*.csv"):
+        text = path.read_text()
+        (to / path.name.replace("_02_", f"_{number:02d}_")).write_text(
+            text.replace(",0.", f",{number}.") if "Signals" in path.name else text
+        )
+
+
+def test_recordings_of_one_patient_are_one_subject(tmp_path: Path) -> None:
+    write_bidmc(tmp_path / "raw")
+    for number in (6, 7, 9, 10, 23, 38, 39):
+        copy_as(tmp_path / "raw", number, tmp_path / "raw")
+    attempt("bidmc", tmp_path / "raw", tmp_path / "cache")
+    records = list(open_cache(tmp_path / "cache").records())
+    assert {record.recording_id[-2:]: record.subject_id[-2:] for record in records} == {
+        "02": "02", "06": "06", "07": "06", "09": "06", "10": "10", "23": "20", "38": "38", "39": "38",
+    }  # fmt: skip
+    splits = {(record.subject_id, record.attributes["split"]) for record in records}
+    assert len(splits) == len({subject for subject, _ in splits}) == 5
+
+
+def test_the_patients_are_those_of_the_published_files() -> None:
+    folder = require_sample(SAMPLES / "complete" / "bidmc")
+    patients: dict[str, list[str]] = {}
+    for path in sorted((folder / "bidmc_csv").glob("*_Fix.txt")):
+        subject = next(line for line in path.read_text().splitlines() if line.startswith("MIMIC II matched wdb ID"))
+        patients.setdefault(subject, []).append(path.name[:8])
+    assert len(patients) == 46
+    assert {name: same[0] for same in patients.values() for name in same} == {name: bidmc.find_patient(name) for name in bidmc.RECORDINGS}
+
+
+def test_copies_of_bidmc_are_used_once_or_not_at_all(tmp_path: Path) -> None:
+    write_bidmc(tmp_path / "raw" / "bidmc_csv")
+    copy_as(tmp_path / "raw" / "bidmc_csv", 3, tmp_path / "raw" / "bidmc_csv")
+    shutil.copytree(tmp_path / "raw" / "bidmc_csv", tmp_path / "raw" / "old")
+    report = attempt("bidmc", tmp_path / "raw", tmp_path / "cache")
+    assert (report["exit_code"], len(report["units"]), codes(report)) == (0, 2, {"missing_values", "duplicates"})
+    other = tmp_path / "raw" / "old" / "bidmc_02_Numerics.csv"
+    other.write_text(other.read_text().replace(",97", ",70"))
+    report = attempt("bidmc", tmp_path / "raw", tmp_path / "cache")
+    assert report["exit_code"] == 3
+    (unit,) = [unit for unit in report["units"] if unit["status"] == "quarantined"]
+    named = {reason["file"] for reason in unit["reasons"]}
+    assert (unit["unit"], named) == ("bidmc_02", {"bidmc_csv/bidmc_02_Numerics.csv", "old/bidmc_02_Numerics.csv"})
+
+
+def test_a_part_of_a_recording_has_the_labels_of_its_time(tmp_path: Path) -> None:
+    """Signals from the 30th second on; breaths and numbers are counted from the beginning of the whole."""
+    write_bidmc(tmp_path / "raw", 100)
+    folder = tmp_path / "raw"
+    (folder / "bidmc_02_Breaths.csv").write_text("a, b\n" + "\n".join(f"{x},{x}" for x in range(0, 3750, 250)) + "\n4250,4250\n4750,4750\n")
+    signals = folder / "bidmc_02_Signals.csv"
+    head, *rows = signals.read_text().splitlines()
+    signals.write_text("\n".join([head, *rows[3750:]]) + "\n")
+    report = attempt("bidmc", folder, tmp_path / "cache")
+    assert (report["exit_code"], codes(report)) == (0, {"timestamps", "missing_values", "annotation_out_of_range"})
+    made = {view: tokens.build(tmp_path / "cache", view=view, out=tmp_path / view, normalise="none") for view in ("hr", "rr")}
+    starts = np.arange(13) * 3
+    np.testing.assert_allclose(made["hr"].targets(None), [np.mean(70 + np.arange(t, t + 32) / 10) for t in 30 + starts], rtol=1e-5)
+    np.testing.assert_allclose(made["rr"].targets(None)[:2], 15.0, rtol=1e-6)  # breaths at 34 and 38 s alone
 
 
 def write_wfdb(folder: Path, name: str, rate: int, signals: dict[str, tuple[np.ndarray, int, str]]) -> None:

@@ -1,4 +1,4 @@
-"""BIDMC PPG and Respiration: 53 recordings of 8 minutes from intensive care, with respiratory rate, heart rate and oxygen saturation.
+"""BIDMC PPG and Respiration: 53 recordings of 8 minutes of 46 patients in intensive care, with respiratory rate, heart rate and oxygen saturation.
 
 Three forms: the regression archive's BIDMC32RR, BIDMC32HR and BIDMC32SpO2 (.ts: windows of 32 s), and PhysioNet's csv or WFDB files
 (full recordings with the monitor's numbers once a second, and breaths marked by two annotators). All give the same channels and windows.
@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from bitimely_core import storage
 from bitimely_core.datasets import physiology, tser
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import tables, wfdb
@@ -48,7 +49,12 @@ NEEDED = ("PPG", "ECG")
 PLAUSIBLE = {"rr": (1.0, 100.0), "hr": (10.0, 300.0), "spo2": (10.0, 100.0)}
 UNITS = {"rr": "/min", "hr": "/min", "spo2": "%"}
 NUMERICS = {"HR": "hr", "SPO2": "spo2"}
-SUBJECTS = tuple(f"bidmc_{i:02d}" for i in range(1, 54))
+RECORDINGS = tuple(f"bidmc_{i:02d}" for i in range(1, 54))
+FIRST_OF = {  # recording -> the first of the same patient: one MIMIC II subject in the Fix files, with one age and sex
+    **dict.fromkeys(("bidmc_07", "bidmc_08", "bidmc_09"), "bidmc_06"),
+    **dict.fromkeys(("bidmc_21", "bidmc_22", "bidmc_23"), "bidmc_20"),
+    "bidmc_39": "bidmc_38",
+}
 
 
 def _make_view(target: str, what: str) -> View:
@@ -93,7 +99,10 @@ def _make_view(target: str, what: str) -> View:
             "labels": "of csv and WFDB every 3 s for the 32 s that follow: hr and spo2 are means of the monitor's numbers (none where fewer than "
             "half of the seconds have one), rr is that of the marked breaths, the mean of both annotators; where one has stopped or marks fewer "
             "than two, that of the other. The annotators need not mark equally many breaths: empty cells and NaN are no breaths",
-            "subjects": "one recording a subject, split once and for all by a hash of bidmc_01 ... bidmc_53; of .ts files the recordings found",
+            "subjects": "the 53 recordings are of 46 patients, by the MIMIC II subject in the Fix files: 06 to 09, 20 to 23, and 38 and 39 are one "
+            "each, named as their first recording. Patients are split once and for all by a hash of these names; .ts files do not tell patients, "
+            "there the recordings found are split",
+            "copies": "a file that is there twice is used once; where the copies differ, the recording is excluded",
             "forms": "where a recording exists as csv and as WFDB, csv is read: it has the breaths",
         },
         baselines=(
@@ -128,37 +137,70 @@ def bidmc(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit 
     """BIDMC (PhysioNet csv or WFDB, or .ts of the regression archive): RR, HR and SpO2 from PPG and ECG."""
     source = require_source(source)
     found = tser.find_problems(source)
-    tables_of: dict[str, dict[str, str]] = {}
-    headers: dict[str, dict[str, str]] = {}
+    tables_of: dict[str, dict[str, list[str]]] = {}
+    headers: dict[str, dict[str, list[str]]] = {}
     for rel in [*source.files, *source.rejected]:
         if named := CSV.fullmatch(rel):
             kind = next(kind for kind in KINDS if kind.lower() == named[3].lower())
-            known = tables_of.setdefault(f"bidmc_{named[2]}", {})
-            if kind not in known or rel.lower().endswith(".csv"):  # Fix comes as text
-                known[kind] = rel
+            tables_of.setdefault(f"bidmc_{named[2]}", {}).setdefault(kind, []).append(rel)
         elif named := WFDB.fullmatch(rel):
-            headers.setdefault(f"bidmc_{named[2]}", {})["numerics" if named[3] else "signals"] = rel
+            headers.setdefault(f"bidmc_{named[2]}", {}).setdefault("numerics" if named[3] else "signals", []).append(rel)
     names = sorted(
         {name for name, files in tables_of.items() if "Signals" in files} | {name for name, files in headers.items() if "signals" in files}
     )
     if found and names:
         text, action = f"{len(found)} problems in .ts files and {len(names)} recordings", "Give the folder of one form"
         raise usage_error(text, "expected one form of one data set", action)
-    yield from tser.report_unclaimed(source, {**found, **tables_of, **headers}, LAYOUT)
+    claimed = {name: {rel: rel for same in files.values() for rel in same} for of in (tables_of, headers) for name, files in of.items()}
+    yield from tser.report_unclaimed(source, {**found, **claimed}, LAYOUT)
     if found:
         yield from _list_problem_units(source, found)
-    placed = tser.split_by_hash(SUBJECTS)
+    placed = tser.split_by_hash([find_patient(name) for name in RECORDINGS])
     for name in names:
-        split = placed.get(name, "train")
-        if "Signals" in tables_of.get(name, {}):
-            yield _make_csv_unit(source, name, tables_of[name], split)
-        else:
-            yield _make_wfdb_unit(source, name, headers[name], split)
-    for name, files in tables_of.items():
+        split = placed.get(find_patient(name), "train")
+        is_table = "Signals" in tables_of.get(name, {})
+        files, repeated = _choose_copies(source, tables_of[name] if is_table else headers[name])
+        if differing := tuple(finding for finding in repeated if finding.level == "error"):
+            yield IngestUnit(name=name, files=tuple(finding.file or "" for finding in differing), read=None, findings=differing)
+            continue
+        yield from repeated
+        yield _make_csv_unit(source, name, files, split) if is_table else _make_wfdb_unit(source, name, files, split)
+    for name, kinds in tables_of.items():
         if name not in names:
-            rel = next(iter(files.values()))
-            fault = Finding(Reason.MISSING_SIGNAL_FILE, "has no Signals file", hint="Download it again", file=rel)
-            yield IngestUnit(name=name, files=tuple(files.values()), read=None, findings=(fault,))
+            rels = [rel for same in kinds.values() for rel in same]
+            fault = Finding(Reason.MISSING_SIGNAL_FILE, "has no Signals file", hint="Download it again", file=rels[0])
+            yield IngestUnit(name=name, files=tuple(rels), read=None, findings=(fault,))
+
+
+def find_patient(name: str) -> str:
+    """The patient of a recording, named as the patient's first recording."""
+    return FIRST_OF.get(name, name)
+
+
+def _choose_copies(source: Source, places: dict[str, list[str]]) -> tuple[dict[str, str], list[Finding]]:
+    """One file of each kind, and findings on the others: warnings on equal copies, errors on all where they differ."""
+    files: dict[str, str] = {}
+    findings: list[Finding] = []
+    for kind, found in places.items():
+        same = sorted(rel for rel in found if rel.lower().endswith(".csv")) or sorted(found)  # Fix comes as text
+        files[kind], others = same[0], same[1:]
+        contents = {_hash_parts(source, rel) for rel in same} if others else set()
+        if len(contents) > 1:
+            text, hint = f"is there {len(same)} times, with different contents", "Keep the right one"
+            findings += [Finding(Reason.DUPLICATE_KEY, text, "expected one copy of each file", hint, file=rel) for rel in same]
+        else:
+            findings += [input_warning(Reason.DUPLICATES, f"is a copy of {safe_text(same[0])}", "used once", file=rel) for rel in others]
+    return files, findings
+
+
+def _hash_parts(source: Source, rel: str) -> tuple[str, ...]:
+    """SHA-256 of a file, and of a WFDB header's signal files after it; the name of one that cannot be read, which is no copy of another."""
+    try:
+        rels = [rel, *(wfdb.read_header(rel, source, required=()).files if rel.lower().endswith(".hea") else ())]
+        return tuple(storage.hash_file(source.path(one)) for one in rels)
+    except UserError as error:
+        raise_system_error(error)
+        return (rel,)
 
 
 def _list_problem_units(source: Source, found: dict[str, dict[str, str]]) -> Iterator[IngestUnit | Finding]:
@@ -200,7 +242,8 @@ def read_tables(name: str, files: dict[str, tuple[Path, str]], split: str) -> Re
     with locate_errors(rel):
         columns, values = _read_columns(path, "Time [s]", "Time")
         rows = len(values[0])
-        late = np.abs(values[0] - values[0][0] - np.arange(rows) / RATE).max()
+        start = float(values[0][0])  # a part of a recording may begin later: breaths and numbers have the clock of the whole
+        late = np.abs(values[0] - start - np.arange(rows) / RATE).max()
         if late > 0.75 / RATE:  # the official files round the times to a hundredth of a second
             text = f"{rows} rows whose times do not run at {RATE:g} Hz"
             raise input_error(Reason.SAMPLING_RATE, text, f"expected a row every {1 / RATE:g} s", field="Time [s]")
@@ -208,17 +251,22 @@ def read_tables(name: str, files: dict[str, tuple[Path, str]], split: str) -> Re
     seconds = rows / RATE
     labels: dict[str, np.ndarray] = {}
     findings: list[Finding] = []
+    if abs(start) > 0.5 / RATE:
+        text = f"the signals begin at {start:g} s"
+        findings.append(
+            input_warning(Reason.TIMESTAMPS, text, "breaths and numbers of other times are not used", field="Time [s]", file=rel)
+        )
     if "Breaths" in files:
         with locate_errors(files["Breaths"][1]):
-            annotators = _read_breaths(files["Breaths"][0])
+            annotators = [times - start for times in _read_breaths(files["Breaths"][0])]
             labels["rr"] = compute_breathing_rates(annotators, seconds)
         findings += [finding.at(files["Breaths"][1]) for finding in _report_breaths(annotators, seconds)]
     if "Numerics" in files:
         with locate_errors(files["Numerics"][1]):
             columns, values = _read_columns(files["Numerics"][0], "Time [s]", "Time")
-            numbers = {label: values[i] for i, label in enumerate(columns)}
-            labels |= average_numbers(numbers, values[0], seconds)
-        findings += [finding.at(files["Numerics"][1]) for finding in _report_numbers(numbers, labels)]
+            numbers, clock = {label: values[i] for i, label in enumerate(columns)}, values[0] - start
+            labels |= average_numbers(numbers, clock, seconds)
+        findings += [finding.at(files["Numerics"][1]) for finding in (*_report_clock(clock, seconds), *_report_numbers(numbers, labels))]
     return _make_record(name, signals, labels, split, rel, findings)
 
 
@@ -261,6 +309,15 @@ def _report_breaths(annotators: Sequence[np.ndarray], seconds: float) -> list[Fi
             if count:
                 found.append(input_warning(code, text, effect, field=f"ann{number}", count=count))
     return found
+
+
+def _report_clock(clock: np.ndarray, seconds: float) -> list[Finding]:
+    """A warning where the numbers, one a second, do not reach from the beginning of the signals to their end; `clock`: their times in s."""
+    absent = max(0.0, clock[0]) + max(0.0, seconds - 1.0 - clock[-1])
+    if absent <= 1.0:
+        return []
+    text = f"numbers from {clock[0]:g} to {clock[-1]:g} s of signals of {seconds:g} s"
+    return [input_warning(Reason.TIMESTAMPS, text, "windows without numbers have no labels of them", field="Time [s]")]
 
 
 def _report_numbers(columns: dict[str, np.ndarray], labels: dict[str, np.ndarray]) -> list[Finding]:
@@ -347,7 +404,9 @@ def _make_record(name: str, signals: list[Signal], labels: dict[str, np.ndarray]
         text = f"has no labels for {', '.join(absent)}"
         findings.append(input_warning(Reason.UNMATCHED_LABELS, text, "rr comes from Breaths, hr and spo2 from Numerics", file=rel))
     clocks = [Signal(key, 1 / STEP, UNITS[key], values.astype(np.float32)) for key, values in labels.items() if key not in absent]
-    return Record(recording_id=name, subject_id=name, signals=[*signals, *clocks], attributes={"split": split}, findings=findings)
+    return Record(
+        recording_id=name, subject_id=find_patient(name), signals=[*signals, *clocks], attributes={"split": split}, findings=findings
+    )
 
 
 def window_starts(seconds: float) -> np.ndarray:
