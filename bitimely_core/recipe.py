@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from bitimely_core.config import (
     SECTIONS,
@@ -152,7 +152,7 @@ class RecipeArm(RecipeStage):
 class LeaveOut(Section):
     """One `[[leave_out]]`: points of the matrix that cannot be, key -> values, and why."""
 
-    where: dict[str, tuple[Any, ...]]  # arm, block: their names
+    where: dict[str, tuple[Any, ...]] = Field(min_length=1)  # arm, block: their names
     why: str
 
 
@@ -174,6 +174,14 @@ class RegisteredFamily(Section):
     columns: tuple[str, ...]
     margin: dict[str, Margin] = {}  # column -> printed units
     margin_share: Margin | None = None  # of the rival's value, in columns without a margin
+
+    @model_validator(mode="after")
+    def _check_names(self) -> RegisteredFamily:
+        if odd := set(self.margin) - set(self.columns):
+            raise ValueError(f"expected margins of the columns alone, found {', '.join(sorted(odd))}")
+        if self.row in self.rivals:
+            raise ValueError(f"expected rivals other than the row {self.row}")
+        return self
 
 
 class Recipe(Section):
@@ -207,10 +215,50 @@ class Recipe(Section):
 
     @field_validator("folds")
     @classmethod
-    def _each_once(cls, folds: tuple[int, ...]) -> tuple[int, ...]:
+    def _check_folds(cls, folds: tuple[int, ...]) -> tuple[int, ...]:
         if len(set(folds)) < len(folds):
             raise ValueError("expected each fold once")
         return folds
+
+    @field_validator("matrix")
+    @classmethod
+    def _check_matrix(cls, matrix: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
+        for name, values in matrix.items():
+            if not values or any(value in values[:k] for k, value in enumerate(values)):  # equal values would be one cell
+                raise ValueError(f"expected each value of {name} once, found {list(values)}")
+        return matrix
+
+    @field_validator("arm")
+    @classmethod
+    def _check_arms(cls, arms: tuple[RecipeArm, ...]) -> tuple[RecipeArm, ...]:
+        if len({arm.name for arm in arms}) < len(arms):
+            raise ValueError("expected arms of different names")
+        return arms
+
+    @model_validator(mode="after")
+    def _check_points(self) -> Recipe:
+        known = {"arm", "block", *self.matrix}
+        for name in (name for out in self.leave_out for name in out.where):
+            if name not in known:
+                raise ValueError(f"found {name!r} in leave_out.where, expected one of {', '.join(sorted(known))}")
+        fold = self.tuning.fold if self.tuning else None
+        if (self.tuning and (fold is None) != (not self.folds)) or (fold is not None and fold not in self.folds):
+            raise ValueError(f"expected tuning.fold to be one of the folds {list(self.folds)}, found {fold}")
+        if self.folds and self.tokenize.folds and max(self.folds) > self.tokenize.folds:
+            raise ValueError(f"found fold {max(self.folds)} of tokenize.folds = {self.tokenize.folds}")
+        return self
+
+    @model_validator(mode="after")
+    def _read_all(self) -> Recipe:
+        beside = self.model_fields_set - {"title", "description", "recipes", "family"}
+        if len({one.name for one in self.family}) < len(self.family):
+            raise ValueError("expected families of different names")
+        if self.family and not self.recipes:
+            raise ValueError("expected `recipes`, whose results the families test")
+        if self.recipes and beside:
+            named = ", ".join(name for name in type(self).model_fields if name in beside)
+            raise ValueError(f"found {named} beside `recipes`: expected families alone, the recipes have their own settings")
+        return self
 
     def overrides(self, stage: str, *, tokenize: bool = True) -> SettingsLayer:
         """Nested settings of one stage (pretrain, finetune): how windows are made if they are missing, the general sections, the stage's own flags."""
@@ -234,7 +282,18 @@ def load_recipe(path: Path, *, leak_free: bool = False, changes: SettingsLayer |
         )
     read = validate(Recipe, merge_layers(values, {} if leak_free else values.get("literal", {}), changes or {}), str(path))
     check_settings(read, {}, str(path))
+    if "matrix" not in (changes or {}):  # a change may leave values out
+        _check_left_out(read, str(path))
     return read
+
+
+def _check_left_out(recipe: Recipe, file: str) -> None:
+    """Check that `[[leave_out]]` names values that exist: a misspelt one would leave nothing out."""
+    known = {"arm": [one.name for one in recipe.arm], "block": [one.name for one in recipe.block], **recipe.matrix}
+    for name, values in ((name, values) for out in recipe.leave_out for name, values in out.where.items()):
+        if odd := [value for value in values if value not in known[name]]:
+            wanted = f"expected some of {', '.join(map(str, known[name]))}"
+            raise usage_error(f"found {odd[0]!r}", wanted, "Correct it", file=file, field=f"leave_out.where.{name}")
 
 
 def check_settings(recipe: Recipe, changes: SettingsLayer, file: str | None = None) -> None:

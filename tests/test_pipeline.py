@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -202,6 +203,102 @@ def test_two_blocks_of_one_name_are_refused_unless_they_share_a_pre_training(tmp
     path.write_text(block % 1 + (block % 1).replace("synthetic/staging", "emg"))
     found = pipeline.run(str(path), workspace=tmp_path, dry_run=True)
     assert [s["stage"].split()[0] for s in found["stages"]].count("pretrain") == 1
+
+
+COMPARED = (
+    '[pretrain]\npreset = "tiny"\ndata = "synthetic"\n[finetune]\ndata = ["synthetic/staging"]\n'
+    '[matrix]\nobjective = ["masked", "next"]\n[evaluate]\ncompare = "next"\n'
+)
+
+
+def test_the_compared_run_is_found_although_the_recipe_is_named_as_a_value(tmp_path: Path) -> None:
+    (tmp_path / "masked.toml").write_text("folds = [1, 2]\n" + COMPARED)
+    plan = plan_experiment(pipeline.load(str(tmp_path / "masked.toml")), "masked", tmp_path, assignments=[])
+    for fold in (1, 2):
+        evaluation = plan.nodes[f"evaluate masked-fold-{fold}-masked-staging"]
+        assert evaluation.settings["compare"] == f"masked-fold-{fold}-next-staging"
+        assert f"evaluate masked-fold-{fold}-next-staging" in evaluation.needs
+        assert plan.nodes[f"evaluate masked-fold-{fold}-next-staging"].settings["compare"] is None
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ('[[leave_out]]\nwhere = { objective = ["next"] }\nwhy = "too dear"\n', "masked is to be compared with next, which is left out"),
+        ("", "'nxt' is no value of the matrix"),
+    ],
+)
+def test_a_comparison_with_no_run_is_refused(tmp_path: Path, more: str, message: str) -> None:
+    path = tmp_path / "one.toml"
+    path.write_text((COMPARED if more else COMPARED.replace('compare = "next"', 'compare = "nxt"')) + more)
+    with pytest.raises(UserError, match=message) as caught:
+        pipeline.run(str(path), workspace=tmp_path, dry_run=True)
+    assert caught.value.exit_code == 2
+    assert caught.value.field == "evaluate.compare"
+
+
+FAMILY = {"name": "F", "question": "?", "row": "strict 0.2", "rivals": ["scratch 0.2"], "columns": ["bidmc/hr"]}
+
+
+def write_family(**changes: object) -> str:
+    lines = [f"{key} = {json.dumps(value).replace(': ', ' = ')}" for key, value in (FAMILY | changes).items()]
+    return "\n".join(["[[family]]", *lines, ""])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (write_family(), "expected `recipes`"),
+        ('recipes = ["emg"]\n[pretrain]\npreset = "tiny"\n[matrix]\nseed = [1]\n', "found pretrain, matrix beside `recipes`"),
+        ('recipes = ["open"]\n', "lists recipes itself"),
+        ('recipes = ["open-bidmc"]\n' + write_family(row="strikt 0.2"), "'strikt 0.2' in the family F"),
+        ('recipes = ["open-bidmc"]\n' + write_family(rivals=["kernles"]), "'kernles' in the family F"),
+        ('recipes = ["open-bidmc"]\n' + write_family(columns=["bidmc"]), "'bidmc' in the family F"),
+        ('recipes = ["open-bidmc"]\n' + write_family(margin={"bidmc/rr": 3.0}), "expected margins of the columns alone"),
+        ('recipes = ["open-bidmc"]\n' + write_family(rivals=["strict 0.2"]), "expected rivals other than the row"),
+        ('recipes = ["open-bidmc"]\n' + write_family() * 2, "expected families of different names"),
+    ],
+)
+def test_a_recipe_of_recipes_is_checked_before_anything_runs(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "all.toml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message) as caught:
+        pipeline.run(str(path), workspace=tmp_path, dry_run=True)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "found nothing to do"),
+        ('[finetune]\ndata = ["synthetic/staging"]\n[matrix]\nseed = [0]\n', "found no preset"),
+        (COMPARED + "[paper]\nmasked = { synthetic = nan }\n", "found nan"),
+        (COMPARED.replace('preset = "tiny"', 'preset = "tinny"'), "tinny"),
+        (COMPARED.replace("[matrix]", "[matrix]\nseed = [0, 0, 1]"), "expected each value of seed once"),
+        (COMPARED.replace("[matrix]", "[matrix]\nseed = []"), "expected each value of seed once"),
+        (COMPARED + '[[arm]]\nname = "a"\n[[arm]]\nname = "a"\n', "expected arms of different names"),
+        (COMPARED + '[[leave_out]]\nwhere = {}\nwhy = "?"\n', "leave_out"),
+        (COMPARED + '[[leave_out]]\nwhere = { objectiv = ["next"] }\nwhy = "?"\n', "'objectiv' in leave_out.where"),
+        (COMPARED + '[[leave_out]]\nwhere = { objective = ["nxt"] }\nwhy = "?"\n', "'nxt'"),
+        (COMPARED + 'margin = { "synthetic" = 3.0 }\n', "found 'synthetic'"),
+        ("folds = [6]\n" + COMPARED + "[tokenize]\nfolds = 5\n", "fold 6 of tokenize.folds = 5"),
+        ("folds = [1, 2]\n" + COMPARED + "[tuning]\nfold = 7\n", "expected tuning.fold to be one of the folds"),
+        ("folds = [1, 2]\n" + COMPARED + "[tuning]\nseed = 99\n", "expected tuning.fold to be one of the folds"),
+    ],
+)
+def test_a_recipe_that_would_do_something_else_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "one.toml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message) as caught:
+        pipeline.run(str(path), workspace=tmp_path, dry_run=True)
+    assert caught.value.exit_code == 2
+
+
+def test_only_without_a_match_is_refused_and_narrows_recipes_of_recipes(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no cell holds 'zzz'"):
+        pipeline.run("emg", workspace=tmp_path, dry_run=True, only=["zzz"])
+    found = pipeline.run("open", workspace=tmp_path, dry_run=True, only=["saturation", "bidmc/spo2"])
+    assert {stage["stage"].rpartition("(")[2] for stage in found["stages"]} == {"open-bidmc)"}
 
 
 def test_a_failing_cell_is_reported_and_the_others_go_on(tmp_path: Path) -> None:

@@ -288,6 +288,13 @@ def compare_column(
     )
 
 
+def has_withheld(scores: TaskScores) -> bool:
+    """Whether scores or counts of few people are withheld: what is computed on the same rows would show them."""
+    labels = scores.by_class.values()
+    hidden = any(one.undefined_reason == WITHHELD for one in scores.metrics.values())
+    return hidden or scores.n is None or scores.n_subjects is None or any(one.support is None for one in labels)
+
+
 def _label_run(one: ScoredRun) -> str:
     return f"{one.row}, seed {one.seed}"
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from bitimely_core import registry
 from bitimely_core.config import parse_assignments
-from bitimely_core.errors import Exit
+from bitimely_core.errors import Exit, UserError, usage_error
 from bitimely_core.pipeline import costs, families, graph, workers
 from bitimely_core.pipeline.graph import StageState
 from bitimely_core.pipeline.plan import ExperimentPlan, plan_experiment
@@ -105,14 +105,26 @@ def run(
     recipe = load(pipeline, leak_free=leak_free, changes=recipe_changes)
     check_settings(recipe, parse_assignments(per_training))
     if recipe.recipes:
+        parts = {one: load(one) for one in recipe.recipes}
+        if nested := [one for one, part in parts.items() if part.recipes]:
+            raise usage_error(
+                f"{nested[0]} lists recipes itself", "expected recipes with stages of their own", field="recipes", file=pipeline
+            )
+        plans = [plan_experiment(part, Path(one).stem, workspace, assignments=[]) for one, part in parts.items()]
+        families.check_families(recipe, plans)
+        chosen = [one for one, plan in zip(recipe.recipes, plans, strict=True) if not only or find_matches(plan, only)]
+        if not chosen:
+            raise _refuse_only(only or [], plans)
         call = functools.partial(
             run, workspace=workspace, only=only, jobs=jobs, devices=devices, shard=shard, assignments=assignments, dry_run=dry_run, on=on,
             progress=progress, say=say, watch=watch, began=began,
         )  # fmt: skip
-        return _run_recipes(recipe, pipeline, home, workspace, {one: call(one) for one in recipe.recipes}, progress)
+        return _join_recipes(recipe, plans, pipeline, home, workspace, {one: call(one) for one in chosen}, progress)
     plan = plan_experiment(
         recipe, name, workspace, assignments=per_training, devices=devices, leak_free=leak_free, progress=progress, say=say
     )
+    if only and not find_matches(plan, only):
+        raise _refuse_only(only, [plan])
     selected = graph.closure(plan.nodes, select_stages(plan, only or [], shard))
     if dry_run:
         found = costs.estimate_costs(plan, selected, workspace, on=on, progress=progress)
@@ -143,8 +155,14 @@ def run(
     }
 
 
-def _run_recipes(
-    recipe: Recipe, pipeline: str, home: Path, workspace: Path, results: dict[str, dict[str, Any]], progress: Progress | None
+def _join_recipes(
+    recipe: Recipe,
+    plans: list[ExperimentPlan],
+    pipeline: str,
+    home: Path,
+    workspace: Path,
+    results: dict[str, dict[str, Any]],
+    progress: Progress | None,
 ) -> dict[str, Any]:
     """The results of several recipes as one, and the page of the families that are tested over them."""
     stages = [{**stage, "stage": f"{stage['stage']} ({Path(one).stem})"} for one, result in results.items() for stage in result["stages"]]
@@ -155,14 +173,13 @@ def _run_recipes(
         return {
             "format_version": 1, "pipeline": pipeline, "exit_code": 0, "stages": stages, "report": None, "total": total, "assumptions": about,
         }  # fmt: skip
-    plans = [plan_experiment(load(one), Path(one).stem, workspace, assignments=[]) for one in recipe.recipes]
     page = workspace / "reports" / home.name
 
     def call(_: graph.States) -> graph.StageResult:
         families.write_families(recipe, home.name, plans, workspace, progress)
         return graph.StageResult()
 
-    read = tuple(workspace / "reports" / Path(one).stem / "summary.json" for one in recipe.recipes)
+    read = tuple(workspace / "reports" / Path(one).stem / "summary.json" for one in results)
     settings = {"families": [one.model_dump() for one in recipe.family]}
     node = graph.Node(label="families", settings=settings, call=call, made=page / "summary.json", reads=read)
     state = graph.execute({"families": node}, home)["families"]
@@ -183,12 +200,24 @@ def _split_assignments(pairs: list[str]) -> tuple[dict[str, Any], list[str]]:
     return parse_assignments([p for p in pairs if p.split(".")[0] in own]), [p for p in pairs if p.split(".")[0] not in own]
 
 
+def find_matches(plan: ExperimentPlan, only: list[str]) -> set[str]:
+    """Labels of the stages of cells in whose arm, block, values or data one of the texts occurs."""
+    return {label for label, words in plan.words.items() if any(text in words for text in only)}
+
+
+def _refuse_only(only: list[str], plans: list[ExperimentPlan]) -> UserError:
+    rows = dict.fromkeys(f"{entry.row} {entry.column}".strip() for plan in plans for entry in plan.table if entry.run is not None)
+    examples = ", ".join(list(rows)[:5])
+    return usage_error(f"no cell holds {' or '.join(map(repr, only))}", f"expected a part of a cell such as {examples}", field="--only")
+
+
 def select_stages(plan: ExperimentPlan, only: list[str], shard: tuple[int, int] | None) -> set[str]:
     """Labels of the stages that this call runs."""
     selected = {label for label in plan.nodes if label not in plan.owner}
+    matched = find_matches(plan, only)
     for label, owner in plan.owner.items():
         in_shard = shard is None or int(sha256(owner.encode()).hexdigest(), 16) % shard[1] == shard[0] - 1
-        if in_shard and (not only or any(text in plan.words[label] for text in only)):
+        if in_shard and (not only or label in matched):
             selected.add(label)
     return selected
 

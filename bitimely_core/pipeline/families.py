@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
-from bitimely_core import evaluate, storage
+from bitimely_core import evaluate, registry, storage
+from bitimely_core.errors import usage_error
 from bitimely_core.evaluate import baselines, folds, result_table
 from bitimely_core.evaluate.paired import Predictions, parse_predictions
 from bitimely_core.evaluate.result_table import OpenWindows, ScoreColumn, ScoredRun
@@ -63,6 +64,10 @@ class ColumnRuns(NamedTuple):
         test = RegisteredTest(family, self.column, rival, sum(map(len, found)), sum(map(len, runs)))
         if not test.cells or test.done < test.cells:
             return test
+        if any(result_table.has_withheld(one.scores) for side in found for one in side):  # their predictions would show it
+            problem = f"scores of {family.row} or {rival} are withheld: labels of few people"
+            hint = "Set build.small_counts = true where that is allowed"
+            raise usage_error(problem, f"expected all scores, for the family {family.name}", hint, field=self.column)
         first = found[0][0].scores
         predictions = {f"a{k}": self._read(one) for k, one in enumerate(found[0])}
         others = [self._read(one) for one in found[1]] if len(found) > 1 else [self._fit(rival, one, progress) for one in found[0]]
@@ -99,8 +104,39 @@ class ColumnRuns(NamedTuple):
             baselines.fit_baseline(kind, p.record, p.scores, keep=self.keep, open_windows=self.open_windows, also=also, progress=progress)
             for p in one.runs
         ]
-        frame = folds.pool_baseline([each for each in fitted if not isinstance(each, str)], one.scores)[1]
+        made = next((each for each in fitted if isinstance(each, str)), "") or folds.pool_baseline(
+            [each for each in fitted if not isinstance(each, str)], one.scores
+        )
+        if isinstance(made, str):
+            raise usage_error(f"no baseline {kind}: {made}", "expected one of every fold", field=self.column)
+        frame = made[1]
         return parse_predictions(one.scores.task or "", frame, evaluate.list_classes(frame))
+
+
+def check_families(recipe: Recipe, plans: Sequence[ExperimentPlan]) -> None:
+    """Check before anything runs that the recipes have what the families test. Raises UserError (config, exit 2) naming the field."""
+    rows: dict[str, set[str]] = {}
+    for entry in (entry for plan in plans for entry in plan.table if entry.run is not None):
+        rows.setdefault(entry.column, set()).add(entry.row)
+    for family in recipe.family:
+        for column in family.columns:
+            if column not in rows:
+                _refuse_name(family, "columns", column, sorted(rows))
+            if family.row not in rows[column]:
+                _refuse_name(family, "row", family.row, sorted(rows[column]))
+            dataset, _, view = column.partition("/")
+            registered = registry.datasets[dataset].facts.baselines if dataset in registry.datasets else ()
+            signal = [one.name for one in registered if not one.views or view in one.views]
+            known = [*sorted(rows[column]), *baselines.DESCRIPTIONS, *signal, *([SIGNAL] if signal else [])]
+            for rival in family.rivals:
+                if rival not in known:
+                    _refuse_name(family, "rivals", rival, known)
+
+
+def _refuse_name(family: RegisteredFamily, key: str, name: str, known: Sequence[str]) -> NoReturn:
+    raise usage_error(
+        f"found {name!r} in the family {family.name}", f"expected one of {', '.join(known)}", "Correct it", field=f"family.{key}"
+    )
 
 
 def correct_families(tests: Sequence[RegisteredTest]) -> dict[int, CorrectedDifference]:

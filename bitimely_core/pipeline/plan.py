@@ -17,7 +17,7 @@ from bitimely_core.errors import Exit, Reason, UserError, hide_credentials, inpu
 from bitimely_core.pipeline.graph import SUCCEEDED, Node, StageResult, States
 from bitimely_core.privacy import format_count
 from bitimely_core.recipe import AnalyzeStage, Recipe, RecipeBlock, RecipeStage, TuningStage
-from bitimely_core.report.recipe_results import write_results
+from bitimely_core.report.recipe_results import read_paper, write_results
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import make_windows_opener
@@ -151,6 +151,10 @@ def plan_experiment(
     """All stages of `recipe` under `name`, in an order in which they can be run."""
     for package in ("datasets", "models", "objectives", "analyses"):
         registry.load_members(f"bitimely_core.{package}")
+    stages = [recipe.pretrain, *(block.pretrain for block in recipe.block), *recipe.arm]
+    for preset in {stage.preset for stage in stages} | set(recipe.matrix.get("preset", ())):
+        if preset is not None:
+            load_preset(preset)  # raises for a wrong name, also where nothing is run
     plan = ExperimentPlan(name=name, recipe=recipe)
     builder = PlanBuilder(plan, recipe, workspace, assignments, devices, progress, say)
     for dataset in recipe.ingest.datasets:
@@ -163,8 +167,25 @@ def plan_experiment(
         for block, cell in itertools.product(blocks, _list_cells(recipe)):
             for fold in recipe.folds or (None,):
                 builder.add_cell(block, cell, views, fold)
+    elif recipe.matrix or recipe.arm or recipe.finetune.data:
+        raise usage_error(
+            "found no preset", "expected pretrain.preset for the trainings", "Give one, such as tiny", field="pretrain.preset"
+        )
+    _check_columns(plan)
     builder.add_pages(leak_free)
+    if not plan.nodes:
+        raise usage_error("found nothing to do", "expected ingest.datasets, statistics or pretrain.preset", "Give one of them")
     return plan
+
+
+def _check_columns(plan: ExperimentPlan) -> None:
+    """What is stated by column: the margins, and the numbers of the paper. Raises UserError (config, exit 2)."""
+    read_paper(plan.recipe.paper)
+    margin = plan.recipe.evaluate.margin
+    columns = {"", *(entry.column for entry in plan.table)}
+    if isinstance(margin, dict) and (odd := sorted(margin.keys() - columns)):
+        known = f"expected some of {', '.join(sorted(columns - {''}))}, or '' for the others"
+        raise usage_error(f"found {odd[0]!r}", known, "Correct it", field="evaluate.margin")
 
 
 def _views(recipe: Recipe, block: RecipeBlock) -> tuple[str, ...]:
@@ -262,11 +283,11 @@ class PlanBuilder:
         """
         recipe = self.recipe
         columns = {view: view if views.count(view) == 1 else block.name for view in _views(recipe, block)}  # of several the block's name
-        at = {"arm": cell.arm, "block": block.name, **cell.values}
-        if why := next((out.why for out in recipe.leave_out if all(at.get(key) in known for key, known in out.where.items())), ""):
+        if why := self._find_exclusion(block, cell):
             self.plan.table.extend(TableEntry(row=cell.row, column=column, seed=cell.seed, why=why) for column in columns.values())
             return {}
         searching, search = tuned is not None, recipe.tuning
+        other = None if searching else self._find_compared(block, cell)
         if search and not searching:
             tuned = self.add_cell(block, cell.tune(search, recipe.matrix), views, search.fold, tuned={})
         rates: Flags = {"tune": {"rates": search.rates}} if search and searching else {}
@@ -293,7 +314,7 @@ class PlanBuilder:
             {"data": {"names": tuple(name for name, _ in wanted)}},
             {"train": {"steps": 0}} if stage.from_scratch else {**spread, **rates},
         )
-        runs[""] = base = "-".join(filter(None, [self.plan.name, block.name, cell.name(pretraining=True)]))
+        runs[""] = base = self._name_run(block, cell.name(pretraining=True))
         assignments = tuple(self.assignments)
         if stage.from_scratch:  # a run with the initial weights, which depend on the settings of model and data alone
             assignments = tuple(pair for pair in self.assignments if pair.startswith(("model.", "data.")))
@@ -321,7 +342,7 @@ class PlanBuilder:
                 {**spread, **rates},
             )
             short = view.partition("/")[2] or view
-            run = "-".join(filter(None, [self.plan.name, block.name, cell.name(), short]))
+            run = self._name_run(block, cell.name(), short)
             finetuning = TrainingStage(
                 verb="finetune",
                 run=run,
@@ -336,12 +357,42 @@ class PlanBuilder:
             trained = self._add_training(finetuning, owner, words)
             if searching:
                 continue
-            scored = self._add_evaluation(run, trained, cell, owner, words)
+            second = self._name_run(block, other.name(), short) if other else None
+            scored = self._add_evaluation(run, trained, second, owner, words)
             self.plan.table.append(TableEntry(row=cell.row, column=column, seed=cell.seed, run=run, stage=scored, trained=trained))
             self._add_analyses("finetune", run, trained, owner, words)
         if not searching:
             self._add_analyses("pretrain", base, source, owner, words)
         return runs
+
+    def _name_run(self, block: RecipeBlock, *parts: str) -> str:
+        return "-".join(filter(None, [self.plan.name, block.name, *parts]))
+
+    def _find_exclusion(self, block: RecipeBlock, cell: ExperimentCell) -> str:
+        """Why the recipe leaves a cell out, or ""."""
+        point = {"arm": cell.arm, "block": block.name, **cell.values}
+        return next((out.why for out in self.recipe.leave_out if all(point.get(key) in known for key, known in out.where.items())), "")
+
+    def _find_compared(self, block: RecipeBlock, cell: ExperimentCell) -> ExperimentCell | None:
+        """The cell whose run `evaluate.compare` puts beside that of `cell`; None: there is nothing to compare, or it is `cell` itself."""
+        wanted, matrix = self.recipe.evaluate.compare, self.recipe.matrix
+        if wanted is None:
+            return None
+        if not any(str(value) == wanted for values in matrix.values() for value in values):
+            known = ", ".join(str(value) for values in matrix.values() for value in values)
+            raise usage_error(f"{wanted!r} is no value of the matrix", f"expected one of {known}", "Correct it", field="evaluate.compare")
+        values = {key: next((value for value in matrix[key] if str(value) == wanted), own) for key, own in cell.values.items()}
+        if values == cell.values:
+            return None
+        other = replace(cell, values=values)
+        if why := self._find_exclusion(block, other):
+            raise usage_error(
+                f"{cell.row} is to be compared with {other.row}, which is left out ({why})",
+                "expected a cell that is run",
+                "Leave it out too, or compare with another value",
+                field="evaluate.compare",
+            )
+        return other
 
     def _add_training(self, training: TrainingStage, owner: str, words: str) -> str:
         label = f"{training.verb} {training.run}"
@@ -355,12 +406,8 @@ class PlanBuilder:
         made = locate_new(self.workspace, "runs", training.run) / "run.json"
         return self.add(Node(label=label, settings=settings, call=call, made=made, needs=needs), owner, words)
 
-    def _add_evaluation(self, run: str, trained: str, cell: ExperimentCell, owner: str, words: str) -> str:
+    def _add_evaluation(self, run: str, trained: str, second: str | None, owner: str, words: str) -> str:
         wanted = self.recipe.evaluate
-        other = {key: next((v for v in self.recipe.matrix[key] if str(v) == wanted.compare), value) for key, value in cell.values.items()}
-        second = None
-        if wanted.compare is not None and other != cell.values:
-            second = run.replace(cell.name(), ExperimentCell(arm=cell.arm, values=other, flags={}).name(), 1)
         chosen: Flags = {"split": wanted.split, "bootstrap": wanted.bootstrap, "by": wanted.by, "compare": second}
         chosen |= {"baselines": wanted.baselines} if wanted.baselines != "all" else {}
         needs = (trained, *([f"evaluate {second}"] if second else []))

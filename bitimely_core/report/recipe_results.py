@@ -8,6 +8,7 @@ it, `data:label` the AUPRC of one label of multi-label data (`pophr:CHF`). Keys 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +20,8 @@ from bitimely_core import evaluate
 from bitimely_core.errors import UserError, clean, usage_error
 from bitimely_core.evaluate import baselines as plain
 from bitimely_core.evaluate import folds, result_table
-from bitimely_core.evaluate.result_table import Key, OpenWindows, ResultTable, ScoreColumn, ScoredRun
+from bitimely_core.evaluate.result_table import Key, OpenWindows, ResultTable, ScoreColumn, ScoredRun, has_withheld
 from bitimely_core.page import Figure, ForestPanel, ForestPlot, PageBuilder, Table, make_figure, make_table, rename_units
-from bitimely_core.privacy import WITHHELD
 from bitimely_core.report import comparison, run_page
 from bitimely_core.report.numbers import table_data, to_csv
 from bitimely_core.report.renderer import write_report
@@ -171,7 +171,8 @@ def read_paper(paper: PaperSection) -> tuple[PaperValues, dict[str, str]]:
             continue
         for column, value in values.items() if isinstance(values, Mapping) else [("", values)]:
             pair = value if isinstance(value, list | tuple) else (value,)
-            if not column or not 1 <= len(pair) <= 2 or not all(isinstance(v, int | float) and not isinstance(v, bool) for v in pair):
+            numbers = [v for v in pair if isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)]
+            if not column or len(numbers) < len(pair) or not 1 <= len(pair) <= 2:
                 expected, field = "expected column = value, or column = [value, standard error]", f"paper.{row}.{column}".removesuffix(".")
                 raise usage_error(f"found {clean(str(value), 80)}", expected, field=field)
             out[row, column] = (float(pair[0]), float(pair[1]) if len(pair) == 2 else None)
@@ -220,7 +221,7 @@ def _fit_baselines(
     for data in dict.fromkeys(one.data for one in found if one.scores.task):
         scored = [one for one in found if one.data == data and one.scores.task]
         first = min(scored, key=lambda one: (one.row != reference, one.seed))
-        if _has_withheld(first.scores):
+        if has_withheld(first.scores):
             remarks.append(f"{data}: fitted baselines were left out: scores of labels of few people are withheld.")
             continue
         for kind in _list_kinds(data, kinds, open_windows):
@@ -237,13 +238,6 @@ def _fit_baselines(
             else:
                 out.setdefault(data, {})[kind] = made
     return out, remarks
-
-
-def _has_withheld(scores: TaskScores) -> bool:
-    """Whether scores or counts of few people are withheld: what is computed on the same rows would show them."""
-    labels = scores.by_class.values()
-    hidden = any(one.undefined_reason == WITHHELD for one in scores.metrics.values())
-    return hidden or scores.n is None or scores.n_subjects is None or any(one.support is None for one in labels)
 
 
 def _list_kinds(data: str, kinds: Sequence[str] | None, open_windows: OpenWindows) -> list[str]:
