@@ -16,6 +16,7 @@ from small import SMALL_RECIPE
 
 from bitimely_core import pipeline, registry
 from bitimely_core.errors import UserError
+from bitimely_core.pipeline import workers
 from bitimely_core.pipeline.graph import StageState
 from bitimely_core.pipeline.plan import plan_experiment
 from bitimely_core.tokens.kind import estimate_windows
@@ -334,3 +335,35 @@ def test_the_time_left_goes_by_what_trainings_of_that_model_took(tmp_path: Path)
     watch({"pretrain emg-gpt-0": gpt, "pretrain emg-lstm-0": lstm})
     trainings = sum(label.startswith("pretrain") for label in plan.nodes)
     assert estimates == [None, 10.0 * (trainings - 1), 4 * 10.0 + 4 * 100.0 + (trainings - 10) * 55.0]
+
+
+@pytest.mark.parametrize(
+    ("visible", "devices", "expected"),
+    [
+        (None, 1, [["1"], ["2"], ["3"], ["0"]]),
+        ("2,3,5,7", 2, [["5", "7"], ["2", "3"], ["5", "7"], ["2", "3"]]),
+        ("GPU-aa,MIG-bb,GPU-cc,GPU-dd", 1, [["MIG-bb"], ["GPU-cc"], ["GPU-dd"], ["GPU-aa"]]),
+    ],
+)
+def test_each_process_has_gpus_among_those_that_were_given(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, devices: int, expected: list[list[str]]
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    gpus = workers.list_gpus()
+    assert [workers.choose_gpus(gpus, number, devices) for number in range(1, 5)] == expected
+    assert workers.choose_gpus(["0"], 1, 1) == workers.choose_gpus([], 1, 1) == []
+
+
+def test_a_stage_of_several_devices_trains_under_a_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher has made this process one of its own: it trains instead of starting others, and of storing a stage without a run."""
+    path = tmp_path / "one.toml"
+    path.write_text('[pretrain]\npreset = "tiny"\ndata = "synthetic"\n')
+    plan = plan_experiment(pipeline.load(str(path)), "one", tmp_path, assignments=[], devices=2)
+    trained: list[str] = []
+    monkeypatch.setattr("bitimely_core.pipeline.plan.run_training", lambda verb, arguments, **_: trained.append(arguments["run"]) or {})
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    plan.nodes["pretrain one"].call({})
+    assert trained == ["one"]

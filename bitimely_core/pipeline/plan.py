@@ -517,7 +517,8 @@ def _train(training: TrainingStage, workspace: Path, devices: int, progress: Pro
             raise UserError(
                 Reason.INCOMPLETE, f"exit code {code}", f"expected 0 of all {devices} processes", file=training.run, exit_code=Exit(code)
             )
-        return StageResult()
+        if code is not None:  # None: a launcher has started this process as one of several
+            return StageResult()
     result = run_training(training.verb, training.arguments(), workspace=workspace, progress=progress, say=say)
     return StageResult(is_new=result.get("trained") is not False)
 

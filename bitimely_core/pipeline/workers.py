@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.context import SpawnProcess
 from typing import Any
 
 
@@ -13,18 +14,21 @@ from typing import Any
 def start_processes(jobs: int, **call: Any) -> Iterator[None]:
     """`jobs` - 1 further processes that make the same call; at the end of the block they are waited for, or stopped when it fails."""
     context = multiprocessing.get_context("spawn")
-    gpus = _count_gpus() if jobs > 1 else 0
-    processes = [context.Process(target=_run_process, args=(number, jobs, gpus, call)) for number in range(1, jobs)]
-    for process in processes:
-        process.start()
+    gpus = list_gpus() if jobs > 1 else []
+    started: list[SpawnProcess] = []
     try:
+        for number in range(1, jobs):
+            own = choose_gpus(gpus, number, call["devices"])
+            process = context.Process(target=_run_process, args=(jobs, own, call))
+            process.start()
+            started.append(process)
         yield
     except BaseException:
-        for process in processes:
+        for process in started:
             process.terminate()
         raise
     finally:
-        for process in processes:
+        for process in started:
             process.join()
 
 
@@ -44,16 +48,24 @@ def _threads_per_process(jobs: int) -> int:
     return max(1, (os.cpu_count() or 1) // jobs)
 
 
-def _count_gpus() -> int:
+def list_gpus() -> list[str]:
+    """The GPUs that this process may use, as `CUDA_VISIBLE_DEVICES` names them: numbers, or the identifiers of GPUs and their parts."""
     import torch
 
-    return torch.cuda.device_count()
+    count = torch.cuda.device_count()
+    given = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return given[:count] if given else [str(number) for number in range(count)]
 
 
-def _run_process(number: int, jobs: int, gpus: int, call: dict[str, Any]) -> None:
-    """One further process: one GPU, its share of the cores, nothing on the screen; failures are stored with the stage."""
-    if gpus > 1:
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(number % gpus)
+def choose_gpus(gpus: Sequence[str], number: int, devices: int) -> list[str]:
+    """The GPUs of process `number`, as many as a training takes, in turn; none where there is one for all."""
+    return [gpus[(number * devices + k) % len(gpus)] for k in range(min(devices, len(gpus)))] if len(gpus) > 1 else []
+
+
+def _run_process(jobs: int, gpus: Sequence[str], call: dict[str, Any]) -> None:
+    """One further process: GPUs and a share of the cores of its own, nothing on the screen; failures are stored with the stage."""
+    if gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     os.environ["OMP_NUM_THREADS"] = str(_threads_per_process(jobs))
     from bitimely_core import pipeline
     from bitimely_core.errors import UserError
