@@ -40,7 +40,7 @@ class Workplace:
             return StageResult()
 
         return Node(
-            label=label, settings=settings or {}, call=call, made=self.folder / f"{label}.json", needs=needs, after=after, reads=reads
+            label=label, settings=settings or {}, call=call, output=self.folder / f"{label}.json", needs=needs, after=after, inputs=reads
         )
 
     def go(self, *nodes: Node, **given: Any) -> dict[str, str]:
@@ -121,7 +121,7 @@ def test_an_interruption_stops_the_graph_and_is_no_failure(work: Workplace) -> N
     def stop(_: graph.States) -> Mapping[str, Any]:
         raise UserError(Reason.INCOMPLETE, "stopped", exit_code=Exit.INTERRUPTED)
 
-    nodes = {"a": work.node("a"), "b": Node(label="b", settings={}, call=stop, made=work.folder / "b.json")}
+    nodes = {"a": work.node("a"), "b": Node(label="b", settings={}, call=stop, output=work.folder / "b.json")}
     with pytest.raises(UserError) as caught:
         graph.execute(nodes, work.folder / "stages")
     assert caught.value.exit_code == Exit.INTERRUPTED
@@ -153,7 +153,7 @@ def test_a_bug_costs_one_stage_and_says_where_without_values(work: Workplace) ->
     def bug(_: graph.States) -> Mapping[str, Any]:
         raise KeyError("Jane Doe")
 
-    nodes = {"a": Node(label="a", settings={}, call=bug, made=work.folder / "a.json"), "b": work.node("b")}
+    nodes = {"a": Node(label="a", settings={}, call=bug, output=work.folder / "a.json"), "b": work.node("b")}
     states = graph.execute(nodes, work.folder / "stages")
     assert (states["a"].state, states["a"].exit_code, states["b"].state) == ("failed", Exit.INTERNAL_ERROR, "done")
     written = (work.folder / "stages" / nodes["a"].key / "stage.json").read_text()
@@ -168,7 +168,7 @@ def test_a_stage_that_ends_without_memory_is_no_bug(work: Workplace, monkeypatch
         raise SystemError("error return without exception set")
 
     monkeypatch.setattr(system_errors, "measure_headroom", lambda: left)
-    states = graph.execute({"a": Node(label="a", settings={}, call=fail, made=work.folder / "a.json")}, work.folder / "stages")
+    states = graph.execute({"a": Node(label="a", settings={}, call=fail, output=work.folder / "a.json")}, work.folder / "stages")
     assert states["a"].exit_code == (Exit.RESOURCES if left == 1 << 20 else Exit.INTERNAL_ERROR)
     assert ("out of memory" in states["a"].detail) == (left == 1 << 20)
 

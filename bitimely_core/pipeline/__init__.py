@@ -181,7 +181,7 @@ def _join_recipes(
 
     read = tuple(workspace / "reports" / Path(one).stem / "summary.json" for one in results)
     settings = {"families": [one.model_dump() for one in recipe.family]}
-    node = graph.Node(label="families", settings=settings, call=call, made=page / "summary.json", reads=read)
+    node = graph.Node(label="families", settings=settings, call=call, output=page / "summary.json", inputs=read)
     state = graph.execute({"families": node}, home)["families"]
     codes = [result["exit_code"] for result in results.values()]
     failed = [code for code in (*codes, state.exit_code) if code not in {Exit.OK, Exit.PARTIAL}]
@@ -202,7 +202,7 @@ def _split_assignments(pairs: list[str]) -> tuple[dict[str, Any], list[str]]:
 
 def find_matches(plan: ExperimentPlan, only: list[str]) -> set[str]:
     """Labels of the stages of cells in whose arm, block, values or data one of the texts occurs."""
-    return {label for label, words in plan.words.items() if any(text in words for text in only)}
+    return {label for label, words in plan.search_texts.items() if any(text in words for text in only)}
 
 
 def _refuse_only(only: list[str], plans: list[ExperimentPlan]) -> UserError:
@@ -213,9 +213,9 @@ def _refuse_only(only: list[str], plans: list[ExperimentPlan]) -> UserError:
 
 def select_stages(plan: ExperimentPlan, only: list[str], shard: tuple[int, int] | None) -> set[str]:
     """Labels of the stages that this call runs."""
-    selected = {label for label in plan.nodes if label not in plan.owner}
+    selected = {label for label in plan.nodes if label not in plan.cell_of}
     matched = find_matches(plan, only)
-    for label, owner in plan.owner.items():
+    for label, owner in plan.cell_of.items():
         in_shard = shard is None or int(sha256(owner.encode()).hexdigest(), 16) % shard[1] == shard[0] - 1
         if in_shard and (not only or label in matched):
             selected.add(label)

@@ -49,15 +49,15 @@ class StageResult(NamedTuple):
 class Node:
     """One stage.
 
-    `made` is the small file whose SHA-256 represents the complete output of the stage; `reads` are such files from outside of this graph.
+    `output` is the small file whose SHA-256 represents the complete output of the stage; `inputs` are such files from outside of this graph.
     `needs` must have succeeded; `after` must only have ended.
     """
 
     label: str
     settings: Mapping[str, Any]
     call: Callable[[States], StageResult]
-    made: Path
-    reads: tuple[Path, ...] = ()
+    output: Path
+    inputs: tuple[Path, ...] = ()
     needs: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
 
@@ -142,8 +142,8 @@ def _load_state(node: Node, nodes: Mapping[str, Node], folder: Path, began: floa
     is_recent = began <= known.time <= time.time()  # a time in the future: the clock was set back
     if known.state == "failed":
         return StageState("failed", known.detail, known.exit_code, known.seconds) if is_recent else None
-    changed = known.made is None or known.made != _hash(node.made) or known.read != _hash_inputs(node, nodes, folder, states)
-    if changed or find_missing(node.made.parent):
+    changed = known.made is None or known.made != _hash(node.output) or known.read != _hash_inputs(node, nodes, folder, states)
+    if changed or find_missing(node.output.parent):
         return None
     state = "already done" if known.state == "done" and not is_recent else known.state
     return StageState(state, known.detail, known.exit_code, known.seconds)
@@ -182,7 +182,7 @@ def _run_stage(node: Node, nodes: Mapping[str, Node], folder: Path, states: Stat
         exit_code=ended.exit_code,
         seconds=ended.seconds,
         read=read,
-        made=_hash(node.made),
+        made=_hash(node.output),
     )
     with attach_result(lambda: {"stages": [{"stage": label, **one._asdict()} for label, one in {**states, node.label: ended}.items()]}):
         write_results(path.parent, {path.name: record.encode()}, held=True)
@@ -194,8 +194,8 @@ def _hash_inputs(node: Node, nodes: Mapping[str, Node], folder: Path, states: St
     makes it has not succeeded now.
     """
     ended = [label for label in node.after if label in states and states[label].state in SUCCEEDED]
-    found = {nodes[label].made: _hash(nodes[label].made) if label in ended else None for label in node.after}
-    found |= {path: _hash(path) for path in (*(nodes[need].made for need in node.needs), *node.reads)}
+    found = {nodes[label].output: _hash(nodes[label].output) if label in ended else None for label in node.after}
+    found |= {path: _hash(path) for path in (*(nodes[need].output for need in node.needs), *node.inputs)}
     return {Path(os.path.relpath(path, folder)).as_posix(): content for path, content in found.items()}
 
 

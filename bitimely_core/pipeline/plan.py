@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bitimely_core import registry, workflows
 from bitimely_core.config import DataConfig, Section, load_preset, merge_layers, validate
@@ -80,6 +80,13 @@ class TrainingStage:
         return {**own, "run": self.run, "flags": self.flags, "assignments": list(self.assignments)}
 
 
+class StageOwner(NamedTuple):
+    """The cell that a stage belongs to, and the text of it that `--only` searches."""
+
+    cell: str
+    search_text: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class TableEntry:
     """A cell of the table of results: the run behind it, or why the recipe excludes it."""
@@ -100,8 +107,8 @@ class ExperimentPlan:
     name: str
     recipe: Recipe
     nodes: dict[str, Node] = field(default_factory=dict)
-    owner: dict[str, str] = field(default_factory=dict)  # label of a stage that belongs to one cell -> that cell
-    words: dict[str, str] = field(default_factory=dict)  # label -> text that --only searches
+    cell_of: dict[str, str] = field(default_factory=dict)  # label of a stage that belongs to one cell -> that cell
+    search_texts: dict[str, str] = field(default_factory=dict)  # label -> text that --only searches
     trainings: dict[str, TrainingStage] = field(default_factory=dict)
     table: list[TableEntry] = field(default_factory=list)
 
@@ -205,7 +212,7 @@ class PlanBuilder:
     progress: Progress | None
     say: Say | None
 
-    def add(self, node: Node, owner: str = "", words: str = "") -> str:
+    def add(self, node: Node, owner: StageOwner | None = None) -> str:
         """Add a stage once, however many cells need it. Raises UserError (config, exit 2) where two would have one name."""
         known = self.plan.nodes.setdefault(node.label, node)
         if known.key != node.key:
@@ -215,8 +222,8 @@ class PlanBuilder:
                 "Give them different names",
             )
         if known is node and owner:
-            self.plan.owner[node.label] = owner
-            self.plan.words[node.label] = words
+            self.plan.cell_of[node.label] = owner.cell
+            self.plan.search_texts[node.label] = owner.search_text
         return node.label
 
     def add_ingest(self, dataset: str) -> None:
@@ -243,7 +250,7 @@ class PlanBuilder:
             return StageResult(exit_code=int(report["exit_code"]))
 
         stated = {"source": source, "options": options, **({"encoding": encoding} if encoding else {})}
-        self.add(Node(label=f"ingest {dataset}", settings=stated, call=call, made=out / "manifest.json"))
+        self.add(Node(label=f"ingest {dataset}", settings=stated, call=call, output=out / "manifest.json"))
 
     def add_tokens(self, view: str, own: DataConfig, build: Flags, block: str) -> tuple[str, str]:
         """The tokens of a view with the settings of the recipe: their name, and the label of the stage."""
@@ -268,16 +275,16 @@ class PlanBuilder:
             label=f"tokenize {name}",
             settings={"data": view, **chosen},
             call=call,
-            made=locate_new(self.workspace, "tokens", name) / "manifest.json",
+            output=locate_new(self.workspace, "tokens", name) / "manifest.json",
             needs=(ingest,) if ingest in self.plan.nodes else (),
-            reads=() if ingest in self.plan.nodes else (cached,),
+            inputs=() if ingest in self.plan.nodes else (cached,),
         )
         return name, self.add(node)
 
     def add_cell(
-        self, block: RecipeBlock, cell: ExperimentCell, views: list[str], fold: int | None, *, tuned: dict[str, str] | None = None
+        self, block: RecipeBlock, cell: ExperimentCell, views: list[str], fold: int | None, *, is_search: bool = False
     ) -> dict[str, str]:
-        """All stages of one cell in one block, for one test fold where there are several; of `tuned` {} those that choose learning rates alone.
+        """All stages of one cell in one block, for one test fold where there are several; of a search those that choose learning rates alone.
 
         Returns the run behind each data that its trainings read: "" of the pre-training, a view of a fine-tuning.
         """
@@ -286,84 +293,91 @@ class PlanBuilder:
         if why := self._find_exclusion(block, cell):
             self.plan.table.extend(TableEntry(row=cell.row, column=column, seed=cell.seed, why=why) for column in columns.values())
             return {}
-        searching, search = tuned is not None, recipe.tuning
-        other = None if searching else self._find_compared(block, cell)
-        if search and not searching:
-            tuned = self.add_cell(block, cell.tune(search, recipe.matrix), views, search.fold, tuned={})
-        rates: Flags = {"tune": {"rates": search.rates}} if search and searching else {}
-        chosen, runs = tuned or {}, dict[str, str]()
+        compared = None if is_search else self._find_compared(block, cell)
+        rate_runs: dict[str, str] = {}
+        if recipe.tuning and not is_search:
+            rate_runs = self.add_cell(block, cell.tune(recipe.tuning, recipe.matrix), views, recipe.tuning.fold, is_search=True)
+        device_flags: Flags = {"train": {"devices": self.devices}} if self.devices > 1 else {}
+        if recipe.tuning and is_search:
+            device_flags["tune"] = {"rates": recipe.tuning.rates}
         if fold is not None:
             tokenize = DataConfig.model_validate({**_set_fields(block.tokenize), "test_fold": fold})
             block = block.model_copy(update={"name": "-".join(filter(None, [block.name, f"fold-{fold}"])), "tokenize": tokenize})
-        owner = f"{block.name}/{cell.name()}"
-        words = " ".join([block.name, cell.row, *map(str, cell.flags.values()), *_views(recipe, block)])
-        stage = validate(RecipeStage, cell.flags)
-        first = validate(RecipeStage, {**_set_fields(recipe.pretrain), **_set_fields(block.pretrain)})
-        names = first.data or load_preset(stage.preset or first.preset or "tiny").get("data", ["synthetic"])
-        names = (names,) if isinstance(names, str) else names
-        wanted = [self.add_tokens(view, block.tokenize, block.build, block.name) for view in names]
-        default = registry.models[stage.model or first.model or "bitimelygpt"].facts.objective
-        instead = recipe.objectives.get(default) if stage.objective is None and first.objective is None else None
-        spread = {"train": {"devices": self.devices}} if self.devices > 1 else {}
-        settings = merge_layers(
+        owner = StageOwner(
+            f"{block.name}/{cell.name()}", " ".join([block.name, cell.row, *map(str, cell.flags.values()), *_views(recipe, block)])
+        )
+        pretraining = self._plan_pretraining(block, cell, device_flags, rate_runs.get(""))
+        source, runs = self._add_training(pretraining, owner), {"": pretraining.run}
+        for view, column in columns.items():
+            short = view.partition("/")[2] or view
+            finetuning = self._plan_finetuning(block, cell, view, self._name_run(block, cell.name(), short), source, device_flags)
+            runs[view] = run = finetuning.run
+            trained = self._add_training(replace(finetuning, rate_from=rate_runs.get(view)), owner)
+            if not is_search:
+                scored = self._add_evaluation(run, trained, self._name_run(block, compared.name(), short) if compared else None, owner)
+                self.plan.table.append(TableEntry(row=cell.row, column=column, seed=cell.seed, run=run, stage=scored, trained=trained))
+                self._add_analyses("finetune", run, trained, owner)
+        if not is_search:
+            self._add_analyses("pretrain", pretraining.run, source, owner)
+        return runs
+
+    def _plan_pretraining(self, block: RecipeBlock, cell: ExperimentCell, device_flags: Flags, rate_from: str | None) -> TrainingStage:
+        recipe, stage = self.recipe, validate(RecipeStage, cell.flags)
+        common = validate(RecipeStage, {**_set_fields(recipe.pretrain), **_set_fields(block.pretrain)})
+        names = common.data or load_preset(stage.preset or common.preset or "tiny").get("data", ["synthetic"])
+        tokens = [
+            self.add_tokens(view, block.tokenize, block.build, block.name) for view in ((names,) if isinstance(names, str) else names)
+        ]
+        own = registry.models[stage.model or common.model or "bitimelygpt"].facts.objective
+        objective = recipe.objectives.get(own) if stage.objective is None and common.objective is None else None
+        flags = merge_layers(
             recipe.overrides("pretrain", tokenize=False),
             block.pretrain.flags(),
-            {"objective": {"name": instead}} if instead else {},
+            {"objective": {"name": objective}} if objective else {},
             {section: values for section, values in stage.model_copy(update={"fraction": None}).flags().items() if section != "finetune"},
             cell.set,
-            {"data": {"names": tuple(name for name, _ in wanted)}},
-            {"train": {"steps": 0}} if stage.from_scratch else {**spread, **rates},
+            {"data": {"names": tuple(name for name, _ in tokens)}},
+            {"train": {"steps": 0}} if stage.from_scratch else device_flags,
         )
-        runs[""] = base = self._name_run(block, cell.name(pretraining=True))
         assignments = tuple(self.assignments)
         if stage.from_scratch:  # a run with the initial weights, which depend on the settings of model and data alone
             assignments = tuple(pair for pair in self.assignments if pair.startswith(("model.", "data.")))
-        pretraining = TrainingStage(
+        return TrainingStage(
             verb="pretrain",
-            run=base,
-            preset=stage.preset or first.preset,
-            budget=stage.budget or first.budget,
-            flags=settings,
+            run=self._name_run(block, cell.name(pretraining=True)),
+            preset=stage.preset or common.preset,
+            budget=stage.budget or common.budget,
+            flags=flags,
             assignments=assignments,
-            needs=tuple(label for _, label in wanted),
-            rate_from=None if stage.from_scratch else chosen.get(""),
+            needs=tuple(label for _, label in tokens),
+            rate_from=None if stage.from_scratch else rate_from,
         )
-        source = self._add_training(pretraining, owner, words)
-        for view, column in columns.items():
-            name, tokenized = self.add_tokens(view, block.tokenize, block.build, block.name)
-            own = stage.flags()
-            tuning = merge_layers(
-                recipe.overrides("finetune", tokenize=False),
-                block.finetune.flags(),
-                {section: own[section] for section in ("train", "finetune", "tune") if section in own},
-                {"data": {"fraction": stage.fraction}} if stage.fraction else {},
-                {section: values for section, values in cell.set.items() if section in {"train", "finetune", "tune"}},
-                {"data": {"names": (name,)}},
-                {**spread, **rates},
-            )
-            short = view.partition("/")[2] or view
-            run = self._name_run(block, cell.name(), short)
-            finetuning = TrainingStage(
-                verb="finetune",
-                run=run,
-                source=base,
-                data=name,
-                flags=tuning,
-                assignments=tuple(self.assignments),
-                needs=(source, tokenized),
-                rate_from=chosen.get(view),
-            )
-            runs[view] = run
-            trained = self._add_training(finetuning, owner, words)
-            if searching:
-                continue
-            second = self._name_run(block, other.name(), short) if other else None
-            scored = self._add_evaluation(run, trained, second, owner, words)
-            self.plan.table.append(TableEntry(row=cell.row, column=column, seed=cell.seed, run=run, stage=scored, trained=trained))
-            self._add_analyses("finetune", run, trained, owner, words)
-        if not searching:
-            self._add_analyses("pretrain", base, source, owner, words)
-        return runs
+
+    def _plan_finetuning(
+        self, block: RecipeBlock, cell: ExperimentCell, view: str, run: str, source: str, device_flags: Flags
+    ) -> TrainingStage:
+        """The fine-tuning of one view; `source`: label of its pre-training."""
+        name, tokenized = self.add_tokens(view, block.tokenize, block.build, block.name)
+        stage = validate(RecipeStage, cell.flags)
+        own = stage.flags()
+        flags = merge_layers(
+            self.recipe.overrides("finetune", tokenize=False),
+            block.finetune.flags(),
+            {section: own[section] for section in ("train", "finetune", "tune") if section in own},
+            {"data": {"fraction": stage.fraction}} if stage.fraction else {},
+            {section: values for section, values in cell.set.items() if section in {"train", "finetune", "tune"}},
+            {"data": {"names": (name,)}},
+            device_flags,
+        )
+        return TrainingStage(
+            verb="finetune",
+            run=run,
+            source=self.plan.trainings[source].run,
+            data=name,
+            flags=flags,
+            assignments=tuple(self.assignments),
+            needs=(source, tokenized),
+        )
 
     def _name_run(self, block: RecipeBlock, *parts: str) -> str:
         return "-".join(filter(None, [self.plan.name, block.name, *parts]))
@@ -394,7 +408,7 @@ class PlanBuilder:
             )
         return other
 
-    def _add_training(self, training: TrainingStage, owner: str, words: str) -> str:
+    def _add_training(self, training: TrainingStage, owner: StageOwner) -> str:
         label = f"{training.verb} {training.run}"
         settings = {"verb": training.verb, **{key: value for key, value in training.arguments().items() if key != "run"}}
         needs = training.needs
@@ -403,10 +417,10 @@ class PlanBuilder:
             needs = (*needs, f"{training.verb} {training.rate_from}")
         self.plan.trainings.setdefault(label, training)
         call = partial(_train, training, self.workspace, self.devices, self.progress, self.say)
-        made = locate_new(self.workspace, "runs", training.run) / "run.json"
-        return self.add(Node(label=label, settings=settings, call=call, made=made, needs=needs), owner, words)
+        output = locate_new(self.workspace, "runs", training.run) / "run.json"
+        return self.add(Node(label=label, settings=settings, call=call, output=output, needs=needs), owner)
 
-    def _add_evaluation(self, run: str, trained: str, second: str | None, owner: str, words: str) -> str:
+    def _add_evaluation(self, run: str, trained: str, second: str | None, owner: StageOwner) -> str:
         wanted = self.recipe.evaluate
         chosen: Flags = {"split": wanted.split, "bootstrap": wanted.bootstrap, "by": wanted.by, "compare": second}
         chosen |= {"baselines": wanted.baselines} if wanted.baselines != "all" else {}
@@ -416,16 +430,16 @@ class PlanBuilder:
             workflows.evaluate(run, **chosen, workspace=self.workspace, progress=self.progress)
             return StageResult()
 
-        made = locate_new(self.workspace, "runs", run) / "scores.json"
-        return self.add(Node(label=f"evaluate {run}", settings=chosen, call=call, made=made, needs=needs), owner, words)
+        output = locate_new(self.workspace, "runs", run) / "scores.json"
+        return self.add(Node(label=f"evaluate {run}", settings=chosen, call=call, output=output, needs=needs), owner)
 
-    def _add_analyses(self, of: str, run: str, trained: str, owner: str, words: str) -> None:
+    def _add_analyses(self, of: str, run: str, trained: str, owner: StageOwner) -> None:
         for analysis in self.recipe.analyze:
             if analysis.of == of and not analysis.together and _input_of(analysis).startswith("run"):
-                self._add_analysis(analysis, [run], f"{analysis.kind}-{run}", (trained,), owner, words)
+                self._add_analysis(analysis, [run], f"{analysis.kind}-{run}", (trained,), owner)
 
     def _add_analysis(
-        self, analysis: AnalyzeStage, names: list[str], report: str, needs: tuple[str, ...], owner: str = "", words: str = ""
+        self, analysis: AnalyzeStage, names: list[str], report: str, needs: tuple[str, ...], owner: StageOwner | None = None
     ) -> None:
         options = {key: str(value) for key, value in analysis.options.items()}
         for key, value in options.items():
@@ -451,8 +465,8 @@ class PlanBuilder:
             return StageResult(exit_code=int(result["exit_code"]))
 
         chosen = {**analysis.model_dump(), "runs": names}
-        made = locate_new(self.workspace, "reports", report) / "summary.json"
-        self.add(Node(label=f"analyze {report}", settings=chosen, call=call, made=made, needs=needs), owner, words)
+        output = locate_new(self.workspace, "reports", report) / "summary.json"
+        self.add(Node(label=f"analyze {report}", settings=chosen, call=call, output=output, needs=needs), owner)
 
     def add_pages(self, leak_free: bool) -> None:
         """The stages that depend on the complete recipe: analyses of all rows together or of none, statistics, the page of results."""
@@ -475,13 +489,13 @@ class PlanBuilder:
             stages = tuple(label for label in plan.nodes if label.startswith("tokenize "))
             stated: Flags = {"views": recipe.statistics}
             call = partial(_write_statistics, recipe, plan.name, self.workspace)
-            self.add(Node(label="statistics", settings=stated, call=call, made=out / "summary.json", after=stages))
+            self.add(Node(label="statistics", settings=stated, call=call, output=out / "summary.json", after=stages))
         if plan.table:
             stages = tuple(entry.stage for entry in plan.table if entry.stage)
             call = partial(_write_results, plan, self.workspace, leak_free, self.progress)
             stated = {"table": [[entry.row, entry.column, entry.seed, entry.run] for entry in plan.table], "paper": recipe.paper}
             stated |= {} if recipe.evaluate.margin is None else {"margin": recipe.evaluate.margin}
-            self.add(Node(label="results", settings=stated, call=call, made=out / "summary.json", after=stages))
+            self.add(Node(label="results", settings=stated, call=call, output=out / "summary.json", after=stages))
 
     def _add_families(self, analysis: AnalyzeStage) -> None:
         """The analysis of every pre-training together with what was fine-tuned from it, a page for each view."""
