@@ -14,8 +14,8 @@
 """
 
 from bitimely_core.cache.ingest import ingest
+from bitimely_core.cache.ingest_report import list_findings
 from bitimely_core.cache.ingest_run import PAGE
 from bitimely_core.cache.reading import Cache, open_cache, verify
-from bitimely_core.cache.report import list_findings
 
 __all__ = ["PAGE", "Cache", "ingest", "list_findings", "open_cache", "verify"]

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bitimely_core import manifests, registry, storage
-from bitimely_core.cache import report as reporting
-from bitimely_core.cache import shards, staging
+from bitimely_core.cache import ingest_report, shards, staging
 from bitimely_core.cache.ingest_run import REPORT, IngestRun
 from bitimely_core.cache.units import MEAN_BYTES, MEAN_UNITS, IngestTask, find_copies, group_units
 from bitimely_core.cache.workers import IngestWorker, catch_signals, run_tasks, start_workers
@@ -230,7 +229,7 @@ def _ingest_all(run: IngestRun, *, force_new: bool) -> IngestReport:
             if refusal is not None:
                 raise refusal
             manifest = _publish_cache(run, previous, done)
-            report = reporting.publish_report(run.report(), manifest.generation, manifest.content_sha256)
+            report = ingest_report.publish_report(run.report(), manifest.generation, manifest.content_sha256)
             report = report.model_copy(update={"manifest_sha256": manifest.manifest_sha256})
             _clean_up(run.out, manifest, report)
     finally:
@@ -401,7 +400,7 @@ def _publish_cache(run: IngestRun, previous: RecordingsManifest | None, parts: l
         units=units,
         recordings=len(subjects),
         files=files | {units: StoredFile(sha256=digest, size=size, rows=len(run.entries))},
-        report=reporting.publish_report(run.report(), generation, content),
+        report=ingest_report.publish_report(run.report(), generation, content),
     )
     if previous is not None and _hash_content(previous) == _hash_content(manifest):
         return previous

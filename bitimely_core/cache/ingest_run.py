@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bitimely_core import __version__, storage
-from bitimely_core.cache import report as reporting
-from bitimely_core.cache import shards
+from bitimely_core.cache import ingest_report, shards
 from bitimely_core.cache.units import describe_mismatch
 from bitimely_core.cache.workers import StopFlag
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, safe_text
@@ -67,7 +66,7 @@ class IngestRun:
             if isinstance(item, IngestUnit):
                 self.units.append(item)
             elif isinstance(item, SourceRows):
-                self.rows.append(reporting.report_rows(item))
+                self.rows.append(ingest_report.report_rows(item))
             else:
                 self.reasons.append(item)
         self.units.sort(key=lambda unit: unit.name)
@@ -142,7 +141,7 @@ class IngestRun:
             if reason.code == Reason.SOURCE_CHECKSUM and reason.level == "error":
                 problem, requirement, hint = reason.problem, reason.requirement, reason.hint
                 return input_error(reason.code, problem, requirement, hint, file=reason.file, found=reason.found, expected=reason.expected)
-        found = reporting.find_refusal(self.report(), strict=self.run_options["strict"], max_bad=self.run_options["max_bad"])
+        found = ingest_report.find_refusal(self.report(), strict=self.run_options["strict"], max_bad=self.run_options["max_bad"])
         if found is not None and found.file is None:
             found.file = self.source_path
         return found
@@ -157,7 +156,7 @@ class IngestRun:
             sha256=shards.hash_lines(f"{digest}  {name}" for name, digest in self.hashes.items()),
             sha256sums=self.checksum_status,
         )
-        return reporting.build_report(
+        return ingest_report.build_report(
             self.dataset,
             source,
             [entry.report for entry in self.entries.values() if entry.report is not None],
@@ -180,10 +179,10 @@ class IngestRun:
                     self.hash_remaining()
             if error.exit_code == Exit.REFUSED and str(error.code) not in self.report().reason_counts:
                 self.reasons.append(error.finding)
-            report = reporting.fail_report(self.report(), error)
+            report = ingest_report.fail_report(self.report(), error)
             error.report = report.to_json()
             line = error.finding.line()
-            error.details = [*error.details, *(finding for finding in reporting.list_findings(report) if finding.line() != line)]
+            error.details = [*error.details, *(finding for finding in ingest_report.list_findings(report) if finding.line() != line)]
             if write:
                 with suppress(UserError):  # the disk may be the fault
                     report.save(self.out / REPORT)

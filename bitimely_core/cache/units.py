@@ -21,8 +21,8 @@ import numpy as np
 
 from bitimely_core import manifests, storage
 from bitimely_core.cache import shards
+from bitimely_core.cache.ingest_report import report_rows, report_unit
 from bitimely_core.cache.quality import report_constant_stretches, report_repeated_blocks
-from bitimely_core.cache.report import report_rows, report_unit
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
 from bitimely_core.formats.source import Source
 from bitimely_core.formats.text import use_encoding

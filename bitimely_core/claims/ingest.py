@@ -24,7 +24,7 @@ from typing import Any
 import polars as pl
 
 from bitimely_core import manifests, storage
-from bitimely_core.cache import report as accounting
+from bitimely_core.cache import ingest_report as cache_report
 from bitimely_core.cache.ingest import PART_LOCK_WAIT, load_previous
 from bitimely_core.cache.ingest_run import REPORT, IngestRun
 from bitimely_core.claims import (
@@ -115,7 +115,7 @@ def build_cache(run: IngestRun, *, force_new: bool, previous: CacheManifest | No
             clear_folder(home)
             raise refused
         generation = previous.generation + 1 if previous else 1
-        report = accounting.publish_report(run.report(), generation, manifest.content_sha256)
+        report = cache_report.publish_report(run.report(), generation, manifest.content_sha256)
         published = manifest.model_copy(update={"report": report}).publish(run.out, generation)
         report = report.model_copy(update={"manifest_sha256": published.manifest_sha256})
         report.save(run.out / REPORT)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from bitimely_core import privacy
-from bitimely_core.cache import report
+from bitimely_core.cache import ingest_report
 from bitimely_core.cache.ingest_run import IngestRun
 from bitimely_core.claims.clean import RowAccount
 from bitimely_core.claims.job import ClaimsJob, CleaningFindings
@@ -48,7 +48,7 @@ def write_ingest_report(job: ClaimsJob, found: CleaningFindings, content: str) -
             findings[table.file] += _list_reasons(table, account, dropped)
             dropped, quarantined = Counter(table.dropped) + Counter(dropped), Counter(table.quarantined) + Counter(quarantined)
             table = replace(table, dropped=dict(dropped), quarantined=dict(quarantined))
-        run.rows.append(report.report_rows(table))
+        run.rows.append(ingest_report.report_rows(table))
         digest = content if account is not None else run.hashes.get(table.file, content)
         add_unit(run, table.file, findings[table.file], digest)
 
@@ -75,7 +75,7 @@ def _find_unmet_rules(job: ClaimsJob, findings: CleaningFindings) -> Iterator[Fi
 def add_unit(run: IngestRun, file: str, reasons: list[Finding], content: str | None) -> None:
     """Enter a table into the report."""
     one = IngestUnit(name=file, files=(file,), read=None)
-    run.entries[file] = CachedUnit(key=None, sources={}, report=report.report_unit(one, reasons, content=content))
+    run.entries[file] = CachedUnit(key=None, sources={}, report=ingest_report.report_unit(one, reasons, content=content))
 
 
 def round_report(found: Report) -> Report:

@@ -36,7 +36,7 @@ class WindowPlace(NamedTuple):
 
 
 class RecordCut(NamedTuple):
-    """The windows of a recording under a view. Values are made by `blocks`: all int16 (digital) or all float32 (physical)."""
+    """The windows of a recording under a view. `make_windows` makes their values: all int16 (digital) or all float32 (physical)."""
 
     segments: list[list[Signal]]  # [segment][V]
     factors: list[list[float]]  # [segment][V] to the view's units
@@ -136,7 +136,7 @@ def place_irregular(record: Record, options: WindowOptions) -> Record:
 
 
 def make_windows(found: RecordCut, places: list[WindowPlace], options: WindowOptions) -> Iterator[np.ndarray]:
-    """The windows at `places`, in pieces [n, T, V] of at most PIECE bytes (or one window)."""
+    """The windows at `places`, in pieces [n, T, V] of at most `PIECE_BYTES` bytes (or one window)."""
     dtype = np.dtype(np.int16 if found.digital else np.float32)
     needed = {place.segment for place in places}
     tracks = {

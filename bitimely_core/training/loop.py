@@ -568,7 +568,7 @@ def _save_checkpoint(state: TrainingState, *, wait: bool) -> None:
         return
     parameters = dict(state.model.named_parameters())
     states = [state.optimizer.state.get(p, {}) for p in distributed.list_parameters(state.optimizer)]
-    moments = {f"{name}::{key}": value for name, state in zip(state.names, states, strict=False) for key, value in state.items()}
+    moments = {f"{name}::{key}": value for name, own in zip(state.names, states, strict=False) for key, value in own.items()}
     if not (checkpoints.is_finite(parameters) and checkpoints.is_finite(moments)):
         raise input_error(
             Reason.NON_FINITE_LOSS,

@@ -24,7 +24,7 @@ class LogLine(TypedDict, total=False):
     rel: float | None
     lr: float
     grad_norm: float
-    tokens_per_second: float
+    tokens_per_second: float  # timesteps of the input a second, over all processes; not tokens of the model
     data_wait: float  # seconds a step
     of: int  # all steps; only of lines that are handed to `log`
 

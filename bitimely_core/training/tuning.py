@@ -119,7 +119,7 @@ def select_learning_rate(
 ) -> TuningRecord:
     """Train `model` from its present weights at every rate and select one; the model has its present weights again afterwards.
 
-    The best value of the first of `by` wins, among equals that of the next, at last the smaller rate. A rate whose training diverges
+    The best value of the first metric of `search.measure` wins, among equals that of the next, at last the smaller rate. A rate whose training diverges
     loses. Each trial has a folder in `folder` (`runs/<run>/tuning`); finished trials are not repeated, a stopped one resumes. Rate and
     steps of `config` are replaced; `log` is called with the rate and every line of the log of its trial.
 
