@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 import tarfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -202,10 +203,62 @@ def test_archive_and_folder_have_one_content_hash(tmp_path: Path, cached: Path) 
     write_set(tmp_path / "raw", "a", STAYS, packed=False)
     report = ingest("physionet-2012", tmp_path / "raw", tmp_path / "cache")
     assert report["content_sha256"] == open_cache(cached / "cache").manifest.content_sha256
-    write_set(tmp_path / "raw", "a", STAYS, packed=True)
-    with pytest.raises(UserError) as caught:
-        ingest("physionet-2012", tmp_path / "raw", tmp_path / "other")
-    assert caught.value.exit_code == 2
+
+
+def pack_folder(folder: Path, letter: str) -> None:
+    """A zip archive of a set beside its folder."""
+    with zipfile.ZipFile(folder / f"set-{letter}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted((folder / f"set-{letter}").iterdir()):
+            archive.write(path, f"set-{letter}/{path.name}")
+
+
+def test_of_several_forms_of_a_set_one_is_read_and_the_others_are_named(tmp_path: Path, cached: Path) -> None:
+    """As PhysioNet publishes them: set-a.tar.gz beside set-a.zip, and either may be unpacked beside them."""
+    raw = tmp_path / "raw"
+    write_set(raw, "a", STAYS, packed=True)
+    write_set(raw, "a", STAYS, packed=False)
+    pack_folder(raw, "a")
+    for used, unread in (("set-a", ["set-a.tar.gz", "set-a.zip"]), ("set-a.tar.gz", ["set-a.zip"]), ("set-a.zip", [])):
+        report = ingest("physionet-2012", raw, tmp_path / f"cache-{used}")
+        assert (report["exit_code"], report["content_sha256"]) == (0, open_cache(cached / "cache").manifest.content_sha256)
+        assert [row["file"] for row in report["rows"] if row["kind"] == "stays"] == [used]
+        assert [(reason["code"], reason["file"]) for reason in report["reasons"]] == [("duplicates", name) for name in unread]
+        assert all(f"read from '{used}'" in reason["message"] for reason in report["reasons"])
+        if (raw / used).is_dir():
+            shutil.rmtree(raw / used)
+        else:
+            (raw / used).unlink()
+
+
+def test_two_copies_of_one_form_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    for name in ("x", "y"):
+        write_set(tmp_path / "folders" / name, "a", {1: make_stay(1)}, packed=False, outcomes=False)
+        write_set(tmp_path / "archives" / name, "a", {1: make_stay(1)}, packed=True, outcomes=False)
+        (tmp_path / "tables" / name).mkdir(parents=True)
+        (tmp_path / "tables" / name / "Outcomes-a.txt").write_text("RecordID,In-hospital_death\n1,0\n")
+    for kind, there in (("folders", "x/set-a'"), ("archives", "x/set-a.tar.gz'"), ("tables", "x/Outcomes-a.txt'")):
+        with pytest.raises(UserError) as caught:
+            ingest("physionet-2012", tmp_path / kind, tmp_path / "cache")
+        assert caught.value.exit_code == 2
+        assert there in str(caught.value)
+        assert "Remove one of them" in str(caught.value)
+
+
+def test_every_file_of_a_set_is_read_or_named(tmp_path: Path) -> None:
+    """An ending in capitals is read; what an archive holds besides its stays is counted."""
+    raw = tmp_path / "raw"
+    write_set(raw, "c", {number: make_stay(number, 4) for number in (1, 2, 3)}, packed=False, outcomes=False)
+    (raw / "set-c" / "3.txt").rename(raw / "set-c" / "3.TXT")
+    report = ingest("physionet-2012", raw, tmp_path / "folder")
+    assert set(open_cache(tmp_path / "folder").recording_ids()) == {"1", "2", "3"}
+    for name in ("4.txt.part", "notes.txt", ".DS_Store", "README.txt"):
+        (raw / "set-c" / name).write_text("x")
+    pack_folder(raw, "c")
+    shutil.rmtree(raw / "set-c")
+    report = ingest("physionet-2012", raw, tmp_path / "zip")
+    assert set(open_cache(tmp_path / "zip").recording_ids()) == {"1", "2", "3"}
+    (named,) = (reason for reason in report["units"][0]["reasons"] if reason["code"] == "file_name")
+    assert (named["count"], named["examples"]) == (2, ["'4.txt.part'", "'notes.txt'"])
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bitimely_core.datasets.tser import report_unclaimed
-from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, usage_error
+from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import archives, tables
 from bitimely_core.formats.source import Source, locate_errors, require_source
 from bitimely_core.formats.text import decode_table
@@ -51,9 +51,12 @@ PLAUSIBLE = {"pH": (6.0, 8.5), "Temp": (20.0, 45.0), "Height": (100.0, 250.0), "
 DEATH = ("survived", "died")
 LABEL = "In-hospital_death"
 TIME = re.compile(r"(\d{1,3}):([0-5]\d)", re.ASCII)
-ARCHIVE = re.compile(r"(?:.*/)?set-([abc])\.(?:tar\.gz|tgz|tar|zip)", re.IGNORECASE)
-FOLDER = re.compile(r"(?:.*/)?set-([abc])/\d{1,9}\.txt", re.IGNORECASE | re.ASCII)
-STAY = re.compile(r"(?:.*/)?(\d{1,9})\.txt", re.ASCII)
+STAY = re.compile(r"(?:.*/)?(\d{1,9})\.txt", re.IGNORECASE | re.ASCII)
+FORMS = {  # what a set is published and unpacked as: of several the first is read
+    "folder": re.compile(r"(?:.*/)?set-([abc])/\d{1,9}\.txt", re.IGNORECASE | re.ASCII),
+    "tar": re.compile(r"(?:.*/)?set-([abc])\.(?:tar\.gz|tgz|tar)", re.IGNORECASE),
+    "zip": re.compile(r"(?:.*/)?set-([abc])\.zip", re.IGNORECASE),
+}
 OUTCOMES = re.compile(r"(?:.*/)?Outcomes-([abc])\.txt", re.IGNORECASE)
 LAYOUT = re.compile(r"(RECORDS|SHA256SUMS|LICENSE|README|index\.html).*|.*\.(md|html|m|c)", re.IGNORECASE)
 
@@ -87,6 +90,11 @@ class StaySet:
     archive: str = ""
     stays: list[str] = field(default_factory=list)
 
+    @property
+    def place(self) -> str:
+        """The archive or the folder of its stays."""
+        return _locate_stays([self.archive] if self.archive else self.stays)
+
 
 class Stay(NamedTuple):
     """One stay as read."""
@@ -111,7 +119,7 @@ class Stay(NamedTuple):
         url="https://physionet.org/content/challenge-2012/1.0.0/",
         download="wget -r -N -c -np -nH --cut-dirs=3 https://physionet.org/files/challenge-2012/1.0.0/",
         layout="set-a.tar.gz, set-b.tar.gz (set-c.tar.gz) with Outcomes-a.txt, Outcomes-b.txt (Outcomes-c.txt), or the archives unpacked as "
-        "set-a/132539.txt and so on",
+        "set-a/132539.txt and so on; of several forms of a set one is read: the folder, else the .tar.gz, else the .zip",
         paper={},
         rules={
             "units": "a set: `set-a` with all its stays; a damaged stay is counted, the others are used",
@@ -130,12 +138,13 @@ class Stay(NamedTuple):
 def physionet_2012(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | Finding]:
     """PhysioNet/CinC Challenge 2012: 4,000 intensive-care stays a set, irregular times, in-hospital death."""
     source = require_source(source)
-    sets = _find_sets(source)
+    sets, unread, remarks = _find_sets(source)
     if not any(one.archive or one.stays for one in sets.values()):
         wanted = "expected set-a.tar.gz, or a folder set-a with 132539.txt and so on"
         raise input_error(Reason.NO_INPUT, f"no stays among {len(source.files)} files", wanted)
     claimed = {letter: {str(i): rel for i, rel in enumerate([one.outcomes, one.archive, *one.stays])} for letter, one in sets.items()}
-    yield from report_unclaimed(source, claimed, LAYOUT)
+    yield from report_unclaimed(source, {**claimed, "": {rel: rel for rel in unread}}, LAYOUT)
+    yield from remarks
     for letter, one in sorted(sets.items()):
         if not one.archive and not one.stays:
             yield input_warning(Reason.UNMATCHED_LABELS, f"has no set-{letter} beside it", "it is not read", file=one.outcomes)
@@ -152,26 +161,45 @@ def physionet_2012(source: Source | None, options: IngestOptions) -> Iterator[In
         yield IngestUnit(name=f"set-{letter}", files=tuple(paths), read=partial(read_set, paths, one), findings=tuple(findings))
 
 
-def _find_sets(source: Source) -> dict[str, StaySet]:
-    """Letter -> files. Raises UserError (config, exit 2) for a set that is there twice."""
-    sets: dict[str, StaySet] = {}
+def _find_sets(source: Source) -> tuple[dict[str, StaySet], list[str], list[Finding]]:
+    """Letter -> files; the files of other forms of a set, which are not read, and a warning for each form.
+
+    Raises UserError (config, exit 2) for a set that is there twice in one form: which of them is meant is unknown.
+    """
+    found: dict[str, dict[str, list[str]]] = {}
     for rel in sorted({*source.files, *source.rejected}):
-        if named := OUTCOMES.fullmatch(rel):
-            one = sets.setdefault(named[1].lower(), StaySet())
-            twice, one.outcomes = one.outcomes, rel
-        elif named := ARCHIVE.fullmatch(rel):
-            one = sets.setdefault(named[1].lower(), StaySet())
-            twice, one.archive = one.archive or "".join(one.stays[:1]), rel
-        elif named := FOLDER.fullmatch(rel):
-            one = sets.setdefault(named[1].lower(), StaySet())
-            one.stays.append(rel)
-            folder = PurePosixPath(rel).parent
-            twice = one.archive if one.archive or PurePosixPath(one.stays[0]).parent == folder else one.stays[0]
-        else:
+        for form, pattern in {"outcomes": OUTCOMES, **FORMS}.items():
+            if (named := pattern.fullmatch(rel)) is None:
+                continue
+            same = found.setdefault(named[1].lower(), {}).setdefault(form, [])
+            if same and (form != "folder" or PurePosixPath(same[0]).parent != PurePosixPath(rel).parent):
+                there = same[0] if form == "outcomes" else _locate_stays(same)
+                text = f"the {'table' if form == 'outcomes' else 'set'} is there twice, also as {safe_text(there)}"
+                raise usage_error(text, "expected one copy", "Remove one of them", file=rel)
+            same.append(rel)
+    sets: dict[str, StaySet] = {}
+    unread: list[str] = []
+    remarks: list[Finding] = []
+    for letter, forms in found.items():
+        one = sets[letter] = StaySet(outcomes="".join(forms.get("outcomes", ())))
+        held = [form for form in FORMS if form in forms]
+        readable = [form for form in held if not source.rejected.keys() >= set(forms[form])]
+        if not held:
             continue
-        if twice:
-            raise usage_error(f"the set is there twice, also as {PurePosixPath(twice).name}", "expected one copy", file=rel)
-    return sets
+        chosen = (readable or held)[0]
+        one.archive, one.stays = ("", forms[chosen]) if chosen == "folder" else (forms[chosen][0], [])
+        for form in held:
+            if form != chosen:
+                text, action = f"set-{letter} is read from {safe_text(one.place)}", "Remove the copy that you do not want"
+                rel = _locate_stays(forms[form])
+                remarks.append(input_warning(Reason.DUPLICATES, text, "this copy of it is not read", action, file=rel))
+                unread += forms[form]
+    return sets, unread, remarks
+
+
+def _locate_stays(files: Sequence[str]) -> str:
+    """The archive or the folder of the stays of a set."""
+    return files[0] if STAY.fullmatch(files[0]) is None else PurePosixPath(files[0]).parent.as_posix()
 
 
 def read_set(paths: Mapping[str, Path], files: StaySet) -> Records:
@@ -180,12 +208,14 @@ def read_set(paths: Mapping[str, Path], files: StaySet) -> Records:
     Raises UserError: as `archives.read_members`, and schema, duplicate_key and so on for the outcomes.
     """
     outcomes, rows, findings = _read_outcomes(paths[files.outcomes], files.outcomes) if files.outcomes else ({}, [], [])
-    place = files.archive or PurePosixPath(files.stays[0]).parent.as_posix()
+    place = files.place
+    others: list[str] = []
     stays: list[Stay] = []
     faults: list[Finding] = []
     seen = 0
     for rel, content in _list_stays(paths, files):
         if (named := STAY.fullmatch(rel)) is None:
+            others.append(PurePosixPath(rel).name)
             continue
         seen += 1
         try:
@@ -196,6 +226,10 @@ def read_set(paths: Mapping[str, Path], files: StaySet) -> Records:
         worst = tables.group_findings(faults)[0] if faults else Finding(Reason.NO_INPUT, "holds no stays")
         raise input_error(worst.code, f"no stay of {seen} can be used: {worst.problem}", worst.requirement, file=place)
     rows.append(SourceRows(file=place, kind="stays", seen=seen, quarantined=count_reasons(faults)))
+    if others := [name for name in others if not name.startswith(".") and not LAYOUT.fullmatch(name)]:
+        shown = tuple(map(safe_text, others[:5]))
+        text = f"files that are not named as a stay (132539.txt): {len(others)}, {shown[0]} first"
+        findings.append(input_warning(Reason.FILE_NAME, text, "not read", file=place, count=len(others), examples=shown))
     findings += tables.group_findings(faults) + [finding.at(place) for finding in _report_stays(stays)]
     if files.outcomes:
         unlabelled = sum("death" not in stay.record.attributes for stay in stays)
