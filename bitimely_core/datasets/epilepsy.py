@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 
 from bitimely_core.datasets import physiology
-from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, usage_error
+from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, input_warning, usage_error
 from bitimely_core.formats import archives, tables
-from bitimely_core.formats.source import Source, locate_errors, require_source
+from bitimely_core.formats.source import Source, finding_to_error, locate_errors, require_source
 from bitimely_core.formats.text import decode_table
 from bitimely_core.registry import DatasetBaseline, DatasetFacts, View, datasets
 from bitimely_core.types import Attributes, AttributeValue, IngestOptions, IngestUnit, Record, Records, Signal, SourceRows, count_reasons
@@ -246,11 +246,18 @@ class BonnSegment(NamedTuple):
 def read_segments(files: Mapping[str, Path]) -> Records:
     """The chunks of all segments; `files`: path relative to the source -> a segment's text, or the archive of a set.
 
-    A segment that is damaged, or there twice with different values, is counted as quarantined. Raises UserError: as `archives.read_members`.
+    A segment that is damaged, or there twice with different values, is counted as quarantined, and so is an archive that is damaged: the other
+    sets are used. Raises UserError: as `archives.read_members` where nothing else is left.
     """
     copies: dict[str, list[BonnSegment]] = {}
-    for segment in _list_segments(files):
-        copies.setdefault(segment.name, []).append(segment)
+    damaged: list[Finding] = []
+    for rel, path in files.items():
+        found = _read_segment_file(rel, path)
+        if isinstance(found, Finding):
+            damaged.append(found)
+            continue
+        for segment in found:
+            copies.setdefault(segment.name, []).append(segment)
     records: list[Record] = []
     faults: list[tuple[str, Finding]] = []
     for name, same in sorted(copies.items()):
@@ -265,6 +272,8 @@ def read_segments(files: Mapping[str, Path]) -> Records:
             records.append(_make_record(part, f"X{chunk}.{name}", chunk, name, SETS[name[0]]))
     findings = tables.group_findings(fault for _, fault in faults)
     seen = Counter(segment.place for same in copies.values() for segment in same)
+    if not records and damaged:
+        raise finding_to_error(damaged[0])
     if not records:
         raise _no_rows_error(findings, seen.total())
     used = Counter(record.subject_id[0] for record in records if record.attributes["chunk"] == 1)
@@ -273,6 +282,9 @@ def read_segments(files: Mapping[str, Path]) -> Records:
             text = f"set {name} ({CONDITIONS[label]}): {used[name]} of {SEGMENTS} segments are used"
             findings.append(input_warning(Reason.CLASS_MISSING, text, "expected all", count=SEGMENTS - used[name]))
     rows = []
+    if damaged:  # how many segments such an archive has is unknown: it is counted among the folders and archives
+        findings = [*damaged, *findings]
+        rows.append(SourceRows(file=str(damaged[0].file), kind="sets", seen=len(seen) + len(damaged), quarantined=count_reasons(damaged)))
     for place, count in sorted(seen.items()):
         lost = [[fault for at, fault in faults if at == place and (fault.level == "error") == error] for error in (False, True)]
         dropped, quarantined = map(count_reasons, lost)
@@ -280,16 +292,24 @@ def read_segments(files: Mapping[str, Path]) -> Records:
     return Records(records=records, rows=rows, findings=findings)
 
 
-def _list_segments(files: Mapping[str, Path]) -> Iterator[BonnSegment]:
-    for rel, path in files.items():
-        if (named := SEGMENT.fullmatch(rel)) is not None:
-            size = path.stat().st_size
-            content = path.read_bytes() if size <= SEGMENT_BYTES else bytes(SEGMENT_BYTES + 1)
-            yield BonnSegment(PurePosixPath(rel).parent.as_posix(), rel, named[1].upper(), parse_segment(content))
-            continue
+def _read_segment_file(rel: str, path: Path) -> list[BonnSegment] | Finding:
+    """The segments of a text or an archive; why none of an archive can be used. Raises UserError: io_error, and faults of this machine."""
+    if (named := SEGMENT.fullmatch(rel)) is not None:
+        size = path.stat().st_size
+        content = path.read_bytes() if size <= SEGMENT_BYTES else bytes(SEGMENT_BYTES + 1)
+        return [BonnSegment(PurePosixPath(rel).parent.as_posix(), rel, named[1].upper(), parse_segment(content))]
+    found = []
+    try:
         for inner, content in archives.read_members(path):
             if (named := SEGMENT.fullmatch(inner)) is not None:
-                yield BonnSegment(rel, rel, named[1].upper(), parse_segment(content, f"{named[1]}: "))
+                found.append(BonnSegment(rel, rel, named[1].upper(), parse_segment(content, f"{named[1]}: ")))
+    except UserError as error:
+        if error.exit_code != Exit.REFUSED or error.code == Reason.IO_ERROR:  # it may be gone the next time
+            raise
+        lost = "none of its segments is used"
+        wanted = f"{error.requirement}: {lost}" if error.requirement else lost
+        return replace(error.finding, file=rel, requirement=wanted, hint=error.hint or "Download it again")
+    return found
 
 
 def parse_segment(content: bytes, prefix: str = "") -> np.ndarray | Finding:
