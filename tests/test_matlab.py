@@ -162,6 +162,17 @@ def test_odd_recordings_of_the_cup_are_named(tmp_path: Path) -> None:
     )
 
 
+def test_a_constant_channel_of_the_cup_is_reported(tmp_path: Path) -> None:
+    made = write_cup(tmp_path / "raw")
+    sig = made["DATA_01_TYPE02"][0].copy()
+    sig[1] = 0
+    scipy.io.savemat(tmp_path / "raw" / "DATA_01_TYPE02.mat", {"sig": sig})
+    report = ingest("ieee-ppg", tmp_path / "raw", tmp_path / "cache")
+    (unit,) = (unit for unit in report["units"] if unit["status"] != "accepted")
+    assert [(reason["code"], reason["field"]) for reason in unit["reasons"]] == [("flat_channel", "PPG 1")]
+    assert report["exit_code"] == 0
+
+
 def test_the_complete_cup_gives_the_windows_of_the_archive(tmp_path: Path) -> None:
     folder = require_sample(DATA / "ieee-spc2015")
     report = ingest("ieee-ppg", folder, tmp_path / "cache")

@@ -79,6 +79,7 @@ def _measure_rate(first: np.ndarray, second: np.ndarray, x: np.ndarray, y: np.nd
             "rows of `sig` in .mat files: ECG (training alone), PPG 1, PPG 2, acceleration x, y, z",
             "units": "the files name none",
             "labels": "of .mat files: BPM0[k] is the heart rate of the 8 s from second 2 k on",
+            "quality": "of .mat files: a constant channel is reported (flat_channel)",
             "people": "of .mat files: each training recording is of another person; of the ten test recordings two are of S02 and two of S06, so "
             "they are eight people. TEST recordings are test, the recordings of a tenth of the training people validation: no test person is lost",
             "extra": "DATA_S04_T01 is not part of the official training set: it is left out but under --extra S04_T01, and then it is test, since "
@@ -180,6 +181,8 @@ def read_recording(name: str, paths: Mapping[str, Path], files: CupRecording, sp
     signals = []
     for channel, values in zip(ROWS[len(rows)], rows, strict=True):
         signals.append(Signal(channel, RATE, "", np.ascontiguousarray(values, np.float32)))
+        if (values == values[0]).all():
+            findings.append(input_warning(Reason.FLAT_CHANNEL, "is constant", field=channel))
         if lost := int(np.isnan(values).sum()):
             findings.append(input_warning(Reason.MISSING_VALUES, f"missing values: {lost}", field=channel, count=lost))
         if low := int((values == LOWEST).sum()):
