@@ -261,6 +261,65 @@ def test_every_file_of_a_set_is_read_or_named(tmp_path: Path) -> None:
     assert (named["count"], named["examples"]) == (2, ["'4.txt.part'", "'notes.txt'"])
 
 
+def list_stays(cache: Path) -> dict[str, object]:
+    """RecordID -> death, of a cache."""
+    return {one.recording_id: one.attributes.get("death") for one in open_cache(cache).records()}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_stay_of_two_sets_is_used_once_and_one_that_differs_not_at_all(tmp_path: Path, *, packed: bool) -> None:
+    raw, end = tmp_path / "raw", ".tar.gz" if packed else ""
+    stays = {number: make_stay(number, 4) for number in range(1, 9)}
+    write_set(raw, "a", {number: stays[number] for number in (1, 2, 3, 4)}, packed=packed, outcomes=False)
+    write_set(raw, "b", {number: stays[number] for number in (1, 5, 6)} | {2: make_stay(2, 5)}, packed=packed)
+    report = ingest("physionet-2012", raw, tmp_path / "cache")
+    assert report["exit_code"] == 3
+    assert list_stays(tmp_path / "cache") == {
+        "1": "survived",
+        "3": None,
+        "4": None,
+        "5": "survived",
+        "6": "died",
+    }  # 1 of the set with outcomes
+    rows = {row["file"]: row for row in report["rows"] if row["kind"] == "stays"}
+    assert {name: (row["seen"], row["dropped_by_reason"], row["quarantined_by_reason"]) for name, row in rows.items()} == {
+        f"set-a{end}": (4, {"duplicates": 1}, {"duplicate_key": 1}),
+        f"set-b{end}": (4, {}, {"duplicate_key": 1}),
+    }
+    inner = {letter: f"set-{letter}{end}/set-{letter}" if packed else f"set-{letter}" for letter in "ab"}
+    found = {reason["code"]: reason for reason in report["units"][0]["reasons"]}
+    assert f"'{inner['a']}/1.txt' repeats '{inner['b']}/1.txt', used once" in found["duplicates"]["message"]
+    assert found["duplicate_key"]["message"].startswith(f"{inner['a']}/2.txt: '{inner['b']}/2.txt' is of the same stay and differs")
+
+
+def test_a_set_that_repeats_another_one_adds_nothing(tmp_path: Path) -> None:
+    stays = {number: make_stay(number, 4) for number in range(1, 5)}
+    for letter in "ab":
+        write_set(tmp_path / "raw", letter, stays, packed=letter == "a")
+    report = ingest("physionet-2012", tmp_path / "raw", tmp_path / "cache")
+    assert (report["exit_code"], set(list_stays(tmp_path / "cache"))) == (0, {"1", "2", "3", "4"})
+    assert report["reason_counts"]["duplicates"] == 4
+    table = tmp_path / "raw" / "Outcomes-b.txt"
+    table.write_text(table.read_text().replace("2,2,7,2,-1,0", "2,2,7,2,-1,1"))
+    report = ingest("physionet-2012", tmp_path / "raw", tmp_path / "other")
+    assert (report["exit_code"], set(list_stays(tmp_path / "other"))) == (3, {"1", "3", "4"})  # its two outcomes differ
+
+
+def test_a_stay_that_an_archive_holds_twice_is_judged_alone(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    write_set(raw, "c", {number: make_stay(number, 4) for number in range(1, 6)}, packed=False, outcomes=False)
+    with zipfile.ZipFile(raw / "set-c.zip", "w") as archive:
+        for number in range(1, 6):
+            archive.write(raw / "set-c" / f"{number}.txt", f"set-c/{number}.txt")
+        archive.write(raw / "set-c" / "1.txt", "old/1.txt")
+        archive.writestr("old/2.txt", "Time,Parameter,Value\n00:00,HR,80\n")
+    shutil.rmtree(raw / "set-c")
+    report = ingest("physionet-2012", raw, tmp_path / "cache")
+    assert (report["exit_code"], set(list_stays(tmp_path / "cache"))) == (3, {"1", "3", "4", "5"})
+    (row,) = report["rows"]
+    assert (row["seen"], row["dropped_by_reason"], row["quarantined_by_reason"]) == (7, {"duplicates": 1}, {"duplicate_key": 2})
+
+
 @pytest.mark.parametrize(
     ("line", "code"),
     [

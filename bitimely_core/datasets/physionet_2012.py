@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -95,6 +97,19 @@ class StaySet:
         """The archive or the folder of its stays."""
         return _locate_stays([self.archive] if self.archive else self.stays)
 
+    def locate(self, rel: str) -> str:
+        """The path of a stay, that of its archive before it."""
+        return f"{self.archive}/{rel}" if self.archive else rel
+
+
+class StayCopy(NamedTuple):
+    """A stay that several sets hold."""
+
+    letter: str
+    file: str
+    content: bytes
+    death: str | None
+
 
 class Stay(NamedTuple):
     """One stay as read."""
@@ -129,6 +144,7 @@ class Stay(NamedTuple):
             "variables; -1 is unknown: missing",
             "plausible": "values outside of these ranges are missing: "
             + "; ".join(f"{name} {low:g} to {high:g}" for name, (low, high) in PLAUSIBLE.items()),
+            "copies": "a stay that is there twice is used once, with a warning; one whose copies differ, in text or outcome, is left out",
             "labels": f"{LABEL} of the outcomes; Length_of_stay, SAPS-I, SOFA and Survival are known only later and are not read",
             "splits": "by stay: which stays are of one patient was not published",
         },
@@ -145,6 +161,7 @@ def physionet_2012(source: Source | None, options: IngestOptions) -> Iterator[In
     claimed = {letter: {str(i): rel for i, rel in enumerate([one.outcomes, one.archive, *one.stays])} for letter, one in sets.items()}
     yield from report_unclaimed(source, {**claimed, "": {rel: rel for rel in unread}}, LAYOUT)
     yield from remarks
+    copies = _find_copies(source, {letter: one for letter, one in sorted(sets.items()) if one.archive or one.stays})
     for letter, one in sorted(sets.items()):
         if not one.archive and not one.stays:
             yield input_warning(Reason.UNMATCHED_LABELS, f"has no set-{letter} beside it", "it is not read", file=one.outcomes)
@@ -158,7 +175,9 @@ def physionet_2012(source: Source | None, options: IngestOptions) -> Iterator[In
             yield IngestUnit(name=f"set-{letter}", files=tuple(files), read=None, findings=tuple(faults))
             continue
         paths = {rel: source.path(rel) for rel in files if rel not in source.rejected}
-        yield IngestUnit(name=f"set-{letter}", files=tuple(paths), read=partial(read_set, paths, one), findings=tuple(findings))
+        more = [copies[letter]] if letter in copies else []
+        read = partial(read_set, paths, one, *more)
+        yield IngestUnit(name=f"set-{letter}", files=tuple(paths), read=read, findings=tuple(findings))
 
 
 def _find_sets(source: Source) -> tuple[dict[str, StaySet], list[str], list[Finding]]:
@@ -202,45 +221,102 @@ def _locate_stays(files: Sequence[str]) -> str:
     return files[0] if STAY.fullmatch(files[0]) is None else PurePosixPath(files[0]).parent.as_posix()
 
 
-def read_set(paths: Mapping[str, Path], files: StaySet) -> Records:
-    """All stays of a set; damaged ones are counted. `paths`: path relative to the source -> file.
+def _find_copies(source: Source, sets: Mapping[str, StaySet]) -> dict[str, dict[str, Finding]]:
+    """Letter -> RecordID -> why this set's copy of a stay that another set has too is not used.
+
+    Of equal ones with equal outcomes one is used, of others none: which is right is unknown. A set that cannot be read is left to its unit.
+    """
+    if len(sets) < 2:
+        return {}
+    paths = {letter: {rel: source.path(rel) for rel in (one.archive, *one.stays) if rel in source.files} for letter, one in sets.items()}
+    names: Counter[str] = Counter()
+    for letter, one in sets.items():
+        with suppress(UserError, OSError):
+            listed = (rel for rel, _ in archives.read_members(paths[letter][one.archive])) if one.archive else paths[letter]
+            names.update({named[1] for rel in listed if (named := STAY.fullmatch(rel))})
+    shared = {name for name, count in names.items() if count > 1}
+    places: dict[str, list[StayCopy]] = {}
+    for letter, one in sets.items() if shared else ():
+        with suppress(UserError, OSError):
+            known = one.outcomes and one.outcomes in source.files
+            deaths = _read_outcomes(source.path(one.outcomes), one.outcomes)[0] if known else {}
+            for rel, content in _list_stays(paths[letter], one):
+                if (named := STAY.fullmatch(rel)) is not None and named[1] in shared:
+                    places.setdefault(named[1], []).append(StayCopy(letter, one.locate(rel), content, deaths.get(named[1])))
+    found: dict[str, dict[str, Finding]] = {}
+    for name, same in sorted(places.items()):
+        differ = len({one.content for one in same}) > 1 or len({one.death for one in same} - {None}) > 1
+        used, *others = sorted(same, key=lambda one: (one.death is None, one.letter))  # one with an outcome, if any has it
+        for other in others:
+            if other.letter != used.letter:
+                place = sets[other.letter].place
+                found.setdefault(other.letter, {})[name] = _describe_copy(other.file, used.file, place, differ=differ)
+                if differ:
+                    found.setdefault(used.letter, {})[name] = _describe_copy(used.file, other.file, place, differ=True)
+    return found
+
+
+def _describe_copy(file: str, other: str, place: str, *, differ: bool) -> Finding:
+    """Why a stay is not used that `other` holds too; `place`: that of its set, for which equal ones are counted."""
+    if not differ:
+        return input_warning(Reason.DUPLICATES, f"{safe_text(file)} repeats {safe_text(other)}", "used once", file=place)
+    text, wanted = f"{safe_text(other)} is of the same stay and differs, in its text or its outcome", "none of them is used"
+    return Finding(Reason.DUPLICATE_KEY, text, wanted, "Remove the wrong one", file=file)
+
+
+def read_set(paths: Mapping[str, Path], files: StaySet, copies: Mapping[str, Finding] | None = None) -> Records:
+    """All stays of a set; damaged ones are counted. `paths`: path relative to the source -> file; `copies`: as of `_find_copies`.
 
     Raises UserError: as `archives.read_members`, and schema, duplicate_key and so on for the outcomes.
     """
     outcomes, rows, findings = _read_outcomes(paths[files.outcomes], files.outcomes) if files.outcomes else ({}, [], [])
     place = files.place
     others: list[str] = []
-    stays: list[Stay] = []
+    stays: dict[str, Stay] = {}
     faults: list[Finding] = []
+    first: dict[str, tuple[str, bytes]] = {}  # RecordID -> file and hash of its text
+    torn: set[str] = set()  # stays whose copies differ
     seen = 0
     for rel, content in _list_stays(paths, files):
         if (named := STAY.fullmatch(rel)) is None:
             others.append(PurePosixPath(rel).name)
             continue
         seen += 1
+        name, file, digest = named[1], files.locate(rel), sha256(content).digest()
+        there, hashed = first.setdefault(name, (file, digest))
+        if there != file:
+            if hashed != digest and stays.pop(name, None) is not None:
+                torn.add(name)
+                faults.append(_describe_copy(there, file, place, differ=True))
+            faults.append(_describe_copy(file, there, place, differ=hashed != digest or name in torn))
+            continue
+        if copies and name in copies:
+            faults.append(copies[name])
+            continue
         try:
-            stays.append(parse_stay(named[1], content, outcomes.get(named[1])))
+            stays[name] = parse_stay(name, content, outcomes.get(name))
         except UserError as error:
-            faults.append(replace(error.finding, file=rel if not files.archive else f"{place}/{PurePosixPath(rel).name}"))
-    if not stays:
+            faults.append(replace(error.finding, file=file))
+    if not stays and not any(fault.level != "error" for fault in faults):
         worst = tables.group_findings(faults)[0] if faults else Finding(Reason.NO_INPUT, "holds no stays")
-        raise input_error(worst.code, f"no stay of {seen} can be used: {worst.problem}", worst.requirement, file=place)
-    rows.append(SourceRows(file=place, kind="stays", seen=seen, quarantined=count_reasons(faults)))
+        raise input_error(worst.code, f"no stay of {seen} can be used: {worst.problem}", worst.requirement, worst.hint, file=place)
+    dropped, quarantined = (count_reasons(fault for fault in faults if (fault.level == "error") == error) for error in (False, True))
+    rows.append(SourceRows(file=place, kind="stays", seen=seen, dropped=dropped, quarantined=quarantined))
     if others := [name for name in others if not name.startswith(".") and not LAYOUT.fullmatch(name)]:
         shown = tuple(map(safe_text, others[:5]))
         text = f"files that are not named as a stay (132539.txt): {len(others)}, {shown[0]} first"
         findings.append(input_warning(Reason.FILE_NAME, text, "not read", file=place, count=len(others), examples=shown))
-    findings += tables.group_findings(faults) + [finding.at(place) for finding in _report_stays(stays)]
+    findings += tables.group_findings(faults) + [finding.at(place) for finding in _report_stays([*stays.values()])]
     if files.outcomes:
-        unlabelled = sum("death" not in stay.record.attributes for stay in stays)
-        unused = len(outcomes.keys() - {stay.record.recording_id for stay in stays})
+        unlabelled = sum("death" not in stay.record.attributes for stay in stays.values())
+        unused = len(outcomes.keys() - stays.keys())
         for count, text, wanted in (
             (unlabelled, "stays without an outcome", "they have no label"),
             (unused, "outcomes without a stay", "not used"),
         ):
             if count:
                 findings.append(input_warning(Reason.UNMATCHED_LABELS, f"{text}: {count}", wanted, file=files.outcomes, count=count))
-    return Records(records=[stay.record for stay in stays], rows=rows, findings=findings)
+    return Records(records=[stay.record for stay in stays.values()], rows=rows, findings=findings)
 
 
 def _list_stays(paths: Mapping[str, Path], files: StaySet) -> Iterator[tuple[str, bytes]]:
