@@ -369,6 +369,34 @@ def test_what_is_odd_is_reported_with_counts(tmp_path: Path) -> None:
     assert not any(later & {s.channel for s in one.signals} or later & set(one.attributes) for one in records.values())
 
 
+@pytest.mark.parametrize(
+    ("variable", "wrong", "right"),
+    [
+        ("HR", ("-1", "8000"), "0"),
+        ("SysABP", ("-1",), "0"),
+        ("SaO2", ("-1", "250"), "100"),
+        ("FiO2", ("40",), "0.4"),
+        ("GCS", ("2", "16"), "3"),
+        ("Urine", ("-50",), "19990"),
+        ("Glucose", ("-0.5",), "8"),
+        ("Age", ("400",), "90"),
+        ("Gender", ("7", "0.5", "-2"), "1"),
+        ("ICUType", ("0", "5"), "4"),
+    ],
+)
+def test_values_that_cannot_be_are_missing_and_counted(tmp_path: Path, variable: str, wrong: tuple[str, ...], right: str) -> None:
+    """Each in a stay of its own, beside one with a value that can be."""
+    stays = {i: ["00:00,Weight,80", f"01:00,{variable},{value}"] for i, value in enumerate([*wrong, right], 1)}
+    write_set(tmp_path / "raw", "a", stays, packed=False, outcomes=False)
+    report = ingest("physionet-2012", tmp_path / "raw", tmp_path / "cache")
+    (reason,) = (reason for reason in report["units"][0]["reasons"] if reason["code"] == "physical_range")
+    assert (reason["field"], reason["count"]) == (variable, len(wrong))
+    channel = "ICUType 4" if variable == "ICUType" else variable
+    for record in open_cache(tmp_path / "cache").records([channel]):
+        (signal,) = record.signals
+        assert np.isfinite(signal.samples).any() == (record.recording_id == str(len(stays)))
+
+
 @pytest.mark.long
 def test_the_complete_sets(tmp_path: Path) -> None:
     require_sample(DATA)

@@ -298,7 +298,7 @@ def _report_segments(used: Mapping[str, np.ndarray]) -> Iterator[Finding]:
     flat = [name for name, values in used.items() if (values == values[0]).all()]
     broken = [name for name, values in used.items() if not np.array_equal(values, np.rint(values))]
     for code, names, text, wanted, action in (
-        (Reason.FLAT_CHANNEL, flat, "segments of one value alone", "they are used: was the electrode detached?", ""),
+        (Reason.FLAT_CHANNEL, flat, "segments of one value alone", "they are used", "Was the electrode detached?"),
         (
             Reason.UNIT,
             broken,

@@ -49,7 +49,19 @@ STATICS = ("Age", "Gender", "Height", *(f"ICUType {kind}" for kind in range(1, 5
 CHANNELS = (*VARIABLES, *STATICS)
 DESCRIPTORS = {"RecordID", "Age", "Gender", "Height", "ICUType"}  # Weight is one at 00:00, and a variable
 UNKNOWN = -1.0  # of a descriptor
-PLAUSIBLE = {"pH": (6.0, 8.5), "Temp": (20.0, 45.0), "Height": (100.0, 250.0), "Weight": (15.0, 500.0), "WBC": (0.0, 1000.0)}
+PLAUSIBLE = {  # no value of another variable is below 0
+    **dict.fromkeys(("FiO2", "MechVent"), (0.0, 1.0)),
+    **dict.fromkeys(("HCT", "SaO2"), (0.0, 100.0)),
+    "Age": (0.0, 130.0),
+    "GCS": (3.0, 15.0),
+    "HR": (0.0, 500.0),
+    "Height": (100.0, 250.0),
+    "Temp": (20.0, 45.0),
+    "WBC": (0.0, 1000.0),
+    "Weight": (15.0, 500.0),
+    "pH": (6.0, 8.5),
+}
+CODES = {"Gender": (0.0, 1.0), "ICUType": (1.0, 2.0, 3.0, 4.0)}
 DEATH = ("survived", "died")
 LABEL = "In-hospital_death"
 TIME = re.compile(r"(\d{1,3}):([0-5]\d)", re.ASCII)
@@ -143,7 +155,8 @@ class Stay(NamedTuple):
             "descriptors": "Age, Gender (0 female, 1 male), Height and four indicators of ICUType are channels observed at 00:00, beside the 37 "
             "variables; -1 is unknown: missing",
             "plausible": "values outside of these ranges are missing: "
-            + "; ".join(f"{name} {low:g} to {high:g}" for name, (low, high) in PLAUSIBLE.items()),
+            + "; ".join(f"{name} {low:g} to {high:g}" for name, (low, high) in PLAUSIBLE.items())
+            + "; others below 0",
             "copies": "a stay that is there twice is used once, with a warning; one whose copies differ, in text or outcome, is left out",
             "labels": f"{LABEL} of the outcomes; Length_of_stay, SAPS-I, SOFA and Survival are known only later and are not read",
             "splits": "by stay: which stays are of one patient was not published",
@@ -373,10 +386,10 @@ def parse_stay(name: str, content: bytes, death: str | None) -> Stay:
         if variable not in UNITS and variable not in DESCRIPTORS:
             foreign += 1
             continue
-        low, high = PLAUSIBLE.get(variable, (-np.inf, np.inf))
+        low, high = PLAUSIBLE.get(variable, (0.0, np.inf))
         if value == UNKNOWN and (variable in DESCRIPTORS or variable == "Weight"):
             unknown[variable] += 1
-        elif not low <= value <= high or (variable == "ICUType" and value not in {1, 2, 3, 4}):
+        elif not low <= value <= high or value not in CODES.get(variable, (value,)):
             implausible[variable] += 1
         else:
             repeated += (minute, variable) in values
@@ -427,7 +440,9 @@ def _report_stays(stays: list[Stay]) -> Iterator[Finding]:
             Reason.MISSING_VALUES, f"stays with an unknown {variable} (-1): {count}", "missing", field=variable, count=count
         )
     for variable, count in sorted(implausible.items()):
-        wanted = "between {:g} and {:g}".format(*PLAUSIBLE[variable]) if variable in PLAUSIBLE else "of 1 to 4"
+        low, high = PLAUSIBLE.get(variable, (0.0, np.inf))
+        wanted = f"between {low:g} and {high:g}" if variable in PLAUSIBLE else "0 or more"
+        wanted = f"one of {', '.join(f'{code:g}' for code in CODES[variable])}" if variable in CODES else wanted
         text = f"values of {variable} that are not {wanted}: {count}"
         yield input_warning(Reason.PHYSICAL_RANGE, text, "missing", field=variable, count=count)
     if count := sum(stay.repeated for stay in stays):
