@@ -31,9 +31,10 @@ def make_stay(number: int, rows: int = 30) -> list[str]:
     rng = np.random.default_rng(number)
     lines = [f"00:00,RecordID,{number}", f"00:00,Age,{20 + number % 60}", f"00:00,Gender,{number % 2}", "00:00,Height,-1"]
     lines += [f"00:00,ICUType,{1 + number % 4}", f"00:00,Weight,{60 + number % 30}.5"]
+    fixed = {"Temp": 37, "pH": 7.25, "MechVent": 1}
     for minute in sorted(rng.choice(2880, rows, replace=False).tolist()):
         lines += [
-            f"{minute // 60:02d}:{minute % 60:02d},{name},{37 if name == 'Temp' else 7.25 if name == 'pH' else rng.integers(20, 99)}"
+            f"{minute // 60:02d}:{minute % 60:02d},{name},{fixed.get(name) or rng.integers(*((3, 16) if name == 'GCS' else (20, 99)))}"
             for name in NAMES
             if rng.random() < 0.4
         ]
@@ -106,6 +107,24 @@ def test_windows_keep_the_times_of_observations(cached: Path) -> None:
         number = int(name)
         assert statics == [20 + number % 60, number % 2, 0, *(float(kind == 1 + number % 4) for kind in range(1, 5))]
         assert batch.target[row] == (number % 3 == 0)
+
+
+def test_times_behind_the_window_are_counted(tmp_path: Path) -> None:
+    """A stay of 230 times in a window of 216; on a grid of 24 hours, times of the second day."""
+    stays = {number: make_stay(number, 30) for number in range(1, 21)} | {21: [f"{i // 6:02d}:{i % 6}0,HR,80" for i in range(230)]}
+    write_set(tmp_path / "raw", "a", stays, packed=False)
+    ingest("physionet-2012", tmp_path / "raw", tmp_path / "cache")
+    windows = tokens.build(tmp_path / "cache", view="mortality", out=tmp_path / "irregular")
+    (found,) = (one for one in windows.manifest.findings if one.code == "length")
+    assert (found.level, found.count) == ("warning", 14)
+    assert "14 times of irregular recordings behind their windows were left out" in found.message
+    assert not [
+        one for one in tokens.build(tmp_path / "cache", view="grid", out=tmp_path / "grid").manifest.findings if one.code == "length"
+    ]
+    day = tokens.build(tmp_path / "cache", view="grid", out=tmp_path / "day", window=24)
+    records = open_cache(tmp_path / "cache").records(["time"])
+    beyond = sum(int((record.signals[0].samples > 86400).sum()) for record in records)
+    assert [one.count for one in day.manifest.findings if one.code == "length"] == [beyond]
 
 
 def test_a_grid_holds_the_means_of_the_hours(cached: Path) -> None:
