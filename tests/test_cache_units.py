@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from bitimely_core.cache import shards, units
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.formats.source import Source
 from bitimely_core.schemas.ingest import IngestReport
-from bitimely_core.types import Annotation, IngestUnit, Record, Signal
+from bitimely_core.types import Annotation, IngestUnit, Record, Records, Signal
 
 pytestmark = pytest.mark.usefixtures("toys")
 
@@ -106,6 +107,17 @@ def test_two_units_with_one_recording_are_refused(raw: Path, tmp_path: Path) -> 
     put(raw, "sub/a1", 7)
     error = refused(raw, tmp_path / "out")
     assert (error.code, error.exit_code) == (Reason.DUPLICATE_KEY, 4)
+    assert "the unit 'sub/a1' holds the recording 'a1', and the unit 'a1' too" in error.problem
+
+
+def test_a_unit_with_one_recording_twice_is_refused_as_such(raw: Path, tmp_path: Path) -> None:
+    of(lambda source, options: [replace(unit, read=functools.partial(read_twice, unit.read)) for unit in list_toys(source, options)])
+    error = refused(raw, tmp_path / "out")
+    assert (error.code, error.problem) == (Reason.DUPLICATE_KEY, "the unit 'a1' holds the recording 'a1' twice")
+
+
+def read_twice(read: Callable[[], Record]) -> Records:
+    return Records(records=[read(), read()])
 
 
 def of(function: Callable[..., Any]) -> None:

@@ -289,10 +289,48 @@ def test_a_segment_in_two_places_is_used_once_or_not_at_all(tmp_path: Path) -> N
     assert [row.quarantined for row in found.rows] == [{"duplicate_key": 1}] * 2
 
 
+def test_what_is_odd_in_segments_that_are_used_names_them(tmp_path: Path) -> None:
+    """A segment of zeros, one in volts, and one that is another's copy under a second name."""
+    raw = tmp_path / "raw"
+    write_sets(raw, ["S001", "S002", "S003", "S004", "Z001", "Z002", "Z003"])
+    (raw / "S" / "S002.txt").write_text("0\n" * 4097)
+    (raw / "Z" / "Z002.txt").write_text("".join(f"{float(x) / 1e6:.9e}\n" for x in (raw / "Z" / "Z002.txt").read_text().split()))
+    (raw / "S" / "S003.txt").write_bytes((raw / "Z" / "Z001.txt").read_bytes())
+    report = cache.ingest("epilepsy", raw, tmp_path / "cache")
+    assert (report["exit_code"], report["rows"][0]["used"], report["rows"][1]["used"]) == (0, 4, 3)
+    found = {reason["code"]: reason for reason in (*report["units"][0]["reasons"], *report["reasons"])}
+    assert (found["flat_channel"]["count"], found["flat_channel"]["examples"]) == (1, ["S002"])
+    assert (found["unit"]["count"], found["unit"]["examples"]) == (1, ["Z002"])
+    copies = found["duplicate_across_splits"]
+    assert (copies["file"], copies["count"]) == ("bonn", 23)
+    assert "'X1.Z001' as 'X1.S003' and so on" in copies["message"]
+
+
+def damage_archive(raw: bytes) -> list[bytes]:
+    return [raw[:-60], raw[:500] + b"xxxx" + raw[504:], b"", b"PK", b"text"]
+
+
+def test_a_damaged_archive_costs_its_set_alone(tmp_path: Path) -> None:
+    """A half download of F.zip: it is named with what to do, and the four other sets land."""
+    raw, names = tmp_path / "raw", [f"{letter}00{i}" for letter in "FNOSZ" for i in (1, 2)]
+    raw.mkdir()
+    write_sets(raw, names, packed=True)
+    for i, damaged in enumerate(damage_archive((raw / "F.zip").read_bytes())):
+        (raw / "F.zip").write_bytes(damaged)
+        report = cache.ingest("epilepsy", raw, tmp_path / f"cache{i}")
+        assert report["exit_code"] == 3
+        assert {one.subject_id for one in cache.open_cache(tmp_path / f"cache{i}").records()} == {name for name in names if name[0] != "F"}
+        (row,) = (row for row in report["rows"] if row["kind"] == "sets")
+        assert (row["file"], row["seen"], row["quarantined"]) == ("F.zip", 5, 1)
+        (named,) = (reason for reason in report["units"][0]["reasons"] if reason["level"] == "error")
+        assert named["message"].startswith("F.zip: ")
+        assert "none of its segments is used. Download it again" in named["message"]
+
+
 def test_a_damaged_archive_and_two_forms_are_refused_in_one_line(tmp_path: Path) -> None:
-    write_sets(tmp_path, ["Z001", "O001"], packed=True)
+    write_sets(tmp_path, ["Z001"], packed=True)
     raw = (tmp_path / "Z.zip").read_bytes()
-    for damaged in (raw[:-60], raw[:500] + b"xxxx" + raw[504:], b"", b"PK", b"text"):
+    for damaged in damage_archive(raw):
         (tmp_path / "Z.zip").write_bytes(damaged)
         with pytest.raises(UserError) as caught:
             read_epilepsy(tmp_path)

@@ -162,6 +162,37 @@ def test_odd_recordings_of_the_cup_are_named(tmp_path: Path) -> None:
     )
 
 
+def test_a_copy_of_a_file_of_the_cup_is_used_once_and_one_that_differs_costs_its_recording(tmp_path: Path) -> None:
+    made = write_cup(tmp_path / "raw")
+    plain = ingest("ieee-ppg", tmp_path / "raw", tmp_path / "plain")
+    old = tmp_path / "raw" / "old"
+    old.mkdir()
+    for name in ("DATA_01_TYPE02.mat", "DATA_01_TYPE02_BPMtrace.mat"):
+        (old / name).write_bytes((tmp_path / "raw" / name).read_bytes())
+    report = ingest("ieee-ppg", tmp_path / "raw", tmp_path / "same")
+    assert (report["exit_code"], report["content_sha256"]) == (0, plain["content_sha256"])
+    assert report["reason_counts"] == {"left_out": 1, "duplicates": 2}
+    scipy.io.savemat(old / "DATA_01_TYPE02_BPMtrace.mat", {"BPM0": made["DATA_01_TYPE02"][1] + 1})
+    report = ingest("ieee-ppg", tmp_path / "raw", tmp_path / "differ")
+    assert report["exit_code"] == 3
+    (unit,) = (unit for unit in report["units"] if unit["status"] == "quarantined")
+    (reason,) = unit["reasons"]
+    assert (unit["unit"], reason["code"], reason["file"]) == ("DATA_01_TYPE02", "duplicate_key", "old/DATA_01_TYPE02_BPMtrace.mat")
+    assert "differs from 'DATA_01_TYPE02_BPMtrace.mat'" in reason["message"]
+    assert "Remove the wrong one" in reason["message"]
+
+
+def test_a_constant_channel_of_the_cup_is_reported(tmp_path: Path) -> None:
+    made = write_cup(tmp_path / "raw")
+    sig = made["DATA_01_TYPE02"][0].copy()
+    sig[1] = 0
+    scipy.io.savemat(tmp_path / "raw" / "DATA_01_TYPE02.mat", {"sig": sig})
+    report = ingest("ieee-ppg", tmp_path / "raw", tmp_path / "cache")
+    (unit,) = (unit for unit in report["units"] if unit["status"] != "accepted")
+    assert [(reason["code"], reason["field"]) for reason in unit["reasons"]] == [("flat_channel", "PPG 1")]
+    assert report["exit_code"] == 0
+
+
 def test_the_complete_cup_gives_the_windows_of_the_archive(tmp_path: Path) -> None:
     folder = require_sample(DATA / "ieee-spc2015")
     report = ingest("ieee-ppg", folder, tmp_path / "cache")

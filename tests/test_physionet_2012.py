@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 import tarfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -30,9 +31,10 @@ def make_stay(number: int, rows: int = 30) -> list[str]:
     rng = np.random.default_rng(number)
     lines = [f"00:00,RecordID,{number}", f"00:00,Age,{20 + number % 60}", f"00:00,Gender,{number % 2}", "00:00,Height,-1"]
     lines += [f"00:00,ICUType,{1 + number % 4}", f"00:00,Weight,{60 + number % 30}.5"]
+    fixed = {"Temp": 37, "pH": 7.25, "MechVent": 1}
     for minute in sorted(rng.choice(2880, rows, replace=False).tolist()):
         lines += [
-            f"{minute // 60:02d}:{minute % 60:02d},{name},{37 if name == 'Temp' else 7.25 if name == 'pH' else rng.integers(20, 99)}"
+            f"{minute // 60:02d}:{minute % 60:02d},{name},{fixed.get(name) or rng.integers(*((3, 16) if name == 'GCS' else (20, 99)))}"
             for name in NAMES
             if rng.random() < 0.4
         ]
@@ -105,6 +107,24 @@ def test_windows_keep_the_times_of_observations(cached: Path) -> None:
         number = int(name)
         assert statics == [20 + number % 60, number % 2, 0, *(float(kind == 1 + number % 4) for kind in range(1, 5))]
         assert batch.target[row] == (number % 3 == 0)
+
+
+def test_times_behind_the_window_are_counted(tmp_path: Path) -> None:
+    """A stay of 230 times in a window of 216; on a grid of 24 hours, times of the second day."""
+    stays = {number: make_stay(number, 30) for number in range(1, 21)} | {21: [f"{i // 6:02d}:{i % 6}0,HR,80" for i in range(230)]}
+    write_set(tmp_path / "raw", "a", stays, packed=False)
+    ingest("physionet-2012", tmp_path / "raw", tmp_path / "cache")
+    windows = tokens.build(tmp_path / "cache", view="mortality", out=tmp_path / "irregular")
+    (found,) = (one for one in windows.manifest.findings if one.code == "length")
+    assert (found.level, found.count) == ("warning", 14)
+    assert "14 times of irregular recordings behind their windows were left out" in found.message
+    assert not [
+        one for one in tokens.build(tmp_path / "cache", view="grid", out=tmp_path / "grid").manifest.findings if one.code == "length"
+    ]
+    day = tokens.build(tmp_path / "cache", view="grid", out=tmp_path / "day", window=24)
+    records = open_cache(tmp_path / "cache").records(["time"])
+    beyond = sum(int((record.signals[0].samples > 86400).sum()) for record in records)
+    assert [one.count for one in day.manifest.findings if one.code == "length"] == [beyond]
 
 
 def test_a_grid_holds_the_means_of_the_hours(cached: Path) -> None:
@@ -202,10 +222,121 @@ def test_archive_and_folder_have_one_content_hash(tmp_path: Path, cached: Path) 
     write_set(tmp_path / "raw", "a", STAYS, packed=False)
     report = ingest("physionet-2012", tmp_path / "raw", tmp_path / "cache")
     assert report["content_sha256"] == open_cache(cached / "cache").manifest.content_sha256
-    write_set(tmp_path / "raw", "a", STAYS, packed=True)
-    with pytest.raises(UserError) as caught:
-        ingest("physionet-2012", tmp_path / "raw", tmp_path / "other")
-    assert caught.value.exit_code == 2
+
+
+def pack_folder(folder: Path, letter: str) -> None:
+    """A zip archive of a set beside its folder."""
+    with zipfile.ZipFile(folder / f"set-{letter}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted((folder / f"set-{letter}").iterdir()):
+            archive.write(path, f"set-{letter}/{path.name}")
+
+
+def test_of_several_forms_of_a_set_one_is_read_and_the_others_are_named(tmp_path: Path, cached: Path) -> None:
+    """As PhysioNet publishes them: set-a.tar.gz beside set-a.zip, and either may be unpacked beside them."""
+    raw = tmp_path / "raw"
+    write_set(raw, "a", STAYS, packed=True)
+    write_set(raw, "a", STAYS, packed=False)
+    pack_folder(raw, "a")
+    for used, unread in (("set-a", ["set-a.tar.gz", "set-a.zip"]), ("set-a.tar.gz", ["set-a.zip"]), ("set-a.zip", [])):
+        report = ingest("physionet-2012", raw, tmp_path / f"cache-{used}")
+        assert (report["exit_code"], report["content_sha256"]) == (0, open_cache(cached / "cache").manifest.content_sha256)
+        assert [row["file"] for row in report["rows"] if row["kind"] == "stays"] == [used]
+        assert [(reason["code"], reason["file"]) for reason in report["reasons"]] == [("duplicates", name) for name in unread]
+        assert all(f"read from '{used}'" in reason["message"] for reason in report["reasons"])
+        if (raw / used).is_dir():
+            shutil.rmtree(raw / used)
+        else:
+            (raw / used).unlink()
+
+
+def test_two_copies_of_one_form_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    for name in ("x", "y"):
+        write_set(tmp_path / "folders" / name, "a", {1: make_stay(1)}, packed=False, outcomes=False)
+        write_set(tmp_path / "archives" / name, "a", {1: make_stay(1)}, packed=True, outcomes=False)
+        (tmp_path / "tables" / name).mkdir(parents=True)
+        (tmp_path / "tables" / name / "Outcomes-a.txt").write_text("RecordID,In-hospital_death\n1,0\n")
+    for kind, there in (("folders", "x/set-a'"), ("archives", "x/set-a.tar.gz'"), ("tables", "x/Outcomes-a.txt'")):
+        with pytest.raises(UserError) as caught:
+            ingest("physionet-2012", tmp_path / kind, tmp_path / "cache")
+        assert caught.value.exit_code == 2
+        assert there in str(caught.value)
+        assert "Remove one of them" in str(caught.value)
+
+
+def test_every_file_of_a_set_is_read_or_named(tmp_path: Path) -> None:
+    """An ending in capitals is read; what an archive holds besides its stays is counted."""
+    raw = tmp_path / "raw"
+    write_set(raw, "c", {number: make_stay(number, 4) for number in (1, 2, 3)}, packed=False, outcomes=False)
+    (raw / "set-c" / "3.txt").rename(raw / "set-c" / "3.TXT")
+    report = ingest("physionet-2012", raw, tmp_path / "folder")
+    assert set(open_cache(tmp_path / "folder").recording_ids()) == {"1", "2", "3"}
+    for name in ("4.txt.part", "notes.txt", ".DS_Store", "README.txt"):
+        (raw / "set-c" / name).write_text("x")
+    pack_folder(raw, "c")
+    shutil.rmtree(raw / "set-c")
+    report = ingest("physionet-2012", raw, tmp_path / "zip")
+    assert set(open_cache(tmp_path / "zip").recording_ids()) == {"1", "2", "3"}
+    (named,) = (reason for reason in report["units"][0]["reasons"] if reason["code"] == "file_name")
+    assert (named["count"], named["examples"]) == (2, ["'4.txt.part'", "'notes.txt'"])
+
+
+def list_stays(cache: Path) -> dict[str, object]:
+    """RecordID -> death, of a cache."""
+    return {one.recording_id: one.attributes.get("death") for one in open_cache(cache).records()}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_stay_of_two_sets_is_used_once_and_one_that_differs_not_at_all(tmp_path: Path, *, packed: bool) -> None:
+    raw, end = tmp_path / "raw", ".tar.gz" if packed else ""
+    stays = {number: make_stay(number, 4) for number in range(1, 9)}
+    write_set(raw, "a", {number: stays[number] for number in (1, 2, 3, 4)}, packed=packed, outcomes=False)
+    write_set(raw, "b", {number: stays[number] for number in (1, 5, 6)} | {2: make_stay(2, 5)}, packed=packed)
+    report = ingest("physionet-2012", raw, tmp_path / "cache")
+    assert report["exit_code"] == 3
+    assert list_stays(tmp_path / "cache") == {
+        "1": "survived",
+        "3": None,
+        "4": None,
+        "5": "survived",
+        "6": "died",
+    }  # 1 of the set with outcomes
+    rows = {row["file"]: row for row in report["rows"] if row["kind"] == "stays"}
+    assert {name: (row["seen"], row["dropped_by_reason"], row["quarantined_by_reason"]) for name, row in rows.items()} == {
+        f"set-a{end}": (4, {"duplicates": 1}, {"duplicate_key": 1}),
+        f"set-b{end}": (4, {}, {"duplicate_key": 1}),
+    }
+    inner = {letter: f"set-{letter}{end}/set-{letter}" if packed else f"set-{letter}" for letter in "ab"}
+    found = {reason["code"]: reason for reason in report["units"][0]["reasons"]}
+    assert f"'{inner['a']}/1.txt' repeats '{inner['b']}/1.txt', used once" in found["duplicates"]["message"]
+    assert found["duplicate_key"]["message"].startswith(f"{inner['a']}/2.txt: '{inner['b']}/2.txt' is of the same stay and differs")
+
+
+def test_a_set_that_repeats_another_one_adds_nothing(tmp_path: Path) -> None:
+    stays = {number: make_stay(number, 4) for number in range(1, 5)}
+    for letter in "ab":
+        write_set(tmp_path / "raw", letter, stays, packed=letter == "a")
+    report = ingest("physionet-2012", tmp_path / "raw", tmp_path / "cache")
+    assert (report["exit_code"], set(list_stays(tmp_path / "cache"))) == (0, {"1", "2", "3", "4"})
+    assert report["reason_counts"]["duplicates"] == 4
+    table = tmp_path / "raw" / "Outcomes-b.txt"
+    table.write_text(table.read_text().replace("2,2,7,2,-1,0", "2,2,7,2,-1,1"))
+    report = ingest("physionet-2012", tmp_path / "raw", tmp_path / "other")
+    assert (report["exit_code"], set(list_stays(tmp_path / "other"))) == (3, {"1", "3", "4"})  # its two outcomes differ
+
+
+def test_a_stay_that_an_archive_holds_twice_is_judged_alone(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    write_set(raw, "c", {number: make_stay(number, 4) for number in range(1, 6)}, packed=False, outcomes=False)
+    with zipfile.ZipFile(raw / "set-c.zip", "w") as archive:
+        for number in range(1, 6):
+            archive.write(raw / "set-c" / f"{number}.txt", f"set-c/{number}.txt")
+        archive.write(raw / "set-c" / "1.txt", "old/1.txt")
+        archive.writestr("old/2.txt", "Time,Parameter,Value\n00:00,HR,80\n")
+    shutil.rmtree(raw / "set-c")
+    report = ingest("physionet-2012", raw, tmp_path / "cache")
+    assert (report["exit_code"], set(list_stays(tmp_path / "cache"))) == (3, {"1", "3", "4", "5"})
+    (row,) = report["rows"]
+    assert (row["seen"], row["dropped_by_reason"], row["quarantined_by_reason"]) == (7, {"duplicates": 1}, {"duplicate_key": 2})
 
 
 @pytest.mark.parametrize(
@@ -255,6 +386,34 @@ def test_what_is_odd_is_reported_with_counts(tmp_path: Path) -> None:
     assert [one.attributes for one in records.values()].count({}) == 2
     later = {"SAPS-I", "SOFA", "Length_of_stay", "Survival"}
     assert not any(later & {s.channel for s in one.signals} or later & set(one.attributes) for one in records.values())
+
+
+@pytest.mark.parametrize(
+    ("variable", "wrong", "right"),
+    [
+        ("HR", ("-1", "8000"), "0"),
+        ("SysABP", ("-1",), "0"),
+        ("SaO2", ("-1", "250"), "100"),
+        ("FiO2", ("40",), "0.4"),
+        ("GCS", ("2", "16"), "3"),
+        ("Urine", ("-50",), "19990"),
+        ("Glucose", ("-0.5",), "8"),
+        ("Age", ("400",), "90"),
+        ("Gender", ("7", "0.5", "-2"), "1"),
+        ("ICUType", ("0", "5"), "4"),
+    ],
+)
+def test_values_that_cannot_be_are_missing_and_counted(tmp_path: Path, variable: str, wrong: tuple[str, ...], right: str) -> None:
+    """Each in a stay of its own, beside one with a value that can be."""
+    stays = {i: ["00:00,Weight,80", f"01:00,{variable},{value}"] for i, value in enumerate([*wrong, right], 1)}
+    write_set(tmp_path / "raw", "a", stays, packed=False, outcomes=False)
+    report = ingest("physionet-2012", tmp_path / "raw", tmp_path / "cache")
+    (reason,) = (reason for reason in report["units"][0]["reasons"] if reason["code"] == "physical_range")
+    assert (reason["field"], reason["count"]) == (variable, len(wrong))
+    channel = "ICUType 4" if variable == "ICUType" else variable
+    for record in open_cache(tmp_path / "cache").records([channel]):
+        (signal,) = record.signals
+        assert np.isfinite(signal.samples).any() == (record.recording_id == str(len(stays)))
 
 
 @pytest.mark.long

@@ -377,13 +377,16 @@ def _publish_cache(run: IngestRun, previous: RecordingsManifest | None, parts: l
     """
     subjects: dict[str, tuple[str, str, str]] = {}
     files: dict[str, StoredFile] = {}
+    holders: dict[str, str] = {}  # recording -> unit
     for part in parts:
         files |= part.files
         for name in sorted(part.units):
             for recording, subject, attributes, *_ in part.units[name].recordings:
-                if recording in subjects:
-                    text = f"the unit {safe_text(name)} holds the recording {safe_text(recording)}, and another unit too"
-                    raise input_error(Reason.DUPLICATE_KEY, text, "expected unique recording names", file=run.source_path)
+                if (holder := holders.setdefault(recording, name)) != name or recording in subjects:
+                    again = f", and the unit {safe_text(holder)} too" if holder != name else " twice"
+                    text = f"the unit {safe_text(name)} holds the recording {safe_text(recording)}{again}"
+                    action = "Remove or rename one of them"
+                    raise input_error(Reason.DUPLICATE_KEY, text, "expected unique recording names", action, file=run.source_path)
                 subjects[recording] = (recording, subject, storage.encode_json(attributes).decode())
     table, files[table] = shards.write_subjects(run.out, list(subjects.values()))
     entries = {"units": {name: entry.model_dump(mode="json") for name, entry in run.entries.items()}}

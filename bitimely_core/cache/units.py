@@ -218,16 +218,21 @@ def find_copies(entries: Mapping[str, CachedUnit], sizes: Mapping[str, int]) -> 
     owners: dict[str, list[tuple[str, str]]] = {}
     for name, unit in sorted(entries.items()):
         file = max(unit.sources, key=lambda file: sizes.get(file, 0), default=name)
-        within: dict[str, str] = {}
-        equal = 0
-        for (_, subject, *_), digest in zip(unit.recordings, unit.samples, strict=False):
+        within: dict[str, tuple[str, str]] = {}  # digest -> subject and recording that have it first
+        pairs: list[str] = []
+        for (recording, subject, *_), digest in zip(unit.recordings, unit.samples, strict=False):
             if digest:
-                equal += within.setdefault(digest, subject) != subject
-        for digest, subject in within.items() if sizes.get(file, 0) >= COPY_BYTES else ():
+                owner, first = within.setdefault(digest, (subject, recording))
+                pairs += [f"{safe_text(recording)} as {safe_text(first)}"] if owner != subject else []
+        for digest, (subject, _) in within.items() if sizes.get(file, 0) >= COPY_BYTES else ():
             owners.setdefault(digest, []).append((subject, file))
-        if equal:
-            problem = f"recordings with the samples of another subject's: {equal}"
-            yield input_warning(Reason.DUPLICATE_ACROSS_SPLITS, problem, "they can be in training and test", file=file, count=equal)
+        if pairs:
+            problem = f"recordings with the samples of another subject's: {len(pairs)}, {pairs[0]}{' and so on' * (len(pairs) > 1)}"
+            place = file if len(unit.sources) == 1 else name  # of several files none is known to hold them
+            requirement, shown = "they can be in training and test", tuple(pairs[:5])
+            yield input_warning(
+                Reason.DUPLICATE_ACROSS_SPLITS, problem, requirement, "Remove the wrong ones", file=place, count=len(pairs), examples=shown
+            )
     for same in owners.values():
         subject, first = same[0]
         copies = list(dict.fromkeys(file for other, file in same if other != subject and file != first))

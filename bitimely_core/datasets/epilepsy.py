@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 
 from bitimely_core.datasets import physiology
-from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, usage_error
+from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, input_warning, usage_error
 from bitimely_core.formats import archives, tables
-from bitimely_core.formats.source import Source, locate_errors, require_source
+from bitimely_core.formats.source import Source, finding_to_error, locate_errors, require_source
 from bitimely_core.formats.text import decode_table
 from bitimely_core.registry import DatasetBaseline, DatasetFacts, View, datasets
 from bitimely_core.types import Attributes, AttributeValue, IngestOptions, IngestUnit, Record, Records, Signal, SourceRows, count_reasons
@@ -37,6 +37,7 @@ LABEL = "y"
 CONDITIONS = {1: "seizure", 2: "tumour area", 3: "healthy area", 4: "eyes closed", 5: "eyes open"}
 BINARY = ("no seizure", "seizure")
 SETS = {"S": 1, "F": 2, "N": 3, "O": 4, "Z": 5}  # of Bonn -> label of UCI
+BONN = "bonn"  # the unit of its sets
 SEGMENT = re.compile(r"(?:.*/)?([ZONFS]\d{3})\.txt", re.IGNORECASE | re.ASCII)
 ARCHIVE = re.compile(r"(?:.*/)?(?:set[ _-]?)?[A-FNOSZ]\.zip", re.IGNORECASE | re.ASCII)
 SEGMENTS, CHUNKS = 100, 23  # of a set, of a segment
@@ -50,13 +51,14 @@ NOTICE = (
 ID = re.compile(r"X(\d{1,3})\.(V\d{1,4}\.\d{1,6})", re.ASCII)
 
 RULES = {
-    "units": f"the table {TABLE}, other tables are not read; or `bonn`: all segments Z001.txt to S100.txt, in folders or archives",
+    "units": f"the table {TABLE}, other tables are not read; or `{BONN}`: all segments Z001.txt to S100.txt, in folders or archives",
     "segments": "samples 178 k to 178 (k + 1) of a segment are chunk k + 1 of 23; the last 3 of its 4,097 samples are left out",
     "people": "the 500 segments come from 10 people, and which is whose was not published: a split by segment does not keep people apart",
     "columns": f"by name: {VALUES[0]} to {VALUES[-1]}, {LABEL}, and one more, which holds the id of the row",
     "subjects": "X<chunk>.V<a>.<b>: the segment V<a>.<b> (of Bonn: Z001) is the subject, its 23 chunks stay together",
     "labels": f"{'; '.join(f'{number} {name}' for number, name in CONDITIONS.items())}; binary: 1 is seizure, the others are not",
-    "duplicates": "a row that repeats another one is used once; rows with one id that differ are all excluded",
+    "duplicates": "a row or segment that repeats another one is used once; those of one name that differ are all excluded",
+    "quality": "segments of Bonn of one value alone (flat_channel), or with values that are not whole numbers (unit), are used and reported",
     "rate": f"{RATE} Hz (4,097 samples in 23.6 s), amplitudes in {UNIT} by the publication: the table states neither",
     "majority": "binary: four of five rows are no seizure, so an accuracy of 80 % is that of a constant prediction",
 }
@@ -130,7 +132,7 @@ def epilepsy(source: Source | None, options: IngestOptions) -> Iterator[IngestUn
         yield input_warning(Reason.IDENTIFIER, "the segments are not people", "they come from 10 people, and which is whose is unknown")
         faults = tuple(replace(source.rejected[rel], level="warning") for rel in sets if rel in source.rejected)
         readable = {rel: source.path(rel) for rel in sets if rel not in source.rejected}
-        yield IngestUnit(name="bonn", files=tuple(readable), read=partial(read_segments, readable), findings=faults)
+        yield IngestUnit(name=BONN, files=tuple(readable), read=partial(read_segments, readable), findings=faults)
         return
     rel = found[0]
     if rel in source.rejected:
@@ -246,13 +248,21 @@ class BonnSegment(NamedTuple):
 def read_segments(files: Mapping[str, Path]) -> Records:
     """The chunks of all segments; `files`: path relative to the source -> a segment's text, or the archive of a set.
 
-    A segment that is damaged, or there twice with different values, is counted as quarantined. Raises UserError: as `archives.read_members`.
+    A segment that is damaged, or there twice with different values, is counted as quarantined, and so is an archive that is damaged: the other
+    sets are used. Raises UserError: as `archives.read_members` where nothing else is left.
     """
     copies: dict[str, list[BonnSegment]] = {}
-    for segment in _list_segments(files):
-        copies.setdefault(segment.name, []).append(segment)
+    damaged: list[Finding] = []
+    for rel, path in files.items():
+        found = _read_segment_file(rel, path)
+        if isinstance(found, Finding):
+            damaged.append(found)
+            continue
+        for segment in found:
+            copies.setdefault(segment.name, []).append(segment)
     records: list[Record] = []
     faults: list[tuple[str, Finding]] = []
+    used: dict[str, np.ndarray] = {}
     for name, same in sorted(copies.items()):
         faults += [(one.place, one.values.at(one.file)) for one in same if isinstance(one.values, Finding)]
         usable = [(one, one.values) for one in same if not isinstance(one.values, Finding)]
@@ -261,18 +271,21 @@ def read_segments(files: Mapping[str, Path]) -> Records:
             text, wanted = f"{name} exists {len(usable)} times", "none of them is used: they differ" if differ else "used once"
             code = Reason.DUPLICATE_KEY if differ else Reason.DUPLICATES
             faults.append((one.place, Finding(code, text, wanted, level="error" if differ else "warning", file=one.file)))
-        for chunk, part in enumerate(usable[0][1][: CHUNKS * SAMPLES].reshape(CHUNKS, SAMPLES) if usable and not differ else (), 1):
-            records.append(_make_record(part, f"X{chunk}.{name}", chunk, name, SETS[name[0]]))
+        if usable and not differ:
+            used[name] = usable[0][1]
+            parts = used[name][: CHUNKS * SAMPLES].reshape(CHUNKS, SAMPLES)
+            records += [_make_record(part, f"X{chunk}.{name}", chunk, name, SETS[name[0]]) for chunk, part in enumerate(parts, 1)]
     findings = tables.group_findings(fault for _, fault in faults)
     seen = Counter(segment.place for same in copies.values() for segment in same)
+    if not records and damaged:
+        raise finding_to_error(damaged[0])
     if not records:
         raise _no_rows_error(findings, seen.total())
-    used = Counter(record.subject_id[0] for record in records if record.attributes["chunk"] == 1)
-    for name, label in SETS.items():
-        if used[name] < SEGMENTS:
-            text = f"set {name} ({CONDITIONS[label]}): {used[name]} of {SEGMENTS} segments are used"
-            findings.append(input_warning(Reason.CLASS_MISSING, text, "expected all", count=SEGMENTS - used[name]))
+    findings += _report_segments(used)
     rows = []
+    if damaged:  # how many segments such an archive has is unknown: it is counted among the folders and archives
+        findings = [*damaged, *findings]
+        rows.append(SourceRows(file=str(damaged[0].file), kind="sets", seen=len(seen) + len(damaged), quarantined=count_reasons(damaged)))
     for place, count in sorted(seen.items()):
         lost = [[fault for at, fault in faults if at == place and (fault.level == "error") == error] for error in (False, True)]
         dropped, quarantined = map(count_reasons, lost)
@@ -280,16 +293,48 @@ def read_segments(files: Mapping[str, Path]) -> Records:
     return Records(records=records, rows=rows, findings=findings)
 
 
-def _list_segments(files: Mapping[str, Path]) -> Iterator[BonnSegment]:
-    for rel, path in files.items():
-        if (named := SEGMENT.fullmatch(rel)) is not None:
-            size = path.stat().st_size
-            content = path.read_bytes() if size <= SEGMENT_BYTES else bytes(SEGMENT_BYTES + 1)
-            yield BonnSegment(PurePosixPath(rel).parent.as_posix(), rel, named[1].upper(), parse_segment(content))
-            continue
+def _report_segments(used: Mapping[str, np.ndarray]) -> Iterator[Finding]:
+    """Warnings about segments that are used, with counts: flat ones, values that Bonn does not have, and sets that lack some."""
+    flat = [name for name, values in used.items() if (values == values[0]).all()]
+    broken = [name for name, values in used.items() if not np.array_equal(values, np.rint(values))]
+    for code, names, text, wanted, action in (
+        (Reason.FLAT_CHANNEL, flat, "segments of one value alone", "they are used", "Was the electrode detached?"),
+        (
+            Reason.UNIT,
+            broken,
+            "segments with values that are not whole numbers",
+            f"they are taken for {UNIT}",
+            "Give the files as published",
+        ),
+    ):
+        if names:
+            shown = f"{text}: {len(names)}, {', '.join(names[:5])}{' and so on' * (len(names) > 5)}"
+            yield input_warning(code, shown, wanted, action, file=BONN, count=len(names), examples=tuple(names[:5]))
+    counts = Counter(name[0] for name in used)
+    for name, label in SETS.items():
+        if counts[name] < SEGMENTS:
+            text = f"set {name} ({CONDITIONS[label]}): {counts[name]} of {SEGMENTS} segments are used"
+            yield input_warning(Reason.CLASS_MISSING, text, "expected all", file=BONN, count=SEGMENTS - counts[name])
+
+
+def _read_segment_file(rel: str, path: Path) -> list[BonnSegment] | Finding:
+    """The segments of a text or an archive; why none of an archive can be used. Raises UserError: io_error, and faults of this machine."""
+    if (named := SEGMENT.fullmatch(rel)) is not None:
+        size = path.stat().st_size
+        content = path.read_bytes() if size <= SEGMENT_BYTES else bytes(SEGMENT_BYTES + 1)
+        return [BonnSegment(PurePosixPath(rel).parent.as_posix(), rel, named[1].upper(), parse_segment(content))]
+    found = []
+    try:
         for inner, content in archives.read_members(path):
             if (named := SEGMENT.fullmatch(inner)) is not None:
-                yield BonnSegment(rel, rel, named[1].upper(), parse_segment(content, f"{named[1]}: "))
+                found.append(BonnSegment(rel, rel, named[1].upper(), parse_segment(content, f"{named[1]}: ")))
+    except UserError as error:
+        if error.exit_code != Exit.REFUSED or error.code == Reason.IO_ERROR:  # it may be gone the next time
+            raise
+        lost = "none of its segments is used"
+        wanted = f"{error.requirement}: {lost}" if error.requirement else lost
+        return replace(error.finding, file=rel, requirement=wanted, hint=error.hint or "Download it again")
+    return found
 
 
 def parse_segment(content: bytes, prefix: str = "") -> np.ndarray | Finding:

@@ -19,6 +19,7 @@ from bitimely_core.errors import Finding, Reason, input_error, input_warning, sa
 from bitimely_core.formats import matlab
 from bitimely_core.formats.source import Source, locate_errors, require_source
 from bitimely_core.registry import DatasetBaseline, DatasetFacts, View, datasets
+from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import IngestOptions, IngestUnit, Record, Signal
 
 RATE = 125.0  # Hz
@@ -79,6 +80,8 @@ def _measure_rate(first: np.ndarray, second: np.ndarray, x: np.ndarray, y: np.nd
             "rows of `sig` in .mat files: ECG (training alone), PPG 1, PPG 2, acceleration x, y, z",
             "units": "the files name none",
             "labels": "of .mat files: BPM0[k] is the heart rate of the 8 s from second 2 k on",
+            "quality": "of .mat files: a constant channel is reported (flat_channel)",
+            "copies": "of .mat files: one file in two places is used once, with a warning; a recording whose files of one name differ is left out",
             "people": "of .mat files: each training recording is of another person; of the ten test recordings two are of S02 and two of S06, so "
             "they are eight people. TEST recordings are test, the recordings of a tenth of the training people validation: no test person is lost",
             "extra": "DATA_S04_T01 is not part of the official training set: it is left out but under --extra S04_T01, and then it is test, since "
@@ -99,27 +102,30 @@ def ieee_ppg(source: Source | None, options: IngestOptions) -> Iterator[IngestUn
     """IEEEPPG (.ts of the regression archive, or .mat of the Signal Processing Cup 2015): heart rate of runners from 5 channels."""
     source = require_source(source)
     found = tser.find_problems(source)
-    recordings = _find_recordings(source)
+    recordings, copies = _find_recordings(source)
     if found and recordings:
         text = f"{len(found)} problems in .ts files and {len(recordings)} recordings"
         raise usage_error(text, "expected one form of one data set", "Give the folder of one form")
     if len(found) > 1:
         raise usage_error(f"{len(found)} problems in .ts files", "expected one", "Give the folder of IEEEPPG_TRAIN.ts and IEEEPPG_TEST.ts")
-    yield from tser.report_unclaimed(source, {**found, **{name: vars(one) for name, one in recordings.items()}}, LAYOUT)
+    yield from tser.report_unclaimed(
+        source, {**found, **{name: vars(one) for name, one in recordings.items()}, "copies": {rel: rel for rel in copies}}, LAYOUT
+    )
     for files in found.values():
         yield from tser.list_units(
             source, {"": files}, {"": tser.TserLayout(target="hr", channels=CHANNELS, subject="ieee-ppg", windows=True)}
         )
-    yield from _list_recordings(source, recordings, options.get("extra"))
+    yield from _list_recordings(source, recordings, copies, options.get("extra"))
 
 
 # --- recordings of the Signal Processing Cup
 
 
-def _find_recordings(source: Source) -> dict[str, CupRecording]:
-    """Name (DATA_01_TYPE01, TEST_S01_T01, DATA_S04_T01) -> its files. Raises UserError (duplicate_key): a file is there twice."""
+def _find_recordings(source: Source) -> tuple[dict[str, CupRecording], dict[str, str]]:
+    """Name (DATA_01_TYPE01, TEST_S01_T01, DATA_S04_T01) -> its files; further file of a name -> the one whose copy it should be."""
     found: dict[str, CupRecording] = {}
-    for rel in sorted({*source.files, *source.rejected}):
+    copies: dict[str, str] = {}
+    for rel in (*sorted(source.files), *sorted(source.rejected)):
         if (named := FILE.fullmatch(rel)) is None:
             continue
         if named["train"]:
@@ -129,13 +135,29 @@ def _find_recordings(source: Source) -> dict[str, CupRecording]:
             name = f"{'TEST' if part == 'test' else 'DATA'}_{named['test'].upper()}"
             person, is_label = f"test-{named['person'].upper()}", named["kind"].lower() in {"true", "bpm"}
         one = found.setdefault(name, CupRecording(person=person, part=part))
-        if one.labels if is_label else one.signals:
-            raise input_error(Reason.DUPLICATE_KEY, "exists twice", "expected one copy of each recording", file=rel)
-        setattr(one, "labels" if is_label else "signals", rel)
-    return found
+        if first := one.labels if is_label else one.signals:
+            copies[rel] = first
+        else:
+            setattr(one, "labels" if is_label else "signals", rel)
+    return found, copies
 
 
-def _list_recordings(source: Source, recordings: Mapping[str, CupRecording], extra: str | None) -> Iterator[IngestUnit | Finding]:
+def _compare_copy(source: Source, rel: str, first: str) -> Finding:
+    """What a second file of one name means: a warning for a copy of the first, an error for another content, which may be the right one."""
+    try:
+        is_equal = source.files[rel] == source.files[first] and source.path(rel).read_bytes() == source.path(first).read_bytes()
+    except OSError as error:
+        raise_system_error(error, source.root / rel, stored=False)
+        return Finding(Reason.IO_ERROR, f"cannot be compared with {safe_text(first)} ({error.strerror})", file=rel)
+    if is_equal:
+        return input_warning(Reason.DUPLICATES, f"is a copy of {safe_text(first)}", "used once", file=rel)
+    text, wanted = f"differs from {safe_text(first)}, which has the same name", "none of them is used"
+    return Finding(Reason.DUPLICATE_KEY, text, wanted, "Remove the wrong one", file=rel)
+
+
+def _list_recordings(
+    source: Source, recordings: Mapping[str, CupRecording], copies: Mapping[str, str], extra: str | None
+) -> Iterator[IngestUnit | Finding]:
     """The units; `extra`: name of a recording that is left out by default."""
     others = {name.removeprefix("DATA_"): name for name, one in recordings.items() if one.part == "extra"}
     if extra is not None and extra.upper() not in others:
@@ -156,12 +178,15 @@ def _list_recordings(source: Source, recordings: Mapping[str, CupRecording], ext
             )
         split = placed[one.person] if one.part == "train" else "test"
         files = tuple(filter(None, (one.signals, one.labels)))
+        same = [rel for rel, first in copies.items() if first in files and rel in source.files]
+        compared = [_compare_copy(source, rel, first) for rel, first in copies.items() if rel in same]
         faults = tuple(source.rejected[rel] for rel in files if rel in source.rejected)
+        faults += tuple(finding for finding in compared if finding.level == "error")
         if not one.signals:
             faults = (Finding(Reason.MISSING_SIGNAL_FILE, f"has no {name}.mat beside it", hint="Download it again", file=one.labels),)
         paths = {rel: source.path(rel) for rel in files} if not faults else {}
         read = None if faults else partial(read_recording, name, paths, one, split)
-        yield IngestUnit(name=name, files=files, read=read, findings=faults)
+        yield IngestUnit(name=name, files=(*files, *same), read=read, findings=faults or tuple(compared))
 
 
 def read_recording(name: str, paths: Mapping[str, Path], files: CupRecording, split: str) -> Record:
@@ -180,6 +205,8 @@ def read_recording(name: str, paths: Mapping[str, Path], files: CupRecording, sp
     signals = []
     for channel, values in zip(ROWS[len(rows)], rows, strict=True):
         signals.append(Signal(channel, RATE, "", np.ascontiguousarray(values, np.float32)))
+        if (values == values[0]).all():
+            findings.append(input_warning(Reason.FLAT_CHANNEL, "is constant", field=channel))
         if lost := int(np.isnan(values).sum()):
             findings.append(input_warning(Reason.MISSING_VALUES, f"missing values: {lost}", field=channel, count=lost))
         if low := int((values == LOWEST).sum()):

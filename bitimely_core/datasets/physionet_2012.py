@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
 
 from bitimely_core.datasets.tser import report_unclaimed
-from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, usage_error
+from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import archives, tables
 from bitimely_core.formats.source import Source, locate_errors, require_source
 from bitimely_core.formats.text import decode_table
@@ -47,13 +49,28 @@ STATICS = ("Age", "Gender", "Height", *(f"ICUType {kind}" for kind in range(1, 5
 CHANNELS = (*VARIABLES, *STATICS)
 DESCRIPTORS = {"RecordID", "Age", "Gender", "Height", "ICUType"}  # Weight is one at 00:00, and a variable
 UNKNOWN = -1.0  # of a descriptor
-PLAUSIBLE = {"pH": (6.0, 8.5), "Temp": (20.0, 45.0), "Height": (100.0, 250.0), "Weight": (15.0, 500.0), "WBC": (0.0, 1000.0)}
+PLAUSIBLE = {  # no value of another variable is below 0
+    **dict.fromkeys(("FiO2", "MechVent"), (0.0, 1.0)),
+    **dict.fromkeys(("HCT", "SaO2"), (0.0, 100.0)),
+    "Age": (0.0, 130.0),
+    "GCS": (3.0, 15.0),
+    "HR": (0.0, 500.0),
+    "Height": (100.0, 250.0),
+    "Temp": (20.0, 45.0),
+    "WBC": (0.0, 1000.0),
+    "Weight": (15.0, 500.0),
+    "pH": (6.0, 8.5),
+}
+CODES = {"Gender": (0.0, 1.0), "ICUType": (1.0, 2.0, 3.0, 4.0)}
 DEATH = ("survived", "died")
 LABEL = "In-hospital_death"
 TIME = re.compile(r"(\d{1,3}):([0-5]\d)", re.ASCII)
-ARCHIVE = re.compile(r"(?:.*/)?set-([abc])\.(?:tar\.gz|tgz|tar|zip)", re.IGNORECASE)
-FOLDER = re.compile(r"(?:.*/)?set-([abc])/\d{1,9}\.txt", re.IGNORECASE | re.ASCII)
-STAY = re.compile(r"(?:.*/)?(\d{1,9})\.txt", re.ASCII)
+STAY = re.compile(r"(?:.*/)?(\d{1,9})\.txt", re.IGNORECASE | re.ASCII)
+FORMS = {  # what a set is published and unpacked as: of several the first is read
+    "folder": re.compile(r"(?:.*/)?set-([abc])/\d{1,9}\.txt", re.IGNORECASE | re.ASCII),
+    "tar": re.compile(r"(?:.*/)?set-([abc])\.(?:tar\.gz|tgz|tar)", re.IGNORECASE),
+    "zip": re.compile(r"(?:.*/)?set-([abc])\.zip", re.IGNORECASE),
+}
 OUTCOMES = re.compile(r"(?:.*/)?Outcomes-([abc])\.txt", re.IGNORECASE)
 LAYOUT = re.compile(r"(RECORDS|SHA256SUMS|LICENSE|README|index\.html).*|.*\.(md|html|m|c)", re.IGNORECASE)
 
@@ -87,6 +104,24 @@ class StaySet:
     archive: str = ""
     stays: list[str] = field(default_factory=list)
 
+    @property
+    def place(self) -> str:
+        """The archive or the folder of its stays."""
+        return _locate_stays([self.archive] if self.archive else self.stays)
+
+    def locate(self, rel: str) -> str:
+        """The path of a stay, that of its archive before it."""
+        return f"{self.archive}/{rel}" if self.archive else rel
+
+
+class StayCopy(NamedTuple):
+    """A stay that several sets hold."""
+
+    letter: str
+    file: str
+    content: bytes
+    death: str | None
+
 
 class Stay(NamedTuple):
     """One stay as read."""
@@ -111,7 +146,7 @@ class Stay(NamedTuple):
         url="https://physionet.org/content/challenge-2012/1.0.0/",
         download="wget -r -N -c -np -nH --cut-dirs=3 https://physionet.org/files/challenge-2012/1.0.0/",
         layout="set-a.tar.gz, set-b.tar.gz (set-c.tar.gz) with Outcomes-a.txt, Outcomes-b.txt (Outcomes-c.txt), or the archives unpacked as "
-        "set-a/132539.txt and so on",
+        "set-a/132539.txt and so on; of several forms of a set one is read: the folder, else the .tar.gz, else the .zip",
         paper={},
         rules={
             "units": "a set: `set-a` with all its stays; a damaged stay is counted, the others are used",
@@ -120,7 +155,9 @@ class Stay(NamedTuple):
             "descriptors": "Age, Gender (0 female, 1 male), Height and four indicators of ICUType are channels observed at 00:00, beside the 37 "
             "variables; -1 is unknown: missing",
             "plausible": "values outside of these ranges are missing: "
-            + "; ".join(f"{name} {low:g} to {high:g}" for name, (low, high) in PLAUSIBLE.items()),
+            + "; ".join(f"{name} {low:g} to {high:g}" for name, (low, high) in PLAUSIBLE.items())
+            + "; others below 0",
+            "copies": "a stay that is there twice is used once, with a warning; one whose copies differ, in text or outcome, is left out",
             "labels": f"{LABEL} of the outcomes; Length_of_stay, SAPS-I, SOFA and Survival are known only later and are not read",
             "splits": "by stay: which stays are of one patient was not published",
         },
@@ -130,12 +167,14 @@ class Stay(NamedTuple):
 def physionet_2012(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | Finding]:
     """PhysioNet/CinC Challenge 2012: 4,000 intensive-care stays a set, irregular times, in-hospital death."""
     source = require_source(source)
-    sets = _find_sets(source)
+    sets, unread, remarks = _find_sets(source)
     if not any(one.archive or one.stays for one in sets.values()):
         wanted = "expected set-a.tar.gz, or a folder set-a with 132539.txt and so on"
         raise input_error(Reason.NO_INPUT, f"no stays among {len(source.files)} files", wanted)
     claimed = {letter: {str(i): rel for i, rel in enumerate([one.outcomes, one.archive, *one.stays])} for letter, one in sets.items()}
-    yield from report_unclaimed(source, claimed, LAYOUT)
+    yield from report_unclaimed(source, {**claimed, "": {rel: rel for rel in unread}}, LAYOUT)
+    yield from remarks
+    copies = _find_copies(source, {letter: one for letter, one in sorted(sets.items()) if one.archive or one.stays})
     for letter, one in sorted(sets.items()):
         if not one.archive and not one.stays:
             yield input_warning(Reason.UNMATCHED_LABELS, f"has no set-{letter} beside it", "it is not read", file=one.outcomes)
@@ -149,64 +188,148 @@ def physionet_2012(source: Source | None, options: IngestOptions) -> Iterator[In
             yield IngestUnit(name=f"set-{letter}", files=tuple(files), read=None, findings=tuple(faults))
             continue
         paths = {rel: source.path(rel) for rel in files if rel not in source.rejected}
-        yield IngestUnit(name=f"set-{letter}", files=tuple(paths), read=partial(read_set, paths, one), findings=tuple(findings))
+        more = [copies[letter]] if letter in copies else []
+        read = partial(read_set, paths, one, *more)
+        yield IngestUnit(name=f"set-{letter}", files=tuple(paths), read=read, findings=tuple(findings))
 
 
-def _find_sets(source: Source) -> dict[str, StaySet]:
-    """Letter -> files. Raises UserError (config, exit 2) for a set that is there twice."""
-    sets: dict[str, StaySet] = {}
+def _find_sets(source: Source) -> tuple[dict[str, StaySet], list[str], list[Finding]]:
+    """Letter -> files; the files of other forms of a set, which are not read, and a warning for each form.
+
+    Raises UserError (config, exit 2) for a set that is there twice in one form: which of them is meant is unknown.
+    """
+    found: dict[str, dict[str, list[str]]] = {}
     for rel in sorted({*source.files, *source.rejected}):
-        if named := OUTCOMES.fullmatch(rel):
-            one = sets.setdefault(named[1].lower(), StaySet())
-            twice, one.outcomes = one.outcomes, rel
-        elif named := ARCHIVE.fullmatch(rel):
-            one = sets.setdefault(named[1].lower(), StaySet())
-            twice, one.archive = one.archive or "".join(one.stays[:1]), rel
-        elif named := FOLDER.fullmatch(rel):
-            one = sets.setdefault(named[1].lower(), StaySet())
-            one.stays.append(rel)
-            folder = PurePosixPath(rel).parent
-            twice = one.archive if one.archive or PurePosixPath(one.stays[0]).parent == folder else one.stays[0]
-        else:
+        for form, pattern in {"outcomes": OUTCOMES, **FORMS}.items():
+            if (named := pattern.fullmatch(rel)) is None:
+                continue
+            same = found.setdefault(named[1].lower(), {}).setdefault(form, [])
+            if same and (form != "folder" or PurePosixPath(same[0]).parent != PurePosixPath(rel).parent):
+                there = same[0] if form == "outcomes" else _locate_stays(same)
+                text = f"the {'table' if form == 'outcomes' else 'set'} is there twice, also as {safe_text(there)}"
+                raise usage_error(text, "expected one copy", "Remove one of them", file=rel)
+            same.append(rel)
+    sets: dict[str, StaySet] = {}
+    unread: list[str] = []
+    remarks: list[Finding] = []
+    for letter, forms in found.items():
+        one = sets[letter] = StaySet(outcomes="".join(forms.get("outcomes", ())))
+        held = [form for form in FORMS if form in forms]
+        readable = [form for form in held if not source.rejected.keys() >= set(forms[form])]
+        if not held:
             continue
-        if twice:
-            raise usage_error(f"the set is there twice, also as {PurePosixPath(twice).name}", "expected one copy", file=rel)
-    return sets
+        chosen = (readable or held)[0]
+        one.archive, one.stays = ("", forms[chosen]) if chosen == "folder" else (forms[chosen][0], [])
+        for form in held:
+            if form != chosen:
+                text, action = f"set-{letter} is read from {safe_text(one.place)}", "Remove the copy that you do not want"
+                rel = _locate_stays(forms[form])
+                remarks.append(input_warning(Reason.DUPLICATES, text, "this copy of it is not read", action, file=rel))
+                unread += forms[form]
+    return sets, unread, remarks
 
 
-def read_set(paths: Mapping[str, Path], files: StaySet) -> Records:
-    """All stays of a set; damaged ones are counted. `paths`: path relative to the source -> file.
+def _locate_stays(files: Sequence[str]) -> str:
+    """The archive or the folder of the stays of a set."""
+    return files[0] if STAY.fullmatch(files[0]) is None else PurePosixPath(files[0]).parent.as_posix()
+
+
+def _find_copies(source: Source, sets: Mapping[str, StaySet]) -> dict[str, dict[str, Finding]]:
+    """Letter -> RecordID -> why this set's copy of a stay that another set has too is not used.
+
+    Of equal ones with equal outcomes one is used, of others none: which is right is unknown. A set that cannot be read is left to its unit.
+    """
+    if len(sets) < 2:
+        return {}
+    paths = {letter: {rel: source.path(rel) for rel in (one.archive, *one.stays) if rel in source.files} for letter, one in sets.items()}
+    names: Counter[str] = Counter()
+    for letter, one in sets.items():
+        with suppress(UserError, OSError):
+            listed = (rel for rel, _ in archives.read_members(paths[letter][one.archive])) if one.archive else paths[letter]
+            names.update({named[1] for rel in listed if (named := STAY.fullmatch(rel))})
+    shared = {name for name, count in names.items() if count > 1}
+    places: dict[str, list[StayCopy]] = {}
+    for letter, one in sets.items() if shared else ():
+        with suppress(UserError, OSError):
+            known = one.outcomes and one.outcomes in source.files
+            deaths = _read_outcomes(source.path(one.outcomes), one.outcomes)[0] if known else {}
+            for rel, content in _list_stays(paths[letter], one):
+                if (named := STAY.fullmatch(rel)) is not None and named[1] in shared:
+                    places.setdefault(named[1], []).append(StayCopy(letter, one.locate(rel), content, deaths.get(named[1])))
+    found: dict[str, dict[str, Finding]] = {}
+    for name, same in sorted(places.items()):
+        differ = len({one.content for one in same}) > 1 or len({one.death for one in same} - {None}) > 1
+        used, *others = sorted(same, key=lambda one: (one.death is None, one.letter))  # one with an outcome, if any has it
+        for other in others:
+            if other.letter != used.letter:
+                place = sets[other.letter].place
+                found.setdefault(other.letter, {})[name] = _describe_copy(other.file, used.file, place, differ=differ)
+                if differ:
+                    found.setdefault(used.letter, {})[name] = _describe_copy(used.file, other.file, place, differ=True)
+    return found
+
+
+def _describe_copy(file: str, other: str, place: str, *, differ: bool) -> Finding:
+    """Why a stay is not used that `other` holds too; `place`: that of its set, for which equal ones are counted."""
+    if not differ:
+        return input_warning(Reason.DUPLICATES, f"{safe_text(file)} repeats {safe_text(other)}", "used once", file=place)
+    text, wanted = f"{safe_text(other)} is of the same stay and differs, in its text or its outcome", "none of them is used"
+    return Finding(Reason.DUPLICATE_KEY, text, wanted, "Remove the wrong one", file=file)
+
+
+def read_set(paths: Mapping[str, Path], files: StaySet, copies: Mapping[str, Finding] | None = None) -> Records:
+    """All stays of a set; damaged ones are counted. `paths`: path relative to the source -> file; `copies`: as of `_find_copies`.
 
     Raises UserError: as `archives.read_members`, and schema, duplicate_key and so on for the outcomes.
     """
     outcomes, rows, findings = _read_outcomes(paths[files.outcomes], files.outcomes) if files.outcomes else ({}, [], [])
-    place = files.archive or PurePosixPath(files.stays[0]).parent.as_posix()
-    stays: list[Stay] = []
+    place = files.place
+    others: list[str] = []
+    stays: dict[str, Stay] = {}
     faults: list[Finding] = []
+    first: dict[str, tuple[str, bytes]] = {}  # RecordID -> file and hash of its text
+    torn: set[str] = set()  # stays whose copies differ
     seen = 0
     for rel, content in _list_stays(paths, files):
         if (named := STAY.fullmatch(rel)) is None:
+            others.append(PurePosixPath(rel).name)
             continue
         seen += 1
+        name, file, digest = named[1], files.locate(rel), sha256(content).digest()
+        there, hashed = first.setdefault(name, (file, digest))
+        if there != file:
+            if hashed != digest and stays.pop(name, None) is not None:
+                torn.add(name)
+                faults.append(_describe_copy(there, file, place, differ=True))
+            faults.append(_describe_copy(file, there, place, differ=hashed != digest or name in torn))
+            continue
+        if copies and name in copies:
+            faults.append(copies[name])
+            continue
         try:
-            stays.append(parse_stay(named[1], content, outcomes.get(named[1])))
+            stays[name] = parse_stay(name, content, outcomes.get(name))
         except UserError as error:
-            faults.append(replace(error.finding, file=rel if not files.archive else f"{place}/{PurePosixPath(rel).name}"))
-    if not stays:
+            faults.append(replace(error.finding, file=file))
+    if not stays and not any(fault.level != "error" for fault in faults):
         worst = tables.group_findings(faults)[0] if faults else Finding(Reason.NO_INPUT, "holds no stays")
-        raise input_error(worst.code, f"no stay of {seen} can be used: {worst.problem}", worst.requirement, file=place)
-    rows.append(SourceRows(file=place, kind="stays", seen=seen, quarantined=count_reasons(faults)))
-    findings += tables.group_findings(faults) + [finding.at(place) for finding in _report_stays(stays)]
+        raise input_error(worst.code, f"no stay of {seen} can be used: {worst.problem}", worst.requirement, worst.hint, file=place)
+    dropped, quarantined = (count_reasons(fault for fault in faults if (fault.level == "error") == error) for error in (False, True))
+    rows.append(SourceRows(file=place, kind="stays", seen=seen, dropped=dropped, quarantined=quarantined))
+    if others := [name for name in others if not name.startswith(".") and not LAYOUT.fullmatch(name)]:
+        shown = tuple(map(safe_text, others[:5]))
+        text = f"files that are not named as a stay (132539.txt): {len(others)}, {shown[0]} first"
+        findings.append(input_warning(Reason.FILE_NAME, text, "not read", file=place, count=len(others), examples=shown))
+    findings += tables.group_findings(faults) + [finding.at(place) for finding in _report_stays([*stays.values()])]
     if files.outcomes:
-        unlabelled = sum("death" not in stay.record.attributes for stay in stays)
-        unused = len(outcomes.keys() - {stay.record.recording_id for stay in stays})
+        unlabelled = sum("death" not in stay.record.attributes for stay in stays.values())
+        unused = len(outcomes.keys() - stays.keys())
         for count, text, wanted in (
             (unlabelled, "stays without an outcome", "they have no label"),
             (unused, "outcomes without a stay", "not used"),
         ):
             if count:
                 findings.append(input_warning(Reason.UNMATCHED_LABELS, f"{text}: {count}", wanted, file=files.outcomes, count=count))
-    return Records(records=[stay.record for stay in stays], rows=rows, findings=findings)
+    return Records(records=[stay.record for stay in stays.values()], rows=rows, findings=findings)
 
 
 def _list_stays(paths: Mapping[str, Path], files: StaySet) -> Iterator[tuple[str, bytes]]:
@@ -263,10 +386,10 @@ def parse_stay(name: str, content: bytes, death: str | None) -> Stay:
         if variable not in UNITS and variable not in DESCRIPTORS:
             foreign += 1
             continue
-        low, high = PLAUSIBLE.get(variable, (-np.inf, np.inf))
+        low, high = PLAUSIBLE.get(variable, (0.0, np.inf))
         if value == UNKNOWN and (variable in DESCRIPTORS or variable == "Weight"):
             unknown[variable] += 1
-        elif not low <= value <= high or (variable == "ICUType" and value not in {1, 2, 3, 4}):
+        elif not low <= value <= high or value not in CODES.get(variable, (value,)):
             implausible[variable] += 1
         else:
             repeated += (minute, variable) in values
@@ -317,7 +440,9 @@ def _report_stays(stays: list[Stay]) -> Iterator[Finding]:
             Reason.MISSING_VALUES, f"stays with an unknown {variable} (-1): {count}", "missing", field=variable, count=count
         )
     for variable, count in sorted(implausible.items()):
-        wanted = "between {:g} and {:g}".format(*PLAUSIBLE[variable]) if variable in PLAUSIBLE else "of 1 to 4"
+        low, high = PLAUSIBLE.get(variable, (0.0, np.inf))
+        wanted = f"between {low:g} and {high:g}" if variable in PLAUSIBLE else "0 or more"
+        wanted = f"one of {', '.join(f'{code:g}' for code in CODES[variable])}" if variable in CODES else wanted
         text = f"values of {variable} that are not {wanted}: {count}"
         yield input_warning(Reason.PHYSICAL_RANGE, text, "missing", field=variable, count=count)
     if count := sum(stay.repeated for stay in stays):

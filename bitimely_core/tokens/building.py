@@ -508,6 +508,7 @@ LEFT_OUT_REASONS: dict[str, tuple[Reason, Level, str]] = {  # what `left_out` co
     "segments_without_channel": (Reason.MISSING_CHANNEL, "warning", "segments without a channel of this view were left out"),
     "unit": (Reason.UNIT, "warning", "recordings in another unit than the first one were left out"),
     "too_short": (Reason.LENGTH, "warning", "recordings or segments are shorter than a window"),
+    "times_behind": (Reason.LENGTH, "warning", "times of irregular recordings behind their windows were left out"),
     "unmatched_labels": (Reason.UNMATCHED_LABELS, "warning", "recordings without a label of this view were left out"),
     "unlabelled_windows": (Reason.UNMATCHED_LABELS, "info", "windows that begin where there is no label were left out"),
     "unknown_label": (Reason.UNKNOWN_LABEL, "warning", "labels that are no class of this view were left out"),

@@ -57,6 +57,7 @@ def cut_record(record: Record, options: WindowOptions, units: tuple[str, ...] | 
     that is too slow for the filter.
     """
     if options.clock is not None:
+        left_out["times_behind"] += count_times_behind(record, options)
         record = place_irregular(record, options)
     by_onset: dict[float, dict[str, Signal]] = {}
     for signal in record.signals:
@@ -101,6 +102,17 @@ def cut_record(record: Record, options: WindowOptions, units: tuple[str, ...] | 
     digital = stored and all(len(a) == 1 for a in affine)
     scale, offset = np.array([next(iter(a)) if digital else (1.0, 0.0) for a in affine], dtype=np.float64).T
     return RecordCut(segments, known, digital, scale, offset, units, sorted(places, key=lambda place: place[:3]))
+
+
+def count_times_behind(record: Record, options: WindowOptions) -> int:
+    """Times of a recording of irregular samples that are in no window: behind the last full one, or later than the grid ends."""
+    clock = next((signal for signal in record.signals if signal.channel == options.clock), None)
+    if clock is None:
+        return 0
+    if options.irregular:
+        return max(0, len(clock.samples) - options.window) % options.stride
+    seconds = clock.samples.astype(np.float64) * clock.scale + clock.offset
+    return int((seconds > options.length).sum())
 
 
 def place_irregular(record: Record, options: WindowOptions) -> Record:
