@@ -317,9 +317,12 @@ def _recurrent(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, clock: Tensor
 
 
 def _chunkwise(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, clock: Tensor, backward: bool, chunk: int, core: torch.dtype) -> Tensor:
-    """Folded on a CPU where no key is scaled by more than exp(GUARD), else masked: on a GPU the guard would cost a wait a layer."""
+    """Folded on a CPU where no key is scaled by more than exp(GUARD), else masked: on a GPU the guard would cost a wait a layer.
+
+    Exported graphs are masked, too: they cannot depend on the clock, and may run on another device.
+    """
     chunk = min(chunk, q.shape[1])
-    if q.device.type == "cpu":
+    if q.device.type == "cpu" and not torch.compiler.is_exporting():
         first, last = _chunk_ends(clock.detach(), chunk)
         if bool((last - first).abs().max() * log_decay.detach().abs().max() < GUARD):
             return cast(Tensor, _FoldedRetention.apply(q, k, v, log_decay, clock, backward, chunk, core))  # type: ignore[no-untyped-call]
