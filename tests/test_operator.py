@@ -79,7 +79,7 @@ def test_a_second_derivative_is_refused() -> None:
         return torch.autograd.grad(slope.square().sum(), k)[0]
 
     o = torch.ops.bitimely.retention(q, k, v, log_decay, None, None, None, "forward", 64, "fp32")
-    with pytest.raises(UserError, match="once differentiable.*parallel"):
+    with pytest.raises(UserError, match=r"once differentiable.*parallel"):
         differentiate_twice(o)
     assert differentiate_twice(retention.retention(q, k, v, log_decay=log_decay, form="parallel")).abs().sum() > 0
 

@@ -156,10 +156,13 @@ def resolve_training(stage: Literal["pretrain", "finetune"], base: SettingsLayer
 
     Raises UserError: config (exit 2).
     """
-    from bitimely_core.training.devices import resolve_arithmetic, select_device
+    from bitimely_core.training.devices import check_device_name, resolve_arithmetic, select_device
     from bitimely_core.training.event_file import require_tensorboard
 
-    settings = resolve_arithmetic(resolve_settings(stage, base, **options))
+    settings = resolve_settings(stage, base, **options)
+    for name in (options["flags"].get("train", {}).get("device"), settings.train.device):  # --set does not hide a wrong --device
+        check_device_name(name or "auto")
+    settings = resolve_arithmetic(settings)
     select_device("cpu" if dry_run else settings.train.device)
     if settings.train.track:
         require_tensorboard()
