@@ -145,8 +145,8 @@ class Stream:
             raise config_error("times of samples", f"expected none: a token has {self.span} samples", "model.tokenizer")
         known = times if before.last is None or times is None else torch.cat((before.last, times), 1)
         if known is not None and not bool((known.diff(dim=1) >= 0).all() & known.isfinite().all()):
-            wanted = "finite times that never decrease, also from piece to piece"
-            raise usage_error("times decrease or are not finite", wanted, code=Reason.TIMESTAMPS)
+            order = "finite times that never decrease, also from piece to piece"
+            raise usage_error("times decrease or are not finite", order, code=Reason.TIMESTAMPS)
         if before.samples is None:
             return
         if (samples.shape[0], samples.shape[2:]) != (before.samples.shape[0], before.samples.shape[2:]):

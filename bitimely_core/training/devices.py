@@ -74,7 +74,9 @@ def resolve_precision(config: TrainConfig) -> TrainConfig:
     """
     on_cuda = (config.device == "auto" or config.device.startswith("cuda")) and torch.cuda.is_available()
     if config.precision == "tf32" and not on_cuda and not config.device.startswith("cuda"):  # which a dry run may plan from elsewhere
-        raise usage_error("tf32 without CUDA", "expected auto, fp32 or bf16 on this device", "Use --precision auto", field="train.precision")
+        raise usage_error(
+            "tf32 without CUDA", "expected auto, fp32 or bf16 on this device", "Use --precision auto", field="train.precision"
+        )
     if config.precision != "auto":
         return config
     fast = on_cuda and torch.cuda.get_device_capability() >= (8, 0)
