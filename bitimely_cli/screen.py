@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bitimely_core.errors import UserError, clean
+from bitimely_core.system_errors import is_later_process
 
 if TYPE_CHECKING:
     from bitimely_core.errors import Finding
@@ -28,7 +29,7 @@ LINE_EVERY = 10.0  # seconds between progress lines where no terminal is
 class Screen:
     """Flags of this run (`--json`, `--debug`) and the functions that print. Of the processes of one training only the first prints."""
 
-    silent = int(os.environ.get("RANK", "0")) > 0
+    silent = is_later_process()
     json = False
     debug = False
     n_printed = 0

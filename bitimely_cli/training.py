@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from enum import StrEnum
@@ -30,7 +31,7 @@ from bitimely_cli.options import (
 )
 from bitimely_cli.screen import screen
 from bitimely_core.config import DataConfig, FinetuneConfig
-from bitimely_core.errors import Exit, usage_error
+from bitimely_core.errors import Exit, Reason, input_warning, usage_error
 from bitimely_core.privacy import format_count
 
 if TYPE_CHECKING:
@@ -373,11 +374,14 @@ def _launch_processes(devices: int | None) -> None:
     """`--devices N`: the same command line again in N processes; this one waits and passes their exit code on."""
     if devices is None or devices < 2:
         return
-    from bitimely_core.training.distributed import launch
+    from bitimely_core.training.distributed import LAUNCHED, get_world_size, launch
 
     code = launch(sys.argv[1:], devices)
     if code is not None:
         raise typer.Exit(code)
+    if LAUNCHED not in os.environ and devices != get_world_size():
+        text = f"{devices} does not count: RANK or WORLD_SIZE is set, for {get_world_size()} processes in all"
+        screen.print_finding(input_warning(Reason.CONFIG, text, "", "Unset both, or start as many with the launcher", field="--devices"))
 
 
 def _show_losses(steps: int, loss: float | None, rel: float | None) -> list[str]:

@@ -147,7 +147,9 @@ class Reason(StrEnum):
 
 Level = Literal["info", "warning", "error"]
 FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r]")  # also in full width, which spreadsheets of East Asian locales take
-URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(:/{1,2})([^\s'\"<>]*)")  # a path made from a URL has one slash
+SCHEME = r"([A-Za-z][A-Za-z0-9+.-]+)(:/{1,2})"  # a path made from a URL has one slash
+URL = re.compile(SCHEME + r"((?:[^\s/'\"<>]*:[^\s/'\"<>]*(?: [^\s/'\"<>:@]+)+@)?[^\s'\"<>]*)")  # in a text; a secret may hold spaces
+WHOLE_URL = re.compile(SCHEME + r"(.*)", re.DOTALL)  # keys of a bucket may hold spaces and quotes
 PORT = re.compile(r"(\[[^\]]*\]|[^:]*):\d{1,5}")
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
@@ -165,7 +167,7 @@ def split_url(text: str) -> tuple[str, str, str] | None:
 
     Secrets with characters that a URL should not hold count to the user information: nothing after it shows a part of them.
     """
-    found = URL.fullmatch(text)
+    found = WHOLE_URL.fullmatch(text)
     if found is None:
         return None
     scheme, rest = found[1].lower(), found[3]
@@ -180,11 +182,12 @@ def split_url(text: str) -> tuple[str, str, str] | None:
 
 
 def hide_credentials(text: str) -> str:
-    """`text` with every URL in it without user information, query and fragment."""
+    """`text` with every URL in it without user information and query, those of web servers without fragment: # is a letter of other names."""
 
     def shorten(found: re.Match[str]) -> str:
-        _, user, rest = split_url(found[0]) or ("", "", "")
-        return found[1] + found[2] + ("" if re.search(r"[?#]", user) else re.split(r"[?#]", rest, maxsplit=1)[0])
+        scheme, user, rest = split_url(found[0]) or ("", "", "")
+        ends = r"[?#]" if user or scheme.startswith(("http", "ftp")) else r"\?"
+        return found[1] + found[2] + ("" if re.search(r"[?#]", user) else re.split(ends, rest, maxsplit=1)[0])
 
     return URL.sub(shorten, text) if ":/" in text else text
 

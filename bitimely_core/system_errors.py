@@ -342,3 +342,8 @@ def _make_error(fault: SystemFault, error: BaseException, path: Path | str | Non
         file=None if path is None else str(path),
         exit_code=Exit.RESOURCES,
     )
+
+
+def is_later_process() -> bool:
+    """Whether this is another process than the first one of a training of several, which alone prints and refreshes pages."""
+    return os.environ.get("WORLD_SIZE", "1") != "1" and os.environ.get("RANK", "0").strip("0").isdecimal()

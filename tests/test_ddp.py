@@ -437,3 +437,68 @@ def test_place_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert (get_rank(), get_world_size(), is_resuming()) == (3, 4, True)
+
+
+GROUP = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29"}
+
+
+def set_group(monkeypatch: pytest.MonkeyPatch, **changes: str) -> None:
+    """The variables of a launcher; empty ones are not set."""
+    for name, value in {**GROUP, "LOCAL_RANK": "", "BITIMELY_LAUNCHED": "", **changes}.items():
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"WORLD_SIZE": "abc"}, "WORLD_SIZE"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE"),
+        ({"WORLD_SIZE": "-2"}, "WORLD_SIZE"),
+        ({"RANK": ""}, "RANK"),
+        ({"RANK": "x"}, "RANK"),
+        ({"RANK": "7"}, "RANK"),
+        ({"MASTER_ADDR": ""}, "MASTER_ADDR"),
+        ({"MASTER_PORT": ""}, "MASTER_PORT"),
+        ({"MASTER_PORT": "abc"}, "MASTER_PORT"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT"),
+        ({"LOCAL_RANK": "x"}, "LOCAL_RANK"),
+    ],
+)
+def test_a_group_that_cannot_be_is_refused_by_the_name_of_the_variable(
+    changes: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_group(monkeypatch, **changes)
+    with pytest.raises(UserError) as caught:
+        barrier()
+    assert (caught.value.code, caught.value.exit_code, caught.value.field) == ("config", 2, name)
+
+
+def test_a_taken_port_is_a_fault_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        set_group(monkeypatch, MASTER_PORT=str(taken.getsockname()[1]))
+        with pytest.raises(UserError, match="MASTER_PORT to a free port") as caught:
+            barrier()
+    assert caught.value.exit_code == Exit.RESOURCES
+
+
+def test_only_a_training_waits_for_other_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A container may export the number of processes to every command."""
+    from bitimely_core.config import DataConfig
+    from bitimely_core.workflows import prepare
+
+    set_group(monkeypatch, RANK="", MASTER_ADDR="", MASTER_PORT="")
+    monkeypatch.setattr(prepare, "_open_or_build", lambda *args, **options: "windows")
+    assert prepare.prepare_windows("any", tmp_path, DataConfig()) == "windows"
+    assert prepare.prepare_windows("any", tmp_path, DataConfig(), dry_run=True, together=True) == "windows"
+    with pytest.raises(UserError, match="RANK"):
+        prepare.prepare_windows("any", tmp_path, DataConfig(), together=True)
+
+
+def test_devices_that_a_launcher_overrules_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from bitimely_cli.training import _launch_processes
+
+    set_group(monkeypatch, WORLD_SIZE="3")
+    _launch_processes(3)
+    assert capsys.readouterr().err == ""
+    _launch_processes(2)
+    assert "--devices" in capsys.readouterr().err

@@ -35,3 +35,31 @@ def test_a_graph_exported_with_a_dynamic_batch_equals_eager(name):
         for count in (2, 7):
             values = torch.randn(count, 64, 3)
             torch.testing.assert_close(graph(values), head(values), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("clock", ["regular", "irregular"])
+def test_retention_of_more_tokens_than_two_chunks_is_exported(clock):
+    """Beyond 128 tokens the chunkwise form reads the clock to choose how it multiplies, which a graph cannot."""
+    torch.manual_seed(0)
+    settings = {"tokenizer": "codes", "codes": 20} if clock == "irregular" else {"tokenizer": "steps"}
+    model = models.build("bitimelygpt", preset="tiny", channels=3, length=200, layers=2, **settings).eval()
+
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, values: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
+            return self.model(Batch(values, times=times if clock == "irregular" else None)).hidden[-1]
+
+    def draw(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        values = torch.randint(5, 20, (count, 200)) if clock == "irregular" else torch.randn(count, 200, 3)
+        return values, torch.rand(count, 200).mul(3).cumsum(1)
+
+    rows = torch.export.Dim("rows", min=2, max=64)
+    with torch.no_grad():
+        graph = torch.export.export(Rows(), draw(3), dynamic_shapes=({0: rows}, {0: rows})).module()
+        for count in (2, 7):
+            given = draw(count)
+            torch.testing.assert_close(graph(*given), Rows()(*given), rtol=1e-5, atol=1e-5)

@@ -243,6 +243,8 @@ def test_odd_layers_are_refused_where_directions_alternate():
         ("timelybert", {"xpos_scale": True}, "xpos_scale"),
         ("bitimelygpt", {"tokenizer": "codes"}, "model.codes"),
         ("bitimelygpt", {"decay": {"kind": "half-life", "months": [6, 24]}}, "one per head"),
+        ("bitimelygpt", {"decay": {"kind": "half-life", "months": [-3, 1, 6, 24]}}, "greater than 0"),
+        ("bitimelygpt", {"decay": {"kind": "half-life", "months": [0, 1, 6, 24]}}, "greater than 0"),
         ("bitimelygpt", {"tokens": "patch"}, "tokenizer"),
     ],
 )

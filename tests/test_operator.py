@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bitimely_core import models
+from bitimely_core.errors import UserError
 from bitimely_core.ops import operator, retention, rotary
 from bitimely_core.types import Batch
 
@@ -67,6 +68,20 @@ def test_gradients_under_a_mode_below_autograd() -> None:
     with Plain():
         found = torch.autograd.grad(torch.ops.bitimely.retention(*inputs, *given, "forward", 64, "fp32").sin().sum(), inputs)
     assert all(map(torch.equal, found, wanted))
+
+
+def test_a_second_derivative_is_refused() -> None:
+    """Not taken for 0, as that of an operator without a rule is; the parallel form has one."""
+    (q, k, v, log_decay), _ = make_inputs(clock=False, rotated=False)
+
+    def differentiate_twice(o: Tensor) -> Tensor:
+        (slope,) = torch.autograd.grad(o.square().sum(), q, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), k)[0]
+
+    o = torch.ops.bitimely.retention(q, k, v, log_decay, None, None, None, "forward", 64, "fp32")
+    with pytest.raises(UserError, match=r"once differentiable.*parallel"):
+        differentiate_twice(o)
+    assert differentiate_twice(retention.retention(q, k, v, log_decay=log_decay, form="parallel")).abs().sum() > 0
 
 
 def test_a_table_rotates_as_positions_do() -> None:

@@ -627,6 +627,38 @@ def test_options_that_do_not_go_together_are_refused(options: dict[str, Any]) ->
     assert refused.value.exit_code == Exit.USAGE
 
 
+@pytest.mark.parametrize("form", ["auto", "parallel", "chunkwise", "recurrent"])
+@pytest.mark.parametrize(("batch", "length"), [(2, 0), (0, 300), (0, 0)])
+@pytest.mark.parametrize("timed", [False, True])
+def test_no_rows_have_no_retention_and_leave_the_state(form: str, batch: int, length: int, timed: bool) -> None:
+    q, k, v, _ = random_inputs(batch, length, 1, 2, 3)
+    q.requires_grad_()
+    options: dict[str, Any] = {"log_decay": decays(1), "form": form, "times": torch.zeros(batch, length) if timed else None}
+    o = retention(q, k, v, **options)
+    assert o.shape == v.shape
+    assert torch.autograd.grad(o.sum(), q)[0].shape == q.shape
+    state = State(torch.ones(batch, 1, 2, 3, dtype=torch.float64), torch.ones(batch, dtype=torch.float64))
+    assert retention(q, k, v, state=state, return_state=True, **options)[1] is state
+    with pytest.raises(UserError, match="after no rows"):
+        retention(q, k, v, return_state=True, **options)
+
+
+def test_inputs_that_would_be_cut_or_spread_are_refused() -> None:
+    """Integers would cut the weights, and a state of other rows would be given to each."""
+    q, k, v, _ = random_inputs(3, 4, 1, 2, 2)
+    for inputs in ((q.int(), k, v), (q, k.int(), v), (q, k, v.long())):
+        with pytest.raises(UserError, match="floating"):
+            retention(*inputs, log_decay=decays(1))
+    for chunk in (0, -5):
+        with pytest.raises(UserError, match="chunk"):
+            retention(q, k, v, log_decay=decays(1), chunk=chunk, form="chunkwise")
+    for rows, heads in ((1, 1), (3, 2)):
+        state = State(torch.zeros(rows, heads, 2, 2, dtype=torch.float64), torch.full((rows,), -1.0, dtype=torch.float64))
+        with pytest.raises(UserError, match="its own state") as refused:
+            retention(q, k, v, log_decay=decays(1), state=state)
+        assert (refused.value.code, refused.value.exit_code) == (Reason.SHAPES_DIFFER, Exit.USAGE)
+
+
 def test_auto_takes_the_form_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     used = watched(monkeypatch, "_recurrent", "_chunkwise")
     for N, options, expected in (

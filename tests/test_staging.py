@@ -432,3 +432,18 @@ def test_a_recipe_holds_no_credentials(server: FileServer, tmp_path: Path, capsy
     assert "ingest.sources.sleep-edf" in text
     assert "s3crET" not in text
     assert not any(b"s3crET" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+
+
+def test_names_of_buckets_and_local_urls_are_read_as_they_are_written(tmp_path: Path) -> None:
+    """A space and # are letters of a key; a file URL is encoded and may name this machine; a secret with a space stays hidden."""
+    from bitimely_core.cache import staging
+    from bitimely_core.errors import hide_credentials, split_url
+
+    assert split_url("s3://bucket/my night") == ("s3", "", "bucket/my night")
+    assert hide_credentials("s3://KEY:sec ret@bucket/x") == "s3://bucket/x"
+    assert "ret" not in hide_credentials("no file at s3://KEY:sec ret@bucket/x now")
+    assert hide_credentials("s3://signals/a#b") == "s3://signals/a#b"
+    assert hide_credentials("https://host/a#b") == hide_credentials("https://u:p@host/a?b#c") == "https://host/a"
+    assert staging.locate_folder("s3://signals/a#b", tmp_path) != staging.locate_folder("s3://signals/a#c", tmp_path)
+    for url in ("file:///tmp/my%20raw", "file://localhost/tmp/my%20raw"):
+        assert staging._parse_local(url) == Path("/tmp/my raw")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from planted import lively, seeded, tiny
 
-from bitimely_core.errors import UserError
+from bitimely_core.errors import Reason, UserError
 from bitimely_core.registry import models
 from bitimely_core.types import Batch
 
@@ -190,3 +190,67 @@ def test_what_a_stream_cannot_take_is_refused():
     with pytest.raises(UserError, match="all pieces"):
         events.feed(Batch(torch.full((1, 1), 6)))
     assert events.feed(Batch(torch.full((1, 1), 6), times=torch.tensor([[2.0]]))).hidden[-1].shape[1] == 1
+
+
+@pytest.mark.parametrize(("name", "options"), [("timelygpt", {}), ("s4", {}), ("lstm", {}), ("timelygpt", {"index_day": False})])
+def test_the_index_day_of_the_pieces_is_that_of_the_end(name, options):
+    """Fed or given at the end; a model without index days has none in a stream either."""
+    narrow, wide = make(name, tokenizer="codes", codes=20, **options)
+    codes = torch.randint(5, 20, (2, 30), generator=seeded())
+    times = torch.rand(2, 30, generator=seeded(1)).mul(3).cumsum(1)
+    end = times[:, -1] + 5
+    check(narrow, wide, Batch(codes, times=times, end=end), [20], end)
+    stream = narrow.stream()
+    stream.feed(Batch(codes, times=times, end=end))
+    assert torch.equal(stream.finish().hidden[-1], stream.finish(end).hidden[-1])
+    early = stream.finish(end + 1).hidden[-1]
+    assert torch.equal(early, stream.finish().hidden[-1]) is (options.get("index_day") is False)
+
+
+def test_a_model_of_several_data_sets_has_no_stream():
+    model = tiny("timelygpt", layers=2, tokenizer="patch", others=(2,))
+    with pytest.raises(UserError, match=r"model\.others.*select_adapter"):
+        model.stream()
+    model.select_adapter(1)
+    assert model.stream().feed(torch.zeros(1, 16, 2)).hidden[-1].shape[1] == 2
+
+
+def test_training_after_the_start_of_a_stream_is_refused():
+    """Before a statistic of a batch norm has changed."""
+    model = tiny("timelygpt", layers=2, tokenizer="steps", temporal_conv="causal")
+    stream = model.stream()
+    stream.feed(torch.zeros(1, 4, 3))
+    before = copy.deepcopy(model.state_dict())
+    model.train()
+    for call in (partial(stream.feed, torch.ones(1, 4, 3)), stream.finish):
+        with pytest.raises(UserError, match="eval"):
+            call()
+    assert all(torch.equal(weight.nan_to_num(), before[name].nan_to_num()) for name, weight in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["timelygpt", "s4", "lstm"])
+def test_the_first_piece_is_checked_as_the_later_ones(name):
+    model = tiny(name, layers=2, tokenizer="codes", codes=20)
+    codes, stream = torch.full((1, 3), 6), model.stream()
+    for times in ([3.0, 1.0, 2.0], [1.0, float("nan"), 2.0], [1.0, 2.0, float("inf")]):
+        with pytest.raises(UserError, match="decrease or are not finite") as caught:
+            stream.feed(Batch(codes, times=torch.tensor([times])))
+        assert (caught.value.code, caught.value.exit_code) == (Reason.TIMESTAMPS, 2)
+    stream.feed(Batch(codes, times=torch.tensor([[1.0, 2.0, 3.0]])))
+    for end in (2.5, float("nan")):
+        with pytest.raises(UserError, match="before the last event"):
+            stream.finish(torch.tensor([end]))
+    with pytest.raises(UserError, match="one a row"):
+        stream.finish(torch.tensor([4.0, 5.0]))
+    assert stream.finish(torch.tensor([3.0])).hidden[-1].isfinite().all()
+
+
+@pytest.mark.parametrize("tokenizer", ["conv", "patch", "steps"])
+@pytest.mark.parametrize("size", [0, 1, 24])
+def test_a_first_piece_of_other_channels_is_refused(tokenizer, size):
+    stream = tiny("timelygpt", layers=2, tokenizer=tokenizer).stream()
+    with pytest.raises(UserError, match="reads") as caught:
+        stream.feed(torch.zeros(1, size, 2))
+    assert caught.value.code == Reason.SHAPES_DIFFER
+    assert stream.tokens == 0
+    stream.feed(torch.zeros(1, 8, 3))

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from planted import tiny
 
-from bitimely_core.errors import UserError
+from bitimely_core.errors import Reason, UserError
 from bitimely_core.models.tokenizers import CodeTokenizer, ConvTokenizer, PatchTokenizer, find_row_ends
+from bitimely_core.registry import models
 from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
@@ -105,3 +107,19 @@ def test_row_ends_are_the_last_observed_sample():
     mask = torch.tensor([[1, 0, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]], dtype=torch.bool)
     assert find_row_ends(Batch(torch.zeros(3, 4, 1), mask=mask)).tolist() == [3, 0, 4]
     assert find_row_ends(Batch(torch.zeros(3, 4, 2), mask=mask[..., None].expand(-1, -1, 2))).tolist() == [3, 0, 4]
+
+
+@pytest.mark.parametrize("name", [name for name in models if name != "patchtst"])
+@pytest.mark.parametrize(("steps", "channels"), [(24, 2), (48, 1), (48, 6)])
+def test_data_of_other_channels_are_refused(name, steps, channels):
+    """Also where a whole number of patches could be made of them; patchtst reads each channel by itself."""
+    model = tiny(name, length=48, tokenizer="patch")
+    with pytest.raises(UserError, match=rf"{channels}\].*reads \[B, T, 3\]") as caught:
+        model(torch.randn(2, steps, channels))
+    assert (caught.value.code, caught.value.exit_code) == (Reason.SHAPES_DIFFER, 2)
+
+
+def test_channels_are_checked_without_a_break_of_the_graph():
+    model = torch.compile(PatchTokenizer(3), backend="eager", fullgraph=True)
+    tokens, _, _ = model(Batch(torch.randn(2, 24, 3)))
+    assert tokens.shape == (2, 3, 24)

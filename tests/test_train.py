@@ -595,6 +595,21 @@ def test_precision_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> Non
         assert (found.precision, found.core_precision) == expected
     chosen = loop.TrainConfig(precision="fp32")
     assert resolve_precision(chosen) is chosen
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for device in ("auto", "cpu"):
+        with pytest.raises(UserError, match="tf32 without CUDA"):
+            resolve_precision(loop.TrainConfig(precision="tf32", device=device))
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:x", "xpu"])
+def test_a_device_that_no_machine_has_is_refused_in_a_dry_run_too(name: str) -> None:
+    from bitimely_core.workflows.prepare import resolve_training
+
+    given: list[tuple[dict[str, Any], list[str]]] = [({}, [f"train.device={name}"]), ({"train": {"device": name}}, ["train.device=cpu"])]
+    for flags, pairs in given:
+        with pytest.raises(UserError, match="--device") as caught:
+            resolve_training("pretrain", {}, dry_run=True, config=None, pairs=pairs, flags=flags)
+        assert caught.value.exit_code == 2
 
 
 @pytest.mark.filterwarnings("ignore")  # torch deprecates parts of its own compiler
@@ -651,6 +666,12 @@ def test_compilation_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> N
         settings, findings = resolve_compile(loop.TrainConfig(compile=chosen), torch.device(device), stack=stack)
         assert (settings.compile, bool(findings)) == expected
     assert loop.TrainConfig().compile == "auto"
+    for compiler in ("CXX", "g++"):  # a compiler that is not there is a warning and no bug
+        monkeypatch.setenv("CXX", "no-such-compiler") if compiler == "CXX" else monkeypatch.setenv("PATH", "/nowhere")
+        settings, findings = resolve_compile(loop.TrainConfig(compile=True), torch.device("cpu"), stack=True)
+        assert (settings.compile, len(findings)) == (False, 1)
+        assert resolve_compile(loop.TrainConfig(compile="auto"), torch.device("cpu"), stack=True)[1] == []
+        monkeypatch.delenv("CXX", raising=False)
 
 
 def test_gradients_that_vanish_are_zero_within_a_training_alone() -> None:

@@ -174,10 +174,10 @@ def locate_folder(source: str, out: Path) -> Path:
 
 
 def _parse_local(source: str) -> Path:
-    rest = source.partition("://")[2]
+    rest = re.sub(r"(?i)^localhost(?=/)", "", source.partition("://")[2])
     if not rest.startswith("/"):
         raise usage_error(f"found {safe_text(source)}", "expected file:/// and an absolute path", "Or give the path alone")
-    return Path(rest)
+    return Path(unquote(rest))
 
 
 # --- listing

@@ -24,7 +24,7 @@ from bitimely_core.models import base
 from bitimely_core.models.convolution import Conv1d
 from bitimely_core.models.layers import PreNormLayer
 from bitimely_core.models.patchtst import BatchNorm, apply_layers, refuse_directions
-from bitimely_core.models.tokenizers import PatchTokenizer, find_row_ends, get_observed
+from bitimely_core.models.tokenizers import PatchTokenizer, find_row_ends, get_observed, require_channels
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
 
@@ -59,6 +59,7 @@ class CRTTokenizer(PatchTokenizer):
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens [B, 4K, P * V] (time 2K, magnitude K, phase K), targets (the same values), mask of real tokens [B, 4K]."""
+        require_channels(batch, self.channels)
         seen, ends = get_observed(batch), find_row_ends(batch)
         blocks = -(-ends // (2 * self.patch))
         most = self.blocks(batch.values.shape[1])

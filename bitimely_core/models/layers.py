@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, NamedTuple, Unpack
+from typing import Annotated, Any, Literal, NamedTuple, Unpack
 
 import torch
 from pydantic import ConfigDict, Field
@@ -40,7 +40,9 @@ class Decay(Section):
     kind: Literal["log", "retnet", "half-life", "learnable"] = Field("log", description="Law of gamma over the heads.")
     start: float = Field(32.0, alias="from", gt=1, description="First head, gamma = 1 - 1 / from; kinds log and learnable.")
     end: float = Field(512.0, alias="to", gt=1, description="Last head.")
-    months: tuple[float, ...] = Field((6.0, 24.0, 96.0, 384.0), description="Half-lives, for kind half-life.")
+    months: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = Field(
+        (6.0, 24.0, 96.0, 384.0), description="Half-lives, for kind half-life."
+    )
 
 
 class StackConfig(BidirectionalConfig):

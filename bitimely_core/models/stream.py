@@ -37,6 +37,7 @@ class Progress(NamedTuple):
     first: Tensor | None = None  # [B, 1] months of the first event and of the last one
     last: Tensor | None = None
     person: Tensor | None = None  # [B, 4]
+    end: Tensor | None = None  # [B] months of the index day, as fed last
 
 
 class Stream:
@@ -44,8 +45,10 @@ class Stream:
 
     def __init__(self, model: BidirectionalModel) -> None:
         config, tokenizer = model.config, model.adapter.tokenizer
-        if model.training:
-            raise config_error("a stream of a model in training mode", "expected eval mode", "model", "Call model.eval() before")
+        _require_eval(model)
+        if model.others:
+            wanted = "expected a model with the adapter of one data set"
+            raise config_error("a stream of a model of several data sets", wanted, "model.others", "Call model.select_adapter(k) before")
         if isinstance(config, StackConfig) and config.ties == "group":
             raise stream_error(config, "with ties = group no event is read before all of its time are known")
         if config.tokenizer == "codes" and config.events == "grid":
@@ -71,13 +74,15 @@ class Stream:
 
         Args:
             rows: as a model takes them: signals [B, T, V], or events [B, N] with times in months that never decrease. NaN and what is
-                masked are missing values.
+                masked are missing values. `end` [B] is kept for `finish`.
 
         Returns the tokens that are complete now, their targets and states: `hidden` are L states [B, N, D], N = 0 possible. `model.output`
         of the last one predicts the next token.
-        Raises UserError: `shapes_differ` for other rows or channels than before, `timestamps` for times before those read (exit 2).
+        Raises UserError: `shapes_differ` for other rows or channels than before or than the model's, `timestamps` for times that are not
+        finite or lie before those read, `config` in training mode (exit 2).
         """
         model, before = self.model, self._progress
+        _require_eval(model)
         batch = model.expand_channels(to_batch(rows))
         times = None if model.config.clock == "index" else batch.times
         samples = batch.values if batch.mask is None else self._fill_missing(batch)
@@ -86,6 +91,8 @@ class Stream:
             samples = torch.cat((before.samples, samples), 1)
         if before.person is None and batch.person is not None:
             before = before._replace(person=batch.person)
+        if batch.end is not None:
+            before = before._replace(end=batch.end)
         count = max(samples.shape[1] - before.context - self.span, -self.stride) // self.stride + 1
         used = before.context + count * self.stride
         encoded, after = self._read(
@@ -97,16 +104,21 @@ class Stream:
 
     @torch.no_grad()
     def finish(self, end: Tensor | None = None) -> Encoded:
-        """The incomplete last token, if there is one, and [EOS] at the index day `end` [B] in months (None: the last event).
+        """The incomplete last token, if there is one, and [EOS] at the index day `end` [B] in months (None: as fed, else the last event).
+
+        As in a full pass, models of events without `index_day` have no index day.
 
         The stream itself stays as it is: it may be fed further, and finished again. `hidden` are L states [B, N + 1, D], N <= 1, and `eos`
         is the index of [EOS], which the readouts `eos` and `last` read.
-        Raises UserError: `config` for a stream without samples (exit 2).
+        Raises UserError: `config` for a stream without samples or in training mode, `timestamps` for an end before the last event,
+        `shapes_differ` for another number of ends than rows (exit 2).
         """
         before = self._progress
+        _require_eval(self.model)
         rest = 0 if before.samples is None else before.samples.shape[1] - before.context
         if before.samples is None or not (before.positions or rest):
             raise usage_error("a stream without samples", "samples before its end", "call feed first")
+        end = self._choose_end(before.end if end is None else end)
         more = rest > (self.span - self.stride if before.positions else 0)
         return self._read(before, before.samples if more else before.samples[:, :0], None, finish=True, end=end)[0]
 
@@ -116,10 +128,25 @@ class Stream:
         mask = batch.mask if batch.mask.dim() == batch.values.dim() else batch.mask[..., None]
         return batch.values.masked_fill(~mask.bool(), PAD)
 
+    def _choose_end(self, end: Tensor | None) -> Tensor | None:
+        """The index day of the rows where the model reads one."""
+        last, config = self._progress.last, self.model.config
+        if end is None or last is None or (config.codes is not None and not config.index_day):
+            return None
+        if end.shape != last.shape[:1]:
+            raise usage_error(f"ends {list(end.shape)}", f"expected [{len(last)}], one a row", code=Reason.SHAPES_DIFFER)
+        if not bool((end.to(last) >= last[:, 0]).all() & end.isfinite().all()):
+            raise usage_error("an end before the last event", "an index day at it or later", code=Reason.TIMESTAMPS)
+        return end
+
     def _check(self, samples: Tensor, times: Tensor | None) -> None:
         before = self._progress
         if times is not None and self.span > 1:
             raise config_error("times of samples", f"expected none: a token has {self.span} samples", "model.tokenizer")
+        known = times if before.last is None or times is None else torch.cat((before.last, times), 1)
+        if known is not None and not bool((known.diff(dim=1) >= 0).all() & known.isfinite().all()):
+            order = "finite times that never decrease, also from piece to piece"
+            raise usage_error("times decrease or are not finite", order, code=Reason.TIMESTAMPS)
         if before.samples is None:
             return
         if (samples.shape[0], samples.shape[2:]) != (before.samples.shape[0], before.samples.shape[2:]):
@@ -127,8 +154,6 @@ class Stream:
             raise usage_error(f"samples {found}", f"expected {wanted} as before", "start a new stream", code=Reason.SHAPES_DIFFER)
         if before.positions and (times is None) != (before.last is None):
             raise usage_error("times in some pieces alone", "times in all pieces or in none", code=Reason.TIMESTAMPS)
-        if times is not None and before.last is not None and bool((torch.cat((before.last, times), 1).diff(dim=1) < 0).any()):
-            raise usage_error("times decrease", "times that never decrease, also from piece to piece", code=Reason.TIMESTAMPS)
 
     def _read(
         self,
@@ -193,3 +218,9 @@ class Stream:
                 pieces[depth].append(y)
         empty = x.new_zeros(len(x), 0, self.model.width)
         return [torch.cat(piece, 1) if piece else empty for piece in pieces], tuple(layers)
+
+
+def _require_eval(model: BidirectionalModel) -> None:
+    """Training would drop states out and overwrite statistics, also after the stream was made."""
+    if model.training:
+        raise config_error("a stream of a model in training mode", "expected eval mode", "model", "Call model.eval() before")

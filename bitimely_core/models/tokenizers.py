@@ -40,8 +40,23 @@ def get_observed(batch: Batch) -> Tensor:
     return mask if mask.dim() == 3 else mask.unsqueeze(-1).expand_as(batch.values)
 
 
-def _fill_missing(batch: Batch) -> Tensor:
-    """The samples with 0 where nothing was observed, [B, T, V]."""
+def require_channels(batch: Batch, channels: int) -> None:
+    """Refuse other samples than [B, T, V] of V `channels`: patches would mix time and channels. Raises UserError (shapes_differ, exit 2).
+
+    Shapes alone are read: no wait for a device, no break of a graph.
+    """
+    if batch.values.dim() != 3 or batch.values.shape[2] != channels:
+        raise usage_error(
+            f"samples {list(batch.values.shape)}",
+            f"this model reads [B, T, {channels}]",
+            "Select its channels, or build a model for these",
+            code=Reason.SHAPES_DIFFER,
+        )
+
+
+def _fill_missing(batch: Batch, channels: int) -> Tensor:
+    """The samples with 0 where nothing was observed, [B, T, V]. Raises UserError as `require_channels`."""
+    require_channels(batch, channels)
     return batch.values if batch.mask is None else batch.values.masked_fill(~get_observed(batch), 0.0)
 
 
@@ -54,7 +69,7 @@ class ConvTokenizer(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.width = self.target_width = channels
+        self.channels = self.width = self.target_width = channels
         self.first = Conv1d(channels, channels, 3, stride=2, padding=1)
         self.second = Conv1d(channels, channels, 3, stride=2, padding=1)
         self._start_convolutions()
@@ -84,7 +99,7 @@ class ConvTokenizer(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens [B, N, V], targets [B, N, V], mask of real tokens [B, N]."""
-        x = _fill_missing(batch)
+        x = _fill_missing(batch, self.channels)
         ends = find_row_ends(batch)
         y = F.gelu(self.first(x.transpose(1, 2)))
         if batch.mask is not None:  # behind its end a row must look as if it were alone
@@ -107,7 +122,7 @@ class StepTokenizer(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.width = self.target_width = channels
+        self.channels = self.width = self.target_width = channels
 
     def count(self, length: int) -> int:
         """N of windows of `length` samples."""
@@ -119,7 +134,7 @@ class StepTokenizer(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens [B, T, V], targets (the same values), mask of real tokens [B, T]."""
-        x = _fill_missing(batch)
+        x = _fill_missing(batch, self.channels)
         return x, x.detach(), self.find_real(batch)
 
     def find_targets(self, batch: Batch) -> Tensor:
@@ -140,7 +155,7 @@ class PatchTokenizer(nn.Module):
 
     def __init__(self, channels: int, patch: int = 8, *, stride: int | None = None, crop: str = "pad") -> None:
         super().__init__()
-        self.patch, self.stride, self.crop = patch, stride or patch, crop
+        self.channels, self.patch, self.stride, self.crop = channels, patch, stride or patch, crop
         self.width = self.target_width = patch * channels
 
     def count(self, length: int) -> int:
@@ -179,7 +194,7 @@ class PatchTokenizer(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens [B, N, P * V], targets (the same values), mask of real tokens [B, N]."""
-        x, ends = _fill_missing(batch), find_row_ends(batch)
+        x, ends = _fill_missing(batch, self.channels), find_row_ends(batch)
         if self._is_view(batch):
             tokens = x.reshape(x.shape[0], -1, self.width)
         else:

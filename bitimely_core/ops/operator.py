@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bitimely_core.errors import usage_error
+
 INPUTS = "Tensor q, Tensor k, Tensor v, Tensor log_decay, Tensor? times, Tensor? mask, Tensor? rotation"
 OPTIONS = "str direction, int chunk, str core"
 WIDEST = 128  # K of a head; states of wider ones are left to matrix products
@@ -91,6 +93,7 @@ def register(compute: Callable[..., Tensor]) -> None:
     )
     torch.library.register_fake("bitimely::retention_backward", _make_fake_gradients, lib=LIBRARY)
     torch.library.register_autograd("bitimely::retention", _differentiate, setup_context=_save, lib=LIBRARY)
+    torch.library.register_autograd("bitimely::retention_backward", _refuse_second_derivative, lib=LIBRARY)
 
 
 def _load_kernels() -> Any:
@@ -115,3 +118,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     *found, clock = torch.ops.bitimely.retention_backward(grad, *ctx.saved_tensors, *ctx.options)
     return (*found, clock if ctx.needs_input_grad[4] else None, None, None, None, None, None)
+
+
+def _refuse_second_derivative(ctx: Any, grads: Any) -> None:
+    """Without a rule torch would take the gradients for constants."""
+    raise usage_error("a second derivative of retention", "its chunkwise form is once differentiable", "set form = parallel")

@@ -113,11 +113,17 @@ def retention(
 
     Returns [B, N, H, V] in the dtype of `v`; with `return_state` the pair of it and the `State`.
     Raises UserError: `timestamps` for times that decrease, are not finite or contradict the state; `config` for options that exclude
-    others.
+    others, and for inputs that are not of floating point; `shapes_differ` for a state of other rows or heads.
+
+    Times are checked once: a tensor that was in order is checked again after operations of torch have changed it, but not after a write
+    through numpy's view of it or through `.data`, which torch does not count.
     """
     stateful = state is not None or return_state
     _check_shapes(q, k, v, log_decay, times, mask)
     _check_options({"direction": direction, "form": form, "ties": ties, "core_precision": core_precision}, stateful=stateful)
+    _check_inputs(q, k, v, chunk, state)
+    if not q.shape[0] * q.shape[1]:
+        return _read_nothing(q, k, v, state, return_state=return_state)
     if times is not None and not torch.compiler.is_compiling():
         check_order(times)
     wide = torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32
@@ -231,6 +237,29 @@ def _check_options(options: dict[str, Any], *, stateful: bool) -> None:
         raise usage_error("a state of both directions at once", "direction forward or backward")
 
 
+def _check_inputs(q: Tensor, k: Tensor, v: Tensor, chunk: int, state: State | None) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not x.is_floating_point():
+            raise usage_error(f"{name} of {str(x.dtype).removeprefix('torch.')}", "floating-point numbers", f"convert it: {name}.float()")
+    if chunk < 1:
+        raise usage_error(f"chunk is {chunk}", "at least one row")
+    if state is not None:
+        wanted = [q.shape[0], q.shape[2], q.shape[3], v.shape[3]]
+        if list(state.memory.shape) != wanted or list(state.time.shape) != wanted[:1]:
+            found = f"a state of {list(state.memory.shape)} at {list(state.time.shape)} times"
+            raise usage_error(found, f"{wanted} at {wanted[:1]}", "give each sequence its own state", code=Reason.SHAPES_DIFFER)
+
+
+def _read_nothing(q: Tensor, k: Tensor, v: Tensor, state: State | None, *, return_state: bool) -> Tensor | tuple[Tensor, State]:
+    """Retention of no rows: nothing, and the state as it was."""
+    o = ((q * k).sum(-1, keepdim=True) * v).to(v.dtype)
+    if not return_state:
+        return o
+    if state is None:
+        raise usage_error("the state after no rows", "rows, or the state before them", "begin with the first piece that has rows")
+    return o, state
+
+
 _ordered: tuple[weakref.ref[Tensor], int] | None = None  # the times found in order last, and their version
 
 
@@ -317,9 +346,12 @@ def _recurrent(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, clock: Tensor
 
 
 def _chunkwise(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, clock: Tensor, backward: bool, chunk: int, core: torch.dtype) -> Tensor:
-    """Folded on a CPU where no key is scaled by more than exp(GUARD), else masked: on a GPU the guard would cost a wait a layer."""
+    """Folded on a CPU where no key is scaled by more than exp(GUARD), else masked: on a GPU the guard would cost a wait a layer.
+
+    Exported graphs are masked, too: they cannot depend on the clock, and may run on another device.
+    """
     chunk = min(chunk, q.shape[1])
-    if q.device.type == "cpu":
+    if q.device.type == "cpu" and not torch.compiler.is_exporting():
         first, last = _chunk_ends(clock.detach(), chunk)
         if bool((last - first).abs().max() * log_decay.detach().abs().max() < GUARD):
             return cast(Tensor, _FoldedRetention.apply(q, k, v, log_decay, clock, backward, chunk, core))  # type: ignore[no-untyped-call]

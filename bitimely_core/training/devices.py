@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -40,12 +42,10 @@ def select_device(name: str = "auto") -> torch.device:
 
     Raises UserError (config, exit 2) when the machine does not have it.
     """
+    check_device_name(name)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() and get_world_size() == 1 else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise missing_device(name, "expected auto, cpu, cuda or mps") from error
+    device = torch.device(name)
     if device.type == "cuda":
         at = int(os.environ.get("LOCAL_RANK", "0")) if get_world_size() > 1 else device.index or 0
         if at >= torch.cuda.device_count():
@@ -54,25 +54,48 @@ def select_device(name: str = "auto") -> torch.device:
         torch.cuda.set_device(device)
     elif device.type == "mps" and not torch.backends.mps.is_available():
         raise missing_device(name, "found no MPS device")
-    elif device.type not in {"cpu", "mps"}:
-        raise missing_device(name, "expected auto, cpu, cuda or mps")
     return device
 
 
+def check_device_name(name: str) -> None:
+    """Refuse a name that no machine's device has. Raises UserError (config, exit 2)."""
+    try:
+        known = name == "auto" or torch.device(name).type in {"cpu", "cuda", "mps"}
+    except RuntimeError:
+        known = False
+    if not known:
+        raise missing_device(name, "expected auto, cpu, cuda or mps")
+
+
 def resolve_precision(config: TrainConfig) -> TrainConfig:
-    """The settings of [train] with `precision` auto replaced by what it is on their device."""
+    """The settings of [train] with `precision` auto replaced by what it is on their device.
+
+    Raises UserError (config, exit 2) for tf32, which CUDA alone has, on another device.
+    """
+    on_cuda = (config.device == "auto" or config.device.startswith("cuda")) and torch.cuda.is_available()
+    if config.precision == "tf32" and not on_cuda and not config.device.startswith("cuda"):  # which a dry run may plan from elsewhere
+        raise usage_error(
+            "tf32 without CUDA", "expected auto, fp32 or bf16 on this device", "Use --precision auto", field="train.precision"
+        )
     if config.precision != "auto":
         return config
-    on_cuda = (config.device == "auto" or config.device.startswith("cuda")) and torch.cuda.is_available()
     fast = on_cuda and torch.cuda.get_device_capability() >= (8, 0)
     return config.model_copy(update={"precision": "bf16", "core_precision": "bf16"} if fast else {"precision": "fp32"})
 
 
 def resolve_compile(config: TrainConfig, where: torch.device, *, stack: bool) -> tuple[TrainConfig, list[Finding]]:
-    """The settings of [train] with `compile` as it is on a device; a warning where it is wanted on CUDA without Triton. `stack`: of a stack."""
+    """The settings of [train] with `compile` as it is on a device; `stack`: of a stack.
+
+    With a warning where it is wanted on CUDA without Triton, or elsewhere without the C++ compiler of torch.compile: $CXX, else g++ (on a
+    Mac clang++).
+    """
     able = where.type == "cuda" and operator.find_backend() == "triton" and bool(torch.version.cuda or torch.version.hip)
     if config.compile is True and where.type == "cuda" and not able:
         text, hint = "is left out: torch.compile needs Triton on CUDA", "Install Triton, or leave train.compile at auto"
+        return config.model_copy(update={"compile": False}), [input_warning(Reason.CONFIG, text, "", hint, field="train.compile")]
+    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    if config.compile is True and where.type != "cuda" and shutil.which(compiler) is None:
+        text, hint = f"is left out: torch.compile needs the C++ compiler {compiler}", "Install it, or leave train.compile at auto"
         return config.model_copy(update={"compile": False}), [input_warning(Reason.CONFIG, text, "", hint, field="train.compile")]
     return config.model_copy(update={"compile": able and stack}) if config.compile == "auto" else config, []
 

@@ -11,17 +11,48 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bitimely_core.errors import Exit, Reason, UserError, usage_error
+from bitimely_core.errors import Exit, Reason, UserError, safe_text, usage_error
 
 
 def get_rank() -> int:
     """Rank of this process; process 0 alone writes and prints."""
-    return int(os.environ.get("RANK", "0")) if get_world_size() > 1 else 0
+    return _read_number("RANK", 0) if get_world_size() > 1 else 0
 
 
 def get_world_size() -> int:
     """Number of processes that train together."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return _read_number("WORLD_SIZE", 1, least=1)
+
+
+def _read_number(name: str, default: int, least: int = 0) -> int:
+    """The variable `name` of the environment as a number. Raises UserError (config, exit 2)."""
+    text = os.environ.get(name, "")
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit()) or int(text) < least:
+        raise _environment_error(name, safe_text(text), f"expected a whole number from {least} on")
+    return int(text)
+
+
+def _environment_error(name: str, problem: str, requirement: str) -> UserError:
+    """A variable that a launcher would have set otherwise (config, exit 2)."""
+    hint = "Start it with torchrun or --devices, which set it, or unset WORLD_SIZE to train in one process"
+    return usage_error(problem, requirement, hint, field=name)
+
+
+def check_group() -> None:
+    """Check what torchrun tells each process of its group. Raises UserError (config, exit 2) that names the variable."""
+    world = get_world_size()
+    if world == 1:
+        return
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        if not os.environ.get(name):
+            raise _environment_error(name, "is not set", f"expected it beside WORLD_SIZE={world}")
+    if (rank := get_rank()) >= world:
+        raise _environment_error("RANK", str(rank), f"expected a number below WORLD_SIZE={world}")
+    if not 0 < (port := _read_number("MASTER_PORT", 0)) < 1 << 16:
+        raise _environment_error("MASTER_PORT", str(port), "expected a port, 1 to 65535")
+    _read_number("LOCAL_RANK", 0)
 
 
 def is_resuming() -> bool:
@@ -30,11 +61,20 @@ def is_resuming() -> bool:
 
 
 def join_group() -> None:
-    """Join the other processes of torchrun, once; nothing for a single one. CPU tensors go by gloo, CUDA tensors by nccl."""
+    """Join the other processes of torchrun, once; nothing for a single one. CPU tensors go by gloo, CUDA tensors by nccl.
+
+    Raises UserError: config (exit 2) as `check_group`; io_error (exit 6) where the first process cannot be reached or its port is taken.
+    """
     if get_world_size() > 1 and not dist.is_initialized():
         import atexit
 
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        check_group()
+        try:
+            dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        except dist.DistNetworkError as error:
+            where = f"no connection at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            hint = "Set MASTER_PORT to a free port, the same for all processes"
+            raise UserError(Reason.IO_ERROR, where, "expected the port of process 0", hint, exit_code=Exit.RESOURCES) from error
         atexit.register(lambda: dist.destroy_process_group() if dist.is_initialized() else None)
 
 

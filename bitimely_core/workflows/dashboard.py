@@ -11,6 +11,7 @@ from bitimely_core.errors import Reason, usage_error
 from bitimely_core.report.dashboard_page import INDEX, dashboard_page
 from bitimely_core.report.renderer import render_index
 from bitimely_core.run import FORMAT
+from bitimely_core.system_errors import is_later_process
 from bitimely_core.workspace import FolderKind
 
 WAIT = 10.0  # seconds for another command that writes the page
@@ -49,5 +50,5 @@ def dashboard(*, workspace: Path = Path("workspace"), out: Path | None = None, d
 def refresh_dashboard(workspace: Path) -> None:
     """The page of `workspace` after a verb; nothing where there is no workspace to describe, or it may only be read. Raises as `dashboard`."""
     kinds = (workspace / kind for kind in get_args(FolderKind))
-    if int(os.environ.get("RANK", "0")) == 0 and any(kind.is_dir() for kind in kinds) and os.access(workspace, os.W_OK):
+    if not is_later_process() and any(kind.is_dir() for kind in kinds) and os.access(workspace, os.W_OK):
         dashboard(workspace=workspace)

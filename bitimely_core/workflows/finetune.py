@@ -161,7 +161,7 @@ def _open_view(
     """The windows, and the subjects of the training and validation splits that the run uses."""
     from bitimely_core import data
 
-    windows = prepare_windows(name, workspace, settings.data, verify=verify, dry_run=dry_run, progress=progress)
+    windows = prepare_windows(name, workspace, settings.data, verify=verify, dry_run=dry_run, progress=progress, together=True)
     if windows.task == "none":
         raise usage_error(f"{name} has no labels", "expected a labelled view", "See: bitimely list views", field="--data")
     windows = data.limit_windows(windows, settings.data.limit, settings.train.seed)

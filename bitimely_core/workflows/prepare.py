@@ -25,20 +25,28 @@ NO_WINDOW_OPTIONS = {"names": (), "fraction": 1.0, "limit": None}  # settings of
 
 
 def prepare_windows(
-    data: str, workspace: Path, config: DataConfig, *, verify: bool = True, dry_run: bool = False, progress: Progress | None = None
+    data: str,
+    workspace: Path,
+    config: DataConfig,
+    *,
+    verify: bool = True,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    together: bool = False,
 ) -> Windows:
     """The tokens called `data`, or those of the view `data`, made now when they are missing; `dry_run`: in a temporary folder.
 
-    Of processes that train together the first makes them and the others wait.
+    `together`: of processes that train together the first makes them and the others wait.
 
     Raises UserError (incomplete, exit 4) when the cache is missing and the data set needs a source.
     """
     from bitimely_core.training.distributed import barrier, get_rank, get_world_size
 
-    if get_rank() > 0:
+    together = together and not dry_run and get_world_size() > 1
+    if together and get_rank() > 0:
         barrier()
     windows = _open_or_build(data, workspace, config, verify=verify, dry_run=dry_run, progress=progress)
-    if get_world_size() > 1 and get_rank() == 0:
+    if together and get_rank() == 0:
         barrier()
     return windows
 
@@ -148,10 +156,13 @@ def resolve_training(stage: Literal["pretrain", "finetune"], base: SettingsLayer
 
     Raises UserError: config (exit 2).
     """
-    from bitimely_core.training.devices import resolve_arithmetic, select_device
+    from bitimely_core.training.devices import check_device_name, resolve_arithmetic, select_device
     from bitimely_core.training.event_file import require_tensorboard
 
-    settings = resolve_arithmetic(resolve_settings(stage, base, **options))
+    settings = resolve_settings(stage, base, **options)
+    for name in (options["flags"].get("train", {}).get("device"), settings.train.device):  # --set does not hide a wrong --device
+        check_device_name(name or "auto")
+    settings = resolve_arithmetic(settings)
     select_device("cpu" if dry_run else settings.train.device)
     if settings.train.track:
         require_tensorboard()

@@ -90,7 +90,9 @@ def pretrain(
     name = run or name_run(preset, entry.name, settings.objective.name, ("bitimelygpt", entry.facts.objective))
     folder = locate_new(workspace, "runs", name, "--run")
     start, origin = _find_initial_weights(init, workspace, folder, dry_run=dry_run)
-    prepare = partial(prepare_windows, workspace=workspace, config=settings.data, verify=verify, dry_run=dry_run, progress=progress)
+    prepare = partial(
+        prepare_windows, workspace=workspace, config=settings.data, verify=verify, dry_run=dry_run, progress=progress, together=True
+    )
     windows = [limit_windows(prepare(one), settings.data.limit, settings.train.seed) for one in settings.data.names]
     if windows[0].vocabulary and "tokenizer" not in given.get("model", {}):  # a preset of signals, given events
         base["model"] = _adapt_to_events(base["model"], given.get("model", {}), entry.facts)
