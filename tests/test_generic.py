@@ -266,6 +266,64 @@ def test_real_records_with_a_table_of_superclasses_and_folds(tmp_path: Path) -> 
         assert dict(zip(windows.class_names, found[row], strict=True)) == table.loc[name, classes].to_dict()
 
 
+TABLES = """
+[[files]]
+pattern = "*.npy"
+rate = 100
+[table]
+path = "t.csv"
+file = "recording"
+subject = "patient"
+label = "diagnosis"
+[annotations]
+path = "a.csv"
+file = "recording"
+onset = "t"
+duration = ""
+label = "state"
+"""
+
+
+def test_a_row_is_of_one_recording(tmp_path: Path) -> None:
+    """A name that files of several folders have would give one patient's label to another."""
+    for i, name in enumerate(("s1/eeg", "s2/eeg", "s3/other", "eeg2", "s1/eeg2")):
+        (tmp_path / "raw" / name).parent.mkdir(parents=True, exist_ok=True)
+        np.save(tmp_path / "raw" / f"{name}.npy", np.random.default_rng(i).standard_normal(500))
+    (tmp_path / "raw" / "t.csv").write_text("recording,patient,diagnosis\neeg,p1,MI\nother.npy,p2,MI\neeg2,p3,N\n")
+    (tmp_path / "raw" / "a.csv").write_text("recording,t,state\neeg.npy,0,ill\nother,0,well\n")
+    report = ingest_with_map(tmp_path / "raw", TABLES, tmp_path / "cache")
+    found = {
+        name: (r.subject_id, r.attributes.get("label"), [n.label for n in r.annotations])
+        for name, r in recordings(tmp_path / "cache").items()
+    }
+    assert found == {
+        "s1/eeg": ("s1/eeg", None, []),
+        "s2/eeg": ("s2/eeg", None, []),
+        "s3/other": ("p2", "MI", ["well"]),
+        "eeg2": ("p3", "N", []),  # at the root the name is the path
+        "s1/eeg2": ("s1/eeg2", None, []),
+    }
+    lines = [reason["message"] for reason in report["reasons"] if reason["code"] == "unmatched_labels"]
+    fits = [line for line in lines if "fits 2 recordings: 's1/eeg.npy', 's2/eeg.npy'" in line]
+    assert [line.split(" fits")[0] for line in fits] == ["t.csv: 'eeg' in the table", "a.csv: 'eeg.npy' in the table of annotations"]
+    assert not any("have no file here" in line for line in lines)
+
+
+def test_a_row_of_a_subject_is_of_all_its_recordings(tmp_path: Path) -> None:
+    for i, name in enumerate(("rest/p1", "task/p1")):
+        (tmp_path / "raw" / name).parent.mkdir(parents=True, exist_ok=True)
+        np.save(tmp_path / "raw" / f"{name}.npy", np.random.default_rng(i).standard_normal(500))
+    (tmp_path / "raw" / "t.csv").write_text("person,diagnosis\np1,MI\n")
+    text = '[[files]]\nrate = 100\nmatch = "/(?P<subject>p[0-9]+)"\n[table]\npath = "t.csv"\nsubject = "person"\nlabel = "diagnosis"\n'
+    report = ingest_with_map(tmp_path / "raw", text, tmp_path / "cache")
+    assert codes(report) == set()
+    assert {(r.subject_id, r.attributes["label"]) for r in recordings(tmp_path / "cache").values()} == {("p1", "MI")}
+    (tmp_path / "raw" / "a.csv").write_text("recording,t,state\np1,0,ill\n")
+    report = ingest_with_map(tmp_path / "raw", text + TABLES[TABLES.index("[annotations]") :], tmp_path / "cache")
+    assert [reason["message"].split(" fits")[0] for reason in report["reasons"]] == ["a.csv: 'p1' in the table of annotations"]
+    assert not any(r.annotations for r in recordings(tmp_path / "cache").values())
+
+
 def test_faults_of_the_tables_beside_are_rows(tmp_path: Path) -> None:
     write_tables(tmp_path / "raw")
     table = tmp_path / "raw" / "recordings.csv"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 
@@ -150,5 +151,25 @@ def strip_suffix(rel: str) -> str:
 
 
 def list_recording_keys(rel: str) -> tuple[str, ...]:
-    """Names of a recording that a table may use."""
+    """Names of a recording that a table may use, those with its folder first."""
     return (strip_suffix(rel), rel, PurePosixPath(strip_suffix(rel)).name, PurePosixPath(rel).name)
+
+
+class RecordingKeys(NamedTuple):
+    """Which names tables may use for which files."""
+
+    of: dict[str, tuple[str, ...]]  # file -> its names
+    shared: dict[str, list[str]]  # name without a folder that several recordings have, and none alone -> their files
+
+
+def assign_recording_keys(rels: Iterable[str]) -> RecordingKeys:
+    """The names of every recording among `rels`; a name without its folder only where no recording of another path has it, too."""
+    keys = {rel: list_recording_keys(rel) for rel in rels}
+    bearers: dict[str, list[str]] = {}
+    for rel, (*_, stem, name) in keys.items():
+        for key in {stem, name}:
+            bearers.setdefault(key, []).append(rel)
+    shared = {key: files for key, files in bearers.items() if len({strip_suffix(rel) for rel in files}) > 1}
+    of = {rel: (*own[:2], *(key for key in own[2:] if key not in shared)) for rel, own in keys.items()}
+    exact = {key for own in of.values() for key in own}  # at the root of the source a name without a folder is a path
+    return RecordingKeys(of, {key: files for key, files in shared.items() if key not in exact})
