@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import operator
 import re
 from collections import Counter
@@ -25,6 +24,7 @@ from bitimely_core.datasets.recording_map import (
     RecordingMap,
     assign_recording_keys,
     find_suffix,
+    matches_pattern,
     read_map,
     strip_suffix,
 )
@@ -40,7 +40,7 @@ from bitimely_core.types import Annotation, Attributes, IngestOptions, IngestUni
 
 COMPANIONS = {".vhdr": (".eeg", ".vmrk", ".dat"), ".set": (".fdt",)}
 LAYOUT = re.compile(
-    r"(RECORDS|SHA256SUMS|LICENSE|README|CHANGES|ANNOTATORS|index\.html|dataset_description\.json|participants\.).*|.*\.(dat|txt|md|json|mat|xyz)"
+    r"(RECORDS|SHA256SUMS|LICENSE|README|CHANGES|ANNOTATORS|index\.html|dataset_description\.json|participants\.).*|.*\.(dat|txt|md|json|xyz)"
     r"|.*_(events|channels|scans|sessions|electrodes|coordsystem)\.(tsv|json)|.*\.d\d+",
     re.IGNORECASE,
 )
@@ -168,10 +168,10 @@ def _list_units(
     for rel in [*source.files, *source.rejected]:
         if rel in skipped | derived or (bids and PurePosixPath(rel).suffix == ".tsv"):
             continue
-        files = next((files for files in chosen.files if fnmatch.fnmatchcase(rel, files.pattern)), None)
+        files = next((files for files in chosen.files if matches_pattern(rel, files.pattern)), None)
         kind = files and (files.format or SUFFIXES.get(find_suffix(rel)))
         if kind == "mat" and files and not (files.variable or files.format or files.pattern.lower().endswith(".mat")):
-            continue  # many data sets have a copy of their recordings in this format
+            continue  # many data sets have a copy of their recordings in this format; others are named below
         if files and kind in formats:
             found[rel] = (kind, files)
     segments = find_segments(source, [rel for rel, (kind, _) in found.items() if kind == "wfdb"])
@@ -202,7 +202,9 @@ def _list_units(
             raise_system_error(error)
             units.append(IngestUnit(name=names[rel], files=(rel,), read=None, findings=(error.finding.at(rel),)))
     claimed = {rel: rel for unit in units for rel in unit.files} | {rel: rel for rel in segments | skipped | derived}
-    yield from report_unclaimed(source, {"": claimed}, LAYOUT)
+    stems = {strip_suffix(rel) for rel in claimed}
+    copies = {rel: rel for rel in source.files if find_suffix(rel) == ".mat" and strip_suffix(rel) in stems}
+    yield from report_unclaimed(source, {"": claimed | copies}, LAYOUT)
     named = [chosen.table.path if chosen.table else "participants.tsv", chosen.annotations.path if chosen.annotations else ""]
     yield from _report_unmatched(infos, keys, table_rows, annotations, named)
     yield from units

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -44,7 +45,7 @@ class ChannelRule(Section):
 class FileRule(Section):
     """[[files]]: a group of files, and the properties that they do not state."""
 
-    pattern: str = "*"  # of the path relative to the source; * also matches folders
+    pattern: str = "*"  # of the path relative to the source; * also matches folders; capitals of the ending do not count
     format: Format | None = None  # else by the ending
     match: str = ""  # regular expression on the path, with groups named subject, label, value or recording
     subject: str = ""  # of all these files
@@ -148,6 +149,12 @@ def find_suffix(rel: str) -> str:
 def strip_suffix(rel: str) -> str:
     """The path without its ending."""
     return rel[: len(rel) - len(find_suffix(rel))]
+
+
+def matches_pattern(rel: str, pattern: str) -> bool:
+    """Whether a file is of a group: capitals count in its path and not in its ending, which some systems write in capitals."""
+    folded, wanted = (strip_suffix(text) + find_suffix(text) for text in (rel, pattern))
+    return fnmatch.fnmatchcase(rel, pattern) or fnmatch.fnmatchcase(folded, wanted)
 
 
 def list_recording_keys(rel: str) -> tuple[str, ...]:
