@@ -154,11 +154,7 @@ DEMO = Demonstration(  # the tutorial
         "evaluate tiny-staging --compare tiny-staging-scratch",
         "embed tiny --data synthetic/staging",
     ),
-    last=(
-        "analyze svd tiny --sequences 32",
-        "analyze attention tiny",
-        "report tiny-staging tiny-staging-scratch",
-    ),
+    last=("analyze svd tiny --sequences 32", "analyze attention tiny", "report tiny-staging tiny-staging-scratch"),
 )
 CLAIMS = Demonstration(
     steps=(
@@ -170,11 +166,7 @@ CLAIMS = Demonstration(
         "evaluate tiny-synthetic-claims --compare tiny-synthetic-claims-scratch",
         "embed tiny --data synthetic-claims",
     ),
-    last=(
-        "analyze svd tiny --sequences 32",
-        "analyze attention tiny",
-        "report tiny-synthetic-claims tiny-synthetic-claims-scratch",
-    ),
+    last=("analyze svd tiny --sequences 32", "analyze attention tiny", "report tiny-synthetic-claims tiny-synthetic-claims-scratch"),
 )
 
 

@@ -156,10 +156,10 @@ def _make_series_record(row: tables.TableRow, samples: list[str], info: Recordin
     assert info.rate is not None
     name, unit = next(iter(info.channels.values()), ("channel 1", ""))
     try:
-        samples = narrow_samples(values, name)
+        narrow = narrow_samples(values, name)
     except UserError as error:
         return replace(error.finding, row=row.row, problem=f"row {row.row} has {error.problem}")
-    signal = Signal(name, info.rate, unit or info.unit, samples)
+    signal = Signal(name, info.rate, unit or info.unit, narrow)
     recording = f"{info.recording_id}-{cells.get('id') or f'{row.row:06d}'}"
     return Record(recording_id=recording, subject_id=cells.get("subject") or recording, signals=[signal], attributes=attributes)
 
