@@ -313,6 +313,7 @@ class ObjectiveFacts:
     requires: str = ""  # of a model: one-way or alternating (layers of given directions), hidden (tokens that can be hidden), or its method
     check: Callable[[Any], None] = lambda config: None  # refuses a model's configuration with a UserError (config, exit 2)
     notice: str = ""  # one line on the screen when a run starts with it
+    passes: int = 1  # forward passes through all weights of the model in a step, for estimates of its cost
     rows: int = 1  # fewest rows of a micro-batch; 2: it compares rows with each other (contrastive)
     draw: Callable[..., Any] | None = None
     # (model, batch on the CPU as the model reads it, a generator for each row, config) -> `Batch.draws`, None: draws nothing; drawn ahead

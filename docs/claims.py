@@ -17,6 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bitimely_core.evaluate import significance_sign
+from bitimely_core.schemas.scores import CorrectedDifference
+
 DOCS = Path(__file__).parent
 RECORDS, PAGE, LEDGER, RESULTS = DOCS / "claims.json", DOCS / "claims.md", DOCS / "claims.toml", DOCS / "results.md"
 NOT_COMPLETE = "family not complete"
@@ -50,8 +53,7 @@ def take_record(claim: dict[str, Any], workspace: Path) -> dict[str, Any] | None
         return None
     lower = next(c["lower_is_better"] for c in summary["columns"] if c["column"] == claim["column"])
     lo, hi = (found.get(key) for key in ("corrected_lo", "corrected_hi"))
-    allowed = None not in (lo, hi) and min([n for n in found["seeds"] if n], default=0) >= 3 and found["effective"] >= 4
-    side = (int(lo > 0) - int(hi < 0)) * (-1 if lower else 1) if allowed else 0  # of the rival less the row
+    side = significance_sign(CorrectedDifference.model_validate(found)) * (-1 if lower else 1)  # of the rival less the row
     cells = [summary["cells"][name][claim["column"]] for name in (claim["row"], claim["rival"])]
     values = [{key: cell.get(key) for key in ("value", "lo", "hi", "n", "n_subjects")} for cell in cells]
     rows = {claim["row"], claim["rival"]}

@@ -15,7 +15,7 @@ import scipy.signal
 from samples import SAMPLES, require_sample
 from toys import HERE, clean, content, ingest, put, read_toy, refused, same, tree
 
-from bitimely_core import cache, manifests, storage
+from bitimely_core import cache, manifests, storage, workflows
 from bitimely_core.cache import quality, shards
 from bitimely_core.errors import Exit, Reason
 from bitimely_core.schemas.ingest import IngestReport
@@ -389,6 +389,32 @@ def test_file_sums_are_compared(raw: Path, tmp_path: Path) -> None:
     sums.write_text(f"{'0' * 64}  labels.csv\n")
     error = refused(raw, tmp_path / "out")
     assert (error.code, error.file) == (Reason.SOURCE_CHECKSUM, "labels.csv")
+
+
+def test_verify_and_ingest_read_file_sums_alike(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("a1.json", "b1.json", "c1.json")
+    good = {name: storage.hash_file(raw / name) for name in names}
+    (raw / "extra.txt").write_text("1")
+    lines = [f"{good['a1.json'].upper()} *./a1.json", f"{'0' * 64}  b1.json", f"{good['c1.json']}  c1.json", ""]
+    lines += [f"{'1' * 64}  ../beyond", f"{'2' * 40}  short", f"{'z' * 64}  c1.json"]
+    (raw / "SHA256SUMS.txt").write_text("\n".join(lines))
+    hash_file = storage.hash_file
+
+    def fail(path: Path) -> str:
+        if path.name == "c1.json":
+            raise PermissionError(13, "Permission denied", str(path))
+        return hash_file(path)
+
+    monkeypatch.setattr(storage, "hash_file", fail)
+    result = workflows.verify(raw)
+    assert (result["exit_code"], [one["files"] for one in result["checked"]]) == (5, [3])
+    assert {(f.file, f.level, f.code, f.problem.partition(" (")[0]) for f in result["findings"]} == {
+        ("b1.json", "error", "source_checksum", f"sha256 is {good['b1.json'][:16]}"),
+        ("c1.json", "error", "io_error", "cannot be read"),
+        ("SHA256SUMS.txt", "warning", "source_checksum", "files that are listed and not here: 1"),
+        ("SHA256SUMS.txt", "warning", "source_checksum", "files that are here and not listed: 1"),
+        ("SHA256SUMS.txt", "warning", "source_checksum", "lines that are no checksums: 2"),
+    }
 
 
 # ---- the real thing

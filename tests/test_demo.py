@@ -42,11 +42,23 @@ def run_demo(home: Path, capsys: pytest.CaptureFixture[str], threads: int) -> di
     return found
 
 
+@pytest.mark.parametrize(("step", "code", "reason"), [("evaluate absent", 2, "unknown_name"), ("verify", 4, "incomplete")])
+def test_a_demonstration_that_fails_says_so_in_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, step: str, code: int, reason: str
+) -> None:
+    (tmp_path / "demo" / "runs" / "begun").mkdir(parents=True)
+    monkeypatch.setattr(experiments, "DEMO", experiments.DEMO._replace(steps=(step,)))
+    assert main(["demo", "-w", str(tmp_path), "--json"]) == code
+    found = json.loads(capsys.readouterr().out)
+    assert (found["exit_code"], found["error"]["code"]) == (code, reason)
+
+
 @pytest.mark.long
 def test_the_demonstration_of_claims_says_the_same_on_any_number_of_threads(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(experiments, "CLAIMS", tuple(map(shorten, experiments.CLAIMS)))
+    steps = tuple(map(shorten, experiments.CLAIMS.steps))
+    monkeypatch.setattr(experiments, "CLAIMS", experiments.CLAIMS._replace(steps=steps))
     one, several = (run_demo(tmp_path / f"{threads}", capsys, threads) for threads in (1, 3))
     for key in ("verdict", "metrics", "baselines", "comparison"):
         assert one[key] == several[key], key

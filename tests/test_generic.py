@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.io
 from samples import SAMPLES, require_sample
 
 from bitimely_core import tokens
@@ -264,6 +265,140 @@ def test_real_records_with_a_table_of_superclasses_and_folds(tmp_path: Path) -> 
     for row, (name, split) in enumerate(zip(windows.index["recording_id"], windows.index["split"], strict=True)):
         assert splits[table.loc[name, "folds"]] == split
         assert dict(zip(windows.class_names, found[row], strict=True)) == table.loc[name, classes].to_dict()
+
+
+ARRAYS = '[[files]]\npattern = "*.{}"\nrate = 100\n'
+
+
+def write_array(path: Path, values: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix.lower() == ".npy":
+        with path.open("wb") as file:
+            np.save(file, values)
+    elif path.suffix.lower() == ".mat":
+        with path.open("wb") as file:
+            scipy.io.savemat(file, {"sig": values})
+    else:
+        pd.DataFrame(values).add_prefix("c").to_csv(path, index=False, float_format="%.17g")
+
+
+@pytest.mark.parametrize("ending", ["npy", "mat", "csv"])
+def test_missing_values_of_arrays_are_named(tmp_path: Path, ending: str) -> None:
+    values = np.random.default_rng(0).standard_normal((500, 2))
+    values[:, 1] = values[3, 0] = np.nan
+    write_array(tmp_path / "raw" / f"a.{ending}", values)
+    report = ingest_with_map(tmp_path / "raw", ARRAYS.format(ending), tmp_path / "cache")
+    (reason,) = report["units"][0]["reasons"]
+    whole = "c1" if ending == "csv" else "channel 2"
+    assert (report["exit_code"], reason["code"], reason["count"]) == (0, "missing_values", 501)
+    assert reason["message"].endswith(f", all of '{whole}', kept as missing (NaN).")
+    assert np.isnan(recordings(tmp_path / "cache")["a"].signals[0].samples).nonzero()[0].tolist() == [3]
+
+
+RAMP = np.arange(2000) % 200
+OFFSETS = {
+    "int32": (RAMP + 2**30).astype(np.int32),
+    "int64": (RAMP + 2**50).astype(np.int64),
+    "float64": RAMP / 4 + 1e9,
+    "spike": np.where(np.arange(2000) == 7, 0, RAMP + 2**30).astype(np.int32),  # one value must not hide what the others lose
+}
+
+
+@pytest.mark.parametrize(("ending", "kind"), [(ending, kind) for ending in ("npy", "mat", "csv") for kind in OFFSETS])
+def test_offsets_that_float32_cannot_hold_are_refused(tmp_path: Path, ending: str, kind: str) -> None:
+    write_array(tmp_path / "raw" / f"a.{ending}", OFFSETS[kind][:, None])
+    report = ingest_with_map(tmp_path / "raw", ARRAYS.format(ending), tmp_path / "cache")
+    assert codes(report) == {"physical_range"}
+    assert ", of which float32 keeps " in report["units"][0]["reasons"][0]["message"]
+
+
+def test_numbers_that_float32_holds_are_read(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).standard_normal(2000)
+    tables = {
+        "small": RAMP.astype(np.int32),
+        "wide": (noise * 2**29).astype(np.int32),
+        "near": RAMP + 1e5,
+        "noise": noise,
+        "constant": np.full(2000, 2**30 + 1),
+        "bytes": RAMP.astype(np.uint8),
+        "marker": (np.arange(2000) == 7) * 2**20,
+    }
+    for name, values in tables.items():
+        write_array(tmp_path / "raw" / f"{name}.npy", values)
+    report = ingest_with_map(tmp_path / "raw", ARRAYS.format("npy"), tmp_path / "cache")
+    assert "physical_range" not in codes(report)
+    for name, values in tables.items():
+        np.testing.assert_array_equal(recordings(tmp_path / "cache")[name].signals[0].samples, values.astype(np.float32))
+
+
+def test_capitals_of_endings_do_not_count_and_arrays_without_a_group_are_named(tmp_path: Path) -> None:
+    for i, name in enumerate(("in/A.MAT", "in/b.mat", "B/c.mat", "in/d.npy", "in/d.mat")):
+        write_array(tmp_path / "raw" / name, np.random.default_rng(i).standard_normal(500))
+    report = ingest_with_map(tmp_path / "raw", ARRAYS.format("mat").replace("*.", "in/[Ab]."), tmp_path / "cache")
+    assert set(recordings(tmp_path / "cache")) == {"in/A", "in/b"}
+    left = {reason["file"]: reason["examples"] for reason in report["reasons"] if reason["code"] == "file_name"}
+    assert left == {"B/c.mat": ["'B/c.mat'", "'in/d.mat'"], "in/d.npy": ["'in/d.npy'"]}
+    report = ingest_with_map(tmp_path / "raw", ARRAYS.format("NPY"), tmp_path / "copies")  # in/d.mat is a copy of in/d.npy
+    assert [reason["count"] for reason in report["reasons"] if reason["code"] == "file_name"] == [3]
+    assert set(recordings(tmp_path / "copies")) == {"in/d"}
+
+
+TABLES = """
+[[files]]
+pattern = "*.npy"
+rate = 100
+[table]
+path = "t.csv"
+file = "recording"
+subject = "patient"
+label = "diagnosis"
+[annotations]
+path = "a.csv"
+file = "recording"
+onset = "t"
+duration = ""
+label = "state"
+"""
+
+
+def test_a_row_is_of_one_recording(tmp_path: Path) -> None:
+    """A name that files of several folders have would give one patient's label to another."""
+    for i, name in enumerate(("s1/eeg", "s2/eeg", "s3/other", "eeg2", "s1/eeg2")):
+        (tmp_path / "raw" / name).parent.mkdir(parents=True, exist_ok=True)
+        np.save(tmp_path / "raw" / f"{name}.npy", np.random.default_rng(i).standard_normal(500))
+    (tmp_path / "raw" / "t.csv").write_text("recording,patient,diagnosis\neeg,p1,MI\nother.npy,p2,MI\neeg2,p3,N\n")
+    (tmp_path / "raw" / "a.csv").write_text("recording,t,state\neeg.npy,0,ill\nother,0,well\n")
+    report = ingest_with_map(tmp_path / "raw", TABLES, tmp_path / "cache")
+    found = {
+        name: (r.subject_id, r.attributes.get("label"), [n.label for n in r.annotations])
+        for name, r in recordings(tmp_path / "cache").items()
+    }
+    assert found == {
+        "s1/eeg": ("s1/eeg", None, []),
+        "s2/eeg": ("s2/eeg", None, []),
+        "s3/other": ("p2", "MI", ["well"]),
+        "eeg2": ("p3", "N", []),  # at the root the name is the path
+        "s1/eeg2": ("s1/eeg2", None, []),
+    }
+    lines = [reason["message"] for reason in report["reasons"] if reason["code"] == "unmatched_labels"]
+    fits = [line for line in lines if "fits 2 recordings: 's1/eeg.npy', 's2/eeg.npy'" in line]
+    assert [line.split(" fits")[0] for line in fits] == ["t.csv: 'eeg' in the table", "a.csv: 'eeg.npy' in the table of annotations"]
+    assert not any("have no file here" in line for line in lines)
+
+
+def test_a_row_of_a_subject_is_of_all_its_recordings(tmp_path: Path) -> None:
+    for i, name in enumerate(("rest/p1", "task/p1")):
+        (tmp_path / "raw" / name).parent.mkdir(parents=True, exist_ok=True)
+        np.save(tmp_path / "raw" / f"{name}.npy", np.random.default_rng(i).standard_normal(500))
+    (tmp_path / "raw" / "t.csv").write_text("person,diagnosis\np1,MI\n")
+    text = '[[files]]\nrate = 100\nmatch = "/(?P<subject>p[0-9]+)"\n[table]\npath = "t.csv"\nsubject = "person"\nlabel = "diagnosis"\n'
+    report = ingest_with_map(tmp_path / "raw", text, tmp_path / "cache")
+    assert codes(report) == set()
+    assert {(r.subject_id, r.attributes["label"]) for r in recordings(tmp_path / "cache").values()} == {("p1", "MI")}
+    (tmp_path / "raw" / "a.csv").write_text("recording,t,state\np1,0,ill\n")
+    report = ingest_with_map(tmp_path / "raw", text + TABLES[TABLES.index("[annotations]") :], tmp_path / "cache")
+    assert [reason["message"].split(" fits")[0] for reason in report["reasons"]] == ["a.csv: 'p1' in the table of annotations"]
+    assert not any(r.annotations for r in recordings(tmp_path / "cache").values())
 
 
 def test_faults_of_the_tables_beside_are_rows(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ def test_the_page_is_that_of_the_records_and_names_every_table_and_figure() -> N
         (-2.0, -0.5, [5, 5], [], "contradicted"),
         (-1.0, 1.0, [5, 5], [], "undecided"),
         (0.5, 2.0, [2, 2], [], "undecided"),
+        (0.5, 2.0, [0, 0], [], "reproduced"),  # as on the pages: methods without seeds need none
         (0.5, 2.0, [5, 5], [{"row": "rival", "column": "bidmc/hr", "seed": 4, "state": "not run", "detail": ""}], None),
     ],
 )
@@ -63,7 +64,7 @@ def test_a_record_is_taken_from_a_complete_page_of_results(
     claim = {"id": "x", "recipe": "open-bidmc", "row": "ours", "rival": "rival", "column": "bidmc/hr"}
     assert claims.take_record(claim, tmp_path) is None
     cell = {"value": 8.0, "lo": 7.0, "hi": 9.0, "n": 10, "n_subjects": 5}
-    difference = {"difference": (lo + hi) / 2, "corrected_lo": lo, "corrected_hi": hi, "seeds": seeds, "effective": 40.0}
+    difference = {"difference": (lo + hi) / 2, "corrected_lo": lo, "corrected_hi": hi, "p_holm": 0.01, "seeds": seeds, "effective": 40.0}
     page = {
         "rows": ["ours", "rival"],
         "columns": [{"column": "bidmc/hr", "lower_is_better": True}],

@@ -2,10 +2,12 @@
 
 import itertools
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from bitimely_core import models, objectives, registry, workflows
 from bitimely_core.config import ObjectiveConfig, Settings, build_model_config
@@ -501,3 +503,29 @@ def test_bf16_losses_are_finite(objective):
     assert result["loss"].dtype == torch.float32
     result["loss"].backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize(
+    ("objective", "model"),
+    [("next-previous-strict", "bitimelygpt"), ("next-previous", "bitimelygpt"), ("ts-tcc", "ts-tcc"), ("tf-c", "tf-c"), ("tf-c-code", "tf-c"), ("drop", "crt")],
+)  # fmt: skip
+def test_passes_are_those_of_a_step(objective: str, model: str) -> None:
+    """The operations of a step over those of one pass, as torch counts them; losses that compare states add some."""
+    built, batch = models.build(model, preset="tiny", channels=2, length=512), Batch(torch.randn(4, 512, 2))
+
+    def count(compute: Callable[..., object], *arguments: object) -> int:
+        with FlopCounterMode(display=False) as counter:
+            compute(*arguments)
+        return counter.get_total_flops()
+
+    ratio = count(objectives.get(objective), built, batch) / count(built, batch)
+    passes = registry.objectives[objective].facts.passes
+    assert passes - 0.1 < ratio < passes + 0.5
+
+
+def test_ts2vec_passes_twice() -> None:
+    """Its crops are shorter than the window and its loss costs their square: calls are counted, not operations."""
+    built, calls = models.build("ts2vec", preset="tiny", channels=2, length=64), []
+    built.register_forward_hook(lambda *_: calls.append(1))
+    objectives.get("ts2vec")(built, Batch(torch.randn(4, 64, 2)))
+    assert len(calls) == registry.objectives["ts2vec"].facts.passes == 2

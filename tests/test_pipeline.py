@@ -74,6 +74,15 @@ def test_every_shipped_recipe_can_be_planned_without_its_data(name: str, tmp_pat
             assert s["flops"] >= 6 * s["parameters"] * s["windows"]
 
 
+def test_estimates_count_learning_rates_that_set_gives(tmp_path: Path) -> None:
+    """As many as there are, and not as many as the text has characters."""
+    flops = [
+        pipeline.run("smoke", workspace=tmp_path, dry_run=True, on="h200", assignments=[f"tune.rates={rates}"])["total"]["flops"]
+        for rates in ("1e-4,1e-3", "2", "3")
+    ]
+    assert flops[0] == flops[1] < flops[2]
+
+
 def test_estimates_know_the_length_of_windows_at_another_rate() -> None:
     facts = registry.datasets["synthetic"].facts
     assert [estimate_windows(facts, "staging", None, None, rate)["length"] for rate in (None, 20.0)] == [3000, 600]  # of 30 s at 100 Hz

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 import sys
@@ -15,6 +16,7 @@ from fixtures import make_v1
 
 import bitimely
 from bitimely_cli.main import main
+from bitimely_core import workflows
 from bitimely_core.datasets import synthetic
 from bitimely_core.errors import UserError
 from bitimely_core.evaluate.endpoints import compute_endpoints, place_epochs
@@ -136,6 +138,17 @@ def test_one_bad_file_is_named_and_the_others_go_on(
     assert call(home, [bad, empty], tmp_path / "none") == 4
     assert not (tmp_path / "none").exists()
     assert call(home, [tmp_path / "absent.edf"], tmp_path / "none") == 2
+
+
+def test_a_defect_of_the_model_is_not_one_of_the_recordings(
+    home: Path, scored: pl.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("in the model")
+
+    monkeypatch.setattr(importlib.import_module("bitimely_core.workflows.predict"), "predict_windows", fail)
+    with pytest.raises(ZeroDivisionError, match="in the model"):
+        workflows.predict("stager", [find_night(home, scored)], out=tmp_path / "out", workspace=home / "ws")
 
 
 def rewrite(

@@ -13,7 +13,7 @@ from bitimely_core.cache import ingest_report, shards
 from bitimely_core.cache.units import describe_mismatch
 from bitimely_core.cache.workers import StopFlag
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, safe_text
-from bitimely_core.formats.source import Source
+from bitimely_core.formats.source import CHECKSUM_FILE, Source, parse_checksums
 from bitimely_core.registry import DatasetFacts, Entry
 from bitimely_core.schemas.ingest import CachedUnit, CacheSettings, ChecksumStatus, IngestReport, SourceReport, TableReport
 from bitimely_core.system_errors import raise_system_error, translate_system_errors
@@ -21,7 +21,6 @@ from bitimely_core.types import IngestUnit, Progress, SourceRows
 
 REPORT = "ingest_report.json"
 PAGE = "report.html"  # for people, never read again
-CHECKSUM_FILE = "SHA256SUMS.txt"
 
 
 @dataclass
@@ -86,27 +85,15 @@ class IngestRun:
         if not self.run_options["verify"]:
             self.checksum_status = "skipped"
             return
-        self.checksum_status, malformed = "verified", 0
+        self.checksum_status = "verified"
         try:
-            lines = source.path(CHECKSUM_FILE).read_text("utf-8", errors="replace").splitlines()
+            listed = parse_checksums(source.path(CHECKSUM_FILE).read_text("utf-8", errors="replace"))
         except OSError as error:
             raise_system_error(error, source.path(CHECKSUM_FILE), stored=False)
             self.reasons.append(_warn_of_unreadable(CHECKSUM_FILE, error))
             return
-        for line in lines:
-            digest, _, name = line.strip().partition(" ")
-            name = name.strip().removeprefix("*").removeprefix("./")
-            if len(digest) == 64 and name:
-                self.checksums[name] = digest.lower()
-            elif line.strip():
-                malformed += 1
-        absent = sorted(name for name in self.checksums if name not in source.files and name not in source.rejected)
-        unlisted = sorted(name for name in source.files if name not in self.checksums and name != CHECKSUM_FILE)
-        for names, text in ((absent, "files that are listed and not here"), (unlisted, "files that are here and not listed")):
-            if names:
-                self.reasons.append(_warn_of_checksums(f"{text}: {len(names)}", len(names), tuple(safe_text(name) for name in names[:5])))
-        if malformed:
-            self.reasons.append(_warn_of_checksums(f"lines that are no checksums: {malformed}", malformed))
+        self.checksums = listed.files
+        self.reasons += listed.compare(source)
 
     def hash_remaining(self) -> None:
         """Hash the files that have no hash yet, and compare those of no unit with SHA256SUMS.txt. Raises UserError when interrupted."""
@@ -187,10 +174,6 @@ class IngestRun:
                 with suppress(UserError):  # the disk may be the fault
                     report.save(self.out / REPORT)
             raise
-
-
-def _warn_of_checksums(text: str, count: int, examples: tuple[str, ...] = ()) -> Finding:
-    return Finding(Reason.SOURCE_CHECKSUM, text, level="warning", file=CHECKSUM_FILE, count=count, examples=examples)
 
 
 def _warn_of_unreadable(name: str, error: OSError) -> Finding:

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import operator
 import re
 from collections import Counter
@@ -21,15 +20,17 @@ from bitimely_core.datasets.recording_map import (
     FileRule,
     Format,
     RecordingInfo,
+    RecordingKeys,
     RecordingMap,
+    assign_recording_keys,
     find_suffix,
-    list_recording_keys,
+    matches_pattern,
     read_map,
     strip_suffix,
 )
 from bitimely_core.datasets.recording_tables import read_annotations, read_attributes, read_bids_events, read_participants
 from bitimely_core.datasets.tser import report_unclaimed
-from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, usage_error
+from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import stage_texts, tables, wfdb_header
 from bitimely_core.formats import wfdb as format_wfdb
 from bitimely_core.formats.source import Source, locate_errors, require_source
@@ -39,7 +40,7 @@ from bitimely_core.types import Annotation, Attributes, IngestOptions, IngestUni
 
 COMPANIONS = {".vhdr": (".eeg", ".vmrk", ".dat"), ".set": (".fdt",)}
 LAYOUT = re.compile(
-    r"(RECORDS|SHA256SUMS|LICENSE|README|CHANGES|ANNOTATORS|index\.html|dataset_description\.json|participants\.).*|.*\.(dat|txt|md|json|mat|xyz)"
+    r"(RECORDS|SHA256SUMS|LICENSE|README|CHANGES|ANNOTATORS|index\.html|dataset_description\.json|participants\.).*|.*\.(dat|txt|md|json|xyz)"
     r"|.*_(events|channels|scans|sessions|electrodes|coordsystem)\.(tsv|json)|.*\.d\d+",
     re.IGNORECASE,
 )
@@ -167,15 +168,16 @@ def _list_units(
     for rel in [*source.files, *source.rejected]:
         if rel in skipped | derived or (bids and PurePosixPath(rel).suffix == ".tsv"):
             continue
-        files = next((files for files in chosen.files if fnmatch.fnmatchcase(rel, files.pattern)), None)
+        files = next((files for files in chosen.files if matches_pattern(rel, files.pattern)), None)
         kind = files and (files.format or SUFFIXES.get(find_suffix(rel)))
         if kind == "mat" and files and not (files.variable or files.format or files.pattern.lower().endswith(".mat")):
-            continue  # many data sets have a copy of their recordings in this format
+            continue  # many data sets have a copy of their recordings in this format; others are named below
         if files and kind in formats:
             found[rel] = (kind, files)
     segments = find_segments(source, [rel for rel, (kind, _) in found.items() if kind == "wfdb"])
     found = {rel: what for rel, what in found.items() if rel not in segments}
     names = _name_units(list(found))
+    keys = assign_recording_keys(found)
     rows, table_rows = read_attributes(source, chosen.table) if chosen.table else read_participants(source) if bids else ([], {})
     yield from rows
     rows, annotations = read_annotations(source, chosen.annotations) if chosen.annotations else ([], {})
@@ -190,7 +192,7 @@ def _list_units(
         if rel in source.rejected:
             units.append(IngestUnit(name=names[rel], files=(rel,), read=None, findings=(source.rejected[rel],)))
             continue
-        info = infos[rel] = describe_recording(rel, names[rel], files, chosen, table_rows, annotations, options)
+        info = infos[rel] = describe_recording(rel, names[rel], keys.of[rel], files, chosen, table_rows, annotations, options)
         if kind == "edf" and (beside := scored.get(PurePosixPath(strip_suffix(rel)).name)):
             own = [one for one in beside if PurePosixPath(one).parent == PurePosixPath(rel).parent] or beside
             info = infos[rel] = replace(info, annotation_files=tuple(own) if len(own) == 1 else ())
@@ -200,34 +202,53 @@ def _list_units(
             raise_system_error(error)
             units.append(IngestUnit(name=names[rel], files=(rel,), read=None, findings=(error.finding.at(rel),)))
     claimed = {rel: rel for unit in units for rel in unit.files} | {rel: rel for rel in segments | skipped | derived}
-    yield from report_unclaimed(source, {"": claimed}, LAYOUT)
+    stems = {strip_suffix(rel) for rel in claimed}
+    copies = {rel: rel for rel in source.files if find_suffix(rel) == ".mat" and strip_suffix(rel) in stems}
+    yield from report_unclaimed(source, {"": claimed | copies}, LAYOUT)
     named = [chosen.table.path if chosen.table else "participants.tsv", chosen.annotations.path if chosen.annotations else ""]
-    yield from _report_unmatched(infos, table_rows, annotations, named)
+    yield from _report_unmatched(infos, keys, table_rows, annotations, named)
     yield from units
 
 
 def _report_unmatched(
     infos: Mapping[str, RecordingInfo],
+    keys: RecordingKeys,
     table_rows: Mapping[str, Attributes],
     annotations: Mapping[str, list[Annotation]],
     files: Sequence[str],
 ) -> Iterator[Finding]:
-    """Warnings about recordings without a known subject, without a row in the table, and about rows without a recording; `files`: of both."""
+    """Warnings about recordings without a known subject or a row in the table, and about rows of no recording or of several; `files`: of both."""
     alone = [rel for rel, info in infos.items() if info.subject_id == info.recording_id and not info.series]
     if len(infos) > 1 and alone:
         text = f"{len(alone)} recordings with unknown subjects, each counted as a subject of its own"
         action = "Give --map (generic) with a match or a table where several are of one person"
         wanted = "recordings of one person in two splits make scores optimistic"
         yield input_warning(Reason.IDENTIFIER, text, wanted, action, file=alone[0], count=len(alone))
-    keys = {key for rel, info in infos.items() for key in (*list_recording_keys(rel), info.subject_id)}
+    of_files, subjects = {key for rel in infos for key in keys.of[rel]}, {info.subject_id for info in infos.values()}
     for what, table, file in zip(("the table", "the table of annotations"), (table_rows, annotations), files, strict=True):
-        if extra := [key for key in table if key not in keys]:
+        known = of_files | subjects if table is table_rows else of_files  # annotations are of one recording, never of a subject
+        unknown = [key for key in table if key not in known]
+        if unclear := [key for key in unknown if key in keys.shared]:
+            yield _report_shared(unclear, keys.shared, what, file)
+        if extra := [key for key in unknown if key not in keys.shared]:
             text = f"{len(extra)} recordings or subjects of {what} have no file here"
             yield input_warning(Reason.UNMATCHED_LABELS, text, "their rows are not used", file=file, count=len(extra))
-    lacking = [rel for rel, info in infos.items() if table_rows and not {*list_recording_keys(rel), info.subject_id} & table_rows.keys()]
+    lacking = [rel for rel, info in infos.items() if table_rows and not {*keys.of[rel], info.subject_id} & table_rows.keys()]
     if lacking:
         text = f"{len(lacking)} recordings have no row in the table"
         yield input_warning(Reason.UNMATCHED_LABELS, text, "they have no label", file=lacking[0], count=len(lacking))
+
+
+def _report_shared(unclear: Sequence[str], shared: Mapping[str, Sequence[str]], what: str, file: str) -> Finding:
+    """The warning about names in a table that several recordings have: to use them would give one person's label to others."""
+    first, *others = unclear
+    rels = shared[first]
+    named = ", ".join(safe_text(rel) for rel in rels[:5]) + (f" and {len(rels) - 5} more" if rels[5:] else "")
+    text = f"{safe_text(first)} in {what} fits {len(rels)} recordings: {named}" + (f"; so do {len(others)} more names" if others else "")
+    action = f"Write paths, such as {safe_text(strip_suffix(rels[0]))}, or give a match with subject where the names are those of subjects"
+    examples = tuple(safe_text(key) for key in unclear[:5])
+    wanted = "a row counts for one recording or subject, and these are not used"
+    return input_warning(Reason.UNMATCHED_LABELS, text, wanted, action, file=file, count=len(unclear), examples=examples)
 
 
 def _name_units(rels: list[str]) -> dict[str, str]:
@@ -239,18 +260,19 @@ def _name_units(rels: list[str]) -> dict[str, str]:
 def describe_recording(
     rel: str,
     name: str,
+    keys: Sequence[str],
     files: FileRule,
     chosen: RecordingMap,
     table_rows: Mapping[str, Attributes],
     annotations: Mapping[str, list[Annotation]],
     options: IngestOptions,
 ) -> RecordingInfo:
-    """Properties of a recording by the map, its tables and the path."""
+    """Properties of a recording by the map, its tables and the path; `keys`: its names in tables."""
     matched = re.search(files.match, rel) if files.match else None
     groups = {key: value for key, value in (matched.groupdict() if matched else {}).items() if value is not None}
     bids = BIDS.search(rel)
     subject = groups.get("subject") or files.subject or (bids[1] if bids else "")
-    row = next((table_rows[key] for key in (*list_recording_keys(rel), subject) if key in table_rows), {})
+    row = next((table_rows[key] for key in (*keys, subject) if key in table_rows), {})
     subject = str(row.get("subject") or subject or name)
     attributes = {key: value for key, value in row.items() if key != "subject"}
     if label := groups.get("label") or files.label:
@@ -259,7 +281,7 @@ def describe_recording(
         with locate_errors(rel):
             attributes.setdefault("value", tables.parse_number(groups["value"]))
     channels = files.channels if isinstance(files.channels, dict) else {channel: channel for channel in files.channels}
-    noted = tuple(sorted(note for key in dict.fromkeys(list_recording_keys(rel)) for note in annotations.get(key, ())))
+    noted = tuple(sorted(note for key in dict.fromkeys(keys) for note in annotations.get(key, ())))
     numeric = chosen.annotations is not None and bool(chosen.annotations.value)
     return RecordingInfo(
         recording_id=name,

@@ -92,7 +92,8 @@ def _list_recordings(source: Source) -> Iterator[str]:
     bids = any(name in source.files for name in BIDS_FILES)
     known = [rel for rel in source.files if find_suffix(rel) in SUFFIXES and not (bids and rel.startswith(DERIVED))]
     segments = find_segments(source, [rel for rel in known if find_suffix(rel) == ".hea"])
-    kept = [rel for rel in known if not LAYOUT.fullmatch(PurePosixPath(rel).name) and not (bids and find_suffix(rel) == ".tsv")]
+    others = {".mat", ".tsv"} if bids else {".mat"}
+    kept = [rel for rel in known if not LAYOUT.fullmatch(PurePosixPath(rel).name) and find_suffix(rel) not in others]
     yield from [rel for rel in kept if rel not in segments] or (rel for rel in known if find_suffix(rel) == ".mat")
 
 

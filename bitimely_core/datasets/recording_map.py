@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 
@@ -43,7 +45,7 @@ class ChannelRule(Section):
 class FileRule(Section):
     """[[files]]: a group of files, and the properties that they do not state."""
 
-    pattern: str = "*"  # of the path relative to the source; * also matches folders
+    pattern: str = "*"  # of the path relative to the source; * also matches folders; capitals of the ending do not count
     format: Format | None = None  # else by the ending
     match: str = ""  # regular expression on the path, with groups named subject, label, value or recording
     subject: str = ""  # of all these files
@@ -149,6 +151,32 @@ def strip_suffix(rel: str) -> str:
     return rel[: len(rel) - len(find_suffix(rel))]
 
 
+def matches_pattern(rel: str, pattern: str) -> bool:
+    """Whether a file is of a group: capitals count in its path and not in its ending, which some systems write in capitals."""
+    folded, wanted = (strip_suffix(text) + find_suffix(text) for text in (rel, pattern))
+    return fnmatch.fnmatchcase(rel, pattern) or fnmatch.fnmatchcase(folded, wanted)
+
+
 def list_recording_keys(rel: str) -> tuple[str, ...]:
-    """Names of a recording that a table may use."""
+    """Names of a recording that a table may use, those with its folder first."""
     return (strip_suffix(rel), rel, PurePosixPath(strip_suffix(rel)).name, PurePosixPath(rel).name)
+
+
+class RecordingKeys(NamedTuple):
+    """Which names tables may use for which files."""
+
+    of: dict[str, tuple[str, ...]]  # file -> its names
+    shared: dict[str, list[str]]  # name without a folder that several recordings have, and none alone -> their files
+
+
+def assign_recording_keys(rels: Iterable[str]) -> RecordingKeys:
+    """The names of every recording among `rels`; a name without its folder only where no recording of another path has it, too."""
+    keys = {rel: list_recording_keys(rel) for rel in rels}
+    bearers: dict[str, list[str]] = {}
+    for rel, (*_, stem, name) in keys.items():
+        for key in {stem, name}:
+            bearers.setdefault(key, []).append(rel)
+    shared = {key: files for key, files in bearers.items() if len({strip_suffix(rel) for rel in files}) > 1}
+    of = {rel: (*own[:2], *(key for key in own[2:] if key not in shared)) for rel, own in keys.items()}
+    exact = {key for own in of.values() for key in own}  # at the root of the source a name without a folder is a path
+    return RecordingKeys(of, {key: files for key, files in shared.items() if key not in exact})

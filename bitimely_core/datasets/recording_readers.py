@@ -22,8 +22,8 @@ from bitimely_core.formats import edf as format_edf
 from bitimely_core.formats import edf_header, matlab, nsrr_xml, stage_texts, tables, wfdb_annotations
 from bitimely_core.formats import wfdb as format_wfdb
 from bitimely_core.formats.source import Source, locate_errors
-from bitimely_core.formats.text import sanitize_label
-from bitimely_core.formats.units import VOLTS, scale_signal
+from bitimely_core.formats.text import list_names, sanitize_label
+from bitimely_core.formats.units import VOLTS, narrow_samples, scale_signal
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import Annotation, Record, Records, Signal, SourceRows
 
@@ -87,11 +87,17 @@ def read_table(path: Path, rel: str, info: RecordingInfo) -> Record:
         if rate is None:
             raise input_error(Reason.SAMPLING_RATE, "has no sampling rate", "needs --map with a rate (`rate` or `time` in [[files]])")
         own = values[:, 1:] if info.time else values
-        with np.errstate(over="ignore"):
-            signals = [Signal(name, rate, "", np.ascontiguousarray(own[:, i], np.float32)) for i, name in enumerate(names)]
-    lost = int(np.isnan(own).sum())
-    missing = [input_warning(Reason.MISSING_VALUES, f"{lost} cells are empty", "kept as missing (NaN)", count=lost)] if lost else []
-    return _make_record(rel, replace(info, rate=None), signals, [], missing)
+        signals = [Signal(name, rate, "", narrow_samples(own[:, i], name)) for i, name in enumerate(names)]
+    return _make_record(rel, replace(info, rate=None), signals, [], _report_missing(signals, "cells are empty"))
+
+
+def _report_missing(signals: list[Signal], what: str) -> list[Finding]:
+    """The warning about missing values, with the channels that have no others."""
+    counts = {signal.channel: int(np.isnan(signal.samples).sum()) for signal in signals if signal.samples.dtype.kind == "f"}
+    lost = sum(counts.values())
+    whole = [signal.channel for signal in signals if counts.get(signal.channel) == len(signal.samples)]
+    text = f"{lost} {what}" + (f", all of {list_names(whole)}" if whole else "")
+    return [input_warning(Reason.MISSING_VALUES, text, "kept as missing (NaN)", count=lost)] if lost else []
 
 
 def read_series(path: Path, rel: str, info: RecordingInfo) -> Records:
@@ -149,8 +155,11 @@ def _make_series_record(row: tables.TableRow, samples: list[str], info: Recordin
         return Finding(Reason.IDENTIFIER, f"row {row.row} has no subject", "expected one", field=info.columns["subject"], row=row.row)
     assert info.rate is not None
     name, unit = next(iter(info.channels.values()), ("channel 1", ""))
-    with np.errstate(over="ignore"):
-        signal = Signal(name, info.rate, unit or info.unit, values.astype(np.float32))
+    try:
+        narrow = narrow_samples(values, name)
+    except UserError as error:
+        return replace(error.finding, row=row.row, problem=f"row {row.row} has {error.problem}")
+    signal = Signal(name, info.rate, unit or info.unit, narrow)
     recording = f"{info.recording_id}-{cells.get('id') or f'{row.row:06d}'}"
     return Record(recording_id=recording, subject_id=cells.get("subject") or recording, signals=[signal], attributes=attributes)
 
@@ -189,7 +198,7 @@ def read_npy(path: Path, rel: str, info: RecordingInfo) -> Record:
                 Reason.DIMENSIONS, f"is an array of {values.ndim} dimensions of {values.dtype}", "expected [samples, channels]"
             )
         signals = _make_array_signals(np.asarray(values).reshape(len(values), -1), info)
-    return _make_record(rel, info, signals, [], [])
+    return _make_record(rel, info, signals, [], _report_missing(signals, "values are NaN"))
 
 
 def read_mat(path: Path, rel: str, info: RecordingInfo) -> Record:
@@ -203,17 +212,19 @@ def read_mat(path: Path, rel: str, info: RecordingInfo) -> Record:
         if (wide and not tall) or (wide == tall and values.shape[0] < values.shape[1]):
             values = values.T
         signals = _make_array_signals(values, info)
-    return _make_record(rel, info, signals, [], [])
+    return _make_record(rel, info, signals, [], _report_missing(signals, "values are NaN"))
 
 
 def _make_array_signals(table: np.ndarray, info: RecordingInfo) -> list[Signal]:
-    """The columns of [samples, channels] as signals: int16 as it is, else float32. Raises UserError: dimensions."""
+    """The columns of [samples, channels] as signals: int16 as it is, else float32. Raises UserError: dimensions, physical_range."""
     names = list(info.channels) or [f"channel {i}" for i in range(1, table.shape[1] + 1)]
     if len(names) != table.shape[1]:
         raise input_error(Reason.DIMENSIONS, f"has {table.shape[1]} columns", f"the map names {len(names)} channels")
-    kind = np.int16 if table.dtype == np.int16 else np.float32
-    with np.errstate(over="ignore"):
-        return [Signal(name, info.rate or 1.0, "", np.ascontiguousarray(table[:, i], kind)) for i, name in enumerate(names)]
+    samples = (
+        np.ascontiguousarray(column) if table.dtype == np.int16 else narrow_samples(column, name)
+        for name, column in zip(names, table.T, strict=True)
+    )
+    return [Signal(name, info.rate or 1.0, "", column) for name, column in zip(names, samples, strict=True)]
 
 
 def read_mne(path: Path, rel: str, info: RecordingInfo) -> Record:

@@ -6,11 +6,13 @@ What bitimely itself wrote there is no source: caches, tokens, runs, reports and
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from bitimely_core.errors import Finding, Reason, UserError, clean, input_error, input_warning, safe_text, usage_error
 from bitimely_core.system_errors import raise_system_error
@@ -26,6 +28,8 @@ STORED = {  # files of bitimely -> a key that they hold
 }
 UNFINISHED = {".progress", ".parts", "run.json", "manifest.json"}  # one of them beside a lock: work that was stopped
 PAGE = "index.html", b'name="generator" content="bitimely '  # of a workspace; the text is among its first bytes
+CHECKSUM_FILE = "SHA256SUMS.txt"
+CHECKSUM_LINE = re.compile(r"([0-9A-Fa-f]{64}) +\*?(?:\./)?(\S.*)")  # as sha256sum writes it
 KEY_FILES = {"id.key": 32, "id.key.sha256": 73}  # name -> bytes
 
 
@@ -221,6 +225,41 @@ def _describe_mode(mode: int) -> str:
     if stat.S_ISSOCK(mode):
         return "socket"
     return "device" if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) else "folder" if stat.S_ISDIR(mode) else "special file"
+
+
+class ChecksumList(NamedTuple):
+    """What SHA256SUMS.txt states."""
+
+    files: dict[str, str]  # path relative to its folder -> SHA-256 in small letters
+    malformed: int  # lines that are no checksums
+
+    def compare(self, source: Source) -> list[Finding]:
+        """One warning each for files that are listed and not in `source`, that are there and not listed, and for malformed lines."""
+        absent = sorted(name for name in self.files if name not in source.files and name not in source.rejected)
+        unlisted = sorted(name for name in source.files if name not in self.files and name != CHECKSUM_FILE)
+        found = [
+            (absent, len(absent), "files that are listed and not here"),
+            (unlisted, len(unlisted), "files that are here and not listed"),
+            ([], self.malformed, "lines that are no checksums"),
+        ]
+        return [
+            input_warning(
+                Reason.SOURCE_CHECKSUM,
+                f"{text}: {count}",
+                file=CHECKSUM_FILE,
+                count=count,
+                examples=tuple(safe_text(name) for name in names[:5]),
+            )
+            for names, count, text in found
+            if count
+        ]
+
+
+def parse_checksums(text: str) -> ChecksumList:
+    """The lines of SHA256SUMS.txt: 64 hexadecimal digits, a space, and a path; empty lines count for nothing."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    found = [match for line in lines if (match := CHECKSUM_LINE.fullmatch(line))]
+    return ChecksumList({match[2]: match[1].lower() for match in found}, len(lines) - len(found))
 
 
 def require_source(source: Source | None) -> Source:

@@ -24,6 +24,7 @@ SLOWEST, FASTEST = 1e-5, 1e6  # Hz: a sample a day is 1.2e-5
 SMALLEST, LARGEST = 1e-18, 1e18  # physical values: float32 holds their squares, and sums of some of them
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 LEVELS = 256  # steps of the converter that one step of float32 may hide
+CONVERTER = 1 << 16  # its steps over the middle of the values, where a file states none
 MOST_VOLTS = 1.0  # a step of the converter
 LEAST_VOLTS = 1e-9  # the range of the converter
 
@@ -46,6 +47,30 @@ def find_range_fault(low: float, high: float, step: float, unit: str = "") -> st
     if step and volts is not None and (abs(step) * volts > MOST_VOLTS or span * volts < LEAST_VOLTS):
         return f"expected steps up to {MOST_VOLTS:g} V and a range above {LEAST_VOLTS:g} V"
     return ""
+
+
+def narrow_samples(values: np.ndarray, name: str) -> np.ndarray:
+    """Samples of the channel `name`, [samples] of real numbers, as float32.
+
+    Raises UserError (physical_range) where they vary so little beside their offset that float32 drops it, by `find_range_fault`: a file of
+    numbers states no converter, so 90 % of the values are taken for the range of one of 16 bits.
+    """
+    with np.errstate(over="ignore"):
+        narrow = np.ascontiguousarray(values, np.float32)
+    if values.dtype.itemsize <= (4 if values.dtype.kind == "f" else 2):
+        return narrow  # as exact as what is stored
+    finite = values[np.isfinite(values)]
+    if not finite.size:
+        return narrow
+    low, high = finite.min().item(), finite.max().item()
+    least, most = np.percentile(finite, (5, 95))
+    step = (float(most - least) or float(high - low)) / CONVERTER
+    if not find_range_fault(low, high, 0.0) and find_range_fault(low, high, step):
+        kept, count = (len(np.unique(one)) for one in (finite.astype(np.float32), finite))
+        text = f"values from {low:.12g} to {high:.12g}, of which float32 keeps {kept} of {count}"
+        wanted, hint = "expected values that are not small beside their offset", "Subtract the offset, or leave the channel out"
+        raise input_error(Reason.PHYSICAL_RANGE, text, wanted, hint, field=name)
+    return narrow
 
 
 def require_rate(signal: Signal, rate: float, name: str = "", *, field: str = "sampling_rate") -> None:

@@ -41,7 +41,7 @@ class TFCViews(NamedTuple):
     frequency_other: TFCView
 
 
-@objectives(ObjectiveFacts(leak_free=None, requires="tf-c", config=TFCObjectiveConfig, notice=NOTICE, rows=2))
+@objectives(ObjectiveFacts(leak_free=None, requires="tf-c", config=TFCObjectiveConfig, notice=NOTICE, passes=2, rows=2))
 def tf_c(model: Model, batch: Batch, generator: Generator | None = None, *, config: TFCObjectiveConfig) -> Result:
     """The paper's: lambda (L_T + L_F) + (1 - lambda) L_C, with lambda 0.5.
 
@@ -57,7 +57,7 @@ def tf_c(model: Model, batch: Batch, generator: Generator | None = None, *, conf
     return contrast.make_contrastive_result(parts, 2 * BALANCE * contrast.uniform_loss(rows) + (1 - BALANCE) * 3 * MARGIN, rows)
 
 
-@objectives(ObjectiveFacts(leak_free=None, requires="tf-c", config=TFCObjectiveConfig, notice=NOTICE, rows=2))
+@objectives(ObjectiveFacts(leak_free=None, requires="tf-c", config=TFCObjectiveConfig, notice=NOTICE, passes=2, rows=2))
 def tf_c_code(model: Model, batch: Batch, generator: Generator | None = None, *, config: TFCObjectiveConfig) -> Result:
     """The released trainer's: 0.2 (L_T + L_F) + d(z_t, z_f) with `compute_polynomial_loss` as d; its spectra are augmented to twice their size,
     and L_C is not used.

@@ -75,7 +75,7 @@ def next_previous(model: Model, batch: Batch, generator: Generator | None = None
     )
 
 
-@objectives(ObjectiveFacts(leak_free=True, context="past or future", requires="one-way", config=StrictConfig, shared=True))
+@objectives(ObjectiveFacts(leak_free=True, context="past or future", requires="one-way", config=StrictConfig, passes=2, shared=True))
 def next_previous_strict(model: Model, batch: Batch, generator: Generator | None = None, *, config: StrictConfig) -> Result:
     """The leak-free form: two passes of the same weights, all layers forward (next token), all backward (previous token)."""
     refuse_overlap(model.config)

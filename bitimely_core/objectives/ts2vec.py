@@ -39,7 +39,7 @@ class TS2VecObjectiveConfig(ObjectiveConfig):
     temporal_unit: int = Field(0, ge=0, description="Contrast times from scale 2^n on; larger values spare time and memory.")
 
 
-@objectives(ObjectiveFacts(leak_free=None, requires="ts2vec", config=TS2VecObjectiveConfig, notice=NOTICE, rows=2))
+@objectives(ObjectiveFacts(leak_free=None, requires="ts2vec", config=TS2VecObjectiveConfig, notice=NOTICE, passes=2, rows=2))
 def ts2vec(model: Model, batch: Batch, generator: Generator | None = None, *, config: TS2VecObjectiveConfig) -> Result:
     """Two overlapping crops with half of the timesteps hidden: each timestep finds its partner among the rows, and among the times."""
     assert isinstance(model, TS2Vec)

@@ -22,7 +22,7 @@ CONTEXTUAL = 0.7  # weight of the NT-Xent part
 NOTICE = "ts-tcc: contrastive, without targets; rel 1.0 = the same vector for everything. Losses of other batch sizes cannot be compared."
 
 
-@objectives(ObjectiveFacts(leak_free=None, requires="ts-tcc", config=contrast.AugmentationConfig, notice=NOTICE, rows=2))
+@objectives(ObjectiveFacts(leak_free=None, requires="ts-tcc", config=contrast.AugmentationConfig, notice=NOTICE, passes=2, rows=2))
 def ts_tcc(model: Model, batch: Batch, generator: Generator | None = None, *, config: contrast.AugmentationConfig) -> Result:
     """Two augmented views: the past of each finds its own row's future in the other; the pasts of a row find each other.
 

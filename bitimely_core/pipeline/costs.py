@@ -12,7 +12,15 @@ from typing import Any, NamedTuple
 
 from bitimely_core import manifests, registry, storage
 from bitimely_core.catalog import COSTS
-from bitimely_core.config import ModelConfig, build_model_config, load_preset, merge_layers, parse_assignments, read_toml
+from bitimely_core.config import (
+    ModelConfig,
+    build_model_config,
+    load_preset,
+    merge_layers,
+    parse_assignments,
+    parse_learning_rates,
+    read_toml,
+)
 from bitimely_core.errors import UserError
 from bitimely_core.pipeline.plan import ExperimentPlan
 from bitimely_core.system_errors import raise_system_error
@@ -23,7 +31,6 @@ from bitimely_core.workspace import find_data_kind, locate, name_tokens, parse_v
 UTILIZATION = 0.3  # share of the speed of a large matrix product that a training step reaches (assumed)
 TRAIN_SHARE = 0.8  # of all windows, where nothing has been tokenized yet
 STATES = 3  # a checkpoint holds the weights and the two moments of AdamW
-PASSES = {"next-previous-strict": 2, "crt": 2, "ts2vec": 2, "ts-tcc": 2, "tf-c": 4}  # forward passes of one step, where it is not one
 QUADRATIC = {"attention"}  # families whose maps grow with the square of the length
 
 
@@ -151,9 +158,9 @@ def estimate_training(plan: ExperimentPlan, label: str, workspace: Path, *, time
         windows = min(available, data.get("limit") or available) * train.get("epochs", 20)
     samples = {"patch": max(config.patch, 1), "conv": 4}.get(config.tokenizer, 1)  # of a token
     tokens = max(size.events or size.length / samples for size in sizes)
-    passes = PASSES.get(objective, 1) if training.verb == "pretrain" else 1
+    passes = registry.objectives[objective].facts.passes if training.verb == "pretrain" else 1
     flops = 6.0 * parameters * tokens + (12.0 * config.layers * tokens**2 * config.dim if entry.facts.family in QUADRATIC else 0.0)
-    rates = flags.get("tune", {}).get("rates")
+    rates = parse_learning_rates(flags.get("tune", {}).get("rates"))  # text where --set gives them
     trials = (rates if isinstance(rates, int) else len(rates)) / TRIAL_SHARE if rates else 0.0
     weights, batch = 4 * parameters, train.get("batch_size", 64)
     seen, updates = windows * (1 + trials), windows * (1 + trials) / batch

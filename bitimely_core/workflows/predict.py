@@ -225,12 +225,10 @@ def predict(
     for done, (one, read) in enumerate(_read_ahead(found, jobs)):
         if progress is not None:
             progress("predict", done, len(found))
-        try:
-            made = model.predict_record(read(), one.name, batch_size=batch_size, device=device)
-        except Exception as error:
-            fault, *_ = describe_failure(error, None, one.file)
-            faults.append(fault.at(one.file))
-            rows.append(_refused_row(one, fault))
+        made = _predict_one(model, one, read, batch_size=batch_size, device=device)
+        if isinstance(made, Finding):
+            faults.append(made.at(one.file))
+            rows.append(_refused_row(one, made))
             continue
         rows.append(_write_recording(target / one.name, one, model, made))
         findings += [finding.at(one.file) for finding in made.findings]
@@ -242,6 +240,20 @@ def predict(
     shown = [finding.as_dict() for finding in (*faults, *findings)]
     code = int(Exit.PARTIAL if faults else Exit.OK)
     return {**result, "recordings": rows, "findings": shown, "report": str(report), "exit_code": code}
+
+
+def _predict_one(
+    model: Predictor, one: NewRecording, read: Callable[[], Record], *, batch_size: int | None, device: str
+) -> RecordingPrediction | Finding:
+    """The predictions for one recording, or why there are none. Raises what is a defect of the model, hence the fault of no recording."""
+    try:
+        record = read()
+    except Exception as error:
+        return describe_failure(error, None, one.file)[0]
+    try:
+        return model.predict_record(record, one.name, batch_size=batch_size, device=device)
+    except (UserError, MemoryError) as error:
+        return describe_failure(error, None, one.file)[0]
 
 
 def _read_ahead(found: Sequence[NewRecording], jobs: int) -> Iterator[tuple[NewRecording, Callable[[], Record]]]:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TypedDict
 
 from bitimely_core import manifests, storage
-from bitimely_core.errors import Exit, Finding, Reason, UserError, clean, input_error, input_warning
+from bitimely_core.errors import Exit, Finding, Reason, UserError, clean, input_error
+from bitimely_core.formats.source import CHECKSUM_FILE, parse_checksums, scan_folder
 from bitimely_core.records import ResultManifest, StoredRecord, find_changes, has_result, list_results
 from bitimely_core.run import FORMAT
 from bitimely_core.schemas.reports import StageRecord, Summary
@@ -139,7 +140,7 @@ def _detect_kind(path: Path) -> str | None:
         return "tokens"
     if (path / "manifest.json").is_file() or (path / "ingest_report.json").is_file() or list(path.glob("recordings-*.parquet")):
         return "cache"
-    if (path / "SHA256SUMS.txt").is_file():
+    if (path / CHECKSUM_FILE).is_file():
         return "raw"
     return None
 
@@ -259,23 +260,30 @@ def _make_finding(code: Reason, path: Path, problem: str, requirement: str, hint
 
 
 def _check_raw(folder: Path) -> tuple[list[Finding], int]:
-    """A raw folder with SHA256SUMS.txt: listed and different, listed and absent."""
+    """A raw folder with SHA256SUMS.txt: files that differ, that cannot be read, that are listed or here alone; how many were compared."""
+    from bitimely_core.cache.units import describe_mismatch
+
+    source = scan_folder(folder)
+    try:
+        listed = parse_checksums(source.path(CHECKSUM_FILE).read_text("utf-8", errors="replace"))
+    except OSError as error:
+        return [_describe_unreadable(error, folder, CHECKSUM_FILE)], 0
     findings: list[Finding] = []
-    absent = files = 0
-    for line in (folder / "SHA256SUMS.txt").read_text("utf-8", errors="replace").splitlines():
-        digest, _, name = line.strip().partition(" ")
-        name = name.strip().lstrip("*")
-        target = folder / name
-        if not name or not target.resolve().is_relative_to(folder.resolve()):
-            continue
-        if not target.is_file():
-            absent += 1
-            continue
-        files += 1
-        if storage.hash_file(target) != digest.lower():
-            problem, requirement = "differs from SHA256SUMS.txt", "expected the listed hash"
-            findings.append(Finding(Reason.SOURCE_CHECKSUM, problem, requirement, "Download the file again", file=name))
-    if absent:
-        problem = f"{absent} listed files are not here"
-        findings.append(input_warning(Reason.SOURCE_CHECKSUM, problem, "expected all", file="SHA256SUMS.txt", count=absent))
-    return findings, files
+    for name, wanted in listed.files.items():
+        if name in source.rejected:
+            findings.append(source.rejected[name])
+        elif name in source.files:
+            try:
+                digest = storage.hash_file(folder / name)
+            except OSError as error:
+                findings.append(_describe_unreadable(error, folder, name))
+                continue
+            if digest != wanted:
+                findings.append(describe_mismatch(name, digest, wanted))
+    return [*findings, *listed.compare(source)], len(listed.files.keys() & source.files.keys())
+
+
+def _describe_unreadable(error: OSError, folder: Path, name: str) -> Finding:
+    raise_system_error(error, folder / name, stored=False)
+    problem = f"cannot be read ({error.strerror or type(error).__name__})"
+    return Finding(Reason.IO_ERROR, problem, "expected a file to compare", "Check its permissions and its disk", file=name)
