@@ -158,6 +158,18 @@ def test_a_difference_that_is_withheld_says_nothing_about_baselines():
     assert [row[2] for row in page.rows] == ["kernels", "kernels", "features (best)"]
 
 
+def test_rows_ahead_of_a_baseline_without_an_interval_are_named():
+    few = {"p_holm": None, "undefined_reason": "no CI: 3 subjects, at least 5 required"}
+    pairs = {("A", "kernels"): corrected(0.1, None, None, **few), ("B", "kernels"): corrected(-0.1, None, None, **few)}
+    table = SimpleNamespace(
+        baseline_differences={BaselinePair(row, "D", name): d for (row, name), d in pairs.items()}, name=str, metric=lambda column: "accuracy"
+    )
+    assert comparison.summarize_baselines(table) == (
+        "Without a verdict, a baseline reaches as much as 1 of 2 models (Holm-corrected over 2 comparisons with baselines): B on D (kernels). "
+        "Without a verdict, the closest baseline reaches less than 1 of 2 models: A on D (kernels)."
+    )
+
+
 def test_sentences_of_margins():
     values = np.random.default_rng(0).normal(0.0, 0.02, 40)
     d = paired(values).model_copy(update={"seeds": (3, 3)})

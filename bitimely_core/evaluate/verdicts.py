@@ -148,7 +148,7 @@ def compare_models(scores: Scores) -> dict[str, CorrectedDifference]:
 class BaselineVerdict(NamedTuple):
     """How a trained model compares with its baselines."""
 
-    case: str  # exceeded, unclear (no interval), equal (no significant difference), exceeds (all), none
+    case: str  # exceeded, unclear (no verdict allowed), equal (no significant difference), exceeds (all), none
     baseline: str  # printed name of the one that decides
     sentence: str
 
@@ -157,16 +157,18 @@ def find_closest(family: Mapping[str, CorrectedDifference], sign: int) -> tuple[
     """How a model compares with the strongest of its baselines, and the name of that one; `family`: model less baseline, each difference
     known, at least one; `sign` as of the metric.
 
-    exceeded: it beats the model; unclear: it reaches as much, without an interval; equal: no significant difference; exceeds: the model beats all.
+    exceeded: it beats the model; unclear: no verdict is allowed; equal: no significant difference; exceeds: the model significantly beats all.
+    A baseline without a verdict comes before the equal ones where it reaches as much as the model, else behind them.
     """
-    silent = {name for name, d in family.items() if explain_no_verdict(d) is not None}
-    found = {
-        "exceeded": [name for name, d in family.items() if significance_sign(d) * sign < 0],
-        "unclear": [name for name, d in family.items() if name in silent and sign * (d.difference or 0.0) <= 0],
-        "equal": [name for name, d in family.items() if name not in silent and not significance_sign(d)],
-        "exceeds": list(family),
-    }
-    case, names = next((case, names) for case, names in found.items() if names)
+    silent = [name for name, d in family.items() if explain_no_verdict(d) is not None]
+    found = [
+        ("exceeded", [name for name, d in family.items() if significance_sign(d) * sign < 0]),
+        ("unclear", [name for name in silent if sign * (family[name].difference or 0.0) <= 0]),
+        ("equal", [name for name, d in family.items() if name not in silent and not significance_sign(d)]),
+        ("unclear", silent),
+        ("exceeds", list(family)),
+    ]
+    case, names = next((case, names) for case, names in found if names)
     return case, min(names, key=lambda name: sign * (family[name].difference or 0.0))
 
 
@@ -187,7 +189,9 @@ def judge_baselines(scores: TaskScores, data: str) -> BaselineVerdict:
         text += f"{metric.difference(d.difference)} ({interval}){seed}."
     elif case == "unclear":
         why = str(explain_no_verdict(d)).removeprefix("no CI: ")
-        text = f"{start} reaches {value} in {NAMES[metric.name]} on {data}, this trained model {own}; no verdict ({why})."
+        ahead = metric.sign * (d.difference or 0.0) > 0
+        behind = f", the closest of {count_units(len(family), 'baseline')}," if ahead and len(family) > 1 else ""
+        text = f"{start}{behind} reaches {value} in {NAMES[metric.name]} on {data}, this trained model {own}; no verdict ({why})."
     elif case == "equal":
         text = describe_no_difference(("this trained model", words), data, d, metric)
     else:

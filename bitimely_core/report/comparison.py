@@ -133,12 +133,17 @@ def baseline_difference_table(table: ResultTable) -> list[Table]:
 
 
 def summarize_baselines(table: ResultTable) -> str:
-    """Which rows a baseline beats, or does not significantly differ from; empty where none."""
+    """Which rows a baseline beats, does not significantly differ from, or is compared with without a verdict; empty where none."""
     families: dict[Key, dict[str, CorrectedDifference]] = {}
     for pair, d in table.baseline_differences.items():
         if d.difference is not None:
             families.setdefault((pair.row, pair.column), {})[pair.baseline] = d
-    closest = {key: verdicts.find_closest(of, verdicts.PrintedMetric(table.metric(key[1])).sign) for key, of in families.items()}
+    closest: dict[Key, tuple[str, str]] = {}
+    for key, of in families.items():
+        sign = verdicts.PrintedMetric(table.metric(key[1])).sign
+        case, name = verdicts.find_closest(of, sign)
+        ahead = case == "unclear" and sign * (of[name].difference or 0.0) > 0
+        closest[key] = ("ahead" if ahead else case, name)
     replicated = any(d.seeds[0] for d in table.baseline_differences.values())
     models = f"{len(families)} {'models' if replicated else 'trained models'}"
     out: list[str] = []
@@ -147,6 +152,7 @@ def summarize_baselines(table: ResultTable) -> str:
         ("exceeded", "A baseline beats"),
         ("unclear", "Without a verdict, a baseline reaches as much as"),
         ("equal", "A baseline does not significantly differ from"),
+        ("ahead", "Without a verdict, the closest baseline reaches less than"),
     ):
         named = [f"{table.name(row)} on {table.name(key)} ({name})" for (row, key), (found, name) in closest.items() if found == case]
         if named:
