@@ -17,10 +17,11 @@ from bitimely_core.config import validate
 from bitimely_core.errors import UserError
 from bitimely_core.evaluate import multiple
 from bitimely_core.evaluate.result_table import BaselinePair
-from bitimely_core.evaluate.verdicts import PrintedMetric, describe_difference, describe_margin, name_margin_verdict
-from bitimely_core.recipe import Recipe
+from bitimely_core.evaluate.verdicts import PrintedMetric, describe_difference, describe_margin, find_margin_interval, name_margin_verdict
+from bitimely_core.pipeline.families import RegisteredTest, correct_families, judge_test
+from bitimely_core.recipe import Recipe, RegisteredFamily
 from bitimely_core.report import comparison
-from bitimely_core.schemas.scores import CorrectedDifference
+from bitimely_core.schemas.scores import CorrectedDifference, MeanDifference
 
 SPEC = importlib.util.spec_from_file_location("benchmark_verdicts", Path(__file__).parent.parent / "benchmarks" / "verdicts.py")
 simulation = importlib.util.module_from_spec(SPEC)
@@ -64,7 +65,7 @@ def test_a_mean_against_zero_is_the_t_test_and_random_draws_add_their_variance()
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_one_margin_is_the_one_sided_t_test_and_two_of_them(sign):
-    """Non-inferior at .025, equivalent at .05 on each side; of errors (sign -1) more is worse."""
+    """Non-inferior at .025; equivalent at .05 on each side where it is non-inferior; of errors (sign -1) more is worse."""
     seen = set()
     for k in range(60):
         values = np.random.default_rng(k).normal(0.01 * (k % 7 - 3), 0.06, 15)
@@ -75,7 +76,7 @@ def test_one_margin_is_the_one_sided_t_test_and_two_of_them(sign):
             stats.ttest_1samp(values, -0.05, alternative="greater").pvalue, stats.ttest_1samp(values, 0.05, alternative="less").pvalue
         )
         one = found.against_margin
-        assert (one.non_inferior, one.equivalent) == (worse < 0.025, sides < 0.05)
+        assert (one.non_inferior, one.equivalent) == (worse < 0.025, sides < 0.05 and worse < 0.025)
         assert one.worst == pytest.approx(stats.t.ppf(0.975, 14) * d.se - sign * values.mean())
         assert (one.lo, one.hi) == pytest.approx(stats.t.interval(0.9, 14, values.mean(), d.se))
         seen.add((one.non_inferior, one.equivalent))
@@ -95,6 +96,37 @@ def test_the_verdict_against_a_margin_is_where_the_interval_lies(sign):
         seen.add(expected)
     assert len(seen) == 3
     assert name_margin_verdict(found.model_copy(update={"seeds": (2, 5)}), metric) == "fewer than 3 seeds"
+
+
+def measured(difference, se, df, **fields):
+    """A difference of five seeds each with its test."""
+    p = 2 * stats.t.sf(abs(difference) / se, df)
+    known = {"difference": difference, "se": se, "total_se": se, "df": df, "p": p, "effective": df + 1, "seeds": (5, 5), "n_defined": 50}
+    return MeanDifference(**{**known, **fields})
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_verdict_against_a_margin_is_that_of_the_printed_interval(sign):
+    """The interval against 0 has another step of Holm's correction: the last of these lies beyond the margin by it, and not by that against the margin."""
+    metric = PrintedMetric("accuracy" if sign > 0 else "brier")
+    family = evaluate.holm_correct([measured(-sign * d, 0.004, 49.0) for d in (0.08, 0.07, 0.06, 0.0385)])
+    tested = evaluate.apply_margins(family, [0.03] * 4, [sign] * 4)
+    assert [name_margin_verdict(d, metric) for d in tested] == ["inferior", "inferior", "inferior", "inconclusive"]
+    for d in tested:
+        worse = sorted(-sign * bound for bound in find_margin_interval(d, metric))
+        assert (worse[0] > 0.03) == (name_margin_verdict(d, metric) == "inferior")
+        assert worse[1] == pytest.approx(d.against_margin.worst)
+    assert min(abs(tested[3].corrected_lo), abs(tested[3].corrected_hi)) > 0.03
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_equivalent_is_non_inferior(sign):
+    """The 90 % interval ends at -2.8, the 95 % interval at -3.2."""
+    family = evaluate.holm_correct([measured(-0.012 * sign, 0.0098, 60.0)])
+    (found,) = evaluate.apply_margins(family, [0.03], [sign])
+    one = found.against_margin
+    assert max(abs(one.lo), abs(one.hi)) < 0.03 < one.worst
+    assert (one.non_inferior, one.equivalent) == (False, False)
 
 
 def test_margins_are_a_second_family():
@@ -188,6 +220,19 @@ def test_sentences_of_margins():
     )
     assert describe_margin(pair, d, metric, planned=True) == ""
     assert describe_margin(pair, inside.model_copy(update={"seeds": (2, 3)}), metric, planned=True) == ""
+
+
+@pytest.mark.parametrize(("fields", "end"), [
+    ({"seeds": (2, 2)}, "with fewer than 3 seeds nothing is said about the methods."),
+    ({"effective": 3.0}, "no verdict (effectively 3.00 segments of equal weight, at least 4 required)."),
+])  # fmt: skip
+def test_a_registered_test_against_a_margin_says_why_it_has_no_verdict(fields, end):
+    family = RegisteredFamily(name="F2", question="q", row="a", rivals=("b",), columns=("d",), margin={"d": 3.0})
+    test = RegisteredTest(family, "d", "b", 4, 4, measured(-0.01, 0.005, 40.0, **fields), PrintedMetric("accuracy"), "segment")
+    result = judge_test(test, correct_families([test])[0])
+    assert result.sentence.endswith(end)
+    assert "+" not in result.sentence
+    assert "−1.0 points" in result.sentence
 
 
 def test_margins_of_recipes_and_of_report(tmp_path):

@@ -214,7 +214,7 @@ def apply_margins(
     """Differences with their tests of non-inferiority and of equivalence against margins (None: none), each kind one family with Holm correction.
 
     The first is non-inferior where the bound of the corrected two-sided 95 % interval is above -margin; the two are equivalent where the
-    corrected 90 % interval is inside +-margin (TOST). `signs`: -1 for errors, of which more is worse. Margins are in units of the score.
+    corrected 90 % interval is inside +-margin (TOST) and the first is non-inferior, which is tested at half the error rate. `signs`: -1 for errors, of which more is worse. Margins are in units of the score.
     """
     from scipy.special import stdtr, stdtrit
 
@@ -233,7 +233,8 @@ def apply_margins(
         if first is not None and second is not None and d.difference is not None and d.total_se is not None:
             reach, narrow = (-float(stdtrit(d.df, alpha)) * d.total_se for alpha in (first[1] / 2, second[1]))
             worst, lo, hi = reach - sign * d.difference, d.difference - narrow, d.difference + narrow
-            one = MarginTest(margin=m, worst=worst, lo=lo, hi=hi, non_inferior=worst < m, equivalent=-m < lo and hi < m)
+            inside = -m < lo and hi < m
+            one = MarginTest(margin=m, worst=worst, lo=lo, hi=hi, non_inferior=worst < m, equivalent=inside and worst < m)
         out.append(d.model_copy(update={"against_margin": one}))
     return out
 

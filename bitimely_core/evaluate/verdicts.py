@@ -104,12 +104,21 @@ def name_verdict(d: CorrectedDifference, metric: PrintedMetric) -> str:
 
 
 def name_margin_verdict(d: CorrectedDifference, metric: PrintedMetric) -> str:
-    """The verdict against a margin as one cell of a table: inferior where the whole corrected interval of the difference is beyond it."""
-    one, reason = d.against_margin, explain_no_verdict(d)
-    if one is None or one.worst is None or d.corrected_lo is None or d.corrected_hi is None or reason is not None:
+    """The verdict against a margin as one cell of a table: inferior where the whole interval of `find_margin_interval` is beyond it."""
+    one, reason, interval = d.against_margin, explain_no_verdict(d), find_margin_interval(d, metric)
+    if one is None or interval is None or reason is not None:
         return (reason or "no interval").removeprefix("no CI: ")
-    least = -d.corrected_hi if metric.sign > 0 else d.corrected_lo  # how much worse it is at least
+    least = -interval[1] if metric.sign > 0 else interval[0]  # how much worse it is at least
     return "non-inferior" if one.non_inferior else "inferior" if least > one.margin else "inconclusive"
+
+
+def find_margin_interval(d: CorrectedDifference, metric: PrintedMetric) -> tuple[float, float] | None:
+    """The interval of a difference in the family of the tests of non-inferiority, which is not that of the tests against 0; None without one."""
+    one = d.against_margin
+    if one is None or one.worst is None or d.difference is None:
+        return None
+    reach = one.worst + metric.sign * d.difference
+    return d.difference - reach, d.difference + reach
 
 
 def describe_interval(d: CorrectedDifference, metric: PrintedMetric) -> str:

@@ -73,8 +73,8 @@ METHOD = (
 
 DIFFERENCE_COLUMNS = ("row", "data", "difference", "unit", "standard error", "corrected 95 % CI", "p, Holm", "significant?")
 MARGINS = (
-    " Margin: the row is non-inferior where the bound of the corrected two-sided interval is within the margin, and the two are equivalent where the corrected 90 % interval is "
-    "inside it (two one-sided tests); tests of non-inferiority are a second family with Holm correction, those of equivalence a third."
+    " Margin: the row is non-inferior where the bound of the corrected two-sided interval is within the margin, and the two are equivalent where it is and the corrected 90 % interval "
+    "is inside the margin (two one-sided tests); tests of non-inferiority are a second family with Holm correction, those of equivalence a third."
 )
 
 
