@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from bitimely_core.evaluate.result_table import OpenWindows, ScoredRun
 
-CACHE_VERSION = 3  # of stored scores: raise it where the numbers change
+CACHE_VERSION = 4  # of stored scores: raise it where the numbers change
 
 
 def pool_folds(parts: Sequence[ScoredRun], keep: Path, open_windows: OpenWindows) -> ScoredRun:

@@ -23,6 +23,7 @@ from bitimely_core.evaluate.metrics import (
     weigh_units,
 )
 from bitimely_core.schemas.scores import ClassCounts, ClassScores, Difference, IntervalMethod, MetricValue
+from bitimely_core.types import parse_horizon
 
 MINIMUM_UNITS = 5  # subjects required for an interval
 MINIMUM_EFFECTIVE = 2.0  # effective number of subjects required for an interval
@@ -59,7 +60,8 @@ def find_interval(metric: str, one: Estimate, level: float = LEVEL) -> tuple[flo
     if metric == "mean":
         return (value - t * se, value + t * se) if se > NO_WIDTH else None
     if metric == "ratio" or metric in LOWER_IS_BETTER:
-        return (value * float(np.exp(-t * se / value)), value * float(np.exp(t * se / value))) if value > 0 and se > 0 else None
+        highest = 1.0 if metric == "brier" else float("inf")
+        return (value * float(np.exp(-t * se / value)), min(value * float(np.exp(t * se / value)), highest)) if value > 0 and se > 0 else None
     if metric == "kappa":
         if se < NO_WIDTH or abs(value) > 1 - 1e-9:
             lo, hi = bound_share((value + 1) / 2, weights.effective, level)
@@ -175,6 +177,12 @@ def explain_absent_class(rows: ScoredRows, k: int) -> str | None:
     return f"every row is of class {rows.names[k]}" if rows.others[k] == 0 else None
 
 
+def explain_no_followup(rows: ScoredRows, k: int) -> str | None:
+    """Why times to event define no score at the horizon of column k, or None."""
+    day = parse_horizon(rows.names[k])[1]
+    return None if (rows.target[:, k, 0] > day).any() else f"nobody is observed past day {day:g}"
+
+
 def build_metrics(rows: ScoredRows, found: Estimates, bootstrap: int) -> dict[str, MetricValue]:
     """The metrics of one prediction."""
     classes = 0 if rows.task == "regression" else int(rows.present.sum())
@@ -185,8 +193,13 @@ def build_metrics(rows: ScoredRows, found: Estimates, bootstrap: int) -> dict[st
         undefined = f"all rows are of one class ({', '.join(rows.names[k] for k in np.flatnonzero(rows.positive.any(0)))})"
     counts = ClassCounts(defined=classes, of=len(rows.names)) if rows.task != "regression" else None
     reasons = {name: explain_no_interval(rows, name, bootstrap) for name in METRICS[rows.task]}
+    absent: dict[str, str | None] = dict.fromkeys(METRICS[rows.task], undefined)
+    if rows.task == "survival":
+        why = [explain_no_followup(rows, k) for k in np.argsort([parse_horizon(name)[1] for name in rows.names])]
+        shortest = next(iter(why), None)  # without anybody past the shortest horizon there is nobody past the others
+        absent |= {"brier": shortest, "auroc": shortest or undefined}
     return {
-        name: build_metric(name, found.metrics[name], undefined, reasons[name], counts if name in MACRO else None)
+        name: build_metric(name, found.metrics[name], absent[name], reasons[name], counts if name in MACRO else None)
         for name in METRICS[rows.task]
     }
 
@@ -203,6 +216,9 @@ def build_class_scores(rows: ScoredRows, found: Estimates, bootstrap: int) -> di
             **dict.fromkeys(("recall", "f1"), None if support else absent),
             **dict.fromkeys(("auroc", "auprc"), area),
         }
+        if rows.task == "survival":
+            unseen = explain_no_followup(rows, k)
+            missing |= {"auroc": unseen or absent, "brier": unseen}
         rare = few or explain_rare_class(rows, k)
         out[name] = ClassScores(
             support=support,
