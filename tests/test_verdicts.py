@@ -326,3 +326,38 @@ def test_a_protected_difference_has_no_corrected_interval():
     first, second = evaluate.holm_correct([kept, kept.model_copy(update={"df": None})])
     assert first.corrected_lo is not None
     assert (second.difference, second.corrected_lo, second.corrected_hi) == (kept.difference, None, None)
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e-10, 1e-6, 1e9])
+def test_no_verdict_depends_on_the_unit_of_the_target(scale):
+    rng = np.random.default_rng(0)
+    groups, y = np.repeat(np.arange(30), 10), rng.normal(0, 1, 300)
+    a, b = y + rng.normal(0, 1, 300), y + rng.normal(0, 1.5, 300)
+    rows, found = np.arange(300), {}
+    for k in (1.0, scale):
+        runs = {name: evaluate.Predictions(rows, y * k, values * k, groups.astype(str)) for name, values in (("a", a), ("b", b))}
+        compared = evaluate.compare("regression", runs["a"], runs["b"]).metrics
+        means = evaluate.paired_difference(evaluate.estimate_runs("regression", runs), ["a"], ["b"])
+        scores = evaluate.score("regression", y * k, a * k, groups, train_target=y * k)
+        mean = evaluate.average_over_units(a * k, groups, 30)
+        ratio = evaluate.average_over_units(np.exp(a) * k, groups, 30, "ratio")
+        found[k] = [
+            *(compared[name].p for name in ("mae", "rmse")),
+            means.p,
+            *(one.metrics["mae"].difference.p for one in scores.baselines.values()),
+            *(v / k for one in (*scores.metrics.values(), mean, ratio) for v in (one.value, one.se, one.lo, one.hi)),
+        ]
+    assert found[scale] == pytest.approx(found[1.0])
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e9])
+def test_rounding_is_no_spread_in_any_unit(scale):
+    """Subjects that err alike, by an amount that floating point does not hold exactly."""
+    groups, y, rows = np.repeat(np.arange(10), 7), np.random.default_rng(0).normal(0, 1, 70) * scale, np.arange(70)
+    near, far = y + 0.1 * scale, y - 0.3 * scale
+    same = evaluate.score("regression", y, near, groups).metrics["mae"]
+    assert (same.lo, same.undefined_reason) == (None, "no CI: all units are alike")
+    runs = {name: evaluate.Predictions(rows, y, p, groups.astype(str)) for name, p in (("near", near), ("far", far), ("again", near))}
+    assert evaluate.compare("regression", runs["near"], runs["again"]).metrics["mae"].undefined_reason == "no CI: identical on every unit"
+    assert evaluate.compare("regression", runs["near"], runs["far"]).metrics["mae"].undefined_reason == "no CI: every unit differs alike"
+    assert evaluate.score("regression", y, y, groups).metrics["mae"].undefined_reason == "no CI: no row has an error"

@@ -10,7 +10,6 @@ import numpy as np
 from bitimely_core.evaluate.intervals import (
     LEVEL,
     NO_SPREAD,
-    NO_WIDTH,
     build_difference,
     build_metric,
     estimate_mean,
@@ -20,6 +19,7 @@ from bitimely_core.evaluate.intervals import (
     explain_few_units,
     explain_no_interval,
     explain_rare_class,
+    is_rounding,
 )
 from bitimely_core.evaluate.metrics import EMPTY, ESTIMATORS, MAIN, Array, Estimate, MetricUnit, Unit, check_rows, find_unit, weigh_units
 from bitimely_core.evaluate.paired import Predictions, align_runs
@@ -143,7 +143,7 @@ def _test_difference(
         return out
     parts = [(estimate_variance(one.influence - other.influence, one.weights.leverage), one.weights.df), *random]
     total = sum(v for v, _ in parts)
-    if total < NO_WIDTH**2:
+    if is_rounding(float(np.sqrt(total)), one.value, other.value, scaled=unit.scaled):
         return out
     df = total**2 / sum(v**2 / n for v, n in parts)
     p = 2 * float(stdtr(df, -abs(out.difference) / np.sqrt(total)))
