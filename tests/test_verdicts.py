@@ -16,12 +16,21 @@ from bitimely_core.analyses.regions import compare_with_controls, describe_findi
 from bitimely_core.config import validate
 from bitimely_core.errors import UserError
 from bitimely_core.evaluate import multiple
-from bitimely_core.evaluate.result_table import BaselinePair
-from bitimely_core.evaluate.verdicts import PrintedMetric, describe_difference, describe_margin, find_margin_interval, name_margin_verdict
+from bitimely_core.evaluate.result_table import BaselinePair, ScoreColumn
+from bitimely_core.evaluate.verdicts import (
+    PrintedMetric,
+    choose_places,
+    describe_difference,
+    describe_margin,
+    find_margin_interval,
+    name_margin_verdict,
+)
 from bitimely_core.pipeline.families import RegisteredTest, correct_families, judge_test
 from bitimely_core.recipe import Recipe, RegisteredFamily
 from bitimely_core.report import comparison
-from bitimely_core.schemas.scores import CorrectedDifference, MeanDifference
+from bitimely_core.report.recipe_results import format_cell
+from bitimely_core.report.run_page import metric_table, verdict_text
+from bitimely_core.schemas.scores import CorrectedDifference, MeanDifference, MetricValue, Scores
 
 SPEC = importlib.util.spec_from_file_location("benchmark_verdicts", Path(__file__).parent.parent / "benchmarks" / "verdicts.py")
 simulation = importlib.util.module_from_spec(SPEC)
@@ -173,6 +182,39 @@ def test_the_sentences_are_those_that_were_decided():
     )
 
 
+def test_small_units_are_printed_with_the_digits_that_they_need():
+    """Errors in seconds of milliseconds; a number that is 0, or 0 but for rounding, needs none."""
+    d = measured(-0.000503, 0.000126, 29.0, seeds=(3, 3), unit="s")
+    (found,) = evaluate.apply_margins(evaluate.holm_correct([d]), [0.0004], [-1])
+    metric = PrintedMetric("mae", "s")
+    assert describe_difference(("A", "B"), "D", found, metric) == (
+        "A is better than B on D: −0.00050 s (95 % confidence interval −0.00076 to −0.00025, Holm-corrected; 50 subjects, 3 seeds)."
+    )
+    assert "(margin 0.00040, set before training)" in describe_margin(("A", "B"), found, metric, planned=True)
+    assert comparison._difference_cells(found, "mae")[3]["text"] == "−0.00076 to −0.00025"
+    column = ScoreColumn("D", "D", "mae", None, "regression")
+    assert format_cell(MetricValue(value=0.0016586, se=0.0000667), column) == "0.001659 (0.000067)"
+    assert format_cell(MetricValue(value=7.25, se=1.04), column) == "7.25 (1.04)"
+    assert format_cell(MetricValue(value=0.0), column) == "0.00 (no s.e.)"
+    percent = ScoreColumn("D", "D", "accuracy", None, "classification")
+    assert format_cell(MetricValue(value=0.9042, se=0.0254), percent) == "90.4 (2.5)"
+    assert format_cell(MetricValue(value=0.9042, se=0.0004), percent) == "90.420 (0.040)"
+    scores = Scores(run="r", data="D", main="mae", task="regression", n=9, n_subjects=9, metrics={"mae": MetricValue(value=0.0004, se=5e-5, lo=0.0003, hi=0.0005)})  # fmt: skip
+    assert verdict_text(scores).startswith("Mae 0.000400 (95 % CI 0.000300 to 0.000500) on 9 test windows")
+
+
+@pytest.mark.parametrize(("numbers", "places"), [
+    ((0.3, 1.1, -2.7), 1),  # as ever
+    ((0.3, 0.0, 1.2), 1),
+    ((0.3, 1e-9, 1.2), 1),  # rounding
+    ((0.3, 0.04, 1.2), 2),
+    ((0.03, 0.04, 0.2), 3),
+    ((None, 0.004, 1.2), 3),
+])  # fmt: skip
+def test_decimals_grow_where_a_number_would_be_printed_as_zero(numbers, places):
+    assert choose_places(1, *numbers) == places
+
+
 def test_a_difference_that_is_withheld_says_nothing_about_baselines():
     withheld = CorrectedDifference(undefined_reason="withheld", seeds=(3, 0))
     pairs = {("A", "kernels"): withheld, ("B", "kernels"): withheld, ("B", "features"): corrected(-0.2, -0.3, -0.1)}
@@ -194,7 +236,9 @@ def test_rows_ahead_of_a_baseline_without_an_interval_are_named():
     few = {"p_holm": None, "undefined_reason": "no CI: 3 subjects, at least 5 required"}
     pairs = {("A", "kernels"): corrected(0.1, None, None, **few), ("B", "kernels"): corrected(-0.1, None, None, **few)}
     table = SimpleNamespace(
-        baseline_differences={BaselinePair(row, "D", name): d for (row, name), d in pairs.items()}, name=str, metric=lambda column: "accuracy"
+        baseline_differences={BaselinePair(row, "D", name): d for (row, name), d in pairs.items()},
+        name=str,
+        metric=lambda column: "accuracy",
     )
     assert comparison.summarize_baselines(table) == (
         "Without a verdict, a baseline reaches as much as 1 of 2 models (Holm-corrected over 2 comparisons with baselines): B on D (kernels). "
@@ -300,8 +344,6 @@ def test_the_verdict_on_calibration_is_that_of_the_gap():
 def test_units_that_are_no_people_are_named_beside_every_interval():
     from bitimely_core import registry
     from bitimely_core.datasets.generic import name_unit
-    from bitimely_core.report.run_page import metric_table, verdict_text
-    from bitimely_core.schemas.scores import Scores
 
     registry.load_members("bitimely_core.datasets")
     assert registry.datasets["epilepsy"].facts.subject_unit == "segment"

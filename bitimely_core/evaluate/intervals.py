@@ -73,7 +73,11 @@ def find_interval(metric: str, one: Estimate, level: float = LEVEL) -> tuple[flo
         return None if alike else (value - t * se, value + t * se)
     if metric == "ratio" or metric in LOWER_IS_BETTER:
         highest = 1.0 if metric == "brier" else float("inf")
-        return (value * float(np.exp(-t * se / value)), min(value * float(np.exp(t * se / value)), highest)) if value > 0 and not alike else None
+        return (
+            (value * float(np.exp(-t * se / value)), min(value * float(np.exp(t * se / value)), highest))
+            if value > 0 and not alike
+            else None
+        )
     if metric == "kappa":
         if alike or abs(value) > 1 - 1e-9:
             lo, hi = bound_share((value + 1) / 2, weights.effective, level)

@@ -38,6 +38,7 @@ from bitimely_core.records import has_result
 from bitimely_core.report.run_page import (
     baseline_values,
     describe_baselines,
+    find_places,
     is_from_scratch,
     list_reproductions,
     loss_curves,
@@ -83,7 +84,10 @@ def _difference_cells(d: CorrectedDifference, name: str) -> list[Any]:
     metric = verdicts.PrintedMetric(name, d.unit)
     numbers = (d.difference, d.lo, d.hi, d.se, d.corrected_lo, d.corrected_hi)
     value, lo, hi, se, low, high = (None if v is None else v * metric.factor for v in numbers)
-    corrected = None if low is None or high is None else text_cell(low, f"{low:.2f} to {high:.2f}".replace("-", "−"), to=high)
+    corrected = None
+    if low is not None and high is not None:
+        places = verdicts.choose_places(2, None if d.total_se is None else d.total_se * metric.factor, low, high)
+        corrected = text_cell(low, f"{low:.{places}f} to {high:.{places}f}".replace("-", "−"), to=high)
     unit = d.unit or evaluate.find_unit(name).name
     return [MetricValue(value=value, lo=lo, hi=hi), unit, se, corrected, d.p_holm, verdicts.name_verdict(d, metric)]
 
@@ -517,8 +521,9 @@ def _compare_verdict(name: str, scored: Sequence[Scores], objectives: set[str]) 
     values = {s.run: v for s in scored if (v := s.metrics.get(name, MetricValue()).value) is not None}
     verdict = f"{words} is undefined for all runs"
     if values:
-        listed = ", ".join(f"{value:.3f} ({run})" for run, value in values.items())
-        shown = listed if len(values) <= DESCRIBED else f"{min(values.values()):.3f} to {max(values.values()):.3f}"
+        places = max(find_places(name, s.metrics[name]) for s in scored if s.run in values)
+        listed = ", ".join(f"{value:.{places}f} ({run})" for run, value in values.items())
+        shown = listed if len(values) <= DESCRIBED else f"{min(values.values()):.{places}f} to {max(values.values()):.{places}f}"
         verdict = f"{words.capitalize()} of {len(values)} trained models: {shown}"
     incomparable = name == "rel" and len(objectives) > 1
     return (

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from bitimely_core import evaluate
 from bitimely_core.evaluate.metrics import NAMES
-from bitimely_core.evaluate.verdicts import PrintedMetric, compare_models, name_verdict
+from bitimely_core.evaluate.verdicts import PrintedMetric, compare_models, name_verdict, print_bounds
 from bitimely_core.page import Page, PageBuilder, Table, make_table, rename_units
 from bitimely_core.report.run_page import add_score_blocks, verdict_text
 from bitimely_core.schemas.scores import ComparedRow, MetricValue, Scores
@@ -60,9 +60,18 @@ def compared_table(scores: Scores) -> list[Table]:
         models = [compared[key] for key in (d.models if isinstance(d, ComparedRow) else (name,))]
         values = [one.metrics.get(metric.name, MetricValue()) for one in models]
         mean = values[0] if len(values) == 1 else MetricValue(value=float(np.mean([one.value for one in values if one.value is not None])))
-        corrected = None if d.corrected_lo is None else f"{metric.number(d.corrected_lo)} to {metric.number(d.corrected_hi)}"
+        corrected = None if d.corrected_lo is None else print_bounds(d, metric)
         rows.append(
-            [name, mean, len(models), metric.difference(d.difference), corrected, d.p_holm, name_verdict(d, metric), models[0].about]
+            [
+                name,
+                mean,
+                len(models),
+                metric.fit_difference(d).difference(d.difference),
+                corrected,
+                d.p_holm,
+                name_verdict(d, metric),
+                models[0].about,
+            ]
         )
     words = NAMES.get(metric.name, "")
     caption = (
