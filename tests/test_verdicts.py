@@ -22,6 +22,7 @@ from bitimely_core.evaluate.verdicts import (
     choose_places,
     describe_difference,
     describe_margin,
+    describe_margin_of_models,
     find_margin_interval,
     name_margin_verdict,
 )
@@ -30,7 +31,7 @@ from bitimely_core.recipe import Recipe, RegisteredFamily
 from bitimely_core.report import comparison
 from bitimely_core.report.recipe_results import format_cell
 from bitimely_core.report.run_page import metric_table, verdict_text
-from bitimely_core.schemas.scores import CorrectedDifference, MeanDifference, MetricValue, Scores
+from bitimely_core.schemas.scores import CorrectedDifference, Difference, MeanDifference, MetricValue, Scores
 
 SPEC = importlib.util.spec_from_file_location("benchmark_verdicts", Path(__file__).parent.parent / "benchmarks" / "verdicts.py")
 simulation = importlib.util.module_from_spec(SPEC)
@@ -277,6 +278,28 @@ def test_a_registered_test_against_a_margin_says_why_it_has_no_verdict(fields, e
     assert result.sentence.endswith(end)
     assert "+" not in result.sentence
     assert "−1.0 points" in result.sentence
+
+
+@pytest.mark.parametrize(("difference", "lies"), [(-0.005, "stays"), (-0.03, "reaches beyond"), (-0.06, "lies wholly beyond")])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_two_trained_models_are_placed_against_a_margin_without_a_word_on_their_methods(difference, lies, sign):
+    d = measured(sign * difference, 0.005, 40.0, seeds=())
+    metric = PrintedMetric("accuracy" if sign > 0 else "mae", "s")
+    (found,) = evaluate.correct_pairs({"": Difference(**{k: getattr(d, k) for k in Difference.model_fields})}, (1, 1)).values()
+    (found,) = evaluate.apply_margins([found], [0.03], [sign])
+    reach = stats.t.ppf(0.975, 40) * 0.005
+    lo, hi = (metric.number(sign * difference + side * reach) for side in (-1, 1))
+    where = f"{lies} {'above' if sign > 0 else 'below'}" if lies == "stays" else lies
+    margin = "−3.0 points" if sign > 0 else "+0.030 s"
+    assert describe_margin_of_models(("A", "B"), "D", found, metric) == (
+        f"On D the 95 % confidence interval of these two trained models, A less B, is {lo} to {hi} and {where} the margin of {margin} (given "
+        "with this comparison)."
+    )
+    (few,) = evaluate.apply_margins([CorrectedDifference(difference=0.1)], [0.03], [sign])
+    assert describe_margin_of_models(("A", "B"), "D", few, metric).startswith(
+        f"Without an interval nothing is said on the margin of {margin}"
+    )
+    assert describe_margin_of_models(("A", "B"), "D", found.model_copy(update={"against_margin": None}), metric) == ""
 
 
 def test_margins_of_recipes_and_of_report(tmp_path):

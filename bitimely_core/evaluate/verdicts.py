@@ -125,6 +125,26 @@ def describe_margin(pair: tuple[str, str], d: CorrectedDifference, metric: Print
     return f"{text} {row} and {reference} are equivalent within ± {margin}{unit}." if one.equivalent else text
 
 
+def describe_margin_of_models(pair: tuple[str, str], data: str, d: CorrectedDifference, metric: PrintedMetric) -> str:
+    """Where the interval of two trained models lies against a margin; their methods are not called non-inferior or equivalent. Empty without a margin."""
+    one, bounds = d.against_margin, (d.corrected_lo, d.corrected_hi)
+    if one is None:
+        return ""
+    fitted = metric.fit(d.total_se, *bounds, one.margin)
+    margin = f"the margin of {fitted.number(-metric.sign * one.margin, signed=True)}{fitted.suffix} (given with this comparison)"
+    if one.worst is None or None in bounds:
+        return f"Without an interval nothing is said on {margin}."
+    lies = {
+        "non-inferior": f"stays {'above' if metric.sign > 0 else 'below'}",
+        "inferior": "lies wholly beyond",
+        "inconclusive": "reaches beyond",
+    }
+    return (
+        f"On {data} the 95 % confidence interval of these two trained models, {pair[0]} less {pair[1]}, is {fitted.number(bounds[0])} to "
+        f"{fitted.number(bounds[1])} and {lies[_place_against_margin(d, metric)]} {margin}."
+    )
+
+
 def describe_no_difference(pair: tuple[str, str], data: str, d: CorrectedDifference, metric: PrintedMetric) -> str:
     """The sentence where the corrected interval holds 0."""
     metric = metric.fit_difference(d)
@@ -143,11 +163,17 @@ def name_verdict(d: CorrectedDifference, metric: PrintedMetric) -> str:
 
 def name_margin_verdict(d: CorrectedDifference, metric: PrintedMetric) -> str:
     """The verdict against a margin as one cell of a table: inferior where the whole interval of `find_margin_interval` is beyond it."""
-    one, reason, interval = d.against_margin, explain_no_verdict(d), find_margin_interval(d, metric)
-    if one is None or interval is None or reason is not None:
+    reason = explain_no_verdict(d)
+    if d.against_margin is None or d.against_margin.worst is None or reason is not None:
         return (reason or "no interval").removeprefix("no CI: ")
-    least = -interval[1] if metric.sign > 0 else interval[0]  # how much worse it is at least
-    return "non-inferior" if one.non_inferior else "inferior" if least > one.margin else "inconclusive"
+    return _place_against_margin(d, metric)
+
+
+def _place_against_margin(d: CorrectedDifference, metric: PrintedMetric) -> str:
+    """Non-inferior, inferior or inconclusive, by where the interval of a difference with a margin lies."""
+    one, (lo, hi) = d.against_margin, find_margin_interval(d, metric) or (-math.inf, math.inf)
+    least = -hi if metric.sign > 0 else lo  # how much worse it is at least
+    return "inconclusive" if one is None else "non-inferior" if one.non_inferior else "inferior" if least > one.margin else "inconclusive"
 
 
 def find_margin_interval(d: CorrectedDifference, metric: PrintedMetric) -> tuple[float, float] | None:

@@ -375,7 +375,7 @@ def _comparison_table(comparison: Comparison, run: str) -> Table:
         rows.append([name.replace("_", " "), *numbers, d.unit, d.p])
     caption = (
         "Paired: subject by subject on the same windows. The intervals and p speak of these two trained runs, not of their methods, and are not corrected for the number "
-        "of metrics."
+        "of metrics." + (f" {comparison.sentence}" if comparison.margin is not None and comparison.sentence else "")
     )
     columns = ["metric", "difference", "standard error", "95 % CI lower", "upper", "unit", "p"]
     return make_table("paired", f"{run} minus {comparison.run}", caption, columns, rows)
