@@ -216,6 +216,18 @@ def test_decimals_grow_where_a_number_would_be_printed_as_zero(numbers, places):
     assert choose_places(1, *numbers) == places
 
 
+def test_corrected_intervals_match_the_tests_and_are_not_simultaneous():
+    """Of five true differences, all far from 0, any of five intervals misses its own in far more than .05 of families, and the pages say so."""
+    rng, missed = np.random.default_rng(0), 0
+    true = np.array([0.05, 0.06, 0.07, 0.08, 0.09])
+    for _ in range(400):
+        family = evaluate.holm_correct([measured(d, 0.004, 49.0) for d in true + 0.004 * rng.standard_t(49, 5)])
+        missed += any(not d.corrected_lo <= t <= d.corrected_hi for d, t in zip(family, true, strict=True))
+        assert all((d.p_holm <= 0.05) == (d.corrected_lo > 0) for d in family)
+    assert missed > 0.08 * 400
+    assert "not simultaneous" in comparison.METHOD
+
+
 def test_a_difference_that_is_withheld_says_nothing_about_baselines():
     withheld = CorrectedDifference(undefined_reason="withheld", seeds=(3, 0))
     pairs = {("A", "kernels"): withheld, ("B", "kernels"): withheld, ("B", "features"): corrected(-0.2, -0.3, -0.1)}

@@ -68,7 +68,8 @@ DESCRIBED = 3  # differences that are described one by one
 METHOD = (
     "Differences are paired subject by subject, of means over seeds. The test is Student's t (difference over its standard error, which adds the variance between the seeds of "
     "each of the two rows). All differences of the page to the reference are one family with Holm correction, those to baselines another; better or worse needs three seeds in each "
-    "trained row. Differences to the baselines that the runs store are averaged over the seeds: their standard error over subjects is the mean of those of the seeds, an upper bound."
+    "trained row. A corrected 95 % interval has the level of its step in Holm's procedure: it matches the test beside it, and the intervals of a family are not simultaneous (all "
+    "of them together may hold the true differences in fewer than 95 % of cases). Differences to the baselines that the runs store are averaged over the seeds: their standard error over subjects is the mean of those of the seeds, an upper bound."
 )
 
 
@@ -103,7 +104,7 @@ def difference_table(table: ResultTable) -> Table:
         f"Paired differences to {reference}",
         f"Row minus {reference} on the same test {table.unit()}s, means over seeds (of errors a negative difference is better). "
         f"Below the difference: its uncorrected 95 % CI over {table.unit()}s for these trained runs. Corrected: Holm correction of one family of "
-        f"{len(rows)} comparisons, with the variance between the seeds of each row. If the corrected 95 % CI contains 0, the "
+        f"{len(rows)} comparisons, with the variance between the seeds of each row; these intervals match the tests and are not simultaneous. If the corrected 95 % CI contains 0, the "
         "difference is not significant; that is no evidence that the rows are equal." + (MARGINS if table.margins else ""),
         [*DIFFERENCE_COLUMNS, *(["margin"] if table.margins else [])],
         rows,
@@ -128,8 +129,8 @@ def baseline_difference_table(table: ResultTable) -> list[Table]:
     ]
     caption = (
         f"Row minus baseline on the same test {table.unit()}s, of the mean over the seeds of the row (of errors a negative difference is better). Below the difference: its "
-        f"uncorrected 95 % CI for these trained runs. Corrected: Holm correction of one family of {len(rows)} comparisons with baselines, with the variance between seeds from "
-        "three seeds on; with fewer it speaks of these trained models and not of the method. A row that is not better than its baselines shows no benefit of its architecture "
+        f"uncorrected 95 % CI for these trained runs. Corrected: Holm correction of one family of {len(rows)} comparisons with baselines (the intervals match the tests and are not "
+        "simultaneous), with the variance between seeds from three seeds on; with fewer it speaks of these trained models and not of the method. A row that is not better than its baselines shows no benefit of its architecture "
         "or pre-training; its lift is the difference to the best of them."
     )
     columns = ["row", "data", "baseline", *DIFFERENCE_COLUMNS[2:]]

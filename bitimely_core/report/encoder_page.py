@@ -76,7 +76,7 @@ def compared_table(scores: Scores) -> list[Table]:
     words = NAMES.get(metric.name, "")
     caption = (
         f"The same windows. Difference: the encoder less the model, paired {evaluate.name_unit(scores)} by {evaluate.name_unit(scores)}, of the {words}; all "
-        f"{len(family)} are one family with Holm correction. They speak of these trained models: with fewer than 3 seeds of each nothing is said about the methods."
+        f"{len(family)} are one family with Holm correction, whose intervals match the tests and are not simultaneous. They speak of these trained models: with fewer than 3 seeds of each nothing is said about the methods."
     )
     heads = ["model", words, "seeds", "encoder less model", "corrected 95 % CI", "p, Holm", "significant?", "method"]
     return [make_table("compared", "Other models on the same windows", caption, heads, rows)] if rows else []

@@ -23,7 +23,7 @@ def make_families_page(title: str, questions: Mapping[str, str], results: Sequen
             "The row less its rival, with corrected 95 % intervals; short dashed lines are margins of non-inferiority. Of errors less is better.",
             draw_differences(judged),
         )
-    about = "Means over seeds; each family is corrected by itself, and none is judged before all of its cells have run."
+    about = "Means over seeds; each family is corrected by itself, and none is judged before all of its cells have run. The intervals match the tests and are not simultaneous."
     page.table("families", "Registered tests", about, COLUMNS, [format_result(one) for one in results])
     if judged:
         rows = [(*list_names(one), print_difference(one, one.difference), print_difference(one, one.medians)) for one in judged]

@@ -362,7 +362,7 @@ def baseline_table(scores: Scores) -> list[Table]:
     ours = "run" if scores.encoder is None else "encoder"
     caption = (
         f"The same windows, 95 % CI as for the {ours}. Difference: the {ours} less the baseline, paired, of the {words}; all {len(family)} differences are one family with Holm "
-        "correction. They speak of this one trained model. A model that does not exceed them shows no benefit of its architecture or pre-training."
+        "correction, whose intervals match the tests and are not simultaneous. They speak of this one trained model. A model that does not exceed them shows no benefit of its architecture or pre-training."
     )
     heads = ["baseline", words, f"{ours} less baseline", "corrected 95 % CI", "p, Holm", "method"]
     return [make_table("baselines", "Baselines", caption, heads, rows)] if rows else []
