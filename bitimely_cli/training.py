@@ -158,7 +158,13 @@ def evaluate(
     compare: Annotated[
         str | None, typer.Option(metavar="RUN2", help="Paired differences to this run.", autocompletion=complete("runs"))
     ] = None,
-    margin: Margin = None,
+    margin: Annotated[
+        float | None,
+        typer.Option(
+            "--margin",
+            help="With --compare: whether the interval of the difference reaches this margin, in points or the unit of the error.",
+        ),
+    ] = None,
     predictions: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write predictions as MEDS-evaluation reads them (tokenize --task).")
     ] = None,
@@ -204,6 +210,7 @@ def evaluate(
 def _show_scores(result: Mapping[str, Any]) -> list[str]:
     """Print the table of scores; the lines below it."""
     from bitimely_core.evaluate import MetricUnit, describe_units
+    from bitimely_core.evaluate.verdicts import choose_places
     from bitimely_core.report.run_page import verdict_text
     from bitimely_core.schemas.scores import Baseline, MetricValue, Scores
 
@@ -226,9 +233,9 @@ def _show_scores(result: Mapping[str, Any]) -> list[str]:
     if scores.comparison is not None:
         for name, d in scores.comparison.metrics.items():
             unit = MetricUnit(d.unit or "1", d.factor or 1.0)
-            value, lo, hi = (
-                "undefined" if v is None else f"{v * unit.factor:+.{2 if unit.factor > 1 else 4}f}" for v in (d.difference, d.lo, d.hi)
-            )
+            numbers = [None if v is None else v * unit.factor for v in (d.difference, d.lo, d.hi, d.se)]
+            places = choose_places(2 if unit.factor > 1 else 4, numbers[3], *numbers[1:3])
+            value, lo, hi = ("undefined" if v is None else f"{v:+.{places}f}" for v in numbers[:3])
             interval = f" (95 % CI {lo} to {hi})" if d.lo is not None else ""
             lines.append(
                 f"{name}: {scores.run} minus {scores.comparison.run} = {value}{unit.suffix if d.difference is not None else ''}{interval}"

@@ -85,14 +85,17 @@ def list_further(recipe: str, workspace: Path) -> list[str]:
     from bitimely_core.workflows.prepare import make_windows_opener
 
     plan = plan_experiment(pipeline.load(recipe), recipe, workspace, assignments=[])
-    cells: dict[tuple[str, str, int], list[ScoredRun]] = {}
+    cells: dict[tuple[str, str, int], list[ScoredRun | None]] = {}
     for entry in plan.table:
-        one = read_scored_run(entry.row, entry.column, entry.seed, workspace / "runs" / (entry.run or ""))
-        if one is not None:
+        if entry.run is not None:
+            one = read_scored_run(entry.row, entry.column, entry.seed, workspace / "runs" / entry.run)
             cells.setdefault((entry.column, entry.row, entry.seed), []).append(one)
     found: dict[tuple[str, str], list[Scores]] = {}
     for (column, row, _), parts in cells.items():
-        pooled = folds.pool_folds(parts, workspace / "reports" / recipe / "kept", make_windows_opener(workspace))
+        known = [one for one in parts if one is not None]
+        if len(known) < len(parts):  # the page of the recipe has no such cell either
+            continue
+        pooled = folds.pool_folds(known, workspace / "reports" / recipe / "kept", make_windows_opener(workspace))
         found.setdefault((column, row), []).append(pooled.scores)
     task = next(iter(found.values()))[0].task or ""
     lines = [f"| data | row | seeds | {' | '.join(evaluate.NAMES[m] for m in FURTHER[task])} |", "|---" * (3 + len(FURTHER[task])) + "|"]

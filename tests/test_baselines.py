@@ -169,6 +169,22 @@ def test_few_subjects_have_no_verdict_and_a_good_model_comes_first():
     assert best.sentence.startswith("It exceeds all 3 baselines; the closest is the random kernels baseline: +")
 
 
+@pytest.mark.parametrize(("subjects", "sizes", "why"), [
+    (1, 60, "one subject, between-subject variance cannot be estimated"),
+    (3, 20, "3 subjects, at least 5 required"),
+    (6, [60, 60, 60, 2, 2, 2], "effectively 3.20 subjects of equal weight, at least 4 required"),
+])  # fmt: skip
+def test_a_model_ahead_of_its_baselines_does_not_exceed_them_without_a_verdict(subjects, sizes, why):
+    groups, rng = np.repeat(np.arange(subjects), sizes), np.random.default_rng(0)
+    y = rng.integers(0, 2, len(groups))
+    p = np.eye(2)[np.where(rng.random(len(y)) < 0.9, y, 1 - y)]
+    found = judge_baselines(score("classification", y, p, groups, class_names=("no", "yes"), train_target=y), "D")
+    assert found.case == "unclear"
+    assert "exceeds" not in found.sentence
+    assert f", the closest of 2 baselines, reaches {50:.0f}"[:-2] in found.sentence
+    assert found.sentence.endswith(f"; no verdict ({why}).")
+
+
 def test_baselines_are_cheap_to_repeat_and_can_be_left_out(tmp_path):
     home = tmp_path / "home"
     make_workspace(home)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 import re
 import subprocess
@@ -189,13 +190,19 @@ def test_the_demonstration_ends_in_one_page(capsys: pytest.CaptureFixture[str], 
 
 def test_the_full_workflow(capsys: pytest.CaptureFixture[str], workspace: Path) -> None:
     scratch = loaded(capsys, "evaluate", "tiny-staging-scratch", "--bootstrap", "50", "-w", workspace)
-    scores = loaded(capsys, "evaluate", "tiny-staging", "--compare", "tiny-staging-scratch", "--bootstrap", "50", "-w", workspace)
+    argv = ["evaluate", "tiny-staging", "--compare", "tiny-staging-scratch", "--margin", "90", "--bootstrap", "50", "-w", workspace]
+    scores = loaded(capsys, *argv)
     assert scores["n"] == scratch["n"] > 0
     assert 0 <= scores["metrics"]["accuracy"]["value"] <= 1
     assert scores["baselines"]["majority"]["accuracy"]["value"] > 0
     paired = scores["comparison"]["metrics"]["accuracy"]
     assert paired["difference"] == pytest.approx(scores["metrics"]["accuracy"]["value"] - scratch["metrics"]["accuracy"]["value"])
     assert scores["leak_free"] is False
+    assert scores["comparison"]["margin"] == pytest.approx(0.9)
+    said = scores["comparison"]["sentence"]
+    assert "the margin of −90.0 points (given with this comparison)" in said
+    assert said in html.unescape(Path(scores["report"]).read_text())
+    assert not re.search("inferior|equivalent", said)
     held_out = loaded(capsys, "evaluate", "tiny", "-w", workspace)
     assert held_out["metrics"]["rel"]["value"] > 0
     embedded = loaded(capsys, "embed", "tiny", "--data", "synthetic/staging", "-w", workspace)

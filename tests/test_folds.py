@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import polars as pl
 import pytest
 from sklearn.metrics import accuracy_score, roc_auc_score
 from small import SMALL_RECIPE
+from test_ledger import load_script
 
 from bitimely_core import pipeline, tokens
 from bitimely_core.cache import open_cache
@@ -155,6 +157,28 @@ def test_a_cell_without_one_of_its_folds_has_no_score(ran: Path) -> None:
     assert not found["cells"]
     assert found["missing"][0]["state"] == "failed"
     assert "never-trained" in found["missing"][0]["detail"]
+
+
+@pytest.mark.slow
+def test_pooled_folds_hold_nothing_of_the_first_one_alone(ran: Path) -> None:
+    parts = [one for name in FOLDS if (one := read_scored_run("gpt", "synthetic/staging", 0, ran / "runs" / name))]
+    assert parts[0].scores.lift
+    assert parts[0].scores.nights
+    one = folds.pool_folds(parts, ran / "kept", make_windows_opener(ran)).scores
+    assert [one.lift, one.nights, one.events, one.risk_groups, one.comparison] == [None] * 5
+
+
+@pytest.mark.slow
+def test_the_further_metrics_of_the_docs_leave_out_a_cell_without_one_of_its_folds(ran: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results, recipe = load_script("results"), pipeline.load(str(ran / "two.toml"))
+    arms = [*recipe.arm, recipe.arm[0].model_copy(update={"name": "other"})]
+    monkeypatch.setattr(pipeline, "load", lambda name: recipe.model_copy(update={"arm": arms}))
+    for k, name in zip((4, 9), FOLDS, strict=True):
+        shutil.copytree(ran / "runs" / name, ran / "runs" / f"two-fold-{k}-other-staging")
+    both = results.list_further("two", ran)
+    (ran / "runs" / "two-fold-9-other-staging" / "scores.json").unlink()
+    assert results.list_further("two", ran) == [line for line in both if "| other |" not in line]
+    assert len(both) == 4
 
 
 @pytest.mark.slow

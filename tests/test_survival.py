@@ -106,6 +106,33 @@ def test_scores_have_intervals_over_subjects_and_differences():
     assert same.metrics == found.metrics
 
 
+def test_a_horizon_that_nobody_is_observed_to_has_no_score():
+    """The weights leave out everybody who is censored, so that a constant would score 0; scikit-survival refuses such a horizon."""
+    rng = np.random.default_rng(0)
+    event = (rng.random(60) < 0.3).astype(float)
+    time = rng.integers(10, 300, 60) + np.where(event, 0.0, 0.5)
+    time[0], event[0] = 300.5, 0.0
+    with pytest.raises(ValueError, match="must be within follow-up time"):
+        brier_score(*[Surv.from_arrays(event == 1, time)] * 2, np.zeros((60, 1)), [365])
+    target, names = np.repeat(np.stack([time, event], 1)[:, None], 2, 1), ("chf@200d", "chf@365d")
+    both = evaluate.score("survival", target, np.ones((60, 2)), np.arange(60), class_names=names)
+    for one in (both.by_class["chf@365d"].brier, both.by_class["chf@365d"].auroc):
+        assert (one.value, one.undefined_reason) == (None, "nobody is observed past day 365")
+    assert both.metrics["brier"].value == both.by_class["chf@200d"].brier.value > 0.5
+    alone = evaluate.score("survival", target[:, 1:], np.ones((60, 1)), np.arange(60), class_names=names[1:])
+    assert alone.metrics["brier"].undefined_reason == alone.metrics["auroc"].undefined_reason == "nobody is observed past day 365"
+    event[time > 300] = 1.0  # the last one has the event: everybody's state is known or stood for
+    found = survival.estimate_horizon(time, event, np.full(60, 0.5), 365, np.arange(60), 60)[1]
+    assert found.value == pytest.approx(0.25)
+
+
+def test_no_interval_of_a_brier_score_exceeds_one():
+    time, event = np.arange(1.0, 11.0), np.r_[np.zeros(3), np.ones(7)]
+    target = np.stack([time, event], 1)[:, None]
+    found = evaluate.score("survival", target, np.where(event, 0.02, 1.0)[:, None], np.arange(10), class_names=("chf@9d",))
+    assert found.metrics["brier"].lo < found.metrics["brier"].value < found.metrics["brier"].hi <= 1
+
+
 # --- hazards ---------------------------------------------------------------------------------------------------------------------------------
 
 EDGES = (0.0, 90.0, 250.0, 365.0)

@@ -16,11 +16,22 @@ from bitimely_core.analyses.regions import compare_with_controls, describe_findi
 from bitimely_core.config import validate
 from bitimely_core.errors import UserError
 from bitimely_core.evaluate import multiple
-from bitimely_core.evaluate.result_table import BaselinePair
-from bitimely_core.evaluate.verdicts import PrintedMetric, describe_difference, describe_margin, name_margin_verdict
-from bitimely_core.recipe import Recipe
+from bitimely_core.evaluate.result_table import BaselinePair, ScoreColumn
+from bitimely_core.evaluate.verdicts import (
+    PrintedMetric,
+    choose_places,
+    describe_difference,
+    describe_margin,
+    describe_margin_of_models,
+    find_margin_interval,
+    name_margin_verdict,
+)
+from bitimely_core.pipeline.families import RegisteredTest, correct_families, judge_test
+from bitimely_core.recipe import Recipe, RegisteredFamily
 from bitimely_core.report import comparison
-from bitimely_core.schemas.scores import CorrectedDifference
+from bitimely_core.report.recipe_results import format_cell
+from bitimely_core.report.run_page import metric_table, verdict_text
+from bitimely_core.schemas.scores import CorrectedDifference, Difference, MeanDifference, MetricValue, Scores
 
 SPEC = importlib.util.spec_from_file_location("benchmark_verdicts", Path(__file__).parent.parent / "benchmarks" / "verdicts.py")
 simulation = importlib.util.module_from_spec(SPEC)
@@ -64,7 +75,7 @@ def test_a_mean_against_zero_is_the_t_test_and_random_draws_add_their_variance()
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_one_margin_is_the_one_sided_t_test_and_two_of_them(sign):
-    """Non-inferior at .025, equivalent at .05 on each side; of errors (sign -1) more is worse."""
+    """Non-inferior at .025; equivalent at .05 on each side where it is non-inferior; of errors (sign -1) more is worse."""
     seen = set()
     for k in range(60):
         values = np.random.default_rng(k).normal(0.01 * (k % 7 - 3), 0.06, 15)
@@ -75,7 +86,7 @@ def test_one_margin_is_the_one_sided_t_test_and_two_of_them(sign):
             stats.ttest_1samp(values, -0.05, alternative="greater").pvalue, stats.ttest_1samp(values, 0.05, alternative="less").pvalue
         )
         one = found.against_margin
-        assert (one.non_inferior, one.equivalent) == (worse < 0.025, sides < 0.05)
+        assert (one.non_inferior, one.equivalent) == (worse < 0.025, sides < 0.05 and worse < 0.025)
         assert one.worst == pytest.approx(stats.t.ppf(0.975, 14) * d.se - sign * values.mean())
         assert (one.lo, one.hi) == pytest.approx(stats.t.interval(0.9, 14, values.mean(), d.se))
         seen.add((one.non_inferior, one.equivalent))
@@ -95,6 +106,37 @@ def test_the_verdict_against_a_margin_is_where_the_interval_lies(sign):
         seen.add(expected)
     assert len(seen) == 3
     assert name_margin_verdict(found.model_copy(update={"seeds": (2, 5)}), metric) == "fewer than 3 seeds"
+
+
+def measured(difference, se, df, **fields):
+    """A difference of five seeds each with its test."""
+    p = 2 * stats.t.sf(abs(difference) / se, df)
+    known = {"difference": difference, "se": se, "total_se": se, "df": df, "p": p, "effective": df + 1, "seeds": (5, 5), "n_defined": 50}
+    return MeanDifference(**{**known, **fields})
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_verdict_against_a_margin_is_that_of_the_printed_interval(sign):
+    """The interval against 0 has another step of Holm's correction: the last of these lies beyond the margin by it, and not by that against the margin."""
+    metric = PrintedMetric("accuracy" if sign > 0 else "brier")
+    family = evaluate.holm_correct([measured(-sign * d, 0.004, 49.0) for d in (0.08, 0.07, 0.06, 0.0385)])
+    tested = evaluate.apply_margins(family, [0.03] * 4, [sign] * 4)
+    assert [name_margin_verdict(d, metric) for d in tested] == ["inferior", "inferior", "inferior", "inconclusive"]
+    for d in tested:
+        worse = sorted(-sign * bound for bound in find_margin_interval(d, metric))
+        assert (worse[0] > 0.03) == (name_margin_verdict(d, metric) == "inferior")
+        assert worse[1] == pytest.approx(d.against_margin.worst)
+    assert min(abs(tested[3].corrected_lo), abs(tested[3].corrected_hi)) > 0.03
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_equivalent_is_non_inferior(sign):
+    """The 90 % interval ends at -2.8, the 95 % interval at -3.2."""
+    family = evaluate.holm_correct([measured(-0.012 * sign, 0.0098, 60.0)])
+    (found,) = evaluate.apply_margins(family, [0.03], [sign])
+    one = found.against_margin
+    assert max(abs(one.lo), abs(one.hi)) < 0.03 < one.worst
+    assert (one.non_inferior, one.equivalent) == (False, False)
 
 
 def test_margins_are_a_second_family():
@@ -141,6 +183,51 @@ def test_the_sentences_are_those_that_were_decided():
     )
 
 
+def test_small_units_are_printed_with_the_digits_that_they_need():
+    """Errors in seconds of milliseconds; a number that is 0, or 0 but for rounding, needs none."""
+    d = measured(-0.000503, 0.000126, 29.0, seeds=(3, 3), unit="s")
+    (found,) = evaluate.apply_margins(evaluate.holm_correct([d]), [0.0004], [-1])
+    metric = PrintedMetric("mae", "s")
+    assert describe_difference(("A", "B"), "D", found, metric) == (
+        "A is better than B on D: −0.00050 s (95 % confidence interval −0.00076 to −0.00025, Holm-corrected; 50 subjects, 3 seeds)."
+    )
+    assert "(margin 0.00040, set before training)" in describe_margin(("A", "B"), found, metric, planned=True)
+    assert comparison._difference_cells(found, "mae")[3]["text"] == "−0.00076 to −0.00025"
+    column = ScoreColumn("D", "D", "mae", None, "regression")
+    assert format_cell(MetricValue(value=0.0016586, se=0.0000667), column) == "0.001659 (0.000067)"
+    assert format_cell(MetricValue(value=7.25, se=1.04), column) == "7.25 (1.04)"
+    assert format_cell(MetricValue(value=0.0), column) == "0.00 (no s.e.)"
+    percent = ScoreColumn("D", "D", "accuracy", None, "classification")
+    assert format_cell(MetricValue(value=0.9042, se=0.0254), percent) == "90.4 (2.5)"
+    assert format_cell(MetricValue(value=0.9042, se=0.0004), percent) == "90.420 (0.040)"
+    scores = Scores(run="r", data="D", main="mae", task="regression", n=9, n_subjects=9, metrics={"mae": MetricValue(value=0.0004, se=5e-5, lo=0.0003, hi=0.0005)})  # fmt: skip
+    assert verdict_text(scores).startswith("Mae 0.000400 (95 % CI 0.000300 to 0.000500) on 9 test windows")
+
+
+@pytest.mark.parametrize(("numbers", "places"), [
+    ((0.3, 1.1, -2.7), 1),  # as ever
+    ((0.3, 0.0, 1.2), 1),
+    ((0.3, 1e-9, 1.2), 1),  # rounding
+    ((0.3, 0.04, 1.2), 2),
+    ((0.03, 0.04, 0.2), 3),
+    ((None, 0.004, 1.2), 3),
+])  # fmt: skip
+def test_decimals_grow_where_a_number_would_be_printed_as_zero(numbers, places):
+    assert choose_places(1, *numbers) == places
+
+
+def test_corrected_intervals_match_the_tests_and_are_not_simultaneous():
+    """Of five true differences, all far from 0, any of five intervals misses its own in far more than .05 of families, and the pages say so."""
+    rng, missed = np.random.default_rng(0), 0
+    true = np.array([0.05, 0.06, 0.07, 0.08, 0.09])
+    for _ in range(400):
+        family = evaluate.holm_correct([measured(d, 0.004, 49.0) for d in true + 0.004 * rng.standard_t(49, 5)])
+        missed += any(not d.corrected_lo <= t <= d.corrected_hi for d, t in zip(family, true, strict=True))
+        assert all((d.p_holm <= 0.05) == (d.corrected_lo > 0) for d in family)
+    assert missed > 0.08 * 400
+    assert "not simultaneous" in comparison.METHOD
+
+
 def test_a_difference_that_is_withheld_says_nothing_about_baselines():
     withheld = CorrectedDifference(undefined_reason="withheld", seeds=(3, 0))
     pairs = {("A", "kernels"): withheld, ("B", "kernels"): withheld, ("B", "features"): corrected(-0.2, -0.3, -0.1)}
@@ -156,6 +243,20 @@ def test_a_difference_that_is_withheld_says_nothing_about_baselines():
     )
     (page,) = comparison.baseline_difference_table(table)
     assert [row[2] for row in page.rows] == ["kernels", "kernels", "features (best)"]
+
+
+def test_rows_ahead_of_a_baseline_without_an_interval_are_named():
+    few = {"p_holm": None, "undefined_reason": "no CI: 3 subjects, at least 5 required"}
+    pairs = {("A", "kernels"): corrected(0.1, None, None, **few), ("B", "kernels"): corrected(-0.1, None, None, **few)}
+    table = SimpleNamespace(
+        baseline_differences={BaselinePair(row, "D", name): d for (row, name), d in pairs.items()},
+        name=str,
+        metric=lambda column: "accuracy",
+    )
+    assert comparison.summarize_baselines(table) == (
+        "Without a verdict, a baseline reaches as much as 1 of 2 models (Holm-corrected over 2 comparisons with baselines): B on D (kernels). "
+        "Without a verdict, the closest baseline reaches less than 1 of 2 models: A on D (kernels)."
+    )
 
 
 def test_sentences_of_margins():
@@ -176,6 +277,41 @@ def test_sentences_of_margins():
     )
     assert describe_margin(pair, d, metric, planned=True) == ""
     assert describe_margin(pair, inside.model_copy(update={"seeds": (2, 3)}), metric, planned=True) == ""
+
+
+@pytest.mark.parametrize(("fields", "end"), [
+    ({"seeds": (2, 2)}, "with fewer than 3 seeds nothing is said about the methods."),
+    ({"effective": 3.0}, "no verdict (effectively 3.00 segments of equal weight, at least 4 required)."),
+])  # fmt: skip
+def test_a_registered_test_against_a_margin_says_why_it_has_no_verdict(fields, end):
+    family = RegisteredFamily(name="F2", question="q", row="a", rivals=("b",), columns=("d",), margin={"d": 3.0})
+    test = RegisteredTest(family, "d", "b", 4, 4, measured(-0.01, 0.005, 40.0, **fields), PrintedMetric("accuracy"), "segment")
+    result = judge_test(test, correct_families([test])[0])
+    assert result.sentence.endswith(end)
+    assert "+" not in result.sentence
+    assert "−1.0 points" in result.sentence
+
+
+@pytest.mark.parametrize(("difference", "lies"), [(-0.005, "stays"), (-0.03, "reaches beyond"), (-0.06, "lies wholly beyond")])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_two_trained_models_are_placed_against_a_margin_without_a_word_on_their_methods(difference, lies, sign):
+    d = measured(sign * difference, 0.005, 40.0, seeds=())
+    metric = PrintedMetric("accuracy" if sign > 0 else "mae", "s")
+    (found,) = evaluate.correct_pairs({"": Difference(**{k: getattr(d, k) for k in Difference.model_fields})}, (1, 1)).values()
+    (found,) = evaluate.apply_margins([found], [0.03], [sign])
+    reach = stats.t.ppf(0.975, 40) * 0.005
+    lo, hi = (metric.number(sign * difference + side * reach) for side in (-1, 1))
+    where = f"{lies} {'above' if sign > 0 else 'below'}" if lies == "stays" else lies
+    margin = "−3.0 points" if sign > 0 else "+0.030 s"
+    assert describe_margin_of_models(("A", "B"), "D", found, metric) == (
+        f"On D the 95 % confidence interval of these two trained models, A less B, is {lo} to {hi} and {where} the margin of {margin} (given "
+        "with this comparison)."
+    )
+    (few,) = evaluate.apply_margins([CorrectedDifference(difference=0.1)], [0.03], [sign])
+    assert describe_margin_of_models(("A", "B"), "D", few, metric).startswith(
+        f"Without an interval nothing is said on the margin of {margin}"
+    )
+    assert describe_margin_of_models(("A", "B"), "D", found.model_copy(update={"against_margin": None}), metric) == ""
 
 
 def test_margins_of_recipes_and_of_report(tmp_path):
@@ -243,8 +379,6 @@ def test_the_verdict_on_calibration_is_that_of_the_gap():
 def test_units_that_are_no_people_are_named_beside_every_interval():
     from bitimely_core import registry
     from bitimely_core.datasets.generic import name_unit
-    from bitimely_core.report.run_page import metric_table, verdict_text
-    from bitimely_core.schemas.scores import Scores
 
     registry.load_members("bitimely_core.datasets")
     assert registry.datasets["epilepsy"].facts.subject_unit == "segment"
@@ -269,3 +403,38 @@ def test_a_protected_difference_has_no_corrected_interval():
     first, second = evaluate.holm_correct([kept, kept.model_copy(update={"df": None})])
     assert first.corrected_lo is not None
     assert (second.difference, second.corrected_lo, second.corrected_hi) == (kept.difference, None, None)
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e-10, 1e-6, 1e9])
+def test_no_verdict_depends_on_the_unit_of_the_target(scale):
+    rng = np.random.default_rng(0)
+    groups, y = np.repeat(np.arange(30), 10), rng.normal(0, 1, 300)
+    a, b = y + rng.normal(0, 1, 300), y + rng.normal(0, 1.5, 300)
+    rows, found = np.arange(300), {}
+    for k in (1.0, scale):
+        runs = {name: evaluate.Predictions(rows, y * k, values * k, groups.astype(str)) for name, values in (("a", a), ("b", b))}
+        compared = evaluate.compare("regression", runs["a"], runs["b"]).metrics
+        means = evaluate.paired_difference(evaluate.estimate_runs("regression", runs), ["a"], ["b"])
+        scores = evaluate.score("regression", y * k, a * k, groups, train_target=y * k)
+        mean = evaluate.average_over_units(a * k, groups, 30)
+        ratio = evaluate.average_over_units(np.exp(a) * k, groups, 30, "ratio")
+        found[k] = [
+            *(compared[name].p for name in ("mae", "rmse")),
+            means.p,
+            *(one.metrics["mae"].difference.p for one in scores.baselines.values()),
+            *(v / k for one in (*scores.metrics.values(), mean, ratio) for v in (one.value, one.se, one.lo, one.hi)),
+        ]
+    assert found[scale] == pytest.approx(found[1.0])
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e9])
+def test_rounding_is_no_spread_in_any_unit(scale):
+    """Subjects that err alike, by an amount that floating point does not hold exactly."""
+    groups, y, rows = np.repeat(np.arange(10), 7), np.random.default_rng(0).normal(0, 1, 70) * scale, np.arange(70)
+    near, far = y + 0.1 * scale, y - 0.3 * scale
+    same = evaluate.score("regression", y, near, groups).metrics["mae"]
+    assert (same.lo, same.undefined_reason) == (None, "no CI: all units are alike")
+    runs = {name: evaluate.Predictions(rows, y, p, groups.astype(str)) for name, p in (("near", near), ("far", far), ("again", near))}
+    assert evaluate.compare("regression", runs["near"], runs["again"]).metrics["mae"].undefined_reason == "no CI: identical on every unit"
+    assert evaluate.compare("regression", runs["near"], runs["far"]).metrics["mae"].undefined_reason == "no CI: every unit differs alike"
+    assert evaluate.score("regression", y, y, groups).metrics["mae"].undefined_reason == "no CI: no row has an error"

@@ -16,6 +16,7 @@ from bitimely_core import data, evaluate
 from bitimely_core.analyses import start_page
 from bitimely_core.errors import UserError, usage_error
 from bitimely_core.evaluate.predict import map_batches
+from bitimely_core.evaluate.verdicts import choose_places
 from bitimely_core.models.heads import POOLS, average_channels, pool
 from bitimely_core.page import PageBuilder
 from bitimely_core.registry import models, unknown
@@ -186,7 +187,9 @@ def format_metric(metric: MetricValue | Difference) -> str:
     value, form, factor, unit = metric.value if isinstance(metric, MetricValue) else None, ".3f", 1.0, ""
     if isinstance(metric, Difference):
         printed = evaluate.MetricUnit(metric.unit or "1", metric.factor or 1.0)
-        value, form, factor, unit = metric.difference, "+.1f" if printed.factor > 1 else "+.3f", printed.factor, printed.suffix
+        bounds = (None if one is None else one * printed.factor for one in (metric.se, metric.lo, metric.hi))
+        places = choose_places(1 if printed.factor > 1 else 3, *bounds)
+        value, form, factor, unit = metric.difference, f"+.{places}f", printed.factor, printed.suffix
     if value is None:
         return "undefined"
     lo, hi = (f"{(end or 0.0) * factor:{form}}" for end in (metric.lo, metric.hi))

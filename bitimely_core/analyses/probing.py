@@ -23,7 +23,7 @@ from bitimely_core.analyses.attention import randomise_model
 from bitimely_core.analyses.calibration import predict_rows
 from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.evaluate.linear import DEFAULT_PENALTY, LinearProbe, extract_simple_features, fit_windows
-from bitimely_core.evaluate.verdicts import PrintedMetric, describe_difference, describe_interval, name_verdict
+from bitimely_core.evaluate.verdicts import PrintedMetric, describe_difference, describe_interval, name_verdict, print_bounds
 from bitimely_core.page import BarPlot, Line, LinePlot, Page, PageBuilder
 from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.run import SPLITS, Run
@@ -284,7 +284,7 @@ def _make_cells(d: CorrectedDifference | None, metric: PrintedMetric) -> list[ob
     """The difference and the cells of `FAMILY`; empty for the reference itself."""
     if d is None:
         return [None] * (1 + len(FAMILY))
-    corrected = None if d.corrected_lo is None else f"{metric.number(d.corrected_lo)} to {metric.number(d.corrected_hi)}"
+    corrected = None if d.corrected_lo is None else print_bounds(d, metric)
     return [_scale_difference(d), corrected, d.p_holm, name_verdict(d, metric)]
 
 

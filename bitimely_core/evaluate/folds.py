@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from bitimely_core.evaluate.result_table import OpenWindows, ScoredRun
 
-CACHE_VERSION = 3  # of stored scores: raise it where the numbers change
+CACHE_VERSION = 5  # of stored scores: raise it where the numbers change
+OF_ONE_RUN = ("comparison", "lift", "nights", "events", "risk_groups")  # what the pooled predictions alone do not give
 
 
 def pool_folds(parts: Sequence[ScoredRun], keep: Path, open_windows: OpenWindows) -> ScoredRun:
@@ -60,7 +61,9 @@ def pool_folds(parts: Sequence[ScoredRun], keep: Path, open_windows: OpenWindows
             "scores of different models, which tends to lower them."
         )
         fields = {name: getattr(found, name) for name in TaskScores.model_fields}
-        first.scores.model_copy(update={**fields, "remarks": [remark, *found.remarks]}).save(path)
+        fields |= dict.fromkeys(OF_ONE_RUN) | {"remarks": [remark, *found.remarks]}
+        shared = sum(one.scores.subjects_shared_with_training for one in parts)  # no subject is tested in two folds
+        first.scores.model_copy(update={**fields, "subjects_shared_with_training": shared}).save(path)
     return first._replace(scores=Scores.load(path), parts=tuple(parts))
 
 

@@ -20,16 +20,18 @@ from bitimely_core.evaluate.metrics import (
     MetricUnit,
     ScoredRows,
     Unit,
+    find_unit,
     weigh_units,
 )
 from bitimely_core.schemas.scores import ClassCounts, ClassScores, Difference, IntervalMethod, MetricValue
+from bitimely_core.types import parse_horizon
 
 MINIMUM_UNITS = 5  # subjects required for an interval
 MINIMUM_EFFECTIVE = 2.0  # effective number of subjects required for an interval
 MINIMUM_ROWS = 5  # rows of a class, and of all others together, required where a metric compares classes
 MINIMUM_CLASS_UNITS = 2  # subjects on each of the two sides, likewise
 LEVEL = 0.95
-NO_WIDTH = 1e-10  # a standard error below is rounding
+NO_WIDTH = 1e-10  # a standard error below is rounding: of scores between 0 and 1 as it is, of others as a share of the value
 NEAR_BOUNDARY = 5.0  # variances: a score whose squared distance to 0 or 1 is less is near it
 HIGHEST_LEVERAGE = 0.99
 NO_SPREAD = ("identical on every unit", "every unit differs alike")  # why a difference has no interval though there are enough units
@@ -38,6 +40,16 @@ NO_SPREAD = ("identical on every unit", "every unit differs alike")  # why a dif
 def estimate_variance(influence: Array, leverage: Array) -> float:
     """Sum of the squared influences, each over one less its leverage."""
     return float((influence**2 / (1 - np.minimum(leverage, HIGHEST_LEVERAGE))).sum())
+
+
+def is_rounding(size: float, *values: float, scaled: bool) -> bool:
+    """Whether a standard error or a difference is rounding; `scaled`: relative to `values`, so that no unit of them matters."""
+    return abs(size) <= NO_WIDTH * (max(map(abs, values)) if scaled else 1.0)
+
+
+def is_scaled(metric: str) -> bool:
+    """Whether a metric has the unit of what it is computed from: an error, or a `mean` or `ratio` as of `find_interval`."""
+    return metric in ("mean", "ratio") or find_unit(metric).scaled
 
 
 def bound_share(share: float, trials: float, level: float = LEVEL) -> tuple[float, float]:
@@ -56,18 +68,24 @@ def find_interval(metric: str, one: Estimate, level: float = LEVEL) -> tuple[flo
     value, weights = one.value, one.weights
     variance, t = estimate_variance(one.influence, weights.leverage), float(stdtrit(weights.df, (1 + level) / 2))
     se = float(np.sqrt(variance))
+    alike = is_rounding(se, value, scaled=is_scaled(metric))
     if metric == "mean":
-        return (value - t * se, value + t * se) if se > NO_WIDTH else None
+        return None if alike else (value - t * se, value + t * se)
     if metric == "ratio" or metric in LOWER_IS_BETTER:
-        return (value * float(np.exp(-t * se / value)), value * float(np.exp(t * se / value))) if value > 0 and se > 0 else None
+        highest = 1.0 if metric == "brier" else float("inf")
+        return (
+            (value * float(np.exp(-t * se / value)), min(value * float(np.exp(t * se / value)), highest))
+            if value > 0 and not alike
+            else None
+        )
     if metric == "kappa":
-        if se < NO_WIDTH or abs(value) > 1 - 1e-9:
+        if alike or abs(value) > 1 - 1e-9:
             lo, hi = bound_share((value + 1) / 2, weights.effective, level)
             return 2 * lo - 1, 2 * hi - 1
         z, reach = float(np.arctanh(value)), t * se / (1 - value**2)
         return float(np.tanh(z - reach)), float(np.tanh(z + reach))
     edge = min(value, 1 - value)
-    if se < NO_WIDTH or edge < 1e-12:
+    if alike or edge < 1e-12:
         return bound_share(min(max(value, 0.0), 1.0), weights.effective, level)
     z, reach = float(np.log(value / (1 - value))), t * se / (value * (1 - value))
     lo, hi = float(1 / (1 + np.exp(-(z - reach)))), float(1 / (1 + np.exp(-(z + reach))))
@@ -89,10 +107,12 @@ def build_metric(
         uncertain = f"effectively {one.weights.effective:.2f} units of equal weight, at least {MINIMUM_EFFECTIVE:.0f} required"
     found = find_interval(metric, one) if uncertain is None else None
     if found is None:
-        reason = f"no CI: {uncertain or ('no row has an error' if metric in LOWER_IS_BETTER else 'all units are alike')}"
+        alike = "no row has an error" if metric in LOWER_IS_BETTER and one.value == 0 else "all units are alike"
+        reason = f"no CI: {uncertain or alike}"
         return MetricValue(value=one.value, n_defined=units, undefined_reason=reason, classes=classes)
     se = float(np.sqrt(estimate_variance(one.influence, one.weights.leverage)))
-    return MetricValue(value=one.value, se=se if se > NO_WIDTH else None, lo=found[0], hi=found[1], n_defined=units, classes=classes)
+    known = None if is_rounding(se, one.value, scaled=is_scaled(metric)) else se
+    return MetricValue(value=one.value, se=known, lo=found[0], hi=found[1], n_defined=units, classes=classes)
 
 
 def estimate_mean(values: Array, units: Array, n_units: int) -> Estimate:
@@ -129,8 +149,8 @@ def build_difference(first: Estimate, second: Estimate, uncertain: str | None, u
     if uncertain is None and weights.effective < MINIMUM_EFFECTIVE:
         uncertain = f"effectively {weights.effective:.2f} units of equal weight, at least {MINIMUM_EFFECTIVE:.0f} required"
     se = float(np.sqrt(estimate_variance(first.influence - second.influence, weights.leverage)))
-    if uncertain is None and se < NO_WIDTH:
-        uncertain = NO_SPREAD[abs(value) >= NO_WIDTH]
+    if uncertain is None and is_rounding(se, first.value, second.value, scaled=unit.scaled):
+        uncertain = NO_SPREAD[not is_rounding(value, first.value, second.value, scaled=unit.scaled)]
     if uncertain is not None:
         return Difference(difference=value, n_defined=units, undefined_reason=f"no CI: {uncertain}", **printed)
     reach = float(stdtrit(weights.df, (1 + LEVEL) / 2)) * se
@@ -175,6 +195,12 @@ def explain_absent_class(rows: ScoredRows, k: int) -> str | None:
     return f"every row is of class {rows.names[k]}" if rows.others[k] == 0 else None
 
 
+def explain_no_followup(rows: ScoredRows, k: int) -> str | None:
+    """Why times to event define no score at the horizon of column k, or None."""
+    day = parse_horizon(rows.names[k])[1]
+    return None if (rows.target[:, k, 0] > day).any() else f"nobody is observed past day {day:g}"
+
+
 def build_metrics(rows: ScoredRows, found: Estimates, bootstrap: int) -> dict[str, MetricValue]:
     """The metrics of one prediction."""
     classes = 0 if rows.task == "regression" else int(rows.present.sum())
@@ -185,8 +211,13 @@ def build_metrics(rows: ScoredRows, found: Estimates, bootstrap: int) -> dict[st
         undefined = f"all rows are of one class ({', '.join(rows.names[k] for k in np.flatnonzero(rows.positive.any(0)))})"
     counts = ClassCounts(defined=classes, of=len(rows.names)) if rows.task != "regression" else None
     reasons = {name: explain_no_interval(rows, name, bootstrap) for name in METRICS[rows.task]}
+    absent: dict[str, str | None] = dict.fromkeys(METRICS[rows.task], undefined)
+    if rows.task == "survival":
+        why = [explain_no_followup(rows, k) for k in np.argsort([parse_horizon(name)[1] for name in rows.names])]
+        shortest = next(iter(why), None)  # without anybody past the shortest horizon there is nobody past the others
+        absent |= {"brier": shortest, "auroc": shortest or undefined}
     return {
-        name: build_metric(name, found.metrics[name], undefined, reasons[name], counts if name in MACRO else None)
+        name: build_metric(name, found.metrics[name], absent[name], reasons[name], counts if name in MACRO else None)
         for name in METRICS[rows.task]
     }
 
@@ -203,6 +234,9 @@ def build_class_scores(rows: ScoredRows, found: Estimates, bootstrap: int) -> di
             **dict.fromkeys(("recall", "f1"), None if support else absent),
             **dict.fromkeys(("auroc", "auprc"), area),
         }
+        if rows.task == "survival":
+            unseen = explain_no_followup(rows, k)
+            missing |= {"auroc": unseen or absent, "brier": unseen}
         rare = few or explain_rare_class(rows, k)
         out[name] = ClassScores(
             support=support,

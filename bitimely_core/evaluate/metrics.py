@@ -49,6 +49,7 @@ class MetricUnit(NamedTuple):
 
     name: str  # "1": a number without unit
     factor: float  # from the stored number to the printed one
+    scaled: bool = False  # with the values of the target, of which any unit is as good
 
     @property
     def suffix(self) -> str:
@@ -59,7 +60,7 @@ class MetricUnit(NamedTuple):
 def find_unit(metric: str, target: str | None = None) -> MetricUnit:
     """The unit of differences of `metric`; `target` is that of the values of a regression."""
     if metric in ("mae", "rmse"):
-        return MetricUnit(target or "units of the target", 1.0)
+        return MetricUnit(target or "units of the target", 1.0, scaled=True)
     return MetricUnit("1", 1.0) if metric in ("kappa", "brier") else MetricUnit("points", 100.0)
 
 

@@ -10,7 +10,6 @@ import numpy as np
 from bitimely_core.evaluate.intervals import (
     LEVEL,
     NO_SPREAD,
-    NO_WIDTH,
     build_difference,
     build_metric,
     estimate_mean,
@@ -20,6 +19,7 @@ from bitimely_core.evaluate.intervals import (
     explain_few_units,
     explain_no_interval,
     explain_rare_class,
+    is_rounding,
 )
 from bitimely_core.evaluate.metrics import EMPTY, ESTIMATORS, MAIN, Array, Estimate, MetricUnit, Unit, check_rows, find_unit, weigh_units
 from bitimely_core.evaluate.paired import Predictions, align_runs
@@ -143,7 +143,7 @@ def _test_difference(
         return out
     parts = [(estimate_variance(one.influence - other.influence, one.weights.leverage), one.weights.df), *random]
     total = sum(v for v, _ in parts)
-    if total < NO_WIDTH**2:
+    if is_rounding(float(np.sqrt(total)), one.value, other.value, scaled=unit.scaled):
         return out
     df = total**2 / sum(v**2 / n for v, n in parts)
     p = 2 * float(stdtr(df, -abs(out.difference) / np.sqrt(total)))
@@ -214,7 +214,7 @@ def apply_margins(
     """Differences with their tests of non-inferiority and of equivalence against margins (None: none), each kind one family with Holm correction.
 
     The first is non-inferior where the bound of the corrected two-sided 95 % interval is above -margin; the two are equivalent where the
-    corrected 90 % interval is inside +-margin (TOST). `signs`: -1 for errors, of which more is worse. Margins are in units of the score.
+    corrected 90 % interval is inside +-margin (TOST) and the first is non-inferior, which is tested at half the error rate. `signs`: -1 for errors, of which more is worse. Margins are in units of the score.
     """
     from scipy.special import stdtr, stdtrit
 
@@ -233,7 +233,8 @@ def apply_margins(
         if first is not None and second is not None and d.difference is not None and d.total_se is not None:
             reach, narrow = (-float(stdtrit(d.df, alpha)) * d.total_se for alpha in (first[1] / 2, second[1]))
             worst, lo, hi = reach - sign * d.difference, d.difference - narrow, d.difference + narrow
-            one = MarginTest(margin=m, worst=worst, lo=lo, hi=hi, non_inferior=worst < m, equivalent=-m < lo and hi < m)
+            inside = -m < lo and hi < m
+            one = MarginTest(margin=m, worst=worst, lo=lo, hi=hi, non_inferior=worst < m, equivalent=inside and worst < m)
         out.append(d.model_copy(update={"against_margin": one}))
     return out
 

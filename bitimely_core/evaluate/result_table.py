@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Key = tuple[str, str]  # row, column
 OpenWindows = Callable[[str], Any]  # name of tokens -> its windows or sequences
 
-CACHE_VERSION = 4  # of stored comparisons: raise it where the numbers change
+CACHE_VERSION = 5  # of stored comparisons: raise it where the numbers change
 
 
 class BaselinePair(NamedTuple):

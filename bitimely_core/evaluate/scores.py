@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from bitimely_core.evaluate import survival
 from bitimely_core.evaluate.intervals import (
-    NO_WIDTH,
     build_class_scores,
     build_difference,
     build_metrics,
@@ -18,6 +17,8 @@ from bitimely_core.evaluate.intervals import (
     estimate_variance,
     explain_few_units,
     explain_no_interval,
+    is_rounding,
+    is_scaled,
 )
 from bitimely_core.evaluate.metrics import (
     EACH,
@@ -172,7 +173,8 @@ def score(
     metrics = {name: build_metrics(r, found[name], bootstrap) for name in found}
     for name in constants:  # a constant that scores alike on every subject is not uncertain
         for m, one in found[name].metrics.items():
-            if estimate_variance(one.influence, one.weights.leverage) < NO_WIDTH**2 and metrics[name][m].value is not None:
+            spread = float(np.sqrt(estimate_variance(one.influence, one.weights.leverage)))
+            if metrics[name][m].value is not None and is_rounding(spread, one.value, scaled=is_scaled(m)):
                 metrics[name][m] = MetricValue(value=one.value, undefined_reason="no CI: the prediction is constant")
 
     def subtract(name: str, m: str) -> MetricValue:

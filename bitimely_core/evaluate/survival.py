@@ -120,8 +120,12 @@ def estimate_concordance(time: Array, event: Array, risk: Array, units: Array, n
 def estimate_horizon(time: Array, event: Array, risk: Array, horizon: float, units: Array, n_units: int) -> tuple[Estimate, Estimate]:
     """AUROC (cumulative cases against those without the event by the day `horizon`) and Brier score there, weighted against censoring.
 
-    The influences take the distribution of the censoring as known.
+    The influences take the distribution of the censoring as known. Both are NaN where the last people under observation are censored by then:
+    nobody shows what becomes of those without the event, and the weights would leave them out.
     """
+    if estimate_censoring(time, event).at(horizon) == 0:
+        nothing = _make_estimate(float("nan"), np.zeros(len(time)), units, n_units, np.ones(len(time)))
+        return nothing, nothing
     weight = weigh_uncensored(time, event, horizon)
     case = (event == 1) & (time <= horizon)
     w, v = weight * case, weight * ~case

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -11,12 +12,25 @@ from bitimely_core.evaluate.multiple import correct_pairs, explain_no_verdict, s
 from bitimely_core.page import rename_units
 from bitimely_core.schemas.scores import BaselineLift, CorrectedDifference, MetricValue, Scores, TaskScores
 
+VANISHING = 1e-6  # a number below this share of the largest beside it is printed as 0
+
+
+def choose_places(least: int, spread: float | None, *numbers: float | None) -> int:
+    """Decimals at which none of `numbers` that is not 0 is printed as 0: `least` where they suffice, else two digits of `spread` or more."""
+    known = [abs(one) for one in numbers if one]
+    lost = [one for one in known if one < 0.5 * 10.0**-least and one > VANISHING * max(known)]
+    digits = [-math.floor(math.log10(one)) for one in lost]
+    if lost and spread:
+        digits.append(1 - math.floor(math.log10(abs(spread))))
+    return max(least, *digits) if digits else least
+
 
 class PrintedMetric(NamedTuple):
     """How a metric is printed."""
 
     name: str
     target: str | None = None  # unit of the values of a regression
+    places: int | None = None  # decimals; None: the ordinary ones
 
     @property
     def factor(self) -> float:
@@ -37,7 +51,27 @@ class PrintedMetric(NamedTuple):
         """A score or a difference as text."""
         if value is None:
             return "undefined"
-        return f"{value * self.factor:{'+' if signed else ''}.{1 if self.factor > 1 else 3}f}".replace("-", "−")
+        places = self.ordinary if self.places is None else self.places
+        return f"{value * self.factor:{'+' if signed else ''}.{places}f}".replace("-", "−")
+
+    @property
+    def ordinary(self) -> int:
+        """Decimals that suffice for most data."""
+        return 1 if self.factor > 1 else 3
+
+    def fit(self, spread: float | None, *numbers: float | None) -> PrintedMetric:
+        """With the decimals for such numbers, which may be those of a target in small units."""
+        scaled = (None if one is None else one * self.factor for one in (spread, *numbers))
+        return self._replace(places=choose_places(self.ordinary, *scaled))
+
+    def fit_value(self, value: float | None) -> PrintedMetric:
+        """With the decimals for a value alone, where it is in the unit of the target."""
+        return self.fit(None, value) if find_unit(self.name).scaled else self
+
+    def fit_difference(self, d: CorrectedDifference) -> PrintedMetric:
+        """With the decimals for the bounds of a difference, or for the difference where it has none."""
+        bounds = (d.corrected_lo, d.corrected_hi)
+        return self.fit_value(d.difference) if None in bounds else self.fit(d.total_se, *bounds)
 
     def difference(self, value: float | None) -> str:
         """A difference with its unit."""
@@ -53,6 +87,7 @@ def describe_difference(pair: tuple[str, str], data: str, d: CorrectedDifference
     """The difference of `pair`, first less second, as a sentence; better or worse only where `explain_no_verdict` allows it."""
     (row, reference), side = pair, significance_sign(d) * metric.sign
     if (reason := rename_units(explain_no_verdict(d), unit)) is not None:
+        metric = metric.fit_value(d.difference)
         if d.difference is not None and d.n_defined is not None and d.n_defined < MINIMUM_UNITS:
             few = f"{count_units(d.n_defined, unit)}: no interval (at least {MINIMUM_UNITS})."
             return f"{row} less {reference} on {data}: {metric.difference(d.difference)}; {few}"
@@ -62,6 +97,7 @@ def describe_difference(pair: tuple[str, str], data: str, d: CorrectedDifference
             f"On {data} these trained models differ by {metric.difference(d.difference)} ({row} less {reference}); with {reason} nothing is "
             "said about the methods."
         )
+    metric = metric.fit_difference(d)
     interval = describe_interval(d, metric)
     if side:
         found = f"{count_units(d.n_defined, unit)}, {min((count for count in d.seeds if count), default=0)} seeds"
@@ -77,6 +113,7 @@ def describe_margin(pair: tuple[str, str], d: CorrectedDifference, metric: Print
     one = d.against_margin
     if one is None or one.worst is None or explain_no_verdict(d) is not None:
         return ""
+    metric = metric.fit(d.total_se, one.margin, max(one.worst, 0.0) if one.non_inferior else one.worst)
     (row, reference), margin = pair, metric.number(one.margin)
     unit = metric.suffix
     if one.non_inferior:
@@ -88,8 +125,29 @@ def describe_margin(pair: tuple[str, str], d: CorrectedDifference, metric: Print
     return f"{text} {row} and {reference} are equivalent within ± {margin}{unit}." if one.equivalent else text
 
 
+def describe_margin_of_models(pair: tuple[str, str], data: str, d: CorrectedDifference, metric: PrintedMetric) -> str:
+    """Where the interval of two trained models lies against a margin; their methods are not called non-inferior or equivalent. Empty without a margin."""
+    one, bounds = d.against_margin, (d.corrected_lo, d.corrected_hi)
+    if one is None:
+        return ""
+    fitted = metric.fit(d.total_se, *bounds, one.margin)
+    margin = f"the margin of {fitted.number(-metric.sign * one.margin, signed=True)}{fitted.suffix} (given with this comparison)"
+    if one.worst is None or None in bounds:
+        return f"Without an interval nothing is said on {margin}."
+    lies = {
+        "non-inferior": f"stays {'above' if metric.sign > 0 else 'below'}",
+        "inferior": "lies wholly beyond",
+        "inconclusive": "reaches beyond",
+    }
+    return (
+        f"On {data} the 95 % confidence interval of these two trained models, {pair[0]} less {pair[1]}, is {fitted.number(bounds[0])} to "
+        f"{fitted.number(bounds[1])} and {lies[_place_against_margin(d, metric)]} {margin}."
+    )
+
+
 def describe_no_difference(pair: tuple[str, str], data: str, d: CorrectedDifference, metric: PrintedMetric) -> str:
     """The sentence where the corrected interval holds 0."""
+    metric = metric.fit_difference(d)
     reach = metric.difference(max(abs(d.corrected_lo or 0.0), abs(d.corrected_hi or 0.0))).removeprefix("+")
     return (
         f"No significant difference between {pair[0]} and {pair[1]} on {data}: {metric.difference(d.difference)} "
@@ -104,17 +162,38 @@ def name_verdict(d: CorrectedDifference, metric: PrintedMetric) -> str:
 
 
 def name_margin_verdict(d: CorrectedDifference, metric: PrintedMetric) -> str:
-    """The verdict against a margin as one cell of a table: inferior where the whole corrected interval of the difference is beyond it."""
-    one, reason = d.against_margin, explain_no_verdict(d)
-    if one is None or one.worst is None or d.corrected_lo is None or d.corrected_hi is None or reason is not None:
+    """The verdict against a margin as one cell of a table: inferior where the whole interval of `find_margin_interval` is beyond it."""
+    reason = explain_no_verdict(d)
+    if d.against_margin is None or d.against_margin.worst is None or reason is not None:
         return (reason or "no interval").removeprefix("no CI: ")
-    least = -d.corrected_hi if metric.sign > 0 else d.corrected_lo  # how much worse it is at least
-    return "non-inferior" if one.non_inferior else "inferior" if least > one.margin else "inconclusive"
+    return _place_against_margin(d, metric)
+
+
+def _place_against_margin(d: CorrectedDifference, metric: PrintedMetric) -> str:
+    """Non-inferior, inferior or inconclusive, by where the interval of a difference with a margin lies."""
+    one, (lo, hi) = d.against_margin, find_margin_interval(d, metric) or (-math.inf, math.inf)
+    least = -hi if metric.sign > 0 else lo  # how much worse it is at least
+    return "inconclusive" if one is None else "non-inferior" if one.non_inferior else "inferior" if least > one.margin else "inconclusive"
+
+
+def find_margin_interval(d: CorrectedDifference, metric: PrintedMetric) -> tuple[float, float] | None:
+    """The interval of a difference in the family of the tests of non-inferiority, which is not that of the tests against 0; None without one."""
+    one = d.against_margin
+    if one is None or one.worst is None or d.difference is None:
+        return None
+    reach = one.worst + metric.sign * d.difference
+    return d.difference - reach, d.difference + reach
 
 
 def describe_interval(d: CorrectedDifference, metric: PrintedMetric) -> str:
     """The corrected interval as text."""
-    return f"95 % confidence interval {metric.number(d.corrected_lo)} to {metric.number(d.corrected_hi)}, Holm-corrected"
+    return f"95 % confidence interval {print_bounds(d, metric)}, Holm-corrected"
+
+
+def print_bounds(d: CorrectedDifference, metric: PrintedMetric) -> str:
+    """The bounds of the corrected interval as text."""
+    fitted = metric.fit_difference(d)
+    return f"{fitted.number(d.corrected_lo)} to {fitted.number(d.corrected_hi)}"
 
 
 def compare_baselines(scores: TaskScores) -> dict[str, CorrectedDifference]:
@@ -133,6 +212,7 @@ def find_lift(scores: TaskScores) -> BaselineLift | None:
 
 def describe_lift(lift: BaselineLift, metric: PrintedMetric) -> str:
     """The lift as text."""
+    metric = metric.fit_difference(lift)
     interval = describe_interval(lift, metric) if lift.corrected_lo is not None else str(explain_no_verdict(lift) or "no CI")
     return f"{metric.difference(lift.difference)} over {lift.baseline.replace('_', ' ')} ({interval.removeprefix('no CI: ')})"
 
@@ -148,7 +228,7 @@ def compare_models(scores: Scores) -> dict[str, CorrectedDifference]:
 class BaselineVerdict(NamedTuple):
     """How a trained model compares with its baselines."""
 
-    case: str  # exceeded, unclear (no interval), equal (no significant difference), exceeds (all), none
+    case: str  # exceeded, unclear (no verdict allowed), equal (no significant difference), exceeds (all), none
     baseline: str  # printed name of the one that decides
     sentence: str
 
@@ -157,16 +237,18 @@ def find_closest(family: Mapping[str, CorrectedDifference], sign: int) -> tuple[
     """How a model compares with the strongest of its baselines, and the name of that one; `family`: model less baseline, each difference
     known, at least one; `sign` as of the metric.
 
-    exceeded: it beats the model; unclear: it reaches as much, without an interval; equal: no significant difference; exceeds: the model beats all.
+    exceeded: it beats the model; unclear: no verdict is allowed; equal: no significant difference; exceeds: the model significantly beats all.
+    A baseline without a verdict comes before the equal ones where it reaches as much as the model, else behind them.
     """
-    silent = {name for name, d in family.items() if explain_no_verdict(d) is not None}
-    found = {
-        "exceeded": [name for name, d in family.items() if significance_sign(d) * sign < 0],
-        "unclear": [name for name, d in family.items() if name in silent and sign * (d.difference or 0.0) <= 0],
-        "equal": [name for name, d in family.items() if name not in silent and not significance_sign(d)],
-        "exceeds": list(family),
-    }
-    case, names = next((case, names) for case, names in found.items() if names)
+    silent = [name for name, d in family.items() if explain_no_verdict(d) is not None]
+    found = [
+        ("exceeded", [name for name, d in family.items() if significance_sign(d) * sign < 0]),
+        ("unclear", [name for name in silent if sign * (family[name].difference or 0.0) <= 0]),
+        ("equal", [name for name, d in family.items() if name not in silent and not significance_sign(d)]),
+        ("unclear", silent),
+        ("exceeds", list(family)),
+    ]
+    case, names = next((case, names) for case, names in found if names)
     return case, min(names, key=lambda name: sign * (family[name].difference or 0.0))
 
 
@@ -178,16 +260,19 @@ def judge_baselines(scores: TaskScores, data: str) -> BaselineVerdict:
     case, name = find_closest(family, metric.sign)
     d, words = family[name], f"the {name.replace('_', ' ')} baseline"
     unit, start = scores.intervals.unit if scores.intervals else "subject", f"{words[0].upper()}{words[1:]}"
+    metric = metric.fit_difference(d)
     own, value = metric.number(scores.metrics[metric.name].value), metric.number(scores.baselines[name].metrics[metric.name].value)
     seed = "; this is one trained model, and nothing is said about the method"
     if case == "exceeded":
         over = f"Holm-corrected over {len(family)} baselines; {count_units(d.n_defined, unit)}"
-        interval = f"95 % confidence interval {metric.number(d.corrected_lo)} to {metric.number(d.corrected_hi)}, {over}"
+        interval = f"95 % confidence interval {print_bounds(d, metric)}, {over}"
         text = f"{start} beats this trained model on {data} in {NAMES[metric.name]}: {value} and {own}, a difference of "
         text += f"{metric.difference(d.difference)} ({interval}){seed}."
     elif case == "unclear":
         why = str(explain_no_verdict(d)).removeprefix("no CI: ")
-        text = f"{start} reaches {value} in {NAMES[metric.name]} on {data}, this trained model {own}; no verdict ({why})."
+        ahead = metric.sign * (d.difference or 0.0) > 0
+        behind = f", the closest of {count_units(len(family), 'baseline')}," if ahead and len(family) > 1 else ""
+        text = f"{start}{behind} reaches {value} in {NAMES[metric.name]} on {data}, this trained model {own}; no verdict ({why})."
     elif case == "equal":
         text = describe_no_difference(("this trained model", words), data, d, metric)
     else:

@@ -12,7 +12,14 @@ from bitimely_core.errors import usage_error
 from bitimely_core.evaluate import baselines, folds, result_table
 from bitimely_core.evaluate.paired import Predictions, parse_predictions
 from bitimely_core.evaluate.result_table import OpenWindows, ScoreColumn, ScoredRun
-from bitimely_core.evaluate.verdicts import PrintedMetric, describe_difference, describe_margin, name_margin_verdict, name_verdict
+from bitimely_core.evaluate.verdicts import (
+    PrintedMetric,
+    describe_difference,
+    describe_margin,
+    find_margin_interval,
+    name_margin_verdict,
+    name_verdict,
+)
 from bitimely_core.page import rename_units
 from bitimely_core.pipeline.plan import ExperimentPlan
 from bitimely_core.recipe import Recipe, RegisteredFamily
@@ -178,12 +185,11 @@ def judge_test(test: RegisteredTest, d: CorrectedDifference | None) -> Registere
         return out
     pair, (lo, hi), verdict = (family.row, test.rival), (d.corrected_lo, d.corrected_hi), name_verdict(d, metric)
     sentence = describe_difference(pair, test.column, d, metric, test.unit)
-    if (one := d.against_margin) is not None:
+    if d.against_margin is not None:
         verdict = name_margin_verdict(d, metric)
-        if one.worst is not None and d.difference is not None:
-            reach = one.worst + metric.sign * d.difference
-            lo, hi = d.difference - reach, d.difference + reach
-            sentence = f"On {test.column}: {describe_margin(pair, d, metric, planned=True)}"
+        lo, hi = find_margin_interval(d, metric) or (lo, hi)
+        if against := describe_margin(pair, d, metric, planned=True):  # empty where no verdict is allowed: the difference says why
+            sentence = f"On {test.column}: {against}"
     return out.model_copy(
         update={
             "metric": metric.name,

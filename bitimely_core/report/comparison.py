@@ -38,6 +38,7 @@ from bitimely_core.records import has_result
 from bitimely_core.report.run_page import (
     baseline_values,
     describe_baselines,
+    find_places,
     is_from_scratch,
     list_reproductions,
     loss_curves,
@@ -67,14 +68,15 @@ DESCRIBED = 3  # differences that are described one by one
 METHOD = (
     "Differences are paired subject by subject, of means over seeds. The test is Student's t (difference over its standard error, which adds the variance between the seeds of "
     "each of the two rows). All differences of the page to the reference are one family with Holm correction, those to baselines another; better or worse needs three seeds in each "
-    "trained row. Differences to the baselines that the runs store are averaged over the seeds: their standard error over subjects is the mean of those of the seeds, an upper bound."
+    "trained row. A corrected 95 % interval has the level of its step in Holm's procedure: it matches the test beside it, and the intervals of a family are not simultaneous (all "
+    "of them together may hold the true differences in fewer than 95 % of cases). Differences to the baselines that the runs store are averaged over the seeds: their standard error over subjects is the mean of those of the seeds, an upper bound."
 )
 
 
 DIFFERENCE_COLUMNS = ("row", "data", "difference", "unit", "standard error", "corrected 95 % CI", "p, Holm", "significant?")
 MARGINS = (
-    " Margin: the row is non-inferior where the bound of the corrected two-sided interval is within the margin, and the two are equivalent where the corrected 90 % interval is "
-    "inside it (two one-sided tests); tests of non-inferiority are a second family with Holm correction, those of equivalence a third."
+    " Margin: the row is non-inferior where the bound of the corrected two-sided interval is within the margin, and the two are equivalent where it is and the corrected 90 % interval "
+    "is inside the margin (two one-sided tests); tests of non-inferiority are a second family with Holm correction, those of equivalence a third."
 )
 
 
@@ -83,7 +85,10 @@ def _difference_cells(d: CorrectedDifference, name: str) -> list[Any]:
     metric = verdicts.PrintedMetric(name, d.unit)
     numbers = (d.difference, d.lo, d.hi, d.se, d.corrected_lo, d.corrected_hi)
     value, lo, hi, se, low, high = (None if v is None else v * metric.factor for v in numbers)
-    corrected = None if low is None or high is None else text_cell(low, f"{low:.2f} to {high:.2f}".replace("-", "−"), to=high)
+    corrected = None
+    if low is not None and high is not None:
+        places = verdicts.choose_places(2, None if d.total_se is None else d.total_se * metric.factor, low, high)
+        corrected = text_cell(low, f"{low:.{places}f} to {high:.{places}f}".replace("-", "−"), to=high)
     unit = d.unit or evaluate.find_unit(name).name
     return [MetricValue(value=value, lo=lo, hi=hi), unit, se, corrected, d.p_holm, verdicts.name_verdict(d, metric)]
 
@@ -99,7 +104,7 @@ def difference_table(table: ResultTable) -> Table:
         f"Paired differences to {reference}",
         f"Row minus {reference} on the same test {table.unit()}s, means over seeds (of errors a negative difference is better). "
         f"Below the difference: its uncorrected 95 % CI over {table.unit()}s for these trained runs. Corrected: Holm correction of one family of "
-        f"{len(rows)} comparisons, with the variance between the seeds of each row. If the corrected 95 % CI contains 0, the "
+        f"{len(rows)} comparisons, with the variance between the seeds of each row; these intervals match the tests and are not simultaneous. If the corrected 95 % CI contains 0, the "
         "difference is not significant; that is no evidence that the rows are equal." + (MARGINS if table.margins else ""),
         [*DIFFERENCE_COLUMNS, *(["margin"] if table.margins else [])],
         rows,
@@ -124,8 +129,8 @@ def baseline_difference_table(table: ResultTable) -> list[Table]:
     ]
     caption = (
         f"Row minus baseline on the same test {table.unit()}s, of the mean over the seeds of the row (of errors a negative difference is better). Below the difference: its "
-        f"uncorrected 95 % CI for these trained runs. Corrected: Holm correction of one family of {len(rows)} comparisons with baselines, with the variance between seeds from "
-        "three seeds on; with fewer it speaks of these trained models and not of the method. A row that is not better than its baselines shows no benefit of its architecture "
+        f"uncorrected 95 % CI for these trained runs. Corrected: Holm correction of one family of {len(rows)} comparisons with baselines (the intervals match the tests and are not "
+        "simultaneous), with the variance between seeds from three seeds on; with fewer it speaks of these trained models and not of the method. A row that is not better than its baselines shows no benefit of its architecture "
         "or pre-training; its lift is the difference to the best of them."
     )
     columns = ["row", "data", "baseline", *DIFFERENCE_COLUMNS[2:]]
@@ -133,12 +138,17 @@ def baseline_difference_table(table: ResultTable) -> list[Table]:
 
 
 def summarize_baselines(table: ResultTable) -> str:
-    """Which rows a baseline beats, or does not significantly differ from; empty where none."""
+    """Which rows a baseline beats, does not significantly differ from, or is compared with without a verdict; empty where none."""
     families: dict[Key, dict[str, CorrectedDifference]] = {}
     for pair, d in table.baseline_differences.items():
         if d.difference is not None:
             families.setdefault((pair.row, pair.column), {})[pair.baseline] = d
-    closest = {key: verdicts.find_closest(of, verdicts.PrintedMetric(table.metric(key[1])).sign) for key, of in families.items()}
+    closest: dict[Key, tuple[str, str]] = {}
+    for key, of in families.items():
+        sign = verdicts.PrintedMetric(table.metric(key[1])).sign
+        case, name = verdicts.find_closest(of, sign)
+        ahead = case == "unclear" and sign * (of[name].difference or 0.0) > 0
+        closest[key] = ("ahead" if ahead else case, name)
     replicated = any(d.seeds[0] for d in table.baseline_differences.values())
     models = f"{len(families)} {'models' if replicated else 'trained models'}"
     out: list[str] = []
@@ -147,6 +157,7 @@ def summarize_baselines(table: ResultTable) -> str:
         ("exceeded", "A baseline beats"),
         ("unclear", "Without a verdict, a baseline reaches as much as"),
         ("equal", "A baseline does not significantly differ from"),
+        ("ahead", "Without a verdict, the closest baseline reaches less than"),
     ):
         named = [f"{table.name(row)} on {table.name(key)} ({name})" for (row, key), (found, name) in closest.items() if found == case]
         if named:
@@ -511,8 +522,9 @@ def _compare_verdict(name: str, scored: Sequence[Scores], objectives: set[str]) 
     values = {s.run: v for s in scored if (v := s.metrics.get(name, MetricValue()).value) is not None}
     verdict = f"{words} is undefined for all runs"
     if values:
-        listed = ", ".join(f"{value:.3f} ({run})" for run, value in values.items())
-        shown = listed if len(values) <= DESCRIBED else f"{min(values.values()):.3f} to {max(values.values()):.3f}"
+        places = max(find_places(name, s.metrics[name]) for s in scored if s.run in values)
+        listed = ", ".join(f"{value:.{places}f} ({run})" for run, value in values.items())
+        shown = listed if len(values) <= DESCRIBED else f"{min(values.values()):.{places}f} to {max(values.values()):.{places}f}"
         verdict = f"{words.capitalize()} of {len(values)} trained models: {shown}"
     incomparable = name == "rel" and len(objectives) > 1
     return (

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from bitimely_core import evaluate
 from bitimely_core.evaluate.metrics import NAMES
-from bitimely_core.evaluate.verdicts import PrintedMetric, compare_models, name_verdict
+from bitimely_core.evaluate.verdicts import PrintedMetric, compare_models, name_verdict, print_bounds
 from bitimely_core.page import Page, PageBuilder, Table, make_table, rename_units
 from bitimely_core.report.run_page import add_score_blocks, verdict_text
 from bitimely_core.schemas.scores import ComparedRow, MetricValue, Scores
@@ -60,14 +60,23 @@ def compared_table(scores: Scores) -> list[Table]:
         models = [compared[key] for key in (d.models if isinstance(d, ComparedRow) else (name,))]
         values = [one.metrics.get(metric.name, MetricValue()) for one in models]
         mean = values[0] if len(values) == 1 else MetricValue(value=float(np.mean([one.value for one in values if one.value is not None])))
-        corrected = None if d.corrected_lo is None else f"{metric.number(d.corrected_lo)} to {metric.number(d.corrected_hi)}"
+        corrected = None if d.corrected_lo is None else print_bounds(d, metric)
         rows.append(
-            [name, mean, len(models), metric.difference(d.difference), corrected, d.p_holm, name_verdict(d, metric), models[0].about]
+            [
+                name,
+                mean,
+                len(models),
+                metric.fit_difference(d).difference(d.difference),
+                corrected,
+                d.p_holm,
+                name_verdict(d, metric),
+                models[0].about,
+            ]
         )
     words = NAMES.get(metric.name, "")
     caption = (
         f"The same windows. Difference: the encoder less the model, paired {evaluate.name_unit(scores)} by {evaluate.name_unit(scores)}, of the {words}; all "
-        f"{len(family)} are one family with Holm correction. They speak of these trained models: with fewer than 3 seeds of each nothing is said about the methods."
+        f"{len(family)} are one family with Holm correction, whose intervals match the tests and are not simultaneous. They speak of these trained models: with fewer than 3 seeds of each nothing is said about the methods."
     )
     heads = ["model", words, "seeds", "encoder less model", "corrected 95 % CI", "p, Holm", "significant?", "method"]
     return [make_table("compared", "Other models on the same windows", caption, heads, rows)] if rows else []

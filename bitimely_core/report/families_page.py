@@ -23,7 +23,7 @@ def make_families_page(title: str, questions: Mapping[str, str], results: Sequen
             "The row less its rival, with corrected 95 % intervals; short dashed lines are margins of non-inferiority. Of errors less is better.",
             draw_differences(judged),
         )
-    about = "Means over seeds; each family is corrected by itself, and none is judged before all of its cells have run."
+    about = "Means over seeds; each family is corrected by itself, and none is judged before all of its cells have run. The intervals match the tests and are not simultaneous."
     page.table("families", "Registered tests", about, COLUMNS, [format_result(one) for one in results])
     if judged:
         rows = [(*list_names(one), print_difference(one, one.difference), print_difference(one, one.medians)) for one in judged]
@@ -71,15 +71,21 @@ def list_names(one: RegisteredResult) -> tuple[str, str, str, str]:
     return one.family, one.data, one.row, one.rival
 
 
+def choose_metric(one: RegisteredResult) -> PrintedMetric:
+    """How the numbers of a test are printed: with decimals for its interval and margin, which may be in small units."""
+    width = None if one.lo is None or one.hi is None else (one.hi - one.lo) / 4  # about two standard errors on either side
+    return PrintedMetric(one.metric).fit(width, one.lo, one.hi, one.margin)
+
+
 def print_difference(one: RegisteredResult, value: float | None) -> str:
     """A difference with its unit."""
-    return f"{PrintedMetric(one.metric).number(value, signed=True)} {one.unit if value is not None else ''}".rstrip()
+    return f"{choose_metric(one).number(value, signed=True)} {one.unit if value is not None else ''}".rstrip()
 
 
 def format_result(one: RegisteredResult) -> tuple[str, ...]:
     """A row of the table of tests."""
     if one.verdict is None:
         return (*list_names(one), "", "", "", "", f"family not complete, {one.done} of {one.cells} cells")
-    number = PrintedMetric(one.metric).number
+    number = choose_metric(one).number
     interval = "" if one.lo is None else f"{number(one.lo)} to {number(one.hi)}"
     return (*list_names(one), number(one.value), number(one.rival_value), print_difference(one, one.difference), interval, one.verdict)

@@ -21,6 +21,7 @@ from bitimely_core.errors import UserError, clean, usage_error
 from bitimely_core.evaluate import baselines as plain
 from bitimely_core.evaluate import folds, result_table
 from bitimely_core.evaluate.result_table import Key, OpenWindows, ResultTable, ScoreColumn, ScoredRun, has_withheld
+from bitimely_core.evaluate.verdicts import choose_places
 from bitimely_core.page import Figure, ForestPanel, ForestPlot, PageBuilder, Table, make_figure, make_table, rename_units
 from bitimely_core.report import comparison, run_page
 from bitimely_core.report.numbers import table_data, to_csv
@@ -254,7 +255,9 @@ def format_cell(cell: MetricValue | None, column: ScoreColumn) -> str:
     """`90.4 (2.5)`: mean and standard error; `90.4 (n < 5)` with too few subjects for one; a dash without a score."""
     if cell is None or cell.value is None:
         return "–"
-    places = 1 if column.factor > 1 else 2  # as the paper prints them
+    spread = None if cell.se is None else cell.se * column.factor
+    small = cell.value * column.factor if evaluate.find_unit(column.metric or "").scaled else None
+    places = choose_places(1 if column.factor > 1 else 2, spread, spread, small)  # ordinarily as the paper prints them
     few = isinstance(cell, CellScore) and cell.n_subjects is not None and cell.n_subjects < evaluate.MINIMUM_UNITS
     error = f"{cell.se * column.factor:.{places}f}" if cell.se is not None else f"n < {evaluate.MINIMUM_UNITS}" if few else "no s.e."
     return f"{cell.value * column.factor:.{places}f} ({error})"

@@ -15,11 +15,13 @@ from bitimely_core.evaluate.metrics import NAMES
 from bitimely_core.evaluate.result_table import read_curve
 from bitimely_core.evaluate.verdicts import (
     PrintedMetric,
+    choose_places,
     compare_baselines,
     compare_models,
     describe_difference,
     describe_lift,
     judge_baselines,
+    print_bounds,
 )
 from bitimely_core.page import (
     Figure,
@@ -297,14 +299,20 @@ def verdict_text(scores: Scores) -> str:
         return f"{scores.run}: nothing could be scored."
     if metric.value is None:
         return f"{scores.run}: {words} is undefined on {scores.data} ({metric.undefined_reason})."
-    interval = f"95 % CI {metric.lo:.3f} to {metric.hi:.3f}" if metric.lo is not None else "no CI"
+    places = find_places(name, metric)
+    interval = f"95 % CI {metric.lo:.{places}f} to {metric.hi:.{places}f}" if metric.lo is not None else "no CI"
     scored = f"{format_count(scores.n)} {scores.split} windows of {evaluate.describe_units(scores)}"
-    text = f"{words.capitalize()} {metric.value:.3f} ({interval}) on {scored}{describe_baselines(scores, name)}."
+    text = f"{words.capitalize()} {metric.value:.{places}f} ({interval}) on {scored}{describe_baselines(scores, name)}."
     found, printed = judge_baselines(scores, scores.data), PrintedMetric(name, scores.unit)
     first = f"{text} {found.sentence}".strip() if found.case in {"exceeds", "none"} else f"{found.sentence} {text}"
     unit = evaluate.name_unit(scores)
     compared = [describe_difference((scores.run, other), scores.data, d, printed, unit) for other, d in compare_models(scores).items()]
     return str(rename_units(" ".join([first, *compared]), unit))
+
+
+def find_places(name: str, metric: MetricValue) -> int:
+    """Decimals of a score: more than three for errors in small units."""
+    return choose_places(3, metric.se, metric.value, metric.lo, metric.hi) if evaluate.find_unit(name).scaled else 3
 
 
 def list_lift(scores: Scores) -> dict[str, str]:
@@ -315,7 +323,8 @@ def list_lift(scores: Scores) -> dict[str, str]:
 
 def describe_baselines(scores: Scores, metric: str) -> str:
     """The end of a sentence on a metric: what the baselines reach; empty without any."""
-    reached = [f"the {base} baseline reaches {value:.3f}" for base, value in baseline_values(scores, metric).items()]
+    places = find_places(metric, scores.metrics.get(metric, MetricValue()))
+    reached = [f"the {base} baseline reaches {value:.{places}f}" for base, value in baseline_values(scores, metric).items()]
     return f"; {' and '.join(reached)}" if reached else ""
 
 
@@ -346,14 +355,14 @@ def baseline_table(scores: Scores) -> list[Table]:
     metric, family, rows = PrintedMetric(str(scores.main), scores.unit), compare_baselines(scores), []
     for name, one in scores.baselines.items():
         d = family.get(name, CorrectedDifference())
-        corrected = None if d.corrected_lo is None else f"{metric.number(d.corrected_lo)} to {metric.number(d.corrected_hi)}"
-        difference = None if d.difference is None else metric.difference(d.difference)
+        corrected = None if d.corrected_lo is None else print_bounds(d, metric)
+        difference = None if d.difference is None else metric.fit_difference(d).difference(d.difference)
         rows.append([name.replace("_", " "), one.metrics.get(metric.name), difference, corrected, d.p_holm, one.about])
     words = NAMES.get(metric.name, "")
     ours = "run" if scores.encoder is None else "encoder"
     caption = (
         f"The same windows, 95 % CI as for the {ours}. Difference: the {ours} less the baseline, paired, of the {words}; all {len(family)} differences are one family with Holm "
-        "correction. They speak of this one trained model. A model that does not exceed them shows no benefit of its architecture or pre-training."
+        "correction, whose intervals match the tests and are not simultaneous. They speak of this one trained model. A model that does not exceed them shows no benefit of its architecture or pre-training."
     )
     heads = ["baseline", words, f"{ours} less baseline", "corrected 95 % CI", "p, Holm", "method"]
     return [make_table("baselines", "Baselines", caption, heads, rows)] if rows else []
@@ -366,7 +375,7 @@ def _comparison_table(comparison: Comparison, run: str) -> Table:
         rows.append([name.replace("_", " "), *numbers, d.unit, d.p])
     caption = (
         "Paired: subject by subject on the same windows. The intervals and p speak of these two trained runs, not of their methods, and are not corrected for the number "
-        "of metrics."
+        "of metrics." + (f" {comparison.sentence}" if comparison.margin is not None and comparison.sentence else "")
     )
     columns = ["metric", "difference", "standard error", "95 % CI lower", "upper", "unit", "p"]
     return make_table("paired", f"{run} minus {comparison.run}", caption, columns, rows)

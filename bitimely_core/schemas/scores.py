@@ -274,7 +274,8 @@ class Comparison(Part):
 
     run: str
     metrics: dict[str, PairedScores]
-    sentence: str | None = omit_none("on the main metric")
+    sentence: str | None = omit_none("on the main metric, with where its interval lies against the margin")
+    margin: float | None = omit_none("with --margin, in units of the score")
 
 
 class EncoderDeclaration(Part):

@@ -348,6 +348,11 @@ def _compare_runs(
     (d,) = scoring.correct_pairs({"": main}, (1, 1)).values()
     metric = verdicts.PrintedMetric(name, windows.target_unit)
     (d,) = scoring.apply_margins([d], [None if margin is None else margin / metric.factor], [metric.sign])
+    sentence = verdicts.describe_difference(pair, windows.name, d, metric, scoring.name_unit(own))
+    against = verdicts.describe_margin_of_models(pair, windows.name, d, metric)
     return Comparison(
-        run=pair[1], metrics=metrics, sentence=verdicts.describe_difference(pair, windows.name, d, metric, scoring.name_unit(own))
+        run=pair[1],
+        metrics=metrics,
+        sentence=" ".join(filter(None, [sentence, against])),
+        margin=None if d.against_margin is None else d.against_margin.margin,
     )
