@@ -59,7 +59,7 @@ BOUNDS = (  # a ceiling is the figure as measured, the two rates rounded up; low
     Bound("repeated_classes", 0, 0),
     Bound("long_functions", 0, 0),
     Bound("metaphors", 1, 0),
-    Bound("lines", 64000, 42500),
+    Bound("lines", 65000, 42500),
     Bound("readme_lines", 150, 150),
     Bound("ingest_options", 25, 25),
     Bound("tests", 1470, 1414, is_floor=True),
