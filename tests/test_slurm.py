@@ -159,7 +159,7 @@ def test_the_script_passes_every_argument_as_it_was_given(stub: Path, monkeypatc
     recipe = stub / "my `x`'s" / "recipe.toml"
     recipe.parent.mkdir()
     recipe.write_text(small.SMALL_RECIPE)
-    words = ["--only", "a b", "--only", "-x", "--set", "train.seed=3", "--devices", "2", "-w", "ws $(touch hacked)"]
+    words = ["--only", "a b", "--only", "-x", "--only", "staging", "--set", "train.seed=3", "--devices", "2", "-w", "ws $(touch hacked)"]
     options = ["--sbatch", "partition=gpu", "--sbatch", "comment=it's #1", "--sbatch", "exclusive"]
     assert main(["run", str(recipe.relative_to(stub)), *words, "--slurm", "job.sh", "--jobs", "3", *options]) == 0
     script = stub / "job.sh"
@@ -170,7 +170,14 @@ def test_the_script_passes_every_argument_as_it_was_given(stub: Path, monkeypatc
     arguments, folder, threads = json.loads((stub / "call.json").read_text())
     assert (folder, threads) == (str(stub), "4")
     assert arguments[:4] == ["-m", "bitimely", "run", str(recipe.relative_to(stub))]
-    assert set(arguments[4:]) == {"--only=a b", "--only=-x", "--set=train.seed=3", "--devices=2", "--workspace=ws $(touch hacked)"}
+    assert set(arguments[4:]) == {
+        "--only=a b",
+        "--only=-x",
+        "--only=staging",
+        "--set=train.seed=3",
+        "--devices=2",
+        "--workspace=ws $(touch hacked)",
+    }
     assert not (stub / "hacked").exists()
     found = [shlex.split(line.removeprefix("#SBATCH ")) for line in list_options(script)]
     assert found[-3:] == [["--partition=gpu"], ["--comment=it's #1"], ["--exclusive"]]

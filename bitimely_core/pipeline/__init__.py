@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from hashlib import sha256
 from pathlib import Path
 from statistics import mean
@@ -105,21 +105,15 @@ def run(
     recipe = load(pipeline, leak_free=leak_free, changes=recipe_changes)
     check_settings(recipe, parse_assignments(per_training))
     if recipe.recipes:
-        parts = {one: load(one) for one in recipe.recipes}
-        if nested := [one for one, part in parts.items() if part.recipes]:
-            raise usage_error(
-                f"{nested[0]} lists recipes itself", "expected recipes with stages of their own", field="recipes", file=pipeline
-            )
-        plans = [plan_experiment(part, Path(one).stem, workspace, assignments=[]) for one, part in parts.items()]
-        families.check_families(recipe, plans)
-        chosen = [one for one, plan in zip(recipe.recipes, plans, strict=True) if not only or find_matches(plan, only)]
+        plans = _plan_recipes(recipe, pipeline, workspace)
+        chosen = [one for one, plan in plans.items() if not only or find_matches(plan, only)]
         if not chosen:
-            raise _refuse_only(only or [], plans)
+            raise _refuse_only(only or [], plans.values())
         call = functools.partial(
             run, workspace=workspace, only=only, jobs=jobs, devices=devices, shard=shard, assignments=assignments, dry_run=dry_run, on=on,
             progress=progress, say=say, watch=watch, began=began,
         )  # fmt: skip
-        return _join_recipes(recipe, plans, pipeline, home, workspace, {one: call(one) for one in chosen}, progress)
+        return _join_recipes(recipe, list(plans.values()), pipeline, home, workspace, {one: call(one) for one in chosen}, progress)
     plan = plan_experiment(
         recipe, name, workspace, assignments=per_training, devices=devices, leak_free=leak_free, progress=progress, say=say
     )
@@ -130,16 +124,9 @@ def run(
         found = costs.estimate_costs(plan, selected, workspace, on=on, progress=progress)
         return {"format_version": 1, "pipeline": pipeline, "exit_code": 0, **found}
     helpers = workers.start_processes(
-        jobs,
-        pipeline=pipeline,
-        workspace=workspace,
-        only=only,
-        devices=devices,
-        shard=shard,
-        leak_free=leak_free,
-        assignments=assignments,
+        jobs, pipeline=pipeline, workspace=workspace, only=only, devices=devices, shard=shard, leak_free=leak_free, assignments=assignments,
         began=began,
-    )
+    )  # fmt: skip
     with workers.limit_threads(jobs), helpers:
         states = graph.execute(plan.nodes, home, selected=selected, began=began, watch=_add_time_left(plan, selected, watch))
     stages = [{"stage": label, **state._asdict()} for label, state in states.items() if state.state != "not run"]
@@ -153,6 +140,16 @@ def run(
         "report": str(page) if page.is_file() else None,
         "exit_code": int(failed[0] if failed else Exit.PARTIAL if partial else Exit.OK),
     }
+
+
+def _plan_recipes(recipe: Recipe, pipeline: str, workspace: Path) -> dict[str, ExperimentPlan]:
+    """The plan of each recipe of several, which are checked before any of them runs. Raises UserError (config, exit 2)."""
+    parts = {one: load(one) for one in recipe.recipes}
+    if nested := [one for one, part in parts.items() if part.recipes]:
+        raise usage_error(f"{nested[0]} lists recipes itself", "expected recipes with stages of their own", field="recipes", file=pipeline)
+    plans = {one: plan_experiment(part, Path(one).stem, workspace, assignments=[]) for one, part in parts.items()}
+    families.check_families(recipe, list(plans.values()))
+    return plans
 
 
 def _join_recipes(
@@ -205,7 +202,7 @@ def find_matches(plan: ExperimentPlan, only: list[str]) -> set[str]:
     return {label for label, words in plan.search_texts.items() if any(text in words for text in only)}
 
 
-def _refuse_only(only: list[str], plans: list[ExperimentPlan]) -> UserError:
+def _refuse_only(only: list[str], plans: Iterable[ExperimentPlan]) -> UserError:
     rows = dict.fromkeys(f"{entry.row} {entry.column}".strip() for plan in plans for entry in plan.table if entry.run is not None)
     examples = ", ".join(list(rows)[:5])
     return usage_error(f"no cell holds {' or '.join(map(repr, only))}", f"expected a part of a cell such as {examples}", field="--only")
