@@ -63,7 +63,7 @@ def take_record(claim: dict[str, Any], workspace: Path) -> dict[str, Any] | None
         return None
     if verdict is not None:
         side = {"better": 1, "worse": -1}.get(verdict, 0)
-        return {"difference": found["difference"], "registered": verdict, "side": side, "row": values[0], "rival": values[1]}
+        return {"registered": verdict, "side": side, "row": values[0], "rival": values[1]}
     return {"difference": found["difference"], "lo": lo, "hi": hi, "side": -side, "row": values[0], "rival": values[1]}
 
 
