@@ -234,9 +234,8 @@ class Finding:
             where += f":row {self.row}" if where else f"row {self.row}"
         line = self.problem if not self.requirement else f"{self.problem}, {self.requirement}"
         line = f"{where}: {line}" if where else line
-        line = line.rstrip(".") + "."
-        hint = self.hint if self.hint.endswith(("?", "!", ".")) else f"{self.hint}."
-        return clean(f"{line} {hint}" if self.hint else line, 1000)
+        sentences = [text if text.endswith(("?", "!")) else text.rstrip(".") + "." for text in (line, self.hint) if text]
+        return clean(" ".join(sentences), 1000)
 
     def line(self) -> str:
         """The line on stderr: `error[code] path:field: ...`."""
