@@ -231,20 +231,28 @@ def test_the_compared_run_is_found_although_the_recipe_is_named_as_a_value(tmp_p
         assert plan.nodes[f"evaluate masked-fold-{fold}-next-staging"].settings["compare"] is None
 
 
+def refuse_recipe(folder: Path, text: str, message: str) -> UserError:
+    """The error that a recipe of this text ends with before anything runs."""
+    path = folder / "one.toml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message) as caught:
+        pipeline.run(str(path), workspace=folder, dry_run=True)
+    assert caught.value.exit_code == 2
+    return caught.value
+
+
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("text", "message"),
     [
-        ('[[leave_out]]\nwhere = { objective = ["next"] }\nwhy = "too dear"\n', "masked is to be compared with next, which is left out"),
-        ("", "'nxt' is no value of the matrix"),
+        (
+            COMPARED + '[[leave_out]]\nwhere = { objective = ["next"] }\nwhy = "too dear"\n',
+            "masked is to be compared with next, which is left out",
+        ),
+        (COMPARED.replace('compare = "next"', 'compare = "nxt"'), "'nxt' is no value of the matrix"),
     ],
 )
-def test_a_comparison_with_no_run_is_refused(tmp_path: Path, more: str, message: str) -> None:
-    path = tmp_path / "one.toml"
-    path.write_text((COMPARED if more else COMPARED.replace('compare = "next"', 'compare = "nxt"')) + more)
-    with pytest.raises(UserError, match=message) as caught:
-        pipeline.run(str(path), workspace=tmp_path, dry_run=True)
-    assert caught.value.exit_code == 2
-    assert caught.value.field == "evaluate.compare"
+def test_a_comparison_with_no_run_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    assert refuse_recipe(tmp_path, text, message).field == "evaluate.compare"
 
 
 FAMILY = {"name": "F", "question": "?", "row": "strict 0.2", "rivals": ["scratch 0.2"], "columns": ["bidmc/hr"]}
@@ -270,11 +278,7 @@ def write_family(**changes: object) -> str:
     ],
 )
 def test_a_recipe_of_recipes_is_checked_before_anything_runs(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "all.toml"
-    path.write_text(text)
-    with pytest.raises(UserError, match=message) as caught:
-        pipeline.run(str(path), workspace=tmp_path, dry_run=True)
-    assert caught.value.exit_code == 2
+    refuse_recipe(tmp_path, text, message)
 
 
 @pytest.mark.parametrize(
@@ -297,11 +301,7 @@ def test_a_recipe_of_recipes_is_checked_before_anything_runs(tmp_path: Path, tex
     ],
 )
 def test_a_recipe_that_would_do_something_else_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "one.toml"
-    path.write_text(text)
-    with pytest.raises(UserError, match=message) as caught:
-        pipeline.run(str(path), workspace=tmp_path, dry_run=True)
-    assert caught.value.exit_code == 2
+    refuse_recipe(tmp_path, text, message)
 
 
 def test_only_without_a_match_is_refused_and_narrows_recipes_of_recipes(tmp_path: Path) -> None:

@@ -445,5 +445,5 @@ def test_names_of_buckets_and_local_urls_are_read_as_they_are_written(tmp_path: 
     assert hide_credentials("s3://signals/a#b") == "s3://signals/a#b"
     assert hide_credentials("https://host/a#b") == hide_credentials("https://u:p@host/a?b#c") == "https://host/a"
     assert staging.locate_folder("s3://signals/a#b", tmp_path) != staging.locate_folder("s3://signals/a#c", tmp_path)
-    for url in ("file:///tmp/my%20raw", "file://localhost/tmp/my%20raw"):
-        assert staging._parse_local(url) == Path("/tmp/my raw")
+    for url in ("file:///data/my%20raw", "file://localhost/data/my%20raw"):
+        assert staging._parse_local(url) == Path("/data/my raw")

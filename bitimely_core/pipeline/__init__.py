@@ -108,7 +108,7 @@ def run(
         plans = _plan_recipes(recipe, pipeline, workspace)
         chosen = [one for one, plan in plans.items() if not only or find_matches(plan, only)]
         if not chosen:
-            raise _refuse_only(only or [], plans.values())
+            raise _no_match_error(only or [], plans.values())
         call = functools.partial(
             run, workspace=workspace, only=only, jobs=jobs, devices=devices, shard=shard, assignments=assignments, dry_run=dry_run, on=on,
             progress=progress, say=say, watch=watch, began=began,
@@ -118,7 +118,7 @@ def run(
         recipe, name, workspace, assignments=per_training, devices=devices, leak_free=leak_free, progress=progress, say=say
     )
     if only and not find_matches(plan, only):
-        raise _refuse_only(only, [plan])
+        raise _no_match_error(only, [plan])
     selected = graph.closure(plan.nodes, select_stages(plan, only or [], shard))
     if dry_run:
         found = costs.estimate_costs(plan, selected, workspace, on=on, progress=progress)
@@ -202,7 +202,7 @@ def find_matches(plan: ExperimentPlan, only: list[str]) -> set[str]:
     return {label for label, words in plan.search_texts.items() if any(text in words for text in only)}
 
 
-def _refuse_only(only: list[str], plans: Iterable[ExperimentPlan]) -> UserError:
+def _no_match_error(only: list[str], plans: Iterable[ExperimentPlan]) -> UserError:
     rows = dict.fromkeys(f"{entry.row} {entry.column}".strip() for plan in plans for entry in plan.table if entry.run is not None)
     examples = ", ".join(list(rows)[:5])
     return usage_error(f"no cell holds {' or '.join(map(repr, only))}", f"expected a part of a cell such as {examples}", field="--only")

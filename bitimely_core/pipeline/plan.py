@@ -297,20 +297,20 @@ class PlanBuilder:
         rate_runs: dict[str, str] = {}
         if recipe.tuning and not is_search:
             rate_runs = self.add_cell(block, cell.tune(recipe.tuning, recipe.matrix), views, recipe.tuning.fold, is_search=True)
-        device_flags: Flags = {"train": {"devices": self.devices}} if self.devices > 1 else {}
+        common: Flags = {"train": {"devices": self.devices}} if self.devices > 1 else {}  # to all trainings of the cell
         if recipe.tuning and is_search:
-            device_flags["tune"] = {"rates": recipe.tuning.rates}
+            common["tune"] = {"rates": recipe.tuning.rates}
         if fold is not None:
             tokenize = DataConfig.model_validate({**_set_fields(block.tokenize), "test_fold": fold})
             block = block.model_copy(update={"name": "-".join(filter(None, [block.name, f"fold-{fold}"])), "tokenize": tokenize})
         owner = StageOwner(
             f"{block.name}/{cell.name()}", " ".join([block.name, cell.row, *map(str, cell.flags.values()), *_views(recipe, block)])
         )
-        pretraining = self._plan_pretraining(block, cell, device_flags, rate_runs.get(""))
+        pretraining = self._plan_pretraining(block, cell, common, rate_runs.get(""))
         source, runs = self._add_training(pretraining, owner), {"": pretraining.run}
         for view, column in columns.items():
             short = view.partition("/")[2] or view
-            finetuning = self._plan_finetuning(block, cell, view, self._name_run(block, cell.name(), short), source, device_flags)
+            finetuning = self._plan_finetuning(block, cell, view, self._name_run(block, cell.name(), short), source, common)
             runs[view] = run = finetuning.run
             trained = self._add_training(replace(finetuning, rate_from=rate_runs.get(view)), owner)
             if not is_search:
@@ -321,15 +321,15 @@ class PlanBuilder:
             self._add_analyses("pretrain", pretraining.run, source, owner)
         return runs
 
-    def _plan_pretraining(self, block: RecipeBlock, cell: ExperimentCell, device_flags: Flags, rate_from: str | None) -> TrainingStage:
+    def _plan_pretraining(self, block: RecipeBlock, cell: ExperimentCell, common: Flags, rate_from: str | None) -> TrainingStage:
         recipe, stage = self.recipe, validate(RecipeStage, cell.flags)
-        common = validate(RecipeStage, {**_set_fields(recipe.pretrain), **_set_fields(block.pretrain)})
-        names = common.data or load_preset(stage.preset or common.preset or "tiny").get("data", ["synthetic"])
+        base = validate(RecipeStage, {**_set_fields(recipe.pretrain), **_set_fields(block.pretrain)})
+        names = base.data or load_preset(stage.preset or base.preset or "tiny").get("data", ["synthetic"])
         tokens = [
             self.add_tokens(view, block.tokenize, block.build, block.name) for view in ((names,) if isinstance(names, str) else names)
         ]
-        own = registry.models[stage.model or common.model or "bitimelygpt"].facts.objective
-        objective = recipe.objectives.get(own) if stage.objective is None and common.objective is None else None
+        own = registry.models[stage.model or base.model or "bitimelygpt"].facts.objective
+        objective = recipe.objectives.get(own) if stage.objective is None and base.objective is None else None
         flags = merge_layers(
             recipe.overrides("pretrain", tokenize=False),
             block.pretrain.flags(),
@@ -337,7 +337,7 @@ class PlanBuilder:
             {section: values for section, values in stage.model_copy(update={"fraction": None}).flags().items() if section != "finetune"},
             cell.set,
             {"data": {"names": tuple(name for name, _ in tokens)}},
-            {"train": {"steps": 0}} if stage.from_scratch else device_flags,
+            {"train": {"steps": 0}} if stage.from_scratch else common,
         )
         assignments = tuple(self.assignments)
         if stage.from_scratch:  # a run with the initial weights, which depend on the settings of model and data alone
@@ -345,17 +345,15 @@ class PlanBuilder:
         return TrainingStage(
             verb="pretrain",
             run=self._name_run(block, cell.name(pretraining=True)),
-            preset=stage.preset or common.preset,
-            budget=stage.budget or common.budget,
+            preset=stage.preset or base.preset,
+            budget=stage.budget or base.budget,
             flags=flags,
             assignments=assignments,
             needs=tuple(label for _, label in tokens),
             rate_from=None if stage.from_scratch else rate_from,
         )
 
-    def _plan_finetuning(
-        self, block: RecipeBlock, cell: ExperimentCell, view: str, run: str, source: str, device_flags: Flags
-    ) -> TrainingStage:
+    def _plan_finetuning(self, block: RecipeBlock, cell: ExperimentCell, view: str, run: str, source: str, common: Flags) -> TrainingStage:
         """The fine-tuning of one view; `source`: label of its pre-training."""
         name, tokenized = self.add_tokens(view, block.tokenize, block.build, block.name)
         stage = validate(RecipeStage, cell.flags)
@@ -367,7 +365,7 @@ class PlanBuilder:
             {"data": {"fraction": stage.fraction}} if stage.fraction else {},
             {section: values for section, values in cell.set.items() if section in {"train", "finetune", "tune"}},
             {"data": {"names": (name,)}},
-            device_flags,
+            common,
         )
         return TrainingStage(
             verb="finetune",
