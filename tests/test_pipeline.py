@@ -324,6 +324,20 @@ def test_a_failing_cell_is_reported_and_the_others_go_on(tmp_path: Path) -> None
     assert done["exit_code"] == 2
 
 
+def test_a_changed_recipe_is_told_what_a_recipe_can_do(tmp_path: Path) -> None:
+    path = tmp_path / "twice.toml"
+    text = TINY.replace("seed = [0, 1]", "").replace('model = ["bitimelygpt", "gpt"]', 'model = ["gpt"]')
+    path.write_text(text)
+    assert pipeline.run(str(path), workspace=tmp_path)["exit_code"] == 0
+    path.write_text(text.replace("layers = 2", "layers = 1"))
+    done = pipeline.run(str(path), workspace=tmp_path)
+    stage = next(one for one in done["stages"] if one["state"] == "failed")
+    run = tmp_path / "runs" / stage["stage"].partition(" ")[2]
+    assert stage["detail"].endswith(f"Give the changed recipe another file name, or remove {run}.") and "--" not in stage["detail"]
+    shutil.rmtree(run)
+    assert "done" in {one["state"] for one in pipeline.run(str(path), workspace=tmp_path)["stages"] if one["stage"] == stage["stage"]}
+
+
 def test_unknown_recipes_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="smoke"):
         pipeline.load("smok")

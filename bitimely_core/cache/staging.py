@@ -585,7 +585,10 @@ def _describe_failure(error: BaseException, url: str, name: str) -> UserError:
         hint = "Give credentials in the environment, as its own tools take them"
         return input_error(Reason.IO_ERROR, "no permission", "expected to be allowed to list and read it", hint, file=where)
     if isinstance(error, FileNotFoundError | NotADirectoryError) or status in {404, 410}:
-        return usage_error("there is nothing", hint="Check bucket and path", code=Reason.NOT_FOUND, file=where)
+        if name and not name.endswith("/"):
+            return usage_error("it is no longer there", "expected the file that was listed", RETRY_HINT, code=Reason.NOT_FOUND, file=where)
+        hint = "Check the path. Of a single file, give the folder that it lies in"
+        return usage_error("there is no such folder", "expected the URL of a folder", hint, code=Reason.NOT_FOUND, file=where)
     refused = 400 <= status < 500 and status not in TRANSIENT_STATUS
     refused = refused or getattr(error, "errno", None) in REFUSALS
     if "FileExpired" in kinds or (not refused and (isinstance(error, OSError | TimeoutError) or kinds & TRANSIENT)):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bitimely_core import storage
-from bitimely_core.errors import Exit, UserError
+from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.records import complete_results, find_missing, has_result, write_results
 from bitimely_core.registry import find_plugin_error
 from bitimely_core.schemas.reports import StageRecord
@@ -170,6 +170,8 @@ def _run_stage(node: Node, nodes: Mapping[str, Node], folder: Path, states: Stat
         frames = [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
         state, code, detail = "failed", int(Exit.INTERNAL_ERROR), f"{type(error).__name__} in {frames[-1]}: a bug; see {path}"
         if fault is not None:
+            if fault.code == Reason.SETTINGS_DIFFER:  # a recipe has no --run or --force-new, which the error of a verb advises
+                fault.hint = f"Give the changed recipe another file name, or remove {node.output.parent}"
             frames, code, detail = [], int(fault.exit_code), fault.finding.line()
     ended = StageState(state, detail, int(code), round(time.monotonic() - start, 3))
     record = StageRecord(
