@@ -196,6 +196,7 @@ class View:
     )
     points: bool = False  # with `epoch`: a window around each annotation without a duration, instead of epochs of those that last
     grid: bool = False  # with `clock`: samples are brought to `rate`, each step the mean of those in it
+    observed: float = 1.0  # with `clock`: usual share of a window's samples that are observed, for estimates of costs
     notice: str = ""  # what must stand beside every score on this view
     help: str = ""
 

@@ -83,6 +83,7 @@ class DataSize:
     length: int
     codes: int | None = None
     events: float | None = None  # mean length of histories: most are far shorter than the longest
+    observed: float = 1.0  # share of a window's samples
 
 
 def estimate_costs(
@@ -174,15 +175,17 @@ def estimate_training(plan: ExperimentPlan, label: str, workspace: Path, *, time
         bytes=weights + 2 * STATES * weights,
         slowness=_measured_slowness(entry.name),
         seen=seen + held * HELD_SHARE,
-        each=_time_window(config, objective if training.verb == "pretrain" else "none", batch) if cheap and timed else None,
+        each=_time_window(config, objective if training.verb == "pretrain" else "none", batch, sizes[0].observed) if cheap and timed else None,
         steps=updates,
         layers=config.layers,
     )
 
 
 @cache
-def _time_window(config: ModelConfig, objective: str, batch: int) -> float | None:
-    """Seconds of a training step for one window of signals, timed here; None where the model cannot be tried without its data."""
+def _time_window(config: ModelConfig, objective: str, batch: int, observed: float) -> float | None:
+    """Seconds of a training step for one window of signals, of which a share is observed, timed here; None where the model cannot be tried
+    without its data.
+    """
     import torch
 
     from bitimely_core import models, objectives
@@ -193,7 +196,10 @@ def _time_window(config: ModelConfig, objective: str, batch: int) -> float | Non
         with torch.random.fork_rng():
             torch.manual_seed(0)
             loss = None if objective == "none" else objectives.get(objective)
-            found = estimate(models.from_config(config), Batch(torch.randn(batch, config.length, config.channels)), 1, objective=loss)
+            values = torch.randn(batch, config.length, config.channels)
+            mask = None if observed == 1 else torch.rand(values.shape) < observed
+            times = None if mask is None else torch.arange(float(config.length)).expand(batch, -1)
+            found = estimate(models.from_config(config), Batch(values, times, mask), 1, objective=loss)
     except (UserError, RuntimeError) as error:
         raise_system_error(error)
         return None
@@ -213,6 +219,7 @@ def _measure_data(name: str, plan: ExperimentPlan, workspace: Path) -> DataSize:
             channels=windows.channels,
             length=windows.length,
             codes=getattr(windows, "codes", None),
+            observed=registry.datasets[dataset].facts.views[view].observed if dataset in registry.datasets and not windows.vocabulary else 1.0,
             events=float(windows.lengths().mean()) if windows.vocabulary else None,
         )
     options = node.settings if node else {}

@@ -72,6 +72,7 @@ def estimate_windows(facts: DatasetFacts, view: str, cache: Cache | None, window
         "windows": (count_windows(cache, seconds) if cache else 0) or stated.get("sequences"),
         "channels": len(cut.channels) if cut and cut.channels else stated.get("channels", 1),
         "length": length if isinstance(length, int) else LENGTH,
+        "observed": cut.observed if cut else 1.0,
     }
 
 
