@@ -65,6 +65,8 @@ class CompiledKernel:
         self.kernel, self.fn, self.arch, self.found = kernel, kernel.fn, arch, found
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        assert len(grid) == 1, "the other dimensions of a grid end at 65535"
+
         def launch(*given: Any, **options: Any) -> None:
             built = self.kernel.warmup(*given, grid=grid, **options)
             shared = built.metadata.shared

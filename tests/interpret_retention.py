@@ -59,6 +59,8 @@ def measure(shape: tuple[int, ...], direction: str, clock: str, *, masked: bool,
         parts = [
             x.unflatten(-1, (H, -1)) for x in torch.cat([x.flatten(2) for x in (q, k, v, v)], -1).split([H * K, H * K, H * V, H * V], -1)
         ]
+    if N == 1:  # contiguous, but of another distance between rows
+        parts = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in parts]
     found = [triton_retention.forward(*parts[:3], *given), *triton_retention.backward(w, *parts[:3], *given)]
     pairs = zip(NAMES, found, wanted, strict=True)
     return {name: float((a.double() - b).abs().max() / b.abs().max().clamp(min=1e-30)) for name, a, b in pairs if a.numel()}
@@ -80,6 +82,7 @@ def main() -> None:
             *((shapes[1], way, clock, True, True) for way, clock in zip(ways, clocks[1:], strict=True)),
             (shapes[0], "both", "irregular", True, True),
         ]
+    cases.append(((3, 1, 2, 4, 6, 16), "forward", "regular", False, False))
     print(json.dumps({f"{case}": measure(*case[:3], masked=case[3], rotated=case[4]) for case in cases}))
 
 

@@ -56,6 +56,19 @@ def test_the_operator_keeps_the_rules_of_torch(rotated: bool) -> None:
     torch.library.opcheck(torch.ops.bitimely.retention.default, (*inputs, *given, "both", 64, "fp32"))
 
 
+def test_fake_gradients_lie_as_the_real_ones() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    inputs, (times, *given) = make_inputs(clock=True, rotated=False)
+    assert times is not None
+    tensors = [x.detach() for x in (inputs[2], *inputs, times.T.contiguous().T)]
+    real = torch.ops.bitimely.retention_backward(*tensors, *given, "forward", 64, "fp32")
+    with FakeTensorMode() as mode:
+        fakes = [x if x is None else mode.from_tensor(x) for x in (*tensors, *given)]
+        fake = torch.ops.bitimely.retention_backward(*fakes, "forward", 64, "fp32")
+    assert [x.stride() for x in fake] == [x.stride() for x in real]
+
+
 def test_gradients_under_a_mode_below_autograd() -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -133,7 +146,7 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 def test_kernels_agree_with_the_definition() -> None:
     """In float32 for the result and the gradients of queries, keys, values, decay and times."""
     found = interpret()
-    assert len(found) == 10
+    assert len(found) == 11
     assert {name for errors in found.values() for name in errors} == {"o", "dq", "dk", "dv", "dg", "dt"}
     assert max(max(errors.values()) for errors in found.values()) <= 2e-5
 
@@ -142,7 +155,7 @@ def test_kernels_agree_with_the_definition() -> None:
 @pytest.mark.long
 def test_kernels_agree_with_the_definition_for_every_option() -> None:
     found = interpret("--all")
-    assert len(found) == 96
+    assert len(found) == 97
     assert max(max(errors.values()) for errors in found.values()) <= 2e-5
 
 
@@ -172,6 +185,11 @@ def test_kernels_on_a_gpu_agree_with_float64(direction: str, core: str, within: 
         here = [x.detach().cuda().requires_grad_() for x in inputs]
         there = [None if x is None else x.cuda() for x in (times, mask, table)]
         made = torch.ops.bitimely.retention(*here, *there, direction, 64, core)
-        grads = [torch.autograd.grad(o.sin().sum(), leaves) for o, leaves in ((made, here), (wanted, wide))]
-        for found, own in zip((made, *grads[0]), (wanted, *grads[1]), strict=True):
-            assert float((found.cpu().double() - own).norm() / own.norm()) <= within
+        slope = wanted.detach().cos()  # the same for both: that of each own result would differ by far more than the kernels do
+        slopes = torch.autograd.grad(made, here, slope.float().cuda()), torch.autograd.grad(wanted, wide, slope)
+        errors = [
+            float((found.detach().cpu().double() - own.detach()).norm() / own.norm().detach())
+            for found, own in zip((made, *slopes[0]), (wanted, *slopes[1]), strict=True)
+        ]
+        assert max(errors[:-1]) <= within
+        assert errors[-1] <= (within if core == "fp32" else 5e-2)  # of the decay: a difference of large sums, which loses digits

@@ -106,8 +106,10 @@ def _load_kernels() -> Any:
 def _make_fake_gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, times: Tensor | None, *given: Any
 ) -> list[Tensor]:
-    out = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, log_decay)]
-    return [*out, q.new_empty(0) if times is None or not times.is_floating_point() else torch.empty_like(times)]
+    timed = times is not None and times.is_floating_point()
+    shaped = [x for x in (q, k, v, log_decay, times if timed else None) if x is not None]
+    out = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in shaped]
+    return out if timed else [*out, q.new_empty(0)]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -60,11 +60,23 @@ def _turn(x, COS, rows, ok, kk, stride, b, DK: tl.constexpr, C: tl.constexpr, BK
 
 
 @triton.jit
+def _find_sequence(bh, H):
+    """The sequence, of 64 bits, since what lies before it may be more than 2^31 numbers, and the head of a program."""
+    return (bh // H).to(tl.int64), bh % H
+
+
+@triton.jit
+def _find_state(bh, c, NC, DK: tl.constexpr, DV: tl.constexpr):
+    """Where the state of a chunk begins in [B, H, NC, K, V]."""
+    return (bh.to(tl.int64) * NC + c) * (DK * DV)
+
+
+@triton.jit
 def _find_rows(REL, LOW, b, h, c, N, H, clock, C: tl.constexpr):
-    """Rows of chunk `c`, which of them there are, their places in [B, N, H], and their times from the chunk's first with their low parts."""
+    """Rows of chunk `c`, which of them there are, their places in [N, H], and their times from the chunk's first with their low parts."""
     rows = c * C + tl.arange(0, C)
     ok = rows < N
-    return rows, ok, (b * N + rows) * H + h, tl.load(REL + b * clock + rows, ok, 0.0), tl.load(LOW + b * clock + rows, ok, 0.0)
+    return rows, ok, rows * H + h, tl.load(REL + b * clock + rows, ok, 0.0), tl.load(LOW + b * clock + rows, ok, 0.0)
 
 
 @triton.jit
@@ -74,7 +86,7 @@ def _load_keys(X, MASK, COS, row, h, rows, ok, kk, b, N, turn, KEY: tl.constexpr
     keep = ok
     if KEY and MASKED:
         keep = ok & (tl.load(MASK + b * N + rows, ok, 0) != 0)
-    x = tl.load(X + ((b * N + rows) * row + h * DK)[:, None] + kk[None, :], keep[:, None] & (kk[None, :] < DK), 0.0).to(tl.float32)
+    x = tl.load(X + b * N * row + (rows * row + h * DK)[:, None] + kk[None, :], keep[:, None] & (kk[None, :] < DK), 0.0).to(tl.float32)
     if ROTATED:
         x = _turn(x, COS, rows, ok, kk, turn, b, DK, C, BK, False)
     return x.to(CORE)
@@ -96,8 +108,9 @@ def _scan_states(X, V_, MASK, COS, REL, LOW, HOP, G, S, xr, vr, N, H, NC, scale,
                  BK: tl.constexpr, BV: tl.constexpr, BACKWARD: tl.constexpr, STRICT: tl.constexpr, ADJOINT: tl.constexpr, MASKED: tl.constexpr,
                  ROTATED: tl.constexpr, CORE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """S [B, H, NC, K, V] that enters each chunk from k (X) and v, or with ADJOINT the gradient of it from q (X) and do, the other way."""
-    tile, bh = tl.program_id(0), tl.program_id(1)
-    b, h = bh // H, bh % H
+    tiles: tl.constexpr = (DV + BV - 1) // BV
+    tile, bh = tl.program_id(0) % tiles, tl.program_id(0) // tiles
+    b, h = _find_sequence(bh, H)
     g = tl.load(G + h).to(tl.float32)
     kk, vv = tl.arange(0, BK), tile * BV + tl.arange(0, BV)
     acc = tl.zeros((BK, BV), tl.float32)
@@ -106,8 +119,8 @@ def _scan_states(X, V_, MASK, COS, REL, LOW, HOP, G, S, xr, vr, N, H, NC, scale,
         rows, ok, _, rel, low = _find_rows(REL, LOW, b, h, c, N, H, clock, C)
         hop, hop_low = tl.load(HOP + 2 * (b * hops + c)), tl.load(HOP + 2 * (b * hops + c) + 1)
         x = _load_keys(X, MASK, COS, xr, h, rows, ok, kk, b, N, turn, not ADJOINT, MASKED, ROTATED, DK, C, BK, tl.float32)
-        v = tl.load(V_ + ((b * N + rows) * vr + h * DV)[:, None] + vv[None, :], ok[:, None] & (vv[None, :] < DV), 0.0).to(CORE)
-        place = S + ((bh * NC + c) * DK + kk[:, None]) * DV + vv[None, :]
+        v = tl.load(V_ + b * N * vr + (rows * vr + h * DV)[:, None] + vv[None, :], ok[:, None] & (vv[None, :] < DV), 0.0).to(CORE)
+        place = S + _find_state(bh, c, NC, DK, DV) + kk[:, None] * DV + vv[None, :]
         inside = (kk[:, None] < DK) & (vv[None, :] < DV)
         fade = tl.exp(g * hop)
         if ADJOINT:
@@ -125,23 +138,24 @@ def _write_outputs(Q, K_, V_, MASK, COS, REL, LOW, G, S, OUT, qr, kr, vr, N, H, 
                    BK: tl.constexpr, BV: tl.constexpr, BACKWARD: tl.constexpr, STRICT: tl.constexpr, MASKED: tl.constexpr, ROTATED: tl.constexpr,
                    CORE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """The output of one chunk and tile; with STRICT, the second pass of `both`, it is added to that of the first."""
-    tile, c, bh = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    b, h = bh // H, bh % H
+    tiles: tl.constexpr = (DV + BV - 1) // BV
+    tile, c, bh = tl.program_id(0) % tiles, tl.program_id(0) // tiles % NC, tl.program_id(0) // tiles // NC
+    b, h = _find_sequence(bh, H)
     g = tl.load(G + h).to(tl.float32)
     kk, vv, cc = tl.arange(0, BK), tile * BV + tl.arange(0, BV), tl.arange(0, C)
     rows, ok, at, rel, low = _find_rows(REL, LOW, b, h, c, N, H, clock, C)
     wv = ok[:, None] & (vv[None, :] < DV)
     q = _load_keys(Q, MASK, COS, qr, h, rows, ok, kk, b, N, turn, False, MASKED, ROTATED, DK, C, BK, CORE)
     k = _load_keys(K_, MASK, COS, kr, h, rows, ok, kk, b, N, turn, True, MASKED, ROTATED, DK, C, BK, CORE)
-    v = tl.load(V_ + ((b * N + rows) * vr + h * DV)[:, None] + vv[None, :], wv, 0.0).to(CORE)
-    s = tl.load(S + ((bh * NC + c) * DK + kk[:, None]) * DV + vv[None, :], (kk[:, None] < DK) & (vv[None, :] < DV), 0.0)
+    v = tl.load(V_ + b * N * vr + (rows * vr + h * DV)[:, None] + vv[None, :], wv, 0.0).to(CORE)
+    s = tl.load(S + _find_state(bh, c, NC, DK, DV) + kk[:, None] * DV + vv[None, :], (kk[:, None] < DK) & (vv[None, :] < DV), 0.0)
     decay, _ = _decay_pairs(rel, low, cc, g, BACKWARD, STRICT)
     a = tl.dot(q, tl.trans(k), input_precision=PRECISION) * decay
     o = tl.dot(a.to(CORE), v, input_precision=PRECISION)
     o = (o + tl.dot(q, s.to(CORE), input_precision=PRECISION) * tl.exp(g * rel)[:, None]) * scale
     if STRICT:
-        o += tl.load(OUT + at[:, None] * DV + vv[None, :], wv, 0.0)
-    tl.store(OUT + at[:, None] * DV + vv[None, :], o, wv)
+        o += tl.load(OUT + b * N * H * DV + at[:, None] * DV + vv[None, :], wv, 0.0)
+    tl.store(OUT + b * N * H * DV + at[:, None] * DV + vv[None, :], o, wv)
 
 
 @triton.jit
@@ -149,8 +163,9 @@ def _write_value_gradients(Q, K_, DO, MASK, COS, REL, LOW, HOP, G, DS, DVAL, qr,
                            DV: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BACKWARD: tl.constexpr, STRICT: tl.constexpr,
                            MASKED: tl.constexpr, ROTATED: tl.constexpr, CORE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Dv of one chunk and tile; with STRICT added to that of the first pass."""
-    tile, c, bh = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    b, h = bh // H, bh % H
+    tiles: tl.constexpr = (DV + BV - 1) // BV
+    tile, c, bh = tl.program_id(0) % tiles, tl.program_id(0) // tiles % NC, tl.program_id(0) // tiles // NC
+    b, h = _find_sequence(bh, H)
     g = tl.load(G + h).to(tl.float32)
     kk, vv, cc = tl.arange(0, BK), tile * BV + tl.arange(0, BV), tl.arange(0, C)
     rows, ok, at, rel, low = _find_rows(REL, LOW, b, h, c, N, H, clock, C)
@@ -158,17 +173,19 @@ def _write_value_gradients(Q, K_, DO, MASK, COS, REL, LOW, HOP, G, DS, DVAL, qr,
     wv = ok[:, None] & (vv[None, :] < DV)
     q = _load_keys(Q, MASK, COS, qr, h, rows, ok, kk, b, N, turn, False, MASKED, ROTATED, DK, C, BK, CORE)
     k = _load_keys(K_, MASK, COS, kr, h, rows, ok, kk, b, N, turn, True, MASKED, ROTATED, DK, C, BK, CORE)
-    do = tl.load(DO + at[:, None] * DV + vv[None, :], wv, 0.0).to(CORE)
+    do = tl.load(DO + b * N * H * DV + at[:, None] * DV + vv[None, :], wv, 0.0).to(CORE)
     following = c - 1 if BACKWARD else c + 1  # the chunk that this one's state enters
     top = tl.where((following >= 0) & (following < NC), DK, 0)
-    ds = tl.load(DS + ((bh * NC + following) * DK + kk[:, None]) * DV + vv[None, :], (kk[:, None] < top) & (vv[None, :] < DV), 0.0)
+    ds = tl.load(
+        DS + _find_state(bh, following, NC, DK, DV) + kk[:, None] * DV + vv[None, :], (kk[:, None] < top) & (vv[None, :] < DV), 0.0
+    )
     decay, _ = _decay_pairs(rel, low, cc, g, BACKWARD, STRICT)
     a = tl.dot(q, tl.trans(k), input_precision=PRECISION) * decay * scale
     out = tl.exp(tl.minimum(g * ((hop - rel) + (hop_low - low)), 0.0))
     dv = tl.dot(tl.trans(a.to(CORE)), do, input_precision=PRECISION) + tl.dot(k, ds.to(CORE), input_precision=PRECISION) * out[:, None]
     if STRICT:
-        dv += tl.load(DVAL + at[:, None] * DV + vv[None, :], wv, 0.0)
-    tl.store(DVAL + at[:, None] * DV + vv[None, :], dv, wv)
+        dv += tl.load(DVAL + b * N * H * DV + at[:, None] * DV + vv[None, :], wv, 0.0)
+    tl.store(DVAL + b * N * H * DV + at[:, None] * DV + vv[None, :], dv, wv)
 
 
 @triton.jit
@@ -176,12 +193,12 @@ def _write_key_gradients(Q, K_, V_, DO, MASK, COS, REL, LOW, HOP, G, S, DS, DQ, 
                          DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BACKWARD: tl.constexpr,
                          STRICT: tl.constexpr, MASKED: tl.constexpr, ROTATED: tl.constexpr, CORE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """dq, dk, and the shares of dg (of the chunk) and dt (of the head); V in tiles of BV, since with more sums the registers spill."""
-    c, bh = tl.program_id(0), tl.program_id(1)
-    b, h = bh // H, bh % H
+    c, bh = tl.program_id(0) % NC, tl.program_id(0) // NC
+    b, h = _find_sequence(bh, H)
     kk, cc = tl.arange(0, BK), tl.arange(0, C)
     rows = c * C + cc
     ok = rows < N
-    at = (b * N + rows) * H + h
+    at = rows * H + h
     p, dq, dk = tl.zeros((C, C), tl.float32), tl.zeros((C, BK), tl.float32), tl.zeros((C, BK), tl.float32)
     flow = 0.0  # <S_c, dS_{c+1}>
     following = c - 1 if BACKWARD else c + 1
@@ -189,10 +206,12 @@ def _write_key_gradients(Q, K_, V_, DO, MASK, COS, REL, LOW, HOP, G, S, DS, DQ, 
     for start in range(0, DV, BV):
         vv = start + tl.arange(0, BV)
         wv, ws = ok[:, None] & (vv[None, :] < DV), (kk[:, None] < DK) & (vv[None, :] < DV)
-        v = tl.load(V_ + ((b * N + rows) * vr + h * DV)[:, None] + vv[None, :], wv, 0.0).to(CORE)
-        do = tl.load(DO + at[:, None] * DV + vv[None, :], wv, 0.0).to(CORE)
-        s = tl.load(S + ((bh * NC + c) * DK + kk[:, None]) * DV + vv[None, :], ws, 0.0)
-        ds = tl.load(DS + ((bh * NC + following) * DK + kk[:, None]) * DV + vv[None, :], (kk[:, None] < top) & (vv[None, :] < DV), 0.0)
+        v = tl.load(V_ + b * N * vr + (rows * vr + h * DV)[:, None] + vv[None, :], wv, 0.0).to(CORE)
+        do = tl.load(DO + b * N * H * DV + at[:, None] * DV + vv[None, :], wv, 0.0).to(CORE)
+        s = tl.load(S + _find_state(bh, c, NC, DK, DV) + kk[:, None] * DV + vv[None, :], ws, 0.0)
+        ds = tl.load(
+            DS + _find_state(bh, following, NC, DK, DV) + kk[:, None] * DV + vv[None, :], (kk[:, None] < top) & (vv[None, :] < DV), 0.0
+        )
         flow += tl.sum(s * ds)
         p += tl.dot(do, tl.trans(v), input_precision=PRECISION)
         dq += tl.dot(do, tl.trans(s.to(CORE)), input_precision=PRECISION)
@@ -222,13 +241,13 @@ def _write_key_gradients(Q, K_, V_, DO, MASK, COS, REL, LOW, HOP, G, S, DS, DQ, 
         dk = _turn(dk, COS, rows, ok, kk, turn, b, DK, C, BK, True)
     wk, place = ok[:, None] & (kk[None, :] < DK), at[:, None] * DK + kk[None, :]
     if STRICT:
-        dq += tl.load(DQ + place, wk, 0.0)
-        dk += tl.load(DKEY + place, wk, 0.0)
-        dt += tl.load(DT + at, ok, 0.0)
+        dq += tl.load(DQ + b * N * H * DK + place, wk, 0.0)
+        dk += tl.load(DKEY + b * N * H * DK + place, wk, 0.0)
+        dt += tl.load(DT + b * N * H + at, ok, 0.0)
         dg += tl.load(DG + bh * NC + c)
-    tl.store(DQ + place, dq, wk)
-    tl.store(DKEY + place, dk, wk)
-    tl.store(DT + at, dt, ok)
+    tl.store(DQ + b * N * H * DK + place, dq, wk)
+    tl.store(DKEY + b * N * H * DK + place, dk, wk)
+    tl.store(DT + b * N * H + at, dt, ok)
     tl.store(DG + bh * NC + c, dg)
 
 
@@ -276,12 +295,12 @@ class _Call:
             "PRECISION": "tf32" if core == "bf16" else wide,
         }  # fmt: skip
 
-    def run(self, kernel, grid, *arguments, **options):
-        """One kernel; `grid(tiles)` gives its sizes. Where shared memory is too small, nothing is loaded ahead, then the tiles are narrower."""
+    def run(self, kernel, count, *arguments, **options):
+        """One kernel; `count(tiles)` gives its programs, in the one dimension of a grid that may have more than 65535. Where shared memory is too small, nothing is loaded ahead, then the tiles are narrower."""
         most, warps = self.blocks[getattr(kernel, "fn", kernel).__name__]
         for columns, stages in ((most, 3), (most, 1), (16, 1)):
             columns = min(columns, max(16, triton.next_power_of_2(self.options["DV"])))
-            launch = kernel[grid(triton.cdiv(self.options["DV"], columns))]
+            launch = kernel[(count(triton.cdiv(self.options["DV"], columns)),)]
             try:
                 launch(*arguments, **self.options, BV=columns, num_warps=warps, num_stages=stages, **options)
                 return
@@ -294,7 +313,7 @@ class _Call:
         S = torch.empty(self.batch, self.heads, self.chunks, self.options["DK"], self.options["DV"], device=x.device)
         sizes = self.length, self.heads, self.chunks, self.scale, *self.strides, self.turn
         given = x, v, self.mask, self.table, self.rel, self.low, self.hop, self.decay, S, x.stride(1), v.stride(1)
-        self.run(_scan_states, lambda tiles: (tiles, self.batch * self.heads), *given, *sizes, ADJOINT=adjoint)
+        self.run(_scan_states, lambda tiles: tiles * self.batch * self.heads, *given, *sizes, ADJOINT=adjoint)
         return S
 
     def write_outputs(self, q, k, v, o):
@@ -302,7 +321,7 @@ class _Call:
         S = self.scan(k, v, adjoint=False)
         given = q, k, v, self.mask, self.table, self.rel, self.low, self.decay, S, o, q.stride(1), k.stride(1), v.stride(1)
         sizes = self.length, self.heads, self.chunks, self.scale, self.strides[0], self.turn
-        self.run(_write_outputs, lambda tiles: (tiles, self.chunks, self.batch * self.heads), *given, *sizes)
+        self.run(_write_outputs, lambda tiles: tiles * self.chunks * self.batch * self.heads, *given, *sizes)
 
     def write_gradients(self, q, k, v, do, dq, dk, dv, dg, dt):
         """Into dq, dk, dv, the shares of the chunks dg [B H, n] and of the heads dt [B, N, H]."""
@@ -310,9 +329,9 @@ class _Call:
         clock = self.mask, self.table, self.rel, self.low, self.hop, self.decay
         sizes = self.length, self.heads, self.chunks, self.scale, *self.strides, self.turn
         rows = q.stride(1), k.stride(1), v.stride(1)
-        grid = self.chunks, self.batch * self.heads
-        self.run(_write_value_gradients, lambda tiles: (tiles, *grid), q, k, do, *clock, dS, dv, *rows[:2], *sizes)
-        self.run(_write_key_gradients, lambda _: grid, q, k, v, do, *clock, S, dS, dq, dk, dg, dt, *rows, *sizes)
+        programs = self.chunks * self.batch * self.heads
+        self.run(_write_value_gradients, lambda tiles: tiles * programs, q, k, do, *clock, dS, dv, *rows[:2], *sizes)
+        self.run(_write_key_gradients, lambda _: programs, q, k, v, do, *clock, S, dS, dq, dk, dg, dt, *rows, *sizes)
 
 
 def _list_calls(q, v, log_decay, times, mask, rotation, direction, chunk, core):
@@ -325,7 +344,9 @@ def _align_rows(x):
     """[B, N, H, K] itself where its heads lie beside each other and its rows at equal distances, as in a part of a joined product."""
     _, length, heads, width = x.shape
     row = x.stride(1)
-    return x if x.stride() == (length * row, row, width, 1) and row >= heads * width else x.contiguous()
+    if x.stride() == (length * row, row, width, 1) and row >= heads * width:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)  # a contiguous tensor may have any stride where its size is 1
 
 
 _like = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
@@ -334,11 +355,12 @@ _like = functools.partial(torch.empty_like, memory_format=torch.contiguous_forma
 def forward(q, k, v, log_decay, times, mask, rotation, direction, chunk, core):
     """O [B, N, H, V] in the dtype of v; arguments as those of the operator."""
     q, k, v = map(_align_rows, (q, k, v))
-    calls = _list_calls(q, v, log_decay, times, mask, rotation, direction, chunk, core)
-    o = _like(v, dtype=torch.float32 if len(calls) > 1 else v.dtype)  # a sum is rounded once
-    for call in calls:
-        call.write_outputs(q, k, v, o)
-    return o.to(v.dtype)
+    with torch.cuda.device_of(q):  # Triton launches on the current one
+        calls = _list_calls(q, v, log_decay, times, mask, rotation, direction, chunk, core)
+        o = _like(v, dtype=torch.float32 if len(calls) > 1 else v.dtype)  # a sum is rounded once
+        for call in calls:
+            call.write_outputs(q, k, v, o)
+        return o.to(v.dtype)
 
 
 def backward(grad, q, k, v, log_decay, times, mask, rotation, direction, chunk, core):
@@ -349,8 +371,9 @@ def backward(grad, q, k, v, log_decay, times, mask, rotation, direction, chunk, 
     dq, dk, dv = (_like(x, **kind) for x in (q, k, v))
     dg = torch.empty(q.shape[0] * q.shape[2], calls[0].chunks, device=q.device)
     dt = torch.empty(q.shape[:3], device=q.device)
-    for call in calls:
-        call.write_gradients(q, k, v, grad, dq, dk, dv, dg, dt)
+    with torch.cuda.device_of(q):
+        for call in calls:
+            call.write_gradients(q, k, v, grad, dq, dk, dv, dg, dt)
     timed = times is not None and times.is_floating_point()
     return [
         *(x.to(like.dtype) for x, like in ((dq, q), (dk, k), (dv, v))),

@@ -53,6 +53,8 @@ def read_ahead(stream: Iterator[Batch], where: torch.device, depth: int = 2) -> 
 
     def read_batches() -> None:
         try:
+            if torch.cuda.is_available():
+                torch.cuda.set_device(where)  # each thread has its own, at first cuda:0
             for batch in stream:
                 enqueue(map_tensors(batch, lambda x: x.pin_memory() if x.device.type == "cpu" else x))
                 if stopped.is_set():

@@ -36,12 +36,13 @@ class DeviceLosses:
 
     def add(self, out: BatchLoss) -> None:
         """Add a micro-batch to the last step."""
-        values = [
-            torch.as_tensor(value, dtype=self.last.dtype, device=self.last.device) for value in (out.loss, out.rel, *out.parts.values())
-        ]
-        count = torch.as_tensor(out.count, dtype=self.last.dtype, device=self.last.device)
+        count, *values = map(self._place, (out.count, out.loss, out.rel, *out.parts.values()))
         row = torch.stack([count, *(count * value for value in values)]).detach()
         self.last, self.names = (row if len(row) != len(self.last) else self.last + row), tuple(out.parts)
+
+    def _place(self, value: Tensor | float) -> Tensor:
+        """On the device, without a wait: a number is filled in, since `torch.as_tensor` would copy it from the host and wait."""
+        return value.to(self.last, non_blocking=True) if isinstance(value, Tensor) else self.last.new_full((), value)
 
     def judge(self, norm: Tensor, step: int) -> None:
         """Mark the step as unusable where its count is 0, or its loss or norm is not finite."""
