@@ -21,7 +21,8 @@ from bitimely_core.datasets import synthetic
 from bitimely_core.errors import UserError
 from bitimely_core.evaluate.endpoints import compute_endpoints, place_epochs
 from bitimely_core.formats import edf, edf_header, edf_writer
-from bitimely_core.tokens.unlabelled import suggest_channel
+from bitimely_core.schemas.tokens import WindowOptions
+from bitimely_core.tokens.unlabelled import ChannelMap, find_recordings, suggest_channel
 
 SMALL = ["--set", "model.tokenizer=patch", "--set", "model.patch=100", *make_v1.RETENTION, "--batch-size", "16", "--steps", "2"]
 STAGES = ["W", "N1", "N2", "N3", "REM"]
@@ -348,6 +349,16 @@ def test_endpoints_of_a_night_without_sleep_say_why() -> None:
 
 def test_gaps_of_a_hypnogram_are_epochs_without_a_score() -> None:
     assert place_epochs([60.0, 0.0, 120.0], [1, 0, 2], 30.0).tolist() == [0, -1, 1, -1, 2]
+
+
+def test_no_two_recordings_have_one_name(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("a/night.csv", "b/night.csv", "b/night-2.csv", "c/night.csv", "d/NIGHT.csv")]
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("x\n1\n")
+    options = WindowOptions.model_construct(channels=["x"], rate=100.0, length=1.0)
+    names = [one.name for one in find_recordings(files, options, ChannelMap())]
+    assert names == ["night", "night-2", "night-2-2", "night-3", "NIGHT-4"], "the second would be written over by the third"
 
 
 def test_channels_are_suggested_by_their_letters() -> None:

@@ -6,6 +6,7 @@ Labels beside the recordings (hypnograms, events, annotation files) are never op
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -103,13 +104,15 @@ def find_recordings(
     `labels`: text of an annotation -> class, of recordings whose labels are read (`cut_labelled`); None: no label is opened. A folder
     without recordings and a path that is not there are recordings whose `read` raises.
     """
-    used: Counter[str] = Counter()
+    used: set[str] = set()
     beside: dict[Path, Source] = {}
     for path in paths:
         for found in _list_recordings(path, ReadingPlan(options, mapping, labels), beside):
-            name = re.sub(r"[^A-Za-z0-9._+-]+", "-", found.name).strip("-._+")[:100] or "recording"
-            used[name] += 1
-            yield found._replace(name=name if used[name] == 1 else f"{name}-{used[name]}")
+            stem = re.sub(r"[^A-Za-z0-9._+-]+", "-", found.name).strip("-._+")[:100] or "recording"
+            numbered = (f"{stem}-{k}" for k in itertools.count(2))
+            name = next(one for one in itertools.chain((stem,), numbered) if one.casefold() not in used)  # `night-2` may be a file, too
+            used.add(name.casefold())
+            yield found._replace(name=name)
 
 
 def _list_recordings(path: Path, plan: ReadingPlan, beside: dict[Path, Source]) -> Iterator[NewRecording]:
