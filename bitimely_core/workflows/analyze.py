@@ -22,6 +22,8 @@ from bitimely_core.workspace import locate_new, shorten_name
 
 COUNTED = frozenset({"windows", "subjects", "subject", "n", "support", "rows", "cases", "positive", "unknown"})  # words of columns
 UNDISCLOSED = "Withheld: these data have a label whose counts of people are withheld, and scores of it would show them."
+SWITCHES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+MAY_BE_NONE = frozenset({"bootstrap", "permutations", "windows"})  # numbers of which 0 leaves a part of the analysis out
 Options = dict[str, Any]  # keyword arguments of an analysis
 
 
@@ -156,23 +158,27 @@ def protect_page(page: Page, *, withhold: bool = False) -> Page:
 
 def _parse_options(entry: registry.Entry[Any], texts: dict[str, str]) -> Options:
     """Texts of the command line as the types of the analysis's keyword arguments. Raises UserError (config, exit 2)."""
-    known = list_analysis_options(entry)
+    known, parameters = list_analysis_options(entry), inspect.signature(entry.function).parameters
     out: Options = {}
     for key, text in texts.items():
         flag = f"--{key.replace('_', '-')}"
         if key not in known:
             raise registry.unknown(f"option of {entry.name}", flag, [f"--{name.replace('_', '-')}" for name in known])
         default = known[key]
+        kind: Any = float if "float" in str(parameters[key].annotation) else type(default)  # also of `float | None`
         try:
-            if default is None:
+            if kind is bool:
+                out[key] = SWITCHES[text.lower()]
+            elif default is None and kind is not float:
                 out[key] = text
                 with suppress(ValueError):
                     out[key] = json.loads(text)
             else:
-                out[key] = text.lower() in {"true", "yes", "1"} if isinstance(default, bool) else type(default)(text)
-        except ValueError as error:
-            raise usage_error(f"found {safe_text(text)}", f"expected {type(default).__name__}", field=flag) from error
-        least = 1 if isinstance(default, int) and default >= 1 and key not in {"bootstrap", "permutations"} else 0
+                out[key] = kind(text)
+        except (ValueError, KeyError) as error:
+            expected = "true or false" if kind is bool else kind.__name__
+            raise usage_error(f"found {safe_text(text)}", f"expected {expected}", field=flag) from error
+        least = 1 if isinstance(default, int) and default >= 1 and key not in MAY_BE_NONE else 0
         if isinstance(out[key], int | float) and not least * (not isinstance(default, bool)) <= out[key] < math.inf:
             raise usage_error(f"found {safe_text(text)}", f"expected a number of at least {least}", field=flag)
     return out
