@@ -33,6 +33,11 @@ def is_small(count: int | None) -> bool:
     return count is not None and 0 < count < SMALL
 
 
+def has_small_count(text: str) -> bool:
+    """Whether a text has a number of 1 to 10, as `12 train, 7 test`."""
+    return any(is_small(int(number.replace(",", ""))) for number in re.findall(r"(?<![\w.-])\d[\d,]*(?!\.?\w)", text))
+
+
 def round_rows(count: int) -> int:
     """A count of rows, rounded up. Sums and differences of such counts leave at least nine possible values of one of 1 to 10."""
     return -(-count // ROUNDING) * ROUNDING

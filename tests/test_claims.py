@@ -301,6 +301,19 @@ def test_a_meds_folder_that_meds_accepts(tmp_path: Path) -> None:
     assert back.split == "official"
 
 
+def test_labels_of_any_name_stay_in_the_meds_folder(tmp_path: Path) -> None:
+    raw = write(tmp_path / "raw", some(80))
+    rows = "".join(f"P{i:04d},{i % 2},{i % 3 % 2},{i % 5 % 2}\n" for i in range(80))
+    (raw / "labels.csv").write_text(f"patient_id,../../../escaped,chf/copd,chf-copd\n{rows}")
+    ingested(tmp_path, raw, keep_dates=True)
+    one = built(tmp_path, select=False, min_codes=1)
+    written = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("0.parquet"))
+    folder = "tokens/pophr/meds"
+    names = ("-..-..-escaped", "chf-copd", "chf-copd-2")
+    assert written == sorted([f"{folder}/data/0.parquet", *(f"{folder}/labels/{name}/0.parquet" for name in names)])
+    assert len(one.class_names) == len(names)
+
+
 def test_labels_that_depend_on_the_kind_of_claim_survive_the_round_trip_through_meds(tmp_path: Path) -> None:
     draw = np.random.default_rng(3)
     rows = ["patient_id,date,icd9,source"]

@@ -15,6 +15,7 @@ import pytest
 
 from bitimely_cli.main import app, main
 from bitimely_core import workflows
+from bitimely_core.errors import UserError
 from bitimely_core.records import write_results
 from bitimely_core.workflows import demo
 
@@ -338,6 +339,32 @@ def test_options_arrive_under_the_names_of_the_library() -> None:
         {"seed": 0},
         {"assignments": ["a.b=1"], "verify": False, "workspace": Path("here")},
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "text", "expected"),
+    [
+        ("attention", "start", "a", "expected float"),
+        ("attention", "stop", "true", "expected float"),
+        ("attention", "start", "[1]", "expected float"),
+        ("attention", "start", "nan", "at least 0"),
+        ("attention", "windows", "-1", "at least 0"),
+        ("saliency", "masks", "0", "at least 1"),
+        ("probing", "control", "maybe", "expected true or false"),
+    ],
+)
+def test_an_option_of_an_analysis_that_it_cannot_use_is_refused(kind: str, option: str, text: str, expected: str) -> None:
+    with pytest.raises(UserError, match=expected) as caught:
+        workflows.analyze(kind, ["tiny"], options={option: text}, dry_run=True)
+    assert (caught.value.exit_code, caught.value.field) == (2, f"--{option}")
+
+
+def test_options_of_an_analysis_have_their_types() -> None:
+    def parse(kind: str, **options: str) -> dict[str, Any]:
+        return workflows.analyze(kind, ["tiny"], options=options, dry_run=True)["options"]
+
+    assert parse("attention", start="1", stop="2.5", windows="0") == {"start": 1.0, "stop": 2.5, "windows": 0}
+    assert [parse("probing", control=text)["control"] for text in ("on", "True", "off", "no")] == [True, True, False, False]
 
 
 def test_help_of_ingest_shows_the_options_of_the_named_data_set(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,9 @@ from bitimely_core.datasets import synthetic
 from bitimely_core.errors import UserError
 from bitimely_core.evaluate.endpoints import compute_endpoints, place_epochs
 from bitimely_core.formats import edf, edf_header, edf_writer
-from bitimely_core.tokens.unlabelled import suggest_channel
+from bitimely_core.schemas.tokens import ChannelStatistics, Preprocessing, WindowOptions
+from bitimely_core.tokens.unlabelled import ChannelMap, UnlabelledWindows, cut_unlabelled, find_recordings, suggest_channel
+from bitimely_core.types import Record, Signal
 
 SMALL = ["--set", "model.tokenizer=patch", "--set", "model.patch=100", *make_v1.RETENTION, "--batch-size", "16", "--steps", "2"]
 STAGES = ["W", "N1", "N2", "N3", "REM"]
@@ -224,6 +226,44 @@ def test_tables_and_arrays_need_a_rate(home: Path, scored: pl.DataFrame, tmp_pat
         assert np.allclose(own["p_W"].to_numpy(), wanted, atol=1e-4)
 
 
+def test_windows_without_a_sample_have_no_prediction() -> None:
+    options = WindowOptions.model_construct(
+        dataset="mine",
+        view="",
+        task="regression",
+        normalise="none",
+        split="subject",
+        seed=0,
+        classes=(),
+        decimate=(),
+        hold=(),
+        channels=("x",),
+        rate=10.0,
+        window=20,
+        stride=20,
+        resample=False,
+        labels=None,
+        epoch=None,
+        trim=None,
+        target=None,
+    )
+    statistics = (ChannelStatistics.model_construct(mean=0.0, std=1.0),)
+    reads = Preprocessing.model_construct(options=options, units=("uV",), class_names=(), missing=True, channels=statistics)
+    samples = np.arange(100, dtype=np.float32)
+    samples[15:70] = np.nan  # of the windows of 20 samples the second and the third are empty
+
+    def cut(x: np.ndarray) -> UnlabelledWindows:
+        return cut_unlabelled(Record(recording_id="night", subject_id="p", signals=[Signal("x", 10.0, "uV", x)]), "night", reads)
+
+    found = cut(samples)
+    assert found.windows.index["start"].to_list() == [0.0, 6.0, 8.0]
+    assert np.array_equal(np.concatenate([shard[..., 0] for shard in found.windows.shards])[2], samples[80:])
+    assert "2 windows have no sample" in found.findings[-1].message
+    with pytest.raises(UserError, match="none of 5 windows has a sample") as caught:
+        cut(np.full(100, np.nan, np.float32))
+    assert (caught.value.code, caught.value.exit_code) == ("missing_values", 4)
+
+
 def test_a_hypnogram_opens_in_mne_and_events_are_a_bids_derivative(home: Path, scored: pl.DataFrame, tmp_path: Path) -> None:
     import mne
 
@@ -348,6 +388,16 @@ def test_endpoints_of_a_night_without_sleep_say_why() -> None:
 
 def test_gaps_of_a_hypnogram_are_epochs_without_a_score() -> None:
     assert place_epochs([60.0, 0.0, 120.0], [1, 0, 2], 30.0).tolist() == [0, -1, 1, -1, 2]
+
+
+def test_no_two_recordings_have_one_name(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("a/night.csv", "b/night.csv", "b/night-2.csv", "c/night.csv", "d/NIGHT.csv")]
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("x\n1\n")
+    options = WindowOptions.model_construct(channels=["x"], rate=100.0, length=1.0)
+    names = [one.name for one in find_recordings(files, options, ChannelMap())]
+    assert names == ["night", "night-2", "night-2-2", "night-3", "NIGHT-4"], "the second would be written over by the third"
 
 
 def test_channels_are_suggested_by_their_letters() -> None:

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,11 @@ import pytest
 from bitimely_cli.main import main
 from bitimely_core import evaluate, manifests, privacy
 from bitimely_core.claims.disclosure import protect_scores
+from bitimely_core.page import Page
 from bitimely_core.schemas.scores import Comparison, PairedScores, Scores
 from bitimely_core.schemas.tokens import SequenceStatistics
 from bitimely_core.tokens.sequences import open_sequences
+from bitimely_core.workflows.analyze import protect_page
 
 CODES = {
     "428.0": "428",
@@ -570,3 +572,13 @@ def test_a_rounded_message_stays_as_it_is_when_it_is_rounded_again() -> None:
     once = privacy.round_message("37 of 1,234 rows have no known code")
     assert once == "at most 40 of at most 1,240 rows have no known code"
     assert privacy.round_message(once) == once
+
+
+def test_the_facts_of_an_analysis_do_not_count_few_people() -> None:
+    facts = {"Runs": "one", "Seed": "0, 0 (of this analysis)", "Model": "bitimelygpt", "Neighbours": "10"}
+    counted = {"Rows": "1,200 train, 7 test", "Subjects": "7, numbered at random", "Bootstrap": "1,000 resamples of 7 subjects"}
+    page = Page(title="", verdict="", notices=[], blocks=[], facts={**facts, **counted, "Sequences": "12 of the test split"}, summary={})
+    assert protect_page(page).facts == {**facts, "Sequences": "12 of the test split"}
+    derived = {"t-SNE": "perplexity 3.67", "Rows": "12 test"}  # (12 - 1) / 3: of a page of which nothing else is left
+    hidden = protect_page(replace(page, facts={**facts, **derived}), withhold=True)
+    assert hidden.facts == {name: facts[name] for name in ("Runs", "Seed", "Model")}

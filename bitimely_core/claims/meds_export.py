@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +20,7 @@ BIRTH, DEATH = "MEDS_BIRTH", "MEDS_DEATH"
 
 
 def write_meds(out: Path, cache: Cache, sequences: EventSequences) -> None:
-    """Write `data/`, with the kind of each claim in a column `visit_kind` of its own,, `metadata/` and `labels/<label>/` below `out`. The cache must have been made with --keep-dates.
+    """Write `data/`, with the kind of each claim in a column `visit_kind` of its own, `metadata/` and `labels/<label>/` below `out`. The cache must have been made with --keep-dates.
 
     The prediction time of a label is the index day; without a landmark, the last event of the input.
     """
@@ -52,8 +55,19 @@ def write_meds(out: Path, cache: Cache, sequences: EventSequences) -> None:
     storage.write_parquet(metadata / "subject_splits.parquet", to_table(splits))
     facts = {"dataset_name": cache.dataset, "etl_name": "bitimely", "etl_version": __version__, "meds_version": "0.4.0"}
     storage.write_json(metadata / "dataset.json", facts)
-    for name, frame in select_labels(cache, sequences).items():
-        storage.write_parquet(storage.make_folder(storage.make_folder(out / "labels") / name) / "0.parquet", to_table(frame))
+    labels = select_labels(cache, sequences)
+    for folder, frame in zip(name_folders(labels), labels.values(), strict=True):
+        storage.write_parquet(storage.make_folder(storage.make_folder(out / "labels") / folder) / "0.parquet", to_table(frame))
+
+
+def name_folders(labels: Iterable[str]) -> list[str]:
+    """A folder for each label: its name without what leads to another folder, numbered where an earlier one has that name."""
+    found: list[str] = []
+    for label in labels:
+        plain = re.sub(r"[/\\\x00-\x1f]", "-", label).strip(" .")[:100] or "label"
+        numbered = itertools.chain((plain,), (f"{plain}-{k}" for k in itertools.count(2)))
+        found.append(next(name for name in numbered if name.casefold() not in map(str.casefold, found)))
+    return found
 
 
 def _to_time(day: pl.Expr) -> pl.Expr:

@@ -6,6 +6,7 @@ Labels beside the recordings (hypnograms, events, annotation files) are never op
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from bitimely_core.errors import Finding, Reason, UserError, input_error, input_
 from bitimely_core.formats import edf_header, tables, wfdb
 from bitimely_core.formats.source import Source, locate_errors, scan_folder
 from bitimely_core.schemas.tokens import Preprocessing, WindowManifest, WindowOptions, WindowStatistics
-from bitimely_core.tokens.cutting import choose_resampling, cut_record, find_unit_factor, make_windows
+from bitimely_core.tokens.cutting import WindowPlace, choose_resampling, cut_record, find_unit_factor, make_windows
 from bitimely_core.tokens.windows import Windows, compute_affine, encode_targets
 from bitimely_core.types import Annotation, Record, Signal
 
@@ -103,13 +104,15 @@ def find_recordings(
     `labels`: text of an annotation -> class, of recordings whose labels are read (`cut_labelled`); None: no label is opened. A folder
     without recordings and a path that is not there are recordings whose `read` raises.
     """
-    used: Counter[str] = Counter()
+    used: set[str] = set()
     beside: dict[Path, Source] = {}
     for path in paths:
         for found in _list_recordings(path, ReadingPlan(options, mapping, labels), beside):
-            name = re.sub(r"[^A-Za-z0-9._+-]+", "-", found.name).strip("-._+")[:100] or "recording"
-            used[name] += 1
-            yield found._replace(name=name if used[name] == 1 else f"{name}-{used[name]}")
+            stem = re.sub(r"[^A-Za-z0-9._+-]+", "-", found.name).strip("-._+")[:100] or "recording"
+            numbered = (f"{stem}-{k}" for k in itertools.count(2))
+            name = next(one for one in itertools.chain((stem,), numbered) if one.casefold() not in used)  # `night-2` may be a file, too
+            used.add(name.casefold())
+            yield found._replace(name=name)
 
 
 def _list_recordings(path: Path, plan: ReadingPlan, beside: dict[Path, Source]) -> Iterator[NewRecording]:
@@ -271,7 +274,8 @@ def cut_unlabelled(record: Record, name: str, preprocessing: Preprocessing, *, l
     Views of epochs have a window for each full epoch from the start of a segment, others one every stride; with `labels` those that the
     view labels, as at the training.
 
-    Raises UserError: unit, sampling_rate, length (no full window), timestamps (of irregular samples), all exit 4; those of `cut_record`.
+    Windows without a sample are left out, but for irregular ones. Raises UserError: unit, sampling_rate, length (no full window), missing_values (no
+    sample), timestamps (of irregular samples), all exit 4; those of `cut_record`.
     """
     import polars as pl
 
@@ -303,6 +307,8 @@ def cut_unlabelled(record: Record, name: str, preprocessing: Preprocessing, *, l
         if left_out[key]:
             findings.append(input_warning(Reason.LENGTH, f"{left_out[key]} {text}", "they have no prediction", count=left_out[key]))
     shards = tuple(make_windows(cut, cut.places, options))
+    if options.clock is None:
+        cut.places[:], shards = _drop_empty(cut.places, shards, findings)
     missing = preprocessing.missing or any(s.dtype.kind == "f" and not bool(np.isfinite(s).all()) for s in shards)
     n = len(cut.places)
     index = pl.DataFrame(
@@ -327,6 +333,24 @@ def cut_unlabelled(record: Record, name: str, preprocessing: Preprocessing, *, l
         firsts=np.cumsum([0, *map(len, shards)]), recording=np.zeros(n, np.int32), centre=centre, factor=factor,
     )  # fmt: skip
     return UnlabelledWindows(windows=windows, findings=findings)
+
+
+def _drop_empty(
+    places: Sequence[WindowPlace], shards: Sequence[np.ndarray], findings: list[Finding]
+) -> tuple[list[WindowPlace], tuple[np.ndarray, ...]]:
+    """The windows with a sample, of which there is something to predict; a warning about the others is added to `findings`.
+
+    Raises UserError: missing_values (exit 4), where all are empty.
+    """
+    seen = [np.isfinite(shard).any((1, 2)) for shard in shards]
+    kept = np.concatenate(seen)
+    if not kept.any():
+        raise input_error(Reason.MISSING_VALUES, f"none of {len(kept)} windows has a sample", "expected a measured signal")
+    if empty := int((~kept).sum()):
+        findings.append(input_warning(Reason.MISSING_VALUES, f"{empty} windows have no sample", "they have no prediction", count=empty))
+    return [place for place, keep in zip(places, kept, strict=True) if keep], tuple(
+        shard[own] for shard, own in zip(shards, seen, strict=True) if own.any()
+    )
 
 
 def match_units(signals: Sequence[Signal], preprocessing: Preprocessing) -> tuple[list[Signal], list[Finding]]:

@@ -13,7 +13,7 @@ from bitimely_core import registry
 from bitimely_core.config import DataConfig
 from bitimely_core.errors import Exit, safe_text, usage_error
 from bitimely_core.page import BarPlot, Figure, ForestPlot, LinePlot, Page, Table, rename_units
-from bitimely_core.privacy import NOTICE, is_small
+from bitimely_core.privacy import NOTICE, has_small_count, is_small
 from bitimely_core.run import FORMAT
 from bitimely_core.system_errors import attach_result
 from bitimely_core.types import Progress
@@ -21,7 +21,11 @@ from bitimely_core.workflows.prepare import open_run, prepare_windows
 from bitimely_core.workspace import locate_new, shorten_name
 
 COUNTED = frozenset({"windows", "subjects", "subject", "n", "support", "rows", "cases", "positive", "unknown"})  # words of columns
+ABOUT_RUNS = frozenset({"Runs", "Data", "Split", "Model", "Seed", "Versions"})  # facts without counts of the rows that were scored
+OF_PEOPLE = frozenset({"Rows", "Subjects", "Sequences", "Tokens", "Bootstrap", "Intervals"})  # facts with counts of rows or subjects
 UNDISCLOSED = "Withheld: these data have a label whose counts of people are withheld, and scores of it would show them."
+SWITCHES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+MAY_BE_NONE = frozenset({"bootstrap", "permutations", "windows"})  # numbers of which 0 leaves a part of the analysis out
 Options = dict[str, Any]  # keyword arguments of an analysis
 
 
@@ -126,12 +130,14 @@ def analyze(
 
 
 def protect_page(page: Page, *, withhold: bool = False) -> Page:
-    """The page of an analysis of events without figures of single people or counts, tables with a count of 1 to 10, and counts in its summary.
+    """The page of an analysis of events without figures of single people or counts, tables and facts with a count of 1 to 10, and counts in its
+    summary.
 
-    `withhold`: it has scores of a label whose counts are withheld, from which they could be computed; nothing is left of it.
+    `withhold`: it has scores of a label whose counts are withheld, from which they could be computed; only what it was made of is left.
     """
     if withhold:
-        return Page(title=page.title, verdict=UNDISCLOSED, notices=[NOTICE], blocks=[], facts=page.facts, summary={})
+        facts = {name: text for name, text in page.facts.items() if name in ABOUT_RUNS}
+        return Page(title=page.title, verdict=UNDISCLOSED, notices=[NOTICE], blocks=[], facts=facts, summary={})
 
     def is_open(block: Figure | Table | str) -> bool:
         if isinstance(block, str):
@@ -149,30 +155,34 @@ def protect_page(page: Page, *, withhold: bool = False) -> Page:
         verdict=page.verdict,
         notices=[*page.notices, NOTICE],
         blocks=kept,
-        facts=page.facts,
+        facts={name: text for name, text in page.facts.items() if name not in OF_PEOPLE or not has_small_count(text)},
         summary={key: value for key, value in page.summary.items() if key in {"metrics", "leak_free", "contradiction"}},
     )
 
 
 def _parse_options(entry: registry.Entry[Any], texts: dict[str, str]) -> Options:
     """Texts of the command line as the types of the analysis's keyword arguments. Raises UserError (config, exit 2)."""
-    known = list_analysis_options(entry)
+    known, parameters = list_analysis_options(entry), inspect.signature(entry.function).parameters
     out: Options = {}
     for key, text in texts.items():
         flag = f"--{key.replace('_', '-')}"
         if key not in known:
             raise registry.unknown(f"option of {entry.name}", flag, [f"--{name.replace('_', '-')}" for name in known])
         default = known[key]
+        kind: Any = float if "float" in str(parameters[key].annotation) else type(default)  # also of `float | None`
         try:
-            if default is None:
+            if kind is bool:
+                out[key] = SWITCHES[text.lower()]
+            elif default is None and kind is not float:
                 out[key] = text
                 with suppress(ValueError):
                     out[key] = json.loads(text)
             else:
-                out[key] = text.lower() in {"true", "yes", "1"} if isinstance(default, bool) else type(default)(text)
-        except ValueError as error:
-            raise usage_error(f"found {safe_text(text)}", f"expected {type(default).__name__}", field=flag) from error
-        least = 1 if isinstance(default, int) and default >= 1 and key not in {"bootstrap", "permutations"} else 0
+                out[key] = kind(text)
+        except (ValueError, KeyError) as error:
+            expected = "true or false" if kind is bool else kind.__name__
+            raise usage_error(f"found {safe_text(text)}", f"expected {expected}", field=flag) from error
+        least = 1 if isinstance(default, int) and default >= 1 and key not in MAY_BE_NONE else 0
         if isinstance(out[key], int | float) and not least * (not isinstance(default, bool)) <= out[key] < math.inf:
             raise usage_error(f"found {safe_text(text)}", f"expected a number of at least {least}", field=flag)
     return out
