@@ -16,10 +16,11 @@ from small import SMALL_RECIPE
 
 from bitimely_core import pipeline, registry
 from bitimely_core.errors import UserError
-from bitimely_core.pipeline import workers
+from bitimely_core.pipeline import costs, workers
 from bitimely_core.pipeline.graph import StageState
 from bitimely_core.pipeline.plan import plan_experiment
 from bitimely_core.tokens.kind import estimate_windows
+from bitimely_core.types import Batch
 
 TINY = (
     'title = "Two cells"'
@@ -138,6 +139,24 @@ def test_a_cell_that_cannot_be_is_left_out_with_its_reason(tmp_path: Path) -> No
     none = plan.trainings["pretrain x-bitimelygpt-none-0-init"]
     assert none.flags["train"]["steps"] == 0
     assert plan.trainings["finetune x-bitimelygpt-none-0-staging"].flags["finetune"]["from_scratch"] is True
+
+
+def test_estimates_of_irregular_data_count_what_is_observed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Batch] = []
+
+    def record_batch(_: object, batch: Batch, *__: object, **___: object) -> dict[str, float]:
+        seen.append(batch)
+        return {"seconds_per_step": 1.0}
+
+    monkeypatch.setattr("bitimely_core.training.estimate.estimate", record_batch)
+    plan = plan_experiment(pipeline.load("open-p12"), "open-p12", tmp_path, assignments=[])
+    for run in ("times-fold-1-seft-0-mortality", "hours-fold-1-bitimelygpt-0-mortality-grid"):
+        costs.estimate_training(plan, f"finetune open-p12-{run}", tmp_path, timed=True)
+    irregular, grid = seen
+    assert irregular.mask is not None
+    assert irregular.times is not None
+    assert float(irregular.mask.float().mean()) == pytest.approx(0.08, abs=0.005)  # sets a and b: 744 of 9504 in the fullest stay of 32
+    assert grid.mask is grid.times is None
 
 
 def test_set_changes_the_recipe_itself(tmp_path: Path) -> None:
@@ -333,7 +352,8 @@ def test_a_changed_recipe_is_told_what_a_recipe_can_do(tmp_path: Path) -> None:
     done = pipeline.run(str(path), workspace=tmp_path)
     stage = next(one for one in done["stages"] if one["state"] == "failed")
     run = tmp_path / "runs" / stage["stage"].partition(" ")[2]
-    assert stage["detail"].endswith(f"Give the changed recipe another file name, or remove {run}.") and "--" not in stage["detail"]
+    assert stage["detail"].endswith(f"Give the changed recipe another file name, or remove {run}.")
+    assert "--" not in stage["detail"]
     shutil.rmtree(run)
     assert "done" in {one["state"] for one in pipeline.run(str(path), workspace=tmp_path)["stages"] if one["stage"] == stage["stage"]}
 

@@ -175,7 +175,9 @@ def estimate_training(plan: ExperimentPlan, label: str, workspace: Path, *, time
         bytes=weights + 2 * STATES * weights,
         slowness=_measured_slowness(entry.name),
         seen=seen + held * HELD_SHARE,
-        each=_time_window(config, objective if training.verb == "pretrain" else "none", batch, sizes[0].observed) if cheap and timed else None,
+        each=_time_window(config, objective if training.verb == "pretrain" else "none", batch, sizes[0].observed)
+        if cheap and timed
+        else None,
         steps=updates,
         layers=config.layers,
     )
@@ -219,7 +221,9 @@ def _measure_data(name: str, plan: ExperimentPlan, workspace: Path) -> DataSize:
             channels=windows.channels,
             length=windows.length,
             codes=getattr(windows, "codes", None),
-            observed=registry.datasets[dataset].facts.views[view].observed if dataset in registry.datasets and not windows.vocabulary else 1.0,
+            observed=registry.datasets[dataset].facts.views[view].observed
+            if dataset in registry.datasets and not windows.vocabulary
+            else 1.0,
             events=float(windows.lengths().mean()) if windows.vocabulary else None,
         )
     options = node.settings if node else {}
