@@ -309,7 +309,9 @@ def check_installation(workspace: Path) -> Installation:
     else:
         note = "Metal is used" if torch.backends.mps.is_available() else "training runs on the CPU"
         checks.append({"what": "cuda", "found": "none", "note": note})
-    backend = {"triton": "kernels of Triton", "torch": "products with masks: pip install 'bitimely[triton]'"}[operator.find_backend()]
+    backend = {"triton": "kernels of Triton", "torch": "products with masks: pip install 'bitimely[triton]', and a C compiler"}[
+        operator.find_backend()
+    ]
     checks.append(
         {"what": "retention", "found": operator.find_backend() if torch.cuda.is_available() else "cpu", "note": f"on CUDA {backend}"}
     )

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from bitimely_core import models, objectives
 from bitimely_core.config import TrainConfig, validate
 from bitimely_core.errors import Exit, Reason, UserError, input_error
+from bitimely_core.ops import operator
 from bitimely_core.training import checkpoints, loop, metrics_log
 from bitimely_core.training.batches import read_ahead
-from bitimely_core.training.devices import select_device
+from bitimely_core.training.devices import select_device, use_arithmetic
 from bitimely_core.training.estimate import estimate
 from bitimely_core.training.faults import is_divisible, out_of_memory_error
 from bitimely_core.types import Batch
@@ -648,7 +649,6 @@ def test_one_graph_serves_all_layers_of_a_direction(monkeypatch: pytest.MonkeyPa
 
 
 def test_compilation_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bitimely_core.ops import operator
     from bitimely_core.training.devices import resolve_compile
 
     monkeypatch.setattr(torch.version, "cuda", "13.0")
@@ -672,6 +672,24 @@ def test_compilation_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> N
         assert (settings.compile, len(findings)) == (False, 1)
         assert resolve_compile(loop.TrainConfig(compile="auto"), torch.device("cpu"), stack=True)[1] == []
         monkeypatch.delenv("CXX", raising=False)
+
+
+def test_kernels_need_a_c_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "triton")
+    for compiler, backend in (("gcc", "triton"), (None, "torch")):
+        monkeypatch.setattr(operator, "COMPILER", compiler)
+        assert operator.find_backend.__wrapped__() == backend
+
+
+def test_float32_on_cuda_is_float32_outside_of_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # torch's default
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    where = select_device("cuda:0")
+    assert not torch.backends.cudnn.allow_tf32
+    with use_arithmetic(where, "tf32"):
+        assert torch.backends.cudnn.allow_tf32
+    assert not torch.backends.cudnn.allow_tf32
 
 
 def test_gradients_that_vanish_are_zero_within_a_training_alone() -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -23,13 +25,14 @@ from bitimely_core.errors import usage_error
 INPUTS = "Tensor q, Tensor k, Tensor v, Tensor log_decay, Tensor? times, Tensor? mask, Tensor? rotation"
 OPTIONS = "str direction, int chunk, str core"
 WIDEST = 128  # K of a head; states of wider ones are left to matrix products
+COMPILER = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")  # of C, with which Triton builds the launcher of a kernel
 LIBRARY = torch.library.Library("bitimely", "FRAGMENT")
 
 
 @functools.cache
 def find_backend() -> str:
-    """What computes chunkwise retention on CUDA: `triton`, or `torch` where Triton is missing."""
-    return "triton" if importlib.util.find_spec("triton") is not None else "torch"
+    """What computes chunkwise retention on CUDA: `triton`, or `torch` where Triton or the C compiler that it needs is missing."""
+    return "triton" if COMPILER and importlib.util.find_spec("triton") is not None else "torch"
 
 
 def is_used(device: torch.device, wide: torch.dtype) -> bool:

@@ -52,6 +52,7 @@ def select_device(name: str = "auto") -> torch.device:
             raise missing_device(f"cuda:{at}", f"found {torch.cuda.device_count()} CUDA devices")
         device = torch.device("cuda", at)
         torch.cuda.set_device(device)
+        torch.backends.cudnn.allow_tf32 = False  # torch's default for convolutions alone; a training in TF32 allows it for its time
     elif device.type == "mps" and not torch.backends.mps.is_available():
         raise missing_device(name, "found no MPS device")
     return device
@@ -91,7 +92,7 @@ def resolve_compile(config: TrainConfig, where: torch.device, *, stack: bool) ->
     """
     able = where.type == "cuda" and operator.find_backend() == "triton" and bool(torch.version.cuda or torch.version.hip)
     if config.compile is True and where.type == "cuda" and not able:
-        text, hint = "is left out: torch.compile needs Triton on CUDA", "Install Triton, or leave train.compile at auto"
+        text, hint = "is left out: torch.compile needs Triton on CUDA", "Install Triton and a C compiler, or leave train.compile at auto"
         return config.model_copy(update={"compile": False}), [input_warning(Reason.CONFIG, text, "", hint, field="train.compile")]
     compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     if config.compile is True and where.type != "cuda" and shutil.which(compiler) is None:
