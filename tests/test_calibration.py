@@ -13,6 +13,7 @@ from bitimely_core.analyses.calibration import (
     bin_means,
     calibration,
     calibration_error,
+    describe_bound,
     estimate_reliability,
     fit_temperature,
     read_learning_curve,
@@ -229,3 +230,16 @@ def test_what_cannot_be_judged_is_refused():
     windows.cuts = (2, 2)
     with pytest.raises(UserError, match="no test rows"):
         calibration([run(windows, Head(3))])
+
+
+def test_a_temperature_at_the_end_of_the_search_is_said() -> None:
+    target = np.arange(400) % 2
+    right = np.where(target[:, None] == np.arange(2), 0.9, 0.1)
+    unsure = 0.5 + (right - 0.5) / 10
+    for prediction, word in ((right[:, ::-1], "constant"), (unsure, "0 or 1")):
+        text = describe_bound(fit_temperature("classification", prediction, target))
+        assert text is not None
+        assert word in text
+    calibrated = np.where(np.arange(400)[:, None] % 10 == 0, right[:, ::-1], right)  # wrong in one of ten
+    assert describe_bound(fit_temperature("classification", calibrated, target)) is None
+    assert describe_bound(None) is None

@@ -36,6 +36,7 @@ Array = npt.NDArray[Any]
 SUBJECTS = 40  # that are shown as bars
 NIGHTS = 3
 EPOCHS = 10  # fewest windows of a recording that is shown as a night
+SEARCHED = 3.0  # temperatures from exp(-3) to exp(3)
 NULL_DRAWS = 200  # draws of labels from the probabilities
 PREDICTED_CLASS = "class that the model names"  # a key of the summary
 
@@ -139,7 +140,15 @@ def fit_temperature(task: str, prediction: Array, target: Array) -> float | None
         y = target[known]
         return -float((y * np.log(p[known]) + (1 - y) * np.log1p(-p[known])).mean())
 
-    return float(np.exp(minimize_scalar(loss, bounds=(-3.0, 3.0), method="bounded").x))
+    return float(np.exp(minimize_scalar(loss, bounds=(-SEARCHED, SEARCHED), method="bounded").x))
+
+
+def describe_bound(temperature: float | None) -> str | None:
+    """What a temperature at the end of the search means; None for one inside."""
+    if temperature is None or abs(np.log(temperature)) < SEARCHED - 0.01:
+        return None
+    meaning = "constant: they say nothing about its labels" if temperature > 1 else "0 or 1: the model is far too unsure"
+    return f"The temperature is at the end of the search ({temperature:.3g}): the validation split fits best with probabilities that are nearly {meaning}."
 
 
 def bin_means(prediction: Array, target: Array, bins: int) -> dict[str, Array]:
@@ -208,6 +217,7 @@ def calibration(
         summary["reliability"], verdict = _add_values(page, prediction["test"], target["test"], bins, scores.metrics["mae"])
     else:
         temperature = fit_temperature(windows.task, prediction["validation"], target["validation"])
+        page.notice(*filter(None, [describe_bound(temperature)]))
         scaled = None if temperature is None else apply_temperature(windows.task, prediction["test"], temperature)
         found = _measure_reliability(windows, prediction["test"], scaled, target["test"], units, bins, bootstrap, seed)
         _add_reliability(page, found, windows.task, temperature)
@@ -391,7 +401,7 @@ def _add_values(page: PageBuilder, prediction: Array, target: Array, bins: int, 
     page.figure(
         "reliability",
         "Predicted against measured",
-        "Each point is a tenth of the windows, ordered by prediction: across the mean prediction, up the mean target. On the dashed diagonal the "
+        f"Each point is one of {len(predicted)} equal parts of the windows, ordered by prediction: across the mean prediction, up the mean target. On the dashed diagonal the "
         "model is calibrated; on a flatter line predictions are too extreme; a horizontal line has no predictive value.",
         LinePlot(lines, xlabel="predicted", ylabel="measured"),
     )

@@ -22,7 +22,7 @@ BIRTH, DEATH = "MEDS_BIRTH", "MEDS_DEATH"
 def write_meds(out: Path, cache: Cache, sequences: EventSequences) -> None:
     """Write `data/`, with the kind of each claim in a column `visit_kind` of its own, `metadata/` and `labels/<label>/` below `out`. The cache must have been made with --keep-dates.
 
-    The prediction time of a label is the index day; without a landmark, the last event of the input.
+    The prediction time of a label is the index day; without a landmark, the last event of the subject, which may have a code without a token.
     """
     cohort = cache.cohort()
     events = pl.concat(
