@@ -99,9 +99,28 @@ def test_scores_far_apart_are_finite():
     values = torch.tensor([[[2.0, 0.0], [0.0, 3.0]]], dtype=torch.float64)
     found, _ = attend(torch.ones(1, 1, 128, dtype=torch.float64), keys, values, mask)
     assert torch.isfinite(found).all()
-    assert float(found.detach()[0, 0, 1]) == pytest.approx(3.0)
+    assert found.detach()[0, 0].tolist() == pytest.approx([2.0, 3.0])  # each channel has one observation: its own
     (slope,) = torch.autograd.grad(found.sum(), keys)
     assert torch.isfinite(slope).all()
+
+
+@pytest.mark.parametrize("spread", [30.0, 92.0, 200.0])
+def test_attention_of_a_channel_far_from_the_best_row_is_its_own_softmax(spread):
+    """In float32 exp(-92) has no reciprocal and exp(-200) is 0; channel 1 was never observed near the best row."""
+    attend = TimeAttention(1)
+    for part in (attend.query, attend.key):
+        torch.nn.init.eye_(part.weight)
+    queries, keys = torch.zeros(1, 1, 128), torch.zeros(1, 4, 128)
+    queries[..., 0] = math.sqrt(128)
+    keys[..., 0] = torch.tensor([spread, spread - 1, 0.0, -1.0])
+    keys.requires_grad_()
+    values = torch.tensor([[[1.0, 0.0], [2.0, 0.0], [0.0, 3.0], [0.0, 5.0]]])
+    found, _ = attend(queries, keys, values, values != 0)
+    near = 1 / (1 + math.exp(-1.0))  # two observations, one score apart
+    assert found.detach()[0, 0].tolist() == pytest.approx([2 - near, 5 - 2 * near], rel=1e-5)
+    (slope,) = torch.autograd.grad(found.sum(), keys)
+    turn = near * (1 - near)
+    assert slope[0, :, 0].tolist() == pytest.approx([-turn, turn, -2 * turn, 2 * turn], rel=1e-4)
 
 
 # -------------------------------------------------------------------------------------------------------------- models

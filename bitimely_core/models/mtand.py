@@ -38,6 +38,7 @@ CODE = 128  # width of phi
 GENERATOR = 50  # width of each direction of the decoder's GRU
 INNER = 50  # hidden width of the small nets
 FIXED_BASE = 10.0  # of the fixed frequencies
+LOWEST = -600.0  # of a score less the best of all rows: its exp and the reciprocal of that are within float64
 
 
 class MTANDEncConfig(ModelConfig):
@@ -128,16 +129,17 @@ class TimeAttention(nn.Module):
             weights = scores.softmax(-1)
             return (weights @ values[:, None]).transpose(1, 2).flatten(2), weights if attention else None
         seen = mask.any(-1)[:, None, None]
-        top = scores.masked_fill(~seen, -torch.inf).amax(-1, keepdim=True)
-        raised = torch.where(seen, (scores - torch.where(top.isfinite(), top, 0.0)).clamp(max=0.0).exp(), 0.0)
+        wide = scores.double()  # a channel's own observations may lie far below the best row of all: exp(-88) is 0 in float32
+        top = wide.detach().masked_fill(~seen, -torch.inf).amax(-1, keepdim=True)
+        raised = torch.where(seen, (wide - torch.where(top.isfinite(), top, 0.0)).clamp(LOWEST, 0.0).exp(), 0.0)
         weight = mask.to(raised.dtype)[:, None]
         total = raised @ weight  # [B, H, n, C]
         known = total > 0
-        mean = torch.where(known, raised @ (weight * values[:, None]) / torch.where(known, total, 1.0), 0.0)
+        mean = torch.where(known, raised @ (weight * values[:, None]) / torch.where(known, total, 1.0), 0.0).to(scores.dtype)
         maps = None
         if attention:
             share = torch.where(known, 1 / torch.where(known, total, 1.0), 0.0) / known.sum(-1, keepdim=True).clamp(min=1)
-            maps = raised * (share @ weight.transpose(-1, -2))
+            maps = (raised * (share @ weight.transpose(-1, -2))).to(scores.dtype)
         return mean.transpose(1, 2).flatten(2), maps
 
 
