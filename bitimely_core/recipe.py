@@ -113,6 +113,9 @@ class EvaluateStage(Section):
     by: Literal["subject", "window"] = "subject"
     baselines: Literal["all", "cheap"] = "all"  # cheap: without those that are fitted, on the pages of single runs
     margin: Margin | dict[str, Margin] | None = None  # of non-inferiority and equivalence, in printed units; by column, "" for the others
+    columns: tuple[
+        str, ...
+    ] = ()  # of the page: `data:metric` or `data:class` (AUPRC of that class); else those of [paper], or the main metric
     compare: str | None = None  # a value of the matrix: every other run is compared with that of the cell which has this one
 
 

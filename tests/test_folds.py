@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from sklearn.metrics import accuracy_score, roc_auc_score
+from sklearn.metrics import accuracy_score, average_precision_score, roc_auc_score
 from small import SMALL_RECIPE
 from test_ledger import load_script
 
@@ -138,6 +138,29 @@ def test_pooled_folds_are_scored_like_one_run(ran: Path) -> None:
     assert one.scores.baselines["majority"].metrics["accuracy"].value == pytest.approx(right / len(frame))
     with pytest.raises(UserError, match="test sets of two folds"):
         folds.pool_folds([parts[0], parts[0]], ran / "kept", make_windows_opener(ran))  # type: ignore[list-item]
+
+
+@pytest.mark.slow
+def test_a_recipe_states_the_columns_of_its_page(ran: Path) -> None:
+    """AUROC of all classes and AUPRC of one; the baselines of the runs are compared by the metric of the column."""
+    frame = pl.concat([pl.read_parquet(ran / "runs" / name / "predictions.parquet") for name in FOLDS])
+    names = [name for name in frame.columns if name.startswith("p_")]
+    target, probabilities = frame["target"].to_numpy(), frame.select(names).to_numpy()
+    columns = ["synthetic/staging:auroc", "synthetic/staging:W"]
+    (ran / "two.toml").write_text(RECIPE.replace("[evaluate]\n", f"[evaluate]\ncolumns = {json.dumps(columns)}\n"))
+    done = pipeline.run(str(ran / "two.toml"), workspace=ran)
+    assert done["exit_code"] == 0
+    assert [stage["stage"] for stage in done["stages"] if stage["state"] == "done"] == ["results"]  # nothing is trained anew
+    area, wake = csv.DictReader((ran / "reports" / "two" / "results.csv").read_text().splitlines())
+    assert float(area["value"]) == pytest.approx(roc_auc_score(target, probabilities, multi_class="ovr"))
+    at = names.index("p_W")
+    assert float(wake["value"]) == pytest.approx(average_precision_score(target == at, probabilities[:, at]))
+    summary = json.loads((ran / "reports" / "two" / "summary.json").read_bytes())
+    assert set(summary["baseline_differences"]) == set(columns)
+    constant = summary["baseline_differences"][columns[0]]["gpt"]["majority"]
+    assert constant["difference"] == pytest.approx(float(area["value"]) - 0.5)
+    (ran / "two.toml").write_text(RECIPE)
+    assert pipeline.run(str(ran / "two.toml"), workspace=ran)["exit_code"] == 0
 
 
 @pytest.mark.slow

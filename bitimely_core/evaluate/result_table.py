@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -134,11 +135,12 @@ class ResultTable:
             seeds.setdefault((one.row, one.data), []).append(one.scores)
         family: dict[BaselinePair, MeanDifference] = {}
         for (row, data), of in seeds.items():
-            for name in of[0].baselines:
-                values = [s.baselines[name].metrics.get(str(s.main)) for s in of if name in s.baselines]
+            own = {c.key: c.metric for c in self.columns if c.data == data and c.metric and not c.label} or {data: str(of[0].main)}
+            for (key, metric), name in itertools.product(own.items(), of[0].baselines):
+                values = [s.baselines[name].metrics.get(metric) for s in of if name in s.baselines]
                 each = [v.difference for v in values if v and v.difference and v.difference.difference is not None]
                 if len(each) == len(of):
-                    family[BaselinePair(row, data, name.replace("_", " "))] = evaluate.average_differences(each)
+                    family[BaselinePair(row, key, name.replace("_", " "))] = evaluate.average_differences(each)
         for key, result in self.results.items():
             family |= {BaselinePair(row, key, name): d for row, of_row in result.baselines.items() for name, d in of_row.items()}
         return dict(zip(family, evaluate.holm_correct(list(family.values())), strict=True))
@@ -199,8 +201,8 @@ def assign_rows(found: Sequence[Path]) -> list[ScoredRun]:
 
 
 def group_columns(found: Sequence[ScoredRun], requested: Iterable[str], stated: Iterable[str] = ()) -> list[ScoreColumn]:
-    """The columns of a page, in order: those of the planned cells (`requested`); multi-label data become the columns that the paper
-    (`stated`) has of them, else one column per label.
+    """The columns of a page, in order: those of the planned cells (`requested`); data become the columns that the recipe or the paper
+    (`stated`) has of them, multi-label data else one column per label.
     """
     tasks = {one.data: one.scores for one in found}
     stated = list(stated)

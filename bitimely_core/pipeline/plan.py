@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from bitimely_core import registry, workflows
 from bitimely_core.config import DataConfig, Section, load_preset, merge_layers, validate
 from bitimely_core.errors import Exit, Reason, UserError, hide_credentials, input_error, usage_error
+from bitimely_core.evaluate import METRICS, NAMES
 from bitimely_core.pipeline.graph import SUCCEEDED, Node, StageResult, States
 from bitimely_core.privacy import format_count
 from bitimely_core.recipe import AnalyzeStage, Recipe, RecipeBlock, RecipeStage, TuningStage
@@ -186,10 +187,23 @@ def plan_experiment(
 
 
 def _check_columns(plan: ExperimentPlan) -> None:
-    """What is stated by column: the margins, and the numbers of the paper. Raises UserError (config, exit 2)."""
+    """What is stated by column: the page's columns, the margins, and the numbers of the paper. Raises UserError (config, exit 2)."""
     read_paper(plan.recipe.paper)
-    margin = plan.recipe.evaluate.margin
-    columns = {"", *(entry.column for entry in plan.table)}
+    margin, stated = plan.recipe.evaluate.margin, plan.recipe.evaluate.columns
+    data = {entry.column for entry in plan.table}
+    for column in stated:
+        of, _, part = column.partition(":")
+        if of not in data or not part:
+            known = f"expected DATA:METRIC or DATA:CLASS, DATA one of {', '.join(sorted(data))}"
+            raise usage_error(f"found {column!r}", known, "Correct it", field="evaluate.columns")
+        dataset, named = parse_view(of)
+        view = registry.datasets[dataset].facts.views[named]
+        parts = (*METRICS.get(view.task, ()), *view.classes)
+        if part not in parts and (view.classes or part in NAMES):  # without classes of its own a view takes those of its labels
+            known = f"expected one of {', '.join(f'{of}:{one}' for one in parts)}"
+            raise usage_error(f"found {column!r}", known, "Correct it", field="evaluate.columns")
+    finer = {column.partition(":")[0] for column in stated}
+    columns = {"", *(data - finer), *stated}
     if isinstance(margin, dict) and (odd := sorted(margin.keys() - columns)):
         known = f"expected some of {', '.join(sorted(columns - {''}))}, or '' for the others"
         raise usage_error(f"found {odd[0]!r}", known, "Correct it", field="evaluate.margin")
@@ -493,6 +507,7 @@ class PlanBuilder:
             call = partial(_write_results, plan, self.workspace, leak_free, self.progress)
             stated = {"table": [[entry.row, entry.column, entry.seed, entry.run] for entry in plan.table], "paper": recipe.paper}
             stated |= {} if recipe.evaluate.margin is None else {"margin": recipe.evaluate.margin}
+            stated |= {"columns": recipe.evaluate.columns} if recipe.evaluate.columns else {}
             self.add(Node(label="results", settings=stated, call=call, output=out / "summary.json", after=stages))
 
     def _add_families(self, analysis: AnalyzeStage) -> None:
@@ -568,6 +583,7 @@ def _write_results(plan: ExperimentPlan, workspace: Path, leak_free: bool, progr
         plan.name,
         entries,
         paper=recipe.paper,
+        columns=recipe.evaluate.columns,
         title=recipe.title + (" (leak-free variant)" if leak_free else ""),
         description=". ".join(filter(None, [recipe.description, variant])),
         workspace=workspace,

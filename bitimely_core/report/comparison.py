@@ -150,7 +150,8 @@ def summarize_baselines(table: ResultTable) -> str:
         ahead = case == "unclear" and sign * (of[name].difference or 0.0) > 0
         closest[key] = ("ahead" if ahead else case, name)
     replicated = any(d.seeds[0] for d in table.baseline_differences.values())
-    models = f"{len(families)} {'models' if replicated else 'trained models'}"
+    once = len({(row, key.partition(":")[0]) for row, key in families}) == len(families)  # else data have several columns
+    models = f"{len(families)} {'' if once else 'scores of '}{'models' if replicated else 'trained models'}"
     out: list[str] = []
     over = f" (Holm-corrected over {len(table.baseline_differences)} comparisons with baselines)"
     for case, words in (

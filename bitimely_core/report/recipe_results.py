@@ -102,6 +102,7 @@ def write_results(
     entries: Entries,
     *,
     paper: PaperSection,
+    columns: Sequence[str] = (),
     title: str,
     description: str,
     workspace: Path,
@@ -115,7 +116,7 @@ def write_results(
 
     `entries` are the cells: `row`, `column`, `seed`, `run` (None without one; several: test folds to be pooled), `state` (done, failed,
     not run, left out: the recipe has no such cell), `detail`. The first row is the reference of all comparisons. `paper`: see the head
-    of this module. `margins`: column ("": the others) -> margin of non-inferiority that the recipe states. `baselines` are those to fit beside the runs, None: `baselines.list_baselines`. Results are stored in `out/kept` for later
+    of this module. `columns`: those that the recipe states, `data:metric` or `data:class`, beside the paper's. `margins`: column ("": the others) -> margin of non-inferiority that the recipe states. `baselines` are those to fit beside the runs, None: `baselines.list_baselines`. Results are stored in `out/kept` for later
     calls.
 
     Returns `report`, `verdict`, `cells`, `differences`, `missing`, `files`. Raises UserError: config (exit 2) for a `[paper]` that cannot be
@@ -126,16 +127,16 @@ def write_results(
     found, missing = _open_runs(entries, workspace, keep, open_windows)
     planned = [str(e["column"]) for e in entries]
     requested = [*planned, *(c for _, c in stated if c.partition(":")[0] not in planned)]
-    columns = result_table.group_columns(found, requested, [column for _, column in stated])
+    shown_columns = result_table.group_columns(found, requested, dict.fromkeys([*columns, *(column for _, column in stated)]))
     rows = list(dict.fromkeys([*(str(e["row"]) for e in entries), *(row for row, _ in stated)]))
     reference = rows[0] if rows else ""
     fitted, remarks = _fit_baselines(found, reference, baselines, keep, open_windows, progress)
     frames = {data: {plain.title_baseline(k): frame for k, (_, frame) in of.items()} for data, of in fitted.items()}
-    compared = {c.key: result_table.compare_column(c, found, reference, others=frames.get(c.data, {}), keep=keep) for c in columns}
+    compared = {c.key: result_table.compare_column(c, found, reference, others=frames.get(c.data, {}), keep=keep) for c in shown_columns}
     notes = paper.get("notes") or []
     results = RecipeResults(
         title,
-        ResultTable(found, rows, columns, reference, compared, names, margins or {}, planned=True),
+        ResultTable(found, rows, shown_columns, reference, compared, names, margins or {}, planned=True),
         stated,
         str(paper.get("source") or ""),
         " ".join([notes] if isinstance(notes, str) else map(str, notes)),
