@@ -22,6 +22,7 @@ from torch.nn import functional as F  # noqa: N812
 from bitimely_core.config import EVENT_SETTINGS, ModelConfig
 from bitimely_core.errors import usage_error
 from bitimely_core.models.tokenizers import FIRST, NumberScale, StepTokenizer
+from bitimely_core.ops.constants import send_constants
 from bitimely_core.types import Batch
 
 PERSON = 4  # width of `Batch.person`
@@ -104,7 +105,7 @@ def get_time_span(config: ModelConfig) -> float:
 def encode_times(times: Tensor, span: float, width: int) -> Tensor:
     """[sin(t / s_j), cos(t / s_j)] of times [B, T] -> [B, T, width], s_j = span^(j / (width / 2 - 1)) for j = 0 .. width / 2 - 1."""
     half = width // 2
-    scales = torch.tensor([span ** (j / max(half - 1, 1)) for j in range(half)], dtype=times.dtype, device=times.device)
+    scales = send_constants([span ** (j / max(half - 1, 1)) for j in range(half)], times)
     angle = times[..., None] / scales
     return torch.cat((angle.sin(), angle.cos()), -1)
 

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from bitimely_core.ops.constants import send_constants
+
 HazardKind = Literal["discrete", "piecewise-exponential"]
 YEAR = 365.25  # days: the unit of the rates
 SMOOTHING = 0.5  # events added to those of an interval where its hazard starts a training
@@ -32,12 +34,12 @@ class HazardGrid(NamedTuple):
 
     def measure_exposure(self, time: Tensor) -> Tensor:
         """Share of each interval that is lived through until `time`, [..., J]."""
-        edges = torch.tensor(self.edges, dtype=time.dtype, device=time.device)
+        edges = send_constants(self.edges, time)
         return ((time[..., None] - edges[:-1]) / edges.diff()).clamp(0, 1)
 
     def find_interval(self, time: Tensor) -> Tensor:
         """The interval (open, closed] that holds `time`, int64 [...]."""
-        edges = torch.tensor(self.edges, dtype=time.dtype, device=time.device)
+        edges = send_constants(self.edges, time)
         return torch.searchsorted(edges[1:], time.contiguous()).clamp(max=len(self.edges) - 2)
 
     def censor(self, time: Tensor, event: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,7 +72,7 @@ def measure_loss(logits: Tensor, time: Tensor, event: Tensor, grid: HazardGrid) 
         last = F.one_hot(at, stay.shape[-1]).bool() & happened[..., None]
         chance = own + stay.gather(2, at[..., None])[..., 0]
         return -(torch.where(last, 0.0, stay * lived).sum(-1) + torch.where(happened, chance, 0.0))
-    years = lived * torch.tensor(np.diff(grid.edges) / YEAR, dtype=lived.dtype, device=lived.device)
+    years = lived * send_constants(np.diff(grid.edges) / YEAR, lived)
     return (logits.exp().sum(2) * years).sum(-1) - torch.where(happened, own, 0.0)
 
 
@@ -80,10 +82,10 @@ def compute_incidence(logits: Tensor, grid: HazardGrid, days: Sequence[float] | 
         total = torch.logsumexp(F.pad(logits, (0, 0, 1, 0)), 2)  # the hazard of an interval, summed over its time
         share = logits.softmax(2)[:, :, 0]
     else:
-        rates = logits.exp() * torch.tensor(np.diff(grid.edges) / YEAR, dtype=logits.dtype, device=logits.device)
+        rates = logits.exp() * send_constants(np.diff(grid.edges) / YEAR, logits)
         total = rates.sum(2)
         share = rates[:, :, 0] / total
-    lived = grid.measure_exposure(torch.tensor(grid.horizons if days is None else days, dtype=logits.dtype, device=logits.device))
+    lived = grid.measure_exposure(send_constants(grid.horizons if days is None else days, logits))
     before = torch.exp(-F.pad(total.cumsum(-1), (1, 0))[..., :-1]) * share
     gone = -torch.expm1(-total[..., None, :] * lived)  # [B, K, H, J]
     return (before[..., None, :] * gone).sum(-1)
