@@ -208,6 +208,8 @@ def demo(
                 result = workflows.demonstrate(home, progress=progress, **about)
         finally:
             screen.json = wanted  # also for the object of an error
+    if claims:
+        screen.has_errors = False  # the made-up claims have faulty rows on purpose: the tour itself is complete
     refresh_page(home)
     screen.result({**result, "commands": lines}, [result["verdict"], f"report: {result['report']}"])
     return 0

@@ -16,6 +16,8 @@ PAGE = Path(__file__).with_name("results.md")
 COMMANDS = {
     "emg": ("bitimely ingest ptb-xl PTB-XL", "bitimely ingest emg EMG", "bitimely run emg"),
     "open-emg": ("bitimely ingest ptb-xl PTB-XL", "bitimely ingest emg EMG", "bitimely run open-emg"),
+    "open-p12": ("bitimely ingest physionet-2012 PHYSIONET-2012", "bitimely run open-p12"),
+    "open-ieee-ppg": ("bitimely ingest ieee-ppg IEEE-SPC2015", "bitimely run open-ieee-ppg --only 0.2"),
     "ptb-xl": ("bitimely ingest ptb-xl PTB-XL", "bitimely run ptb-xl"),
     "ptb-xl-folds": ("bitimely ingest ptb-xl PTB-XL", "bitimely run ptb-xl-folds"),
     "synpuf": (

@@ -32,7 +32,7 @@ def run_demo(home: Path, capsys: pytest.CaptureFixture[str], threads: int) -> di
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        assert main(["demo", "--claims", "-w", str(home), "--json"]) in {0, 3}  # 3: some of the made-up rows are faulty
+        assert main(["demo", "--claims", "-w", str(home), "--json"]) == 0  # although some of the made-up rows are faulty
         assert torch.get_num_threads() == threads, "the demonstration leaves the number of threads as it was"
     finally:
         torch.set_num_threads(before)
