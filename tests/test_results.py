@@ -342,6 +342,17 @@ def test_a_diverged_seed_is_named_and_leaves_the_errors_of_other_rows(tmp_path):
     assert not good.remarks
 
 
+def test_seeds_of_a_row_that_is_hardly_above_a_constant_have_not_diverged(tmp_path):
+    for seed in range(6):
+        planted(tmp_path, f"a-{seed}", "one", row="a", seed=seed, skill=0.1)
+    runs = assign_rows([tmp_path / "runs" / f"a-{seed}" for seed in range(6)])
+    constant = max(one.metrics["accuracy"].value for one in runs[0].scores.baselines.values())
+    found = compare_column(ScoreColumn("one", "one", "accuracy"), runs, "a")
+    values = [one.value for one in found.cells["a"].seeds]
+    assert min(values) <= constant < np.median(values) < constant + found.cells["a"].se
+    assert not found.remarks
+
+
 @pytest.mark.parametrize("seeds", [1, 2, 4])
 def test_the_standard_deviation_over_seeds_needs_two(seeds, tmp_path):
     entries = [planted(tmp_path, f"a-{seed}", "one", row="a", seed=seed, skill=0.5 + 0.1 * seed) for seed in range(seeds)]

@@ -351,7 +351,7 @@ def _compare_rows(column: ScoreColumn, scored: Sequence[ScoredRun], reference: s
 
 
 def _list_diverged(column: ScoreColumn, cells: Mapping[str, CellScore], scores: TaskScores) -> list[str]:
-    """A remark for each seed that is no better than a constant though its row is, or far from its row as seeds vary."""
+    """A remark for each seed that is no better than a constant though its row is by more than its standard error, or far from its row as seeds vary."""
     sign = -1.0 if column.lower else 1.0
     baselines = [one.metrics[column.metric].value for one in scores.baselines.values() if column.metric in one.metrics]
     constant = max((sign * value for value in baselines if value is not None), default=-np.inf) if column.label is None else -np.inf
@@ -362,7 +362,7 @@ def _list_diverged(column: ScoreColumn, cells: Mapping[str, CellScore], scores: 
         values = {one.seed: sign * one.value for one in cell.seeds if one.value is not None}
         middle = float(np.median(list(values.values()))) if len(values) > 1 else np.nan
         for seed, value in values.items():
-            if value <= constant < middle or 0 < limit < abs(value - middle):
+            if value <= constant < middle - (cell.se or 0.0) or 0 < limit < abs(value - middle):
                 found = f"{sign * value:.3g}, median of the row {sign * middle:.3g}"
                 out.append(
                     f"{row}, seed {seed} on {column.key}: this seed diverged ({found}). It stays in the mean and in the variance of its row."
