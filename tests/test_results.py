@@ -342,6 +342,16 @@ def test_a_diverged_seed_is_named_and_leaves_the_errors_of_other_rows(tmp_path):
     assert not good.remarks
 
 
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_a_diverged_seed_of_a_single_row_is_named(seeds, tmp_path):
+    """The spread that it brings itself does not hide it."""
+    for seed in range(seeds):
+        planted(tmp_path, f"a-{seed}", "one", row="a", seed=seed, skill=0.8 if seed else 0.0)
+    runs = assign_rows([tmp_path / "runs" / f"a-{seed}" for seed in range(seeds)])
+    (remark,) = compare_column(ScoreColumn("one", "one", "accuracy"), runs, "a").remarks
+    assert remark.startswith("a, seed 0 on one: this seed diverged (0.3")
+
+
 def test_seeds_of_a_row_that_is_hardly_above_a_constant_have_not_diverged(tmp_path):
     for seed in range(6):
         planted(tmp_path, f"a-{seed}", "one", row="a", seed=seed, skill=0.1)

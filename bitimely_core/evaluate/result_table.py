@@ -351,7 +351,7 @@ def _compare_rows(column: ScoreColumn, scored: Sequence[ScoredRun], reference: s
 
 
 def _list_diverged(column: ScoreColumn, cells: Mapping[str, CellScore], scores: TaskScores) -> list[str]:
-    """A remark for each seed that is no better than a constant though its row is by more than its standard error, or far from its row as seeds vary."""
+    """A remark for each seed that is no better than a constant though its row is by more than the standard error over subjects, or far from its row as seeds vary."""
     sign = -1.0 if column.lower else 1.0
     baselines = [one.metrics[column.metric].value for one in scores.baselines.values() if column.metric in one.metrics]
     constant = max((sign * value for value in baselines if value is not None), default=-np.inf) if column.label is None else -np.inf
