@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from small import SMALL_RECIPE
 
-from bitimely_core import pipeline, registry
+from bitimely_core import models, pipeline, registry
+from bitimely_core.config import ModelConfig
 from bitimely_core.errors import UserError
 from bitimely_core.pipeline import costs, workers
 from bitimely_core.pipeline.graph import StageState
@@ -82,6 +83,35 @@ def test_estimates_count_learning_rates_that_set_gives(tmp_path: Path) -> None:
         for rates in ("1e-4,1e-3", "2", "3")
     ]
     assert flops[0] == flops[1] < flops[2]
+
+
+def test_estimates_are_of_the_width_that_a_matched_budget_chooses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is counted and timed is the model that `pretrain` builds."""
+    path = tmp_path / "matched.toml"
+    path.write_text(
+        '[ingest]\ndatasets = ["synthetic"]\n[pretrain]\npreset = "tiny"\nbudget = "matched"\ndata = "synthetic"\nsteps = 2\n'
+        '[matrix]\nmodel = ["s4", "lstm"]\n'
+    )
+    plan = plan_experiment(pipeline.load(str(path)), "matched", tmp_path, assignments=[])
+    timed: list[ModelConfig] = []
+    monkeypatch.setattr(costs, "_time_window", lambda config, *_: timed.append(config))
+    for label, training in plan.trainings.items():
+        name = training.flags["model"]["name"]
+        cost = costs.estimate_training(plan, label, tmp_path, timed=True)
+        shape = {"channels": timed[-1].channels, "length": timed[-1].length}
+        built = models.build(name, preset="tiny", **shape, **models.match_parameters(name, "tiny", **shape))
+        assert cost.parameters == models.count_parameters(built)
+        assert cost.parameters != models.count_parameters(models.build(name, preset="tiny", **shape))
+        assert models.count_configured(timed[-1]) == cost.parameters
+
+
+def test_estimates_of_a_fine_tuning_are_of_its_own_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[tuple[int, int]] = []
+    monkeypatch.setattr(costs, "_time_window", lambda config, *_: timed.append((config.channels, config.length)))
+    plan = plan_experiment(pipeline.load("emg"), "emg", tmp_path, assignments=[])
+    for label in ("pretrain emg-gpt-0", "finetune emg-gpt-0-emg"):
+        costs.estimate_training(plan, label, tmp_path, timed=True)
+    assert timed == [(12, 1000), (1, 1500)]  # 10 s of 12 leads at 100 Hz, 1,500 samples of one channel
 
 
 def test_estimates_know_the_length_of_windows_at_another_rate() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -527,6 +528,17 @@ def test_estimate_counts_and_changes_nothing() -> None:
     assert not model.training
     assert all(p.grad is None for p in model.parameters())
     assert estimate(model, next(batches(0)), 1, precision="bf16", device_name="cpu")["steps"] == 1
+
+
+def test_estimates_leave_out_what_other_programs_take_of_the_cpu() -> None:
+    """A thread that sleeps waits as one that is displaced: neither is time of the step."""
+
+    def delayed(*args: Any, **options: Any) -> dict[str, Any]:
+        time.sleep(0.2)
+        return squares(*args, **options)
+
+    batch = next(iter(Rows(size=8)(0)))
+    assert estimate(Tiny(), batch, 1, objective=delayed, device_name="cpu")["seconds_per_step"] < 0.1
 
 
 def test_reading_ahead_keeps_order_errors_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:

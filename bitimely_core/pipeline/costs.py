@@ -131,7 +131,7 @@ def estimate_costs(
 
 
 def estimate_training(plan: ExperimentPlan, label: str, workspace: Path, *, timed: bool = False) -> TrainingCost:
-    """The cost of one training; `timed`: with steps that are run now."""
+    """The cost of one training; `timed`: with steps that are run now, on windows of the shape of its own data."""
     training, first = plan.trainings[label], plan.pretraining_of(label)
     preset = first.preset or "tiny"
     sizes = [_measure_data(name, plan, workspace) for name in dict.fromkeys(training.flags["data"]["names"])]
@@ -167,6 +167,8 @@ def estimate_training(plan: ExperimentPlan, label: str, workspace: Path, *, time
     seen, updates = windows * (1 + trials), windows * (1 + trials) / batch
     every = train.get("checkpoint_every") or (sum(size.windows or 0.0 for size in sizes) * data.get("fraction", 1.0)) / batch
     held = sum(size.held for size in sizes) * updates / max(every, 1.0)
+    reads = max(sizes, key=lambda size: size.length)
+    tried = config if reads.codes else config.model_copy(update={"channels": reads.channels, "length": reads.length})
     cheap = windows > 0 and flops * passes < EXACT and _predict_trial(entry.name, config, parameters, tokens) < TRIAL
     return TrainingCost(
         parameters=parameters,
@@ -175,7 +177,7 @@ def estimate_training(plan: ExperimentPlan, label: str, workspace: Path, *, time
         bytes=weights + 2 * STATES * weights,
         slowness=_measured_slowness(entry.name),
         seen=seen + held * HELD_SHARE,
-        each=_time_window(config, objective if training.verb == "pretrain" else "none", batch, sizes[0].observed)
+        each=_time_window(tried, objective if training.verb == "pretrain" else "none", batch, sizes[0].observed)
         if cheap and timed
         else None,
         steps=updates,
@@ -264,7 +266,8 @@ def _count_parameters(model: str, preset: str, budget: str, channels: int, lengt
         reads = {**grid_shape(codes, own.get("horizon", ModelConfig().horizon)), "events": "grid"}
     config = build_model_config(name, preset, **merge_layers(reads, own))
     if budget == "matched":
-        return config, models.count_configured(build_model_config("bitimelygpt", preset, **shape))
+        widths = models.match_parameters(name, preset, channels=channels, length=length, codes=codes, events=config.events)
+        config = build_model_config(name, preset, **merge_layers(reads, own, widths))
     return config, models.count_configured(config)
 
 
@@ -299,18 +302,17 @@ def _measured_slowness(model: str) -> float:
 
 @cache
 def measure_speed(size: int = 1024, seconds: float = 0.2) -> float:
-    """Operations a second of a matrix product in float32 on the device that a training would take."""
+    """Operations a second of a matrix product in float32 on the device that a training would take; of a CPU with nothing else to do."""
     import torch
 
     from bitimely_core.training.devices import select_device
 
     where = select_device("auto")
+    clock = time.thread_time if where.type == "cpu" else time.perf_counter
     a = torch.ones(size, size, device=where)
-    best = 0.0
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        start = time.perf_counter()
-        value = (a @ a)[0, 0].item()  # waits for the device
-        best = max(best, 2.0 * size**3 / (time.perf_counter() - start))
-        assert value == size
-    return best
+    for measured in (False, True):  # the first product warms up
+        products, started = 0, clock()
+        while products == 0 or (measured and clock() - started < seconds):
+            assert (a @ a)[0, 0].item() == size  # waits for the device
+            products += 1
+    return products * 2.0 * size**3 / (clock() - started)

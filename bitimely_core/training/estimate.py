@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import statistics
 import time
 from contextlib import ExitStack
 from typing import TypedDict
@@ -16,6 +16,7 @@ from bitimely_core.training.loop import Objective
 from bitimely_core.types import Batch, Batches
 
 FEW = 2  # rows of the first trial: some objectives compare rows
+ENOUGH = 0.5  # seconds of steps that are measured: single ones differ by a factor of 1.5 on a CPU
 LONG, MUCH = 3.0, 1 << 30  # seconds and bytes of activations of a trial with all rows, above which the first is scaled
 
 
@@ -41,10 +42,10 @@ def estimate(
     precision: str = "fp32",
     device_name: str = "auto",
 ) -> CostEstimate:
-    """Estimate time and memory of `steps` steps from micro-batches that are run: the shortest of three, or of one that took long.
+    """Estimate time and memory of `steps` steps from micro-batches that are run: the median, or the one that took long.
 
     The model is not changed. On the CPU two rows are run first, and the whole micro-batch only if that ends soon and fits; otherwise time and
-    activations are scaled by the rows. The time of the optimizer, reading, validation and checkpoints is not included. Without `objective` the
+    activations are scaled by the rows; the time is that of a CPU with nothing else to do. The time of the optimizer, reading, validation and checkpoints is not included. Without `objective` the
     mean square of the output replaces the loss.
     """
     device = select_device(device_name)
@@ -61,12 +62,14 @@ def estimate(
             if used and (seconds * size / used > LONG or activations * size / used > MUCH):
                 break
             small = map_tensors(batch, lambda x: x[:size].to(device))  # noqa: B023
-            used, seconds = size, math.inf
-            for _ in range(3):  # the first one warms up
+            used = size
+            times: list[float] = []
+            while len(times) < 4 or sum(times) < ENOUGH:
                 took, activations = _run_step(model, small, objective, precision)
-                seconds = min(seconds, took)
+                times.append(took)
                 if took > LONG / 3:
                     break
+            seconds = statistics.median(times[1:] or times)  # the first one warms up
         for name, value in model.named_buffers():
             value.copy_(before[name])
     every, trainable = list(model.parameters()), [p for p in model.parameters() if p.requires_grad]
@@ -90,7 +93,10 @@ def estimate(
 
 
 def _run_step(model: nn.Module, batch: Batch, objective: Objective | None, precision: str) -> tuple[float, int]:
-    """Seconds of one forward and backward pass, and the bytes that autograd kept between them."""
+    """Seconds of one forward and backward pass, and the bytes that autograd kept between them.
+
+    On the CPU it is the time of the calling thread: what other programs take of the machine meanwhile is not counted.
+    """
     kept: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -98,7 +104,8 @@ def _run_step(model: nn.Module, batch: Batch, objective: Objective | None, preci
         return tensor
 
     device = batch.values.device
-    started = time.perf_counter()
+    clock = time.thread_time if device.type == "cpu" else time.perf_counter
+    started = clock()
     autocast = torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
     with autocast, torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         if objective:
@@ -109,7 +116,7 @@ def _run_step(model: nn.Module, batch: Batch, objective: Objective | None, preci
     loss.backward()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    seconds = time.perf_counter() - started
+    seconds = clock() - started
     model.zero_grad(set_to_none=True)
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     return seconds, sum(size for at, size in kept.items() if at not in own)
