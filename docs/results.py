@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import platform
 import re
 import sys
 from pathlib import Path
@@ -41,7 +40,8 @@ def make_section(recipe: str, workspace: Path) -> str:
     lines = "\n".join(f"    {line}" for line in COMMANDS[recipe])
     runs = [json.loads(path.read_bytes()) for path in (workspace / "runs").glob(f"{recipe}-*/run.json")]
     threads = max(run["environment"]["threads"] for run in runs)
-    about = f"{day}, CPU ({platform.machine()}), {threads} thread{'s' * (threads > 1)}, torch {torch.__version__.partition('+')[0]}."
+    (hardware,) = {run["environment"]["hardware"] for run in runs}  # its matrix products round in their own way
+    about = f"{day}, CPU ({hardware}), {threads} thread{'s' * (threads > 1)}, torch {torch.__version__.partition('+')[0]}."
     spread = "Means over seeds, in brackets the lowest and the highest seed; with one seed the 95 % CI."
     parts = [
         f"<!-- {recipe} -->\n{table.strip()}",

@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
-from small import make_workspace
+from small import SMALL_RECIPE, make_workspace
 
-from bitimely_core import cache, registry, tokens, workflows
+from bitimely_core import cache, pipeline, registry, tokens, workflows
 from bitimely_core.datasets.synthetic import BANDS
 from bitimely_core.errors import UserError
 from bitimely_core.evaluate import baselines, score
@@ -205,3 +206,16 @@ def test_baselines_are_cheap_to_repeat_and_can_be_left_out(tmp_path):
     assert pl.read_parquet(run / "baselines.parquet").height
     with pytest.raises(UserError, match="unknown choice of --baselines"):
         workflows.evaluate("tuned", baselines="some", workspace=home)
+
+
+def test_the_page_of_a_recipe_that_fits_baselines_does_not_say_that_they_were_left_out(tmp_path):
+    make_workspace(tmp_path / "home")
+    recipe = tmp_path / "cheap.toml"
+    recipe.write_text(SMALL_RECIPE.replace("bootstrap = 20", 'bootstrap = 20\nbaselines = "cheap"') + "patch = 50\nlayers = 2\n")
+    done = pipeline.run(str(recipe), workspace=tmp_path / "home")
+    assert done["exit_code"] == 0
+    page = Path(done["report"]).read_text("utf-8")
+    assert "random kernels" in page
+    assert "--baselines cheap" not in page
+    (scores,) = (tmp_path / "home" / "runs").glob("cheap-*/scores.json")
+    assert "--baselines cheap" in scores.read_text("utf-8")

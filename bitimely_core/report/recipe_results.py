@@ -27,7 +27,7 @@ from bitimely_core.report import comparison, run_page
 from bitimely_core.report.numbers import table_data, to_csv
 from bitimely_core.report.renderer import write_report
 from bitimely_core.report.text import markdown_text, tex_text, text_cell
-from bitimely_core.schemas.scores import CellScore, MetricValue, TaskScores
+from bitimely_core.schemas.scores import WITHOUT_FITTED, CellScore, MetricValue, TaskScores
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import Progress
 from bitimely_core.workspace import find_run_folder
@@ -154,7 +154,7 @@ def write_results(
         "results.tex": ("the table for LaTeX (booktabs)", render_latex(results)),
     }
     builder = PageBuilder(title or name)
-    builder.notice(*_list_notices(results.table), *remarks, *(line for result in compared.values() for line in result.remarks))
+    builder.notice(*_list_notices(results), *remarks, *(line for result in compared.values() for line in result.remarks))
     builder.add_facts(_list_facts(name, description, results))
     _fill_page(builder, results, workspace)
     verdict = rename_units(verdict, results.table.unit())
@@ -481,9 +481,11 @@ def _baseline_table(results: RecipeResults) -> Table:
     return make_table("baselines", "Baselines without pre-training", caption, columns, rows)
 
 
-def _list_notices(table: ResultTable) -> list[str]:
-    found = table.found
+def _list_notices(results: RecipeResults) -> list[str]:
+    table, found = results.table, results.table.found
     counted = Counter(line for one in found for line in dict.fromkeys([*one.scores.notices, *one.scores.remarks]))
+    if all(results.fitted.get(one.data) for one in found):
+        counted.pop(WITHOUT_FITTED, None)  # of the pages of single runs: this page has them
     out = [f"{part.name}: {line}" for one in found for part in one.runs for line in run_page.list_reproductions(part.folder)]
     out += [line if n == len(found) else f"{line} ({n} of {len(found)} runs)" for line, n in counted.most_common(12)]
     least = evaluate.MINIMUM_UNITS

@@ -10,6 +10,8 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer, model_vali
 from bitimely_core.records import Part, StoredRecord, has_result, omit_none
 from bitimely_core.schemas.runs import ScoredCheckpoint
 
+WITHOUT_FITTED = "Baselines that are fitted were left out (--baselines cheap)."  # notice of an evaluation
+
 
 class Uncertainty(Part):
     """Uncertainty of an estimate: standard error and 95 % confidence interval, null with the reason where they are not defined."""

@@ -23,6 +23,7 @@ from bitimely_core.report.renderer import write_report
 from bitimely_core.run import describe_data
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import (
+    WITHOUT_FITTED,
     Comparison,
     Difference,
     EvaluationSettings,
@@ -186,7 +187,7 @@ def _list_notices(record: RunRecord, windows: Windows, by: str, shared: int, spl
     if not verify or not record.verified:
         out.append("Checksums were not compared (--no-verify).")
     if baselines == "cheap":
-        out.append("Baselines that are fitted were left out (--baselines cheap).")
+        out.append(WITHOUT_FITTED)
     if split != "test":
         out.append(f"These are scores on the {split} split, not on the test split.")
     return [str(rename_units(line, windows.subject_unit)) for line in out]
