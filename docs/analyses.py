@@ -79,7 +79,7 @@ def of_regions(name: str, about: dict[str, Any]) -> Row:
 
 def of_saliency(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
     """Ratios at the embeddings and the input of each run."""
-    yield ("run, gradient at", "ratio (95 % CI over subjects)", "random weights, three draws", "beyond random weights", "p, random places")
+    yield ("run, gradient at", "ratio (95 % CI over subjects)", "random weights, each draw", "beyond random weights", "p, random places")
     for name, one in summary.items():
         for wrt in ("embeddings", "input") if "by_layer" in one else ():
             if wrt in one:
@@ -89,7 +89,7 @@ def of_saliency(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
 
 def of_attention(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
     """Ratios of each run."""
-    yield ("run", "ratio (95 % CI over subjects)", "random weights, three draws", "beyond random weights", "p, random places")
+    yield ("run", "ratio (95 % CI over subjects)", "random weights, each draw", "beyond random weights", "p, random places")
     for name, one in summary.items():
         if "shapelets" in one:
             yield of_regions(name, one["shapelets"])
