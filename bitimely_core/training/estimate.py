@@ -16,7 +16,7 @@ from bitimely_core.training.loop import Objective
 from bitimely_core.types import Batch, Batches
 
 FEW = 2  # rows of the first trial: some objectives compare rows
-ENOUGH = 0.5  # seconds of steps that are measured: single ones differ by a factor of 1.5 on a CPU
+ENOUGH, MOST = 0.5, 50  # seconds and number of steps that are measured: single ones differ by a factor of 1.5 on a CPU
 LONG, MUCH = 3.0, 1 << 30  # seconds and bytes of activations of a trial with all rows, above which the first is scaled
 
 
@@ -45,8 +45,8 @@ def estimate(
     """Estimate time and memory of `steps` steps from micro-batches that are run: the median, or the one that took long.
 
     The model is not changed. On the CPU two rows are run first, and the whole micro-batch only if that ends soon and fits; otherwise time and
-    activations are scaled by the rows; the time is that of a CPU with nothing else to do. The time of the optimizer, reading, validation and checkpoints is not included. Without `objective` the
-    mean square of the output replaces the loss.
+    activations are scaled by the rows. The time is that of a CPU with nothing else to do; the optimizer, reading, validation and checkpoints
+    are not included. Without `objective` the mean square of the output replaces the loss.
     """
     device = select_device(device_name)
     batch = batches if isinstance(batches, Batch) else next(iter(batches(0)))
@@ -64,7 +64,7 @@ def estimate(
             small = map_tensors(batch, lambda x: x[:size].to(device))  # noqa: B023
             used = size
             times: list[float] = []
-            while len(times) < 4 or sum(times) < ENOUGH:
+            while len(times) < 4 or (len(times) < MOST and sum(times) < ENOUGH):
                 took, activations = _run_step(model, small, objective, precision)
                 times.append(took)
                 if took > LONG / 3:
