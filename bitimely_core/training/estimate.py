@@ -16,7 +16,7 @@ from bitimely_core.training.loop import Objective
 from bitimely_core.types import Batch, Batches
 
 FEW = 2  # rows of the first trial: some objectives compare rows
-ENOUGH, MOST = 0.5, 50  # seconds and number of steps that are measured: single ones differ by a factor of 1.5 on a CPU
+ENOUGH, MOST = 0.5, 20  # seconds and number of steps that are measured: single ones differ by a factor of 1.5 on a CPU
 LONG, MUCH = 3.0, 1 << 30  # seconds and bytes of activations of a trial with all rows, above which the first is scaled
 
 
