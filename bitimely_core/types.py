@@ -110,7 +110,7 @@ class Batch(NamedTuple):
     target: Tensor | None = None  # [B] class ids or values, [B, C] multi-label
     index: Tensor | None = None  # type: ignore[assignment]  # [B] row in the tokens' index; hides the method of tuple
     end: Tensor | None = None  # [B] months: time of [EOS], for events under a landmark the index day; None: that of the last event
-    source: Tensor | None = None  # [B], all equal: data set of the rows in a mixed pre-training; None: the first
+    source: Tensor | None = None  # [B] on the CPU, all equal: data set of the rows in a mixed pre-training; None: the first
     person: Tensor | None = (
         None  # [B, 4] events: age at the first event (50 years: 0, 60: 1; not known: 0), whether it is known, male, female
     )

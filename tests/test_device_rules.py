@@ -55,8 +55,8 @@ def test_every_model_trains_on_one_device_with_the_losses_of_the_cpu() -> None:
 
 
 def test_a_stack_never_waits_between_log_lines() -> None:
-    found = run_sweep("training", "--kinds", "regular", "--models", "bitimelygpt")
-    assert found["done"] == 7
+    found = run_sweep("training", "--kinds", "regular,mixed", "--models", "bitimelygpt")
+    assert found["done"] == 7 + 6  # fine-tuning is on one data set
     assert not found["waits"]
 
 
@@ -72,12 +72,12 @@ def test_windows_reach_the_device_as_they_are_stored() -> None:
 
 @pytest.mark.slow
 def test_every_objective() -> None:
-    assert run_sweep("training", "--kinds", "regular")["done"] >= 100
+    assert run_sweep("training", "--kinds", "regular,mixed")["done"] >= 160
 
 
 @pytest.mark.long
 def test_ragged_windows_and_events() -> None:
-    assert run_sweep("training", "--kinds", "ragged,events")["done"] >= 170
+    assert run_sweep("training", "--kinds", "ragged,events,mixed")["done"] >= 170
 
 
 @pytest.mark.long

@@ -448,6 +448,7 @@ def _evaluate_batch(state: TrainingState, micro: Batch, generator: torch.Generat
         torch.mps.manual_seed(seed)
     with torch.autocast(state.device.type, dtype=torch.bfloat16, enabled=state.config.precision == "bf16"):
         batch = scale_values(map_tensors(micro, lambda x: x.to(state.device, non_blocking=True)))
+        batch = batch._replace(source=micro.source)  # chooses an adapter: read from the device it would be waited for
         out = state.objective(state.model, batch, generator=generator)
     return BatchLoss(out["loss"], out.get("count", micro.values.shape[0]), out.get("rel", math.nan), out.get("parts", {}))
 
