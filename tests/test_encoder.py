@@ -24,7 +24,10 @@ from bitimely_core.errors import UserError
 
 SMALL: dict[str, Any] = {"epochs": 1, "head_epochs": 4, "lr": 0.01, "random_state": 0}
 SMALL |= {"layers": 1, "heads": 2, "dim": 32, "value_dim": 32, "ffn_dim": 64, "device": "cpu"}
-EXPECTED: dict[str, str] = {}  # check -> why it fails
+ROUNDING = {  # checks that compare float32 within 1e-7: they hold on some processors -> why not on all
+    "check_methods_sample_order_invariance": "a matrix product rounds a row by its place in the batch",
+    "check_methods_subset_invariance": "likewise",
+}
 NEED_ACCURACY = ("check_classifiers_train", "check_regressors_train")
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")]
 
@@ -55,15 +58,26 @@ def test_the_checks_of_scikit_learn_hold(task: str) -> None:
         except Exception as error:
             if type(error).__name__ != "SkipTest":
                 failed[name_check(check)] = error
-    assert failed.keys() == EXPECTED.keys(), failed
+    assert failed.keys() <= ROUNDING.keys(), failed
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_a_row_has_its_result_at_every_place_to_the_rounding_of_float32(task: str) -> None:
+    x, y, _ = draw_waves(n=40)
+    encoder = bt.Encoder(task=task, **SMALL).fit(x, y if task == "classification" else x.mean((1, 2)))
+    order = np.random.default_rng(0).permutation(len(x))
+    for call in (encoder.transform, encoder.predict_proba if task == "classification" else encoder.predict):
+        whole = call(x)
+        np.testing.assert_allclose(call(x[order]), whole[order], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(np.concatenate([call(x[at : at + 3]) for at in range(0, 40, 3)]), whole, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_the_checks_of_scikit_learn_that_train_hold(task: str) -> None:
     encoder = bt.Encoder(task=task, **{**SMALL, "head_epochs": 20, "readout": "flatten"})
-    found = check_estimator(encoder, on_skip=None, expected_failed_checks=EXPECTED)
-    assert {"passed": 1, "skipped": 1}.keys() >= {one["status"] for one in found}
+    found = check_estimator(encoder, on_skip=None, expected_failed_checks=ROUNDING)
+    assert {"passed", "skipped", "xfail"} >= {one["status"] for one in found}
     assert NEED_ACCURACY[task == "regression"] in {one["check_name"] for one in found}
 
 
@@ -85,7 +99,7 @@ def test_vectors_and_probabilities_are_those_of_the_model() -> None:
     np.testing.assert_allclose(encoder.predict_proba(x), logits.softmax(-1), rtol=1e-4, atol=1e-6)
     np.testing.assert_array_equal(encoder.predict(x), encoder.classes_[logits.argmax(-1)])
     assert encoder.score(x, y) == (encoder.predict(x) == y).mean()
-    np.testing.assert_array_equal(encoder.transform(x[5:6])[0], vectors[5])  # whatever is beside a row
+    np.testing.assert_allclose(encoder.transform(x[5:6])[0], vectors[5], rtol=1e-5, atol=1e-6)  # whatever is beside a row
 
 
 def test_two_dimensions_are_one_channel_and_missing_values_are_masked() -> None:

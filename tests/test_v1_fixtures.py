@@ -27,7 +27,7 @@ EXPECTED: dict[str, Any] = json.loads((FIXTURE / "expected.json").read_text())
 SIGNALS = np.stack([make_v1.make_signals(subject)[0] for subject in range(make_v1.SUBJECTS)])
 LABELS = [make_v1.make_signals(subject)[1] for subject in range(make_v1.SUBJECTS)]
 FINISHED = [run for run in make_v1.COMMANDS if run != "unfinished"]
-CLOSE = 1e-6  # relative, the rounding of another machine
+CLOSE = 5e-6  # relative, the rounding of another processor: 1.1e-6 was seen after three steps
 SPEED = {"tokens_per_second", "data_wait"}  # of the log: differs between repeats
 
 

@@ -236,7 +236,7 @@ class Encoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         return ids.astype(np.int64)
 
     def _compute(self, values: Array, call: Callable[[Batch], Tensor]) -> Array:
-        """`call` of batches of one shape, so that the result of a row does not depend on those beside it."""
+        """`call` of batches of one shape, so that the result of a row does not depend on those beside it, and on its place by rounding alone."""
         place, out = select_device(self.device), []
         module = (self.model_ if self.head_ is None else self.head_).to(place)
         with torch.inference_mode():
