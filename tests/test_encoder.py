@@ -77,7 +77,7 @@ def test_a_row_has_its_result_at_every_place_to_the_rounding_of_float32(task: st
 def test_the_checks_of_scikit_learn_that_train_hold(task: str) -> None:
     encoder = bt.Encoder(task=task, **{**SMALL, "head_epochs": 20, "readout": "flatten"})
     found = check_estimator(encoder, on_skip=None, expected_failed_checks=ROUNDING)
-    assert {"passed", "skipped", "xfail"} >= {one["status"] for one in found}
+    assert {one["check_name"] for one in found if one["status"] not in {"passed", "skipped"}} <= ROUNDING.keys()
     assert NEED_ACCURACY[task == "regression"] in {one["check_name"] for one in found}
 
 
