@@ -39,9 +39,7 @@ def run(
         typer.Argument(help="Name of a shipped recipe or path of a TOML file.", metavar="PIPELINE", autocompletion=complete("pipelines")),
     ],
     *,
-    only: Annotated[
-        list[str] | None, typer.Option(help="Only cells that hold this text, for example a model or a data set; may be repeated.")
-    ] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only trainings whose row or data hold this text; may be repeated.")] = None,
     jobs: Annotated[int, typer.Option(min=1, max=1024, help="Cells at a time.")] = 1,
     devices: Devices = None,
     part: Annotated[str | None, typer.Option("--shard", metavar="k/n", help="Part k of n, for a job array.")] = None,

@@ -364,6 +364,17 @@ def test_only_without_a_match_is_refused_and_narrows_recipes_of_recipes(tmp_path
     assert {stage["stage"].rpartition("(")[2] for stage in found["stages"]} == {"open-bidmc)"}
 
 
+def test_only_narrows_to_the_fine_tunings_of_one_data_set_and_what_they_need(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        pipeline.run("open-bidmc", workspace=tmp_path, dry_run=True, only=["zzz"])
+    assert "such as strict 0.2 bidmc/hr, strict 0.2 bidmc/rr" in str(refused.value)  # what is offered can be given, as here
+    found = pipeline.run("open-bidmc", workspace=tmp_path, dry_run=True, only=["strict 0.2 bidmc/rr"], on="h200")["stages"]
+    names = [stage["stage"].partition(" ")[2] for stage in found if stage["stage"].startswith(("pretrain", "finetune", "evaluate"))]
+    expected = {f"open-bidmc-fold-{fold}-strict-{seed}" for fold in range(1, 6) for seed in range(3)} | {"open-bidmc-fold-1-strict-99"}
+    tuned = {name.replace("-strict-", "-strict-0.2-") + "-rr" for name in expected}
+    assert set(names) == expected | tuned
+
+
 def test_a_failing_cell_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
     path = tmp_path / "odd.toml"
     path.write_text(

@@ -78,7 +78,8 @@ def run(
     Args:
         pipeline: name of a shipped recipe, or path of a TOML file.
         workspace: folder of caches, tokens, runs and reports.
-        only: cells that hold one of these texts in a value of the matrix, an arm, a block or a data set; the page shows all.
+        only: stages that hold one of these texts in a value of the matrix, an arm, a block, or the row and the data of a fine-tuning, and
+            what they need; the page shows all.
         jobs: processes that share the work; each has a GPU of its own where there are several.
         devices: of each training, data-parallel.
         shard: (k, n), part k of n of the cells, for a job array.
@@ -198,7 +199,7 @@ def _split_assignments(pairs: list[str]) -> tuple[dict[str, Any], list[str]]:
 
 
 def find_matches(plan: ExperimentPlan, only: list[str]) -> set[str]:
-    """Labels of the stages of cells in whose arm, block, values or data one of the texts occurs."""
+    """Labels of the stages in whose block, values, arm, row or data one of the texts occurs."""
     return {label for label, words in plan.search_texts.items() if any(text in words for text in only)}
 
 

@@ -82,7 +82,7 @@ class TrainingStage:
 
 
 class StageOwner(NamedTuple):
-    """The cell that a stage belongs to, and the text of it that `--only` searches."""
+    """The cell that a stage belongs to, and the text that `--only` searches: its block, row, values, and of a fine-tuning its data."""
 
     cell: str
     search_text: str
@@ -317,20 +317,19 @@ class PlanBuilder:
         if fold is not None:
             tokenize = DataConfig.model_validate({**_set_fields(block.tokenize), "test_fold": fold})
             block = block.model_copy(update={"name": "-".join(filter(None, [block.name, f"fold-{fold}"])), "tokenize": tokenize})
-        owner = StageOwner(
-            f"{block.name}/{cell.name()}", " ".join([block.name, cell.row, *map(str, cell.flags.values()), *_views(recipe, block)])
-        )
+        owner = StageOwner(f"{block.name}/{cell.name()}", " ".join([block.name, *map(str, cell.flags.values()), cell.row]))
         pretraining = self._plan_pretraining(block, cell, common, rate_runs.get(""))
         source, runs = self._add_training(pretraining, owner), {"": pretraining.run}
         for view, column in columns.items():
             short = view.partition("/")[2] or view
+            of_view = owner._replace(search_text=" ".join(dict.fromkeys([owner.search_text, column, view])))
             finetuning = self._plan_finetuning(block, cell, view, self._name_run(block, cell.name(), short), source, common)
             runs[view] = run = finetuning.run
-            trained = self._add_training(replace(finetuning, rate_from=rate_runs.get(view)), owner)
+            trained = self._add_training(replace(finetuning, rate_from=rate_runs.get(view)), of_view)
             if not is_search:
-                scored = self._add_evaluation(run, trained, self._name_run(block, compared.name(), short) if compared else None, owner)
+                scored = self._add_evaluation(run, trained, self._name_run(block, compared.name(), short) if compared else None, of_view)
                 self.plan.table.append(TableEntry(row=cell.row, column=column, seed=cell.seed, run=run, stage=scored, trained=trained))
-                self._add_analyses("finetune", run, trained, owner)
+                self._add_analyses("finetune", run, trained, of_view)
         if not is_search:
             self._add_analyses("pretrain", pretraining.run, source, owner)
         return runs
