@@ -168,7 +168,10 @@ class TuningStage(Section):
 
 
 class RegisteredFamily(Section):
-    """One `[[family]]`: differences of a row to its rivals that are one family of tests, corrected together. Without a margin: superiority."""
+    """One `[[family]]`: differences of a row to its rivals that are one family of tests, corrected together. Without a margin: superiority.
+
+    A descriptive family has no tests: each of its intervals stands by itself, without correction and without a verdict.
+    """
 
     name: str
     question: str
@@ -177,9 +180,12 @@ class RegisteredFamily(Section):
     columns: tuple[str, ...]
     margin: dict[str, Margin] = {}  # column -> printed units
     margin_share: Margin | None = None  # of the rival's value, in columns without a margin
+    descriptive: bool = False
 
     @model_validator(mode="after")
     def _check_names(self) -> RegisteredFamily:
+        if self.descriptive and (self.margin or self.margin_share is not None):
+            raise ValueError("expected no margin in a descriptive family, which has no tests")
         if odd := set(self.margin) - set(self.columns):
             raise ValueError(f"expected margins of the columns alone, found {', '.join(sorted(odd))}")
         if self.row in self.rivals:

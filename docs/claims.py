@@ -70,7 +70,8 @@ def take_record(claim: dict[str, Any], workspace: Path) -> dict[str, Any] | None
 def find_registered_verdict(claim: dict[str, Any], workspace: Path) -> str | None:
     """The verdict of the registered test of a claim's difference, NOT_COMPLETE before its family is, None where none is registered."""
     page = workspace / "reports" / "open" / "summary.json"
-    tests = json.loads(page.read_bytes())["tests"] if page.is_file() else []
+    found = json.loads(page.read_bytes())["tests"] if page.is_file() else []
+    tests = [test for test in found if not test.get("descriptive")]  # those have no verdict
     wanted = {"data": claim["column"], "row": claim["row"], "rival": claim["rival"]}
     return next((test["verdict"] or NOT_COMPLETE for test in tests if wanted.items() <= test.items()), None)
 

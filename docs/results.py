@@ -54,6 +54,7 @@ def make_section(recipe: str, workspace: Path) -> str:
 
 
 FAMILIES = "open-families"  # the section of the registered families
+DESCRIPTIVE = "open-descriptive"  # and of the differences without verdicts
 
 
 def make_families(workspace: Path) -> str:
@@ -73,6 +74,18 @@ def make_families(workspace: Path) -> str:
     ]
     lines = [summary["report"]["verdict"], "", *table, "", *commands]
     return "\n".join([f"<!-- {FAMILIES} -->", *lines, f"<!-- end of {FAMILIES} -->"])
+
+
+def make_descriptive(workspace: Path) -> str:
+    """The differences of recipe `open` that have no verdict and whose cells have run."""
+    from bitimely_core.report.families_page import DESCRIPTIVE as COLUMNS
+    from bitimely_core.report.families_page import format_description
+    from bitimely_core.schemas.scores import RegisteredResult
+
+    summary = json.loads((workspace / "reports" / "open" / "summary.json").read_bytes())
+    found = [one for one in map(RegisteredResult.model_validate, summary["tests"]) if one.descriptive and one.difference is not None]
+    table = [f"| {' | '.join(row)} |" for row in (COLUMNS, ("---",) * len(COLUMNS), *map(format_description, found))]
+    return "\n".join([f"<!-- {DESCRIPTIVE} -->", *table, f"<!-- end of {DESCRIPTIVE} -->"])
 
 
 FURTHER = {"classification": ("accuracy", "balanced_accuracy", "auroc"), "multilabel": ("auprc", "auroc"), "regression": ("mae",)}
@@ -118,7 +131,8 @@ def main(workspace: Path, recipes: list[str]) -> None:
     """Put the sections of `recipes` (none: all that the workspace has, but for the registered families) into the page."""
     page = PAGE.read_text("utf-8")
     for recipe in recipes or [name for name in COMMANDS if (workspace / "reports" / name / "results.md").is_file()]:
-        new = make_families(workspace) if recipe == FAMILIES else make_section(recipe, workspace)
+        make = {FAMILIES: make_families, DESCRIPTIVE: make_descriptive}.get(recipe)
+        new = make(workspace) if make else make_section(recipe, workspace)
         old = re.compile(rf"<!-- {recipe} -->.*<!-- end of {recipe} -->", re.DOTALL)
         page = old.sub(lambda _, new=new: new, page) if old.search(page) else f"{page.rstrip()}\n\n{new}\n"  # type: ignore[misc]
     PAGE.write_text(page, "utf-8")

@@ -51,6 +51,13 @@ row = "strict 0.5"
 rivals = ["features"]
 columns = ["synthetic/staging"]
 margin = { "synthetic/staging" = 30.0 }
+[[family]]
+name = "D1"
+question = "How far is strict from constants, and from scratch?"
+row = "strict 0.5"
+rivals = ["scratch 0.5", "features"]
+columns = ["synthetic/staging"]
+descriptive = true
 """
 
 
@@ -90,7 +97,8 @@ def test_families_are_judged_when_they_are_complete(home: Path, summaries: tuple
     assert rows["F1"]["verdict"] is None
     assert (rows["F1"]["done"], rows["F1"]["cells"]) == (3, 6)
     assert rows["F2"]["verdict"] in ("non-inferior", "inferior", "inconclusive")
-    assert one_arm["report"]["verdict"] == f"F1: not complete (3 of 6 cells). F2: {rows['F2']['verdict']} (1)."
+    described = "D1: 1 of 2 differences, without verdicts."  # that to scratch waits for its own cells alone
+    assert one_arm["report"]["verdict"] == f"F1: not complete (3 of 6 cells). F2: {rows['F2']['verdict']} (1). {described}"
 
     rows = {test["family"]: test for test in complete["tests"]}
     assert (rows["F1"]["done"], rows["F1"]["cells"]) == (6, 6)
@@ -101,12 +109,20 @@ def test_families_are_judged_when_they_are_complete(home: Path, summaries: tuple
     assert rows["F2"]["margin"] == pytest.approx(0.3)
     assert "on-inferior" in rows["F2"]["sentence"]
 
+    of_scratch, of_features = (test for test in complete["tests"] if test["family"] == "D1")
+    shared = ("value", "rival_value", "difference", "lo", "hi")  # a family of one test has nothing to correct
+    assert [of_scratch[key] for key in shared] == [rows["F1"][key] for key in shared]
+    assert of_features["difference"] == rows["F2"]["difference"]
+    assert (of_scratch["verdict"], of_scratch["sentence"]) == (None, "")
     claim = {"id": "x", "recipe": "small", "row": "strict 0.5", "rival": "scratch 0.5", "column": "synthetic/staging"}
     record = load_script().take_record(claim, home)  # the ledger reads the page as it is written
     assert record["difference"] == pytest.approx(-expected)
     shutil.copytree(home / "reports" / "families", home / "reports" / "open")
     assert load_script().take_record(claim, home)["registered"] == rows["F1"]["verdict"]
+    described = load_script("results").make_descriptive(home)
+    assert described.count("| D1 |") == 2
     section = load_script("results").make_families(home)
+    assert "| D1 |" not in section
     assert f"| strict 0.5 | scratch 0.5 | {100 * mean(own):.1f} | {100 * mean(other):.1f} |" in section
 
 
@@ -123,6 +139,12 @@ def test_an_arm_chooses_its_rates_once_and_takes_them_everywhere(home: Path) -> 
         tuned = read_run(home, f"small-strict-1.0-{seed}-staging")
         assert tuned["settings"]["train"]["lr"] == read_run(home, "small-strict-0.5-99-staging")["tuning"]["lr"]
     assert not (home / "runs" / "small-strict-0.5-99-staging" / "scores.json").exists()  # never scored
+
+
+def test_a_descriptive_family_has_no_margin(home: Path) -> None:
+    (home / "odd.toml").write_text((home / "families.toml").read_text() + 'margin = { "synthetic/staging" = 3.0 }\n')
+    with pytest.raises(UserError, match="no margin in a descriptive family"):
+        pipeline.load(str(home / "odd.toml"))
 
 
 def test_an_arm_may_leave_cells_out(home: Path) -> None:

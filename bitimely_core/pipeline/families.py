@@ -147,12 +147,14 @@ def _refuse_name(family: RegisteredFamily, key: str, name: str, known: Sequence[
 
 
 def correct_families(tests: Sequence[RegisteredTest]) -> dict[int, CorrectedDifference]:
-    """Position of a test -> its difference, corrected within its family; of complete families alone."""
+    """Position of a test -> its difference, corrected within its family; of complete families alone, and of each descriptive one by itself."""
     out: dict[int, CorrectedDifference] = {}
     for name in dict.fromkeys(test.family.name for test in tests):
         own = [k for k, test in enumerate(tests) if test.family.name == name]
         known = [d for k in own if (d := tests[k].difference) is not None]
-        if len(known) == len(own):
+        if tests[own[0]].family.descriptive:
+            out |= {k: evaluate.holm_correct([d])[0] for k in own if (d := tests[k].difference) is not None}
+        elif len(known) == len(own):
             signs, margins = [tests[k].metric.sign for k in own], [tests[k].margin for k in own]
             out |= dict(zip(own, evaluate.apply_margins(evaluate.holm_correct(known), margins, signs), strict=True))
     return out
@@ -180,7 +182,15 @@ def collect_columns(plans: Sequence[ExperimentPlan], workspace: Path) -> dict[st
 def judge_test(test: RegisteredTest, d: CorrectedDifference | None) -> RegisteredResult:
     """The result of a test; `d`: its corrected difference, None before its family is complete."""
     family, metric = test.family, test.metric
-    out = RegisteredResult(family=family.name, data=test.column, row=family.row, rival=test.rival, done=test.done, cells=test.cells)
+    out = RegisteredResult(
+        family=family.name,
+        data=test.column,
+        row=family.row,
+        rival=test.rival,
+        done=test.done,
+        cells=test.cells,
+        descriptive=family.descriptive,
+    )
     if d is None:
         return out
     pair, (lo, hi), verdict = (family.row, test.rival), (d.corrected_lo, d.corrected_hi), name_verdict(d, metric)
@@ -201,8 +211,8 @@ def judge_test(test: RegisteredTest, d: CorrectedDifference | None) -> Registere
             "hi": hi,
             "margin": test.margin,
             "medians": test.medians,
-            "verdict": verdict,
-            "sentence": rename_units(sentence, "subject"),
+            "verdict": None if family.descriptive else verdict,
+            "sentence": "" if family.descriptive else rename_units(sentence, "subject"),
         }
     )
 

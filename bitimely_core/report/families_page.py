@@ -10,12 +10,14 @@ from bitimely_core.page import ForestPanel, ForestPlot, Page, PageBuilder
 from bitimely_core.schemas.scores import RegisteredResult
 
 COLUMNS = ("family", "data", "row", "rival", "score", "rival's", "difference", "95 % CI, Holm-corrected", "verdict")
+DESCRIPTIVE = (*COLUMNS[:-2], "95 % CI, not corrected")
 SENSITIVITY = ("family", "data", "row", "rival", "difference of means", "of medians over seeds")
 
 
 def make_families_page(title: str, questions: Mapping[str, str], results: Sequence[RegisteredResult]) -> Page:
     """The page of all tests; `questions`: family -> what it asks."""
     page, judged = PageBuilder(title), [one for one in results if one.verdict is not None]
+    tests, described = ([one for one in results if one.descriptive is kind] for kind in (False, True))
     if judged:
         page.figure(
             "differences",
@@ -24,7 +26,20 @@ def make_families_page(title: str, questions: Mapping[str, str], results: Sequen
             draw_differences(judged),
         )
     about = "Means over seeds; each family is corrected by itself, and none is judged before all of its cells have run. The intervals match the tests and are not simultaneous."
-    page.table("families", "Registered tests", about, COLUMNS, [format_result(one) for one in results])
+    if tests:
+        page.table("families", "Registered tests", about, COLUMNS, [format_result(one) for one in tests])
+    if any(one.difference is not None for one in described):
+        page.figure(
+            "undecided",
+            "Differences without verdicts",
+            "The row less its rival, with 95 % intervals that are not corrected. Of errors less is better.",
+            draw_differences([one for one in described if one.difference is not None]),
+        )
+    if described:
+        about = "Means over seeds. Each interval stands by itself: of many, some leave out the true difference by chance."
+        page.table(
+            "descriptive", "Differences without verdicts, in numbers", about, DESCRIPTIVE, [format_description(one) for one in described]
+        )
     if judged:
         rows = [(*list_names(one), print_difference(one, one.difference), print_difference(one, one.medians)) for one in judged]
         page.table("sensitivity", "Sensitivity, without verdicts", "Medians over seeds in the place of means.", SENSITIVITY, rows)
@@ -40,6 +55,8 @@ def make_families_page(title: str, questions: Mapping[str, str], results: Sequen
 
 def count_verdicts(family: str, results: Sequence[RegisteredResult]) -> str:
     """The verdicts of a family with how often each was found, for example `F1: no significant difference (4).`."""
+    if results and results[0].descriptive:
+        return f"{family}: {sum(one.difference is not None for one in results)} of {len(results)} differences, without verdicts."
     found = Counter(one.verdict for one in results)
     if None in found:
         return f"{family}: not complete ({sum(one.done for one in results)} of {sum(one.cells for one in results)} cells)."
@@ -86,6 +103,15 @@ def format_result(one: RegisteredResult) -> tuple[str, ...]:
     """A row of the table of tests."""
     if one.verdict is None:
         return (*list_names(one), "", "", "", "", f"family not complete, {one.done} of {one.cells} cells")
+    return (*_format_numbers(one), one.verdict)
+
+
+def format_description(one: RegisteredResult) -> tuple[str, ...]:
+    """A row of the table of differences without verdicts."""
+    return _format_numbers(one) if one.difference is not None else (*list_names(one), "", "", f"{one.done} of {one.cells} cells", "")
+
+
+def _format_numbers(one: RegisteredResult) -> tuple[str, ...]:
     number = choose_metric(one).number
     interval = "" if one.lo is None else f"{number(one.lo)} to {number(one.hi)}"
-    return (*list_names(one), number(one.value), number(one.rival_value), print_difference(one, one.difference), interval, one.verdict)
+    return (*list_names(one), number(one.value), number(one.rival_value), print_difference(one, one.difference), interval)

@@ -71,7 +71,9 @@ class CorrectedDifference(MeanDifference):
 
 
 class RegisteredResult(Part):
-    """One test of a registered family; values, difference, bounds and margin are in units of the score, null before the family is complete."""
+    """One difference of a registered family; values, difference, bounds and margin are in units of the score, null before the family is complete,
+    or, in a descriptive family, before its own cells are.
+    """
 
     family: str
     data: str
@@ -84,12 +86,15 @@ class RegisteredResult(Part):
     value: float | None = None  # mean over seeds
     rival_value: float | None = None
     difference: float | None = None
-    lo: float | None = None  # corrected 95 % interval; with a margin that of the test of non-inferiority
+    lo: float | None = (
+        None  # corrected 95 % interval, of a descriptive one not corrected; with a margin that of the test of non-inferiority
+    )
     hi: float | None = None
     margin: float | None = None
     medians: float | None = None  # the difference of medians over seeds
     verdict: str | None = None
     sentence: str = ""
+    descriptive: bool = False  # without verdict
 
 
 class ClassCounts(Part):
