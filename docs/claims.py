@@ -4,7 +4,7 @@
     python docs/claims.py --from WORKSPACE      # first take the records of the recipes that have been run there
 
 A record of a page of results is a difference of two rows with its corrected interval; where the difference is a registered test, its verdict
-is the one of the registered family. Status: reproduced or contradicted where a verdict is allowed and points that way, undecided where it was
+is the one of the registered family, from the workspace or, where that is gone, from the table in docs/results.md. Status: reproduced or contradicted where a verdict is allowed and points that way, undecided where it was
 tested and none is; not tested without a record.
 """
 
@@ -23,6 +23,8 @@ from bitimely_core.schemas.scores import CorrectedDifference
 DOCS = Path(__file__).parent
 RECORDS, PAGE, LEDGER, RESULTS = DOCS / "claims.json", DOCS / "claims.md", DOCS / "claims.toml", DOCS / "results.md"
 NOT_COMPLETE = "family not complete"
+SIDES = {"better": 1, "worse": -1}  # verdict -> for or against the claim
+NEAR = 0.03  # share by which a number of sequences may differ from the paper's
 STATUSES = ("reproduced", "contradicted", "undecided", "not tested", "cannot be tested here")
 HEAD = """# Claims of the paper
 
@@ -62,8 +64,7 @@ def take_record(claim: dict[str, Any], workspace: Path) -> dict[str, Any] | None
     if missing or verdict == NOT_COMPLETE:
         return None
     if verdict is not None:
-        side = {"better": 1, "worse": -1}.get(verdict, 0)
-        return {"registered": verdict, "side": side, "row": values[0], "rival": values[1]}
+        return {"registered": verdict, "side": SIDES.get(verdict, 0), "row": values[0], "rival": values[1]}
     return {"difference": found["difference"], "lo": lo, "hi": hi, "side": -side, "row": values[0], "rival": values[1]}
 
 
@@ -74,6 +75,31 @@ def find_registered_verdict(claim: dict[str, Any], workspace: Path) -> str | Non
     tests = [test for test in found if not test.get("descriptive")]  # those have no verdict
     wanted = {"data": claim["column"], "row": claim["row"], "rival": claim["rival"]}
     return next((test["verdict"] or NOT_COMPLETE for test in tests if wanted.items() <= test.items()), None)
+
+
+def take_printed_test(claim: dict[str, Any]) -> dict[str, Any] | None:
+    """The record of a registered test from the table of families in docs/results.md, None where it is not there."""
+    wanted = [claim.get(key) for key in ("column", "row", "rival")]
+    table = RESULTS.read_text("utf-8").partition("<!-- open-families -->")[2].partition("<!-- end of")[0]
+    for line in table.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if cells[1:4] == wanted:
+            own, other, difference, interval, verdict = cells[4:]
+            text = f"{claim['row']} {own}, {claim['rival']} {other}, difference {difference} ({interval}); registered test: {verdict}"
+            return {"text": text, "side": SIDES.get(verdict, 0)}
+    return None
+
+
+def take_counts(claim: dict[str, Any], workspace: Path) -> dict[str, Any] | None:
+    """Sequences of the data that are here whole beside the paper's; reproduced where lengths are equal and numbers within `NEAR`."""
+    page = workspace / "reports" / claim["recipe"] / "summary.json"
+    found = {row["data"]: row for row in json.loads(page.read_bytes())["rows"]} if page.is_file() else {}
+    rows = [found[data] for data in claim["counts"] if found.get(data, {}).get("sequences")]
+    if len(rows) < len(claim["counts"]):
+        return None
+    near = all(row["length"] == row["paper_length"] and abs(row["sequences"] / row["paper_sequences"] - 1) <= NEAR for row in rows)
+    text = ", ".join(f"{row['data']} {row['sequences']:,} of {row['paper_sequences']:,}" for row in rows)
+    return {"text": f"sequences, ours of the paper's: {text}", "side": 1 if near else -1}
 
 
 def take_figure(claim: dict[str, Any], workspace: Path) -> dict[str, Any] | None:
@@ -155,6 +181,7 @@ def describe_figure(claim: dict[str, Any], records: dict[str, Any]) -> str:
         name, best = min(known.items(), key=lambda item: item[1]["value"])
         beaten = "below the paper's" if best["value"] < claim["value"] else "above the paper's"
         parts.append(f"without a network: {name} {best['value']:.2f} ({best['lo']:.2f} to {best['hi']:.2f}), {beaten}")
+    parts += [claim["remark"]] if "remark" in claim else []
     return "; ".join(parts) or claim.get("impossible", "")
 
 
@@ -186,8 +213,10 @@ def main() -> None:
     given = parser.parse_args()
     records = read_records() if RECORDS.is_file() else {}
     for claim in read_claims():
-        take = take_figure if "analysis" in claim else take_record
+        take = take_figure if "analysis" in claim else take_counts if "counts" in claim else take_record
         found = count_presets(claim["presets"]) if "presets" in claim else take(claim, given.workspace) if given.workspace else None
+        if found is None and claim["id"] not in records:
+            found = take_printed_test(claim)
         records |= {claim["id"]: found} if found else {}
     for path in given.baselines:
         records["baselines"] = {**records.get("baselines", {}), **json.loads(path.read_bytes())}

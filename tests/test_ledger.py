@@ -93,6 +93,37 @@ def test_a_registered_test_decides_and_not_the_page_of_one_recipe(verdict: str |
     assert (None if record is None else claims.find_status(claim, record)) == status
 
 
+def test_a_registered_test_whose_workspace_is_gone_is_read_from_the_printed_table() -> None:
+    claim = {"row": "strict 0.2", "rival": "patchtst 0.2", "column": "epilepsy"}
+    record = claims.take_printed_test(claim)
+    assert record["side"] == 1
+    assert "difference +5.1 points (1.8 to 8.4)" in record["text"]
+    assert claims.take_printed_test({**claim, "rival": "masked 0.2"})["side"] == 0
+    assert claims.take_printed_test({**claim, "column": "emg"}) is None
+
+
+@pytest.mark.parametrize(
+    ("counted", "length", "status"),
+    [
+        (7949, 4000, "reproduced"),
+        (8000, 4000, "reproduced"),
+        (7000, 4000, "contradicted"),
+        (7949, 3999, "contradicted"),
+        (None, None, None),
+    ],
+)
+def test_numbers_of_sequences_are_compared_with_the_papers(
+    counted: int | None, length: int | None, status: str | None, tmp_path: Path
+) -> None:
+    page = tmp_path / "reports" / "statistics"
+    page.mkdir(parents=True)
+    row = {"data": "bidmc/hr", "sequences": counted, "length": length, "paper_sequences": 7949, "paper_length": 4000}
+    (page / "summary.json").write_text(json.dumps({"rows": [row]}))
+    claim = {"id": "x", "recipe": "statistics", "counts": ["bidmc/hr"]}
+    record = claims.take_counts(claim, tmp_path)
+    assert (None if record is None else claims.find_status(claim, record)) == status
+
+
 def test_figures_are_taken_from_the_pages_of_their_analyses(tmp_path: Path) -> None:
     """The growth of the operator is a measurement and decides; one seed of a model does not."""
     claim = next(claim for claim in claims.read_claims() if claim.get("analysis") == "complexity")
