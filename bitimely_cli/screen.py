@@ -246,15 +246,21 @@ def _stage_table(bar: list[str], status: list[ExperimentStatus], around: int = 5
 
 
 def fit_columns(cells: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Widths of the first columns, as many as `width` characters hold without a word of theirs (of up to `LONGEST`) being broken."""
+    """Widths of the first columns, as many as `width` characters hold without a word of theirs (of up to `LONGEST`) being broken.
+
+    What is left goes to the columns that need least first: a short cell stays on one line beside a long one.
+    """
     columns = list(zip(*cells, strict=True))
     needed = [min(max(len(word) for cell in column for word in [*cell.split(), ""]), LONGEST) for column in columns]
     while len(needed) > 1 and sum(needed) + 3 * len(needed) - 1 > width:  # three characters between two columns, one at each end
         needed.pop()
     spare = max(0, width - sum(needed) - 3 * len(needed) + 1)
     wanted = [max(map(len, column)) - least for column, least in zip(columns, needed, strict=False)]
-    share = min(1.0, spare / max(1, sum(wanted)))
-    return [min(least + int(share * more), width) for least, more in zip(needed, wanted, strict=True)]
+    out = [min(least, width) for least in needed]
+    for ahead, k in enumerate(sorted(range(len(out)), key=wanted.__getitem__)):
+        more = min(wanted[k], spare // (len(out) - ahead))
+        out[k], spare = out[k] + more, spare - more
+    return out
 
 
 def show(cell: Any) -> str:

@@ -35,6 +35,7 @@ def test_columns_that_do_not_fit_are_named() -> None:
     assert fit_columns(cells, 80) == [20, 19, 30]
     assert len(fit_columns(cells, 50)) == 2
     assert fit_columns(cells, 10) == [10]
+    assert fit_columns([["took", "why"], ["0.00 s", "words " * 40]], 40)[0] == len("0.00 s")  # whole beside a long cell
     assert "Not shown at 80 columns: attention, 18m" in run("list", "models", COLUMNS="80")
 
 

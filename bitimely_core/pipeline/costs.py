@@ -125,7 +125,9 @@ def estimate_costs(
             "trainings": len(costs),
             "unknown": len(costs) - len(known),
         },
-        "assumptions": f"6 operations per parameter, token and pass; {timed}; one training at a time; evaluations and analyses are not counted; "
+        "assumptions": "nothing is trained; ingest, tokens and pages are not counted"
+        if not costs
+        else f"6 operations per parameter, token and pass; {timed}; one training at a time; evaluations and analyses are not counted; "
         "sizes of missing data as the paper gives them",
     }
 
