@@ -49,6 +49,13 @@ def run(
             "--leak-free", "--honest", help="The recipe's leak-free variant (split by subject, strict objective) instead of the paper's."
         ),
     ] = False,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            help="Train at this preset in the place of the recipe's, under a name that ends in it; paper: the paper's for these data.",
+            autocompletion=complete("presets"),
+        ),
+    ] = None,
     set_: Set = None,
     on: On = None,
     slurm: Annotated[
@@ -73,6 +80,7 @@ def run(
         raise usage_error("--on without --dry-run", "expected an estimate, which --dry-run shows", "Add --dry-run, or leave --on out")
     given: dict[str, Sequence[object]] = {
         "--only": only or [],
+        "--preset": [preset] if preset else [],
         "--set": set_ or [],
         "--devices": [devices] if devices else [],
         "--workspace": [write.workspace],
@@ -87,6 +95,7 @@ def run(
             devices=devices or 1,
             shard=parse_shard(part),
             leak_free=leak_free,
+            preset=preset,
             assignments=set_ or [],
             on=on,
             progress=progress,

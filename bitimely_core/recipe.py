@@ -33,6 +33,7 @@ def check_stage_name(name: str) -> str:
         raise ValueError(f"{error.requirement}. {error.hint}") from None
 
 
+PAPER_PRESET = "paper"  # of `run --preset`: the one that a recipe names as the paper's
 StageName = Annotated[str, AfterValidator(check_stage_name)]
 
 
@@ -202,6 +203,7 @@ class Recipe(Section):
     tokenize: DataConfig = DataConfig()
     build: SettingsLayer = {}  # choices of the sequences of claims, named as the options of `tokenize pophr`
     pretrain: RecipeStage = RecipeStage()
+    paper_preset: str | None = None  # the paper's for these data: that of `run --preset paper`
     finetune: RecipeStage = RecipeStage()
     evaluate: EvaluateStage = EvaluateStage()
     analyze: tuple[AnalyzeStage, ...] = ()
@@ -294,6 +296,27 @@ def load_recipe(path: Path, *, leak_free: bool = False, changes: SettingsLayer |
     if "matrix" not in (changes or {}):  # a change may leave values out
         _check_left_out(read, str(path))
     return read
+
+
+def replace_preset(recipe: Recipe, preset: str) -> Recipe:
+    """The recipe with all of its trainings at another preset; `paper`: the one that it names as the paper's. Arms with a preset of their own keep it.
+
+    Of a recipe that lists others only the title changes. Raises UserError (config, exit 2) where presets are what it compares, or it names none of the paper.
+    """
+    if recipe.recipes:
+        return recipe.model_copy(update={"title": f"{recipe.title}, preset {preset}"})
+    if "preset" in recipe.matrix:
+        raise usage_error("the recipe compares presets", "expected one preset for all", "Leave --preset out", field="--preset")
+    if preset == PAPER_PRESET and recipe.paper_preset is None:
+        raise usage_error("no paper_preset in the recipe", "expected the paper's preset for its data", "Name one", field="--preset")
+    chosen = recipe.paper_preset if preset == PAPER_PRESET else preset
+
+    def change(stage: RecipeStage) -> RecipeStage:
+        return stage.model_copy(update={"preset": chosen})
+
+    blocks = [one.model_copy(update={"pretrain": change(one.pretrain)}) if one.pretrain.preset else one for one in recipe.block]
+    title = f"{recipe.title}, preset {chosen}"
+    return recipe.model_copy(update={"pretrain": change(recipe.pretrain), "block": tuple(blocks), "title": title})
 
 
 def _check_left_out(recipe: Recipe, file: str) -> None:

@@ -105,7 +105,7 @@ def take_counts(claim: dict[str, Any], workspace: Path) -> dict[str, Any] | None
 def take_figure(claim: dict[str, Any], workspace: Path) -> dict[str, Any] | None:
     """The record of a figure from the pages of its analysis, None where it was not made there."""
     pages = sorted(workspace.glob(f"reports/{claim['analysis']}-{claim['recipe']}*/summary.json"))
-    return FIGURES[claim["analysis"]]([json.loads(page.read_bytes()) for page in pages], claim["recipe"]) if pages else None
+    return FIGURES[claim.get("figure", claim["analysis"])]([json.loads(page.read_bytes()) for page in pages], claim["recipe"]) if pages else None
 
 
 def describe_shapelets(pages: list[dict[str, Any]], recipe: str, field: str, what: str) -> dict[str, Any]:
@@ -132,6 +132,17 @@ def describe_spectra(pages: list[dict[str, Any]], recipe: str) -> dict[str, Any]
     return {"text": f"effective rank of the maps of the last layer over their number of tokens: {named} (one seed)", "side": 0}
 
 
+def describe_full_ranks(pages: list[dict[str, Any]], recipe: str) -> dict[str, Any]:
+    """Singular values above float32 precision in the maps of the last layer, of all; one seed allows no verdict."""
+    shares = {
+        name.removeprefix(f"{recipe}-"): list(layers.values())[-1]["mean"]["map"]["numerical_rank"]
+        for name, layers in pages[0].items()
+        if name.startswith(f"{recipe}-")
+    }
+    named = ", ".join(f"{name} {share:.2f}" for name, share in sorted(shares.items(), key=lambda item: -item[1]))
+    return {"text": f"numerical rank of the maps of the last layer over their number of tokens: {named} (one seed)", "side": 0}
+
+
 def describe_growth(pages: list[dict[str, Any]], _recipe: str) -> dict[str, Any]:
     """Log-log slopes of time and memory: for the claim where the operator's interval lies below that of softmax attention and not above 1.15."""
     found = pages[0]["candidates"]
@@ -152,6 +163,7 @@ FIGURES = {
     "saliency": partial(describe_shapelets, field="embeddings", what="saliency"),
     "attention": partial(describe_shapelets, field="shapelets", what="attention"),
     "svd": describe_spectra,
+    "ranks": describe_full_ranks,
     "complexity": describe_growth,
 }
 

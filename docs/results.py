@@ -14,6 +14,8 @@ from pathlib import Path
 PAGE = Path(__file__).with_name("results.md")
 COMMANDS = {
     "emg": ("bitimely ingest ptb-xl PTB-XL", "bitimely ingest emg EMG", "bitimely run emg"),
+    "open-epilepsy": ("bitimely ingest epilepsy BONN", "bitimely run open-epilepsy"),
+    "open-bidmc": ("bitimely ingest bidmc BIDMC", "bitimely run open-bidmc"),
     "open-emg": ("bitimely ingest ptb-xl PTB-XL", "bitimely ingest emg EMG", "bitimely run open-emg"),
     "open-p12": ("bitimely ingest physionet-2012 PHYSIONET-2012", "bitimely run open-p12"),
     "open-ieee-ppg": ("bitimely ingest ieee-ppg IEEE-SPC2015", "bitimely run open-ieee-ppg --only 0.2"),
@@ -29,6 +31,9 @@ COMMANDS = {
 }
 
 
+AT_PAPER = "-paper"  # name of a recipe that was run with --preset paper
+
+
 def make_section(recipe: str, workspace: Path) -> str:
     """The table of one recipe from its page, with commands, day and device."""
     import torch
@@ -37,7 +42,10 @@ def make_section(recipe: str, workspace: Path) -> str:
     table = re.sub(r"^#", "##", table, flags=re.MULTILINE)
     stages = [json.loads(path.read_bytes()) for path in (workspace / "pipelines" / recipe).glob("*/stage.json")]
     day = datetime.datetime.fromtimestamp(max(stage["time"] for stage in stages), datetime.UTC).date()
-    lines = "\n".join(f"    {line}" for line in COMMANDS[recipe])
+    commands = COMMANDS[recipe.removesuffix(AT_PAPER)]
+    if recipe.endswith(AT_PAPER):
+        commands = (*commands[:-1], f"{commands[-1]} --preset paper")
+    lines = "\n".join(f"    {line}" for line in commands)
     runs = [json.loads(path.read_bytes()) for path in (workspace / "runs").glob(f"{recipe}-*/run.json")]
     threads = max(run["environment"]["threads"] for run in runs)
     (hardware,) = {run["environment"]["hardware"] for run in runs}  # its matrix products round in their own way
@@ -100,7 +108,8 @@ def list_further(recipe: str, workspace: Path) -> list[str]:
     from bitimely_core.schemas.scores import Scores
     from bitimely_core.workflows.prepare import make_windows_opener
 
-    plan = plan_experiment(pipeline.load(recipe), recipe, workspace, assignments=[])
+    loaded = pipeline.load(recipe.removesuffix(AT_PAPER), preset="paper" if recipe.endswith(AT_PAPER) else None)
+    plan = plan_experiment(loaded, recipe, workspace, assignments=[])
     cells: dict[tuple[str, str, int], list[ScoredRun | None]] = {}
     for entry in plan.table:
         if entry.run is not None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from small import SMALL_RECIPE
 
-from bitimely_core import models, pipeline, registry
+from bitimely_core import catalog, models, pipeline, registry
 from bitimely_core.config import ModelConfig
 from bitimely_core.errors import UserError
 from bitimely_core.pipeline import costs, workers
@@ -373,6 +373,19 @@ def test_only_narrows_to_the_fine_tunings_of_one_data_set_and_what_they_need(tmp
     expected = {f"open-bidmc-fold-{fold}-strict-{seed}" for fold in range(1, 6) for seed in range(3)} | {"open-bidmc-fold-1-strict-99"}
     tuned = {name.replace("-strict-", "-strict-0.2-") + "-rr" for name in expected}
     assert set(names) == expected | tuned
+
+
+def test_a_recipe_runs_at_the_papers_preset_under_a_name_of_its_own(tmp_path: Path) -> None:
+    found = pipeline.run("open", workspace=tmp_path, dry_run=True, preset="paper", on="h200")
+    widths = {row["name"]: row["parameters"] for row in catalog.list_rows("presets", tmp_path)}
+    for name, preset in (("open-epilepsy", "18m"), ("open-bidmc", "7.5m-regression"), ("open-ptb-xl", "7.5m")):
+        own = [stage for stage in found["stages"] if stage["stage"].startswith(f"pretrain {name}-paper-fold-1-strict-0 ")]
+        assert [stage["parameters"] for stage in own] == [pytest.approx(widths[preset], rel=0.1)]  # but for tokens and channels
+    plain = pipeline.run("open-bidmc", workspace=tmp_path, dry_run=True, preset="tiny", on="h200")["stages"]
+    assert "pretrain open-bidmc-tiny-fold-1-strict-0" in {stage["stage"] for stage in plain}
+    for recipe, preset, message in (("emg", "paper", "paper_preset"), ("open-emg", "19m", "19m"), ("open-emg", "../x", "x")):
+        with pytest.raises(UserError, match=message):
+            pipeline.run(recipe, workspace=tmp_path, dry_run=True, preset=preset)
 
 
 def test_a_failing_cell_is_reported_and_the_others_go_on(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from bitimely_core.errors import Exit, UserError, usage_error
 from bitimely_core.pipeline import costs, families, graph, workers
 from bitimely_core.pipeline.graph import StageState
 from bitimely_core.pipeline.plan import ExperimentPlan, plan_experiment
-from bitimely_core.recipe import Recipe, check_settings, load_recipe
+from bitimely_core.recipe import Recipe, check_settings, load_recipe, replace_preset
 from bitimely_core.types import Progress
 from bitimely_core.workspace import locate_new
 
@@ -42,15 +42,16 @@ class ExperimentStatus(NamedTuple):
 Watch = Callable[[ExperimentStatus], object]
 
 
-def load(name: str, *, leak_free: bool = False, changes: dict[str, Any] | None = None) -> Recipe:
-    """A shipped recipe by name, or a TOML file by path. Raises UserError (unknown_name or config, exit 2)."""
+def load(name: str, *, leak_free: bool = False, preset: str | None = None, changes: dict[str, Any] | None = None) -> Recipe:
+    """A shipped recipe by name, or a TOML file by path, at another `preset` where one is given. Raises UserError (unknown_name or config, exit 2)."""
     shipped = {p.stem: p for p in registry.RECIPES.glob("*.toml")}
     path = Path(name)
     if name in shipped:
         path = shipped[name]
     elif path.suffix != ".toml" and os.sep not in name:
         raise registry.unknown("pipeline", name, list(shipped))
-    return load_recipe(path, leak_free=leak_free, changes=changes)
+    recipe = load_recipe(path, leak_free=leak_free, changes=changes)
+    return recipe if preset is None else replace_preset(recipe, preset)
 
 
 def run(
@@ -62,6 +63,7 @@ def run(
     devices: int = 1,
     shard: tuple[int, int] | None = None,
     leak_free: bool = False,
+    preset: str | None = None,
     assignments: list[str] | None = None,
     dry_run: bool = False,
     on: str | None = None,
@@ -84,6 +86,7 @@ def run(
         devices: of each training, data-parallel.
         shard: (k, n), part k of n of the cells, for a job array.
         leak_free: leave the recipe's section `[literal]` out; names end in -leak-free.
+        preset: of all trainings in the place of the recipe's, `paper` for the one that it names as the paper's; names end in it.
         assignments: `section.key=value`; sections of a recipe (ingest, tokenize, build, evaluate, matrix) change the recipe, the others all trainings.
         dry_run: only show what would be done, with estimates of parameters, operations, hours and disk.
         on: an accelerator (a key of `costs.ACCELERATORS`) whose hours the estimates are; None: the present device.
@@ -100,21 +103,21 @@ def run(
         UserError: unknown_name, config (2).
     """
     began = time.time() if began is None else began
-    name = Path(pipeline).stem + ("-leak-free" if leak_free else "")
+    name = _name_experiment(pipeline, leak_free=leak_free, preset=preset)
     home, page = (locate_new(workspace, kind, name) for kind in ("pipelines", "reports"))
     recipe_changes, per_training = _split_assignments(assignments or [])
-    recipe = load(pipeline, leak_free=leak_free, changes=recipe_changes)
+    recipe = load(pipeline, leak_free=leak_free, preset=preset, changes=recipe_changes)
     check_settings(recipe, parse_assignments(per_training))
     if recipe.recipes:
-        plans = _plan_recipes(recipe, pipeline, workspace)
+        plans = _plan_recipes(recipe, pipeline, preset, workspace)
         chosen = [one for one, plan in plans.items() if not only or find_matches(plan, only)]
         if not chosen:
             raise _no_match_error(only or [], plans.values())
         call = functools.partial(
-            run, workspace=workspace, only=only, jobs=jobs, devices=devices, shard=shard, assignments=assignments, dry_run=dry_run, on=on,
-            progress=progress, say=say, watch=watch, began=began,
+            run, workspace=workspace, only=only, jobs=jobs, devices=devices, shard=shard, preset=preset, assignments=assignments,
+            dry_run=dry_run, on=on, progress=progress, say=say, watch=watch, began=began,
         )  # fmt: skip
-        return _join_recipes(recipe, list(plans.values()), pipeline, home, workspace, {one: call(one) for one in chosen}, progress)
+        return _join_recipes(recipe, plans, pipeline, home, workspace, {one: call(one) for one in chosen}, progress)
     plan = plan_experiment(
         recipe, name, workspace, assignments=per_training, devices=devices, leak_free=leak_free, progress=progress, say=say
     )
@@ -125,8 +128,8 @@ def run(
         found = costs.estimate_costs(plan, selected, workspace, on=on, progress=progress)
         return {"format_version": 1, "pipeline": pipeline, "exit_code": 0, **found}
     helpers = workers.start_processes(
-        jobs, pipeline=pipeline, workspace=workspace, only=only, devices=devices, shard=shard, leak_free=leak_free, assignments=assignments,
-        began=began,
+        jobs, pipeline=pipeline, workspace=workspace, only=only, devices=devices, shard=shard, leak_free=leak_free, preset=preset,
+        assignments=assignments, began=began,
     )  # fmt: skip
     with workers.limit_threads(jobs), helpers:
         states = graph.execute(plan.nodes, home, selected=selected, began=began, watch=_add_time_left(plan, selected, watch))
@@ -143,19 +146,24 @@ def run(
     }
 
 
-def _plan_recipes(recipe: Recipe, pipeline: str, workspace: Path) -> dict[str, ExperimentPlan]:
+def _name_experiment(pipeline: str, *, leak_free: bool = False, preset: str | None = None) -> str:
+    """The name of a recipe, or of its variant, in the workspace."""
+    return "-".join(filter(None, [Path(pipeline).stem, "leak-free" if leak_free else "", preset]))
+
+
+def _plan_recipes(recipe: Recipe, pipeline: str, preset: str | None, workspace: Path) -> dict[str, ExperimentPlan]:
     """The plan of each recipe of several, which are checked before any of them runs. Raises UserError (config, exit 2)."""
-    parts = {one: load(one) for one in recipe.recipes}
+    parts = {one: load(one, preset=preset) for one in recipe.recipes}
     if nested := [one for one, part in parts.items() if part.recipes]:
         raise usage_error(f"{nested[0]} lists recipes itself", "expected recipes with stages of their own", field="recipes", file=pipeline)
-    plans = {one: plan_experiment(part, Path(one).stem, workspace, assignments=[]) for one, part in parts.items()}
+    plans = {one: plan_experiment(part, _name_experiment(one, preset=preset), workspace, assignments=[]) for one, part in parts.items()}
     families.check_families(recipe, list(plans.values()))
     return plans
 
 
 def _join_recipes(
     recipe: Recipe,
-    plans: list[ExperimentPlan],
+    plans: dict[str, ExperimentPlan],
     pipeline: str,
     home: Path,
     workspace: Path,
@@ -163,7 +171,7 @@ def _join_recipes(
     progress: Progress | None,
 ) -> dict[str, Any]:
     """The results of several recipes as one, and the page of the families that are tested over them."""
-    stages = [{**stage, "stage": f"{stage['stage']} ({Path(one).stem})"} for one, result in results.items() for stage in result["stages"]]
+    stages = [{**stage, "stage": f"{stage['stage']} ({plans[one].name})"} for one, result in results.items() for stage in result["stages"]]
     totals = [result["total"] for result in results.values() if "total" in result]
     if totals:
         total = {key: sum(one[key] for one in totals) for key in totals[0]}
@@ -174,10 +182,10 @@ def _join_recipes(
     page = workspace / "reports" / home.name
 
     def call(_: graph.States) -> graph.StageResult:
-        families.write_families(recipe, home.name, plans, workspace, progress)
+        families.write_families(recipe, home.name, list(plans.values()), workspace, progress)
         return graph.StageResult()
 
-    read = tuple(workspace / "reports" / Path(one).stem / "summary.json" for one in results)
+    read = tuple(workspace / "reports" / plans[one].name / "summary.json" for one in results)
     settings = {"families": [one.model_dump() for one in recipe.family]}
     node = graph.Node(label="families", settings=settings, call=call, output=page / "summary.json", inputs=read)
     state = graph.execute({"families": node}, home)["families"]
