@@ -105,7 +105,8 @@ def take_counts(claim: dict[str, Any], workspace: Path) -> dict[str, Any] | None
 def take_figure(claim: dict[str, Any], workspace: Path) -> dict[str, Any] | None:
     """The record of a figure from the pages of its analysis, None where it was not made there."""
     pages = sorted(workspace.glob(f"reports/{claim['analysis']}-{claim['recipe']}*/summary.json"))
-    return FIGURES[claim.get("figure", claim["analysis"])]([json.loads(page.read_bytes()) for page in pages], claim["recipe"]) if pages else None
+    describe = FIGURES[claim.get("figure", claim["analysis"])]
+    return describe([json.loads(page.read_bytes()) for page in pages], claim["recipe"]) if pages else None
 
 
 def describe_shapelets(pages: list[dict[str, Any]], recipe: str, field: str, what: str) -> dict[str, Any]:

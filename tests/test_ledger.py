@@ -140,12 +140,14 @@ def test_figures_are_taken_from_the_pages_of_their_analyses(tmp_path: Path) -> N
 
 
 def test_spectra_are_told_from_the_most_to_the_least_uniform(tmp_path: Path) -> None:
-    claim = next(claim for claim in claims.read_claims() if claim.get("analysis") == "svd")
+    full, claim = (claim for claim in claims.read_claims() if claim.get("analysis") == "svd")
     page = tmp_path / "reports" / "svd-figures-small"
     page.mkdir(parents=True)
     ranks = {"gpt": 0.2, "bitimelygpt": 0.5}
-    runs = {f"figures-small-{name}": {"1": {}, "2": {"mean": {"map": {"effective_rank": rank}}}} for name, rank in ranks.items()}
+    maps = {name: {"effective_rank": rank, "numerical_rank": 1 - rank} for name, rank in ranks.items()}
+    runs = {f"figures-small-{name}": {"1": {}, "2": {"mean": {"map": found}}} for name, found in maps.items()}
     (page / "summary.json").write_text(json.dumps(runs))
     record = claims.take_figure(claim, tmp_path)
     assert "bitimelygpt 0.50, gpt 0.20" in record["text"]
     assert claims.find_status(claim, record) == "undecided"
+    assert "gpt 0.80, bitimelygpt 0.50" in claims.take_figure(full, tmp_path)["text"]
