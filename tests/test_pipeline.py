@@ -428,14 +428,18 @@ def test_unknown_recipes_are_refused_by_name(tmp_path: Path) -> None:
 def test_the_time_left_goes_by_what_trainings_of_that_model_took(tmp_path: Path) -> None:
     plan = plan_experiment(pipeline.load("emg"), "emg", tmp_path, assignments=[])
     estimates: list[float | None] = []
-    watch = pipeline._add_time_left(plan, set(plan.nodes), lambda now: estimates.append(now.left))
+    watch = pipeline._add_time_left(plan, set(plan.nodes), lambda now: estimates.append(now.left), 1)
+    shared = pipeline._add_time_left(plan, set(plan.nodes), lambda now: estimates.append(now.left), 2)
     assert watch is not None
+    assert shared is not None
     gpt, lstm = StageState("done", seconds=10.0), StageState("done", seconds=100.0)
     watch({})
     watch({"pretrain emg-gpt-0": gpt})
     watch({"pretrain emg-gpt-0": gpt, "pretrain emg-lstm-0": lstm})
     trainings = sum(label.startswith("pretrain") for label in plan.nodes)
     assert estimates == [None, 10.0 * (trainings - 1), 4 * 10.0 + 4 * 100.0 + (trainings - 10) * 55.0]
+    shared({"pretrain emg-gpt-0": gpt})
+    assert estimates[-1] == 10.0 * (trainings - 1) / 2  # two processes at a time
 
 
 @pytest.mark.parametrize(

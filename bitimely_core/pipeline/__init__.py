@@ -132,7 +132,7 @@ def run(
         assignments=assignments, began=began,
     )  # fmt: skip
     with workers.limit_threads(jobs), helpers:
-        states = graph.execute(plan.nodes, home, selected=selected, began=began, watch=_add_time_left(plan, selected, watch))
+        states = graph.execute(plan.nodes, home, selected=selected, began=began, watch=_add_time_left(plan, selected, watch, jobs))
     stages = [{"stage": label, **state._asdict()} for label, state in states.items() if state.state != "not run"]
     failed = [state.exit_code for state in states.values() if state.state == "failed"]
     partial = any(state.state == "partial" for state in states.values())
@@ -228,8 +228,11 @@ def select_stages(plan: ExperimentPlan, only: list[str], shard: tuple[int, int] 
     return selected
 
 
-def _add_time_left(plan: ExperimentPlan, selected: set[str], watch: Watch | None) -> Callable[[graph.States], object] | None:
-    """`watch` with the time left: a training takes as long as those of the same verb and model took, else as those of the same verb."""
+def _add_time_left(plan: ExperimentPlan, selected: set[str], watch: Watch | None, jobs: int) -> Callable[[graph.States], object] | None:
+    """`watch` with the time left: a training takes as long as those of the same verb and model took, else as those of the same verb.
+
+    `jobs`: processes that share the trainings.
+    """
     if watch is None:
         return None
 
@@ -245,6 +248,6 @@ def _add_time_left(plan: ExperimentPlan, selected: set[str], watch: Watch | None
                 verb = plan.trainings[label].verb
                 left += mean(took.get((verb, plan.model_name(label))) or took.get((verb,)) or [0.0])
         rows = [StageRow(label, states.get(label, StageState("waiting"))) for label in plan.nodes if label in selected]
-        watch(ExperimentStatus(rows, left or None))
+        watch(ExperimentStatus(rows, left / jobs or None))
 
     return report
