@@ -19,6 +19,7 @@ from bitimely_core.datasets import physiology, tser
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import tables, wfdb, wfdb_annotations
 from bitimely_core.formats.source import Source, choose_copy, locate_errors, require_source
+from bitimely_core.formats.units import narrow_samples
 from bitimely_core.registry import DatasetBaseline, DatasetFacts, View, datasets
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import IngestOptions, IngestUnit, Record, Signal
@@ -265,8 +266,7 @@ def _read_signal_table(rel: str, source: Source) -> tuple[list[Signal], float, l
         if late > 0.75 / RATE:  # the official files round the times to a hundredth of a second
             text = f"{rows} rows whose times do not run at {RATE:g} Hz"
             raise input_error(Reason.SAMPLING_RATE, text, f"expected a row every {1 / RATE:g} s", field="Time [s]")
-        with np.errstate(over="ignore"):
-            signals = [Signal(_channel_name(label), RATE, "", values[i].astype(np.float32)) for i, label in enumerate(columns) if i > 0]
+        signals = [Signal(_channel_name(label), RATE, "", narrow_samples(values[i], label)) for i, label in enumerate(columns) if i > 0]
         if not signals:
             raise input_error(Reason.SCHEMA, "has no column but the times", "expected PLETH, II and so on")
     if abs(start) <= 0.5 / RATE:
