@@ -345,6 +345,23 @@ def test_sets_are_read_from_tar_archives_and_only_published_names(tmp_path: Path
     np.testing.assert_array_equal(first.signals[0].samples, values["Z100"][:178])
 
 
+def test_what_an_archive_holds_besides_segments_is_named(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    write_sets(raw, ["S001", "Z001", "Z002"], packed=True)
+    with zipfile.ZipFile(raw / "Z.zip", "a") as archive:
+        for name in ("Z/notes.doc", "README.txt", "Z003.csv"):
+            archive.writestr(name, "x")
+    with zipfile.ZipFile(raw / "F.zip", "w") as archive:
+        archive.writestr("F/F.zip", "x")
+    report = cache.ingest("epilepsy", raw, tmp_path / "cache")
+    reasons = {(reason["code"], reason["file"]): reason for reason in report["units"][0]["reasons"]}
+    assert reasons["file_name", "Z.zip"]["examples"] == ["'Z/notes.doc'", "'Z003.csv'"]
+    assert reasons["no_input", "F.zip"]["level"] == "error"
+    assert report["exit_code"] == 3
+    assert {one.subject_id for one in cache.open_cache(tmp_path / "cache").records()} == {"S001", "Z001", "Z002"}
+
+
 def test_archives_beside_their_folders_are_counted_by_place(tmp_path: Path) -> None:
     names = [f"Z{i:03d}" for i in range(1, 9)]
     write_sets(tmp_path, names)

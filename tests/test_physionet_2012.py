@@ -437,7 +437,7 @@ def test_fractions_in_percent_rows_out_of_order_and_cut_files_are_counted(tmp_pa
 
 
 def test_outcomes_that_a_spreadsheet_saved_again_are_read(tmp_path: Path) -> None:
-    """Whole numbers as 1.0, another ending, and an underscore in the names; a RecordID that is none is a faulty row."""
+    """Whole numbers as 1.0, another ending, and an underscore in the names; a RecordID that is none, or there in two spellings, is a faulty row."""
     stays = {number: make_stay(number, 4) for number in range(1, 7)}
     write_set(tmp_path / "raw", "a", stays, packed=False)
     raw = tmp_path / "raw"
@@ -447,12 +447,12 @@ def test_outcomes_that_a_spreadsheet_saved_again_are_read(tmp_path: Path) -> Non
     (raw / "Outcomes-a.txt").unlink()
     table.astype(float).to_csv(raw / "outcomes_a.csv", index=False)
     text = (raw / "outcomes_a.csv").read_text()
-    (raw / "outcomes_a.csv").write_text(text.replace("\n6.0,", "\n6.5,"))
+    (raw / "outcomes_a.csv").write_text(text.replace("\n6.0,", "\n6.5,") + "5,1,7,1,-1,1\n")
     report = ingest("physionet-2012", raw, tmp_path / "cache")
     (rows,) = (row for row in report["rows"] if row["kind"] == "outcomes")
-    assert (report["exit_code"], rows["used"], rows["quarantined_by_reason"]) == (3, 5, {"identifier": 1})
+    assert (report["exit_code"], rows["used"], rows["quarantined_by_reason"]) == (3, 5, {"identifier": 1, "duplicate_key": 1})
     found = {record.recording_id: record.attributes.get("death") for record in open_cache(tmp_path / "cache").records()}
-    assert found == plain | {"6": None}
+    assert found == plain | {"5": None, "6": None}
 
 
 @pytest.mark.long

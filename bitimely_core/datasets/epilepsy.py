@@ -21,7 +21,7 @@ import numpy as np
 
 from bitimely_core.datasets import physiology
 from bitimely_core.datasets.tser import report_unclaimed
-from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, input_warning, usage_error
+from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import archives, tables
 from bitimely_core.formats.source import Source, choose_copy, compare_copies, finding_to_error, locate_errors, require_source
 from bitimely_core.formats.text import decode_table
@@ -262,12 +262,11 @@ def read_segments(files: Mapping[str, Path]) -> Records:
     sets are used. Raises UserError: as `archives.read_members` where nothing else is left.
     """
     copies: dict[str, list[BonnSegment]] = {}
-    damaged: list[Finding] = []
+    damaged, remarks = list[Finding](), list[Finding]()
     for rel, path in files.items():
-        found = _read_segment_file(rel, path)
-        if isinstance(found, Finding):
-            damaged.append(found)
-            continue
+        found, finding = _read_segment_file(rel, path)
+        if finding is not None:
+            (damaged if finding.level == "error" else remarks).append(finding)
         for segment in found:
             copies.setdefault(segment.name, []).append(segment)
     records: list[Record] = []
@@ -290,7 +289,7 @@ def read_segments(files: Mapping[str, Path]) -> Records:
         raise finding_to_error(damaged[0])
     if not records:
         raise _no_rows_error(findings, seen.total())
-    findings += _report_segments(used)
+    findings += [*remarks, *_report_segments(used)]
     rows = []
     if damaged:  # how many segments such an archive has is unknown: it is counted among the folders and archives
         findings = [*damaged, *findings]
@@ -315,24 +314,34 @@ def _report_segments(used: Mapping[str, np.ndarray]) -> Iterator[Finding]:
             yield input_warning(Reason.CLASS_MISSING, text, "expected all", file=BONN, count=SEGMENTS - counts[name])
 
 
-def _read_segment_file(rel: str, path: Path) -> list[BonnSegment] | Finding:
-    """The segments of a text or an archive; why none of an archive can be used. Raises UserError: io_error, and faults of this machine."""
+def _read_segment_file(rel: str, path: Path) -> tuple[list[BonnSegment], Finding | None]:
+    """The segments of a text or an archive, and why none of an archive can be used, or what else it holds.
+
+    Raises UserError: io_error, and faults of this machine.
+    """
     if (named := SEGMENT.fullmatch(rel)) is not None:
         size = path.stat().st_size
         content = path.read_bytes() if size <= SEGMENT_BYTES else bytes(SEGMENT_BYTES + 1)
-        return [BonnSegment(PurePosixPath(rel).parent.as_posix(), rel, named[1].upper(), parse_segment(content))]
-    found = []
+        return [BonnSegment(PurePosixPath(rel).parent.as_posix(), rel, named[1].upper(), parse_segment(content))], None
+    found, others = list[BonnSegment](), list[str]()
     try:
         for inner, content in archives.read_members(path):
             if (named := SEGMENT.fullmatch(inner)) is not None:
                 found.append(BonnSegment(rel, rel, named[1].upper(), parse_segment(content, f"{named[1]}: ")))
+            elif not LAYOUT.fullmatch(PurePosixPath(inner).name):
+                others.append(inner)
     except UserError as error:
         if error.exit_code != Exit.REFUSED or error.code == Reason.IO_ERROR:  # it may be gone the next time
             raise
         lost = "none of its segments is used"
         wanted = f"{error.requirement}: {lost}" if error.requirement else lost
-        return replace(error.finding, file=rel, requirement=wanted, hint=error.hint or "Download it again")
-    return found
+        return [], replace(error.finding, file=rel, requirement=wanted, hint=error.hint or "Download it again")
+    if not found:
+        return [], Finding(Reason.NO_INPUT, "holds no segment", "expected files such as Z001.txt", "Download it again", file=rel)
+    if not others:
+        return found, None
+    text, shown = f"files that are no segments: {len(others)}, {safe_text(others[0])} first", tuple(map(safe_text, others[:5]))
+    return found, input_warning(Reason.FILE_NAME, text, "not read", file=rel, count=len(others), examples=shown)
 
 
 def parse_segment(content: bytes, prefix: str = "") -> np.ndarray | Finding:

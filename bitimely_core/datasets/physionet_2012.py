@@ -352,6 +352,7 @@ def _read_outcomes(path: Path, rel: str) -> tuple[dict[str, str], list[SourceRow
     """Stay -> died or survived; the account of the rows. Columns are found by name, those of later days are not read."""
     found: dict[str, str] = {}
     faults: list[Finding] = []
+    row_of: dict[str, int] = {}
     with locate_errors(rel):
         for row in tables.read_rows(path, ("RecordID", LABEL), key=("RecordID",)):
             if isinstance(row, Finding):
@@ -359,8 +360,12 @@ def _read_outcomes(path: Path, rel: str) -> tuple[dict[str, str], list[SourceRow
             elif (name := _parse_integer(row.cells[0])) is None:
                 text = f"the cell of row {row.row} is no number of a stay"
                 faults.append(Finding(Reason.IDENTIFIER, text, "expected a whole number", field="RecordID", row=row.row))
+            elif str(name) in row_of:  # in another spelling
+                found.pop(str(name), None)
+                text, wanted = f"rows {row_of[str(name)]} and {row.row} are of one stay", "its outcome is not used"
+                faults.append(Finding(Reason.DUPLICATE_KEY, text, wanted, field="RecordID", row=row.row))
             elif (death := _parse_integer(row.cells[1])) in {0, 1}:
-                found[str(name)] = DEATH[death]
+                found[str(name)], row_of[str(name)] = DEATH[death], row.row
             else:
                 faults.append(Finding(Reason.LABEL, f"the cell of row {row.row} is neither 0 nor 1", field=LABEL, row=row.row))
         seen = tables.count_rows(path)
