@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import pickle
 import re
+import shutil
+import tarfile
 import zipfile
 from collections import Counter
 from collections.abc import Sequence
@@ -130,6 +132,44 @@ def test_repeated_rows_are_used_once_and_torn_ones_not_at_all(tmp_path: Path) ->
     assert names.count(lines[0][0]) == 1
     assert lines[1][0] not in names
     assert (found.rows[0].dropped, found.rows[0].quarantined) == ({"duplicates": 1}, {"duplicate_key": 2})
+
+
+def test_rows_of_one_value_are_reported_as_segments_are(tmp_path: Path) -> None:
+    lines = rows()
+    for i, value in ((1, 0), (4, -7)):
+        lines[i] = [lines[i][0], *[value] * 178, lines[i][-1]]
+    flat = [str(line[0]) for line in lines if len(set(line[1:-1])) == 1]
+    assert len(flat) == 2
+    write(tmp_path, lines)
+    found = read_epilepsy(tmp_path)
+    assert len(found.records) == len(lines)
+    (reason,) = (finding for finding in found.findings if finding.code == "flat_channel")
+    assert (reason.level, reason.count, list(reason.examples), reason.file) == ("warning", 2, flat, "data.csv")
+
+
+def test_copies_of_the_table_are_used_once_or_not_at_all(tmp_path: Path) -> None:
+    """Under the name of its most common mirror, too; a table of another name is named and not read."""
+    raw = tmp_path / "raw"
+    (raw / "old").mkdir(parents=True)
+    write(raw, rows())
+    (raw / "old" / "Epileptic Seizure Recognition.csv").write_bytes((raw / "data.csv").read_bytes())
+    (raw / "old" / "data (1).csv.gz").write_bytes(b"x")
+    report = cache.ingest("epilepsy", raw, tmp_path / "same")
+    reasons = [*report["reasons"], *report["units"][0]["reasons"]]
+    assert report["exit_code"] == 0
+    assert {(reason["code"], reason["file"]) for reason in reasons} == {
+        ("duplicates", "old/Epileptic Seizure Recognition.csv"),
+        ("file_name", "old/data (1).csv.gz"),
+    }
+    write(raw / "old", rows()[:-1])
+    with pytest.raises(UserError) as caught:
+        cache.ingest("epilepsy", raw, tmp_path / "differ")
+    report = caught.value.report or {}
+    named = {reason["file"] for unit in report["units"] for reason in unit["reasons"] if reason["code"] == "duplicate_key"}
+    assert (caught.value.exit_code, named) == (4, {"data.csv", "old/data.csv", "old/Epileptic Seizure Recognition.csv"})
+    shutil.rmtree(raw / "old")
+    (raw / "data.csv").rename(raw / "Epileptic Seizure Recognition.csv")
+    assert cache.ingest("epilepsy", raw, tmp_path / "alone")["exit_code"] == 0
 
 
 def test_a_segment_with_two_classes_gives_a_warning(tmp_path: Path) -> None:
@@ -287,6 +327,48 @@ def test_a_segment_in_two_places_is_used_once_or_not_at_all(tmp_path: Path) -> N
     found = read_epilepsy(tmp_path)
     assert {one.subject_id for one in found.records} == {"Z002"}
     assert [row.quarantined for row in found.rows] == [{"duplicate_key": 1}] * 2
+
+
+def test_sets_are_read_from_tar_archives_and_only_published_names(tmp_path: Path) -> None:
+    values = write_sets(tmp_path / "x", ["Z001", "Z100", "S007"])
+    raw = tmp_path / "raw"
+    (raw / "S").mkdir(parents=True)
+    with tarfile.open(raw / "Z.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "x" / "Z", "Z")
+    for name in ("S007", "S000", "S101"):
+        shutil.copy(tmp_path / "x" / "S" / "S007.txt", raw / "S" / f"{name}.txt")
+    report = cache.ingest("epilepsy", raw, tmp_path / "cache")
+    assert {row["file"]: row["used"] for row in report["rows"]} == {"Z.tar.gz": 2, "S": 1}
+    (reason,) = (reason for reason in report["reasons"] if reason["code"] == "file_name")
+    assert (reason["count"], reason["file"]) == (2, "S/S000.txt")
+    first = {one.recording_id: one for one in cache.open_cache(tmp_path / "cache").records()}["X1.Z100"]
+    np.testing.assert_array_equal(first.signals[0].samples, values["Z100"][:178])
+
+
+def test_what_an_archive_holds_besides_segments_is_named(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    write_sets(raw, ["S001", "Z001", "Z002"], packed=True)
+    with zipfile.ZipFile(raw / "Z.zip", "a") as archive:
+        for name in ("Z/notes.doc", "README.txt", "Z003.csv"):
+            archive.writestr(name, "x")
+    with zipfile.ZipFile(raw / "F.zip", "w") as archive:
+        archive.writestr("F/F.zip", "x")
+    report = cache.ingest("epilepsy", raw, tmp_path / "cache")
+    reasons = {(reason["code"], reason["file"]): reason for reason in report["units"][0]["reasons"]}
+    assert reasons["file_name", "Z.zip"]["examples"] == ["'Z/notes.doc'", "'Z003.csv'"]
+    assert reasons["no_input", "F.zip"]["level"] == "error"
+    assert report["exit_code"] == 3
+    assert {one.subject_id for one in cache.open_cache(tmp_path / "cache").records()} == {"S001", "Z001", "Z002"}
+
+
+def test_archives_beside_their_folders_are_counted_by_place(tmp_path: Path) -> None:
+    names = [f"Z{i:03d}" for i in range(1, 9)]
+    write_sets(tmp_path, names)
+    write_sets(tmp_path, names, packed=True)
+    found = read_epilepsy(tmp_path)
+    (reason,) = (finding for finding in found.findings if finding.code == "duplicates")
+    assert (reason.file, reason.count, reason.level) == ("Z", 8, "warning")
 
 
 def test_what_is_odd_in_segments_that_are_used_names_them(tmp_path: Path) -> None:

@@ -386,6 +386,27 @@ def test_a_row_is_of_one_recording(tmp_path: Path) -> None:
     assert not any("have no file here" in line for line in lines)
 
 
+@pytest.mark.parametrize(("other", "code"), [("p1,MI", "duplicates"), ("p1,N", "unmatched_labels"), ("p9,MI", "unmatched_labels")])
+def test_rows_that_name_one_recording_in_two_ways_are_one_or_none(tmp_path: Path, other: str, code: str) -> None:
+    (tmp_path / "raw" / "in").mkdir(parents=True)
+    for i in (1, 2):
+        np.save(tmp_path / "raw" / "in" / f"eeg{i}.npy", np.random.default_rng(i).standard_normal(500))
+    (tmp_path / "raw" / "t.csv").write_text(f"recording,patient,diagnosis\neeg1,p1,MI\nin/eeg1.npy,{other}\neeg2,p2,N\n")
+    report = ingest_with_map(tmp_path / "raw", TABLES[: TABLES.index("[annotations]")], tmp_path / "cache")
+    found = {name: (r.subject_id, r.attributes.get("label")) for name, r in recordings(tmp_path / "cache").items()}
+    assert found == {"in/eeg1": ("p1", "MI") if code == "duplicates" else ("in/eeg1", None), "in/eeg2": ("p2", "N")}
+    messages = [reason["message"] for reason in report["reasons"] if reason["code"] == code]
+    assert messages[0].startswith("t.csv: the rows 'in/eeg1.npy', 'eeg1' are of one recording, 'in/eeg1.npy'")
+
+
+def test_a_table_without_rows_is_named(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    np.save(tmp_path / "raw" / "eeg.npy", np.random.default_rng(1).standard_normal(500))
+    (tmp_path / "raw" / "t.csv").write_text("recording,patient,diagnosis\n")
+    report = ingest_with_map(tmp_path / "raw", TABLES[: TABLES.index("[annotations]")], tmp_path / "cache")
+    assert "eeg.npy: 1 recordings have no row in the table" in str([reason["message"] for reason in report["reasons"]])
+
+
 def test_a_row_of_a_subject_is_of_all_its_recordings(tmp_path: Path) -> None:
     for i, name in enumerate(("rest/p1", "task/p1")):
         (tmp_path / "raw" / name).parent.mkdir(parents=True, exist_ok=True)

@@ -176,10 +176,15 @@ def test_a_copy_of_a_file_of_the_cup_is_used_once_and_one_that_differs_costs_its
     report = ingest("ieee-ppg", tmp_path / "raw", tmp_path / "differ")
     assert report["exit_code"] == 3
     (unit,) = (unit for unit in report["units"] if unit["status"] == "quarantined")
-    (reason,) = unit["reasons"]
-    assert (unit["unit"], reason["code"], reason["file"]) == ("DATA_01_TYPE02", "duplicate_key", "old/DATA_01_TYPE02_BPMtrace.mat")
-    assert "differs from 'DATA_01_TYPE02_BPMtrace.mat'" in reason["message"]
-    assert "Remove the wrong one" in reason["message"]
+    assert unit["unit"] == "DATA_01_TYPE02"
+    wrong = {reason["file"]: reason["message"] for reason in unit["reasons"] if reason["code"] == "duplicate_key"}
+    assert set(wrong) == {"DATA_01_TYPE02_BPMtrace.mat", "old/DATA_01_TYPE02_BPMtrace.mat"}
+    assert all("2 times, with different contents, none of them is used. Remove the wrong ones" in message for message in wrong.values())
+    (old / "DATA_01_TYPE02_BPMtrace.mat").unlink()
+    (old / "DATA_01_TYPE02_BPMtrace.mat").symlink_to("/etc/hostname")  # it may be another one: nothing is chosen in silence
+    report = ingest("ieee-ppg", tmp_path / "raw", tmp_path / "link")
+    (unit,) = (unit for unit in report["units"] if unit["status"] == "quarantined")
+    assert ("symlink_outside_root", "old/DATA_01_TYPE02_BPMtrace.mat") in {(reason["code"], reason["file"]) for reason in unit["reasons"]}
 
 
 def test_a_constant_channel_of_the_cup_is_reported(tmp_path: Path) -> None:
@@ -191,6 +196,22 @@ def test_a_constant_channel_of_the_cup_is_reported(tmp_path: Path) -> None:
     (unit,) = (unit for unit in report["units"] if unit["status"] != "accepted")
     assert [(reason["code"], reason["field"]) for reason in unit["reasons"]] == [("flat_channel", "PPG 1")]
     assert report["exit_code"] == 0
+
+
+def test_numbers_beyond_float32_and_labels_that_are_none_are_named(tmp_path: Path) -> None:
+    """Not by a warning of numpy, which names no file."""
+    write_cup(tmp_path / "raw")
+    scipy.io.savemat(tmp_path / "raw" / "DATA_01_TYPE02.mat", {"sig": np.full((6, 1400), 1e300)})
+    scipy.io.savemat(tmp_path / "raw" / "DATA_02_TYPE02_BPMtrace.mat", {"BPM0": np.array([[80.0], [1e300], [70.0]])})
+    scipy.io.savemat(tmp_path / "raw" / "DATA_03_TYPE02_BPMtrace.mat", {"BPM0": np.zeros((0, 0))})
+    scipy.io.savemat(tmp_path / "raw" / "DATA_04_TYPE02.mat", {"Sig": np.zeros((6, 1400))})
+    report = ingest("ieee-ppg", tmp_path / "raw", tmp_path / "cache")
+    found = {unit["unit"]: {reason["code"]: reason for reason in unit["reasons"]} for unit in report["units"]}
+    assert report["exit_code"] == 3
+    assert set(found["DATA_01_TYPE02"]) == {"non_finite"}
+    assert found["DATA_02_TYPE02"]["label"]["count"] == 1
+    assert found["DATA_03_TYPE02"]["unmatched_labels"]["count"] == 4
+    assert "the file holds 'Sig (double)'. Save it under this name" in found["DATA_04_TYPE02"]["schema"]["message"]
 
 
 def test_the_complete_cup_gives_the_windows_of_the_archive(tmp_path: Path) -> None:

@@ -416,6 +416,45 @@ def test_values_that_cannot_be_are_missing_and_counted(tmp_path: Path, variable:
         assert np.isfinite(signal.samples).any() == (record.recording_id == str(len(stays)))
 
 
+def test_fractions_in_percent_rows_out_of_order_and_cut_files_are_counted(tmp_path: Path) -> None:
+    lines = {1: ["05:00,FiO2,40", "01:00,FiO2,100", "03:00,FiO2,0.5"], 2: ["01:00,FiO2,1"], 3: ["01:00,FiO2,35", "02:00,FiO2,7"]}
+    write_set(tmp_path / "raw", "a", {number: ["00:00,Weight,80", *rows] for number, rows in lines.items()}, packed=False, outcomes=False)
+    cut = tmp_path / "raw" / "set-a" / "2.txt"
+    cut.write_text(cut.read_text() + "02:00,HR,8")  # of 85
+    report = ingest("physionet-2012", tmp_path / "raw", tmp_path / "cache")
+    found = {reason["code"]: reason for reason in report["units"][0]["reasons"]}
+    assert (report["exit_code"], found["unit"]["field"], found["unit"]["count"]) == (0, "FiO2", 3)
+    assert "in 2 stays, expected fractions: they are missing. Divide them by 100" in found["unit"]["message"]
+    assert (found["physical_range"]["count"], found["timestamps"]["count"], found["truncated"]["count"]) == (4, 1, 1)
+    for record in open_cache(tmp_path / "cache").records(["FiO2", "time"]):
+        values = {signal.channel: signal.samples for signal in record.signals}
+        assert (np.diff(values["time"]) > 0).all()
+        known = [(row.split(",")[0], float(row.split(",")[2])) for row in lines[int(record.recording_id)] if float(row.split(",")[2]) <= 1]
+        seen = np.isfinite(values["FiO2"])
+        assert [
+            (f"{int(time) // 3600:02d}:00", value) for time, value in zip(values["time"][seen], values["FiO2"][seen], strict=True)
+        ] == known
+
+
+def test_outcomes_that_a_spreadsheet_saved_again_are_read(tmp_path: Path) -> None:
+    """Whole numbers as 1.0, another ending, and an underscore in the names; a RecordID that is none, or there in two spellings, is a faulty row."""
+    stays = {number: make_stay(number, 4) for number in range(1, 7)}
+    write_set(tmp_path / "raw", "a", stays, packed=False)
+    raw = tmp_path / "raw"
+    (raw / "set-a").rename(raw / "set_a")
+    table = pd.read_csv(raw / "Outcomes-a.txt")
+    plain = {str(number): ("survived", "died")[death] for number, death in zip(table["RecordID"], table["In-hospital_death"], strict=True)}
+    (raw / "Outcomes-a.txt").unlink()
+    table.astype(float).to_csv(raw / "outcomes_a.csv", index=False)
+    text = (raw / "outcomes_a.csv").read_text()
+    (raw / "outcomes_a.csv").write_text(text.replace("\n6.0,", "\n6.5,") + "5,1,7,1,-1,1\n")
+    report = ingest("physionet-2012", raw, tmp_path / "cache")
+    (rows,) = (row for row in report["rows"] if row["kind"] == "outcomes")
+    assert (report["exit_code"], rows["used"], rows["quarantined_by_reason"]) == (3, 5, {"identifier": 1, "duplicate_key": 1})
+    found = {record.recording_id: record.attributes.get("death") for record in open_cache(tmp_path / "cache").records()}
+    assert found == plain | {"5": None, "6": None}
+
+
 @pytest.mark.long
 def test_the_complete_sets(tmp_path: Path) -> None:
     require_sample(DATA)

@@ -293,6 +293,31 @@ def test_a_unit_has_all_files_of_its_record_and_foreign_ones_are_named(tmp_path:
     assert unlisted.file.endswith("00099_lr.hea")
 
 
+def test_a_record_whose_row_is_faulty_is_not_one_without_a_row(tmp_path: Path) -> None:
+    folder = layout(
+        tmp_path, [row(1), row(2, strat_fold="11"), row(3, filename_lr="records100/00000/00001_lr"), row(4, scp_codes="{'NORM'")]
+    )
+    record(folder / "records100/00000/00003_lr")
+    found = Found(folder)
+    assert set(found.refused) == {"1", "2", "3", "4"}
+    assert {Path(file).name for file in found.units["4"].files} == {"00004_lr.hea", "00004_lr.dat"}
+    (unlisted,) = [finding for finding in found.findings if finding.code == "file_name"]
+    assert (unlisted.file, unlisted.count) == ("records100/00000/00003_lr.hea", 1)
+
+
+def test_names_of_records_may_be_in_capitals_and_a_second_table_is_named(tmp_path: Path) -> None:
+    folder = layout(tmp_path, [row(1), row(2)])
+    expected = {name: [signal.samples for signal in one.signals] for name, one in Found(folder).records.items()}
+    for path in list((folder / "records100/00000").iterdir()):
+        path.rename(path.with_name(path.name.upper() if "00001" in path.name else path.stem + path.suffix.upper()))
+    layout(folder / "old", [row(1)])
+    found = Found(folder)
+    assert set(found.records) == {"1", "2"}
+    for name, one in found.records.items():
+        np.testing.assert_array_equal([signal.samples for signal in one.signals], expected[name])
+    assert [finding.file for finding in found.findings if finding.code == "file_name"] == ["old/ptbxl_database.csv"]
+
+
 def test_the_folder_may_be_nested_and_must_be_complete(tmp_path: Path) -> None:
     folder = layout(tmp_path / "ptb-xl" / "1.0.3", [row(1)])
     assert set(Found(tmp_path).records) == {"1"}

@@ -22,6 +22,7 @@ from bitimely_core.cache import ingest, open_cache
 from bitimely_core.datasets import bidmc, ppg_dalia, tser
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.formats import ts
+from bitimely_core.formats.source import scan_folder
 from bitimely_core.types import Record, Records
 
 
@@ -427,7 +428,9 @@ def test_a_part_of_a_recording_has_the_labels_of_its_time(tmp_path: Path) -> Non
     """Signals from the 30th second on; breaths and numbers are counted from the beginning of the whole."""
     write_bidmc(tmp_path / "raw", 100)
     folder = tmp_path / "raw"
-    (folder / "bidmc_02_Breaths.csv").write_text("a, b\n" + "\n".join(f"{x},{x}" for x in range(0, 3750, 250)) + "\n4250,4250\n4750,4750\n")
+    (folder / "bidmc_02_Breaths.csv").write_text(
+        "breaths ann1, breaths ann2\n" + "\n".join(f"{x},{x}" for x in range(0, 3750, 250)) + "\n4250,4250\n4750,4750\n"
+    )
     signals = folder / "bidmc_02_Signals.csv"
     head, *rows = signals.read_text().splitlines()
     signals.write_text("\n".join([head, *rows[3750:]]) + "\n")
@@ -568,6 +571,6 @@ def test_all_real_recordings_of_bidmc_are_published(tmp_path: Path) -> None:
 
 def test_readers_return_what_the_cache_takes(tmp_path: Path) -> None:
     write_bidmc(tmp_path / "raw", 40)
-    files = {kind: (tmp_path / "raw" / f"bidmc_02_{kind}.csv", f"bidmc_02_{kind}.csv") for kind in ("Signals", "Breaths", "Numerics")}
-    assert isinstance(bidmc.read_tables("bidmc_02", files, "train"), Record)
+    files = {kind: f"bidmc_02_{kind}.csv" for kind in ("Signals", "Breaths", "Numerics")}
+    assert isinstance(bidmc.read_recording("bidmc_02", scan_folder(tmp_path / "raw"), files, "train"), Record)
     assert Records(records=[]).rows == []

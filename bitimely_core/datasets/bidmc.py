@@ -7,7 +7,7 @@ Three forms: the regression archive's BIDMC32RR, BIDMC32HR and BIDMC32SpO2 (.ts:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -17,8 +17,9 @@ import numpy as np
 from bitimely_core import storage
 from bitimely_core.datasets import physiology, tser
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text, usage_error
-from bitimely_core.formats import tables, wfdb
-from bitimely_core.formats.source import Source, locate_errors, require_source
+from bitimely_core.formats import tables, wfdb, wfdb_annotations
+from bitimely_core.formats.source import Source, choose_copy, locate_errors, require_source
+from bitimely_core.formats.units import narrow_samples
 from bitimely_core.registry import DatasetBaseline, DatasetFacts, View, datasets
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import IngestOptions, IngestUnit, Record, Signal
@@ -27,12 +28,11 @@ RATE = 125.0  # Hz
 WINDOW, STEP = 32.0, 3.0  # s of a label, and from one to the next: 150 windows a recording, as in the archive
 KINDS = ("Signals", "Breaths", "Numerics", "Fix")
 CSV = re.compile(rf"(?:.*/)?(bidmc_(\d\d))_({'|'.join(KINDS)})\.(?:csv|txt)", re.IGNORECASE)
-WFDB = re.compile(r"(?:.*/)?(bidmc(\d\d))(n?)\.hea", re.IGNORECASE)
+WFDB = re.compile(r"(?:.*/)?bidmc(\d\d)(\.hea|n\.hea|\.breath|n?\.dat)", re.IGNORECASE)
+WFDB_KINDS = {".hea": "Signals", ".breath": "Breaths", "n.hea": "Numerics"}
+ANNOTATOR = re.compile(r"(?:breaths )?ann([12])(?: \[signal sample no\])?", re.IGNORECASE)  # a column of Breaths, the text of an annotation
 PROBLEM = re.compile(r"(?:.*/)?BIDMC(?:32)?(RR|HR|SpO2)", re.IGNORECASE)
-LAYOUT = re.compile(
-    r"(RECORDS|SHA256SUMS|LICENSE|README|ANNOTATORS|index\.html).*|bidmc_?\d\d.*\.(dat|hea|breath|txt|csv)|bidmc_data\.mat|.*\.(txt|md)",
-    re.IGNORECASE,
-)
+LAYOUT = re.compile(r"(RECORDS|SHA256SUMS|LICENSE|README|ANNOTATORS|DBS|index\.html).*|bidmc_data\.mat|.*\.(txt|md)", re.IGNORECASE)
 LEADS = {
     "PLETH": "PPG",
     "II": "ECG",
@@ -85,7 +85,8 @@ def _make_view(target: str, what: str) -> View:
         url="https://physionet.org/content/bidmc/1.0.0/",
         download="wget -r -N -c -np -nH --cut-dirs=3 https://physionet.org/files/bidmc/1.0.0/   or the BIDMC32*.ts files of "
         "https://zenodo.org/records/4001463 (RR), 4001456 (HR) and 4001464 (SpO2)",
-        layout="bidmc_csv/ with bidmc_01_Signals.csv, bidmc_01_Numerics.csv and bidmc_01_Breaths.csv, or the WFDB records bidmc01 and bidmc01n, "
+        layout="bidmc_csv/ with bidmc_01_Signals.csv, bidmc_01_Numerics.csv and bidmc_01_Breaths.csv, or the WFDB records bidmc01 and bidmc01n "
+        "with bidmc01.breath, "
         "or BIDMC32RR_TRAIN.ts and BIDMC32RR_TEST.ts (HR, SpO2)",
         paper={
             "rr": {"channels": 2, "timesteps": 31_500_000, "sequences": 7870, "length": 4000, "classes": None},
@@ -103,7 +104,8 @@ def _make_view(target: str, what: str) -> View:
             "each, named as their first recording. Patients are split once and for all by a hash of these names; .ts files do not tell patients, "
             "there the recordings found are split",
             "copies": "a file that is there twice is used once; where the copies differ, the recording is excluded",
-            "forms": "where a recording exists as csv and as WFDB, csv is read: it has the breaths",
+            "forms": "csv and WFDB hold the same: of signals, breaths and numbers that exist in both forms csv is read, else the form that is "
+            "there. Annotators are the columns or annotations called ann1 and ann2",
         },
         baselines=(
             DatasetBaseline(
@@ -137,39 +139,67 @@ def bidmc(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit 
     """BIDMC (PhysioNet csv or WFDB, or .ts of the regression archive): RR, HR and SpO2 from PPG and ECG."""
     source = require_source(source)
     found = tser.find_problems(source)
-    tables_of: dict[str, dict[str, list[str]]] = {}
-    headers: dict[str, dict[str, list[str]]] = {}
-    for rel in [*source.files, *source.rejected]:
-        if named := CSV.fullmatch(rel):
-            kind = next(kind for kind in KINDS if kind.lower() == named[3].lower())
-            tables_of.setdefault(f"bidmc_{named[2]}", {}).setdefault(kind, []).append(rel)
-        elif named := WFDB.fullmatch(rel):
-            headers.setdefault(f"bidmc_{named[2]}", {}).setdefault("numerics" if named[3] else "signals", []).append(rel)
-    names = sorted(
-        {name for name, files in tables_of.items() if "Signals" in files} | {name for name, files in headers.items() if "signals" in files}
-    )
+    recordings = _find_recordings(source)
+    names = [name for name, files in recordings.items() if "Signals" in files]
     if found and names:
         text, action = f"{len(found)} problems in .ts files and {len(names)} recordings", "Give the folder of one form"
         raise usage_error(text, "expected one form of one data set", action)
-    claimed = {name: {rel: rel for same in files.values() for rel in same} for of in (tables_of, headers) for name, files in of.items()}
+    claimed = {name: {rel: rel for same in files.values() for rel in same} for name, files in recordings.items()}
     yield from tser.report_unclaimed(source, {**found, **claimed}, LAYOUT)
     if found:
         yield from _list_problem_units(source, found)
     placed = tser.split_by_hash([find_patient(name) for name in RECORDINGS])
-    for name in names:
-        split = placed.get(find_patient(name), "train")
-        is_table = "Signals" in tables_of.get(name, {})
-        files, repeated = _choose_copies(source, tables_of[name] if is_table else headers[name])
-        if differing := tuple(finding for finding in repeated if finding.level == "error"):
-            yield IngestUnit(name=name, files=tuple(finding.file or "" for finding in differing), read=None, findings=differing)
-            continue
-        yield from repeated
-        yield _make_csv_unit(source, name, files, split) if is_table else _make_wfdb_unit(source, name, files, split)
-    for name, kinds in tables_of.items():
-        if name not in names:
-            rels = [rel for same in kinds.values() for rel in same]
-            fault = Finding(Reason.MISSING_SIGNAL_FILE, "has no Signals file", hint="Download it again", file=rels[0])
-            yield IngestUnit(name=name, files=tuple(rels), read=None, findings=(fault,))
+    for name, kinds in sorted(recordings.items()):
+        yield from _list_recording_units(source, name, kinds, placed.get(find_patient(name), "train"))
+
+
+def _find_recordings(source: Source) -> dict[str, dict[str, list[str]]]:
+    """Recording -> kind -> its files in the form that is read; `Others`: files of the other form, and of samples."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for rel in sorted({*source.files, *source.rejected}):
+        if named := CSV.fullmatch(rel):
+            kind = next(kind for kind in KINDS if kind.lower() == named[3].lower())
+            found.setdefault(f"bidmc_{named[2]}", {}).setdefault(kind, []).append(rel)
+        elif named := WFDB.fullmatch(rel):
+            form = WFDB_KINDS.get(named[2].lower())
+            found.setdefault(f"bidmc_{named[1]}", {}).setdefault(f"{form} in WFDB" if form else "Others", []).append(rel)
+    for files in found.values():
+        for kind in KINDS:
+            if same := files.pop(f"{kind} in WFDB", []):
+                files.setdefault("Others" if kind in files else kind, []).extend(same)
+    return found
+
+
+def _list_recording_units(source: Source, name: str, kinds: Mapping[str, Sequence[str]], split: str) -> Iterator[IngestUnit | Finding]:
+    """The recording `name`, or why it cannot be read, with the findings on its copies."""
+    if "Signals" not in kinds:
+        every = tuple(rel for same in kinds.values() for rel in same)
+        text, wanted = "has no Signals file", f"expected {name}_Signals.csv or {name.replace('_', '')}.hea"
+        fault = Finding(Reason.MISSING_SIGNAL_FILE, text, wanted, "Download it again", file=every[0])
+        yield IngestUnit(name=name, files=every, read=None, findings=(fault,))
+        return
+    files: dict[str, str] = {}
+    findings: list[Finding] = []
+    for kind in KINDS:
+        if kind in kinds:
+            same = [rel for rel in kinds[kind] if rel.lower().endswith(".csv")] or kinds[kind]  # Fix comes as text
+            files[kind], repeated = choose_copy(source, same, partial(_hash_parts, source))
+            findings += repeated
+    faults = tuple(finding for finding in findings if finding.level == "error")
+    names: list[str] = []
+    try:
+        for rel in files.values() if not faults else ():
+            with locate_errors(rel):
+                names += wfdb.read_header(rel, source, required=()).files if rel.lower().endswith(".hea") else (rel,)
+    except UserError as error:
+        raise_system_error(error)
+        faults = (error.finding,)
+    if faults:
+        yield IngestUnit(name=name, files=tuple(files.values()), read=None, findings=faults)
+        return
+    yield from findings
+    own = replace(source, files={rel: source.files[rel] for rel in names}, rejected={})
+    yield IngestUnit(name=name, files=tuple(dict.fromkeys(names)), read=partial(read_recording, name, own, files, split))
 
 
 def find_patient(name: str) -> str:
@@ -177,30 +207,10 @@ def find_patient(name: str) -> str:
     return FIRST_OF.get(name, name)
 
 
-def _choose_copies(source: Source, places: dict[str, list[str]]) -> tuple[dict[str, str], list[Finding]]:
-    """One file of each kind, and findings on the others: warnings on equal copies, errors on all where they differ."""
-    files: dict[str, str] = {}
-    findings: list[Finding] = []
-    for kind, found in places.items():
-        same = sorted(rel for rel in found if rel.lower().endswith(".csv")) or sorted(found)  # Fix comes as text
-        files[kind], others = same[0], same[1:]
-        contents = {_hash_parts(source, rel) for rel in same} if others else set()
-        if len(contents) > 1:
-            text, hint = f"is there {len(same)} times, with different contents", "Keep the right one"
-            findings += [Finding(Reason.DUPLICATE_KEY, text, "expected one copy of each file", hint, file=rel) for rel in same]
-        else:
-            findings += [input_warning(Reason.DUPLICATES, f"is a copy of {safe_text(same[0])}", "used once", file=rel) for rel in others]
-    return files, findings
-
-
 def _hash_parts(source: Source, rel: str) -> tuple[str, ...]:
-    """SHA-256 of a file, and of a WFDB header's signal files after it; the name of one that cannot be read, which is no copy of another."""
-    try:
-        rels = [rel, *(wfdb.read_header(rel, source, required=()).files if rel.lower().endswith(".hea") else ())]
-        return tuple(storage.hash_file(source.path(one)) for one in rels)
-    except UserError as error:
-        raise_system_error(error)
-        return (rel,)
+    """SHA-256 of a file, and of a WFDB header's signal files after it."""
+    rels = [rel, *(wfdb.read_header(rel, source, required=()).files if rel.lower().endswith(".hea") else ())]
+    return tuple(storage.hash_file(source.path(one)) for one in rels)
 
 
 def _list_problem_units(source: Source, found: dict[str, dict[str, str]]) -> Iterator[IngestUnit | Finding]:
@@ -218,56 +228,61 @@ def _list_problem_units(source: Source, found: dict[str, dict[str, str]]) -> Ite
     yield from tser.list_units(source, found, layouts)
 
 
-# --- PhysioNet: csv
+# --- PhysioNet: csv and WFDB
 
 
-def _make_csv_unit(source: Source, name: str, files: dict[str, str], split: str) -> IngestUnit:
-    """The recording `name` from its csv files."""
-    faults = tuple(source.rejected[rel] for rel in files.values() if rel in source.rejected)
-    ordered = tuple(files[kind] for kind in KINDS if kind in files)
-    if faults:
-        return IngestUnit(name=name, files=ordered, read=None, findings=faults)
-    paths: dict[str, tuple[Path, str]] = {
-        kind: (source.path(files[kind]), files[kind]) for kind in ("Signals", "Breaths", "Numerics") if kind in files
-    }
-    return IngestUnit(name=name, files=ordered, read=partial(read_tables, name, paths, split))
+def read_recording(name: str, source: Source, files: Mapping[str, str], split: str) -> Record:
+    """One recording from its `files`: Signals and, as far as they are there, Breaths and Numerics, each a table or in WFDB.
 
-
-def read_tables(name: str, files: dict[str, tuple[Path, str]], split: str) -> Record:
-    """One recording from Signals, Breaths and Numerics tables.
-
-    Raises UserError: faults of a table: schema, sampling_rate, row_width, not_numeric and so on.
+    Raises UserError: faults of a file: schema, sampling_rate, row_width, not_numeric, annotation_syntax and so on.
     """
-    path, rel = files["Signals"]
+    rel = files["Signals"]
+    read = _read_signal_record if rel.lower().endswith(".hea") else _read_signal_table
+    signals, start, findings = read(rel, source)
+    seconds = max(len(signal.samples) for signal in signals) / RATE
+    labels: dict[str, np.ndarray] = {}
+    if "Breaths" in files:
+        with locate_errors(files["Breaths"]):
+            annotators, remarks = _read_breaths(files["Breaths"], source)
+            annotators = [times - start for times in annotators]  # breaths and numbers have the clock of the whole recording
+            labels["rr"] = compute_breathing_rates(annotators, seconds)
+        findings += [finding.at(files["Breaths"]) for finding in (*remarks, *_report_breaths(annotators, seconds))]
+    if "Numerics" in files:
+        with locate_errors(files["Numerics"]):
+            clock, numbers, remarks = _read_numbers(files["Numerics"], source)
+            clock, numbers, repeated = _order_clock(clock - start, numbers)
+            labels |= average_numbers(numbers, clock, seconds)
+        remarks = [*remarks, *_report_clock(clock, repeated, seconds), *_report_numbers(numbers, labels)]
+        findings += [finding.at(files["Numerics"]) for finding in remarks]
+    return _make_record(name, signals, labels, split, rel, findings)
+
+
+def _read_signal_table(rel: str, source: Source) -> tuple[list[Signal], float, list[Finding]]:
+    """Signals of a csv file, the time at which they begin, which is not 0 in a part of a recording, and findings."""
     with locate_errors(rel):
-        columns, values = _read_columns(path, "Time [s]", "Time")
-        rows = len(values[0])
-        start = float(values[0][0])  # a part of a recording may begin later: breaths and numbers have the clock of the whole
+        columns, values = _read_columns(source.path(rel), "Time [s]", "Time")
+        rows, start = len(values[0]), float(values[0][0])
         late = np.abs(values[0] - start - np.arange(rows) / RATE).max()
         if late > 0.75 / RATE:  # the official files round the times to a hundredth of a second
             text = f"{rows} rows whose times do not run at {RATE:g} Hz"
             raise input_error(Reason.SAMPLING_RATE, text, f"expected a row every {1 / RATE:g} s", field="Time [s]")
-        signals = [_make_signal(label, "", values[i]) for i, label in enumerate(columns) if i > 0]
-    seconds = rows / RATE
-    labels: dict[str, np.ndarray] = {}
-    findings: list[Finding] = []
-    if abs(start) > 0.5 / RATE:
-        text = f"the signals begin at {start:g} s"
-        findings.append(
-            input_warning(Reason.TIMESTAMPS, text, "breaths and numbers of other times are not used", field="Time [s]", file=rel)
-        )
-    if "Breaths" in files:
-        with locate_errors(files["Breaths"][1]):
-            annotators = [times - start for times in _read_breaths(files["Breaths"][0])]
-            labels["rr"] = compute_breathing_rates(annotators, seconds)
-        findings += [finding.at(files["Breaths"][1]) for finding in _report_breaths(annotators, seconds)]
-    if "Numerics" in files:
-        with locate_errors(files["Numerics"][1]):
-            columns, values = _read_columns(files["Numerics"][0], "Time [s]", "Time")
-            numbers, clock = {label: values[i] for i, label in enumerate(columns)}, values[0] - start
-            labels |= average_numbers(numbers, clock, seconds)
-        findings += [finding.at(files["Numerics"][1]) for finding in (*_report_clock(clock, seconds), *_report_numbers(numbers, labels))]
-    return _make_record(name, signals, labels, split, rel, findings)
+        signals = [Signal(_channel_name(label), RATE, "", narrow_samples(values[i], label)) for i, label in enumerate(columns) if i > 0]
+        if not signals:
+            raise input_error(Reason.SCHEMA, "has no column but the times", "expected PLETH, II and so on")
+    if abs(start) <= 0.5 / RATE:
+        return signals, start, []
+    text, effect = f"the signals begin at {start:g} s", "breaths and numbers of other times are not used"
+    return signals, start, [input_warning(Reason.TIMESTAMPS, text, effect, field="Time [s]", file=rel)]
+
+
+def _read_signal_record(rel: str, source: Source) -> tuple[list[Signal], float, list[Finding]]:
+    """Signals of a WFDB record, 0 for the time at which they begin, and findings."""
+    found = wfdb.read_recording(rel, source, required=())
+    with locate_errors(rel):
+        if any(abs(signal.rate - RATE) > 1e-6 or signal.onset for signal in found.signals):
+            raise input_error(Reason.SAMPLING_RATE, "the signals are not in one piece at one rate", f"expected {RATE:g} Hz")
+    signals = [signal._replace(channel=_channel_name(signal.channel)) for signal in found.signals]
+    return signals, 0.0, [finding.at(rel) for finding in found.findings]
 
 
 def _read_columns(path: Path, *clocks: str) -> tuple[list[str], list[np.ndarray]]:
@@ -284,10 +299,49 @@ def _read_columns(path: Path, *clocks: str) -> tuple[list[str], list[np.ndarray]
     return order, list(np.ascontiguousarray(table.T))
 
 
-def _read_breaths(path: Path) -> list[np.ndarray]:
-    """Breaths that each annotator marked, in seconds, in the order of the rows; NaN where the cell is empty or NaN."""
-    table = tables.read_number_table(path, tables.read_names(path), missing=("nan",))
-    return list(np.ascontiguousarray(table.T) / RATE)
+def _read_breaths(rel: str, source: Source) -> tuple[list[np.ndarray], list[Finding]]:
+    """Breaths that annotators 1 and 2 marked, in seconds and in the order of the rows; NaN where a cell is empty or NaN. Findings."""
+    path = source.path(rel)
+    if rel.lower().endswith(".breath"):
+        rows = wfdb_annotations.read_rows(path, RATE)
+        marks = [(time, ANNOTATOR.fullmatch(text)) for time, _, text in rows]
+        found = {number: np.array([time for time, named in marks if named and named[1] == number]) for number in "12"}
+        others = sum(named is None for _, named in marks)
+    else:
+        columns = {named[1]: name for name in tables.read_names(path) if (named := ANNOTATOR.fullmatch(name))}
+        if not columns:
+            raise input_error(Reason.SCHEMA, "has no column of breaths", "expected breaths ann1 [signal sample no] and that of ann2", row=1)
+        table = tables.read_number_table(path, list(columns.values()), missing=("nan",)) / RATE
+        found, others = dict(zip(columns, np.ascontiguousarray(table.T), strict=True)), 0
+    empty = np.zeros(0)
+    remarks = [
+        input_warning(
+            Reason.MISSING_VALUES, f"has no breaths of annotator {number}", "rr is that of the other, if there is one", field=f"ann{number}"
+        )
+        for number in "12"
+        if not len(found.get(number, empty))
+    ]
+    if others:
+        text = f"annotations that are neither of ann1 nor of ann2: {others}"
+        remarks.append(input_warning(Reason.UNKNOWN_LABEL, text, "not used", count=others))
+    return [found.get(number, empty) for number in "12"], remarks
+
+
+def _read_numbers(rel: str, source: Source) -> tuple[np.ndarray, dict[str, np.ndarray], list[Finding]]:
+    """Times in seconds, the numbers of the monitor by their labels, and findings."""
+    if not rel.lower().endswith(".hea"):
+        columns, values = _read_columns(source.path(rel), "Time [s]", "Time")
+        return values[0], dict(zip(columns[1:], values[1:], strict=True)), []
+    found = wfdb.read_recording(rel, source, required=())
+    numbers = {s.channel.strip(" ,"): s.samples.astype(np.float64) * s.scale + s.offset for s in found.signals}
+    clock = np.arange(max(map(len, numbers.values()))) / found.signals[0].rate
+    return clock, {label: values for label, values in numbers.items() if len(values) == len(clock)}, found.findings
+
+
+def _order_clock(clock: np.ndarray, numbers: Mapping[str, np.ndarray]) -> tuple[np.ndarray, dict[str, np.ndarray], int]:
+    """Times and numbers in order, those of a time that is there again left out, and how many these are."""
+    times, first = np.unique(clock, return_index=True)
+    return times, {label: values[first] for label, values in numbers.items()}, len(clock) - len(times)
 
 
 def _report_breaths(annotators: Sequence[np.ndarray], seconds: float) -> list[Finding]:
@@ -311,13 +365,20 @@ def _report_breaths(annotators: Sequence[np.ndarray], seconds: float) -> list[Fi
     return found
 
 
-def _report_clock(clock: np.ndarray, seconds: float) -> list[Finding]:
-    """A warning where the numbers, one a second, do not reach from the beginning of the signals to their end; `clock`: their times in s."""
-    absent = max(0.0, clock[0]) + max(0.0, seconds - 1.0 - clock[-1])
-    if absent <= 1.0:
-        return []
-    text = f"numbers from {clock[0]:g} to {clock[-1]:g} s of signals of {seconds:g} s"
-    return [input_warning(Reason.TIMESTAMPS, text, "windows without numbers have no labels of them", field="Time [s]")]
+def _report_clock(clock: np.ndarray, repeated: int, seconds: float) -> list[Finding]:
+    """Warnings on seconds of the signals without a row of numbers, and on rows whose time is there again; `clock`: seconds, in order."""
+    every = int(seconds)
+    inside = np.floor(clock + 1e-6)
+    absent = every - len(np.unique(inside[(inside >= 0) & (inside < every)]))
+    found = []
+    if absent > 1:
+        text = f"seconds of the signals without numbers: {absent} of {every}"
+        effect = "windows that have them in half of their seconds have labels"
+        found.append(input_warning(Reason.TIMESTAMPS, text, effect, field="Time [s]", count=absent))
+    if repeated:
+        text = f"rows whose time is that of an earlier one: {repeated}"
+        found.append(input_warning(Reason.DUPLICATES, text, "the first row of a time is used", field="Time [s]", count=repeated))
+    return found
 
 
 def _report_numbers(columns: dict[str, np.ndarray], labels: dict[str, np.ndarray]) -> list[Finding]:
@@ -337,55 +398,10 @@ def _report_numbers(columns: dict[str, np.ndarray], labels: dict[str, np.ndarray
     return found
 
 
-# --- PhysioNet: WFDB
-
-
-def _make_wfdb_unit(source: Source, name: str, files: dict[str, str], split: str) -> IngestUnit:
-    """The recording `name` from its WFDB records."""
-    names: list[str] = []
-    try:
-        for rel in files.values():
-            with locate_errors(rel):
-                names += wfdb.read_header(rel, source, required=()).files
-    except UserError as error:
-        raise_system_error(error)
-        return IngestUnit(name=name, files=tuple(files.values()), read=None, findings=(error.finding,))
-    own = replace(source, files={rel: source.files[rel] for rel in names}, rejected={})
-    return IngestUnit(name=name, files=tuple(dict.fromkeys(names)), read=partial(read_records, name, own, files, split))
-
-
-def read_records(name: str, source: Source, files: dict[str, str], split: str) -> Record:
-    """One recording from its record of signals and, if present, that of the monitor's numbers."""
-    rel = files["signals"]
-    found = wfdb.read_recording(rel, source, required=())
-    findings = [finding.at(rel) for finding in found.findings]
-    with locate_errors(rel):
-        if any(abs(signal.rate - RATE) > 1e-6 or signal.onset for signal in found.signals):
-            raise input_error(Reason.SAMPLING_RATE, "the signals are not in one piece at one rate", f"expected {RATE:g} Hz")
-    signals = [signal._replace(channel=_channel_name(signal.channel)) for signal in found.signals]
-    seconds = max(len(signal.samples) for signal in signals) / RATE
-    labels: dict[str, np.ndarray] = {}
-    if "numerics" in files:
-        numbers = wfdb.read_recording(files["numerics"], source, required=())
-        findings += [finding.at(files["numerics"]) for finding in numbers.findings]
-        columns = {s.channel.strip(" ,"): s.samples.astype(np.float64) * s.scale + s.offset for s in numbers.signals}
-        clock = np.arange(max(map(len, columns.values()))) / numbers.signals[0].rate
-        labels = average_numbers({label: values for label, values in columns.items() if len(values) == len(clock)}, clock, seconds)
-    return _make_record(name, signals, labels, split, rel, findings)
-
-
-# --- what the forms share
-
-
 def _channel_name(label: str) -> str:
     """A channel's name: PhysioNet's headers end the labels with a comma."""
     label = label.strip(" ,")
     return LEADS.get(label.upper(), label)
-
-
-def _make_signal(label: str, unit: str, values: np.ndarray) -> Signal:
-    with np.errstate(over="ignore"):
-        return Signal(_channel_name(label), RATE, unit, values.astype(np.float32))
 
 
 def _make_record(name: str, signals: list[Signal], labels: dict[str, np.ndarray], split: str, rel: str, findings: list[Finding]) -> Record:
@@ -399,6 +415,8 @@ def _make_record(name: str, signals: list[Signal], labels: dict[str, np.ndarray]
         if lost := int(np.count_nonzero(np.isnan(signal.samples))) if signal.samples.dtype.kind == "f" else 0:
             text = f"{lost} values of {safe_text(signal.channel)} are missing"
             findings.append(input_warning(Reason.MISSING_VALUES, text, count=lost, file=rel))
+        if signal.channel in NEEDED and (signal.samples == signal.samples[0]).all():
+            findings.append(input_warning(Reason.FLAT_CHANNEL, "is constant", field=signal.channel, file=rel))
     absent = [key for key in PLAUSIBLE if key not in labels or not np.isfinite(labels[key]).any()]
     if absent:
         text = f"has no labels for {', '.join(absent)}"

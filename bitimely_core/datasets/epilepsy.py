@@ -20,14 +20,16 @@ from typing import NamedTuple
 import numpy as np
 
 from bitimely_core.datasets import physiology
-from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, input_warning, usage_error
+from bitimely_core.datasets.tser import report_unclaimed
+from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import archives, tables
-from bitimely_core.formats.source import Source, finding_to_error, locate_errors, require_source
+from bitimely_core.formats.source import Source, choose_copy, compare_copies, finding_to_error, locate_errors, require_source
 from bitimely_core.formats.text import decode_table
 from bitimely_core.registry import DatasetBaseline, DatasetFacts, View, datasets
 from bitimely_core.types import Attributes, AttributeValue, IngestOptions, IngestUnit, Record, Records, Signal, SourceRows, count_reasons
 
 TABLE = "data.csv"
+TABLES = {TABLE, "epileptic seizure recognition.csv"}  # its name at UCI, and in copies of it
 SAMPLES = 178
 RATE = 173.61  # Hz: 4,097 samples in 23.6 s
 CHANNEL = "EEG"
@@ -38,8 +40,9 @@ CONDITIONS = {1: "seizure", 2: "tumour area", 3: "healthy area", 4: "eyes closed
 BINARY = ("no seizure", "seizure")
 SETS = {"S": 1, "F": 2, "N": 3, "O": 4, "Z": 5}  # of Bonn -> label of UCI
 BONN = "bonn"  # the unit of its sets
-SEGMENT = re.compile(r"(?:.*/)?([ZONFS]\d{3})\.txt", re.IGNORECASE | re.ASCII)
-ARCHIVE = re.compile(r"(?:.*/)?(?:set[ _-]?)?[A-FNOSZ]\.zip", re.IGNORECASE | re.ASCII)
+SEGMENT = re.compile(r"(?:.*/)?([ZONFS](?:0(?!00)\d\d|100))\.txt", re.IGNORECASE | re.ASCII)
+ARCHIVE = re.compile(r"(?:.*/)?(?:set[ _-]?)?[A-FNOSZ]\.(?:zip|tar\.gz|tgz|tar)", re.IGNORECASE | re.ASCII)
+LAYOUT = re.compile(r"(SHA256SUMS|README|LICENSE).*", re.IGNORECASE)
 SEGMENTS, CHUNKS = 100, 23  # of a set, of a segment
 LENGTHS = (4097, 4096)  # samples of a segment; some copies end a sample early
 SEGMENT_BYTES = 1 << 18  # more is no segment
@@ -51,14 +54,16 @@ NOTICE = (
 ID = re.compile(r"X(\d{1,3})\.(V\d{1,4}\.\d{1,6})", re.ASCII)
 
 RULES = {
-    "units": f"the table {TABLE}, other tables are not read; or `{BONN}`: all segments Z001.txt to S100.txt, in folders or archives",
+    "units": f"the table {TABLE} (or Epileptic Seizure Recognition.csv), other tables are not read; or `{BONN}`: all segments Z001.txt to "
+    "S100.txt, in folders or archives (.zip, .tar.gz)",
     "segments": "samples 178 k to 178 (k + 1) of a segment are chunk k + 1 of 23; the last 3 of its 4,097 samples are left out",
     "people": "the 500 segments come from 10 people, and which is whose was not published: a split by segment does not keep people apart",
     "columns": f"by name: {VALUES[0]} to {VALUES[-1]}, {LABEL}, and one more, which holds the id of the row",
     "subjects": "X<chunk>.V<a>.<b>: the segment V<a>.<b> (of Bonn: Z001) is the subject, its 23 chunks stay together",
     "labels": f"{'; '.join(f'{number} {name}' for number, name in CONDITIONS.items())}; binary: 1 is seizure, the others are not",
     "duplicates": "a row or segment that repeats another one is used once; those of one name that differ are all excluded",
-    "quality": "segments of Bonn of one value alone (flat_channel), or with values that are not whole numbers (unit), are used and reported",
+    "quality": "rows and segments of one value alone (flat_channel), and segments of Bonn with values that are not whole numbers (unit), are "
+    "used and reported",
     "rate": f"{RATE} Hz (4,097 samples in 23.6 s), amplitudes in {UNIT} by the publication: the table states neither",
     "majority": "binary: four of five rows are no seizure, so an accuracy of 80 % is that of a constant prediction",
 }
@@ -114,35 +119,27 @@ def epilepsy(source: Source | None, options: IngestOptions) -> Iterator[IngestUn
     """Epileptic Seizure Recognition (UCI table, or the sets of Bonn): 11,500 seconds of EEG in five conditions."""
     source = require_source(source)
     every = sorted({*source.files, *source.rejected})
-    found = [rel for rel in every if PurePosixPath(rel).name.lower() == TABLE]
+    found = [rel for rel in every if PurePosixPath(rel).name.lower() in TABLES]
     sets = [rel for rel in every if SEGMENT.fullmatch(rel) or ARCHIVE.fullmatch(rel)]
     if found and sets:
         raise usage_error(
             f"{TABLE} and {len(sets)} files of the sets of Bonn", "expected one form of the data", "Give the folder of one form"
         )
-    if len(found) != 1 and not sets:
+    if not found and not sets:
         action = "Give the folder that holds it; tables in another form are read by `ingest generic` with --map"
-        text = f"{TABLE} exists {len(found)} times" if found else f"no {TABLE} and no Z001.txt or Z.zip among {len(source.files)} files"
+        text = f"no {TABLE} and no Z001.txt or Z.zip among {len(source.files)} files"
         raise input_error(Reason.NO_INPUT, text, "expected one", action)
-    for rel in source.files:
-        ending = PurePosixPath(rel).suffix.lower()
-        if rel not in {*found, *sets} and ending in {".csv", ".parquet", ".tsv", ".txt", ".zip"} and not _is_official(rel):
-            yield input_warning(Reason.FILE_NAME, f"is not {TABLE}" if found else "is no segment of Bonn", "it is not read", file=rel)
+    yield from report_unclaimed(source, {"": {rel: rel for rel in (*found, *sets)}}, LAYOUT)
     if sets:
         yield input_warning(Reason.IDENTIFIER, "the segments are not people", "they come from 10 people, and which is whose is unknown")
         faults = tuple(replace(source.rejected[rel], level="warning") for rel in sets if rel in source.rejected)
         readable = {rel: source.path(rel) for rel in sets if rel not in source.rejected}
         yield IngestUnit(name=BONN, files=tuple(readable), read=partial(read_segments, readable), findings=faults)
         return
-    rel = found[0]
-    if rel in source.rejected:
-        yield IngestUnit(name=rel, files=(rel,), read=None, findings=(source.rejected[rel],))
-    else:
-        yield IngestUnit(name=rel, files=(rel,), read=partial(read_table, source.path(rel), rel))
-
-
-def _is_official(rel: str) -> bool:
-    return PurePosixPath(rel).name.upper().startswith(("SHA256SUMS", "README", "LICENSE"))
+    rel, findings = choose_copy(source, found)
+    is_faulty = any(finding.level == "error" for finding in findings)
+    read = None if is_faulty else partial(read_table, source.path(rel), rel)
+    yield IngestUnit(name=rel, files=tuple(found), read=read, findings=tuple(findings))
 
 
 def read_table(path: Path, rel: str) -> Records:
@@ -170,10 +167,11 @@ def read_table(path: Path, rel: str) -> Records:
             raise _no_rows_error(findings, seen)
     quarantined = count_reasons(fault for fault in faults if fault.level == "error")
     dropped = count_reasons(fault for fault in faults if fault.level != "error")
+    flat = _report_flat("rows", {record.recording_id: record.signals[0].samples for record in records})
     return Records(
         records=records,
         rows=[SourceRows(file=rel, kind="segments", seen=seen, dropped=dropped, quarantined=quarantined)],
-        findings=[finding.at(rel) for finding in (*findings, *_report_mixed_segments(records))],
+        findings=[finding.at(rel) for finding in (*findings, *flat, *_report_mixed_segments(records))],
     )
 
 
@@ -223,6 +221,18 @@ def _make_record(values: np.ndarray, name: str, chunk: int, segment: str, label:
     return Record(recording_id=name, subject_id=segment, signals=[signal], attributes=attributes)
 
 
+def _report_flat(what: str, values: Mapping[str, np.ndarray]) -> list[Finding]:
+    """A warning that names rows or segments of one value alone."""
+    flat = [name for name, x in values.items() if (x == x[0]).all()]
+    return _name_odd(Reason.FLAT_CHANNEL, f"{what} of one value alone", flat, "they are used", "Was the electrode detached?")
+
+
+def _name_odd(code: Reason, text: str, names: list[str], wanted: str, action: str) -> list[Finding]:
+    """A warning about what is odd and used, with names and their number."""
+    shown = f"{text}: {len(names)}, {', '.join(names[:5])}{' and so on' * (len(names) > 5)}"
+    return [input_warning(code, shown, wanted, action, count=len(names), examples=tuple(names[:5]))] if names else []
+
+
 def _report_mixed_segments(records: list[Record]) -> list[Finding]:
     """A warning for segments whose chunks have different classes: official ones have one."""
     classes: dict[str, set[AttributeValue]] = {}
@@ -252,12 +262,11 @@ def read_segments(files: Mapping[str, Path]) -> Records:
     sets are used. Raises UserError: as `archives.read_members` where nothing else is left.
     """
     copies: dict[str, list[BonnSegment]] = {}
-    damaged: list[Finding] = []
+    damaged, remarks = list[Finding](), list[Finding]()
     for rel, path in files.items():
-        found = _read_segment_file(rel, path)
-        if isinstance(found, Finding):
-            damaged.append(found)
-            continue
+        found, finding = _read_segment_file(rel, path)
+        if finding is not None:
+            (damaged if finding.level == "error" else remarks).append(finding)
         for segment in found:
             copies.setdefault(segment.name, []).append(segment)
     records: list[Record] = []
@@ -266,11 +275,10 @@ def read_segments(files: Mapping[str, Path]) -> Records:
     for name, same in sorted(copies.items()):
         faults += [(one.place, one.values.at(one.file)) for one in same if isinstance(one.values, Finding)]
         usable = [(one, one.values) for one in same if not isinstance(one.values, Finding)]
-        differ = any(not np.array_equal(values, usable[0][1]) for _, values in usable)
-        for one, _ in usable if differ else usable[1:]:
-            text, wanted = f"{name} exists {len(usable)} times", "none of them is used: they differ" if differ else "used once"
-            code = Reason.DUPLICATE_KEY if differ else Reason.DUPLICATES
-            faults.append((one.place, Finding(code, text, wanted, level="error" if differ else "warning", file=one.file)))
+        repeated = compare_copies([(one.file, (values + 0.0).tobytes()) for one, values in usable], name) if len(usable) > 1 else []
+        differ = any(finding.level == "error" for finding in repeated)
+        for (one, _), finding in zip(usable[len(usable) - len(repeated) :], repeated, strict=True):
+            faults.append((one.place, finding if differ else replace(finding, file=one.place)))  # equal ones are counted by place
         if usable and not differ:
             used[name] = usable[0][1]
             parts = used[name][: CHUNKS * SAMPLES].reshape(CHUNKS, SAMPLES)
@@ -281,7 +289,7 @@ def read_segments(files: Mapping[str, Path]) -> Records:
         raise finding_to_error(damaged[0])
     if not records:
         raise _no_rows_error(findings, seen.total())
-    findings += _report_segments(used)
+    findings += [*remarks, *_report_segments(used)]
     rows = []
     if damaged:  # how many segments such an archive has is unknown: it is counted among the folders and archives
         findings = [*damaged, *findings]
@@ -295,21 +303,10 @@ def read_segments(files: Mapping[str, Path]) -> Records:
 
 def _report_segments(used: Mapping[str, np.ndarray]) -> Iterator[Finding]:
     """Warnings about segments that are used, with counts: flat ones, values that Bonn does not have, and sets that lack some."""
-    flat = [name for name, values in used.items() if (values == values[0]).all()]
     broken = [name for name, values in used.items() if not np.array_equal(values, np.rint(values))]
-    for code, names, text, wanted, action in (
-        (Reason.FLAT_CHANNEL, flat, "segments of one value alone", "they are used", "Was the electrode detached?"),
-        (
-            Reason.UNIT,
-            broken,
-            "segments with values that are not whole numbers",
-            f"they are taken for {UNIT}",
-            "Give the files as published",
-        ),
-    ):
-        if names:
-            shown = f"{text}: {len(names)}, {', '.join(names[:5])}{' and so on' * (len(names) > 5)}"
-            yield input_warning(code, shown, wanted, action, file=BONN, count=len(names), examples=tuple(names[:5]))
+    text, wanted = "segments with values that are not whole numbers", f"they are taken for {UNIT}"
+    odd = [*_report_flat("segments", used), *_name_odd(Reason.UNIT, text, broken, wanted, "Give the files as published")]
+    yield from (finding.at(BONN) for finding in odd)
     counts = Counter(name[0] for name in used)
     for name, label in SETS.items():
         if counts[name] < SEGMENTS:
@@ -317,24 +314,34 @@ def _report_segments(used: Mapping[str, np.ndarray]) -> Iterator[Finding]:
             yield input_warning(Reason.CLASS_MISSING, text, "expected all", file=BONN, count=SEGMENTS - counts[name])
 
 
-def _read_segment_file(rel: str, path: Path) -> list[BonnSegment] | Finding:
-    """The segments of a text or an archive; why none of an archive can be used. Raises UserError: io_error, and faults of this machine."""
+def _read_segment_file(rel: str, path: Path) -> tuple[list[BonnSegment], Finding | None]:
+    """The segments of a text or an archive, and why none of an archive can be used, or what else it holds.
+
+    Raises UserError: io_error, and faults of this machine.
+    """
     if (named := SEGMENT.fullmatch(rel)) is not None:
         size = path.stat().st_size
         content = path.read_bytes() if size <= SEGMENT_BYTES else bytes(SEGMENT_BYTES + 1)
-        return [BonnSegment(PurePosixPath(rel).parent.as_posix(), rel, named[1].upper(), parse_segment(content))]
-    found = []
+        return [BonnSegment(PurePosixPath(rel).parent.as_posix(), rel, named[1].upper(), parse_segment(content))], None
+    found, others = list[BonnSegment](), list[str]()
     try:
         for inner, content in archives.read_members(path):
             if (named := SEGMENT.fullmatch(inner)) is not None:
                 found.append(BonnSegment(rel, rel, named[1].upper(), parse_segment(content, f"{named[1]}: ")))
+            elif not LAYOUT.fullmatch(PurePosixPath(inner).name):
+                others.append(inner)
     except UserError as error:
         if error.exit_code != Exit.REFUSED or error.code == Reason.IO_ERROR:  # it may be gone the next time
             raise
         lost = "none of its segments is used"
         wanted = f"{error.requirement}: {lost}" if error.requirement else lost
-        return replace(error.finding, file=rel, requirement=wanted, hint=error.hint or "Download it again")
-    return found
+        return [], replace(error.finding, file=rel, requirement=wanted, hint=error.hint or "Download it again")
+    if not found:
+        return [], Finding(Reason.NO_INPUT, "holds no segment", "expected files such as Z001.txt", "Download it again", file=rel)
+    if not others:
+        return found, None
+    text, shown = f"files that are no segments: {len(others)}, {safe_text(others[0])} first", tuple(map(safe_text, others[:5]))
+    return found, input_warning(Reason.FILE_NAME, text, "not read", file=rel, count=len(others), examples=shown)
 
 
 def parse_segment(content: bytes, prefix: str = "") -> np.ndarray | Finding:

@@ -180,6 +180,9 @@ def _list_units(
     keys = assign_recording_keys(found)
     rows, table_rows = read_attributes(source, chosen.table) if chosen.table else read_participants(source) if bids else ([], {})
     yield from rows
+    for rel in found:
+        if finding := _drop_torn_rows(rel, keys.of[rel], table_rows):
+            yield finding.at(chosen.table.path if chosen.table else "participants.tsv")
     rows, annotations = read_annotations(source, chosen.annotations) if chosen.annotations else ([], {})
     yield from rows
     scored: dict[str, list[str]] = {}
@@ -206,7 +209,7 @@ def _list_units(
     copies = {rel: rel for rel in source.files if find_suffix(rel) == ".mat" and strip_suffix(rel) in stems}
     yield from report_unclaimed(source, {"": claimed | copies}, LAYOUT)
     named = [chosen.table.path if chosen.table else "participants.tsv", chosen.annotations.path if chosen.annotations else ""]
-    yield from _report_unmatched(infos, keys, table_rows, annotations, named)
+    yield from _report_unmatched(infos, keys, table_rows, annotations, named, has_table=bool(chosen.table or table_rows))
     yield from units
 
 
@@ -216,6 +219,8 @@ def _report_unmatched(
     table_rows: Mapping[str, Attributes],
     annotations: Mapping[str, list[Annotation]],
     files: Sequence[str],
+    *,
+    has_table: bool,
 ) -> Iterator[Finding]:
     """Warnings about recordings without a known subject or a row in the table, and about rows of no recording or of several; `files`: of both."""
     alone = [rel for rel, info in infos.items() if info.subject_id == info.recording_id and not info.series]
@@ -233,10 +238,24 @@ def _report_unmatched(
         if extra := [key for key in unknown if key not in keys.shared]:
             text = f"{len(extra)} recordings or subjects of {what} have no file here"
             yield input_warning(Reason.UNMATCHED_LABELS, text, "their rows are not used", file=file, count=len(extra))
-    lacking = [rel for rel, info in infos.items() if table_rows and not {*keys.of[rel], info.subject_id} & table_rows.keys()]
+    lacking = [rel for rel, info in infos.items() if has_table and not {*keys.of[rel], info.subject_id} & table_rows.keys()]
     if lacking:
         text = f"{len(lacking)} recordings have no row in the table"
         yield input_warning(Reason.UNMATCHED_LABELS, text, "they have no label", file=lacking[0], count=len(lacking))
+
+
+def _drop_torn_rows(rel: str, keys: Sequence[str], table_rows: dict[str, Attributes]) -> Finding | None:
+    """A warning where several rows name one recording, each in its own way; those that differ leave `table_rows`: which is right is unknown."""
+    own = [key for key in keys if key in table_rows]
+    if len(own) < 2:
+        return None
+    names = ", ".join(map(safe_text, own))
+    if all(table_rows[key] == table_rows[own[0]] for key in own):
+        return input_warning(Reason.DUPLICATES, f"the rows {names} are of one recording, {safe_text(rel)}", "used once", count=len(own) - 1)
+    for key in own:
+        del table_rows[key]
+    text = f"the rows {names} are of one recording, {safe_text(rel)}, and differ"
+    return input_warning(Reason.UNMATCHED_LABELS, text, "none of them is used", "Remove the wrong ones", count=len(own))
 
 
 def _report_shared(unclear: Sequence[str], shared: Mapping[str, Sequence[str]], what: str, file: str) -> Finding:

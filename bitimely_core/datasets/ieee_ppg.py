@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
 
@@ -17,9 +17,9 @@ import numpy as np
 from bitimely_core.datasets import physiology, tser
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import matlab
-from bitimely_core.formats.source import Source, locate_errors, require_source
+from bitimely_core.formats.source import Source, choose_copy, locate_errors, require_source
+from bitimely_core.formats.units import narrow_samples
 from bitimely_core.registry import DatasetBaseline, DatasetFacts, View, datasets
-from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import IngestOptions, IngestUnit, Record, Signal
 
 RATE = 125.0  # Hz
@@ -38,12 +38,12 @@ LAYOUT = re.compile(r"(SHA256SUMS|LICENSE|README).*|.*\.(txt|md|pdf|docx?|m)", r
 
 @dataclass(kw_only=True)
 class CupRecording:
-    """The files of a recording of the cup."""
+    """The files of a recording of the cup: one of each, and copies of it."""
 
     person: str
     part: str  # train, test, extra
-    signals: str = ""
-    labels: str = ""
+    signals: list[str] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
 
 
 def _measure_rate(first: np.ndarray, second: np.ndarray, x: np.ndarray, y: np.ndarray, z: np.ndarray, rate: float) -> float:
@@ -102,30 +102,28 @@ def ieee_ppg(source: Source | None, options: IngestOptions) -> Iterator[IngestUn
     """IEEEPPG (.ts of the regression archive, or .mat of the Signal Processing Cup 2015): heart rate of runners from 5 channels."""
     source = require_source(source)
     found = tser.find_problems(source)
-    recordings, copies = _find_recordings(source)
+    recordings = _find_recordings(source)
     if found and recordings:
         text = f"{len(found)} problems in .ts files and {len(recordings)} recordings"
         raise usage_error(text, "expected one form of one data set", "Give the folder of one form")
     if len(found) > 1:
         raise usage_error(f"{len(found)} problems in .ts files", "expected one", "Give the folder of IEEEPPG_TRAIN.ts and IEEEPPG_TEST.ts")
-    yield from tser.report_unclaimed(
-        source, {**found, **{name: vars(one) for name, one in recordings.items()}, "copies": {rel: rel for rel in copies}}, LAYOUT
-    )
+    claimed = {name: {rel: rel for rel in (*one.signals, *one.labels)} for name, one in recordings.items()}
+    yield from tser.report_unclaimed(source, {**found, **claimed}, LAYOUT)
     for files in found.values():
         yield from tser.list_units(
             source, {"": files}, {"": tser.TserLayout(target="hr", channels=CHANNELS, subject="ieee-ppg", windows=True)}
         )
-    yield from _list_recordings(source, recordings, copies, options.get("extra"))
+    yield from _list_recordings(source, recordings, options.get("extra"))
 
 
 # --- recordings of the Signal Processing Cup
 
 
-def _find_recordings(source: Source) -> tuple[dict[str, CupRecording], dict[str, str]]:
-    """Name (DATA_01_TYPE01, TEST_S01_T01, DATA_S04_T01) -> its files; further file of a name -> the one whose copy it should be."""
+def _find_recordings(source: Source) -> dict[str, CupRecording]:
+    """Name (DATA_01_TYPE01, TEST_S01_T01, DATA_S04_T01) -> its files."""
     found: dict[str, CupRecording] = {}
-    copies: dict[str, str] = {}
-    for rel in (*sorted(source.files), *sorted(source.rejected)):
+    for rel in sorted({*source.files, *source.rejected}):
         if (named := FILE.fullmatch(rel)) is None:
             continue
         if named["train"]:
@@ -135,29 +133,11 @@ def _find_recordings(source: Source) -> tuple[dict[str, CupRecording], dict[str,
             name = f"{'TEST' if part == 'test' else 'DATA'}_{named['test'].upper()}"
             person, is_label = f"test-{named['person'].upper()}", named["kind"].lower() in {"true", "bpm"}
         one = found.setdefault(name, CupRecording(person=person, part=part))
-        if first := one.labels if is_label else one.signals:
-            copies[rel] = first
-        else:
-            setattr(one, "labels" if is_label else "signals", rel)
-    return found, copies
+        (one.labels if is_label else one.signals).append(rel)
+    return found
 
 
-def _compare_copy(source: Source, rel: str, first: str) -> Finding:
-    """What a second file of one name means: a warning for a copy of the first, an error for another content, which may be the right one."""
-    try:
-        is_equal = source.files[rel] == source.files[first] and source.path(rel).read_bytes() == source.path(first).read_bytes()
-    except OSError as error:
-        raise_system_error(error, source.root / rel, stored=False)
-        return Finding(Reason.IO_ERROR, f"cannot be compared with {safe_text(first)} ({error.strerror})", file=rel)
-    if is_equal:
-        return input_warning(Reason.DUPLICATES, f"is a copy of {safe_text(first)}", "used once", file=rel)
-    text, wanted = f"differs from {safe_text(first)}, which has the same name", "none of them is used"
-    return Finding(Reason.DUPLICATE_KEY, text, wanted, "Remove the wrong one", file=rel)
-
-
-def _list_recordings(
-    source: Source, recordings: Mapping[str, CupRecording], copies: Mapping[str, str], extra: str | None
-) -> Iterator[IngestUnit | Finding]:
+def _list_recordings(source: Source, recordings: Mapping[str, CupRecording], extra: str | None) -> Iterator[IngestUnit | Finding]:
     """The units; `extra`: name of a recording that is left out by default."""
     others = {name.removeprefix("DATA_"): name for name, one in recordings.items() if one.part == "extra"}
     if extra is not None and extra.upper() not in others:
@@ -169,33 +149,30 @@ def _list_recordings(
         if one.part == "extra":
             if extra is None or name != others[extra.upper()]:
                 text, wanted = f"{name} is not part of the official training set", "left out"
-                yield input_warning(
-                    Reason.LEFT_OUT, text, wanted, f"To include it: --extra {name.removeprefix('DATA_')}", file=one.signals, level="info"
-                )
+                action = f"To include it: --extra {name.removeprefix('DATA_')}"
+                yield input_warning(Reason.LEFT_OUT, text, wanted, action, file=[*one.signals, *one.labels][0], level="info")
                 continue
-            yield input_warning(
-                Reason.LEFT_OUT, f"{name} is of the test person {one.person[-3:]}", "it is added to the test set", file=one.signals
-            )
+            text, wanted = f"{name} is of the test person {one.person[-3:]}", "it is added to the test set"
+            yield input_warning(Reason.LEFT_OUT, text, wanted, file=[*one.signals, *one.labels][0])
         split = placed[one.person] if one.part == "train" else "test"
-        files = tuple(filter(None, (one.signals, one.labels)))
-        same = [rel for rel, first in copies.items() if first in files and rel in source.files]
-        compared = [_compare_copy(source, rel, first) for rel, first in copies.items() if rel in same]
-        faults = tuple(source.rejected[rel] for rel in files if rel in source.rejected)
-        faults += tuple(finding for finding in compared if finding.level == "error")
+        chosen = [choose_copy(source, same) for same in (one.signals, one.labels) if same]
+        findings = tuple(finding for _, found in chosen for finding in found)
         if not one.signals:
-            faults = (Finding(Reason.MISSING_SIGNAL_FILE, f"has no {name}.mat beside it", hint="Download it again", file=one.labels),)
-        paths = {rel: source.path(rel) for rel in files} if not faults else {}
-        read = None if faults else partial(read_recording, name, paths, one, split)
-        yield IngestUnit(name=name, files=(*files, *same), read=read, findings=faults or tuple(compared))
+            text = f"has no {name}.mat beside it"
+            findings = (Finding(Reason.MISSING_SIGNAL_FILE, text, hint="Download it again", file=one.labels[0]),)
+        is_faulty = any(finding.level == "error" for finding in findings)
+        files = [(source.path(rel), rel) for rel, _ in chosen] if not is_faulty else []
+        read = partial(read_recording, name, one.person, split, *files) if files else None
+        yield IngestUnit(name=name, files=(*one.signals, *one.labels), read=read, findings=findings)
 
 
-def read_recording(name: str, paths: Mapping[str, Path], files: CupRecording, split: str) -> Record:
-    """A recording with the heart rates of its windows as a channel `hr` (one every 2 s), where it has them.
+def read_recording(name: str, person: str, split: str, file: tuple[Path, str], labels: tuple[Path, str] | None = None) -> Record:
+    """A recording with the heart rates of its windows as a channel `hr` (one every 2 s), where it has `labels`; files with their names.
 
-    Raises UserError: dimensions, non_finite, and as `matlab.read_array`.
+    Raises UserError: dimensions, non_finite, physical_range, and as `matlab.read_array`.
     """
-    with locate_errors(files.signals):
-        rows = matlab.read_array(paths[files.signals], "sig")
+    with locate_errors(file[1]):
+        rows = matlab.read_array(file[0], "sig")
         if rows.ndim != 2 or rows.shape[0] not in ROWS or rows.shape[1] < WINDOW:
             text = f"`sig` is {' x '.join(map(str, rows.shape))}"
             raise input_error(Reason.DIMENSIONS, text, "expected 5 or 6 rows of at least 1,000 samples", field="sig")
@@ -204,7 +181,8 @@ def read_recording(name: str, paths: Mapping[str, Path], files: CupRecording, sp
     findings = []
     signals = []
     for channel, values in zip(ROWS[len(rows)], rows, strict=True):
-        signals.append(Signal(channel, RATE, "", np.ascontiguousarray(values, np.float32)))
+        with locate_errors(file[1]):
+            signals.append(Signal(channel, RATE, "", narrow_samples(values, channel)))
         if (values == values[0]).all():
             findings.append(input_warning(Reason.FLAT_CHANNEL, "is constant", field=channel))
         if lost := int(np.isnan(values).sum()):
@@ -213,26 +191,26 @@ def read_recording(name: str, paths: Mapping[str, Path], files: CupRecording, sp
             text = f"samples at the lowest value of the converter, {LOWEST:g}: {low}"
             findings.append(input_warning(Reason.CLIPPED, text, "kept", field=channel, count=low))
     windows = (rows.shape[1] - WINDOW) // STEP + 1
-    if not files.labels:
+    if labels is None:
         findings.append(input_warning(Reason.UNMATCHED_LABELS, "has no file of heart rates", "its windows have no labels"))
     else:
-        with locate_errors(files.labels):
-            rates, remarks = _read_rates(paths[files.labels], windows)
+        with locate_errors(labels[1]):
+            rates, remarks = _read_rates(labels[0], windows)
         signals.append(Signal("hr", RATE / STEP, "/min", rates))
-        findings += [finding.at(files.labels) for finding in remarks]
-    findings = [finding.at(files.signals) for finding in findings]
+        findings += [finding.at(labels[1]) for finding in remarks]
+    findings = [finding.at(file[1]) for finding in findings]
     programme = PurePosixPath(name).name.rpartition("_")[2]
     return Record(
-        recording_id=name, subject_id=files.person, signals=signals, attributes={"split": split, "programme": programme}, findings=findings
+        recording_id=name, subject_id=person, signals=signals, attributes={"split": split, "programme": programme}, findings=findings
     )
 
 
 def _read_rates(path: Path, windows: int) -> tuple[np.ndarray, list[Finding]]:
     """Heart rate of each window, float32, NaN where it is not plausible; findings."""
     values = matlab.read_array(path, "BPM0")
-    if values.ndim != 2 or 1 not in values.shape:
+    if values.ndim != 2 or (values.size and 1 not in values.shape):  # MATLAB writes an empty column as 0 x 0
         raise input_error(Reason.DIMENSIONS, f"`BPM0` is {' x '.join(map(str, values.shape))}", "expected one column", field="BPM0")
-    rates = values.ravel().astype(np.float32)
+    rates = values.ravel().astype(np.float64)
     findings = []
     wrong = ~((rates >= PLAUSIBLE[0]) & (rates <= PLAUSIBLE[1]))
     if count := int(wrong.sum()):
@@ -244,4 +222,4 @@ def _read_rates(path: Path, windows: int) -> tuple[np.ndarray, list[Finding]]:
             "the others have none" if len(rates) < windows else "the last are not used",
         )
         findings.append(input_warning(Reason.UNMATCHED_LABELS, text, wanted, field="BPM0", count=abs(len(rates) - windows)))
-    return np.where(wrong, np.float32(np.nan), rates), findings
+    return np.where(wrong, np.nan, rates).astype(np.float32), findings

@@ -61,17 +61,18 @@ PLAUSIBLE = {  # no value of another variable is below 0
     "Weight": (15.0, 500.0),
     "pH": (6.0, 8.5),
 }
+PERCENT = (21.0, 100.0)  # of FiO2: no fraction is that large, and no air has less than 21 %
 CODES = {"Gender": (0.0, 1.0), "ICUType": (1.0, 2.0, 3.0, 4.0)}
 DEATH = ("survived", "died")
 LABEL = "In-hospital_death"
 TIME = re.compile(r"(\d{1,3}):([0-5]\d)", re.ASCII)
 STAY = re.compile(r"(?:.*/)?(\d{1,9})\.txt", re.IGNORECASE | re.ASCII)
 FORMS = {  # what a set is published and unpacked as: of several the first is read
-    "folder": re.compile(r"(?:.*/)?set-([abc])/\d{1,9}\.txt", re.IGNORECASE | re.ASCII),
-    "tar": re.compile(r"(?:.*/)?set-([abc])\.(?:tar\.gz|tgz|tar)", re.IGNORECASE),
-    "zip": re.compile(r"(?:.*/)?set-([abc])\.zip", re.IGNORECASE),
+    "folder": re.compile(r"(?:.*/)?set[-_ ]?([abc])/\d{1,9}\.txt", re.IGNORECASE | re.ASCII),
+    "tar": re.compile(r"(?:.*/)?set[-_ ]?([abc])\.(?:tar\.gz|tgz|tar)", re.IGNORECASE),
+    "zip": re.compile(r"(?:.*/)?set[-_ ]?([abc])\.zip", re.IGNORECASE),
 }
-OUTCOMES = re.compile(r"(?:.*/)?Outcomes-([abc])\.txt", re.IGNORECASE)
+OUTCOMES = re.compile(r"(?:.*/)?Outcomes[-_ ]?([abc])\.(?:txt|csv)", re.IGNORECASE)
 LAYOUT = re.compile(r"(RECORDS|SHA256SUMS|LICENSE|README|index\.html).*|.*\.(md|html|m|c)", re.IGNORECASE)
 
 IRREGULAR = View(
@@ -132,6 +133,9 @@ class Stay(NamedTuple):
     implausible: Counter[str]  # variable -> values that are not used
     repeated: int  # values of a variable at a time that has a later one
     foreign: int  # values of other variables
+    percent: int  # values of FiO2 that are percent, not fractions
+    is_unordered: bool  # a row is of an earlier time than the one before
+    is_cut: bool  # its last line has no end
 
 
 @datasets(
@@ -157,7 +161,7 @@ class Stay(NamedTuple):
             "variables; -1 is unknown: missing",
             "plausible": "values outside of these ranges are missing: "
             + "; ".join(f"{name} {low:g} to {high:g}" for name, (low, high) in PLAUSIBLE.items())
-            + "; others below 0",
+            + "; others below 0. FiO2 is a fraction: values from 21 to 100, which are percent, are counted and not converted",
             "copies": "a stay that is there twice is used once, with a warning; one whose copies differ, in text or outcome, is left out",
             "labels": f"{LABEL} of the outcomes; Length_of_stay, SAPS-I, SOFA and Survival are known only later and are not read",
             "splits": "by stay: which stays are of one patient was not published",
@@ -171,7 +175,8 @@ def physionet_2012(source: Source | None, options: IngestOptions) -> Iterator[In
     sets, unread, remarks = _find_sets(source)
     if not any(one.archive or one.stays for one in sets.values()):
         wanted = "expected set-a.tar.gz, or a folder set-a with 132539.txt and so on"
-        raise input_error(Reason.NO_INPUT, f"no stays among {len(source.files)} files", wanted)
+        action = "Give the folder that holds set-a and Outcomes-a.txt"
+        raise input_error(Reason.NO_INPUT, f"no stays among {len(source.files)} files", wanted, action)
     claimed = {letter: {str(i): rel for i, rel in enumerate([one.outcomes, one.archive, *one.stays])} for letter, one in sets.items()}
     yield from report_unclaimed(source, {**claimed, "": {rel: rel for rel in unread}}, LAYOUT)
     yield from remarks
@@ -347,12 +352,20 @@ def _read_outcomes(path: Path, rel: str) -> tuple[dict[str, str], list[SourceRow
     """Stay -> died or survived; the account of the rows. Columns are found by name, those of later days are not read."""
     found: dict[str, str] = {}
     faults: list[Finding] = []
+    row_of: dict[str, int] = {}
     with locate_errors(rel):
         for row in tables.read_rows(path, ("RecordID", LABEL), key=("RecordID",)):
             if isinstance(row, Finding):
                 faults.append(row)
-            elif row.cells[1].strip() in {"0", "1"}:
-                found[row.cells[0].strip()] = DEATH[int(row.cells[1])]
+            elif (name := _parse_integer(row.cells[0])) is None:
+                text = f"the cell of row {row.row} is no number of a stay"
+                faults.append(Finding(Reason.IDENTIFIER, text, "expected a whole number", field="RecordID", row=row.row))
+            elif str(name) in row_of:  # in another spelling
+                found.pop(str(name), None)
+                text, wanted = f"rows {row_of[str(name)]} and {row.row} are of one stay", "its outcome is not used"
+                faults.append(Finding(Reason.DUPLICATE_KEY, text, wanted, field="RecordID", row=row.row))
+            elif (death := _parse_integer(row.cells[1])) in {0, 1}:
+                found[str(name)], row_of[str(name)] = DEATH[death], row.row
             else:
                 faults.append(Finding(Reason.LABEL, f"the cell of row {row.row} is neither 0 nor 1", field=LABEL, row=row.row))
         seen = tables.count_rows(path)
@@ -361,9 +374,17 @@ def _read_outcomes(path: Path, rel: str) -> tuple[dict[str, str], list[SourceRow
     return found, rows, [finding.at(rel) for finding in tables.group_findings(faults)]
 
 
+def _parse_integer(cell: str) -> int | None:
+    """A whole number, also as 1.0; None for anything else."""
+    with suppress(UserError):
+        return tables.parse_integer(cell)
+    return None
+
+
 def parse_stay(name: str, content: bytes, death: str | None) -> Stay:
     """One stay from its text. Raises UserError: encoding, schema, row_width, timestamps, not_numeric, identifier, with the row."""
-    header, *lines = decode_table(content).splitlines() or [""]
+    table = decode_table(content)
+    header, *lines = table.splitlines() or [""]
     columns = [cell.strip() for cell in header.split(",")]
     if {"Time", "Parameter", "Value"} - set(columns):
         raise input_error(Reason.SCHEMA, "has no columns Time, Parameter, Value", "expected them in the first line", row=1)
@@ -371,7 +392,8 @@ def parse_stay(name: str, content: bytes, death: str | None) -> Stay:
     values: dict[tuple[int, str], float] = {}
     unknown: Counter[str] = Counter()
     implausible: Counter[str] = Counter()
-    repeated = foreign = 0
+    repeated = foreign = percent = latest = 0
+    is_unordered = False
     for number, line in enumerate(lines, 2):
         if not line.strip():
             continue
@@ -380,6 +402,7 @@ def parse_stay(name: str, content: bytes, death: str | None) -> Stay:
             raise input_error(Reason.ROW_WIDTH, f"row {number} has {len(cells)} cells", f"expected {len(columns)}", row=number)
         clock, variable, text = (cells[i].strip() for i in at)
         minute, value = _parse_cells(clock, text, number)
+        is_unordered, latest = is_unordered or minute < latest, minute
         if variable == "RecordID":
             if value != float(name):
                 raise input_error(Reason.IDENTIFIER, "states another RecordID than its name", "expected the same", row=number)
@@ -387,6 +410,7 @@ def parse_stay(name: str, content: bytes, death: str | None) -> Stay:
         if variable not in UNITS and variable not in DESCRIPTORS:
             foreign += 1
             continue
+        percent += variable == "FiO2" and PERCENT[0] <= value <= PERCENT[1]
         low, high = PLAUSIBLE.get(variable, (0.0, np.inf))
         if value == UNKNOWN and (variable in DESCRIPTORS or variable == "Weight"):
             unknown[variable] += 1
@@ -395,7 +419,8 @@ def parse_stay(name: str, content: bytes, death: str | None) -> Stay:
         else:
             repeated += (minute, variable) in values
             values[minute, variable] = value
-    return Stay(_make_record(name, values, death), unknown, implausible, repeated, foreign)
+    is_cut = not table.endswith(("\n", "\r"))
+    return Stay(_make_record(name, values, death), unknown, implausible, repeated, foreign, percent, is_unordered, is_cut)
 
 
 def _parse_cells(clock: str, text: str, row: int) -> tuple[int, float]:
@@ -446,6 +471,14 @@ def _report_stays(stays: list[Stay]) -> Iterator[Finding]:
         wanted = f"one of {', '.join(f'{code:g}' for code in CODES[variable])}" if variable in CODES else wanted
         text = f"values of {variable} that are not {wanted}: {count}"
         yield input_warning(Reason.PHYSICAL_RANGE, text, "missing", field=variable, count=count)
+    if count := sum(stay.percent for stay in stays):
+        text = f"values of FiO2 from {PERCENT[0]:g} to {PERCENT[1]:g}, which are percent: {count}, in {sum(stay.percent > 0 for stay in stays)} stays"
+        yield input_warning(Reason.UNIT, text, "expected fractions: they are missing", "Divide them by 100", field="FiO2", count=count)
+    if count := sum(stay.is_unordered for stay in stays):
+        yield input_warning(Reason.TIMESTAMPS, f"stays whose rows are not in order of time: {count}", "they are put in order", count=count)
+    if count := sum(stay.is_cut for stay in stays):
+        text = f"stays whose last line has no end: {count}"
+        yield input_warning(Reason.TRUNCATED, text, "they are used, but may have been cut", "Compare them with their source", count=count)
     if count := sum(stay.repeated for stay in stays):
         text = f"values of a variable at a time that has a later one: {count}"
         yield input_warning(Reason.DUPLICATES, text, "the last one of a time is used", count=count)

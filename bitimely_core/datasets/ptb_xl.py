@@ -120,7 +120,9 @@ def ptb_xl(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit
     rate = options.get("rate", 100)
     if rate not in RECORD:
         raise usage_error(f"the rate is {safe_text(rate)}", "the data set comes at 100 and at 500 Hz", field="--rate")
-    table = _find_table(source)
+    table, *others = _list_tables(source)
+    for rel in others:
+        yield input_warning(Reason.FILE_NAME, "is another table", f"{safe_text(table)} is read, and its records", file=rel)
     folder = PurePosixPath(table).parent
     statements = (folder / STATEMENTS).as_posix()
     with locate_errors(statements):
@@ -146,8 +148,8 @@ def ptb_xl(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit
     yield from _report_unlisted(source, claimed)
 
 
-def _find_table(source: Source) -> str:
-    """The metadata table: the one nearest to the root."""
+def _list_tables(source: Source) -> list[str]:
+    """The metadata table, the one nearest to the root, and others of its name, which are not read."""
     found = sorted((rel.count("/"), rel) for rel in source.files if rel == TABLE or rel.endswith(f"/{TABLE}"))
     if not found:
         action = "Give the folder that holds it, with records100, records500 and scp_statements.csv"
@@ -155,7 +157,7 @@ def _find_table(source: Source) -> str:
     if len(found) > 1 and found[0][0] == found[1][0]:
         text = f"{TABLE} exists {sum(depth == found[0][0] for depth, _ in found)} times"
         raise input_error(Reason.NO_INPUT, text, "expected one", "Give the folder of one of them", file=found[0][1])
-    return found[0][1]
+    return [rel for _, rel in found]
 
 
 # --- metadata
@@ -291,8 +293,9 @@ def _parse_entry(row: tables.TableRow, known: dict[str, str | None], remarks: _R
     likelihoods = parse_statements(codes)
     if likelihoods is None:
         fault(Reason.METADATA_SYNTAX, "scp_codes", "expected statements with likelihoods from 0 to 100, such as {'NORM': 100.0}")
+    name = record.strip().removesuffix(".hea")
     if faults:
-        return PtbXlEntry(row=row.row, record=record.strip(), faults=tuple(faults))
+        return PtbXlEntry(row=row.row, record=name, faults=tuple(faults))
     assert subject is not None
     assert fold_number is not None
     assert likelihoods is not None
@@ -305,7 +308,6 @@ def _parse_entry(row: tables.TableRow, known: dict[str, str | None], remarks: _R
         attributes["superclass"] = superclasses[0]
     remarks.unknown.update(code for code in likelihoods if code not in known)
     remarks.counts["likelihood 0"] += sum(known.get(code) is not None and likelihood == 0 for code, likelihood in likelihoods.items())
-    name = record.strip().removesuffix(".hea")
     return PtbXlEntry(row=row.row, record=name, subject=subject, fold=int(fold_number), attributes=attributes)
 
 
@@ -387,18 +389,18 @@ def _make_unit(
     source: Source, table: str, name: str, entry: PtbXlEntry, beside: dict[str, list[str]], options: IngestOptions
 ) -> IngestUnit:
     """The record of a row, or why it cannot be read."""
-    if entry.faults:
-        return IngestUnit(name=name, files=(), read=None, findings=entry.faults)
     rate = options.get("rate", 100)
-    inside = f"{entry.record}.hea"
+    rel = (PurePosixPath(table).parent / f"{entry.record}.hea").as_posix()
+    files = tuple(beside.get(_record_stem(rel), ())) if entry.record else ()
+    if entry.faults:
+        return IngestUnit(name=name, files=files, read=None, findings=entry.faults)
     try:
-        source.path(inside)  # nothing that leaves the data set's folder
+        source.path(f"{entry.record}.hea")  # nothing that leaves the data set's folder
     except UserError as error:
         if error.code == Reason.PATH_ESCAPE:
             found = replace(error.finding, file=table, field=RECORD[rate], row=entry.row)
             return IngestUnit(name=name, files=(), read=None, findings=(found,))
-    rel = (PurePosixPath(table).parent / PurePosixPath(inside)).as_posix()
-    files = tuple(beside.get(_record_stem(rel), ()))
+    rel = next((file for file in files if file.lower() == rel.lower()), rel)  # some systems write names in capitals
     faults = tuple(source.rejected[file] for file in files if file in source.rejected)
     if not faults and rel not in source.files:
         text, wanted = "is missing", f"row {entry.row} of {TABLE} names it"
@@ -423,7 +425,7 @@ def _make_unit(
 def _report_unlisted(source: Source, claimed: set[str]) -> Iterator[Finding]:
     """Headers beside the records of this rate that no row names."""
     folders = {rel.rpartition("/")[0] for rel in claimed}
-    left = [rel for rel in source.files if rel.endswith(".hea") and rel not in claimed and rel.rpartition("/")[0] in folders]
+    left = [rel for rel in source.files if rel.lower().endswith(".hea") and rel not in claimed and rel.rpartition("/")[0] in folders]
     if left:
         shown = tuple(safe_text(PurePosixPath(rel).name) for rel in left[:5])
         text = f"records that no row of {TABLE} names, like this one: {len(left)}"

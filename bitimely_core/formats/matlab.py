@@ -59,7 +59,7 @@ def read_array(path: Path, name: str = "") -> np.ndarray:
         numeric = [one for one in found.values() if one.kind in NUMBERS]
         known = f"the file holds {list_names([f'{one.name} ({one.kind})' for one in found.values()]) or 'no variable'}"
         if name and name not in found:
-            raise input_error(Reason.SCHEMA, f"has no variable {safe_text(name)}", known, field="variable")
+            raise input_error(Reason.SCHEMA, f"has no variable {safe_text(name)}", known, "Save it under this name", field="variable")
         if name and found[name].kind not in NUMBERS:
             text = f"{safe_text(name)} is a {found[name].kind}"
             raise input_error(Reason.SCHEMA, text, "expected an array of real numbers", field="variable")
@@ -84,7 +84,8 @@ def _read_bytes(path: Path) -> bytes:
     if data.startswith((b"MATLAB 7.3", b"\x89HDF")):
         raise input_error(Reason.UNSUPPORTED_FORMAT, "is a MATLAB 7.3 file", "expected version 5", "Save it in MATLAB with -v7")
     if len(data) < HEADER or data[126:128] not in {b"IM", b"MI"} or data[124:126] not in {b"\x00\x01", b"\x01\x00"}:
-        raise input_error(Reason.UNSUPPORTED_FORMAT, "is no MATLAB 5 file", "expected its header of 128 bytes")
+        hint = "Download it again, or save it in MATLAB with -v7"
+        raise input_error(Reason.UNSUPPORTED_FORMAT, "is no MATLAB 5 file", "expected its header of 128 bytes", hint)
     return data
 
 

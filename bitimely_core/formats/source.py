@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from bitimely_core import storage
 from bitimely_core.errors import Finding, Reason, UserError, clean, input_error, input_warning, safe_text, usage_error
 from bitimely_core.system_errors import raise_system_error
 
@@ -61,6 +62,43 @@ def finding_to_error(finding: Finding) -> UserError:
     """A finding as the error that quarantines its unit."""
     f = finding
     return UserError(f.code, f.problem, f.requirement, f.hint, f.file, f.field, f.row, f.found, f.expected)
+
+
+def compare_copies(copies: Sequence[tuple[str, Hashable]], name: str = "") -> list[Finding]:
+    """What it means that several files hold one thing: a warning for each further one where all are equal, an error for each where they differ.
+
+    Args:
+        copies: file -> content, or a hash of it; of equal ones the first is used, of others none: which is right is unknown.
+        name: of the thing, where its files hold others too.
+    """
+    files = [file for file, _ in copies]
+    if len({content for _, content in copies}) > 1:
+        text = f"{f'{name} ' if name else ''}is there {len(files)} times, with different contents"
+        return [Finding(Reason.DUPLICATE_KEY, text, "none of them is used", "Remove the wrong ones", file=file) for file in files]
+    text = f"{f'{name} here ' if name else ''}is a copy of {'that in ' if name else ''}{safe_text(files[0])}"
+    return [input_warning(Reason.DUPLICATES, text, "used once", file=file) for file in files[1:]]
+
+
+def choose_copy(source: Source, rels: Sequence[str], read: Callable[[str], Hashable] | None = None) -> tuple[str, list[Finding]]:
+    """Of the files of one name the first, and the findings of `compare_copies`, or why one of them cannot be compared.
+
+    `read`: the content of a file; None: its SHA-256.
+    """
+    if faults := [source.rejected[rel] for rel in rels if rel in source.rejected]:
+        return rels[0], faults
+    if len(rels) == 1:
+        return rels[0], []
+    copies: list[tuple[str, Hashable]] = []
+    for rel in rels:
+        try:
+            copies.append((rel, read(rel) if read else storage.hash_file(source.path(rel))))
+        except UserError as error:
+            raise_system_error(error)
+            return rels[0], [error.finding.at(rel)]
+        except OSError as error:
+            raise_system_error(error, source.root / rel, stored=False)
+            return rels[0], [Finding(Reason.IO_ERROR, f"cannot be read ({error.strerror})", file=rel)]
+    return rels[0], compare_copies(copies)
 
 
 @contextmanager

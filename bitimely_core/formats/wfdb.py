@@ -111,7 +111,7 @@ def read_header(
             truncated, header_implausible, length, corrupt, expansion_limit, io_error.
     """
     file = PurePosixPath(path if isinstance(path, str) else path.as_posix())
-    file = file if file.suffix == ".hea" else file.with_name(file.name + ".hea")
+    file = file if file.suffix.lower() == ".hea" else file.with_name(file.name + ".hea")
     folder = file.parent
     with locate_errors(str(file)):
         parsed = _read_header_text(folder, file.name, source, required)
@@ -161,7 +161,7 @@ def _read_header_text(folder: PurePosixPath, name: str, source: Source | None, r
     except OSError as error:
         raise_system_error(error, name, stored=False)
         raise input_error(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
-    return parse_header(data, PurePosixPath(name).name.removesuffix(".hea"), required=required)
+    return parse_header(data, PurePosixPath(name).stem, required=required)
 
 
 def _resolve_path(folder: PurePosixPath, name: str, source: Source | None) -> Path:
@@ -192,6 +192,14 @@ def _resolve_path(folder: PurePosixPath, name: str, source: Source | None) -> Pa
     return path
 
 
+def _find_spelling(folder: PurePosixPath, name: str, source: Source | None) -> str:
+    """The name of a signal file as the source has it: file systems and tools change its letters to capitals, or to small ones."""
+    if source is None or (folder / name).as_posix() in source.files:
+        return name
+    others = (name.upper(), name.lower(), str(PurePosixPath(name).with_suffix(PurePosixPath(name).suffix.upper())))
+    return next((other for other in others if (folder / other).as_posix() in source.files), name)
+
+
 def _group_signals(
     parsed: WfdbHeaderText, folder: PurePosixPath, source: Source | None, findings: list[Finding]
 ) -> tuple[WfdbSignalGroup, ...]:
@@ -201,7 +209,7 @@ def _group_signals(
     if null:
         problem = f"signal {list_numbers([channel.number for channel in null])} has no samples (format 0)"
         findings.append(input_warning(Reason.MISSING_CHANNEL, problem, "dropped", field="format", count=len(null)))
-    for name, rows in groupby((row for row in parsed.signals if row[1] != 0), key=lambda row: row[0]):
+    for name, rows in groupby((row for row in parsed.signals if row[1] != 0), key=lambda row: _find_spelling(folder, row[0], source)):
         _, codes, starts, channels = zip(*rows, strict=True)
         if len(set(codes)) > 1 or len(set(starts)) > 1:
             problem = f"the signals of {safe_text(name)} have several formats or offsets"

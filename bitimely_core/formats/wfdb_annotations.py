@@ -36,11 +36,20 @@ class WfdbAnnotations(NamedTuple):
 
 
 def read_annotations(path: Path, frame_rate: float) -> WfdbAnnotations:
-    """The annotations in `path`; `frame_rate`: Hz, frames of the record a second, where the file states no resolution of its own.
+    """The annotations in `path`, called as above. Arguments and errors are those of `read_rows`."""
+    rows = read_rows(path, frame_rate, "Download it again, or leave its ending out of `annotators` in [[files]] of the map")
+    beats = [Annotation(time, 0.0, symbol) for time, symbol, _ in rows if symbol in BEATS]
+    rhythms = _extend_to_next((time, text[1:] if RHYTHM.fullmatch(text) else "") for time, symbol, text in rows if symbol == "+")
+    notes = _extend_to_next((time, text) for time, symbol, text in rows if symbol not in BEATS | {"+"} and text)
+    return WfdbAnnotations(beats, rhythms, notes, sum(symbol not in BEATS and not text for _, symbol, text in rows))
 
+
+def read_rows(path: Path, frame_rate: float, hint: str = "Download it again") -> list[tuple[float, str, str]]:
+    """Seconds, symbol and text of each annotation in `path`, in order of time.
+
+    `frame_rate`: Hz, frames of the record a second, where the file states no resolution of its own; `hint`: what to do with a damaged file.
     Raises UserError: annotation_syntax for a file that is none of annotations.
     """
-    hint = "Download it again, or leave its ending out of `annotators` in [[files]] of the map"
     if path.stat().st_size > MAX_BYTES:
         raise input_error(Reason.ANNOTATION_SYNTAX, f"holds more than {MAX_BYTES >> 20} MiB", "expected a file of annotations")
     data = path.read_bytes()
@@ -60,10 +69,7 @@ def read_annotations(path: Path, frame_rate: float) -> WfdbAnnotations:
         raise input_error(Reason.ANNOTATION_SYNTAX, f"does not read as annotations ({type(error).__name__})", hint=hint) from None
     if not math.isfinite(rate) or rate <= 0 or any(time < 0 for time in times):
         raise input_error(Reason.ANNOTATION_SYNTAX, "has annotations before the beginning of the record", hint="Download it again")
-    beats = [Annotation(time, 0.0, symbol) for time, symbol, _ in rows if symbol in BEATS]
-    rhythms = _extend_to_next((time, text[1:] if RHYTHM.fullmatch(text) else "") for time, symbol, text in rows if symbol == "+")
-    notes = _extend_to_next((time, text) for time, symbol, text in rows if symbol not in BEATS | {"+"} and text)
-    return WfdbAnnotations(beats, rhythms, notes, sum(symbol not in BEATS and not text for _, symbol, text in rows))
+    return rows
 
 
 def _extend_to_next(texts: Iterable[tuple[float, str]]) -> list[Annotation]:

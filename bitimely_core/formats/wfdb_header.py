@@ -67,7 +67,7 @@ def parse_header(data: bytes, stem: str, *, required: Collection[str] | None = N
     if named is None or len(record) < 2 or not re.fullmatch(r"\d{1,9}", record[1], re.ASCII):
         hint = "Open it in a text editor: a failed download is often an error page"
         raise input_error(Reason.HEADER_SYNTAX, "the first line is no record line", "expected a record name and a number of signals", hint)
-    if named[1] != stem:
+    if named[1].casefold() != stem.casefold():
         shown, requirement = safe_text(named[1]), "expected the name of the file; a copied header describes another record"
         raise input_error(Reason.RECORD_NAME, f"the record line names {shown}", requirement, field="record_name", found=shown)
     count = int(record[1])
