@@ -17,7 +17,7 @@ import numpy as np
 from bitimely_core import manifests, registry, storage
 from bitimely_core.cache import Cache, open_cache
 from bitimely_core.config import Filtering, Resampling
-from bitimely_core.errors import Finding, Level, Reason, UserError, input_error, safe_text, usage_error
+from bitimely_core.errors import Finding, Level, Reason, UserError, input_error, raise_differences, safe_text, usage_error
 from bitimely_core.records import StoredFile
 from bitimely_core.schemas.ingest import FindingRecord
 from bitimely_core.schemas.tokens import (
@@ -234,21 +234,7 @@ def is_current(out: Path, options: WindowOptions, fingerprint: str) -> bool:
         return False
     manifest = TokenManifest.read(out)
     old, new = manifest.options.model_dump(mode="json"), options.model_dump(mode="json")
-    differing = [
-        Finding(
-            Reason.SETTINGS_DIFFER,
-            f"the windows there have {safe_text(old.get(key))}",
-            f"now {safe_text(new.get(key))}",
-            "Tokenize under another --name, or with --force-new to replace them",
-            file=str(out),
-            field=key,
-        )
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key)
-    ]
-    if differing:
-        first, *rest = differing
-        raise usage_error(first.problem, first.requirement, first.hint, code=first.code, file=first.file, field=first.field, details=rest)
+    raise_differences(old, new, out, "Tokenize under another --name, or with --force-new to replace them")
     return manifest.cache == fingerprint
 
 
