@@ -176,7 +176,7 @@ def spread_over_samples(share: Array, samples: int, config: ModelConfig) -> Arra
     places = first_sample(samples, config) + step * np.arange(len(share))[:, None] + np.arange(width)  # [N, width]
     inside = places < samples
     parts = np.broadcast_to((share / np.maximum(inside.sum(1), 1))[:, None], places.shape)
-    return np.bincount(places[inside], parts[inside], minlength=samples)
+    return np.bincount(places[inside], parts[inside], minlength=samples).astype(np.float64)
 
 
 def signal_magnitudes(values: Array, windows: Windows, found: Sequence[Shapelet], chosen: ShapeletWindows) -> Array:

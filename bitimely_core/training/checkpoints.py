@@ -192,11 +192,11 @@ def require_same_run(checkpoint: Checkpoint, identity: dict[str, JsonValue], exe
         for key, value in now.items()
         if key not in before and key.split(".")[-2:-1] == ["model"] and key.split(".")[-1] in LATER_SETTINGS
     }
-    compared = [
+    before, now = (
         {key: value for key, value in of.items() if not (key.split(".")[-2:-1] == ["train"] and key.split(".")[-1] in exempt)}
         for of in (before, now)
-    ]
-    raise_differences(*compared, checkpoint.folder, "Repeat the previous command, choose another --run, or start over with --force-new")
+    )
+    raise_differences(before, now, checkpoint.folder, "Repeat the previous command, choose another --run, or start over with --force-new")
 
 
 def require_same_shapes(checkpoint: Checkpoint, saved: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
