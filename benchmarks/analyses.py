@@ -45,7 +45,7 @@ np.savez(sys.argv[4], d=d.T, seconds=time.process_time() - begin)
 """
 
 
-def series(n: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
+def make_series(n: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
     """Noise [n, T] float32 of two classes; in the second a wave stands at a random place, in some too small to be found."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(n, samples)), np.arange(n) % 2
@@ -56,7 +56,7 @@ def series(n: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
     return x.astype(np.float32), y
 
 
-def searched(x: np.ndarray, y: np.ndarray, *, normalised: bool) -> tuple[dict[str, float], np.ndarray]:
+def search_shapelets(x: np.ndarray, y: np.ndarray, *, normalised: bool) -> tuple[dict[str, float], np.ndarray]:
     """CPU seconds of the distances of every candidate to every series and of their information gains, the best gain; and the distances."""
     begin = time.process_time()
     values = torch.from_numpy(x)
@@ -66,7 +66,7 @@ def searched(x: np.ndarray, y: np.ndarray, *, normalised: bool) -> tuple[dict[st
     return {"cpu_seconds": time.process_time() - begin, "best_gain": gain, "candidates": len(candidates)}, d.numpy()
 
 
-def theirs(python: str, x: np.ndarray, y: np.ndarray) -> tuple[dict[str, float], np.ndarray] | None:
+def run_pyts(python: str, x: np.ndarray, y: np.ndarray) -> tuple[dict[str, float], np.ndarray] | None:
     """The same of pyts in its own interpreter, its distances the roots of mean squares; None where that has no pyts."""
     with tempfile.TemporaryDirectory() as folder:
         given, made = Path(folder, "given.npz"), Path(folder, "made.npz")
@@ -83,14 +83,14 @@ def theirs(python: str, x: np.ndarray, y: np.ndarray) -> tuple[dict[str, float],
         return {"cpu_seconds": float(found["seconds"]), "best_gain": gain, "candidates": len(found["d"])}, found["d"]
 
 
-def timed(call: Callable[[], Any]) -> tuple[dict[str, float], Any]:
+def time_call(call: Callable[[], Any]) -> tuple[dict[str, float], Any]:
     """Wall and CPU seconds of a call, and what it returned."""
     wall, cpu = time.perf_counter(), time.process_time()
     out = call()
     return {"wall_seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}, out
 
 
-def analyses(workspace: Path, *, quick: bool) -> dict[str, dict[str, float]]:
+def time_analyses(workspace: Path, *, quick: bool) -> dict[str, dict[str, float]]:
     """Saliency and spectra of a barely trained model, through the same function as the command line."""
     if not (workspace / "runs" / "bench").is_dir():
         workflows.ingest("synthetic", None, workspace / "cache" / "synthetic", options={"size": "small" if quick else "large"})
@@ -104,11 +104,11 @@ def analyses(workspace: Path, *, quick: bool) -> dict[str, dict[str, float]]:
     torch.set_num_threads(2)
     out: dict[str, dict[str, float]] = {}
     for kind, sequences in {"saliency": 16 if quick else 256, "svd": 2 if quick else 32}.items():
-        out[kind], found = timed(lambda kind=kind, n=sequences: workflows.analyze(kind, ["bench"], sequences=n, workspace=workspace))
+        out[kind], found = time_call(lambda kind=kind, n=sequences: workflows.analyze(kind, ["bench"], sequences=n, workspace=workspace))
         looked = found["summary"]["options"]
         out[kind]["sequences"] = looked["windows"] if kind == "saliency" else looked["runs"]["bench"]["sequences"]
         with tempfile.TemporaryDirectory() as folder:
-            drawn, _ = timed(lambda page=found["page"], folder=folder: report.write_report(Path(folder), page))
+            drawn, _ = time_call(lambda page=found["page"], folder=folder: report.write_report(Path(folder), page))
         out[kind]["drawing_cpu_seconds"] = drawn["cpu_seconds"]
     return out
 
@@ -122,16 +122,16 @@ def main() -> int:
     parser.add_argument("--workspace", type=Path, metavar="FOLDER", help="keeps the cohort and the run for the next time")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    x, y = series(*((8, 500) if options.quick else (32, 3000)))
-    pyts = theirs(options.pyts, x, y)
-    raw, distance = searched(x, y, normalised=False)
-    result: dict[str, Any] = {"standardised": searched(x, y, normalised=True)[0], "raw": raw, "pyts": pyts and pyts[0]}
+    x, y = make_series(*((8, 500) if options.quick else (32, 3000)))
+    pyts = run_pyts(options.pyts, x, y)
+    raw, distance = search_shapelets(x, y, normalised=False)
+    result: dict[str, Any] = {"standardised": search_shapelets(x, y, normalised=True)[0], "raw": raw, "pyts": pyts and pyts[0]}
     if pyts is not None:
         raw["farthest_from_pyts"] = float(
             np.abs(np.sqrt(distance / LENGTH) - pyts[1]).max()
         )  # all are near 1, but for a stretch and itself
     with tempfile.TemporaryDirectory() as folder:
-        result |= analyses(options.workspace or Path(folder), quick=options.quick)
+        result |= time_analyses(options.workspace or Path(folder), quick=options.quick)
     failed = [f"{kind}: {result[kind]['wall_seconds']:.0f} s" for kind in ("saliency", "svd") if result[kind]["wall_seconds"] > MOST]
     failed += [f"page of {kind}: {s:.1f} s" for kind in ("saliency", "svd") if (s := result[kind]["drawing_cpu_seconds"]) > DRAWING]
     if result["pyts"]:

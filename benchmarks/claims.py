@@ -29,7 +29,7 @@ CODES = 400  # distinct ICD-9 codes; every fifth belongs to no PheCode
 PER_SUBJECT = 40
 
 
-def make(folder: Path, rows: int, seed: int = 0) -> None:
+def make_claims(folder: Path, rows: int, seed: int = 0) -> None:
     """claims.csv and icd9_phecode.csv: about 40 rows a subject over 16 years."""
     import polars as pl
 
@@ -59,7 +59,7 @@ def make(folder: Path, rows: int, seed: int = 0) -> None:
             done += n
 
 
-def by_pandas(folder: Path) -> int:
+def build_by_pandas(folder: Path) -> int:
     """The steps as one would write them with pandas, vectorised, distinct codes normalised once. Returns the sequences."""
     import hashlib
 
@@ -86,12 +86,12 @@ def by_pandas(folder: Path) -> int:
     frame = frame.drop_duplicates(["patient_id", "date", "icd9", "source"])
     table = dict(phecodes.itertuples(index=False))
 
-    def lookup(text: str) -> str | None:
+    def find_phecode(text: str) -> str | None:
         while text not in table and "." in text:
             text = text[:-1].rstrip(".")
         return table.get(text)
 
-    found = {text: lookup(text) for text in frame["code"].unique()}
+    found = {text: find_phecode(text) for text in frame["code"].unique()}
     frame["phecode"] = frame["code"].map(found)
     counts["unmapped"] = int(frame["phecode"].isna().sum())
     labels = {}
@@ -142,7 +142,7 @@ def by_pandas(folder: Path) -> int:
     return len(sequences)
 
 
-def by_bitimely(folder: Path, engine: str) -> int:
+def build_by_bitimely(folder: Path, engine: str) -> int:
     """`ingest pophr` with the sequences. Returns the sequences."""
     import polars as pl
 
@@ -170,10 +170,10 @@ def _end_spark() -> float:
     return int(status.split("VmHWM:")[1].split()[0]) / 2**20
 
 
-def child(name: str, folder: Path) -> None:
+def measure_child(name: str, folder: Path) -> None:
     """One contestant; prints its cost as JSON."""
     begun = time.perf_counter()
-    n = by_pandas(folder) if name == "pandas" else by_bitimely(folder, name)
+    n = build_by_pandas(folder) if name == "pandas" else build_by_bitimely(folder, name)
     java = _end_spark() if name == "spark" else 0.0
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = sum(usage.ru_utime + usage.ru_stime for usage in (own, children))
@@ -194,12 +194,12 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     args = parser.parse_args()
     if args.child:
-        child(args.child, args.folder)
+        measure_child(args.child, args.folder)
         return
     found = []
     for rows in [300_000] if args.quick else args.rows:
         with tempfile.TemporaryDirectory() as name:
-            make(Path(name), rows)
+            make_claims(Path(name), rows)
             for one in [*args.engines, *({"pandas"} - set(args.skip))]:
                 run = subprocess.run(
                     [sys.executable, __file__, "--child", one, "--folder", name], check=True, capture_output=True, text=True

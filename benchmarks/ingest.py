@@ -42,7 +42,7 @@ EEG = ("EEG Fpz-Cz", "EEG Pz-Oz", "EOG horizontal")
 SLOW = ("Resp oro-nasal", "EMG submental", "Temp rectal", "Event marker")
 
 
-def recording(folder: Path, hours: float, night: int = 400) -> Path:
+def write_recording(folder: Path, hours: float, night: int = 400) -> Path:
     """A PSG and its hypnogram under their official names; the path of the PSG."""
     rng = np.random.default_rng(night)
     records = int(hours * 120)  # of 30 s
@@ -60,7 +60,7 @@ def recording(folder: Path, hours: float, night: int = 400) -> Path:
     return path
 
 
-def records(folder: Path, count: int) -> list[Path]:
+def write_records(folder: Path, count: int) -> list[Path]:
     """ECGs of 10 s with their two tables in the layout of PTB-XL; the records, without extension."""
     rng = np.random.default_rng(0)
     (folder / "scp_statements.csv").write_text(",diagnostic,diagnostic_class\nNORM,1.0,NORM\n")
@@ -85,16 +85,16 @@ def records(folder: Path, count: int) -> list[Path]:
     return made
 
 
-def cpu(run: Callable[[], object]) -> float:
+def measure_cpu(run: Callable[[], object]) -> float:
     """CPU seconds of this process and its finished children."""
 
-    def spent() -> float:
+    def read_clock() -> float:
         usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         return sum(one.ru_utime + one.ru_stime for one in usage)
 
-    before = spent()
+    before = read_clock()
     run()
-    return spent() - before
+    return read_clock() - before
 
 
 def compare(hours: float, rounds: int) -> dict[str, float]:
@@ -105,7 +105,7 @@ def compare(hours: float, rounds: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as home:
         raw = Path(home) / "raw"
         raw.mkdir()
-        psg = recording(raw, hours)
+        psg = write_recording(raw, hours)
 
         def read_signals() -> None:
             with pyedflib.EdfReader(str(psg)) as file:
@@ -114,25 +114,25 @@ def compare(hours: float, rounds: int) -> dict[str, float]:
 
         folders = (Path(home) / f"cache-{i}" for i in count_up())
 
-        def fresh() -> Path:
+        def ingest_anew() -> Path:
             folder = next(folders)
             cache.ingest("sleep-edf", raw, folder)
             return folder
 
-        done = fresh()
+        done = ingest_anew()
         candidates: dict[str, Callable[[], object]] = {
             MNE: lambda: mne.io.read_raw_edf(psg, preload=True, verbose="error"),
             MNE_FAST: lambda: mne.io.read_raw_edf(psg, include=list(EEG), preload=True, verbose="error"),
             PYEDFLIB: read_signals,
-            "ingest": fresh,
-            CACHE: lambda: cache.open_cache(fresh()),
+            "ingest": ingest_anew,
+            CACHE: lambda: cache.open_cache(ingest_anew()),
             "ingest again, nothing new": lambda: cache.ingest("sleep-edf", raw, done),
             "plain read of the file": psg.read_bytes,
         }
         seconds: dict[str, list[float]] = {name: [] for name in candidates}
         for i in range(rounds + 1):  # the first is the warm-up
             for name, run in candidates.items():
-                spent = cpu(run)
+                spent = measure_cpu(run)
                 if i:
                     seconds[name].append(spent)
         size = psg.stat().st_size / 1e6
@@ -147,16 +147,16 @@ def compare_nights(hours: float, rounds: int, nights: int = 4) -> tuple[float, f
     with tempfile.TemporaryDirectory() as home:
         raw = Path(home) / "raw"
         raw.mkdir()
-        paths = [recording(raw, hours, 400 + k) for k in range(nights)]
+        paths = [write_recording(raw, hours, 400 + k) for k in range(nights)]
 
-        def read() -> None:
+        def read_nights() -> None:
             for path in paths:
                 mne.io.read_raw_edf(path, preload=True, verbose="error")
 
         seconds: list[tuple[float, float]] = []
         for i in range(rounds + 1):  # the first is the warm-up
             both = []
-            for run in (read, lambda i=i: cache.ingest("sleep-edf", raw, Path(home) / f"cache-{i}", jobs=2)):
+            for run in (read_nights, lambda i=i: cache.ingest("sleep-edf", raw, Path(home) / f"cache-{i}", jobs=2)):
                 began = time.perf_counter()
                 run()
                 both.append(time.perf_counter() - began)
@@ -175,12 +175,12 @@ def measure_growth(hours: float, rounds: int) -> dict[str, float]:
             for folder, (length, nights) in zip(folders, plans, strict=True):
                 folder.mkdir()
                 for night in range(nights):
-                    recording(folder, hours * length, 400 + night)
+                    write_recording(folder, hours * length, 400 + night)
             taken: list[list[float]] = [[] for _ in folders]
             for i in range(rounds + 1):  # the first is the warm-up
                 for folder, times in zip(folders, taken, strict=True):
                     out = Path(home) / f"cache-{name}-{folder.name}-{i}"
-                    spent = cpu(lambda raw=folder, out=out: (cache.ingest("sleep-edf", raw, out), cache.open_cache(out)))
+                    spent = measure_cpu(lambda raw=folder, out=out: (cache.ingest("sleep-edf", raw, out), cache.open_cache(out)))
                     times += [spent] if i else []
             slopes[name] = float(np.polyfit(np.log([1, 2, 4]), np.log([statistics.median(times) for times in taken]), 1)[0])
     return slopes
@@ -193,15 +193,15 @@ def compare_records(count: int, rounds: int) -> dict[str, tuple[float, float]]:
     with tempfile.TemporaryDirectory() as home:
         raw = Path(home) / "raw"
         raw.mkdir()
-        paths = [str(path) for path in records(raw, count)]
+        paths = [str(path) for path in write_records(raw, count)]
         folders = (Path(home) / f"cache-{i}" for i in count_up())
 
-        def loop() -> None:
+        def read_records() -> None:
             for path in paths:
                 wfdb.rdrecord(path)
 
         candidates: dict[str, Callable[[], object]] = {
-            "wfdb.rdrecord, in a loop": loop,
+            "wfdb.rdrecord, in a loop": read_records,
             "ingest": lambda: cache.ingest("ptb-xl", raw, next(folders)),
             "ingest --jobs 2": lambda: cache.ingest("ptb-xl", raw, next(folders), jobs=2),
         }
@@ -209,7 +209,7 @@ def compare_records(count: int, rounds: int) -> dict[str, tuple[float, float]]:
         for i in range(rounds + 1):  # the first is the warm-up
             for name, run in candidates.items():
                 began = time.perf_counter()
-                spent = cpu(run)
+                spent = measure_cpu(run)
                 if i:
                     seconds[name].append((time.perf_counter() - began, spent))
         medians = {name: [statistics.median(times) for times in zip(*both, strict=True)] for name, both in seconds.items()}
@@ -227,12 +227,12 @@ def main() -> None:
     given = parser.parse_args()
     if given.quick:
         given.hours, given.records, given.rounds = min(given.hours, 1.0), min(given.records, 600), min(given.rounds, 3)
-    body = {**(_edf(given) if given.hours else {}), **(_wfdb(given) if given.records else {})}
+    body = {**(_measure_edf(given) if given.hours else {}), **(_measure_wfdb(given) if given.records else {})}
     if given.json:
         print(json.dumps(body))
 
 
-def _edf(given: argparse.Namespace) -> dict[str, object]:
+def _measure_edf(given: argparse.Namespace) -> dict[str, object]:
     """The EDF file; its table, unless JSON is wanted."""
     found = compare(given.hours, given.rounds)
     size = found.pop("file MB")
@@ -264,7 +264,7 @@ def _edf(given: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def _wfdb(given: argparse.Namespace) -> dict[str, object]:
+def _measure_wfdb(given: argparse.Namespace) -> dict[str, object]:
     """The folder of records; its table, unless JSON is wanted."""
     found = compare_records(given.records, given.rounds)
     base, base_cpu = found["wfdb.rdrecord, in a loop"]

@@ -26,13 +26,13 @@ CHANNELS, LENGTH = 7, 1000
 COSTS = Path(__file__).parents[1] / "bitimely_core" / "models" / "costs.toml"
 
 
-def resident(field: str) -> float:
+def read_memory(field: str) -> float:
     """MiB of this process: VmRSS now, VmHWM at most."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
     return int(line.split()[1]) / 1024
 
 
-def child(name: str, preset: str, rows: int, rounds: int) -> dict[str, Any]:
+def measure_child(name: str, preset: str, rows: int, rounds: int) -> dict[str, Any]:
     """Costs of one model."""
     import torch
 
@@ -56,22 +56,22 @@ def child(name: str, preset: str, rows: int, rounds: int) -> dict[str, Any]:
     network: torch.nn.Module = heads.Classifier(model, outputs=5) if supervised else model
     objective: Any = heads.cross_entropy if supervised else objectives.get(facts.objective)
 
-    def step() -> None:
+    def run_step() -> None:
         network.zero_grad()
         objective(network, batch, torch.Generator().manual_seed(0))["loss"].backward()
 
-    def forward() -> None:
+    def run_forward() -> None:
         with torch.inference_mode():
             model(batch)
 
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM counts from here
-    before = resident("VmRSS")
+    before = read_memory("VmRSS")
     network.train()
-    step()
-    peak = resident("VmHWM") - before
+    run_step()
+    peak = read_memory("VmHWM") - before
     costs: dict[str, list[float]] = {"step": [], "forward": []}
     for _ in range(rounds):
-        for key, call in (("step", step), ("forward", forward)):
+        for key, call in (("step", run_step), ("forward", run_forward)):
             network.train(key == "step")
             begun = time.process_time()
             call()
@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--child")
     args = parser.parse_args()
     if args.child:
-        print(json.dumps(child(args.child, args.preset, args.rows, args.rounds)))
+        print(json.dumps(measure_child(args.child, args.preset, args.rows, args.rounds)))
         return
     from bitimely_core import models, registry  # noqa: F401  registers the models
 

@@ -38,16 +38,16 @@ CHANNELS, BOUND = 7, 1.0  # the least ratio
 Side = tuple[nn.Module, Callable[[], Tensor], Callable[[], object]]  # what is trained, its loss, its forward pass
 
 
-def sizes(args: argparse.Namespace) -> dict[str, Any]:
+def list_sizes(args: argparse.Namespace) -> dict[str, Any]:
     """What ours is built with."""
     return {"preset": args.preset, "channels": CHANNELS, "length": args.length, **({"layers": args.layers} if args.layers else {})}
 
 
-def gpt(args: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
+def make_gpt(args: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
     """Next patch: ours with [SOS] and [EOS], two positions more than theirs."""
     from transformers import GPT2Config, GPT2Model
 
-    ours = models.build("gpt", **sizes(args), tokenizer="patch")
+    ours = models.build("gpt", **list_sizes(args), tokenizer="patch")
     c, batch, objective = ours.config, Batch(x), objectives.get("next")
     tokens = ours.adapter.tokenizer(batch)[0]
     drop = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), c.dropout)
@@ -66,11 +66,11 @@ def gpt(args: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
     )
 
 
-def patchtst(args: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
+def make_patchtst(args: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
     """Masked patches; each side draws its own."""
     from transformers import PatchTSTConfig, PatchTSTForPretraining
 
-    ours = models.build("patchtst", **sizes(args))
+    ours = models.build("patchtst", **list_sizes(args))
     c, batch, objective = ours.config, Batch(x), objectives.get("masked-patches")
     config = PatchTSTConfig(
         num_input_channels=CHANNELS,
@@ -94,30 +94,30 @@ def patchtst(args: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
     )
 
 
-def ts2vec(args: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
+def make_ts2vec(args: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
     """Two views of the full window, half of the timesteps hidden, and the hierarchical loss."""
     from pypots.nn.modules.ts2vec import TS2VecEncoder
     from pypots.nn.modules.ts2vec.losses import hierarchical_contrastive_loss
 
-    ours = models.build("ts2vec", **sizes(args))
+    ours = models.build("ts2vec", **list_sizes(args))
     c, batch = ours.config, Batch(x)
     theirs = TS2VecEncoder(CHANNELS, c.dim, c.ffn_dim, c.layers)
 
-    def loss() -> Tensor:
+    def compute_loss() -> Tensor:
         first, second = (ours(batch, hide=torch.rand(x.shape[:2]) < 0.5).hidden[-1] for _ in range(2))
         return sum(compute_hierarchical_loss(first, second)[:2], start=torch.zeros(()))
 
     return (
-        (ours, loss, lambda: ours(batch).hidden[-1]),
+        (ours, compute_loss, lambda: ours(batch).hidden[-1]),
         (theirs, lambda: hierarchical_contrastive_loss(theirs(x.clone()), theirs(x.clone())), lambda: theirs(x.clone())),
     )
 
 
-def gru_d(args: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
+def make_gru_d(args: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
     """Half of the values missing; the mean square of the last state. Both with the cell of PyPOTS (`model.cell=concat`)."""
     from pypots.nn.modules.grud.backbone import BackboneGRUD
 
-    ours = models.build("gru-d", **sizes(args), cell="concat")
+    ours = models.build("gru-d", **list_sizes(args), cell="concat")
     hidden = ours.config.dim
     mask = torch.rand(x.shape) < 0.5
     batch = Batch(torch.where(mask, x, 0.0), mask=mask)
@@ -132,9 +132,9 @@ def gru_d(args: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
     )
 
 
-def _encoders(name: str, args: argparse.Namespace, x: Tensor, theirs: Callable[[Any], nn.Module], **options: Any) -> tuple[Side, Side]:
+def _make_encoders(name: str, args: argparse.Namespace, x: Tensor, theirs: Callable[[Any], nn.Module], **options: Any) -> tuple[Side, Side]:
     """Both encoders on the same embedded timesteps."""
-    ours: Any = models.build(name, **sizes(args), **options)
+    ours: Any = models.build(name, **list_sizes(args), **options)
     given = torch.randn(len(x), args.length, ours.config.dim)
     other = theirs(ours.config)
 
@@ -148,39 +148,47 @@ def _encoders(name: str, args: argparse.Namespace, x: Tensor, theirs: Callable[[
     )
 
 
-def timesnet(args: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
+def make_timesnet(args: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
     """Ours with periods of each window by itself, theirs common to the batch."""
     from pypots.nn.modules.timesnet import BackboneTimesNet
 
-    return _encoders("timesnet", args, x, lambda c: BackboneTimesNet(c.layers, args.length, 0, c.top_periods, c.dim, c.ffn_dim, c.kernels))
+    return _make_encoders(
+        "timesnet", args, x, lambda c: BackboneTimesNet(c.layers, args.length, 0, c.top_periods, c.dim, c.ffn_dim, c.kernels)
+    )
 
 
-def autoformer(args: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
+def make_autoformer(args: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
     """Ours with lags of each window by itself, theirs in training common to the batch."""
     from pypots.nn.modules.autoformer import AutoformerEncoder
 
-    return _encoders(
+    return _make_encoders(
         "autoformer", args, x, lambda c: AutoformerEncoder(c.layers, c.dim, c.heads, c.ffn_dim, c.lag_factor, 25, c.dropout, "gelu")
     )
 
 
-def fedformer(args: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
+def make_fedformer(args: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
     """Random modes, one Fourier block of 8 heads (PyPOTS has no other number) for all layers."""
     from pypots.nn.modules.fedformer import FEDformerEncoder
 
-    def made(c: Any) -> nn.Module:
+    def build_encoder(c: Any) -> nn.Module:
         return FEDformerEncoder(args.length, c.layers, c.dim, 8, c.ffn_dim, 25, c.dropout, "Fourier", c.modes, "random", "gelu")
 
-    return _encoders("fedformer", args, x, made, heads=8, moving_average=(25,))
+    return _make_encoders("fedformer", args, x, build_encoder, heads=8, moving_average=(25,))
 
 
 PEERS = {
-    "transformers": {"gpt": gpt, "patchtst": patchtst},
-    "pypots": {"ts2vec": ts2vec, "gru-d": gru_d, "timesnet": timesnet, "autoformer": autoformer, "fedformer": fedformer},
+    "transformers": {"gpt": make_gpt, "patchtst": make_patchtst},
+    "pypots": {
+        "ts2vec": make_ts2vec,
+        "gru-d": make_gru_d,
+        "timesnet": make_timesnet,
+        "autoformer": make_autoformer,
+        "fedformer": make_fedformer,
+    },
 }
 
 
-def measured(sides: tuple[Side, Side], rounds: int) -> dict[str, float]:
+def measure_sides(sides: tuple[Side, Side], rounds: int) -> dict[str, float]:
     """Median CPU milliseconds of a step and of a forward pass of each side, and the ratios theirs / ours."""
     calls: dict[str, Callable[[], object]] = {}
     for whose, (module, loss, forward) in zip(("ours", "theirs"), sides, strict=True):
@@ -236,7 +244,7 @@ def main() -> None:
             torch.manual_seed(0)
             with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
                 sides = made(args, torch.randn(args.rows, args.length, CHANNELS))
-            found[name] = one = measured(sides, args.rounds)
+            found[name] = one = measure_sides(sides, args.rounds)
             print(
                 f"{name:10} step {one['ours step']:8.1f} ms, {package} {one['theirs step']:8.1f} ms ({one['step']:5.2f}x)   "
                 f"forward {one['ours forward']:8.1f} ms, {one['theirs forward']:8.1f} ms ({one['forward']:5.2f}x)",

@@ -65,35 +65,35 @@ def loop_over_chunks(q: Tensor, k: Tensor, v: Tensor, chunk: int = 64) -> Tensor
     return o.flatten(2, 3)[:, :, :length].transpose(1, 2)
 
 
-def candidates(B: int, N: int, dtype: torch.dtype = torch.float32) -> dict[str, Callable[[], Any]]:
+def make_candidates(B: int, N: int, dtype: torch.dtype = torch.float32) -> dict[str, Callable[[], Any]]:
     """Functions that run one candidate forward and backward on the same inputs."""
     torch.manual_seed(0)
 
-    def leaf(*shape: int) -> Tensor:
+    def draw_leaf(*shape: int) -> Tensor:
         return torch.randn(*shape, dtype=dtype, requires_grad=True)
 
-    q, k, v, do = leaf(B, N, H, K), leaf(B, N, H, K), leaf(B, N, H, V), torch.randn(B, N, H, V, dtype=dtype)
-    Q, K_, V_, dO = (leaf(B, H, N, ATTENTION) for _ in range(4))
+    q, k, v, do = draw_leaf(B, N, H, K), draw_leaf(B, N, H, K), draw_leaf(B, N, H, V), torch.randn(B, N, H, V, dtype=dtype)
+    Q, K_, V_, dO = (draw_leaf(B, H, N, ATTENTION) for _ in range(4))
     times = (torch.rand(B, N) * 2).cumsum(1)
     common: dict[str, Any] = {"log_decay": DECAY, "core_precision": "bf16" if dtype == torch.bfloat16 else "fp32"}
 
-    def ours(**options: Any) -> Callable[[], Any]:
+    def make_call(**options: Any) -> Callable[[], Any]:
         return lambda: torch.autograd.grad(retention(q, k, v, **common, **options), (q, k, v), do)
 
     square = torch.randn(SQUARE, SQUARE, dtype=dtype)
     return {
         "matrix product": lambda: square @ square,
-        "chunkwise": ours(form="chunkwise"),
-        "chunkwise, backward": ours(form="chunkwise", direction="backward"),
-        "chunkwise, irregular clock": ours(form="chunkwise", times=times),
-        "parallel": ours(form="parallel"),
-        "parallel, irregular clock": ours(form="parallel", times=times),
+        "chunkwise": make_call(form="chunkwise"),
+        "chunkwise, backward": make_call(form="chunkwise", direction="backward"),
+        "chunkwise, irregular clock": make_call(form="chunkwise", times=times),
+        "parallel": make_call(form="parallel"),
+        "parallel, irregular clock": make_call(form="parallel", times=times),
         "loop over chunks": lambda: torch.autograd.grad(loop_over_chunks(q, k, v), (q, k, v), do),
         "softmax": lambda: torch.autograd.grad(scaled_dot_product_attention(Q, K_, V_, is_causal=True), (Q, K_, V_), dO),
     }
 
 
-def seconds(run: dict[str, Callable[[], Any]], rounds: int, repeats: dict[str, int] | None = None) -> dict[str, float]:
+def time_calls(run: dict[str, Callable[[], Any]], rounds: int, repeats: dict[str, int] | None = None) -> dict[str, float]:
     """Median CPU seconds of each function: one warm-up, then rounds in which each of them runs (`repeats` times)."""
     taken: dict[str, list[float]] = {name: [] for name in run}
     for once in run.values():
@@ -108,38 +108,38 @@ def seconds(run: dict[str, Callable[[], Any]], rounds: int, repeats: dict[str, i
     return {name: statistics.median(each) for name, each in taken.items()}
 
 
-def resident(field: str) -> float:
+def read_memory(field: str) -> float:
     """`VmRSS` or `VmHWM` of this process in MiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(field)).split()[1]) / 1024
 
 
-def peak_here(B: int, N: int, name: str) -> float:
+def measure_peak_here(B: int, N: int, name: str) -> float:
     """Peak MiB above the inputs of one forward + backward; for a fresh process."""
-    small = candidates(1, 256)
+    small = make_candidates(1, 256)
     small[name]()  # code and thread-local buffers are loaded
-    run = candidates(B, N)
+    run = make_candidates(B, N)
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM counts from here
-    before = resident("VmRSS")
+    before = read_memory("VmRSS")
     kept = run[name]()
-    peak = resident("VmHWM") - before
+    peak = read_memory("VmHWM") - before
     del kept
     return peak
 
 
-def peak(B: int, N: int, name: str) -> float:
-    """`peak_here` in a process of its own."""
+def measure_peak(B: int, N: int, name: str) -> float:
+    """`measure_peak_here` in a process of its own."""
     done = subprocess.run([sys.executable, __file__, "--peak", str(B), str(N), name], capture_output=True, text=True, check=True)
     return float(done.stdout)
 
 
-def slope(values: dict[int, float]) -> float:
+def fit_slope(values: dict[int, float]) -> float:
     """Of a line through the logarithms."""
     x, y = [math.log(n) for n in values], [math.log(v) for v in values.values()]
     return statistics.linear_regression(x, y).slope
 
 
-def errors(core: str) -> float:
+def measure_error(core: str) -> float:
     """Largest relative L2 error of o, dq, dk, dv against the definition in float64, both directions and clocks, N = 375."""
     torch.manual_seed(0)
     dtype, N, worst = torch.bfloat16 if core == "bf16" else torch.float32, 375, 0.0
@@ -171,33 +171,33 @@ def measure(*, quick: bool) -> dict[str, Any]:
         wanted[case] |= {slow, fast}
     for case, name, _ in NO_DEARER.values():
         wanted[case].add(name)
-    taken = {case: seconds({n: f for n, f in candidates(*cases[case]).items() if n in wanted[case]}, rounds) for case in cases}
+    taken = {case: time_calls({n: f for n, f in make_candidates(*cases[case]).items() if n in wanted[case]}, rounds) for case in cases}
 
     rows: list[dict[str, Any]] = []
 
-    def row(name: str, value: float, *, floor: float | None = None, ceiling: float | None = None) -> None:
+    def add_row(name: str, value: float, *, floor: float | None = None, ceiling: float | None = None) -> None:
         good = (floor is None or value >= floor) and (ceiling is None or value <= ceiling)
         rows.append({"name": name, "value": value, "floor": floor, "ceiling": ceiling, "pass": good})
 
     for name, (case, slow, fast, floor) in FASTER.items():
-        row(f"time, {name} / chunkwise", taken[case][slow] / taken[case][fast], floor=floor)
+        add_row(f"time, {name} / chunkwise", taken[case][slow] / taken[case][fast], floor=floor)
     for name, (case, candidate, ceiling) in NO_DEARER.items():
-        row(f"time, {name} / chunkwise", taken[case][candidate] / taken[case]["chunkwise"], ceiling=ceiling)
+        add_row(f"time, {name} / chunkwise", taken[case][candidate] / taken[case]["chunkwise"], ceiling=ceiling)
     for case in ("B16 N752", "B16 N752 bf16"):
         rate, peak_rate = 16 * 752 * FLOPS / taken[case]["chunkwise"], 2 * SQUARE**3 / taken[case]["matrix product"]
-        row(f"share of the rate of a matrix product, {case}", rate / peak_rate)
+        add_row(f"share of the rate of a matrix product, {case}", rate / peak_rate)
 
-    runs = {str(n): candidates(1, n)["chunkwise"] for n in LENGTHS}
-    by_length = {int(n): s for n, s in seconds(runs, rounds, {str(n): LENGTHS[-1] // n for n in LENGTHS}).items()}
-    row(f"slope of time, N {LENGTHS[0]} to {LENGTHS[-1]}", slope(by_length), ceiling=SLOPE)
+    runs = {str(n): make_candidates(1, n)["chunkwise"] for n in LENGTHS}
+    by_length = {int(n): s for n, s in time_calls(runs, rounds, {str(n): LENGTHS[-1] // n for n in LENGTHS}).items()}
+    add_row(f"slope of time, N {LENGTHS[0]} to {LENGTHS[-1]}", fit_slope(by_length), ceiling=SLOPE)
 
-    mebibytes = {name: peak(16, 752, name) for name in ("chunkwise", "parallel", "softmax")}
-    row("peak memory, chunkwise / parallel", mebibytes["chunkwise"] / mebibytes["parallel"], ceiling=SHARE)
-    row("peak memory, chunkwise / softmax", mebibytes["chunkwise"] / mebibytes["softmax"])
-    memory_by_length = {n: peak(1, n, "chunkwise") for n in LENGTHS}
-    row(f"slope of memory, N {LENGTHS[0]} to {LENGTHS[-1]}", slope(memory_by_length), ceiling=SLOPE)
+    mebibytes = {name: measure_peak(16, 752, name) for name in ("chunkwise", "parallel", "softmax")}
+    add_row("peak memory, chunkwise / parallel", mebibytes["chunkwise"] / mebibytes["parallel"], ceiling=SHARE)
+    add_row("peak memory, chunkwise / softmax", mebibytes["chunkwise"] / mebibytes["softmax"])
+    memory_by_length = {n: measure_peak(1, n, "chunkwise") for n in LENGTHS}
+    add_row(f"slope of memory, N {LENGTHS[0]} to {LENGTHS[-1]}", fit_slope(memory_by_length), ceiling=SLOPE)
     for core, ceiling in ERRORS.items():
-        row(f"relative error, {core} core", errors(core), ceiling=ceiling)
+        add_row(f"relative error, {core} core", measure_error(core), ceiling=ceiling)
     return {
         "torch": torch.__version__,
         "rounds": rounds,
@@ -218,7 +218,7 @@ def main() -> int:
     options = arguments.parse_args()
     torch.set_num_threads(1)
     if options.peak:
-        print(peak_here(int(options.peak[0]), int(options.peak[1]), options.peak[2]))
+        print(measure_peak_here(int(options.peak[0]), int(options.peak[1]), options.peak[2]))
         return 0
     result = measure(quick=options.quick)
     good = all(row["pass"] for row in result["rows"])

@@ -37,14 +37,14 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
 FLOORS = {"bitimelygpt glu, fp32 core": 1.4, "bitimelygpt plain, bf16 core": 2.0}
 
 
-def step(name: str, options: dict[str, Any], objective: str, samples: int, rows: int) -> Callable[[], float]:
+def make_step(name: str, options: dict[str, Any], objective: str, samples: int, rows: int) -> Callable[[], float]:
     """A function that runs forward and backward once under bf16 autocast and returns its CPU seconds."""
     torch.manual_seed(0)
     model = models.build(name, channels=7, length=samples, **options)
     batch = Batch(torch.randn(rows, samples, 7))
     loss = objectives.get(objective)
 
-    def once() -> float:
+    def run_step() -> float:
         model.zero_grad(set_to_none=True)
         begin = time.process_time()
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -52,7 +52,7 @@ def step(name: str, options: dict[str, Any], objective: str, samples: int, rows:
         value.backward()
         return time.process_time() - begin
 
-    return once
+    return run_step
 
 
 def main() -> int:
@@ -63,7 +63,7 @@ def main() -> int:
     options = arguments.parse_args()
     torch.set_num_threads(1)
     samples, rows, rounds = (3000, 1, 1) if options.quick else (12_000, 1, 5)
-    steps = {name: step(*case, samples, rows) for name, case in CASES.items()}
+    steps = {name: make_step(*case, samples, rows) for name, case in CASES.items()}
     for once in steps.values():
         once()
     seconds: dict[str, list[float]] = {name: [] for name in steps}

@@ -156,7 +156,7 @@ CASES: dict[str, Callable[[int, Generator], bool]] = {
 }
 
 
-def most_errors(cohorts: int) -> float:
+def bound_errors(cohorts: int) -> float:
     """The largest number of errors that a verdict given in `MOST` of cohorts exceeds in fewer than one of 200 simulations."""
     return float(stats.binom.ppf(0.995, cohorts, MOST))
 
@@ -167,7 +167,7 @@ def measure_errors(case: str, subjects: int, cohorts: int, seed: int = 0) -> flo
 
 
 def main() -> int:
-    """0 where no case has more errors than `most_errors`."""
+    """0 where no case has more errors than `bound_errors`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cohorts", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
@@ -177,7 +177,7 @@ def main() -> int:
     for case in (case for case in CASES if given.only in case):
         for subjects in (6, 20, 50):
             share = measure_errors(case, subjects, given.cohorts, given.seed)
-            bad = share * given.cohorts > most_errors(given.cohorts)
+            bad = share * given.cohorts > bound_errors(given.cohorts)
             good &= not bad
             print(f"{case:44s}{subjects:4d} subjects   {share:.3f}{'  OUTSIDE' if bad else ''}", flush=True)
     return 0 if good else 1

@@ -63,14 +63,14 @@ class Made:
         return [f"r{i:04d}" for i in range(self.recordings)]
 
 
-def seconds(call: Callable[[], Any]) -> tuple[float, Any]:
+def time_call(call: Callable[[], Any]) -> tuple[float, Any]:
     """CPU seconds of one call, and what it gives."""
     begin = time.process_time()
     found = call()
     return time.process_time() - begin, found
 
 
-def from_map(block: np.ndarray, windows: tokens.Windows, rows: np.ndarray) -> np.ndarray:
+def read_map(block: np.ndarray, windows: tokens.Windows, rows: np.ndarray) -> np.ndarray:
     """The rows of a memory map of the digital values, in float32, scaled as the tokens are."""
     order = np.argsort(rows)
     x = np.empty((len(rows), LENGTH, CHANNELS), dtype=np.float32)
@@ -79,7 +79,7 @@ def from_map(block: np.ndarray, windows: tokens.Windows, rows: np.ndarray) -> np
     return x
 
 
-def from_lists(path: Path, group: int, rows: np.ndarray) -> np.ndarray:
+def read_lists(path: Path, group: int, rows: np.ndarray) -> np.ndarray:
     """Rows of a Parquet file of normalised list<float>, each row group that holds one of them read once."""
     file = pq.ParquetFile(path)
     x = np.empty((len(rows), LENGTH, CHANNELS), dtype=np.float32)
@@ -97,10 +97,10 @@ def measure(count: int, rounds: int, home: Path) -> dict[str, Any]:
     facts = DatasetFacts(title="", views={"": view}, licence="", url="", download="", paper={}, rules={})
     registry.datasets["benchmark"] = registry.Entry("benchmark", lambda source, options: iter(()), facts)
     made: Any = Made(count // PER_RECORDING)
-    build, windows = seconds(lambda: tokens.build(made, out=home / "tokens"))
-    opening, windows = seconds(lambda: tokens.open_tokens(home / "tokens", verify=False))
+    build, windows = time_call(lambda: tokens.build(made, out=home / "tokens"))
+    opening, windows = time_call(lambda: tokens.open_tokens(home / "tokens", verify=False))
     begin = time.perf_counter()
-    first, _ = seconds(lambda: next(iter(data.batches(tokens.open_tokens(home / "tokens", verify=False)["train"], BATCH)(0))))
+    first, _ = time_call(lambda: next(iter(data.batches(tokens.open_tokens(home / "tokens", verify=False)["train"], BATCH)(0))))
     wall = time.perf_counter() - begin
 
     block = np.memmap(home / "map", dtype=np.int16, mode="w+", shape=(count, LENGTH, CHANNELS))
@@ -119,8 +119,8 @@ def measure(count: int, rounds: int, home: Path) -> dict[str, Any]:
     rng = np.random.default_rng(1)
     ways: dict[str, Callable[[np.ndarray], np.ndarray]] = {
         "tokens": lambda rows: data.collate(windows, rows).values.numpy(),
-        "memory map": lambda rows: from_map(block, windows, rows),
-        "parquet lists": lambda rows: from_lists(home / "lists.parquet", group, rows % listed),
+        "memory map": lambda rows: read_map(block, windows, rows),
+        "parquet lists": lambda rows: read_lists(home / "lists.parquet", group, rows % listed),
     }
     rows = rng.choice(listed, BATCH, replace=False)
     for way in ways.values():  # warm up, and compare
@@ -131,7 +131,7 @@ def measure(count: int, rounds: int, home: Path) -> dict[str, Any]:
         for name, way in ways.items():
             if name == "parquet lists" and i % 10:  # slow, and steady
                 continue
-            taken[name].append(seconds(lambda way=way, rows=rows: way(rows))[0])  # type: ignore[misc]
+            taken[name].append(time_call(lambda way=way, rows=rows: way(rows))[0])  # type: ignore[misc]
     speed = {name: BATCH / statistics.median(times) for name, times in taken.items()}
     return {
         "windows": count,

@@ -36,7 +36,7 @@ def ingest(
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, max=1024, help="Worker processes.")] = 1,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse the data set when any unit is quarantined.")] = False,
-    max_bad: Annotated[float, typer.Option("--max-bad", min=0.0, max=1.0, help="Largest share of quarantined units.")] = 0.5,
+    max_bad: Annotated[float, typer.Option("--max-bad", min=0.0, max=1.0, help="Largest quarantined share of units or of rows.")] = 0.5,
     shard: Annotated[str | None, typer.Option("--shard", metavar="k/n", help="Read part k of n; the last part publishes.")] = None,
     size: Annotated[str | None, typer.Option("--size", help="small, large or planted (synthetic).")] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed (synthetic).")] = None,

@@ -373,17 +373,25 @@ def input_warning(
 
 
 def raise_differences(before: Mapping[str, object], now: Mapping[str, object], path: PurePath, hint: str) -> None:
-    """Raise a UserError (settings_differ, exit 2) with a finding for each setting that differs from that of the file at `path`, if any."""
-    first: UserError | None = None
-    for key in sorted(before.keys() | now.keys()):
-        if before.get(key) != now.get(key):
-            texts = f"was made with {safe_text(before.get(key))}", f"now it is {safe_text(now.get(key))}", hint
-            if first is None:
-                first = usage_error(*texts, code=Reason.SETTINGS_DIFFER, file=str(path), field=key)
-            else:
-                first.details.append(Finding(Reason.SETTINGS_DIFFER, *texts, file=str(path), field=key))
-    if first is not None:
-        raise first
+    """Raise a UserError (settings_differ, exit 2) that names the first key whose value differs from that stored at `path`, if any.
+
+    `before`, `now`: stored and present settings, a missing one is None. Its details are a finding for each further key; `hint`, what to
+    do, is said once.
+    """
+    findings = [
+        Finding(
+            Reason.SETTINGS_DIFFER,
+            f"was made with {safe_text(before.get(key))}",
+            f"now it is {safe_text(now.get(key))}",
+            file=str(path),
+            field=key,
+        )
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+    ]
+    if findings:
+        first, *rest = findings
+        raise usage_error(first.problem, first.requirement, hint, code=first.code, file=first.file, field=first.field, details=rest)
 
 
 def integrity_error(

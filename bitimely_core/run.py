@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 from bitimely_core import __version__, manifests, registry, storage
 from bitimely_core.config import RESUME_EXEMPT as TRAIN_EXEMPT
 from bitimely_core.config import validate_settings
-from bitimely_core.errors import Finding, Reason, UserError, input_error, integrity_error, safe_text, usage_error
+from bitimely_core.errors import Reason, UserError, input_error, integrity_error, raise_differences, usage_error
 from bitimely_core.preparation import list_conditions
 from bitimely_core.records import ResultManifest, complete_results, has_result, write_results
 from bitimely_core.schemas.runs import ReadingOptions, RunData, RunRecord, SplitCount, TrainSubjects, flatten_keys
@@ -318,28 +318,7 @@ def claim_folder(folder: Path, record: RunRecord, *, force_new: bool) -> bool:
 
 def _require_same(path: Path, stored: RunRecord, record: RunRecord) -> None:
     before, now = flatten_compared(_fill_defaults(stored)), flatten_compared(record)
-    findings = [
-        Finding(
-            code=Reason.SETTINGS_DIFFER,
-            file=str(path),
-            field=key,
-            problem=f"the run has {safe_text(before.get(key))}",
-            requirement=f"now {safe_text(now.get(key))}",
-        )
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key)
-    ]
-    if findings:
-        first, *rest = findings
-        raise usage_error(
-            first.problem,
-            first.requirement,
-            "Give another --run NAME, or --force-new to replace this one",
-            code=Reason.SETTINGS_DIFFER,
-            file=first.file,
-            field=first.field,
-            details=rest,
-        )
+    raise_differences(before, now, path, "Give another --run NAME, or --force-new to replace this one")
 
 
 def _fill_defaults(record: RunRecord) -> RunRecord:

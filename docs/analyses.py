@@ -31,7 +31,7 @@ FOUND = "--shapelets {workspace}/reports/shapelets-synthetic-staging"
 Row = tuple[str, ...]
 
 
-def shown(mean: dict[str, Any] | None, digits: int = 2) -> str:
+def format_mean(mean: dict[str, Any] | None, digits: int = 2) -> str:
     """A value with its interval."""
     value = None if mean is None else mean.get("value", mean.get("difference"))
     if mean is None or value is None:
@@ -40,7 +40,7 @@ def shown(mean: dict[str, Any] | None, digits: int = 2) -> str:
     return text + (f" ({mean['lo']:.{digits}f} to {mean['hi']:.{digits}f})" if mean.get("lo") is not None else "")
 
 
-def planted(summary: dict[str, Any], workspace: Path) -> str:
+def count_planted(summary: dict[str, Any], workspace: Path) -> str:
     """How many of the shapelets lie on a waveform that was planted, by the annotations of the cache."""
     import polars as pl
 
@@ -61,42 +61,42 @@ def planted(summary: dict[str, Any], workspace: Path) -> str:
     return f"{len(hits)} of {len(summary['shapelets'])} on a planted waveform ({', '.join(sorted(set(hits)))})"
 
 
-def of_shapelets(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
+def list_shapelets(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
     """Scores on the windows they were mined from and on held-out ones."""
     yield ("shapelet", "closest to class", "seconds", "gain, bits", "p", "gain, held out", "p, held out")
     for k, (one, held) in enumerate(zip(summary["shapelets"], summary["held_out"]["shapelets"], strict=True)):
         length = f"{len(one['values']) / one['rate']:g}"
         yield (str(k + 1), one["klass"], length, f"{one['gain']:.2f}", f"{one['p']:.3f}", f"{held['gain']:.2f}", f"{held['p']:.3f}")
-    yield (planted(summary, workspace), *[""] * 6)
+    yield (count_planted(summary, workspace), *[""] * 6)
 
 
-def of_regions(name: str, about: dict[str, Any]) -> Row:
+def list_region(name: str, about: dict[str, Any]) -> Row:
     """One row of what was measured on shapelets."""
     draws = ", ".join("–" if value is None else f"{value:.2f}" for value in about["random_draws"])
     p = "–" if about["p_places"] is None else f"{about['p_places']:.3f}"
-    return (name, shown(about["ratio"]), draws, shown(about["beyond_random_weights"]), p)
+    return (name, format_mean(about["ratio"]), draws, format_mean(about["beyond_random_weights"]), p)
 
 
-def of_saliency(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
+def list_saliency(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
     """Ratios at the embeddings and the input of each run."""
     yield ("run, gradient at", "ratio (95 % CI over subjects)", "random weights, each draw", "beyond random weights", "p, random places")
     for name, one in summary.items():
         for wrt in ("embeddings", "input") if "by_layer" in one else ():
             if wrt in one:
-                yield of_regions(f"{name}, {wrt}", one[wrt])
-    yield ("magnitude of the signal", shown(summary["signal_size"]), "", "", "")
+                yield list_region(f"{name}, {wrt}", one[wrt])
+    yield ("magnitude of the signal", format_mean(summary["signal_size"]), "", "", "")
 
 
-def of_attention(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
+def list_attention(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
     """Ratios of each run."""
     yield ("run", "ratio (95 % CI over subjects)", "random weights, each draw", "beyond random weights", "p, random places")
     for name, one in summary.items():
         if "shapelets" in one:
-            yield of_regions(name, one["shapelets"])
-    yield ("magnitude of the signal", shown(summary["signal_size"]), "", "", "")
+            yield list_region(name, one["shapelets"])
+    yield ("magnitude of the signal", format_mean(summary["signal_size"]), "", "", "")
 
 
-def of_svd(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
+def list_spectra(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
     """Measures of the last layer with its controls."""
     yield ("run", "layer", "matrix", "effective rank / N", "n90", "AUC")
     for name, one in summary.items():
@@ -105,38 +105,38 @@ def of_svd(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
             yield (name, layers[-1], matrix.replace("_", ", "), *(f"{found[key]:.3f}" for key in ("effective_rank", "n90", "auc")))
 
 
-def of_probing(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
+def list_probes(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
     """The paper's probing table."""
     yield ("readout", "layers", "frozen probe (95 % CI over subjects)", "minus the default, paired", "random weights")
     for readout, layers in summary["cells"].items():
         for at in ("last", "last-two"):
             if at in layers and readout in {"sos", "eos", "sos+eos", "mean"}:
                 cell = layers[at]
-                yield (readout, at, shown(cell, 3), shown(cell["difference"], 3), f"{cell['random']:.3f}")
+                yield (readout, at, format_mean(cell, 3), format_mean(cell["difference"], 3), f"{cell['random']:.3f}")
     for name, one in summary.get("fine_tuned", {}).items():
-        yield (f"{one['readout']}, fine-tuned ({name})", one["layers"], shown(one, 3), shown(one["difference"], 3), "")
-    yield ("means and spectra, no model", "", shown(summary["controls"]["raw"], 3), "", "")
+        yield (f"{one['readout']}, fine-tuned ({name})", one["layers"], format_mean(one, 3), format_mean(one["difference"], 3), "")
+    yield ("means and spectra, no model", "", format_mean(summary["controls"]["raw"], 3), "", "")
 
 
-def of_calibration(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
+def list_calibration(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
     """Errors of the probabilities."""
     yield ("what", "value")
     (parts,) = summary["reliability"].values()
-    yield ("expected calibration error", shown(parts["as_is"]["ece"], 3))
+    yield ("expected calibration error", format_mean(parts["as_is"]["ece"], 3))
     yield ("of a perfectly calibrated model, by chance", f"{parts['as_is']['chance']['mean']:.3f}")
-    yield ("with one temperature", shown(parts["tempered"]["ece"], 3))
+    yield ("with one temperature", format_mean(parts["tempered"]["ece"], 3))
     accuracies = sorted(one["accuracy"] for one in summary["subjects"])
     yield ("accuracy of the worst and of the best subject", f"{accuracies[0]:.2f}, {accuracies[-1]:.2f}")
 
 
-def of_embedding(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
+def list_neighbours(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
     """Neighbours and silhouettes."""
     yield ("vectors", "neighbours of the same label", "silhouette by label", "silhouette by subject")
     for name, one in summary["spaces"].items():
-        yield (name, *(shown(one[key]) for key in ("label_agreement", "label_silhouette", "subject_silhouette")))
+        yield (name, *(format_mean(one[key]) for key in ("label_agreement", "label_silhouette", "subject_silhouette")))
 
 
-def of_complexity(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
+def list_costs(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
     """Fitted slopes."""
     yield ("candidate", "slope of time", "between the two longest", "slope of memory")
     for name, one in summary["candidates"].items():
@@ -144,7 +144,7 @@ def of_complexity(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
         yield (name, *("–" if value is None else f"{value:.2f}" for value in slopes))
 
 
-def of_leakage(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
+def list_leak(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
     """Stamp and measurement."""
     yield ("stamped leak-free", "measured leak-free", "held-out loss on white noise / variance")
     noise = summary.get("white_noise") or {}
@@ -152,19 +152,19 @@ def of_leakage(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
 
 
 KINDS: dict[str, tuple[str, Callable[[dict[str, Any], Path], Iterator[Row]]]] = {
-    "shapelets": ("--data synthetic/staging --lengths 0.5,1", of_shapelets),
-    "saliency": (f"tuned bitimelygpt patchtst --data synthetic/staging --sequences 32 --masks 2 {FOUND}", of_saliency),
-    "attention": (f"tuned bitimelygpt patchtst --data synthetic/staging --windows 32 {FOUND}", of_attention),
-    "svd": ("bitimelygpt --sequences 8", of_svd),
-    "probing": ("bitimelygpt tuned --data synthetic/staging", of_probing),
-    "calibration": ("tuned", of_calibration),
-    "embedding": ("tuned", of_embedding),
-    "complexity": ("--lengths 256,512,1024 --rounds 3", of_complexity),
-    "leakage": ("--model bitimelygpt --objective next-previous-strict --steps 300", of_leakage),
+    "shapelets": ("--data synthetic/staging --lengths 0.5,1", list_shapelets),
+    "saliency": (f"tuned bitimelygpt patchtst --data synthetic/staging --sequences 32 --masks 2 {FOUND}", list_saliency),
+    "attention": (f"tuned bitimelygpt patchtst --data synthetic/staging --windows 32 {FOUND}", list_attention),
+    "svd": ("bitimelygpt --sequences 8", list_spectra),
+    "probing": ("bitimelygpt tuned --data synthetic/staging", list_probes),
+    "calibration": ("tuned", list_calibration),
+    "embedding": ("tuned", list_neighbours),
+    "complexity": ("--lengths 256,512,1024 --rounds 3", list_costs),
+    "leakage": ("--model bitimelygpt --objective next-previous-strict --steps 300", list_leak),
 }
 
 
-def command(line: str, workspace: Path) -> dict[str, Any]:
+def run_command(line: str, workspace: Path) -> dict[str, Any]:
     """A command's JSON."""
     from bitimely_cli.main import main
 
@@ -177,7 +177,7 @@ def command(line: str, workspace: Path) -> dict[str, Any]:
     return found
 
 
-def table(rows: Iterator[Row]) -> str:
+def format_table(rows: Iterator[Row]) -> str:
     """Rows as Markdown, the first one its head."""
     head, *body = (f"| {' | '.join(row)} |" for row in rows)
     return "\n".join([head, "|---" * (head.count("|") - 1) + "|", *body])
@@ -186,7 +186,7 @@ def table(rows: Iterator[Row]) -> str:
 def main(workspace: Path) -> None:
     """Train, measure, and write what was found between the marks of each kind, as soon as it is known."""
     for line in COHORT:
-        command(line, workspace)
+        run_command(line, workspace)
     for kind in KINDS:
         measure(kind, workspace)
 
@@ -194,9 +194,9 @@ def main(workspace: Path) -> None:
 def measure(kind: str, workspace: Path) -> None:
     """One analysis of the trained runs, written into the page."""
     options, rows = KINDS[kind]
-    found = command(f"analyze {kind} {options.format(workspace=workspace)}", workspace)
+    found = run_command(f"analyze {kind} {options.format(workspace=workspace)}", workspace)
     said = f"`bitimely analyze {kind} {options.format(workspace='workspace')}`"
-    said = f"{said}\n\n> {found['verdict']}\n\n{table(rows(found['summary'], workspace))}"
+    said = f"{said}\n\n> {found['verdict']}\n\n{format_table(rows(found['summary'], workspace))}"
     mark = f"<!-- measured by docs/analyses.py: {kind} -->"
     PAGE.write_text(re.sub(f"{re.escape(mark)}.*?{re.escape(mark)}", lambda _: f"{mark}\n{said}\n{mark}", PAGE.read_text(), flags=re.S))
 

@@ -1,25 +1,27 @@
 """Write what is made from the code: docs/api.md, docs/cli.md, docs/datasets.md, docs/leakage.md, docs/settings.md, docs/recipe.schema.json and the rows of `bitimely list`. Run it after a change; a test compares.
 
-python docs/generate.py
+python docs/generate.py      reads the packages of its own checkout and writes into it, wherever bitimely is installed
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
-import api
-import datasets
-import settings
-import stamps
-
-from bitimely_core import catalog
-from bitimely_core.recipe import Recipe
-
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+import api  # noqa: E402
+import datasets  # noqa: E402
+import settings  # noqa: E402
+import stamps  # noqa: E402
+
+from bitimely_core import catalog  # noqa: E402
+from bitimely_core.recipe import Recipe  # noqa: E402
 
 
-def command_line() -> str:
+def format_command_line() -> str:
     """docs/cli.md: the help of every verb, as Typer says it."""
     import typer
 
@@ -36,7 +38,7 @@ def command_line() -> str:
     return "\n".join(parts)
 
 
-def recipe_schema() -> str:
+def format_recipe_schema() -> str:
     """docs/recipe.schema.json: what a recipe may contain, for editors and other checks before `bitimely run`."""
     facts = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Recipe.model_json_schema(), "title": "Recipe of bitimely"}
     return json.dumps(facts, indent=1, sort_keys=True) + "\n"
@@ -44,12 +46,12 @@ def recipe_schema() -> str:
 
 def main() -> None:
     """Rewrite all."""
-    (ROOT / "docs" / "cli.md").write_text(command_line())
+    (ROOT / "docs" / "cli.md").write_text(format_command_line())
     api.PAGE.write_text(api.format_page())
     datasets.PAGE.write_text(datasets.format_page(datasets.read_tables()))
     settings.PAGE.write_text(settings.format_page())
     stamps.PAGE.write_text(stamps.format_page())
-    (ROOT / "docs" / "recipe.schema.json").write_text(recipe_schema())
+    (ROOT / "docs" / "recipe.schema.json").write_text(format_recipe_schema())
     catalog.LISTINGS.write_text(catalog.format_listings())
 
 

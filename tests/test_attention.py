@@ -21,6 +21,7 @@ from bitimely_core.analyses.attention import (
 )
 from bitimely_core.analyses.regions import find_shapelet_windows, load_shapelets, spread_over_samples
 from bitimely_core.errors import UserError
+from bitimely_core.models.tokenizers import PatchTokenizer
 from bitimely_core.page import Figure, Table
 from bitimely_core.types import Batch
 
@@ -135,6 +136,29 @@ def test_tokens_are_spread_over_their_samples():
     assert conv[:4] == pytest.approx(1 / 96)
 
 
+PATCHES = [(8, 4, 99), (16, 5, 96), (8, 3, 50), (8, 12, 97), (8, None, 93)]  # patch, stride, samples
+
+
+@pytest.mark.parametrize(
+    ("patch", "stride", "samples", "crop"), [(*p, crop) for p in PATCHES for crop in ("pad", "start")] + [(8, 4, 5, "pad")]
+)
+def test_shares_of_patches_against_plain_loops(patch, stride, samples, crop):
+    """The definition: a token's share is divided evenly among the samples of the window that its patch reads."""
+    config = run().model().config.model_copy(update={"patch": patch, "stride": stride, "crop": crop})
+    tokenizer = PatchTokenizer(1, patch, stride=stride, crop=crop)
+    ramp = torch.arange(samples, dtype=torch.float64)[None, :, None]
+    read, _, _ = tokenizer(Batch(values=ramp))  # each token holds the numbers of its samples, the last one repeated by padding
+    share = np.random.default_rng(patch).dirichlet(np.ones(read.shape[1]))
+    expected = np.zeros(samples)
+    for k in range(read.shape[1]):
+        own = {int(t) for t in read[0, k].tolist()}
+        for t in own:
+            expected[t] += share[k] / len(own)
+    over = spread_over_samples(share, samples, config)
+    assert over == pytest.approx(expected, abs=1e-15)
+    assert over.sum() == pytest.approx(1)
+
+
 def test_a_region_against_all_others_of_its_length():
     share = np.full(100, 0.005)
     share[20:30] = 0.055
@@ -235,6 +259,20 @@ def test_where_there_are_no_shapelets_it_says_so():
 def test_half_a_region_is_refused():
     with pytest.raises(UserError, match="--stop"):
         attention([run()], start=1.0)
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "flag"), [(0.2, 99.0, "--stop"), (-0.5, 0.6, "--start"), (0.6, 0.2, "--stop"), (50.0, 99.0, "--stop")]
+)
+def test_a_region_beyond_the_sequence_is_refused(start, stop, flag):
+    one = run()
+    with pytest.raises(UserError) as refused:
+        attention([one], start=start, stop=stop)
+    assert (refused.value.exit_code, refused.value.field) == (2, flag)
+    assert f"{start:g} to {stop:g} s" in str(refused.value)
+    assert flag != "--start" or f"0 to {96 / one.windows().rate:g} s" in str(refused.value)
+    with pytest.raises(UserError, match="0 to 6 events"):
+        compare_region(np.ones(6) / 6, 2, 7, None)
 
 
 def test_mean_distance_grows_with_memory():

@@ -72,6 +72,19 @@ def test_the_interval_is_that_of_recomputed_resamples():
     assert found.ece.se == pytest.approx(np.std(draws, ddof=1))
 
 
+def test_only_subjects_whose_label_is_known_are_units():
+    """Of a label that some subjects lack: the same as if these were not there, whatever their numbers."""
+    rng = np.random.default_rng(4)
+    units = np.repeat([1, 3, 4, 7, 8, 11], 20)
+    confidence = rng.random(120)
+    right = (rng.random(120) < confidence).astype(float)
+    options = {"bins": 5, "bootstrap": 200, "seed": 0}
+    found = estimate_reliability(confidence, right, units, **options)
+    assert found == estimate_reliability(confidence, right, np.repeat(np.arange(6), 20), **options)
+    few = estimate_reliability(confidence[:60], right[:60], units[:60], **options)
+    assert few.ece.undefined_reason == few.gap.undefined_reason == "no CI: 3 subjects, at least 5 required"
+
+
 def test_calibrated_probabilities_stay_within_chance_and_sharpened_ones_do_not():
     units = np.repeat(np.arange(40), 50)
     within = {"gap": 0, "ece": 0}

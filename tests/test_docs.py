@@ -37,11 +37,26 @@ def test_every_verb_is_in_the_readme() -> None:
 
 
 def test_the_command_line_reference_is_what_typer_says() -> None:
-    assert (ROOT / "docs" / "cli.md").read_text() == generate.command_line(), "run: python docs/generate.py"
+    assert (ROOT / "docs" / "cli.md").read_text() == generate.format_command_line(), "run: python docs/generate.py"
 
 
 def test_stored_listings_are_those_of_the_code() -> None:
     assert catalog.LISTINGS.read_text() == catalog.format_listings(), "run: python docs/generate.py"
+
+
+def test_generated_files_are_those_of_the_checkout_of_the_script(tmp_path: Path) -> None:
+    for name in ("docs", "bitimely", "bitimely_cli", "bitimely_core", "pipelines"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import generate; print(generate.catalog.LISTINGS, generate.api.PAGE)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "docs")],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path.parent,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.stdout.split() == [str(tmp_path / "bitimely_core" / "listings.json"), str(tmp_path / "docs" / "api.md")]
 
 
 def test_the_page_of_the_data_sets_is_what_the_registry_says() -> None:

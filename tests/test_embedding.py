@@ -175,3 +175,13 @@ def test_unsupported_options_are_refused():
         embedding([one], readout="soss")
     with pytest.raises(UserError, match="1 to 2"):
         embedding([one], layers="3")
+    for options in ({"neighbours": 1000}, {"perplexity": 1000.0}, {"perplexity": 0.0}):
+        with pytest.raises(UserError, match="at most") as refused:
+            embedding([one], **options)
+        assert refused.value.field == f"--{next(iter(options))}"
+
+
+def test_of_few_rows_all_others_are_neighbours():
+    page = embedding([run(classes())], bootstrap=10, sequences=5)
+    assert page.summary["neighbours"] == 4
+    assert page.facts["Neighbours"] == "4"

@@ -409,6 +409,19 @@ def test_a_damaged_archive_costs_its_set_alone(tmp_path: Path) -> None:
         assert "none of its segments is used. Download it again" in named["message"]
 
 
+def test_more_damaged_archives_than_max_bad_are_refused_as_sets(tmp_path: Path) -> None:
+    """How many segments a damaged archive has is not known: the message counts what --max-bad does, folders and archives."""
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    write_sets(raw, [f"{letter}00{i}" for letter in "FNOSZ" for i in (1, 2)], packed=True)
+    for letter in "FNO":
+        (raw / f"{letter}.zip").write_bytes((raw / f"{letter}.zip").read_bytes()[:-60])
+    with pytest.raises(UserError, match=r"3 of 5 sets are quarantined, more than --max-bad 0\.5") as refused:
+        cache.ingest("epilepsy", raw, tmp_path / "cache")
+    assert refused.value.exit_code == 4
+    assert cache.ingest("epilepsy", raw, tmp_path / "cache", max_bad=0.6)["exit_code"] == 3
+
+
 def test_a_damaged_archive_and_two_forms_are_refused_in_one_line(tmp_path: Path) -> None:
     write_sets(tmp_path, ["Z001"], packed=True)
     raw = (tmp_path / "Z.zip").read_bytes()

@@ -204,7 +204,7 @@ def test_another_filter_is_another_set(tmp_path: Path) -> None:
         assert (error.value.code, error.value.field) == (Reason.SETTINGS_DIFFER, *options)
     made = build(held, tmp_path, **WHOLE, notch=[5.0, 2.0], force_new=True)
     assert build(held, tmp_path, **WHOLE, notch=[2.0, 5.0, 5.0]).fingerprint == made.fingerprint != plain.fingerprint
-    with pytest.raises(UserError, match=r"the windows there have \[2.0, 5.0\]"):
+    with pytest.raises(UserError, match=r"was made with \[2.0, 5.0\]"):
         build(held, tmp_path, **WHOLE)
 
 

@@ -17,7 +17,7 @@ from bitimely_core.cache import open_cache
 from bitimely_core.errors import UserError
 from bitimely_core.evaluate import folds
 from bitimely_core.evaluate.result_table import read_scored_run
-from bitimely_core.report.recipe_results import write_results
+from bitimely_core.report.recipe_results import PlannedCell, write_results
 from bitimely_core.tokens import splits
 from bitimely_core.workflows.prepare import make_windows_opener
 
@@ -165,10 +165,9 @@ def test_a_recipe_states_the_columns_of_its_page(ran: Path) -> None:
 
 @pytest.mark.slow
 def test_a_cell_without_one_of_its_folds_has_no_score(ran: Path) -> None:
-    entry = {"row": "gpt", "column": "synthetic/staging", "seed": 0, "run": [*FOLDS, "never-trained"], "state": "done", "detail": ""}
     found = write_results(
         "part",
-        [entry],
+        [PlannedCell("gpt", "synthetic/staging", 0, "done", (*FOLDS, "never-trained"))],
         paper={},
         title="",
         description="",

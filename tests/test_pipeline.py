@@ -14,14 +14,11 @@ from pathlib import Path
 import pytest
 from small import SMALL_RECIPE
 
-from bitimely_core import catalog, models, pipeline, registry
-from bitimely_core.config import ModelConfig
+from bitimely_core import catalog, pipeline, registry
 from bitimely_core.errors import UserError
-from bitimely_core.pipeline import costs, workers
+from bitimely_core.pipeline import workers
 from bitimely_core.pipeline.graph import StageState
 from bitimely_core.pipeline.plan import plan_experiment
-from bitimely_core.tokens.kind import estimate_windows
-from bitimely_core.types import Batch
 
 TINY = (
     'title = "Two cells"'
@@ -76,50 +73,6 @@ def test_every_shipped_recipe_can_be_planned_without_its_data(name: str, tmp_pat
             assert s["flops"] >= 6 * s["parameters"] * s["windows"]
 
 
-def test_estimates_count_learning_rates_that_set_gives(tmp_path: Path) -> None:
-    """As many as there are, and not as many as the text has characters."""
-    flops = [
-        pipeline.run("smoke", workspace=tmp_path, dry_run=True, on="h200", assignments=[f"tune.rates={rates}"])["total"]["flops"]
-        for rates in ("1e-4,1e-3", "2", "3")
-    ]
-    assert flops[0] == flops[1] < flops[2]
-
-
-def test_estimates_are_of_the_width_that_a_matched_budget_chooses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is counted and timed is the model that `pretrain` builds."""
-    path = tmp_path / "matched.toml"
-    path.write_text(
-        '[ingest]\ndatasets = ["synthetic"]\n[pretrain]\npreset = "tiny"\nbudget = "matched"\ndata = "synthetic"\nsteps = 2\n'
-        '[matrix]\nmodel = ["s4", "lstm"]\n'
-    )
-    plan = plan_experiment(pipeline.load(str(path)), "matched", tmp_path, assignments=[])
-    timed: list[ModelConfig] = []
-    monkeypatch.setattr(costs, "_time_window", lambda config, *_: timed.append(config))
-    for label, training in plan.trainings.items():
-        name = training.flags["model"]["name"]
-        cost = costs.estimate_training(plan, label, tmp_path, timed=True)
-        shape = {"channels": timed[-1].channels, "length": timed[-1].length}
-        built = models.build(name, preset="tiny", **shape, **models.match_parameters(name, "tiny", **shape))
-        assert cost.parameters == models.count_parameters(built)
-        assert cost.parameters != models.count_parameters(models.build(name, preset="tiny", **shape))
-        assert models.count_configured(timed[-1]) == cost.parameters
-
-
-def test_estimates_of_a_fine_tuning_are_of_its_own_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    timed: list[tuple[int, int]] = []
-    monkeypatch.setattr(costs, "_time_window", lambda config, *_: timed.append((config.channels, config.length)))
-    plan = plan_experiment(pipeline.load("emg"), "emg", tmp_path, assignments=[])
-    for label in ("pretrain emg-gpt-0", "finetune emg-gpt-0-emg"):
-        costs.estimate_training(plan, label, tmp_path, timed=True)
-    assert timed == [(12, 1000), (1, 1500)]  # 10 s of 12 leads at 100 Hz, 1,500 samples of one channel
-
-
-def test_estimates_know_the_length_of_windows_at_another_rate() -> None:
-    facts = registry.datasets["synthetic"].facts
-    assert [estimate_windows(facts, "staging", None, None, rate)["length"] for rate in (None, 20.0)] == [3000, 600]  # of 30 s at 100 Hz
-    assert estimate_windows(facts, "staging", None, 250, 20.0)["length"] == 250
-
-
 @pytest.mark.parametrize(("name", "rows", "columns"), [("table2", 18, 8), ("table3", 11, 3), ("ablation", 4, 2), ("probing", 8, 2)])
 def test_recipes_of_the_papers_tables_hold_its_numbers(name: str, rows: int, columns: int, tmp_path: Path) -> None:
     recipe = pipeline.load(name)
@@ -169,24 +122,6 @@ def test_a_cell_that_cannot_be_is_left_out_with_its_reason(tmp_path: Path) -> No
     none = plan.trainings["pretrain x-bitimelygpt-none-0-init"]
     assert none.flags["train"]["steps"] == 0
     assert plan.trainings["finetune x-bitimelygpt-none-0-staging"].flags["finetune"]["from_scratch"] is True
-
-
-def test_estimates_of_irregular_data_count_what_is_observed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Batch] = []
-
-    def record_batch(_: object, batch: Batch, *__: object, **___: object) -> dict[str, float]:
-        seen.append(batch)
-        return {"seconds_per_step": 1.0}
-
-    monkeypatch.setattr("bitimely_core.training.estimate.estimate", record_batch)
-    plan = plan_experiment(pipeline.load("open-p12"), "open-p12", tmp_path, assignments=[])
-    for run in ("times-fold-1-seft-0-mortality", "hours-fold-1-bitimelygpt-0-mortality-grid"):
-        costs.estimate_training(plan, f"finetune open-p12-{run}", tmp_path, timed=True)
-    irregular, grid = seen
-    assert irregular.mask is not None
-    assert irregular.times is not None
-    assert float(irregular.mask.float().mean()) == pytest.approx(0.08, abs=0.005)  # sets a and b: 744 of 9504 in the fullest stay of 32
-    assert grid.mask is grid.times is None
 
 
 def test_set_changes_the_recipe_itself(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from bitimely_core.evaluate import baselines
 from bitimely_core.evaluate.metrics import Estimate, weigh_units
 from bitimely_core.evaluate.result_table import ScoreColumn, assign_rows, compare_column, read_speed
 from bitimely_core.report.model_card import write_card
-from bitimely_core.report.recipe_results import format_cell, format_paper, write_results
+from bitimely_core.report.recipe_results import PlannedCell, format_cell, format_paper, write_results
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import CorrectedDifference, Difference, MeanDifference, MetricValue, Scores
 from bitimely_core.workflows.prepare import make_windows_opener
@@ -127,12 +127,12 @@ def planted(
             folder / "metrics.jsonl", {"step": step, "split": "train", "loss": 1 / step, "rel": 1 / step, "tokens_per_second": 8000.0}
         )
         storage.append_line(folder / "metrics.jsonl", {"step": step, "split": "validation", "loss": 1 / step, "rel": 1 / step})
-    return {"row": row, "column": data, "seed": seed, "run": name, "state": "done", "detail": ""}
+    return PlannedCell(row, data, seed, "done", (name,))
 
 
-def write(tmp_path, entries, paper=None, **more):
+def write(tmp_path, cells, paper=None, **more):
     more = {"title": "A recipe", "description": "all of it", "workspace": tmp_path, "out": tmp_path / "out", "baselines": (), **more}
-    return write_results("recipe", entries, paper=paper or {}, open_windows=make_windows_opener(tmp_path), **more)
+    return write_results("recipe", cells, paper=paper or {}, open_windows=make_windows_opener(tmp_path), **more)
 
 
 class Parsed(HTMLParser):
@@ -326,12 +326,12 @@ def test_a_page_of_equal_rows_keeps_the_family_wise_error(subjects, seeds):
 
 def test_a_diverged_seed_is_named_and_leaves_the_errors_of_other_rows(tmp_path):
     def compare(skill):
-        entries = [
+        cells = [
             planted(tmp_path, f"{row}-{seed}", "one", row=row, seed=seed, skill=skill if (row, seed) == ("c", 2) else 0.8)
             for row in "abc"
             for seed in (0, 1, 2)
         ]
-        runs = assign_rows([tmp_path / "runs" / one["run"] for one in entries])
+        runs = assign_rows([tmp_path / "runs" / one.runs[0] for one in cells])
         return compare_column(ScoreColumn("one", "one", "accuracy"), runs, "a")
 
     good, bad = compare(0.8), compare(0.0)
@@ -365,8 +365,8 @@ def test_seeds_of_a_row_that_is_hardly_above_a_constant_have_not_diverged(tmp_pa
 
 @pytest.mark.parametrize("seeds", [1, 2, 4])
 def test_the_standard_deviation_over_seeds_needs_two(seeds, tmp_path):
-    entries = [planted(tmp_path, f"a-{seed}", "one", row="a", seed=seed, skill=0.5 + 0.1 * seed) for seed in range(seeds)]
-    cell = compare_column(ScoreColumn("one", "one", "accuracy"), assign_rows([tmp_path / "runs" / e["run"] for e in entries]), "a").cells[
+    cells = [planted(tmp_path, f"a-{seed}", "one", row="a", seed=seed, skill=0.5 + 0.1 * seed) for seed in range(seeds)]
+    cell = compare_column(ScoreColumn("one", "one", "accuracy"), assign_rows([tmp_path / "runs" / e.runs[0] for e in cells]), "a").cells[
         "a"
     ]
     values = [json.loads((tmp_path / f"runs/a-{s}/scores.json").read_bytes())["metrics"]["accuracy"]["value"] for s in range(seeds)]
@@ -382,14 +382,14 @@ def test_the_standard_deviation_over_seeds_needs_two(seeds, tmp_path):
 
 
 def test_cells_are_means_over_seeds_with_differences_to_the_reference(tmp_path):
-    entries = [
+    cells = [
         planted(tmp_path, f"{row}-{view}-{seed}", view, row=row, seed=seed, skill=skill)
         for row, skill in (("ours", 0.9), ("weak", 0.2), ("twin", 0.88))
         for view in ("one", "two")
         for seed in (0, 1, 2)
     ]
     paper = {"ours": {"one": [90.4, 2.5], "two": 93.0}, "names": {"ours": "Ours"}, "source": "Table 2"}
-    done = write(tmp_path, entries, paper)
+    done = write(tmp_path, cells, paper)
     values = [json.loads((tmp_path / f"runs/ours-one-{s}/scores.json").read_bytes())["metrics"]["accuracy"]["value"] for s in (0, 1, 2)]
     cell = done["cells"]["ours"]["one"]
     assert cell["value"] == pytest.approx(np.mean(values))
@@ -423,22 +423,22 @@ def test_cells_are_means_over_seeds_with_differences_to_the_reference(tmp_path):
 
 
 def test_a_second_call_computes_nothing_and_writes_the_same(tmp_path, monkeypatch):
-    entries = [planted(tmp_path, row, "one", row=row) for row in "ab"]
-    write(tmp_path, entries)
+    cells = [planted(tmp_path, row, "one", row=row) for row in "ab"]
+    write(tmp_path, cells)
     before = {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir() if p.is_file()}
     monkeypatch.setattr(evaluate, "estimate_runs", lambda *a, **k: pytest.fail("computed again"))
-    write(tmp_path, entries)
+    write(tmp_path, cells)
     assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir() if p.is_file()} == before
     monkeypatch.undo()
     planted(tmp_path, "b", "one", row="b", skill=0.99)  # trained again
-    assert write(tmp_path, entries)["cells"]["b"]["one"]["value"] > 0.9
+    assert write(tmp_path, cells)["cells"]["b"]["one"]["value"] > 0.9
 
 
 def test_missing_cells_leave_a_readable_table(tmp_path):
-    entries = [planted(tmp_path, "a-one", "one", row="a"), planted(tmp_path, "b-two", "two", row="b", task="regression")]
-    entries += [{"row": "c", "column": "one", "seed": 0, "run": None, "state": "left out", "detail": "needs 8 GB | a lot"}]
-    entries += [{"row": "a", "column": "two", "seed": 0, "run": "gone", "state": "done", "detail": ""}]
-    done = write(tmp_path, entries, {"a": {"one": [90.4, 2.5], "three": 1.25}, "d": {"two": 26.1}})
+    cells = [planted(tmp_path, "a-one", "one", row="a"), planted(tmp_path, "b-two", "two", row="b", task="regression")]
+    cells += [PlannedCell("c", "one", 0, "left out", detail="needs 8 GB | a lot")]
+    cells += [PlannedCell("a", "two", 0, "done", ("gone",))]
+    done = write(tmp_path, cells, {"a": {"one": [90.4, 2.5], "three": 1.25}, "d": {"two": 26.1}})
     assert [m["row"] for m in done["missing"]] == ["c", "a"]
     assert "gone" in done["missing"][1]["detail"]
     assert done["verdict"] == "2 of 3 cells were run. No two rows could be compared."
@@ -460,22 +460,22 @@ def test_missing_cells_leave_a_readable_table(tmp_path):
 
 
 def test_a_second_run_in_a_cell_is_reported(tmp_path):
-    entries = [planted(tmp_path, "a", "one", row="m"), planted(tmp_path, "b", "one", row="m")]
-    done = write(tmp_path, entries)
+    cells = [planted(tmp_path, "a", "one", row="m"), planted(tmp_path, "b", "one", row="m")]
+    done = write(tmp_path, cells)
     assert done["missing"] == [{"row": "m", "column": "one", "seed": 0, "state": "not run", "detail": "another run is in this cell, not b"}]
     assert done["verdict"].startswith("1 of 2 cells")
 
 
 def test_a_page_without_any_run(tmp_path):
-    entries = [{"row": "a", "column": "one", "seed": 0, "run": None, "state": "failed", "detail": "no source"}]
-    done = write(tmp_path, entries)
+    cells = [PlannedCell("a", "one", 0, "failed", detail="no source")]
+    done = write(tmp_path, cells)
     assert done["verdict"].startswith("0 of 1 cells were run.")
     assert "no source" in Parsed((tmp_path / "out/report.html").read_text("utf-8")).text
 
 
 def test_too_few_subjects_give_no_interval_and_no_test(tmp_path):
-    entries = [planted(tmp_path, row, "one", row=row, subjects=3, per=30) for row in "ab"]
-    done = write(tmp_path, entries)
+    cells = [planted(tmp_path, row, "one", row=row, subjects=3, per=30) for row in "ab"]
+    done = write(tmp_path, cells)
     assert "(n < 5)" in (tmp_path / "out/results.md").read_text("utf-8")
     assert "; 3 subjects: no interval (at least 5)." in done["verdict"]
     assert done["differences"]["b"]["one"]["corrected_lo"] is None
@@ -483,40 +483,40 @@ def test_too_few_subjects_give_no_interval_and_no_test(tmp_path):
 
 
 def test_labels_get_columns(tmp_path):
-    entries = [planted(tmp_path, row, "pophr", row=row, task="multilabel", classes=("CHF", "COPD"), skill=0.3) for row in "ab"]
-    done = write(tmp_path, entries, {"a": {"pophr:CHF": [65.2, 2.2], "pophr:auroc": 80.0}})
+    cells = [planted(tmp_path, row, "pophr", row=row, task="multilabel", classes=("CHF", "COPD"), skill=0.3) for row in "ab"]
+    done = write(tmp_path, cells, {"a": {"pophr:CHF": [65.2, 2.2], "pophr:auroc": 80.0}})
     assert set(done["cells"]["a"]) == {"pophr:CHF", "pophr:auroc"}
     scores = json.loads((tmp_path / "runs/a/scores.json").read_bytes())
     assert done["cells"]["a"]["pophr:CHF"]["value"] == pytest.approx(scores["by_class"]["CHF"]["auprc"]["value"])
     assert done["cells"]["a"]["pophr:auroc"]["value"] == pytest.approx(scores["metrics"]["auroc"]["value"])
-    assert set(write(tmp_path, entries)["cells"]["a"]) == {"pophr:CHF", "pophr:COPD"}
+    assert set(write(tmp_path, cells)["cells"]["a"]) == {"pophr:CHF", "pophr:COPD"}
     assert "prevalence" in Parsed((tmp_path / "out/report.html").read_text("utf-8")).text
 
 
 def test_lower_errors_are_better(tmp_path):
-    entries = [
+    cells = [
         planted(tmp_path, f"{row}-{seed}", "hr", row=row, seed=seed, task="regression", skill=skill)
         for row, skill in (("ours", 0.1), ("poor", 2.0))
         for seed in (0, 1, 2)
     ]
-    assert "these trained models differ by" in write(tmp_path, [entries[0], entries[3]])["verdict"]
-    done = write(tmp_path, entries)
+    assert "these trained models differ by" in write(tmp_path, [cells[0], cells[3]])["verdict"]
+    done = write(tmp_path, cells)
     assert "poor is worse than ours on hr" in done["verdict"]
     ranks = pl.read_parquet(tmp_path / "out/ranks.parquet")
     assert dict(ranks.select("row", "mean rank").iter_rows()) == {"ours": 1.0, "poor": 2.0}
 
 
 def test_runs_on_other_windows_are_not_compared(tmp_path):
-    entries = [planted(tmp_path, "a", "one", row="a"), planted(tmp_path, "b", "one", row="b", per=9)]
-    done = write(tmp_path, entries)
+    cells = [planted(tmp_path, "a", "one", row="a"), planted(tmp_path, "b", "one", row="b", per=9)]
+    done = write(tmp_path, cells)
     assert done["differences"] == {}
     assert "evaluated on different windows" in Parsed((tmp_path / "out/report.html").read_text("utf-8")).text
 
 
 def test_foreign_text_stays_text(tmp_path):
-    entries = [planted(tmp_path, "a", "one", row=HOSTILE), planted(tmp_path, "b", "one", row="b")]
-    entries += [{"row": HOSTILE, "column": HOSTILE, "seed": 0, "run": None, "state": "failed", "detail": HOSTILE}]
-    write(tmp_path, entries, {"names": {"b": HOSTILE}, "notes": [HOSTILE], "source": HOSTILE}, title=HOSTILE, description=HOSTILE)
+    cells = [planted(tmp_path, "a", "one", row=HOSTILE), planted(tmp_path, "b", "one", row="b")]
+    cells += [PlannedCell(HOSTILE, HOSTILE, 0, "failed", detail=HOSTILE)]
+    write(tmp_path, cells, {"names": {"b": HOSTILE}, "notes": [HOSTILE], "source": HOSTILE}, title=HOSTILE, description=HOSTILE)
     parsed = Parsed((tmp_path / "out/report.html").read_text("utf-8"))
     assert parsed.tags.count("script") == 1
     assert "b" not in [t for t in parsed.tags if t == "b"][3:] or parsed.text.count("<b>") > 5
@@ -528,19 +528,19 @@ def test_foreign_text_stays_text(tmp_path):
     rows = list(csv.DictReader((tmp_path / "out/results.csv").read_text("utf-8").splitlines()))
     assert rows[0]["row"] == HOSTILE
     with pytest.raises(UserError, match="standard error"):
-        write(tmp_path, entries, {"a": {"one": "90.4 (2.5)"}})
+        write(tmp_path, cells, {"a": {"one": "90.4 (2.5)"}})
 
 
 @pytest.mark.slow
 def test_a_table_of_the_papers_size_is_drawn_in_time(tmp_path):
-    entries = [
+    cells = [
         planted(tmp_path, f"{row}-{view}", view, row=row, skill=0.3 + 0.03 * k, bootstrap=100, subjects=6, per=5)
         for k, row in enumerate([f"model {k}" for k in range(18)])
         for view in [f"view {v}" for v in range(8)]
     ]
-    write(tmp_path, entries)
+    write(tmp_path, cells)
     began = time.process_time()
-    write(tmp_path, entries)
+    write(tmp_path, cells)
     assert time.process_time() - began < 10  # 5 s on an idle machine
     assert (tmp_path / "out/report.html").stat().st_size < 1_000_000
 

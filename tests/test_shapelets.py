@@ -286,6 +286,7 @@ def test_without_held_out_windows_it_says_so():
     ("options", "message"),
     [
         ({"lengths": "9"}, "half a window"),
+        ({"lengths": "1,9"}, "lengths of 9 s"),
         ({"lengths": "x"}, "expected seconds"),
         ({"score": "g"}, "score"),
         ({"channel": "C9"}, "channel"),

@@ -324,6 +324,44 @@ def test_statistics_know_nothing_of_other_splits(tmp_path: Path) -> None:
     assert first.values(first["train"].rows).tobytes() == second["train"].values().tobytes()
 
 
+def test_windows_without_a_sample_are_left_out_and_counted_by_split(tmp_path: Path) -> None:
+    """Window by window what the set without gaps has; a window with one sample stays, and channels that are missing make none empty."""
+    held, gaps = records(24), records(24)
+    complete = build(held, tmp_path / "a", view="staging", normalise="none")
+    subjects = {split: complete[split].subjects()[0] for split in splits.SPLITS}
+    for found in gaps:
+        if found.subject_id in subjects.values():
+            x = found.signals[0].samples.astype(np.float32)
+            x[40:120] = np.nan  # the second and the third epoch
+            x[200 if found.subject_id == subjects["train"] else 119] = 7.0
+            found.signals[0] = found.signals[0]._replace(samples=x)
+    windows = build(gaps, tmp_path / "b", view="staging", normalise="none")
+    gone = {(name, start) for split, name in subjects.items() for start in ((2.0, 4.0) if split == "train" else (2.0,))}
+    places = [(row["subject_id"], row["start"]) for row in complete.index.iter_rows(named=True)]
+    left = [place for place in places if place not in gone]
+    assert sorted((row["subject_id"], row["start"]) for row in windows.index.iter_rows(named=True)) == sorted(left)
+    for row, place in enumerate(windows.index.select("subject_id", "start").iter_rows()):
+        now, then = windows.values([row]), complete.values([places.index(place)])
+        mask = windows.mask([row])
+        assert mask is not None
+        assert mask.any()
+        if place[0] not in subjects.values():
+            assert np.array_equal(now, then)
+        assert labels(windows, [row]) == labels(complete, [places.index(place)])
+    assert windows.index["window"].to_list() == list(range(len(left)))
+    counts = windows.manifest.counts
+    assert {split: counts[split].empty for split in splits.SPLITS} == {"train": 2, "validation": 1, "test": 1}
+    assert windows.manifest.left_out["empty_windows"] == 4
+    finding = next(one for one in windows.manifest.findings if one.code == Reason.MISSING_VALUES)
+    assert "4 windows without a sample were left out (2 train, 1 validation, 1 test)" in finding.message
+    assert "empty" not in (tmp_path / "a" / "manifest.json").read_text()
+    silent = [replace(one, signals=[one.signals[0]._replace(samples=np.full(600, np.nan, np.float32)), *one.signals[1:]]) for one in gaps]
+    assert len(build(silent, tmp_path / "c")) == len(build(held, tmp_path / "d"))  # temp and marker are there
+    with pytest.raises(UserError, match="no window fits") as refused:
+        build(silent, tmp_path / "e", view="staging")
+    assert any(one.code == Reason.MISSING_VALUES for one in refused.value.details)
+
+
 def test_statistics_do_not_depend_on_the_order_of_recordings(tmp_path: Path) -> None:
     held = records()
     build(held, tmp_path / "a")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +18,6 @@ from bitimely_core.ops import operator
 from bitimely_core.training import checkpoints, loop, metrics_log
 from bitimely_core.training.batches import read_ahead
 from bitimely_core.training.devices import select_device, use_arithmetic
-from bitimely_core.training.estimate import estimate
 from bitimely_core.training.faults import is_divisible, out_of_memory_error
 from bitimely_core.types import Batch
 
@@ -511,34 +509,6 @@ def test_devices() -> None:
         with pytest.raises(UserError) as refused:
             select_device(name)
         assert (refused.value.code, refused.value.exit_code) == (Reason.CONFIG, Exit.USAGE)
-
-
-def test_estimate_counts_and_changes_nothing() -> None:
-    model, batches = Tiny().eval(), Rows(size=8)
-    before, state = weights(model), torch.get_rng_state()
-    facts = estimate(model, batches, 100, objective=squares, accumulate=2, device_name="cpu")
-    assert facts["parameters"] == facts["trainable"] == (2 * 6 + 6) + (6 * 2 + 2) + 12 + 12
-    assert facts["memory_bytes"]["moments"] == 8 * facts["parameters"]
-    assert facts["memory_bytes"]["total"] == sum(value for key, value in facts["memory_bytes"].items() if key != "total")
-    assert facts["memory_bytes"]["activations"] >= 4 * 5 * 6 * 4  # at least one hidden layer of four rows
-    assert facts["seconds"] == pytest.approx(100 * facts["seconds_per_step"])
-    assert facts["seconds"] > 0
-    assert same(weights(model), before)
-    assert torch.equal(state, torch.get_rng_state())
-    assert not model.training
-    assert all(p.grad is None for p in model.parameters())
-    assert estimate(model, next(batches(0)), 1, precision="bf16", device_name="cpu")["steps"] == 1
-
-
-def test_estimates_leave_out_what_other_programs_take_of_the_cpu() -> None:
-    """A thread that sleeps waits as one that is displaced: neither is time of the step."""
-
-    def delayed(*args: Any, **options: Any) -> dict[str, Any]:
-        time.sleep(0.05)
-        return squares(*args, **options)
-
-    batch = next(iter(Rows(size=8)(0)))
-    assert estimate(Tiny(), batch, 1, objective=delayed, device_name="cpu")["seconds_per_step"] < 0.025
 
 
 def test_reading_ahead_keeps_order_errors_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,14 +46,14 @@ CHEAP = ("the gap", "margin")
 def test_a_verdict_is_rarely_given_where_it_is_not_true(case):
     """No more often than a verdict of type I error 0.06 in 99.5 % of such simulations; `benchmarks/verdicts.py` draws more cohorts."""
     cohorts = COHORTS.get(case, 400 if any(word in case for word in CHEAP) else 150)
-    assert simulation.measure_errors(case, 20, cohorts) * cohorts <= simulation.most_errors(cohorts)
+    assert simulation.measure_errors(case, 20, cohorts) * cohorts <= simulation.bound_errors(cohorts)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["probing: any of ten readouts", "calibration: any of five labels"])
 def test_without_correction_the_simulation_finds_too_many_verdicts(case, monkeypatch):
     monkeypatch.setattr(multiple, "holm", lambda p, level=0.95: [None if one is None else (one, 1 - level) for one in p])
-    assert simulation.measure_errors(case, 20, 150) * 150 > simulation.most_errors(150)
+    assert simulation.measure_errors(case, 20, 150) * 150 > simulation.bound_errors(150)
 
 
 def paired(values):

@@ -197,11 +197,11 @@ def attention(
     closest to their shapelets, without shapelets drawn at random. The share on shapelets is a mean over `windows` held-out windows in which
     one is present (0: no shapelets). They are those of the report of `analyze shapelets` in the folder `shapelets`, else mined from the
     training split, where the windows have classes, with `lengths` in seconds, separated by commas (default 0.5, 1 and 2; of shorter windows
-    fractions of them). `start` and `stop`, seconds, give a region of interest instead, whose share of attention is compared with its
-    length.
+    fractions of them). `start` and `stop` give a region of interest instead, in seconds (of event data in events), whose share of attention
+    is compared with its length.
 
     Returns a page; its summary is keyed by run and sequence, and `shapelets` of each run. Raises UserError: config (exit 2) for a model
-    without maps, half a region or --shapelets that fit no window; no_input without windows.
+    without maps, half a region, one that reaches beyond a sequence, or --shapelets that fit no window; no_input without windows.
     """
     if (start is None) != (stop is None):
         raise usage_error("half a region", "expected --start together with --stop, in seconds", field="--start")
@@ -212,6 +212,8 @@ def attention(
     on_shapelets: dict[str, ShapeletAttention] = {}
     splits = []
     for run in runs:
+        if limits is not None and hasattr(run.windows(), "channel_names"):
+            place_region(*limits, run.windows().length, run.windows().rate)  # refused before anything is computed
         trained, random = to_float64(run.model(), device), randomise_model(run.model(), seed, device)
         if chosen is None:
             positions, split = regions.draw_held_out(run.windows(), sequences, seed)
@@ -413,7 +415,7 @@ class SequenceAttention(NamedTuple):
         """Attention in the region of interest."""
         if self.limits is None:
             return None
-        return compare_region(self.over_samples(self.share), *self.limits, 1.0 if self.has_codes else self.run.windows().rate)
+        return compare_region(self.over_samples(self.share), *self.limits, None if self.has_codes else self.run.windows().rate)
 
     def summarize(self) -> dict[str, object]:
         """Numbers of this sequence."""
@@ -453,11 +455,24 @@ def half_share(share: Array) -> float:
     return float((np.cumsum(np.sort(share)[::-1]) < 0.5 * (1 - 1e-12)).sum() + 1) / len(share)
 
 
-def compare_region(share: Array, start: float, stop: float, rate: float) -> RegionShare:
-    """Attention between two times against all regions of that length. Raises UserError (config, exit 2) for a region outside the window."""
-    a, b = (int(np.clip(round(t * rate), 0, len(share))) for t in (start, stop))
-    if a >= b:
-        raise usage_error(f"{start:g} to {stop:g} s", "expected a region inside the window", field="--start")
+def place_region(start: float, stop: float, samples: int, rate: float | None) -> tuple[int, int]:
+    """First sample of a region and the first one after it, of times in seconds; without `rate` in events.
+
+    Raises UserError (config, exit 2) for a region that is empty or reaches beyond the sequence.
+    """
+    first, end = round(start * (rate or 1.0)), round(stop * (rate or 1.0))
+    unit, longest = ("events", samples) if rate is None else ("s", samples / rate)
+    if first < 0 or end > samples:
+        field = "--start" if first < 0 else "--stop"
+        raise usage_error(f"{start:g} to {stop:g} {unit}", f"expected a part of the sequence, 0 to {longest:g} {unit}", field=field)
+    if first >= end:
+        raise usage_error(f"{start:g} to {stop:g} {unit}", "expected a stop after the start", field="--stop")
+    return first, end
+
+
+def compare_region(share: Array, start: float, stop: float, rate: float | None) -> RegionShare:
+    """Attention in a region against all regions of that length. Raises UserError (config, exit 2), as `place_region`."""
+    a, b = place_region(start, stop, len(share), rate)
     sums = np.concatenate([[0.0], np.cumsum(share)])
     all_places = sums[b - a :] - sums[: len(sums) - (b - a)]
     inside, length = float(sums[b] - sums[a]), (b - a) / len(share)

@@ -90,9 +90,11 @@ class Reliability(NamedTuple):
 def estimate_reliability(confidence: Array, right: Array, units: Array, *, bins: int, bootstrap: int, seed: int) -> Reliability:
     """Reliability curve and calibration error, with intervals over subjects.
 
-    `confidence` [n] are probabilities, `right` [n] is 1 where the event happened, `units` [n] number the subjects from 0.
+    `confidence` [n] are probabilities, `right` [n] is 1 where the event happened, `units` [n] number the subjects. Those of other rows, whose
+    label is not known, have no part in the intervals.
     """
-    n_units = int(units.max()) + 1 if len(units) else 0
+    names, units = np.unique(units, return_inverse=True)
+    n_units = len(names)
     table = sum_bins(confidence, right, units, n_units, bins)
     total = table.sum(0)
     draws = evaluate.draw_counts(range(bootstrap), n_units, seed) if n_units and bootstrap else np.zeros((0, n_units))

@@ -125,13 +125,12 @@ def principal_components(x: Array, parts: int) -> tuple[Array, Array]:
 
 
 def compute_tsne(x: Array, perplexity: float, seed: int) -> Array | None:
-    """t-SNE of scikit-learn from the first 50 principal components, [n, 2]; None below ten rows."""
+    """t-SNE of scikit-learn from the first 50 principal components, [n, 2]; None below ten rows. `perplexity` is below n."""
     from sklearn.manifold import TSNE
 
     if len(x) < 10:
         return None
     start = principal_components(x, min(TSNE_COMPONENTS, x.shape[1], len(x)))[0]
-    perplexity = min(perplexity, (len(x) - 1) / 3)
     if start.shape[1] < 2 or not start.std(0)[:2].all():
         return None
     return np.asarray(TSNE(2, perplexity=perplexity, init="pca", random_state=seed, max_iter=750).fit_transform(start), np.float64)
@@ -148,8 +147,8 @@ def embedding(
     sequences: int = DEFAULT_ROWS,
     readout: str = "",
     layers: str = "last",
-    neighbours: int = 10,
-    perplexity: float = 30.0,
+    neighbours: int | None = None,
+    perplexity: float | None = None,
     label: str = "",
     bootstrap: int = 1000,
     seed: int = 0,
@@ -160,17 +159,20 @@ def embedding(
     features.
 
     `runs` is one run, pre-trained or fine-tuned, on labelled windows, of which `sequences` rows are drawn from the test split. `readout` is
-    a key of `heads.POOLS` ("": that of fine-tuning), `layers` last, last-two or the number of a layer, `neighbours` k, `perplexity` that of
-    t-SNE, `label` the one of several labels to analyze ("": the most frequent).
+    a key of `heads.POOLS` ("": that of fine-tuning), `layers` last, last-two or the number of a layer, `neighbours` k (None: 10,
+    of few rows all others), `perplexity` that of t-SNE (None: 30, at most a third of the other rows), `label` the one of several labels to
+    analyze ("": the most frequent).
 
     Returns a page; its summary holds `spaces`: trained, random, raw -> `SpaceMeasures`. No subject id is stored. Raises UserError: windows
-    without labels, unknown readout or label (exit 2); no_input without rows.
+    without labels, unknown readout or label, more neighbours or a larger perplexity than the rows allow (exit 2); no_input without rows.
     """
     run = runs[0]
     windows = features.require_labels(run, "embedding")
     rows, split = draw_held_out(windows, sequences, seed)
     if len(rows) < 3:
         raise input_error(Reason.NO_INPUT, f"{len(rows)} rows in the {split} split", "expected at least 3", "Tokenize more subjects")
+    neighbours = int(_limit_option("--neighbours", neighbours, 10, len(rows) - 1, len(rows)))
+    perplexity = _limit_option("--perplexity", perplexity, 30.0, (len(rows) - 1) / 3, len(rows))
     choice = _choose_vector(run, readout, layers)
     labels = _group_labels(windows, rows, label)
     units, n_units = features.number_subjects(windows.whole_index["subject_id"].to_numpy()[rows], seed)
@@ -189,7 +191,7 @@ def embedding(
     page.fact("Rows", f"{len(rows):,} of the {split} split, {n_units} subjects, numbered at random")
     page.fact("Vector", f"{choice.describe()}, {spaces['trained'].shape[1]} numbers")
     page.fact("Neighbours", neighbours)
-    page.fact("t-SNE", f"perplexity {min(perplexity, (len(rows) - 1) / 3):.3g}, from {TSNE_COMPONENTS} principal components")
+    page.fact("t-SNE", f"perplexity {perplexity:.3g}, from {TSNE_COMPONENTS} principal components")
     features_name = "counts of codes" if windows.vocabulary else "means and spectra"
     names = {"trained": run.name, "random": "random weights", "raw": features_name}
     _add_measures(page, found, names, neighbours, labels.name)
@@ -201,6 +203,13 @@ def embedding(
     about = {"run": run.name, "data": windows.name, "split": split, "n": len(rows), "n_subjects": n_units, **choice._asdict()}
     summary = {**about, "label": labels.name, "neighbours": neighbours, "spaces": found, "seed": seed}
     return page.finish(_verdict(found, neighbours, labels.name), summary)
+
+
+def _limit_option(flag: str, value: float | None, default: float, most: float, rows: int) -> float:
+    """The value of an option, None: its default, at most `most`. Raises UserError (config, exit 2) for a value that is 0 or beyond `most`."""
+    if value is not None and not 0 < value <= most:
+        raise usage_error(f"found {value:g}", f"expected a number above 0 and at most {most:g}, of {rows} rows", field=flag)
+    return min(default, most) if value is None else value
 
 
 def _choose_vector(run: Run, readout: str, layers: str) -> features.VectorChoice:

@@ -161,18 +161,22 @@ def samples_per_token(config: ModelConfig) -> int:
 
 def first_sample(samples: int, config: ModelConfig) -> int:
     """The first sample of the first token; earlier ones are cropped."""
-    return samples % config.patch if config.tokenizer == "patch" and config.crop == "start" else 0
+    is_cropped = config.tokenizer == "patch" and config.crop == "start"
+    return max(samples - config.patch, 0) % samples_per_token(config) if is_cropped else 0
 
 
 def spread_over_samples(share: Array, samples: int, config: ModelConfig) -> Array:
-    """Shares of tokens spread evenly over the samples of each token, [T], with the same sum."""
+    """Shares of tokens [N] spread evenly over the samples of each token, [T], with the same sum; overlapping patches add up.
+
+    The samples of a patch are those that it reads, of other tokens those up to the next token; tokens that begin after the last sample
+    (of spectra) have none.
+    """
     step = samples_per_token(config)
-    token = (np.arange(samples) - first_sample(samples, config)) // step
-    inside = (token >= 0) & (token < len(share))
-    counts = np.bincount(token[inside], minlength=len(share))
-    out = np.zeros(samples)
-    out[inside] = share[token[inside]] / counts[token[inside]]
-    return out
+    width = config.patch if config.tokenizer == "patch" else step
+    places = first_sample(samples, config) + step * np.arange(len(share))[:, None] + np.arange(width)  # [N, width]
+    inside = places < samples
+    parts = np.broadcast_to((share / np.maximum(inside.sum(1), 1))[:, None], places.shape)
+    return np.bincount(places[inside], parts[inside], minlength=samples).astype(np.float64)
 
 
 def signal_magnitudes(values: Array, windows: Windows, found: Sequence[Shapelet], chosen: ShapeletWindows) -> Array:

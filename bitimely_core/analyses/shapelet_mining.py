@@ -309,7 +309,7 @@ def mine_shapelets(windows: Windows, options: MiningOptions, progress: Progress 
     if options.channel and options.channel not in windows.channel_names:
         raise unknown("channel", options.channel, list(windows.channel_names))
     lengths = options.lengths or default_lengths(windows)
-    fitting = _fit_lengths(windows, lengths)
+    fitting = _fit_lengths(windows, lengths, stated=bool(options.lengths))
     train = draw_windows(windows, ("train",), options.sequences, options.seed)
     if train is None or min((np.unique(train.labels, return_counts=True)[1] > 1).sum(), len(train.labels) - 2) < 2:
         raise input_error(Reason.NO_INPUT, f"{windows.name} has too few training windows", "expected two classes of two windows each")
@@ -334,13 +334,17 @@ def mine_shapelets(windows: Windows, options: MiningOptions, progress: Progress 
     return MinedShapelets(shapelets, train, len(tried), null, notices)
 
 
-def _fit_lengths(windows: Windows, lengths: Sequence[float]) -> list[int]:
-    """Samples of the lengths that are long enough and at most half a window. Raises UserError (config, exit 2) without any."""
-    fitting = sorted({round(s * windows.rate) for s in lengths if MIN_SAMPLES <= round(s * windows.rate) <= windows.length // 2})
-    if not fitting:
+def _fit_lengths(windows: Windows, lengths: Sequence[float], *, stated: bool) -> list[int]:
+    """Samples of the lengths that are long enough and at most half a window.
+
+    Raises UserError (config, exit 2) without any, and where one of lengths that were `stated` does not fit.
+    """
+    outside = [s for s in lengths if not MIN_SAMPLES <= round(s * windows.rate) <= windows.length // 2]
+    fitting = sorted({round(s * windows.rate) for s in lengths if s not in outside})
+    if not fitting or (stated and outside):
         shortest, longest = MIN_SAMPLES / windows.rate, windows.length // 2 / windows.rate
         raise usage_error(
-            f"lengths of {', '.join(f'{s:g}' for s in lengths)} s",
+            f"lengths of {', '.join(f'{s:g}' for s in outside)} s",
             f"expected {shortest:.3g} to {longest:.3g} s, half a window",
             field="--lengths",
         )

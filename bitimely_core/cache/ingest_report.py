@@ -134,7 +134,7 @@ def find_refusal(report: IngestReport, *, strict: bool, max_bad: float) -> UserE
     for table in report.rows:
         by_reason = table.quarantined_by_reason
         code = Reason(max(by_reason, key=lambda reason: (by_reason[reason], reason))) if by_reason else Reason.NO_INPUT
-        faults.append((table.quarantined, table.seen, "rows", code, table.file))
+        faults.append((table.quarantined, table.seen, table.kind, code, table.file))
     for faulty, total, what, code, file in faults:
         limit = f"more than --max-bad {max_bad:g}" if faulty > max_bad * total else ""
         limit = "none may be under --strict" if strict and faulty else limit

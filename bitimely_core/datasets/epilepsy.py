@@ -56,6 +56,8 @@ ID = re.compile(r"X(\d{1,3})\.(V\d{1,4}\.\d{1,6})", re.ASCII)
 RULES = {
     "units": f"the table {TABLE} (or Epileptic Seizure Recognition.csv), other tables are not read; or `{BONN}`: all segments Z001.txt to "
     "S100.txt, in folders or archives (.zip, .tar.gz)",
+    "faults": "--max-bad counts the segments of each folder or archive, and, as the segments of a damaged archive cannot be counted, damaged archives "
+    "among all folders and archives",
     "segments": "samples 178 k to 178 (k + 1) of a segment are chunk k + 1 of 23; the last 3 of its 4,097 samples are left out",
     "people": "the 500 segments come from 10 people, and which is whose was not published: a split by segment does not keep people apart",
     "columns": f"by name: {VALUES[0]} to {VALUES[-1]}, {LABEL}, and one more, which holds the id of the row",

@@ -18,7 +18,7 @@ from bitimely_core.evaluate import METRICS, NAMES
 from bitimely_core.pipeline.graph import SUCCEEDED, Node, StageResult, States
 from bitimely_core.privacy import format_count
 from bitimely_core.recipe import AnalyzeStage, Recipe, RecipeBlock, RecipeStage, TuningStage
-from bitimely_core.report.recipe_results import read_paper, write_results
+from bitimely_core.report.recipe_results import PlannedCell, read_paper, write_results
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import make_windows_opener
@@ -559,28 +559,26 @@ def run_training(
 
 def _write_results(plan: ExperimentPlan, workspace: Path, leak_free: bool, progress: Progress | None, states: States) -> StageResult:
     """The page of results: every cell of the table, with its state."""
-    cells: dict[tuple[str, str, int], list[TableEntry]] = {}  # several runs are test folds of one cell
+    entries: dict[tuple[str, str, int], list[TableEntry]] = {}  # several runs are test folds of one cell
     for entry in plan.table:
-        cells.setdefault((entry.row, entry.column, entry.seed), []).append(entry)
-    entries = []
-    for (row, column, seed), parts in cells.items():
-        cell: Flags = {"row": row, "column": column, "seed": seed}
+        entries.setdefault((entry.row, entry.column, entry.seed), []).append(entry)
+    cells = []
+    for place, parts in entries.items():
         if parts[0].why:
-            entries.append({**cell, "run": None, "state": "left out", "detail": parts[0].why})
+            cells.append(PlannedCell(*place, state="left out", detail=parts[0].why))
         elif missing := [part for part in parts if states[part.stage].state not in SUCCEEDED]:
             stage = missing[0].stage
             failed = (states[label] for label in _list_needs(plan, stage) if states[label].state in {"failed", "not run"})
             cause = next(failed, states[stage])
             of = f"{len(missing)} of {len(parts)} folds, the first: " if len(parts) > 1 else ""
-            entries.append({**cell, "run": None, "state": cause.state, "detail": of + cause.detail})
+            cells.append(PlannedCell(*place, state=cause.state, detail=of + cause.detail))
         else:
-            names = [part.run for part in parts]
-            entries.append({**cell, "run": names if len(names) > 1 else names[0], "state": "done", "detail": ""})
+            cells.append(PlannedCell(*place, state="done", runs=tuple(part.run for part in parts if part.run)))
     recipe, margin = plan.recipe, plan.recipe.evaluate.margin
     variant = "The leak-free variant" if leak_free else "As the paper has it; --leak-free for the other variant" if recipe.literal else ""
     write_results(
         plan.name,
-        entries,
+        cells,
         paper=recipe.paper,
         columns=recipe.evaluate.columns,
         title=recipe.title + (" (leak-free variant)" if leak_free else ""),

@@ -34,7 +34,6 @@ from bitimely_core.workspace import find_run_folder
 
 RESERVED = ("names", "source", "notes")
 EVENTS = ("length_only", "single_code")  # shortcut baselines of claims
-Entries = Sequence[Mapping[str, Any]]  # cells, see `write_results`
 PaperSection = Mapping[str, Any]  # `[paper]` of a recipe
 PaperValues = dict[Key, tuple[float, float | None]]
 METHOD = (
@@ -47,6 +46,17 @@ METHOD = (
     "The paper does not state over which units its bootstrap was, which subjects were in its test split or how many; its numbers are shown for comparison, and differences "
     "to them are not tested.",
 )
+
+
+class PlannedCell(NamedTuple):
+    """A cell that the recipe plans: its place in the table, its runs, and how they ended."""
+
+    row: str
+    column: str
+    seed: int
+    state: str  # done, failed, not run, or left out: the recipe has no such cell
+    runs: tuple[str, ...] = ()  # several are test folds, to be pooled
+    detail: str = ""
 
 
 class MissingCell(NamedTuple):
@@ -99,7 +109,7 @@ class RecipeResults:
 
 def write_results(
     name: str,
-    entries: Entries,
+    cells: Sequence[PlannedCell],
     *,
     paper: PaperSection,
     columns: Sequence[str] = (),
@@ -114,21 +124,21 @@ def write_results(
 ) -> dict[str, Any]:
     """Write the page of a recipe's results: report.html, summary.json, results.csv, results.md, results.tex and the data of every figure.
 
-    `entries` are the cells: `row`, `column`, `seed`, `run` (None without one; several: test folds to be pooled), `state` (done, failed,
-    not run, left out: the recipe has no such cell), `detail`. The first row is the reference of all comparisons. `paper`: see the head
-    of this module. `columns`: those that the recipe states, `data:metric` or `data:class`, beside the paper's. `margins`: column ("": the others) -> margin of non-inferiority that the recipe states. `baselines` are those to fit beside the runs, None: `baselines.list_baselines`. Results are stored in `out/kept` for later
-    calls.
+    The row of the first of `cells` is the reference of all comparisons. `paper`: see the head of this module. `columns`: those that the
+    recipe states, `data:metric` or `data:class`, beside the paper's. `margins`: column ("": the others) -> margin of non-inferiority that
+    the recipe states. `baselines`: those to fit beside the runs, None: `baselines.list_baselines`. Results are stored in `out/kept` for
+    later calls.
 
     Returns `report`, `verdict`, `cells`, `differences`, `missing`, `files`. Raises UserError: config (exit 2) for a `[paper]` that cannot be
     read; those of writing.
     """
     stated, names = read_paper(paper)
     keep = out / "kept"
-    found, missing = _open_runs(entries, workspace, keep, open_windows)
-    planned = [str(e["column"]) for e in entries]
+    found, missing = _open_runs(cells, workspace, keep, open_windows)
+    planned = [cell.column for cell in cells]
     requested = [*planned, *(c for _, c in stated if c.partition(":")[0] not in planned)]
     shown_columns = result_table.group_columns(found, requested, dict.fromkeys([*columns, *(column for _, column in stated)]))
-    rows = list(dict.fromkeys([*(str(e["row"]) for e in entries), *(row for row, _ in stated)]))
+    rows = list(dict.fromkeys([*(cell.row for cell in cells), *(row for row, _ in stated)]))
     reference = rows[0] if rows else ""
     fitted, remarks = _fit_baselines(found, reference, baselines, keep, open_windows, progress)
     frames = {data: {plain.title_baseline(k): frame for k, (_, frame) in of.items()} for data, of in fitted.items()}
@@ -143,13 +153,13 @@ def write_results(
         missing,
         {data: {k: scores for k, (scores, _) in of.items()} for data, of in fitted.items()},
     )
-    total = len(entries) - sum(m.state == "left out" for m in missing)
-    counted = f"{len(entries) - len(missing)} of {total} cells were run."
+    total = len(cells) - sum(m.state == "left out" for m in missing)
+    counted = f"{len(cells) - len(missing)} of {total} cells were run."
     verdict = " ".join(
         filter(None, [comparison.summarize_baselines(results.table), counted, comparison.summarize_differences(results.table)])
     )
     files = {
-        "results.csv": ("every cell and seed as a table", write_long_csv(entries, results)),
+        "results.csv": ("every cell and seed as a table", write_long_csv(cells, results)),
         "results.md": ("the table as Markdown", render_markdown(results, verdict)),
         "results.tex": ("the table for LaTeX (booktabs)", render_latex(results)),
     }
@@ -181,21 +191,21 @@ def read_paper(paper: PaperSection) -> tuple[PaperValues, dict[str, str]]:
     return out, {str(k): str(v) for k, v in (paper.get("names") or {}).items()}
 
 
-def _open_runs(entries: Entries, workspace: Path, keep: Path, open_windows: OpenWindows) -> tuple[list[ScoredRun], list[MissingCell]]:
+def _open_runs(
+    cells: Sequence[PlannedCell], workspace: Path, keep: Path, open_windows: OpenWindows
+) -> tuple[list[ScoredRun], list[MissingCell]]:
     """The evaluated runs of the cells, and the cells without one."""
     found: list[ScoredRun] = []
     missing: list[MissingCell] = []
-    for entry in entries:
-        row, column, seed = str(entry["row"]), str(entry["column"]), int(entry.get("seed") or 0)
-        one, state, detail = None, str(entry["state"]), str(entry.get("detail") or "")
-        if state == "done" and entry.get("run"):
+    for row, column, seed, state, runs, detail in cells:
+        one = None
+        if state == "done" and runs:
             try:
-                names = [entry["run"]] if isinstance(entry["run"], str) else entry["run"]
                 data = column.partition(":")[0]
-                parts = [result_table.read_scored_run(row, data, seed, find_run_folder(str(name), workspace)) for name in names]
+                parts = [result_table.read_scored_run(row, data, seed, find_run_folder(name, workspace)) for name in runs]
                 known = [part for part in parts if part is not None]
                 one = folds.pool_folds(known, keep, open_windows) if len(known) == len(parts) else None
-                detail = detail or "" if one else "the run has not been evaluated"
+                detail = detail if one else "the run has not been evaluated"
             except (UserError, ValueError) as error:
                 raise_system_error(error)
                 detail = clean(str(error), 300)
@@ -372,11 +382,11 @@ def group_missing(missing: Sequence[MissingCell]) -> list[MissingGroup]:
     return list(out.values())
 
 
-def write_long_csv(entries: Entries, results: RecipeResults) -> str:
+def write_long_csv(cells: Sequence[PlannedCell], results: RecipeResults) -> str:
     """A line a cell and seed, in the units of `scores.json`; the paper's in its own."""
     runs = {(one.row, one.data, one.seed): one for one in results.table.found}
     missing = {(m.row, m.column.partition(":")[0], m.seed): m for m in results.missing}
-    places = dict.fromkeys((str(e["row"]), str(e["column"]).partition(":")[0], int(e.get("seed") or 0)) for e in entries)
+    places = dict.fromkeys((cell.row, cell.column.partition(":")[0], cell.seed) for cell in cells)
     lines = []
     for place in places:
         row, data, seed = place

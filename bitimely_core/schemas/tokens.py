@@ -125,6 +125,7 @@ class SplitCounts(Part):
     subjects: int
     recordings: int
     classes: dict[str, int]
+    empty: int | None = omit_none("Windows that were left out: they have no sample.")
 
 
 class WindowShard(Part):

@@ -17,7 +17,7 @@ import numpy as np
 from bitimely_core import manifests, registry, storage
 from bitimely_core.cache import Cache, open_cache
 from bitimely_core.config import Filtering, Resampling
-from bitimely_core.errors import Finding, Level, Reason, UserError, input_error, safe_text, usage_error
+from bitimely_core.errors import Finding, Level, Reason, UserError, input_error, raise_differences, safe_text, usage_error
 from bitimely_core.records import StoredFile
 from bitimely_core.schemas.ingest import FindingRecord
 from bitimely_core.schemas.tokens import (
@@ -32,7 +32,15 @@ from bitimely_core.schemas.tokens import (
 )
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens import filters, moments, open_views, splits
-from bitimely_core.tokens.cutting import RecordCut, WindowPlace, count_unfiltered, cut_record, describe_preparation, make_windows
+from bitimely_core.tokens.cutting import (
+    RecordCut,
+    WindowPlace,
+    count_unfiltered,
+    cut_record,
+    describe_preparation,
+    find_observed,
+    make_windows,
+)
 from bitimely_core.tokens.sets import FORMAT, check_subjects, open_manifest
 from bitimely_core.types import Progress
 
@@ -99,7 +107,10 @@ def build_windows(
 
 
 def plan(cache: str | Path | Cache, **choices: Unpack[WindowChoices]) -> dict[str, Any]:
-    """What `build` would make, without writing or resampling: number of windows, bytes, shape, audit of the splits, notices, findings."""
+    """What `build` would make, without writing: number of windows, bytes, shape, audit of the splits, notices, findings.
+
+    Only windows that may have no sample are resampled.
+    """
     opened = _open_cache(cache, verify=False)
     options = resolve_options(opened, **choices)
     survey = CacheSurvey()
@@ -234,21 +245,7 @@ def is_current(out: Path, options: WindowOptions, fingerprint: str) -> bool:
         return False
     manifest = TokenManifest.read(out)
     old, new = manifest.options.model_dump(mode="json"), options.model_dump(mode="json")
-    differing = [
-        Finding(
-            Reason.SETTINGS_DIFFER,
-            f"the windows there have {safe_text(old.get(key))}",
-            f"now {safe_text(new.get(key))}",
-            "Tokenize under another --name, or with --force-new to replace them",
-            file=str(out),
-            field=key,
-        )
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key)
-    ]
-    if differing:
-        first, *rest = differing
-        raise usage_error(first.problem, first.requirement, first.hint, code=first.code, file=first.file, field=first.field, details=rest)
+    raise_differences(old, new, out, "Tokenize under another --name, or with --force-new to replace them")
     return manifest.cache == fingerprint
 
 
@@ -272,6 +269,7 @@ class CacheSurvey:
     units: tuple[str, ...] | None = None
     rates: set[tuple[str, float]] = field(default_factory=set)  # channel and native Hz
     left_out: Counter[str] = field(default_factory=Counter)
+    empty: Counter[str] = field(default_factory=Counter)  # split -> windows that were left out for having no sample
     lacking: dict[str, str] = field(default_factory=dict)  # recording -> what it lacks, of those that were left out for it
 
 
@@ -311,7 +309,11 @@ def survey_cache(
         if options.split == "time":  # each run of windows of one split is a block: a filter over several would mix the splits
             runs = ([place.start for place, _ in run] for _, run in itertools.groupby(kept, key=lambda one: one[1]))
             cut = cut._replace(blocks=tuple((starts[0], starts[-1] + options.length) for starts in runs))
+        observed = find_observed(cut, [place for place, _ in kept], options)
+        survey.empty.update(name for (_, name), seen in zip(kept, observed, strict=True) if not seen)
+        survey.left_out["empty_windows"] = survey.empty.total()
         survey.left_out["unfiltered"] += count_unfiltered(cut, [place for place, _ in kept], options)
+        kept = [one for one, seen in zip(kept, observed, strict=True) if seen]
         survey.units = cut.units
         survey.rates |= {(signal.channel, signal.rate) for segment in cut.segments for signal in segment}
         survey.rows += [
@@ -481,6 +483,7 @@ def audit(survey: CacheSurvey, class_names: list[str]) -> dict[str, SplitCounts]
             subjects=len({row.subject_id for row in rows}),
             recordings=len({row.recording_id for row in rows}),
             classes={name: labels[name] for name in class_names},
+            empty=survey.empty[split] or None,
         )
     return out
 
@@ -519,6 +522,7 @@ LEFT_OUT_REASONS: dict[str, tuple[Reason, Level, str]] = {  # what `left_out` co
     "unmeasured_windows": (Reason.UNMATCHED_LABELS, "info", "windows of which numeric annotations cover too little were left out"),
     "unfiltered": (Reason.LENGTH, "warning", "stretches of a channel are too short for the filter: they are missing values"),
     "gap": (Reason.LEFT_OUT, "info", "windows in the gaps between blocks of time were left out"),
+    "empty_windows": (Reason.MISSING_VALUES, "warning", "windows without a sample were left out"),
 }
 
 
@@ -539,11 +543,12 @@ def describe_lacking(key: str, lacking: Mapping[str, str]) -> Finding:
 
 def list_findings(survey: CacheSurvey, class_names: list[str]) -> list[Finding]:
     """What was left out, and what the splits lack."""
+    by_split = ", ".join(f"{survey.empty[split]:,} {split}" for split in splits.SPLITS if survey.empty[split])
     out = [
         replace(
             describe_lacking(key, survey.lacking),
             code=code,
-            problem=f"{survey.left_out[key]:,} {text}",
+            problem=f"{survey.left_out[key]:,} {text}" + (f" ({by_split})" if key == "empty_windows" else ""),
             level=level,
             count=survey.left_out[key],
         )

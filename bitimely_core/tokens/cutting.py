@@ -168,6 +168,20 @@ def make_windows(found: RecordCut, places: list[WindowPlace], options: WindowOpt
         yield piece
 
 
+def find_observed(found: RecordCut, places: list[WindowPlace], options: WindowOptions) -> np.ndarray:
+    """Which windows at `places` have a sample, bool [n]: of the others nothing can be learned or scored. Of irregular samples all."""
+    adds_gaps = count_unfiltered(found, places, options) > 0
+
+    def is_complete(signal: Signal) -> bool:
+        if choose_resampling(signal.channel, signal.rate, options) == "placed" or (adds_gaps and needs_filter(signal.channel, options)):
+            return False
+        return signal.samples.dtype.kind != "f" or bool(np.isfinite(signal.samples).all())
+
+    if options.clock is not None or all(any(map(is_complete, found.segments[i])) for i in {place.segment for place in places}):
+        return np.ones(len(places), dtype=bool)
+    return np.concatenate([np.isfinite(piece).any((1, 2)) for piece in make_windows(found, places, options)])
+
+
 def make_values(signal: Signal, factor: float, found: RecordCut, options: WindowOptions) -> np.ndarray:
     """A channel at the view's rate: its digital int16 values when `found.digital`, else physical float32 in the view's unit."""
     if needs_filter(signal.channel, options):

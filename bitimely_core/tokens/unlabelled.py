@@ -26,7 +26,7 @@ from bitimely_core.errors import Finding, Reason, UserError, input_error, input_
 from bitimely_core.formats import edf_header, tables, wfdb
 from bitimely_core.formats.source import Source, locate_errors, scan_folder
 from bitimely_core.schemas.tokens import Preprocessing, WindowManifest, WindowOptions, WindowStatistics
-from bitimely_core.tokens.cutting import WindowPlace, choose_resampling, cut_record, find_unit_factor, make_windows
+from bitimely_core.tokens.cutting import RecordCut, choose_resampling, cut_record, find_observed, find_unit_factor, make_windows
 from bitimely_core.tokens.windows import Windows, compute_affine, encode_targets
 from bitimely_core.types import Annotation, Record, Signal
 
@@ -306,9 +306,8 @@ def cut_unlabelled(record: Record, name: str, preprocessing: Preprocessing, *, l
     for key, text in (("annotation_out_of_range", "epochs at the edges have no full window"), ("too_short", "segments are too short")):
         if left_out[key]:
             findings.append(input_warning(Reason.LENGTH, f"{left_out[key]} {text}", "they have no prediction", count=left_out[key]))
+    _drop_empty(cut, options, findings)
     shards = tuple(make_windows(cut, cut.places, options))
-    if options.clock is None:
-        cut.places[:], shards = _drop_empty(cut.places, shards, findings)
     missing = preprocessing.missing or any(s.dtype.kind == "f" and not bool(np.isfinite(s).all()) for s in shards)
     n = len(cut.places)
     index = pl.DataFrame(
@@ -335,22 +334,17 @@ def cut_unlabelled(record: Record, name: str, preprocessing: Preprocessing, *, l
     return UnlabelledWindows(windows=windows, findings=findings)
 
 
-def _drop_empty(
-    places: Sequence[WindowPlace], shards: Sequence[np.ndarray], findings: list[Finding]
-) -> tuple[list[WindowPlace], tuple[np.ndarray, ...]]:
-    """The windows with a sample, of which there is something to predict; a warning about the others is added to `findings`.
+def _drop_empty(cut: RecordCut, options: WindowOptions, findings: list[Finding]) -> None:
+    """Keep the windows with a sample, of which there is something to predict; a warning about the others is added to `findings`.
 
     Raises UserError: missing_values (exit 4), where all are empty.
     """
-    seen = [np.isfinite(shard).any((1, 2)) for shard in shards]
-    kept = np.concatenate(seen)
+    kept = find_observed(cut, cut.places, options)
     if not kept.any():
         raise input_error(Reason.MISSING_VALUES, f"none of {len(kept)} windows has a sample", "expected a measured signal")
     if empty := int((~kept).sum()):
         findings.append(input_warning(Reason.MISSING_VALUES, f"{empty} windows have no sample", "they have no prediction", count=empty))
-    return [place for place, keep in zip(places, kept, strict=True) if keep], tuple(
-        shard[own] for shard, own in zip(shards, seen, strict=True) if own.any()
-    )
+    cut.places[:] = [place for place, keep in zip(cut.places, kept, strict=True) if keep]
 
 
 def match_units(signals: Sequence[Signal], preprocessing: Preprocessing) -> tuple[list[Signal], list[Finding]]:

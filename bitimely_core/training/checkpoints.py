@@ -26,7 +26,7 @@ from torch import Tensor
 
 from bitimely_core import manifests, storage
 from bitimely_core.config import LATER_SETTINGS
-from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, integrity_error, safe_text, usage_error
+from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, integrity_error, raise_differences, safe_text
 from bitimely_core.records import StoredFile
 from bitimely_core.schemas.runs import CheckpointMeta, flatten_keys
 from bitimely_core.system_errors import describe_os_error, raise_system_error
@@ -192,23 +192,11 @@ def require_same_run(checkpoint: Checkpoint, identity: dict[str, JsonValue], exe
         for key, value in now.items()
         if key not in before and key.split(".")[-2:-1] == ["model"] and key.split(".")[-1] in LATER_SETTINGS
     }
-    differing = sorted(
-        key
-        for key in before.keys() | now.keys()
-        if before.get(key) != now.get(key) and not (key.split(".")[-2:-1] == ["train"] and key.split(".")[-1] in exempt)
+    before, now = (
+        {key: value for key, value in of.items() if not (key.split(".")[-2:-1] == ["train"] and key.split(".")[-1] in exempt)}
+        for of in (before, now)
     )
-    if differing:
-        raise usage_error(
-            f"{len(differing)} {'key differs' if len(differing) == 1 else 'keys differ'} from the run to resume: {', '.join(differing)}",
-            "expected the settings and data it was started with",
-            "Repeat the previous command, choose another --run, or start over with --force-new",
-            code=Reason.SETTINGS_DIFFER,
-            file=str(checkpoint.folder),
-            details=[
-                Finding(Reason.SETTINGS_DIFFER, f"the checkpoint has {safe_text(before.get(k))}", f"now {safe_text(now.get(k))}", field=k)
-                for k in differing
-            ],
-        )
+    raise_differences(before, now, checkpoint.folder, "Repeat the previous command, choose another --run, or start over with --force-new")
 
 
 def require_same_shapes(checkpoint: Checkpoint, saved: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:

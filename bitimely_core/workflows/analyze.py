@@ -169,11 +169,12 @@ def _parse_options(entry: registry.Entry[Any], texts: dict[str, str]) -> Options
         if key not in known:
             raise registry.unknown(f"option of {entry.name}", flag, [f"--{name.replace('_', '-')}" for name in known])
         default = known[key]
-        kind: Any = float if "float" in str(parameters[key].annotation) else type(default)  # also of `float | None`
+        word = str(parameters[key].annotation).partition(" ")[0]  # also of `float | None`
+        kind: Any = {"float": float, "int": int}.get(word, type(default))
         try:
             if kind is bool:
                 out[key] = SWITCHES[text.lower()]
-            elif default is None and kind is not float:
+            elif kind is type(None):
                 out[key] = text
                 with suppress(ValueError):
                     out[key] = json.loads(text)
@@ -182,8 +183,8 @@ def _parse_options(entry: registry.Entry[Any], texts: dict[str, str]) -> Options
         except (ValueError, KeyError) as error:
             expected = "true or false" if kind is bool else kind.__name__
             raise usage_error(f"found {safe_text(text)}", f"expected {expected}", field=flag) from error
-        least = 1 if isinstance(default, int) and default >= 1 and key not in MAY_BE_NONE else 0
-        if isinstance(out[key], int | float) and not least * (not isinstance(default, bool)) <= out[key] < math.inf:
+        least = 1 if kind is int and default != 0 and key not in MAY_BE_NONE else 0
+        if isinstance(out[key], int | float) and not least <= out[key] < math.inf:
             raise usage_error(f"found {safe_text(text)}", f"expected a number of at least {least}", field=flag)
     return out
 
