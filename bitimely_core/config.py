@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import tomllib
 from functools import cache
 from operator import not_
@@ -329,6 +330,20 @@ def parse_assignments(pairs: list[str]) -> SettingsLayer:
                 raise usage_error(f"--set {safe_text(pair)}", f"{part} has a value of its own", "Leave one of the two out")
         here[parts[-1]] = value
     return out
+
+
+DEVICES = re.compile(r"auto|(cpu|mps)(:0)?|cuda(:(0|[1-9][0-9]{0,8}))?")  # torch would take 128 for -128 and 256 for 0
+
+
+def check_device_name(name: str) -> None:
+    """Refuse a name that no machine's device has. Raises UserError (config, exit 2)."""
+    if not DEVICES.fullmatch(name):
+        raise missing_device(name, "expected auto, cpu, cuda or mps")
+
+
+def missing_device(name: str, requirement: str) -> UserError:
+    """The error for a device that this machine does not have."""
+    return usage_error(f"no device {name!r}", requirement, "Use --device auto", field="--device")
 
 
 def validate(kind: type[S], values: SettingsLayer, file: str | None = None) -> S:

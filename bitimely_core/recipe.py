@@ -15,6 +15,7 @@ from bitimely_core.config import (
     Section,
     Settings,
     SettingsLayer,
+    check_device_name,
     merge_layers,
     parse_assignments,
     read_toml,
@@ -281,7 +282,7 @@ class Recipe(Section):
 def load_recipe(path: Path, *, leak_free: bool = False, changes: SettingsLayer | None = None) -> Recipe:
     """A recipe file with `changes` laid over it, and before them its section `[literal]` unless `leak_free`.
 
-    Raises UserError (config, exit 2) naming the key, with the nearest right one.
+    Raises UserError (config, exit 2) naming the key, with the nearest right one, or a device that no machine has.
     """
     values = read_toml(path)
     if leak_free and not values.get("literal"):
@@ -331,7 +332,7 @@ def _check_left_out(recipe: Recipe, file: str) -> None:
 def check_settings(recipe: Recipe, changes: SettingsLayer, file: str | None = None) -> None:
     """Check the free sections of a recipe, with `changes` laid over them, against the settings of every model that it trains.
 
-    Raises UserError (config, exit 2) naming the key, with the nearest right one.
+    Raises UserError (config, exit 2) naming the key, with the nearest right one, or a device that no machine has.
     """
     rows: list[SettingsLayer] = [arm.settings() for arm in recipe.arm] or [{}]
     for key in SECTIONS:
@@ -339,7 +340,7 @@ def check_settings(recipe: Recipe, changes: SettingsLayer, file: str | None = No
         rows = [merge_layers(row, {key: {"name": value}} if value else {}) for row, value in itertools.product(rows, values)]
     for stage, row in itertools.product(("pretrain", "finetune"), rows):
         chosen = {key: {"name": name} for key in SECTIONS if (name := getattr(recipe.pretrain, key))}
-        validate_settings(merge_layers(chosen, recipe.overrides(stage), row, changes), file)
+        check_device_name(validate_settings(merge_layers(chosen, recipe.overrides(stage), row, changes), file).train.device)
 
 
 def resolve_settings(

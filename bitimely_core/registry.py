@@ -318,6 +318,8 @@ class ObjectiveFacts:
     rows: int = 1  # fewest rows of a micro-batch; 2: it compares rows with each other (contrastive)
     draw: Callable[..., Any] | None = None
     # (model, batch on the CPU as the model reads it, a generator for each row, config) -> `Batch.draws`, None: draws nothing; drawn ahead
+    targets: Callable[[Any, Any], dict[str, Any]] | None = None
+    # (model of histories, batch) -> number of targets of each term of its loss; None: the terms have the same ones
     shared: bool = False  # what it draws from its own generator is of the step: the same in every process and micro-batch
     states: bool = False  # its targets are states of tokens, not samples: tokens that share samples show it parts of them
 

@@ -25,6 +25,7 @@ from torch import nn
 from bitimely_core import models, objectives, registry
 from bitimely_core.config import TrainConfig, validate
 from bitimely_core.errors import Exit, UserError
+from bitimely_core.models.tokenizers import FIRST
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.training import distributed, gradients, loop, metrics_log
 from bitimely_core.training.distributed import barrier, get_rank, get_world_size, is_resuming, launch
@@ -44,6 +45,20 @@ class Series(Rows):
             lengths = torch.tensor([24 + int(row) % 3 * 4 for row in batch.index]).reshape(-1, 1)
             values_of_rows = torch.stack(values) if values else torch.zeros(0, 32, 3, dtype=torch.float64)
             yield Batch(values_of_rows, mask=torch.arange(32) < lengths, index=batch.index)
+
+
+class Histories(Rows):
+    """Events of ragged lengths, of a row each."""
+
+    def __call__(self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1) -> Iterator[Batch]:
+        for batch in super().__call__(epoch, start=start, rank=rank, world=world):
+            assert batch.index is not None
+            draws = [torch.Generator().manual_seed(int(row)) for row in batch.index]
+            codes = [torch.randint(FIRST, 20, (12,), generator=draw) for draw in draws]
+            times = [torch.rand(12, dtype=torch.float64, generator=draw).mul(3).floor().cumsum(0) for draw in draws]
+            mask = torch.arange(12) < torch.tensor([1 + int(row) % 4 * 3 for row in batch.index]).reshape(-1, 1)
+            values = torch.stack(codes) if codes else torch.zeros(0, 12, dtype=torch.int64)
+            yield Batch(values * mask, torch.stack(times) if times else torch.zeros(0, 12, dtype=torch.float64), mask, index=batch.index)
 
 
 class Two(nn.Module):
@@ -128,6 +143,14 @@ CURVES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # objective -
     "vae": ("mtand", {**SMALL, "reference": 8, "latent": 3}, {"samples": 2}),
     "cpc": ("s4", {**SMALL, "ahead": 2, "encoder_norm": "layer"}, {"negatives": 5}),
 }
+EVENTS = {"tokenizer": "codes", "codes": 20}
+EVENT_CURVES = {
+    "next-previous": ("bitimelygpt", {**STACK, **EVENTS}, {}),
+    "next-previous group": ("bitimelygpt", {**STACK, **EVENTS, "ties": "group"}, {}),
+    "next-previous-strict": ("lstm", {**SMALL, **EVENTS}, {}),
+    "next-previous-strict sampled": ("bitimelygpt", {**STACK, **EVENTS}, {"direction_sampling": True}),
+    "next": ("gpt", {**SMALL, **EVENTS}, {}),
+}
 
 
 def member(folder: str, task: dict[str, Any]) -> int:
@@ -136,9 +159,9 @@ def member(folder: str, task: dict[str, Any]) -> int:
     rows: type[Rows] = Rows
     if (size := task.get("build")) is not None:
         torch.manual_seed(0)
-        model: nn.Module = models.build(task["model"], channels=3, length=32, dropout=0.0, **size).double()
+        model: nn.Module = models.build(task["model"], **{"channels": 3, "length": 32, "dropout": 0.0, **size}).double()
         objective: Any = objectives.get(task["objective"], **task.get("settings", {}))
-        rows = Series
+        rows = Histories if "codes" in size else Series
     else:
         model, objective = MODELS[task.get("model", "plain")]().double(), OBJECTIVES[task.get("objective", "squares")]
     if rank == 1:  # process 0 decides
@@ -217,11 +240,14 @@ def test_two_processes_are_one(task: dict[str, Any], forge: Forge, tmp_path: Pat
         agree(tmp_path / "one", tmp_path / "two")
 
 
-@pytest.mark.parametrize("objective", CURVES)
-def test_one_two_and_three_processes_have_one_curve(objective: str, forge: Forge, tmp_path: Path) -> None:
-    """What is drawn by row does not know the processes: 21 rows of three lengths in batches of four, two parts a batch in one case."""
-    model, build, settings = CURVES[objective]
-    task = {"model": model, "objective": objective, "build": build, "settings": settings, "config": {"epochs": 1}}
+@pytest.mark.parametrize("curve", [*CURVES.items(), *EVENT_CURVES.items()], ids=lambda curve: f"{curve[0]} {curve[1][0]}")
+def test_one_two_and_three_processes_have_one_curve(curve: tuple[str, Any], forge: Forge, tmp_path: Path) -> None:
+    """What is drawn by row does not know the processes: 21 rows of three lengths in batches of four, two parts a batch in one case.
+
+    On histories next has a target more a row than previous, [EOS], and both terms are means over their own.
+    """
+    name, (model, build, settings) = curve
+    task = {"model": model, "objective": name.split()[0], "build": build, "settings": settings, "config": {"epochs": 1}}
     for world in (1, 2, 3):
         assert together(forge, tmp_path / str(world), world, **task) == [0] * world
     task["config"]["accumulate"] = 2

@@ -49,6 +49,22 @@ def test_the_operator_has_the_bits_of_the_forms(direction: str, core: str) -> No
             assert torch.equal(found, own)
 
 
+@pytest.mark.parametrize("direction", ["forward", "both"])
+def test_heads_too_wide_for_the_kernels_are_computed_by_the_forms(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CUDA with Triton, where the operator has called itself without end for them."""
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 150, 1, width, generator=draw).requires_grad_() for width in (2 * operator.WIDEST, 2 * operator.WIDEST, 3))
+    log_decay = torch.tensor([-0.1]).requires_grad_()
+    inputs = (q, k, v, log_decay)
+    plain = retention.retention(q, k, v, log_decay=log_decay, direction=direction)
+    monkeypatch.setattr(operator, "has_kernels", lambda _: True)
+    made = retention.retention(q, k, v, log_decay=log_decay, direction=direction)
+    own = torch.ops.bitimely.retention(*inputs, None, None, None, direction, 64, "fp32")
+    for o in (made, own):
+        assert torch.equal(o, plain)
+        assert all(map(torch.equal, torch.autograd.grad(o.sum(), inputs), torch.autograd.grad(plain.sum(), inputs, retain_graph=True)))
+
+
 @pytest.mark.parametrize("rotated", [False, True])
 def test_the_operator_keeps_the_rules_of_torch(rotated: bool) -> None:
     """Its schema, its fake tensors and its gradients, under autograd and under the compiler's tracing."""

@@ -605,6 +605,19 @@ def test_pieces_out_of_order_are_refused(direction: str, time: float) -> None:
     assert refused.value.code == Reason.TIMESTAMPS
 
 
+@pytest.mark.parametrize("form", ["auto", "parallel", "chunkwise", "recurrent"])
+@pytest.mark.parametrize("direction", DIRECTIONS[:2])
+def test_a_state_of_the_other_direction_is_refused(direction: str, form: str) -> None:
+    """Which holds what lies on the other side; also of no rows."""
+    other = DIRECTIONS[1 - DIRECTIONS.index(direction)]
+    q, k, v, _ = random_inputs(1, 4, 1, 2, 2)
+    state = retention(q, k, v, log_decay=decays(1), direction=other, return_state=True)[1]
+    for rows in (4, 0):
+        with pytest.raises(UserError, match=f"a state of {other} retention in {direction} retention") as refused:
+            retention(q[:, :rows], k[:, :rows], v[:, :rows], log_decay=decays(1), direction=direction, form=form, state=state)
+        assert (refused.value.code, refused.value.exit_code) == (Reason.CONFIG, Exit.USAGE)
+
+
 @pytest.mark.parametrize(
     "options",
     [

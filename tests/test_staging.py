@@ -16,11 +16,12 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
-from remote import BUCKET, FileServer, serve
+from remote import BUCKET, FileHandler, FileServer, serve
 
 from bitimely_cli.main import main
 from bitimely_core import cache, storage
 from bitimely_core.cache import staging
+from bitimely_core.cache.workers import StopFlag
 from bitimely_core.errors import UserError, hide_credentials
 from bitimely_core.formats import edf_header, edf_writer
 
@@ -447,3 +448,81 @@ def test_names_of_buckets_and_local_urls_are_read_as_they_are_written(tmp_path: 
     assert staging.locate_folder("s3://signals/a#b", tmp_path) != staging.locate_folder("s3://signals/a#c", tmp_path)
     for url in ("file:///data/my%20raw", "file://localhost/data/my%20raw"):
         assert staging._parse_local(url) == Path("/data/my raw")
+
+
+@pytest.mark.parametrize("more", [1, 1000])
+def test_a_web_server_that_sends_more_than_it_states(
+    more: int, server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The beginning is not taken for the file."""
+    original = FileHandler.send_file
+
+    def send_file(handler: FileHandler, name: str) -> None:
+        if handler.command == "HEAD":
+            handler.reply(200, handler.server.files[name][:-more], "application/octet-stream", {"ETag": '"one"'})
+        else:
+            original(handler, name)
+
+    monkeypatch.setattr(FileHandler, "send_file", send_file)
+    with pytest.raises(UserError, match="longer than the server states") as refused:
+        cache.ingest("generic", name_url(server, "http"), tmp_path / "cache")
+    assert refused.value.exit_code == 4
+    assert not list((tmp_path / "cache").glob("*.parquet"))
+
+
+def test_a_web_server_that_sends_less_than_it_states(
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original = FileHandler.send_file
+
+    def send_file(handler: FileHandler, name: str) -> None:
+        if handler.command == "HEAD":
+            handler.reply(200, handler.server.files[name] + b"0", "application/octet-stream", {"ETag": '"one"'})
+        else:
+            original(handler, name)
+
+    monkeypatch.setattr(FileHandler, "send_file", send_file)
+    assert main(["ingest", "generic", name_url(server, "http"), "-w", str(tmp_path)]) == 6
+    assert "ends before the size that the server states" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shift", [-512, 512, None])
+def test_a_web_server_that_answers_with_another_part(
+    shift: int | None, server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is put together from it; without the header that says which part it is, neither."""
+    original = FileHandler.send_file
+
+    def send_file(handler: FileHandler, name: str) -> None:
+        body, asked = handler.server.files[name], handler.headers.get("Range", "")
+        headers = {"ETag": '"one"'}
+        if handler.command == "HEAD" or not name.endswith("b.edf"):
+            original(handler, name)
+        elif not asked:
+            handler.reply(200, body, "application/octet-stream", headers, cut=1500)
+        else:
+            start = int(asked.removeprefix("bytes=").rstrip("-")) + (shift or 0)
+            if shift is not None:
+                headers["Content-Range"] = f"bytes {start}-{len(body) - 1}/{len(body)}"
+            handler.reply(206, body[start:], "application/octet-stream", headers)
+
+    monkeypatch.setattr(FileHandler, "send_file", send_file)
+    with pytest.raises(UserError, match=r"night/b\.edf: the server sends another part") as refused:
+        cache.ingest("generic", name_url(server, "http"), tmp_path / "cache")
+    assert refused.value.exit_code == 4
+
+
+@pytest.mark.parametrize("link", ["b.edf", "/night/b.edf", "HOST/night/b.edf"])
+def test_a_redirected_listing_is_read_where_it_is(link: str, server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = FileHandler.do_GET
+
+    def do_get(handler: FileHandler) -> None:
+        if handler.path.startswith("/latest/"):
+            handler.reply(302, b"", headers={"Location": handler.path.replace("/latest/", "/night/", 1)})
+        else:
+            original(handler)
+
+    monkeypatch.setattr(FileHandler, "do_GET", do_get)
+    server.page["night/"] = f'<a href="{link.replace("HOST", server.url)}">b</a><a href="/other/c.edf">c</a>'
+    assert list(staging.list_remote(f"{server.url}/latest", StopFlag()).files) == ["b.edf"]
+    assert cache.ingest("generic", f"{server.url}/latest", tmp_path / "cache")["counts"]["accepted"] == 1

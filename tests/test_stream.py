@@ -207,6 +207,25 @@ def test_the_index_day_of_the_pieces_is_that_of_the_end(name, options):
     assert torch.equal(early, stream.finish().hidden[-1]) is (options.get("index_day") is False)
 
 
+@pytest.mark.parametrize("name", ["timelygpt", "s4", "lstm"])
+def test_rows_that_end_with_padding_have_no_end(name):
+    """[EOS] would stand behind the padding, where a full pass has it behind the last event; a gap within a row is one for both."""
+    narrow, wide = make(name, tokenizer="codes", codes=20)
+    codes = torch.randint(5, 20, (2, 30), generator=seeded())
+    times = torch.rand(2, 30, generator=seeded(1)).mul(3).cumsum(1)
+    mask = torch.ones(2, 30, dtype=torch.bool)
+    mask[1, 10:12] = False
+    check(narrow, wide, Batch(codes * mask, times=times, mask=mask), [11, 5])
+    stream = narrow.stream()
+    stream.feed(Batch(codes[:, :11] * mask[:, :11], times=times[:, :11], mask=mask[:, :11]))
+    stream.feed(Batch(codes[:, :0], times=times[:, :0]))
+    with pytest.raises(UserError, match="end with padding") as caught:
+        stream.finish()
+    assert (caught.value.code, caught.value.exit_code) == (Reason.SHAPES_DIFFER, 2)
+    stream.feed(Batch(codes[:, 11:13] * mask[:, 11:13], times=times[:, 11:13], mask=mask[:, 11:13]))
+    assert stream.finish().hidden[-1].isfinite().all()
+
+
 def test_a_model_of_several_data_sets_has_no_stream():
     model = tiny("timelygpt", layers=2, tokenizer="patch", others=(2,))
     with pytest.raises(UserError, match=r"model\.others.*select_adapter"):

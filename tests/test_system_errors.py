@@ -212,7 +212,6 @@ ALLOWED = {  # file: functions that need not ask
     "claims/cluster.py": {"_run_task"},  # asks `find_system_error`; the driver raises what it finds
     "cache/workers.py": {"collect_results", "_serve_tasks"},  # a pipe that the other side has closed
     "pipeline/workers.py": {"_run_process"},  # stored with the stage
-    "training/devices.py": {"check_device_name"},  # torch.device of an unknown name
     "training/distributed.py": {"claim_report"},  # a store that has ended with its machine
     "training/batches.py": {"read_ahead", "read_batches"},
     "training/loop.py": {"_run_step", "_validate"},  # handed to out_of_memory_error, which asks

@@ -584,15 +584,24 @@ def test_precision_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> Non
             resolve_precision(loop.TrainConfig(precision="tf32", device=device))
 
 
-@pytest.mark.parametrize("name", ["gpu", "cuda:x", "xpu"])
-def test_a_device_that_no_machine_has_is_refused_in_a_dry_run_too(name: str) -> None:
+@pytest.mark.parametrize("name", ["gpu", "cuda:x", "xpu", "CUDA", "cuda:-1", "cuda:05", "cuda:99999999999", "cpu:300", "mps:5"])
+def test_a_device_that_no_machine_has_is_refused(name: str) -> None:
+    """Also where --set names another one."""
     from bitimely_core.workflows.prepare import resolve_training
 
     given: list[tuple[dict[str, Any], list[str]]] = [({}, [f"train.device={name}"]), ({"train": {"device": name}}, ["train.device=cpu"])]
     for flags, pairs in given:
-        with pytest.raises(UserError, match="--device") as caught:
-            resolve_training("pretrain", {}, dry_run=True, config=None, pairs=pairs, flags=flags)
+        with pytest.raises(UserError, match=f"--device: no device {name!r}") as caught:
+            resolve_training("pretrain", {}, config=None, pairs=pairs, flags=flags)
         assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("name", ["cuda:64", "cuda:128", "cuda:255", "cuda:256", "cuda:300"])
+def test_a_gpu_that_is_not_there_is_refused_by_its_number(name: str) -> None:
+    """Torch takes 300 for 44 and 255 for none, and of 128 it makes -128, for which it has no error of its own."""
+    with pytest.raises(UserError, match=f"no device {name!r}") as caught:
+        select_device(name)
+    assert caught.value.exit_code == 2
 
 
 @pytest.mark.filterwarnings("ignore")  # torch deprecates parts of its own compiler

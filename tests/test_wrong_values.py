@@ -164,3 +164,28 @@ def test_the_sweep_knows_every_verb() -> None:
 def test_the_command_line_without_a_wrong_value_is_right(verb: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
     assert main([*make_line(place, verb, "--workspace", str(place / "home"))]) in {0, 4}  # verify and report of an unfinished run or none
+
+
+@pytest.mark.parametrize("device", ["cuda:64", "cuda:300", "gpu"])
+@pytest.mark.parametrize("verb", sorted(name for name in COMMANDS if "--device" in list_parameters(name)))
+def test_a_dry_run_refuses_the_device_that_the_call_refuses(
+    verb: str, device: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With its line: a dry run must not plan what cannot be done here."""
+    argv, lines = [text.replace("device=cpu", f"device={device}") for text in make_line(place, verb, "--device", device)], []
+    for line in (argv, [text for text in argv if text != "--dry-run"]):
+        assert main(line) == 2
+        lines.append(capsys.readouterr().err)
+    assert lines[0] == lines[1]
+    assert f"--device: no device '{device}'" in lines[0]
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:x"])
+def test_an_experiment_refuses_a_device_that_no_machine_has(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = place / "recipe.toml"
+    recipe.write_text(small.SMALL_RECIPE.replace("batch_size", f'device = "{name}"\nbatch_size'))
+    for argv in (["run", "smoke", "--set", f"train.device={name}"], ["run", str(recipe)]):
+        for more in ([], ["--dry-run"]):
+            assert main([*argv, *more, "-w", str(place / "none")]) == 2
+            assert f"--device: no device '{name}'" in capsys.readouterr().err
+    assert not (place / "none").exists()

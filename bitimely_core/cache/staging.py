@@ -334,6 +334,7 @@ def _list_page(opened: Any, url: str) -> list[RemoteEntry]:
     with opened.open(url, "rb", block_size=0, size=1) as page:  # a size saves a request
         if page.r.headers.get("Content-Type", "text/html").partition(";")[0] != "text/html":
             return []
+        here = urljoin(str(page.r.url), ".")  # after redirections; the files are asked for below `url`, where they are redirected too
         text = bytearray()
         while block := page.read(CHUNK):
             text += block
@@ -344,7 +345,9 @@ def _list_page(opened: Any, url: str) -> list[RemoteEntry]:
         if re.search(r"[?#]", link):  # another order of the same page
             continue
         relative = "" if re.match(r"[A-Za-z][\w+.-]*:|/", link) else link.removeprefix("./")
-        target = url + relative if relative else urljoin(url, link)
+        target = url + relative if relative else urljoin(here, link)
+        if not target.startswith(url) and target.startswith(here):
+            target = url + target.removeprefix(here)
         if target.startswith(url) and target != url:
             name = target.removeprefix(url)
             found[target] = (unquote(name).removesuffix("/"), target, {}, name.endswith("/"))
@@ -392,6 +395,10 @@ def _fold(name: str) -> str:
 
 
 # --- download
+
+
+class _EndedEarlyError(ConnectionError):
+    """A file had fewer bytes than stated, without an error of the connection."""
 
 
 class _Download:
@@ -458,7 +465,7 @@ class _Download:
         for _ in range(TRIES):
             digest = self._bring_version(name, file)
             now = _retry(partial(self.remote.stat, file.path), self.remote.url, name, self.stop)
-            if now == file:
+            if now == file and digest:
                 target = self.folder / name
                 storage.make_folder(target.parent)
                 storage.remove_folder(target)  # where an earlier listing had one
@@ -470,6 +477,9 @@ class _Download:
             self.remote.opened.invalidate_cache()
             if now is None:
                 break
+            if now == file and self.remote.is_web:
+                problem, hint = "is longer than the server states", "Bring the folder here by other means"
+                raise input_error(Reason.IO_ERROR, problem, f"expected {file.size} bytes", hint, file=self._show(name))
             file = now
         hint = f"Wait until nothing writes there. {RETRY_HINT}"
         raise input_error(Reason.IO_ERROR, "changed while it was read", "expected files that stay as they are", hint, file=self._show(name))
@@ -484,7 +494,7 @@ class _Download:
         return f"{self.remote.url.rstrip('/')}/{name}"
 
     def _bring_version(self, name: str, file: RemoteFile) -> str:
-        """Fill the part of one version of a file; its SHA-256. A broken connection is taken up where it broke."""
+        """Fill the part of one version of a file; its SHA-256, empty where it is another one. A broken connection is taken up where it broke."""
         part, left = self._locate_part(name, file), TRIES
         if not file.version or not part.is_file():
             storage.create_file(part)
@@ -492,7 +502,7 @@ class _Download:
             self._check()
             before = part.stat().st_size
             try:
-                return self._fill(part, file)
+                return self._fill(part, name, file)
             except Exception as error:
                 raise_system_error(error, stored=False)
                 fault = _describe_failure(error, self.remote.url, name)
@@ -503,8 +513,8 @@ class _Download:
                     return ""  # another version, which `_bring` finds
             _wait_between_tries(TRIES - left, self.stop)
 
-    def _fill(self, part: Path, file: RemoteFile) -> str:
-        """Append what a part lacks; its SHA-256."""
+    def _fill(self, part: Path, name: str, file: RemoteFile) -> str:
+        """Append what a part lacks; its SHA-256, empty where a web server sends more than it has stated. Raises UserError."""
         total, at = hashlib.sha256(), 0
         with part.open("rb") as known:
             while block := known.read(CHUNK):
@@ -515,15 +525,20 @@ class _Download:
                 if self.remote.is_web and at and stream.r.status != 206:  # the server sends all of it
                     storage.create_file(part)
                     total, at = hashlib.sha256(), 0
+                elif self.remote.is_web and at and not stream.r.headers.get("Content-Range", "").startswith(f"bytes {at}-"):
+                    found, wanted = "the server sends another part of the file", f"asked for its bytes from {at} on"
+                    raise input_error(Reason.IO_ERROR, found, wanted, "Bring the folder here by other means", file=self._show(name))
                 while at < file.size and (block := stream.read(min(CHUNK, file.size - at))):
                     self._check()
                     storage.append_bytes(part, block)
                     total.update(block)
                     at += len(block)
                     self.done += len(block)
+                if self.remote.is_web and at == file.size and stream.read(1):
+                    return ""
         if at != file.size:
             storage.create_file(part) if at > file.size else None
-            raise ConnectionError("fewer bytes than stated")
+            raise _EndedEarlyError
         storage.sync_file(part)
         return total.hexdigest()
 
@@ -593,6 +608,7 @@ def _describe_failure(error: BaseException, url: str, name: str) -> UserError:
     refused = refused or getattr(error, "errno", None) in REFUSALS
     if "FileExpired" in kinds or (not refused and (isinstance(error, OSError | TimeoutError) or kinds & TRANSIENT)):
         hint = f"Check the network. {RETRY_HINT}"
-        return UserError(Reason.IO_ERROR, "the server does not answer", f"tried {TRIES} times", hint, where, exit_code=Exit.RESOURCES)
+        problem = "ends before the size that the server states" if isinstance(error, _EndedEarlyError) else "the server does not answer"
+        return UserError(Reason.IO_ERROR, problem, f"tried {TRIES} times", hint, where, exit_code=Exit.RESOURCES)
     problem = f"the server refuses the request ({status or type(error).__name__})"
     return input_error(Reason.IO_ERROR, problem, "expected a folder that can be listed", "Check the URL", file=where)

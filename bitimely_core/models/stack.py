@@ -187,7 +187,7 @@ class Stack(BidirectionalModel):
             return Positions(index, times, keep, inside)
         positions = index if times is None or self.config.rotary == "index" else times - times[:, :1]
         exact = self.config.xpos_scale or positions.requires_grad or self.special.dtype == torch.float64
-        inner = not exact and operator.is_used(index.device, torch.float32)
+        inner = not exact and operator.is_used(index.device)
         table = make_rotation(positions, self.config.dim // self.config.heads) if inner else None
         return Positions(positions, times, keep, inside, table)
 

@@ -38,6 +38,7 @@ class Progress(NamedTuple):
     last: Tensor | None = None
     person: Tensor | None = None  # [B, 4]
     end: Tensor | None = None  # [B] months of the index day, as fed last
+    padded: bool = False  # the last event of some row is none
 
 
 class Stream:
@@ -87,6 +88,8 @@ class Stream:
         times = None if model.config.clock == "index" else batch.times
         samples = batch.values if batch.mask is None else self._fill_missing(batch)
         self._check(samples, times)
+        if model.config.tokenizer == "codes" and samples.shape[1]:
+            before = before._replace(padded=bool((samples[:, -1] == PAD).any()))
         if before.samples is not None:
             samples = torch.cat((before.samples, samples), 1)
         if before.person is None and batch.person is not None:
@@ -111,13 +114,16 @@ class Stream:
         The stream itself stays as it is: it may be fed further, and finished again. `hidden` are L states [B, N + 1, D], N <= 1, and `eos`
         is the index of [EOS], which the readouts `eos` and `last` read.
         Raises UserError: `config` for a stream without samples or in training mode, `timestamps` for an end before the last event,
-        `shapes_differ` for another number of ends than rows (exit 2).
+        `shapes_differ` for another number of ends than rows, and for rows of events that end with padding: [EOS] would not be at their end (exit 2).
         """
         before = self._progress
         _require_eval(self.model)
         rest = 0 if before.samples is None else before.samples.shape[1] - before.context
         if before.samples is None or not (before.positions or rest):
             raise usage_error("a stream without samples", "samples before its end", "call feed first")
+        if before.padded:
+            wanted, hint = "rows that end with an event", "Feed rows of other lengths in streams of their own"
+            raise usage_error("rows that end with padding", wanted, hint, code=Reason.SHAPES_DIFFER)
         end = self._choose_end(before.end if end is None else end)
         more = rest > (self.span - self.stride if before.positions else 0)
         return self._read(before, before.samples if more else before.samples[:, :0], None, finish=True, end=end)[0]

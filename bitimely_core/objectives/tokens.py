@@ -65,7 +65,18 @@ NOTICE = (
 )
 
 
-@objectives(ObjectiveFacts(leak_free=False, requires="alternating", notice=NOTICE))
+def count_targets(model: Model, batch: Batch) -> dict[str, Tensor]:
+    """Targets of the terms next and previous on histories, of which next alone has [EOS]; the terms of signals have the same ones."""
+    tokenizer = model.adapter.tokenizer
+    assert isinstance(tokenizer, CodeTokenizer)
+    real = tokenizer.find_real(batch)
+    if model.config.ties == "group":
+        return {"next": real.sum() + len(real), "previous": (real & (tokenizer.sets(batch)[1] > 0)).sum() + real.any(1).sum()}
+    valid = (tokenizer.find_targets(batch) & real).sum()
+    return {"next": valid + len(real), "previous": valid}
+
+
+@objectives(ObjectiveFacts(leak_free=False, requires="alternating", notice=NOTICE, targets=count_targets))
 def next_previous(model: Model, batch: Batch, generator: Generator | None = None, *, config: ObjectiveConfig) -> Result:
     """The paper's: one alternating pass, next token read at layer L - 1, previous token at layer L (Eq. 9). It can see its targets."""
     encoded = model(batch, directions=cycle_directions(model, "forward", "backward"))
@@ -75,7 +86,11 @@ def next_previous(model: Model, batch: Batch, generator: Generator | None = None
     )
 
 
-@objectives(ObjectiveFacts(leak_free=True, context="past or future", requires="one-way", config=StrictConfig, passes=2, shared=True))
+@objectives(
+    ObjectiveFacts(
+        leak_free=True, context="past or future", requires="one-way", config=StrictConfig, passes=2, shared=True, targets=count_targets
+    )
+)
 def next_previous_strict(model: Model, batch: Batch, generator: Generator | None = None, *, config: StrictConfig) -> Result:
     """The leak-free form: two passes of the same weights, all layers forward (next token), all backward (previous token)."""
     refuse_overlap(model.config)
@@ -193,7 +208,10 @@ def make_result(model: Model, batch: Batch, parts: list[LossPart]) -> Result:
     loss = torch.stack(list(losses.values())).sum()
     scale = model.target_scale if has_target_scale(model) else model.measure([batch])
     joined = {key: torch.cat([getattr(part, key) for part in parts], 1) for key in ("prediction", "target", "valid")}
-    return pack_result(loss, loss.detach() / len(parts) / scale, losses, joined["valid"].sum(), slices=slices, **joined)
+    return {
+        **pack_result(loss, loss.detach() / len(parts) / scale, losses, joined["valid"].sum(), slices=slices, **joined),
+        "terms": losses,
+    }
 
 
 def has_target_scale(model: Model) -> bool:

@@ -35,11 +35,11 @@ def find_backend() -> str:
     return "triton" if COMPILER and importlib.util.find_spec("triton") is not None else "torch"
 
 
-def is_used(device: torch.device, wide: torch.dtype) -> bool:
-    """Whether retention of this precision is the operator: in graphs of torch.compile, and on CUDA where it has kernels."""
+def is_used(device: torch.device) -> bool:
+    """Whether retention is the operator on a device: in graphs of torch.compile, and on CUDA where it has kernels (if `fits_kernels`)."""
     if torch.compiler.is_compiling():
         return not torch.compiler.is_exporting()
-    return has_kernels(device) and wide == torch.float32
+    return has_kernels(device)
 
 
 def has_kernels(device: torch.device) -> bool:

@@ -47,6 +47,7 @@ class State(NamedTuple):
 
     memory: Tensor  # [B, H, K, V] = sum over m of exp(g |time - t_m|) keep_m k_m^T v_m; float32, or float64 for float64 inputs
     time: Tensor  # [B] float64, of the last row processed: the last one in `forward`, the first one in `backward`
+    direction: Literal["forward", "backward"] | None = None  # of the pieces that it is the state of; None: not known
 
 
 class RetentionOptions(TypedDict, total=False):
@@ -113,7 +114,8 @@ def retention(
 
     Returns [B, N, H, V] in the dtype of `v`; with `return_state` the pair of it and the `State`.
     Raises UserError: `timestamps` for times that decrease, are not finite or contradict the state; `config` for options that exclude
-    others, and for inputs that are not of floating point; `shapes_differ` for a state of other rows or heads.
+    others, for a state of the other direction, and for inputs that are not of floating point; `shapes_differ` for a state of other rows or
+    heads.
 
     Times are checked once: a tensor that was in order is checked again after operations of torch have changed it, but not after a write
     through numpy's view of it or through `.data`, which torch does not count.
@@ -121,7 +123,8 @@ def retention(
     stateful = state is not None or return_state
     _check_shapes(q, k, v, log_decay, times, mask)
     _check_options({"direction": direction, "form": form, "ties": ties, "core_precision": core_precision}, stateful=stateful)
-    _check_inputs(q, k, v, chunk, state)
+    _check_inputs(q, k, v, chunk)
+    _check_state(q, v, direction, state)
     if not q.shape[0] * q.shape[1]:
         return _read_nothing(q, k, v, state, return_state=return_state)
     if times is not None and not torch.compiler.is_compiling():
@@ -131,7 +134,8 @@ def retention(
     length, dtype, backward = q.shape[1], v.dtype, direction == "backward"
     if form == "auto":
         form = "recurrent" if stateful and length == 1 else "parallel" if ties == "group" or length <= 2 * chunk else "chunkwise"
-    if form != "parallel" and not stateful and operator.is_used(q.device, wide):
+    fused = operator.is_used(q.device) and (torch.compiler.is_compiling() or operator.fits_kernels(q, k, v))
+    if form != "parallel" and not stateful and fused:
         precision = "fp32" if learns and not operator.fits_kernels(q, k, v) else core_precision
         return cast(Tensor, torch.ops.bitimely.retention(q, k, v, log_decay, times, mask, rotation, direction, chunk, precision))
     core = torch.bfloat16 if core_precision == "bf16" and wide == torch.float32 and not learns else wide
@@ -237,17 +241,24 @@ def _check_options(options: dict[str, Any], *, stateful: bool) -> None:
         raise usage_error("a state of both directions at once", "direction forward or backward")
 
 
-def _check_inputs(q: Tensor, k: Tensor, v: Tensor, chunk: int, state: State | None) -> None:
+def _check_inputs(q: Tensor, k: Tensor, v: Tensor, chunk: int) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not x.is_floating_point():
             raise usage_error(f"{name} of {str(x.dtype).removeprefix('torch.')}", "floating-point numbers", f"convert it: {name}.float()")
     if chunk < 1:
         raise usage_error(f"chunk is {chunk}", "at least one row")
-    if state is not None:
-        wanted = [q.shape[0], q.shape[2], q.shape[3], v.shape[3]]
-        if list(state.memory.shape) != wanted or list(state.time.shape) != wanted[:1]:
-            found = f"a state of {list(state.memory.shape)} at {list(state.time.shape)} times"
-            raise usage_error(found, f"{wanted} at {wanted[:1]}", "give each sequence its own state", code=Reason.SHAPES_DIFFER)
+
+
+def _check_state(q: Tensor, v: Tensor, direction: str, state: State | None) -> None:
+    if state is None:
+        return
+    if state.direction not in {None, direction}:
+        found = f"a state of {state.direction} retention in {direction} retention"
+        raise usage_error(found, f"one that {direction} retention has left", "begin without a state")
+    wanted = [q.shape[0], q.shape[2], q.shape[3], v.shape[3]]
+    if list(state.memory.shape) != wanted or list(state.time.shape) != wanted[:1]:
+        found = f"a state of {list(state.memory.shape)} at {list(state.time.shape)} times"
+        raise usage_error(found, f"{wanted} at {wanted[:1]}", "give each sequence its own state", code=Reason.SHAPES_DIFFER)
 
 
 def _read_nothing(q: Tensor, k: Tensor, v: Tensor, state: State | None, *, return_state: bool) -> Tensor | tuple[Tensor, State]:
@@ -309,8 +320,9 @@ def _carry_state(
     batch, _, length, width = q.shape
     given = _decay(g * (end - clock).to(g.dtype)[:, None])  # [B, H, N]
     memory, time = (k * given[..., None]).mT @ v, (sign * end[:, 0]).expand(batch)
+    way: Literal["forward", "backward"] = "backward" if backward else "forward"
     if state is None:
-        return None, State(memory, time)
+        return None, State(memory, time, way)
 
     if times is None:  # t = time + 1, time + 2 ... (backward: time - 1, time - 2 ...)
         start = (clock[:, -1:] if backward else clock[:, :1]) - 1
@@ -327,7 +339,7 @@ def _carry_state(
     before = state.memory.to(q.dtype)
     received = (q * (_decay(g * (clock - start).to(g.dtype)[:, None]) * width**-0.5)[..., None]) @ before
     faded = _decay(g * (end - start).to(g.dtype)[:, None])[..., None] * before
-    return received.transpose(1, 2), State(memory + faded, time)
+    return received.transpose(1, 2), State(memory + faded, time, way)
 
 
 def _recurrent(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, clock: Tensor, backward: bool, chunk: int, core: torch.dtype) -> Tensor:

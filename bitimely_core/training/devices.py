@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from bitimely_core import registry
-from bitimely_core.config import Settings, TrainConfig
-from bitimely_core.errors import Finding, Reason, UserError, input_warning, usage_error
+from bitimely_core.config import Settings, TrainConfig, check_device_name, missing_device
+from bitimely_core.errors import Finding, Reason, input_warning, usage_error
 from bitimely_core.models.layers import BidirectionalConfig
 from bitimely_core.ops import operator
 from bitimely_core.schemas.runs import RunEnvironment
@@ -45,27 +45,18 @@ def select_device(name: str = "auto") -> torch.device:
     check_device_name(name)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() and get_world_size() == 1 else "cpu"
-    device = torch.device(name)
-    if device.type == "cuda":
-        at = int(os.environ.get("LOCAL_RANK", "0")) if get_world_size() > 1 else device.index or 0
+    kind, _, index = name.partition(":")
+    device = torch.device(kind)
+    if kind == "cuda":
+        at = int(os.environ.get("LOCAL_RANK", "0")) if get_world_size() > 1 else int(index or 0)
         if at >= torch.cuda.device_count():
             raise missing_device(f"cuda:{at}", f"found {torch.cuda.device_count()} CUDA devices")
         device = torch.device("cuda", at)
         torch.cuda.set_device(device)
         torch.backends.cudnn.allow_tf32 = False  # torch's default for convolutions alone; a training in TF32 allows it for its time
-    elif device.type == "mps" and not torch.backends.mps.is_available():
+    elif kind == "mps" and not torch.backends.mps.is_available():
         raise missing_device(name, "found no MPS device")
     return device
-
-
-def check_device_name(name: str) -> None:
-    """Refuse a name that no machine's device has. Raises UserError (config, exit 2)."""
-    try:
-        known = name == "auto" or torch.device(name).type in {"cpu", "cuda", "mps"}
-    except RuntimeError:
-        known = False
-    if not known:
-        raise missing_device(name, "expected auto, cpu, cuda or mps")
 
 
 def resolve_precision(config: TrainConfig) -> TrainConfig:
@@ -74,7 +65,9 @@ def resolve_precision(config: TrainConfig) -> TrainConfig:
     Raises UserError (config, exit 2) for tf32, which CUDA alone has, on another device.
     """
     on_cuda = (config.device == "auto" or config.device.startswith("cuda")) and torch.cuda.is_available()
-    if config.precision == "tf32" and not on_cuda and not config.device.startswith("cuda"):  # which a dry run may plan from elsewhere
+    if (
+        config.precision == "tf32" and not on_cuda and not config.device.startswith("cuda")
+    ):  # `select_device` refuses CUDA that is not there
         raise usage_error(
             "tf32 without CUDA", "expected auto, fp32 or bf16 on this device", "Use --precision auto", field="train.precision"
         )
@@ -159,8 +152,3 @@ def describe_environment(where: torch.device) -> RunEnvironment:
         matmul=torch.get_float32_matmul_precision(),
         kernels=operator.find_backend() if on_gpu else None,
     )
-
-
-def missing_device(name: str, requirement: str) -> UserError:
-    """The error for a device that this machine does not have."""
-    return usage_error(f"no device {name!r}", requirement, "Use --device auto", field="--device")

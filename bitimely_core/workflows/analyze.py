@@ -84,9 +84,9 @@ def analyze(
     view = data if takes == "data" else None
     named = name if name is not None else _name_report(kind, names, view, model, objective, preset)
     target = out or locate_new(workspace, "reports", named, "--name")
+    select_device(device)
     if dry_run:
         return {"kind": kind, "runs": names, "options": parsed, "report": str(target / "report.html")}
-    select_device(device)
     own = inspect.signature(entry.function).parameters
     arguments = {**parsed, "seed": seed} | {key: value for key, value in (("device", device), ("progress", progress)) if key in own}
     units = set[str]()

@@ -64,7 +64,7 @@ def embed(
         raise registry.unknown("layers", layers, ["last", "last-two"])
     if readout is not None and readout not in heads.POOLS:
         raise registry.unknown("readout", readout, list(heads.POOLS))
-    select_device("cpu" if dry_run else device)
+    select_device(device)
     opened = open_run(run, workspace, data=data, verify=verify, dry_run=dry_run, progress=progress)
     windows = opened.windows()
     opened.adapter_for(windows)

@@ -83,7 +83,7 @@ def evaluate(
     from bitimely_core.training.devices import select_device
 
     _check_arguments(split, by, baselines, compare, margin, workspace)
-    select_device("cpu" if dry_run else device)
+    select_device(device)
     opened = open_run(run, workspace, data=data, verify=verify, dry_run=dry_run, progress=progress)
     record, folder, windows = opened.record, opened.folder, opened.windows()
     opened.adapter_for(windows)

@@ -80,7 +80,6 @@ def finetune(
         config=recipe,
         pairs=assignments or [],
         flags=merge_layers(flags or {}, {"data": {"names": (name,)}}),
-        dry_run=dry_run,
     )
     windows, view = _open_view(name, settings, workspace, verify, dry_run, progress)
     scratch = settings.finetune.from_scratch or settings.objective.name == "none"

@@ -206,7 +206,7 @@ def predict(
     """
     from bitimely_core.training.devices import select_device
 
-    select_device("cpu" if dry_run else device)
+    select_device(device)
     model = from_pretrained(run, workspace=workspace, calibrate=not dry_run and calibrate_on is None)
     options = model.preprocessing.options
     mapping = parse_map(channel_map, options.read_channels)

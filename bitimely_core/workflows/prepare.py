@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from bitimely_core import cache, registry, storage
-from bitimely_core.config import DataConfig, Settings, SettingsLayer
+from bitimely_core.config import DataConfig, Settings, SettingsLayer, check_device_name
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error
 from bitimely_core.recipe import resolve_settings
 from bitimely_core.registry import Choices, DataKind
@@ -151,19 +151,19 @@ def ingest_cache(
     return report
 
 
-def resolve_training(stage: Literal["pretrain", "finetune"], base: SettingsLayer, *, dry_run: bool = False, **options: Any) -> Settings:
-    """`recipe.resolve_settings` with the arithmetic of the device, which this machine must have apart from a dry run, and the extra of `track`.
+def resolve_training(stage: Literal["pretrain", "finetune"], base: SettingsLayer, **options: Any) -> Settings:
+    """`recipe.resolve_settings` with the arithmetic of the device, which this machine must have, and the extra of `track`.
 
     Raises UserError: config (exit 2).
     """
-    from bitimely_core.training.devices import check_device_name, resolve_arithmetic, select_device
+    from bitimely_core.training.devices import resolve_arithmetic, select_device
     from bitimely_core.training.event_file import require_tensorboard
 
     settings = resolve_settings(stage, base, **options)
     for name in (options["flags"].get("train", {}).get("device"), settings.train.device):  # --set does not hide a wrong --device
         check_device_name(name or "auto")
     settings = resolve_arithmetic(settings)
-    select_device("cpu" if dry_run else settings.train.device)
+    select_device(settings.train.device)
     if settings.train.track:
         require_tensorboard()
     return settings

@@ -80,7 +80,7 @@ def pretrain(
     entry = registry.models[given.get("model", {}).get("name", "bitimelygpt")]
     base = _collect_preset(shipped, entry.name, entry.facts)
 
-    resolve = partial(resolve_training, "pretrain", dry_run=dry_run, config=recipe, pairs=assignments or [], flags=flags or {})
+    resolve = partial(resolve_training, "pretrain", config=recipe, pairs=assignments or [], flags=flags or {})
     settings = resolve(base)
     objectives.check_name(entry.name, settings.objective.name)
     supervised = _is_supervised(settings, entry.facts)

@@ -85,7 +85,7 @@ def evaluate_vectors(
     from bitimely_core.analyses.probing import draw_splits
     from bitimely_core.training.devices import select_device
 
-    select_device("cpu" if dry_run else device)
+    select_device(device)
     opened = [open_run(run, workspace, data=data, verify=verify, dry_run=dry_run, progress=progress) for run in runs]
     windows = _open_windows(opened, data, workspace, verify=verify, dry_run=dry_run, progress=progress)
     rows = draw_splits(windows, sequences or MOST_FITTED, sequences or len(windows), SEED)
