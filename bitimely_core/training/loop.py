@@ -31,14 +31,13 @@ from bitimely_core import __version__, objectives, storage
 from bitimely_core.config import RESUME_EXEMPT, TrainConfig, validate
 from bitimely_core.errors import Finding, Reason, input_error
 from bitimely_core.models.layers import StackLayer, compile_layers, recompute_layers
-from bitimely_core.models.tokenizers import CodeTokenizer
 from bitimely_core.schemas.runs import CheckpointMeta
 from bitimely_core.system_errors import attach_result, require_memory
-from bitimely_core.training import checkpoints, distributed, draws, event_file, faults
+from bitimely_core.training import checkpoints, distributed, draws, event_file, faults, targets
 from bitimely_core.training.batches import map_tensors, read_ahead, scale_values, split_rows
 from bitimely_core.training.devices import deterministic_kernels, resolve_compile, resolve_precision, select_device, use_arithmetic
 from bitimely_core.training.gradients import GradientSum
-from bitimely_core.training.losses import BatchLoss, DeviceLosses, Parts, accumulate, weigh_terms
+from bitimely_core.training.losses import BatchLoss, DeviceLosses, Parts, accumulate
 from bitimely_core.training.metrics_log import LogLine, describe_log, restore_log
 from bitimely_core.types import Batch, Batches
 
@@ -282,29 +281,19 @@ def _run_step(state: TrainingState, stream: Iterator[Batch]) -> tuple[LogLine | 
     if state.on_device is not None:
         state.on_device.last = state.on_device.last.new_zeros(3)
     sums, parts = [0.0, 0.0, 0.0], Parts()
-    micros: list[Batch] = []
-    counts: list[dict[str, Tensor]] = []
-    fault: Exception | None = None
+    micros, fault, waited = _read_parts(state, stream, state.config.accumulate)
+    state.data_wait += waited
     try:
         faults.raise_write_error(state, wait=False)
-        started = time.perf_counter()
-        batch = next(stream, None)
-        state.data_wait += time.perf_counter() - started
-        micros = split_rows(batch, state.config.accumulate)
-        counts = _count_targets(state, micros)
-    except Exception as error:
-        fault, micros = error, []
-    totals = _sum_targets(state, counts)
-    try:
         generator = None
         setattr(state.model, "progress", state.step / state.total)  # noqa: B010  any module may be trained; some objectives read it
         for at, micro in enumerate(micros):
             generator = _make_generator(state, generator, "train", state.step + 1)
-            out = _evaluate_batch(state, micro, generator, counts[at], totals, "train", state.step + 1, at)
+            out = _evaluate_batch(state, micro, generator, "train", state.step + 1, at)
             state.gradients.is_last = at == len(micros) - 1
             (out.loss * out.count).backward()
             accumulate(sums, parts, out) if state.on_device is None else state.on_device.add(out)
-            state.timesteps_read += micro.values.shape[0] * micro.values.shape[1]
+            state.timesteps_read += micro.batch.values.shape[0] * micro.batch.values.shape[1]
     except Exception as error:
         fault = fault or error
     state.gradients.send_all()
@@ -395,19 +384,11 @@ def _validate(state: TrainingState) -> int:
     try:
         with torch.no_grad(), closing(_open_stream(state, state.validation, "validation", 0)) as stream:
             for at in range(state.validation.steps):
-                micros: list[Batch] = []
-                counts: list[dict[str, Tensor]] = []
-                fault: Exception | None = None
+                micros, fault, _ = _read_parts(state, stream, 1)
                 try:
-                    micros = split_rows(next(stream, None), 1)
-                    counts = _count_targets(state, micros)
-                except Exception as error:
-                    fault, micros = error, []
-                totals = _sum_targets(state, counts)
-                try:
-                    for micro, own in zip(micros, counts, strict=False):
+                    for micro in micros:
                         generator = _make_generator(state, None, "validation", at)
-                        accumulate(sums, parts, _evaluate_batch(state, micro, generator, own, totals, "validation", at))
+                        accumulate(sums, parts, _evaluate_batch(state, micro, generator, "validation", at))
                 except Exception as error:
                     fault = fault or error
                 _, stop = faults.sync_step(state, [], fault, state.step)
@@ -454,38 +435,29 @@ def _make_generator(state: TrainingState, last: torch.Generator | None, *key: ob
     return last or draws.make_generator(state.config.seed, "objective", *key, distributed.get_rank())
 
 
-def _count_targets(state: TrainingState, micros: list[Batch]) -> list[dict[str, Tensor]]:
-    """Targets of each term of the loss in each micro-batch; nothing where one count weighs all terms alike."""
-    if not _has_uneven_terms(state) or (len(micros) < 2 and distributed.get_world_size() == 1):
-        return [{} for _ in micros]
-    facts = draws.find_facts(state.objective, state.model)
-    assert facts is not None
-    assert facts.targets is not None
-    return [facts.targets(state.model, map_tensors(one, lambda x: x.to(state.device, non_blocking=True))) for one in micros]
+def _read_parts(state: TrainingState, stream: Iterator[Batch], parts: int) -> tuple[list[targets.Part], Exception | None, float]:
+    """The next batch of this process in micro-batches, what failed (all processes come as far as `faults.sync_step`), and seconds waited."""
+    counter = targets.find_counter(state.objective, state.model, parts)
+    batches: list[Batch] = []
+    counts: list[targets.Counts] = []
+    fault: Exception | None = None
+    started = time.perf_counter()
+    waited = 0.0
+    try:
+        batch = next(stream, None)
+        waited = time.perf_counter() - started
+        batches = split_rows(batch, parts)
+        if counter is not None:
+            counts = [counter(state.model, map_tensors(one, lambda x: x.to(state.device, non_blocking=True))) for one in batches]
+    except Exception as error:
+        batches, counts, fault = [], [], error
+    if counter is None:
+        return [targets.Part(one) for one in batches], fault, waited
+    return targets.weigh_parts(batches, counts, state.device), fault, waited
 
 
-def _sum_targets(state: TrainingState, counts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """`counts` of all micro-batches and processes, also of one that has no rows or has failed."""
-    if not _has_uneven_terms(state):
-        return {}
-    zero = torch.zeros(2, dtype=torch.int64, device=state.device)
-    sums = torch.stack([zero, *(torch.stack([own["next"], own["previous"]]) for own in counts if own)]).sum(0)
-    if distributed.get_world_size() > 1:
-        dist.all_reduce(sums)
-    return {"next": sums[0], "previous": sums[1]}
-
-
-def _has_uneven_terms(state: TrainingState) -> bool:
-    """Whether the terms of the loss have other numbers of targets: on histories [EOS] is one of the term `next` alone."""
-    facts = draws.find_facts(state.objective, state.model)
-    tokenizer = getattr(getattr(state.model, "adapter", None), "tokenizer", None)
-    return facts is not None and facts.targets is not None and isinstance(tokenizer, CodeTokenizer)
-
-
-def _evaluate_batch(
-    state: TrainingState, micro: Batch, generator: torch.Generator, counts: dict[str, Tensor], totals: dict[str, Tensor], *key: object
-) -> BatchLoss:
-    """The objective on one micro-batch, dropout fixed by `key`; `counts` and `totals` of its targets, see `weigh_terms`."""
+def _evaluate_batch(state: TrainingState, micro: targets.Part, generator: torch.Generator, *key: object) -> BatchLoss:
+    """The objective on one micro-batch, dropout fixed by `key`."""
     seed = draws.derive_seed(state.config.seed, "model", *key, distributed.get_rank())
     torch.default_generator.manual_seed(seed)
     if state.device.type == "cuda":
@@ -493,10 +465,11 @@ def _evaluate_batch(
     elif state.device.type == "mps":
         torch.mps.manual_seed(seed)
     with torch.autocast(state.device.type, dtype=torch.bfloat16, enabled=state.config.precision == "bf16"):
-        batch = scale_values(map_tensors(micro, lambda x: x.to(state.device, non_blocking=True)))
-        batch = batch._replace(source=micro.source)  # chooses an adapter: read from the device it would be waited for
-        out = weigh_terms(state.objective(state.model, batch, generator=generator), counts, totals)
-    return BatchLoss(out["loss"], out.get("count", micro.values.shape[0]), out.get("rel", math.nan), out.get("parts", {}))
+        batch = scale_values(map_tensors(micro.batch, lambda x: x.to(state.device, non_blocking=True)))
+        batch = batch._replace(source=micro.batch.source)  # chooses an adapter: read from the device it would be waited for
+        out = state.objective(state.model, batch, generator=generator)
+        out = out if micro.weigh is None else micro.weigh(out)
+    return BatchLoss(out["loss"], out.get("count", micro.batch.values.shape[0]), out.get("rel", math.nan), out.get("parts", {}))
 
 
 def compute_schedule_factor(step: int, total: int, warmup: float) -> float:

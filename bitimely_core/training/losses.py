@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,21 +18,6 @@ class BatchLoss:
     count: Tensor | float  # what the loss is a mean over
     rel: Tensor | float
     parts: dict[str, Tensor | float]
-
-
-def weigh_terms(out: dict[str, Any], counts: dict[str, Tensor], totals: dict[str, Tensor]) -> dict[str, Any]:
-    """The result of an objective on a micro-batch, its terms weighted so that the mean over `count` is the loss of the whole batch.
-
-    That is the sum of the terms, each a mean over its own targets: `counts` of the micro-batch, `totals` of the batch. Without them the result itself.
-    """
-    if not counts:
-        return out
-    own, whole = ({name: group[name].to(out["loss"].dtype) for name in out["terms"]} for group in (counts, totals))
-    share = torch.stack(list(whole.values())).sum() / torch.stack(list(own.values())).sum().clamp(min=1)
-    terms = {name: term * (share * own[name] / whole[name].clamp(min=1)) for name, term in out["terms"].items()}
-    loss = torch.stack(list(terms.values())).sum()
-    ratio = torch.where(out["loss"] == 0, 1.0, loss / out["loss"]).detach()
-    return {**out, "loss": loss, "rel": out["rel"] * ratio, "parts": {name: term.detach() for name, term in terms.items()}}
 
 
 @dataclass
