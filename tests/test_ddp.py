@@ -370,10 +370,14 @@ def test_settings_that_differ_stop_all_processes(forge: Forge, tmp_path: Path) -
 # -- how they are started ------------------------------------------------------------------------------------------------------------
 
 STARTED = """
-import os, signal, sys, time
+import os, pathlib, signal, sys, time
 rank, world = os.environ["RANK"], os.environ["WORLD_SIZE"]
 words = ["started", rank, world, os.environ["LOCAL_RANK"], os.environ["OMP_NUM_THREADS"], *sys.argv[1:]]
 os.write(1, (" ".join(words) + "\\n").encode())
+mark = pathlib.Path(__file__).with_name(sys.argv[1])  # both have said so before one of them ends, which ends the other
+pathlib.Path(f"{mark}-{rank}").touch()
+while sys.argv[1] in ("fail", "die") and not all(pathlib.Path(f"{mark}-{each}").exists() for each in "01"):
+    time.sleep(0.01)
 if sys.argv[1] == "wait":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     time.sleep(60)
