@@ -15,7 +15,11 @@ PAGE = Path(__file__).with_name("results.md")
 COMMANDS = {
     "emg": ("bitimely ingest ptb-xl PTB-XL", "bitimely ingest emg EMG", "bitimely run emg"),
     "open-epilepsy": ("bitimely ingest epilepsy BONN", "bitimely run open-epilepsy"),
-    "open-bidmc": ("bitimely ingest bidmc BIDMC", "bitimely run open-bidmc"),
+    "open-bidmc": (
+        "bitimely ingest bidmc BIDMC",
+        'bitimely run open-bidmc --only "strict 0.2" --only "scratch 0.2" --only "leaking 0.2" --only "strict 0.05 bidmc/spo2"',
+        'bitimely run open-bidmc --only "0.05 bidmc/hr" --only "0.05 bidmc/rr" --only "1.0 bidmc/hr" --only "1.0 bidmc/rr"',
+    ),
     "open-emg": ("bitimely ingest ptb-xl PTB-XL", "bitimely ingest emg EMG", "bitimely run open-emg"),
     "open-p12": ("bitimely ingest physionet-2012 PHYSIONET-2012", "bitimely run open-p12"),
     "open-ieee-ppg": ("bitimely ingest ieee-ppg IEEE-SPC2015", "bitimely run open-ieee-ppg --only 0.2"),
