@@ -169,12 +169,20 @@ FIGURES = {
 }
 
 
+def has_printed_rows(claim: dict[str, Any]) -> bool:
+    """Whether the section of the claim's recipe in docs/results.md has numbers of ours in its row and in that of its rival."""
+    section = RESULTS.read_text("utf-8").partition(f"<!-- {claim['recipe']} -->")[2].partition("<!-- end of")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("|")]
+    run = {name for name, *cells in rows if any(cell.partition("/")[0].strip() not in {"", "–"} for cell in cells)}
+    return bool(section) and {claim[key] for key in ("row", "rival") if key in claim} <= run
+
+
 def find_status(claim: dict[str, Any], record: dict[str, Any] | None) -> str:
     """The status that the record supports."""
     if claim.get("impossible"):
         return "cannot be tested here"
     if record is None:
-        return "undecided" if f"<!-- {claim['recipe']} -->" in RESULTS.read_text("utf-8") else "not tested"
+        return "undecided" if has_printed_rows(claim) else "not tested"
     return {1: "reproduced", -1: "contradicted", 0: "undecided"}[record["side"]]
 
 
