@@ -38,9 +38,7 @@ class ClaimsReadOptions(OptionGroup):
     ] = None
     phecode_map: Annotated[
         Texts,
-        read_option(
-            "ICD to PheCode map: a table, an archive, pkg:NAME, or phecode12, phecodex, phecodex-who. May be repeated.", "FILE|NAME"
-        ),
+        read_option("ICD to PheCode map: table, archive, pkg:NAME, or phecode12, phecodex, phecodex-who. May be repeated.", "FILE|NAME"),
     ] = None
     map_repair: Annotated[Text, read_option("phecode-zeros: put back leading zeros of PheCodes, where nothing else is wrong.")] = None
     map_overrides: Annotated[Text, read_option("Table of code, vocab, phecode that replaces entries of the map.", "FILE")] = None
@@ -50,14 +48,12 @@ class ClaimsReadOptions(OptionGroup):
     col: Annotated[
         Texts, read_option("Column that holds what: subject=.. date=.. code=.. vocab=.. source=.. birth=.. May be repeated.", "KEY=NAME")
     ] = None
-    source_value: Annotated[
-        Texts, read_option("What a value of the column of sources means: VALUE=inpatient. May be repeated.", "TEXT")
-    ] = None
+    source_value: Annotated[Texts, read_option("What a value of the column of sources is: VALUE=inpatient. May be repeated.", "TEXT")] = (
+        None
+    )
     code_pattern: Annotated[Texts, read_option("Regular expression with groups vocab and code (meds). May be repeated.", "REGEX")] = None
     default_source: Annotated[Text, read_option("Kind of rows that name none: inpatient, outpatient, physician, emergency, other.")] = None
-    date_format: Annotated[
-        Text, read_option("Form of dates that are neither ISO nor 8 digits: as %d/%m/%Y, or excel for serial numbers.")
-    ] = None
+    date_format: Annotated[Text, read_option("Form of dates, if not ISO nor 8 digits: as %d/%m/%Y, or excel for serial numbers.")] = None
     icd10_from: Annotated[Text, read_option("Codes are ICD-10 from this date on.", "YYYY-MM-DD")] = None
     pad_undotted: Annotated[
         bool, read_option("Read an undotted number of 1 or 2 digits as a category that has lost its zeros.", flag="--pad-undotted")
@@ -96,9 +92,7 @@ class ClaimsBuildOptions(OptionGroup):
     landmark_date: Annotated[Text, build_option("Input up to this date (needs --keep-dates).", "YYYY-MM-DD")] = None
     cohort: Annotated[
         Text,
-        build_option(
-            "Subjects at risk of an outcome, up to their index days: diabetes-incident, chf-incident or a TOML file.", "NAME|FILE"
-        ),
+        build_option("Subjects at risk of an outcome, to their index days: diabetes-incident, chf-incident or a TOML file.", "NAME|FILE"),
     ] = None
     level: Annotated[Text, build_option("integer, first-decimal or full PheCodes.")] = None
     threshold: Annotated[Share, build_option("Select PheCodes with a prevalence ratio above it.", None, "--ratio-threshold", 0.0)] = None
@@ -127,9 +121,7 @@ class ClaimsBuildOptions(OptionGroup):
     ] = False
     individual_timelines: Annotated[
         bool,
-        build_option(
-            "Draw the histories of some subjects in the page: for synthetic or consented data only.", flag="--individual-timelines"
-        ),
+        build_option("Draw histories of some subjects in the page: for synthetic or consented data only.", flag="--individual-timelines"),
     ] = False
 
     def build_choices(self) -> dict[str, Any]:

@@ -42,12 +42,7 @@ def ingest(
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed (synthetic).")] = None,
     rate: Annotated[int | None, typer.Option("--rate", help="Sampling rate of the files to read, 100 or 500 Hz (ptb-xl).")] = None,
     map_: Annotated[
-        Path | None,
-        typer.Option(
-            "--map",
-            metavar="FILE|NAME",
-            help="Mapping file: patterns, subjects, channels, rates, labels (generic); of claims: --phecode-map.",
-        ),
+        Path | None, typer.Option("--map", metavar="FILE|NAME", help="Subjects, channels, labels (generic); of claims: --phecode-map.")
     ] = None,
     init_map: Annotated[
         Path | None, typer.Option("--init-map", metavar="FILE.toml", help="Write a map of SOURCE to fill in, and read nothing (generic).")

@@ -44,17 +44,11 @@ def run(
     devices: Devices = None,
     part: Annotated[str | None, typer.Option("--shard", metavar="k/n", help="Part k of n, for a job array.")] = None,
     leak_free: Annotated[
-        bool,
-        typer.Option(
-            "--leak-free", "--honest", help="The recipe's leak-free variant (split by subject, strict objective) instead of the paper's."
-        ),
+        bool, typer.Option("--leak-free", "--honest", help="Split by subject, strict objective, where the recipe has the paper's.")
     ] = False,
     preset: Annotated[
         str | None,
-        typer.Option(
-            help="Train at this preset in the place of the recipe's, under a name that ends in it; paper: the paper's for these data.",
-            autocompletion=complete("presets"),
-        ),
+        typer.Option(help="Train at this preset, under a name of its own; paper: the paper's.", autocompletion=complete("presets")),
     ] = None,
     set_: Set = None,
     on: On = None,
@@ -63,10 +57,7 @@ def run(
         typer.Option("--slurm", metavar="OUT.sh", help="Write a script for sbatch in the place of running: an array of --jobs tasks."),
     ] = None,
     sbatch: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--sbatch", metavar="NAME=VALUE", help="With --slurm: an option of sbatch, for example time=4:00:00; may be repeated."
-        ),
+        list[str] | None, typer.Option("--sbatch", metavar="NAME=VALUE", help="With --slurm: an option of sbatch; may be repeated.")
     ] = None,
     write: WriteOptions,
 ) -> int:

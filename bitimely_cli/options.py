@@ -136,12 +136,7 @@ class TrainOptions(OptionGroup):
     accumulate: Annotated[int | None, declare_setting(TrainConfig, "accumulate")] = None
     lr: Annotated[float | None, declare_setting(TrainConfig, "lr")] = None
     tune: Annotated[
-        str | None,
-        typer.Option(
-            "--tune",
-            metavar="N|LR,LR...",
-            help="Try N learning rates around the preset's, or these, in short trainings; the best on the validation split is used.",
-        ),
+        str | None, typer.Option("--tune", metavar="N|LR,LR...", help="Try N rates around the preset's, or these; the best in validation.")
     ] = None
     precision: Annotated[str | None, declare_setting(TrainConfig, "precision")] = None
     device: Device = None

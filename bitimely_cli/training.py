@@ -57,20 +57,13 @@ def pretrain(
     *,
     preset: Annotated[
         str | None,
-        typer.Option(
-            help="18m, 7.5m, 7.5m-regression, 3.8m-ecg, 3m or tiny (default: the recipe file's, else tiny).",
-            autocompletion=complete("presets"),
-        ),
+        typer.Option(help="See: bitimely list presets (default: the recipe file's, else tiny).", autocompletion=complete("presets")),
     ] = None,
     data: Data = None,
     model: Annotated[str | None, typer.Option(help="See: bitimely list models.", autocompletion=complete("models"))] = None,
-    budget: Annotated[
-        str | None, typer.Option(help="table (the paper's dimensions) or matched (as many parameters as bitimelygpt).")
-    ] = None,
+    budget: Annotated[str | None, typer.Option(help="table (the paper's widths) or matched (as many parameters as bitimelygpt).")] = None,
     objective: Annotated[str | None, typer.Option(help="See: bitimely list objectives.", autocompletion=complete("objectives"))] = None,
-    init: Annotated[
-        Path | None, typer.Option(help="Start from the weights of this run, model folder or OWNER/NAME[@REVISION] of a hub.")
-    ] = None,
+    init: Annotated[Path | None, typer.Option(help="Start with weights of a run, model folder or OWNER/NAME[@REVISION] of a hub.")] = None,
     training: TrainOptions,
     ties: Annotated[str | None, typer.Option(help="Events at one time: canonical, shuffle or group.")] = None,
     rotary: Annotated[str | None, typer.Option(help="Rotation by token index or by time.")] = None,
@@ -137,16 +130,10 @@ def evaluate(
     *,
     data: OneData = None,
     vectors: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE", help="Parquet with the vectors of any encoder, scored by a linear probe (docs/encoders.md); may be repeated."
-        ),
+        list[Path] | None, typer.Option(metavar="FILE", help="Vectors of any encoder (docs/encoders.md); may be repeated.")
     ] = None,
     runs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--run", metavar="RUN", help="With --vectors: a run to compare with; may be repeated.", autocompletion=complete("runs")
-        ),
+        list[str] | None, typer.Option("--run", metavar="RUN", help="With --vectors: runs to compare.", autocompletion=complete("runs"))
     ] = None,
     sequences: Annotated[
         int | None, typer.Option(min=1, help="With --vectors: windows of each split, drawn as by analyze probing (default: all of test).")
@@ -155,15 +142,9 @@ def evaluate(
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     bootstrap: Annotated[int, typer.Option(min=0, max=1_000_000, help="Resamples of what has no closed form; 0: no intervals.")] = 1000,
     by: Annotated[ResamplingUnit, typer.Option(help="subject, or window (to reproduce papers; stamped).")] = ResamplingUnit.subject,
-    compare: Annotated[
-        str | None, typer.Option(metavar="RUN2", help="Paired differences to this run.", autocompletion=complete("runs"))
-    ] = None,
+    compare: Annotated[str | None, typer.Option(metavar="RUN2", help="Differences to this run.", autocompletion=complete("runs"))] = None,
     margin: Annotated[
-        float | None,
-        typer.Option(
-            "--margin",
-            help="With --compare: whether the interval of the difference reaches this margin, in points or the unit of the error.",
-        ),
+        float | None, typer.Option("--margin", help="With --compare: a margin for the difference, in points or the unit of the error.")
     ] = None,
     predictions: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write predictions as MEDS-evaluation reads them (tokenize --task).")

@@ -222,12 +222,8 @@ class FinetuneConfig(Section):
     hazard: Literal["discrete", "piecewise-exponential"] = Field(
         "discrete", description="Time to event: shares of intervals, or constant rates.", exclude_if=lambda kind: kind == "discrete"
     )
-    intervals: int = Field(
-        8, ge=1, le=100, description="Intervals of time to event, with as many events each.", exclude_if=lambda n: n == 8
-    )
-    from_scratch: bool = Field(
-        False, description="Randomly initialised weights of the same architecture: the control without pre-training."
-    )
+    intervals: int = Field(8, ge=1, le=100, description="Intervals of time to event, as many events in each.", exclude_if=lambda n: n == 8)
+    from_scratch: bool = Field(False, description="Random weights of the same architecture: the control without pre-training.")
 
 
 def parse_learning_rates(value: Any) -> Any:

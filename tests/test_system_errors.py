@@ -214,7 +214,7 @@ ALLOWED = {  # file: functions that need not ask
     "pipeline/workers.py": {"_run_process"},  # stored with the stage
     "training/distributed.py": {"claim_report"},  # a store that has ended with its machine
     "training/batches.py": {"read_ahead", "read_batches"},
-    "training/loop.py": {"_run_step", "_validate"},  # handed to out_of_memory_error, which asks
+    "training/loop.py": {"_read_parts", "_run_step", "_validate"},  # handed to out_of_memory_error, which asks
     "config.py": {"upgrade_settings"},  # an unknown name; from here on nothing is opened in the block
     "run.py": {"_fill_defaults"},
     "recipe.py": {"check_stage_name"},

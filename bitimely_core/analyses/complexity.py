@@ -201,9 +201,7 @@ def make_model_call(config: ModelConfig, n: int, seed: int) -> Call:
 
 
 @analyses(
-    AnalysisFacts(
-        takes="model", help="Time and memory against sequence length: retention in three forms, softmax attention, a complete model"
-    )
+    AnalysisFacts(takes="model", help="Time and memory against length: retention in three forms, softmax attention, a complete model")
 )
 def complexity(
     runs: list[Run] | None = None,

@@ -137,9 +137,7 @@ def compute_tsne(x: Array, perplexity: float, seed: int) -> Array | None:
 
 
 @analyses(
-    AnalysisFacts(
-        takes="run", scores=True, help="Do embeddings separate labels or subjects? Nearest neighbours, silhouettes and projections"
-    )
+    AnalysisFacts(takes="run", scores=True, help="Do embeddings separate labels or subjects? Neighbours, silhouettes and projections")
 )
 def embedding(
     runs: list[Run],

@@ -87,9 +87,7 @@ OPEN = {
 }
 LABELLED = {
     "classification": replace(WINDOWS, task="classification", target="label", help="the class of the recording"),
-    "multilabel": replace(
-        WINDOWS, task="multilabel", target="labels", help="all classes of the recording, by the columns `labels` of the table"
-    ),
+    "multilabel": replace(WINDOWS, task="multilabel", target="labels", help="all classes of it, by the columns `labels` of the table"),
     "regression": replace(WINDOWS, task="regression", target="value", help="the number of the recording"),
     "values": replace(
         WINDOWS, task="regression", overlap=0.5, help="the mean of the numeric annotations over the window, where they cover half of it"

@@ -33,9 +33,7 @@ EPSILON = 1e-5  # of RevIN
 class TokenEncoderConfig(ModelConfig):
     """Settings of encoders of tokens (PatchTST, TST)."""
 
-    positions: Literal["learned", "sinusoid"] = Field(
-        "learned", description="Positions of tokens of signals; sinusoid: windows of any length."
-    )
+    positions: Literal["learned", "sinusoid"] = Field("learned", description="Positions of tokens; sinusoid: windows of any length.")
 
 
 class PatchTSTConfig(TokenEncoderConfig):

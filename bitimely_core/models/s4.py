@@ -49,9 +49,7 @@ class S4Config(BidirectionalConfig):
     encoder_layers: int = Field(4, ge=1, description="Pointwise layers of the encoder, each with a norm and ReLU.")
     encoder_norm: Literal["batch", "layer"] = Field("batch", description="Norm within the encoder.")
     ahead: int = Field(12, ge=1, description="Steps that cpc predicts, K.")
-    predictor: Literal["each", "last"] = Field(
-        "each", description="A linear map for each of the K steps; last: a network for the K-th alone."
-    )
+    predictor: Literal["each", "last"] = Field("each", description="A linear map for each step; last: a network for the K-th alone.")
 
     def leak_conditions(self) -> tuple[str, ...]:
         """As `ModelConfig.leak_conditions`; batch norm over time adds one."""

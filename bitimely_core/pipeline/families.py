@@ -183,14 +183,9 @@ def judge_test(test: RegisteredTest, d: CorrectedDifference | None) -> Registere
     """The result of a test; `d`: its corrected difference, None before its family is complete."""
     family, metric = test.family, test.metric
     out = RegisteredResult(
-        family=family.name,
-        data=test.column,
-        row=family.row,
-        rival=test.rival,
-        done=test.done,
-        cells=test.cells,
+        family=family.name, data=test.column, row=family.row, rival=test.rival, done=test.done, cells=test.cells,
         descriptive=family.descriptive,
-    )
+    )  # fmt: skip
     if d is None:
         return out
     pair, (lo, hi), verdict = (family.row, test.rival), (d.corrected_lo, d.corrected_hi), name_verdict(d, metric)

@@ -37,9 +37,7 @@ def make_families_page(title: str, questions: Mapping[str, str], results: Sequen
         )
     if described:
         about = "Means over seeds. Each interval stands by itself: of many, some leave out the true difference by chance."
-        page.table(
-            "descriptive", "Differences without verdicts, in numbers", about, DESCRIPTIVE, [format_description(one) for one in described]
-        )
+        page.table("descriptive", "Differences in numbers", about, DESCRIPTIVE, [format_description(one) for one in described])
     if judged:
         rows = [(*list_names(one), print_difference(one, one.difference), print_difference(one, one.medians)) for one in judged]
         page.table("sensitivity", "Sensitivity, without verdicts", "Medians over seeds in the place of means.", SENSITIVITY, rows)

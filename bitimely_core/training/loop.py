@@ -435,7 +435,7 @@ def _make_generator(state: TrainingState, last: torch.Generator | None, *key: ob
     return last or draws.make_generator(state.config.seed, "objective", *key, distributed.get_rank())
 
 
-def _read_parts(state: TrainingState, stream: Iterator[Batch], parts: int) -> tuple[list[targets.Part], Exception | None, float]:
+def _read_parts(state: TrainingState, stream: Iterator[Batch], parts: int) -> tuple[list[targets.MicroBatch], Exception | None, float]:
     """The next batch of this process in micro-batches, what failed (all processes come as far as `faults.sync_step`), and seconds waited."""
     counter = targets.find_counter(state.objective, state.model, parts)
     batches: list[Batch] = []
@@ -452,11 +452,11 @@ def _read_parts(state: TrainingState, stream: Iterator[Batch], parts: int) -> tu
     except Exception as error:
         batches, counts, fault = [], [], error
     if counter is None:
-        return [targets.Part(one) for one in batches], fault, waited
-    return targets.weigh_parts(batches, counts, state.device), fault, waited
+        return [targets.MicroBatch(one) for one in batches], fault, waited
+    return targets.weigh_batches(batches, counts, state.device), fault, waited
 
 
-def _evaluate_batch(state: TrainingState, micro: targets.Part, generator: torch.Generator, *key: object) -> BatchLoss:
+def _evaluate_batch(state: TrainingState, micro: targets.MicroBatch, generator: torch.Generator, *key: object) -> BatchLoss:
     """The objective on one micro-batch, dropout fixed by `key`."""
     seed = draws.derive_seed(state.config.seed, "model", *key, distributed.get_rank())
     torch.default_generator.manual_seed(seed)

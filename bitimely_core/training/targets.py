@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bitimely_core.models.tokenizers import CodeTokenizer
+from bitimely_core.objectives import Result
 from bitimely_core.training import distributed, draws
 from bitimely_core.types import Batch
 
@@ -23,23 +24,16 @@ if TYPE_CHECKING:
 
 TERMS = ("next", "previous")
 Counts = dict[str, Tensor]  # term -> number of its targets
-Counter = Callable[[Any, Batch], Counts]
 
 
-class Part(NamedTuple):
-    """A micro-batch, and what makes the result of the objective on it a part of that of the whole batch."""
+class MicroBatch(NamedTuple):
+    """Rows of a batch, and what makes the result of the objective on them a part of that of the whole batch."""
 
     batch: Batch
-    weigh: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    weigh: Callable[[Result], Result] | None = None
 
 
-def weigh_parts(batches: Sequence[Batch], counts: Sequence[Counts], device: torch.device) -> list[Part]:
-    """The micro-batches of this process with the weights of their terms; every process calls it, also with none."""
-    total = sum_targets(counts, device)
-    return [Part(batch, partial(weigh_terms, own=own, total=total)) for batch, own in zip(batches, counts, strict=True)]
-
-
-def find_counter(objective: Objective, model: nn.Module, parts: int) -> Counter | None:
+def find_counter(objective: Objective, model: nn.Module, parts: int) -> Callable[[Any, Batch], Counts] | None:
     """What counts the targets of each term; None where one count weighs all terms, or the batch is in one part: `parts` in this process."""
     facts = draws.find_facts(objective, model)
     reads_codes = isinstance(getattr(getattr(model, "adapter", None), "tokenizer", None), CodeTokenizer)
@@ -47,19 +41,20 @@ def find_counter(objective: Objective, model: nn.Module, parts: int) -> Counter 
     return facts.targets if facts is not None and reads_codes and is_divided else None
 
 
-def sum_targets(counts: Sequence[Counts], device: torch.device) -> Counts:
-    """The sum of `counts` over all processes; a process without rows, or that has failed, gives none."""
+def weigh_batches(batches: Sequence[Batch], counts: Sequence[Counts], device: torch.device) -> list[MicroBatch]:
+    """The micro-batches of this process with the weights of their terms; every process calls it, also one without any."""
     none = torch.zeros(len(TERMS), dtype=torch.int64, device=device)
     total = torch.stack([none, *(torch.stack([own[name] for name in TERMS]) for own in counts)]).sum(0)
     if distributed.get_world_size() > 1:
         dist.all_reduce(total)
-    return dict(zip(TERMS, total, strict=True))
+    named = dict(zip(TERMS, total, strict=True))
+    return [MicroBatch(batch, partial(weigh_terms, own=own, total=named)) for batch, own in zip(batches, counts, strict=True)]
 
 
-def weigh_terms(out: dict[str, Any], own: Counts, total: Counts) -> dict[str, Any]:
-    """The result of an objective on a micro-batch, its terms weighted so that the mean over `count` is the loss of the whole batch.
+def weigh_terms(out: Result, own: Counts, total: Counts) -> Result:
+    """The result of an objective on a micro-batch, its terms weighted so that the mean over `count` is the sum of the terms of the whole batch.
 
-    That is the sum of the terms, each a mean over its targets: `own` of the micro-batch, `total` of the batch.
+    `own`: targets of the micro-batch, `total`: of the batch.
     """
     here, whole = (torch.stack([of[name] for name in out["terms"]]).to(out["loss"].dtype) for of in (own, total))
     weights = here / whole.clamp(min=1) * (whole.sum() / here.sum().clamp(min=1))
