@@ -311,13 +311,14 @@ def test_only_narrows_to_the_fine_tunings_of_one_data_set_and_what_they_need(tmp
 
 
 def test_a_recipe_runs_at_the_papers_preset_under_a_name_of_its_own(tmp_path: Path) -> None:
-    found = pipeline.run("open", workspace=tmp_path, dry_run=True, preset="paper", on="h200")
+    found = pipeline.run("open", workspace=tmp_path, dry_run=True, preset="paper", on="h200", only=["strict 1.0 emg"])
     widths = {row["name"]: row["parameters"] for row in catalog.list_rows("presets", tmp_path)}
-    for name, preset in (("open-epilepsy", "18m"), ("open-bidmc", "7.5m-regression"), ("open-ptb-xl", "7.5m")):
-        own = [stage for stage in found["stages"] if stage["stage"].startswith(f"pretrain {name}-paper-fold-1-strict-0 ")]
-        assert [stage["parameters"] for stage in own] == [pytest.approx(widths[preset], rel=0.1)]  # but for tokens and channels
-    plain = pipeline.run("open-bidmc", workspace=tmp_path, dry_run=True, preset="tiny", on="h200")["stages"]
-    assert "pretrain open-bidmc-tiny-fold-1-strict-0" in {stage["stage"] for stage in plain}
+    own = {stage["stage"]: stage["parameters"] for stage in found["stages"] if stage["stage"].startswith("pretrain")}
+    assert own["pretrain open-emg-paper-strict-0 (open-emg-paper)"] == pytest.approx(widths["7.5m"], rel=0.1)  # but for tokens and channels
+    presets = {"open-epilepsy": "18m", "open-bidmc": "7.5m-regression", "open-ieee-ppg": "7.5m-regression", "open-ptb-xl": "7.5m"}
+    assert {name: pipeline.load(name, preset="paper").pretrain.preset for name in presets} == presets
+    plain = pipeline.run("open-emg", workspace=tmp_path, dry_run=True, preset="tiny", on="h200", only=["scratch 1.0"])["stages"]
+    assert "pretrain open-emg-tiny-scratch-0-init" in {stage["stage"] for stage in plain}
     for recipe, preset, message in (("emg", "paper", "paper_preset"), ("open-emg", "19m", "19m"), ("open-emg", "../x", "x")):
         with pytest.raises(UserError, match=message):
             pipeline.run(recipe, workspace=tmp_path, dry_run=True, preset=preset)
