@@ -194,7 +194,7 @@ def test_pooled_folds_hold_nothing_of_the_first_one_alone(ran: Path) -> None:
 def test_the_further_metrics_of_the_docs_leave_out_a_cell_without_one_of_its_folds(ran: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results, recipe = load_script("results"), pipeline.load(str(ran / "two.toml"))
     arms = [*recipe.arm, recipe.arm[0].model_copy(update={"name": "other"})]
-    monkeypatch.setattr(pipeline, "load", lambda name: recipe.model_copy(update={"arm": arms}))
+    monkeypatch.setattr(pipeline, "load", lambda name, preset: recipe.model_copy(update={"arm": arms}))
     for k, name in zip((4, 9), FOLDS, strict=True):
         shutil.copytree(ran / "runs" / name, ran / "runs" / f"two-fold-{k}-other-staging")
     both = results.list_further("two", ran)
