@@ -457,6 +457,8 @@ def test_missing_cells_leave_a_readable_table(tmp_path):
     body = (tmp_path / "out/results.tex").read_text("utf-8")
     assert all(line.count("&") == 3 for line in body.splitlines() if line.endswith("\\\\"))
     assert "-- / 26.1" in body
+    alone = write(tmp_path, [PlannedCell("ours", "one", 0, "left out", detail="later"), *cells[:2]])["verdict"]
+    assert alone.endswith("No two rows could be compared: ours, the reference, has no scores.")
 
 
 def test_a_second_run_in_a_cell_is_reported(tmp_path):

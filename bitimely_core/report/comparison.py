@@ -414,7 +414,8 @@ def summarize_differences(table: ResultTable) -> str:
     """The significant differences of a page, and the number of the others, in one or two sentences."""
     total = len(table.differences)
     if not total:
-        return "No two rows could be compared."
+        scored = any(one.row == table.reference for one in table.found)
+        return f"No two rows could be compared{'' if scored else f': {table.name(table.reference)}, the reference, has no scores'}."
     named: dict[str, list[str]] = {"better": [], "worse": []}
     for row, key in table.differences:
         if side := table.side((row, key)):
