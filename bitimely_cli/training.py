@@ -309,7 +309,7 @@ def analyze(
         str | None, typer.Option(help="Objective to analyze instead of that of a run (leakage).", autocompletion=complete("objectives"))
     ] = None,
     preset: Annotated[
-        str, typer.Option(help="Model to analyze instead of a run (leakage, complexity).", autocompletion=complete("presets"))
+        str, typer.Option(help="Sizes of that model, see: bitimely list presets.", autocompletion=complete("presets"))
     ] = "tiny",
     sequences: Annotated[int | None, typer.Option(min=1, help="Largest number of sequences to analyze.")] = None,
     seed: Seed = None,

@@ -1,6 +1,7 @@
-"""A table of what needs no network, over all test folds with all training labels: python docs/baselines.py WORKSPACE DATA [--folds N] [--stratify ATTRIBUTE] [--json FILE].
+"""A table of what needs no network, over all test folds: python docs/baselines.py WORKSPACE DATA [--folds N] [--stratify ATTRIBUTE] [--fraction F --seed S] [--json FILE].
 
-DATA is a view, ingested in the workspace. Without --folds its own split, with 5 or 10 dealt folds by subject, with 0 the ten official ones.
+DATA is a view, ingested in the workspace. Without --folds its own split, with 5 or 10 dealt folds by subject, with 0 the ten official ones. All training labels (constants),
+at most 5,000 windows (what is fitted), or with --fraction those of the training subjects that a run with this share and seed gets.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from typing import Any
 import numpy as np
 
 
-def predict_fold(windows: Any, kind: str) -> np.ndarray:
-    """Predictions of the test rows by one baseline, fitted on the training labels."""
+def predict_fold(windows: Any, kind: str, fraction: float = 1.0, seed: int = 0) -> np.ndarray:
+    """Predictions of the test rows by one baseline, fitted on the training labels, or on those of a share of the training subjects."""
+    from bitimely_core import data
     from bitimely_core.evaluate import baselines
 
     parts = {split: windows[split] for split in ("train", "validation", "test")}
+    parts["train"] = data.sample_subjects(parts["train"], fraction, seed)
     for name in ("train", "validation"):
         kept = baselines.draw_positions(len(parts[name]), baselines.MOST_TRAINING)
         parts[name] = parts[name].subset(np.isin(np.arange(len(parts[name])), kept))
@@ -25,13 +28,13 @@ def predict_fold(windows: Any, kind: str) -> np.ndarray:
     parts["test"] = baselines.hide_labels(parts["test"])
     known = baselines.find_registered(windows)
     if kind in known:
-        return baselines._predict_registered(known[kind], windows, parts, y, 0)
-    return baselines.PREDICTORS[kind](windows, parts, y, 0, None)
+        return baselines._predict_registered(known[kind], windows, parts, y, seed)
+    return baselines.PREDICTORS[kind](windows, parts, y, seed, None)
 
 
 def main() -> None:
     """Print one row a baseline: the main metric with its 95 % interval."""
-    from bitimely_core import evaluate, tokens, workflows
+    from bitimely_core import data, evaluate, tokens, workflows
     from bitimely_core.evaluate import baselines, folds
     from bitimely_core.schemas.scores import EvaluationSettings
     from bitimely_core.workspace import name_tokens
@@ -41,6 +44,8 @@ def main() -> None:
     parser.add_argument("data")
     parser.add_argument("--folds", type=int)
     parser.add_argument("--stratify")
+    parser.add_argument("--fraction", type=float, default=1.0, help="share of the training subjects whose labels are known")
+    parser.add_argument("--seed", type=int, default=0, help="which of them, and which random kernels")
     parser.add_argument("--json", type=Path, help="also into this file, beside what it has")
     given = parser.parse_args()
     options: list[dict[str, Any]] = [{}]
@@ -56,10 +61,11 @@ def main() -> None:
         test = windows["test"]
         target = np.asarray(test.targets(None))
         task, unit = windows.task, windows.subject_unit
-        train = np.asarray(windows["train"].targets(None))
+        train = np.asarray(data.sample_subjects(windows["train"], given.fraction, given.seed).targets(None))
         constant = evaluate.constant_baselines(task, train, len(test), windows.classes)
         every = {kind: v for kind, (_, v, decisions) in constant.items() if decisions is None}
-        every |= {kind: predict_fold(windows, kind) for kind in (*baselines.PREDICTORS, *baselines.find_registered(windows))}
+        kinds = (*baselines.PREDICTORS, *baselines.find_registered(windows))
+        every |= {kind: predict_fold(windows, kind, given.fraction, given.seed) for kind in kinds}
         for kind, found in every.items():
             made.setdefault(kind, []).append(evaluate.predictions_frame(test.index, task, windows.class_names, target, found))
     import polars as pl

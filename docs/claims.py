@@ -28,8 +28,9 @@ NEAR = 0.03  # share by which a number of sequences may differ from the paper's
 STATUSES = ("reproduced", "contradicted", "undecided", "not tested", "cannot be tested here")
 HEAD = """# Claims of the paper
 
-One row for each table, figure and claim of the paper. *Reproduced* and *contradicted* are verdicts after correction for the comparisons of the page ([statistics](statistics.md)); *undecided*: run,
-and no verdict. Where the error of a mean or of signal processing is below the paper's, the figure says so. Made by `python docs/claims.py` from `docs/claims.toml` and the records of runs in
+One row for each table, figure and claim of the paper that a measurement can support or refute; figures 1 to 3 and 7 are drawings, table 6 is notation. *Reproduced* and *contradicted* are verdicts after
+correction for the comparisons of the page ([statistics](statistics.md)), or, of counts and slopes, by the rule that stands in the row; *undecided*: run, and no verdict. Where the error of a mean or of
+signal processing is below the paper's, the figure says so. Numbers of tables, figures and sections are those of the paper in the order of its source. Made by `python docs/claims.py` from `docs/claims.toml` and the records of runs in
 `docs/claims.json`; `python docs/claims.py --from WORKSPACE` takes new records.
 """
 
@@ -85,7 +86,7 @@ def take_printed_test(claim: dict[str, Any]) -> dict[str, Any] | None:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if cells[1:4] == wanted:
             own, other, difference, interval, verdict = cells[4:]
-            text = f"{claim['row']} {own}, {claim['rival']} {other}, difference {difference} ({interval}); registered test: {verdict}"
+            text = f"{claim['row']}: {own}, {claim['rival']}: {other}, difference {difference} ({interval}); registered test: {verdict}"
             return {"text": text, "side": SIDES.get(verdict, 0)}
     return None
 
@@ -118,8 +119,8 @@ def describe_shapelets(pages: list[dict[str, Any]], recipe: str, field: str, wha
     beyond = ", ".join(
         f"{_show(test)} beyond {against}" for test, against in zip(tests, ("random weights", "the signal's size"), strict=True)
     )
-    found = f"{what} inside over outside shapelets: {named}. BiTimelyGPT, log ratio: {beyond} ({tests[0]['n_subjects']} subjects, one seed)"
-    return {"text": found, "side": 0}
+    found = f"{what} inside over outside shapelets: {named}. BiTimelyGPT, difference of shares inside over shares of the length: {beyond}"
+    return {"text": f"{found} ({tests[0]['n_subjects']} subjects, one seed)", "side": 0}
 
 
 def describe_spectra(pages: list[dict[str, Any]], recipe: str) -> dict[str, Any]:
@@ -191,7 +192,7 @@ def describe_figure(claim: dict[str, Any], records: dict[str, Any]) -> str:
     record, parts = records.get(claim["id"]), []
     if record and "row" in record:
         value, rival = (record[key]["value"] for key in ("row", "rival"))
-        parts.append(f"{claim['row']} {value:.3g}, {claim['rival']} {rival:.3g} ({record['row']['n_subjects']} units)")
+        parts.append(f"{claim['row']}: {value:.3g}, {claim['rival']}: {rival:.3g} ({record['row']['n_subjects']} units)")
         parts += [f"registered test: {record['registered']}"] if "registered" in record else []
     elif record:
         parts.append(record["text"])
@@ -216,6 +217,16 @@ def count_presets(names: list[str]) -> dict[str, Any]:
     return {"text": f"the stated widths give {text}", "side": 1 if all(abs(own / stated - 1) < 0.2 for _, own, stated in pairs) else -1}
 
 
+def count_models(names: list[str], preset: str) -> dict[str, Any]:
+    """Parameters of models at the stated widths of one preset; reproduced where all are within a fifth of the first."""
+    from bitimely_core import catalog
+
+    known = {row["name"]: row["parameters"][preset] for row in catalog.list_rows("models", Path())}
+    text = ", ".join(f"{name} {known[name] / 1e6:.1f} M" for name in names)
+    same = all(abs(known[name] / known[names[0]] - 1) < 0.2 for name in names)
+    return {"text": f"the stated widths give {text}", "side": 1 if same else -1}
+
+
 def format_page() -> str:
     """The content of docs/claims.md."""
     records = read_records()
@@ -235,7 +246,9 @@ def main() -> None:
     records = read_records() if RECORDS.is_file() else {}
     for claim in read_claims():
         take = take_figure if "analysis" in claim else take_counts if "counts" in claim else take_record
-        found = count_presets(claim["presets"]) if "presets" in claim else take(claim, given.workspace) if given.workspace else None
+        counted = count_presets(claim["presets"]) if "presets" in claim else None
+        counted = count_models(claim["models"], claim["preset"]) if "models" in claim else counted
+        found = counted or (take(claim, given.workspace) if given.workspace else None)
         if found is None and claim["id"] not in records:
             found = take_printed_test(claim)
         records |= {claim["id"]: found} if found else {}

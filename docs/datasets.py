@@ -159,7 +159,7 @@ def format_section(facts: dict[str, Any], views: list[dict[str, Any]]) -> list[s
             ],
         )
         out += [f"{note}.".replace("..", ".") + "\n" for note in [facts["statistics"].get("note")] if note]
-    out += [f"{view['notice']}\n" for view in views if view["notice"]]
+    out += [f"{notice}\n" for notice in dict.fromkeys(view["notice"] for view in views) if notice]
     return [*out, "Rules:", "", *(f"* {key.replace('_', ' ')}: {rule}" for key, rule in facts["rules"].items()), ""]
 
 
@@ -172,7 +172,7 @@ def format_page(tables: str) -> str:
     head = [
         "# Data sets of recordings",
         "",
-        "Made by `python docs/datasets.py` from `bitimely list datasets --json` and `bitimely list views --json`. Own recordings: [generic.md](generic.md).",
+        "Made by `python docs/generate.py` from `bitimely list datasets --json` and `bitimely list views --json`. Own recordings: [generic.md](generic.md).",
         "",
         f"Here: {', '.join(f'[{name}](#{name})' for name in (facts['name'] for facts in found))}, and [what the verbs make of real samples](#real-samples).",
         "",

@@ -18,7 +18,7 @@ from bitimely_core.config import ModelConfig, ObjectiveConfig, Settings, find_mo
 PAGE = Path(__file__).parent / "settings.md"
 HEAD = """# Settings
 
-Made by `python docs/generate.py` from the code. `--set section.key=value`, or the same key in a recipe; what wins is in [recipes](recipes.md). Meaning, source and what other
+Made by `python docs/generate.py` from the code. `--set section.key=value`, or the same key in a recipe; what wins is in the [quickstart](quickstart.md#settings). Meaning, source and what other
 codes do otherwise are on the pages of the [models](models/README.md), those of BiTimelyGPT's family on [theirs](models/bitimelygpt.md).
 """
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +101,16 @@ def test_band_powers_of_the_recording_stage_the_synthetic_cohort(cohort, tmp_pat
     assert [int(p.argmax()) for p in powers.values()] == [0, 1, 2, 3, 4]
     assert len(BANDS) == 5
     assert one.views == ("staging",)
+
+
+def test_the_script_of_the_docs_fits_on_the_labels_that_a_run_gets(cohort, tmp_path):
+    """A share of the training subjects under a seed: the predictions are those of a run's own baseline, and others than with all labels."""
+    _, windows = cohort
+    script = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "baselines.py"))
+    run = record(windows, data={"fraction": 0.2}, train={"seed": 1})
+    found = script["predict_fold"](windows, "features", 0.2, 1)
+    assert np.array_equal(found, baselines.predict_baseline("features", run, windows, "test", keep=tmp_path).prediction)
+    assert not np.array_equal(found, script["predict_fold"](windows, "features"))
 
 
 def test_training_windows_are_bounded_and_stated(cohort, tmp_path, monkeypatch):

@@ -95,6 +95,14 @@ def test_every_setting_of_a_component_is_on_its_page() -> None:
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text()):
         assert target.startswith("https://") or (path.parent / target).exists() or target == "gallery/index.md", target  # made at build
+    for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", path.read_text()):
+        headings = re.findall(r"^#+ (.*)", (path.parent / target if target else path).read_text(), flags=re.M)
+        assert anchor in {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}, anchor
+
+
+def test_the_page_of_data_sets_says_nothing_twice() -> None:
+    lines = [line for line in datasets.PAGE.read_text().splitlines() if len(line) > 60 and line[0] not in "|*"]
+    assert [line[:60] for line in dict.fromkeys(lines) if lines.count(line) > 1] == []
 
 
 @pytest.mark.parametrize("path", DOCS, ids=lambda p: p.relative_to(ROOT).as_posix())

@@ -230,8 +230,8 @@ AGREEMENT = (
     "random weights and plain features has not learnt to group the labels."
 )
 TABLE = (
-    "Full space, standardised columns, {k} neighbours{groups}. 95 % CI over subjects, of the mean over rows; neighbours and silhouettes are not "
-    "recomputed in each replicate, so the intervals are slightly too narrow. Evidence against learnt subject identity: a silhouette by subject no "
+    "Full space, standardised columns, {k} neighbours{groups}. 95 % CI over subjects, of the mean over rows; neighbours and silhouettes are taken "
+    "as they are, so the intervals are slightly too narrow. Evidence against learnt subject identity: a silhouette by subject no "
     "higher than that of random weights. Evidence against learnt labels: agreement at chance."
 )
 PCA = (

@@ -2,7 +2,7 @@
 
 `[paper]` of a recipe holds a table per row, `column = value` or `column = [value, standard error]`, in the units that the paper prints (per cent,
 or those of the error). A column is a view of a data set, `sleep-edf/staging`, for the main metric of its task; `data:metric` is another metric of
-it, `data:label` the AUPRC of one label of multi-label data (`pophr:CHF`). Keys that are no rows: `names` (row or column -> printed name), `source`
+it, `data:label` the AUPRC of one label of multi-label data (`pophr:chf`). Keys that are no rows: `names` (row or column -> printed name), `source`
 (table of the paper) and `notes` (lines below the table).
 """
 
