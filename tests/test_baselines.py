@@ -107,7 +107,7 @@ def test_the_script_of_the_docs_fits_on_the_labels_that_a_run_gets(cohort, tmp_p
     """A share of the training subjects under a seed: the predictions are those of a run's own baseline, and others than with all labels."""
     _, windows = cohort
     script = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "baselines.py"))
-    run = record(windows, data={"fraction": 0.2}, train={"seed": 1})
+    run = record(windows, data={"fraction": 0.2}).model_copy(update={"seed": 1})
     found = script["predict_fold"](windows, "features", 0.2, 1)
     assert np.array_equal(found, baselines.predict_baseline("features", run, windows, "test", keep=tmp_path).prediction)
     assert not np.array_equal(found, script["predict_fold"](windows, "features"))
