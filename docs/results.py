@@ -24,6 +24,8 @@ COMMANDS = {
     "open-p12": ("bitimely ingest physionet-2012 PHYSIONET-2012", "bitimely run open-p12"),
     "open-ieee-ppg": ("bitimely ingest ieee-ppg IEEE-SPC2015", "bitimely run open-ieee-ppg --only 0.2"),
     "open-ptb-xl": ("bitimely ingest ptb-xl PTB-XL", "bitimely run open-ptb-xl --only 0.2"),
+    "open-ieee-ppg-fractions": ("bitimely ingest ieee-ppg IEEE-SPC2015", "bitimely run open-ieee-ppg --only 0.05 --only 1.0"),
+    "open-ptb-xl-fractions": ("bitimely ingest ptb-xl PTB-XL", "bitimely run open-ptb-xl --only 0.05 --only 1.0"),
     "ptb-xl": ("bitimely ingest ptb-xl PTB-XL", "bitimely run ptb-xl"),
     "ptb-xl-folds": ("bitimely ingest ptb-xl PTB-XL", "bitimely run ptb-xl-folds"),
     "synpuf": (
@@ -36,33 +38,46 @@ COMMANDS = {
 
 
 AT_PAPER = "-paper"  # name of a recipe that was run with --preset paper
+FRACTIONS = "-fractions"  # a section of the rows that are not at the primary fraction of labels
 
 
 def make_section(recipe: str, workspace: Path) -> str:
     """The table of one recipe from its page, with commands, day and device."""
-    import torch
-
     table = (workspace / "reports" / recipe / "results.md").read_text("utf-8")
     table = re.sub(r"^#", "##", table, flags=re.MULTILINE)
-    stages = [json.loads(path.read_bytes()) for path in (workspace / "pipelines" / recipe).glob("*/stage.json")]
-    day = datetime.datetime.fromtimestamp(max(stage["time"] for stage in stages), datetime.UTC).date()
     commands = COMMANDS[recipe.removesuffix(AT_PAPER)]
     if recipe.endswith(AT_PAPER):
         commands = (*commands[:-1], f"{commands[-1]} --preset paper")
-    lines = "\n".join(f"    {line}" for line in commands)
+    return join_section(recipe, [table.strip(), *list_scores(recipe, workspace)], commands, workspace)
+
+
+def make_fractions(section: str, workspace: Path) -> str:
+    """The scores of the rows of one recipe that have run at other fractions of labels than the primary one."""
+    recipe = section.removesuffix(FRACTIONS)
+    head, spread = list_scores(recipe, workspace)
+    lines = [line for line in head.splitlines() if " 0.2 |" not in line]
+    return join_section(section, ["\n".join(lines), spread], COMMANDS[section], workspace)
+
+
+def list_scores(recipe: str, workspace: Path) -> list[str]:
+    """The further metrics of every row, and what they are."""
+    spread = "Means over seeds, in brackets the lowest and the highest seed; with one seed the 95 % CI."
+    return ["\n".join(list_further(recipe, workspace)), spread]
+
+
+def join_section(section: str, parts: list[str], commands: tuple[str, ...], workspace: Path) -> str:
+    """The parts of a section with its commands, the day of the last stage, and the device."""
+    import torch
+
+    recipe = section.removesuffix(FRACTIONS)
+    stages = [json.loads(path.read_bytes()) for path in (workspace / "pipelines" / recipe).glob("*/stage.json")]
+    day = datetime.datetime.fromtimestamp(max(stage["time"] for stage in stages), datetime.UTC).date()
     runs = [json.loads(path.read_bytes()) for path in (workspace / "runs").glob(f"{recipe}-*/run.json")]
     threads = max(run["environment"]["threads"] for run in runs)
     (hardware,) = {run["environment"]["hardware"] for run in runs}  # its matrix products round in their own way
     about = f"{day}, CPU ({hardware}), {threads} thread{'s' * (threads > 1)}, torch {torch.__version__.partition('+')[0]}."
-    spread = "Means over seeds, in brackets the lowest and the highest seed; with one seed the 95 % CI."
-    parts = [
-        f"<!-- {recipe} -->\n{table.strip()}",
-        "\n".join(list_further(recipe, workspace)),
-        spread,
-        lines,
-        f"{about}\n<!-- end of {recipe} -->",
-    ]
-    return "\n\n".join(parts)
+    shown = "\n".join(f"    {line}" for line in commands)
+    return "\n\n".join([f"<!-- {section} -->\n{parts[0]}", *parts[1:], shown, f"{about}\n<!-- end of {section} -->"])
 
 
 FAMILIES = "open-families"  # the section of the registered families
@@ -145,7 +160,8 @@ def main(workspace: Path, recipes: list[str]) -> None:
     page = PAGE.read_text("utf-8")
     for recipe in recipes or [name for name in COMMANDS if (workspace / "reports" / name / "results.md").is_file()]:
         make = {FAMILIES: make_families, DESCRIPTIVE: make_descriptive}.get(recipe)
-        new = make(workspace) if make else make_section(recipe, workspace)
+        write = make_fractions if recipe.endswith(FRACTIONS) else make_section
+        new = make(workspace) if make else write(recipe, workspace)
         old = re.compile(rf"<!-- {recipe} -->.*<!-- end of {recipe} -->", re.DOTALL)
         page = old.sub(lambda _, new=new: new, page) if old.search(page) else f"{page.rstrip()}\n\n{new}\n"  # type: ignore[misc]
     PAGE.write_text(page, "utf-8")
