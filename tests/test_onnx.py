@@ -1,6 +1,7 @@
 """ONNX graphs in ONNX Runtime against the models, over batch sizes and lengths that no example had."""
 
 import builtins
+import copy
 import importlib.util
 import json
 import logging
@@ -16,6 +17,7 @@ import bitimely
 from bitimely_cli.main import main
 from bitimely_core.errors import UserError
 from bitimely_core.models import heads, onnx_graph
+from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
 
@@ -83,6 +85,45 @@ def test_a_graph_is_the_model_for_any_batch_and_length(name, options):
             within = max(1e-5 * float(expected.abs().max()), 2 * rounding)
             assert rounding < 1e-4 * float(expected.abs().max())
             np.testing.assert_allclose(found[part], expected.numpy(), rtol=0, atol=within)
+
+
+HEADS = [
+    ("lstm", {"task": "regression", "outputs": 2}, {}),
+    *(
+        pytest.param(name, head, options, marks=pytest.mark.slow)
+        for name, head, options in (
+            ("patchtst", {"task": "regression", "outputs": 1}, {}),
+            ("gpt", {"task": "multilabel", "outputs": 3, "readout": "mean"}, {"tokenizer": "patch"}),
+            ("bitimelygpt", {"task": "classification", "outputs": 4, "layers": "last-two"}, {}),
+            ("timelygpt", {"task": "classification", "outputs": 1}, {"tokenizer": "patch", "stride": 3, "channel_independent": True}),
+        )
+    ),
+]
+
+
+@needs_onnx
+@pytest.mark.parametrize(("name", "head", "options"), HEADS)
+def test_the_graph_of_a_head_is_its_prediction(name, head, options):
+    """Of every task, of one output and of several; rows without any sample, and samples that are missing on the left."""
+    model = lively(tiny(name, layers=2, length=LENGTH, **options), std=0.08).float()
+    torch.manual_seed(0)
+    head = heads.Head(model, **head).eval()
+    torch.nn.init.normal_(head.target_mean)
+    torch.nn.init.uniform_(head.target_std, 1.0, 3.0)
+    data, wide = onnx_graph.encode_onnx(head), copy.deepcopy(head).double()
+    for rows, length, gaps in SHAPES:
+        values = draw(rows, length, gaps=gaps)
+        values[-1, : length // 4] = torch.nan
+        if gaps:
+            values[-1] = torch.nan
+        missing = values.isnan()
+        with torch.no_grad():
+            expected = head.predict(values).numpy()
+            exact = wide.predict(Batch(values.nan_to_num().double(), mask=~missing)).numpy()
+        found = run_graph(data, values)["prediction"]
+        assert found.shape == expected.shape == ((rows,) if (head.task, head.outputs) == ("regression", 1) else (rows, head.outputs))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * max(1.0, abs(expected).max()))
+        np.testing.assert_allclose(found, exact, rtol=0, atol=1e-4 * max(1.0, abs(exact).max()))
 
 
 @needs_onnx

@@ -215,7 +215,7 @@ class Head(nn.Module):
             return out.sigmoid()
         if self.grid is not None:
             return survival.compute_incidence(out.reshape(len(out), -1, 2, len(self.grid.edges) - 1), self.grid).flatten(1)
-        return (out * self.target_std + self.target_mean).squeeze(-1)
+        return (out * self.target_std + self.target_mean)[:, 0 if self.outputs == 1 else slice(None)]
 
     @torch.no_grad()
     def measure(self, batches: Iterable[Batch]) -> float:

@@ -96,7 +96,8 @@ def encode_onnx(model: Model | Head, *, field: str = "format") -> bytes:
     _name_axes(proto)
     onnx.checker.check_model(proto)
     data: bytes = proto.SerializeToString()
-    _check_runtime(runtime, data, module, torch.randn(3, max(length * 2 // 3, 1), inner.config.channels, generator=draw))
+    least = inner.config.patch if inner.config.crop == "start" else 1
+    _check_runtime(runtime, data, module, torch.randn(3, max(length * 2 // 3, least), inner.config.channels, generator=draw))
     return data
 
 
