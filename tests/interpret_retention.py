@@ -82,7 +82,7 @@ def main() -> None:
             *((shapes[1], way, clock, True, True) for way, clock in zip(ways, clocks[1:], strict=True)),
             (shapes[0], "both", "irregular", True, True),
         ]
-    cases.append(((3, 1, 2, 4, 6, 16), "forward", "regular", False, False))
+    cases += [((rows, 1, 2, 4, 6, 16), "forward", "regular", False, False) for rows in (3, 0)]
     print(json.dumps({f"{case}": measure(*case[:3], masked=case[3], rotated=case[4]) for case in cases}))
 
 

@@ -72,6 +72,28 @@ def test_the_operator_keeps_the_rules_of_torch(rotated: bool) -> None:
     torch.library.opcheck(torch.ops.bitimely.retention.default, (*inputs, *given, "both", 64, "fp32"))
 
 
+@pytest.mark.parametrize("timed", [False, True])
+@pytest.mark.parametrize("direction", ["forward", "backward", "both"])
+def test_a_clock_that_learns_has_gradients_in_bfloat16(direction: str, timed: bool) -> None:
+    """Against the parallel form in float64; they were zeros, and other results than in a compiled graph."""
+    inputs, (times, mask, _) = make_inputs(timed, rotated=False)
+    inputs = [
+        *(x.detach().bfloat16().requires_grad_() for x in inputs[:3]),
+        inputs[3],
+        *([] if times is None else [times.requires_grad_()]),
+    ]
+    given = (*inputs, *(() if timed else (None,)), mask, None, direction, 64, "bf16")
+    torch.library.opcheck(torch.ops.bitimely.retention.default, given)
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    exact = retention.retention(
+        *wide[:3], log_decay=wide[3], times=wide[4] if timed else None, mask=mask, direction=direction, form="parallel"
+    )
+    slope = exact.detach().cos().bfloat16()
+    found = torch.autograd.grad(torch.ops.bitimely.retention(*given), inputs, slope)
+    for made, own in zip(found, torch.autograd.grad(exact, wide, slope.double()), strict=True):
+        assert float((made.double() - own).norm() / own.norm()) <= 2e-2
+
+
 def test_fake_gradients_lie_as_the_real_ones() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -162,7 +184,7 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 def test_kernels_agree_with_the_definition() -> None:
     """In float32 for the result and the gradients of queries, keys, values, decay and times."""
     found = interpret()
-    assert len(found) == 11
+    assert len(found) == 12
     assert {name for errors in found.values() for name in errors} == {"o", "dq", "dk", "dv", "dg", "dt"}
     assert max(max(errors.values()) for errors in found.values()) <= 2e-5
 
@@ -171,7 +193,7 @@ def test_kernels_agree_with_the_definition() -> None:
 @pytest.mark.long
 def test_kernels_agree_with_the_definition_for_every_option() -> None:
     found = interpret("--all")
-    assert len(found) == 97
+    assert len(found) == 98
     assert max(max(errors.values()) for errors in found.values()) <= 2e-5
 
 

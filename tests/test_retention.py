@@ -261,6 +261,26 @@ def test_gradcheck(direction: str, form: str) -> None:
     assert torch.autograd.gradcheck(run, (q, k, v, g, times))
 
 
+@pytest.mark.parametrize("form", ["parallel", "chunkwise", "recurrent"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_second_derivatives(direction: str, form: str) -> None:
+    """Of an output that is summed, too, whose gradient is a constant that needs none."""
+    q, k, v, do = random_inputs(1, 9, 2, 2, 3)
+    leaves = [x.requires_grad_() for x in (q, k, v, decays(2), torch.arange(9, dtype=torch.float64)[None] * 1.7)]
+
+    def run(q: Tensor, k: Tensor, v: Tensor, g: Tensor, times: Tensor) -> Tensor:
+        return retention(q, k, v, log_decay=g, times=times, direction=direction, form=form, chunk=4)
+
+    def differentiate_twice(o: Tensor) -> tuple[Tensor, ...]:
+        (slope,) = torch.autograd.grad(o, leaves[0], do, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), leaves[1:])
+
+    assert torch.autograd.gradgradcheck(run, leaves)
+    wanted = differentiate_twice(definition(*leaves, None, direction))
+    for found, exact in zip(differentiate_twice(run(*leaves)), wanted, strict=True):
+        assert error(found, exact) <= 1e-12
+
+
 @pytest.mark.parametrize(("there", "back"), [("forward", "backward"), ("backward", "forward")])
 def test_gradients_are_retentions_in_the_other_direction(there: str, back: str) -> None:
     """dv = Ret_back(k, q, dO), dq = Ret(dO, v, k), dk = Ret_back(v, dO, q), all with the scale of the first."""

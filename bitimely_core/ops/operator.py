@@ -59,8 +59,8 @@ def register(compute: Callable[..., Tensor]) -> None:
     def run(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *given: Any) -> Tensor:
         if fits_kernels(q, k, v):
             return _load_kernels().forward(q, k, v, log_decay, *given)
-        with torch.no_grad():
-            return compute(q, k, v, log_decay, *given).contiguous()
+        with torch.no_grad():  # whether the clocks learn is not known here: tensors of a compiled graph do not say
+            return compute(q, k, v, *(x.detach() if isinstance(x, Tensor) else x for x in (log_decay, *given))).contiguous()
 
     def run_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, times: Tensor | None, *given: Any) -> list[Tensor]:
         if fits_kernels(q, k, v):
@@ -121,7 +121,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    *found, clock = torch.ops.bitimely.retention_backward(grad, *ctx.saved_tensors, *ctx.options)
+    learns = any(ctx.needs_input_grad[3:5]) and not fits_kernels(*ctx.saved_tensors[:3])  # in bf16 decay and times have no gradients there
+    *found, clock = torch.ops.bitimely.retention_backward(grad, *ctx.saved_tensors, *ctx.options[:2], "fp32" if learns else ctx.options[2])
     return (*found, clock if ctx.needs_input_grad[4] else None, None, None, None, None, None)
 
 

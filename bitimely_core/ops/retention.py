@@ -556,10 +556,14 @@ class _FoldedRetention(torch.autograd.Function):
         return o
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
         with torch.autocast("cpu", enabled=False):
-            return (*_folded_backward(ctx, do), None, None, None)
+            if not torch.is_grad_enabled():
+                return (*_folded_backward(ctx, do), None, None, None)
+            given = [x.view_as(x) for x in ctx.saved_tensors[:5]]  # the gradients are to have a graph: as the form with masks
+            wanted = [x for x in given if x.requires_grad]
+            found = iter(torch.autograd.grad(_chunkwise_with_masks(*given, *ctx.options), wanted, do, create_graph=True))
+            return (*(next(found) if x.requires_grad else None for x in given), None, None, None)
 
 
 def _folded_backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:

@@ -76,8 +76,7 @@ def xpos(x: Tensor, positions: Tensor, direction: Literal["forward", "backward"]
         raise usage_error("xpos_scale in float16", "bfloat16 or float32", "switch xpos_scale off")
     wide = torch.promote_types(x.dtype, torch.float32)
     t = positions.to(compute_time_dtype(x.device))
-    middle = (t.amin(-1, keepdim=True) + t.amax(-1, keepdim=True)) / 2 if origin is None else origin
-    t = t - middle
+    t = t - ((t.amin(-1, keepdim=True) + t.amax(-1, keepdim=True)) / 2 if origin is None else origin)
     if not torch.compiler.is_exporting() and float(t.detach().abs().max()) > SPAN / 2:
         raise usage_error(
             "the sequence is too long for the xPos scale",

@@ -324,7 +324,7 @@ class _Call:
         self.run(_write_outputs, lambda tiles: tiles * self.chunks * self.batch * self.heads, *given, *sizes)
 
     def write_gradients(self, q, k, v, do, dq, dk, dv, dg, dt):
-        """Into dq, dk, dv, the shares of the chunks dg [B H, n] and of the heads dt [B, N, H]."""
+        """Into dq, dk, dv, the shares of the chunks dg [B, H, n] and of the heads dt [B, N, H]."""
         S, dS = self.scan(k, v, adjoint=False), self.scan(q, do, adjoint=True)
         clock = self.mask, self.table, self.rel, self.low, self.hop, self.decay
         sizes = self.length, self.heads, self.chunks, self.scale, *self.strides, self.turn
@@ -369,7 +369,7 @@ def backward(grad, q, k, v, log_decay, times, mask, rotation, direction, chunk, 
     calls = _list_calls(q, v, log_decay, times, mask, rotation, direction, chunk, core)
     kind = {"dtype": torch.float32} if len(calls) > 1 else {}
     dq, dk, dv = (_like(x, **kind) for x in (q, k, v))
-    dg = torch.empty(q.shape[0] * q.shape[2], calls[0].chunks, device=q.device)
+    dg = torch.empty(q.shape[0], q.shape[2], calls[0].chunks, device=q.device)
     dt = torch.empty(q.shape[:3], device=q.device)
     with torch.cuda.device_of(q):
         for call in calls:
@@ -377,6 +377,6 @@ def backward(grad, q, k, v, log_decay, times, mask, rotation, direction, chunk, 
     timed = times is not None and times.is_floating_point()
     return [
         *(x.to(like.dtype) for x, like in ((dq, q), (dk, k), (dv, v))),
-        dg.view(q.shape[0], q.shape[2], -1).sum((0, 2)).to(log_decay.dtype),
+        dg.sum((0, 2)).to(log_decay.dtype),
         dt.double().sum(-1).to(times.dtype) if timed else q.new_empty(0),
     ]
