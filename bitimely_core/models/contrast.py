@@ -18,7 +18,8 @@ from torch.nn import functional as F  # noqa: N812
 from bitimely_core.config import ModelConfig
 from bitimely_core.models.base import Adapter, Direction, Model, Which, config_error, objective_error
 from bitimely_core.models.convolution import Conv1d
-from bitimely_core.models.patchtst import BatchNorm, normalise_tokens, refuse_directions
+from bitimely_core.models.layers import normalise_tokens
+from bitimely_core.models.patchtst import BatchNorm, refuse_directions
 from bitimely_core.models.tokenizers import StepTokenizer, find_row_ends, mask_before
 from bitimely_core.types import Batch, Encoded
 

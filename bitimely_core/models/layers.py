@@ -9,7 +9,7 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, Unpack
 
@@ -267,6 +267,17 @@ class MLP(nn.Module):
         return _apply_linear(self.out, self.act(_apply_linear(self.first, x, weights[:1])), weights[1:])
 
 
+def normalise_tokens(norm: nn.Module, x: Tensor, real: Tensor | None) -> Tensor:
+    """The `real` [R, N] tokens (None: all) of x [R, N, D] through a norm of [n, D], 0 for the others."""
+    if real is None:
+        return norm(x.flatten(0, 1)).view_as(x)
+    if not norm.training:  # pointwise: no selection whose size depends on the data, which graphs do not have
+        return torch.where(real[..., None], norm(x.flatten(0, 1)).view_as(x).to(x.dtype), 0.0)
+    normed = torch.zeros_like(x)
+    normed[real] = norm(x[real]).to(x.dtype)
+    return normed
+
+
 class TemporalConv(nn.Module):
     """TimelyGPT's convolution module: norm, pointwise D -> 2D, GLU, depthwise (31 steps), norm, SiLU, pointwise, dropout 0.1.
 
@@ -292,18 +303,8 @@ class TemporalConv(nn.Module):
         weight = self.depthwise.weight.flip(-1) if direction == "backward" else self.depthwise.weight
         y = F.pad(y.mT, past) if places.carry is None else places.carry.prepend(y.mT, self.width - 1)
         y = convolve(F.conv1d, y, weight, groups=y.shape[1]).transpose(1, 2)
-        return F.dropout(self.out(F.silu(self._normalise(y, places.real))), 0.1 if self.training else 0.0)
-
-    def _normalise(self, y: Tensor, real: Tensor | None) -> Tensor:
-        if isinstance(self.inner, nn.LayerNorm):
-            return self.inner(y)
-        if real is None:
-            return self.inner(y.flatten(0, 1)).view_as(y)
-        if not self.training:  # pointwise, without a selection whose size depends on the data, which graphs do not have
-            return torch.where(real[..., None], self.inner(y.flatten(0, 1)).view_as(y), 0.0)
-        normed = torch.zeros_like(y)
-        normed[real] = self.inner(y[real]).to(y.dtype)
-        return normed
+        y = self.inner(y) if isinstance(self.inner, nn.LayerNorm) else normalise_tokens(self.inner, y, places.real)
+        return F.dropout(self.out(F.silu(y)), 0.1 if self.training else 0.0)
 
 
 class StackLayer(nn.Module):
@@ -387,6 +388,19 @@ def recompute_layers(*, active: bool) -> Iterator[None]:
 
 
 @contextmanager
+def _keep_statistics(layer: nn.Module) -> Iterator[None]:
+    """Inside, where a layer is computed again, its batch norms do not count the batch once more."""
+    kept = [(part, part.momentum, part.num_batches_tracked) for part in layer.modules() if isinstance(part, nn.BatchNorm1d)]
+    try:
+        for norm, _, _ in kept:
+            norm.momentum, norm.num_batches_tracked = 0.0, None
+        yield
+    finally:
+        for norm, momentum, count in kept:
+            norm.momentum, norm.num_batches_tracked = momentum, count
+
+
+@contextmanager
 def compile_layers(model: nn.Module) -> Iterator[None]:
     """Inside, the layers of a stack are compiled, with one graph for all that read in one direction; other models as a unit."""
     fused.allow_graphs()
@@ -416,7 +430,8 @@ def run_layers(
     states, maps = [], []
     for (layer, direction), own in zip(zip(layers, plan, strict=True), each or itertools.repeat({}), strict=False):
         if _recomputes[0] and torch.is_grad_enabled():
-            x, of_layer = checkpoint(layer, x, given, direction, use_reentrant=False, **options, **own)
+            again = partial(lambda layer: (nullcontext(), _keep_statistics(layer)), layer)
+            x, of_layer = checkpoint(layer, x, given, direction, use_reentrant=False, context_fn=again, **options, **own)
         else:
             x, of_layer = layer(x, given, direction, **options, **own)
         states.append(x)

@@ -22,7 +22,7 @@ from torch.nn import functional as F  # noqa: N812
 from bitimely_core.config import ModelConfig
 from bitimely_core.models.adapters import find_end_times
 from bitimely_core.models.base import Adapter, Direction, Model, config_error, extend_positions, objective_error, require_learned_positions
-from bitimely_core.models.layers import Attention, Positions
+from bitimely_core.models.layers import Attention, Positions, normalise_tokens
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
 
@@ -66,16 +66,7 @@ class TokenNorm(nn.Module):
 
     def forward(self, x: Tensor, real: Tensor | None) -> Tensor:
         """[R, N, D] and the real tokens [R, N] (None: all) -> [R, N, D]."""
-        return self.batch(x.flatten(0, 1)).view_as(x) if real is None else normalise_tokens(self.batch, x, real)
-
-
-def normalise_tokens(norm: nn.Module, x: Tensor, real: Tensor) -> Tensor:
-    """The `real` [R, N] tokens of x [R, N, D] through a norm, 0 for the others."""
-    if not norm.training:  # pointwise: no selection whose size depends on the data, which graphs do not have
-        return torch.where(real[..., None], norm(x.flatten(0, 1)).view_as(x).to(x.dtype), 0.0)
-    normed = torch.zeros_like(x)
-    normed[real] = norm(x[real]).to(x.dtype)
-    return normed
+        return normalise_tokens(self.batch, x, real)
 
 
 class PatchTSTLayer(nn.Module):

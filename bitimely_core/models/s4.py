@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.models.base import Direction, config_error
-from bitimely_core.models.layers import BidirectionalConfig, Positions, run_layers
-from bitimely_core.models.patchtst import BatchNorm, normalise_tokens
+from bitimely_core.models.layers import BidirectionalConfig, Positions, normalise_tokens, run_layers
+from bitimely_core.models.patchtst import BatchNorm
 from bitimely_core.models.recurrent import reverse_rows
 from bitimely_core.models.stack import DIRECTED_CAPABILITIES, BidirectionalModel, LayerDirections, place_times
 from bitimely_core.registry import ModelFacts, models
