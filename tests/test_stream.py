@@ -9,6 +9,7 @@ import torch
 from planted import lively, seeded, tiny
 
 from bitimely_core.errors import Reason, UserError
+from bitimely_core.models.heads import pool
 from bitimely_core.registry import models
 from bitimely_core.types import Batch
 
@@ -224,6 +225,58 @@ def test_rows_that_end_with_padding_have_no_end(name):
     assert (caught.value.code, caught.value.exit_code) == (Reason.SHAPES_DIFFER, 2)
     stream.feed(Batch(codes[:, 11:13] * mask[:, 11:13], times=times[:, 11:13], mask=mask[:, 11:13]))
     assert stream.finish().hidden[-1].isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["timelygpt", "s4", "lstm"])
+@pytest.mark.parametrize("options", [{}, {"tokenizer": "steps"}, {"tokenizer": "patch", "channel_independent": True}], ids=str)
+def test_rows_that_end_with_missing_samples_have_no_end(name, options):
+    """A full pass has [EOS] before them; a channel by itself ends by itself. The next sample, or zeros for them, give an end again."""
+    narrow, wide = make(name, **options)
+    x = torch.randn(2, 40, 3, generator=seeded())
+    x[1, 30:33] = torch.nan
+    x[0, 20, 1] = torch.nan  # of the other channels there are samples
+    stream = narrow.stream()
+    for before, at, ends in ((0, 21, "channel_independent" not in options), (21, 31, False), (31, 33, False), (33, 40, True)):
+        stream.feed(x[:, before:at])
+        if ends:
+            full = wide(Batch(x[:, :at].nan_to_num().double(), mask=~x[:, :at].isnan()))
+            torch.testing.assert_close(stream.finish().hidden[-1][:, -1].double(), full.hidden[-1][:, -1], rtol=1e-5, atol=1e-5)
+        else:
+            with pytest.raises(UserError, match="end with padding or missing") as caught:
+                stream.finish()
+            assert (caught.value.code, caught.value.exit_code) == (Reason.SHAPES_DIFFER, 2)
+
+
+@pytest.mark.parametrize("name", ["timelygpt", "s4", "lstm"])
+@pytest.mark.parametrize("tokenizer", ["conv", "patch", "steps"])
+def test_pieces_of_any_kind_are_read_as_the_same_numbers(name, tokenizer):
+    """NaN are missing in tensors, batches and mappings, with a mask beside them or without; arrays of numpy are float64."""
+    narrow, wide = make(name, tokenizer=tokenizer)
+    x = torch.randn(2, 40, 3, generator=seeded())
+    x[:, 5], x[0, 17, 1] = torch.nan, torch.nan
+    mask = torch.ones(2, 40, 3, dtype=torch.bool)
+    states = wide(Batch(x.nan_to_num().double(), mask=~x.isnan())).hidden[-1]
+    for rows in (x, x.double(), Batch(x), Batch(x.double(), mask=mask), {"values": x}, {"values": x.nan_to_num(), "mask": ~x.isnan()}):
+        stream = narrow.stream()
+        found = torch.cat((stream.feed(rows).hidden[-1], stream.finish().hidden[-1]), 1)
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found.double(), states[:, 1:], rtol=1e-5, atol=1e-5 * float(states.abs().max()))
+
+
+EVENT_CODES = {"tokenizer": "codes", "codes": 20}
+
+
+@pytest.mark.parametrize(
+    ("readout", "options"), [("eos", {}), ("eos", {"tokenizer": "patch"}), ("eos", EVENT_CODES), ("last", EVENT_CODES)]
+)
+@pytest.mark.parametrize("name", ["timelygpt", "s4", "lstm"])
+def test_the_end_of_a_stream_has_the_readouts_of_a_full_pass(name, readout, options):
+    narrow, wide = make(name, **options)
+    x = torch.randint(5, 20, (2, 30), generator=seeded()) if "codes" in options else torch.randn(2, 30, 3, generator=seeded())
+    stream = narrow.stream()
+    stream.feed(x)
+    wanted = pool(wide(x if "codes" in options else x.double()), wide, readout)
+    torch.testing.assert_close(pool(stream.finish(), narrow, readout).double(), wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_a_model_of_several_data_sets_has_no_stream():

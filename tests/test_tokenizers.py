@@ -119,6 +119,46 @@ def test_data_of_other_channels_are_refused(name, steps, channels):
     assert (caught.value.code, caught.value.exit_code) == (Reason.SHAPES_DIFFER, 2)
 
 
+@pytest.mark.parametrize("name", list(models))
+def test_windows_without_samples_are_refused(name):
+    with pytest.raises(UserError, match="samples") as caught:
+        tiny(name, length=48, tokenizer="patch")(torch.zeros(2, 0, 3))
+    assert (caught.value.code, caught.value.exit_code) == (Reason.SHAPES_DIFFER, 2)
+
+
+@pytest.mark.parametrize("tokenizer", [ConvTokenizer(3), PatchTokenizer(3), PatchTokenizer(3, stride=3), PatchTokenizer(3, crop="start")])
+@pytest.mark.parametrize("masked", [False, True])
+def test_no_rows_have_no_tokens(tokenizer, masked):
+    one = Batch(torch.zeros(1, 48, 3), mask=torch.ones(1, 48, dtype=torch.bool) if masked else None)
+    none = one._replace(values=one.values[:0], mask=None if one.mask is None else one.mask[:0])
+    for found, wanted in zip((*tokenizer(none), tokenizer.find_targets(none)), (*tokenizer(one), tokenizer.find_targets(one)), strict=True):
+        assert found.shape == (0, *wanted.shape[1:])
+
+
+@pytest.mark.parametrize("name", ["bitimelygpt", "gpt", "lstm", "s4", "patchtst", "ts2vec", "timesnet"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int16])
+def test_samples_of_any_precision_are_read_as_the_same_numbers(name, dtype):
+    """Arrays of numpy are float64; these numbers are exact in all of them."""
+    model = tiny(name, length=48)
+    x = torch.randint(-3, 4, (2, 48, 3), generator=torch.Generator().manual_seed(0)).float()
+    with torch.no_grad():
+        for rows in (x.to(dtype), Batch(x.to(dtype)), {"values": x.to(dtype)}):
+            assert torch.equal(model(rows).hidden[-1], model(x).hidden[-1])
+
+
+@pytest.mark.parametrize("name", ["bitimelygpt", "patchtst", "crt", "tf-c", "ts2vec"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.uint8])
+@pytest.mark.parametrize("channels", [False, True])
+def test_masks_of_any_type_are_read_as_the_same(name, dtype, channels):
+    model, draw = tiny(name, length=48), torch.Generator().manual_seed(0)
+    x, mask = torch.randn(2, 48, 3, generator=draw), torch.rand(2, 48, 3, generator=draw) < 0.8
+    mask[1, 40:] = False
+    mask = mask if channels else mask[..., 0]
+    with torch.no_grad():
+        found, wanted = (model(Batch(x, mask=one)) for one in (mask.to(dtype), mask))
+    assert torch.equal(found.hidden[-1], wanted.hidden[-1])
+
+
 def test_channels_are_checked_without_a_break_of_the_graph():
     model = torch.compile(PatchTokenizer(3), backend="eager", fullgraph=True)
     tokens, _, _ = model(Batch(torch.randn(2, 24, 3)))

@@ -130,7 +130,7 @@ class Model(nn.Module):
 
     def __call__(self, batch: Batch | Tensor | Mapping[str, Tensor], **options: Any) -> Encoded:
         """As `forward`, of whatever `to_batch` reads."""
-        encoded: Encoded = super().__call__(to_batch(batch), **options)
+        encoded: Encoded = super().__call__(to_batch(batch, next(self.parameters()).dtype), **options)
         return encoded
 
     @property
@@ -275,17 +275,18 @@ class Model(nn.Module):
         return {"format_version": FORMAT, "model": model, "rotary_convention": "absolute-forward"}
 
 
-def to_batch(rows: Batch | Tensor | Mapping[str, Tensor]) -> Batch:
-    """What a model reads: a batch; its fields by name; or values alone, [B, T, V] or of one channel [B, T], of which NaN are missing."""
-    if isinstance(rows, Batch):
-        return rows
-    if isinstance(rows, Mapping):
-        return Batch(**rows)
-    if not rows.is_floating_point():
-        return Batch(rows)
-    values = rows[..., None] if rows.dim() == 2 else rows
-    missing = values.isnan()
-    return Batch(values.masked_fill(missing, 0.0), mask=~missing) if bool(missing.any()) else Batch(values)
+def to_batch(rows: Batch | Tensor | Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Batch:
+    """A batch with samples in `dtype`, from one; its fields by name; or values alone, [B, T, V] or [B, T], of which NaN are missing."""
+    if not isinstance(rows, Tensor):
+        batch = rows if isinstance(rows, Batch) else Batch(**rows)
+    else:
+        values = rows[..., None] if rows.dim() == 2 and rows.is_floating_point() else rows
+        missing = values.isnan()
+        batch = Batch(values.masked_fill(missing, 0.0), mask=~missing) if bool(missing.any()) else Batch(values)
+    if dtype is None:
+        return batch
+    values = batch.values if batch.values.dim() == 2 else batch.values.to(dtype)
+    return batch._replace(values=values, mask=None if batch.mask is None else batch.mask.bool())
 
 
 def write_model(folder: str | Path, module: nn.Module, values: dict[str, Any]) -> None:

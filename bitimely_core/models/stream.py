@@ -38,7 +38,7 @@ class Progress(NamedTuple):
     last: Tensor | None = None
     person: Tensor | None = None  # [B, 4]
     end: Tensor | None = None  # [B] months of the index day, as fed last
-    padded: bool = False  # the last event of some row is none
+    padded: bool = False  # the last event or sample of some row is none
 
 
 class Stream:
@@ -84,12 +84,12 @@ class Stream:
         """
         model, before = self.model, self._progress
         _require_eval(model)
-        batch = model.expand_channels(to_batch(rows))
+        batch = model.expand_channels(to_batch(rows, model.special.dtype))
         times = None if model.config.clock == "index" else batch.times
-        samples = batch.values if batch.mask is None else self._fill_missing(batch)
+        samples, seen = self._fill_missing(batch)
         self._check(samples, times)
-        if model.config.tokenizer == "codes" and samples.shape[1]:
-            before = before._replace(padded=bool((samples[:, -1] == PAD).any()))
+        if samples.shape[1]:
+            before = before._replace(padded=not bool(seen[:, -1].all()))
         if before.samples is not None:
             samples = torch.cat((before.samples, samples), 1)
         if before.person is None and batch.person is not None:
@@ -98,11 +98,10 @@ class Stream:
             before = before._replace(end=batch.end)
         count = max(samples.shape[1] - before.context - self.span, -self.stride) // self.stride + 1
         used = before.context + count * self.stride
-        encoded, after = self._read(
-            before, samples[:, : used + self.span - self.stride] if count else samples[:, :0], times, numbers=batch.numbers
-        )
-        kept = max(used - self.context, 0) if count else 0
-        self._progress = after._replace(samples=samples[:, kept:].clone(), context=used - kept if count else before.context)
+        complete = used + self.span - self.stride if count else 0
+        encoded, after = self._read(before, samples[:, :complete], times, numbers=batch.numbers)
+        kept = max(used - self.context, 0)
+        self._progress = after._replace(samples=samples[:, kept:].clone(), context=used - kept)
         return encoded
 
     @torch.no_grad()
@@ -112,9 +111,9 @@ class Stream:
         As in a full pass, models of events without `index_day` have no index day.
 
         The stream itself stays as it is: it may be fed further, and finished again. `hidden` are L states [B, N + 1, D], N <= 1, and `eos`
-        is the index of [EOS], which the readouts `eos` and `last` read.
+        is the index of [EOS], which the readouts `eos` and, with `index_day`, `last` read.
         Raises UserError: `config` for a stream without samples or in training mode, `timestamps` for an end before the last event,
-        `shapes_differ` for another number of ends than rows, and for rows of events that end with padding: [EOS] would not be at their end (exit 2).
+        `shapes_differ` for another number of ends than rows, and for rows that end with padding or missing samples, not with [EOS] (exit 2).
         """
         before = self._progress
         _require_eval(self.model)
@@ -122,17 +121,19 @@ class Stream:
         if before.samples is None or not (before.positions or rest):
             raise usage_error("a stream without samples", "samples before its end", "call feed first")
         if before.padded:
-            wanted, hint = "rows that end with an event", "Feed rows of other lengths in streams of their own"
-            raise usage_error("rows that end with padding", wanted, hint, code=Reason.SHAPES_DIFFER)
+            wanted, hint = "rows that end with an event or a sample", "Feed other lengths in streams of their own, 0 for missing samples"
+            raise usage_error("rows that end with padding or missing samples", wanted, hint, code=Reason.SHAPES_DIFFER)
         end = self._choose_end(before.end if end is None else end)
         more = rest > (self.span - self.stride if before.positions else 0)
         return self._read(before, before.samples if more else before.samples[:, :0], None, finish=True, end=end)[0]
 
-    def _fill_missing(self, batch: Batch) -> Tensor:
-        """Samples with 0 and events with [PAD] where there is none."""
-        assert batch.mask is not None
-        mask = batch.mask if batch.mask.dim() == batch.values.dim() else batch.mask[..., None]
-        return batch.values.masked_fill(~mask.bool(), PAD)
+    def _fill_missing(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Samples with 0 and events with [PAD] where there is none, and where a row has some, bool [B, T]."""
+        seen = ~batch.values.isnan()
+        if batch.mask is not None:
+            seen = seen & (batch.mask if batch.mask.dim() == seen.dim() else batch.mask[..., None]).bool()
+        samples = batch.values.masked_fill(~seen, PAD)
+        return samples, samples != PAD if samples.dim() == 2 else seen.any(-1)
 
     def _choose_end(self, end: Tensor | None) -> Tensor | None:
         """The index day of the rows where the model reads one."""
@@ -173,11 +174,11 @@ class Stream:
     ) -> tuple[Encoded, Progress]:
         """Tokens of `samples`, behind their context, through the layers, with [SOS] before the first one and [EOS] on `finish`."""
         model, adapter = self.model, self.model.adapter
-        tokens, targets, _ = adapter.tokenizer(Batch(samples)) if samples.shape[1] else self._take_none(samples)
-        skip = before.context // self.stride if samples.shape[1] else 0
-        tokens, targets = tokens[:, skip:], targets[:, skip:]
+        skip = before.context // self.stride
+        if not samples.shape[1]:  # a token of zeros, which is left out
+            samples, skip = samples.new_zeros(len(samples), self.span, *samples.shape[2:]), 1
+        tokens, targets, real = (x[:, skip:] for x in adapter.tokenizer(Batch(samples)))
         count = tokens.shape[1]
-        real = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
         begins = not before.positions and (count > 0 or finish)
         parts = [adapter.embed(tokens, numbers)]
         first, last = before.first, before.last
@@ -197,12 +198,7 @@ class Stream:
         hidden = tuple(state[:, 1:] if begins else state for state in states)
         eos = torch.full((len(x),), count, device=x.device) if finish else None
         after = before._replace(layers=layers, positions=before.positions + x.shape[1], first=first, last=last)
-        return Encoded(tokens, targets, real, hidden, eos=eos), after
-
-    def _take_none(self, samples: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What the tokenizer returns of no samples."""
-        tokens, targets, real = self.model.adapter.tokenizer(Batch(samples.new_zeros(len(samples), self.span, *samples.shape[2:])))
-        return tokens[:, :0], targets[:, :0], real[:, :0]
+        return Encoded(tokens, targets, real, hidden, eos=eos, last=eos if model.config.index_day else None), after
 
     def _special(self, which: int, like: Tensor, person: Tensor | None) -> Tensor:
         """[SOS] (0) or [EOS] (1), [B, 1, D], with age and sex."""

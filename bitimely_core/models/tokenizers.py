@@ -45,10 +45,10 @@ def require_channels(batch: Batch, channels: int) -> None:
 
     Shapes alone are read: no wait for a device, no break of a graph.
     """
-    if batch.values.dim() != 3 or batch.values.shape[2] != channels:
+    if batch.values.dim() != 3 or batch.values.shape[2] != channels or not batch.values.shape[1]:
         raise usage_error(
             f"samples {list(batch.values.shape)}",
-            f"this model reads [B, T, {channels}]",
+            f"this model reads [B, T, {channels}], T > 0",
             "Select its channels, or build a model for these",
             code=Reason.SHAPES_DIFFER,
         )
@@ -190,13 +190,13 @@ class PatchTokenizer(nn.Module):
 
     def _cut(self, samples: Tensor, index: Tensor) -> Tensor:
         """[B, T, V] -> [B, N, P * V]."""
-        return samples.gather(1, index.unsqueeze(-1).expand(-1, -1, samples.shape[2])).reshape(samples.shape[0], -1, self.width)
+        return samples.gather(1, index.unsqueeze(-1).expand(-1, -1, samples.shape[2])).unflatten(1, (-1, self.patch)).flatten(2)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens [B, N, P * V], targets (the same values), mask of real tokens [B, N]."""
         x, ends = _fill_missing(batch, self.channels), find_row_ends(batch)
         if self._is_view(batch):
-            tokens = x.reshape(x.shape[0], -1, self.width)
+            tokens = x.unflatten(1, (-1, self.patch)).flatten(2)
         else:
             tokens = self._cut(x, torch.minimum(self._index(batch), (ends - 1).clamp(min=0)[:, None]))
         return tokens, tokens.detach(), self.find_real(batch)
@@ -214,9 +214,9 @@ class PatchTokenizer(nn.Module):
     def find_targets(self, batch: Batch) -> Tensor:
         """Which target values were observed (repeated samples were not), bool [B, N, P * V]."""
         if self._is_view(batch):
-            return torch.ones_like(batch.values, dtype=torch.bool).reshape(batch.values.shape[0], -1, self.width)
+            return torch.ones_like(batch.values, dtype=torch.bool).unflatten(1, (-1, self.patch)).flatten(2)
         index, ends = self._index(batch), find_row_ends(batch)[:, None]
-        inside = (index < ends).unsqueeze(-1).expand(-1, -1, batch.values.shape[2]).reshape(index.shape[0], -1, self.width)
+        inside = (index < ends).unsqueeze(-1).expand(-1, -1, batch.values.shape[2]).unflatten(1, (-1, self.patch)).flatten(2)
         return inside & self._cut(get_observed(batch), torch.minimum(index, (ends - 1).clamp(min=0)))
 
     def erase(self, batch: Batch, chosen: Tensor) -> Batch:
@@ -228,7 +228,7 @@ class PatchTokenizer(nn.Module):
         return batch._replace(values=batch.values.masked_fill(gone.unsqueeze(-1), 0.0))
 
 
-class CodeTokenizer(nn.Module):
+class CodeTokenizer(StepTokenizer):
     """Events: a token is the id of a code; its target is the output class. Classes: the codes in the order of their ids, one for [EOS].
 
     [PAD], [SOS], [EOS], [MASK] and [UNK] are ids of the input only; `classes` holds the map, `IGNORE` where an id has no class.
@@ -241,8 +241,7 @@ class CodeTokenizer(nn.Module):
     classes: Tensor
 
     def __init__(self, codes: int) -> None:
-        super().__init__()
-        self.width = self.target_width = codes - FIRST + 1
+        super().__init__(codes - FIRST + 1)
         classes = torch.full((codes,), IGNORE)
         classes[FIRST:] = torch.arange(codes - FIRST)
         classes[EOS] = codes - FIRST
@@ -252,14 +251,6 @@ class CodeTokenizer(nn.Module):
     def eos(self) -> int:
         """The class of [EOS]."""
         return self.target_width - 1
-
-    def count(self, length: int) -> int:
-        """N of sequences of `length` events."""
-        return length
-
-    def find_real(self, batch: Batch) -> Tensor:
-        """Which tokens are real, bool [B, N]."""
-        return mask_before(find_row_ends(batch), batch.values.shape[1])
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Code ids int64 [B, N], classes [B, N], mask of real tokens [B, N]."""
