@@ -34,8 +34,8 @@ def define(q: Tensor, k: Tensor, v: Tensor, g: Tensor, t: Tensor, keep: Tensor |
     return torch.einsum("bhnm,bmhv->bnhv", torch.einsum("bnhk,bmhk->bhnm", q, k) * q.shape[-1] ** -0.5 * D, v)
 
 
-def measure(shape: tuple[int, ...], direction: str, clock: str, *, masked: bool, rotated: bool) -> dict[str, float]:
-    """Errors of one case in float32."""
+def measure(shape: tuple[int, ...], direction: str, clock: str, *, masked: bool, rotated: bool, core: str = "fp32") -> dict[str, float]:
+    """Errors of one case in float32, which the interpreter computes in whatever the core is."""
     B, N, H, K, V, C = shape
     draw = torch.Generator().manual_seed(N)
     q, k, v, w = (torch.randn(B, N, H, d, generator=draw) for d in (K, K, V, V))
@@ -53,7 +53,7 @@ def measure(shape: tuple[int, ...], direction: str, clock: str, *, masked: bool,
     t = (torch.arange(N).double()[None].expand(B, -1) if times is None else times).clone().requires_grad_()
     o = define(*exact, t, keep, places, direction)
     wanted = [o.detach(), *torch.autograd.grad((o * w).sum(), [*exact, t])]
-    given = decay, times, keep, table, direction, C, "fp32"
+    given = decay, times, keep, table, direction, C, core
     parts = [q, k, v]
     if not masked:  # rows apart from each other, as parts of one product
         parts = [
@@ -83,7 +83,9 @@ def main() -> None:
             (shapes[0], "both", "irregular", True, True),
         ]
     cases += [((rows, 1, 2, 4, 6, 16), "forward", "regular", False, False) for rows in (3, 0)]
-    print(json.dumps({f"{case}": measure(*case[:3], masked=case[3], rotated=case[4]) for case in cases}))
+    found = {f"{case}": measure(*case[:3], masked=case[3], rotated=case[4]) for case in cases}
+    found["bf16"] = measure(shapes[1], "both", "irregular", masked=True, rotated=True, core="bf16")
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

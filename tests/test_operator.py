@@ -184,7 +184,7 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 def test_kernels_agree_with_the_definition() -> None:
     """In float32 for the result and the gradients of queries, keys, values, decay and times."""
     found = interpret()
-    assert len(found) == 12
+    assert len(found) == 13
     assert {name for errors in found.values() for name in errors} == {"o", "dq", "dk", "dv", "dg", "dt"}
     assert max(max(errors.values()) for errors in found.values()) <= 2e-5
 
@@ -193,7 +193,7 @@ def test_kernels_agree_with_the_definition() -> None:
 @pytest.mark.long
 def test_kernels_agree_with_the_definition_for_every_option() -> None:
     found = interpret("--all")
-    assert len(found) == 98
+    assert len(found) == 99
     assert max(max(errors.values()) for errors in found.values()) <= 2e-5
 
 

@@ -285,13 +285,13 @@ class _Call:
         self.rel, self.low, self.hop = make_clock(times, self.length, rows, backward, q.device)
         self.mask = self.rel if mask is None else mask.contiguous().view(torch.uint8)
         self.table = self.rel if rotation is None else rotation.contiguous()
-        many = self.rel.shape[0] > 1
-        self.strides = self.length if many else 0, self.chunks if many else 0
+        self.strides = (self.length, self.chunks) if self.rel.shape[0] > 1 else (0, 0)
         self.turn = 0 if rotation is None or rotation.dim() == 3 or rotation.shape[0] == 1 else rotation[0].numel()
-        wide = "ieee" if os.environ.get("TRITON_INTERPRET") == "1" else "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+        interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # which multiplies the bits of bfloat16 as integers
+        wide = "ieee" if interpreted else "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
         self.options = {
             "DK": width, "DV": v.shape[-1], "C": rows, "BK": max(16, triton.next_power_of_2(width)), "BACKWARD": backward, "STRICT": strict,
-            "MASKED": mask is not None, "ROTATED": rotation is not None, "CORE": tl.bfloat16 if core == "bf16" else tl.float32,
+            "MASKED": mask is not None, "ROTATED": rotation is not None, "CORE": tl.bfloat16 if core == "bf16" and not interpreted else tl.float32,
             "PRECISION": "tf32" if core == "bf16" else wide,
         }  # fmt: skip
 
