@@ -80,6 +80,7 @@ def run_verb(arguments: list[str]) -> int:
     # threads that wait by spinning make a step ten times slower beside any other busy process; OpenBLAS: 2^4 cycles, not 2^26
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no stack of C++ where another process of a training is lost
     atexit.register(skip_last_search)
     gc.set_threshold(*COLLECT_EVERY)
     reserve: list[bytearray] = []
@@ -142,13 +143,13 @@ def find_lost_peer(error: BaseException) -> UserError | None:
     """As `distributed.find_lost_peer`, without an import of torch."""
     distributed = sys.modules.get("bitimely_core.training.distributed")
     found: UserError | None = None if distributed is None else distributed.find_lost_peer(error)
-    if found is not None and distributed is not None:
-        screen.silent = not distributed.claim_report()
     return found
 
 
 def report_error(error: UserError) -> int:
-    """Print an error's lines (and its JSON object) and return its exit code."""
+    """Print an error's lines (and its JSON object), of several processes of a training the first that has one, and return its exit code."""
+    if (distributed := sys.modules.get("bitimely_core.training.distributed")) is not None:
+        screen.silent = not distributed.claim_report(of_loss=error.code is Reason.INCOMPLETE)
     if screen.debug and error.exit_code != Exit.INTERNAL_ERROR:
         traceback.print_exc()
     shown = [error.finding, *(f for f in error.details if f.message != error.finding.message)]

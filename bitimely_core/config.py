@@ -96,6 +96,11 @@ class ObjectiveConfig(Section):
 
     name: str = Field("", description="Objective; empty: the model's default.")
 
+    @property
+    def least_rows(self) -> int:
+        """Fewest rows of a micro-batch; 2: the objective compares rows with each other."""
+        return objectives[self.name].facts.rows if self.name else 1
+
 
 RESUME_EXEMPT = frozenset(  # of [train]: may change between a stop and its continuation
     {"device", "devices", "compile", "recompute", "resident", "log_every", "checkpoint_every", "keep", "track"}

@@ -226,7 +226,7 @@ def count(
             device=torch.device("cuda", 0), optimizer=optimizer, names=names, home=None, identity={}, log=None, step=10,
         )  # fmt: skip
         zero = torch.zeros((), device="cuda")
-        state.on_device = losses.DeviceLosses(zero, zero.new_full((4,), -1.0), zero.new_zeros(3))
+        state.on_device = losses.DeviceLosses(zero, zero.new_full((4,), -1.0), zero.new_zeros(4))
         scale = model.target_scale
         object.__setattr__(model, "scale_seen", (scale, scale._version, True))
         with counting, torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):

@@ -22,12 +22,16 @@ from test_resume import warm as warm
 from test_train import Outcome, Rows, Tiny, squares, valid
 from torch import nn
 
+from bitimely_cli.main import convert_error, report_error
+from bitimely_cli.screen import screen
 from bitimely_core import models, objectives, registry
 from bitimely_core.config import TrainConfig, validate
-from bitimely_core.errors import Exit, UserError
+from bitimely_core.errors import Exit, Reason, UserError, input_error
 from bitimely_core.models.tokenizers import FIRST
 from bitimely_core.schemas.runs import RunRecord
+from bitimely_core.system_errors import is_later_process
 from bitimely_core.training import distributed, gradients, loop, metrics_log
+from bitimely_core.training.devices import select_device
 from bitimely_core.training.distributed import barrier, get_rank, get_world_size, is_resuming, launch
 from bitimely_core.types import Batch
 
@@ -255,8 +259,9 @@ def test_one_two_and_three_processes_have_one_curve(curve: tuple[str, Any], forg
     alone = log_of(tmp_path / "1" / "run")
     assert len({line["loss"] for line in alone}) == len(alone) == 7
     for other in ("2", "3", "parts"):
-        for one, two in zip(alone, log_of(tmp_path / other / "run"), strict=True):
-            assert one["loss"] == pytest.approx(two["loss"], rel=1e-6)
+        for one, two in zip(log_of(tmp_path / "1" / "run"), log_of(tmp_path / other / "run"), strict=True):
+            assert one.pop("split") == two.pop("split")
+            assert one == pytest.approx(two, rel=1e-6)  # rel, parts and norms of gradients too
         for name, value in weights_of(tmp_path / "1").items():
             torch.testing.assert_close(weights_of(tmp_path / other)[name], value, rtol=1e-5, atol=1e-7)
 
@@ -299,7 +304,7 @@ def test_stopped_and_continued_together_is_the_same_bit_for_bit(forge: Forge, tm
     [
         ("failing", Exit.RESOURCES, "out of memory at batch 1"),
         ("unlike", Exit.REFUSED, "non-finite loss"),
-        ("broken", Exit.INTERNAL_ERROR, "another process"),
+        ("broken", Exit.INTERNAL_ERROR, "ZeroDivisionError in process 1"),
     ],
 )
 def test_an_error_of_one_process_is_reported_by_all(objective: str, code: Exit, words: str, forge: Forge, tmp_path: Path) -> None:
@@ -324,6 +329,68 @@ def test_a_killed_process_ends_the_others_and_loses_nothing(world: int, forge: F
     assert together(forge, tmp_path / "whole", world) == [0] * world
     assert log_of(tmp_path / "killed" / "run") == log_of(tmp_path / "whole" / "run")
     assert all(torch.equal(value, weights_of(tmp_path / "killed")[name]) for name, value in weights_of(tmp_path / "whole").items())
+
+
+def bereaved(folder: str, task: dict[str, Any]) -> int:
+    """One process of a group that no torchrun started, whose store is that of process 0, which is killed."""
+    barrier()
+    if get_rank() == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(RuntimeError) as lost:
+        barrier()
+    assert distributed.find_lost_peer(lost.value) is not None
+    return 10 + distributed.claim_report(of_loss=True)
+
+
+def test_the_loss_of_the_first_process_is_reported_once(forge: Forge, tmp_path: Path) -> None:
+    assert together(forge, tmp_path, 3, "bereaved") == [-signal.SIGKILL, 11, 10]
+
+
+def report(folder: str, failed: list[int]) -> int:
+    """One process that ends with an error of its own, which others learn of as a loss."""
+    screen.silent, error = is_later_process(), input_error(Reason.CORRUPT, f"what process {get_rank()} has found")
+    os.dup2(os.open(Path(folder) / f"shown{get_rank()}", os.O_CREAT | os.O_WRONLY), 2)
+    barrier()
+    if get_rank() in failed:
+        return report_error(error)
+    with pytest.raises(RuntimeError) as lost:
+        barrier()
+    return report_error(convert_error(lost.value))
+
+
+@pytest.mark.parametrize("failed", [[0], [1], [0, 1, 2]])
+def test_an_error_is_shown_once_by_the_process_that_has_it(failed: list[int], forge: Forge, tmp_path: Path) -> None:
+    """Not by process 0 as a loss. Where all have it, by one of them."""
+    codes = together(forge, tmp_path, 3, "report", failed)
+    assert codes == [Exit.REFUSED if rank in failed else Exit.RESOURCES for rank in range(3)]
+    shown = "".join((tmp_path / f"shown{rank}").read_text() for rank in range(3)).splitlines()
+    (line,) = (line for line in shown if line.startswith("error[corrupt]"))
+    assert line in {f"error[corrupt] what process {rank} has found." for rank in failed}
+    losses = sum(line.startswith("error[incomplete]") for line in shown)
+    assert losses <= (failed == [0])  # its store has ended with it: it may have been killed
+
+
+ORPHANED = """
+import datetime, sys
+from bitimely_cli.main import main
+assert main(["list", "objectives", "--json"]) == 0
+import torch.distributed as dist
+server = dist.TCPStore("127.0.0.1", 0, is_master=True)
+store = dist.TCPStore("127.0.0.1", server.port, timeout=datetime.timedelta(seconds=5))
+store.add("a", 1)
+del server
+try:
+    store.add("a", 1)
+except RuntimeError:
+    sys.exit(5)
+"""
+
+
+def test_a_lost_store_prints_no_stack() -> None:
+    """Beside the line that names the loss."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    found = subprocess.run([sys.executable, "-c", ORPHANED], capture_output=True, text=True, env=environment, check=False, timeout=300)
+    assert (found.returncode, found.stderr) == (5, "")
 
 
 def exchange(folder: str, accumulate: int) -> int:
@@ -509,6 +576,19 @@ def test_a_taken_port_is_a_fault_of_the_machine(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(UserError, match="MASTER_PORT to a free port") as caught:
             barrier()
     assert caught.value.exit_code == Exit.RESOURCES
+
+
+def test_more_processes_than_gpus_are_refused_by_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Process 0 has a GPU, but it alone prints, and the last one has none."""
+    set_group(monkeypatch, LOCAL_RANK="0", LOCAL_WORLD_SIZE="2")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(UserError, match="cuda:1") as caught:
+        select_device("cuda")
+    assert caught.value.exit_code == Exit.USAGE
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert select_device("cuda") == torch.device("cuda", 0)
 
 
 def test_only_a_training_waits_for_other_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

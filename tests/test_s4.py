@@ -5,10 +5,12 @@ from functools import partial
 
 import planted
 import pytest
+import small
 import torch
 from planted import lively, seeded
 from torch import nn
 
+from bitimely_cli.main import main
 from bitimely_core import models, objectives
 from bitimely_core.analyses.leakage import leakage, measure_code_changes, measure_jacobian
 from bitimely_core.config import ObjectiveConfig, Settings, build_model_config
@@ -17,6 +19,7 @@ from bitimely_core.models import heads
 from bitimely_core.models.s4 import DiagonalKernel, S4Config, choose_fft_length
 from bitimely_core.objectives.cpc import CPCConfig, draw_negatives
 from bitimely_core.training.loop import SLOW_RATE, group_parameters
+from bitimely_core.training.metrics_log import read_metrics
 from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
@@ -195,6 +198,23 @@ def test_one_vector_for_everything_has_rel_1():
     model = tiny(ahead=2)
     nn.init.zeros_(model.predict[2].weight)
     assert float(objectives.get("cpc")(model, Batch(torch.randn(4, 40, 3)), seeded())["rel"]) == pytest.approx(1.0)
+
+
+def test_a_last_batch_of_one_window_is_left_out_where_negatives_are_of_other_rows(tmp_path):
+    """23 training windows in batches of eleven: the third batch of an epoch has one, which no other window can give a negative."""
+    home = small.copy_data(tmp_path / "home")
+    argv = ["pretrain", "--model", "s4", "--data", "generic/classification", "--run", "rows", "--batch-size", "11", "--epochs", "2"]
+    for setting in (
+        "objective.source=rows",
+        "objective.negatives=4",
+        "model.layers=1",
+        "model.dim=8",
+        "model.ahead=2",
+        "train.log_every=1",
+    ):
+        argv += ["--set", setting]
+    assert main([*argv, "-w", str(home)]) == 0
+    assert [line["step"] for line in read_metrics(home / "runs" / "rows") if line["split"] == "train"] == [1, 2, 3, 4]
 
 
 def test_the_stamp_follows_from_tokens_and_norm():

@@ -15,7 +15,7 @@ from bitimely_core import models, objectives
 from bitimely_core.config import TrainConfig, validate
 from bitimely_core.errors import Exit, Reason, UserError, input_error
 from bitimely_core.ops import operator
-from bitimely_core.training import checkpoints, loop, metrics_log
+from bitimely_core.training import checkpoints, loop, losses, metrics_log
 from bitimely_core.training.batches import read_ahead
 from bitimely_core.training.devices import select_device, use_arithmetic
 from bitimely_core.training.faults import is_divisible, out_of_memory_error
@@ -320,6 +320,39 @@ def test_divergence_stops_and_keeps_the_last_finite_checkpoint(tmp_path: Any) ->
     assert checkpoints.is_finite(checkpoints.load_tensors(former, "optimizer"))
 
 
+class Overflowing(nn.Module):
+    """Batch statistics of values whose variance no float32 holds: what is read with it is 0, so that loss and gradients are finite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.statistics = nn.BatchNorm1d(2)
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.statistics(batch.values.transpose(1, 2) * 1e25).transpose(1, 2)
+
+
+def test_running_statistics_that_are_not_finite_are_never_saved(tmp_path: Any) -> None:
+    model = Overflowing()
+    with pytest.raises(UserError, match="running statistics after step 2") as stopped:
+        loop.fit(model, Rows(), squares, folder=tmp_path, config=config(checkpoint_every=2))
+    assert not torch.isfinite(model.statistics.running_var).any()  # type: ignore[arg-type]
+    assert stopped.value.code is Reason.NON_FINITE_LOSS
+    assert checkpoints.list_steps(tmp_path / "checkpoints") == []
+
+
+def test_losses_of_micro_batches_add_up_on_the_host_as_on_a_device() -> None:
+    """Loss and part are means over 1 and 3, rel over 10 and 2: (1 x 4 + 3 x 8) / 4, (10 x 0.5 + 2 x 2) / 12."""
+    sums, parts, zero = [0.0] * 4, losses.Parts(), torch.zeros(())
+    on_device = losses.DeviceLosses(zero, zero.new_full((4,), -1.0), zero.new_zeros(4))
+    for loss, count, rel, rel_count in ((4.0, 1, 0.5, 10), (8.0, 3, 2.0, 2)):
+        out = losses.BatchLoss(torch.tensor(loss), count, torch.tensor(rel), {"half": loss / 2}, rel_count)
+        losses.accumulate(sums, parts, out)
+        on_device.add(out)
+    assert sums == on_device.last.tolist()[:4]
+    assert (sums[1] / sums[0], sums[2] / sums[3]) == (7.0, 0.75)
+    assert parts["half"] == (4.0, 14.0) == (on_device.last.tolist()[0], on_device.last.tolist()[4])
+
+
 @pytest.mark.parametrize(
     "fault", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
 )
@@ -344,16 +377,27 @@ def test_exhausted_memory_names_the_batch_and_what_to_try(fault: Exception, tmp_
 
 
 @pytest.mark.parametrize(
-    ("name", "divisible"),
-    [("gpt", True), ("ts2vec", False), ("tf-c", False), ("patchtst", False), ("autoformer", True), ("timesnet", True)],
+    ("name", "options", "settings", "divisible"),
+    [
+        ("gpt", {}, {}, True),
+        ("gpt", {"target": "tokens"}, {}, False),
+        ("ts2vec", {}, {}, False),
+        ("tf-c", {}, {}, False),
+        ("patchtst", {}, {}, False),
+        ("autoformer", {}, {}, True),
+        ("timesnet", {}, {}, True),
+        ("s4", {"encoder_norm": "layer"}, {"source": "rows"}, False),
+    ],
 )
-def test_accumulation_is_offered_as_the_same_gradient_only_where_it_is(name: str, divisible: bool) -> None:
-    """Not where rows are compared with each other, and not where they are read by statistics of the batch."""
+def test_accumulation_is_offered_as_the_same_gradient_only_where_it_is(
+    name: str, options: dict[str, Any], settings: dict[str, Any], divisible: bool
+) -> None:
+    """Not where rows are compared with each other, and not where they or their targets are read by statistics of the batch."""
     from bitimely_core import models, objectives, registry
 
     torch.manual_seed(0)
-    model = models.build(name, preset="tiny", channels=2, length=48, dropout=0.0)
-    objective = objectives.get(registry.models[name].facts.objective)
+    model = models.build(name, preset="tiny", channels=2, length=48, dropout=0.0, **options)
+    objective = objectives.get(registry.models[name].facts.objective, **settings)
     x = torch.randn(4, 48, 2)
 
     def gradient(parts: int) -> torch.Tensor:

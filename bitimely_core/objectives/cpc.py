@@ -34,6 +34,11 @@ class CPCConfig(ObjectiveConfig):
     negatives: int = Field(128, ge=1, description="Negatives drawn for each row.")
     source: Literal["sequence", "rows"] = Field("sequence", description="Negatives from the row's own tokens, or from other rows.")
 
+    @property
+    def least_rows(self) -> int:
+        """2 where another row gives the negatives."""
+        return 1 + (self.source == "rows")
+
 
 def check_sides(config: ModelConfig) -> None:
     """Refuse two-sided layers, whose second kernel cpc would not train. Raises UserError (config, exit 2)."""
@@ -97,6 +102,7 @@ def cpc(model: Model, batch: Batch, generator: Generator | None = None, *, confi
         loss.detach() / torch.where(chance > 0, chance, 1.0),
         {"cpc": loss},
         count,
+        rel_count=chance * count,
         prediction=predicted.unflatten(-1, (width, -1)).flatten(1, 2),
         target=(steps[:, None] + torch.arange(first, first + width, device=z.device)).flatten().expand(len(z), -1),
         valid=torch.stack(valid, 2).flatten(1),

@@ -234,11 +234,12 @@ def pack_result(
     target: Tensor | None = None,
     valid: Tensor | None = None,
     slices: dict[str, slice] | None = None,
+    rel_count: Tensor | int | None = None,
 ) -> Result:
     """What an objective returns, see `objectives.get`; the parts are detached."""
     detached = {name: value.detach() for name, value in parts.items()}
     aligned = {"prediction": prediction, "target": target, "valid": valid, "slices": slices or {}}
-    return {"loss": loss, "rel": rel, "parts": detached, **aligned, "count": count}
+    return {"loss": loss, "rel": rel, "parts": detached, **aligned, "count": count, "rel_count": count if rel_count is None else rel_count}
 
 
 def _compute_loss(part: LossPart) -> Tensor:

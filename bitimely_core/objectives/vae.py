@@ -77,5 +77,5 @@ def vae(model: Model, batch: Batch, generator: Generator | None = None, *, confi
     scale = model.target_scale if has_target_scale(model) else model.measure([batch])
     sums = {"likelihood": torch.where(real, likelihood, 0.0).mean(0).sum(), "kl": torch.where(real, kl, 0.0).sum()}
     parts = {name: value / count.clamp(min=1) for name, value in sums.items()}
-    aligned = {"prediction": reconstruction.mean(0), "target": values, "valid": rows.mask}
+    aligned = {"prediction": reconstruction.mean(0), "target": values, "valid": rows.mask, "rel_count": observed.sum()}
     return pack_result(loss, error.detach() / scale, parts, count, slices={"reconstruction": slice(0, values.shape[1])}, **aligned)

@@ -48,9 +48,10 @@ def select_device(name: str = "auto") -> torch.device:
     kind, _, index = name.partition(":")
     device = torch.device(kind)
     if kind == "cuda":
-        at = int(os.environ.get("LOCAL_RANK", "0")) if get_world_size() > 1 else int(index or 0)
-        if at >= torch.cuda.device_count():
-            raise missing_device(f"cuda:{at}", f"found {torch.cuda.device_count()} CUDA devices")
+        own = get_world_size() > 1  # all processes of a machine are refused, since the first alone prints
+        at, last = (int(os.environ.get(name, "0")) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")) if own else (int(index or 0), 0)
+        if (lacking := max(at, last - 1)) >= torch.cuda.device_count():
+            raise missing_device(f"cuda:{lacking}", f"found {torch.cuda.device_count()} CUDA devices")
         device = torch.device("cuda", at)
         torch.cuda.set_device(device)
         torch.backends.cudnn.allow_tf32 = False  # torch's default for convolutions alone; a training in TF32 allows it for its time

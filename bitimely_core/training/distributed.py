@@ -111,15 +111,16 @@ def all_reduce_statistics(model: nn.Module) -> None:
 
 
 def find_first_error(own: Exception | None) -> Exception:
-    """The exception to raise when any process failed: its own where that is a bug, else the first UserError of any."""
-    gathered: list[Any] = [own]
+    """The exception to raise when any process failed: its own where that is a bug, else the first of any, a bug as a UserError that names it."""
+    shared = own
+    if own is not None and not isinstance(own, UserError):  # the first process alone prints, so it must know
+        text, hint = f"{type(own).__name__} in process {get_rank()}", "This is a bug; repeat with --debug and report it"
+        shared = UserError(Reason.INTERNAL, text, hint=hint, exit_code=Exit.INTERNAL_ERROR)
+    gathered: list[Any] = [shared]
     if get_world_size() > 1:
         gathered = [None] * get_world_size()
-        dist.all_gather_object(gathered, own if isinstance(own, UserError) else None)
-    if own is None or isinstance(own, UserError):
-        other = UserError(Reason.INTERNAL, "another process failed", hint="See its message", exit_code=Exit.INTERNAL_ERROR)
-        return next((error for error in gathered if error is not None), other)
-    return own
+        dist.all_gather_object(gathered, shared)
+    return own if own is not shared else next(error for error in gathered if error is not None)  # type: ignore[return-value]
 
 
 LAUNCHED = "BITIMELY_LAUNCHED"  # set in the processes that `launch` has started
@@ -136,12 +137,14 @@ def find_lost_peer(error: BaseException) -> UserError | None:
     return lost_peer_error(f"process {get_rank()} of {get_world_size()} has lost another one")
 
 
-def claim_report() -> bool:
-    """Whether this process is the first one left that reports a lost one: process 0 may be the lost one."""
+def claim_report(*, of_loss: bool = False) -> bool:
+    """Whether this process is the first of its group that reports an error, `of_loss` that of another process: process 0 may be the lost one."""
+    if get_world_size() == 1 or not dist.is_initialized():
+        return get_rank() == 0
     try:
-        return int(dist.distributed_c10d._get_default_store().add("bitimely/lost", 1)) == 1
-    except Exception:  # the store has ended with its machine
-        return os.environ.get("LOCAL_RANK") == "0"
+        return int(dist.distributed_c10d._get_default_store().add("bitimely/error", 1)) == 1
+    except Exception:  # the store has ended: with its machine, or, where torchrun does not keep it, with process 0
+        return get_rank() == 0 or (of_loss and (os.environ.get("LOCAL_RANK") == "0" or get_rank() == 1))
 
 
 def lost_peer_error(problem: str) -> UserError:
@@ -187,8 +190,8 @@ def launch(argv: list[str], devices: int, *, module: str = "bitimely_cli") -> in
     try:
         elastic_launch(settings, sys.executable)("-m", module, *argv)
     except ChildFailedError as error:
-        failed = sorted(error.failures.items(), key=lambda item: (item[1].exitcode == -signal.SIGTERM, item[1].timestamp))
-        rank, failure = failed[0]  # those that have lost it end by SIGTERM
+        # those that have lost it end by SIGTERM
+        rank, failure = min(error.failures.items(), key=lambda item: (item[1].exitcode == -signal.SIGTERM, item[1].timestamp))
         if failure.exitcode < 0 and failure.exitcode != -signal.SIGINT:
             name = signal.Signals(-failure.exitcode).name
             raise lost_peer_error(f"process {rank} of {devices} was ended by {name}") from error

@@ -59,9 +59,9 @@ def interrupted_error(state: TrainingState, number: int, when: str, outcome: str
 def is_divisible(model: nn.Module, objective: Objective) -> bool:
     """Whether gradient accumulation keeps the gradient of a batch: rows are neither compared nor normalised by common statistics."""
     facts = find_facts(objective, model)
-    compared = facts is not None and facts.rows > 1
+    compared = facts is not None and max(facts.rows, getattr(getattr(objective, "config", None), "least_rows", 1)) > 1
     shared = (isinstance(part, nn.modules.batchnorm._BatchNorm) or getattr(part, "per_sample", True) is False for part in model.modules())
-    return not (compared or any(shared))
+    return not (compared or any(shared) or getattr(getattr(model, "config", None), "target", "raw") == "tokens")
 
 
 def out_of_memory_error(error: Exception, batches: Batches, config: TrainConfig, batch: int, *, divisible: bool) -> UserError | None:

@@ -43,11 +43,9 @@ from bitimely_core.types import Batch, Batches
 
 Objective = Callable[..., dict[str, Any]]
 Notice = Callable[[Finding], None]
+Log = Callable[[LogLine], None]
 
 SLOW_RATE = 1e-3  # largest learning rate of parameters that a module names in `slow`
-
-
-Log = Callable[[LogLine], None]
 
 
 class FitResult(TypedDict):
@@ -143,7 +141,9 @@ def fit(
         if home is not None and distributed.get_rank() == 0:
             stack.enter_context(storage.lock(home))
         checkpoint, findings = _find_checkpoint(home, notice, settings.keep)
-        settings, missing = _choose_compile(model, settings, device, notice)
+        settings, missing = resolve_compile(settings, device, stack=any(isinstance(one, StackLayer) for one in model.modules()))
+        for finding in missing:
+            faults.warn(finding, notice)
         stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
         stack.enter_context(deterministic_kernels(device))
         if checkpoint is None and total:
@@ -153,7 +153,6 @@ def fit(
         model.to(device)
         distributed.broadcast_parameters(model)
         groups = group_parameters(model, settings.weight_decay)
-        names = [name for group in groups for name in group.pop("names")]
         trained = groups or [{"params": [nn.Parameter(torch.zeros(0))]}]
         state = TrainingState(
             model=model,
@@ -163,8 +162,8 @@ def fit(
             config=settings,
             total=total,
             device=device,
+            names=[name for group in groups for name in group.pop("names")],  # which the optimizer does not take
             optimizer=torch.optim.AdamW(trained, lr=settings.lr, fused=device.type == "cuda"),
-            names=names,
             home=home,
             log=log,
             identity=json.loads(storage.encode_json({**(identity or {}), "train": _describe_training(settings, batches, total)})),
@@ -185,16 +184,6 @@ def fit(
         "device": str(device),
         "findings": [*findings, *missing],
     }
-
-
-def _choose_compile(
-    model: nn.Module, settings: TrainConfig, device: torch.device, notice: Notice | None
-) -> tuple[TrainConfig, list[Finding]]:
-    """The settings with `compile` as it is on the device, and what has been warned of."""
-    settings, findings = resolve_compile(settings, device, stack=any(isinstance(one, StackLayer) for one in model.modules()))
-    for finding in findings:
-        faults.warn(finding, notice)
-    return settings, findings
 
 
 def _describe_training(settings: TrainConfig, batches: Batches, total: int) -> dict[str, JsonValue]:
@@ -235,7 +224,7 @@ def _train(state: TrainingState, stack: ExitStack) -> None:
     stack.callback(state.gradients.close)
     if state.device.type == "cuda" and distributed.get_world_size() == 1:
         zero = torch.zeros((), device=state.device)
-        state.on_device = DeviceLosses(zero, zero.new_full((4,), -1.0), zero.new_zeros(3))
+        state.on_device = DeviceLosses(zero, zero.new_full((4,), -1.0), zero.new_zeros(4))
     keep = getattr(state.batches, "keep_on", None)
     if keep is not None and state.device.type == "cuda" and state.config.resident and state.total >= state.batches.steps:
         share = 0.25 if state.config.resident == "auto" else 0.8
@@ -279,8 +268,8 @@ def _run_step(state: TrainingState, stream: Iterator[Batch]) -> tuple[LogLine | 
     factor = compute_schedule_factor(state.step, state.total, state.config.warmup)
     state.optimizer.zero_grad(set_to_none=True)
     if state.on_device is not None:
-        state.on_device.last = state.on_device.last.new_zeros(3)
-    sums, parts = [0.0, 0.0, 0.0], Parts()
+        state.on_device.last = state.on_device.last.new_zeros(4)
+    sums, parts = [0.0] * 4, Parts()
     micros, fault, waited = _read_parts(state, stream, state.config.accumulate)
     state.data_wait += waited
     try:
@@ -339,14 +328,14 @@ def _apply_gradients(state: TrainingState, sums: list[float]) -> float:
         state.optimizer.found_inf = own.found_inf  # type: ignore[attr-defined]
         state.optimizer.step()
         return math.nan
-    count, loss, rel = sums
+    count, loss, rel, rel_count = sums
     _require_usable(state, count, loss)
     state.gradients.receive_all()
     torch._foreach_div_([p.grad for p in used if p.grad is not None], count)
     norm = float(nn.utils.clip_grad_norm_(used, state.config.clip))
     _require_usable(state, count, loss, norm)
     state.optimizer.step()
-    state.last = {"loss": loss / count, "rel": _finite_or_none(rel / count)}
+    state.last = {"loss": loss / count, "rel": _finite_or_none(rel / (rel_count or 1.0))}
     return norm
 
 
@@ -366,11 +355,11 @@ def _read_losses(state: TrainingState) -> tuple[float, Parts]:
     if own is None or own.norm is None:
         return math.nan, Parts()
     read = torch.cat((own.first, own.norm[None].to(own.last.dtype), own.last)).tolist()
-    (step, *unusable), (norm, count, loss, rel), values = read[:4], read[4:8], read[8:]
+    (step, *unusable), (norm, count, loss, rel, rel_count), values = read[:4], read[4:9], read[9:]
     if step >= 0:
         state.step = int(step)
         _require_usable(state, *unusable)
-    state.last = {"loss": loss / count, "rel": _finite_or_none(rel / count)}
+    state.last = {"loss": loss / count, "rel": _finite_or_none(rel / (rel_count or 1.0))}
     return norm, {name: (count, value) for name, value in zip(own.names, values, strict=True)}
 
 
@@ -378,7 +367,7 @@ def _validate(state: TrainingState) -> int:
     """Validate at the end of an epoch or of the training, once. Returns the stop signal that any process received, or 0."""
     if state.validation is None or not _needs_validation(state):
         return 0
-    sums, parts = [0.0, 0.0, 0.0], Parts()
+    sums, parts = [0.0] * 4, Parts()
     _read_losses(state)
     state.model.eval()
     try:
@@ -396,13 +385,13 @@ def _validate(state: TrainingState) -> int:
                     return stop  # the next call repeats the validation
     finally:
         state.model.train()
-    count, loss, rel = distributed.all_reduce_sum(sums)
+    count, loss, rel, rel_count = distributed.all_reduce_sum(sums)
     entry: LogLine = {
         "step": state.step,
         "epoch": (state.step - 1) // state.batches.steps + 1,
         "split": "validation",
         "loss": _finite_or_none(loss / max(count, 1.0)),
-        "rel": _finite_or_none(rel / max(count, 1.0)),
+        "rel": _finite_or_none(rel / (rel_count or 1.0)),
     }
     state.validated = state.step
     lowest = math.inf if state.best is None or state.best["loss"] is None else state.best["loss"]
@@ -469,7 +458,8 @@ def _evaluate_batch(state: TrainingState, micro: targets.MicroBatch, generator: 
         batch = batch._replace(source=micro.batch.source)  # chooses an adapter: read from the device it would be waited for
         out = state.objective(state.model, batch, generator=generator)
         out = out if micro.weigh is None else micro.weigh(out)
-    return BatchLoss(out["loss"], out.get("count", micro.batch.values.shape[0]), out.get("rel", math.nan), out.get("parts", {}))
+    count = out.get("count", micro.batch.values.shape[0])
+    return BatchLoss(out["loss"], count, out.get("rel", math.nan), out.get("parts", {}), out.get("rel_count", count))
 
 
 def compute_schedule_factor(step: int, total: int, warmup: float) -> float:
@@ -586,17 +576,12 @@ def _save_checkpoint(state: TrainingState, *, wait: bool) -> None:
         state.model.load_state_dict(state.best_weights)
     if state.home is None:
         return
-    parameters = dict(state.model.named_parameters())
+    learned = dict(state.model.named_parameters()) | {name: value for name, value in weights.items() if "running_" in name}
     states = [state.optimizer.state.get(p, {}) for p in distributed.list_parameters(state.optimizer)]
     moments = {f"{name}::{key}": value for name, own in zip(state.names, states, strict=False) for key, value in own.items()}
-    if not (checkpoints.is_finite(parameters) and checkpoints.is_finite(moments)):
-        raise input_error(
-            Reason.NON_FINITE_LOSS,
-            f"non-finite weights after step {state.step}",
-            "expected finite numbers",
-            "Lower --lr; the previous checkpoint is kept",
-            file=str(state.home),
-        )
+    if not (checkpoints.is_finite(learned) and checkpoints.is_finite(moments)):
+        problem, hint = f"non-finite weights or running statistics after step {state.step}", "Lower --lr; the previous checkpoint is kept"
+        raise input_error(Reason.NON_FINITE_LOSS, problem, "expected finite numbers", hint, file=str(state.home))
     if distributed.get_rank() == 0:
         faults.raise_write_error(state, wait=True)
         if finished and callable(save := getattr(state.model, "save", None)):

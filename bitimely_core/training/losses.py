@@ -18,6 +18,7 @@ class BatchLoss:
     count: Tensor | float  # what the loss is a mean over
     rel: Tensor | float
     parts: dict[str, Tensor | float]
+    rel_count: Tensor | float  # what rel is a mean over
 
 
 @dataclass
@@ -30,14 +31,14 @@ class DeviceLosses:
 
     found_inf: Tensor  # [] 1 from the first unusable step on
     first: Tensor  # [4] number, count, loss sum and gradient norm of that step, else -1
-    last: Tensor  # [3 + parts] count, count x loss, count x rel, count x part of the last step
+    last: Tensor  # [4 + parts] count, count x loss, rel_count x rel, rel_count, count x part of the last step
     names: tuple[str, ...] = ()  # of its parts
     norm: Tensor | None = None  # of its gradient
 
     def add(self, out: BatchLoss) -> None:
         """Add a micro-batch to the last step."""
-        count, *values = map(self._place, (out.count, out.loss, out.rel, *out.parts.values()))
-        row = torch.stack([count, *(count * value for value in values)]).detach()
+        count, loss, rel, rel_count, *parts = map(self._place, (out.count, out.loss, out.rel, out.rel_count, *out.parts.values()))
+        row = torch.stack([count, count * loss, rel_count * rel, rel_count, *(count * part for part in parts)]).detach()
         self.last, self.names = (row if len(row) != len(self.last) else self.last + row), tuple(out.parts)
 
     def _place(self, value: Tensor | float) -> Tensor:
@@ -55,11 +56,11 @@ class DeviceLosses:
 
 
 def accumulate(sums: list[float], parts: Parts, out: BatchLoss) -> None:
-    """Add count, count x loss and count x rel to `sums`, and each part to `parts`, in one transfer from the device."""
+    """Add count, count x loss, rel_count x rel and rel_count to `sums`, and each part to `parts`, in one transfer from the device."""
     kind = torch.promote_types(out.loss.dtype, torch.float32)
-    values = [out.count, out.loss, out.rel, *out.parts.values()]
-    count, loss, rel, *numbers = torch.stack([torch.as_tensor(v, dtype=kind, device=out.loss.device).detach() for v in values]).tolist()
-    sums[:] = [sums[0] + count, sums[1] + count * loss, sums[2] + count * rel]
-    for name, number in zip(out.parts, numbers, strict=True):
+    values = [out.count, out.loss, out.rel, out.rel_count, *out.parts.values()]
+    count, loss, rel, per, *rest = torch.stack([torch.as_tensor(v, dtype=kind, device=out.loss.device).detach() for v in values]).tolist()
+    sums[:] = [a + b for a, b in zip(sums, (count, count * loss, per * rel, per), strict=True)]
+    for name, number in zip(out.parts, rest, strict=True):
         counted, weighted = parts.get(name, (0.0, 0.0))
         parts[name] = (counted + count, weighted + count * number)

@@ -202,7 +202,7 @@ def _score_objective(
     from bitimely_core import data, objectives
 
     undefined = MetricValue(undefined_reason="the split has no windows")
-    least = registry.objectives[config.name].facts.rows
+    least = config.least_rows
     if len(windows) < least:
         return {"loss": undefined, "rel": undefined}
     from bitimely_core.training.devices import select_device

@@ -229,7 +229,7 @@ def _list_batch_notices(settings: Settings) -> list[str]:
     from bitimely_core.training.distributed import get_world_size
 
     parts, rows = settings.train.accumulate * get_world_size(), settings.train.batch_size
-    if parts == 1 or registry.objectives[settings.objective.name].facts.rows == 1:
+    if parts == 1 or settings.objective.least_rows == 1:
         return []
     return [f"{settings.objective.name} compares each window with the others of its micro-batch: {rows // parts} windows, not {rows}."]
 
@@ -250,17 +250,15 @@ def _make_batches(settings: Settings, views: list[tuning.TrainValidation]) -> tu
 
 def _require_batch_rows(settings: Settings, parts: int) -> int:
     """Rows that a batch in `parts` parts needs for its objective; a smaller last batch of an epoch is dropped."""
-    rows = registry.objectives[settings.objective.name].facts.rows
-    if rows == 1:
-        return 1
-    if settings.train.batch_size < rows * parts:
+    rows = settings.objective.least_rows
+    if rows > 1 and settings.train.batch_size < rows * parts:
         raise usage_error(
             f"{settings.train.batch_size} windows in {parts} part{'s' if parts > 1 else ''}",
             f"{settings.objective.name} compares windows with each other: expected at least {rows} in each part",
             f"Use --batch-size {rows * parts} or more",
             field="train.batch_size",
         )
-    return rows * parts
+    return rows * parts if rows > 1 else 1
 
 
 def _find_initial_weights(
