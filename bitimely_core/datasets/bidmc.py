@@ -113,18 +113,21 @@ def _make_view(target: str, what: str) -> View:
                 about="heart rate from the median interval of the peaks of the PPG, 0.5 to 8 Hz (Elgendi et al. 2013); no training",
                 predict=partial(physiology.predict_rates, channels=("PPG",), measure=physiology.measure_pulse_rate),
                 views=("hr",),
+                version=2,
             ),
             DatasetBaseline(
                 name="ecg-peaks",
                 about="heart rate from the median interval of the R peaks of the ECG (Pan and Tompkins 1985); no training",
                 predict=partial(physiology.predict_rates, channels=("ECG",), measure=physiology.measure_heart_rate),
                 views=("hr",),
+                version=2,
             ),
             DatasetBaseline(
                 name="ppg-level",
                 about="respiratory rate from the strongest frequency of the PPG between 0.1 and 0.5 Hz (Karlen et al. 2013); no training",
                 predict=partial(physiology.predict_rates, channels=("PPG",), measure=physiology.measure_breathing_rate),
                 views=("rr",),
+                version=2,
             ),
             DatasetBaseline(
                 name="mean-saturation",

@@ -19,12 +19,10 @@ LENGTH = 1 << 15  # of a padded spectrum at least
 
 
 def fill_gaps(x: npt.ArrayLike) -> Array:
-    """The samples, float64 [n], with lines over missing ones; zeros where all are missing."""
+    """The samples less the first, float64 [n], with lines over missing ones: zeros, without a rounding error, where all are equal or missing."""
     y = np.array(x, np.float64)
     known = np.isfinite(y)
-    if not known.any():
-        return np.zeros(len(y))
-    return y if known.all() else np.interp(np.arange(len(y)), np.flatnonzero(known), y[known])
+    return np.interp(np.arange(len(y)), np.flatnonzero(known), y[known] - y[known][0]) if known.any() else np.zeros(len(y))
 
 
 def filter_band(x: Array, rate: float, low: float, high: float) -> Array:
@@ -80,21 +78,21 @@ def compute_spectrum(x: Array, rate: float, band: tuple[float, float]) -> tuple[
 
 
 def measure_motion_free_rate(ppg: Sequence[npt.ArrayLike], acceleration: Sequence[npt.ArrayLike], rate: float) -> float:
-    """Beats a minute of PPGs in motion: the strongest frequency of their mean power less the largest of the acceleration's axes.
+    """Beats a minute of PPGs in motion: the strongest frequency of their mean power less the largest of the acceleration's axes; NaN of flat PPGs.
 
     Subtraction of spectra as in JOSS (Zhang 2015), each window by itself, without tracking.
     """
     spectra = [[compute_spectrum(filter_band(fill_gaps(x), rate, *BEATS), rate, STEPS) for x in group] for group in (ppg, acceleration)]
     pulse = np.mean([amplitude**2 for _, amplitude in spectra[0]], axis=0)
     motion = np.max([amplitude**2 for _, amplitude in spectra[1]], axis=0)
-    return 60 * float(spectra[0][0][0][np.argmax(pulse / max(float(pulse.max()), 1e-12) - motion)])
+    return 60 * float(spectra[0][0][0][np.argmax(pulse / pulse.max() - motion)]) if pulse.any() else float("nan")
 
 
 def measure_breathing_rate(ppg: npt.ArrayLike, rate: float) -> float:
-    """Breaths a minute from a PPG [n] at `rate` Hz: the strongest frequency of its level, which follows the breath (Karlen et al. 2013)."""
+    """Breaths a minute from a PPG [n] at `rate` Hz: the strongest frequency of its level, which follows the breath (Karlen et al. 2013); NaN if flat."""
     level = filter_band(fill_gaps(ppg), rate, *BREATHS)
     frequency, amplitude = compute_spectrum(level, rate, BREATHS)
-    return 60 * float(frequency[np.argmax(amplitude)])
+    return 60 * float(frequency[np.argmax(amplitude)]) if amplitude.any() else float("nan")
 
 
 def measure_eeg(x: npt.ArrayLike, rate: float) -> Array:
@@ -136,16 +134,19 @@ def measure_ecg(leads: Sequence[npt.ArrayLike], rate: float) -> Array:
     steep = np.flatnonzero(slope[near] > 0.15 * slope[near].max()) + near.start
     on, off = int(steep[0]), int(steep[-1])
     beat = beat - beat[max(on - round(0.04 * rate), 0) : on + 1].mean(0)
-    p, t = slice(0, max(on - round(0.04 * rate), 1)), slice(off + round(0.06 * rate), min(off + round(0.4 * rate), len(beat)))
+    own = float(np.median(rr)) * rate  # at high rates the waves of the beats before and after are within reach
+    early, late = max(on - round(0.04 * rate), 1), min(on + round(0.7 * own), len(beat))
+    p = slice(min(max(before - round(0.5 * own), 0), early - 1), early)
+    st = off + round(0.06 * rate)
+    t = slice(st, max(min(off + round(0.4 * rate), late), st + 1))
     shape = np.sqrt((beat**2).sum(1))
     tops = p.start + int(shape[p].argmax()), t.start + int(shape[t].argmax())
-    fall = np.gradient(shape)[tops[1] :]
+    fall = np.gradient(shape)[tops[1] : max(late, tops[1] + 1)]
     steepest = int(fall.argmin())
     down = shape[tops[1] + steepest] / max(-float(fall[steepest]), 1e-9)  # samples from the steepest point to the level
-    end = min(tops[1] + steepest + down, float(len(beat)))
+    end = min(tops[1] + steepest + down, float(late))
     intervals = [np.median(rr), rr.std(), np.sqrt((np.diff(rr) ** 2).mean()), (off - on) / rate, (on - tops[0]) / rate, (end - on) / rate]
-    st = beat[min(off + round(0.06 * rate), len(beat) - 1)]
-    return np.concatenate([intervals, beat[tops[0]], beat[on : off + 1].max(0), beat[on : off + 1].min(0), st, beat[tops[1]]])
+    return np.concatenate([intervals, beat[tops[0]], beat[on : off + 1].max(0), beat[on : off + 1].min(0), beat[st], beat[tops[1]]])
 
 
 # --- baselines of data sets
@@ -156,9 +157,7 @@ def predict_rates(given: BaselineInput, channels: Sequence[str], measure: Callab
 
     def measure_window(window: NativeWindow) -> float:
         samples = [window.samples[channel] for channel in channels]
-        if any(len(x) < 30 or not np.isfinite(x).any() for x in samples):
-            return float("nan")
-        return measure(*samples, window.rates[channels[0]])
+        return measure(*samples, window.rates[channels[0]]) if min(map(len, samples)) >= 30 else float("nan")
 
     found = np.array(given.test.map_native(channels, measure_window), np.float64)
     assert given.train.targets is not None
@@ -175,9 +174,8 @@ def predict_from_features(given: BaselineInput, channels: Sequence[str], measure
     """Logistic regression (numbers: ridge) on `measure` of every window [D]; a feature that cannot be measured has its training median."""
     parts = {"train": given.train, "validation": given.validation, "test": given.test}
     found = {name: np.array(part.map_native(channels, measure)) for name, part in parts.items()}
-    known = np.isfinite(found["train"]).any(0)
-    middle = np.nanmedian(found["train"][:, known], 0)
-    return given.fit_linear({name: np.where(np.isfinite(x[:, known]), x[:, known], middle) for name, x in found.items() if len(x)})
+    middle = np.array([np.median(x[np.isfinite(x)]) if np.isfinite(x).any() else 0.0 for x in found["train"].T])
+    return given.fit_linear({name: np.where(np.isfinite(x), x, middle) if len(x) else x for name, x in found.items()})
 
 
 def predict_from_eeg(given: BaselineInput, channel: str) -> Array:

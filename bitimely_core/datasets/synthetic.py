@@ -108,7 +108,7 @@ def predict_from_band_powers(given: BaselineInput) -> np.ndarray:
     """Logistic regression on the band powers of the recordings under the windows."""
     parts = {"train": given.train, "validation": given.validation, "test": given.test}
     powers = {name: part.map_native(given.channels, measure_band_powers) for name, part in parts.items()}
-    return given.fit_linear({name: np.array(found).reshape(len(found), -1) for name, found in powers.items()})
+    return given.fit_linear({name: np.array(found) for name, found in powers.items()})
 
 
 @datasets(
