@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from small import FIXTURE
 from test_saliency import run as labelled
 from test_shapelets import Labelled
 from test_svd import Windows, run
@@ -23,6 +24,7 @@ from bitimely_core.analyses.regions import find_shapelet_windows, load_shapelets
 from bitimely_core.errors import UserError
 from bitimely_core.models.tokenizers import PatchTokenizer
 from bitimely_core.page import Figure, Table
+from bitimely_core.run import Run
 from bitimely_core.types import Batch
 
 
@@ -273,6 +275,26 @@ def test_a_region_beyond_the_sequence_is_refused(start, stop, flag):
     assert flag != "--start" or f"0 to {96 / one.windows().rate:g} s" in str(refused.value)
     with pytest.raises(UserError, match="0 to 6 events"):
         compare_region(np.ones(6) / 6, 2, 7, None)
+
+
+def test_a_region_of_events_and_of_a_grid_of_months():
+    """Neither has a rate: a region counts tokens, and distances have no seconds."""
+    events = Run.open("events", FIXTURE)
+    grid = run(windows=Windows(96))
+    grid.windows().rate = 0.0
+    for one in (events, grid):
+        page = attention([one], sequences=1, start=0, stop=3, windows=0)
+        entry = page.summary[one.name]["1"]
+        share = np.array(entry["share"])
+        assert entry["region"]["share"] == pytest.approx(share[:3].sum())
+        assert entry["region"]["length"] == pytest.approx(3 / len(share))
+        assert entry["region"]["higher_elsewhere"] == pytest.approx(
+            np.mean([share[at : at + 3].sum() > share[:3].sum() * (1 + 1e-9) for at in range(len(share) - 2)])
+        )
+        table = next(block for block in page.blocks if isinstance(block, Table))
+        assert {row[7] for row in table.rows} == {None}
+        with pytest.raises(UserError, match="events"):
+            attention([one], sequences=1, start=0, stop=9999, windows=0)
 
 
 def test_mean_distance_grows_with_memory():

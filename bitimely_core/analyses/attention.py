@@ -213,7 +213,7 @@ def attention(
     splits = []
     for run in runs:
         if limits is not None and hasattr(run.windows(), "channel_names"):
-            place_region(*limits, run.windows().length, run.windows().rate)  # refused before anything is computed
+            place_region(*limits, run.windows().length, run.windows().rate or None)  # refused before anything is computed
         trained, random = to_float64(run.model(), device), randomise_model(run.model(), seed, device)
         if chosen is None:
             positions, split = regions.draw_held_out(run.windows(), sequences, seed)
@@ -404,8 +404,8 @@ class SequenceAttention(NamedTuple):
 
     @property
     def has_codes(self) -> bool:
-        """Whether the tokens are events."""
-        return self.run.model().config.tokenizer == "codes"
+        """Whether the tokens are events, or months of them, which have no rate."""
+        return not self.run.windows().rate
 
     def over_samples(self, share: Array) -> Array:
         """[T]; for codes [N]."""
