@@ -23,6 +23,7 @@ pytestmark = [
 WAITS = {  # where the host may wait for the device between two log lines
     "objectives/ts2vec.py ts2vec": "lengths of the rows, to draw crops",
     "objectives/contrast.py permute_segments": "likewise",
+    "objectives/cpc.py draw_negatives": "tokens of other rows, to draw from (cpc with source = rows)",
     "objectives/vae.py vae": "points that are reconstructed",
     "models/crt.py embed_patches": "patches are packed",
     "models/crt.py _gather": "likewise",
@@ -31,7 +32,7 @@ WAITS = {  # where the host may wait for the device between two log lines
     "models/tf_c.py spectrum": "likewise",
     "models/autoformer.py apply_by_length": "likewise",
     "models/timesnet.py forward": "periods are shapes",
-    "models/patchtst.py normalise_tokens": "values of real tokens are selected",
+    "models/layers.py normalise_tokens": "batch norm of the real tokens, which are selected",
     "models/adapters.py _group_events": "the number of distinct times is a shape",
     "models/seft.py elements": "the number of observations is a shape",
     "ops/retention.py check_order": "times that decrease are refused, once a batch",
@@ -58,6 +59,26 @@ def test_a_stack_never_waits_between_log_lines() -> None:
     found = run_sweep("training", "--kinds", "regular,mixed", "--models", "bitimelygpt")
     assert found["done"] == 7 + 6  # fine-tuning is on one data set
     assert not found["waits"]
+
+
+def test_settings_of_a_stack_do_not_make_it_wait() -> None:
+    found = run_sweep("settings", "--models", "bitimelygpt")
+    assert found["done"] == 14
+    assert set(found["waits"]) <= {"aten::_local_scalar_dense @ ops/retention.py check_order"}  # of events
+
+
+@pytest.mark.slow
+def test_settings_of_models_objectives_and_heads() -> None:
+    assert run_sweep("settings")["done"] >= 40
+
+
+@pytest.mark.slow
+def test_nothing_needs_float64_of_a_device() -> None:
+    assert run_sweep("narrow")["done"] >= 30
+
+
+def test_streams_and_a_resumed_training() -> None:
+    assert run_sweep("streams")["done"] == 9
 
 
 def test_an_unusable_step_is_named_and_never_applied() -> None:

@@ -75,7 +75,7 @@ def make_grid(batch: Batch, codes: int, months: int, scale: NumberScale | None =
     kept = counted & (month >= 0)
     values = times.new_zeros(code.shape[0], months, codes - FIRST)
     row = torch.arange(code.shape[0], device=code.device)[:, None].expand_as(code)
-    values[row[kept], month[kept], code[kept]] = 1.0
+    values.index_put_((row, month.clamp(min=0), code.clamp(min=0)), kept.to(values), accumulate=True).clamp_(max=1)  # no wait
     if scale is not None:
         values = torch.cat((values, *_average_numbers(scale, batch, values, (row, month, code), kept)), -1)
     inside = torch.arange(months, device=code.device) <= (last.floor().long() - shift)[:, None]
@@ -90,10 +90,10 @@ def _average_numbers(
     `places` [B, N] of the events in it, of which those `kept` [B, N] count.
     """
     z, known = scale(batch.values.long(), batch.numbers)
-    at = tuple(place[known & kept] for place in places)
+    at, counted = tuple(place.clamp(min=0) for place in places), (known & kept).to(like)
     total, count = torch.zeros_like(like), torch.zeros_like(like)
-    total.index_put_(at, z[known & kept].to(like), accumulate=True)
-    count.index_put_(at, count.new_ones(()), accumulate=True)
+    total.index_put_(at, z.to(like) * counted, accumulate=True)
+    count.index_put_(at, counted, accumulate=True)
     return total / count.clamp(min=1), count.clamp(max=1)
 
 

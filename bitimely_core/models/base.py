@@ -209,10 +209,10 @@ class Model(nn.Module):
         sums: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # per data set: target dimensions differ
         tokenizer = self.adapter.tokenizer
         for batch in batches:
-            target, valid = self.targets(batch)
+            target, valid = (part.cpu() for part in self.targets(batch))  # some devices have no float64
             if isinstance(tokenizer, CodeTokenizer):
                 if self.config.ties == "group":
-                    sets, _ = tokenizer.sets(batch)
+                    sets = tokenizer.sets(batch)[0].cpu()
                     count, total = count + sets.any(-1).sum(), total + sets.sum((0, 1)).double()
                 else:
                     total = total + F.one_hot(target[valid], tokenizer.target_width).sum(0).double()

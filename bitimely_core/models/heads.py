@@ -220,7 +220,7 @@ class Head(nn.Module):
     @torch.no_grad()
     def measure(self, batches: Iterable[Batch]) -> float:
         """The scale of the loss from the labels in `batches`; regression also keeps their mean and standard deviation."""
-        labels = [batch.target for batch in batches if batch.target is not None]
+        labels = [batch.target.cpu() for batch in batches if batch.target is not None]  # some devices have no float64
         return self.standardise(torch.cat(labels)) if labels else torch.nan
 
     @torch.no_grad()

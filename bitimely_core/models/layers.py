@@ -74,8 +74,7 @@ class Carry:
         """`retention` behind the pieces before; `scaled` by xPos from the first position of the piece on: the state moves to the next one's."""
         options["state"] = self.state
         o, state = retention(q, k, v, log_decay=log_decay, return_state=True, **options)
-        ahead = torch.tensor([q.shape[1]], device=q.device)
-        memory = xpos(state.memory.mT, ahead, "forward", key=False, origin=0.0).mT if scaled else state.memory
+        memory = xpos(state.memory.mT, torch.tensor([q.shape[1]]), "forward", key=False, origin=0.0).mT if scaled else state.memory
         self.state = state._replace(memory=memory)
         return o
 
@@ -158,7 +157,7 @@ class Retention(nn.Module):
         if places.rotation is None or attention:
             q, k = rotate(q, places.positions), rotate(k, places.positions)
         if config.xpos_scale:
-            index = torch.arange(x.shape[1], device=x.device)
+            index = torch.arange(x.shape[1])  # on the host, where their range is checked without a wait
             origin = None if places.carry is None else 0.0
             q, k = (xpos(x, index, direction, key=key, origin=origin) for x, key in ((q, False), (k, True)))  # type: ignore[arg-type]
         ties: Literal["index", "group"] = "group" if config.ties == "group" else "index"

@@ -31,6 +31,7 @@ from bitimely_core.config import ModelConfig
 from bitimely_core.models.adapters import RowTokenizer, TimedRows, get_time_span
 from bitimely_core.models.base import Model, config_error
 from bitimely_core.models.supervised import RowAdapter, SupervisedModel
+from bitimely_core.ops.rotary import compute_time_dtype
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
 
@@ -38,7 +39,7 @@ CODE = 128  # width of phi
 GENERATOR = 50  # width of each direction of the decoder's GRU
 INNER = 50  # hidden width of the small nets
 FIXED_BASE = 10.0  # of the fixed frequencies
-LOWEST = -600.0  # of a score less the best of all rows: its exp and the reciprocal of that are within float64
+LOWEST = {torch.float64: -600.0, torch.float32: -60.0}  # of a score less the best of all rows: 1 / exp(it) is finite
 
 
 class MTANDEncConfig(ModelConfig):
@@ -129,9 +130,10 @@ class TimeAttention(nn.Module):
             weights = scores.softmax(-1)
             return (weights @ values[:, None]).transpose(1, 2).flatten(2), weights if attention else None
         seen = mask.any(-1)[:, None, None]
-        wide = scores.double()  # a channel's own observations may lie far below the best row of all: exp(-88) is 0 in float32
+        # a channel's own observations may lie far below the best row of all: exp(-88) is 0 in float32
+        wide = scores.to(compute_time_dtype(scores.device))
         top = wide.detach().masked_fill(~seen, -torch.inf).amax(-1, keepdim=True)
-        raised = torch.where(seen, (wide - torch.where(top.isfinite(), top, 0.0)).clamp(LOWEST, 0.0).exp(), 0.0)
+        raised = torch.where(seen, (wide - torch.where(top.isfinite(), top, 0.0)).clamp(LOWEST[wide.dtype], 0.0).exp(), 0.0)
         weight = mask.to(raised.dtype)[:, None]
         total = raised @ weight  # [B, H, n, C]
         known = total > 0

@@ -100,7 +100,7 @@ def find_null_logits(time: Tensor, event: Tensor, grid: HazardGrid) -> Tensor:
     if grid.kind == "discrete":
         ended = torch.where((event > 0)[..., None], torch.maximum(lived, at.double()), lived).sum(0)[:, None]
         return torch.log(cases) - torch.log((ended - cases.sum(1, keepdim=True)).clamp(min=SMOOTHING))
-    years = lived.sum(0)[:, None] * torch.tensor(np.diff(grid.edges) / YEAR, dtype=torch.float64)
+    years = lived.sum(0)[:, None] * send_constants(np.diff(grid.edges) / YEAR, lived)
     return torch.log(cases) - torch.log(years.clamp(min=SMOOTHING / YEAR))
 
 

@@ -276,10 +276,10 @@ class CodeTokenizer(StepTokenizer):
         _, targets, real = self(batch)
         times = torch.arange(targets.shape[1], device=targets.device).expand_as(targets) if batch.times is None else batch.times
         group = F.pad((times[:, 1:] > times[:, :-1]) & real[:, 1:], (1, 0)).cumsum(1)
-        known = targets != IGNORE
         sets = torch.zeros(*targets.shape[:1], targets.shape[1] + 1, self.target_width, device=targets.device)
         row = torch.arange(len(sets), device=targets.device)
-        sets[row[:, None].expand_as(group)[known], group[known], targets[known]] = 1.0
+        at = (row[:, None].expand_as(group), group, targets.clamp(min=0))
+        sets.index_put_(at, (targets != IGNORE).to(sets), accumulate=True).clamp_(max=1.0)  # no selection: no wait for a device
         sets[row, torch.where(real.any(1), group[:, -1] + 1, 0), self.eos] = 1.0
         return sets, group
 

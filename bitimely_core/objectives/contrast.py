@@ -126,7 +126,7 @@ def require_rows(name: str, batch: Batch) -> None:
 def draw_noise(like: Tensor, generator: Generator | None, *, normal: bool = False) -> Tensor:
     """Random numbers in the shape of `like`: U(0, 1), or N(0, 1)."""
     draw = torch.randn if normal else torch.rand
-    return draw(like.shape, generator=generator).to(like)
+    return draw(like.shape, generator=generator).to(like, non_blocking=True)  # a copy that blocks waits for all that is under way
 
 
 def add_jitter(batch: Batch, sigma: float, generator: Generator | None = None) -> Batch:
@@ -147,7 +147,7 @@ def permute_segments(batch: Batch, segments: int, generator: Generator | None = 
         cuts = (torch.randperm(max(end, 1) - 1, generator=generator)[: pieces - 1] + 1).sort().values
         parts = row[:end].tensor_split(cuts)
         row[:end] = torch.cat([parts[at] for at in torch.randperm(pieces, generator=generator).tolist()])
-    order = order.to(batch.values.device)
+    order = order.to(batch.values.device, non_blocking=True)
     mask = batch.mask
     if mask is not None:
         mask = mask.gather(1, order if mask.dim() == 2 else order[..., None].expand_as(mask))
@@ -163,7 +163,7 @@ def augment_rows(batch: Batch, config: AugmentationConfig, generator: Generator 
         batch._replace(values=batch.values * (draw_noise(batch.values, generator) < 0.9)),
     ]
     rows = torch.arange(len(batch.values), device=batch.values.device)
-    chosen = torch.randint(len(views), (len(rows),), generator=generator).to(rows.device)
+    chosen = torch.randint(len(views), (len(rows),), generator=generator).to(rows.device, non_blocking=True)
     values = torch.stack([view.values for view in views])[chosen, rows]
     mask = None if batch.mask is None else torch.stack([view.mask for view in views if view.mask is not None])[chosen, rows]
     return batch._replace(values=values, mask=mask)

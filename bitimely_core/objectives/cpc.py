@@ -131,7 +131,7 @@ def draw_negatives(there: Tensor, config: CPCConfig, generator: Generator | None
         pool = own if config.source == "sequence" else torch.cat([*places[:at], *places[at + 1 :]])
         chosen.append(draw_places(pool, config, generator))
         some.append(len(pool) > 0)
-    return torch.stack(chosen).to(there.device), torch.tensor(some, device=there.device)[:, None, None]
+    return torch.stack(chosen).to(there.device, non_blocking=True), torch.tensor(some).to(there.device, non_blocking=True)[:, None, None]
 
 
 def draw_places(pool: Tensor, config: CPCConfig, generator: Generator | None) -> Tensor:

@@ -50,7 +50,7 @@ def ts2vec(model: Model, batch: Batch, generator: Generator | None = None, *, co
     second = _encode_crop(model, batch, crops.second, crops.lengths[1], generator)[:, : crops.shared]
     valid = None
     if batch.mask is not None:
-        valid = crops.second.to(ends.device)[:, None] + torch.arange(crops.shared, device=ends.device) < ends[:, None]
+        valid = crops.second.to(ends.device, non_blocking=True)[:, None] + torch.arange(crops.shared, device=ends.device) < ends[:, None]
     instance, temporal, blind = compute_hierarchical_loss(first, second, valid, config.temporal_unit)
     return make_contrastive_result({"instance": instance, "temporal": temporal}, blind, len(batch.values))
 
@@ -76,11 +76,11 @@ def draw_crops(ends: Tensor, unit: int, generator: Generator | None = None) -> R
 
 def _encode_crop(model: TS2Vec, batch: Batch, starts: Tensor, length: int, generator: Generator | None) -> Tensor:
     """States [B, length, D] of a crop, half of its timesteps hidden."""
-    index = (starts[:, None] + torch.arange(length)).to(batch.values.device)
+    index = (starts[:, None] + torch.arange(length)).to(batch.values.device, non_blocking=True)
     values, mask = batch.values.gather(1, index[..., None].expand(-1, -1, batch.values.shape[2])), batch.mask
     if mask is not None:
         mask = mask.gather(1, index if mask.dim() == 2 else index[..., None].expand(-1, -1, mask.shape[2]))
-    hide = (torch.rand(index.shape, generator=generator) < HIDDEN).to(index.device)
+    hide = (torch.rand(index.shape, generator=generator) < HIDDEN).to(index.device, non_blocking=True)
     states: Tensor = model(Batch(values, mask=mask, source=batch.source), hide=hide).hidden[-1]
     return states
 

@@ -19,9 +19,12 @@ SCALE_BASE = 512.0  # positions over which the xPos scale falls by one factor ze
 SPAN = 16384  # positions over which the xPos scale is safe: exponents up to 20 on either side, beside up to 60 of the folded decay
 
 
+WITHOUT_FLOAT64 = {"mps"}
+
+
 def compute_time_dtype(device: torch.device) -> torch.dtype:
     """Of times: their differences must survive large absolute values."""
-    return torch.float32 if device.type == "mps" else torch.float64
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 
 def make_rotation(positions: Tensor, width: int, *, base: float = BASE) -> Tensor:
@@ -85,7 +88,7 @@ def xpos(x: Tensor, positions: Tensor, direction: Literal["forward", "backward"]
             code=Reason.LENGTH,
         )
     width = x.shape[-1]
-    pair = torch.arange(0, width, 2, device=x.device, dtype=t.dtype)
+    pair, t = torch.arange(0, width, 2, device=x.device, dtype=t.dtype), t.to(x.device, non_blocking=True)
     sign = -1.0 if key == (direction == "forward") else 1.0
     exponent = (sign / SCALE_BASE) * t[..., None] * ((pair + 0.4 * width) / (1.4 * width)).log()
     factor = exponent.exp().to(wide).repeat_interleave(2, -1)
