@@ -86,8 +86,7 @@ def _make_view(target: str, what: str) -> View:
         download="wget -r -N -c -np -nH --cut-dirs=3 https://physionet.org/files/bidmc/1.0.0/   or the BIDMC32*.ts files of "
         "https://zenodo.org/records/4001463 (RR), 4001456 (HR) and 4001464 (SpO2)",
         layout="bidmc_csv/ with bidmc_01_Signals.csv, bidmc_01_Numerics.csv and bidmc_01_Breaths.csv, or the WFDB records bidmc01 and bidmc01n "
-        "with bidmc01.breath, "
-        "or BIDMC32RR_TRAIN.ts and BIDMC32RR_TEST.ts (HR, SpO2)",
+        "with bidmc01.breath, or BIDMC32RR_TRAIN.ts and BIDMC32RR_TEST.ts (HR, SpO2)",
         paper={
             "rr": {"channels": 2, "timesteps": 31_500_000, "sequences": 7870, "length": 4000, "classes": None},
             "hr": {"channels": 2, "timesteps": 31_800_000, "sequences": 7949, "length": 4000, "classes": None},
@@ -113,21 +112,18 @@ def _make_view(target: str, what: str) -> View:
                 about="heart rate from the median interval of the peaks of the PPG, 0.5 to 8 Hz (Elgendi et al. 2013); no training",
                 predict=partial(physiology.predict_rates, channels=("PPG",), measure=physiology.measure_pulse_rate),
                 views=("hr",),
-                version=2,
             ),
             DatasetBaseline(
                 name="ecg-peaks",
                 about="heart rate from the median interval of the R peaks of the ECG (Pan and Tompkins 1985); no training",
                 predict=partial(physiology.predict_rates, channels=("ECG",), measure=physiology.measure_heart_rate),
                 views=("hr",),
-                version=2,
             ),
             DatasetBaseline(
                 name="ppg-level",
                 about="respiratory rate from the strongest frequency of the PPG between 0.1 and 0.5 Hz (Karlen et al. 2013); no training",
                 predict=partial(physiology.predict_rates, channels=("PPG",), measure=physiology.measure_breathing_rate),
                 views=("rr",),
-                version=2,
             ),
             DatasetBaseline(
                 name="mean-saturation",

@@ -92,7 +92,6 @@ class CupRecording:
                 predict=partial(
                     physiology.predict_rates, channels=NAMES, measure=lambda *x: physiology.measure_motion_free_rate(x[:2], x[2:5], x[5])
                 ),
-                version=2,
             ),
         ),
     )

@@ -110,7 +110,6 @@ class PtbXlEntry:
                 name="ecg-intervals",
                 about="logistic regression on RR, PR, QRS and QT intervals (Lepeschkin and Surawicz 1952), variability, and the heights of the waves of each lead",
                 predict=partial(physiology.predict_from_ecg, leads=LEADS),
-                version=2,
             ),
         ),
     )

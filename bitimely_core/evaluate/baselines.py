@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-CACHE_VERSION = 3  # of stored predictions: raise it where they change
+CACHE_VERSION = 4  # of stored predictions: raise it where they change
 MOST_TRAINING = 5_000  # windows of train and of validation that a baseline is fitted on, drawn at random
 MOST_SCORED = 20_000  # windows of the page of one run that a baseline predicts, likewise
 FOLDER = "baselines"  # in the folder of a run: stored predictions

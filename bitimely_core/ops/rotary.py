@@ -17,9 +17,7 @@ from bitimely_core.errors import Reason, usage_error
 BASE = 10000.0
 SCALE_BASE = 512.0  # positions over which the xPos scale falls by one factor zeta
 SPAN = 16384  # positions over which the xPos scale is safe: exponents up to 20 on either side, beside up to 60 of the folded decay
-
-
-WITHOUT_FLOAT64 = {"mps"}
+WITHOUT_FLOAT64 = {"mps"}  # kinds of devices
 
 
 def compute_time_dtype(device: torch.device) -> torch.dtype:

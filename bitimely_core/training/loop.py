@@ -459,7 +459,7 @@ def _evaluate_batch(state: TrainingState, micro: targets.MicroBatch, generator: 
         out = state.objective(state.model, batch, generator=generator)
         out = out if micro.weigh is None else micro.weigh(out)
     count = out.get("count", micro.batch.values.shape[0])
-    return BatchLoss(out["loss"], count, out.get("rel", math.nan), out.get("parts", {}), out.get("rel_count", count))
+    return BatchLoss(out["loss"], count, out.get("rel", math.nan), out.get("parts", {}), out["rel_count"] if "rel_count" in out else count)
 
 
 def compute_schedule_factor(step: int, total: int, warmup: float) -> float:
