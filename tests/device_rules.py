@@ -435,6 +435,11 @@ VERBS: dict[str, list[str]] = {
     "calibration": ["analyze", "calibration", "tuned", "--bootstrap", "0"],
     "complexity": ["analyze", "complexity", "--lengths", "8,16", "--rounds", "1"],
     "shapelets": ["analyze", "shapelets", "--data", "generic/classification", "--permutations", "5", "--candidates", "50"],
+    "evaluate events": ["evaluate", "events-labels", "--bootstrap", "0", "--baselines", "cheap"],
+    "embed events": ["embed", "events", "--split", "test"],
+    "attention events": ["analyze", "attention", "events", "--start", "0", "--stop", "1"],
+    "calibration events": ["analyze", "calibration", "events-labels", "--bootstrap", "0"],
+    "search of a rate": ["finetune", "plain", "--data", "generic/classification", "--steps", "2", "--tune", "2", "--precision", "fp32"],
 }
 
 

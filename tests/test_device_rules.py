@@ -113,10 +113,12 @@ def test_verbs_and_analyses_give_the_numbers_of_the_cpu(tmp_path: Path) -> None:
     home = small.copy_data(tmp_path / "home")
     for verb in ("pretrain", "finetune"):
         small.call(home, verb)
+    for run in ("events", "events-labels"):
+        shutil.copytree(small.FIXTURE / "runs" / run, home / "runs" / run)
     values, _ = make_signals(0)
     (tmp_path / "recording.csv").write_text("C3,C4\n" + "\n".join(",".join(map(str, row)) for row in values.tolist()) + "\n")
     (tmp_path / "map.toml").write_text("rate = 50\n")
-    assert run_sweep("verbs", "--home", str(home))["done"] == 13
+    assert run_sweep("verbs", "--home", str(home))["done"] == 18
 
 
 # Of one step of 18m at batch 64 in bf16, as counted: launches, elementwise KB a token and layer, GB saved.
