@@ -77,6 +77,7 @@ def test_nothing_needs_float64_of_a_device() -> None:
     assert run_sweep("narrow")["done"] >= 30
 
 
+@pytest.mark.slow
 def test_streams_and_a_resumed_training() -> None:
     assert run_sweep("streams")["done"] == 9
 

@@ -89,19 +89,15 @@ def test_a_graph_is_the_model_for_any_batch_and_length(name, options):
 
 HEADS = [
     ("lstm", {"task": "regression", "outputs": 2}, {}),
-    *(
-        pytest.param(name, head, options, marks=pytest.mark.slow)
-        for name, head, options in (
-            ("patchtst", {"task": "regression", "outputs": 1}, {}),
-            ("gpt", {"task": "multilabel", "outputs": 3, "readout": "mean"}, {"tokenizer": "patch"}),
-            ("bitimelygpt", {"task": "classification", "outputs": 4, "layers": "last-two"}, {}),
-            ("timelygpt", {"task": "classification", "outputs": 1}, {"tokenizer": "patch", "stride": 3, "channel_independent": True}),
-        )
-    ),
+    ("patchtst", {"task": "regression", "outputs": 1}, {}),
+    ("gpt", {"task": "multilabel", "outputs": 3, "readout": "mean"}, {"tokenizer": "patch"}),
+    ("bitimelygpt", {"task": "classification", "outputs": 4, "layers": "last-two"}, {}),
+    ("timelygpt", {"task": "classification", "outputs": 1}, {"tokenizer": "patch", "stride": 3, "channel_independent": True}),
 ]
 
 
 @needs_onnx
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "head", "options"), HEADS)
 def test_the_graph_of_a_head_is_its_prediction(name, head, options):
     """Of every task, of one output and of several; rows without any sample, and samples that are missing on the left."""
