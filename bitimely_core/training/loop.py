@@ -458,8 +458,8 @@ def _evaluate_batch(state: TrainingState, micro: targets.MicroBatch, generator: 
         batch = batch._replace(source=micro.batch.source)  # chooses an adapter: read from the device it would be waited for
         out = state.objective(state.model, batch, generator=generator)
         out = out if micro.weigh is None else micro.weigh(out)
-    count = out.get("count", micro.batch.values.shape[0])
-    return BatchLoss(out["loss"], count, out.get("rel", math.nan), out.get("parts", {}), out["rel_count"] if "rel_count" in out else count)
+    count, rel_count = out.get("count", micro.batch.values.shape[0]), out.get("rel_count")
+    return BatchLoss(out["loss"], count, out.get("rel", math.nan), out.get("parts", {}), count if rel_count is None else rel_count)
 
 
 def compute_schedule_factor(step: int, total: int, warmup: float) -> float:
