@@ -364,8 +364,7 @@ def _launch_processes(devices: int | None) -> None:
         return
     from bitimely_core.training.distributed import LAUNCHED, get_world_size, launch
 
-    code = launch(sys.argv[1:], devices)
-    if code is not None:
+    if (code := launch(sys.argv[1:], devices)) is not None:
         raise typer.Exit(code)
     if LAUNCHED not in os.environ and devices != get_world_size():
         text = f"{devices} does not count: RANK or WORLD_SIZE is set, for {get_world_size()} processes in all"

@@ -562,12 +562,15 @@ def set_group(monkeypatch: pytest.MonkeyPatch, **changes: str) -> None:
     ],
 )
 def test_a_group_that_cannot_be_is_refused_by_the_name_of_the_variable(
-    changes: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_group(monkeypatch, **changes)
     with pytest.raises(UserError) as caught:
         barrier()
     assert (caught.value.code, caught.value.exit_code, caught.value.field) == ("config", 2, name)
+    monkeypatch.setattr(screen, "silent", False)
+    assert report_error(caught.value) == 2
+    assert name in capsys.readouterr().err or changes == {"RANK": "7"}  # for a later process
 
 
 def test_a_taken_port_is_a_fault_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:

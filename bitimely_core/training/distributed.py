@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bitimely_core.errors import Exit, Reason, UserError, safe_text, usage_error
+from bitimely_core.system_errors import is_later_process
 
 
 def get_rank() -> int:
@@ -139,8 +140,8 @@ def find_lost_peer(error: BaseException) -> UserError | None:
 
 def claim_report(*, of_loss: bool = False) -> bool:
     """Whether this process is the first of its group that reports an error, `of_loss` that of another process: process 0 may be the lost one."""
-    if get_world_size() == 1 or not dist.is_initialized():
-        return get_rank() == 0
+    if not (dist.is_available() and dist.is_initialized()):
+        return not is_later_process()
     try:
         return int(dist.distributed_c10d._get_default_store().add("bitimely/error", 1)) == 1
     except Exception:  # the store has ended: with its machine, or, where torchrun does not keep it, with process 0
