@@ -142,8 +142,7 @@ def convert_error(error: BaseException) -> UserError:
 def find_lost_peer(error: BaseException) -> UserError | None:
     """As `distributed.find_lost_peer`, without an import of torch."""
     distributed = sys.modules.get("bitimely_core.training.distributed")
-    found: UserError | None = None if distributed is None else distributed.find_lost_peer(error)
-    return found
+    return None if distributed is None else distributed.find_lost_peer(error)
 
 
 def report_error(error: UserError) -> int:

@@ -48,25 +48,17 @@ def make_section(recipe: str, workspace: Path) -> str:
     commands = COMMANDS[recipe.removesuffix(AT_PAPER)]
     if recipe.endswith(AT_PAPER):
         commands = (*commands[:-1], f"{commands[-1]} --preset paper")
-    return join_section(recipe, [table.strip(), *list_scores(recipe, workspace)], commands, workspace)
+    return join_section(recipe, [table.strip(), "\n".join(list_further(recipe, workspace))], commands, workspace)
 
 
 def make_fractions(section: str, workspace: Path) -> str:
     """The scores of the rows of one recipe that have run at other fractions of labels than the primary one."""
-    recipe = section.removesuffix(FRACTIONS)
-    head, spread = list_scores(recipe, workspace)
-    lines = [line for line in head.splitlines() if " 0.2 |" not in line]
-    return join_section(section, ["\n".join(lines), spread], COMMANDS[section], workspace)
-
-
-def list_scores(recipe: str, workspace: Path) -> list[str]:
-    """The further metrics of every row, and what they are."""
-    spread = "Means over seeds, in brackets the lowest and the highest seed; with one seed the 95 % CI."
-    return ["\n".join(list_further(recipe, workspace)), spread]
+    lines = list_further(section.removesuffix(FRACTIONS), workspace, leave_out=" 0.2")
+    return join_section(section, ["\n".join(lines)], COMMANDS[section], workspace)
 
 
 def join_section(section: str, parts: list[str], commands: tuple[str, ...], workspace: Path) -> str:
-    """The parts of a section with its commands, the day of the last stage, and the device."""
+    """The parts of a section, the last one a table of `list_further`, with its commands, the day of the last stage, and the device."""
     import torch
 
     recipe = section.removesuffix(FRACTIONS)
@@ -76,8 +68,9 @@ def join_section(section: str, parts: list[str], commands: tuple[str, ...], work
     threads = max(run["environment"]["threads"] for run in runs)
     (hardware,) = {run["environment"]["hardware"] for run in runs}  # its matrix products round in their own way
     about = f"{day}, CPU ({hardware}), {threads} thread{'s' * (threads > 1)}, torch {torch.__version__.partition('+')[0]}."
+    spread = "Means over seeds, in brackets the lowest and the highest seed; with one seed the 95 % CI."
     shown = "\n".join(f"    {line}" for line in commands)
-    return "\n\n".join([f"<!-- {section} -->\n{parts[0]}", *parts[1:], shown, f"{about}\n<!-- end of {section} -->"])
+    return "\n\n".join([f"<!-- {section} -->\n{parts[0]}", *parts[1:], spread, shown, f"{about}\n<!-- end of {section} -->"])
 
 
 FAMILIES = "open-families"  # the section of the registered families
@@ -118,8 +111,8 @@ def make_descriptive(workspace: Path) -> str:
 FURTHER = {"classification": ("accuracy", "balanced_accuracy", "auroc"), "multilabel": ("auprc", "auroc"), "regression": ("mae",)}
 
 
-def list_further(recipe: str, workspace: Path) -> list[str]:
-    """A line for each row and column: mean of each metric over seeds, lowest to highest of them; with one seed the 95 % CI."""
+def list_further(recipe: str, workspace: Path, leave_out: str | None = None) -> list[str]:
+    """A line for each row and column, but for rows that end with `leave_out`: mean of each metric over seeds, lowest to highest; with one seed the 95 % CI."""
     from bitimely_core import evaluate, pipeline
     from bitimely_core.evaluate import folds
     from bitimely_core.evaluate.result_table import ScoredRun, read_scored_run
@@ -131,7 +124,7 @@ def list_further(recipe: str, workspace: Path) -> list[str]:
     plan = plan_experiment(loaded, recipe, workspace, assignments=[])
     cells: dict[tuple[str, str, int], list[ScoredRun | None]] = {}
     for entry in plan.table:
-        if entry.run is not None:
+        if entry.run is not None and (leave_out is None or not entry.row.endswith(leave_out)):
             one = read_scored_run(entry.row, entry.column, entry.seed, workspace / "runs" / entry.run)
             cells.setdefault((entry.column, entry.row, entry.seed), []).append(one)
     found: dict[tuple[str, str], list[Scores]] = {}
@@ -159,9 +152,10 @@ def main(workspace: Path, recipes: list[str]) -> None:
     """Put the sections of `recipes` (none: all that the workspace has, but for the registered families) into the page."""
     page = PAGE.read_text("utf-8")
     for recipe in recipes or [name for name in COMMANDS if (workspace / "reports" / name / "results.md").is_file()]:
-        make = {FAMILIES: make_families, DESCRIPTIVE: make_descriptive}.get(recipe)
-        write = make_fractions if recipe.endswith(FRACTIONS) else make_section
-        new = make(workspace) if make else write(recipe, workspace)
+        if recipe in {FAMILIES, DESCRIPTIVE}:
+            new = (make_families if recipe == FAMILIES else make_descriptive)(workspace)
+        else:
+            new = (make_fractions if recipe.endswith(FRACTIONS) else make_section)(recipe, workspace)
         old = re.compile(rf"<!-- {recipe} -->.*<!-- end of {recipe} -->", re.DOTALL)
         page = old.sub(lambda _, new=new: new, page) if old.search(page) else f"{page.rstrip()}\n\n{new}\n"  # type: ignore[misc]
     PAGE.write_text(page, "utf-8")

@@ -403,19 +403,19 @@ class SequenceAttention(NamedTuple):
         return column_share(last_map(self.control)[0])
 
     @property
-    def has_codes(self) -> bool:
+    def has_events(self) -> bool:
         """Whether the tokens are events, or months of them, which have no rate."""
         return not self.run.windows().rate
 
     def over_samples(self, share: Array) -> Array:
         """[T]; for codes [N]."""
-        return share if self.has_codes else regions.spread_over_samples(share, self.run.windows().length, self.run.model().config)
+        return share if self.has_events else regions.spread_over_samples(share, self.run.windows().length, self.run.model().config)
 
     def region(self) -> RegionShare | None:
         """Attention in the region of interest."""
         if self.limits is None:
             return None
-        return compare_region(self.over_samples(self.share), *self.limits, None if self.has_codes else self.run.windows().rate)
+        return compare_region(self.over_samples(self.share), *self.limits, None if self.has_events else self.run.windows().rate)
 
     def summarize(self) -> dict[str, object]:
         """Numbers of this sequence."""
@@ -437,7 +437,7 @@ class SequenceAttention(NamedTuple):
         """A row of the table a head, of the layers that the figures show."""
         depth = len(self.layers)
         first = depth - (2 if depth > 1 and combine_pair(*self.layers[-2:]) is not None else 1)
-        seconds = None if self.has_codes else self.run.windows().length / self.run.windows().rate / len(self.share)
+        seconds = None if self.has_events else self.run.windows().length / self.run.windows().rate / len(self.share)
         for layer, h in itertools.product(range(first, depth), range(len(self.layers[-1].map))):
             mixing = self.layers[layer]
             signed, sizes = mixing.map[h], np.abs(mixing.map[h])
@@ -485,7 +485,7 @@ def _add_sequence(page: PageBuilder, shown: list[SequenceAttention]) -> None:
     k = first.number + 1
     curves = [(one.run.name, one.over_samples(one.share)) for one in shown]
     curves.append((f"{first.run.name}, random weights", first.over_samples(first.control_share)))
-    if first.has_codes:
+    if first.has_events:
         lines = [Line(name, np.arange(len(y)), y) for name, y in curves]
         plot = LinePlot(lines, xlabel="event", ylabel="share")
         page.figure(f"share-{k}", "Share of attention", f"{SHARE_OF_TOKENS} {NOT_LEARNT}", plot)

@@ -46,6 +46,10 @@ class CupRecording:
     labels: list[str] = field(default_factory=list)
 
 
+def _measure_rate(first: np.ndarray, second: np.ndarray, x: np.ndarray, y: np.ndarray, z: np.ndarray, rate: float) -> float:
+    return physiology.measure_motion_free_rate((first, second), (x, y, z), rate)
+
+
 @datasets(
     DatasetFacts(
         subject_unit=tser.name_unit,
@@ -89,9 +93,7 @@ class CupRecording:
                 name="spectral-peak",
                 about="heart rate from the strongest frequency of the PPGs less that of the acceleration (subtraction of spectra, Zhang 2015); "
                 "no training",
-                predict=partial(
-                    physiology.predict_rates, channels=NAMES, measure=lambda *x: physiology.measure_motion_free_rate(x[:2], x[2:5], x[5])
-                ),
+                predict=partial(physiology.predict_rates, channels=NAMES, measure=_measure_rate),
             ),
         ),
     )

@@ -134,9 +134,9 @@ def measure_ecg(leads: Sequence[npt.ArrayLike], rate: float) -> Array:
     steep = np.flatnonzero(slope[near] > 0.15 * slope[near].max()) + near.start
     on, off = int(steep[0]), int(steep[-1])
     beat = beat - beat[max(on - round(0.04 * rate), 0) : on + 1].mean(0)
-    own = float(np.median(rr)) * rate  # at high rates the waves of the beats before and after are within reach
-    early, late = max(on - round(0.04 * rate), 1), min(on + round(0.7 * own), len(beat))
-    p = slice(min(max(before - round(0.5 * own), 0), early - 1), early)
+    cycle = float(np.median(rr)) * rate  # samples from beat to beat: at high rates the waves of the beats before and after are within reach
+    early, late = max(on - round(0.04 * rate), 1), min(on + round(0.7 * cycle), len(beat))
+    p = slice(min(max(before - round(0.5 * cycle), 0), early - 1), early)
     st = off + round(0.06 * rate)
     t = slice(st, max(min(off + round(0.4 * rate), late), st + 1))
     shape = np.sqrt((beat**2).sum(1))

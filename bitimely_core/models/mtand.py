@@ -31,7 +31,7 @@ from bitimely_core.config import ModelConfig
 from bitimely_core.models.adapters import RowTokenizer, TimedRows, get_time_span
 from bitimely_core.models.base import Model, config_error
 from bitimely_core.models.supervised import RowAdapter, SupervisedModel
-from bitimely_core.ops.rotary import compute_time_dtype
+from bitimely_core.ops.rotary import find_widest_float
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded
 
@@ -130,8 +130,7 @@ class TimeAttention(nn.Module):
             weights = scores.softmax(-1)
             return (weights @ values[:, None]).transpose(1, 2).flatten(2), weights if attention else None
         seen = mask.any(-1)[:, None, None]
-        # a channel's own observations may lie far below the best row of all: exp(-88) is 0 in float32
-        wide = scores.to(compute_time_dtype(scores.device))
+        wide = scores.to(find_widest_float(scores.device))  # a channel's own rows may lie far below the best one: exp(-88) is 0 in float32
         top = wide.detach().masked_fill(~seen, -torch.inf).amax(-1, keepdim=True)
         raised = torch.where(seen, (wide - torch.where(top.isfinite(), top, 0.0)).clamp(LOWEST[wide.dtype], 0.0).exp(), 0.0)
         weight = mask.to(raised.dtype)[:, None]

@@ -29,7 +29,7 @@ from bitimely_core.models.layers import BidirectionalConfig, Positions, normalis
 from bitimely_core.models.patchtst import BatchNorm
 from bitimely_core.models.recurrent import reverse_rows
 from bitimely_core.models.stack import DIRECTED_CAPABILITIES, BidirectionalModel, LayerDirections, place_times
-from bitimely_core.ops.rotary import compute_time_dtype
+from bitimely_core.ops.rotary import find_widest_float
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch
 
@@ -76,7 +76,7 @@ class DiagonalKernel(nn.Module):
 
     def discretise(self) -> tuple[Tensor, Tensor]:
         """A and C b, complex [D, S / 2], in double precision where the device has it: powers of A lose no digits."""
-        wide = compute_time_dtype(self.out.device)
+        wide = find_widest_float(self.out.device)
         a = torch.complex(-self.log_decay.to(wide).exp(), self.frequency.to(wide))
         step = self.log_step.to(wide).exp()[:, None]
         if self.discretisation == "zoh":

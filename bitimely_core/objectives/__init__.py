@@ -88,8 +88,8 @@ def get(name: str | ObjectiveConfig = "", **settings: Any) -> Objective:
         `f(model, batch, generator=None)` -> dict of `loss` (scalar with gradient), `rel` (loss / Var(target), codes: / unigram entropy,
         mean over the parts), `parts` (scalars), `prediction` and `target` [B, M, P] (codes: logits [B, M, P] and class ids [B, M]; the
         parts one after another along M), `valid` (bool, as the target), `slices` (name of a part -> its slice of M), `count` (valid targets, by
-        which micro-batches are weighted) and `rel_count` (what `rel` is a mean over). Random choices are those of `Batch.draws`, else drawn row by row from `generator` (CPU), else from
-        torch's global one.
+        which micro-batches are weighted) and `rel_count` (what `rel` is a mean over). Random choices are those of `Batch.draws`, else drawn
+        row by row from `generator` (CPU), else from torch's global one.
 
     Raises UserError: unknown name, or settings that it does not have or that are out of range (exit 2).
     """

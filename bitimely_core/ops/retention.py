@@ -28,7 +28,7 @@ from torch.nn.functional import pad
 
 from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.ops import operator
-from bitimely_core.ops.rotary import apply_rotation, compute_time_dtype
+from bitimely_core.ops.rotary import apply_rotation, find_widest_float
 
 Direction = Literal["forward", "backward", "both"]
 Form = Literal["auto", "parallel", "chunkwise", "recurrent"]
@@ -178,7 +178,7 @@ def decay_matrix(
     of the result, float32 or float64, by default of `log_decay`. Row = query, column = key; the first size is 1 without `times` and `mask`.
     """
     dtype = dtype or torch.promote_types(log_decay.dtype, torch.float32)
-    wide = compute_time_dtype(log_decay.device)
+    wide = find_widest_float(log_decay.device)
     t = torch.arange(length or 0, device=log_decay.device, dtype=wide)[None] if times is None else times.to(wide)
     index = torch.arange(t.shape[1], device=t.device)
     later = index[:, None] >= index  # the query is not before the key
@@ -294,7 +294,7 @@ def check_order(times: Tensor) -> None:
 
 def _clock(q: Tensor, times: Tensor | None, backward: bool) -> Tensor:
     """[B, N], or [1, N] for the regular clock."""
-    wide = compute_time_dtype(q.device)
+    wide = find_widest_float(q.device)
     t = torch.arange(q.shape[1], device=q.device, dtype=wide)[None] if times is None else times.to(wide)
     return -t if backward else t
 

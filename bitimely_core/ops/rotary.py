@@ -17,17 +17,17 @@ from bitimely_core.errors import Reason, usage_error
 BASE = 10000.0
 SCALE_BASE = 512.0  # positions over which the xPos scale falls by one factor zeta
 SPAN = 16384  # positions over which the xPos scale is safe: exponents up to 20 on either side, beside up to 60 of the folded decay
-WITHOUT_FLOAT64 = {"mps"}  # kinds of devices
+WITHOUT_FLOAT64 = {"mps"}  # types of devices
 
 
-def compute_time_dtype(device: torch.device) -> torch.dtype:
-    """Of times: their differences must survive large absolute values."""
+def find_widest_float(device: torch.device) -> torch.dtype:
+    """float64 where the device has it: differences of times survive large absolute values, powers and sums lose no digits."""
     return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 
 def make_rotation(positions: Tensor, width: int, *, base: float = BASE) -> Tensor:
     """Cosines and sines of `rotate` for key width K, float32 [N, K/2, 2] or [B, N, K/2, 2], for `apply_rotation`; angles are in float64."""
-    wide = compute_time_dtype(positions.device)
+    wide = find_widest_float(positions.device)
     theta = torch.exp(torch.arange(0, width, 2, device=positions.device, dtype=wide) * (-math.log(base) / width))
     angles = positions.to(wide)[..., None] * theta
     return torch.stack((angles.cos(), angles.sin()), -1).float()
@@ -46,7 +46,7 @@ def rotate(x: Tensor, positions: Tensor, *, base: float = BASE) -> Tensor:
     `positions` [N] or [B, N] are indices or times; gradients flow to float positions that need them. Angles are computed in float64
     (float32 on a device without it) whatever the dtype of `x`: in bfloat16 they are off by whole radians.
     """
-    width, wide = x.shape[-1], compute_time_dtype(x.device)
+    width, wide = x.shape[-1], find_widest_float(x.device)
     assert width % 2 == 0, f"rotation needs an even key width, not {width}"
     theta = torch.exp(torch.arange(0, width, 2, device=x.device, dtype=wide) * (-math.log(base) / width))
     angles = (positions.to(wide)[..., None] * theta)[..., None, :]  # [N, 1, K/2] or [B, N, 1, K/2]
@@ -76,7 +76,7 @@ def xpos(x: Tensor, positions: Tensor, direction: Literal["forward", "backward"]
     if x.dtype == torch.float16:
         raise usage_error("xpos_scale in float16", "bfloat16 or float32", "switch xpos_scale off")
     wide = torch.promote_types(x.dtype, torch.float32)
-    t = positions.to(compute_time_dtype(x.device))
+    t = positions.to(find_widest_float(x.device))
     t = t - ((t.amin(-1, keepdim=True) + t.amax(-1, keepdim=True)) / 2 if origin is None else origin)
     if not torch.compiler.is_exporting() and float(t.detach().abs().max()) > SPAN / 2:
         raise usage_error(

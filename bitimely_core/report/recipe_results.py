@@ -41,8 +41,7 @@ METHOD = (
     "seeds. It does not include the variance between trainings: see the variation between seeds.",
     comparison.METHOD,
     "Each run is compared with its own baselines; those that are fitted for the page are fitted on the training windows of the first row's run, with the penalty chosen on the "
-    "validation split, and scored by the same code on the same windows. "
-    "Nothing was chosen by the test labels.",
+    "validation split, and scored by the same code on the same windows. Nothing was chosen by the test labels.",
     "The paper does not state over which units its bootstrap was, which subjects were in its test split or how many; its numbers are shown for comparison, and differences "
     "to them are not tested.",
 )

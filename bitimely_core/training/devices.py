@@ -85,12 +85,10 @@ def resolve_compile(config: TrainConfig, where: torch.device, *, stack: bool) ->
     Mac clang++).
     """
     able = where.type == "cuda" and operator.find_backend() == "triton" and bool(torch.version.cuda or torch.version.hip)
-    if config.compile is True and where.type == "cuda" and not able:
-        text, hint = "is left out: torch.compile needs Triton on CUDA", "Install Triton and a C compiler, or leave train.compile at auto"
-        return config.model_copy(update={"compile": False}), [input_warning(Reason.CONFIG, text, "", hint, field="train.compile")]
     compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-    if config.compile is True and where.type != "cuda" and shutil.which(compiler) is None:
-        text, hint = f"is left out: torch.compile needs the C++ compiler {compiler}", "Install it, or leave train.compile at auto"
+    needed, lacking = ("Triton on CUDA", "Triton and a C compiler") if where.type == "cuda" else (f"the C++ compiler {compiler}", "it")
+    if config.compile is True and not (able if where.type == "cuda" else shutil.which(compiler)):
+        text, hint = f"is left out: torch.compile needs {needed}", f"Install {lacking}, or leave train.compile at auto"
         return config.model_copy(update={"compile": False}), [input_warning(Reason.CONFIG, text, "", hint, field="train.compile")]
     return config.model_copy(update={"compile": able and stack}) if config.compile == "auto" else config, []
 

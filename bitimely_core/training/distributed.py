@@ -104,11 +104,15 @@ def broadcast_parameters(model: nn.Module) -> None:
 def all_reduce_statistics(model: nn.Module) -> None:
     """Mean over the processes of the running statistics of batch norms, so that all hold the same model."""
     if get_world_size() > 1:
-        for module in model.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None and module.running_var is not None:
-                for buffer in (module.running_mean, module.running_var):
-                    dist.all_reduce(buffer)
-                    buffer.div_(get_world_size())
+        for buffer in list_statistics(model).values():
+            dist.all_reduce(buffer)
+            buffer.div_(get_world_size())
+
+
+def list_statistics(model: nn.Module) -> dict[str, Tensor]:
+    """The running statistics of batch norms by name."""
+    norms = {name for name, part in model.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)}
+    return {name: x for name, x in model.named_buffers() if name.rpartition(".")[0] in norms and x.is_floating_point()}
 
 
 def find_first_error(own: Exception | None) -> Exception:

@@ -576,7 +576,7 @@ def _save_checkpoint(state: TrainingState, *, wait: bool) -> None:
         state.model.load_state_dict(state.best_weights)
     if state.home is None:
         return
-    learned = dict(state.model.named_parameters()) | {name: value for name, value in weights.items() if "running_" in name}
+    learned = dict(state.model.named_parameters()) | distributed.list_statistics(state.model)
     states = [state.optimizer.state.get(p, {}) for p in distributed.list_parameters(state.optimizer)]
     moments = {f"{name}::{key}": value for name, own in zip(state.names, states, strict=False) for key, value in own.items()}
     if not (checkpoints.is_finite(learned) and checkpoints.is_finite(moments)):
