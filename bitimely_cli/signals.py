@@ -5,9 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 
 from bitimely_core.errors import Exit, Reason, UserError
@@ -42,6 +43,16 @@ def watch_signals(report: Callable[[UserError], int]) -> Iterator[list[int]]:
         received.append(number)
         raise KeyboardInterrupt
 
+    def repeat_stop(ignored: sys.UnraisableHookArgs) -> None:  # a destructor or a callback swallowed it
+        if ignored.exc_type is KeyboardInterrupt:
+            threading.Timer(0.05, send_again).start()
+        else:
+            former_hook(ignored)
+
+    def send_again() -> None:
+        if not ended.is_set():
+            os.kill(os.getpid(), next(iter(received), signal.SIGINT))
+
     def end_late() -> None:
         while (byte := os.read(reading, 1)) not in {b"", b"\0"}:
             if byte[0] in STOPPING and not ended.wait(GRACE):
@@ -50,29 +61,28 @@ def watch_signals(report: Callable[[UserError], int]) -> Iterator[list[int]]:
                     child.kill()
                 os._exit(code)
 
-    handlers = {number: signal.signal(number, raise_stop) for number in STOPPING}
-    watcher, size = threading.Thread(target=end_late, daemon=True, name="signals"), threading.stack_size(1 << 18)
-    try:
-        reading, writing = os.pipe()
-        os.set_blocking(writing, False)
-        watcher.start()
-    except (OSError, RuntimeError):  # a limit of this process: the handlers alone have to do
-        yield received
-        return
-    finally:
-        threading.stack_size(size)
-        if not watcher.is_alive():
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-    former = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    try:
-        yield received
-    finally:
-        signal.set_wakeup_fd(former)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        ended.set()
-        os.write(writing, b"\0")
-        watcher.join()
-        os.close(reading)
-        os.close(writing)
+    with ExitStack() as restore:
+        for number in STOPPING:
+            restore.callback(signal.signal, number, signal.signal(number, raise_stop))
+        former_hook, sys.unraisablehook = sys.unraisablehook, repeat_stop
+        restore.callback(setattr, sys, "unraisablehook", former_hook)
+        watcher, size = threading.Thread(target=end_late, daemon=True, name="signals"), threading.stack_size(1 << 18)
+        try:
+            reading, writing = os.pipe()
+            os.set_blocking(writing, False)
+            watcher.start()
+        except (OSError, RuntimeError):  # a limit of this process: the handlers alone have to do
+            yield received
+            return
+        finally:
+            threading.stack_size(size)
+        former = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        try:
+            yield received
+        finally:
+            signal.set_wakeup_fd(former)
+            ended.set()
+            os.write(writing, b"\0")
+            watcher.join()
+            os.close(reading)
+            os.close(writing)

@@ -30,13 +30,8 @@ if TYPE_CHECKING:
 BESIDE = "results.json"
 WAIT = 60.0  # seconds for another command that writes results into the same folder
 STAGED_NAME = re.compile(r"(.+)\.new-([0-9a-f]{16})")
-UNFINISHED = (
-    "metrics.jsonl",
-    "model/",
-    "checkpoints/",
-    "tuning/",
-    "tensorboard/",
-)  # what an unfinished training may have beyond its manifest
+# what an unfinished training may have beyond its manifest
+UNFINISHED = ("metrics.jsonl", "model/", "checkpoints/", "tuning/", "tensorboard/")
 
 
 def is_none(value: object) -> bool:

@@ -139,6 +139,31 @@ def test_a_signal_in_native_code_ends_the_verb_too(tmp_path: Path) -> None:
     assert err.startswith("error[interrupted] stopped by SIGTERM")
 
 
+@pytest.mark.parametrize("swallow", ["weakref.finalize(thing, stop)", "thing.__class__.__del__ = stop"])
+def test_a_signal_in_a_callback_that_swallows_errors_ends_the_verb_too(swallow: str, tmp_path: Path) -> None:
+    script = (
+        "import signal, sys, time, weakref\n"
+        "from bitimely_cli import main, verbs\n"
+        "class Thing: pass\n"
+        "def stop(thing=None):\n"
+        "    signal.raise_signal(signal.SIGTERM)\n"
+        "def work(arguments):\n"
+        f"    thing = Thing(); {swallow}\n"
+        "    del thing\n"
+        "    time.sleep(60)\n"
+        "verbs.run_command = work\n"
+        "sys.exit(main.main(['list', 'models', '--json']))\n"
+    )
+    start = time.monotonic()
+    process = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60,
+                             env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)})  # fmt: skip
+    assert time.monotonic() - start < 7  # before the watcher ends what is stuck
+    assert process.returncode == 143, process.stderr
+    assert json.loads(process.stdout)["exit_code"] == 143
+    assert process.stderr.startswith("error[interrupted] stopped by SIGTERM")
+    assert process.stderr.count("\n") == 1
+
+
 def test_closed_and_narrow_streams(tmp_path: Path) -> None:
     command = " ".join([*BITIMELY, "list", "models"])
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}

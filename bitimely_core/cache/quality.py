@@ -308,9 +308,7 @@ def report_repeated_blocks(records: Sequence[Record], files: Sequence[Path]) -> 
     found = []
     for path in binary:
         with path.open("rb") as file:
-            header = (
-                file.read(192)[184:] if path.suffix.lower() != ".dat" else b""
-            )  # of EDF: the bytes of its header, texts for each channel
+            header = file.read(192)[184:] if path.suffix.lower() != ".dat" else b""  # of EDF: the bytes of its header
         skipped = int(header) if header.strip().isdigit() else 0
         values = max(0, path.stat().st_size - skipped) // 2
         if values and (block := find_repeated_block(np.memmap(path, "<i2", "r", skipped, (values,)))) is not None:

@@ -66,12 +66,9 @@ def resolve_precision(config: TrainConfig) -> TrainConfig:
     Raises UserError (config, exit 2) for tf32, which CUDA alone has, on another device.
     """
     on_cuda = (config.device == "auto" or config.device.startswith("cuda")) and torch.cuda.is_available()
-    if (
-        config.precision == "tf32" and not on_cuda and not config.device.startswith("cuda")
-    ):  # `select_device` refuses CUDA that is not there
-        raise usage_error(
-            "tf32 without CUDA", "expected auto, fp32 or bf16 on this device", "Use --precision auto", field="train.precision"
-        )
+    if config.precision == "tf32" and not config.device.startswith("cuda") and not on_cuda:  # `select_device` refuses missing CUDA
+        requirement = "expected auto, fp32 or bf16 on this device"
+        raise usage_error("tf32 without CUDA", requirement, "Use --precision auto", field="train.precision")
     if config.precision != "auto":
         return config
     fast = on_cuda and torch.cuda.get_device_capability() >= (8, 0)
