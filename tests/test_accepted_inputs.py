@@ -112,9 +112,9 @@ TABLES = [
     ("epilepsy", "data.csv"),
     ("generic", "*_rec.csv"),
     ("generic", "recordings.csv"),
-    ("ptb-xl", "ptbxl_database.csv"),
-    ("ptb-xl", "scp_statements.csv"),
-    ("bidmc", "bidmc_02_Signals.csv"),
+    pytest.param("ptb-xl", "ptbxl_database.csv", marks=pytest.mark.slow),
+    pytest.param("ptb-xl", "scp_statements.csv", marks=pytest.mark.slow),
+    pytest.param("bidmc", "bidmc_02_Signals.csv", marks=pytest.mark.slow),
     ("bidmc", "bidmc_02_Numerics.csv"),
 ]
 

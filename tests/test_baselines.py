@@ -219,6 +219,7 @@ def test_baselines_are_cheap_to_repeat_and_can_be_left_out(tmp_path):
         workflows.evaluate("tuned", baselines="some", workspace=home)
 
 
+@pytest.mark.slow
 def test_the_page_of_a_recipe_that_fits_baselines_does_not_say_that_they_were_left_out(tmp_path):
     make_workspace(tmp_path / "home")
     recipe = tmp_path / "cheap.toml"

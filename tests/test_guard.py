@@ -84,7 +84,9 @@ def list_files(home: Path, folder: str) -> list[Path]:
     return sorted(path for path in (home / folder).rglob("*") if path.is_file() and path.name != ".lock")
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize(
+    "folder", [pytest.param(at, marks=[pytest.mark.slow] if at in {"runs/tuned", "runs/scratch"} else []) for at in FOLDERS]
+)
 def test_verify_notices_twenty_damages_of_every_file(home: Path, folder: str) -> None:
     root = home / folder
     assert workflows.verify(root)["exit_code"] == 0

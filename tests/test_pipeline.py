@@ -292,6 +292,7 @@ def test_a_recipe_that_would_do_something_else_is_refused(tmp_path: Path, text: 
     refuse_recipe(tmp_path, text, message)
 
 
+@pytest.mark.slow
 def test_only_without_a_match_is_refused_and_narrows_recipes_of_recipes(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no cell holds 'zzz'"):
         pipeline.run("emg", workspace=tmp_path, dry_run=True, only=["zzz"])
@@ -337,6 +338,7 @@ def test_a_failing_cell_is_reported_and_the_others_go_on(tmp_path: Path) -> None
     assert done["exit_code"] == 2
 
 
+@pytest.mark.slow
 def test_a_changed_recipe_is_told_what_a_recipe_can_do(tmp_path: Path) -> None:
     path = tmp_path / "twice.toml"
     text = TINY.replace("seed = [0, 1]", "").replace('model = ["bitimelygpt", "gpt"]', 'model = ["gpt"]')

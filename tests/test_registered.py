@@ -185,6 +185,7 @@ def test_hours_are_those_of_this_machine_or_of_an_accelerator(home: Path) -> Non
         pipeline.run(str(home / "small.toml"), workspace=home, dry_run=True, on="h2000")
 
 
+@pytest.mark.slow
 def test_the_run_that_a_supervised_model_starts_from_costs_no_training(tmp_path: Path) -> None:
     stages = pipeline.run("open-p12", workspace=tmp_path, dry_run=True)["stages"]
     found = {stage["stage"].rsplit("-", 1)[0]: stage for stage in stages if stage["stage"].startswith("pretrain")}

@@ -320,6 +320,7 @@ def kills(forge: Forge, rounds: int, folder: Path, straight: Any, seed: int) -> 
         assert leftovers(home) == []
 
 
+@pytest.mark.slow
 def test_kills_at_random_moments(forge: Forge, straight: Any, tmp_path: Path) -> None:
     kills(forge, 5, tmp_path, straight, seed=1)
 

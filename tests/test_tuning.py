@@ -202,6 +202,7 @@ def test_without_validation_windows_there_is_no_choice(
     assert not (home / "runs" / "blind").exists()
 
 
+@pytest.mark.slow
 def test_the_command_line_and_recipes(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     w = ["-w", str(home)]
     common = ["pretrain", "--preset", "tiny", "--data", "synthetic/staging", "--set", "data.limit=24", "--batch-size", "8", "--json", *w]

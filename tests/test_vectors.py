@@ -277,6 +277,7 @@ def declare(home, index, capsys, path, *, split="test", **keys):
     return call(capsys, home, path, "--baselines", "cheap")
 
 
+@pytest.mark.slow
 def test_declared_training_data_that_overlap_are_stamped(cohort, home, index, capsys, tmp_path):
     test = sorted(index.filter(split="test")["subject_id"].unique())
     train = sorted(index.filter(split="train")["subject_id"].unique())
