@@ -115,7 +115,7 @@ TABLES = [
     pytest.param("ptb-xl", "ptbxl_database.csv", marks=pytest.mark.slow),
     pytest.param("ptb-xl", "scp_statements.csv", marks=pytest.mark.slow),
     pytest.param("bidmc", "bidmc_02_Signals.csv", marks=pytest.mark.slow),
-    ("bidmc", "bidmc_02_Numerics.csv"),
+    pytest.param("bidmc", "bidmc_02_Numerics.csv", marks=pytest.mark.slow),
 ]
 
 

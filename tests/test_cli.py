@@ -257,6 +257,7 @@ def test_a_damaged_model_is_noticed(capsys: pytest.CaptureFixture[str], workspac
         path.write_bytes(original)
 
 
+@pytest.mark.slow
 def test_fine_tuning_on_other_channels_renews_the_adapters_and_says_so(capsys: pytest.CaptureFixture[str], workspace: Path) -> None:
     pretrain = [
         "pretrain",

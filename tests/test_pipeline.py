@@ -124,6 +124,7 @@ def test_a_cell_that_cannot_be_is_left_out_with_its_reason(tmp_path: Path) -> No
     assert plan.trainings["finetune x-bitimelygpt-none-0-staging"].flags["finetune"]["from_scratch"] is True
 
 
+@pytest.mark.slow
 def test_set_changes_the_recipe_itself(tmp_path: Path) -> None:
     found = pipeline.run("emg", workspace=tmp_path, dry_run=True, assignments=["matrix.seed=[3]", "train.batch_size=4"])
     assert {s["stage"].split("-")[-1] for s in found["stages"] if s["stage"].startswith("pretrain")} <= {"3", "init"}

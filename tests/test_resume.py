@@ -330,7 +330,8 @@ def test_twenty_kills_at_random_moments(forge: Forge, straight: Any, tmp_path: P
     kills(forge, 20, tmp_path, straight, seed=2)
 
 
-@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stride", [3, 1])
 def test_a_kill_inside_of_any_write(stride: int, forge: Forge, straight: Any, tmp_path: Path) -> None:
     """The lock, every line of the log, two checkpoints and the export: half of a write, or the call before it, is all that happened."""
     finished, number = False, 1 - stride
