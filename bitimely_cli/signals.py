@@ -43,8 +43,8 @@ def watch_signals(report: Callable[[UserError], int]) -> Iterator[list[int]]:
         received.append(number)
         raise KeyboardInterrupt
 
-    def repeat_stop(ignored: sys.UnraisableHookArgs) -> None:  # a destructor or a callback swallowed it
-        if ignored.exc_type is KeyboardInterrupt:
+    def repeat_dropped_stop(ignored: sys.UnraisableHookArgs) -> None:
+        if ignored.exc_type is KeyboardInterrupt:  # raised in a destructor or a callback, from where no exception goes on
             threading.Timer(0.05, send_again).start()
         else:
             former_hook(ignored)
@@ -64,7 +64,7 @@ def watch_signals(report: Callable[[UserError], int]) -> Iterator[list[int]]:
     with ExitStack() as restore:
         for number in STOPPING:
             restore.callback(signal.signal, number, signal.signal(number, raise_stop))
-        former_hook, sys.unraisablehook = sys.unraisablehook, repeat_stop
+        former_hook, sys.unraisablehook = sys.unraisablehook, repeat_dropped_stop
         restore.callback(setattr, sys, "unraisablehook", former_hook)
         watcher, size = threading.Thread(target=end_late, daemon=True, name="signals"), threading.stack_size(1 << 18)
         try:

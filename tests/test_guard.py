@@ -78,15 +78,14 @@ def restore(folder: Path, before: dict[Path, bytes]) -> None:
 
 
 FOLDERS = ("runs/plain", "runs/tuned", "runs/scratch", "reports/svd-plain", "reports/compare-tuned-scratch", "exports/tuned")
+LONG = {"runs/tuned", "runs/scratch"}  # files of the same kinds as in runs/plain
 
 
 def list_files(home: Path, folder: str) -> list[Path]:
     return sorted(path for path in (home / folder).rglob("*") if path.is_file() and path.name != ".lock")
 
 
-@pytest.mark.parametrize(
-    "folder", [pytest.param(at, marks=[pytest.mark.slow] if at in {"runs/tuned", "runs/scratch"} else []) for at in FOLDERS]
-)
+@pytest.mark.parametrize("folder", [pytest.param(folder, marks=[pytest.mark.slow] if folder in LONG else []) for folder in FOLDERS])
 def test_verify_notices_twenty_damages_of_every_file(home: Path, folder: str) -> None:
     root = home / folder
     assert workflows.verify(root)["exit_code"] == 0

@@ -193,7 +193,8 @@ def holm_correct(differences: Sequence[MeanDifference], level: float = LEVEL) ->
     out = []
     for d, found in zip(differences, holm([d.p for d in differences], level), strict=True):
         one = CorrectedDifference(**d.model_dump())
-        if not (found is None or d.difference is None or d.total_se is None or d.df is None):  # of protected means df is withheld
+        # of protected means df is withheld
+        if found is not None and d.difference is not None and d.total_se is not None and d.df is not None:
             reach = float(-stdtrit(d.df, found[1] / 2)) * d.total_se
             one = one.model_copy(update={"p_holm": found[0], "corrected_lo": d.difference - reach, "corrected_hi": d.difference + reach})
         out.append(one)

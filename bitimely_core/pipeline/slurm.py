@@ -59,8 +59,8 @@ def format_script(recipe: str, arguments: Sequence[str], tasks: int, options: Se
         name, given, value = option.removeprefix("--").partition("=")
         is_option = re.fullmatch(r"[a-z][a-z0-9-]*", name) and (value or not given)
         if not (is_option and value.isprintable()):  # a second line would be a command
-            wanted = "expected NAME=VALUE of an option of sbatch"
-            raise usage_error(safe_text(option), wanted, "For example --sbatch time=4:00:00", field="--sbatch")
+            requirement = "expected NAME=VALUE of an option of sbatch"
+            raise usage_error(safe_text(option), requirement, "For example --sbatch time=4:00:00", field="--sbatch")
         if name in OWN:
             raise usage_error(name, "is set by the script", "Leave it out; --jobs N is the size of the array", field="--sbatch")
         lines.append(f"#SBATCH --{name}{given}{shlex.quote(value) if value else ''}")
