@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from bitimely_core.tokens import Windows
 
 ORDER = ["train", "validation", "test"]
-STAMP = {True: "leak-free", False: "not leak-free: the objective can see its targets", None: "has no target of its own"}
+STAMP = {True: "leak-free", False: "not leak-free: the objective can see its targets", None: "without targets"}
 CURVES = (
     "Each point is one logged step; rel is the loss divided by the variance of the target (or the entropy of the labels): 1.0 = no better than "
     "predicting the mean (contrastive objectives: divided by the loss of identical vectors). A validation curve that rises while the training "
