@@ -390,9 +390,10 @@ def test_labels_of_histories_are_probed_one_by_one_and_counts_of_few_people_with
             for p in PENALTIES
         }
         held, truth = scaled["validation"][known["validation"]], y["validation"][known["validation"]]
-        best = min(PENALTIES, key=lambda p: log_loss(truth, fitted[p].predict_proba(held), labels=[0, 1]))
-        assert found["encoder"]["penalty"][k] == best, name
-        test, chance = y["test"][known["test"]], fitted[best].predict_proba(scaled["test"][known["test"]])[:, 1]
+        loss = {p: log_loss(truth, fitted[p].predict_proba(held), labels=[0, 1]) for p in PENALTIES}
+        chosen = found["encoder"]["penalty"][k]
+        assert loss[chosen] == pytest.approx(min(loss.values()), abs=2e-3), name  # fits end at their tolerance; two penalties may tie
+        test, chance = y["test"][known["test"]], fitted[chosen].predict_proba(scaled["test"][known["test"]])[:, 1]
         value = found["by_class"][name]["auroc"]["value"]
         if 0 < test.mean() < 1:
             assert value == pytest.approx(roc_auc_score(test, chance), abs=0.02), name
