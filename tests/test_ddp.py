@@ -600,11 +600,13 @@ def test_only_a_training_waits_for_other_processes(monkeypatch: pytest.MonkeyPat
     from bitimely_core.workflows import prepare
 
     set_group(monkeypatch, RANK="", MASTER_ADDR="", MASTER_PORT="")
-    monkeypatch.setattr(prepare, "_open_or_build", lambda *args, **options: "windows")
-    assert prepare.prepare_windows("any", tmp_path, DataConfig()) == "windows"
-    assert prepare.prepare_windows("any", tmp_path, DataConfig(), dry_run=True, together=True) == "windows"
+    built: list[str] = []
+    monkeypatch.setattr(prepare, "_open_or_build", lambda data, *args, **options: built.append(data) or "windows")
+    assert prepare.prepare_windows("a", tmp_path, DataConfig()) == "windows"
+    assert prepare.prepare_windows("b", tmp_path, DataConfig(), dry_run=True, together=True) == "windows"
     with pytest.raises(UserError, match="RANK"):
-        prepare.prepare_windows("any", tmp_path, DataConfig(), together=True)
+        prepare.prepare_windows("c", tmp_path, DataConfig(), together=True)
+    assert built == ["a", "b"]  # refused before the minutes that windows take
 
 
 def test_devices_that_a_launcher_overrules_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

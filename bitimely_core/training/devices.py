@@ -60,18 +60,21 @@ def select_device(name: str = "auto") -> torch.device:
     return device
 
 
+def _is_on_cuda(config: TrainConfig) -> bool:
+    return (config.device == "auto" or config.device.startswith("cuda")) and torch.cuda.is_available()
+
+
 def resolve_precision(config: TrainConfig) -> TrainConfig:
     """The settings of [train] with `precision` auto replaced by what it is on their device.
 
     Raises UserError (config, exit 2) for tf32, which CUDA alone has, on another device.
     """
-    on_cuda = (config.device == "auto" or config.device.startswith("cuda")) and torch.cuda.is_available()
-    if config.precision == "tf32" and not config.device.startswith("cuda") and not on_cuda:  # `select_device` refuses missing CUDA
+    if config.precision == "tf32" and not config.device.startswith("cuda") and not _is_on_cuda(config):  # `select_device` refuses missing CUDA
         requirement = "expected auto, fp32 or bf16 on this device"
         raise usage_error("tf32 without CUDA", requirement, "Use --precision auto", field="train.precision")
     if config.precision != "auto":
         return config
-    fast = on_cuda and torch.cuda.get_device_capability() >= (8, 0)
+    fast = _is_on_cuda(config) and torch.cuda.get_device_capability() >= (8, 0)
     return config.model_copy(update={"precision": "bf16", "core_precision": "bf16"} if fast else {"precision": "fp32"})
 
 
@@ -93,9 +96,8 @@ def resolve_compile(config: TrainConfig, where: torch.device, *, stack: bool) ->
 def resolve_arithmetic(settings: Settings) -> Settings:
     """`resolve_precision` and `resolve_compile` of all settings: a core of retention has the precision of [train]."""
     train, model = resolve_precision(settings.train), settings.model
-    on_cuda = (train.device == "auto" or train.device.startswith("cuda")) and torch.cuda.is_available()
     stack = isinstance(model, BidirectionalConfig) and registry.models[model.name].facts.family in {"retention", "attention"}
-    train = resolve_compile(train, torch.device("cuda" if on_cuda else "cpu"), stack=stack)[0]
+    train = resolve_compile(train, torch.device("cuda" if _is_on_cuda(train) else "cpu"), stack=stack)[0]
     if "core_precision" in type(model).model_fields:
         model = model.model_copy(update={"core_precision": train.core_precision})
     return settings.model_copy(update={"train": train, "model": model})

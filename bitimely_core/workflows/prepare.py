@@ -38,11 +38,13 @@ def prepare_windows(
 
     `together`: of processes that train together the first makes them and the others wait.
 
-    Raises UserError (incomplete, exit 4) when the cache is missing and the data set needs a source.
+    Raises UserError: incomplete (exit 4) when the cache is missing and the data set needs a source; config (exit 2) as `check_group`.
     """
-    from bitimely_core.training.distributed import barrier, get_rank, get_world_size
+    from bitimely_core.training.distributed import barrier, check_group, get_rank, get_world_size
 
     together = together and not dry_run and get_world_size() > 1
+    if together:
+        check_group()  # before minutes of building
     if together and get_rank() > 0:
         barrier()
     windows = _open_or_build(data, workspace, config, verify=verify, dry_run=dry_run, progress=progress)
@@ -114,13 +116,8 @@ def ensure_cache(dataset: str, workspace: Path, *, progress: Progress | None = N
     if (folder / "manifest.json").is_file():
         return folder
     if registry.datasets[dataset].facts.needs_source:
-        raise input_error(
-            Reason.INCOMPLETE,
-            "no cache of this data set",
-            "expected manifest.json in it",
-            f"Run: bitimely ingest {dataset} SOURCE",
-            file=str(folder),
-        )
+        hint = f"Run: bitimely ingest {dataset} SOURCE"
+        raise input_error(Reason.INCOMPLETE, "no cache of this data set", "expected manifest.json in it", hint, file=str(folder))
     folder = locate_new(workspace, "cache", dataset)
     ingest_cache(dataset, None, folder, progress=progress)
     return folder
