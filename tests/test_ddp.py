@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -197,13 +199,19 @@ def forge() -> Iterator[Forge]:
     made.close()
 
 
+def find_free_port() -> int:
+    """A port below those that the system gives away: until process 0 listens, another socket could be given it, and the group would wait."""
+    while True:
+        port = secrets.choice(range(20_000, 32_000))
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
+
+
 def together(forge: Forge, folder: Path, world: int, call: str = "member", *arguments: Any, **task: Any) -> list[int]:
     """The exit codes of `world` processes that run `member`, or another function."""
     folder.mkdir(exist_ok=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world)}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port()), "WORLD_SIZE": str(world)}
     pids = [forge.start(call, str(folder), *(arguments or (task,)), RANK=str(r), LOCAL_RANK=str(r), **place) for r in range(world)]
     return [forge.wait(pid) for pid in pids]
 
@@ -501,10 +509,7 @@ def test_launch_passes_a_signal_on(tmp_path: Path) -> None:
 def test_two_nodes_train_a_contrastive_objective_with_a_short_last_batch(tmp_path: Path) -> None:
     """23 windows in batches of ten: of the last three, one process would have one window, which has no other to be compared with."""
     home = small.copy_data(tmp_path / "home")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torchrun = f"-m torch.distributed.run --nnodes 2 --nproc-per-node 1 --local-addr 127.0.0.1 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port}"
+    torchrun = f"-m torch.distributed.run --nnodes 2 --nproc-per-node 1 --local-addr 127.0.0.1 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{find_free_port()}"
     ours = "-m bitimely -- pretrain --run two --model ts2vec --preset tiny --data generic/classification --batch-size 10 --epochs 2"
     command = [sys.executable, *torchrun.split(), *ours.split(), "-w", str(home)]
     for name, value in {"model.layers": 2, "model.dim": 8, "train.device": "cpu"}.items():

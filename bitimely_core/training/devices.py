@@ -69,7 +69,8 @@ def resolve_precision(config: TrainConfig) -> TrainConfig:
 
     Raises UserError (config, exit 2) for tf32, which CUDA alone has, on another device.
     """
-    if config.precision == "tf32" and not config.device.startswith("cuda") and not _is_on_cuda(config):  # `select_device` refuses missing CUDA
+    named = config.device.startswith("cuda")  # `select_device` refuses missing CUDA
+    if config.precision == "tf32" and not named and not _is_on_cuda(config):
         requirement = "expected auto, fp32 or bf16 on this device"
         raise usage_error("tf32 without CUDA", requirement, "Use --precision auto", field="train.precision")
     if config.precision != "auto":
