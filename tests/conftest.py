@@ -19,8 +19,8 @@ from toys import raw, toys  # noqa: F401  fixtures; numpy is imported after the 
 def same_key() -> Iterator[None]:
     """Pseudonyms, and with them the order of people and their splits, are the same in every run of the tests."""
     with pytest.MonkeyPatch.context() as patch:
-        always = SimpleNamespace(token_bytes=lambda size: random.Random(17).randbytes(size), token_hex=secrets.token_hex)
-        patch.setattr("bitimely_core.storage.secrets", always)
+        seeded = SimpleNamespace(token_bytes=lambda size: random.Random(17).randbytes(size), token_hex=secrets.token_hex)
+        patch.setattr("bitimely_core.storage.secrets", seeded)  # names of temporary files, by token_hex, stay random
         yield
 
 
