@@ -26,3 +26,35 @@ def test_reads_by_key_are_loads_of_constant_strings() -> None:
 def test_participles_are_single_words() -> None:
     names = ["_told", "opened", "_ending", "taken", "is_opened", "load_masked", "embed", "split", "read", "warning", "OPENED"]
     assert [name for name in names if style.is_participle(name)] == ["_told", "opened", "_ending", "taken"]
+
+
+def test_branches_are_the_places_with_two_cases() -> None:
+    code = """
+def f(a, b, c):
+    if a and b or c:
+        return [x for x in a if x]
+    elif b:
+        return 1 if c else 2
+    for x in a:
+        try:
+            x()
+        except ValueError:
+            pass
+    match c:
+        case 1: pass
+        case _: pass
+    with a: assert b
+"""
+    assert style.count_branches(ast.parse(code)) == 11  # if, and, or, for x in, if x, elif, ternary, for, except, two cases
+
+
+def test_a_circle_is_found_through_type_checking_and_late_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = {
+        "core/a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from core.b import x\n",
+        "core/b.py": "def f():\n    from core import c\n",
+        "core/c.py": "import importlib\nimportlib.import_module('core.a')\n",
+        "core/d.py": "import core.a\n",
+        "core/__init__.py": "",
+    }
+    monkeypatch.setattr(style, "parse_sources", lambda: {path: ast.parse(text) for path, text in sources.items()})
+    assert style.list_import_circles() == ["core.a core.b core.c"]
