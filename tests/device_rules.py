@@ -275,7 +275,8 @@ def sweep_streams(found: Findings) -> None:
             states = []
             for device in (torch.device("cuda"), torch.device("cpu")):
                 torch.manual_seed(0)
-                stream = models.build(name, **make_shape(kind), **options).to(device).eval().stream()  # type: ignore[arg-type]
+                model = models.build(name, **make_shape(kind), **options).to(device).eval()  # type: ignore[arg-type]
+                stream = models.open_stream(model)
                 batch = next(Rows(kind)(0))
                 values, times, person = (None if x is None else x[:1].to(device) for x in (batch.values, batch.times, batch.person))
                 values = values.clamp(min=FIRST) if kind == "events" else values  # type: ignore[union-attr]  # no padding

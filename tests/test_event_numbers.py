@@ -262,7 +262,7 @@ def test_a_stream_reads_numbers_as_one_pass_does(home: Path) -> None:
     model = models.build("timelygpt", preset="tiny", tokenizer="codes", codes=one.codes, numbers=True).eval()
     model.fit_numbers(one.moments())
     batch = data.collate(one, one.rows[:4])._replace(mask=None)
-    stream, parts = model.stream(), []
+    stream, parts = models.open_stream(model), []
     for cut in (slice(0, 1), slice(1, 4), slice(4, 6)):
         piece = {key: getattr(batch, key)[:, cut] for key in ("values", "times", "numbers")}
         parts.append(stream.feed(Batch(**piece, person=batch.person)).hidden[-1])

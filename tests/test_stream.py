@@ -9,6 +9,7 @@ import torch
 from planted import lively, seeded, tiny
 
 from bitimely_core.errors import Reason, UserError
+from bitimely_core.models import open_stream
 from bitimely_core.models.heads import pool
 from bitimely_core.registry import models
 from bitimely_core.types import Batch
@@ -55,7 +56,7 @@ def feed_in_pieces(stream, batch, sizes):
 
 def check(narrow, wide, batch, sizes, end=None):
     full = wide(batch._replace(**{k: v.double() for k, v in batch._asdict().items() if v is not None and v.is_floating_point()}))
-    stream = narrow.stream()
+    stream = open_stream(narrow)
     parts = feed_in_pieces(stream, batch._replace(end=None), sizes)
     count = stream.tokens
     last, again = stream.finish(end), stream.finish(end)
@@ -105,7 +106,7 @@ def test_the_xpos_scale_has_no_end():
     x = torch.randn(1, 20_000, 3, generator=seeded())
     with pytest.raises(UserError):
         wide(Batch(x.double()))
-    found = narrow.stream().feed(x).hidden[-1][:, -5:].double()
+    found = open_stream(narrow).feed(x).hidden[-1][:, -5:].double()
     torch.testing.assert_close(found, wide(Batch(x[:, -3000:].double())).hidden[-1][:, -6:-1], rtol=1e-5, atol=1e-5)
 
 
@@ -121,7 +122,7 @@ def count_kept(value):
 @pytest.mark.parametrize("tokenizer", ["conv", "patch", "steps"])
 def test_what_a_stream_keeps_does_not_grow(name, tokenizer):
     model = tiny(name, layers=2, tokenizer=tokenizer, **({"temporal_conv": "causal"} if name == "timelygpt" else {}))
-    stream, kept = model.stream(), []
+    stream, kept = open_stream(model), []
     for size in (80, 160, 800):
         stream.feed(torch.randn(2, size, 3, generator=seeded()))
         kept.append(count_kept(stream._progress))
@@ -135,7 +136,7 @@ def test_a_million_tokens_in_constant_memory():
     if not status.exists():
         pytest.skip("the peak is read from /proc")
     narrow, wide = make("timelygpt", tokenizer="steps", channels=1, heads=2, dim=8, value_dim=8, ffn_dim=8, decay={"from": 8, "to": 64})
-    stream, generator, peaks, tail = narrow.stream(), seeded(), [], torch.zeros(1, 0, 1)
+    stream, generator, peaks, tail = open_stream(narrow), seeded(), [], torch.zeros(1, 0, 1)
     for piece in range(1000):
         x = torch.randn(1, 1000, 1, generator=generator)
         last = stream.feed(x).hidden[-1]
@@ -163,7 +164,7 @@ REFUSED = {
 def test_other_models_refuse_by_name(name):
     model = tiny(name, length=96)
     with pytest.raises(UserError) as caught:
-        model.stream()
+        open_stream(model)
     assert caught.value.exit_code == 2
     assert name in str(caught.value)
     assert REFUSED.get(name, "") in str(caught.value)
@@ -177,14 +178,14 @@ def test_what_a_stream_cannot_take_is_refused():
         (build(tokenizer="patch", crop="start"), "crop"),
     ):
         with pytest.raises(UserError, match=words):
-            model.stream()
-    stream = build().stream()
+            open_stream(model)
+    stream = open_stream(build())
     with pytest.raises(UserError, match="without samples"):
         stream.finish()
     stream.feed(torch.zeros(2, 8, 3))
     with pytest.raises(UserError, match="as before"):
         stream.feed(torch.zeros(1, 8, 3))
-    events = build(tokenizer="codes", codes=20).stream()
+    events = open_stream(build(tokenizer="codes", codes=20))
     events.feed(Batch(torch.full((1, 2), 6), times=torch.tensor([[1.0, 2.0]])))
     with pytest.raises(UserError, match="decrease"):
         events.feed(Batch(torch.full((1, 1), 6), times=torch.tensor([[1.5]])))
@@ -201,7 +202,7 @@ def test_the_index_day_of_the_pieces_is_that_of_the_end(name, options):
     times = torch.rand(2, 30, generator=seeded(1)).mul(3).cumsum(1)
     end = times[:, -1] + 5
     check(narrow, wide, Batch(codes, times=times, end=end), [20], end)
-    stream = narrow.stream()
+    stream = open_stream(narrow)
     stream.feed(Batch(codes, times=times, end=end))
     assert torch.equal(stream.finish().hidden[-1], stream.finish(end).hidden[-1])
     early = stream.finish(end + 1).hidden[-1]
@@ -217,7 +218,7 @@ def test_rows_that_end_with_padding_have_no_end(name):
     mask = torch.ones(2, 30, dtype=torch.bool)
     mask[1, 10:12] = False
     check(narrow, wide, Batch(codes * mask, times=times, mask=mask), [11, 5])
-    stream = narrow.stream()
+    stream = open_stream(narrow)
     stream.feed(Batch(codes[:, :11] * mask[:, :11], times=times[:, :11], mask=mask[:, :11]))
     stream.feed(Batch(codes[:, :0], times=times[:, :0]))
     with pytest.raises(UserError, match="end with padding") as caught:
@@ -235,7 +236,7 @@ def test_rows_that_end_with_missing_samples_have_no_end(name, options):
     x = torch.randn(2, 40, 3, generator=seeded())
     x[1, 30:33] = torch.nan
     x[0, 20, 1] = torch.nan  # of the other channels there are samples
-    stream = narrow.stream()
+    stream = open_stream(narrow)
     for before, at, ends in ((0, 21, "channel_independent" not in options), (21, 31, False), (31, 33, False), (33, 40, True)):
         stream.feed(x[:, before:at])
         if ends:
@@ -257,7 +258,7 @@ def test_pieces_of_any_kind_are_read_as_the_same_numbers(name, tokenizer):
     mask = torch.ones(2, 40, 3, dtype=torch.bool)
     states = wide(Batch(x.nan_to_num().double(), mask=~x.isnan())).hidden[-1]
     for rows in (x, x.double(), Batch(x), Batch(x.double(), mask=mask), {"values": x}, {"values": x.nan_to_num(), "mask": ~x.isnan()}):
-        stream = narrow.stream()
+        stream = open_stream(narrow)
         found = torch.cat((stream.feed(rows).hidden[-1], stream.finish().hidden[-1]), 1)
         assert found.dtype == torch.float32
         torch.testing.assert_close(found.double(), states[:, 1:], rtol=1e-5, atol=1e-5 * float(states.abs().max()))
@@ -273,7 +274,7 @@ EVENT_CODES = {"tokenizer": "codes", "codes": 20}
 def test_the_end_of_a_stream_has_the_readouts_of_a_full_pass(name, readout, options):
     narrow, wide = make(name, **options)
     x = torch.randint(5, 20, (2, 30), generator=seeded()) if "codes" in options else torch.randn(2, 30, 3, generator=seeded())
-    stream = narrow.stream()
+    stream = open_stream(narrow)
     stream.feed(x)
     wanted = pool(wide(x if "codes" in options else x.double()), wide, readout)
     torch.testing.assert_close(pool(stream.finish(), narrow, readout).double(), wanted, rtol=1e-5, atol=1e-5)
@@ -282,15 +283,15 @@ def test_the_end_of_a_stream_has_the_readouts_of_a_full_pass(name, readout, opti
 def test_a_model_of_several_data_sets_has_no_stream():
     model = tiny("timelygpt", layers=2, tokenizer="patch", others=(2,))
     with pytest.raises(UserError, match=r"model\.others.*select_adapter"):
-        model.stream()
+        open_stream(model)
     model.select_adapter(1)
-    assert model.stream().feed(torch.zeros(1, 16, 2)).hidden[-1].shape[1] == 2
+    assert open_stream(model).feed(torch.zeros(1, 16, 2)).hidden[-1].shape[1] == 2
 
 
 def test_training_after_the_start_of_a_stream_is_refused():
     """Before a statistic of a batch norm has changed."""
     model = tiny("timelygpt", layers=2, tokenizer="steps", temporal_conv="causal")
-    stream = model.stream()
+    stream = open_stream(model)
     stream.feed(torch.zeros(1, 4, 3))
     before = copy.deepcopy(model.state_dict())
     model.train()
@@ -303,7 +304,7 @@ def test_training_after_the_start_of_a_stream_is_refused():
 @pytest.mark.parametrize("name", ["timelygpt", "s4", "lstm"])
 def test_the_first_piece_is_checked_as_the_later_ones(name):
     model = tiny(name, layers=2, tokenizer="codes", codes=20)
-    codes, stream = torch.full((1, 3), 6), model.stream()
+    codes, stream = torch.full((1, 3), 6), open_stream(model)
     for times in ([3.0, 1.0, 2.0], [1.0, float("nan"), 2.0], [1.0, 2.0, float("inf")]):
         with pytest.raises(UserError, match="decrease or are not finite") as caught:
             stream.feed(Batch(codes, times=torch.tensor([times])))
@@ -320,7 +321,7 @@ def test_the_first_piece_is_checked_as_the_later_ones(name):
 @pytest.mark.parametrize("tokenizer", ["conv", "patch", "steps"])
 @pytest.mark.parametrize("size", [0, 1, 24])
 def test_a_first_piece_of_other_channels_is_refused(tokenizer, size):
-    stream = tiny("timelygpt", layers=2, tokenizer=tokenizer).stream()
+    stream = open_stream(tiny("timelygpt", layers=2, tokenizer=tokenizer))
     with pytest.raises(UserError, match="reads") as caught:
         stream.feed(torch.zeros(1, size, 2))
     assert caught.value.code == Reason.SHAPES_DIFFER

@@ -23,6 +23,7 @@ try:
         read_config,
         read_model,
     )
+    from bitimely_core.models.stream import open_stream
 
     registry.load_members(__name__)
 finally:
@@ -40,6 +41,7 @@ __all__ = [
     "load",
     "load_weights",
     "match_parameters",
+    "open_stream",
     "read_config",
     "read_model",
 ]

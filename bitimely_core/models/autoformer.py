@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
-from bitimely_core.models.base import Adapter, Direction, Model, Which, config_error
+from bitimely_core.models.base import Adapter, Model
+from bitimely_core.models.contract import Direction, Which, config_error
 from bitimely_core.models.convolution import Conv1d
 from bitimely_core.models.patchtst import refuse_directions
 from bitimely_core.models.tokenizers import StepTokenizer

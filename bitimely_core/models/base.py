@@ -7,41 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
-from bitimely_core.errors import Reason, UserError, usage_error
+from bitimely_core.errors import Reason, usage_error
 from bitimely_core.models.adapters import make_grid
+from bitimely_core.models.contract import Direction, Which, config_error
 from bitimely_core.models.tokenizers import FIRST, CodeTokenizer, ConvTokenizer, NumberEmbedding, NumberScale, PatchTokenizer, StepTokenizer
 from bitimely_core.registry import models
 from bitimely_core.types import Batch, Encoded
 
-if TYPE_CHECKING:
-    from bitimely_core.models.stream import Stream
-
 FORMAT = 3  # of config.json; 1 held the settings of all models, 2 had no manifest beside it
-Direction = Literal["forward", "backward", "both"]
-Which = Literal["next", "previous"]
-
-
-def config_error(text: str, wanted: str, field: str, action: str = "") -> UserError:
-    """Settings that do not fit together (config, exit 2)."""
-    return usage_error(text, wanted, action, field=field)
-
-
-def objective_error(config: ModelConfig, problem: str, requirement: str) -> UserError:
-    """An objective that asks for what a model cannot do (config, exit 2)."""
-    return config_error(problem, requirement, "objective.name", f"Use the objective {models[config.name].facts.objective}")
-
-
-def stream_error(config: ModelConfig, why: str) -> UserError:
-    """A model that no stream can read (config, exit 2)."""
-    wanted = "expected a model that needs its past alone and keeps it in constant memory: timelygpt, lstm or s4"
-    return config_error(f"no stream of {config.name}: {why}", wanted, "model.name")
 
 
 class Adapter(nn.Module):
@@ -178,14 +158,6 @@ class Model(nn.Module):
     def output(self, hidden: Tensor, which: Which = "next", batch: Batch | None = None) -> Tensor:
         """Final norm and output projection of the data set of `batch` (None: the first): states [..., D] -> predictions [..., P] (codes: logits)."""
         return self.adapter_of(batch).output[which if which in self.norms else "next"](self.norm(hidden, which))
-
-    def stream(self) -> Stream:
-        """A sequence that arrives in pieces, read in constant memory; the model must be in eval mode.
-
-        Raises:
-            UserError: the model needs the future, or all of the past (config, exit 2).
-        """
-        raise stream_error(self.config, "it reads windows as a unit")
 
     @torch.no_grad()
     def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
 from bitimely_core.config import ModelConfig, Section
-from bitimely_core.models.base import Direction, config_error
+from bitimely_core.models.contract import Direction, config_error
 from bitimely_core.models.convolution import convolve
 from bitimely_core.ops import fused
 from bitimely_core.ops.retention import RetentionOptions, State, retention, retention_matrix

@@ -29,7 +29,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
 from bitimely_core.models.adapters import RowTokenizer, TimedRows, get_time_span
-from bitimely_core.models.base import Model, config_error
+from bitimely_core.models.base import Model
+from bitimely_core.models.contract import config_error
 from bitimely_core.models.supervised import RowAdapter, SupervisedModel
 from bitimely_core.ops.rotary import find_widest_float
 from bitimely_core.registry import ModelFacts, models

@@ -21,7 +21,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
 from bitimely_core.models.adapters import find_end_times
-from bitimely_core.models.base import Adapter, Direction, Model, config_error, extend_positions, objective_error, require_learned_positions
+from bitimely_core.models.base import Adapter, Model, extend_positions, require_learned_positions
+from bitimely_core.models.contract import Direction, config_error, objective_error
 from bitimely_core.models.layers import Attention, Positions, normalise_tokens
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch, Encoded

@@ -32,7 +32,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
 from bitimely_core.models.adapters import TimedRows, get_time_span
-from bitimely_core.models.base import config_error
+from bitimely_core.models.contract import config_error
 from bitimely_core.models.layers import Attention, Positions
 from bitimely_core.models.patchtst import apply_layers
 from bitimely_core.models.supervised import RowAdapter, SupervisedModel, encode_times

@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from bitimely_core.models.base import Direction, Which, config_error
+from bitimely_core.models.contract import Direction, Which, config_error
 from bitimely_core.models.layers import BidirectionalConfig, Positions, run_layers
 from bitimely_core.models.stack import ALTERNATING, DIRECTED_CAPABILITIES, PAPER, BidirectionalModel, LayerDirections, require_even_layers
 from bitimely_core.registry import ModelFacts, models

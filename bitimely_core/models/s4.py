@@ -24,7 +24,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from bitimely_core.models.base import Direction, config_error
+from bitimely_core.models.contract import Direction, config_error
 from bitimely_core.models.layers import BidirectionalConfig, Positions, normalise_tokens, run_layers
 from bitimely_core.models.patchtst import BatchNorm
 from bitimely_core.models.recurrent import reverse_rows

@@ -19,17 +19,9 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
 from bitimely_core.models.adapters import PERSON, encode_times, get_time_span
-from bitimely_core.models.base import (
-    Direction,
-    Model,
-    config_error,
-    extend_positions,
-    require_learned_positions,
-    standardise_tokens,
-    stream_error,
-)
+from bitimely_core.models.base import Model, extend_positions, require_learned_positions, standardise_tokens
+from bitimely_core.models.contract import Direction, config_error
 from bitimely_core.models.layers import BidirectionalConfig, Positions, StackConfig, StackLayer, join_layers, run_layers
-from bitimely_core.models.stream import Stream
 from bitimely_core.ops import operator
 from bitimely_core.ops.rotary import make_rotation
 from bitimely_core.registry import ModelFacts, models
@@ -111,14 +103,6 @@ class BidirectionalModel(Model, ABC):
     def enter_layers(self, x: Tensor) -> Tensor:
         """The input of the first layer from embedded positions [B, M, D]."""
         return x
-
-    def stream(self) -> Stream:
-        """As `Model.stream`; for layers that all read forward, by retention or a recurrence."""
-        if set(self.directions) != {"forward"}:
-            raise stream_error(self.config, "its layers also read backward and need the future")
-        if models[self.config.name].facts.family == "attention":
-            raise stream_error(self.config, "softmax attention keeps every token, and its positions are learned up to a length")
-        return Stream(self)
 
     @abstractmethod
     def read(

@@ -8,21 +8,21 @@ Legend: B batch, T timesteps, V channels, N tokens, M positions, D width, L laye
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from bitimely_core.errors import Reason, usage_error
-from bitimely_core.models.base import config_error, stream_error, to_batch
+from bitimely_core.config import ModelConfig
+from bitimely_core.errors import Reason, UserError, usage_error
+from bitimely_core.models.base import Model, to_batch
+from bitimely_core.models.contract import config_error
 from bitimely_core.models.layers import Positions, StackConfig
+from bitimely_core.models.stack import BidirectionalModel
 from bitimely_core.models.tokenizers import PAD, ConvTokenizer, PatchTokenizer
+from bitimely_core.registry import models
 from bitimely_core.types import Batch, Encoded
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from bitimely_core.models.stack import BidirectionalModel
 
 PIECE = 512  # positions that go through the layers at a time
 
@@ -41,8 +41,28 @@ class Progress(NamedTuple):
     padded: bool = False  # the last event or sample of some row is none
 
 
+def open_stream(model: Model) -> Stream:
+    """A sequence that arrives in pieces, read by a model in eval mode in constant memory.
+
+    Raises UserError (config, exit 2) for a model that needs the future, or all of the past, or is in training mode.
+    """
+    if not isinstance(model, BidirectionalModel):
+        raise stream_error(model.config, "it reads windows as a unit")
+    if set(model.directions) != {"forward"}:
+        raise stream_error(model.config, "its layers also read backward and need the future")
+    if models[model.config.name].facts.family == "attention":
+        raise stream_error(model.config, "softmax attention keeps every token, and its positions are learned up to a length")
+    return Stream(model)
+
+
+def stream_error(config: ModelConfig, why: str) -> UserError:
+    """A model that no stream can read (config, exit 2)."""
+    wanted = "expected a model that needs its past alone and keeps it in constant memory: timelygpt, lstm or s4"
+    return config_error(f"no stream of {config.name}: {why}", wanted, "model.name")
+
+
 class Stream:
-    """A sequence in pieces; made by `model.stream()`. Rows of a batch are sequences side by side that all advance by the same samples."""
+    """A sequence in pieces, made by `open_stream`. Rows of a batch are sequences side by side that all advance by the same samples."""
 
     def __init__(self, model: BidirectionalModel) -> None:
         config, tokenizer = model.config, model.adapter.tokenizer

@@ -12,7 +12,8 @@ from bitimely_core.config import ModelConfig
 from bitimely_core.errors import UserError
 from bitimely_core.models.adapters import RowTokenizer
 from bitimely_core.models.adapters import encode_times as encode_times
-from bitimely_core.models.base import Adapter, Direction, Model, objective_error
+from bitimely_core.models.base import Adapter, Model
+from bitimely_core.models.contract import Direction, objective_error
 from bitimely_core.registry import models
 from bitimely_core.types import Batch, Encoded
 

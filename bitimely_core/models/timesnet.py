@@ -20,7 +20,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
 from bitimely_core.models.autoformer import TimestepModel, configure_timesteps, to_float32
-from bitimely_core.models.base import config_error
+from bitimely_core.models.contract import config_error
 from bitimely_core.models.convolution import convolve
 from bitimely_core.models.patchtst import encode_sinusoid
 from bitimely_core.registry import ModelFacts, models

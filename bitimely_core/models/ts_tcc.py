@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.models import contrast
-from bitimely_core.models.base import config_error
+from bitimely_core.models.contract import config_error
 from bitimely_core.models.layers import PreNormLayer
 from bitimely_core.models.patchtst import BatchNorm
 from bitimely_core.registry import ModelFacts, models

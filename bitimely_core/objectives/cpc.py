@@ -20,7 +20,8 @@ from torch import Generator, Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig, ObjectiveConfig
-from bitimely_core.models.base import Model, config_error
+from bitimely_core.models.base import Model
+from bitimely_core.models.contract import config_error
 from bitimely_core.models.s4 import S4, S4Config
 from bitimely_core.objectives import contrast
 from bitimely_core.objectives.tokens import Generators, Result, cycle_directions, pack_result, refuse_overlap

@@ -21,7 +21,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig, ObjectiveConfig
 from bitimely_core.errors import usage_error
-from bitimely_core.models.base import Direction, Model, Which
+from bitimely_core.models.base import Model
+from bitimely_core.models.contract import Direction, Which
 from bitimely_core.models.patchtst import refuse_normalisation
 from bitimely_core.models.tokenizers import IGNORE, CodeTokenizer
 from bitimely_core.registry import ObjectiveFacts, objectives

@@ -20,7 +20,7 @@ from bitimely_core.training.distributed import get_rank, get_world_size
 from bitimely_core.types import Batch
 
 if TYPE_CHECKING:
-    from bitimely_core.training.loop import Objective
+    from bitimely_core.training.state import Objective
 
 
 def derive_seed(*key: object) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bitimely_core.training.batches import map_tensors
 from bitimely_core.training.devices import select_device
-from bitimely_core.training.loop import Objective
+from bitimely_core.training.state import Objective
 from bitimely_core.types import Batch, Batches
 
 FEW = 2  # rows of the first trial: some objectives compare rows

@@ -21,7 +21,7 @@ from bitimely_core.training.draws import find_facts
 from bitimely_core.types import Batches
 
 if TYPE_CHECKING:
-    from bitimely_core.training.loop import Notice, Objective, TrainingState
+    from bitimely_core.training.state import Notice, Objective, TrainingState
 
 
 @contextmanager

@@ -15,10 +15,9 @@ import json
 import math
 import signal
 import time
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
@@ -39,11 +38,8 @@ from bitimely_core.training.devices import deterministic_kernels, resolve_compil
 from bitimely_core.training.gradients import GradientSum
 from bitimely_core.training.losses import BatchLoss, DeviceLosses, Parts, accumulate
 from bitimely_core.training.metrics_log import LogLine, describe_log, restore_log
+from bitimely_core.training.state import Log, Notice, Objective, TrainingState
 from bitimely_core.types import Batch, Batches
-
-Objective = Callable[..., dict[str, Any]]
-Notice = Callable[[Finding], None]
-Log = Callable[[LogLine], None]
 
 SLOW_RATE = 1e-3  # largest learning rate of parameters that a module names in `slow`
 
@@ -60,38 +56,6 @@ class FitResult(TypedDict):
     best: dict[str, int | float | None] | None  # validation
     device: str
     findings: list[Finding]
-
-
-@dataclass(kw_only=True)
-class TrainingState:
-    """Model, optimizer and position of a training."""
-
-    model: nn.Module
-    objective: Objective
-    batches: Batches
-    validation: Batches | None
-    config: TrainConfig
-    total: int  # steps
-    device: torch.device
-    optimizer: torch.optim.Optimizer
-    names: list[str]  # of the optimizer's parameters, in its order
-    home: Path | None
-    identity: dict[str, JsonValue]
-    log: Log | None
-    step: int = 0  # done
-    validated: int = 0  # step of the last validation
-    last: dict[str, float | None] = field(default_factory=dict)  # loss and rel of the last step
-    best: dict[str, int | float | None] | None = None  # lowest validation loss, its rel, step and epoch
-    best_weights: dict[str, Tensor] | None = None  # of that step, on the CPU, where they are selected
-    stop_signal: int = 0  # received by this process
-    pool: ThreadPoolExecutor | None = None  # the thread that writes checkpoints
-    saving: Future[Path] | None = None  # the checkpoint that it writes
-    logged_at: float = 0.0  # clock at the last logged line; the counters below start there
-    timesteps_read: int = 0
-    data_wait: float = 0.0  # seconds
-    unlogged_steps: int = 0
-    on_device: DeviceLosses | None = None  # on CUDA in one process
-    gradients: GradientSum = field(default_factory=lambda: GradientSum(()))
 
 
 def fit(

@@ -20,7 +20,7 @@ from bitimely_core.training import distributed, draws
 from bitimely_core.types import Batch
 
 if TYPE_CHECKING:
-    from bitimely_core.training.loop import Objective
+    from bitimely_core.training.state import Objective
 
 TERMS = ("next", "previous")
 Counts = dict[str, Tensor]  # term -> number of its targets

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from bitimely_core.tokens import Windows
-    from bitimely_core.training.loop import Objective
     from bitimely_core.training.metrics_log import LogLine
+    from bitimely_core.training.state import Objective
 
 TRIAL_SHARE, MIN_TRIAL_STEPS = 10, 50  # a trial has a tenth of the steps of the training, and at least so many
 TrialScores = dict[str, float | None]

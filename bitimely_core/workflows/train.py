@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from bitimely_core.tokens import Windows
-    from bitimely_core.training.loop import FitResult, Objective
+    from bitimely_core.training.loop import FitResult
     from bitimely_core.training.metrics_log import LogLine
+    from bitimely_core.training.state import Objective
 
 Say = Callable[[str], None]
 Flags = dict[str, Any]  # nested settings by section, as a preset, a recipe or the command line gives them
