@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from bitimely_core import report, workflows
-from bitimely_core.analyses.shapelet_mining import compute_distances, information_gain
+from bitimely_core.insight.shapelet_mining import compute_distances, information_gain
 
 STEP, LENGTH = 10, 100  # samples
 LEAST, MOST, DRAWING = 40.0, 180.0, 5.0  # times less CPU time than pyts; seconds of an analysis; seconds of a page

@@ -25,7 +25,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bitimely_core import models, objectives
 from bitimely_core.ops import operator, retention
-from bitimely_core.training import loop
+from bitimely_core.train import loop
 from bitimely_core.types import Batch
 
 PEAK = 989e12  # FLOP/s, dense bf16 of a Hopper GPU

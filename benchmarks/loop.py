@@ -20,7 +20,7 @@ import torch
 
 from bitimely_core import models, objectives
 from bitimely_core.config import TrainConfig
-from bitimely_core.training.loop import fit, group_parameters
+from bitimely_core.train.loop import fit, group_parameters
 from bitimely_core.types import Batch
 
 CEILING, ROWS, SAMPLES, CHANNELS = 1.05, 16, 3000, 2

@@ -36,8 +36,7 @@ def measure_child(name: str, preset: str, rows: int, rounds: int) -> dict[str, A
     """Costs of one model."""
     import torch
 
-    from bitimely_core import models, objectives, registry
-    from bitimely_core.models import heads
+    from bitimely_core import heads, models, objectives, registry
     from bitimely_core.types import Batch
 
     torch.set_num_threads(1)

@@ -30,9 +30,9 @@ from torch import Tensor, nn
 
 from bitimely_core import models, objectives
 from bitimely_core.models.adapters import TimedRows
-from bitimely_core.models.gru_d import carry_forward, compute_gaps
-from bitimely_core.objectives.ts2vec import compute_hierarchical_loss
 from bitimely_core.types import Batch
+from bitimely_core.zoo.gru_d import carry_forward, compute_gaps
+from bitimely_core.zoo.ts2vec import compute_hierarchical_loss
 
 CHANNELS, BOUND = 7, 1.0  # the least ratio
 Side = tuple[nn.Module, Callable[[], Tensor], Callable[[], object]]  # what is trained, its loss, its forward pass

@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from bitimely_core.config import Settings
     from bitimely_core.data import batches, collate
     from bitimely_core.errors import UserError
+    from bitimely_core.heads import Classifier, MultiLabel, Regressor
     from bitimely_core.models import build as build_model
     from bitimely_core.models import load as load_model
-    from bitimely_core.models.heads import Classifier, MultiLabel, Regressor
     from bitimely_core.objectives import get as get_objective
     from bitimely_core.ops.retention import retention
     from bitimely_core.pipeline import run
     from bitimely_core.records import read_tables
     from bitimely_core.run import Run
     from bitimely_core.tokens import open_tokens
-    from bitimely_core.training.loop import fit
+    from bitimely_core.train.loop import fit
     from bitimely_core.types import Batch, Encoded, Record
     from bitimely_core.workflows import (
         analyze,
@@ -61,13 +61,13 @@ SOURCES = {  # public name -> module and name in it
     "build_model": ("bitimely_core.models", "build"),
     "load_model": ("bitimely_core.models", "load"),
     "get_objective": ("bitimely_core.objectives", "get"),
-    "fit": ("bitimely_core.training.loop", "fit"),
+    "fit": ("bitimely_core.train.loop", "fit"),
     "batches": ("bitimely_core.data", "batches"),
     "collate": ("bitimely_core.data", "collate"),
     "retention": ("bitimely_core.ops.retention", "retention"),
-    "Classifier": ("bitimely_core.models.heads", "Classifier"),
-    "MultiLabel": ("bitimely_core.models.heads", "MultiLabel"),
-    "Regressor": ("bitimely_core.models.heads", "Regressor"),
+    "Classifier": ("bitimely_core.heads", "Classifier"),
+    "MultiLabel": ("bitimely_core.heads", "MultiLabel"),
+    "Regressor": ("bitimely_core.heads", "Regressor"),
     "read_tables": ("bitimely_core.records", "read_tables"),
     "Batch": ("bitimely_core.types", "Batch"),
     "Encoded": ("bitimely_core.types", "Encoded"),

@@ -72,7 +72,6 @@ def ingest(
     options = {name: value for name, value in {"size": size, "seed": seed, "rate": rate, "extra": extra}.items() if value is not None}
     unpublished = list[Finding]()
     making = build.collect()
-    registry.load_members("bitimely_core.datasets")
     entry = registry.datasets[dataset]
     if map_ is not None and entry.facts.kind == "events":
         claims_read = replace(claims_read, phecode_map=[*(claims_read.phecode_map or []), str(map_)])
@@ -117,8 +116,8 @@ def _init_map(dataset: str, source: str | None, path: Path, *, follow_symlinks: 
     """Write a mapping file for the folder `source`."""
     from bitimely_core import storage
     from bitimely_core.cache.staging import is_url
-    from bitimely_core.datasets import map_template
     from bitimely_core.formats.source import require_source, scan_folder
+    from bitimely_core.recordings import template as map_template
 
     if dataset != "generic":
         raise usage_error(f"found {safe_text(dataset)}", "expected generic, which alone takes a map", field="--init-map")

@@ -23,9 +23,8 @@ class DataCommand(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options in groups."""
         name = ctx.meta.get("bitimely.dataset", "")
-        registry.load_members("bitimely_core.datasets")
         facts = registry.datasets[name].facts if name in registry.datasets else None
-        shown = registry.load_data_kind(facts.kind).option_groups if facts is not None else ()
+        shown = registry.data_kinds[facts.kind].option_groups if facts is not None else ()
         own = {**(facts.options or {})} if facts is not None else None
         groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": [], READING: [], BUILDING: []}
         for parameter in self.get_params(ctx):

@@ -187,7 +187,7 @@ def demo(
         screen.result({"format_version": 1, "commands": lines}, lines)
         return 0
     verbs = typer.main.get_command(app)
-    from bitimely_core.training.devices import use_threads
+    from bitimely_core.train.devices import use_threads
 
     with redirect_stdout(sys.stderr if screen.json else sys.stdout), use_threads(1):  # the same digits for any OMP_NUM_THREADS
         wanted, screen.json = screen.json, False

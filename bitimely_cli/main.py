@@ -141,13 +141,13 @@ def convert_error(error: BaseException) -> UserError:
 
 def find_lost_peer(error: BaseException) -> UserError | None:
     """As `distributed.find_lost_peer`, without an import of torch."""
-    distributed = sys.modules.get("bitimely_core.training.distributed")
+    distributed = sys.modules.get("bitimely_core.train.distributed")
     return None if distributed is None else distributed.find_lost_peer(error)
 
 
 def report_error(error: UserError) -> int:
     """Print an error's lines (and its JSON object), of several processes of a training the first that has one, and return its exit code."""
-    if (distributed := sys.modules.get("bitimely_core.training.distributed")) is not None:
+    if (distributed := sys.modules.get("bitimely_core.train.distributed")) is not None:
         screen.silent = not distributed.claim_report(of_loss=error.code is Reason.INCOMPLETE)
     if screen.debug and error.exit_code != Exit.INTERNAL_ERROR:
         traceback.print_exc()

@@ -9,7 +9,7 @@ from pathlib import Path
 from bitimely_core.errors import UserError
 from bitimely_core.pipeline.plan import run_training
 from bitimely_core.system_errors import find_system_error
-from bitimely_core.training.distributed import claim_report, find_lost_peer
+from bitimely_core.train.distributed import claim_report, find_lost_peer
 
 
 def main(verb: str, workspace: str, call: str) -> int:

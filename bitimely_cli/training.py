@@ -362,7 +362,7 @@ def _launch_processes(devices: int | None) -> None:
     """`--devices N`: the same command line again in N processes; this one waits and passes their exit code on."""
     if devices is None or devices < 2:
         return
-    from bitimely_core.training.distributed import LAUNCHED, get_world_size, launch
+    from bitimely_core.train.distributed import LAUNCHED, get_world_size, launch
 
     if (code := launch(sys.argv[1:], devices)) is not None:
         raise typer.Exit(code)

@@ -97,7 +97,6 @@ def list_notes(kind: str) -> list[str]:
 
 
 def _list_datasets() -> list[Row]:
-    registry.load_members("bitimely_core.datasets")
     return [
         {
             "name": name,
@@ -122,7 +121,6 @@ def _format_paper(statistics: Row) -> str:
 
 
 def _list_views() -> list[Row]:
-    registry.load_members("bitimely_core.datasets")
     return [
         {
             "name": f"{name}/{view}" if view else name,
@@ -154,7 +152,6 @@ def _list_models() -> list[Row]:
     """Every model, its true parameters in each preset, the paper's claims, and CPU seconds for 1,000 windows where they were measured."""
     from bitimely_core import objectives
 
-    registry.load_members("bitimely_core.models")
     costs = read_toml(COSTS) if COSTS.is_file() else {}
     presets = _list_presets()
     sizes = {name: {preset["name"]: preset["models"][name] for preset in presets if name in preset["models"]} for name in registry.models}
@@ -221,7 +218,6 @@ def _list_presets() -> list[Row]:
 def _list_analyses() -> list[Row]:
     from bitimely_core.workflows.analyze import list_analysis_options
 
-    registry.load_members("bitimely_core.analyses")
     return [
         {
             "name": name,

@@ -27,7 +27,6 @@ from pydantic import (
     model_validator,
 )
 
-from bitimely_core import registry
 from bitimely_core.errors import Finding, Reason, UserError, safe_text, usage_error
 from bitimely_core.registry import RECIPES, Registry, models, objectives, unknown
 from bitimely_core.system_errors import raise_system_error
@@ -443,15 +442,11 @@ def _rephrase_pydantic(message: str) -> str:
 
 def find_model_config(name: str) -> type[ModelConfig]:
     """The configuration class of a model. Raises UserError (unknown_name, exit 2)."""
-    if name not in models:
-        registry.load_members("bitimely_core.models")
     return models[name].facts.config or ModelConfig
 
 
 def find_objective_config(name: str) -> type[ObjectiveConfig]:
     """The configuration class of an objective. Raises UserError (unknown_name, exit 2)."""
-    if name not in objectives:
-        registry.load_members("bitimely_core.objectives")
     return objectives[name].facts.config or ObjectiveConfig
 
 

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from bitimely_core.errors import Reason, input_error
+from bitimely_core.registry import row_readers
 from bitimely_core.tokens import TokenSet, Windows
 from bitimely_core.tokens.splits import hash_to_share
 from bitimely_core.types import Batch, Batches
@@ -153,6 +155,9 @@ def read_item(windows: TokenSet, row: int) -> Tensor | tuple[Tensor, Tensor] | d
     return (values, fields["target"]) if "target" in fields else values
 
 
+row_readers.add("tensors", read_item)
+
+
 def limit_windows(windows: Rows, limit: int | None, seed: int) -> Rows:
     """`windows` with at most `limit` windows of each split, drawn by `seed`; None: all."""
     if limit is None:
@@ -163,6 +168,18 @@ def limit_windows(windows: Rows, limit: int | None, seed: int) -> Rows:
     for name in ("train", "validation", "test"):
         keep[draw.permutation(np.flatnonzero(split == name))[:limit]] = True
     return windows.subset(keep)
+
+
+def draw_held_out(windows: TokenSet, count: int, seed: int) -> tuple[np.ndarray, str]:
+    """Positions in the index of up to `count` windows of the first non-empty split of test, validation and train, and that split's name.
+
+    They are drawn without replacement; runs on the same windows get the same ones. Raises UserError: no_input, without windows.
+    """
+    for split in ("test", "validation", "train"):
+        rows = windows[split].rows
+        if len(rows):
+            return np.sort(np.random.default_rng(seed).choice(rows, min(count, len(rows)), replace=False)), split
+    raise input_error(Reason.NO_INPUT, f"{windows.name} has no windows", hint="Tokenize it again with a shorter --window")
 
 
 def sample_subjects(windows: Rows, fraction: float, seed: int) -> Rows:

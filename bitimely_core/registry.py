@@ -1,4 +1,4 @@
-"""Registries of data sets, models, objectives and analyses by name, with the facts that each states; and the import of plug-ins."""
+"""Names and what they stand for: data sets, models, objectives, analyses and kinds of data, each with its facts; and the import of plug-ins."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import re
 import sys
 import traceback
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Generic, Literal, TypeVar
 
 from bitimely_core.errors import Finding, Level, Reason, UserError, clean, safe_text, usage_error
@@ -24,6 +23,7 @@ HERE = Path(__file__).parent
 RECIPES = next(p for p in (HERE / "pipelines", HERE.parent / "pipelines") if p.is_dir())  # installed, else a checkout
 
 Facts = TypeVar("Facts")
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -44,40 +44,86 @@ class Entry(Generic[Facts]):
         return self.function(*args, **kwargs)
 
 
-class Registry(dict[str, Entry[Facts]]):
-    """`kind` name -> entry. Call it with the facts to get a decorator; unknown names answer with the closest ones.
+class Registry(Mapping[str, Item]):
+    """`kind` name -> item. Modules that hold items are imported at the first look-up; unknown names answer with the closest ones."""
 
-    >>> things: Registry[dict] = Registry("thing")
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.aliases: dict[str, str] = {}
+        self._items: dict[str, Item] = {}
+        self._providers: dict[str, str | None] = {}  # module or package -> the only name that it adds, None: any
+        self._loading = False
+
+    def provide(self, module: str, name: str | None = None) -> None:
+        """Import `module`, with the modules of a package, when a name is looked up; `name`: the only one that it adds."""
+        self._providers[module] = name
+
+    def add(self, name: str, item: Item) -> None:
+        """Register `item`. Raises ValueError for a name that is taken, UserError as `check_name`."""
+        if check_name(name, self.kind) in self._items:
+            raise ValueError(f"{self.kind} {name!r} is registered twice: {self._items[name]} and {item}")
+        self._items[name] = item
+
+    def __getitem__(self, key: str) -> Item:
+        key = key if key in self else self.aliases.get(key, key)
+        if key not in self._items:
+            error = unknown(self.kind, key, list(self) + list(self.aliases))
+            error.details = [replace(finding, level="error") for finding in _refused.values()]  # it may be what one of them offers
+            broken_plugins.clear()
+            raise error
+        return self._items[key]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The item, or `default` for a name that is not known."""
+        return self._items.get(key, default) if key in self else default
+
+    def __contains__(self, key: object) -> bool:
+        if key not in self._items:
+            self._load(key)
+        return key in self._items
+
+    def __iter__(self) -> Iterator[str]:
+        self._load()
+        return iter(dict(self._items))
+
+    def __len__(self) -> int:
+        self._load()
+        return len(self._items)
+
+    def _load(self, key: object = None) -> None:
+        """Import the providers that are left; where one of them adds `key` alone, that one."""
+        if self._loading:  # a module that is being imported looks a name up
+            return
+        self._loading = True
+        try:
+            load_plugins()
+            named = [module for module, name in self._providers.items() if key is not None and name == key]
+            for module in named or list(self._providers):
+                import_members(module)
+                del self._providers[module]
+        finally:
+            self._loading = False
+
+
+class FunctionRegistry(Registry[Entry[Facts]]):
+    """A registry of functions. Call it with the facts to get a decorator.
+
+    >>> things: FunctionRegistry[dict] = FunctionRegistry("thing")
     >>> @things({})
     ... def my_thing(): "Says nothing."
     >>> things["my-thing"].help
     'Says nothing.'
     """
 
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.kind = kind
-        self.aliases: dict[str, str] = {}
-
     def __call__(self, facts: Facts, *, name: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Register the decorated function under `name`, else under its own name with `_` read as `-`."""
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
-            key = check_name(name or function.__name__.replace("_", "-"), self.kind)
-            if key in self:
-                raise ValueError(f"{self.kind} {key!r} is registered by {self[key].function.__module__} and by {function.__module__}")
-            self[key] = Entry(key, function, facts)
+            key = name or function.__name__.replace("_", "-")
+            self.add(key, Entry(key, function, facts))
             return function
 
         return register
-
-    def __missing__(self, key: str) -> Entry[Facts]:
-        if key in self.aliases:
-            return self[self.aliases[key]]
-        error = unknown(self.kind, key, list(self) + list(self.aliases))
-        error.details = [replace(finding, level="error") for finding in _refused.values()]  # it may be what one of them offers
-        broken_plugins.clear()
-        raise error
 
 
 def unknown(kind: str, name: str, known: list[str]) -> UserError:
@@ -115,32 +161,32 @@ def check_name(name: str, kind: str, field: str | None = None) -> str:
     )
 
 
-MEMBERS_ELSEWHERE = {"bitimely_core.datasets": ("bitimely_core.claims.dataset", "bitimely_core.claims.synthetic")}
-LOADED_ON_IMPORT = ("bitimely_core.models", "bitimely_core.objectives")  # the last line of each package loads its members
-_loaded: set[str] = set()
-_complete: set[tuple[str, tuple[str, ...]]] = set()  # packages whose plug-ins were loaded too, under that sys.path
+_scanned: set[tuple[str, ...]] = set()  # each `sys.path` whose plug-ins have been imported
 _refused: dict[str, Finding] = {}  # plug-ins that could not be imported, by name
 broken_plugins: dict[str, Finding] = {}  # those that the command line has not shown yet
 
 
-def load_members(package: str) -> None:
-    """Import every module of `package` once, so that each registers itself; then the plug-ins of other packages."""
-    if (package, path := tuple(sys.path)) in _complete:
+def import_members(name: str) -> None:
+    """Import a module; of a package also every module directly in it, so that each registers what it offers."""
+    module = importlib.import_module(name)
+    for member in pkgutil.iter_modules(getattr(module, "__path__", ())):
+        importlib.import_module(f"{name}.{member.name}")
+
+
+def load_plugins() -> None:
+    """Import the modules that packages name as entry points of `bitimely.plugins`, those of bitimely itself first.
+
+    A plug-in of another package that cannot be imported is reported in `broken_plugins`; work that does not need it goes on.
+    """
+    if (path := tuple(sys.path)) in _scanned:
         return
-    module = importlib.import_module(package)
-    for member in pkgutil.iter_modules(module.__path__):
-        importlib.import_module(f"{package}.{member.name}")
-    for name in MEMBERS_ELSEWHERE.get(package, ()):
-        importlib.import_module(name)
-    _loaded.add(package)
-    if any(name in sys.modules and name not in _loaded for name in LOADED_ON_IMPORT):
-        return  # plug-ins may need the package that is still being imported; its call of this function loads them
-    _complete.add((package, path))
-    for point in entry_points(group="bitimely.plugins"):
+    _scanned.add(path)
+    points = sorted(entry_points(group="bitimely.plugins"), key=lambda point: not point.value.startswith("bitimely_core."))
+    for point in points:
         if point.name not in _refused:
             try:
                 point.load()
-            except (Exception, SystemExit) as error:  # whatever its author wrote: work that does not need it goes on
+            except (Exception, SystemExit) as error:  # whatever its author wrote
                 raise_system_error(error, stored=False)
                 _refused[point.name] = broken_plugins[point.name] = describe_plugin(point, error)
 
@@ -228,7 +274,7 @@ class DatasetFacts:
     options: dict[str, Any] | None = None  # option -> default, beyond those of every data set
     native_rates: dict[str, float] = field(default_factory=dict)  # Hz of channels that are published at another rate than that of the views
     needs_source: bool = True
-    kind: Literal["recordings", "events"] = "recordings"  # a key of `DATA_KINDS`
+    kind: Literal["recordings", "events"] = "recordings"  # a key of `data_kinds`
     baselines: tuple[DatasetBaseline, ...] = ()
     subject_unit: str | Callable[[Iterable[str], Iterable[str]], str] = "subject"
     # what a subject id stands for: subject, recording, segment or window; or a function of the ids of subjects and recordings that names it
@@ -236,7 +282,6 @@ class DatasetFacts:
 
 def find_subject_unit(dataset: str, index: Any = None) -> str:
     """What a subject id of the data set stands for; `index`: table of subject_id and recording_id, without which it is subject where ids decide."""
-    load_members("bitimely_core.datasets")
     known = datasets[dataset].facts.subject_unit if dataset in datasets else "subject"
     if isinstance(known, str) or index is None:
         return known if isinstance(known, str) else "subject"
@@ -270,18 +315,6 @@ class DataKind:
 
 
 TOKEN_KINDS = {"windows": "recordings", "sequences": "events"}  # kind of a token set -> kind of its data
-DATA_KINDS = {"recordings": "bitimely_core.tokens.kind", "events": "bitimely_core.claims.kind"}  # modules, imported on use
-
-
-def load_data_kind(name: str) -> DataKind:
-    """The operations of `recordings` or `events`."""
-    kind: DataKind = importlib.import_module(DATA_KINDS[name]).KIND
-    return kind
-
-
-def load_tensors() -> ModuleType:
-    """`bitimely_core.data`, imported on use: tokens are read without torch, but their items are tensors."""
-    return importlib.import_module("bitimely_core.data")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,7 +366,11 @@ class AnalysisFacts:
     help: str = ""
 
 
-datasets: Registry[DatasetFacts] = Registry("data set")
-models: Registry[ModelFacts] = Registry("model")
-objectives: Registry[ObjectiveFacts] = Registry("objective")
-analyses: Registry[AnalysisFacts] = Registry("analysis")
+datasets: FunctionRegistry[DatasetFacts] = FunctionRegistry("data set")
+models: FunctionRegistry[ModelFacts] = FunctionRegistry("model")
+objectives: FunctionRegistry[ObjectiveFacts] = FunctionRegistry("objective")
+analyses: FunctionRegistry[AnalysisFacts] = FunctionRegistry("analysis")
+data_kinds: Registry[DataKind] = Registry("kind of data")
+row_readers: Registry[Callable[[Any, int], Any]] = Registry(
+    "reader of rows"
+)  # token set, position -> the row as a data set of torch gives it

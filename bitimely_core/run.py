@@ -26,8 +26,8 @@ from bitimely_core.workspace import find_run_folder, locate
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
+    from bitimely_core.heads import Head
     from bitimely_core.models.base import Model
-    from bitimely_core.models.heads import Head
     from bitimely_core.tokens import Windows
 
 FORMAT = 1
@@ -90,7 +90,7 @@ class Run:
 
     @cached_property
     def _head(self) -> Head | None:
-        from bitimely_core.models import heads
+        from bitimely_core import heads
 
         if not self.record.is_finetuned:
             return None
@@ -229,7 +229,6 @@ def load_record(folder: Path) -> RunRecord:
         except UserError as error:
             raise_system_error(error)
             found.append(None)
-    registry.load_members("bitimely_core.objectives")
     objective = registry.objectives.get(record.settings.objective.name)
     conditions = list_conditions(found, record.settings.model, objective.facts.context if objective else "around")
     return record.model_copy(update={"leak_free": " and ".join(conditions) or True, "preparation": tuple(found)})

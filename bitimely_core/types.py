@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+SPLITS = ("train", "validation", "test")
+
 Progress = Callable[[str, int, int | None], None]
 """`progress(what, done, total)`: the library reports, the command line draws. Changing values (a loss) follow in `what` behind a tab."""
 

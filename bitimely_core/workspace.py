@@ -59,7 +59,6 @@ def shorten_name(parts: list[str]) -> str:
 
 def parse_view(data: str) -> tuple[str, str]:
     """`sleep-edf/staging` -> (`sleep-edf`, `staging`). Raises UserError (unknown_name) with the closest names."""
-    registry.load_members("bitimely_core.datasets")
     dataset, _, view = data.partition("/")
     facts = registry.datasets[dataset].facts
     if view not in facts.views:
@@ -70,8 +69,7 @@ def parse_view(data: str) -> tuple[str, str]:
 
 def find_data_kind(data: str) -> registry.DataKind:
     """The operations on a data set or view. Raises UserError (unknown_name) with the closest names."""
-    registry.load_members("bitimely_core.datasets")
-    return registry.load_data_kind(registry.datasets[data.partition("/")[0]].facts.kind)
+    return registry.data_kinds[registry.datasets[data.partition("/")[0]].facts.kind]
 
 
 def find_dataset(data: str, workspace: Path) -> str:

@@ -52,7 +52,6 @@ class ViewCase(NamedTuple):
 
 def list_cases() -> Iterator[ViewCase]:
     """Every shipped view; one without a rate of its own twice."""
-    registry.load_members("bitimely_core.datasets")
     for name, entry in sorted(registry.datasets.items()):
         if not entry.function.__module__.startswith("bitimely_core."):
             continue

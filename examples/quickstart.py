@@ -6,8 +6,8 @@ from tempfile import TemporaryDirectory
 import torch
 
 from bitimely_core import cache, data, models, objectives, tokens
-from bitimely_core.models.heads import Classifier, cross_entropy
-from bitimely_core.training.loop import fit
+from bitimely_core.heads import Classifier, cross_entropy
+from bitimely_core.train.loop import fit
 
 
 def accuracy(windows: tokens.Windows, pretrain_epochs: int) -> float:

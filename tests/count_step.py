@@ -174,7 +174,7 @@ def count(
     """One step between two log lines."""
     from bitimely_core import models, objectives, registry
     from bitimely_core.ops import operator, retention
-    from bitimely_core.training import loop, losses
+    from bitimely_core.train import loop, losses
     from bitimely_core.types import Batch
 
     shape: dict[str, Any] = models.default_shape(preset)

@@ -36,7 +36,7 @@ from bitimely_core import heads, models, objectives, registry
 from bitimely_core.config import TrainConfig
 from bitimely_core.errors import UserError
 from bitimely_core.models.tokenizers import FIRST
-from bitimely_core.training import loop
+from bitimely_core.train import loop
 from bitimely_core.types import Batch
 
 TOLERANCE, LATER = 1e-5, 1e-4  # of the first loss and of the last: AdamW moves a weight by its full rate where rounding decides the sign
@@ -470,7 +470,6 @@ def call_verb(home: Path, arguments: list[str], device: str) -> Any:
 
 def sweep_verbs(found: Findings, home: Path) -> None:
     """Every verb and analysis of `VERBS` on both devices: the same numbers."""
-    registry.load_members("bitimely_core.analyses")
     missing = set(registry.analyses) - set(VERBS)
     found.failed += [f"the analysis {name} is not among those swept" for name in sorted(missing)]
     for name, arguments in VERBS.items():

@@ -16,7 +16,7 @@ import pytest
 from bitimely_core import storage, workflows
 from bitimely_core.errors import UserError
 from bitimely_core.pipeline import graph
-from bitimely_core.training import loop
+from bitimely_core.train import loop
 
 OPERATIONS = ("os_open", "os_write", "os_fsync", "os_replace", "os_link", "os_unlink", "os_mkdir", "os_rmdir", "os_truncate")
 SAMPLE = 6  # operations in the fast suite; all of them in `make test-long`

@@ -20,9 +20,8 @@ from pathlib import Path
 import torch
 from torch import Generator, Tensor
 
-from bitimely_core import models, registry
-from bitimely_core.models import heads
-from bitimely_core.training.loop import fit
+from bitimely_core import heads, models, registry
+from bitimely_core.train.loop import fit
 from bitimely_core.types import Batch
 
 LENGTH, ROWS, STEPS, RATE = 64, 32, 300, 1e-3

@@ -9,7 +9,8 @@ from test_shapelets import Labelled
 from test_svd import Windows, run
 
 from bitimely_core import models, report
-from bitimely_core.analyses.attention import (
+from bitimely_core.errors import UserError
+from bitimely_core.insight.attention import (
     attention,
     column_share,
     combine_pair,
@@ -20,8 +21,7 @@ from bitimely_core.analyses.attention import (
     randomise_model,
     to_float64,
 )
-from bitimely_core.analyses.regions import find_shapelet_windows, load_shapelets, spread_over_samples
-from bitimely_core.errors import UserError
+from bitimely_core.insight.regions import find_shapelet_windows, load_shapelets, spread_over_samples
 from bitimely_core.models.tokenizers import PatchTokenizer
 from bitimely_core.page import Figure, Table
 from bitimely_core.run import Run

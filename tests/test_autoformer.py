@@ -7,12 +7,11 @@ import torch
 from planted import seeded
 from torch import nn
 
-from bitimely_core import models, objectives
+from bitimely_core import heads, models, objectives
 from bitimely_core.config import Settings, build_model_config
 from bitimely_core.errors import UserError
-from bitimely_core.models import heads
-from bitimely_core.models.autoformer import AutoCorrelation, SeriesDecomposition, apply_by_length
 from bitimely_core.types import Batch
+from bitimely_core.zoo.autoformer import AutoCorrelation, SeriesDecomposition, apply_by_length
 
 torch.set_num_threads(1)
 

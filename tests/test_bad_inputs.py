@@ -20,10 +20,8 @@ from samples import BAD_INPUTS
 
 from bitimely_cli.main import main
 from bitimely_core import cache, manifests
-from bitimely_core.registry import datasets, load_members
+from bitimely_core.registry import datasets
 from bitimely_core.report import ingest_page
-
-load_members("bitimely_core.datasets")
 
 SCRIPT = BAD_INPUTS / "make_bad_inputs.py"
 FAMILIES = "EDF|WF|PX|UC|TS|SE"

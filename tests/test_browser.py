@@ -15,15 +15,15 @@ import torch
 from test_shapelets import Labelled
 
 from bitimely_core import registry, report
-from bitimely_core.analyses.attention import attention
 from bitimely_core.analyses.calibration import calibration
-from bitimely_core.analyses.complexity import complexity
 from bitimely_core.analyses.embedding import embedding
 from bitimely_core.analyses.leakage import leakage
 from bitimely_core.analyses.probing import probing
-from bitimely_core.analyses.saliency import saliency
-from bitimely_core.analyses.shapelets import shapelets
-from bitimely_core.analyses.svd import svd
+from bitimely_core.insight.attention import attention
+from bitimely_core.insight.complexity import complexity
+from bitimely_core.insight.saliency import saliency
+from bitimely_core.insight.shapelets import shapelets
+from bitimely_core.insight.svd import svd
 
 HOSTILE = "<img src=http://evil.example/x onerror=alert(1)>"
 WIDTHS = (1280, 400)  # pixels
@@ -138,7 +138,6 @@ def framed(folder, files, name):
 
 @pytest.mark.slow
 def test_every_kind_has_a_page(pages):
-    registry.load_members("bitimely_core.analyses")
     assert set(pages) == set(registry.analyses)
     for kind, (_, path) in pages.items():
         assert path.stat().st_size < report.LIMIT, kind

@@ -16,7 +16,7 @@ from torch import nn
 from bitimely_cli.main import main
 from bitimely_core.config import TrainConfig, validate
 from bitimely_core.errors import Exit, Reason, UserError
-from bitimely_core.training import loop, metrics_log
+from bitimely_core.train import loop, metrics_log
 from bitimely_core.types import Batch
 
 pytestmark = pytest.mark.usefixtures("one_thread")

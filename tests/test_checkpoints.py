@@ -19,7 +19,7 @@ from torch import nn
 
 from bitimely_core import storage
 from bitimely_core.errors import Exit, Finding, Reason, UserError
-from bitimely_core.training import checkpoints, loop, metrics_log
+from bitimely_core.train import checkpoints, loop, metrics_log
 from bitimely_core.types import Batch
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from bitimely_core import registry, report
-from bitimely_core.analyses.complexity import (
+from bitimely_core import report
+from bitimely_core.config import build_model_config
+from bitimely_core.errors import UserError
+from bitimely_core.insight.complexity import (
     CHUNKWISE,
     FUSED,
     PARALLEL,
@@ -20,11 +22,8 @@ from bitimely_core.analyses.complexity import (
     peak_bytes,
     time_calls,
 )
-from bitimely_core.config import build_model_config
-from bitimely_core.errors import UserError
 from bitimely_core.page import Figure, Table
 
-registry.load_members("bitimely_core.models")
 LENGTHS = [64, 128, 256, 512]
 
 

@@ -10,14 +10,12 @@ import torch
 from planted import lively, seeded
 from torch.nn import functional as F
 
-from bitimely_core import models, objectives
+from bitimely_core import heads, models, objectives
 from bitimely_core.config import ObjectiveConfig, Settings, TrainConfig, build_model_config
 from bitimely_core.errors import UserError
-from bitimely_core.models import heads
-from bitimely_core.models.crt import CRTTokenizer, build_resnet
-from bitimely_core.objectives.crt import compute_constraint, draw_dropped
-from bitimely_core.training import loop
+from bitimely_core.train import loop
 from bitimely_core.types import Batch
+from bitimely_core.zoo.crt import CRTTokenizer, build_resnet, compute_constraint, draw_dropped
 
 torch.set_num_threads(1)
 

@@ -15,7 +15,7 @@ from bitimely_core import data
 from bitimely_core.schemas.tokens import WindowManifest, WindowOptions, WindowStatistics
 from bitimely_core.tokens import Windows
 from bitimely_core.tokens.windows import encode_targets
-from bitimely_core.training.batches import scale_values
+from bitimely_core.train.batches import scale_values
 from bitimely_core.types import Batch
 
 T, V = 6, 2

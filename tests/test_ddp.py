@@ -32,9 +32,9 @@ from bitimely_core.errors import Exit, Reason, UserError, input_error
 from bitimely_core.models.tokenizers import FIRST
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.system_errors import is_later_process
-from bitimely_core.training import distributed, gradients, loop, metrics_log
-from bitimely_core.training.devices import select_device
-from bitimely_core.training.distributed import barrier, get_rank, get_world_size, is_resuming, launch
+from bitimely_core.train import distributed, gradients, loop, metrics_log
+from bitimely_core.train.devices import select_device
+from bitimely_core.train.distributed import barrier, get_rank, get_world_size, is_resuming, launch
 from bitimely_core.types import Batch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -464,7 +464,7 @@ if sys.argv[1] == "die" and rank == "0":
 LAUNCHER = """
 import sys
 from bitimely_core.errors import UserError
-from bitimely_core.training import distributed
+from bitimely_core.train import distributed
 for arguments in sys.argv[1:]:
     try:
         code = distributed.launch(arguments.split(), 2, module="started")

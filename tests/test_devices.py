@@ -12,8 +12,8 @@ from torch import nn
 from bitimely_core import models, objectives
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.ops import operator
-from bitimely_core.training import loop
-from bitimely_core.training.devices import resolve_compile, resolve_precision, select_device, use_arithmetic
+from bitimely_core.train import loop
+from bitimely_core.train.devices import resolve_compile, resolve_precision, select_device, use_arithmetic
 from bitimely_core.types import Batch
 
 pytestmark = pytest.mark.usefixtures("one_thread")

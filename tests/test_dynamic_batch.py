@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from bitimely_core import models, registry
-from bitimely_core.models import heads
+from bitimely_core import heads, models, registry
 from bitimely_core.types import Batch
 
 torch.set_num_threads(1)

@@ -11,9 +11,8 @@ import pytest
 import torch
 from test_sequences import CODES, cohort
 
-from bitimely_core import models, registry, tokens, workflows
+from bitimely_core import heads, models, registry, tokens, workflows
 from bitimely_core.config import EVENT_SETTINGS, StoredModelConfig, fill_event_settings
-from bitimely_core.models import heads
 from bitimely_core.types import Batch
 
 torch.set_num_threads(1)

@@ -16,8 +16,7 @@ from test_other_codes import LAB, START, build, draw_history, ingest, write_meds
 from test_sequences import CODES, cohort
 
 from bitimely_cli.main import main
-from bitimely_core import data, models, tokens, workflows
-from bitimely_core.models import heads
+from bitimely_core import data, heads, models, tokens, workflows
 from bitimely_core.models.tokenizers import NumberScale
 from bitimely_core.run import describe_data
 from bitimely_core.schemas.tokens import PredictionStatistics, SequenceManifest

@@ -150,7 +150,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     write_plugins(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        registry.load_members("bitimely_core.models")
         workspace = tmp_path_factory.mktemp("home")
         assert main(["ingest", "mine", "-w", str(workspace)]) == 0
         yield workspace

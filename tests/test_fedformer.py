@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from bitimely_core import models
+from bitimely_core import heads, models
 from bitimely_core.config import build_model_config
 from bitimely_core.errors import UserError
-from bitimely_core.models import heads
-from bitimely_core.models.autoformer import SeriesDecomposition
-from bitimely_core.models.fedformer import FourierMixer
 from bitimely_core.types import Batch
+from bitimely_core.zoo.autoformer import SeriesDecomposition
+from bitimely_core.zoo.fedformer import FourierMixer
 
 torch.set_num_threads(1)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bitimely_core import models, objectives
-from bitimely_core.training import loop
+from bitimely_core.train import loop
 from bitimely_core.types import Batch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else None

@@ -10,8 +10,8 @@ import torch
 
 from bitimely_core import models
 from bitimely_core.models.adapters import TimedRows
-from bitimely_core.models.gru_d import carry_forward, compute_gaps
 from bitimely_core.types import Batch
+from bitimely_core.zoo.gru_d import carry_forward, compute_gaps
 
 torch.set_num_threads(1)
 

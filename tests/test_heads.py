@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from bitimely_core import models, objectives
+from bitimely_core import heads, models, objectives
 from bitimely_core.errors import UserError
-from bitimely_core.models import heads
-from bitimely_core.models.heads import POOLS, Classifier, Head, MultiLabel, Regressor, pool
+from bitimely_core.heads import POOLS, Classifier, Head, MultiLabel, Regressor, pool
 from bitimely_core.types import Batch, Encoded
 
 torch.set_num_threads(1)

@@ -9,14 +9,13 @@ import pytest
 import torch
 from test_sequences import CODES, LABELS, cohort
 
-from bitimely_core import models, objectives, registry, workflows
+from bitimely_core import heads, models, objectives, registry, workflows
 from bitimely_core.config import ModelConfig, build_model_config
 from bitimely_core.errors import UserError
-from bitimely_core.models import heads
 from bitimely_core.models.adapters import RowTokenizer, make_grid
-from bitimely_core.models.supervised import encode_times
 from bitimely_core.models.tokenizers import FIRST, UNK
 from bitimely_core.types import Batch
+from bitimely_core.zoo.supervised import encode_times
 
 torch.set_num_threads(1)
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from tiny_models import EVENTS, REGULAR, STACKS, combine, events, tiny
 
-from bitimely_core import models, objectives, registry
+from bitimely_core import heads, models, objectives, registry
 from bitimely_core.config import build_model_config, find_model_config, list_presets
 from bitimely_core.errors import UserError
-from bitimely_core.models import heads, layers
+from bitimely_core.models import layers
 from bitimely_core.models.tokenizers import FIRST
 from bitimely_core.records import write_results
 from bitimely_core.types import Batch

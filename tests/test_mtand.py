@@ -7,10 +7,9 @@ import torch
 
 from bitimely_core import models, objectives
 from bitimely_core.errors import UserError
-from bitimely_core.models.mtand import FixedTimeEmbedding, TimeAttention, TimeEmbedding
-from bitimely_core.objectives.vae import compute_divergence_weight, divergence, log_likelihood
-from bitimely_core.training.loop import fit
+from bitimely_core.train.loop import fit
 from bitimely_core.types import Batch
+from bitimely_core.zoo.mtand import FixedTimeEmbedding, TimeAttention, TimeEmbedding, compute_divergence_weight, divergence, log_likelihood
 
 torch.set_num_threads(1)
 

@@ -15,8 +15,8 @@ from small import VERBS, copy_data
 
 import bitimely
 from bitimely_cli.main import main
+from bitimely_core import heads, onnx_graph
 from bitimely_core.errors import UserError
-from bitimely_core.models import heads, onnx_graph
 from bitimely_core.types import Batch
 
 torch.set_num_threads(1)

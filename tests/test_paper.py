@@ -5,10 +5,9 @@ import math
 import pytest
 import torch
 
-from bitimely_core import models, objectives, registry
+from bitimely_core import heads, models, objectives, registry
 from bitimely_core.config import build_model_config, load_preset
 from bitimely_core.errors import UserError
-from bitimely_core.models import heads
 from bitimely_core.ops.retention import retention, retention_matrix
 from bitimely_core.ops.rotary import rotate
 from bitimely_core.types import Batch

@@ -9,8 +9,7 @@ import torch
 from fixtures import parity
 from fixtures.parity import contrastive, directed, frequency, irregular, rule, tokens
 
-from bitimely_core import models, objectives, registry
-from bitimely_core.models import heads
+from bitimely_core import heads, models, objectives, registry
 from bitimely_core.types import Batch
 
 CASES = {name: (family, case) for family in parity.FAMILIES for name, case in family.CASES.items()}

@@ -10,7 +10,7 @@ import pytest
 from bitimely_core.datasets import physiology
 from bitimely_core.datasets.ptb_xl import LEADS
 from bitimely_core.evaluate.linear import fit_windows
-from bitimely_core.registry import datasets, load_members
+from bitimely_core.registry import datasets
 from bitimely_core.types import BaselineInput, BaselineSplit, NativeWindow
 
 RATE = 125.0
@@ -92,7 +92,6 @@ def test_the_frequency_of_steps_is_not_taken_for_the_pulse() -> None:
 
 
 def test_registered_baselines_predict_every_window() -> None:
-    load_members("bitimely_core.datasets")
     ppg = [make_ppg(beats, 15) for beats in (60, 90, 120)]
 
     def make_split(targets: np.ndarray | None, windows: list[np.ndarray]) -> BaselineSplit:
@@ -117,7 +116,6 @@ def test_registered_baselines_predict_every_window() -> None:
 @pytest.mark.parametrize(("dataset", "channels"), [("epilepsy", ("EEG",)), ("ptb-xl", LEADS), ("synthetic", ("C3", "C4"))])
 def test_baselines_on_features_do_without_validation_windows_and_without_beats(dataset: str, channels: tuple[str, ...], flat: bool) -> None:
     """A part of a data set may have no validation subject, and its training windows no wave that could be measured."""
-    load_members("bitimely_core.datasets")
     draw = np.random.default_rng(0)
 
     def make_split(targets: np.ndarray | None, count: int) -> BaselineSplit:

@@ -101,7 +101,7 @@ def test_vectors_are_those_of_the_readouts():
 
 @pytest.mark.parametrize("name", ["bitimelygpt", "lstm", "patchtst", "timesnet"])
 def test_every_cell_of_a_real_model_is_what_a_head_would_read(name):
-    from bitimely_core.models import heads
+    from bitimely_core import heads
 
     windows = classes(length=48)
     model = models.build(name, preset="tiny", channels=1, length=48).eval()

@@ -17,8 +17,8 @@ from torch import nn
 
 from bitimely_core import models
 from bitimely_core.config import build_model_config
-from bitimely_core.models.autoformer import SeriesDecomposition
-from bitimely_core.models.fedformer import FourierMixer
+from bitimely_core.zoo.autoformer import SeriesDecomposition
+from bitimely_core.zoo.fedformer import FourierMixer
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.parity

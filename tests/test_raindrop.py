@@ -5,12 +5,11 @@ import math
 import pytest
 import torch
 
-from bitimely_core import models
+from bitimely_core import heads, models
 from bitimely_core.errors import UserError
-from bitimely_core.models import heads
-from bitimely_core.models.raindrop import MessagePass, compute_graph_distance, prune_edges
-from bitimely_core.models.supervised import encode_times
 from bitimely_core.types import Batch
+from bitimely_core.zoo.raindrop import MessagePass, compute_graph_distance, prune_edges
+from bitimely_core.zoo.supervised import encode_times
 
 torch.set_num_threads(1)
 

@@ -9,14 +9,13 @@ from planted import seeded, tiny
 from torch import nn
 from torch.nn import functional as F
 
-from bitimely_core import models, objectives, registry
+from bitimely_core import heads, models, objectives, registry
 from bitimely_core.analyses import leakage
 from bitimely_core.config import ObjectiveConfig, Settings, build_model_config, load_preset
 from bitimely_core.errors import UserError
-from bitimely_core.models import heads
-from bitimely_core.models.recurrent import reverse_rows
 from bitimely_core.models.tokenizers import FIRST
 from bitimely_core.types import Batch
+from bitimely_core.zoo.recurrent import reverse_rows
 
 torch.set_num_threads(1)
 

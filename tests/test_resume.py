@@ -27,7 +27,7 @@ from bitimely_core import storage
 from bitimely_core.config import TrainConfig, validate
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.schemas.runs import CheckpointMeta
-from bitimely_core.training import checkpoints, loop, metrics_log
+from bitimely_core.train import checkpoints, loop, metrics_log
 from bitimely_core.types import Batch
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -11,16 +11,14 @@ from planted import lively, seeded
 from torch import nn
 
 from bitimely_cli.main import main
-from bitimely_core import models, objectives
+from bitimely_core import heads, models, objectives
 from bitimely_core.analyses.leakage import leakage, measure_code_changes, measure_jacobian
 from bitimely_core.config import ObjectiveConfig, Settings, build_model_config
 from bitimely_core.errors import UserError
-from bitimely_core.models import heads
-from bitimely_core.models.s4 import DiagonalKernel, S4Config, choose_fft_length
-from bitimely_core.objectives.cpc import CPCConfig, draw_negatives
-from bitimely_core.training.loop import SLOW_RATE, group_parameters
-from bitimely_core.training.metrics_log import read_metrics
+from bitimely_core.train.loop import SLOW_RATE, group_parameters
+from bitimely_core.train.metrics_log import read_metrics
 from bitimely_core.types import Batch
+from bitimely_core.zoo.s4 import CPCConfig, DiagonalKernel, S4Config, choose_fft_length, draw_negatives
 
 torch.set_num_threads(1)
 

@@ -10,14 +10,13 @@ from scipy import stats
 from test_shapelets import Labelled
 from torch import Generator, nn
 
-from bitimely_core import data, models, objectives, report
-from bitimely_core.analyses.regions import find_shapelet_windows, mean_over_subjects, random_placement, rank_agreement, share_ratios
-from bitimely_core.analyses.saliency import compute_saliency, gradient_magnitudes, loss_fn, randomise_run, saliency
-from bitimely_core.analyses.shapelet_mining import MiningOptions, mine_shapelets
-from bitimely_core.analyses.shapelets import shapelets
+from bitimely_core import data, heads, models, objectives, report
 from bitimely_core.config import ObjectiveConfig, Settings
 from bitimely_core.errors import UserError
-from bitimely_core.models import heads
+from bitimely_core.insight.regions import find_shapelet_windows, mean_over_subjects, random_placement, rank_agreement, share_ratios
+from bitimely_core.insight.saliency import compute_saliency, gradient_magnitudes, loss_fn, randomise_run, saliency
+from bitimely_core.insight.shapelet_mining import MiningOptions, mine_shapelets
+from bitimely_core.insight.shapelets import shapelets
 from bitimely_core.page import Figure, Table
 from bitimely_core.types import Batch, Encoded
 

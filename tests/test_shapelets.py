@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from bitimely_core import report
-from bitimely_core.analyses.shapelet_mining import (
+from bitimely_core.errors import UserError
+from bitimely_core.insight.shapelet_mining import (
     MiningOptions,
     compute_distances,
     count_orders,
@@ -19,8 +20,7 @@ from bitimely_core.analyses.shapelet_mining import (
     p_value,
     permute_labels,
 )
-from bitimely_core.analyses.shapelets import parse_seconds, read_shapelets, shapelets
-from bitimely_core.errors import UserError
+from bitimely_core.insight.shapelets import parse_seconds, read_shapelets, shapelets
 from bitimely_core.page import Figure, Table
 
 

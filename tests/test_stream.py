@@ -9,8 +9,8 @@ import torch
 from planted import lively, seeded, tiny
 
 from bitimely_core.errors import Reason, UserError
+from bitimely_core.heads import pool
 from bitimely_core.models import open_stream
-from bitimely_core.models.heads import pool
 from bitimely_core.registry import models
 from bitimely_core.types import Batch
 

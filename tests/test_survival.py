@@ -13,9 +13,8 @@ from sksurv.nonparametric import CensoringDistributionEstimator, cumulative_inci
 from sksurv.util import Surv
 from test_event_inputs import GRID, OWN
 
-from bitimely_core import evaluate, models
+from bitimely_core import evaluate, heads, models
 from bitimely_core.evaluate import survival
-from bitimely_core.models import heads
 from bitimely_core.models import survival as hazards
 from bitimely_core.types import Batch
 

@@ -6,8 +6,9 @@ import torch
 from planted import make_run
 
 from bitimely_core import models, report
-from bitimely_core.analyses.attention import combine_pair, compute_mixings, to_float64
-from bitimely_core.analyses.svd import (
+from bitimely_core.errors import UserError
+from bitimely_core.insight.attention import combine_pair, compute_mixings, to_float64
+from bitimely_core.insight.svd import (
     MEASURES,
     Spectra,
     collect_spectra,
@@ -18,7 +19,6 @@ from bitimely_core.analyses.svd import (
     singular_values,
     svd,
 )
-from bitimely_core.errors import UserError
 from bitimely_core.ops.retention import decay_matrix, retention_matrix
 from bitimely_core.page import Figure, Table
 from bitimely_core.types import Batch, Encoded

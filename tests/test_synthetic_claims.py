@@ -18,7 +18,7 @@ from samples import SAMPLES, require_sample
 
 from bitimely_core import registry
 from bitimely_core.claims import synthetic as module
-from bitimely_core.claims.dataset import ClaimsOptions
+from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.synthetic import write_cohort
 from bitimely_core.claims.synthetic_config import CohortConfig, resolve_config
 from bitimely_core.errors import Exit, UserError

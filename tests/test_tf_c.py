@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from bitimely_core import catalog, models, objectives, registry
 from bitimely_core.errors import UserError
-from bitimely_core.objectives import contrast
-from bitimely_core.objectives import tf_c as own
-from bitimely_core.objectives.contrast import augment_rows, perturb_spectrum
 from bitimely_core.types import Batch
+from bitimely_core.zoo import contrast
+from bitimely_core.zoo import tf_c as own
+from bitimely_core.zoo.contrast import augment_rows, perturb_spectrum
 
 torch.set_num_threads(1)
 

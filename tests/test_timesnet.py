@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from bitimely_core import models
 from bitimely_core.config import build_model_config, load_preset
 from bitimely_core.errors import UserError
-from bitimely_core.models.timesnet import InceptionBlock, TimesBlock, TimesNetConfig, count_block_parameters, find_frequencies
 from bitimely_core.types import Batch
+from bitimely_core.zoo.timesnet import InceptionBlock, TimesBlock, TimesNetConfig, count_block_parameters, find_frequencies
 
 torch.set_num_threads(1)
 

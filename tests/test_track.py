@@ -10,7 +10,7 @@ from small import VERBS, copy_data
 
 import bitimely
 from bitimely_cli.main import main
-from bitimely_core.training import event_file
+from bitimely_core.train import event_file
 
 pytest.importorskip("tensorboard")
 KEYS = ("step", "epoch", "split")

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from bitimely_core import models, objectives
 from bitimely_core.config import TrainConfig, validate
 from bitimely_core.errors import Exit, Reason, UserError, input_error
-from bitimely_core.training import checkpoints, loop, losses, metrics_log
-from bitimely_core.training.batches import read_ahead
-from bitimely_core.training.faults import is_divisible, out_of_memory_error
+from bitimely_core.train import checkpoints, loop, losses, metrics_log
+from bitimely_core.train.batches import read_ahead
+from bitimely_core.train.faults import is_divisible, out_of_memory_error
 from bitimely_core.types import Batch
 
 Outcome = dict[str, Any]

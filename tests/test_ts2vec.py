@@ -14,14 +14,13 @@ import torch
 from planted import seeded
 from torch import nn
 
-from bitimely_core import data, models, objectives, registry
+from bitimely_core import data, heads, models, objectives, registry
 from bitimely_core.config import Settings, TrainConfig, build_model_config, list_presets, load_preset
 from bitimely_core.errors import UserError
-from bitimely_core.models import heads
-from bitimely_core.objectives import contrast as comparing
-from bitimely_core.objectives.ts2vec import compute_hierarchical_loss, draw_crops
-from bitimely_core.training import loop
+from bitimely_core.train import loop
 from bitimely_core.types import Batch
+from bitimely_core.zoo import contrast as comparing
+from bitimely_core.zoo.ts2vec import compute_hierarchical_loss, draw_crops
 
 torch.set_num_threads(1)
 
@@ -285,7 +284,7 @@ def test_a_long_window_stays_within_memory():
 import resource, torch
 from bitimely_core import models
 from bitimely_core.types import Batch
-from bitimely_core.objectives.ts2vec import compute_hierarchical_loss
+from bitimely_core.zoo.ts2vec import compute_hierarchical_loss
 torch.set_num_threads(1)
 model = models.build("ts2vec", preset="tiny", length=3000, layers=2, dim=16, ffn_dim=8).train()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -469,7 +468,7 @@ from pypots.nn.modules.ts2vec import TS2VecEncoder
 from pypots.nn.modules.ts2vec.losses import hierarchical_contrastive_loss
 from bitimely_core import models
 from bitimely_core.types import Batch
-from bitimely_core.objectives.ts2vec import compute_hierarchical_loss
+from bitimely_core.zoo.ts2vec import compute_hierarchical_loss
 torch.manual_seed(0)
 model = models.build("ts2vec", preset="18m", channels=3).eval()
 theirs = TS2VecEncoder(3, 320, 64, 10).eval()

@@ -10,13 +10,11 @@ from planted import seeded
 from torch import nn
 from torch.nn import functional as F
 
-from bitimely_core import models, objectives
-from bitimely_core.models import heads
-from bitimely_core.models.contrast import count_map_steps
-from bitimely_core.objectives import contrast as comparing
-from bitimely_core.objectives.contrast import AugmentationConfig, add_jitter, nt_xent, permute_segments, scale_timesteps
-from bitimely_core.objectives.ts_tcc import contrast_future
+from bitimely_core import heads, models, objectives
 from bitimely_core.types import Batch
+from bitimely_core.zoo import contrast as comparing
+from bitimely_core.zoo.contrast import AugmentationConfig, add_jitter, count_map_steps, nt_xent, permute_segments, scale_timesteps
+from bitimely_core.zoo.ts_tcc import contrast_future
 
 torch.set_num_threads(1)
 
@@ -207,7 +205,7 @@ def test_the_future_is_found_among_the_rows():
 
 def test_the_loss_has_its_weights_and_reads_past_and_future_of_different_views(monkeypatch):
     """Weights 1 and 0.7; each view's past predicts the other view's future, step by step."""
-    from bitimely_core.objectives import ts_tcc as own
+    from bitimely_core.zoo import ts_tcc as own
 
     calls = []
     monkeypatch.setattr(

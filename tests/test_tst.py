@@ -11,14 +11,13 @@ from planted import lively, seeded
 from torch import nn
 from torch.nn import functional as F
 
-from bitimely_core import models, objectives
+from bitimely_core import heads, models, objectives
 from bitimely_core.analyses import leakage as leaking
 from bitimely_core.config import Settings, build_model_config
 from bitimely_core.errors import UserError
-from bitimely_core.models import heads
 from bitimely_core.models.tokenizers import FIRST
-from bitimely_core.objectives.tst import MaskedRunsConfig, draw_runs
 from bitimely_core.types import Batch
+from bitimely_core.zoo.tst import MaskedRunsConfig, draw_runs
 
 torch.set_num_threads(1)
 

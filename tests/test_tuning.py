@@ -19,7 +19,7 @@ from bitimely_core.errors import Reason, UserError
 from bitimely_core.evaluate import LOWER_IS_BETTER
 from bitimely_core.recipe import RecipeStage
 from bitimely_core.schemas.runs import TuningRecord, TuningTrial
-from bitimely_core.training import loop, tuning
+from bitimely_core.train import loop, tuning
 from bitimely_core.workflows.prepare import prepare_windows
 
 TRAIN = {"steps": 4, "batch_size": 8}

@@ -53,8 +53,6 @@ def list_texts(value: Any) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The synthetic cohort, as one of segments: a fine-tuned run of it."""
-    registry.load_members("bitimely_core.datasets")
-    registry.load_members("bitimely_core.analyses")
     folder, entry = tmp_path_factory.mktemp("units"), registry.datasets["synthetic"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(registry.datasets, "synthetic", replace(entry, facts=replace(entry.facts, subject_unit="segment")))
@@ -100,7 +98,6 @@ def test_analyses_name_the_unit(home: Path, capsys: pytest.CaptureFixture[str], 
 
 
 def test_every_analysis_of_data_is_tried() -> None:
-    registry.load_members("bitimely_core.analyses")
     tried = next(mark for mark in test_analyses_name_the_unit.pytestmark if mark.name == "parametrize").args[1]  # type: ignore[attr-defined]
     ours = {name for name, one in registry.analyses.items() if one.function.__module__.startswith("bitimely_core.")}
     assert ours - {"complexity"} == set(tried), "complexity has no data"

@@ -18,7 +18,7 @@ import typer
 
 from bitimely_cli.main import app, main
 from bitimely_core import registry
-from bitimely_core.training.loop import load_latest_checkpoint
+from bitimely_core.train.loop import load_latest_checkpoint
 
 BITIMELY = [sys.executable, "-m", "bitimely_cli"]
 VERBS = [
@@ -285,7 +285,6 @@ def list_options() -> dict[str, set[str]]:
     """Verb -> its options."""
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     own = {name: {flag for p in command.params for flag in (*p.opts, *p.secondary_opts)} | {"--help"} for name, command in commands.items()}
-    registry.load_members("bitimely_core.analyses")
     kinds = {f"--{name.replace('_', '-')}" for e in registry.analyses.values() for name in inspect.signature(e.function).parameters}
     return {**own, "analyze": own["analyze"] | kinds}
 

@@ -12,7 +12,6 @@ from test_results import planted, write
 
 from bitimely_core import evaluate, workflows
 from bitimely_core.analyses.calibration import _verdict, correct_gaps, estimate_reliability
-from bitimely_core.analyses.regions import compare_with_controls, describe_finding, judge_measures
 from bitimely_core.config import validate
 from bitimely_core.errors import UserError
 from bitimely_core.evaluate import multiple
@@ -26,6 +25,7 @@ from bitimely_core.evaluate.verdicts import (
     find_margin_interval,
     name_margin_verdict,
 )
+from bitimely_core.insight.regions import compare_with_controls, describe_finding, judge_measures
 from bitimely_core.pipeline.families import RegisteredTest, correct_families, judge_test
 from bitimely_core.recipe import Recipe, RegisteredFamily
 from bitimely_core.report import comparison
@@ -380,7 +380,6 @@ def test_units_that_are_no_people_are_named_beside_every_interval():
     from bitimely_core import registry
     from bitimely_core.datasets.generic import name_unit
 
-    registry.load_members("bitimely_core.datasets")
     assert registry.datasets["epilepsy"].facts.subject_unit == "segment"
     archives = registry.datasets["ppg-dalia"].facts.subject_unit
     assert (archives(["PPGDalia-00001"], ["a"]), archives(["S1"], ["S1"])) == ("recording", "subject")

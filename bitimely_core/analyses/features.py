@@ -17,7 +17,7 @@ from bitimely_core.analyses import start_page
 from bitimely_core.errors import UserError, usage_error
 from bitimely_core.evaluate.predict import map_batches
 from bitimely_core.evaluate.verdicts import choose_places
-from bitimely_core.models.heads import POOLS, average_channels, pool
+from bitimely_core.heads import POOLS, average_channels, pool
 from bitimely_core.page import PageBuilder
 from bitimely_core.registry import models, unknown
 from bitimely_core.run import Run

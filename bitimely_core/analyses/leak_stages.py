@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from bitimely_core import models as building
-from bitimely_core.analyses.regions import samples_per_token
 from bitimely_core.config import ModelConfig
 from bitimely_core.models import Model
+from bitimely_core.models.tokenizers import samples_per_token
 from bitimely_core.schemas.tokens import ChannelPreparation, SamplePreparation, WindowOptions
 from bitimely_core.tokens.cutting import RecordCut, WindowPlace, make_values, make_windows
 from bitimely_core.tokens.windows import normalise_windows

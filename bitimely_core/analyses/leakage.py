@@ -33,11 +33,10 @@ from bitimely_core.analyses.leak_stages import (
     record_tokens,
     split_slopes,
 )
-from bitimely_core.analyses.regions import samples_per_token
 from bitimely_core.config import ModelConfig, ObjectiveConfig, Settings, build_model_config
 from bitimely_core.errors import usage_error
 from bitimely_core.models import Model
-from bitimely_core.models.tokenizers import FIRST, IGNORE
+from bitimely_core.models.tokenizers import FIRST, IGNORE, samples_per_token
 from bitimely_core.objectives import Objective
 from bitimely_core.objectives.tokens import Result
 from bitimely_core.page import HeatMap, Line, LinePlot, Page, PageBuilder
@@ -45,7 +44,7 @@ from bitimely_core.registry import AnalysisFacts, analyses, models
 from bitimely_core.registry import objectives as known
 from bitimely_core.run import Run
 from bitimely_core.tokens import Windows
-from bitimely_core.training.devices import select_device
+from bitimely_core.train.devices import select_device
 from bitimely_core.types import Batch, Progress
 
 Array = npt.NDArray[Any]

@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from bitimely_core import evaluate
 from bitimely_core.analyses import features
-from bitimely_core.analyses.attention import randomise_model
 from bitimely_core.analyses.calibration import predict_rows
+from bitimely_core.analyses.controls import randomise_model
 from bitimely_core.errors import Reason, input_error, usage_error
 from bitimely_core.evaluate.linear import DEFAULT_PENALTY, LinearProbe, extract_simple_features, fit_windows
 from bitimely_core.evaluate.verdicts import PrintedMetric, describe_difference, describe_interval, name_verdict, print_bounds

@@ -84,7 +84,7 @@ def ingest(
     folder = Path(out)
     entry, resolved = _resolve_options(dataset, options or {})
     _check_arguments(entry, source, jobs, max_bad, shard)
-    kind = registry.load_data_kind(entry.facts.kind)
+    kind = registry.data_kinds[entry.facts.kind]
 
     def pin(values: dict[str, Any], *, scratch: bool) -> dict[str, Any]:
         with use_encoding(encoding), tempfile.TemporaryDirectory() as home:  # where a dry run makes the key
@@ -138,7 +138,6 @@ def ingest_recordings(run: IngestRun, shard: tuple[int, int] | None, wait: float
 
 def _resolve_options(dataset: str, given: dict[str, Any]) -> tuple[registry.Entry[registry.DatasetFacts], dict[str, Any]]:
     """The data set and its options, defaults filled in. Raises UserError (exit 2) for unknown names."""
-    registry.load_members("bitimely_core.datasets")
     entry = registry.datasets[dataset]
     known = entry.facts.options or {}
     for name in given:

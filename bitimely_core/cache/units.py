@@ -44,7 +44,7 @@ V1_NAMES = {  # names as they are in the keys of stored units, which would else 
     "TsHeader": "Header",
     "bitimely_core.datasets.tser.read_problem": "bitimely_core.datasets.tser.read",
     **{
-        f"bitimely_core.datasets.recording_readers.{name}": f"bitimely_core.datasets.generic.{name}"
+        f"bitimely_core.recordings.readers.{name}": f"bitimely_core.datasets.generic.{name}"
         for name in ("read_edf", "read_mat", "read_mne", "read_npy", "read_series", "read_table", "read_wfdb")
     },
 }

@@ -18,8 +18,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from bitimely_core.registry import datasets
+
 if TYPE_CHECKING:
     from bitimely_core.claims.build import build_sequences
+
+datasets.provide("bitimely_core.claims.synthetic", "synthetic-claims")
 
 __all__ = ["build_sequences"]
 

@@ -40,8 +40,8 @@ from bitimely_core.claims import (
     subjects,
 )
 from bitimely_core.claims.codes import Codebook
-from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.job import ClaimsJob, CleaningFindings, clear_folder
+from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.errors import Exit, Reason, UserError, input_warning, safe_text, usage_error
 from bitimely_core.formats.source import scan_folder
 from bitimely_core.privacy import round_message, round_rows

@@ -1,4 +1,4 @@
-"""Operations on histories of events (claims, EHR), see `registry.DATA_KINDS`."""
+"""Operations on histories of events (claims, EHR), see `registry.DataKind`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bitimely_core.claims.sources import recognize_layout
 from bitimely_core.errors import usage_error
 from bitimely_core.formats.source import Source
 from bitimely_core.privacy import format_count, round_message
-from bitimely_core.registry import Choices, DataKind, DatasetFacts
+from bitimely_core.registry import Choices, DataKind, DatasetFacts, data_kinds
 from bitimely_core.schemas.ingest import IngestPart, IngestReport
 from bitimely_core.schemas.tokens import SequenceManifest, SequenceStatistics
 from bitimely_core.tokens.sequences import MAX_EVENTS, count_splits, open_sequences
@@ -194,3 +194,5 @@ KIND = DataKind(
     describe_tokens=describe_sequences,
     estimate_size=estimate_sequences,
 )
+
+data_kinds.add("events", KIND)

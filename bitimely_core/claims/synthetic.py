@@ -30,7 +30,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from bitimely_core import storage
-from bitimely_core.claims.dataset import LABELS, ClaimsOptions
+from bitimely_core.claims.options import LABELS, ClaimsOptions
 from bitimely_core.claims.synthetic_config import CohortConfig, resolve_config
 from bitimely_core.errors import Reason, safe_text, usage_error
 from bitimely_core.registry import DatasetFacts, View, datasets

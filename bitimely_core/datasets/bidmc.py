@@ -18,7 +18,7 @@ from bitimely_core import storage
 from bitimely_core.datasets import physiology, tser
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import tables, wfdb, wfdb_annotations
-from bitimely_core.formats.source import Source, choose_copy, locate_errors, require_source
+from bitimely_core.formats.source import Source, choose_copy, locate_errors, report_unclaimed, require_source
 from bitimely_core.formats.units import narrow_samples
 from bitimely_core.registry import DatasetBaseline, DatasetFacts, View, datasets
 from bitimely_core.system_errors import raise_system_error
@@ -144,7 +144,7 @@ def bidmc(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit 
         text, action = f"{len(found)} problems in .ts files and {len(names)} recordings", "Give the folder of one form"
         raise usage_error(text, "expected one form of one data set", action)
     claimed = {name: {rel: rel for same in files.values() for rel in same} for name, files in recordings.items()}
-    yield from tser.report_unclaimed(source, {**found, **claimed}, LAYOUT)
+    yield from report_unclaimed(source, {**found, **claimed}, LAYOUT)
     if found:
         yield from _list_problem_units(source, found)
     placed = tser.split_by_hash([find_patient(name) for name in RECORDINGS])

@@ -20,10 +20,17 @@ from typing import NamedTuple
 import numpy as np
 
 from bitimely_core.datasets import physiology
-from bitimely_core.datasets.tser import report_unclaimed
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import archives, tables
-from bitimely_core.formats.source import Source, choose_copy, compare_copies, finding_to_error, locate_errors, require_source
+from bitimely_core.formats.source import (
+    Source,
+    choose_copy,
+    compare_copies,
+    finding_to_error,
+    locate_errors,
+    report_unclaimed,
+    require_source,
+)
 from bitimely_core.formats.text import decode_table
 from bitimely_core.registry import DatasetBaseline, DatasetFacts, View, datasets
 from bitimely_core.types import Attributes, AttributeValue, IngestOptions, IngestUnit, Record, Records, Signal, SourceRows, count_reasons

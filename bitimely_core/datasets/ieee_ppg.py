@@ -17,7 +17,7 @@ import numpy as np
 from bitimely_core.datasets import physiology, tser
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import matlab
-from bitimely_core.formats.source import Source, choose_copy, locate_errors, require_source
+from bitimely_core.formats.source import Source, choose_copy, locate_errors, report_unclaimed, require_source
 from bitimely_core.formats.units import narrow_samples
 from bitimely_core.registry import DatasetBaseline, DatasetFacts, View, datasets
 from bitimely_core.types import IngestOptions, IngestUnit, Record, Signal
@@ -109,7 +109,7 @@ def ieee_ppg(source: Source | None, options: IngestOptions) -> Iterator[IngestUn
     if len(found) > 1:
         raise usage_error(f"{len(found)} problems in .ts files", "expected one", "Give the folder of IEEEPPG_TRAIN.ts and IEEEPPG_TEST.ts")
     claimed = {name: {rel: rel for rel in (*one.signals, *one.labels)} for name, one in recordings.items()}
-    yield from tser.report_unclaimed(source, {**found, **claimed}, LAYOUT)
+    yield from report_unclaimed(source, {**found, **claimed}, LAYOUT)
     for files in found.values():
         yield from tser.list_units(
             source, {"": files}, {"": tser.TserLayout(target="hr", channels=CHANNELS, subject="ieee-ppg", windows=True)}

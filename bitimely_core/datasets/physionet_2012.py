@@ -18,10 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bitimely_core.datasets.tser import report_unclaimed
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import archives, tables
-from bitimely_core.formats.source import Source, locate_errors, require_source
+from bitimely_core.formats.source import Source, locate_errors, report_unclaimed, require_source
 from bitimely_core.formats.text import decode_table
 from bitimely_core.registry import DatasetFacts, View, datasets
 from bitimely_core.types import IngestOptions, IngestUnit, Record, Records, Signal, SourceRows, count_reasons

@@ -17,7 +17,7 @@ import numpy as np
 from bitimely_core.datasets import tser
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import pickles
-from bitimely_core.formats.source import Source, locate_errors, require_source
+from bitimely_core.formats.source import Source, locate_errors, report_unclaimed, require_source
 from bitimely_core.registry import DatasetFacts, View, datasets
 from bitimely_core.types import AttributeValue, IngestOptions, IngestUnit, Record, Signal
 
@@ -74,7 +74,7 @@ def ppg_dalia(source: Source | None, options: IngestOptions) -> Iterator[IngestU
     if len(found) > 1 or (found and pickled):
         text = f"{len(found)} problems in .ts files and {len(pickled)} pickles"
         raise usage_error(text, "expected one form of one data set", "Give the folder of one form")
-    yield from tser.report_unclaimed(source, {**found, "": {rel: rel for rel in pickled}}, LAYOUT)
+    yield from report_unclaimed(source, {**found, "": {rel: rel for rel in pickled}}, LAYOUT)
     for files in found.values():
         layout = tser.TserLayout(target="hr", channels=CHANNELS, subject="ppg-dalia", windows=True)
         yield from tser.list_units(source, {"": files}, {"": layout})

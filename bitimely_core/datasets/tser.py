@@ -20,18 +20,16 @@ import numpy as np
 
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import ts as format_ts
-from bitimely_core.formats.source import Source, locate_errors, require_source
+from bitimely_core.formats.source import Source, locate_errors, report_faults, report_unclaimed, require_source
 from bitimely_core.registry import DatasetFacts, View, datasets
-from bitimely_core.types import AttributeValue, IngestOptions, IngestUnit, Record, Records, Signal, SourceRows, count_reasons
+from bitimely_core.types import SPLITS, AttributeValue, IngestOptions, IngestUnit, Record, Records, Signal, SourceRows, count_reasons
 
 NAME = re.compile(r"(.+)_(TRAIN|TEST)\.ts", re.IGNORECASE | re.DOTALL)
 GROUP = re.compile(r".*-[0-9]{5}", re.DOTALL)  # a subject id
 LAYOUT = re.compile(r"(RECORDS|SHA256SUMS|LICENSE|README|index\.html).*|.*\.(txt|md|json|py)", re.IGNORECASE)
-SPLITS = ("train", "validation", "test")
 MIN_VALUES = 64  # values below which shared samples prove nothing
 MIN_CHANGES = 8  # in a stretch of samples that may prove that two cases share it: a flat line proves nothing
 MAX_SPREAD = 16  # a clock may leave this many grid points empty for each sample
-MAX_LISTED = 5  # faulty lines named one by one
 
 RULES = {
     "splits": "cases of TEST are test; a tenth of the recordings of TRAIN is validation. A recording whose cases stand in both files is "
@@ -118,7 +116,7 @@ def ts(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | F
             "expected one",
             "Give the folder of one of them",
         )
-    yield from report_unclaimed(source, found)
+    yield from report_unclaimed(source, found, LAYOUT)
     for files in found.values():
         yield from list_units(source, {"": files}, {"": TserLayout()})
 
@@ -132,24 +130,6 @@ def find_problems(source: Source) -> dict[str, dict[str, str]]:
             problem, kind = (named[1], named[2].upper()) if named else (rel[:-3], "TRAIN")
             found.setdefault(problem, {})[kind] = rel
     return found
-
-
-def report_unclaimed(source: Source, found: Mapping[str, Mapping[str, str]], layout: re.Pattern[str] = LAYOUT) -> Iterator[Finding]:
-    """Warnings about files that belong to no unit, one for each suffix."""
-    claimed = {rel for files in found.values() for rel in files.values()}
-    left: dict[str, list[str]] = {}
-    for rel in source.files:
-        if rel not in claimed and not layout.fullmatch(PurePosixPath(rel).name):
-            left.setdefault(PurePosixPath(rel).suffix.lower(), []).append(rel)
-    for ending, files in sorted(left.items()):
-        yield input_warning(
-            Reason.UNSUPPORTED_FORMAT if not claimed else Reason.FILE_NAME,
-            f"{len(files)} file{'s' * (len(files) > 1)} {f'ending in {safe_text(ending)}' if ending else 'without an ending'}",
-            "not read",
-            file=files[0],
-            count=len(files),
-            examples=tuple(safe_text(rel) for rel in files[:5]),
-        )
 
 
 # --- a problem, or several of one source
@@ -246,18 +226,6 @@ def read_problem(path: Path, file: TserFile) -> Records:
 def problem_name(stem: str) -> str:
     """The problem's name in that of a file."""
     return re.sub(r"_(TRAIN|TEST)$", "", stem, flags=re.IGNORECASE)
-
-
-def report_faults(faults: Sequence[Finding]) -> list[Finding]:
-    """Findings on faulty lines, the first few of each reason one by one, the others counted."""
-    out: list[Finding] = []
-    for code in dict.fromkeys(fault.code for fault in faults):
-        same = [fault for fault in faults if fault.code == code]
-        out += same[:MAX_LISTED]
-        if more := same[MAX_LISTED:]:
-            rows = tuple(f"row {fault.row}" for fault in more[:5])
-            out.append(replace(more[0], problem=f"{len(more)} more lines with this fault", requirement="", count=len(more), examples=rows))
-    return out
 
 
 def _make_signals(case: format_ts.TsCase, file: TserFile) -> list[Signal]:

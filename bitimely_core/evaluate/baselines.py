@@ -234,7 +234,6 @@ def _describe_split(part: Any, targets: Array | None) -> BaselineSplit:
 
 def find_registered(windows: Any) -> dict[str, registry.DatasetBaseline]:
     """The baselines that the data set registers for these windows."""
-    registry.load_members("bitimely_core.datasets")
     if windows.dataset not in registry.datasets:
         return {}
     every = registry.datasets[windows.dataset].facts.baselines

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bitimely_core.tokens import Windows
-    from bitimely_core.training.tuning import TrainValidation, TrialScores
+    from bitimely_core.train.tuning import TrainValidation, TrialScores
 
 EVALUATION_BATCH = 64
 CPU_BATCH = 32  # of predictions: the activations of fewer rows stay in the cache of the processor, and give the same bits
@@ -39,7 +39,7 @@ def map_batches(
     import torch
 
     from bitimely_core import data
-    from bitimely_core.training.devices import select_device
+    from bitimely_core.train.devices import select_device
 
     place = select_device(device)
     model.to(place).eval()

@@ -402,7 +402,7 @@ def _build_cells(
 
 def read_speed(folder: Path, record: RunRecord) -> tuple[float | None, float | None]:
     """Seconds of training and windows per second (median of the logged steps, signals of one length only); None where not logged."""
-    from bitimely_core.training import metrics_log
+    from bitimely_core.train import metrics_log
 
     lines = [line for line in metrics_log.read_metrics(folder) if line.get("split") == "train" and line.get("tokens_per_second")]
     if not lines or len({one.length for one in record.data}) > 1 or record.data[0].vocabulary:
@@ -414,7 +414,7 @@ def read_speed(folder: Path, record: RunRecord) -> tuple[float | None, float | N
 
 def read_curve(folder: Path, split: str) -> tuple[str, np.ndarray, np.ndarray]:
     """The plotted quantity of a training (`rel` where it is logged, else `loss`), its steps and values in one split."""
-    from bitimely_core.training import metrics_log
+    from bitimely_core.train import metrics_log
 
     lines = metrics_log.read_metrics(folder)
     key: Literal["rel", "loss"] = "rel" if any(line.get("rel") is not None for line in lines) else "loss"

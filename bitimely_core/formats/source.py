@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -31,6 +31,7 @@ UNFINISHED = {".progress", ".parts", "run.json", "manifest.json"}  # one of them
 PAGE = "index.html", b'name="generator" content="bitimely '  # of a workspace; the text is among its first bytes
 CHECKSUM_FILE = "SHA256SUMS.txt"
 CHECKSUM_LINE = re.compile(r"([0-9A-Fa-f]{64}) +\*?(?:\./)?(\S.*)")  # as sha256sum writes it
+MAX_LISTED = 5  # faulty lines named one by one
 KEY_FILES = {"id.key": 32, "id.key.sha256": 73}  # name -> bytes
 
 
@@ -305,3 +306,33 @@ def require_source(source: Source | None) -> Source:
     if source is None:
         raise input_error(Reason.NO_INPUT, "needs the folder of the data set", hint="Give it as SOURCE")
     return source
+
+
+def report_unclaimed(source: Source, found: Mapping[str, Mapping[str, str]], layout: re.Pattern[str]) -> Iterator[Finding]:
+    """Warnings about files that belong to no unit and whose names `layout` does not match, one for each suffix."""
+    claimed = {rel for files in found.values() for rel in files.values()}
+    left: dict[str, list[str]] = {}
+    for rel in source.files:
+        if rel not in claimed and not layout.fullmatch(PurePosixPath(rel).name):
+            left.setdefault(PurePosixPath(rel).suffix.lower(), []).append(rel)
+    for ending, files in sorted(left.items()):
+        yield input_warning(
+            Reason.UNSUPPORTED_FORMAT if not claimed else Reason.FILE_NAME,
+            f"{len(files)} file{'s' * (len(files) > 1)} {f'ending in {safe_text(ending)}' if ending else 'without an ending'}",
+            "not read",
+            file=files[0],
+            count=len(files),
+            examples=tuple(safe_text(rel) for rel in files[:5]),
+        )
+
+
+def report_faults(faults: Sequence[Finding]) -> list[Finding]:
+    """Findings on faulty lines, the first few of each reason one by one, the others counted."""
+    out: list[Finding] = []
+    for code in dict.fromkeys(fault.code for fault in faults):
+        same = [fault for fault in faults if fault.code == code]
+        out += same[:MAX_LISTED]
+        if more := same[MAX_LISTED:]:
+            rows = tuple(f"row {fault.row}" for fault in more[:5])
+            out.append(replace(more[0], problem=f"{len(more)} more lines with this fault", requirement="", count=len(more), examples=rows))
+    return out

@@ -1,4 +1,4 @@
-"""The models under one interface: `build`, `load`, `count_parameters`; each module here registers its own.
+"""The models under one interface: `build`, `load`, `count_parameters`; the comparison models are in `bitimely_core.zoo`.
 
 A model's `forward(batch, *, directions=None, hide=None, attention=False)` returns `Encoded`, always in forward time order.
 """
@@ -8,7 +8,6 @@ import gc
 _collects = gc.isenabled()
 gc.disable()  # to look for garbage again and again while torch and pydantic are loaded takes a fifth of the import, and finds none
 try:
-    from bitimely_core import registry
     from bitimely_core.models.base import Model
     from bitimely_core.models.factory import (
         DEFAULT_SHAPES,
@@ -25,7 +24,6 @@ try:
     )
     from bitimely_core.models.stream import open_stream
 
-    registry.load_members(__name__)
 finally:
     if _collects:
         gc.enable()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from bitimely_core.config import ModelConfig
 from bitimely_core.errors import Reason, usage_error
 from bitimely_core.models.convolution import Conv1d
 from bitimely_core.types import Batch
@@ -332,3 +333,8 @@ class NumberEmbedding(nn.Module):
 def mask_before(ends: Tensor, count: int) -> Tensor:
     """Positions before each row's end, bool [B, count]."""
     return torch.arange(count, device=ends.device) < ends[:, None]
+
+
+def samples_per_token(config: ModelConfig) -> int:
+    """Samples from one token to the next."""
+    return {"conv": 4, "steps": 1}.get(config.tokenizer, config.stride or config.patch)

@@ -1,6 +1,6 @@
-"""Pre-training objectives: functions (model, batch) -> loss and its parts. Each module registers its own.
+"""Pre-training objectives: functions (model, batch) -> loss and its parts.
 
-`tokens` holds the objectives that predict tokens; the others are those of one method each.
+`tokens` holds the objectives that predict tokens; those of one method each stand beside their model in `bitimely_core.zoo`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Generator, nn
 
-from bitimely_core import registry
 from bitimely_core.config import (
     ModelConfig,
     ObjectiveConfig,
@@ -178,6 +177,3 @@ def measure_scale(model: nn.Module, batches: Batches | Iterable[Batch], limit: i
     scale = float(model.measure(limited))  # type: ignore[operator]
     model.target_scale.fill_(scale)  # type: ignore[operator]
     return scale
-
-
-registry.load_members(__name__)

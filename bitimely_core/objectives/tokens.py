@@ -22,8 +22,7 @@ from torch.nn import functional as F  # noqa: N812
 from bitimely_core.config import ModelConfig, ObjectiveConfig
 from bitimely_core.errors import usage_error
 from bitimely_core.models.base import Model
-from bitimely_core.models.contract import Direction, Which
-from bitimely_core.models.patchtst import refuse_normalisation
+from bitimely_core.models.contract import Direction, Which, config_error
 from bitimely_core.models.tokenizers import IGNORE, CodeTokenizer
 from bitimely_core.registry import ObjectiveFacts, objectives
 from bitimely_core.types import Batch, Encoded
@@ -133,6 +132,13 @@ def draw_masked(model: Model, batch: Batch, generators: Generators, config: Mask
 def draw_gaps(model: Model, batch: Batch, generators: Generators, config: GapConfig) -> Tensor:
     """Tokens to hide, in spans."""
     return draw_hidden(model, batch, generators, lambda n, generator: _draw_spans(n, config, generator))
+
+
+def refuse_normalisation(config: ModelConfig) -> None:
+    """Raises UserError (config, exit 2) for masking before RevIN, whose statistics it would change."""
+    if config.normalises_windows:
+        requirement = "expected masked-patches, which masks after it"
+        raise config_error("masked before RevIN", requirement, "objective.name", "Use masked-patches, or model.revin=false")
 
 
 @objectives(ObjectiveFacts(leak_free=True, requires="hidden", config=MaskedConfig, check=refuse_normalisation, draw=draw_masked))

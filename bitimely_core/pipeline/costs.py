@@ -24,7 +24,7 @@ from bitimely_core.config import (
 from bitimely_core.errors import UserError
 from bitimely_core.pipeline.plan import ExperimentPlan
 from bitimely_core.system_errors import raise_system_error
-from bitimely_core.training.tuning import TRIAL_SHARE
+from bitimely_core.train.tuning import TRIAL_SHARE
 from bitimely_core.types import Progress
 from bitimely_core.workspace import find_data_kind, locate, name_tokens, parse_view
 
@@ -195,7 +195,7 @@ def _time_window(config: ModelConfig, objective: str, batch: int, observed: floa
     import torch
 
     from bitimely_core import models, objectives
-    from bitimely_core.training.estimate import estimate
+    from bitimely_core.train.estimate import estimate
     from bitimely_core.types import Batch
 
     try:
@@ -307,7 +307,7 @@ def measure_speed(size: int = 1024, seconds: float = 0.2) -> float:
     """Operations a second of a matrix product in float32 on the device that a training would take; of a CPU with nothing else to do."""
     import torch
 
-    from bitimely_core.training.devices import select_device
+    from bitimely_core.train.devices import select_device
 
     where = select_device("auto")
     clock = time.thread_time if where.type == "cpu" else time.perf_counter

@@ -157,8 +157,6 @@ def plan_experiment(
     say: Say | None = None,
 ) -> ExperimentPlan:
     """All stages of `recipe` under `name`, in an order in which they can be run."""
-    for package in ("datasets", "models", "objectives", "analyses"):
-        registry.load_members(f"bitimely_core.{package}")
     stages = [recipe.pretrain, *(block.pretrain for block in recipe.block), *recipe.arm]
     for preset in {stage.preset for stage in stages} | set(recipe.matrix.get("preset", ())):
         if preset is not None:
@@ -536,7 +534,7 @@ def _train(training: TrainingStage, workspace: Path, devices: int, progress: Pro
         rate = search.tuning.lr if search.tuning else search.settings.train.lr
         training = replace(training, flags=merge_layers(training.flags, {"train": {"lr": rate}}))
     if devices > 1:
-        from bitimely_core.training.distributed import launch
+        from bitimely_core.train.distributed import launch
 
         code = launch([training.verb, str(workspace), json.dumps(training.arguments())], devices, module="bitimely_cli.stage")
         if code:

@@ -38,7 +38,7 @@ def limit_threads(jobs: int) -> Iterator[None]:
     if jobs == 1:
         yield
         return
-    from bitimely_core.training.devices import use_threads
+    from bitimely_core.train.devices import use_threads
 
     with use_threads(_threads_per_process(jobs)):
         yield

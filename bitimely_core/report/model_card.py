@@ -124,7 +124,6 @@ def _card_scores(scores: Scores | None) -> str:
 
 
 def _card_licence(data: Sequence[RunData]) -> str:
-    registry.load_members("bitimely_core.datasets")
     lines = ["Weights may be passed on only where the terms of the data allow it:", ""]
     for name in dict.fromkeys(one.dataset for one in data):
         terms = "unknown to this version"

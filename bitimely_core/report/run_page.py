@@ -53,7 +53,7 @@ from bitimely_core.schemas.scores import (
     Scores,
     TaskScores,
 )
-from bitimely_core.training import tuning
+from bitimely_core.train import tuning
 
 if TYPE_CHECKING:
     from bitimely_core.run import Run

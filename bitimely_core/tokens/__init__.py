@@ -31,7 +31,7 @@ def build(
 ) -> Any:
     """Windows, by `building.build_windows`, or sequences, by `claims.sequence_plan.resolve_plan`, from a cache. Raises UserError as these."""
     opened = open_cache(cache, verify=False) if isinstance(cache, str | Path) else cache
-    kind = registry.load_data_kind(opened.manifest.kind)
+    kind = registry.data_kinds[opened.manifest.kind]
     kind.write_tokens(cache, out=Path(out), verify=verify, force_new=force_new, progress=progress, **choices)
     return open_tokens(out, verify=False)  # every file was compared when it was written or found
 
@@ -44,7 +44,7 @@ def open_tokens(folder: str | Path, verify: bool = True) -> Any:
     """
     kind = registry.TOKEN_KINDS.get(manifests.read_manifest(Path(folder)).get("kind", ""), "recordings")
     with manifests.require_agreement(Path(folder)):
-        return registry.load_data_kind(kind).open_tokens(Path(folder), verify=verify)
+        return registry.data_kinds[kind].open_tokens(Path(folder), verify=verify)
 
 
 __all__ = ["EventSequences", "TokenSet", "Windows", "assign_splits", "build", "open_tokens", "plan"]

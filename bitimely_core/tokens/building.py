@@ -42,7 +42,7 @@ from bitimely_core.tokens.cutting import (
     make_windows,
 )
 from bitimely_core.tokens.sets import FORMAT, check_subjects, open_manifest
-from bitimely_core.types import Progress
+from bitimely_core.types import SPLITS, Progress
 
 if TYPE_CHECKING:
     import polars as pl
@@ -162,7 +162,6 @@ def resolve_options(
     filtering: Filtering | None = None,
 ) -> WindowOptions:
     """The view's facts with the choices of the caller. What a view leaves open (no channels, rate or window 0) is as `open_views` says."""
-    registry.load_members("bitimely_core.datasets")
     views = registry.datasets[cache.dataset].facts.views
     if view not in views:
         raise registry.unknown("view", f"{cache.dataset}/{view}", [f"{cache.dataset}/{name}".rstrip("/") for name in views])
@@ -475,7 +474,7 @@ def list_classes(survey: CacheSurvey, options: WindowOptions) -> list[str]:
 def audit(survey: CacheSurvey, class_names: list[str]) -> dict[str, SplitCounts]:
     """Windows, subjects, recordings and windows a class in each split."""
     out = {}
-    for split in splits.SPLITS:
+    for split in SPLITS:
         rows = [row for row in survey.rows if row.split == split]
         labels = count_labels(rows)
         out[split] = SplitCounts(
@@ -543,7 +542,7 @@ def describe_lacking(key: str, lacking: Mapping[str, str]) -> Finding:
 
 def list_findings(survey: CacheSurvey, class_names: list[str]) -> list[Finding]:
     """What was left out, and what the splits lack."""
-    by_split = ", ".join(f"{survey.empty[split]:,} {split}" for split in splits.SPLITS if survey.empty[split])
+    by_split = ", ".join(f"{survey.empty[split]:,} {split}" for split in SPLITS if survey.empty[split])
     out = [
         replace(
             describe_lacking(key, survey.lacking),
@@ -556,7 +555,7 @@ def list_findings(survey: CacheSurvey, class_names: list[str]) -> list[Finding]:
         if survey.left_out[key]
     ]
     counts = audit(survey, class_names)
-    empty = [split for split in splits.SPLITS if not counts[split].windows]
+    empty = [split for split in SPLITS if not counts[split].windows]
     if empty and survey.rows:
         out.append(Finding(Reason.SPLIT_EMPTY, f"no windows in {', '.join(empty)}", level="warning", count=len(empty)))
     absent = tuple(safe_text(name) for name in class_names if not counts["train"].classes[name])

@@ -1,4 +1,4 @@
-"""Operations on recordings (signals on a regular clock), see `registry.DATA_KINDS`."""
+"""Operations on recordings (signals on a regular clock), see `registry.DataKind`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitimely_core.cache.ingest import ingest_recordings
-from bitimely_core.registry import Choices, DataKind, DatasetFacts
+from bitimely_core.registry import Choices, DataKind, DatasetFacts, data_kinds
 from bitimely_core.tokens import building
-from bitimely_core.tokens.splits import SPLITS
 from bitimely_core.tokens.windows import Windows, open_windows
+from bitimely_core.types import SPLITS
 
 if TYPE_CHECKING:
     from bitimely_core.cache import Cache
@@ -97,3 +97,5 @@ KIND = DataKind(
     describe_tokens=describe_windows,
     estimate_size=estimate_windows,
 )
+
+data_kinds.add("recordings", KIND)

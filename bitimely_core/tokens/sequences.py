@@ -23,8 +23,7 @@ from bitimely_core.schemas.runs import RunData
 from bitimely_core.schemas.tokens import PredictionStatistics, SequenceManifest, SequenceOptions, SequenceStatistics
 from bitimely_core.system_errors import raise_system_error, require_memory
 from bitimely_core.tokens.sets import TokenSet, check_subjects, open_manifest, token_error
-from bitimely_core.tokens.splits import SPLITS
-from bitimely_core.types import name_horizon
+from bitimely_core.types import SPLITS, name_horizon
 
 if TYPE_CHECKING:
     import polars as pl

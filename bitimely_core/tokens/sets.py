@@ -17,11 +17,12 @@ import numpy as np
 
 from bitimely_core import manifests, registry
 from bitimely_core.errors import Reason, UserError, input_error, integrity_error, safe_text, usage_error
-from bitimely_core.registry import Task, datasets, load_members, unknown
+from bitimely_core.registry import Task, datasets, unknown
 from bitimely_core.schemas.runs import RunData
 from bitimely_core.schemas.tokens import SamplePreparation, TokenManifest, TokenOptions, TokenStatistics
 from bitimely_core.system_errors import require_memory
-from bitimely_core.tokens.splits import SHARED, SPLITS
+from bitimely_core.tokens.splits import SHARED
+from bitimely_core.types import SPLITS
 
 if TYPE_CHECKING:
     import polars as pl
@@ -114,7 +115,6 @@ class TokenSet(ABC, MapDataset):
         """The unit of the labels of a regression, where the view states one."""
         if self.task != "regression":
             return None
-        load_members("bitimely_core.datasets")
         views = datasets[self.dataset].facts.views if self.dataset in datasets else {}
         return (views[self.view].unit or None) if self.view in views else None
 
@@ -176,7 +176,7 @@ class TokenSet(ABC, MapDataset):
             return self.subset((self.index["split"] == at).to_numpy())
         if isinstance(at, slice):
             return replace(self, rows=np.sort(self.rows[at]))
-        return registry.load_tensors().read_item(self, int(self.rows[operator.index(at)]))
+        return registry.row_readers["tensors"](self, int(self.rows[operator.index(at)]))
 
     def __iter__(self) -> Iterator[Any]:
         """The rows one by one, as `__getitem__` gives them."""
@@ -250,7 +250,7 @@ class TokenSet(ABC, MapDataset):
 def reopen(folder: Path, fingerprint: str, kept: dict[str, Any]) -> Any:
     """The set of a pickle. Raises UserError as `open_tokens`; integrity (exit 5) where the folder holds another set now."""
     kind = registry.TOKEN_KINDS.get(manifests.read_manifest(folder).get("kind", ""), "recordings")
-    found: TokenSet = registry.load_data_kind(kind).open_tokens(folder, verify=False)
+    found: TokenSet = registry.data_kinds[kind].open_tokens(folder, verify=False)
     if found.fingerprint != fingerprint:
         raise integrity_error(str(folder), "holds another set than when it was pickled", hint="Open the tokens again")
     return replace(found, **kept)

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from bitimely_core.errors import UserError, safe_text, usage_error
 from bitimely_core.registry import unknown
-from bitimely_core.types import Attributes
+from bitimely_core.types import SPLITS, Attributes
 
-SPLITS = ("train", "validation", "test")
 SCHEMES = ("subject", "official", "time", "random-window")
 SHARED = {  # schemes in which a subject may be in several splits, and the caveat that is shown with scores
     "time": "Split by time inside each recording: the same subjects stand in train and test, so scores say nothing about other subjects.",

@@ -21,10 +21,11 @@ from pydantic import Field
 from bitimely_core import manifests
 from bitimely_core.cache import open_cache
 from bitimely_core.config import Section, read_toml, validate
-from bitimely_core.datasets import generic, recording_map
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import edf_header, tables, wfdb
 from bitimely_core.formats.source import Source, locate_errors, scan_folder
+from bitimely_core.recordings import files
+from bitimely_core.recordings.mapping import SUFFIXES, Format, RecordingInfo, find_suffix, strip_suffix
 from bitimely_core.schemas.tokens import Preprocessing, WindowManifest, WindowOptions, WindowStatistics
 from bitimely_core.tokens.cutting import RecordCut, choose_resampling, cut_record, find_observed, find_unit_factor, make_windows
 from bitimely_core.tokens.windows import Windows, compute_affine, encode_targets
@@ -126,7 +127,7 @@ def _list_recordings(path: Path, plan: ReadingPlan, beside: dict[Path, Source]) 
             source = scan_folder(path)
             rels = list(list_signal_files(source))
             if not rels:
-                raise input_error(Reason.NO_INPUT, "no recordings there", f"expected {', '.join(recording_map.SUFFIXES)}", file=str(path))
+                raise input_error(Reason.NO_INPUT, "no recordings there", f"expected {', '.join(SUFFIXES)}", file=str(path))
         else:
             if not path.exists():
                 raise usage_error("no such file", "expected a recording, a folder or a cache", code=Reason.NOT_FOUND, file=str(path))
@@ -138,20 +139,20 @@ def _list_recordings(path: Path, plan: ReadingPlan, beside: dict[Path, Source]) 
         yield NewRecording(path.stem or "recording", str(path), partial(_raise_error, error))
         return
     for rel in rels:
-        stem = recording_map.strip_suffix(rel if path.is_dir() else path.name)
+        stem = strip_suffix(rel if path.is_dir() else path.name)
         yield NewRecording(stem, str(source.root / rel), partial(read_recording, source, rel, plan))
 
 
 def list_signal_files(source: Source) -> Iterator[str]:
     """Files of a folder that can be recordings: neither labels, by their names, nor tables of a BIDS folder, nor segments of a record."""
     is_bids = any(name in source.files for name in ("participants.tsv", "dataset_description.json"))
-    suffixes = recording_map.SUFFIXES.keys() - {".mat"}  # often copies of the recordings
-    rels = [rel for rel in (*source.files, *source.rejected) if recording_map.find_suffix(rel) in suffixes]
-    segments = generic.find_segments(source, [rel for rel in rels if recording_map.find_suffix(rel) == ".hea"])
+    suffixes = SUFFIXES.keys() - {".mat"}  # often copies of the recordings
+    rels = [rel for rel in (*source.files, *source.rejected) if find_suffix(rel) in suffixes]
+    segments = files.find_segments(source, [rel for rel in rels if find_suffix(rel) == ".hea"])
     for rel in sorted(set(rels) - segments):
         is_table = is_bids and PurePosixPath(rel).suffix == ".tsv"
-        derived = is_bids and rel.startswith(generic.DERIVED)
-        if not is_table and not derived and not LABEL_FILE.search(PurePosixPath(recording_map.strip_suffix(rel)).name):
+        derived = is_bids and rel.startswith(files.DERIVED)
+        if not is_table and not derived and not LABEL_FILE.search(PurePosixPath(strip_suffix(rel)).name):
             yield rel
 
 
@@ -167,18 +168,18 @@ def _read_cached(path: Path, recording: str, plan: ReadingPlan) -> Record:
 
 def read_recording(source: Source, rel: str, plan: ReadingPlan) -> Record:
     """The recording in a file of `source`, with the channels of `plan` alone, under their names in the run. Raises UserError naming the file."""
-    mapping, kind = plan.mapping, recording_map.SUFFIXES.get(recording_map.find_suffix(rel))
+    mapping, kind = plan.mapping, SUFFIXES.get(find_suffix(rel))
     with locate_errors(rel):
         if kind is None:
-            known = ", ".join(recording_map.SUFFIXES)
+            known = ", ".join(SUFFIXES)
             raise input_error(Reason.UNSUPPORTED_FORMAT, "no format of recordings has this ending", f"expected one of {known}")
-        info = recording_map.RecordingInfo(
-            recording_id=PurePosixPath(recording_map.strip_suffix(rel)).name,
+        info = RecordingInfo(
+            recording_id=PurePosixPath(strip_suffix(rel)).name,
             subject_id="unknown",
             rate=(plan.options.rate if plan.options.clock else mapping.rate) if kind in {"table", "npy", "mat"} else None,
             time="" if plan.options.clock else mapping.time,
             labels={} if plan.labels is None else dict(plan.labels),
-            delimiter="\t" if recording_map.find_suffix(rel) == ".tsv" else mapping.delimiter,
+            delimiter="\t" if find_suffix(rel) == ".tsv" else mapping.delimiter,
         )
         names = _list_channels(source, rel, kind, info)
         if names is not None:
@@ -187,14 +188,14 @@ def read_recording(source: Source, rel: str, plan: ReadingPlan) -> Record:
             )
         if kind in {"npy", "mat"} and info.rate is None:
             raise input_error(Reason.SAMPLING_RATE, "has no sampling rate", "expected `rate` in the file of --map", "Give --map FILE.toml")
-        unit = generic.make_unit(source, rel, kind, info, bids=plan.labels is not None, annotators=() if plan.labels is None else ("atr",))
+        unit = files.make_unit(source, rel, kind, info, bids=plan.labels is not None, annotators=() if plan.labels is None else ("atr",))
         assert unit.read is not None
         read = unit.read()
         assert isinstance(read, Record)
         return select_channels(read, plan)
 
 
-def _list_channels(source: Source, rel: str, kind: recording_map.Format, info: recording_map.RecordingInfo) -> list[str] | None:
+def _list_channels(source: Source, rel: str, kind: Format, info: RecordingInfo) -> list[str] | None:
     """Names of the channels by the header alone; None: known when the file is read."""
     if kind == "edf":
         return [channel.label for channel in edf_header.read_header(source.path(rel), required=()).channels]

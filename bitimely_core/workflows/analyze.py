@@ -69,9 +69,8 @@ def analyze(
     Raises UserError: unknown_name, config (2), incomplete (4).
     """
     from bitimely_core import report as rendering
-    from bitimely_core.training.devices import select_device
+    from bitimely_core.train.devices import select_device
 
-    registry.load_members("bitimely_core.analyses")
     entry = registry.analyses[kind]
     takes = entry.facts.takes
     if takes in {"run", "runs"} and not names:

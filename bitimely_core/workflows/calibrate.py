@@ -18,7 +18,7 @@ from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens.unlabelled import ChannelMap, cut_unlabelled, find_recordings, label_texts
 
 if TYPE_CHECKING:
-    from bitimely_core.models.heads import Head
+    from bitimely_core.heads import Head
 
 CALIBRATION = "calibration.json"
 

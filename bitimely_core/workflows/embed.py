@@ -55,8 +55,8 @@ def embed(
     """
     import polars as pl
 
-    from bitimely_core.models import heads
-    from bitimely_core.training.devices import select_device
+    from bitimely_core import heads
+    from bitimely_core.train.devices import select_device
 
     if split not in {"train", "validation", "test", "all"}:
         raise registry.unknown("split", split, ["train", "validation", "test", "all"])

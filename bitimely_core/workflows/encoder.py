@@ -20,14 +20,13 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from bitimely_core import data, models, objectives, registry
+from bitimely_core import data, heads, models, objectives, registry
 from bitimely_core.config import TrainConfig, build_model_config
 from bitimely_core.errors import usage_error
-from bitimely_core.models import heads
 from bitimely_core.models.base import to_batch
 from bitimely_core.tokens import TokenSet
-from bitimely_core.training.devices import select_device
-from bitimely_core.training.loop import fit
+from bitimely_core.train.devices import select_device
+from bitimely_core.train.loop import fit
 from bitimely_core.types import Batch
 
 Array = npt.NDArray[Any]

@@ -80,7 +80,7 @@ def evaluate(
 
     Raises UserError: subject_leakage (4), incomplete (4), integrity (5), config (2).
     """
-    from bitimely_core.training.devices import select_device
+    from bitimely_core.train.devices import select_device
 
     _check_arguments(split, by, baselines, compare, margin, workspace)
     select_device(device)
@@ -205,7 +205,7 @@ def _score_objective(
     least = config.least_rows
     if len(windows) < least:
         return {"loss": undefined, "rel": undefined}
-    from bitimely_core.training.devices import select_device
+    from bitimely_core.train.devices import select_device
 
     place = select_device(device)
     model = model.to(place).eval()

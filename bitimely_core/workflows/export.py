@@ -53,7 +53,8 @@ def export(
     Raises UserError: incomplete (exit 4), config (2): the folder holds something, or the extra is missing; not_found (4): the hub cannot
     be reached.
     """
-    from bitimely_core.models import factory, heads, onnx_graph
+    from bitimely_core import heads, onnx_graph
+    from bitimely_core.models import factory
 
     if format not in FORMATS:
         raise usage_error(f"format {safe_text(format)}", f"expected {' or '.join(FORMATS)}", field="--format")

@@ -18,7 +18,7 @@ from bitimely_core.recipe import Recipe, load_recipe
 from bitimely_core.run import Run, describe_data, list_versions
 from bitimely_core.schemas.runs import RunRecord, RunSource
 from bitimely_core.tokens.sequences import EventSequences
-from bitimely_core.training import tuning
+from bitimely_core.train import tuning
 from bitimely_core.types import Progress
 from bitimely_core.workflows.prepare import prepare_windows, resolve_training
 from bitimely_core.workflows.train import (
@@ -37,8 +37,8 @@ from bitimely_core.workflows.train import (
 from bitimely_core.workspace import find_dataset, locate_new
 
 if TYPE_CHECKING:
+    from bitimely_core.heads import Head
     from bitimely_core.models.base import Model
-    from bitimely_core.models.heads import Head
     from bitimely_core.models.survival import HazardGrid
     from bitimely_core.tokens import Windows
 
@@ -66,9 +66,8 @@ def finetune(
     """
     import torch
 
-    from bitimely_core import models
+    from bitimely_core import heads, models
     from bitimely_core.data import batches as make_batches
-    from bitimely_core.models import heads
 
     locate_new(workspace, "runs", "run" if run is None else run, "--run")
     recipe = load_recipe(config) if config else None
@@ -190,7 +189,7 @@ def _build_backbone(parent: Run, windows: Windows, scratch: bool) -> tuple[Model
 
 def _build_head(model: Model, settings: Settings, windows: Windows, view: tuning.TrainValidation) -> Head:
     """The head of the task with random weights, its targets standardised by the training windows."""
-    from bitimely_core.models import heads
+    from bitimely_core import heads
 
     tuned, target = settings.finetune, view.train.targets(None)
     assert target is not None, "a view with a task has targets"

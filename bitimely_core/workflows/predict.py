@@ -38,7 +38,7 @@ from bitimely_core.workspace import find_run_folder, locate_new
 if TYPE_CHECKING:
     import polars as pl
 
-    from bitimely_core.models.heads import Head
+    from bitimely_core.heads import Head
     from bitimely_core.tokens import Windows
 
 LEVELS = {"W": "wake", "N1": "stage N1", "N2": "stage N2", "N3": "stage N3", "REM": "REM sleep", "R": "REM sleep"}
@@ -161,7 +161,7 @@ def from_pretrained(run: str | Path, *, workspace: Path = Path("workspace"), cal
 
     Raises UserError: not_found, config (exit 2) for a model without a head or on events; incomplete (4); integrity (5).
     """
-    from bitimely_core.models import heads
+    from bitimely_core import heads
 
     try:
         folder: str | Path = find_run_folder(run, workspace)
@@ -204,7 +204,7 @@ def predict(
 
     Raises UserError: as `from_pretrained`, and the first fault (exit 4) where no recording can be read.
     """
-    from bitimely_core.training.devices import select_device
+    from bitimely_core.train.devices import select_device
 
     select_device(device)
     model = from_pretrained(run, workspace=workspace, calibrate=not dry_run and calibrate_on is None)

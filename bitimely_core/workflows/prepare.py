@@ -40,7 +40,7 @@ def prepare_windows(
 
     Raises UserError: incomplete (exit 4) when the cache is missing and the data set needs a source; config (exit 2) as `check_group`.
     """
-    from bitimely_core.training.distributed import barrier, check_group, get_rank, get_world_size
+    from bitimely_core.train.distributed import barrier, check_group, get_rank, get_world_size
 
     together = together and not dry_run and get_world_size() > 1
     if together:
@@ -153,8 +153,8 @@ def resolve_training(stage: Literal["pretrain", "finetune"], base: SettingsLayer
 
     Raises UserError: config (exit 2).
     """
-    from bitimely_core.training.devices import resolve_arithmetic, select_device
-    from bitimely_core.training.event_file import require_tensorboard
+    from bitimely_core.train.devices import resolve_arithmetic, select_device
+    from bitimely_core.train.event_file import require_tensorboard
 
     settings = resolve_settings(stage, base, **options)
     for name in (options["flags"].get("train", {}).get("device"), settings.train.device):  # --set does not hide a wrong --device

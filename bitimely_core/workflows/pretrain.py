@@ -25,7 +25,7 @@ from bitimely_core.records import check_result, has_result
 from bitimely_core.run import describe_data, list_versions
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.tokens import SamplePreparation
-from bitimely_core.training import tuning
+from bitimely_core.train import tuning
 from bitimely_core.types import Batches, Progress
 from bitimely_core.workflows import hub
 from bitimely_core.workflows.prepare import prepare_windows, resolve_training
@@ -226,7 +226,7 @@ def _build_model(settings: Settings, windows: list[Windows], matched_preset: str
 
 def _list_batch_notices(settings: Settings) -> list[str]:
     """The effect of gradient accumulation and several processes on an objective that compares the rows of a micro-batch."""
-    from bitimely_core.training.distributed import get_world_size
+    from bitimely_core.train.distributed import get_world_size
 
     parts, rows = settings.train.accumulate * get_world_size(), settings.train.batch_size
     if parts == 1 or settings.objective.least_rows == 1:
@@ -237,7 +237,7 @@ def _list_batch_notices(settings: Settings) -> list[str]:
 def _make_batches(settings: Settings, views: list[tuning.TrainValidation]) -> tuple[Batches, Batches | None]:
     """Batches of the training splits, and of the validation splits where there are any."""
     from bitimely_core import data
-    from bitimely_core.training.distributed import get_world_size
+    from bitimely_core.train.distributed import get_world_size
 
     train, training = settings.train, [view.train for view in views]
     least = _require_batch_rows(settings, train.accumulate * get_world_size())

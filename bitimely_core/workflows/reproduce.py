@@ -64,7 +64,7 @@ def reproduce(
     Raises:
         UserError: incomplete (exit 4), and those of the training.
     """
-    from bitimely_core.training.devices import describe_environment
+    from bitimely_core.train.devices import describe_environment
 
     opened = Run.open(run, workspace).require_finished()
     record = opened.record
@@ -114,7 +114,7 @@ def reproduce(
 
 def _select_device(record: RunRecord) -> torch.device:
     """The device of the settings, or where this machine does not have it the one that it has."""
-    from bitimely_core.training.devices import select_device
+    from bitimely_core.train.devices import select_device
 
     with suppress(UserError):
         return select_device(record.settings.train.device)
@@ -189,7 +189,6 @@ def _list_environment(record: RunRecord, environment: RunEnvironment, versions: 
 
 
 def _draws_by_row(objective: str) -> bool:
-    registry.load_members("bitimely_core.objectives")
     return registry.objectives[objective].facts.draw is not None
 
 

@@ -19,16 +19,16 @@ from bitimely_core.schemas.runs import FinalLosses, Losses, RunRecord, ScoredChe
 from bitimely_core.schemas.scores import Scores
 from bitimely_core.tokens.sequences import EventSequences
 from bitimely_core.tokens.sets import TokenSet
-from bitimely_core.training import tuning
+from bitimely_core.train import tuning
 from bitimely_core.types import Batches, Progress
 
 if TYPE_CHECKING:
     from torch import nn
 
     from bitimely_core.tokens import Windows
-    from bitimely_core.training.loop import FitResult
-    from bitimely_core.training.metrics_log import LogLine
-    from bitimely_core.training.state import Objective
+    from bitimely_core.train.loop import FitResult
+    from bitimely_core.train.metrics_log import LogLine
+    from bitimely_core.train.state import Objective
 
 Say = Callable[[str], None]
 Flags = dict[str, Any]  # nested settings by section, as a preset, a recipe or the command line gives them
@@ -80,9 +80,9 @@ def run_job(job: TrainingJob, *, force_new: bool, progress: Progress | None, say
 
     The settings of the run hold the selected rate and `tuning.around` the given one, so that the same command finds its run again.
     """
-    from bitimely_core.training.devices import describe_environment, select_device
-    from bitimely_core.training.distributed import barrier, get_rank, is_resuming
-    from bitimely_core.training.loop import require_validation
+    from bitimely_core.train.devices import describe_environment, select_device
+    from bitimely_core.train.distributed import barrier, get_rank, is_resuming
+    from bitimely_core.train.loop import require_validation
 
     require_validation(job.settings.train, job.validation, job.settings.train.count_steps(job.batches.steps))
     writer, fresh = get_rank() == 0, force_new and not is_resuming()
@@ -152,7 +152,7 @@ def _seal_run(job: TrainingJob, record: RunRecord, *, trained: bool) -> None:
 def _train(
     job: TrainingJob, record: RunRecord, search: tuning.LearningRateSearch | None, writer: bool, progress: Progress | None, say: Say | None
 ) -> tuple[RunRecord, int]:
-    from bitimely_core.training import loop, metrics_log
+    from bitimely_core.train import loop, metrics_log
 
     def log(line: LogLine, trial: str = "") -> None:
         if progress is not None and line.get("split") == "train":
@@ -216,8 +216,8 @@ def _apply_search(record: RunRecord, tuned: TuningRecord) -> RunRecord:
 
 def summarize_job(job: TrainingJob) -> TrainingResult:
     """The result of a dry run: sizes, parameters, memory and time, those of the learning-rate search apart."""
-    from bitimely_core.training.estimate import estimate
-    from bitimely_core.training.loop import require_validation
+    from bitimely_core.train.estimate import estimate
+    from bitimely_core.train.loop import require_validation
 
     record, train = job.record, job.settings.train
     steps = train.count_steps(job.batches.steps)

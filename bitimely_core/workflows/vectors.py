@@ -83,7 +83,7 @@ def evaluate_vectors(
     Raises UserError: config, not_found (2); those of `read_vectors`, subject_leakage, incomplete (4); integrity (5).
     """
     from bitimely_core.analyses.probing import draw_splits
-    from bitimely_core.training.devices import select_device
+    from bitimely_core.train.devices import select_device
 
     select_device(device)
     opened = [open_run(run, workspace, data=data, verify=verify, dry_run=dry_run, progress=progress) for run in runs]

@@ -179,7 +179,7 @@ def _check_beside(folder: Path) -> list[Finding]:
 
 
 def _check_checkpoint(folder: Path) -> tuple[list[Finding], int]:
-    from bitimely_core.training import checkpoints
+    from bitimely_core.train import checkpoints
 
     files = checkpoints.verify_checkpoint(folder).files
     foreign = sorted(path.name for path in folder.iterdir() if path.name not in {"meta.json", *files})
@@ -216,7 +216,7 @@ def _check_run(folder: Path, record: RunRecord, *, guarded: bool) -> list[Findin
     if record.finished:
         weights = folder if has_result(folder / "model.safetensors") else folder / "model"
         return _check_model(weights, record.weights, hashed=guarded and ResultManifest.find(weights) is not None)
-    from bitimely_core.training import loop, metrics_log
+    from bitimely_core.train import loop, metrics_log
 
     newest = loop.load_latest_checkpoint(folder)
     if newest is not None and newest.meta.log is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from bitimely_core.claims.dataset import ClaimsOptions
+from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.sources import claims, meds, mimic3, mimic4, omop, synpuf
 from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.columns import find_table, open_table

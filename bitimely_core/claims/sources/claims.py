@@ -21,9 +21,9 @@ import polars as pl
 
 from bitimely_core.claims import dates
 from bitimely_core.claims.codes import FAMILIES
-from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.distinct import map_texts
 from bitimely_core.claims.label_rules import SOURCES as KINDS
+from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable, Stated
 from bitimely_core.claims.sources.columns import (
     DateCounts,

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bitimely_core.claims.codes import FAMILIES, OTHER
-from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.label_rules import SOURCES as KINDS
+from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable
 from bitimely_core.claims.sources.columns import open_table
 from bitimely_core.claims.sources.options import parse_default_source

@@ -6,7 +6,7 @@ from functools import partial
 
 import polars as pl
 
-from bitimely_core.claims.dataset import ClaimsOptions
+from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock
 from bitimely_core.claims.sources.columns import find_table, open_table
 from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects

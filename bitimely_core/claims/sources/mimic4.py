@@ -11,7 +11,7 @@ from functools import partial
 import polars as pl
 
 from bitimely_core.claims import dates
-from bitimely_core.claims.dataset import ClaimsOptions
+from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable
 from bitimely_core.claims.sources.columns import find_table, open_table
 from bitimely_core.claims.sources.mimic3 import date_at_discharge

@@ -12,7 +12,7 @@ from functools import partial
 import polars as pl
 
 from bitimely_core.claims.codes import MARK, OTHER
-from bitimely_core.claims.dataset import ClaimsOptions
+from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock
 from bitimely_core.claims.sources.columns import OpenTable, assign_vocabulary, find_table, open_table, reformat_dates
 from bitimely_core.claims.sources.options import parse_default_source, parse_switch_day

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bitimely_core.claims import dates
-from bitimely_core.claims.dataset import ClaimsOptions
 from bitimely_core.claims.label_rules import SOURCES as KINDS
+from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.phecode_maps import locate_map
 from bitimely_core.errors import Reason, safe_text, usage_error
 from bitimely_core.registry import unknown

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from bitimely_core.claims.dataset import ClaimsOptions
+from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable
 from bitimely_core.claims.sources.columns import OpenTable, check_types, match_columns, open_table
 from bitimely_core.claims.sources.options import LabelColumn, parse_label_columns

@@ -1,0 +1,39 @@
+"""The options of an ingest of claims and EHR tables, and the labels that rules find in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LABELS = ("chf", "copd", "diabetes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimsOptions:
+    """Options of an ingest of claims, called as the flags of the command. Empty: not given."""
+
+    source: str = "claims"  # layout
+    phecode_map: Sequence[str] = ()
+    map_repair: str = ""
+    map_overrides: str = ""
+    map_vocab: str = ""
+    rules: str = ""
+    label_column: Sequence[str] = ()  # COLUMN:NAME:VALUE[@YEAR]
+    col: Sequence[str] = ()  # KEY=NAME
+    source_value: Sequence[str] = ()  # WORD=KIND
+    code_pattern: Sequence[str] = ()
+    default_source: str = ""
+    date_format: str = ""  # of `strptime`
+    icd10_from: str = ""  # YYYY-MM-DD
+    pad_undotted: bool = False
+    admitting: bool = False
+    keep_ignored: bool = False
+    control_exclusions: bool = False
+    sex_restrictions: bool = False
+    split_file: str = ""
+    seed: int = 0
+    keep_ids: str = ""
+    id_key: str = ""
+    engine: str = "polars"
+    codes: str = ""  # all: also codes that are not ICD, with their numeric values
+    time_unit: str = ""  # minute

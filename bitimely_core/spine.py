@@ -1,0 +1,13 @@
+"""Where the spine's own models, objectives, analyses and kinds of data are found. Wings say so in their `__init__`, plug-ins when they are imported.
+
+This module is the first entry point of `bitimely.plugins`, see `pyproject.toml`.
+"""
+
+from bitimely_core.registry import analyses, data_kinds, models, objectives, row_readers
+
+models.provide("bitimely_core.models.stack")
+objectives.provide("bitimely_core.objectives.tokens")
+analyses.provide("bitimely_core.analyses")
+data_kinds.provide("bitimely_core.tokens.kind", "recordings")
+data_kinds.provide("bitimely_core.claims.kind", "events")
+row_readers.provide("bitimely_core.data", "tensors")

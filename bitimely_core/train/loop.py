@@ -1,0 +1,592 @@
+"""`fit`: the training loop for pre-training and fine-tuning, on one device or several, which resumes exactly from a checkpoint.
+
+An objective is `f(model, batch, generator=None) -> {"loss", "rel", "parts", ...}`; `fit` back-propagates `loss` and logs the scalars.
+Where `loss` is a mean over something other than rows (valid tokens), the objective gives their number as `count`: micro-batches and
+processes are weighted by it, so that together they give the gradient of the global batch.
+
+The order of the data, the learning rate, dropout and masks of step s are functions of (seed, s): a checkpoint needs weights, moments and s.
+Masks, gaps and noise are drawn by row of the global batch (`draws`). Dropout also depends on the micro-batch and the process, the views of a
+contrastive objective on the process; apart from them, gradient accumulation and the number of processes change rounding alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import time
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any, TypedDict, cast
+
+import torch
+import torch.distributed as dist
+from pydantic import JsonValue
+from torch import Tensor, nn
+
+from bitimely_core import __version__, objectives, storage
+from bitimely_core.config import RESUME_EXEMPT, TrainConfig, validate
+from bitimely_core.errors import Finding, Reason, input_error
+from bitimely_core.models.layers import StackLayer, compile_layers, recompute_layers
+from bitimely_core.schemas.runs import CheckpointMeta
+from bitimely_core.system_errors import attach_result, require_memory
+from bitimely_core.train import checkpoints, distributed, draws, event_file, faults, targets
+from bitimely_core.train.batches import map_tensors, read_ahead, scale_values, split_rows
+from bitimely_core.train.devices import deterministic_kernels, resolve_compile, resolve_precision, select_device, use_arithmetic
+from bitimely_core.train.gradients import GradientSum
+from bitimely_core.train.losses import BatchLoss, DeviceLosses, Parts, accumulate
+from bitimely_core.train.metrics_log import LogLine, describe_log, restore_log
+from bitimely_core.train.state import Log, Notice, Objective, TrainingState
+from bitimely_core.types import Batch, Batches
+
+SLOW_RATE = 1e-3  # largest learning rate of parameters that a module names in `slow`
+
+
+class FitResult(TypedDict):
+    """Result of `fit`."""
+
+    steps: int
+    epochs: float
+    finished: bool
+    resumed: int | None  # the step of the checkpoint
+    loss: float | None  # of the last step
+    rel: float | None
+    best: dict[str, int | float | None] | None  # validation
+    device: str
+    findings: list[Finding]
+
+
+def fit(
+    model: nn.Module,
+    batches: Batches,
+    objective: Objective,
+    *,
+    epochs: int | None = None,
+    steps: int | None = None,
+    lr: float | None = None,
+    seed: int | None = None,
+    config: TrainConfig | None = None,
+    validation: Batches | None = None,
+    folder: str | Path | None = None,
+    identity: dict[str, JsonValue] | None = None,
+    log: Log | None = None,
+    notice: Notice | None = None,
+) -> FitResult:
+    """Train `model` in place; with `folder`, log and save there, and resume from the checkpoint there.
+
+    AdamW (no decay on vectors, biases, norms), linear warm-up, then a cosine to 0 over all steps, gradients clipped by their global norm.
+    The same call again resumes after a kill and ends with the weights of the uninterrupted run, bit for bit on the same kind of device with
+    the same numbers of processes and threads; a finished run is only loaded. The model keeps its mode and device, and starts from its
+    weights; a `target_scale` that is NaN is measured before the first step.
+
+    `batches` are global ones, as `data.batches` returns them; they decide the batch size, not `config.batch_size`. `epochs` replaces that
+    of `config` (None: the defaults of `TrainConfig`) and its steps, `steps` the number of optimizer steps whatever the epochs, `lr` the
+    highest learning rate, `seed` that of dropout and masks. `validation` is evaluated at the end of every epoch and of the training.
+    `folder` gets `metrics.jsonl`, `checkpoints/` and, at the end, `model/`, and is locked meanwhile. A resumed run must agree with
+    `identity` (JSON: manifest hash of the data, hash of the tokenizer, resolved settings). `log` is called with every line of the log, and
+    in it `of`, the number of all steps; `notice` with every warning (None: `warnings.warn`).
+    With `config.checkpoint` best the model ends with the weights of the lowest validation loss; every checkpoint holds those so far.
+
+    Raises UserError: config, settings_differ (exit 2); shapes_differ, no_input, non_finite_loss (4); integrity (5); resource_limit,
+    disk_full (6); locked (7); interrupted (130, 143).
+    """
+    overrides = {name: value for name, value in {"epochs": epochs, "steps": steps, "lr": lr, "seed": seed}.items() if value is not None}
+    stored = {**(config or TrainConfig()).model_dump(), **({} if epochs is None else {"steps": None})}
+    settings = resolve_precision(validate(TrainConfig, {**stored, **overrides}))
+    total = settings.count_steps(batches.steps)
+    require_validation(settings, validation, total)
+    if not batches.steps and settings.count_steps(1):
+        raise input_error(Reason.NO_INPUT, "no training batch", "expected at least one", "Check the split: it may have no training subject")
+    distributed.join_group()
+    device, home = select_device(settings.device), None if folder is None else Path(folder)
+    with ExitStack() as stack:
+        if home is not None and distributed.get_rank() == 0:
+            stack.enter_context(storage.lock(home))
+        checkpoint, findings = _find_checkpoint(home, notice, settings.keep)
+        settings, missing = resolve_compile(settings, device, stack=any(isinstance(one, StackLayer) for one in model.modules()))
+        for finding in missing:
+            faults.warn(finding, notice)
+        stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
+        stack.enter_context(deterministic_kernels(device))
+        if checkpoint is None and total:
+            _measure_scale(model, batches, objective, settings)
+        stack.callback(model.to, next((p.device for p in model.parameters()), torch.device("cpu")))
+        stack.callback(model.train, model.training)
+        model.to(device)
+        distributed.broadcast_parameters(model)
+        groups = group_parameters(model, settings.weight_decay)
+        trained = groups or [{"params": [nn.Parameter(torch.zeros(0))]}]
+        state = TrainingState(
+            model=model,
+            objective=objective,
+            batches=batches,
+            validation=validation,
+            config=settings,
+            total=total,
+            device=device,
+            names=[name for group in groups for name in group.pop("names")],  # which the optimizer does not take
+            optimizer=torch.optim.AdamW(trained, lr=settings.lr, fused=device.type == "cuda"),
+            home=home,
+            log=log,
+            identity=json.loads(storage.encode_json({**(identity or {}), "train": _describe_training(settings, batches, total)})),
+        )
+        if checkpoint is not None:
+            _resume(state, checkpoint)
+        restore_log(home, checkpoint, track=settings.track)
+        if checkpoint is None or not checkpoint.meta.finished:
+            _train(state, stack)
+    return {
+        "steps": state.step,
+        "epochs": state.step / max(batches.steps, 1),
+        "finished": True,
+        "resumed": None if checkpoint is None else checkpoint.step,
+        "loss": state.last.get("loss"),
+        "rel": state.last.get("rel"),
+        "best": state.best,
+        "device": str(device),
+        "findings": [*findings, *missing],
+    }
+
+
+def _describe_training(settings: TrainConfig, batches: Batches, total: int) -> dict[str, JsonValue]:
+    """What a resumed run must agree with."""
+    shared = settings.model_dump(mode="json", exclude={*RESUME_EXEMPT, "epochs", "steps", "batch_size"})
+    return shared | {"total_steps": total, "epoch_steps": batches.steps, "batch_rows": batches.size}
+
+
+def require_validation(config: TrainConfig, validation: Batches | None, total: int) -> None:
+    """Raises UserError (no_input, exit 4) where the weights of the lowest validation loss are wanted and nothing validates."""
+    if config.checkpoint == "best" and total and (validation is None or not validation.steps):
+        problem, expected = "no validation windows", "the lowest validation loss chooses the weights"
+        raise input_error(Reason.NO_INPUT, problem, expected, "Use --checkpoint last, or ingest more subjects", field="--checkpoint")
+
+
+def _measure_scale(model: nn.Module, batches: Batches, objective: Objective, config: TrainConfig) -> None:
+    """Measure `model.target_scale` where it is NaN. Raises UserError (resource_limit, exit 6)."""
+    scale = getattr(model, "target_scale", None)
+    if not isinstance(scale, Tensor) or not bool(torch.isnan(scale).any()):
+        return
+    try:
+        objectives.measure_scale(model, batches)
+    except Exception as error:
+        fault = faults.out_of_memory_error(error, batches, config, 1, divisible=faults.is_divisible(model, objective))
+        if fault is None:
+            raise
+        raise fault from None
+
+
+def _train(state: TrainingState, stack: ExitStack) -> None:
+    stack.enter_context(faults.handle_signals(state))
+    state.pool = stack.enter_context(ThreadPoolExecutor(1))  # which is waited for, however the training ends
+    stack.enter_context(use_arithmetic(state.device, state.config.precision))
+    stack.enter_context(recompute_layers(active=state.config.recompute == "layers"))
+    if state.config.compile:
+        stack.enter_context(compile_layers(state.model))
+    state.gradients = GradientSum(state.model.parameters())
+    stack.callback(state.gradients.close)
+    if state.device.type == "cuda" and distributed.get_world_size() == 1:
+        zero = torch.zeros((), device=state.device)
+        state.on_device = DeviceLosses(zero, zero.new_full((4,), -1.0), zero.new_zeros(4))
+    keep = getattr(state.batches, "keep_on", None)
+    if keep is not None and state.device.type == "cuda" and state.config.resident and state.total >= state.batches.steps:
+        share = 0.25 if state.config.resident == "auto" else 0.8
+        stack.enter_context(keep(state.device, share * torch.cuda.mem_get_info(state.device)[0]))
+    require_memory(3 * sum(p.numel() * p.element_size() for p in state.model.parameters() if p.requires_grad), "the optimizer")
+    try:
+        with attach_result(lambda: {"steps": state.step, "loss": state.last.get("loss"), "rel": state.last.get("rel")}):
+            _run_steps(state)
+    except KeyboardInterrupt as error:
+        if state.home is None:
+            raise
+        raise faults.interrupted_error(state, signal.SIGINT, f"at once after step {state.step}", "the last checkpoint is intact") from error
+
+
+def _run_steps(state: TrainingState) -> None:
+    """Steps, validations and checkpoints, to the last step or until a stop signal."""
+    state.logged_at = time.perf_counter()
+    state.model.train()
+    every = state.config.checkpoint_every or state.batches.steps
+    stop = _validate(state)  # where a run was stopped between the last step of an epoch and its validation
+    while state.step < state.total and not stop:
+        epoch, start = divmod(state.step, state.batches.steps)
+        left = min(state.batches.steps - start, state.total - state.step)
+        with closing(_open_stream(state, state.batches, "train", state.step + 1, epoch, start)) as stream:
+            for _ in range(left):
+                line, stop = _run_step(state, stream)
+                if line is not None:
+                    _write_line(state, line)
+                stop = _validate(state) or stop
+                if stop:
+                    break
+                if state.step % every == 0 and state.step < state.total:
+                    _save_checkpoint(state, wait=False)
+    _save_checkpoint(state, wait=True)
+    if stop or state.stop_signal:
+        raise faults.interrupted_error(state, stop or state.stop_signal, f"after step {state.step} of {state.total}", "it is saved")
+
+
+def _run_step(state: TrainingState, stream: Iterator[Batch]) -> tuple[LogLine | None, int]:
+    """One optimizer step. Returns the line to log, if one is due, and the stop signal that any process received, or 0."""
+    factor = compute_schedule_factor(state.step, state.total, state.config.warmup)
+    state.optimizer.zero_grad(set_to_none=True)
+    if state.on_device is not None:
+        state.on_device.last = state.on_device.last.new_zeros(4)
+    sums, parts = [0.0] * 4, Parts()
+    micros, fault, waited = _read_parts(state, stream, state.config.accumulate)
+    state.data_wait += waited
+    try:
+        faults.raise_write_error(state, wait=False)
+        generator = None
+        setattr(state.model, "progress", state.step / state.total)  # noqa: B010  any module may be trained; some objectives read it
+        for at, micro in enumerate(micros):
+            generator = _make_generator(state, generator, "train", state.step + 1)
+            out = _evaluate_batch(state, micro, generator, "train", state.step + 1, at)
+            state.gradients.is_last = at == len(micros) - 1
+            (out.loss * out.count).backward()
+            accumulate(sums, parts, out) if state.on_device is None else state.on_device.add(out)
+            state.timesteps_read += micro.batch.values.shape[0] * micro.batch.values.shape[1]
+    except Exception as error:
+        fault = fault or error
+    state.gradients.send_all()
+    sums, stop = faults.sync_step(state, sums, fault, state.step + 1)
+    for group in state.optimizer.param_groups:
+        group["lr"] = min(state.config.lr, group.get("largest", math.inf)) * factor
+    norm = _apply_gradients(state, sums)
+    distributed.all_reduce_statistics(state.model)
+    state.step += 1
+    state.unlogged_steps += 1
+    if not (
+        state.step == 1 or state.step % state.config.log_every == 0 or state.step % state.batches.steps == 0 or state.step == state.total
+    ):
+        return None, stop
+    if state.on_device is not None:
+        norm, parts = _read_losses(state)
+    timesteps, waited = distributed.all_reduce_sum([state.timesteps_read, state.data_wait])
+    now = time.perf_counter()
+    line: LogLine = {
+        "step": state.step,
+        "epoch": (state.step - 1) // state.batches.steps + 1,
+        "split": "train",
+        "loss": state.last["loss"],
+        "rel": state.last["rel"],
+        "lr": state.config.lr * factor,
+        "grad_norm": norm,
+        "tokens_per_second": timesteps / max(now - state.logged_at, 1e-9),
+        "data_wait": waited / distributed.get_world_size() / state.unlogged_steps,
+    }
+    state.logged_at, state.timesteps_read, state.data_wait, state.unlogged_steps = now, 0, 0.0, 0
+    return _add_parts(line, parts), stop
+
+
+def _apply_gradients(state: TrainingState, sums: list[float]) -> float:
+    """Take the step that the gradients ask for; their norm, or NaN where it stays on the device. An unusable step is never applied.
+
+    Raises UserError: no_input, non_finite_loss (exit 4).
+    """
+    own, used = state.on_device, distributed.list_parameters(state.optimizer)
+    if own is not None:
+        torch._foreach_div_([p.grad for p in used if p.grad is not None], own.last[0])
+        own.judge(nn.utils.clip_grad_norm_(used, state.config.clip, foreach=True), state.step)
+        state.optimizer.found_inf = own.found_inf  # type: ignore[attr-defined]
+        state.optimizer.step()
+        return math.nan
+    count, loss, rel, rel_count = sums
+    _require_usable(state, count, loss)
+    state.gradients.receive_all()
+    torch._foreach_div_([p.grad for p in used if p.grad is not None], count)
+    norm = float(nn.utils.clip_grad_norm_(used, state.config.clip))
+    _require_usable(state, count, loss, norm)
+    state.optimizer.step()
+    state.last = {"loss": loss / count, "rel": _finite_or_none(rel / (rel_count or 1.0))}
+    return norm
+
+
+def _require_usable(state: TrainingState, count: float, loss: float, norm: float = 0.0) -> None:
+    """Raises UserError (no_input, non_finite_loss, exit 4) for the step after `state.step`."""
+    if not count:
+        raise input_error(Reason.NO_INPUT, f"no valid value in the batch of step {state.step + 1}", "expected at least one")
+    if not math.isfinite(loss):
+        raise faults.non_finite_error(state, "loss", loss / count)
+    if not math.isfinite(norm):
+        raise faults.non_finite_error(state, "gradient norm", norm)
+
+
+def _read_losses(state: TrainingState) -> tuple[float, Parts]:
+    """Norm and parts of the last step, from the device, with `state.last`. Raises as `_apply_gradients`, for the first unusable step."""
+    own = state.on_device
+    if own is None or own.norm is None:
+        return math.nan, Parts()
+    read = torch.cat((own.first, own.norm[None].to(own.last.dtype), own.last)).tolist()
+    (step, *unusable), (norm, count, loss, rel, rel_count), values = read[:4], read[4:9], read[9:]
+    if step >= 0:
+        state.step = int(step)
+        _require_usable(state, *unusable)
+    state.last = {"loss": loss / count, "rel": _finite_or_none(rel / (rel_count or 1.0))}
+    return norm, {name: (count, value) for name, value in zip(own.names, values, strict=True)}
+
+
+def _validate(state: TrainingState) -> int:
+    """Validate at the end of an epoch or of the training, once. Returns the stop signal that any process received, or 0."""
+    if state.validation is None or not _needs_validation(state):
+        return 0
+    sums, parts = [0.0] * 4, Parts()
+    _read_losses(state)
+    state.model.eval()
+    try:
+        with torch.no_grad(), closing(_open_stream(state, state.validation, "validation", 0)) as stream:
+            for at in range(state.validation.steps):
+                micros, fault, _ = _read_parts(state, stream, 1)
+                try:
+                    for micro in micros:
+                        generator = _make_generator(state, None, "validation", at)
+                        accumulate(sums, parts, _evaluate_batch(state, micro, generator, "validation", at))
+                except Exception as error:
+                    fault = fault or error
+                _, stop = faults.sync_step(state, [], fault, state.step)
+                if stop:
+                    return stop  # the next call repeats the validation
+    finally:
+        state.model.train()
+    count, loss, rel, rel_count = distributed.all_reduce_sum(sums)
+    entry: LogLine = {
+        "step": state.step,
+        "epoch": (state.step - 1) // state.batches.steps + 1,
+        "split": "validation",
+        "loss": _finite_or_none(loss / max(count, 1.0)),
+        "rel": _finite_or_none(rel / (rel_count or 1.0)),
+    }
+    state.validated = state.step
+    lowest = math.inf if state.best is None or state.best["loss"] is None else state.best["loss"]
+    if entry["loss"] is not None and entry["loss"] < lowest:
+        state.best = {"step": entry["step"], "epoch": entry["epoch"], "loss": entry["loss"], "rel": entry["rel"]}
+        state.best_weights = _copy_tensors(state.model) if state.config.checkpoint == "best" else None
+    _write_line(state, _add_parts(entry, parts))
+    state.logged_at = time.perf_counter()
+    return 0
+
+
+def _needs_validation(state: TrainingState) -> bool:
+    """Whether an epoch or the training ends at this step and is not validated yet."""
+    ended = state.step > 0 and (state.step % state.batches.steps == 0 or state.step == state.total)
+    return state.validation is not None and state.validation.steps > 0 and ended and state.validated < state.step
+
+
+def _open_stream(state: TrainingState, batches: Batches, split: str, first: int, epoch: int = 0, start: int = 0) -> Generator[Batch]:
+    """Batches of this process with what the objective draws by row; `first` is the step of the first one."""
+    read = getattr(batches, "read_narrow", batches) if state.device.type == "cuda" else batches
+    stream = read(epoch, start=start, rank=distributed.get_rank(), world=distributed.get_world_size())
+    return read_ahead(draws.draw_rows(state.objective, state.model, stream, state.config.seed, split, first), state.device)
+
+
+def _make_generator(state: TrainingState, last: torch.Generator | None, *key: object) -> torch.Generator:
+    """What the objective draws itself (CPU): one stream a step and process, `last`; where it is shared by all rows, each micro-batch has the same."""
+    facts = draws.find_facts(state.objective, state.model)
+    if facts is not None and facts.shared:
+        return draws.make_generator(state.config.seed, "objective", *key)
+    return last or draws.make_generator(state.config.seed, "objective", *key, distributed.get_rank())
+
+
+def _read_parts(state: TrainingState, stream: Iterator[Batch], parts: int) -> tuple[list[targets.MicroBatch], Exception | None, float]:
+    """The next batch of this process in micro-batches, what failed (all processes come as far as `faults.sync_step`), and seconds waited."""
+    counter = targets.find_counter(state.objective, state.model, parts)
+    batches: list[Batch] = []
+    counts: list[targets.Counts] = []
+    fault: Exception | None = None
+    started = time.perf_counter()
+    waited = 0.0
+    try:
+        batch = next(stream, None)
+        waited = time.perf_counter() - started
+        batches = split_rows(batch, parts)
+        if counter is not None:
+            counts = [counter(state.model, map_tensors(one, lambda x: x.to(state.device, non_blocking=True))) for one in batches]
+    except Exception as error:
+        batches, counts, fault = [], [], error
+    if counter is None:
+        return [targets.MicroBatch(one) for one in batches], fault, waited
+    return targets.weigh_batches(batches, counts, state.device), fault, waited
+
+
+def _evaluate_batch(state: TrainingState, micro: targets.MicroBatch, generator: torch.Generator, *key: object) -> BatchLoss:
+    """The objective on one micro-batch, dropout fixed by `key`."""
+    seed = draws.derive_seed(state.config.seed, "model", *key, distributed.get_rank())
+    torch.default_generator.manual_seed(seed)
+    if state.device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    elif state.device.type == "mps":
+        torch.mps.manual_seed(seed)
+    with torch.autocast(state.device.type, dtype=torch.bfloat16, enabled=state.config.precision == "bf16"):
+        batch = scale_values(map_tensors(micro.batch, lambda x: x.to(state.device, non_blocking=True)))
+        batch = batch._replace(source=micro.batch.source)  # chooses an adapter: read from the device it would be waited for
+        out = state.objective(state.model, batch, generator=generator)
+        out = out if micro.weigh is None else micro.weigh(out)
+    count, rel_count = out.get("count", micro.batch.values.shape[0]), out.get("rel_count")
+    return BatchLoss(out["loss"], count, out.get("rel", math.nan), out.get("parts", {}), count if rel_count is None else rel_count)
+
+
+def compute_schedule_factor(step: int, total: int, warmup: float) -> float:
+    """Share of the highest rate after `step` of `total` steps: linear over the first `warmup` share, then a cosine that is 0 at `total`."""
+    rising = round(warmup * total)
+    if step < rising:
+        return (step + 1) / rising
+    return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(total - rising, 1)))
+
+
+def group_parameters(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """The trainable parameters in up to three groups of `params`, `names`, `weight_decay`: vectors, biases and all of a norm do not decay.
+
+    Nor do those that their module names in `slow`; their learning rate stays below `SLOW_RATE` (`largest` of their group).
+    """
+    kinds = ({"weight_decay": weight_decay}, {"weight_decay": 0.0}, {"weight_decay": 0.0, "largest": SLOW_RATE})
+    groups: list[dict[str, Any]] = [{"params": [], "names": [], **kind} for kind in kinds]
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            owner, _, own = name.rpartition(".")
+            module = model.get_submodule(owner)
+            vector = parameter.ndim < 2 or own.startswith("bias") or "Norm" in type(module).__name__
+            group = groups[2 if own in getattr(module, "slow", ()) else int(vector)]
+            group["params"].append(parameter)
+            group["names"].append(name)
+    return [group for group in groups if group["params"]]
+
+
+def _add_parts(line: LogLine, parts: Parts) -> LogLine:
+    """`line` with the mean of each part over all processes, which may have different parts."""
+    gathered: list[Any] = [parts]
+    if distributed.get_world_size() > 1:
+        gathered = [None] * distributed.get_world_size()
+        dist.all_gather_object(gathered, parts)
+    names = dict.fromkeys(name for one in gathered for name in one)
+    sums = {name: [sum(column) for column in zip(*(one[name] for one in gathered if name in one), strict=True)] for name in names}
+    return cast(LogLine, {**line, **{name: _finite_or_none(weighted / count) for name, (count, weighted) in sums.items()}})
+
+
+def load_latest_checkpoint(folder: str | Path) -> checkpoints.Checkpoint | None:
+    """The newest intact checkpoint of a run, None without any. Raises UserError (integrity, exit 5) when none of them verifies."""
+    return checkpoints.find_newest_checkpoint(Path(folder) / "checkpoints")[0]
+
+
+def is_finished(folder: str | Path) -> bool:
+    """Whether the last step of the run in `folder` is done and validated; then its weights are in `model/`."""
+    checkpoint = load_latest_checkpoint(folder)
+    return checkpoint is not None and checkpoint.meta.finished
+
+
+def _write_line(state: TrainingState, line: LogLine) -> None:
+    if distributed.get_rank() == 0:
+        if state.home is not None:
+            storage.append_line(state.home / "metrics.jsonl", line)
+            if state.config.track:
+                event_file.append_event(state.home, line)
+        if state.log is not None:
+            state.log({**line, "of": state.total})
+
+
+def _find_checkpoint(home: Path | None, notice: Notice | None, keep: int) -> tuple[checkpoints.Checkpoint | None, list[Finding]]:
+    """The checkpoint to resume from: process 0 selects it, cleans up and broadcasts the step."""
+    if home is None:
+        return None, []
+    folder = home / "checkpoints"
+    if distributed.get_rank() == 0:
+        for own in (folder, home / "model"):
+            storage.refuse_link(own)
+        checkpoint, findings = checkpoints.find_newest_checkpoint(folder)
+        checkpoints.sweep_folder(folder, checkpoint, keep=keep)
+        for swept in (home, home / "model"):
+            if swept.is_dir():
+                storage.remove_temporary_files(swept)
+        distributed.all_reduce_sum([0.0 if checkpoint is None else checkpoint.step + 1.0])
+        for finding in findings:
+            faults.warn(finding, notice)
+        return checkpoint, findings
+    (number,) = distributed.all_reduce_sum([0.0])
+    path = folder / f"step-{int(number) - 1}"
+    return (checkpoints.Checkpoint(path, checkpoints.verify_checkpoint(path)) if number else None), []
+
+
+def _resume(state: TrainingState, checkpoint: checkpoints.Checkpoint) -> None:
+    """Load weights, moments and step. Raises UserError (settings_differ, shapes_differ, integrity)."""
+    checkpoints.require_same_run(checkpoint, state.identity, RESUME_EXEMPT)
+    weights = checkpoints.load_tensors(checkpoint, "model")
+    checkpoints.require_same_shapes(checkpoint, weights, _list_tensors(state.model))
+    state.model.load_state_dict(weights)
+    moments: dict[str, dict[str, Tensor]] = {}
+    for key, value in checkpoints.load_tensors(checkpoint, "optimizer").items():
+        name, _, moment = key.rpartition("::")
+        moments.setdefault(name, {})[moment] = value
+    loaded = {at: moments[name] for at, name in enumerate(state.names) if name in moments}
+    state.optimizer.load_state_dict({"state": loaded, "param_groups": state.optimizer.state_dict()["param_groups"]})
+    meta = checkpoint.meta
+    if state.config.checkpoint == "best" and meta.best is not None:  # weights of their own only where they are those of another step
+        state.best_weights = checkpoints.load_tensors(checkpoint, "best") if "best.safetensors" in meta.files else weights
+        checkpoints.require_same_shapes(checkpoint, state.best_weights, weights)
+        if meta.finished:
+            state.model.load_state_dict(state.best_weights)
+    state.step, state.validated, state.best, state.last = meta.step, meta.validated, meta.best, meta.last
+
+
+def _save_checkpoint(state: TrainingState, *, wait: bool) -> None:
+    """Write a checkpoint of this step, after the last one also `model/`; process 0 does, in a thread that it may `wait` for.
+
+    After the last step the model gets the selected weights.
+    """
+    _read_losses(state)
+    finished = state.step == state.total and not _needs_validation(state)
+    weights = _list_tensors(state.model)
+    if finished and state.best_weights is not None:
+        weights = _copy_tensors(state.model)
+        state.model.load_state_dict(state.best_weights)
+    if state.home is None:
+        return
+    learned = dict(state.model.named_parameters()) | distributed.list_statistics(state.model)
+    states = [state.optimizer.state.get(p, {}) for p in distributed.list_parameters(state.optimizer)]
+    moments = {f"{name}::{key}": value for name, own in zip(state.names, states, strict=False) for key, value in own.items()}
+    if not (checkpoints.is_finite(learned) and checkpoints.is_finite(moments)):
+        problem, hint = f"non-finite weights or running statistics after step {state.step}", "Lower --lr; the previous checkpoint is kept"
+        raise input_error(Reason.NON_FINITE_LOSS, problem, "expected finite numbers", hint, file=str(state.home))
+    if distributed.get_rank() == 0:
+        faults.raise_write_error(state, wait=True)
+        if finished and callable(save := getattr(state.model, "save", None)):
+            save(state.home / "model")
+        elif finished:  # it cannot save its configuration
+            content = checkpoints.encode_tensors(_list_tensors(state.model))
+            storage.write_bytes(storage.make_folder(state.home / "model") / "model.safetensors", content)
+        meta = CheckpointMeta(
+            step=state.step,
+            epoch=state.step // max(state.batches.steps, 1),
+            total=state.total,
+            finished=finished,
+            validated=state.validated,
+            best=state.best,
+            last=state.last,
+            seed=state.config.seed,
+            processes=distributed.get_world_size(),
+            identity=state.identity,
+            log=describe_log(state.home / "metrics.jsonl"),
+            bitimely=__version__,
+            torch=str(torch.__version__),
+        )
+        tensors = {"model": weights, "optimizer": moments}
+        if state.best_weights is not None and state.best is not None and state.best["step"] != state.step:
+            tensors["best"] = state.best_weights
+        assert state.pool is not None
+        contents = {name: checkpoints.encode_tensors(group) for name, group in tensors.items()}
+        state.saving = state.pool.submit(checkpoints.save_checkpoint, state.home / "checkpoints", meta, contents, keep=state.config.keep)
+        faults.raise_write_error(state, wait=wait)
+    if wait:
+        distributed.all_reduce_sum([0.0])  # the others wait: a stop must not end them while process 0 writes
+
+
+def _list_tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+
+
+def _copy_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of the model as they are now, on the CPU."""
+    return {name: value.detach().to("cpu", copy=True) for name, value in _list_tensors(model).items()}
+
+
+def _finite_or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,84 @@
+"""The lines of `metrics.jsonl`: read, and brought back to what they were at a checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TypedDict, cast
+
+from bitimely_core import storage
+from bitimely_core.errors import integrity_error
+from bitimely_core.records import StoredFile, has_result, read_result
+from bitimely_core.system_errors import translate_system_errors
+from bitimely_core.train import checkpoints, distributed, event_file
+
+
+class LogLine(TypedDict, total=False):
+    """A line of `metrics.jsonl`; the parts of the objective are further keys."""
+
+    step: int
+    epoch: int
+    split: str
+    loss: float | None
+    rel: float | None
+    lr: float
+    grad_norm: float
+    tokens_per_second: float  # timesteps of the input a second, over all processes; not tokens of the model
+    data_wait: float  # seconds a step
+    of: int  # all steps; only of lines that are handed to `log`
+
+
+def read_metrics(folder: str | Path) -> list[LogLine]:
+    """The lines of `metrics.jsonl`, without one that a kill has cut."""
+    path = Path(folder) / "metrics.jsonl"
+    lines: list[LogLine] = []
+    for text in read_result(path).splitlines() if has_result(path) else []:
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(line, dict) and isinstance(line.get("step"), int):
+            lines.append(cast(LogLine, line))
+    return lines
+
+
+def restore_log(home: Path | None, checkpoint: checkpoints.Checkpoint | None, *, track: bool) -> None:
+    """Cut the log, and the event file, to what it was at the checkpoint. Raises UserError (integrity, exit 5) where it has been altered."""
+    if home is None or distributed.get_rank() > 0:
+        return
+    path = home / "metrics.jsonl"
+    if checkpoint is None:
+        storage.remove_file(path)
+    elif (log := checkpoint.meta.log) is not None:
+        require_log(path, log)
+        if log.size < path.stat().st_size:
+            storage.write_bytes(path, path.read_bytes()[: log.size])
+    elif path.is_file() and not checkpoint.meta.finished:  # of version 0.1: without the lines after the checkpoint
+        step, validated = checkpoint.meta.step, checkpoint.meta.validated
+        kept = [one for one in read_metrics(path.parent) if one["step"] <= (validated if one.get("split") == "validation" else step)]
+        storage.write_bytes(path, b"".join(storage.encode_json(one) + b"\n" for one in kept))
+    if track:
+        event_file.restore_events(home, read_metrics(home))
+
+
+def require_log(path: Path, log: StoredFile) -> None:
+    """Raises UserError (integrity, exit 5) where the log at `path` does not begin with what it was at a checkpoint, `log`."""
+    content = path.read_bytes()[: log.size] if path.is_file() else b""
+    if hashlib.sha256(content).hexdigest() != log.sha256:
+        raise integrity_error(
+            str(path),
+            "is missing" if not path.is_file() else "differs from what the last checkpoint has of it",
+            f"expected {log.size} bytes of sha256 {log.sha256[:16]}",
+            "Restore a copy, or start again with --force-new",
+        )
+
+
+def describe_log(path: Path) -> StoredFile | None:
+    """Hash and size of the log so far."""
+    if not path.is_file():
+        return None
+    storage.sync_file(path)
+    with translate_system_errors(path):
+        sha256, size = storage.hash_with_size(path)
+    return StoredFile(sha256=sha256, size=size)

@@ -1,1 +1,0 @@
-"""Training: the loop, its checkpoints and faults, several processes, learning-rate search."""
