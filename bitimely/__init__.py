@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from bitimely_core import __version__, workflows
 
 if TYPE_CHECKING:
-    from bitimely_core import cache, data, models, objectives, tokens
+    from bitimely_core import cache, data, heads, models, objectives, tokens
     from bitimely_core.cache import open_cache
     from bitimely_core.config import Settings
     from bitimely_core.data import batches, collate
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from bitimely_core.workflows.encoder import Encoder
 
 VERBS = tuple(name for name in workflows.__all__ if name not in {"demonstrate", "statistics"})
-MODULES = ("cache", "data", "models", "objectives", "tokens")
+MODULES = ("cache", "data", "heads", "models", "objectives", "tokens")
 SOURCES = {  # public name -> module and name in it
     **{name: ("bitimely_core.workflows", name) for name in VERBS},
     "run": ("bitimely_core.pipeline", "run"),
@@ -105,6 +105,7 @@ __all__ = [
     "fit",
     "from_pretrained",
     "get_objective",
+    "heads",
     "ingest",
     "load_model",
     "models",

@@ -182,6 +182,8 @@ def load_plugins() -> None:
         return
     _scanned.add(path)
     points = sorted(entry_points(group="bitimely.plugins"), key=lambda point: not point.value.startswith("bitimely_core."))
+    if not any(point.value.startswith("bitimely_core.") for point in points):
+        raise usage_error("bitimely is not installed", "expected the entry points of its package", "Install it: pip install -e .")
     for point in points:
         if point.name not in _refused:
             try:

@@ -58,7 +58,7 @@ class Memory:
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = DatasetFacts(title="tiny", views=VIEWS, licence="", url="", download="", paper={}, rules={})
-    monkeypatch.setitem(registry.datasets, "tiny", registry.Entry("tiny", lambda source, options: iter(()), facts))
+    monkeypatch.setitem(registry.datasets._items, "tiny", registry.Entry("tiny", lambda source, options: iter(()), facts))
 
 
 def record(subject: int, *, seconds: float = 30.0, seed: int | None = None, night: int = 0, **change: Any) -> Record:

@@ -90,7 +90,7 @@ def test_vectors_and_probabilities_are_those_of_the_model() -> None:
         encoded = encoder.model_(by_hand)
         states = encoder.model_.norm(encoded.hidden[-1])
         last = states[torch.arange(len(x)), -1 if encoded.eos is None else encoded.eos - 1]
-        logits = encoder.head_.linear(bt.models.heads.pool(encoded, encoder.model_, encoder.readout_))
+        logits = encoder.head_.linear(bt.heads.pool(encoded, encoder.model_, encoder.readout_))
     vectors = encoder.transform(x)
     assert vectors.shape == (48, 32)
     assert vectors.dtype == np.float32

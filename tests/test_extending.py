@@ -138,7 +138,7 @@ def write_plugins(folder: Path) -> None:
 
 def unregister() -> None:
     for book in (registry.models, registry.objectives, registry.datasets, registry.analyses):
-        book.pop("mine", None)
+        book._items.pop("mine", None)
     for kind in FILES:
         sys.modules.pop(f"my_{kind}", None)
 
@@ -252,11 +252,11 @@ def test_a_data_set_and_an_analysis_are_one_file_each(capsys: pytest.CaptureFixt
 
 def test_a_run_of_a_model_that_is_not_installed_can_be_read(capsys: pytest.CaptureFixture[str], home: Path) -> None:
     call(capsys, home, "pretrain", "--model", "mine", *SMALL, "--run", "orphan", "--set", "model.my_setting=2")
-    entry = registry.models.pop("mine")
+    entry = registry.models._items.pop("mine")
     try:
         assert load_record(home, "orphan").to_json()["settings"]["model"]["my_setting"] == 2
     finally:
-        registry.models["mine"] = entry
+        registry.models._items["mine"] = entry
 
 
 def test_a_fresh_process_finds_the_plug_ins(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_events_are_dicts_of_one_length_that_models_read() -> None:
         assert not batch["mask"][:, width:].any()
         np.testing.assert_array_equal(batch["target"], events.targets(rows))
         with torch.inference_mode():
-            mean = [bt.models.heads.pool(model(one), model, "mean") for one in (batch, expected)]
+            mean = [bt.heads.pool(model(one), model, "mean") for one in (batch, expected)]
         torch.testing.assert_close(mean[0], mean[1], rtol=1e-4, atol=1e-5)
     assert at == len(events["test"])
     with pytest.raises(UserError, match="a time for every value"):

@@ -55,7 +55,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The synthetic cohort, as one of segments: a fine-tuned run of it."""
     folder, entry = tmp_path_factory.mktemp("units"), registry.datasets["synthetic"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(registry.datasets, "synthetic", replace(entry, facts=replace(entry.facts, subject_unit="segment")))
+        patch.setitem(registry.datasets._items, "synthetic", replace(entry, facts=replace(entry.facts, subject_unit="segment")))
         assert main(["pretrain", "--data", "synthetic/staging", *SMALL, "--run", "base", "-w", str(folder)]) == 0
         assert main(["finetune", "base", "--data", "synthetic/staging", *SMALL[-4:], "--run", "tuned", "-w", str(folder)]) == 0
         yield folder

@@ -78,7 +78,7 @@ class Encoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         head_epochs: passes of the fine-tuning over X and y.
         batch_size: rows of a step, and of the batches of `transform` and `predict`.
         lr: largest learning rate of both trainings.
-        readout: the vector of a row (`bitimely.models.heads.POOLS`); None: the model's own.
+        readout: the vector of a row (`bitimely.heads.POOLS`); None: the model's own.
         freeze: with y, train the head alone, so that the vectors stay those of the pre-training.
         random_state: of weights, order, masks and dropout; an int gives the same numbers on the same kind of device.
         device: auto, cpu, cuda or mps.

@@ -16,7 +16,7 @@ windows = bt.tokens.build("cache", view="staging", out="tokens")
 torch.manual_seed(0)
 model = bt.build_model("timelygpt", preset="tiny", channels=windows.channels, length=windows.length, layers=2, tokenizer="patch", patch=50)
 classifier = bt.Classifier(model, outputs=windows.classes)
-bt.fit(classifier, bt.batches(windows["train"], 32, seed=0), bt.models.heads.cross_entropy, epochs=3, lr=2e-3)
+bt.fit(classifier, bt.batches(windows["train"], 32, seed=0), bt.heads.cross_entropy, epochs=3, lr=2e-3)
 
 test = windows["test"]
 nights = windows.index["recording_id"].to_numpy()[test.rows]
