@@ -15,7 +15,7 @@ from bitimely_cli.options import VIEWS, BuildOptions, CommonOptions, Encoding, d
 from bitimely_cli.screen import screen
 from bitimely_core import registry
 from bitimely_core.config import DataConfig, SettingsLayer, validate
-from bitimely_core.errors import Exit, Finding, safe_text, usage_error
+from bitimely_core.errors import Exit, Finding, safe_text, unknown_name_error, usage_error
 from bitimely_core.privacy import format_count
 from bitimely_core.workspace import find_data_kind, locate_new
 
@@ -227,7 +227,7 @@ def tokenize(
     if unsuitable := [key for values in given.values() for key in values]:
         known = {"tokenize": list(cuts), "build": [f.name for f in (*fields(claims_build), *fields(task))]}[kind.section]
         flags = [f"--{name.replace('_', '-')}" for name in (unsuitable[0], *known, "seed")]
-        raise registry.unknown(f"option of {data}", flags[0], flags[1:])
+        raise unknown_name_error(f"option of {data}", flags[0], flags[1:])
     with use_encoding(encoding), screen.progress() as progress:
         result = workflows.tokenize(data, name=name, options=options, progress=progress, **build.collect())
     if build.dry_run:

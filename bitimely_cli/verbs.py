@@ -11,8 +11,7 @@ import typer
 from bitimely_cli import data, experiments, training
 from bitimely_cli.app import app
 from bitimely_cli.data_help import DataCommand
-from bitimely_core.errors import Exit, UserError, safe_text, usage_error
-from bitimely_core.registry import unknown
+from bitimely_core.errors import Exit, UserError, safe_text, unknown_name_error, usage_error
 
 UsageError: Any = typer.BadParameter.__mro__[1]  # click's, whether typer brings its own copy of click or not
 
@@ -50,5 +49,5 @@ def convert_usage_error(error: Any) -> UserError:
     commands = list(getattr(context.command, "commands", {})) if context is not None else []
     if commands and "No such command" in error.message:
         name = error.message.split("'")[1] if "'" in error.message else ""
-        return unknown("command", name, commands)
+        return unknown_name_error("command", name, commands)
     return usage_error(error.format_message().rstrip("."), hint=action)

@@ -20,6 +20,7 @@ from typing import Any, TypedDict
 
 from bitimely_core import __version__, registry, storage
 from bitimely_core.config import build_model_config, list_presets, load_preset, read_toml
+from bitimely_core.errors import check_choice
 
 Row = dict[str, Any]  # of a listing, column -> value
 COLUMNS = {
@@ -41,8 +42,7 @@ SOURCES = ("models", "objectives", "analyses", "datasets", "claims", "config.py"
 
 def list_rows(kind: str, workspace: Path) -> list[Row]:
     """The rows of `bitimely list KIND`. Raises UserError (unknown_name, exit 2)."""
-    if kind not in COLUMNS:
-        raise registry.unknown("kind", kind, list(COLUMNS))
+    check_choice("kind", kind, COLUMNS)
     if kind == "runs":
         return _list_runs(workspace)
     stored = {} if entry_points(group="bitimely.plugins") or not LISTINGS.is_file() else json.loads(LISTINGS.read_bytes())

@@ -27,8 +27,8 @@ from pydantic import (
     model_validator,
 )
 
-from bitimely_core.errors import Finding, Reason, UserError, safe_text, usage_error
-from bitimely_core.registry import RECIPES, Registry, models, objectives, unknown
+from bitimely_core.errors import Finding, Reason, UserError, check_choice, safe_text, usage_error
+from bitimely_core.registry import RECIPES, Registry, models, objectives
 from bitimely_core.system_errors import raise_system_error
 
 
@@ -282,8 +282,7 @@ def load_preset(name: str) -> SettingsLayer:
     Raises UserError (unknown_name, exit 2).
     """
     files = list_presets()
-    if name not in files:
-        raise unknown("preset", name, list(files))
+    check_choice("preset", name, files)
     return read_toml(files[name])
 
 

@@ -6,13 +6,14 @@ Library code raises `UserError`; only the command line prints it and turns it in
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from enum import IntEnum, StrEnum
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 
 class Exit(IntEnum):
@@ -145,6 +146,13 @@ class Reason(StrEnum):
     LEAK = "leak"
 
 
+HINTS = {  # what to do about an error of a reason, where it says nothing else
+    **dict.fromkeys(
+        (Reason.EMPTY_FILE, Reason.TRUNCATED, Reason.CORRUPT, Reason.CHECKSUM, Reason.INITIAL_VALUE, Reason.MISSING_SIGNAL_FILE),
+        "Download it again",
+    ),
+    Reason.INTEGRITY: "Make it again, or restore a copy",
+}
 Level = Literal["info", "warning", "error"]
 FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r]")  # also in full width, which spreadsheets of East Asian locales take
 SCHEME = r"([A-Za-z][A-Za-z0-9+.-]+)(:/{1,2})"  # a path made from a URL has one slash
@@ -261,6 +269,16 @@ class Finding:
         return self if self.file is not None else replace(self, file=file)
 
 
+class Place(TypedDict, total=False):
+    """Where a problem is, and what was found there: keywords that all constructors of errors and warnings share, as in `Finding`."""
+
+    file: str | None
+    field: str | None
+    row: int | None
+    found: str | None
+    expected: str | None
+
+
 @dataclass
 class UserError(Exception):
     """An error that the user can correct. `exit_code` is that of the command when nothing catches it.
@@ -286,73 +304,41 @@ class UserError(Exception):
         super().__init__(self.finding.message)
 
     def __reduce__(self) -> tuple[Any, ...]:  # worker processes hand it back
-        names = (
-            "code",
-            "problem",
-            "requirement",
-            "hint",
-            "file",
-            "field",
-            "row",
-            "found",
-            "expected",
-            "exit_code",
-            "details",
-            "report",
-            "result",
-        )
-        return (type(self), tuple(getattr(self, name) for name in names))
+        return type(self), tuple(getattr(self, field.name) for field in dataclasses.fields(self))
 
     @property
     def finding(self) -> Finding:
         """This error as a finding of level error."""
-        return Finding(
-            code=self.code,
-            problem=self.problem,
-            requirement=self.requirement,
-            hint=self.hint,
-            file=self.file,
-            field=self.field,
-            row=self.row,
-            found=self.found,
-            expected=self.expected,
-        )
+        place = Place(file=self.file, field=self.field, row=self.row, found=self.found, expected=self.expected)
+        return Finding(self.code, self.problem, self.requirement, self.hint, **place)
 
     def __str__(self) -> str:
         return self.finding.message
 
 
+Details = list[Finding] | None
+
+
 def usage_error(
-    problem: str,
-    requirement: str = "",
-    hint: str = "",
-    *,
-    code: Reason = Reason.CONFIG,
-    file: str | None = None,
-    field: str | None = None,
-    row: int | None = None,
-    found: str | None = None,
-    details: list[Finding] | None = None,
+    problem: str, requirement: str = "", hint: str = "", *, code: Reason = Reason.CONFIG, details: Details = None, **place: Unpack[Place]
 ) -> UserError:
     """An error in what the user asked for: an option, a setting, a name (exit 2)."""
-    return UserError(code, problem, requirement, hint, file, field, row, found, exit_code=Exit.USAGE, details=details or [])
+    return UserError(code, problem, requirement, hint, exit_code=Exit.USAGE, details=details or [], **place)
 
 
 def input_error(
-    code: Reason,
-    problem: str,
-    requirement: str = "",
-    hint: str = "",
-    *,
-    file: str | None = None,
-    field: str | None = None,
-    row: int | None = None,
-    found: str | None = None,
-    expected: str | None = None,
-    details: list[Finding] | None = None,
+    code: Reason, problem: str, requirement: str = "", hint: str | None = None, *, details: Details = None, **place: Unpack[Place]
 ) -> UserError:
-    """An error in data that cannot be used as they are (exit 4)."""
-    return UserError(code, problem, requirement, hint, file, field, row, found, expected, details=details or [])
+    """An error in data that cannot be used as they are (exit 4). `hint`: None is that of the reason in `HINTS`."""
+    return UserError(code, problem, requirement, HINTS.get(code, "") if hint is None else hint, details=details or [], **place)
+
+
+def integrity_error(
+    file: str | None, problem: str, requirement: str = "", hint: str | None = None, *, details: Details = None, field: str | None = None
+) -> UserError:
+    """A stored file that is damaged or was altered (exit 5). `hint`: None is that of the reason in `HINTS`."""
+    text = HINTS[Reason.INTEGRITY] if hint is None else hint
+    return UserError(Reason.INTEGRITY, problem, requirement, text, file, field, exit_code=Exit.INTEGRITY, details=details or [])
 
 
 def input_warning(
@@ -361,15 +347,32 @@ def input_warning(
     requirement: str = "",
     hint: str = "",
     *,
-    file: str | None = None,
-    field: str | None = None,
-    row: int | None = None,
+    level: Level = "warning",
     count: int = 1,
     examples: tuple[str, ...] = (),
-    level: Level = "warning",
+    **place: Unpack[Place],
 ) -> Finding:
     """A warning about data that are used all the same."""
-    return Finding(code, problem, requirement, hint, level=level, file=file, field=field, row=row, count=count, examples=examples)
+    return Finding(code, problem, requirement, hint, level=level, count=count, examples=examples, **place)
+
+
+def unknown_name_error(kind: str, name: object, known: Iterable[str]) -> UserError:
+    """A name, or another value in its place, that is not known (unknown_name, exit 2), with those that are and the closest of them."""
+    names = list(known)
+    close = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
+    return usage_error(
+        f"unknown {kind} {str(name)!r}",
+        f"known are {', '.join(sorted(names)) or 'none yet'}",
+        f"Did you mean {' or '.join(close)}?" if close else "",
+        code=Reason.UNKNOWN_NAME,
+    )
+
+
+def check_choice(kind: str, value: str | None, known: Iterable[str]) -> None:
+    """Raise the error of `unknown_name_error` for a value that is none of `known`; None, nothing chosen, passes."""
+    names = list(known)
+    if value is not None and value not in names:
+        raise unknown_name_error(kind, value, names)
 
 
 def raise_differences(before: Mapping[str, object], now: Mapping[str, object], path: PurePath, hint: str) -> None:
@@ -392,10 +395,3 @@ def raise_differences(before: Mapping[str, object], now: Mapping[str, object], p
     if findings:
         first, *rest = findings
         raise usage_error(first.problem, first.requirement, hint, code=first.code, file=first.file, field=first.field, details=rest)
-
-
-def integrity_error(
-    file: str | None, problem: str, requirement: str = "", hint: str = "", *, field: str | None = None, details: list[Finding] | None = None
-) -> UserError:
-    """A stored file that is damaged or was altered (exit 5)."""
-    return UserError(Reason.INTEGRITY, problem, requirement, hint, file, field, exit_code=Exit.INTEGRITY, details=details or [])

@@ -12,8 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 from bitimely_core import storage
-from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, integrity_error
-from bitimely_core.storage import REPAIR_HINT
+from bitimely_core.errors import HINTS, Exit, Finding, Reason, UserError, input_error, integrity_error
 from bitimely_core.system_errors import RETRY_HINT, describe_os_error, raise_system_error
 
 MANIFEST = "manifest.json"
@@ -99,7 +98,7 @@ def read_manifest(folder: Path, name: str = MANIFEST) -> dict[str, Any]:
     except (AttributeError, ValueError, KeyError, TypeError, RecursionError):
         intact = False
     if not intact:
-        raise integrity_error(str(path), "differs from its own checksum", hint=REPAIR_HINT)
+        raise integrity_error(str(path), "differs from its own checksum")
     return cast("dict[str, Any]", body)
 
 
@@ -114,7 +113,7 @@ def _find_file_damage(folder: Path, name: str, facts: dict[str, Any]) -> Finding
     path = folder / name
 
     def differs(problem: str, requirement: str) -> Finding:
-        return Finding(Reason.INTEGRITY, problem, requirement, REPAIR_HINT, file=str(path))
+        return Finding(Reason.INTEGRITY, problem, requirement, HINTS[Reason.INTEGRITY], file=str(path))
 
     if ".." in PurePosixPath(name).parts or PurePosixPath(name).is_absolute():
         return differs("leaves the folder", "expected a name inside of it")
@@ -152,7 +151,7 @@ def require_agreement(folder: Path) -> Iterator[None]:
         yield
     except (ArithmeticError, LookupError, TypeError, ValueError, pl.exceptions.PolarsError) as error:
         raise_system_error(error, folder)
-        raise integrity_error(str(folder / MANIFEST), f"contradicts the files ({type(error).__name__})", hint=REPAIR_HINT) from error
+        raise integrity_error(str(folder / MANIFEST), f"contradicts the files ({type(error).__name__})") from error
 
 
 def remove_old_files(folder: Path, pattern: re.Pattern[str], keep: Container[str] = ()) -> None:

@@ -85,9 +85,7 @@ class StoredRecord(Part):
             raise integrity_error(str(path), f"not readable: {safe_text(str(error))}", "expected JSON", cls.REPAIR) from error
         record, version = cls.parse(values, path), values.get("format_version", 1)
         if cls.GUARDED is not None and isinstance(version, int) and version >= cls.GUARDED and ResultManifest.find(path.parent) is None:
-            raise integrity_error(
-                str(path.parent / manifests.MANIFEST), "is missing", "expected the checksums of this folder", storage.REPAIR_HINT
-            )
+            raise integrity_error(str(path.parent / manifests.MANIFEST), "is missing", "expected the checksums of this folder")
         return record
 
     @classmethod
@@ -398,7 +396,7 @@ def check_result(path: Path, *, bytes_of: bool = False) -> tuple[Path, bytes]:
             return found.path, content
         if found == before:  # no other process changed the folder meanwhile
             problem = f"has sha256 {actual[:16]}" if len(actual) == 64 else actual
-            raise integrity_error(str(path), problem, f"expected {found.expected.sha256[:16]}", storage.REPAIR_HINT)
+            raise integrity_error(str(path), problem, f"expected {found.expected.sha256[:16]}")
         before = found
 
 

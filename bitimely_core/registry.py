@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
 import re
@@ -15,7 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
-from bitimely_core.errors import Finding, Level, Reason, UserError, clean, safe_text, usage_error
+from bitimely_core.errors import Finding, Level, Reason, UserError, clean, safe_text, unknown_name_error, usage_error
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import BaselineInput
 
@@ -67,7 +66,7 @@ class Registry(Mapping[str, Item]):
     def __getitem__(self, key: str) -> Item:
         key = key if key in self else self.aliases.get(key, key)
         if key not in self._items:
-            error = unknown(self.kind, key, list(self) + list(self.aliases))
+            error = unknown_name_error(self.kind, key, list(self) + list(self.aliases))
             error.details = [replace(finding, level="error") for finding in _refused.values()]  # it may be what one of them offers
             broken_plugins.clear()
             raise error
@@ -124,17 +123,6 @@ class FunctionRegistry(Registry[Entry[Facts]]):
             return function
 
         return register
-
-
-def unknown(kind: str, name: str, known: list[str]) -> UserError:
-    """The error for a name, or another value in its place, that is not known, with the closest ones."""
-    close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
-    return usage_error(
-        f"unknown {kind} {name!r}",
-        f"known are {', '.join(sorted(known)) or 'none yet'}",
-        f"Did you mean {' or '.join(close)}?" if close else "",
-        code=Reason.UNKNOWN_NAME,
-    )
 
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")

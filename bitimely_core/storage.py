@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 LOCK = ".lock"
 CHUNK = 1 << 20  # bytes a read or write
-REPAIR_HINT = "Make it again, or restore a copy"
 TEMPORARY_NAME = re.compile(r"\.tmp-\d+-[0-9a-f]{8}$")
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # the first part of a path that was a URL
 ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)  # json.dumps makes one a call

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from bitimely_core import registry, storage
-from bitimely_core.errors import Reason, safe_text, usage_error
+from bitimely_core.errors import Reason, safe_text, unknown_name_error, usage_error
 from bitimely_core.records import has_result
 
 FolderKind = Literal["cache", "tokens", "runs", "reports", "exports", "pipelines"]
@@ -63,7 +63,7 @@ def parse_view(data: str) -> tuple[str, str]:
     facts = registry.datasets[dataset].facts
     if view not in facts.views:
         known = [f"{dataset}/{name}" if name else dataset for name in facts.views]
-        raise registry.unknown("view", data, known)
+        raise unknown_name_error("view", data, known)
     return dataset, view
 
 
@@ -92,7 +92,7 @@ def find_run_folder(run: str | Path, workspace: Path) -> Path:
             if has_result(folder / "run.json"):
                 return folder
     known = sorted(p.parent.name for p in (workspace / "runs").glob("*/run.json"))
-    error = registry.unknown("run", str(run), known)
+    error = unknown_name_error("run", str(run), known)
     error.file = str(workspace / "runs")
     raise error
 

@@ -20,11 +20,11 @@ from bitimely_core import evaluate
 from bitimely_core.analyses import features
 from bitimely_core.analyses.controls import randomise_model
 from bitimely_core.data import draw_held_out
-from bitimely_core.errors import Reason, input_error, usage_error
+from bitimely_core.errors import Reason, input_error, unknown_name_error, usage_error
 from bitimely_core.evaluate.linear import extract_simple_features, standardise
 from bitimely_core.heads import POOLS
 from bitimely_core.page import BarPlot, Page, PageBuilder, ScatterPanel, ScatterPlot
-from bitimely_core.registry import AnalysisFacts, analyses, unknown
+from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.run import Run
 from bitimely_core.schemas.scores import MetricValue
 from bitimely_core.tokens import Windows
@@ -212,7 +212,7 @@ def _limit_option(flag: str, value: float | None, default: float, most: float, r
 
 def _choose_vector(run: Run, readout: str, layers: str) -> features.VectorChoice:
     if readout and readout not in POOLS:
-        raise unknown("readout", readout, list(POOLS))
+        raise unknown_name_error("readout", readout, list(POOLS))
     default = features.default_choice(run)
     depth = run.model().config.layers
     if layers not in {"last", "last-two"} and not (layers.isdigit() and 1 <= int(layers) <= depth):
@@ -274,7 +274,7 @@ def _group_labels(windows: Windows, rows: Array, label: str) -> RowGroups:
         return RowGroups(np.searchsorted(edges, target, side="right"), ["low third", "middle third", "high third"], "thirds of the target")
     names = list(windows.class_names)
     if label and label not in names:
-        raise unknown("label", label, names)
+        raise unknown_name_error("label", label, names)
     k = names.index(label) if label else int(np.nansum(target, axis=0).argmax())
     group = np.where(np.isfinite(target[:, k]), np.nan_to_num(target[:, k]), -1).astype(np.int64)
     return RowGroups(group, [f"without {names[k]}", names[k]], names[k])

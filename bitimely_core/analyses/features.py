@@ -14,12 +14,12 @@ import torch
 
 from bitimely_core import data, evaluate
 from bitimely_core.analyses import start_page
-from bitimely_core.errors import UserError, usage_error
+from bitimely_core.errors import UserError, check_choice, usage_error
 from bitimely_core.evaluate.predict import map_batches
 from bitimely_core.evaluate.verdicts import choose_places
 from bitimely_core.heads import POOLS, average_channels, pool
 from bitimely_core.page import PageBuilder
-from bitimely_core.registry import models, unknown
+from bitimely_core.registry import models
 from bitimely_core.run import Run
 from bitimely_core.schemas.scores import Difference, MetricValue, TaskScores
 from bitimely_core.tokens import Windows
@@ -84,8 +84,7 @@ def list_choices(model: Any, windows: Windows, row: int, readouts: Sequence[str]
     readout.
     """
     for name in readouts or ():
-        if name not in POOLS:
-            raise unknown("readout", name, list(POOLS))
+        check_choice("readout", name, POOLS)
     out = []
     with torch.inference_mode():
         batch = data.collate(windows, [row])

@@ -17,7 +17,7 @@ from bitimely_core.cache import ingest_report, shards, staging
 from bitimely_core.cache.ingest_run import REPORT, IngestRun
 from bitimely_core.cache.units import MEAN_BYTES, MEAN_UNITS, IngestTask, find_copies, group_units
 from bitimely_core.cache.workers import IngestWorker, catch_signals, run_tasks, start_workers
-from bitimely_core.errors import Reason, UserError, hide_credentials, input_error, raise_differences, safe_text, usage_error
+from bitimely_core.errors import Reason, UserError, check_choice, hide_credentials, input_error, raise_differences, safe_text, usage_error
 from bitimely_core.formats.text import use_encoding
 from bitimely_core.records import StoredFile
 from bitimely_core.schemas.ingest import CachedPart, CachedUnit, CacheManifest, CacheSettings, IngestPart, IngestReport, RecordingsManifest
@@ -141,8 +141,7 @@ def _resolve_options(dataset: str, given: dict[str, Any]) -> tuple[registry.Entr
     entry = registry.datasets[dataset]
     known = entry.facts.options or {}
     for name in given:
-        if name not in known:
-            raise registry.unknown(f"option of {entry.name}", name, list(known))
+        check_choice(f"option of {entry.name}", name, known)
     return entry, {name: str(value) if isinstance(value, Path) else value for name, value in {**known, **given}.items()}
 
 

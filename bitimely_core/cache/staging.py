@@ -32,9 +32,21 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote, urljoin
 
-from bitimely_core import registry, storage
+from bitimely_core import storage
 from bitimely_core.cache.workers import StopFlag, catch_signals
-from bitimely_core.errors import Exit, Finding, Reason, UserError, clean, hide_credentials, input_error, safe_text, split_url, usage_error
+from bitimely_core.errors import (
+    Exit,
+    Finding,
+    Reason,
+    UserError,
+    clean,
+    hide_credentials,
+    input_error,
+    safe_text,
+    split_url,
+    unknown_name_error,
+    usage_error,
+)
 from bitimely_core.formats.source import Source, scan_folder
 from bitimely_core.system_errors import RETRY_HINT, format_size, raise_system_error
 from bitimely_core.types import Progress
@@ -257,7 +269,7 @@ def _connect(source: str) -> tuple[RemoteSource, str]:
             options = {"use_listings_cache": False}
         known = [name for name in fsspec.available_protocols() if name not in WRAPPERS]
         if scheme not in known:
-            raise registry.unknown("scheme of a URL", scheme, known)
+            raise unknown_name_error("scheme of a URL", scheme, known)
         opened, root = fsspec.core.url_to_fs(target, **options)
         opened.invalidate_cache()
     except ImportError as error:

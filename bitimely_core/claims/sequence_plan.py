@@ -14,9 +14,8 @@ from bitimely_core.claims import cohorts, engines, steps
 from bitimely_core.claims.cohorts import CohortRules
 from bitimely_core.claims.labels import Landmark
 from bitimely_core.claims.steps import SequenceChoices
-from bitimely_core.errors import usage_error
+from bitimely_core.errors import check_choice, unknown_name_error, usage_error
 from bitimely_core.privacy import SMALL
-from bitimely_core.registry import unknown
 from bitimely_core.schemas.ingest import EventsManifest
 
 SELECTING = (
@@ -153,16 +152,14 @@ def parse_choices(
 ) -> tuple[str, steps.SequenceChoices]:
     """Preset and choices as `resolve_plan` takes them, checked by themselves. Raises UserError (config or unknown_name, exit 2)."""
     preset = preset or "paper"
-    if preset not in steps.PRESETS:
-        raise unknown("preset", preset, list(steps.PRESETS))
-    if engine not in engines.ENGINES:
-        raise unknown("engine", engine, list(engines.ENGINES))
+    check_choice("preset", preset, steps.PRESETS)
+    check_choice("engine", engine, engines.ENGINES)
     given: dict[str, Any] = {k: v.replace("-", "_") if isinstance(v, str) else v for k, v in choices.items() if v is not None}
     if landmark or landmark_date:
         given["landmark"] = _parse_landmark(landmark, landmark_date)
     names = [field.name for field in fields(SequenceChoices)]
     if odd := next((name for name in given if name not in names), None):
-        raise unknown("choice of sequences", odd, names)
+        raise unknown_name_error("choice of sequences", odd, names)
     try:
         return preset, replace(steps.PRESETS[preset], **given)
     except ValueError as error:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bitimely_core import registry
-from bitimely_core.errors import safe_text, usage_error
+from bitimely_core.errors import check_choice, safe_text, usage_error
 
 NAME = "synthetic-claims"
 RECIPE = "demo_claims.toml"
@@ -142,8 +142,7 @@ def _merge_config(base: Mapping[str, object], values: Mapping[str, object], wher
     """`base` with `values` in their place, nested; keys and types stay as they are."""
     merged = dict(base)
     for key, value in values.items():
-        if key not in base:
-            raise registry.unknown(f"parameter of {NAME} in {where}", key, list(base))
+        check_choice(f"parameter of {NAME} in {where}", key, base)
         default = base[key]
         if isinstance(default, dict) and isinstance(value, dict):
             merged[key] = _merge_config(default, value, f"{where}.{key}")

@@ -22,10 +22,10 @@ import numpy as np
 
 from bitimely_core import storage
 from bitimely_core.datasets.sleep_edf import EPOCH, NATIVE_RATES, RATE, RULES, VIEWS, read_recording
-from bitimely_core.errors import Finding, Reason, safe_text, usage_error
+from bitimely_core.errors import Finding, Reason, safe_text, unknown_name_error, usage_error
 from bitimely_core.formats import edf_header, edf_writer
 from bitimely_core.formats.source import Source
-from bitimely_core.registry import DatasetBaseline, DatasetFacts, datasets, unknown
+from bitimely_core.registry import DatasetBaseline, DatasetFacts, datasets
 from bitimely_core.system_errors import describe_os_error
 from bitimely_core.types import Annotation, BaselineInput, IngestOptions, IngestUnit, NativeWindow, Record
 
@@ -152,7 +152,7 @@ def synthetic(source: Source | None, options: IngestOptions) -> Iterator[IngestU
 def check_options(size: object, seed: object) -> tuple[str, int]:
     """The options, checked. Raises UserError: unknown_name or config."""
     if size not in SIZES:
-        raise unknown("size of the synthetic cohort", str(size), list(SIZES))
+        raise unknown_name_error("size of the synthetic cohort", str(size), list(SIZES))
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise usage_error(f"the seed is {safe_text(seed)}", "expected an integer from 0 on")
     return str(size), seed

@@ -88,7 +88,7 @@ def _check_members(members: Iterator[ArchiveMember], limit: int) -> Iterator[tup
 def _list_members(packed: io.BufferedReader, limit: int) -> Generator[ArchiveMember, None, None]:
     head = packed.peek(4)[:4]
     if not head:
-        raise input_error(Reason.EMPTY_FILE, "has 0 bytes", hint="Download it again")
+        raise input_error(Reason.EMPTY_FILE, "has 0 bytes")
     if head[:2] == b"PK":
         yield from _list_zip(packed)
     elif head[:2] == b"\x1f\x8b":

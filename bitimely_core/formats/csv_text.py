@@ -95,7 +95,7 @@ def parse_header(lines: Iterator[tuple[int, bytes, bool]], delimiter: str) -> tu
         names = tuple(cell.strip() for cell in cells)
         require_plain_names(names)
         return names
-    raise input_error(Reason.EMPTY_FILE, "holds nothing but blank lines", hint="Download it again")
+    raise input_error(Reason.EMPTY_FILE, "holds nothing but blank lines")
 
 
 ParsedRecord = tuple[int, list[str] | UserError, bool]  # line, cells or fault, whether the line has an end
@@ -214,10 +214,10 @@ def open_text(path: Path) -> Iterator[TextStream]:
             else:
                 yield _decode_stream(packed, math.inf)
     except EOFError:
-        raise input_error(Reason.TRUNCATED, "the packed text ends early", hint="Download it again") from None
+        raise input_error(Reason.TRUNCATED, "the packed text ends early") from None
     except (gzip.BadGzipFile, zipfile.BadZipFile, zlib.error) as error:
         raise_system_error(error, path, stored=False)
-        raise input_error(Reason.CORRUPT, "the packed text is damaged", hint="Download it again") from None
+        raise input_error(Reason.CORRUPT, "the packed text is damaged") from None
     except OSError as error:
         raise_system_error(error, path, stored=False)
         raise input_error(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
@@ -255,7 +255,7 @@ def open_member(packed: BinaryIO) -> Iterator[tuple[str, IO[bytes]]]:
             raise unusual from None
         except (zipfile.BadZipFile, EOFError, LookupError, ValueError, struct.error) as error:  # LookupError, ValueError: names
             raise_system_error(error, stored=False)
-            raise input_error(Reason.CORRUPT, "the packed text is damaged", hint="Download it again") from None
+            raise input_error(Reason.CORRUPT, "the packed text is damaged") from None
         yield members[0].filename, content
 
 
@@ -278,7 +278,7 @@ def read_lines(path: Path) -> Generator[tuple[int, bytes, bool], None, None]:
             text = line.removesuffix(b"\n")
             yield row, text.removesuffix(b"\r"), len(text) < len(line)
     if row == 0:
-        raise input_error(Reason.EMPTY_FILE, "has 0 bytes", hint="Download it again")
+        raise input_error(Reason.EMPTY_FILE, "has 0 bytes")
 
 
 def split_lines(text: str) -> Iterator[tuple[int, bytes, bool]]:

@@ -212,14 +212,14 @@ def _find_zero_bytes(data: bytes, name: str, count: int) -> set[int]:
 def _count_signals(data: bytes, size: int) -> int:
     """Number of signals, after the checks that come before everything else."""
     if size == 0:
-        raise input_error(Reason.EMPTY_FILE, "has 0 bytes", hint="Download it again")
+        raise input_error(Reason.EMPTY_FILE, "has 0 bytes")
     version = data[:8]
     if version != b"\xffBIOSEMI" and version.strip(b" \x00") != b"0":
         requirement = "EDF begins with '0', BDF with a byte of 255 and 'BIOSEMI'"
         hint = "Open it in a text editor: a failed download is often an error page"
         raise input_error(Reason.NOT_EDF, f"begins with {format_bytes(version)}", requirement, hint, field="version")
     if len(data) < 256:
-        raise input_error(Reason.TRUNCATED, f"has {size} bytes", "a header has 256 and more", "Download it again")
+        raise input_error(Reason.TRUNCATED, f"has {size} bytes", "a header has 256 and more")
     count = _parse_integer(data[252:256].strip(b" \x00"), "n_signals")
     if count < 1:
         raise input_error(Reason.HEADER_IMPLAUSIBLE, f"found {count} signals", "expected at least 1", field="n_signals", found=str(count))

@@ -80,7 +80,7 @@ def _read_bytes(path: Path) -> bytes:
         raise_system_error(error, path, stored=False)
         raise input_error(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
     if not data:
-        raise input_error(Reason.EMPTY_FILE, "has 0 bytes", hint="Download it again")
+        raise input_error(Reason.EMPTY_FILE, "has 0 bytes")
     if data.startswith((b"MATLAB 7.3", b"\x89HDF")):
         raise input_error(Reason.UNSUPPORTED_FORMAT, "is a MATLAB 7.3 file", "expected version 5", "Save it in MATLAB with -v7")
     if len(data) < HEADER or data[126:128] not in {b"IM", b"MI"} or data[124:126] not in {b"\x00\x01", b"\x01\x00"}:
@@ -109,13 +109,13 @@ def _list_elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryvi
     at = HEADER
     while at < len(data):
         if len(data) - at < 8:
-            raise input_error(Reason.TRUNCATED, f"ends inside the tag at byte {at}", hint="Download it again")
+            raise input_error(Reason.TRUNCATED, f"ends inside the tag at byte {at}")
         kind, size = struct.unpack_from(f"{order}II", data, at)
         if kind not in {MATRIX, COMPRESSED}:
             raise input_error(Reason.CORRUPT, f"holds an element of type {kind} at byte {at}", "expected matrices")
         if size > len(data) - at - 8:
             text = f"the element at byte {at} has {size} bytes, the file {len(data) - at - 8} more"
-            raise input_error(Reason.TRUNCATED, text, hint="Download it again")
+            raise input_error(Reason.TRUNCATED, text)
         yield kind, data[at + 8 * (kind == COMPRESSED) : at + 8 + size]
         at += 8 + size
 
@@ -128,7 +128,7 @@ def _inflate_head(body: memoryview) -> bytes:
 
 
 def _corrupt_error(problem: str) -> Exception:
-    return input_error(Reason.CORRUPT, f"a matrix {problem}", hint="Download it again")
+    return input_error(Reason.CORRUPT, f"a matrix {problem}")
 
 
 def _parse_head(head: bytes, order: str) -> MatlabVariable:
@@ -195,7 +195,7 @@ def _decode(variable: MatlabVariable, data: bytes) -> np.ndarray:
             raise input_error(Reason.EXPANSION_LIMIT, f"unpacks to more than {limit} bytes", "no recording is compressed that well")
         order = "<" if data[126:128] == b"IM" else ">"
         if not inflater.eof or len(element) < 8 or struct.unpack_from(f"{order}II", element)[1] != len(element) - 8:
-            raise input_error(Reason.TRUNCATED, f"{variable.name} ends early", hint="Download it again")
+            raise input_error(Reason.TRUNCATED, f"{variable.name} ends early")
     plain = io.BytesIO(data[:116] + bytes(8) + data[124:HEADER] + element)  # without the place of objects
     try:
         value = scipy.io.loadmat(plain, variable_names=[variable.name])[variable.name]

@@ -210,7 +210,7 @@ def load_pickle(path: Path) -> Any:
             if not stat.S_ISREG(info.st_mode):
                 raise input_error(Reason.NOT_REGULAR_FILE, "is no regular file")
             if info.st_size == 0:
-                raise input_error(Reason.EMPTY_FILE, "has 0 bytes", hint="Download it again")
+                raise input_error(Reason.EMPTY_FILE, "has 0 bytes")
             with path.open("rb") as file:
                 return _replace_stand_ins(_ArrayUnpickler(_BoundedFile(file, info.st_size), encoding="latin1").load(), {}, 0)
         except OSError as error:
@@ -220,7 +220,7 @@ def load_pickle(path: Path) -> Any:
             hint = "Do not open this file with other tools; download it again from its official source"
             raise input_error(Reason.UNSAFE_PICKLE, str(error), "only arrays of numbers are read, and nothing was run", hint) from None
         except EOFError:
-            raise input_error(Reason.TRUNCATED, "the pickle ends early", hint="Download it again") from None
+            raise input_error(Reason.TRUNCATED, "the pickle ends early") from None
         except pickle.UnpicklingError as error:
             code = Reason.TRUNCATED if "truncated" in str(error) or "exhausted" in str(error) else Reason.CORRUPT
             raise input_error(code, "the pickle does not decode", hint="Download it again") from None
@@ -229,7 +229,7 @@ def load_pickle(path: Path) -> Any:
         except Exception as error:  # damaged bytes can make the interpreter of opcodes raise anything
             raise_system_error(error, path, stored=False)
             problem = f"the pickle does not decode ({type(error).__name__})"
-            raise input_error(Reason.CORRUPT, problem, hint="Download it again") from None
+            raise input_error(Reason.CORRUPT, problem) from None
 
 
 def _replace_stand_ins(value: Any, seen: dict[int, Any], depth: int) -> Any:

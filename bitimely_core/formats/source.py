@@ -55,7 +55,7 @@ class Source:
         if name in self.rejected:
             raise finding_to_error(self.rejected[name])
         if name not in self.files:
-            raise input_error(Reason.MISSING_SIGNAL_FILE, f"the file {safe_text(rel)} is missing", hint="Download it again")
+            raise input_error(Reason.MISSING_SIGNAL_FILE, f"the file {safe_text(rel)} is missing")
         return self.root / name
 
 

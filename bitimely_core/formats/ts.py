@@ -233,7 +233,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
         raise_system_error(error, path, stored=False)
         raise input_error(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
     if row == 0:
-        raise input_error(Reason.EMPTY_FILE, "has 0 bytes", hint="Download it again")
+        raise input_error(Reason.EMPTY_FILE, "has 0 bytes")
 
 
 # --- cases

@@ -184,7 +184,7 @@ def _resolve_path(folder: PurePosixPath, name: str, source: Source | None) -> Pa
             raise input_error(Reason.NOT_REGULAR_FILE, f"the file {safe_text(name)} is no regular file")
     except (FileNotFoundError, NotADirectoryError):
         problem = f"the file {safe_text(name)} is missing"
-        raise input_error(Reason.MISSING_SIGNAL_FILE, problem, hint="Download it again", field="file_name") from None
+        raise input_error(Reason.MISSING_SIGNAL_FILE, problem, field="file_name") from None
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
         raise_system_error(error, path, stored=False)
         why = getattr(error, "strerror", None) or "loop of links"

@@ -92,7 +92,7 @@ def parse_header(data: bytes, stem: str, *, required: Collection[str] | None = N
 def _split_lines(data: bytes) -> tuple[list[str], tuple[str, ...]]:
     """Lines of the header that are neither blank nor comments, and its comments."""
     if not data.strip():
-        raise input_error(Reason.EMPTY_FILE, f"has {len(data)} bytes, all blank" if data else "has 0 bytes", hint="Download it again")
+        raise input_error(Reason.EMPTY_FILE, f"has {len(data)} bytes, all blank" if data else "has 0 bytes")
     if len(data) > MAX_HEADER:
         raise input_error(Reason.HEADER_IMPLAUSIBLE, f"has more than {MAX_HEADER} bytes", "no header is that long")
     try:

@@ -231,7 +231,7 @@ def verify_checksums(group: WfdbSignalGroup, values: Sequence[np.ndarray] | np.n
     if bad:
         problem = f"the samples of signal {list_numbers([c.number for c in bad])} in {file} do not add up to the checksum of the header"
         if sized and not unfilled:
-            raise input_error(Reason.CHECKSUM, problem, "one of them is damaged", "Download it again", field="checksum")
+            raise input_error(Reason.CHECKSUM, problem, "one of them is damaged", field="checksum")
         why = "the header states no length" if not sized else "all are 0 in the header"
         findings.append(input_warning(Reason.CHECKSUM, problem, f"not refused because {why}", field="checksum", count=len(bad)))
     if group.code == 8:  # the initial value is what the differences are added to
@@ -244,7 +244,7 @@ def verify_checksums(group: WfdbSignalGroup, values: Sequence[np.ndarray] | np.n
     verified = not bad and all(c.checksum is not None for c in channels)
     shifted = np.logical_and.reduce([v[:: c.samples] == c.initial for c, v in known]).any()
     if not unfilled and (shifted or not verified):
-        raise input_error(Reason.INITIAL_VALUE, problem, "the samples are shifted or damaged", "Download it again", field="initial_value")
+        raise input_error(Reason.INITIAL_VALUE, problem, "the samples are shifted or damaged", field="initial_value")
     why = "all are 0 in the header" if unfilled else "the checksums are right and the values occur nowhere in the file"
     findings.append(input_warning(Reason.INITIAL_VALUE, problem, f"not refused because {why}", field="initial_value", count=len(wrong)))
 

@@ -23,8 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from bitimely_core.errors import Reason, input_error, usage_error
-from bitimely_core.registry import unknown
+from bitimely_core.errors import Reason, check_choice, input_error, unknown_name_error, usage_error
 from bitimely_core.tokens import Windows
 from bitimely_core.types import Progress
 
@@ -304,10 +303,9 @@ def mine_shapelets(windows: Windows, options: MiningOptions, progress: Progress 
 
     Raises UserError: no classes, no length that fits, an unknown channel or score (exit 2); no_input without two classes of two windows.
     """
-    if options.score not in SCORES:
-        raise unknown("score", options.score, list(SCORES))
+    check_choice("score", options.score, SCORES)
     if options.channel and options.channel not in windows.channel_names:
-        raise unknown("channel", options.channel, list(windows.channel_names))
+        raise unknown_name_error("channel", options.channel, list(windows.channel_names))
     lengths = options.lengths or default_lengths(windows)
     fitting = _fit_lengths(windows, lengths, stated=bool(options.lengths))
     train = draw_windows(windows, ("train",), options.sequences, options.seed)

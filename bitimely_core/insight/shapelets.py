@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from bitimely_core.errors import Reason, safe_text, usage_error
+from bitimely_core.errors import Reason, check_choice, safe_text, usage_error
 from bitimely_core.insight.shapelet_mining import (
     MIN_SUBJECTS,
     SCORES,
@@ -35,7 +35,7 @@ from bitimely_core.insight.shapelet_mining import (
 )
 from bitimely_core.page import BarPlot, Line, LinePlot, Page, PageBuilder, TimeSpan, Trace, TracePlot
 from bitimely_core.records import read_result
-from bitimely_core.registry import AnalysisFacts, analyses, unknown
+from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens import Windows
 from bitimely_core.types import Progress
@@ -78,8 +78,7 @@ def shapelets(
     Returns a page; its summary holds the shapelets, which `analyze saliency --shapelets` reads. Raises UserError: as `mine_shapelets`; a
     length that is no number or an unknown normalisation (exit 2).
     """
-    if normalise not in {"z", "none"}:
-        raise unknown("normalisation", normalise, ["z", "none"])
+    check_choice("normalisation", normalise, ["z", "none"])
     options = MiningOptions(parse_seconds(lengths), count, sequences, candidates, score, normalise == "z", permutations, channel, seed)
     found = mine_shapelets(windows, options, progress)
     held_out = draw_windows(windows, ("test", "validation"), sequences, seed)

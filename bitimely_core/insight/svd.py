@@ -21,9 +21,10 @@ import numpy.typing as npt
 
 from bitimely_core.analyses import start_page
 from bitimely_core.analyses.controls import randomise_model, to_float64
+from bitimely_core.errors import check_choice
 from bitimely_core.insight.attention import LayerMixing, combine_pair, compute_mixings, draw_batches
 from bitimely_core.page import BarPlot, Line, LinePlot, Page, PageBuilder
-from bitimely_core.registry import AnalysisFacts, analyses, unknown
+from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.run import Run
 from bitimely_core.types import Progress
 
@@ -263,8 +264,7 @@ def svd(
     Returns a page; its summary is keyed by run, layer, head ("mean" over heads too) and matrix. Raises UserError: unknown row normalisation
     or a model without maps (exit 2); no_input without windows.
     """
-    if row_norm not in ROW_NORMS:
-        raise unknown("row normalisation", row_norm, list(ROW_NORMS))
+    check_choice("row normalisation", row_norm, ROW_NORMS)
     found = {run.name: collect_spectra(run, sequences, seed, row_norm, progress, device) for run in runs}
     page = start_page("Rank of the maps of " + " and ".join(found), runs, [one.split for one in found.values()], seed)
     counts = sorted({one.sequences for one in found.values()})

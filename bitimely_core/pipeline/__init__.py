@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from bitimely_core import registry
 from bitimely_core.config import parse_assignments
-from bitimely_core.errors import Exit, UserError, usage_error
+from bitimely_core.errors import Exit, UserError, unknown_name_error, usage_error
 from bitimely_core.pipeline import costs, families, graph, workers
 from bitimely_core.pipeline.graph import StageState
 from bitimely_core.pipeline.plan import ExperimentPlan, plan_experiment
@@ -49,7 +49,7 @@ def load(name: str, *, leak_free: bool = False, preset: str | None = None, chang
     if name in shipped:
         path = shipped[name]
     elif path.suffix != ".toml" and os.sep not in name:
-        raise registry.unknown("pipeline", name, list(shipped))
+        raise unknown_name_error("pipeline", name, list(shipped))
     recipe = load_recipe(path, leak_free=leak_free, changes=changes)
     return recipe if preset is None else replace_preset(recipe, preset)
 

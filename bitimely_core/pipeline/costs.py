@@ -21,7 +21,7 @@ from bitimely_core.config import (
     parse_learning_rates,
     read_toml,
 )
-from bitimely_core.errors import UserError
+from bitimely_core.errors import UserError, unknown_name_error
 from bitimely_core.pipeline.plan import ExperimentPlan
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.train.tuning import TRIAL_SHARE
@@ -92,7 +92,7 @@ def estimate_costs(
     """The plan as rows, with the estimates of every training and their sum; `assumptions` says what they rest on."""
     device = None if on is None else ACCELERATORS.get(on.lower())
     if on is not None and device is None:
-        raise registry.unknown("accelerator", on, list(ACCELERATORS))
+        raise unknown_name_error("accelerator", on, list(ACCELERATORS))
     speed = measure_speed() if plan.trainings and device is None else 0.0
     labels = [label for label in plan.nodes if label in selected]
     costs, trainings = {}, [label for label in labels if label in plan.trainings]

@@ -81,7 +81,7 @@ def read_table(path: Path, rel: str, info: RecordingInfo) -> Record:
         order = [*([info.time] if info.time else []), *names]
         values = tables.read_number_table(path, order, missing=EMPTY_CELLS, delimiter=info.delimiter)
         if not len(values):
-            raise input_error(Reason.TRUNCATED, "has no rows below its header", hint="Download it again")
+            raise input_error(Reason.TRUNCATED, "has no rows below its header")
         rate = _check_clock(values[:, 0], info) if info.time else info.rate
         if rate is None:
             raise input_error(Reason.SAMPLING_RATE, "has no sampling rate", "needs --map with a rate (`rate` or `time` in [[files]])")

@@ -17,7 +17,18 @@ import numpy as np
 from bitimely_core import manifests, registry, storage
 from bitimely_core.cache import Cache, open_cache
 from bitimely_core.config import Filtering, Resampling
-from bitimely_core.errors import Finding, Level, Reason, UserError, input_error, raise_differences, safe_text, usage_error
+from bitimely_core.errors import (
+    Finding,
+    Level,
+    Reason,
+    UserError,
+    check_choice,
+    input_error,
+    raise_differences,
+    safe_text,
+    unknown_name_error,
+    usage_error,
+)
 from bitimely_core.records import StoredFile
 from bitimely_core.schemas.ingest import FindingRecord
 from bitimely_core.schemas.tokens import (
@@ -164,12 +175,11 @@ def resolve_options(
     """The view's facts with the choices of the caller. What a view leaves open (no channels, rate or window 0) is as `open_views` says."""
     views = registry.datasets[cache.dataset].facts.views
     if view not in views:
-        raise registry.unknown("view", f"{cache.dataset}/{view}", [f"{cache.dataset}/{name}".rstrip("/") for name in views])
+        raise unknown_name_error("view", f"{cache.dataset}/{view}", [f"{cache.dataset}/{name}".rstrip("/") for name in views])
     own = views[view]
     named = [("normalisation", normalise, NORMALISE), ("split", split or own.split, splits.SCHEMES)]
     for kind, name, known in [*named, ("resampling", resampling, get_args(Resampling)), ("filtering", filtering, get_args(Filtering))]:
-        if name is not None and name not in known:
-            raise registry.unknown(kind, name, list(known))
+        check_choice(kind, name, known)
     band, stops = filters.validate_filters(bandpass, notch)
     if channels:
         _check_channels(cache, channels)
@@ -232,7 +242,7 @@ def _check_channels(cache: Cache, channels: Sequence[str]) -> None:
     names = sorted(known["channel"].unique()) if known.height else []
     for name in channels:
         if name not in names:
-            error = registry.unknown("channel", name, names)
+            error = unknown_name_error("channel", name, names)
             if len(names) > 20:
                 error.requirement = f"known are {', '.join(names[:20])} and {len(names) - 20} more"
             raise error
@@ -327,8 +337,7 @@ def survey_cache(
 
 def _read_strata(subjects: pl.DataFrame, attribute: str) -> dict[str, str]:
     """Subject -> the value of an attribute of its recordings, the smallest where there are several; "" without one."""
-    if attribute not in subjects.columns:
-        raise registry.unknown("attribute", attribute, [name for name in subjects.columns if name not in {"subject_id", "recording_id"}])
+    check_choice("attribute", attribute, [name for name in subjects.columns if name not in {"subject_id", "recording_id"}])
     pairs = sorted((str(s), "" if v is None else str(v)) for s, v in zip(subjects["subject_id"], subjects[attribute], strict=True))
     return dict(reversed(pairs))
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, SupportsIndex, TypeVar, o
 import numpy as np
 
 from bitimely_core import manifests, registry
-from bitimely_core.errors import Reason, UserError, input_error, integrity_error, safe_text, usage_error
-from bitimely_core.registry import Task, datasets, unknown
+from bitimely_core.errors import Reason, UserError, check_choice, input_error, integrity_error, safe_text, usage_error
+from bitimely_core.registry import Task, datasets
 from bitimely_core.schemas.runs import RunData
 from bitimely_core.schemas.tokens import SamplePreparation, TokenManifest, TokenOptions, TokenStatistics
 from bitimely_core.system_errors import require_memory
@@ -171,8 +171,7 @@ class TokenSet(ABC, MapDataset):
         Raises UserError (unknown_name, exit 2) for another split, IndexError.
         """
         if isinstance(at, str):
-            if at not in SPLITS:
-                raise unknown("split", at, list(SPLITS))
+            check_choice("split", at, SPLITS)
             return self.subset((self.index["split"] == at).to_numpy())
         if isinstance(at, slice):
             return replace(self, rows=np.sort(self.rows[at]))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from bitimely_core.errors import UserError, safe_text, usage_error
-from bitimely_core.registry import unknown
+from bitimely_core.errors import UserError, check_choice, safe_text, usage_error
 from bitimely_core.types import SPLITS, Attributes
 
 SCHEMES = ("subject", "official", "time", "random-window")
@@ -140,8 +139,7 @@ def make_scheme(
     With `folds` or `strata` (subject -> stratum) subjects are dealt to the folds, else each is placed by its own hash. Raises UserError (unknown_name, exit 2) for another name, and (config, exit 2) for a `test_fold` of a split that has none; with
     `official`, the function raises it (config, exit 2) for a recording without an official split.
     """
-    if name not in SCHEMES:
-        raise unknown("split", name, list(SCHEMES))
+    check_choice("split", name, SCHEMES)
     if test_fold is not None and name not in {"subject", "official"}:
         raise _fold_error(f"a split by {name} has no folds", "expected one by subject or the official one")
     dealt = folds is not None or strata is not None

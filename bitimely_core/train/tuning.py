@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitimely_core import registry, storage
+from bitimely_core import storage
 from bitimely_core.config import Settings, TrainConfig
-from bitimely_core.errors import Reason, UserError, input_error
+from bitimely_core.errors import Reason, UserError, check_choice, input_error
 from bitimely_core.records import ResultManifest, has_result, write_results
 from bitimely_core.schemas.runs import TrialRecord, TuningRecord, TuningTrial
 from bitimely_core.types import Batches
@@ -40,8 +40,7 @@ class TrainValidation:
 
     def __getitem__(self, split: str) -> Windows:
         """The rows of `split`. Raises UserError (unknown_name, exit 2) for any but train and validation."""
-        if split not in {"train", "validation"}:
-            raise registry.unknown("split to choose on", split, ["train", "validation"])
+        check_choice("split to choose on", split, ["train", "validation"])
         rows: Windows = getattr(self, split)
         return rows
 

@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 
 from bitimely_core import registry
 from bitimely_core.config import DataConfig
-from bitimely_core.errors import Exit, safe_text, usage_error
+from bitimely_core.errors import Exit, safe_text, unknown_name_error, usage_error
 from bitimely_core.page import BarPlot, Figure, ForestPlot, LinePlot, Page, Table, rename_units
 from bitimely_core.privacy import NOTICE, has_small_count, is_small
 from bitimely_core.run import FORMAT
@@ -166,7 +166,7 @@ def _parse_options(entry: registry.Entry[Any], texts: dict[str, str]) -> Options
     for key, text in texts.items():
         flag = f"--{key.replace('_', '-')}"
         if key not in known:
-            raise registry.unknown(f"option of {entry.name}", flag, [f"--{name.replace('_', '-')}" for name in known])
+            raise unknown_name_error(f"option of {entry.name}", flag, [f"--{name.replace('_', '-')}" for name in known])
         default = known[key]
         word = str(parameters[key].annotation).partition(" ")[0]  # also of `float | None`
         kind: Any = {"float": float, "int": int}.get(word, type(default))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypedDict
 import numpy as np
 
 from bitimely_core import registry, storage
+from bitimely_core.errors import check_choice
 from bitimely_core.evaluate.predict import map_batches
 from bitimely_core.records import refuse_other_manifest, write_results
 from bitimely_core.run import FORMAT, Run, mark_subject
@@ -58,12 +59,9 @@ def embed(
     from bitimely_core import heads
     from bitimely_core.train.devices import select_device
 
-    if split not in {"train", "validation", "test", "all"}:
-        raise registry.unknown("split", split, ["train", "validation", "test", "all"])
-    if layers not in {"last", "last-two"}:
-        raise registry.unknown("layers", layers, ["last", "last-two"])
-    if readout is not None and readout not in heads.POOLS:
-        raise registry.unknown("readout", readout, list(heads.POOLS))
+    check_choice("split", split, ["train", "validation", "test", "all"])
+    check_choice("layers", layers, ["last", "last-two"])
+    check_choice("readout", readout, heads.POOLS)
     select_device(device)
     opened = open_run(run, workspace, data=data, verify=verify, dry_run=dry_run, progress=progress)
     windows = opened.windows()

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 
 from bitimely_core import evaluate as scoring
-from bitimely_core import registry, storage
+from bitimely_core import storage
 from bitimely_core.config import ObjectiveConfig
-from bitimely_core.errors import Reason, input_error, usage_error
+from bitimely_core.errors import Reason, check_choice, input_error, usage_error
 from bitimely_core.evaluate import endpoints, hazard_baselines, verdicts, window_counts
 from bitimely_core.evaluate.baselines import MOST_TRAINING, BaselinePredictions, count_observed, draw_positions, predict_baselines
 from bitimely_core.evaluate.predict import EVALUATION_BATCH, predict
@@ -143,12 +143,9 @@ def evaluate(
 
 
 def _check_arguments(split: str, by: str, baselines: str, compare: str | None, margin: float | None, workspace: Path) -> None:
-    if split not in {"train", "validation", "test"}:
-        raise registry.unknown("split", split, ["train", "validation", "test"])
-    if by not in {"subject", "window"}:
-        raise registry.unknown("unit of --by", by, ["subject", "window"])
-    if baselines not in {"all", "cheap"}:
-        raise registry.unknown("choice of --baselines", baselines, ["all", "cheap"])
+    check_choice("split", split, ["train", "validation", "test"])
+    check_choice("unit of --by", by, ["subject", "window"])
+    check_choice("choice of --baselines", baselines, ["all", "cheap"])
     check_margin(margin)
     if margin is not None and compare is None:
         raise usage_error("no run to compare with", "--margin needs one", "Add --compare RUN2", field="--margin")

@@ -19,7 +19,7 @@ from bitimely_core.config import (
     merge_layers,
     parse_assignments,
 )
-from bitimely_core.errors import Reason, input_error, usage_error
+from bitimely_core.errors import Reason, check_choice, input_error, usage_error
 from bitimely_core.recipe import load_recipe
 from bitimely_core.records import check_result, has_result
 from bitimely_core.run import describe_data, list_versions
@@ -168,8 +168,7 @@ def _find_stamp(settings: Settings, windows: list[Windows]) -> tuple[bool | str 
 
 def _check_budget(budget: str | None) -> str:
     """`budget`, or the first of `BUDGETS`. Raises UserError (unknown_name, exit 2)."""
-    if budget is not None and budget not in BUDGETS:
-        raise registry.unknown("budget", budget, list(BUDGETS))
+    check_choice("budget", budget, BUDGETS)
     return budget or BUDGETS[0]
 
 

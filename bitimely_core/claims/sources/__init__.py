@@ -11,9 +11,8 @@ from bitimely_core.claims.sources import claims, meds, mimic3, mimic4, omop, syn
 from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.columns import find_table, open_table
 from bitimely_core.claims.sources.options import check_options as check_layout_options
-from bitimely_core.errors import UserError
+from bitimely_core.errors import UserError, check_choice
 from bitimely_core.formats.source import Source
-from bitimely_core.registry import unknown
 
 __all__ = ["SOURCES", "ClaimsSource", "read_source"]
 
@@ -55,8 +54,7 @@ def recognize_layout(source: Source) -> str:
 
 def check_options(options: ClaimsOptions) -> None:
     """Check what can be checked without the source. Raises UserError (config, unknown_name or not_found; exit 2)."""
-    if options.source not in SOURCES:
-        raise unknown("source of claims", options.source, list(SOURCES))
+    check_choice("source of claims", options.source, SOURCES)
     check_layout_options(options)
 
 

@@ -40,10 +40,9 @@ from bitimely_core.claims.sources.columns import (
 from bitimely_core.claims.sources.options import parse_default_source, parse_label_columns, parse_pairs, parse_switch_day
 from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects, parse_labels
 from bitimely_core.claims.sources.survey import SourceSurvey, bind_events, hash_ids, iter_surveyed, unpivot_codes
-from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text, usage_error
+from bitimely_core.errors import Finding, Reason, check_choice, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source
-from bitimely_core.registry import unknown
 from bitimely_core.types import SourceRows
 
 SUBJECT_NAMES = ("patient_id", "subject_id", "person_id", "id")
@@ -190,8 +189,7 @@ def _read_source_words(options: ClaimsOptions) -> dict[str, str]:
     """Words of the column `source`, in lower case -> kind of claims."""
     given = parse_pairs(options, "source_value")
     for kind in given.values():
-        if kind not in KINDS:
-            raise unknown("kind of claims", kind, list(KINDS))
+        check_choice("kind of claims", kind, KINDS)
     return {kind: kind for kind in KINDS} | given
 
 

@@ -12,8 +12,7 @@ from bitimely_core.claims import dates
 from bitimely_core.claims.label_rules import SOURCES as KINDS
 from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.phecode_maps import locate_map
-from bitimely_core.errors import Reason, safe_text, usage_error
-from bitimely_core.registry import unknown
+from bitimely_core.errors import Reason, check_choice, safe_text, unknown_name_error, usage_error
 
 REFUSED = {  # layout -> options that have no meaning in it
     "omop": ("col", "source_value", "label_column"),
@@ -47,8 +46,7 @@ def _check_date_form(form: str) -> None:
 def parse_default_source(options: ClaimsOptions) -> str:
     """`--default-source`, the kind of claims without one."""
     kind = options.default_source or "outpatient"
-    if kind not in KINDS:
-        raise unknown("kind of claims", kind, list(KINDS))
+    check_choice("kind of claims", kind, KINDS)
     return str(kind)
 
 
@@ -60,7 +58,7 @@ def parse_pairs(options: ClaimsOptions, name: str, known: Collection[str] | None
         if not (key and equals and value):
             raise usage_error(f"--{name.replace('_', '-')} {safe_text(text)} has another form", "expected KEY=VALUE")
         if known is not None and key.lower() not in known:
-            raise unknown(f"key of --{name.replace('_', '-')}", key, list(known))
+            raise unknown_name_error(f"key of --{name.replace('_', '-')}", key, list(known))
         pairs[key.lower()] = value
     return pairs
 
@@ -96,7 +94,7 @@ def check_options(options: ClaimsOptions) -> None:
             raise usage_error(f"--{name.replace('_', '-')} has no meaning with --source {options.source}", hint=hint)
     for name, known in (("codes", ["icd", "all"]), ("time_unit", ["day", "minute"])):
         if (value := getattr(options, name)) and value not in known:
-            raise unknown(f"--{name.replace('_', '-')}", value, known)
+            raise unknown_name_error(f"--{name.replace('_', '-')}", value, known)
     if options.codes == "all" and options.source not in {"meds", "omop"}:
         expected = "expected meds or omop, which have codes of other vocabularies"
         raise usage_error(f"--codes all with --source {options.source}", expected, "Leave --codes out", field="--codes")
