@@ -14,7 +14,7 @@ test: $(VENV)/.tested  ## the suite, offline, CPU
 test-slow: $(VENV)/.tested  ## whole workflows, tutorials and the gallery, kills of a job array
 	$(BIN)/python -m pytest -n 2 -m "slow and not gpu and not long"
 
-test-long: $(VENV)/.tested  ## every point of the sweeps of limits, kills, inputs and pairs of processes
+test-long: $(VENV)/.tested  ## every point of the sweeps of kills, inputs and pairs of processes
 	$(BIN)/python -m pytest -m long
 
 lint: $(VENV)/.tested  ## style, types, who may import whom

@@ -1,4 +1,7 @@
-"""`bitimely`: runs a verb and turns errors into exit codes. Imports nothing heavy, so that lack of memory while a verb loads is reported too."""
+"""`bitimely`: runs a verb and turns every error into one line and an exit code.
+
+The verbs and their libraries are imported when one runs: an error of their import is reported too.
+"""
 
 from __future__ import annotations
 
@@ -9,28 +12,18 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
-LAST_WORDS = b"error[resource_limit] bitimely: out of memory or open files. Raise the limits of this process (ulimit -v, ulimit -n).\n"
-try:
-    from bitimely_cli import supervision
-    from bitimely_cli.screen import screen
-    from bitimely_cli.signals import stop_error, watch_signals
-    from bitimely_core import registry
-    from bitimely_core.errors import Exit, Reason, UserError
-    from bitimely_core.system_errors import describe_tight_memory, find_system_error
-except (ImportError, MemoryError, OSError) as lack:
-    if isinstance(lack, ModuleNotFoundError):
-        raise
-    os.write(
-        2, b"error[resource_limit] bitimely: out of memory or open files while it was loaded. Raise the limits (ulimit -v, ulimit -n).\n"
-    )
-    raise SystemExit(6) from None
+from bitimely_cli.screen import screen
+from bitimely_cli.signals import stop_error, watch_signals
+from bitimely_core import registry
+from bitimely_core.errors import Exit, Reason, UserError
+from bitimely_core.system_errors import find_system_error
 
-COLLECT_EVERY = (50_000, 20, 100)  # by default the search for garbage takes a tenth of a short verb, most of it while libraries load
-RESERVE = 2 << 20  # bytes that are given back before an error is printed
+COLLECT_EVERY = (50_000, 20, 100)  # the default takes a tenth of a short verb, while libraries load
 
 
 def __getattr__(name: str) -> Any:
@@ -45,19 +38,23 @@ def __getattr__(name: str) -> Any:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `bitimely` with `argv` (default: the process's own) and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    screen.json, screen.debug, screen.n_printed, screen.has_errors = "--json" in arguments, False, 0, False
+    screen.json = "--json" in arguments
+    screen.debug = screen.has_errors = False
+    screen.n_printed = 0
     prepare_streams()
-    return supervision.run_supervised(
-        lambda: run_guarded(lambda: run_verb(arguments)), lambda fault: run_guarded(lambda: report_error(fault))
-    )
+    prepare_libraries()
+    return close_output(run_verb(arguments))
 
 
 def prepare_streams() -> None:
-    """Streams that are closed go nowhere, and no file takes their place; characters that they cannot show are replaced."""
-    with suppress(OSError):  # no descriptor is left: the verb says so
-        while (free := os.open(os.devnull, os.O_RDWR)) < 3:
-            pass
-        os.close(free)
+    """Make the standard streams safe to print to.
+
+    What is written to a closed stream goes nowhere, and no file gets its descriptor. Characters
+    that a stream cannot show are replaced.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
+        pass
+    os.close(descriptor)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123  open to the end
@@ -65,57 +62,60 @@ def prepare_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
-def run_guarded(run: Callable[[], int]) -> int:
-    """The exit code of `run` when all of its output is written; where memory does not even suffice for an error, a prepared line."""
-    try:
-        return close_output(run())
-    except (MemoryError, OSError):
-        with suppress(OSError):
-            os.write(2, LAST_WORDS)
-        return 6
+def prepare_libraries() -> None:
+    """Set what libraries read when they are loaded, and how often Python searches for garbage."""
+    # threads that wait by spinning make a step ten times slower beside any other busy process
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # 2^4 cycles, not 2^26
+    # no stack of C++ where another process of a training is lost
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    gc.set_threshold(*COLLECT_EVERY)
+    atexit.register(skip_last_search)
+
+
+def skip_last_search() -> None:
+    """End the process without one more search for garbage in all that the libraries hold."""
+    if "triton" not in sys.modules:  # it would report the rest as leaks
+        gc.freeze()
 
 
 def run_verb(arguments: list[str]) -> int:
-    """The exit code of a verb, its error printed."""
-    # threads that wait by spinning make a step ten times slower beside any other busy process; OpenBLAS: 2^4 cycles, not 2^26
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no stack of C++ where another process of a training is lost
-    atexit.register(skip_last_search)
-    gc.set_threshold(*COLLECT_EVERY)
-    reserve: list[bytearray] = []
+    """The exit code of a verb; its error is printed."""
     try:
-        reserve.append(bytearray(RESERVE))
-        with watch_signals(report_error) as received:
-            try:
-                from bitimely_cli.verbs import run_command
-
-                code = run_command(arguments)
-            except KeyboardInterrupt:
-                return report_error(stop_error(next(iter(received), signal.SIGINT)))
-            if code == Exit.INTERRUPTED and received:  # newer versions of typer return it for a KeyboardInterrupt
-                return report_error(stop_error(received[0]))
-        for finding in registry.broken_plugins.values():
-            screen.print_finding(finding)
-        registry.broken_plugins.clear()
-        return Exit.PARTIAL if code == Exit.OK and screen.has_errors else code
+        return run_until_stopped(arguments)
     except BrokenPipeError:
         return Exit.OK  # the reader closed the pipe
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):  # rich has closed the stream
             return Exit.OK
         raise
-    except GeneratorExit:
-        raise
     except BaseException as error:  # Rust's panics are no Exceptions
-        reserve.clear()
         return report_error(convert_error(error))
 
 
-def skip_last_search() -> None:
-    """The end of the process without one more search for garbage in all that the libraries hold; triton would report the rest as leaks."""
-    if "triton" not in sys.modules:
-        gc.freeze()
+def run_until_stopped(arguments: list[str]) -> int:
+    """The exit code of a verb, or of the signal that stopped it, which is printed.
+
+    Raises what the verb raises.
+    """
+    with watch_signals(report_error) as received:
+        try:
+            from bitimely_cli.verbs import run_command
+
+            code = run_command(arguments)
+        except KeyboardInterrupt:
+            return report_error(stop_error(received[0] if received else signal.SIGINT))
+        if code == Exit.INTERRUPTED and received:  # newer versions of typer catch KeyboardInterrupt
+            return report_error(stop_error(received[0]))
+    print_broken_plugins()
+    return Exit.PARTIAL if code == Exit.OK and screen.has_errors else code
+
+
+def print_broken_plugins() -> None:
+    """Warnings of plug-ins that could not be loaded, each once."""
+    for finding in registry.broken_plugins.values():
+        screen.print_finding(finding)
+    registry.broken_plugins.clear()
 
 
 def convert_error(error: BaseException) -> UserError:
@@ -126,17 +126,7 @@ def convert_error(error: BaseException) -> UserError:
         return stop_error(signal.SIGINT)
     if screen.debug:
         traceback.print_exception(error)
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" in {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""  # noqa: PTH119  a name, not a path
-    text = f"{type(error).__name__}{where}"
-    hint = "This is a bug; repeat with --debug and report it"
-    return (
-        find_system_error(error)
-        or find_lost_peer(error)
-        or registry.find_plugin_error(error)
-        or describe_tight_memory(text)
-        or UserError(Reason.INTERNAL, text, hint=hint, exit_code=Exit.INTERNAL_ERROR)
-    )
+    return find_system_error(error) or find_lost_peer(error) or registry.find_plugin_error(error) or make_internal_error(error)
 
 
 def find_lost_peer(error: BaseException) -> UserError | None:
@@ -145,20 +135,45 @@ def find_lost_peer(error: BaseException) -> UserError | None:
     return None if distributed is None else distributed.find_lost_peer(error)
 
 
+def make_internal_error(error: BaseException) -> UserError:
+    """The UserError (internal, exit 1) of a defect: type and place of the exception.
+
+    Its text is left out, which may hold values of the data.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" in {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return UserError(
+        Reason.INTERNAL,
+        f"{type(error).__name__}{place}",
+        hint="This is a bug; repeat with --debug and report it",
+        exit_code=Exit.INTERNAL_ERROR,
+    )
+
+
 def report_error(error: UserError) -> int:
-    """Print an error's lines (and its JSON object), of several processes of a training the first that has one, and return its exit code."""
+    """Print an error's lines, under --json also its object, and return its exit code.
+
+    Of several processes of a training, the first one that has an error prints.
+    """
     if (distributed := sys.modules.get("bitimely_core.train.distributed")) is not None:
         screen.silent = not distributed.claim_report(of_loss=error.code is Reason.INCOMPLETE)
     if screen.debug and error.exit_code != Exit.INTERNAL_ERROR:
         traceback.print_exc()
-    shown = [error.finding, *(f for f in error.details if f.message != error.finding.message)]
+    details = [detail for detail in error.details if detail.message != error.finding.message]
+    report_name = "ingest_report.json" if error.report else "the message of --json"
     with suppress(OSError):  # the screen may be a file on a full disk
-        screen.print_findings(shown, "ingest_report.json" if error.report else "the message of --json")
+        screen.print_findings([error.finding, *details], report_name)
         if screen.json:
-            fault = {**error.finding.as_dict(), "details": [f.as_dict() for f in error.details]}
-            computed = {} if error.result is None else {"result": error.result}
-            screen.result(error.report or {"error": fault, **computed, "exit_code": int(error.exit_code)})
+            screen.result(error.report or make_error_object(error))
     return int(error.exit_code)
+
+
+def make_error_object(error: UserError) -> dict[str, object]:
+    """What --json prints for an error, with what was computed before it."""
+    details = [detail.as_dict() for detail in error.details]
+    computed = {} if error.result is None else {"result": error.result}
+    body = {**error.finding.as_dict(), "details": details}
+    return {"error": body, **computed, "exit_code": int(error.exit_code)}
 
 
 def close_output(code: int) -> int:
@@ -166,9 +181,16 @@ def close_output(code: int) -> int:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
+        except BrokenPipeError:
+            discard_output(stream)  # the reader closed the pipe
         except OSError as error:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # prevents a second error at exit
-            if isinstance(error, BrokenPipeError):
-                continue
-            code = report_error(convert_error(error)) if stream is sys.stdout and code == Exit.OK else code or int(Exit.RESOURCES)
+            discard_output(stream)
+            if code == Exit.OK and stream is sys.stdout:
+                code = report_error(convert_error(error))
+            code = code or int(Exit.RESOURCES)
     return code
+
+
+def discard_output(stream: TextIO) -> None:
+    """What is left in a stream goes nowhere: it would raise a second error at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,4 +1,15 @@
-"""SIGINT and SIGTERM: every verb ends within ten seconds, with one line and exit code 130 or 143."""
+"""SIGINT and SIGTERM end every verb within ten seconds, with one line and exit code 130 or 143.
+
+Three things watch a verb, each for a case that the others miss:
+
+* A handler raises KeyboardInterrupt, which ends ordinary code. Ingest and training have handlers
+  of their own, which let the unit or the step end first.
+* A hook sees the KeyboardInterrupt that Python drops. The handler may run inside a destructor or a
+  callback of a weak reference, out of which no exception goes. Python would print its traceback,
+  and the verb would go on until the thread below ends it: this happened to stages under Slurm.
+* A thread ends the process where no handler can run, because the verb is in native code. The
+  interpreter writes the number of each signal to a pipe at once, and the thread reads it there.
+"""
 
 from __future__ import annotations
 
@@ -8,81 +19,115 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import FrameType
 
 from bitimely_core.errors import Exit, Reason, UserError
 
 GRACE = 8.0  # seconds that the verb has to end by itself
+REPEAT_AFTER = 0.05  # seconds after which a destructor or a callback has ended
 STOPPING = (signal.SIGINT, signal.SIGTERM)
+NO_MORE_SIGNALS = b"\0"  # in the pipe of signal numbers
 
 
 def stop_error(number: int) -> UserError:
-    """The error of a verb that a signal stopped."""
-    code = Exit.TERMINATED if number == signal.SIGTERM else Exit.INTERRUPTED
-    kept = "what is finished is kept, and no file is half written"
+    """The error of a verb that signal `number` stopped."""
     return UserError(
-        Reason.INTERRUPTED, f"stopped by {signal.Signals(number).name}", kept, "Repeat the same command to go on", exit_code=code
+        Reason.INTERRUPTED,
+        f"stopped by {signal.Signals(number).name}",
+        "what is finished is kept, and no file is half written",
+        "Repeat the same command to go on",
+        exit_code=Exit.TERMINATED if number == signal.SIGTERM else Exit.INTERRUPTED,
     )
 
 
 @contextmanager
 def watch_signals(report: Callable[[UserError], int]) -> Iterator[list[int]]:
-    """While the block runs, SIGINT and SIGTERM raise KeyboardInterrupt, where the block has no handler of its own; yields those received.
+    """While the block runs, SIGINT and SIGTERM raise KeyboardInterrupt in it.
 
-    A block that is still there after `GRACE`, perhaps in native code where no handler of Python runs, is reported and ended: the interpreter
-    writes the number of each signal to a pipe, which a thread reads. Every file is written in an atomic step, so nothing is damaged.
+    Code in the block may set handlers of its own. Outside of the main thread, where Python runs no
+    handlers, nothing changes.
+
+    Args:
+        report: prints an error and returns its exit code. It is called where the block goes on for
+            `GRACE` seconds after a signal; then the process ends. Every file is written in one
+            atomic step, so none is damaged.
+
+    Yields:
+        The numbers of the signals received so far, the first one first.
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
-    ended = threading.Event()
+    with _end_after_grace(report), _repeat_dropped_stop(received), _raise_stop(received):
+        yield received
 
-    def raise_stop(number: int, frame: FrameType | None) -> None:
+
+@contextmanager
+def _raise_stop(received: list[int]) -> Iterator[None]:
+    """While the block runs, a signal is noted in `received` and raises KeyboardInterrupt."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
         received.append(number)
         raise KeyboardInterrupt
 
-    def repeat_dropped_stop(ignored: sys.UnraisableHookArgs) -> None:
-        if ignored.exc_type is KeyboardInterrupt:  # raised in a destructor or a callback, from where no exception goes on
-            threading.Timer(0.05, send_again).start()
-        else:
-            former_hook(ignored)
+    former = {number: signal.signal(number, handle) for number in STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _repeat_dropped_stop(received: list[int]) -> Iterator[None]:
+    """While the block runs, a signal whose KeyboardInterrupt was dropped is sent again."""
+    former = sys.unraisablehook
+    ended = threading.Event()
 
     def send_again() -> None:
         if not ended.is_set():
-            os.kill(os.getpid(), next(iter(received), signal.SIGINT))
+            os.kill(os.getpid(), received[0] if received else signal.SIGINT)
 
-    def end_late() -> None:
-        while (byte := os.read(reading, 1)) not in {b"", b"\0"}:
+    def handle(dropped: sys.UnraisableHookArgs) -> None:
+        if dropped.exc_type is KeyboardInterrupt:
+            threading.Timer(REPEAT_AFTER, send_again).start()
+        else:
+            former(dropped)
+
+    sys.unraisablehook = handle
+    try:
+        yield
+    finally:
+        ended.set()
+        sys.unraisablehook = former
+
+
+@contextmanager
+def _end_after_grace(report: Callable[[UserError], int]) -> Iterator[None]:
+    """A block that goes on for `GRACE` seconds after a signal is reported, and the process ends."""
+    ended = threading.Event()
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+
+    def watch() -> None:
+        while (byte := os.read(reading, 1)) != NO_MORE_SIGNALS:
             if byte[0] in STOPPING and not ended.wait(GRACE):
                 code = report(stop_error(byte[0]))
                 for child in multiprocessing.active_children():
                     child.kill()
                 os._exit(code)
 
-    with ExitStack() as restore:
-        for number in STOPPING:
-            restore.callback(signal.signal, number, signal.signal(number, raise_stop))
-        former_hook, sys.unraisablehook = sys.unraisablehook, repeat_dropped_stop
-        restore.callback(setattr, sys, "unraisablehook", former_hook)
-        watcher, size = threading.Thread(target=end_late, daemon=True, name="signals"), threading.stack_size(1 << 18)
-        try:
-            reading, writing = os.pipe()
-            os.set_blocking(writing, False)
-            watcher.start()
-        except (OSError, RuntimeError):  # a limit of this process: the handlers alone have to do
-            yield received
-            return
-        finally:
-            threading.stack_size(size)
-        former = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        try:
-            yield received
-        finally:
-            signal.set_wakeup_fd(former)
-            ended.set()
-            os.write(writing, b"\0")
-            watcher.join()
-            os.close(reading)
-            os.close(writing)
+    watcher = threading.Thread(target=watch, daemon=True, name="signals")
+    watcher.start()
+    former = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(former)
+        ended.set()
+        os.write(writing, NO_MORE_SIGNALS)
+        watcher.join()
+        os.close(reading)
+        os.close(writing)

@@ -6,6 +6,7 @@ import ast
 import errno
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -15,14 +16,19 @@ from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
+import torch
+from safetensors import SafetensorError
 
+from bitimely_cli import verbs
 from bitimely_cli.main import main
-from bitimely_core import storage, system_errors
+from bitimely_core import storage
 from bitimely_core.errors import Exit, Reason, UserError, integrity_error
-from bitimely_core.system_errors import find_system_error, is_out_of_memory, raise_system_error, translate_system_errors
+from bitimely_core.formats import edf_header, edf_writer
+from bitimely_core.system_errors import find_system_error, raise_system_error, translate_system_errors
 
 CORE = Path(__file__).parent.parent / "bitimely_core"
 
@@ -34,36 +40,31 @@ def os_fault(number: int) -> OSError:
 MEMORY = [
     MemoryError(),
     os_fault(errno.ENOMEM),
-    OSError("Memory mapping file failed: Cannot allocate memory"),  # of pyarrow: without a number
     pa.ArrowMemoryError("malloc of size 4096 failed"),
     RuntimeError(
         "[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes."
     ),
-    RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-    RuntimeError("std::bad_alloc"),
-    zlib.error("Error -4 while decompressing data"),
-    ImportError("libtorch_cpu.so: failed to map segment from shared object"),
-    RuntimeError("can't allocate lock"),
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
     pl.exceptions.ComputeError("failed to mmap file: Cannot allocate memory (os error 12)"),
 ]
-THREADS = [
-    RuntimeError("can't start new thread"),
-    pa.ArrowException("Failed to launch worker thread: Resource temporarily unavailable"),
-    pl.exceptions.PanicException("could not spawn threads: ThreadPoolBuildError { kind: IOError(Os { code: 11 }) }"),
-    os_fault(errno.EAGAIN),
-]
+PROCESSES = [os_fault(errno.EAGAIN)]
 DISK = [
     os_fault(errno.ENOSPC),
     os_fault(errno.EDQUOT),
     os_fault(errno.EFBIG),
-    FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp', '/var/tmp']"),  # of tempfile
+    OSError("No space left on device (os error 28)"),  # of polars: without a number
     pl.exceptions.ComputeError("parquet: File out of specification: underlying IO error: No space left on device (os error 28)"),
+    SafetensorError("Error while serializing: I/O error: Disk quota exceeded (os error 122)"),
+    RuntimeError("PytorchStreamWriter failed writing file: No space left on device"),
 ]
-DESCRIPTORS = [os_fault(errno.EMFILE), os_fault(errno.ENFILE), pl.exceptions.ComputeError("Too many open files (os error 24): a.parquet")]
-PLACES = [os_fault(errno.EROFS), os_fault(errno.EACCES), os_fault(errno.EPERM), os_fault(errno.EIO), os_fault(errno.ESTALE)]
+DESCRIPTORS = [os_fault(errno.EMFILE), os_fault(errno.ENFILE), OSError("Too many open files (os error 24): a.parquet")]
+PLACES = [
+    *(os_fault(number) for number in (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE)),
+    PermissionError("Permission denied (os error 13): a.parquet"),
+]
 KINDS = [
     *((error, Reason.RESOURCE_LIMIT, "out of memory") for error in MEMORY),
-    *((error, Reason.RESOURCE_LIMIT, "thread") for error in THREADS),
+    *((error, Reason.RESOURCE_LIMIT, "process") for error in PROCESSES),
     *((error, Reason.DISK_FULL, "") for error in DISK),
     *((error, Reason.RESOURCE_LIMIT, "open files") for error in DESCRIPTORS),
     *((error, Reason.IO_ERROR, "cannot be") for error in PLACES),
@@ -104,38 +105,10 @@ def test_a_fault_of_a_file_is_none_of_the_machine(error: Exception) -> None:
     raise_system_error(error)
 
 
-def test_the_interpreter_fails_in_its_own_way_only_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    error = SystemError("<method 'update' of 'dict' objects> returned NULL without setting an exception")
-    assert find_system_error(error) is None
-    monkeypatch.setattr(system_errors, "measure_headroom", lambda: 1 << 20)
-    found = find_system_error(error)
-    assert found is not None
-    assert is_out_of_memory(found)
-
-
 @pytest.mark.parametrize("error", PLACES[1:], ids=str)
 def test_a_source_that_may_not_be_read_is_its_own_fault(error: OSError) -> None:
     assert find_system_error(error, stored=False) is None
     assert find_system_error(PLACES[0], stored=False) is not None
-
-
-def test_messages_name_what_was_found_and_needed() -> None:
-    script = (
-        "import resource, numpy as np\n"
-        "from bitimely_core.system_errors import find_system_error, read_status\n"
-        "limit = (read_status('VmSize') << 10) + (64 << 20)\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
-        "print(limit)\n"
-        "try: np.ones(1 << 27)\n"
-        "except Exception as error: print(find_system_error(error).problem, find_system_error(error).requirement, sep='|')\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))\n"
-        "try: files = [open('/dev/null') for _ in range(20)]\n"
-        "except Exception as error: print(find_system_error(error).problem)\n"
-    )
-    limit, memory, files = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert f"{int(limit) / 1e6:.1f} MB (ulimit -v)" in memory or f"{int(limit) / 1e9:.1f} GB (ulimit -v)" in memory
-    assert memory.endswith("|needs 1.1 GB more")  # 2^27 numbers of 8 bytes
-    assert "16 (ulimit -n)" in files
 
 
 def test_a_full_table_of_inodes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,15 +123,26 @@ def test_a_full_table_of_inodes_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     assert "free" not in found.problem
 
 
-def test_a_file_limit_and_a_quota_are_not_called_a_full_disk() -> None:
-    free = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 40, free[1]))
+@pytest.mark.parametrize(
+    ("limit", "value", "error", "words"),
+    [
+        (resource.RLIMIT_AS, 1 << 46, MemoryError(), "70.4 TB (ulimit -v)"),
+        (resource.RLIMIT_NOFILE, 512, os_fault(errno.EMFILE), "512 (ulimit -n)"),
+        (resource.RLIMIT_FSIZE, 1 << 40, os_fault(errno.EFBIG), "1.1 TB (ulimit -f)"),
+    ],
+)
+def test_a_limit_of_the_process_is_named(limit: int, value: int, error: Exception, words: str) -> None:
+    former = resource.getrlimit(limit)
+    resource.setrlimit(limit, (value, former[1]))
     try:
-        found = find_system_error(os_fault(errno.EFBIG))
+        fault = find_system_error(error)
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, free)
-    assert found is not None
-    assert "1.1 TB (ulimit -f)" in found.problem
+        resource.setrlimit(limit, former)
+    assert fault is not None
+    assert words in fault.problem
+
+
+def test_a_quota_is_not_called_a_full_disk() -> None:
     quota = find_system_error(os_fault(errno.EDQUOT))
     assert quota is not None
     assert "quota" in quota.problem
@@ -177,7 +161,7 @@ def test_a_write_says_how_much_it_needs(tmp_path: Path) -> None:
 
 
 def test_errors_of_a_block_are_translated_but_for_defects(tmp_path: Path) -> None:
-    for error in (RuntimeError("can't start new thread"), OSError(errno.ELOOP, "Too many levels of symbolic links")):
+    for error in (RuntimeError("CUDA out of memory"), OSError(errno.ELOOP, "Too many levels of symbolic links")):
         with pytest.raises(UserError) as stopped, translate_system_errors(tmp_path):
             raise error
         assert stopped.value.exit_code == Exit.RESOURCES
@@ -272,6 +256,69 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch, names: str) -> None:
         return write(fd, data)
 
     monkeypatch.setattr(storage, "os_write", full)
+
+
+def write_recordings(folder: Path, *names: str) -> Path:
+    folder.mkdir()
+    channels = [edf_header.EdfChannel("c", "uV", -100.0, 100.0, -2048, 2047, 16)]
+    for number, name in enumerate(names):
+        edf_writer.write_edf(folder / name, channels, [np.arange(number, 256 + number, dtype=np.int16)])
+    return folder
+
+
+UNWRITABLE = [
+    (MemoryError(), "resource_limit"),
+    *((os_fault(number), "resource_limit") for number in (errno.EMFILE, errno.ENOMEM)),
+    *((os_fault(number), "disk_full") for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)),
+    *((os_fault(number), "io_error") for number in (errno.EROFS, errno.EACCES, errno.EIO)),
+]
+
+
+@pytest.mark.parametrize(("error", "code"), UNWRITABLE, ids=[repr(error) for error, _ in UNWRITABLE])
+def test_a_verb_that_cannot_write_ends_with_6_and_one_line(
+    error: Exception, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(descriptor: int, data: memoryview) -> int:
+        raise error
+
+    raw = write_recordings(tmp_path / "raw", "a.edf")
+    monkeypatch.setattr(storage, "os_write", fail)
+    assert main(["ingest", "edf", str(raw), "-w", str(tmp_path / "home")]) == Exit.RESOURCES
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error[{code}] ")
+    assert re.search(r"\. (Raise the limit|Make room|Choose a folder|Check the disk).*\.$", line)
+
+
+def test_a_verb_without_memory_ends_with_6_and_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(arguments: list[str]) -> int:
+        raise MemoryError
+
+    monkeypatch.setattr(verbs, "run_command", fail)
+    assert main(["list", "models"]) == Exit.RESOURCES
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error[resource_limit] out of memory")
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"), [(errno.EACCES, "io_error"), (errno.EIO, "io_error"), ("damage", "not_edf")], ids=["EACCES", "EIO", "damage"]
+)
+def test_a_source_file_that_cannot_be_read_costs_that_file_alone(
+    fault: int | str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raw = write_recordings(tmp_path / "raw", "good.edf", "bad.edf")
+    open_file = storage.os_open
+
+    def open_or_fail(path: Path, *flags: int) -> int:
+        if Path(path).name == "bad.edf" and isinstance(fault, int):
+            raise os_fault(fault)
+        return open_file(path, *flags)
+
+    monkeypatch.setattr(storage, "os_open", open_or_fail)
+    if fault == "damage":
+        (raw / "bad.edf").write_bytes(bytes(1000))
+    assert main(["ingest", "edf", str(raw), "-w", str(tmp_path / "home"), "--json"]) == Exit.PARTIAL
+    units = json.loads(capsys.readouterr().out)["units"]
+    assert {unit["unit"]: [reason["code"] for reason in unit["reasons"]] for unit in units} == {"good": [], "bad": [code]}
 
 
 EVALUATE = ["evaluate", "plain-class", "--bootstrap", "20", "--device", "cpu"]

@@ -21,7 +21,6 @@ ALLOWED = {  # place -> why
     "bitimely_core/report/svg.py:savefig": "into memory",
     "bitimely_core/claims/subjects.py:write_csv": "into a string",
     "bitimely_core/workflows/predict.py:write_csv": "into a string",
-    "bitimely_cli/main.py:write": "to the terminal",
     "bitimely_cli/main.py:open": "of the null device",
     "bitimely_cli/signals.py:write": "to a pipe",
     "bitimely_core/workflows/prepare.py:symlink_to": "in a TemporaryDirectory of the system",

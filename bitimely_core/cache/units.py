@@ -28,7 +28,7 @@ from bitimely_core.formats.source import Source
 from bitimely_core.formats.text import use_encoding
 from bitimely_core.records import StoredFile
 from bitimely_core.schemas.ingest import CachedPart, CachedUnit
-from bitimely_core.system_errors import describe_tight_memory, find_system_error, is_out_of_memory, measure_headroom, raise_system_error
+from bitimely_core.system_errors import find_system_error, is_out_of_memory, raise_system_error
 from bitimely_core.types import IngestUnit, Record, Records
 
 LARGE_UNIT = 8 << 20  # bytes of source from which on a unit has its own shard
@@ -286,9 +286,12 @@ def _read_unit(
 
 
 def describe_failure(error: Exception, root: Path | None, file: str) -> list[Finding]:
-    """Why a unit is quarantined; files are relative to `root`. Raises UserError (exit 6) when this machine lacks resources, but for a unit that is larger than its memory."""
+    """Why a unit is quarantined, with files relative to `root`.
+
+    Raises UserError (exit 6) where this machine lacks something. Lack of memory alone costs the unit, which may be too large.
+    """
     fault = find_system_error(error, file, stored=False)
-    if fault is not None and is_out_of_memory(fault) and measure_headroom() is None:
+    if fault is not None and is_out_of_memory(fault):
         return [Finding(Reason.RESOURCE_LIMIT, "does not fit into memory", hint="Use fewer --jobs or a larger machine", file=file)]
     if fault is not None:
         raise fault from error
@@ -296,8 +299,6 @@ def describe_failure(error: Exception, root: Path | None, file: str) -> list[Fin
         return [_make_relative(finding, root) for finding in (error.finding, *error.details)]
     if isinstance(error, OSError):
         return [_describe_unreadable(error, Path(file), file)]
-    if tight := describe_tight_memory(type(error).__name__):
-        raise tight from error
     hint = "This is a defect of the reader: report it"  # it costs its unit, not the ingest
     return [Finding(Reason.INTERNAL, _locate_exception(error), hint=hint, file=file)]
 

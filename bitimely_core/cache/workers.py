@@ -19,7 +19,7 @@ from typing import Any
 from bitimely_core.cache.units import IngestTask, ingest_group
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.schemas.ingest import CachedPart
-from bitimely_core.system_errors import describe_native_fault, find_system_error, measure_headroom
+from bitimely_core.system_errors import find_system_error
 
 MAX_TRIES = 2  # times that a unit is tried during which workers died: they may have been killed from outside
 POLL_SECONDS = 0.2  # seconds between two checks of the stop flag
@@ -172,8 +172,6 @@ class _IngestPool:
         task = worker.task
         unit = worker.unit or ""
         self.deaths[unit] = self.deaths.get(unit, 0) + 1
-        if self.deaths[unit] >= MAX_TRIES and measure_headroom() is not None:
-            raise describe_native_fault(unit or None)
         if not unit and self.deaths[unit] > MAX_TRIES:
             raise UserError(
                 Reason.READER_CRASH,

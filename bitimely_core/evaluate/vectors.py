@@ -21,7 +21,7 @@ from bitimely_core import storage
 from bitimely_core.errors import Reason, UserError, clean, input_error, safe_text, usage_error
 from bitimely_core.formats.units import MAX_FLOAT32
 from bitimely_core.schemas.scores import EncoderDeclaration
-from bitimely_core.system_errors import raise_system_error, require_memory
+from bitimely_core.system_errors import raise_system_error
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -176,7 +176,6 @@ def _read_matrix(path: Path, file: pq.ParquetFile, columns: Sequence[str], ids: 
         lengths = _measure_lengths(batch, columns)
         if width is None and np.isfinite(lengths).any():
             width = int(lengths[np.isfinite(lengths)][0])
-            require_memory(len(rows) * width * np.dtype(dtype).itemsize, path.name)
             out = np.zeros((len(rows), width), dtype)
         wrong = lengths != width
         faults[Reason.DIMENSIONS] += of[wrong].tolist()

@@ -19,7 +19,7 @@ from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.records import complete_results, find_missing, has_result, write_results
 from bitimely_core.registry import find_plugin_error
 from bitimely_core.schemas.reports import StageRecord
-from bitimely_core.system_errors import attach_result, describe_tight_memory, find_system_error
+from bitimely_core.system_errors import attach_result, find_system_error
 
 SUCCEEDED = ("done", "partial", "already done")  # states that a later stage can build on
 POLL = 0.5  # seconds between two looks at stages that another process runs
@@ -160,11 +160,7 @@ def _run_stage(node: Node, nodes: Mapping[str, Node], folder: Path, states: Stat
         code, detail = result.exit_code, result.detail
         state = "partial" if code == Exit.PARTIAL else "done" if result.is_new else "already done"
     except Exception as error:  # a defect fails one stage, not the experiment; the frames give the place without the values of the data
-        fault = (
-            error
-            if isinstance(error, UserError)
-            else find_system_error(error) or find_plugin_error(error) or describe_tight_memory(type(error).__name__)
-        )
+        fault = error if isinstance(error, UserError) else find_system_error(error) or find_plugin_error(error)
         if fault is not None and fault.exit_code in {Exit.INTERRUPTED, Exit.TERMINATED}:
             raise
         frames = [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]

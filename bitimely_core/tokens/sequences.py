@@ -21,7 +21,7 @@ from bitimely_core import manifests, storage
 from bitimely_core.records import StoredFile
 from bitimely_core.schemas.runs import RunData
 from bitimely_core.schemas.tokens import PredictionStatistics, SequenceManifest, SequenceOptions, SequenceStatistics
-from bitimely_core.system_errors import raise_system_error, require_memory
+from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens.sets import TokenSet, check_subjects, open_manifest, token_error
 from bitimely_core.types import SPLITS, name_horizon
 
@@ -205,11 +205,6 @@ def _map_events(stream: BinaryIO, kind: np.dtype[Any], size: int) -> np.ndarray:
     return np.memmap(stream, kind, "r", shape=(size,))
 
 
-def _measure_files(folder: Path, names: Sequence[str]) -> list[int]:
-    """Bytes of the files that are there."""
-    return [(folder / name).stat().st_size for name in names if (folder / name).is_file()]
-
-
 def write_shard(out: Path, number: int, frame: pl.DataFrame) -> dict[str, StoredFile]:
     """Write the sequences of some subjects: subject_id, codes, times, split, age0_months, sex, y_<label> ..., t_index; of times to event time_<label>, event_<label>."""
     name, sha256, size = storage.write_hashed(out, f"sequences-{number:05d}", ".parquet", storage.encode_parquet(to_table(frame)))
@@ -311,8 +306,7 @@ def open_sequences(folder: str | Path, verify: bool = True, shards: int | None =
     labels = manifest.class_names
     names = manifest.shards[:shards]
     numbered = bool(manifest.options.numbers)
-    is_mapped, sizes = manifest.events * (12 if numbered else 8) > IN_MEMORY, _measure_files(folder, names)
-    require_memory(max(sizes, default=0) if is_mapped else sum(sizes), folder.name)
+    is_mapped = manifest.events * (12 if numbered else 8) > IN_MEMORY
     try:
         frame, events = _read_shards(folder, names, mapped=is_mapped, numbered=numbered)
         vocabulary = pl.read_parquet(folder / "vocab.parquet").sort("id")

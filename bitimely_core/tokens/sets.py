@@ -20,7 +20,6 @@ from bitimely_core.errors import Reason, UserError, check_choice, input_error, i
 from bitimely_core.registry import Task, datasets
 from bitimely_core.schemas.runs import RunData
 from bitimely_core.schemas.tokens import SamplePreparation, TokenManifest, TokenOptions, TokenStatistics
-from bitimely_core.system_errors import require_memory
 from bitimely_core.tokens.splits import SHARED
 from bitimely_core.types import SPLITS
 
@@ -191,7 +190,6 @@ class TokenSet(ABC, MapDataset):
             )
         if copy is False:
             raise ValueError("the values are normalised on reading; expected copy=None or True")
-        require_memory(4 * len(self) * self.length * self.channels, self.name)
         read = self.arrays()
         values, mask = read["values"], read["mask"]
         assert values is not None

@@ -31,7 +31,7 @@ from bitimely_core.config import RESUME_EXEMPT, TrainConfig, validate
 from bitimely_core.errors import Finding, Reason, input_error
 from bitimely_core.models.layers import StackLayer, compile_layers, recompute_layers
 from bitimely_core.schemas.runs import CheckpointMeta
-from bitimely_core.system_errors import attach_result, require_memory
+from bitimely_core.system_errors import attach_result
 from bitimely_core.train import checkpoints, distributed, draws, event_file, faults, targets
 from bitimely_core.train.batches import map_tensors, read_ahead, scale_values, split_rows
 from bitimely_core.train.devices import deterministic_kernels, resolve_compile, resolve_precision, select_device, use_arithmetic
@@ -193,7 +193,6 @@ def _train(state: TrainingState, stack: ExitStack) -> None:
     if keep is not None and state.device.type == "cuda" and state.config.resident and state.total >= state.batches.steps:
         share = 0.25 if state.config.resident == "auto" else 0.8
         stack.enter_context(keep(state.device, share * torch.cuda.mem_get_info(state.device)[0]))
-    require_memory(3 * sum(p.numel() * p.element_size() for p in state.model.parameters() if p.requires_grad), "the optimizer")
     try:
         with attach_result(lambda: {"steps": state.step, "loss": state.last.get("loss"), "rel": state.last.get("rel")}):
             _run_steps(state)
