@@ -122,7 +122,7 @@ def read_twice(read: Callable[[], Record]) -> Records:
 
 def of(function: Callable[..., Any]) -> None:
     """Let `function` be the toy data set."""
-    registry.datasets["toy"] = registry.Entry("toy", function, FACTS)
+    registry.datasets._items["toy"] = registry.Entry("toy", function, FACTS)
 
 
 def test_a_unit_that_is_there_twice_is_refused(raw: Path, tmp_path: Path) -> None:

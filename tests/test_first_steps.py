@@ -77,11 +77,11 @@ def test_a_model_that_a_program_registers_is_listed(tmp_path: Path) -> None:
     from bitimely_core.registry import models
 
     entry = models["gpt"]
-    models["gpt-of-a-program"] = entry
+    models._items["gpt-of-a-program"] = entry
     try:
         assert "gpt-of-a-program" in [row["name"] for row in catalog.list_rows("models", tmp_path)]
     finally:
-        del models["gpt-of-a-program"]
+        del models._items["gpt-of-a-program"]
 
 
 def test_importing_the_models_leaves_the_compiler_out() -> None:

@@ -94,10 +94,10 @@ def list_toys(source: Source | None, options: dict[str, Any]) -> Iterator[Ingest
 @pytest.fixture
 def toys(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(storage, "os_fsync", lambda fd: None)  # slow, and no test can see what it does
-    registry.datasets["toy"] = registry.Entry("toy", list_toys, FACTS)
+    registry.datasets._items["toy"] = registry.Entry("toy", list_toys, FACTS)
     READ.clear()
     yield
-    del registry.datasets["toy"]
+    del registry.datasets._items["toy"]
 
 
 def put(raw: Path, name: str, seed: int = 0, **body: Any) -> Path:
@@ -179,7 +179,7 @@ def main() -> None:
     jobs, units.LARGE_UNIT = options.pop("jobs"), options.pop("big")
     for name, value in options.items():
         resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
-    registry.datasets["toy"] = registry.Entry("toy", list_toys, FACTS)
+    registry.datasets._items["toy"] = registry.Entry("toy", list_toys, FACTS)
     try:
         report = cache.ingest("toy", raw, out, jobs=jobs, progress=lambda what, done, total: show(done))
     except UserError as error:
