@@ -117,7 +117,7 @@ def resolve_plan(
         landmark_date: YYYY-MM-DD instead of DAYS; needs a cache with dates.
         seed: must be that of the ingest.
         split_file: csv or Parquet with subject_id (as in subjects.parquet) and split.
-        engine: polars, duckdb or spark, with the same result.
+        engine: polars or spark, with the same result.
         small_counts: pages and messages show counts below 11: for synthetic or consented data.
         individual_timelines: the page draws sequences of single subjects.
         cohort: a shipped definition or a file of one: its subjects up to their index days, with its outcome as the label.
@@ -155,8 +155,7 @@ def parse_choices(
     preset = preset or "paper"
     if preset not in steps.PRESETS:
         raise unknown("preset", preset, list(steps.PRESETS))
-    if engine not in engines.ENGINES:
-        raise unknown("engine", engine, list(engines.ENGINES))
+    engines.check_engine(engine)
     given: dict[str, Any] = {k: v.replace("-", "_") if isinstance(v, str) else v for k, v in choices.items() if v is not None}
     if landmark or landmark_date:
         given["landmark"] = _parse_landmark(landmark, landmark_date)
