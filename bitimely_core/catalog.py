@@ -266,7 +266,7 @@ EXTRAS = {
 }
 NEEDED = (
     *("torch", "numpy", "polars", "pyarrow", "pydantic", "typer", "rich", "safetensors", "scikit-learn", "scipy"),
-    *("matplotlib", "jinja2", "wfdb", "pyedflib", "mne", "meds", "xlrd"),
+    *("matplotlib", "jinja2", "wfdb", "pyedflib", "mne", "xlrd"),
 )
 
 
