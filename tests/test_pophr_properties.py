@@ -14,6 +14,7 @@ from naive_builder import RULES, assert_same_result, build_naively, random_param
 
 from bitimely_core.claims import clean, codes, label_rules, phecode_maps, splits, steps
 from bitimely_core.claims.build import build_sequences
+from bitimely_core.claims.choices import SequenceChoices, parse_landmark
 
 
 @pytest.mark.parametrize("block", range(8))
@@ -143,9 +144,9 @@ def split_shard(shard: steps.ClaimsShard, shards: int) -> list[steps.ClaimsShard
 def test_6_any_number_of_shards_agrees(seed: int, shards: int) -> None:
     events, _, phemap = random_tables(seed, rows=300)
     params = random_params(seed) | {"min_codes": 1, "threshold": 1.0, "select": [True, False, "frequency"][seed % 3]}
-    names = {field.name for field in dataclasses.fields(steps.SequenceChoices)}
-    choices = steps.SequenceChoices(**{key: value for key, value in params.items() if key in names - {"landmark", "time", "dedupe"}})
-    choices = dataclasses.replace(choices, landmark=steps.parse_landmark({"landmark_days": 200, "gap_days": 0, "horizon_days": 300}))
+    names = {field.name for field in dataclasses.fields(SequenceChoices)}
+    choices = SequenceChoices(**{key: value for key, value in params.items() if key in names - {"landmark", "time", "dedupe"}})
+    choices = dataclasses.replace(choices, landmark=parse_landmark({"landmark_days": 200, "gap_days": 0, "horizon_days": 300}))
 
     def run(parts: list[steps.ClaimsShard]) -> tuple[Any, dict[str, Any]]:
         parts = [steps.label_shard(part) for part in parts]
@@ -215,8 +216,8 @@ def test_the_cache_gives_the_same_sequences(seed: int) -> None:
     params = random_params(seed) | {"landmark": mark, "select": False, "min_codes": 1, "dedupe": "day", "time": "months"}
     params |= {"fallback": codes.STEPS, "vocab": "icd9", "pad_undotted": False, "rules": RULES, "split": {"train": 0.6, "validation": 0.2}}
     wanted = build_sequences(events, None, phemap, **params)
-    names = {field.name for field in dataclasses.fields(steps.SequenceChoices)} - {"landmark"}
-    choices = steps.SequenceChoices(**{key: value for key, value in params.items() if key in names}, landmark=steps.parse_landmark(mark))
+    names = {field.name for field in dataclasses.fields(SequenceChoices)} - {"landmark"}
+    choices = SequenceChoices(**{key: value for key, value in params.items() if key in names}, landmark=parse_landmark(mark))
     shard = steps.label_shard(coded(events, phemap))
     cohort = shard.cohort.with_columns(obs_end=shard.last_day - pl.col("first_day"))
     onsets = [(pl.col(name) - pl.col("first_day")) for name in cohort.columns if name.startswith("onset_")]

@@ -4,6 +4,7 @@ dates, codes, phecode_maps           texts to days, codes and PheCodes; each dis
 label_rules, labels                  labels as data; onsets, index dates and labels of subjects
 clean                                claims as text to integers; every excluded row is counted by reason
 prevalence                           PheCodes selected by prevalence ratio
+choices                              choices of sequences, checked; presets
 sequence_builder, steps              sequences of a shard of subjects, in two passes
 engines, cluster                     shards in this process, or on the executors of a Spark cluster
 build                                these steps on tables in memory

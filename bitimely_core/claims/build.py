@@ -9,19 +9,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict
 
 import numpy as np
 import polars as pl
 
 from bitimely_core.claims import clean, dates, engines, phecode_maps, prevalence, sequence_builder, splits, steps
+from bitimely_core.claims.choices import SequenceChoices, check_choice, parse_landmark
 from bitimely_core.claims.codes import FAMILIES, STEPS, Codebook
 from bitimely_core.claims.label_rules import LabelRule, RuleTable, find_defining_phecodes, parse_rules
 from bitimely_core.claims.prevalence import CodeCounts, CodeSelection
 from bitimely_core.claims.sequence_builder import SPECIAL, CodeSequences
-from bitimely_core.claims.steps import ClaimsShard, SequenceChoices
-
-T = TypeVar("T")
+from bitimely_core.claims.steps import ClaimsShard
 
 
 class EventLists(TypedDict):
@@ -83,18 +82,18 @@ def build_sequences(
         landmark: landmark_days or date, gap_days, horizon_days.
         split: seed, train, validation of the hash split.
         split_override: subject -> split instead.
-        choices: the other fields of `steps.SequenceChoices`, with its defaults; `select` is True or False.
+        choices: the other fields of `choices.SequenceChoices`, with its defaults; `select` is True or False.
 
     Raises ValueError: for invalid parameters and tables. Bad rows never raise, they are counted in the funnel.
     """
     parsed = parse_rules(rules)
-    _check_choice("select", choices.get("select", True), (True, False))
-    chosen = SequenceChoices(landmark=steps.parse_landmark(landmark), **choices)
+    check_choice("select", choices.get("select", True), (True, False))
+    chosen = SequenceChoices(landmark=parse_landmark(landmark), **choices)
     if isinstance(fallback, str) or not set(fallback) <= set(STEPS):
         raise ValueError(f"fallback is a list of {', '.join(STEPS)}, found {fallback!r}")
-    book = Codebook(_read_phemap(phemap), tuple(fallback), _check_choice("pad_undotted", pad_undotted, (True, False)))
-    _check_choice("vocab", vocab, tuple(FAMILIES))
-    _check_choice("engine", engine, engines.ENGINES)
+    book = Codebook(_read_phemap(phemap), tuple(fallback), check_choice("pad_undotted", pad_undotted, (True, False)))
+    check_choice("vocab", vocab, tuple(FAMILIES))
+    check_choice("engine", engine, engines.ENGINES)
     rows, cohort, account = _clean_events(events, _select_registered(subjects, events), book, vocab)
     defining = {phecode for phecodes in find_defining_phecodes(parsed, book.tables).values() for phecode in phecodes}
     cohort = _assign_splits(cohort, split, split_override)
@@ -128,12 +127,6 @@ def _split_shard(shard: ClaimsShard, parts: int) -> list[ClaimsShard]:
     return shards
 
 
-def _check_choice(name: str, value: T, known: Sequence[object]) -> T:
-    if not any(value is one or (isinstance(value, str) and value == one) for one in known):
-        raise ValueError(f"{name} is one of {', '.join(map(str, known))}, found {value!r}")
-    return value
-
-
 def _require_columns(frame: object, name: str, needed: Sequence[str]) -> None:
     if not isinstance(frame, pl.DataFrame):
         raise TypeError(f"{name} is a polars DataFrame, found {type(frame).__name__}")
@@ -159,7 +152,7 @@ def _read_phemap(phemap: pl.DataFrame) -> dict[str, dict[str, tuple[str, ...]]]:
         if frame[column].null_count():
             raise ValueError(f"column {column!r} of phemap is null in some row")
     for name in frame["vocab"].unique():
-        _check_choice("vocab of phemap", name, tuple(FAMILIES))
+        check_choice("vocab of phemap", name, tuple(FAMILIES))
     return phecode_maps.group_phecodes(frame.unique().iter_rows())
 
 
@@ -203,7 +196,7 @@ def _assign_splits(cohort: pl.DataFrame, split: Mapping[str, object] | None, ove
     else:
         if missing := [subject for subject in subjects if subject not in override]:
             raise ValueError(f"split_override misses {len(missing)} of {len(subjects)} subjects")
-        names = [_check_choice("a split", override[subject], splits.SPLITS) for subject in subjects]
+        names = [check_choice("a split", override[subject], splits.SPLITS) for subject in subjects]
     return cohort.with_columns(pl.Series("split", names, dtype=pl.String))
 
 

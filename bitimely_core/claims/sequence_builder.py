@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -18,10 +18,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bitimely_core.claims import dates
+from bitimely_core.claims.choices import SequenceChoices
 from bitimely_core.claims.distinct import find_starts, sort_distinct
-
-if TYPE_CHECKING:
-    from bitimely_core.claims.steps import SequenceChoices
 
 SPECIAL = ("[PAD]", "[SOS]", "[EOS]", "[MASK]", "[UNK]")  # ids 0 to 4
 DAY_MINUTES = 1440

@@ -6,116 +6,20 @@ the counts. Between the passes: `select_vocabulary`, in plain Python. Pass 2: `b
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from bitimely_core.claims import codes, dates, event_times, labels, prevalence, sequence_builder
+from bitimely_core.claims import codes, event_times, labels, prevalence, sequence_builder
+from bitimely_core.claims.choices import SequenceChoices
 from bitimely_core.claims.codes import IcdCode
 from bitimely_core.claims.distinct import number_texts
 from bitimely_core.claims.label_rules import SOURCES, LabelRule, match_rules
-from bitimely_core.claims.labels import Landmark
 from bitimely_core.claims.prevalence import CodeCounts, CodeSelection
 from bitimely_core.claims.sequence_builder import CodeSequences
-
-CHOICES = {
-    "level": codes.LEVELS,
-    "leakage": ("keep", "drop_icd", "drop_phecode"),
-    "population": prevalence.POPULATIONS,
-    "denominator": prevalence.DENOMINATORS,
-    "dedupe": ("day", "month", "none", "first_per_age30"),
-    "min_codes_unit": ("events", "records", "unique"),
-    "time": ("months", "calendar_month", "age30"),
-    "select": (True, False, "frequency"),
-    "values": ("none", "deciles", "raw"),
-}
-LEAST_VALUES = {"top_k": 0, "min_case_support": 1, "min_codes": 0, "max_events": 1}  # least value
-VALUE_RANGES = {"threshold": (-math.inf, math.inf), "min_case_fraction": (0.0, 1.0), "min_record_frequency": (0.0, 1.0)}
-
-
-def check_integer(name: str, value: object, least: int) -> int:
-    """`value`, if it is an integer of at least `least`; else a ValueError."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} is an integer of at least {least}, found {value!r}")
-    return value
-
-
-@dataclass(frozen=True, kw_only=True)
-class SequenceChoices:
-    """Choices that do not require reading the source again. Defaults: the preset `paper`.
-
-    Raises ValueError for an unknown value.
-    """
-
-    level: str = "integer"  # roll-up of PheCodes: integer, first_decimal or full
-    leakage: str = "keep"  # keep, drop_icd or drop_phecode
-    landmark: Landmark | None = None
-    population: str = "subjects"  # reference population of the ratios: all subjects, or observed: those with a record
-    denominator: str = "all"  # reference group: all of them, or controls
-    threshold: float = 5.0  # PheCodes with a greater ratio are selected
-    top_k: int = 5  # number selected for a label without any such PheCode
-    min_case_support: int = 1  # carriers among the cases that a PheCode needs to be considered
-    min_case_fraction: float = 0.0  # the same as a share of the cases
-    select: bool | str = True  # False: every one of a training subject; frequency: by `min_record_frequency`
-    min_record_frequency: float = 0.001
-    dedupe: str = "day"  # day, month, none or first_per_age30
-    min_codes: int = 10  # subjects with fewer are excluded
-    min_codes_unit: str = "events"  # events, records or unique
-    max_events: int | None = None  # only the last ones are kept
-    time: str = "months"  # clock: months, calendar_month or age30
-    values: str = "none"  # numbers of codes that are not ICD: none; deciles, of the training subjects, in the code; raw, as they are
-    time_to_event: tuple[int, ...] | None = None  # labels are times to event; horizons of the predicted risks in days
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "time_to_event", event_times.parse_horizons(self.time_to_event))
-        for name, known in CHOICES.items():
-            value = getattr(self, name)
-            if not any(value is one or (isinstance(value, str) and value == one) for one in known):
-                raise ValueError(f"{name} is one of {', '.join(map(str, known))}, found {value!r}")
-        for name, smallest in LEAST_VALUES.items():
-            value = getattr(self, name)
-            if not (name == "max_events" and value is None):
-                check_integer(name, value, smallest)
-        for name, (least, most) in VALUE_RANGES.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-                raise ValueError(f"{name} is a number from {least} to {most}, found {value!r}")
-
-    @property
-    def input_order(self) -> bool:
-        """Whether the rows need the column `row`, the order of the input."""
-        return self.dedupe == "first_per_age30"
-
-
-PRESETS = {
-    "paper": SequenceChoices(),
-    "original": SequenceChoices(select="frequency", min_codes=50, min_codes_unit="records", time="age30", dedupe="first_per_age30"),
-    "strict": SequenceChoices(landmark=Landmark(), leakage="drop_phecode", min_case_support=20, min_case_fraction=0.005),
-}
-
-
-def parse_landmark(given: Mapping[str, object] | None) -> Landmark | None:
-    """A landmark from its parameters: landmark_days or date, gap_days, horizon_days; defaults for those that are absent.
-
-    Raises ValueError: for other parameters or values.
-    """
-    if given is None:
-        return None
-    names = {"landmark_days", "gap_days", "horizon_days"}
-    if not isinstance(given, Mapping) or not set(given) <= names | {"date"} or {"date", "landmark_days"} <= set(given):
-        raise ValueError(f"a landmark has landmark_days or date, gap_days and horizon_days, found {given!r}")
-    landmark = replace(Landmark(), **{name: check_integer(name, given[name], 0) for name in names & set(given)})
-    if "date" not in given:
-        return landmark
-    day = dates.parse_day(given["date"]) if isinstance(given["date"], str) else None
-    if day is None:
-        raise ValueError(f"the date of a landmark is YYYY-MM-DD, found {given['date']!r}")
-    return replace(landmark, day=day, landmark_days=None)
-
 
 PhecodesOfCodes = dict[str, Sequence[str]]
 """Code, as in a cache -> its PheCodes."""

@@ -17,6 +17,7 @@ import polars as pl
 from bitimely_core import manifests, storage
 from bitimely_core.cache import Cache
 from bitimely_core.claims import code_values, sequence_builder, sequence_plan, shard_map, steps
+from bitimely_core.claims.choices import SequenceChoices
 from bitimely_core.claims.prevalence import CodeSelection
 from bitimely_core.errors import Finding, Reason, input_error, usage_error
 from bitimely_core.formats import tables
@@ -143,8 +144,8 @@ def _write_task(
     cache: Cache, base: EventSequences, requested: pl.DataFrame, out: Path, options: dict[str, Any], absent: int, progress: Progress | None
 ) -> None:
     """All files of the token set; `requested` has subject_id (of the cache), prediction_time, boolean_value."""
-    names = {field.name for field in fields(steps.SequenceChoices)}
-    choices = steps.SequenceChoices(**{name: value for name, value in options.items() if name in names})
+    names = {field.name for field in fields(SequenceChoices)}
+    choices = SequenceChoices(**{name: value for name, value in options.items() if name in names})
     fitted = code_values.load_values(base.folder)
     plan = sequence_plan.SequencePlan(
         cache=cache, preset=base.options.preset, choices=choices, split_file="", engine="polars", fitted=fitted
@@ -201,7 +202,7 @@ def _write_task(
 
 
 def _build_task_shard(
-    shard: steps.ClaimsShard, requested: pl.DataFrame, choices: steps.SequenceChoices, selection: CodeSelection, name: str
+    shard: steps.ClaimsShard, requested: pl.DataFrame, choices: SequenceChoices, selection: CodeSelection, name: str
 ) -> pl.DataFrame:
     """The stored form of the sequences of one shard, one per requested prediction time."""
     cohort = (

@@ -19,13 +19,14 @@ import polars as pl
 from bitimely_core import manifests, storage
 from bitimely_core.claims import code_values, codes, cohorts, event_times, sequence_builder, shortcut_baselines, steps
 from bitimely_core.claims import prevalence as ratios
+from bitimely_core.claims.choices import SequenceChoices
 from bitimely_core.claims.cohorts import CohortRules
 from bitimely_core.claims.disclosure import CountDisclosure
 from bitimely_core.claims.prevalence import CodeSelection
 from bitimely_core.claims.sequence_plan import SequencePlan
 from bitimely_core.claims.shard_map import ShardMap, load_subjects
 from bitimely_core.claims.shortcut_baselines import Prevalence, ShortcutTally
-from bitimely_core.claims.steps import ClaimsShard, SequenceChoices
+from bitimely_core.claims.steps import ClaimsShard
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, raise_differences, usage_error
 from bitimely_core.privacy import round_rows
 from bitimely_core.records import StoredFile
