@@ -35,7 +35,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.tested: $(VENV)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,docs,duckdb,spark,s3,track,onnx,triton]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,docs,spark,s3,track,onnx,triton]"
 	touch $@
 
 $(VENV)/.documented: $(VENV)/.installed

@@ -2,7 +2,7 @@
 
     python benchmarks/claims.py                                               # 10 million rows, polars and pandas
     python benchmarks/claims.py --rows 10000000 100000000 --skip pandas       # does memory grow with the rows?
-    python benchmarks/claims.py --rows 800000 --engines polars duckdb spark --skip pandas
+    python benchmarks/claims.py --rows 800000 --engines polars spark --skip pandas
     PYSPARK_SUBMIT_ARGS="--master local-cluster[2,1,1024] pyspark-shell" python benchmarks/claims.py --rows 1000000 4000000 --engines spark --skip pandas
 
 Both do the same steps: read text, normalise ICD-9 codes, parse dates, count what is left out by reason, look codes up with their parents, label by
@@ -156,14 +156,12 @@ def build_by_bitimely(folder: Path, engine: str) -> int:
 def _end_spark() -> float:
     """End the Java process of the driver: what it cost is known when it is gone. Returns its peak of resident memory in GiB."""
     from pyspark import SparkContext
-    from pyspark.sql import SparkSession
 
-    session = SparkSession.getActiveSession()
-    gateway = SparkContext._gateway
-    assert session is not None
+    context, gateway = SparkContext._active_spark_context, SparkContext._gateway
+    assert context is not None
     assert gateway is not None
     status = Path(f"/proc/{gateway.proc.pid}/status").read_text()
-    session.stop()
+    context.stop()
     gateway.shutdown()
     gateway.proc.stdin.close()
     gateway.proc.wait()

@@ -114,7 +114,7 @@ class ClaimsBuildOptions(OptionGroup):
     split_file: Annotated[
         Text, build_option("Table of subject_id (in ingest the source's own, in tokenize as in subjects.parquet) and split.", "FILE")
     ] = None
-    engine: Annotated[Text, build_option("polars, duckdb or spark: the same result.")] = None
+    engine: Annotated[Text, build_option("polars in this process, or spark on a cluster: the same result.")] = None
     small_counts: Annotated[
         bool,
         build_option("Show counts of 1 to 10 people in pages and results: for synthetic or consented data only.", flag="--small-counts"),

@@ -253,7 +253,6 @@ def _list_runs(workspace: Path) -> list[Row]:
 
 
 EXTRAS = {
-    "duckdb": ("duckdb", "claims builder on DuckDB"),
     "spark": ("pyspark", "claims builder on Spark; needs Java 17"),
     "s3": ("s3fs", "sources behind s3:// and https://: ingest"),
     "track": ("tensorboard", "curves of trainings in TensorBoard: --track"),
@@ -263,7 +262,7 @@ EXTRAS = {
 }
 NEEDED = (
     *("torch", "numpy", "polars", "pyarrow", "pydantic", "typer", "rich", "safetensors", "scikit-learn", "scipy"),
-    *("matplotlib", "jinja2", "wfdb", "pyedflib", "mne", "narwhals", "meds", "xlrd"),
+    *("matplotlib", "jinja2", "wfdb", "pyedflib", "mne", "xlrd"),
 )
 
 

@@ -1,4 +1,4 @@
-"""The engines of claims beside polars, as parameters of tests, which are skipped where an engine is not installed."""
+"""The engine of claims beside polars, as a parameter of tests, which are skipped where it is not installed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,4 @@ SPARK = [
     pytest.mark.slow,
     pytest.mark.skipif(not (importlib.util.find_spec("pyspark") and shutil.which("java")), reason="pyspark or Java is not installed"),
 ]
-ENGINES = [
-    pytest.param("duckdb", marks=pytest.mark.skipif(not importlib.util.find_spec("duckdb"), reason="duckdb is not installed")),
-    pytest.param("spark", marks=SPARK),
-]
+SPARK_ENGINE = pytest.param("spark", marks=SPARK)

@@ -170,17 +170,14 @@ def test_pseudonyms_hang_on_the_key_and_splits_and_content_do_not(tmp_path: Path
         ingested(tmp_path / "third", raw, id_key=str(tmp_path / "short"))
 
 
-@pytest.mark.parametrize("engine", ["polars", "duckdb"])
-def test_shards_and_engines_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
-    if engine == "duckdb":
-        pytest.importorskip("duckdb")
+def test_shards_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = write(tmp_path / "raw", some(120))
     key = tmp_path / "key"
     key.write_bytes(bytes(32))
     single = ingested(tmp_path / "whole", raw, id_key=str(key))
     monkeypatch.setattr(ingest, "SHARD_BYTES", (raw / "claims.csv").stat().st_size // 4)
     monkeypatch.setattr("bitimely_core.claims.spill.GROUP", 50)  # several row groups a file
-    parts = ingested(tmp_path / "parts", raw, id_key=str(key), engine=engine)
+    parts = ingested(tmp_path / "parts", raw, id_key=str(key))
     assert parts["content_sha256"] == single["content_sha256"]
     assert parts["reason_counts"] == single["reason_counts"]
     assert parts["rows"] == single["rows"]
@@ -188,7 +185,7 @@ def test_shards_and_engines_give_the_same(tmp_path: Path, monkeypatch: pytest.Mo
     assert not (tmp_path / "parts" / "cache" / "pophr" / ".piles").exists()
     frames = []
     for home in ("whole", "parts"):
-        one = built(tmp_path / home, select=False, min_codes=2, engine=engine)
+        one = built(tmp_path / home, select=False, min_codes=2)
         frame = pl.concat([pl.read_parquet(one.folder / name) for name in one.manifest.shards]).sort("subject_id")
         frames.append(frame.with_columns(pl.col("split").cast(pl.String)))
         assert one.statistics.leaks == tokens.open_tokens(tmp_path / "whole" / "tokens" / "pophr").statistics.leaks

@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 from bitimely_cli.main import main
-from bitimely_core.claims import cohorts, engines, sequence_plan
+from bitimely_core.claims import cohorts, sequence_plan
 from bitimely_core.claims.codes import IcdCode
 from bitimely_core.claims.cohorts import CohortRules
 from bitimely_core.claims.label_rules import SOURCES
@@ -156,18 +156,17 @@ def read_subject(definition: dict[str, Any], who: pd.Series, rows: pd.DataFrame,
 @pytest.mark.parametrize("block", range(4))
 def test_records_equal_the_naive_reading(block: int) -> None:
     reasons: set[str | None] = set()
-    with engines.open_engine("polars") as engine:
-        for seed in range(block * 30, block * 30 + 30):
-            draw = np.random.default_rng(seed)
-            subjects, rows = draw_tables(draw)
-            definition = draw_definition(draw)
-            data_end = int(rows["day"].max())  # type: ignore[arg-type]
-            record = cohorts.apply_cohort(CohortRules.model_validate(definition), rows, CODES, subjects, engine, data_end)
-            table, frame = pd.DataFrame(rows.to_dict(as_series=False)), pd.DataFrame(subjects.to_dict(as_series=False))
-            for i, found in enumerate(record.iter_rows(named=True)):
-                expected = read_subject(definition, frame.iloc[i], table[table["subject"] == i], data_end)
-                assert {name: found[name] for name in expected} == expected, (seed, i, definition)
-                reasons.add(expected["left_out"])
+    for seed in range(block * 30, block * 30 + 30):
+        draw = np.random.default_rng(seed)
+        subjects, rows = draw_tables(draw)
+        definition = draw_definition(draw)
+        data_end = int(rows["day"].max())  # type: ignore[arg-type]
+        record = cohorts.apply_cohort(CohortRules.model_validate(definition), rows, CODES, subjects, data_end)
+        table, frame = pd.DataFrame(rows.to_dict(as_series=False)), pd.DataFrame(subjects.to_dict(as_series=False))
+        for i, found in enumerate(record.iter_rows(named=True)):
+            expected = read_subject(definition, frame.iloc[i], table[table["subject"] == i], data_end)
+            assert {name: found[name] for name in expected} == expected, (seed, i, definition)
+            reasons.add(expected["left_out"])
     assert len(reasons) >= 10, reasons
 
 

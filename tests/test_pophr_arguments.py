@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from datetime import date
 from typing import Any
 
 import polars as pl
 import pytest
+from engines import SPARK_ENGINE
 from naive_builder import RULES, random_tables
 
 from bitimely_core.claims.build import build_sequences
-
-needs_duckdb = pytest.mark.skipif(not importlib.util.find_spec("duckdb"), reason="duckdb is not installed")
 
 
 def table(rows: list[tuple[Any, ...]], names: str, **types: Any) -> pl.DataFrame:
@@ -90,7 +88,7 @@ def test_none_stands_for_a_default_that_is_none() -> None:
     assert small(landmark=None, max_events=None, split=None, split_override=None) == small()
 
 
-@pytest.mark.parametrize("engine", ["polars", pytest.param("duckdb", marks=needs_duckdb)])
+@pytest.mark.parametrize("engine", ["polars", SPARK_ENGINE])
 def test_tables_without_rows(engine: str) -> None:
     none = table([], "subject_id date code")
     empty = small(events=none, engine=engine, rules=RULES)

@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from bitimely_core.claims import clean, codes, dates, engines, labels, splits
+from bitimely_core.claims import clean, codes, dates, labels, splits
 from bitimely_core.claims.codes import Codebook
 from bitimely_core.claims.job import CleaningFindings
 from bitimely_core.claims.label_rules import SOURCES
@@ -137,11 +137,10 @@ def test_controls_near_the_disease_lose_their_label() -> None:
     )
     people = pl.DataFrame({"y_x": [1, 0, 0, None, 0]}, schema={"y_x": pl.Int8})
     found = [codes.IcdCode("icd9", "790.2", ("250.4",), "exact"), codes.IcdCode("icd9", "496", ("496",), "exact")]
-    with engines.open_engine("polars") as engine:
-        labelled = labels.exclude_controls(rows, found, {"x": frozenset({"250.4"})}, people, engine)
-        assert labelled["y_x"].to_list() == [1, None, None, None, 0]
-        assert labels.exclude_controls(rows, found, {"x": frozenset({"496"})}, people, engine)["y_x"].to_list() == [1, None, 0, None, 0]
-        assert labels.exclude_controls(rows, found, {"x": frozenset()}, people, engine)["y_x"].to_list() == [1, 0, 0, None, 0]
+    labelled = labels.exclude_controls(rows, found, {"x": frozenset({"250.4"})}, people)
+    assert labelled["y_x"].to_list() == [1, None, None, None, 0]
+    assert labels.exclude_controls(rows, found, {"x": frozenset({"496"})}, people)["y_x"].to_list() == [1, None, 0, None, 0]
+    assert labels.exclude_controls(rows, found, {"x": frozenset()}, people)["y_x"].to_list() == [1, 0, 0, None, 0]
 
 
 def test_the_bins_of_the_cache_keep_the_splits() -> None:

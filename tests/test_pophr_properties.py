@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import random
 from datetime import timedelta
 from typing import Any
 
 import polars as pl
 import pytest
+from engines import SPARK_ENGINE
 from naive_builder import RULES, assert_same_result, build_naively, random_params, random_tables
 
-from bitimely_core.claims import clean, codes, engines, label_rules, phecode_maps, splits, steps
+from bitimely_core.claims import clean, codes, label_rules, phecode_maps, splits, steps
 from bitimely_core.claims.build import build_sequences
-
-needs_duckdb = pytest.mark.skipif(not importlib.util.find_spec("duckdb"), reason="duckdb is not installed")
+from bitimely_core.claims.choices import SequenceChoices, parse_landmark
 
 
 @pytest.mark.parametrize("block", range(8))
@@ -105,12 +104,12 @@ def test_4_a_week_later_is_the_same_sequence(seed: int) -> None:
     assert before["sequences"] == after["sequences"] != {}
 
 
-@needs_duckdb
+@pytest.mark.parametrize("engine", [SPARK_ENGINE])
 @pytest.mark.parametrize("block", range(3))
-def test_5_engines_agree(block: int) -> None:
+def test_5_engines_agree(block: int, engine: str) -> None:
     for seed in range(block * 8, block * 8 + 8):
         result, tables, params = built(seed)
-        assert build_sequences(*tables, **params, engine="duckdb") == result
+        assert build_sequences(*tables, **params, engine=engine) == result
 
 
 def coded(events: pl.DataFrame, phemap: pl.DataFrame) -> steps.ClaimsShard:
@@ -145,23 +144,22 @@ def split_shard(shard: steps.ClaimsShard, shards: int) -> list[steps.ClaimsShard
 def test_6_any_number_of_shards_agrees(seed: int, shards: int) -> None:
     events, _, phemap = random_tables(seed, rows=300)
     params = random_params(seed) | {"min_codes": 1, "threshold": 1.0, "select": [True, False, "frequency"][seed % 3]}
-    names = {field.name for field in dataclasses.fields(steps.SequenceChoices)}
-    choices = steps.SequenceChoices(**{key: value for key, value in params.items() if key in names - {"landmark", "time", "dedupe"}})
-    choices = dataclasses.replace(choices, landmark=steps.parse_landmark({"landmark_days": 200, "gap_days": 0, "horizon_days": 300}))
+    names = {field.name for field in dataclasses.fields(SequenceChoices)}
+    choices = SequenceChoices(**{key: value for key, value in params.items() if key in names - {"landmark", "time", "dedupe"}})
+    choices = dataclasses.replace(choices, landmark=parse_landmark({"landmark_days": 200, "gap_days": 0, "horizon_days": 300}))
 
     def run(parts: list[steps.ClaimsShard]) -> tuple[Any, dict[str, Any]]:
-        with engines.open_engine("polars") as engine:
-            parts = [steps.label_shard(part, engine) for part in parts]
-            end = max(part.last_day for part in parts if part.last_day is not None)
-            parts = [steps.set_index_days(part, choices, end, engine) for part in parts]
-            counts = sum((steps.count_shard(part, choices, engine) for part in parts), start=steps.CodeCounts())
-            selection = steps.select_vocabulary(counts, parts[0].labels, choices)
-            kept = {}
-            for part in parts:
-                own = steps.build_shard(part, choices, selection, engine)
-                for i, subject in enumerate(part.cohort["subject_id"].gather(own.subjects)):
-                    span = slice(own.offsets[i], own.offsets[i + 1])
-                    kept[subject] = (own.ids[span].tolist(), own.times[span].tolist(), own.gaps(i).tolist())
+        parts = [steps.label_shard(part) for part in parts]
+        end = max(part.last_day for part in parts if part.last_day is not None)
+        parts = [steps.set_index_days(part, choices, end) for part in parts]
+        counts = sum((steps.count_shard(part, choices) for part in parts), start=steps.CodeCounts())
+        selection = steps.select_vocabulary(counts, parts[0].labels, choices)
+        kept = {}
+        for part in parts:
+            own = steps.build_shard(part, choices, selection)
+            for i, subject in enumerate(part.cohort["subject_id"].gather(own.subjects)):
+                span = slice(own.offsets[i], own.offsets[i + 1])
+                kept[subject] = (own.ids[span].tolist(), own.times[span].tolist(), own.gaps(i).tolist())
         return selection, kept
 
     single = coded(events, phemap)
@@ -218,28 +216,25 @@ def test_the_cache_gives_the_same_sequences(seed: int) -> None:
     params = random_params(seed) | {"landmark": mark, "select": False, "min_codes": 1, "dedupe": "day", "time": "months"}
     params |= {"fallback": codes.STEPS, "vocab": "icd9", "pad_undotted": False, "rules": RULES, "split": {"train": 0.6, "validation": 0.2}}
     wanted = build_sequences(events, None, phemap, **params)
-    names = {field.name for field in dataclasses.fields(steps.SequenceChoices)} - {"landmark"}
-    choices = steps.SequenceChoices(**{key: value for key, value in params.items() if key in names}, landmark=steps.parse_landmark(mark))
-    with engines.open_engine("polars") as engine:
-        shard = steps.label_shard(coded(events, phemap), engine)
-        cohort = shard.cohort.with_columns(obs_end=shard.last_day - pl.col("first_day"))
-        onsets = [(pl.col(name) - pl.col("first_day")) for name in cohort.columns if name.startswith("onset_")]
-        cohort = cohort.with_columns(*onsets)
-        spoken = pl.DataFrame({"text": [c.text for c in shard.codes], "phecodes": [list(c.phecodes) for c in shard.codes]})
-        rows = shard.rows.join(cohort.select("subject_id", "first_day"), on="subject_id")
-        cached = rows.select(
-            "subject",
-            pl.col("day") - pl.col("first_day"),
-            spoken["text"].gather(rows["code"]).alias("code"),
-            pl.col("source").replace_strict(range(5), label_rules.SOURCES, return_dtype=pl.String),
-            spoken["phecodes"].gather(rows["code"]).alias("phecodes"),
-        ).sample(fraction=1.0, shuffle=True, seed=seed)
-        again = steps.load_shard(
-            cached, cohort.drop("first_day"), rule_labels=shard.rule_labels, rules=shard.rules, defining=shard.defining
-        )
-        again = steps.set_index_days(again, choices, None, engine)
-        selection = steps.select_vocabulary(steps.count_shard(again, choices, engine), again.labels, choices)
-        own = steps.build_shard(again, choices, selection, engine)
+    names = {field.name for field in dataclasses.fields(SequenceChoices)} - {"landmark"}
+    choices = SequenceChoices(**{key: value for key, value in params.items() if key in names}, landmark=parse_landmark(mark))
+    shard = steps.label_shard(coded(events, phemap))
+    cohort = shard.cohort.with_columns(obs_end=shard.last_day - pl.col("first_day"))
+    onsets = [(pl.col(name) - pl.col("first_day")) for name in cohort.columns if name.startswith("onset_")]
+    cohort = cohort.with_columns(*onsets)
+    spoken = pl.DataFrame({"text": [c.text for c in shard.codes], "phecodes": [list(c.phecodes) for c in shard.codes]})
+    rows = shard.rows.join(cohort.select("subject_id", "first_day"), on="subject_id")
+    cached = rows.select(
+        "subject",
+        pl.col("day") - pl.col("first_day"),
+        spoken["text"].gather(rows["code"]).alias("code"),
+        pl.col("source").replace_strict(range(5), label_rules.SOURCES, return_dtype=pl.String),
+        spoken["phecodes"].gather(rows["code"]).alias("phecodes"),
+    ).sample(fraction=1.0, shuffle=True, seed=seed)
+    again = steps.load_shard(cached, cohort.drop("first_day"), rule_labels=shard.rule_labels, rules=shard.rules, defining=shard.defining)
+    again = steps.set_index_days(again, choices, None)
+    selection = steps.select_vocabulary(steps.count_shard(again, choices), again.labels, choices)
+    own = steps.build_shard(again, choices, selection)
     assert sorted([*selection.phecodes, *selection.unseen], key=wanted["selected"].index) == wanted["selected"]
     split = dict(again.cohort.select("subject_id", "split").iter_rows())
     carried = {phecode for s, one in wanted["sequences"].items() for phecode in one["phecodes"] if split[s] == "train"}

@@ -18,7 +18,7 @@ from engines import SPARK
 
 from bitimely_core import workflows
 from bitimely_core.cache.workers import StopFlag
-from bitimely_core.claims import cluster, ingest, pass1_clean, pass2_write, splits, steps
+from bitimely_core.claims import cluster, engines, ingest, pass1_clean, pass2_write, splits, steps
 from bitimely_core.errors import Exit, UserError
 
 pytestmark = SPARK
@@ -28,22 +28,19 @@ pytestmark = SPARK
 def executors() -> Iterator[Any]:
     """A cluster of two executors, processes of their own, with one core each."""
     from pyspark import SparkContext
-    from pyspark.sql import SparkSession
 
-    from bitimely_core.claims import engines
-
-    if running := SparkSession.getActiveSession():
+    if running := SparkContext._active_spark_context:
         running.stop()
     SparkContext._ensure_initialized()
     settings = SparkContext._jvm.java.lang.System  # as `spark-submit` leaves its --master there; Java may run since an earlier test
     settings.setProperty("spark.master", "local-cluster[2,1,1024]")
     try:
-        session = engines.open_spark()
+        context = engines.open_spark()
     finally:
         settings.clearProperty("spark.master")
-    assert session.sparkContext.master == "local-cluster[2,1,1024]"
-    yield session
-    session.stop()
+    assert context.master == "local-cluster[2,1,1024]"
+    yield context
+    context.stop()
 
 
 @pytest.fixture
@@ -96,17 +93,17 @@ def test_executors_write_the_same_bytes(executors: Any, claims: Path, tmp_path: 
 def test_finished_parts_and_shards_are_not_made_again(
     executors: Any, claims: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key, home, run = tmp_path / "id.key", tmp_path / "spark", cluster.run_tasks
+    key, home, run = tmp_path / "id.key", tmp_path / "spark", engines.run_tasks
     tasks: list[list[int]] = []
 
-    def record(task: Any, numbers: Any, stop: Any = None) -> dict[int, Any]:
+    def record(task: Any, numbers: Any, stop: Any = None) -> list[Any]:
         tasks.append(list(numbers))
         if len(tasks) == 2:
             run(task, list(numbers)[:2], stop)
             raise UserError("interrupted", "stopped", exit_code=Exit.INTERRUPTED)  # type: ignore[arg-type]
         return run(task, numbers, stop)
 
-    monkeypatch.setattr(cluster, "run_tasks", record)
+    monkeypatch.setattr(engines, "run_tasks", record)
     with pytest.raises(UserError, match="stopped"):
         make(home, claims, "spark", key)
     again = make(home, claims, "spark", key)
@@ -118,15 +115,15 @@ def test_finished_parts_and_shards_are_not_made_again(
 
 def test_errors_of_executors_are_those_of_the_command(executors: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError) as own:
-        cluster.run_tasks(partial(splits.read_split_file, tmp_path / "absent.csv"), [1, 2])
+        engines.run_tasks(partial(splits.read_split_file, tmp_path / "absent.csv"), [1, 2])
     assert own.value.exit_code == Exit.USAGE
     with pytest.raises(UserError, match="ZeroDivisionError") as other:
-        cluster.run_tasks(partial(operator.truediv, 1), [1, 0])
+        engines.run_tasks(partial(operator.truediv, 1), [1, 0])
     assert other.value.exit_code == Exit.RESOURCES
     stop = StopFlag()
     stop.signal, begun = signal.SIGTERM, time.monotonic()
     with pytest.raises(UserError) as stopped:
-        cluster.run_tasks(time.sleep, [60, 60], stop)
+        engines.run_tasks(time.sleep, [60, 60], stop)
     assert stopped.value.exit_code == Exit.TERMINATED
     assert time.monotonic() - begun < 30
-    assert cluster.run_tasks(abs, [-3, 2]) == {-3: 3, 2: 2}
+    assert engines.run_tasks(abs, [-3, 2]) == [3, 2]

@@ -193,7 +193,7 @@ ALLOWED = {  # file: functions that need not ask
     "claims/sources/__init__.py": {"recognize_layout"},  # the reader of the layout meets the fault again, and says it
     "storage.py": {"_locked_error", "_try_lock"},  # a message; no locks there
     "manifests.py": {"remove_old_files"},  # leaves the files for the next time
-    "claims/cluster.py": {"_run_task"},  # asks `find_system_error`; the driver raises what it finds
+    "claims/engines.py": {"_run_task"},  # asks `find_system_error`; the driver raises what it finds
     "cache/workers.py": {"collect_results", "_serve_tasks"},  # a pipe that the other side has closed
     "pipeline/workers.py": {"_run_process"},  # stored with the stage
     "training/distributed.py": {"claim_report"},  # a store that has ended with its machine

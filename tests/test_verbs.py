@@ -256,6 +256,21 @@ def test_conflicts_of_options_are_found_before_any_work(
     assert not (tmp_path / "workspace" / "cache").exists()
 
 
+@pytest.mark.parametrize("verb", [["ingest", "pophr", "."], ["tokenize", "pophr"]], ids=" ".join)
+def test_an_unknown_engine_is_answered_with_the_known_ones(
+    verb: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "claims.csv").write_text("patient_id,date,icd9\np1,2001-02-03,250.00\n")
+    (tmp_path / "icd9_phecode.csv").write_text("icd9,phecode\n250.00,250.2\n")
+    assert main(["ingest", "pophr", ".", "--no-select", "--min-codes", "1"]) == 0
+    capsys.readouterr()
+    assert main([*verb, "--engine", "duckdb"]) == 2
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1, err
+    assert "polars, spark" in err
+
+
 MAKERS = {"usage_error", "input_error", "integrity_error", "input_warning", "Finding", "UserError", "unknown", "replace", "note"}
 
 

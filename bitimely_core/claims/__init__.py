@@ -4,8 +4,9 @@ dates, codes, phecode_maps           texts to days, codes and PheCodes; each dis
 label_rules, labels                  labels as data; onsets, index dates and labels of subjects
 clean                                claims as text to integers; every excluded row is counted by reason
 prevalence                           PheCodes selected by prevalence ratio
-sequence_builder, steps, engines     sequences of a shard of subjects, in two passes, with polars, DuckDB or Spark
-cluster                              both passes on the executors of a Spark cluster
+choices                              choices of sequences, checked; presets
+sequence_builder, steps              sequences of a shard of subjects, in two passes
+engines, cluster                     shards in this process, or on the executors of a Spark cluster
 build                                these steps on tables in memory
 shortcut_baselines                   scores of sequence length and of single codes
 sources, pass1_clean, pass2_write    raw files to the cache

@@ -1,32 +1,40 @@
 """`build_sequences`: longitudinal claims in memory to irregularly timed PheCode sequences with rule-based labels.
 
-The steps and their order are normative (section 2 of the builder's reference). Heavy libraries are imported where they are used.
+The steps and their order are normative (section 2 of the builder's reference).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypedDict, TypeVar
+from functools import partial
+from itertools import pairwise
+from typing import Any, TypedDict
 
+import numpy as np
 import polars as pl
 
-from bitimely_core.claims import clean, dates, phecode_maps, prevalence, sequence_builder, splits, steps
+from bitimely_core.claims import clean, dates, engines, phecode_maps, prevalence, sequence_builder, splits, steps
+from bitimely_core.claims.choices import SequenceChoices, check_value, parse_landmark
 from bitimely_core.claims.codes import FAMILIES, STEPS, Codebook
-from bitimely_core.claims.engines import ENGINES, open_engine
 from bitimely_core.claims.label_rules import LabelRule, RuleTable, find_defining_phecodes, parse_rules
-from bitimely_core.claims.steps import ClaimsShard, SequenceChoices
+from bitimely_core.claims.prevalence import CodeCounts, CodeSelection
+from bitimely_core.claims.sequence_builder import SPECIAL, CodeSequences
+from bitimely_core.claims.steps import ClaimsShard
 
-T = TypeVar("T")
 
-
-class BuiltSequence(TypedDict):
-    """The sequence of one subject; `gaps` includes [SOS] and [EOS]."""
+class EventLists(TypedDict):
+    """The events of one subject; `gaps` includes [SOS] and [EOS]."""
 
     codes: list[int]
     phecodes: list[str]
     times: list[float]
     gaps: list[float]
+
+
+class BuiltSequence(EventLists):
+    """The sequence of one subject."""
+
     split: str
     labels: dict[str, int | None]
     age0_months: int | None
@@ -66,7 +74,7 @@ def build_sequences(
         events: subject_id (String or Int64), date, code, optional vocab and source; one row per claim line, all text.
         subjects: the registered population: subject_id, optional birth, obs_end; None: the subjects with a valid row.
         phemap: vocab (icd9 or icd10), code (normalised), phecode, in long form.
-        engine: polars, duckdb or spark, with the same result.
+        engine: polars: in this process; spark: on executors of Spark, with the same result.
         vocab: of rows without one.
         pad_undotted: read an undotted ICD-9 number of 1 or 2 digits as a category that has lost its zeros.
         fallback: steps of the lookup that are allowed.
@@ -74,36 +82,49 @@ def build_sequences(
         landmark: landmark_days or date, gap_days, horizon_days.
         split: seed, train, validation of the hash split.
         split_override: subject -> split instead.
-        choices: the other fields of `steps.SequenceChoices`, with its defaults; `select` is True or False.
+        choices: the other fields of `choices.SequenceChoices`, with its defaults; `select` is True or False.
 
     Raises ValueError: for invalid parameters and tables. Bad rows never raise, they are counted in the funnel.
     """
     parsed = parse_rules(rules)
-    _check_choice("select", choices.get("select", True), (True, False))
-    chosen = SequenceChoices(landmark=steps.parse_landmark(landmark), **choices)
+    check_value("select", choices.get("select", True), (True, False))
+    chosen = SequenceChoices(landmark=parse_landmark(landmark), **choices)
     if isinstance(fallback, str) or not set(fallback) <= set(STEPS):
         raise ValueError(f"fallback is a list of {', '.join(STEPS)}, found {fallback!r}")
-    book = Codebook(_read_phemap(phemap), tuple(fallback), _check_choice("pad_undotted", pad_undotted, (True, False)))
-    _check_choice("vocab", vocab, tuple(FAMILIES))
-    _check_choice("engine", engine, ENGINES)
+    book = Codebook(_read_phemap(phemap), tuple(fallback), check_value("pad_undotted", pad_undotted, (True, False)))
+    check_value("vocab", vocab, tuple(FAMILIES))
+    check_value("engine", engine, engines.ENGINES)
     rows, cohort, account = _clean_events(events, _select_registered(subjects, events), book, vocab)
-    defining = {phecode for found in find_defining_phecodes(parsed, book.tables).values() for phecode in found}
+    defining = {phecode for phecodes in find_defining_phecodes(parsed, book.tables).values() for phecode in phecodes}
     cohort = _assign_splits(cohort, split, split_override)
     shard = ClaimsShard(rows=rows, codes=book.codes, cohort=cohort, rules=parsed, defining=defining)
-    with open_engine(engine) as run:
-        labelled = steps.label_shard(shard, run)
-        marked = steps.set_index_days(labelled, chosen, labelled.last_day, run)
-        selection = steps.select_vocabulary(steps.count_shard(marked, chosen, run), marked.labels, chosen)
-        every = prevalence.sort_phecodes([*selection.phecodes, *selection.unseen])
-        selection = replace(selection, phecodes=every, unseen=())  # only what a model reads has a vocabulary of training subjects
-        built = steps.build_shard(marked, chosen, selection, run)
-    return _assemble_result(marked, selection, built, account, parsed)
+    on_spark = engine == "spark"
+    apply: Callable[..., Iterable[Any]] = engines.run_tasks if on_spark else map
+    shards = _split_shard(shard, engines.open_spark().defaultParallelism if on_spark else 1)
+    labelled, counts = zip(*apply(partial(_label_and_count, chosen, shard.last_day), shards), strict=True)
+    selection = steps.select_vocabulary(sum(counts, start=CodeCounts()), labelled[0].labels, chosen)
+    every = prevalence.sort_phecodes([*selection.phecodes, *selection.unseen])
+    selection = replace(selection, phecodes=every, unseen=())  # only what a model reads has a vocabulary of training subjects
+    built = list(apply(partial(steps.build_shard, choices=chosen, selection=selection), labelled))
+    return _assemble_result(labelled, selection, built, account, parsed)
 
 
-def _check_choice(name: str, value: T, known: Sequence[object]) -> T:
-    if not any(value is one or (isinstance(value, str) and value == one) for one in known):
-        raise ValueError(f"{name} is one of {', '.join(map(str, known))}, found {value!r}")
-    return value
+def _label_and_count(choices: SequenceChoices, data_end: int | None, shard: ClaimsShard) -> tuple[ClaimsShard, CodeCounts]:
+    """Pass 1 over a shard: the shard with labels at the index days, and its counts."""
+    labelled = steps.set_index_days(steps.label_shard(shard), choices, data_end)
+    return labelled, steps.count_shard(labelled, choices)
+
+
+def _split_shard(shard: ClaimsShard, parts: int) -> list[ClaimsShard]:
+    """Shards of consecutive subjects, about equally many, each with the rows of its subjects; one shard where there are no subjects."""
+    parts = max(1, min(parts, shard.cohort.height))
+    bounds = np.linspace(0, shard.cohort.height, parts + 1).astype(int).tolist()
+    shards = []
+    for first, end in pairwise(bounds):
+        in_part = pl.col("subject").is_between(first, end, closed="left")
+        numbered = shard.rows.filter(in_part).with_columns(pl.col("subject") - first)
+        shards.append(replace(shard, rows=numbered, cohort=shard.cohort[first:end]))
+    return shards
 
 
 def _require_columns(frame: object, name: str, needed: Sequence[str]) -> None:
@@ -131,7 +152,7 @@ def _read_phemap(phemap: pl.DataFrame) -> dict[str, dict[str, tuple[str, ...]]]:
         if frame[column].null_count():
             raise ValueError(f"column {column!r} of phemap is null in some row")
     for name in frame["vocab"].unique():
-        _check_choice("vocab of phemap", name, tuple(FAMILIES))
+        check_value("vocab of phemap", name, tuple(FAMILIES))
     return phecode_maps.group_phecodes(frame.unique().iter_rows())
 
 
@@ -167,21 +188,27 @@ def _clean_events(
 
 
 def _assign_splits(cohort: pl.DataFrame, split: Mapping[str, object] | None, override: Mapping[str, str] | None) -> pl.DataFrame:
-    names = [str(subject) for subject in cohort["subject_id"]]
+    """The subjects with their split: that of `override`, or by their hash."""
+    subjects = [str(subject) for subject in cohort["subject_id"]]
+    seed, train, validation = _read_shares(split)
+    if override is None:
+        names = [splits.assign_split(splits.hash_subject(subject, seed), train, validation) for subject in subjects]
+    else:
+        if missing := [subject for subject in subjects if subject not in override]:
+            raise ValueError(f"split_override misses {len(missing)} of {len(subjects)} subjects")
+        names = [check_value("a split", override[subject], splits.SPLITS) for subject in subjects]
+    return cohort.with_columns(pl.Series("split", names, dtype=pl.String))
+
+
+def _read_shares(split: Mapping[str, object] | None) -> tuple[int, float, float]:
+    """Seed and shares of the hash split, with the defaults of those that are absent. Raises ValueError."""
     chosen: dict[str, object] = {"seed": splits.SEED, "train": splits.TRAIN, "validation": splits.VALIDATION, **(split or {})}
     if len(chosen) > 3:
         raise ValueError(f"split has seed, train and validation, found {split!r}")
     seed = chosen["seed"]
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise ValueError(f"seed of split is an integer, found {seed!r}")  # noqa: TRY004
-    train, validation = (_check_share(name, chosen[name]) for name in ("train", "validation"))
-    if override is None:
-        placed = [splits.assign_split(splits.hash_subject(name, seed), train, validation) for name in names]
-    else:
-        if missing := [name for name in names if name not in override]:
-            raise ValueError(f"split_override misses {len(missing)} of {len(names)} subjects")
-        placed = [_check_choice("a split", override[name], splits.SPLITS) for name in names]
-    return cohort.with_columns(pl.Series("split", placed, dtype=pl.String))
+    return seed, _check_share("train", chosen["train"]), _check_share("validation", chosen["validation"])
 
 
 def _check_share(name: str, value: object) -> float:
@@ -191,41 +218,57 @@ def _check_share(name: str, value: object) -> float:
 
 
 def _assemble_result(
-    shard: ClaimsShard,
-    selection: prevalence.CodeSelection,
-    built: sequence_builder.CodeSequences,
+    shards: Sequence[ClaimsShard],
+    selection: CodeSelection,
+    built: Sequence[CodeSequences],
     account: clean.RowAccount,
     rules: Sequence[LabelRule],
 ) -> BuildResult:
-    cohort = shard.cohort
-    names = [str(subject) for subject in cohort["subject_id"]]
-    placed = cohort["split"].to_list()
-    values = {rule.name: cohort[f"y_{rule.name}"].to_list() for rule in rules}
-    days = {rule.name: cohort[f"onset_{rule.name}"].to_list() for rule in rules}
-    labels = [{name: of[i] for name, of in values.items()} for i in range(len(names))]
-    onsets = [{name: None if of[i] is None else dates.format_day(of[i]) for name, of in days.items()} for i in range(len(names))]
-    phecode = dict(enumerate(selection.phecodes, len(sequence_builder.SPECIAL)))
-    kept: dict[str, BuiltSequence] = {}
-    for n, (i, age) in enumerate(zip(built.subjects.tolist(), sequence_builder.compute_ages(built, cohort), strict=True)):
-        span = slice(built.offsets[n], built.offsets[n + 1])
-        ids = built.ids[span].tolist()
-        kept[names[i]] = {
-            "codes": ids,
-            "phecodes": [phecode[one] for one in ids],
-            "times": built.times[span].tolist(),
-            "gaps": built.gaps(n).tolist(),
-            "split": placed[i],
-            "labels": dict(labels[i]),
-            "age0_months": age,
-        }
-    counts = {"events": len(built.ids), "subjects_in": len(names), "subjects_out": len(kept), "no_birth": built.no_birth}
+    """The result of all shards together, with subjects in their order."""
+    labels: dict[str, dict[str, int | None]] = {}
+    onsets: dict[str, dict[str, str | None]] = {}
+    split: dict[str, str] = {}
+    sequences: dict[str, BuiltSequence] = {}
+    for shard, shard_sequences in zip(shards, built, strict=True):
+        subjects = [str(subject) for subject in shard.cohort["subject_id"]]
+        for subject, facts in zip(subjects, shard.cohort.iter_rows(named=True), strict=True):
+            labels[subject] = {rule.name: facts[f"y_{rule.name}"] for rule in rules}
+            onsets[subject] = {rule.name: _format_onset(facts[f"onset_{rule.name}"]) for rule in rules}
+            split[subject] = facts["split"]
+        ages = sequence_builder.compute_ages(shard_sequences, shard.cohort)
+        for i, (row, age) in enumerate(zip(shard_sequences.subjects.tolist(), ages, strict=True)):
+            subject = subjects[row]
+            sequence = _read_sequence(shard_sequences, i, selection.phecodes)
+            sequences[subject] = {**sequence, "split": split[subject], "labels": dict(labels[subject]), "age0_months": age}
+    counts = {
+        "events": sum(len(shard_sequences.ids) for shard_sequences in built),
+        "subjects_in": len(labels),
+        "subjects_out": len(sequences),
+        "no_birth": sum(shard_sequences.no_birth for shard_sequences in built),
+    }
     return {
         "selected": selection.phecodes,
         "vocab": sequence_builder.number_phecodes(selection.phecodes),
-        "labels": dict(zip(names, labels, strict=True)),
-        "onset": dict(zip(names, onsets, strict=True)),
-        "split": dict(zip(names, placed, strict=True)),
-        "ratios": {name: {one: found.counts() for one, found in own.items()} for name, own in selection.ratios.items()},
-        "sequences": kept,
+        "labels": labels,
+        "onset": onsets,
+        "split": split,
+        "ratios": {name: {phecode: ratio.counts() for phecode, ratio in ratios.items()} for name, ratios in selection.ratios.items()},
+        "sequences": sequences,
         "funnel": account.funnel().model_dump() | counts,
+    }
+
+
+def _format_onset(day: int | None) -> str | None:
+    return None if day is None else dates.format_day(day)
+
+
+def _read_sequence(sequences: CodeSequences, i: int, phecodes: Sequence[str]) -> EventLists:
+    """The events of sequence i."""
+    span = slice(sequences.offsets[i], sequences.offsets[i + 1])
+    ids = sequences.ids[span].tolist()
+    return {
+        "codes": ids,
+        "phecodes": [phecodes[number - len(SPECIAL)] for number in ids],
+        "times": sequences.times[span].tolist(),
+        "gaps": sequences.gaps(i).tolist(),
     }

@@ -19,7 +19,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from bitimely_core.claims import dates, label_rules, labels
 from bitimely_core.claims.codes import IcdCode
-from bitimely_core.claims.engines import Engine
 from bitimely_core.claims.label_rules import LabelRule
 from bitimely_core.errors import Reason, safe_text, usage_error
 from bitimely_core.system_errors import raise_system_error
@@ -143,7 +142,7 @@ def load_cohort(name: str | Path) -> CohortRules:
 
 
 def apply_cohort(
-    rules: CohortRules, rows: pl.DataFrame, codes: Sequence[IcdCode], subjects: pl.DataFrame, engine: Engine, data_end: int | None = None
+    rules: CohortRules, rows: pl.DataFrame, codes: Sequence[IcdCode], subjects: pl.DataFrame, data_end: int | None = None
 ) -> pl.DataFrame:
     """The cohort record of every subject of a shard, before the matching of controls: see `select_subjects`.
 
@@ -152,12 +151,11 @@ def apply_cohort(
         rows: all valid rows: subject (row of `subjects`), day, code (index into `codes`), source.
         codes: of the rows.
         subjects: subject_id, first_day, birth_day, obs_start, obs_end, death_day, sex, split.
-        engine: of the frames.
         data_end: the last valid day of the data set, used where the end of observation is not known.
     """
     wanted = [rule for rule in label_rules.parse_rules(rules.rule) if rule.name in {rules.outcome.rule, rules.index.rule}]
     outcomes = pl.DataFrame(schema={"subject": pl.Int64, "day": pl.Int64})
-    for rule, subject, day, source in labels.iter_rule_rows(rows, codes, wanted, subjects, engine):
+    for rule, subject, day, source in labels.iter_rule_rows(rows, codes, wanted, subjects):
         sets = [label_rules.find_completed_sets(own, days, c) for c, own, days in labels.iter_clause_rows(rule, subject, day, source)]
         met = pl.DataFrame({"subject": np.concatenate([s for s, _ in sets]), "day": np.concatenate([d for _, d in sets])}).unique()
         if rule.name == rules.index.rule:

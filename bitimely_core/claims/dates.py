@@ -1,4 +1,4 @@
-"""Days as integers: 1970-01-01 is day 0 (int32), so that no engine does date arithmetic. Each distinct text is read once."""
+"""Days as integers: 1970-01-01 is day 0 (int32), so that no date arithmetic is needed. Each distinct text is read once."""
 
 from __future__ import annotations
 

@@ -1,95 +1,103 @@
-"""The three engines of the table steps: polars in this process, DuckDB, Spark. One code path, written in narwhals.
-
-Operations that differ between engines are avoided: dates are integers, texts are read in Python, and rows are sorted after collecting, by one
-integer per record. Some engines return sums as decimals: `collect_rows` makes them integers.
-"""
+"""Where the work on shards of claims runs: in this process, or as tasks on the executors of a Spark cluster. Both run the same polars code."""
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
+from typing import Any, TypeVar
+from uuid import uuid4
 
-import narwhals as nw
-import polars as pl
-import polars.selectors as cs
+from bitimely_core.cache.workers import POLL_SECONDS, StopFlag
+from bitimely_core.errors import Exit, Reason, UserError, safe_text, usage_error
+from bitimely_core.system_errors import find_system_error, raise_system_error
 
-from bitimely_core.errors import Reason, usage_error
-from bitimely_core.system_errors import raise_system_error
+S = TypeVar("S")
+T = TypeVar("T")
 
-Engine = Callable[[pl.DataFrame], nw.LazyFrame[Any]]
-"""A frame in memory -> the same as a lazy frame of the engine."""
-
-ENGINES = ("polars", "duckdb", "spark")
+ENGINES = ("polars", "spark")
+SPARK_DEFAULTS = {"spark.master": "local[*]", "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
 
 
-@contextmanager
-def open_engine(name: str, *, threads: int | None = None, memory: str | None = None, folder: Path | None = None) -> Iterator[Engine]:
-    """An engine (polars, duckdb or spark), ready for frames.
+def open_spark() -> Any:
+    """The `SparkContext` of this process.
 
-    `threads`: of DuckDB, and of a Spark session that this process starts; None: all. `memory`: limit of DuckDB, for instance `8GB`.
-    `folder`: for DuckDB's spill files. Raises UserError: missing_extra (exit 2) when the engine is not installed; ValueError for another
-    name.
+    Where there is none, one is started: on the master that `spark-submit` or Spark's settings name, else in this machine. It stays open,
+    because a start takes most of a minute. Raises UserError: missing_extra (exit 2).
     """
-    if name == "polars":
-        yield lambda frame: nw.from_native(frame.lazy())
-    elif name == "duckdb":
-        duckdb = _import_engine("duckdb", name)
-        options = {"threads": threads, "memory_limit": memory, "temp_directory": folder and str(folder)}
-        connection = duckdb.connect(config={key: value for key, value in options.items() if value is not None})
-        try:
-            yield lambda frame: nw.from_native(connection.from_arrow(frame.to_arrow()))
-        finally:
-            connection.close()
-    elif name == "spark":
-        session = open_spark(threads)
-        yield lambda frame: nw.from_native(session.createDataFrame(frame.to_arrow()))
-    else:
-        raise ValueError(f"engine is one of {', '.join(ENGINES)}, found {name!r}")
-
-
-def collect_rows(lazy: nw.LazyFrame[Any]) -> pl.DataFrame:
-    """The rows in any order; decimals and 128-bit integers become Int64."""
-    frame = lazy.collect("polars").to_native()
-    return frame.with_columns((cs.decimal() | cs.by_dtype(pl.Int128)).cast(pl.Int64))
-
-
-def _import_engine(module: str, extra: str) -> Any:
     try:
-        return importlib.import_module(module)
+        import pyspark
     except ImportError as error:
         raise_system_error(error)
         raise usage_error(
-            f"the engine {extra} is not installed",
-            hint=f"Install it with `pip install 'bitimely[{extra}]'`, or use --engine polars",
+            "the engine spark is not installed",
+            hint="Install it with `pip install 'bitimely[spark]'`, or use --engine polars",
             code=Reason.MISSING_EXTRA,
         ) from None
-
-
-def open_spark(threads: int | None = None) -> Any:
-    """The active session of this process, else that of the master which `spark-submit` or Spark's settings name, else a local one; it stays
-    open (a start takes most of a minute). Raises UserError: missing_extra.
-    """
-    sql, pyspark = _import_engine("pyspark.sql", "spark"), _import_engine("pyspark", "spark")
-    running = sql.SparkSession.getActiveSession()
-    if running is not None:
-        return running
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # of the executors; without it any python3
-    pyspark.SparkContext._ensure_initialized()  # else SparkConf knows nothing of the settings of spark-submit
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # the executors would take any python3
+    pyspark.SparkContext._ensure_initialized()  # before it SparkConf lacks the settings of spark-submit
     settings = pyspark.SparkConf()
-    options = {
-        "spark.master": f"local[{threads or '*'}]",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.execution.arrow.pyspark.enabled": "true",
-        "spark.sql.shuffle.partitions": str(threads or 4),
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-    }
-    chosen = {name: value for name, value in options.items() if not settings.contains(name)}
-    session = sql.SparkSession.builder.config(map=chosen).getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
-    return session
+    for name, value in SPARK_DEFAULTS.items():
+        settings.setIfMissing(name, value)
+    context = pyspark.SparkContext.getOrCreate(settings)
+    context.setLogLevel("ERROR")
+    return context
+
+
+def run_tasks(task: Callable[[S], T], inputs: Sequence[S], stop: StopFlag | None = None) -> list[T]:
+    """The results of `task` for some inputs, in their order. Each is a Spark task of its own on an executor.
+
+    Raises UserError: of a task; interrupted; resource_limit (exit 6) when the cluster gives a task up; missing_extra.
+    """
+    if not inputs:
+        return []
+    context, group = open_spark(), f"bitimely-{uuid4().hex}"
+
+    def collect() -> list[Any]:
+        context.setJobGroup(group, "bitimely", interruptOnCancel=True)
+        return context.parallelize(inputs, len(inputs)).map(partial(_run_task, task)).collect()
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(collect)
+        try:
+            while not wait([running], POLL_SECONDS).done:
+                if stop is not None:
+                    stop.check()
+        except BaseException:
+            context.cancelJobGroup(group)
+            raise
+    results = _get_results(running.result)
+    for result in results:
+        if isinstance(result, UserError):
+            raise result
+    return results
+
+
+def _get_results(collect: Callable[[], list[Any]]) -> list[Any]:
+    """The results of a finished job. Raises UserError: resource_limit where Spark has given it up."""
+    try:
+        return collect()
+    except Exception as error:  # of Java too, whose classes are not known here
+        raise_system_error(error)
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        cause = next((line for line in reversed(lines) if "Error" in line and not line.startswith(("at ", "File "))), lines[0])
+        raise UserError(
+            Reason.RESOURCE_LIMIT,
+            f"Spark has given up a task ({safe_text(cause, 200)})",
+            hint="Executors need this version of bitimely, its Python (spark.pyspark.python), the source and the workspace under the same paths",
+            exit_code=Exit.RESOURCES,
+        ) from error
+
+
+def _run_task(task: Callable[[S], T], value: S) -> T | UserError:
+    """On an executor: the result for an input, or the `UserError` that it ends with."""
+    try:
+        return task(value)
+    except UserError as error:
+        return error
+    except Exception as error:
+        if (fault := find_system_error(error)) is None:
+            raise
+        return fault

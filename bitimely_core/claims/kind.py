@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from bitimely_core.cache import Cache, open_cache
-from bitimely_core.claims import meds_export, sequence_plan, steps, subjects, tasks, tokenize
+from bitimely_core.claims import meds_export, sequence_plan, subjects, tasks, tokenize
+from bitimely_core.claims.choices import SequenceChoices
 from bitimely_core.claims.cohorts import CohortRules, load_cohort
 from bitimely_core.claims.disclosure import flow_table, open_disclosure, shortcut_table
 from bitimely_core.claims.ingest import ingest_events, pin_options
@@ -138,12 +139,12 @@ def summarize_sequences(folder: Path) -> Choices:
     }
 
 
-def _read_choices(manifest: SequenceManifest) -> steps.SequenceChoices:
+def _read_choices(manifest: SequenceManifest) -> SequenceChoices:
     """The choices of a token set that its findings depend on."""
     options, more = manifest.options, manifest.options.model_extra or {}
     incident = options.cohort is not None and CohortRules.model_validate(options.cohort).outcome.kind == "incident"
     given = {name: more[name] for name in ("min_codes", "min_codes_unit") if name in more}
-    return steps.SequenceChoices(leakage=options.leakage, landmark=Landmark() if options.landmark or incident else None, **given)
+    return SequenceChoices(leakage=options.leakage, landmark=Landmark() if options.landmark or incident else None, **given)
 
 
 def protect_report(found: Choices) -> Choices:

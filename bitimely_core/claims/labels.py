@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from bitimely_core.claims import dates
 from bitimely_core.claims.codes import IcdCode
-from bitimely_core.claims.engines import Engine, collect_rows
 from bitimely_core.claims.label_rules import SOURCES, LabelRule, RuleClause, find_completion_days, match_rules
 
 RowValues = NDArray[np.integer]
@@ -39,18 +38,16 @@ def add_first_days(rows: pl.DataFrame, cohort: pl.DataFrame) -> pl.DataFrame:
     return cohort.with_columns(first_day=pl.Series(first).set(pl.Series(first > dates.LATEST), None))
 
 
-def add_onsets(
-    rows: pl.DataFrame, codes: Sequence[IcdCode], rules: Sequence[LabelRule], cohort: pl.DataFrame, engine: Engine
-) -> pl.DataFrame:
+def add_onsets(rows: pl.DataFrame, codes: Sequence[IcdCode], rules: Sequence[LabelRule], cohort: pl.DataFrame) -> pl.DataFrame:
     """`cohort` (with `birth_day`) with the onset and the label of every rule, in the order of `rules`, from all valid rows.
 
     `rows`: subject, day, code (index into `codes`), source. Without a known birth, a rule with an age limit gives null label and onset
-    where it has an onset without the limit, else label 0. The engine filters the rows; the few matching ones are evaluated in numpy.
+    where it has an onset without the limit, else label 0.
     """
     unknown = cohort["birth_day"].is_null()
-    for rule, *found in iter_rule_rows(rows, codes, rules, cohort, engine):
+    for rule, *columns in iter_rule_rows(rows, codes, rules, cohort):
         onset = np.full(cohort.height, dates.LATEST + 1)
-        for clause, subject, day in iter_clause_rows(rule, *found):
+        for clause, subject, day in iter_clause_rows(rule, *columns):
             subjects, when = find_completion_days(subject, day, clause)
             onset[subjects] = np.minimum(onset[subjects], when)
         case = onset <= dates.LATEST
@@ -63,14 +60,14 @@ def add_onsets(
 
 
 def iter_rule_rows(
-    rows: pl.DataFrame, codes: Sequence[IcdCode], rules: Sequence[LabelRule], cohort: pl.DataFrame, engine: Engine
+    rows: pl.DataFrame, codes: Sequence[IcdCode], rules: Sequence[LabelRule], cohort: pl.DataFrame
 ) -> Iterator[tuple[LabelRule, RowValues, RowValues, RowValues]]:
     """Of each rule the subject, day and source of the rows with a code of it, at an age that it admits or that is not known."""
-    marked, patterns = _select_marked_rows(rows, [match_rules(rules, code) for code in codes], engine)
+    marked, patterns = _select_marked_rows(rows, [match_rules(rules, code) for code in codes])
     subject, day, source, pattern = (marked[name].to_numpy() for name in ("subject", "day", "source", "pattern"))
     unknown = cohort["birth_day"].is_null().to_numpy()
     for number, rule in enumerate(rules):
-        matching = np.array([number in own for own in patterns], bool)[pattern]
+        matching = np.array([number in marks for marks in patterns], bool)[pattern]
         if rule.min_age_years is not None:
             birthdays = find_birthdays(cohort["birth_day"], rule.min_age_years)
             matching &= unknown[subject] | (day >= birthdays[subject])
@@ -92,21 +89,20 @@ def find_birthdays(births: pl.Series, years: int) -> NDArray[np.int64]:
     return np.array([dates.find_birthday(int(birth), years) for birth in known], np.int64)[place]
 
 
-def _select_marked_rows(rows: pl.DataFrame, marks: Sequence[tuple[int, ...]], engine: Engine) -> tuple[pl.DataFrame, list[tuple[int, ...]]]:
-    """The distinct subject, day, source, pattern of the rows with a marked code; `pattern` indexes the list of sets of marks."""
-    patterns = sorted({own for own in marks if own})
-    index = {own: i for i, own in enumerate(patterns)}
-    pairs = [(code, index[own]) for code, own in enumerate(marks) if own]
-    table = engine(pl.DataFrame(pairs, schema={"code": pl.Int32, "pattern": pl.Int32}, orient="row"))
-    found = rows.select("subject", "day", "code", "source").filter(
-        pl.Series([bool(own) for own in marks], dtype=pl.Boolean).gather(rows["code"])
-    )
-    marked = engine(found).join(table, on="code")
-    return collect_rows(marked.select("subject", "day", "source", "pattern").unique()), patterns
+def _select_marked_rows(rows: pl.DataFrame, marks: Sequence[tuple[int, ...]]) -> tuple[pl.DataFrame, list[tuple[int, ...]]]:
+    """The distinct subject, day, source, pattern of the rows with a marked code; `pattern` indexes the list of sets of marks.
+
+    `marks`: of each code its marks, empty for most.
+    """
+    patterns = sorted(set(marks) - {()})
+    index = {pattern: i for i, pattern in enumerate(patterns)}
+    pattern_of_code = pl.Series([index.get(pattern) for pattern in marks], dtype=pl.Int32)
+    marked = rows.select("subject", "day", "source", pattern=pattern_of_code.gather(rows["code"]))
+    return marked.drop_nulls("pattern").unique(), patterns
 
 
 def exclude_controls(
-    rows: pl.DataFrame, codes: Sequence[IcdCode], related: Mapping[str, frozenset[str]], cohort: pl.DataFrame, engine: Engine
+    rows: pl.DataFrame, codes: Sequence[IcdCode], related: Mapping[str, frozenset[str]], cohort: pl.DataFrame
 ) -> pl.DataFrame:
     """`cohort` with label null instead of 0 for non-cases with a PheCode related to the label.
 
@@ -115,9 +111,10 @@ def exclude_controls(
     """
     names = list(related)
     marks = [tuple(i for i, name in enumerate(names) if not related[name].isdisjoint(code.phecodes)) for code in codes]
-    found, patterns = _select_marked_rows(rows, marks, engine)
+    marked, patterns = _select_marked_rows(rows, marks)
     for i, name in enumerate(names):
-        bears = found["subject"].filter(pl.Series([i in own for own in patterns], dtype=pl.Boolean).gather(found["pattern"]))
+        has_mark = pl.Series([i in pattern for pattern in patterns], dtype=pl.Boolean)
+        bears = marked["subject"].filter(has_mark.gather(marked["pattern"]))
         control = pl.int_range(pl.len()).is_in(bears.cast(pl.Int64).implode()) & (pl.col(f"y_{name}") == 0)
         cohort = cohort.with_columns(pl.when(~control).then(f"y_{name}").alias(f"y_{name}"))
     return cohort

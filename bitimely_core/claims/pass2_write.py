@@ -31,7 +31,6 @@ from bitimely_core.claims import (
     subjects,
 )
 from bitimely_core.claims.clean import EXAMPLES, RowAccount
-from bitimely_core.claims.engines import Engine
 from bitimely_core.claims.job import DAY_COLUMNS, FILE_SHIFT, SPAN_DAYS, ClaimsJob, CleaningFindings
 from bitimely_core.claims.label_rules import SOURCES
 from bitimely_core.claims.spill import Stretch
@@ -63,37 +62,28 @@ def write_shards(
         keys_file = job.home / f"{job.stem}-keys.npy"
         storage.write_file(keys_file, lambda stream: np.lib.format.write_array(stream, keys, allow_pickle=False))
         missing = [number for number in range(job.shards) if _load_shard(job, number) is None]
-        made = cluster.run_tasks(
-            partial(_finish_shard_remotely, cluster.detach_job(job), findings, spilled, facts_file, keys_file), missing, job.run.stop
-        )
-    with engines.open_engine("polars" if job.options.engine == "spark" else job.options.engine, folder=job.home) as engine:
-        for number in range(job.shards):
-            job.run.stop.check()
-            done = made.get(number) or _load_shard(job, number)
-            yield done or _finish_shard(job, findings, spilled, facts_file, keys, number, engine)
-            if job.run.progress is not None:
-                job.run.progress(f"ingest {job.run.dataset.name}", number + 1, job.shards)
+        task = partial(_finish_shard_remotely, cluster.detach_job(job), findings, spilled, facts_file, keys_file)
+        made = dict(zip(missing, engines.run_tasks(task, missing, job.run.stop), strict=True))
+    for number in range(job.shards):
+        job.run.stop.check()
+        done = made.get(number) or _load_shard(job, number)
+        yield done or _finish_shard(job, findings, spilled, facts_file, keys, number)
+        if job.run.progress is not None:
+            job.run.progress(f"ingest {job.run.dataset.name}", number + 1, job.shards)
 
 
 def _finish_shard_remotely(
     job: ClaimsJob, findings: CleaningFindings, spilled: Sequence[Stretch], facts_file: Path | None, keys_file: Path, number: int
 ) -> FinishedShard:
     """As `_finish_shard`, on an executor, where the keys are in a file."""
-    with engines.open_engine("polars") as engine:
-        return _finish_shard(job, findings, spilled, facts_file, np.load(keys_file, mmap_mode="r"), number, engine)
+    return _finish_shard(job, findings, spilled, facts_file, np.load(keys_file, mmap_mode="r"), number)
 
 
 def _finish_shard(
-    job: ClaimsJob,
-    findings: CleaningFindings,
-    spilled: Sequence[Stretch],
-    facts_file: Path | None,
-    keys: np.ndarray,
-    number: int,
-    engine: Engine,
+    job: ClaimsJob, findings: CleaningFindings, spilled: Sequence[Stretch], facts_file: Path | None, keys: np.ndarray, number: int
 ) -> FinishedShard:
     cohort = subjects.present_subjects(job, findings, spilled, facts_file, number)
-    done = _write_shard(job, findings, _take_rows(spilled, cohort, number), cohort, keys, number, engine)
+    done = _write_shard(job, findings, _take_rows(spilled, cohort, number), cohort, keys, number)
     storage.write_json(_shard_path(job, number), done.model_dump(mode="json"))
     return done
 
@@ -118,14 +108,14 @@ def list_shard_files(job: ClaimsJob, kind: str) -> list[Path]:
 
 
 def _write_shard(
-    job: ClaimsJob, findings: CleaningFindings, rows: pl.DataFrame, cohort: pl.DataFrame, keys: np.ndarray, number: int, engine: Engine
+    job: ClaimsJob, findings: CleaningFindings, rows: pl.DataFrame, cohort: pl.DataFrame, keys: np.ndarray, number: int
 ) -> FinishedShard:
     agreement = AgreementCounts()
     own = pass1_clean.to_keys(cohort["digest"])
     cohort = cohort.drop("digest").with_columns(subject_id=pl.Series(np.searchsorted(keys, own), dtype=pl.Int64))
     rows, accounts = resolve_duplicates(rows, findings)
     shard = steps.ClaimsShard(rows=rows, codes=findings.codes, cohort=cohort, rules=job.rules)
-    shard = _apply_labels(steps.label_shard(shard, engine), job, agreement, engine)
+    shard = _apply_labels(steps.label_shard(shard), job, agreement)
     shard = _subtract_first_days(shard, keep_dates=job.run.options["keep_dates"])
     hashes = _hash_subjects(shard, job.names)
     heads = np.frombuffer(b"".join(hashes), ">u4")[::8].astype(np.int64)
@@ -229,7 +219,7 @@ def _pack_keys(subject: pl.Series, day: pl.Series, rest: np.ndarray | None = Non
     return key if rest is None else key * size + rest
 
 
-def _apply_labels(shard: ClaimsShard, job: ClaimsJob, agreement: AgreementCounts, engine: Engine) -> ClaimsShard:
+def _apply_labels(shard: ClaimsShard, job: ClaimsJob, agreement: AgreementCounts) -> ClaimsShard:
     """The shard with its labels, of rules or of columns of the source; rows after the index day, needed only for labels, leave."""
     cohort = shard.cohort
     for rule in job.rules:
@@ -246,7 +236,7 @@ def _apply_labels(shard: ClaimsShard, job: ClaimsJob, agreement: AgreementCounts
     )
     if job.options.control_exclusions and job.ruled:
         near = phecode_maps.related_phecodes(job.codemap, label_rules.find_defining_phecodes(job.rules, job.codemap.tables))
-        cohort = labels.exclude_controls(shard.rows, shard.codes, near, cohort, engine)
+        cohort = labels.exclude_controls(shard.rows, shard.codes, near, cohort)
     return replace(shard, cohort=cohort, rows=shard.rows.filter(~pl.col("late")).drop("late"), labels=tuple(job.names))
 
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
-from typing import Any, TypedDict
+from typing import TypedDict
 
-import narwhals as nw
 import numpy as np
 import polars as pl
 
 from bitimely_core.claims import codes
 from bitimely_core.claims.distinct import sort_distinct
-from bitimely_core.claims.engines import Engine, collect_rows
 
 POPULATIONS = ("subjects", "observed")
 DENOMINATORS = ("all", "controls")
@@ -86,11 +84,10 @@ class CodeSelection:
 
 
 def count_codes(
-    records: nw.LazyFrame[Any],
+    records: pl.DataFrame,
     phecodes: Sequence[str],
     cohort: pl.DataFrame,
     names: Sequence[str],
-    engine: Engine,
     *,
     population: str = "subjects",
     frequency: bool = False,
@@ -100,39 +97,43 @@ def count_codes(
     `records`: subject, day, phecode (index into `phecodes`). `cohort`: with `split` and `y_<name>`. `population`: subjects (all of
     `cohort`) or observed (those with a record). `frequency`: count the records of training subjects as well.
     """
-    train = (pl.col("split") == "train").fill_null(value=False)
-    flags = cohort.select(
-        pl.int_range(pl.len(), dtype=pl.Int32).alias("subject"),
-        train.cast(pl.Int32).alias("train"),
-        *((train & (pl.col(f"y_{name}") == 1)).fill_null(value=False).cast(pl.Int32).alias(f"case_{i}") for i, name in enumerate(names)),
-        *((train & pl.col(f"y_{name}").is_not_null()).cast(pl.Int32).alias(f"known_{i}") for i, name in enumerate(names)),
-    )
-    columns = flags.columns[1:]
-    groups = flags.select(columns).unique(maintain_order=True)  # subjects with the same flags
-    group = flags.join(groups.with_row_index("group"), on=columns, how="left", maintain_order="left")["group"].to_numpy().astype(np.int64)
-    bits = len(phecodes).bit_length()
-    packed = records.select((nw.col("subject").cast(nw.Int64) * (1 << bits) + nw.col("phecode")).alias("pair"))
-    pairs = sort_distinct(collect_rows(packed)["pair"].to_numpy())
-    cell = (pairs & (1 << bits) - 1) * groups.height + group[pairs >> bits]
-    carriers = np.bincount(cell, minlength=len(phecodes) * groups.height).reshape(len(phecodes), groups.height)
+    flags = _flag_subjects(cohort, names)
     counts = CodeCounts()
+    for row in _count_carriers(records, phecodes, flags).iter_rows(named=True):
+        phecode = row["phecode"]
+        counts.carriers[phecode], counts.train_with[phecode] = row["all"], row["train"]
+        for name in names:
+            counts.cases_with[name, phecode], counts.known_with[name, phecode] = row[f"case_{name}"], row[f"known_{name}"]
     if frequency:
-        often = records.join(engine(flags.select("subject", "train")), on="subject").group_by("phecode").agg(nw.col("train").sum())
-        counts.records.update({phecodes[i]: n for i, n in collect_rows(often).select("phecode", "train").iter_rows()})
-    for phecode, n, flagged in zip(phecodes, carriers.sum(1).tolist(), carriers @ groups.to_numpy(), strict=True):
-        if not n:
-            continue
-        with_code = dict(zip(columns, flagged.tolist(), strict=True))
-        counts.carriers[phecode], counts.train_with[phecode] = n, with_code["train"]
-        for i, name in enumerate(names):
-            counts.cases_with[name, phecode], counts.known_with[name, phecode] = with_code[f"case_{i}"], with_code[f"known_{i}"]
+        in_training = flags["train"].gather(records["subject"]) == 1
+        amounts = records.filter(in_training).group_by("phecode").len()
+        counts.records.update({phecodes[number]: n for number, n in amounts.iter_rows()})
     if population == "observed":
-        seen = collect_rows(records.select("subject").unique())
-        flags = flags.join(seen, on="subject", how="semi")
-    total = {column: int(flags[column].sum()) for column in columns}
-    for i, name in enumerate(names):
-        counts.cases[name], counts.known[name] = total[f"case_{i}"], total[f"known_{i}"]
+        flags = flags[records["subject"].unique()]
+    totals = flags.sum().row(0, named=True)
+    for name in names:
+        counts.cases[name], counts.known[name] = totals[f"case_{name}"], totals[f"known_{name}"]
     return counts
+
+
+def _flag_subjects(cohort: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
+    """A row for each subject with 0 or 1 (Int64) in `all` (always 1), `train`, and `case_<name>` and `known_<name>` of training subjects."""
+    train = (pl.col("split") == "train").fill_null(value=False)
+    cases = {f"case_{name}": (train & (pl.col(f"y_{name}") == 1)).fill_null(value=False) for name in names}
+    known = {f"known_{name}": train & pl.col(f"y_{name}").is_not_null() for name in names}
+    return cohort.select(train.alias("train"), **cases, **known).with_columns(all=pl.lit(1)).cast(pl.Int64)
+
+
+def _count_carriers(records: pl.DataFrame, phecodes: Sequence[str], flags: pl.DataFrame) -> pl.DataFrame:
+    """Every PheCode in the records, in order, with how many of the subjects who carry it have each flag."""
+    groups = flags.unique(maintain_order=True)  # of subjects with the same flags: few
+    group = flags.join(groups.with_row_index("group"), on=flags.columns, how="left", maintain_order="left")["group"].to_numpy()
+    bits = len(phecodes).bit_length()
+    pairs = sort_distinct((records["subject"].cast(pl.Int64) * (1 << bits) + records["phecode"]).to_numpy())
+    cells = (pairs & (1 << bits) - 1) * groups.height + group.astype(np.int64)[pairs >> bits]
+    carriers = np.bincount(cells, minlength=len(phecodes) * groups.height).reshape(len(phecodes), groups.height)
+    counts = pl.DataFrame(carriers @ groups.to_numpy(), schema=flags.columns)
+    return counts.select(pl.Series("phecode", phecodes, dtype=pl.String), pl.all()).filter(pl.col("all") > 0)
 
 
 def select_codes(
@@ -165,32 +166,42 @@ def select_codes(
         floor: codes that are not ICD of fewer training subjects are not chosen: their texts may tell of a person.
         exempt: such codes to which it does not apply.
     """
-    ratios: dict[str, dict[str, PrevalenceRatio]] = {}
-    ceiling: dict[str, float | None] = {}
-    chosen: set[str] = set()
-    unseen: tuple[str, ...] = ()
     rare = {code for code in counts.carriers if codes.is_other(code) and counts.train_with[code] < floor and code not in exempt}
+    ratios: dict[str, dict[str, PrevalenceRatio]] = {}
     for name in names:
         support = max(min_case_support, math.ceil(Decimal(repr(min_case_fraction)) * counts.cases[name]))
-        own = {code: of for code, of in _compute_ratios(counts, name, denominator=denominator, support=support).items() if code not in rare}
-        passing = [phecode for phecode, found in own.items() if found.ratio > threshold]
-        if not passing:
-            passing = sorted(own, key=lambda phecode: (-own[phecode].ratio, -own[phecode].n_case_with, codes.phecode_sort_key(phecode)))[
-                :top_k
-            ]
-        if select is True:
-            chosen.update(passing)
-            own = {phecode: PrevalenceRatio(**vars(found) | {"selected": phecode in passing}) for phecode, found in own.items()}
-        ratios[name] = own
-        cases, known = counts.cases[name], counts.known[name]
-        ceiling[name] = None if not cases else known / cases if denominator == "all" else math.inf if known > cases else None
-    if select is False:
-        chosen.update(phecode for phecode, n in counts.train_with.items() if n and phecode not in rare)
-        unseen = tuple(sort_phecodes(counts.carriers.keys() - chosen))
+        candidates = _compute_ratios(counts, name, denominator=denominator, support=support)
+        candidates = {phecode: ratio for phecode, ratio in candidates.items() if phecode not in rare}
+        ratios[name] = _mark_selected(candidates, threshold, top_k) if select is True else candidates
+    unseen: tuple[str, ...] = ()
+    if select is True:
+        chosen = {phecode for candidates in ratios.values() for phecode, ratio in candidates.items() if ratio.selected}
     elif select == "frequency":
         least = min_record_frequency * counts.records.total()
-        chosen.update(phecode for phecode, n in counts.records.items() if n > least and phecode not in rare)
-    return CodeSelection(phecodes=sort_phecodes(chosen), ratios=ratios, max_attainable=ceiling, unseen=unseen)
+        chosen = {phecode for phecode, n in counts.records.items() if n > least} - rare
+    else:
+        chosen = {phecode for phecode, n in counts.train_with.items() if n} - rare
+        unseen = tuple(sort_phecodes(counts.carriers.keys() - chosen))
+    bounds = {name: _bound_ratio(counts.cases[name], counts.known[name], denominator) for name in names}
+    return CodeSelection(phecodes=sort_phecodes(chosen), ratios=ratios, max_attainable=bounds, unseen=unseen)
+
+
+def _mark_selected(candidates: Mapping[str, PrevalenceRatio], threshold: float, top_k: int) -> dict[str, PrevalenceRatio]:
+    """The ratios of a rule, `selected` where they exceed the threshold; where none does, the `top_k` greatest."""
+    selected = [phecode for phecode, ratio in candidates.items() if ratio.ratio > threshold]
+    if not selected:
+        order = {phecode: (-ratio.ratio, -ratio.n_case_with, codes.phecode_sort_key(phecode)) for phecode, ratio in candidates.items()}
+        selected = sorted(candidates, key=order.__getitem__)[:top_k]
+    return {phecode: replace(ratio, selected=phecode in selected) for phecode, ratio in candidates.items()}
+
+
+def _bound_ratio(n_case: int, n_known: int, denominator: str) -> float | None:
+    """The greatest ratio that a rule with so many cases among the subjects with a label can have; None where it can have none."""
+    if not n_case:
+        return None
+    if denominator == "all":
+        return n_known / n_case
+    return math.inf if n_known > n_case else None
 
 
 def sort_phecodes(phecodes: Iterable[str]) -> list[str]:

@@ -1,7 +1,7 @@
 """Selected records -> sequences: dedupe, order, minimum codes, truncation, times, gaps (section 2, step 8; section 9).
 
-The engine filters and dedupes; each remaining record becomes one integer, (subject, day, id) packed in this order, so that records are sorted
-as integers, alike in every engine. Lists are made last, from run boundaries.
+Each record that the dedupe keeps becomes one integer, (subject, day, id) packed in this order: sorting integers is fast. Lists are made last,
+from the places where another subject begins.
 
 Legend: S sequences, E events of all of them together.
 """
@@ -10,20 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import narwhals as nw
 import numpy as np
 import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from bitimely_core.claims import dates
+from bitimely_core.claims.choices import SequenceChoices
 from bitimely_core.claims.distinct import find_starts, sort_distinct
-from bitimely_core.claims.engines import Engine, collect_rows
-
-if TYPE_CHECKING:
-    from bitimely_core.claims.steps import SequenceChoices
 
 SPECIAL = ("[PAD]", "[SOS]", "[EOS]", "[MASK]", "[UNK]")  # ids 0 to 4
 DAY_MINUTES = 1440
@@ -58,12 +54,7 @@ def number_phecodes(phecodes: Sequence[str]) -> dict[str, int]:
 
 
 def build_code_sequences(
-    records: nw.LazyFrame[Any],
-    phecodes: Sequence[str],
-    vocab: Mapping[str, int],
-    cohort: pl.DataFrame,
-    choices: SequenceChoices,
-    engine: Engine,
+    records: pl.DataFrame, phecodes: Sequence[str], vocab: Mapping[str, int], cohort: pl.DataFrame, choices: SequenceChoices
 ) -> CodeSequences:
     """The sequences of one shard; subjects without any event have none.
 
@@ -73,51 +64,108 @@ def build_code_sequences(
         vocab: the selected ones -> id.
         cohort: with `birth_day`, and `index_day` under a landmark.
         choices: dedupe, min_codes with its unit, max_events (applied after the test on min_codes; the clock restarts) and time.
-        engine: of the frames.
     """
-    dedupe, time = choices.dedupe, choices.time
-    pairs = [(i, vocab[phecode]) for i, phecode in enumerate(phecodes) if phecode in vocab]
-    ids = pl.DataFrame(pairs, schema={"phecode": pl.Int32, "id": pl.Int32}, orient="row")
-    chosen = records.join(engine(ids), on="phecode").drop("phecode")
-    births = cohort.select(subject=pl.int_range(pl.len(), dtype=pl.Int32), birth="birth_day").drop_nulls()
-    no_birth = 0
-    if "age30" in f"{time} {dedupe}":
-        no_birth = collect_rows(chosen.select("subject").unique()).join(births, on="subject", how="anti").height
-        chosen = chosen.join(engine(births), on="subject")
     size = len(SPECIAL) + len(vocab)
-    kept = _deduplicate(chosen, dedupe, size, engine)
-    measures: dict[str, NDArray[Any]] = {}
-    if MEASURES.isdisjoint(kept.collect_schema().names()):
-        subject, day, code = _sort_records(kept, size, repeats=dedupe == "none")
-    else:
-        subject, day, code, measures = _sort_measured(kept, repeats=dedupe == "none")
-    starts = find_starts(subject)
-    subjects, lengths = subject[starts], np.diff(starts, append=len(subject))
-    amount = lengths
-    if choices.min_codes_unit == "records":
-        amount = collect_rows(chosen.group_by("subject").agg(nw.len().alias("n"))).sort("subject")["n"].to_numpy()
-    elif choices.min_codes_unit == "unique":
-        amount = np.bincount(sort_distinct(subject * size + code) // size, minlength=cohort.height)[subjects]
-    enough = amount >= choices.min_codes
-    from_end = np.repeat(starts + lengths, lengths) - np.arange(len(subject))  # 1 for the last event
-    stays = np.repeat(enough, lengths) & (from_end <= (choices.max_events or len(subject)))
-    subject, day, code = subject[stays], day[stays], code[stays]
-    measures = {name: of[stays] for name, of in measures.items()}
+    records, no_birth = _number_records(records, phecodes, vocab), 0
+    if choices.time == "age30" or choices.dedupe == "first_per_age30":
+        records, no_birth = _add_births(records, cohort)
+    events = _sort_events(_deduplicate(records, choices.dedupe, size), size, choices.dedupe)
+    starts = find_starts(events["subject"])
+    subjects, lengths = events["subject"][starts], np.diff(starts, append=len(events["subject"]))
+    enough = _count_codes(records, events, choices.min_codes_unit, size, cohort.height)[subjects] >= choices.min_codes
+    from_end = np.repeat(starts + lengths, lengths) - np.arange(len(events["subject"]))  # 1 for the last event
+    stays = np.repeat(enough, lengths) & (from_end <= (choices.max_events or len(from_end)))
+    events = {name: column[stays] for name, column in events.items()}
     subjects = subjects[enough]
-    offsets = np.append(np.searchsorted(subject, subjects).astype(np.int64), len(subject))
-    times, ends = _compute_times(time, subjects, offsets, day, cohort, measures.get("minute"))
+    offsets = np.append(np.searchsorted(events["subject"], subjects).astype(np.int64), len(events["subject"]))
+    times, ends = _compute_times(choices.time, subjects, offsets, events["day"], cohort, events.get("minute"))
     return CodeSequences(
         subjects=subjects,
         offsets=offsets,
-        ids=code.astype(np.int32),
-        days=day.astype(np.int32),
+        ids=events["id"].astype(np.int32),
+        days=events["day"].astype(np.int32),
         times=times,
         ends=ends,
-        minutes=measures.get("minute"),
-        values=measures.get("value"),
-        indexed=time == "months" and "index_day" in cohort.columns,
+        minutes=events.get("minute"),
+        values=events.get("value"),
+        indexed=choices.time == "months" and "index_day" in cohort.columns,
         no_birth=no_birth,
     )
+
+
+def _number_records(records: pl.DataFrame, phecodes: Sequence[str], vocab: Mapping[str, int]) -> pl.DataFrame:
+    """The records of selected PheCodes, with `id` instead of `phecode`."""
+    ids = pl.Series([vocab.get(phecode) for phecode in phecodes], dtype=pl.Int32)
+    return records.with_columns(id=ids.gather(records["phecode"])).drop("phecode").drop_nulls("id")
+
+
+def _add_births(records: pl.DataFrame, cohort: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+    """The records of subjects with a known birth, with its day as `birth`, and how many subjects have records but no known birth."""
+    births = cohort["birth_day"].gather(records["subject"])
+    no_birth = records["subject"].filter(births.is_null()).n_unique()
+    return records.with_columns(birth=births).drop_nulls("birth"), no_birth
+
+
+def _deduplicate(records: pl.DataFrame, dedupe: str, size: int) -> pl.DataFrame:
+    """The records that the dedupe keeps; equal (subject, day, id) may still occur several times.
+
+    month: of a PheCode the earliest day in a calendar month; first_per_age30: one event in an age month, the first in input order.
+    """
+    if dedupe == "month":
+        records = records.with_columns(month=pl.Series(dates.to_calendar_months(records["day"].to_numpy())))
+        return records.filter(pl.col("day") == pl.col("day").min().over("subject", "month", "id"))
+    if dedupe == "first_per_age30":
+        age = records["day"] - records["birth"]
+        records = records.with_columns(age_month=pl.Series(dates.to_age_months(age.to_numpy())))
+        place = pl.col("row") * size + pl.col("id")
+        return records.filter(place == place.min().over("subject", "age_month"))
+    return records
+
+
+def _sort_events(records: pl.DataFrame, size: int, dedupe: str) -> dict[str, NDArray[Any]]:
+    """subject, day and id of the records (int64), sorted by them, with their minutes and values if they have any.
+
+    Of records with equal subject, day and id one stays, but for dedupe none.
+    """
+    if not MEASURES.isdisjoint(records.columns):
+        return _sort_measured(records, dedupe)
+    day_bits, id_bits = (dates.LATEST - dates.EARLIEST).bit_length(), size.bit_length()
+    subject_day = pl.col("subject").cast(pl.Int64) * (1 << day_bits) + (pl.col("day") - dates.EARLIEST)
+    packed: NDArray[np.int64] = records.select(subject_day * (1 << id_bits) + pl.col("id")).to_series().to_numpy()
+    packed = np.sort(packed) if dedupe == "none" else sort_distinct(packed)
+    place = packed >> id_bits
+    return {"subject": place >> day_bits, "day": (place & (1 << day_bits) - 1) + dates.EARLIEST, "id": packed & (1 << id_bits) - 1}
+
+
+def _sort_measured(records: pl.DataFrame, dedupe: str) -> dict[str, NDArray[Any]]:
+    """As `_sort_events` of records with a minute or a value. Of equal ones the first stays, by minute and value."""
+    measures = MEASURES.intersection(records.columns)
+    columns: dict[str, NDArray[Any]] = {name: records[name].to_numpy().astype(np.int64) for name in ("subject", "day", "id")}
+    columns["minute"] = records["minute"].to_numpy().astype(np.int64) if "minute" in measures else np.zeros(records.height, np.int64)
+    columns["value"] = records["value"].fill_null(float("nan")).to_numpy() if "value" in measures else np.zeros(records.height, np.float32)
+    if dedupe != "none":
+        columns = _order_columns(columns, ("subject", "day", "id", "minute", "value"))
+        key = np.stack([columns[name] for name in ("subject", "day", "id")], 1)
+        first = np.append(True, (key[1:] != key[:-1]).any(1))[: len(key)]
+        columns = {name: column[first] for name, column in columns.items()}
+    columns = _order_columns(columns, ("subject", "day", "minute", "id", "value"))
+    return {name: columns[name] for name in ("subject", "day", "id", *measures)}
+
+
+def _order_columns(columns: Mapping[str, NDArray[Any]], names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """The columns sorted by some of them, the first of which counts most."""
+    order = np.lexsort([columns[name] for name in reversed(names)])
+    return {name: column[order] for name, column in columns.items()}
+
+
+def _count_codes(records: pl.DataFrame, events: Mapping[str, NDArray[Any]], unit: str, size: int, n_subjects: int) -> NDArray[np.int64]:
+    """Of each subject the number that is compared with min_codes: of its events, of its records before the dedupe, or of its unique ids."""
+    subject = events["subject"]
+    if unit == "records":
+        subject = records["subject"].to_numpy()
+    elif unit == "unique":
+        subject = sort_distinct(subject * size + events["id"]) // size
+    return np.bincount(subject, minlength=n_subjects)
 
 
 def hide_codes(sequences: CodeSequences, first: int) -> CodeSequences:
@@ -127,57 +175,6 @@ def hide_codes(sequences: CodeSequences, first: int) -> CodeSequences:
     minutes = np.zeros(len(ids), np.int64) if sequences.minutes is None else sequences.minutes
     order = np.lexsort((ids, minutes, sequences.days, subject))
     return replace(sequences, ids=ids[order], values=None if sequences.values is None else sequences.values[order])
-
-
-def _deduplicate(chosen: nw.LazyFrame[Any], dedupe: str, size: int, engine: Engine) -> nw.LazyFrame[Any]:
-    """The records that the dedupe keeps; equal (subject, day, id) may still occur several times.
-
-    month: of a PheCode the earliest day in a calendar month; first_per_age30: one event in an age month, the first in input order.
-    """
-    if dedupe == "month":
-        binned = chosen.join(engine(_make_bins(chosen, nw.col("day"), "day", dates.to_calendar_months)), on="day")
-        return binned.filter(nw.col("day") == nw.col("day").min().over("subject", "bin", "id"))
-    if dedupe == "first_per_age30":
-        aged = chosen.with_columns((nw.col("day") - nw.col("birth")).alias("age"))
-        binned = aged.join(engine(_make_bins(aged, nw.col("age"), "age", dates.to_age_months)), on="age")
-        binned = binned.with_columns((nw.col("row").cast(nw.Int64) * size + nw.col("id")).alias("place"))
-        return binned.filter(nw.col("place") == nw.col("place").min().over("subject", "bin"))
-    return chosen
-
-
-def _make_bins(lazy: nw.LazyFrame[Any], column: nw.Expr, name: str, function: Any) -> pl.DataFrame:
-    """`name` -> `bin` for every value from the least to the greatest of a column, so that no engine does date arithmetic."""
-    ends = collect_rows(lazy.select(column.min().alias("low"), column.max().alias("high"))).row(0)
-    values = np.arange(ends[0], ends[1] + 1, dtype=np.int32) if ends[0] is not None else np.empty(0, np.int32)
-    return pl.DataFrame({name: values, "bin": function(values).astype(np.int32)})
-
-
-def _sort_records(kept: nw.LazyFrame[Any], size: int, *, repeats: bool) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """subject, day and id of the records, sorted by them; `repeats` keeps equal ones."""
-    low, bits, day_bits = dates.EARLIEST, size.bit_length(), (dates.LATEST - dates.EARLIEST).bit_length()
-    place = nw.col("subject").cast(nw.Int64) * (1 << day_bits) + (nw.col("day") - low)
-    key = collect_rows(kept.select((place * (1 << bits) + nw.col("id")).alias("key")))["key"].to_numpy()
-    key = np.sort(key) if repeats else sort_distinct(key)
-    return key >> (day_bits + bits), (key >> bits & (1 << day_bits) - 1) + low, key & (1 << bits) - 1
-
-
-def _sort_measured(
-    kept: nw.LazyFrame[Any], *, repeats: bool
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], dict[str, NDArray[Any]]]:
-    """As `_sort_records` of records with a minute or a value, and these; without `repeats` the first of a subject, day and id stays."""
-    names = kept.collect_schema().names()
-    frame = collect_rows(kept)
-    columns = {name: frame[name].to_numpy().astype(np.int64) for name in ("subject", "day", "id")}
-    columns["minute"] = frame["minute"].to_numpy().astype(np.int64) if "minute" in names else np.zeros(frame.height, np.int64)
-    columns["value"] = frame["value"].fill_null(float("nan")).to_numpy() if "value" in names else np.zeros(frame.height, np.float32)
-    if not repeats:
-        order = np.lexsort([columns[name] for name in ("value", "minute", "id", "day", "subject")])
-        key = np.stack([columns[name][order] for name in ("subject", "day", "id")], 1)
-        order = order[np.append(True, (key[1:] != key[:-1]).any(1))] if len(key) else order
-        columns = {name: of[order] for name, of in columns.items()}
-    order = np.lexsort([columns[name] for name in ("value", "id", "minute", "day", "subject")])
-    columns = {name: of[order] for name, of in columns.items()}
-    return columns["subject"], columns["day"], columns["id"], {name: columns[name] for name in MEASURES & set(names)}
 
 
 def _compute_times(

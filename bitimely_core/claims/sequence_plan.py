@@ -10,10 +10,10 @@ import polars as pl
 
 from bitimely_core import storage
 from bitimely_core.cache import Cache
-from bitimely_core.claims import cohorts, engines, steps
+from bitimely_core.claims import cohorts, engines
+from bitimely_core.claims.choices import PRESETS, SequenceChoices, parse_landmark
 from bitimely_core.claims.cohorts import CohortRules
 from bitimely_core.claims.labels import Landmark
-from bitimely_core.claims.steps import SequenceChoices
 from bitimely_core.errors import check_choice, unknown_name_error, usage_error
 from bitimely_core.privacy import SMALL
 from bitimely_core.schemas.ingest import EventsManifest
@@ -116,11 +116,11 @@ def resolve_plan(
         landmark_date: YYYY-MM-DD instead of DAYS; needs a cache with dates.
         seed: must be that of the ingest.
         split_file: csv or Parquet with subject_id (as in subjects.parquet) and split.
-        engine: polars, duckdb or spark, with the same result.
+        engine: polars or spark, with the same result.
         small_counts: pages and messages show counts below 11: for synthetic or consented data.
         individual_timelines: the page draws sequences of single subjects.
         cohort: a shipped definition or a file of one: its subjects up to their index days, with its outcome as the label.
-        choices: fields of `steps.SequenceChoices`, hyphens or underscores in their values; None: those of the preset.
+        choices: fields of `choices.SequenceChoices`, hyphens or underscores in their values; None: those of the preset.
 
     Raises:
         UserError: config or unknown_name (exit 2).
@@ -149,10 +149,10 @@ def resolve_plan(
 
 def parse_choices(
     *, preset: str | None = None, landmark: str | None = None, landmark_date: str | None = None, engine: str = "polars", **choices: Any
-) -> tuple[str, steps.SequenceChoices]:
+) -> tuple[str, SequenceChoices]:
     """Preset and choices as `resolve_plan` takes them, checked by themselves. Raises UserError (config or unknown_name, exit 2)."""
     preset = preset or "paper"
-    check_choice("preset", preset, steps.PRESETS)
+    check_choice("preset", preset, PRESETS)
     check_choice("engine", engine, engines.ENGINES)
     given: dict[str, Any] = {k: v.replace("-", "_") if isinstance(v, str) else v for k, v in choices.items() if v is not None}
     if landmark or landmark_date:
@@ -161,12 +161,12 @@ def parse_choices(
     if odd := next((name for name in given if name not in names), None):
         raise unknown_name_error("choice of sequences", odd, names)
     try:
-        return preset, replace(steps.PRESETS[preset], **given)
+        return preset, replace(PRESETS[preset], **given)
     except ValueError as error:
         raise usage_error(str(error)) from error
 
 
-def check_choices(preset: str, chosen: steps.SequenceChoices, *, dated: bool, ignored: bool) -> None:
+def check_choices(preset: str, chosen: SequenceChoices, *, dated: bool, ignored: bool) -> None:
     """Refuse choices that a cache without dates, or without the PheCodes marked Ignore, cannot serve. Raises UserError (config, exit 2)."""
     if not dated:
         needing = ["--time calendar-month"] * (chosen.time == "calendar_month") + ["--dedupe month"] * (chosen.dedupe == "month")
@@ -195,7 +195,7 @@ def check_times(plan: SequencePlan) -> None:
         raise usage_error("time to event of labels that no rule makes", "expected days of onset", "Ingest with --rules", field=field)
 
 
-def check_cohort(cohort: CohortRules | None, chosen: steps.SequenceChoices, *, dated: bool) -> None:
+def check_cohort(cohort: CohortRules | None, chosen: SequenceChoices, *, dated: bool) -> None:
     """Refuse a cohort beside a landmark, or with a calendar day in a cache without dates. Raises UserError (config, exit 2)."""
     if cohort is not None and chosen.landmark is not None:
         raise usage_error("--cohort with a landmark", "both set index days", "Give one of them", field="--cohort")
@@ -213,7 +213,7 @@ def _parse_landmark(text: str | None, date: str | None) -> Landmark | None:
             given["date"] = date
         if len(numbers) not in ((0, 2) if date else (1, 3)):
             raise ValueError(f"found {text!r}")
-        return steps.parse_landmark(given)
+        return parse_landmark(given)
     except ValueError as error:
         expected = "expected --landmark DAYS[,GAP,HORIZON], or --landmark-date with --landmark GAP,HORIZON"
         raise usage_error(str(error), expected) from error

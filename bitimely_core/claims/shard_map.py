@@ -13,8 +13,7 @@ import polars as pl
 import pyarrow as pa
 
 from bitimely_core import storage
-from bitimely_core.claims import cluster, code_values, engines, splits, steps
-from bitimely_core.claims.engines import Engine
+from bitimely_core.claims import code_values, engines, splits, steps
 from bitimely_core.claims.label_rules import parse_rules
 from bitimely_core.claims.sequence_plan import SequencePlan
 from bitimely_core.claims.steps import ClaimsShard, PhecodesOfCodes
@@ -22,6 +21,7 @@ from bitimely_core.errors import usage_error
 from bitimely_core.privacy import round_message
 
 T = TypeVar("T")
+DAY, MINUTE = 86_400_000_000, 60_000_000  # microseconds
 HELD_ROWS = 1 << 24  # rows of all shards, some 13 bytes each, up to which they stay in memory from one pass to the next
 
 
@@ -31,28 +31,27 @@ class ShardMap:
 
     plan: SequencePlan
     cohort: pl.DataFrame | None  # None: each executor reads it
-    engine: Engine
     held: dict[int, ClaimsShard] = field(default_factory=dict)  # shards by number, where all of them fit
-    known: PhecodesOfCodes = field(default_factory=dict)  # of the shards read so far
+    phecodes: PhecodesOfCodes = field(default_factory=dict)  # of the codes of the shards read so far
 
-    def apply(self, function: Callable[[ClaimsShard, Engine, int], T]) -> Iterator[T]:
-        """`function` of each shard, the engine and the number of the shard; for Spark it can be pickled."""
+    def apply(self, function: Callable[[ClaimsShard, int], T]) -> Iterator[T]:
+        """`function` of each shard and its number; for Spark it can be pickled."""
         total = len(self.plan.manifest.shards)
         if self.plan.engine == "spark":
             cache = replace(self.plan.cache, folder=self.plan.cache.folder.resolve())
             split_file = self.plan.split_file and str(Path(self.plan.split_file).resolve())
             task = partial(_apply_remotely, replace(self.plan, cache=cache, split_file=split_file), self.cohort, function)
-            yield from cluster.run_tasks(task, range(total)).values()
+            yield from engines.run_tasks(task, range(total))
             return
         assert self.cohort is not None
         eventless = np.ones(self.cohort.height, bool)
         files = self.plan.manifest.files
         fits = total == 1 or sum(files[name].rows or 0 for name in self.plan.manifest.shards) <= HELD_ROWS
         for number in range(total):
-            shard = self.held.get(number) or _read_shard(self.plan, self.cohort, number, eventless, self.engine, self.known)
+            shard = self.held.get(number) or _read_shard(self.plan, self.cohort, number, eventless, self.phecodes)
             if fits:
                 self.held[number] = shard
-            result = function(shard, self.engine, number)
+            result = function(shard, number)
             del shard  # before the next is read
             yield result
 
@@ -60,7 +59,7 @@ class ShardMap:
 _subjects: dict[str, pl.DataFrame] = {}  # of an executor: the last table of subjects, by plan
 
 
-def _apply_remotely(plan: SequencePlan, cohort: pl.DataFrame | None, function: Callable[[ClaimsShard, Engine, int], T], number: int) -> T:
+def _apply_remotely(plan: SequencePlan, cohort: pl.DataFrame | None, function: Callable[[ClaimsShard, int], T], number: int) -> T:
     """On an executor: `function` of one shard."""
     if cohort is None:
         key = storage.fingerprint([str(plan.cache.folder), plan.manifest.manifest_sha256, plan.options])
@@ -72,8 +71,7 @@ def _apply_remotely(plan: SequencePlan, cohort: pl.DataFrame | None, function: C
     if number == len(plan.manifest.shards) - 1:
         for other in range(number):
             eventless[plan.cache.shard(other, ("subject_id",))["subject_id"].unique().to_numpy()] = False
-    with engines.open_engine("polars") as engine:
-        return function(_read_shard(plan, cohort, number, eventless, engine, {}), engine, number)
+    return function(_read_shard(plan, cohort, number, eventless, {}), number)
 
 
 def load_subjects(plan: SequencePlan) -> pl.DataFrame:
@@ -103,31 +101,22 @@ def load_subjects(plan: SequencePlan) -> pl.DataFrame:
     return cohort.drop("subject_id")
 
 
-def iter_shards(plan: SequencePlan, cohort: pl.DataFrame, engine: Engine) -> Iterator[ClaimsShard]:
+def iter_shards(plan: SequencePlan, cohort: pl.DataFrame) -> Iterator[ClaimsShard]:
     """The cache's shards, labels marked; subjects without any event come with the last."""
-    eventless, known = np.ones(cohort.height, bool), PhecodesOfCodes()
+    eventless, phecodes = np.ones(cohort.height, bool), PhecodesOfCodes()
     for number in range(len(plan.manifest.shards)):
-        shard = _read_shard(plan, cohort, number, eventless, engine, known)
+        shard = _read_shard(plan, cohort, number, eventless, phecodes)
         yield shard
         del shard
 
 
-def _read_shard(
-    plan: SequencePlan, cohort: pl.DataFrame, number: int, eventless: np.ndarray, engine: Engine, known: PhecodesOfCodes
-) -> ClaimsShard:
+def _read_shard(plan: SequencePlan, cohort: pl.DataFrame, number: int, eventless: np.ndarray, phecodes: PhecodesOfCodes) -> ClaimsShard:
     """One shard; `eventless` [subjects] becomes False for its subjects, and the last shard takes those for whom it is still True.
 
-    `known` grows by the PheCodes of its codes; their column, half of the time of reading, is read where a code is new.
+    `phecodes` grows by those of its codes.
     """
-    manifest = plan.manifest
-    rules = parse_rules(manifest.rules)
-    added = (plan.cohort.outcome_rule,) if plan.cohort else ()
-    ordered = plan.choices.input_order or plan.choices.values != "none"  # else the order does not matter
-    more = ["row"] * ordered + ["numeric_value"] * (plan.choices.values != "none")
-    by_sex = bool(manifest.settings.options.get("sex_restrictions"))
-    events = plan.cache.shard(number, ("subject_id", "time", "code", "source", *more), categories=("code",))
-    if by_sex or not known.keys() >= set(events["code"].unique()):
-        events = events.with_columns(plan.cache.shard(number, ("phecodes",)))
+    manifest, choices = plan.manifest, plan.choices
+    events = _read_events(plan, number, phecodes)
     member = np.zeros(cohort.height, bool)
     member[events["subject_id"].to_numpy()] = True
     eventless &= ~member
@@ -135,29 +124,52 @@ def _read_shard(
         member |= eventless
     rows, place = np.flatnonzero(member), pl.Series(np.cumsum(member, dtype=np.int32) - 1)
     shard_cohort = cohort[rows].select(pl.Series("subject_id", rows), pl.all().exclude("split"), pl.col("split").cast(pl.String))
-    since = pl.col("time").cast(pl.Int64)
-    measures = {"minute": since % 86_400_000_000 // 60_000_000} if manifest.settings.options.get("time_unit") == "minute" else {}
-    if plan.choices.values != "none":  # without -0, which sorts as 0
-        measures["value"] = pl.when(pl.col("numeric_value") == 0).then(0.0).otherwise(pl.col("numeric_value"))
-    day = (since // 86_400_000_000).cast(pl.Int32)
-    if ordered:
-        events = events.sort("subject_id", "row")
-    events = events.with_columns(day=day, subject=place.gather(events["subject_id"]), **measures).drop("row", strict=False)
+    events = events.with_columns(subject=place.gather(events["subject_id"]))
+    rules = parse_rules(manifest.rules)
     shard = steps.load_shard(
         events,
         _fill_index_days(shard_cohort, events) if plan.cohort is None else shard_cohort,
         rule_labels=[rule.name for rule in rules if manifest.ruled],
-        rules=(*rules, *added),
-        defining={phecode for own in manifest.defining.values() for phecode in own} | plan.defining,
-        by_sex=by_sex,
-        known=known,
+        rules=rules if plan.cohort is None else (*rules, plan.cohort.outcome_rule),
+        defining=plan.defining.union(*manifest.defining.values()),
+        by_sex=_has_sex_restrictions(plan),
+        phecodes_of_codes=phecodes,
     )
     del events, shard_cohort
     pa.default_memory_pool().release_unused()
-    if not plan.choices.input_order:
+    if not choices.input_order:
         shard = replace(shard, rows=shard.rows.drop("row"))
-    shard = steps.set_index_days(shard, plan.choices, manifest.data_end, engine)
-    return shard if plan.fitted is None or plan.choices.values != "deciles" else code_values.bin_values(shard, plan.fitted)
+    shard = steps.set_index_days(shard, choices, manifest.data_end)
+    return shard if plan.fitted is None or choices.values != "deciles" else code_values.bin_values(shard, plan.fitted)
+
+
+def _has_sex_restrictions(plan: SequencePlan) -> bool:
+    """Whether rows of one code may have other PheCodes."""
+    return bool(plan.manifest.settings.options.get("sex_restrictions"))
+
+
+def _read_events(plan: SequencePlan, number: int, phecodes: PhecodesOfCodes) -> pl.DataFrame:
+    """subject_id, day, code, source of the rows of a shard, in the order of the input where it matters, with minute and value where needed.
+
+    The column of PheCodes, half of the time of reading, is read only where `phecodes` lacks a code.
+    """
+    options, numeric = plan.manifest.settings.options, plan.choices.values != "none"
+    columns = ["subject_id", "time", "code", "source"]
+    ordered = plan.choices.input_order or numeric
+    if ordered:
+        columns.append("row")
+    if numeric:
+        columns.append("numeric_value")
+    events = plan.cache.shard(number, tuple(columns), categories=("code",))
+    if _has_sex_restrictions(plan) or not phecodes.keys() >= set(events["code"].unique()):
+        events = events.with_columns(plan.cache.shard(number, ("phecodes",)))
+    if ordered:
+        events = events.sort("subject_id", "row").drop("row")
+    since = pl.col("time").cast(pl.Int64)
+    measures = {"minute": since % DAY // MINUTE} if options.get("time_unit") == "minute" else {}
+    if numeric:
+        measures["value"] = pl.when(pl.col("numeric_value") == 0).then(0.0).otherwise("numeric_value")  # without -0, which sorts as 0
+    return events.with_columns(day=(since // DAY).cast(pl.Int32), **measures)
 
 
 def _fill_index_days(cohort: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:

@@ -1,4 +1,4 @@
-"""Train, validation and test by a hash of the raw subject id, independent of engine and of other subjects; or by a file (section 10)."""
+"""Train, validation and test by a hash of the raw subject id, independent of other subjects; or by a file (section 10)."""
 
 from __future__ import annotations
 

@@ -6,119 +6,20 @@ the counts. Between the passes: `select_vocabulary`, in plain Python. Pass 2: `b
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import narwhals as nw
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from bitimely_core.claims import codes, dates, event_times, labels, prevalence, sequence_builder
+from bitimely_core.claims import codes, event_times, labels, prevalence, sequence_builder
+from bitimely_core.claims.choices import SequenceChoices
 from bitimely_core.claims.codes import IcdCode
 from bitimely_core.claims.distinct import number_texts
-from bitimely_core.claims.engines import Engine
 from bitimely_core.claims.label_rules import SOURCES, LabelRule, match_rules
-from bitimely_core.claims.labels import Landmark
 from bitimely_core.claims.prevalence import CodeCounts, CodeSelection
 from bitimely_core.claims.sequence_builder import CodeSequences
-
-CHOICES = {
-    "level": codes.LEVELS,
-    "leakage": ("keep", "drop_icd", "drop_phecode"),
-    "population": prevalence.POPULATIONS,
-    "denominator": prevalence.DENOMINATORS,
-    "dedupe": ("day", "month", "none", "first_per_age30"),
-    "min_codes_unit": ("events", "records", "unique"),
-    "time": ("months", "calendar_month", "age30"),
-    "select": (True, False, "frequency"),
-    "values": ("none", "deciles", "raw"),
-}
-LEAST_VALUES = {"top_k": 0, "min_case_support": 1, "min_codes": 0, "max_events": 1}  # least value
-VALUE_RANGES = {"threshold": (-math.inf, math.inf), "min_case_fraction": (0.0, 1.0), "min_record_frequency": (0.0, 1.0)}
-
-
-def check_integer(name: str, value: object, least: int) -> int:
-    """`value`, if it is an integer of at least `least`; else a ValueError."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} is an integer of at least {least}, found {value!r}")
-    return value
-
-
-@dataclass(frozen=True, kw_only=True)
-class SequenceChoices:
-    """Choices that do not require reading the source again. Defaults: the preset `paper`.
-
-    Raises ValueError for an unknown value.
-    """
-
-    level: str = "integer"  # roll-up of PheCodes: integer, first_decimal or full
-    leakage: str = "keep"  # keep, drop_icd or drop_phecode
-    landmark: Landmark | None = None
-    population: str = "subjects"  # reference population of the ratios: all subjects, or observed: those with a record
-    denominator: str = "all"  # reference group: all of them, or controls
-    threshold: float = 5.0  # PheCodes with a greater ratio are selected
-    top_k: int = 5  # number selected for a label without any such PheCode
-    min_case_support: int = 1  # carriers among the cases that a PheCode needs to be considered
-    min_case_fraction: float = 0.0  # the same as a share of the cases
-    select: bool | str = True  # False: every one of a training subject; frequency: by `min_record_frequency`
-    min_record_frequency: float = 0.001
-    dedupe: str = "day"  # day, month, none or first_per_age30
-    min_codes: int = 10  # subjects with fewer are excluded
-    min_codes_unit: str = "events"  # events, records or unique
-    max_events: int | None = None  # only the last ones are kept
-    time: str = "months"  # clock: months, calendar_month or age30
-    values: str = "none"  # numbers of codes that are not ICD: none; deciles, of the training subjects, in the code; raw, as they are
-    time_to_event: tuple[int, ...] | None = None  # labels are times to event; horizons of the predicted risks in days
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "time_to_event", event_times.parse_horizons(self.time_to_event))
-        for name, known in CHOICES.items():
-            value = getattr(self, name)
-            if not any(value is one or (isinstance(value, str) and value == one) for one in known):
-                raise ValueError(f"{name} is one of {', '.join(map(str, known))}, found {value!r}")
-        for name, smallest in LEAST_VALUES.items():
-            value = getattr(self, name)
-            if not (name == "max_events" and value is None):
-                check_integer(name, value, smallest)
-        for name, (least, most) in VALUE_RANGES.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-                raise ValueError(f"{name} is a number from {least} to {most}, found {value!r}")
-
-    @property
-    def input_order(self) -> bool:
-        """Whether the rows need the column `row`, the order of the input."""
-        return self.dedupe == "first_per_age30"
-
-
-PRESETS = {
-    "paper": SequenceChoices(),
-    "original": SequenceChoices(select="frequency", min_codes=50, min_codes_unit="records", time="age30", dedupe="first_per_age30"),
-    "strict": SequenceChoices(landmark=Landmark(), leakage="drop_phecode", min_case_support=20, min_case_fraction=0.005),
-}
-
-
-def parse_landmark(given: Mapping[str, object] | None) -> Landmark | None:
-    """A landmark from its parameters: landmark_days or date, gap_days, horizon_days; defaults for those that are absent.
-
-    Raises ValueError: for other parameters or values.
-    """
-    if given is None:
-        return None
-    names = {"landmark_days", "gap_days", "horizon_days"}
-    if not isinstance(given, Mapping) or not set(given) <= names | {"date"} or {"date", "landmark_days"} <= set(given):
-        raise ValueError(f"a landmark has landmark_days or date, gap_days and horizon_days, found {given!r}")
-    landmark = replace(Landmark(), **{name: check_integer(name, given[name], 0) for name in names & set(given)})
-    if "date" not in given:
-        return landmark
-    day = dates.parse_day(given["date"]) if isinstance(given["date"], str) else None
-    if day is None:
-        raise ValueError(f"the date of a landmark is YYYY-MM-DD, found {given['date']!r}")
-    return replace(landmark, day=day, landmark_days=None)
-
 
 PhecodesOfCodes = dict[str, Sequence[str]]
 """Code, as in a cache -> its PheCodes."""
@@ -151,25 +52,17 @@ def load_shard(
     rules: Sequence[LabelRule] = (),
     defining: Collection[str] = (),
     by_sex: bool = False,
-    known: PhecodesOfCodes | None = None,
+    phecodes_of_codes: PhecodesOfCodes | None = None,
 ) -> ClaimsShard:
     """A shard from the cache's rows.
 
-    `events`: subject (row of `cohort`) and day Int32, code (`ICD9CM//428.0`), source, phecodes, perhaps minute and value, in any order. `cohort`: one row a subject, with the columns
-    of `ClaimsShard.cohort` and of its labels. `rule_labels`: labels made by rules. `rules` of the ingest and `defining` PheCodes of their
-    code sets: for the leakage policies. `by_sex`: rows of one code may have other PheCodes. `known`: grows by the PheCodes of the codes, which
-    it gives where `events` has none.
+    `events`: subject (row of `cohort`) and day Int32, code (`ICD9CM//428.0`), source, phecodes, perhaps minute and value, in any order.
+    `cohort`: one row a subject, with the columns of `ClaimsShard.cohort` and of its labels. `rule_labels`: labels made by rules. `rules` of the
+    ingest and `defining` PheCodes of their code sets: for the leakage policies. `by_sex`: rows of one code may have other PheCodes.
+    `phecodes_of_codes`: grows by the codes of the shard, and gives their PheCodes where `events` has none.
     """
     keys = pl.concat_str(pl.col("code").cast(pl.String), pl.col("phecodes").cast(pl.List(pl.String)).list.join(","), separator="|")
     first, code = _number_texts(events.select(keys if by_sex else "code").to_series())
-    found = []
-    texts, known = events["code"].gather(first).cast(pl.String).to_list(), {} if known is None else known
-    lists = events["phecodes"].gather(first).to_list() if "phecodes" in events.columns else [known[text] for text in texts]
-    known.update(zip(texts, lists, strict=True))
-    for text, phecodes in zip(texts, lists, strict=True):
-        vocab, _, written = text.partition("//")
-        found.append(IcdCode(vocab.lower(), written, tuple(phecodes or ())))
-        found[-1] = IcdCode(codes.OTHER, text, (text,)) if phecodes == [text] else found[-1]
     source = events["source"]
     if source.dtype != pl.Enum(SOURCES):
         source = source.cast(pl.String).replace_strict(SOURCES, range(len(SOURCES)), default=SOURCES.index("other"), return_dtype=pl.Int8)
@@ -179,9 +72,31 @@ def load_shard(
         "source": source.to_physical().cast(pl.Int8),
         "row": pl.int_range(pl.len(), dtype=pl.Int64),
     }
-    rows = events.select("subject", "day", **numbered).with_columns(events.select(measures))
-    names, made = tuple(column.removeprefix("y_") for column in cohort.columns if column.startswith("y_")), frozenset(rule_labels)
-    return ClaimsShard(rows=rows, codes=found, cohort=cohort, labels=names, rule_labels=made, rules=rules, defining=defining)
+    return ClaimsShard(
+        rows=events.select("subject", "day", **numbered).with_columns(events.select(measures)),
+        codes=_read_codes(events[first], {} if phecodes_of_codes is None else phecodes_of_codes),
+        cohort=cohort,
+        labels=tuple(column.removeprefix("y_") for column in cohort.columns if column.startswith("y_")),
+        rule_labels=frozenset(rule_labels),
+        rules=rules,
+        defining=defining,
+    )
+
+
+def _read_codes(rows: pl.DataFrame, phecodes_of_codes: PhecodesOfCodes) -> list[IcdCode]:
+    """The codes of some rows of the cache; `phecodes_of_codes` as in `load_shard`."""
+    texts = rows["code"].cast(pl.String).to_list()
+    phecodes = rows["phecodes"].to_list() if "phecodes" in rows.columns else [phecodes_of_codes[text] for text in texts]
+    phecodes_of_codes.update(zip(texts, phecodes, strict=True))
+    return list(map(_parse_code, texts, phecodes))
+
+
+def _parse_code(text: str, phecodes: Sequence[str] | None) -> IcdCode:
+    """A code as the cache writes it: one that is not ICD is its own PheCode."""
+    if phecodes == [text]:
+        return IcdCode(codes.OTHER, text, (text,))
+    vocabulary, _, code = text.partition("//")
+    return IcdCode(vocabulary.lower(), code, tuple(phecodes or ()))
 
 
 def _number_texts(texts: pl.Series) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
@@ -193,30 +108,31 @@ def _number_texts(texts: pl.Series) -> tuple[NDArray[np.int64], NDArray[np.int32
     return row[order], rank[number]
 
 
-def label_shard(shard: ClaimsShard, engine: Engine) -> ClaimsShard:
+def label_shard(shard: ClaimsShard) -> ClaimsShard:
     """Pass 1: first day, onsets and labels of every subject, from all valid rows."""
     cohort = labels.add_first_days(shard.rows, shard.cohort)
-    cohort = labels.add_onsets(shard.rows, shard.codes, shard.rules, cohort, engine)
+    cohort = labels.add_onsets(shard.rows, shard.codes, shard.rules, cohort)
     names = tuple(rule.name for rule in shard.rules)
     return replace(shard, cohort=cohort, labels=(*shard.labels, *names), rule_labels=shard.rule_labels.union(names))
 
 
-def set_index_days(shard: ClaimsShard, choices: SequenceChoices, data_end: int | None, engine: Engine) -> ClaimsShard:
+def set_index_days(shard: ClaimsShard, choices: SequenceChoices, data_end: int | None) -> ClaimsShard:
     """Pass 1: index days and the labels at them. `data_end`: last valid day of all shards; None where every obs_end is known."""
     cohort = shard.cohort
     if "first_day" not in cohort.columns:
         cohort = labels.add_first_days(shard.rows, cohort)
-    found, names = labels.apply_landmark(cohort, sorted(shard.rule_labels), choices.landmark, data_end), sorted(shard.rule_labels)
+    names = sorted(shard.rule_labels)
+    indexed = labels.apply_landmark(cohort, names, choices.landmark, data_end)
     if choices.time_to_event and choices.landmark:
-        found = event_times.add_event_times(found, cohort, names, choices.landmark, data_end)
-    return replace(shard, cohort=found)
+        indexed = event_times.add_event_times(indexed, cohort, names, choices.landmark, data_end)
+    return replace(shard, cohort=indexed)
 
 
-def count_shard(shard: ClaimsShard, choices: SequenceChoices, engine: Engine) -> CodeCounts:
+def count_shard(shard: ClaimsShard, choices: SequenceChoices) -> CodeCounts:
     """Pass 1: the counts for ratios and selection."""
-    lazy, phecodes = _select_records(shard, choices, engine)
+    records, phecodes = _select_records(shard, choices)
     frequency = choices.select == "frequency"
-    return prevalence.count_codes(lazy, phecodes, shard.cohort, shard.labels, engine, population=choices.population, frequency=frequency)
+    return prevalence.count_codes(records, phecodes, shard.cohort, shard.labels, population=choices.population, frequency=frequency)
 
 
 def select_vocabulary(
@@ -227,33 +143,44 @@ def select_vocabulary(
     return prevalence.select_codes(counts, names, **{name: getattr(choices, name) for name in wanted}, floor=floor, exempt=exempt)
 
 
-def build_shard(shard: ClaimsShard, choices: SequenceChoices, selection: CodeSelection, engine: Engine) -> CodeSequences:
+def build_shard(shard: ClaimsShard, choices: SequenceChoices, selection: CodeSelection) -> CodeSequences:
     """Pass 2: the sequences."""
-    lazy, phecodes = _select_records(shard, choices, engine)
+    records, phecodes = _select_records(shard, choices)
     numbers = sequence_builder.number_phecodes([*selection.phecodes, *selection.unseen])
-    built = sequence_builder.build_code_sequences(lazy, phecodes, numbers, shard.cohort, choices, engine)
+    built = sequence_builder.build_code_sequences(records, phecodes, numbers, shard.cohort, choices)
     return sequence_builder.hide_codes(built, numbers[selection.unseen[0]]) if selection.unseen else built
 
 
-def _select_records(shard: ClaimsShard, choices: SequenceChoices, engine: Engine) -> tuple[nw.LazyFrame[Any], list[str]]:
-    """Records that may enter the input (subject, day, phecode, perhaps row), and the PheCodes, in numeric order, that `phecode` indexes.
+def _select_records(shard: ClaimsShard, choices: SequenceChoices) -> tuple[pl.DataFrame, list[str]]:
+    """Records that may enter the input, and the PheCodes, in numeric order, that their `phecode` indexes.
 
-    A row gives a record for each of its distinct rolled-up PheCodes, up to the index day. drop_icd: none for codes in the code set of any
-    rule; drop_phecode: none of the PheCodes that the map gives to these code sets, at any level.
+    A row up to the index day gives a record for each of its distinct rolled-up PheCodes. Records: subject, day and phecode, with row, minute
+    and value where the rows have them and they are needed.
     """
-    dropped = {codes.roll_up_phecode(phecode, choices.level) for phecode in shard.defining if choices.leakage == "drop_phecode"}
-    of_code = [
-        set[str]()
-        if choices.leakage == "drop_icd" and match_rules(shard.rules, code)
-        else {codes.roll_up_phecode(phecode, choices.level) for phecode in code.phecodes} - dropped
-        for code in shard.codes
-    ]
-    phecodes = prevalence.sort_phecodes(set().union(*of_code))
+    phecodes_of_codes = _roll_up_codes(shard, choices)
+    phecodes = prevalence.sort_phecodes(set().union(*phecodes_of_codes))
     index = {phecode: i for i, phecode in enumerate(phecodes)}
-    pairs = [(code, i) for code, own in enumerate(of_code) for i in sorted(index[phecode] for phecode in own)]
-    table = engine(pl.DataFrame(pairs, schema={"code": pl.Int32, "phecode": pl.Int32}, orient="row"))
-    lazy = engine(shard.rows.drop("source", *([] if choices.input_order else ["row"]), strict=False))
+    pairs = [(code, number) for code, names in enumerate(phecodes_of_codes) for number in sorted(index[name] for name in names)]
+    table = pl.DataFrame(pairs, schema={"code": pl.Int32, "phecode": pl.Int32}, orient="row")
+    rows = shard.rows.drop("source", *([] if choices.input_order else ["row"]), strict=False)
     if "index_day" in shard.cohort.columns:
-        ends = shard.cohort.select(subject=pl.int_range(pl.len(), dtype=pl.Int32), index_day="index_day").drop_nulls()
-        lazy = lazy.join(engine(ends), on="subject").filter(nw.col("day") <= nw.col("index_day")).drop("index_day")
-    return lazy.join(table, on="code").drop("code"), phecodes
+        rows = rows.filter(rows["day"] <= shard.cohort["index_day"].gather(rows["subject"]))  # none of subjects without an index day
+    return rows.join(table, on="code").drop("code"), phecodes
+
+
+def _roll_up_codes(shard: ClaimsShard, choices: SequenceChoices) -> list[set[str]]:
+    """Of each code the rolled-up PheCodes that may enter the input.
+
+    drop_icd: none for codes in the code set of any rule. drop_phecode: none of the PheCodes that the map gives to these code sets, at any
+    level.
+    """
+    dropped = set[str]()
+    if choices.leakage == "drop_phecode":
+        dropped = {codes.roll_up_phecode(phecode, choices.level) for phecode in shard.defining}
+    phecodes_of_codes = []
+    for code in shard.codes:
+        if choices.leakage == "drop_icd" and match_rules(shard.rules, code):
+            phecodes_of_codes.append(set[str]())
+        else:
+            phecodes_of_codes.append({codes.roll_up_phecode(phecode, choices.level) for phecode in code.phecodes} - dropped)
+    return phecodes_of_codes

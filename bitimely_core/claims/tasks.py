@@ -16,7 +16,8 @@ import polars as pl
 
 from bitimely_core import manifests, storage
 from bitimely_core.cache import Cache
-from bitimely_core.claims import code_values, engines, sequence_builder, sequence_plan, shard_map, steps
+from bitimely_core.claims import code_values, sequence_builder, sequence_plan, shard_map, steps
+from bitimely_core.claims.choices import SequenceChoices
 from bitimely_core.claims.prevalence import CodeSelection
 from bitimely_core.errors import Finding, Reason, input_error, usage_error
 from bitimely_core.formats import tables
@@ -143,8 +144,8 @@ def _write_task(
     cache: Cache, base: EventSequences, requested: pl.DataFrame, out: Path, options: dict[str, Any], absent: int, progress: Progress | None
 ) -> None:
     """All files of the token set; `requested` has subject_id (of the cache), prediction_time, boolean_value."""
-    names = {field.name for field in fields(steps.SequenceChoices)}
-    choices = steps.SequenceChoices(**{name: value for name, value in options.items() if name in names})
+    names = {field.name for field in fields(SequenceChoices)}
+    choices = SequenceChoices(**{name: value for name, value in options.items() if name in names})
     fitted = code_values.load_values(base.folder)
     plan = sequence_plan.SequencePlan(
         cache=cache, preset=base.options.preset, choices=choices, split_file="", engine="polars", fitted=fitted
@@ -156,19 +157,17 @@ def _write_task(
     )
     files: dict[str, StoredFile] = {}
     parts: list[pl.DataFrame] = []
-    done, total = 0, len(cache.events_manifest.shards)
-    with engines.open_engine("polars") as engine:
-        for one in shard_map.iter_shards(
-            plan, shard_map.load_subjects(plan), engine
-        ):  # no enumerate: it would keep a shard in memory until the next is made
-            frame = _build_task_shard(one, requested, choices, selection, out.name, engine)
-            if frame.height:
-                files |= write_shard(out, len(files), frame)
-                parts.append(frame.select("subject_id", "prediction_time", "split", "codes"))
-            done += 1
-            if progress is not None:
-                progress("sequences", done, total)
-            del one, frame
+    total = len(cache.events_manifest.shards)
+    shards = shard_map.iter_shards(plan, shard_map.load_subjects(plan))
+    for done in range(1, total + 1):  # enumerate would keep a shard in memory until the next is made
+        shard = next(shards)
+        frame = _build_task_shard(shard, requested, choices, selection, out.name)
+        if frame.height:
+            files |= write_shard(out, len(files), frame)
+            parts.append(frame.select("subject_id", "prediction_time", "split", "codes"))
+        if progress is not None:
+            progress("sequences", done, total)
+        del shard, frame
     if not parts:
         raise input_error(Reason.NO_INPUT, "no subject of the labels is in the cache", "expected some", "Give --ids of the ingest")
     rows = pl.concat(parts)
@@ -203,24 +202,19 @@ def _write_task(
 
 
 def _build_task_shard(
-    one: steps.ClaimsShard,
-    requested: pl.DataFrame,
-    choices: steps.SequenceChoices,
-    selection: CodeSelection,
-    name: str,
-    engine: engines.Engine,
+    shard: steps.ClaimsShard, requested: pl.DataFrame, choices: SequenceChoices, selection: CodeSelection, name: str
 ) -> pl.DataFrame:
     """The stored form of the sequences of one shard, one per requested prediction time."""
     cohort = (
-        one.cohort.drop("index_day", strict=False)
+        shard.cohort.drop("index_day", strict=False)
         .with_row_index("before")
         .join(requested, on="subject_id", how="inner", maintain_order="left")
     )
     cohort = cohort.with_columns(pl.col("before").cast(pl.Int32))
     numbers = cohort.select("before", number=pl.int_range(pl.len(), dtype=pl.Int32))
-    rows = one.rows.join(numbers, left_on="subject", right_on="before", how="inner", maintain_order="left")
+    rows = shard.rows.join(numbers, left_on="subject", right_on="before", how="inner", maintain_order="left")
     rows = rows.with_columns(subject="number").drop("number")
-    built = steps.build_shard(replace(one, rows=rows, cohort=cohort), choices, selection, engine)
+    built = steps.build_shard(replace(shard, rows=rows, cohort=cohort), choices, selection)
     table = pl.from_arrow(sequence_builder.to_table(built, cohort, [name]))
     assert isinstance(table, pl.DataFrame)
     table = table.with_columns(pl.col("split").cast(pl.String), prediction_time=cohort["prediction_time"].gather(built.subjects))

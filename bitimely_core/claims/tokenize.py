@@ -17,16 +17,16 @@ import numpy as np
 import polars as pl
 
 from bitimely_core import manifests, storage
-from bitimely_core.claims import code_values, codes, cohorts, engines, event_times, sequence_builder, shortcut_baselines, steps
+from bitimely_core.claims import code_values, codes, cohorts, event_times, sequence_builder, shortcut_baselines, steps
 from bitimely_core.claims import prevalence as ratios
+from bitimely_core.claims.choices import SequenceChoices
 from bitimely_core.claims.cohorts import CohortRules
 from bitimely_core.claims.disclosure import CountDisclosure
-from bitimely_core.claims.engines import Engine
 from bitimely_core.claims.prevalence import CodeSelection
 from bitimely_core.claims.sequence_plan import SequencePlan
 from bitimely_core.claims.shard_map import ShardMap, load_subjects
 from bitimely_core.claims.shortcut_baselines import Prevalence, ShortcutTally
-from bitimely_core.claims.steps import ClaimsShard, SequenceChoices
+from bitimely_core.claims.steps import ClaimsShard
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, raise_differences, usage_error
 from bitimely_core.privacy import round_rows
 from bitimely_core.records import StoredFile
@@ -87,42 +87,37 @@ def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> Non
     manifest, choices, names = plan.manifest, plan.choices, plan.names
     report = progress or (lambda what, done, total: None)
     total = len(manifest.shards)
-    with engines.open_engine("polars" if plan.engine == "spark" else plan.engine, folder=out) as engine:
-        plan, cohort, record, flow = select_members(plan, engine)
-        plan = _fit_numbers(ShardMap(plan, cohort, engine))
-        mapped = ShardMap(plan, cohort, engine)
-        counts = ratios.CodeCounts()
-        before: list[Prevalence] = []
-        for counted, found in mapped.apply(partial(_count_shard, choices, names)):
-            counts = counts + counted
-            before.append(found)
-            report("count codes", len(before), total)
-        selection = _select_vocabulary(plan, counts, choices)
-        size = len(sequence_builder.SPECIAL) + len(selection.phecodes)
-        usage = (np.zeros(size, np.int64), np.zeros(size, np.int64))
-        tally: ShortcutTally = {}
-        after: list[Prevalence] = []
-        lengths: list[np.ndarray] = []  # for the statistics: the events are on disk by then
-        gaps: list[np.ndarray] = []
-        files: dict[str, StoredFile] = {}
-        no_birth = 0
-        sampled = max(1, min(SAMPLED_SEQUENCES[0], SAMPLED_SEQUENCES[1] // max(1, total)))
-        for built in mapped.apply(partial(_build_shard, choices, names, selection, out.resolve(), sampled)):
-            for made_name, file in built.files.items():
-                name = re.sub(r"\d+", f"{len(files):05d}", made_name, count=1)  # shards without any sequence are not numbered
-                if name != made_name:
-                    storage.rename(out / made_name, out / name)
-                files[name] = file
-            no_birth += built.no_birth
-            gaps.append(built.gaps)
-            lengths.append(built.lengths)
-            after.append(built.prevalence)
-            usage = usage[0] + built.usage[0], usage[1] + built.usage[1]
-            tally = shortcut_baselines.merge_tallies([tally, built.tally])
-            report("sequences", len(lengths), total)
-        if plan.by_default:
-            made, kept = [out / name for name in files], sum(map(len, lengths))
-            _refuse_little(mapped, counts, selection, made, kept)
+    plan, cohort, record, flow = select_members(plan)
+    plan = _fit_numbers(ShardMap(plan, cohort))
+    mapped = ShardMap(plan, cohort)
+    counts = ratios.CodeCounts()
+    before: list[Prevalence] = []
+    for counted, found in mapped.apply(partial(_count_shard, choices, names)):
+        counts = counts + counted
+        before.append(found)
+        report("count codes", len(before), total)
+    selection = _select_vocabulary(plan, counts, choices)
+    size = len(sequence_builder.SPECIAL) + len(selection.phecodes)
+    usage = (np.zeros(size, np.int64), np.zeros(size, np.int64))
+    tally: ShortcutTally = {}
+    after: list[Prevalence] = []
+    lengths: list[np.ndarray] = []  # for the statistics: the events are on disk by then
+    gaps: list[np.ndarray] = []
+    files: dict[str, StoredFile] = {}
+    no_birth = 0
+    sampled = max(1, min(SAMPLED_SEQUENCES[0], SAMPLED_SEQUENCES[1] // max(1, total)))
+    for built in mapped.apply(partial(_build_shard, choices, names, selection, out.resolve(), sampled)):
+        files |= _number_files(out, built.files, len(files))
+        no_birth += built.no_birth
+        gaps.append(built.gaps)
+        lengths.append(built.lengths)
+        after.append(built.prevalence)
+        usage = usage[0] + built.usage[0], usage[1] + built.usage[1]
+        tally = shortcut_baselines.merge_tallies([tally, built.tally])
+        report("sequences", len(lengths), total)
+    if plan.by_default:
+        made, kept = [out / name for name in files], sum(map(len, lengths))
+        _refuse_little(mapped, counts, selection, made, kept)
     all_lengths = np.concatenate(lengths)
     _refuse_none(plan, selection, len(all_lengths))
     all_gaps = np.concatenate(gaps).astype(np.float64)
@@ -166,7 +161,18 @@ def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> Non
     )
 
 
-def _count_values(shard: ClaimsShard, engine: Engine, number: int) -> pl.DataFrame:
+def _number_files(out: Path, files: Mapping[str, StoredFile], first: int) -> dict[str, StoredFile]:
+    """The files of a shard, renamed to the numbers from `first` on: shards without any sequence are not numbered."""
+    renamed = {}
+    for number, (name, file) in enumerate(files.items(), first):
+        new_name = re.sub(r"\d+", f"{number:05d}", name, count=1)
+        if new_name != name:
+            storage.rename(out / name, out / new_name)
+        renamed[new_name] = file
+    return renamed
+
+
+def _count_values(shard: ClaimsShard, number: int) -> pl.DataFrame:
     return code_values.count_values(shard)
 
 
@@ -203,26 +209,17 @@ def _fit_numbers(mapped: ShardMap) -> SequencePlan:
     return replace(plan, fitted=code_values.fit_values(mapped.apply(_count_values), plan.floor))
 
 
-def _count_shard(
-    choices: SequenceChoices, names: list[str], shard: ClaimsShard, engine: Engine, number: int
-) -> tuple[ratios.CodeCounts, Prevalence]:
+def _count_shard(choices: SequenceChoices, names: list[str], shard: ClaimsShard, number: int) -> tuple[ratios.CodeCounts, Prevalence]:
     """Counts for the selection, and prevalence before the filters."""
     prevalence = shortcut_baselines.count_prevalence(_label_values(shard.cohort, names), shard.cohort["split"].to_numpy())
-    return steps.count_shard(shard, choices, engine), prevalence
+    return steps.count_shard(shard, choices), prevalence
 
 
 def _build_shard(
-    choices: SequenceChoices,
-    names: list[str],
-    selection: CodeSelection,
-    out: Path,
-    sampled: int,
-    shard: ClaimsShard,
-    engine: Engine,
-    number: int,
+    choices: SequenceChoices, names: list[str], selection: CodeSelection, out: Path, sampled: int, shard: ClaimsShard, number: int
 ) -> BuiltShard:
     """Write the sequences of a shard; `sampled` of them give gaps."""
-    built = steps.build_shard(shard, choices, selection, engine)
+    built = steps.build_shard(shard, choices, selection)
     frame = pl.from_arrow(sequence_builder.to_table(built, shard.cohort, names))
     assert isinstance(frame, pl.DataFrame)
     of_sampled = [np.diff(times.to_numpy()) for times in frame["times"].head(sampled)]
@@ -238,8 +235,8 @@ def _build_shard(
     )
 
 
-def _count_kept(choices: SequenceChoices, selection: CodeSelection, shard: ClaimsShard, engine: Engine, number: int) -> int:
-    return len(steps.build_shard(shard, choices, selection, engine).subjects)
+def _count_kept(choices: SequenceChoices, selection: CodeSelection, shard: ClaimsShard, number: int) -> int:
+    return len(steps.build_shard(shard, choices, selection).subjects)
 
 
 def _refuse_little(mapped: ShardMap, counts: ratios.CodeCounts, selection: CodeSelection, made: Iterable[Path], kept: int) -> None:
@@ -262,7 +259,7 @@ def _refuse_little(mapped: ShardMap, counts: ratios.CodeCounts, selection: CodeS
         raise input_error(Reason.MIN_CODES, problem, "; ".join(more), hint, file=str(plan.cache.folder))
 
 
-def select_members(plan: SequencePlan, engine: Engine) -> tuple[SequencePlan, pl.DataFrame | None, pl.DataFrame | None, CohortFlow | None]:
+def select_members(plan: SequencePlan) -> tuple[SequencePlan, pl.DataFrame | None, pl.DataFrame | None, CohortFlow | None]:
     """The subjects (None: executors of Spark read them); with a cohort the plan with `defining`, the subjects with index day and outcome (null for
     those left out), the record of all subjects, and how they were chosen.
     """
@@ -273,7 +270,7 @@ def select_members(plan: SequencePlan, engine: Engine) -> tuple[SequencePlan, pl
     if "index_day" in subjects.columns and subjects["index_day"].count():
         raise usage_error("the source gives index days itself", "expected none", "Ingest without index_date", field="--cohort")
     subjects = subjects.drop("index_day", strict=False)
-    for part, codes_of in ShardMap(plan, subjects, engine).apply(partial(_apply_cohort, rules, plan.manifest.data_end)):
+    for part, codes_of in ShardMap(plan, subjects).apply(partial(_apply_cohort, rules, plan.manifest.data_end)):
         parts.append(part)
         defining |= codes_of
     record = cohorts.match_controls(rules, pl.concat(parts).sort("subject_id"))
@@ -288,11 +285,9 @@ def select_members(plan: SequencePlan, engine: Engine) -> tuple[SequencePlan, pl
     return replace(plan, defining=frozenset(defining)), subjects, record, _describe_flow(rules, record)
 
 
-def _apply_cohort(
-    rules: CohortRules, data_end: int | None, shard: ClaimsShard, engine: Engine, number: int
-) -> tuple[pl.DataFrame, set[str]]:
+def _apply_cohort(rules: CohortRules, data_end: int | None, shard: ClaimsShard, number: int) -> tuple[pl.DataFrame, set[str]]:
     """The record of a shard's subjects, and the PheCodes of the codes of the outcome."""
-    record = cohorts.apply_cohort(rules, shard.rows, shard.codes, shard.cohort, engine, data_end)
+    record = cohorts.apply_cohort(rules, shard.rows, shard.codes, shard.cohort, data_end)
     return record, {phecode for code in shard.codes if rules.outcome_rule.matches(code) for phecode in code.phecodes}
 
 

@@ -81,7 +81,7 @@ class WindowOptions(TokenOptions):
 
 
 class SequenceOptions(TokenOptions):
-    """Choices of sequences (`claims.steps.SequenceChoices`)."""
+    """Choices of sequences (`claims.choices.SequenceChoices`)."""
 
     preset: str
     split_file: str | None  # SHA-256

@@ -24,7 +24,7 @@ from bitimely_core.claims.codes import FAMILIES
 from bitimely_core.claims.distinct import map_texts
 from bitimely_core.claims.label_rules import SOURCES as KINDS
 from bitimely_core.claims.options import ClaimsOptions
-from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable, Stated
+from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.columns import (
     DateCounts,
     assign_vocabulary,
@@ -38,6 +38,7 @@ from bitimely_core.claims.sources.columns import (
     report_zones,
 )
 from bitimely_core.claims.sources.options import parse_default_source, parse_label_columns, parse_pairs, parse_switch_day
+from bitimely_core.claims.sources.source_table import EventBlock, SourceTable, Stated
 from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects, parse_labels
 from bitimely_core.claims.sources.survey import SourceSurvey, bind_events, hash_ids, iter_surveyed, unpivot_codes
 from bitimely_core.errors import Finding, Reason, check_choice, input_error, input_warning, safe_text, usage_error

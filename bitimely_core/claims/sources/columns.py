@@ -14,7 +14,7 @@ import polars as pl
 
 from bitimely_core.claims import dates
 from bitimely_core.claims.distinct import map_texts, number_texts
-from bitimely_core.claims.sources.claims_source import EventBlock, SourceTable
+from bitimely_core.claims.sources.source_table import EventBlock, SourceTable
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import Source

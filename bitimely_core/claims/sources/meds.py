@@ -18,9 +18,10 @@ import pyarrow.parquet as pq
 from bitimely_core.claims.codes import FAMILIES, OTHER
 from bitimely_core.claims.label_rules import SOURCES as KINDS
 from bitimely_core.claims.options import ClaimsOptions
-from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable
+from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.columns import open_table
 from bitimely_core.claims.sources.options import parse_default_source
+from bitimely_core.claims.sources.source_table import EventBlock, SourceTable
 from bitimely_core.claims.sources.subject_tables import make_subjects
 from bitimely_core.claims.sources.survey import bind_events, survey_tables
 from bitimely_core.errors import Reason, input_error, input_warning, safe_text, usage_error

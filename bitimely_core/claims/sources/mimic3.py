@@ -7,8 +7,9 @@ from functools import partial
 import polars as pl
 
 from bitimely_core.claims.options import ClaimsOptions
-from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock
+from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.columns import find_table, open_table
+from bitimely_core.claims.sources.source_table import EventBlock
 from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects
 from bitimely_core.claims.sources.survey import bind_events, survey_tables
 from bitimely_core.formats.source import Source

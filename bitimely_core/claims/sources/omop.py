@@ -13,9 +13,10 @@ import polars as pl
 
 from bitimely_core.claims.codes import MARK, OTHER
 from bitimely_core.claims.options import ClaimsOptions
-from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock
+from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.columns import OpenTable, assign_vocabulary, find_table, open_table, reformat_dates
 from bitimely_core.claims.sources.options import parse_default_source, parse_switch_day
+from bitimely_core.claims.sources.source_table import EventBlock
 from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects
 from bitimely_core.claims.sources.survey import bind_events, survey_tables
 from bitimely_core.errors import Finding, Reason, input_error

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bitimely_core.claims import dates
+from bitimely_core.claims.engines import ENGINES
 from bitimely_core.claims.label_rules import SOURCES as KINDS
 from bitimely_core.claims.options import ClaimsOptions
 from bitimely_core.claims.phecode_maps import locate_map
@@ -88,6 +89,7 @@ def parse_label_columns(options: ClaimsOptions) -> list[LabelColumn]:
 
 def check_options(options: ClaimsOptions) -> None:
     """Check what can be checked without the source. Raises UserError (config, unknown_name or not_found; exit 2)."""
+    check_choice("engine", options.engine, ENGINES)
     for name in REFUSED.get(options.source, ()):
         if getattr(options, name):
             hint = f"Leave --{name.replace('_', '-')} out"

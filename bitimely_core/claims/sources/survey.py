@@ -13,8 +13,8 @@ import polars as pl
 from bitimely_core.claims import codes
 from bitimely_core.claims.distinct import sort_distinct
 from bitimely_core.claims.label_rules import SOURCES as KINDS
-from bitimely_core.claims.sources.claims_source import SourceTable, Stated
 from bitimely_core.claims.sources.columns import DateCounts, reformat_dates, refuse_unread_dates, report_zones
+from bitimely_core.claims.sources.source_table import SourceTable, Stated
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text
 from bitimely_core.formats import tables
 from bitimely_core.formats.source import locate_errors

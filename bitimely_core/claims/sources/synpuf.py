@@ -17,9 +17,10 @@ from typing import NamedTuple
 import polars as pl
 
 from bitimely_core.claims.options import ClaimsOptions
-from bitimely_core.claims.sources.claims_source import ClaimsSource, EventBlock, SourceTable
+from bitimely_core.claims.sources.claims_source import ClaimsSource
 from bitimely_core.claims.sources.columns import OpenTable, check_types, match_columns, open_table
 from bitimely_core.claims.sources.options import LabelColumn, parse_label_columns
+from bitimely_core.claims.sources.source_table import EventBlock, SourceTable
 from bitimely_core.claims.sources.subject_tables import keep_unique_rows, make_subjects
 from bitimely_core.claims.sources.survey import bind_events, survey_tables, unpivot_codes
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text, usage_error
