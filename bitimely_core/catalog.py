@@ -37,7 +37,7 @@ CLAIMED = ["name", "data kept", "both ways", "full rank", "known", "paper"]  # s
 
 
 LISTINGS = Path(__file__).with_name("listings.json")
-SOURCES = ("models", "objectives", "analyses", "datasets", "claims", "config.py", "registry.py", "catalog.py")
+SOURCES = ("models", "objectives", "zoo", "analyses", "insight", "datasets", "claims", "config.py", "registry.py", "catalog.py")
 
 
 def list_rows(kind: str, workspace: Path) -> list[Row]:
@@ -45,9 +45,11 @@ def list_rows(kind: str, workspace: Path) -> list[Row]:
     check_choice("kind", kind, COLUMNS)
     if kind == "runs":
         return _list_runs(workspace)
-    stored = {} if entry_points(group="bitimely.plugins") or not LISTINGS.is_file() else json.loads(LISTINGS.read_bytes())
+    has_plugins = any(not registry.is_own(point) for point in entry_points(group="bitimely.plugins"))
+    stored = {} if has_plugins or not LISTINGS.is_file() else json.loads(LISTINGS.read_bytes())
     rows: list[Row] = stored["rows"][kind] if stored.get("sources") == hash_sources() else compute_rows(kind)
-    added = set(getattr(registry, kind, ())) - {row["name"] for row in rows}  # registered by the program that calls
+    book = getattr(registry, kind, None)
+    added = set(() if book is None else book.list_loaded()) - {row["name"] for row in rows}  # registered by the program that calls
     return compute_rows(kind) if added else rows
 
 

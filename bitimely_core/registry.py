@@ -76,6 +76,10 @@ class Registry(Mapping[str, Item]):
         """The item, or `default` for a name that is not known."""
         return self._items.get(key, default) if key in self else default
 
+    def list_loaded(self) -> list[str]:
+        """Names that have been registered so far; nothing is imported."""
+        return list(self._items)
+
     def __contains__(self, key: object) -> bool:
         if key not in self._items:
             self._load(key)
@@ -161,6 +165,11 @@ def import_members(name: str) -> None:
         importlib.import_module(f"{name}.{member.name}")
 
 
+def is_own(point: EntryPoint) -> bool:
+    """Whether an entry point is one of bitimely itself."""
+    return point.value.startswith("bitimely_core.")
+
+
 def load_plugins() -> None:
     """Import the modules that packages name as entry points of `bitimely.plugins`, those of bitimely itself first.
 
@@ -169,8 +178,8 @@ def load_plugins() -> None:
     if (path := tuple(sys.path)) in _scanned:
         return
     _scanned.add(path)
-    points = sorted(entry_points(group="bitimely.plugins"), key=lambda point: not point.value.startswith("bitimely_core."))
-    if not any(point.value.startswith("bitimely_core.") for point in points):
+    points = sorted(entry_points(group="bitimely.plugins"), key=is_own, reverse=True)
+    if not any(map(is_own, points)):
         raise usage_error("bitimely is not installed", "expected the entry points of its package", "Install it: pip install -e .")
     for point in points:
         if point.name not in _refused:
