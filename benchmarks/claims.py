@@ -1,15 +1,20 @@
-"""Claims to sequences: bitimely against the straightforward pandas pipeline, on the same made-up rows, in one run.
+"""Claims to sequences: bitimely against the straightforward pandas pipeline, on the same made-up
+rows, in one run.
 
     python benchmarks/claims.py                                               # 10 million rows, polars and pandas
     python benchmarks/claims.py --rows 10000000 100000000 --skip pandas       # does memory grow with the rows?
     python benchmarks/claims.py --rows 800000 --engines polars spark --skip pandas
-    PYSPARK_SUBMIT_ARGS="--master local-cluster[2,1,1024] pyspark-shell" python benchmarks/claims.py --rows 1000000 4000000 --engines spark --skip pandas
+    PYSPARK_SUBMIT_ARGS="--master local-cluster[2,1,1024] pyspark-shell" python benchmarks/claims.py
+    --rows 1000000 4000000 --engines spark --skip pandas
 
-Both do the same steps: read text, normalise ICD-9 codes, parse dates, count what is left out by reason, look codes up with their parents, label by
-rules (a stay, or two claims in 730 days), split by a hash, prevalence ratios on the training split, roll up, drop copies of a code on one day,
-leave out subjects with fewer than 10 codes, sort, sequences as lists, leak probe, Parquet. bitimely also checks the csv's structure, hashes what
-it reads and writes, makes pseudonyms and draws a page; pandas does none of these.
-Every contestant runs in a process of its own: CPU seconds with its children (Spark's Java too), and the peak of the larger one's resident memory.
+Both do the same steps: read text, normalise ICD-9 codes, parse dates, count what is left out by
+reason, look codes up with their parents, label by rules (a stay, or two claims in 730 days), split
+by a hash, prevalence ratios on the training split, roll up, drop copies of a code on one day, leave
+out subjects with fewer than 10 codes, sort, sequences as lists, leak probe, Parquet. bitimely also
+checks the csv's structure, hashes what it reads and writes, makes pseudonyms and draws a page;
+pandas does none of these.
+Every contestant runs in a process of its own: CPU seconds with its children (Spark's Java too), and
+the peak of the larger one's resident memory.
 """
 
 from __future__ import annotations
@@ -35,11 +40,20 @@ def make_claims(folder: Path, rows: int, seed: int = 0) -> None:
 
     draw = np.random.default_rng(seed)
     codes = np.array(
-        sorted({f"{n:03d}.{d}" for n, d in zip(draw.integers(1, 999, CODES * 2), draw.integers(0, 10, CODES * 2), strict=True)})[:CODES]
+        sorted(
+            {
+                f"{n:03d}.{d}"
+                for n, d in zip(
+                    draw.integers(1, 999, CODES * 2), draw.integers(0, 10, CODES * 2), strict=True
+                )
+            }
+        )[:CODES]
     )
     codes[:3] = ["250.0", "428.0", "496.0"]
     mapped = [(code, f"{int(code[:3]) % 180 + 8:03d}") for i, code in enumerate(codes) if i % 5]
-    pl.DataFrame(mapped, schema=["icd9", "phecode"], orient="row").write_csv(folder / "icd9_phecode.csv")
+    pl.DataFrame(mapped, schema=["icd9", "phecode"], orient="row").write_csv(
+        folder / "icd9_phecode.csv"
+    )
     weights = 1 / np.arange(1, CODES + 1) ** 0.9
     days = np.array([str(np.datetime64("1998-01-01") + d) for d in range(16 * 365)])
     with (folder / "claims.csv").open("wb") as out:
@@ -49,10 +63,14 @@ def make_claims(folder: Path, rows: int, seed: int = 0) -> None:
             n = min(1_000_000, rows - done)
             frame = pl.DataFrame(
                 {
-                    "patient_id": [f"P{i:09d}" for i in draw.integers(0, max(rows // PER_SUBJECT, 1), n)],
+                    "patient_id": [
+                        f"P{i:09d}" for i in draw.integers(0, max(rows // PER_SUBJECT, 1), n)
+                    ],
                     "date": days[draw.integers(0, len(days), n)],
                     "icd9": codes[draw.choice(CODES, n, p=weights / weights.sum())],
-                    "source": np.array(["physician", "inpatient", "outpatient"])[draw.choice(3, n, p=[0.8, 0.05, 0.15])],
+                    "source": np.array(["physician", "inpatient", "outpatient"])[
+                        draw.choice(3, n, p=[0.8, 0.05, 0.15])
+                    ],
                 }
             )
             out.write(frame.write_csv(include_header=False).encode())
@@ -60,7 +78,9 @@ def make_claims(folder: Path, rows: int, seed: int = 0) -> None:
 
 
 def build_by_pandas(folder: Path) -> int:
-    """The steps as one would write them with pandas, vectorised, distinct codes normalised once. Returns the sequences."""
+    """The steps as one would write them with pandas, vectorised, distinct codes normalised once.
+    Returns the sequences.
+    """
     import hashlib
 
     import pandas as pd
@@ -68,8 +88,12 @@ def build_by_pandas(folder: Path) -> int:
     frame = pd.read_csv(folder / "claims.csv", dtype=str)
     phecodes = pd.read_csv(folder / "icd9_phecode.csv", dtype=str)
     code = frame["icd9"].str.replace(r"[\s'\"]", "", regex=True).str.upper().str.rstrip(".")
-    missing = code.isna() | code.isin(["", "NA", "N/A", "NAN", "NULL", "NONE", "-", "UNK", "UNKNOWN", "OTHER"])
-    parts = code.str.extract(r"^(?:(E\d{3}|V\d{2}|\d{1,3})\.(\d{1,2})|(E\d{3}|V\d{2}|\d{3})(\d{0,2}))$")
+    missing = code.isna() | code.isin(
+        ["", "NA", "N/A", "NAN", "NULL", "NONE", "-", "UNK", "UNKNOWN", "OTHER"]
+    )
+    parts = code.str.extract(
+        r"^(?:(E\d{3}|V\d{2}|\d{1,3})\.(\d{1,2})|(E\d{3}|V\d{2}|\d{3})(\d{0,2}))$"
+    )
     head, tail = parts[0].fillna(parts[2]), parts[1].fillna(parts[3]).fillna("")
     numeric = head.str.isdigit().fillna(value=False).astype(bool)
     head = head.where(~numeric, head.str.zfill(3))
@@ -96,16 +120,31 @@ def build_by_pandas(folder: Path) -> int:
     counts["unmapped"] = int(frame["phecode"].isna().sum())
     labels = {}
     plain = frame["code"].str.replace(".", "", regex=False)
-    for name, prefixes in (("chf", ("428",)), ("copd", ("491", "492", "496")), ("diabetes", ("250",))):
+    for name, prefixes in (
+        ("chf", ("428",)),
+        ("copd", ("491", "492", "496")),
+        ("diabetes", ("250",)),
+    ):
         own = frame[plain.str.startswith(prefixes)]
         stays = own[own["source"] == "inpatient"].groupby("patient_id")["date"].min()
-        claims = own.loc[own["source"] == "physician", ["patient_id", "date"]].drop_duplicates().sort_values(["patient_id", "date"])
+        claims = (
+            own.loc[own["source"] == "physician", ["patient_id", "date"]]
+            .drop_duplicates()
+            .sort_values(["patient_id", "date"])
+        )
         gap = claims.groupby("patient_id")["date"].diff()
         twice = claims[gap <= pd.Timedelta(days=730)].groupby("patient_id")["date"].min()
         labels[name] = pd.concat([stays, twice]).groupby(level=0).min()
     subjects = frame["patient_id"].unique()
-    share = np.array([int.from_bytes(hashlib.sha256(f"0|{s}".encode()).digest()[:8], "big") / 2**64 for s in subjects])
-    split = pd.Series(np.select([share < 0.8, share < 0.9], ["train", "validation"], "test"), index=subjects)
+    share = np.array(
+        [
+            int.from_bytes(hashlib.sha256(f"0|{s}".encode()).digest()[:8], "big") / 2**64
+            for s in subjects
+        ]
+    )
+    split = pd.Series(
+        np.select([share < 0.8, share < 0.9], ["train", "validation"], "test"), index=subjects
+    )
     frame = frame[frame["phecode"].notna()]
     frame["phecode"] = frame["phecode"].str.split(".").str[0]
     carried = frame[["patient_id", "phecode"]].drop_duplicates()
@@ -115,7 +154,9 @@ def build_by_pandas(folder: Path) -> int:
     for name, onset in labels.items():
         case = carried["patient_id"].isin(onset.index)
         n_case = int(split[split.index.isin(onset.index)].eq("train").sum())
-        ratios[name] = (carried[case].groupby("phecode").size() / n_case) / (carried.groupby("phecode").size() / n_train)
+        ratios[name] = (carried[case].groupby("phecode").size() / n_case) / (
+            carried.groupby("phecode").size() / n_train
+        )
     frame = frame.drop_duplicates(["patient_id", "date", "phecode"])
     size = frame.groupby("patient_id")["phecode"].transform("size")
     frame = frame[size >= 10].sort_values(["patient_id", "date", "phecode"])
@@ -135,10 +176,20 @@ def build_by_pandas(folder: Path) -> int:
     train = sequences["split"] == "train"
     for name in labels:
         y = sequences[name].to_numpy()
-        best = max(once.columns, key=lambda c: average_precision_score(y[train], once[c].to_numpy()[train]))
-        probe[name] = (best, average_precision_score(y, once[best]), average_precision_score(y, sequences["codes"].str.len()))
+        best = max(
+            once.columns, key=lambda c: average_precision_score(y[train], once[c].to_numpy()[train])
+        )
+        probe[name] = (
+            best,
+            average_precision_score(y, once[best]),
+            average_precision_score(y, sequences["codes"].str.len()),
+        )
     sequences.to_parquet(folder / "pandas.parquet")
-    (folder / "pandas.json").write_text(json.dumps({"funnel": counts, "probe": {k: [v[0], *map(float, v[1:])] for k, v in probe.items()}}))
+    (folder / "pandas.json").write_text(
+        json.dumps(
+            {"funnel": counts, "probe": {k: [v[0], *map(float, v[1:])] for k, v in probe.items()}}
+        )
+    )
     return len(sequences)
 
 
@@ -149,12 +200,25 @@ def build_by_bitimely(folder: Path, engine: str) -> int:
     from bitimely_core.workflows.ingest import ingest
 
     with tempfile.TemporaryDirectory(dir=folder) as home:
-        ingest("pophr", folder, Path(home) / "cache" / "pophr", options={"engine": engine}, build={"select": False, "engine": engine})
-        return int(pl.scan_parquet(f"{home}/tokens/pophr/sequences-*.parquet").select(pl.len()).collect().item())
+        ingest(
+            "pophr",
+            folder,
+            Path(home) / "cache" / "pophr",
+            options={"engine": engine},
+            build={"select": False, "engine": engine},
+        )
+        return int(
+            pl.scan_parquet(f"{home}/tokens/pophr/sequences-*.parquet")
+            .select(pl.len())
+            .collect()
+            .item()
+        )
 
 
 def _end_spark() -> float:
-    """End the Java process of the driver: what it cost is known when it is gone. Returns its peak of resident memory in GiB."""
+    """End the Java process of the driver: what it cost is known when it is gone. Returns its peak
+    of resident memory in GiB.
+    """
     from pyspark import SparkContext
 
     context, gateway = SparkContext._active_spark_context, SparkContext._gateway
@@ -173,20 +237,39 @@ def measure_child(name: str, folder: Path) -> None:
     begun = time.perf_counter()
     n = build_by_pandas(folder) if name == "pandas" else build_by_bitimely(folder, name)
     java = _end_spark() if name == "spark" else 0.0
-    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    own, children = (
+        resource.getrusage(resource.RUSAGE_SELF),
+        resource.getrusage(resource.RUSAGE_CHILDREN),
+    )
     cpu = sum(usage.ru_utime + usage.ru_stime for usage in (own, children))
     peak = max(own.ru_maxrss, children.ru_maxrss) / 2**20
-    cost = {"name": name, "sequences": n, "cpu": cpu, "wall": time.perf_counter() - begun, "peak_gib": peak}
+    cost = {
+        "name": name,
+        "sequences": n,
+        "cpu": cpu,
+        "wall": time.perf_counter() - begun,
+        "peak_gib": peak,
+    }
     print(json.dumps(cost | {"driver_gib": own.ru_maxrss / 2**20, "java_gib": java}))
 
 
 def main() -> None:
     """Run the contestants one after another and print their ratios."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[10_000_000], help="one after another, each generated again")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rows",
+        type=int,
+        nargs="+",
+        default=[10_000_000],
+        help="one after another, each generated again",
+    )
     parser.add_argument("--engines", nargs="+", default=["polars"])
     parser.add_argument("--skip", nargs="*", default=[])
-    parser.add_argument("--quick", action="store_true", help="300,000 rows: whether it runs, not how fast")
+    parser.add_argument(
+        "--quick", action="store_true", help="300,000 rows: whether it runs, not how fast"
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--child")
     parser.add_argument("--folder", type=Path)
@@ -200,7 +283,10 @@ def main() -> None:
             make_claims(Path(name), rows)
             for one in [*args.engines, *({"pandas"} - set(args.skip))]:
                 run = subprocess.run(
-                    [sys.executable, __file__, "--child", one, "--folder", name], check=True, capture_output=True, text=True
+                    [sys.executable, __file__, "--child", one, "--folder", name],
+                    check=True,
+                    capture_output=True,
+                    text=True,
                 )
                 found.append({"rows": rows, **json.loads(run.stdout.splitlines()[-1])})
                 print(
@@ -215,7 +301,9 @@ def main() -> None:
     base = found[0]
     for other in found[1:]:
         ratios = {key: other[key] / base[key] for key in ("rows", "cpu", "peak_gib")}
-        print(f"{other['name']} / {base['name']}: rows {ratios['rows']:g}x, CPU {ratios['cpu']:.2f}x, memory {ratios['peak_gib']:.2f}x")
+        print(
+            f"{other['name']} / {base['name']}: rows {ratios['rows']:g}x, CPU {ratios['cpu']:.2f}x, memory {ratios['peak_gib']:.2f}x"
+        )
 
 
 if __name__ == "__main__":

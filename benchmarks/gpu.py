@@ -1,9 +1,11 @@
-"""Retention and training steps on a CUDA device beside their peers: `python benchmarks/gpu.py [--quick] [--only PART] [--json FILE]`.
+"""Retention and training steps on a CUDA device beside their peers: `python benchmarks/gpu.py
+[--quick] [--only PART] [--json FILE]`.
 
-Parts: `roofline` (copies and products of this run), `parity` (operator against float64), `operator` (against its form without kernels, fused
-softmax attention and, where it is installed, flash-linear-attention), `step` (training steps of `18m`: windows a second, MFU, memory, waits)
-and `train` (200 steps of `tiny` against the CPU). CUDA events, 3 warm-ups, medians of interleaved rounds. Exit code 1 where a
-bound is missed; without CUDA one line and 0.
+Parts: `roofline` (copies and products of this run), `parity` (operator against float64), `operator`
+(against its form without kernels, fused softmax attention and, where it is installed,
+flash-linear-attention), `step` (training steps of `18m`: windows a second, MFU, memory, waits) and
+`train` (200 steps of `tiny` against the CPU). CUDA events, 3 warm-ups, medians of interleaved
+rounds. Exit code 1 where a bound is missed; without CUDA one line and 0.
 """
 
 from __future__ import annotations
@@ -29,14 +31,17 @@ from bitimely_core.train import loop
 from bitimely_core.types import Batch
 
 PEAK = 989e12  # FLOP/s, dense bf16 of a Hopper GPU
-HEADS, KEY, VALUE, WIDTH = 8, 40, 80, 48  # of 18m; the last is a head of softmax attention of the same parameters
+# of 18m; the last is a head of softmax attention of the same parameters
+HEADS, KEY, VALUE, WIDTH = 8, 40, 80, 48
 FLOP = {"conv": 5.38e12 / 64, "patch": 2.70e12 / 64}  # of the products of a step, a window
 BOUNDS = {"conv": 3000.0, "patch": 4452.0}  # windows a second
 Row = dict[str, Any]
 
 
 def measure(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median milliseconds of each call, interleaved; the device is busy until a call is launched, so that launches are not measured."""
+    """Median milliseconds of each call, interleaved; the device is busy until a call is launched,
+    so that launches are not measured.
+    """
     filler = torch.empty(2**30, dtype=torch.uint8, device="cuda")
     for call in calls.values():
         for _ in range(3):
@@ -54,10 +59,23 @@ def measure(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, fl
     return {name: statistics.median(times) for name, times in found.items()}
 
 
-def make_row(name: str, value: float, unit: str, *, least: float | None = None, most: float | None = None) -> Row:
+def make_row(
+    name: str, value: float, unit: str, *, least: float | None = None, most: float | None = None
+) -> Row:
     """A line of the table; `holds` is None without a bound."""
-    holds = None if least is None and most is None else (least is None or value >= least) and (most is None or value <= most)
-    return {"name": name, "value": value, "unit": unit, "least": least, "most": most, "holds": holds}
+    holds = (
+        None
+        if least is None and most is None
+        else (least is None or value >= least) and (most is None or value <= most)
+    )
+    return {
+        "name": name,
+        "value": value,
+        "unit": unit,
+        "least": least,
+        "most": most,
+        "holds": holds,
+    }
 
 
 def measure_roofline(rounds: int) -> Iterator[Row]:
@@ -73,17 +91,28 @@ def measure_roofline(rounds: int) -> Iterator[Row]:
     ):
         torch.set_float32_matmul_precision(precision)
         a = torch.randn(8192, 8192, device="cuda", dtype=dtype)
-        yield make_row(f"product {name}", 2 * 8192**3 / measure({"mm": lambda a=a: a @ a}, rounds)["mm"] / 1e9, "TFLOP/s")
+        yield make_row(
+            f"product {name}",
+            2 * 8192**3 / measure({"mm": lambda a=a: a @ a}, rounds)["mm"] / 1e9,
+            "TFLOP/s",
+        )
     torch.set_float32_matmul_precision("highest")
 
 
 def make_inputs(batch: int, length: int, dtype: torch.dtype) -> tuple[list[Tensor], Tensor, Tensor]:
     """q, k, v and the decay, the gradient of the output and irregular times."""
     draw = torch.Generator().manual_seed(0)
-    inputs = [torch.randn(batch, length, HEADS, width, generator=draw).to("cuda", dtype).requires_grad_() for width in (KEY, KEY, VALUE)]
+    inputs = [
+        torch.randn(batch, length, HEADS, width, generator=draw).to("cuda", dtype).requires_grad_()
+        for width in (KEY, KEY, VALUE)
+    ]
     decay = torch.log1p(-torch.exp(torch.linspace(-3.5, -6.2, HEADS))).cuda()
     grad = torch.randn(batch, length, HEADS, VALUE, generator=draw).to("cuda", dtype)
-    return [*inputs, decay], grad, torch.rand(batch, length, generator=draw).double().cumsum(1).cuda()
+    return (
+        [*inputs, decay],
+        grad,
+        torch.rand(batch, length, generator=draw).double().cumsum(1).cuda(),
+    )
 
 
 def measure_parity(rounds: int) -> Iterator[Row]:
@@ -92,11 +121,18 @@ def measure_parity(rounds: int) -> Iterator[Row]:
         (*inputs, decay), grad, times = make_inputs(2, 377, dtype)
         for direction in ("forward", "backward", "both"):
             wide = [x.detach().double().requires_grad_() for x in inputs]
-            exact = retention.retention(*wide, log_decay=decay.double(), times=times, direction=direction, form="parallel")
-            made = torch.ops.bitimely.retention(*inputs, decay, times, None, None, direction, 64, core)
+            exact = retention.retention(
+                *wide, log_decay=decay.double(), times=times, direction=direction, form="parallel"
+            )
+            made = torch.ops.bitimely.retention(
+                *inputs, decay, times, None, None, direction, 64, core
+            )
             wanted = [exact.detach(), *torch.autograd.grad(exact, wide, grad.double())]
             found = [made.detach(), *torch.autograd.grad(made, inputs, grad)]
-            worst = max(float((a.double() - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True))
+            worst = max(
+                float((a.double() - b).norm() / b.norm())
+                for a, b in zip(found, wanted, strict=True)
+            )
             yield make_row(f"error {core} {direction}", worst, "relative L2", most=most)
 
 
@@ -113,11 +149,18 @@ def differentiate(call: Callable[[], Tensor], leaves: list[Tensor]) -> Callable[
 def measure_size(batch: int, length: int, rounds: int) -> Iterator[Row]:
     """The operator and its peers on one size."""
     (*inputs, decay), _, times = make_inputs(batch, length, torch.bfloat16)
-    softmax = [torch.randn(batch, HEADS, length, WIDTH, device="cuda", dtype=torch.bfloat16).requires_grad_() for _ in range(3)]
+    softmax = [
+        torch.randn(
+            batch, HEADS, length, WIDTH, device="cuda", dtype=torch.bfloat16
+        ).requires_grad_()
+        for _ in range(3)
+    ]
     clock = torch.arange(length, device="cuda", dtype=torch.float64)[None]
 
     def retain(direction: str, t: Tensor | None) -> Tensor:
-        o: Tensor = torch.ops.bitimely.retention(*inputs, decay, t, None, None, direction, 64, "bf16")
+        o: Tensor = torch.ops.bitimely.retention(
+            *inputs, decay, t, None, None, direction, 64, "bf16"
+        )
         return o
 
     calls: dict[str, Callable[[], Tensor]] = {
@@ -125,7 +168,9 @@ def measure_size(batch: int, length: int, rounds: int) -> Iterator[Row]:
         for direction in ("forward", "backward", "both")
         for name, t in (("regular", None), ("irregular", times))
     }
-    former = functools.partial(retention._chunkwise_with_masks, backward=False, chunk=64, core=torch.bfloat16)
+    former = functools.partial(
+        retention._chunkwise_with_masks, backward=False, chunk=64, core=torch.bfloat16
+    )
     calls["without kernels"] = lambda: former(*inputs, decay, clock)
     calls["softmax"] = lambda: scaled_dot_product_attention(*softmax, is_causal=True)
     if importlib.util.find_spec("fla") is not None:
@@ -134,14 +179,25 @@ def measure_size(batch: int, length: int, rounds: int) -> Iterator[Row]:
         calls["fla"] = lambda: chunk_simple_gla(*inputs, g_gamma=decay)[0]
     with torch.no_grad():
         plain = measure(calls, rounds)
-    both = measure({name: differentiate(call, softmax if name == "softmax" else inputs) for name, call in calls.items()}, rounds)
+    both = measure(
+        {
+            name: differentiate(call, softmax if name == "softmax" else inputs)
+            for name, call in calls.items()
+        },
+        rounds,
+    )
     size = f"B {batch} N {length}"
     for name in calls:
         yield make_row(f"{size} {name}", plain[name], "ms forward")
         yield make_row(f"{size} {name}", both[name], "ms with backward")
     for peer, least in (("without kernels", 2.0), ("softmax", None), ("fla", 1.0)):
         if peer in both:
-            yield make_row(f"{size} {peer} / forward regular", both[peer] / both["forward regular"], "ratio", least=least)
+            yield make_row(
+                f"{size} {peer} / forward regular",
+                both[peer] / both["forward regular"],
+                "ratio",
+                least=least,
+            )
 
 
 def measure_operator(rounds: int) -> Iterator[Row]:
@@ -155,33 +211,64 @@ class Noise:
 
     def __init__(self, steps: int, size: int, length: int, channels: int) -> None:
         self.steps, self.size = steps, size
-        self.values = torch.randn(size, length, channels, generator=torch.Generator().manual_seed(0))
+        self.values = torch.randn(
+            size, length, channels, generator=torch.Generator().manual_seed(0)
+        )
 
-    def __call__(self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1) -> Iterator[Batch]:
+    def __call__(
+        self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1
+    ) -> Iterator[Batch]:
         """As batches of `data.batches`."""
         return (Batch(self.values) for _ in range(start, self.steps))
 
 
 def measure_steps(rounds: int) -> Iterator[Row]:
-    """Training by the loop itself at batch 64: windows a second between log lines, MFU and peak memory."""
+    """Training by the loop itself at batch 64: windows a second between log lines, MFU and peak
+    memory.
+    """
     for name, tokenizer in (("bitimelygpt", "conv"), ("bitimelygpt", "patch"), ("gpt", "patch")):
         for compiled in (False, True):
             torch.manual_seed(0)
             shape = models.default_shape("18m")
             options = {"core_precision": "bf16"} if name == "bitimelygpt" else {}
-            model: Any = models.build(name, preset="18m", **{**shape, "tokenizer": tokenizer, **options})
+            model: Any = models.build(
+                name, preset="18m", **{**shape, "tokenizer": tokenizer, **options}
+            )
             model.target_scale.fill_(1.0)
             torch.cuda.reset_peak_memory_stats()
             marks: list[tuple[int, float]] = []
             batches = Noise(20 + 10 * rounds, 64, shape["length"], shape["channels"])
-            config = loop.TrainConfig(epochs=1, device="cuda", batch_size=64, precision="bf16", log_every=10, compile=compiled)
+            config = loop.TrainConfig(
+                epochs=1,
+                device="cuda",
+                batch_size=64,
+                precision="bf16",
+                log_every=10,
+                compile=compiled,
+            )
             log = lambda line, marks=marks: marks.append((line["step"], time.perf_counter()))  # noqa: E731
-            loop.fit(model, batches, objectives.get("next" if name == "gpt" else "next-previous"), config=config, log=log)
+            loop.fit(
+                model,
+                batches,
+                objectives.get("next" if name == "gpt" else "next-previous"),
+                config=config,
+                log=log,
+            )
             (first, begun), (last, ended) = marks[2], marks[-1]
-            speed, label = 64 * (last - first) / (ended - begun), f"{name} {tokenizer}{' compiled' if compiled else ''}"
-            yield make_row(label, speed, "windows/s", least=BOUNDS[tokenizer] if name == "bitimelygpt" and compiled else None)
+            speed, label = (
+                64 * (last - first) / (ended - begun),
+                f"{name} {tokenizer}{' compiled' if compiled else ''}",
+            )
+            yield make_row(
+                label,
+                speed,
+                "windows/s",
+                least=BOUNDS[tokenizer] if name == "bitimelygpt" and compiled else None,
+            )
             if name == "bitimelygpt":
-                yield make_row(label, speed * FLOP[tokenizer] / PEAK, "MFU", least=0.2 if compiled else None)
+                yield make_row(
+                    label, speed * FLOP[tokenizer] / PEAK, "MFU", least=0.2 if compiled else None
+                )
             yield make_row(label, torch.cuda.max_memory_allocated() / 1e9, "GB at most")
 
 
@@ -191,9 +278,17 @@ def measure_training(rounds: int) -> Iterator[Row]:
     for device, kept in losses.items():
         torch.manual_seed(0)
         model: Any = models.build("bitimelygpt", preset="tiny", channels=2, length=1200)
-        config = loop.TrainConfig(steps=200, device=device, batch_size=8, precision="fp32", log_every=1)
+        config = loop.TrainConfig(
+            steps=200, device=device, batch_size=8, precision="fp32", log_every=1
+        )
         objective = objectives.get("next-previous-strict")
-        loop.fit(model, Noise(200, 8, 1200, 2), objective, config=config, log=lambda line, kept=kept: kept.append(line["loss"]))
+        loop.fit(
+            model,
+            Noise(200, 8, 1200, 2),
+            objective,
+            config=config,
+            log=lambda line, kept=kept: kept.append(line["loss"]),
+        )
     far = max(abs(a - b) / abs(b) for a, b in zip(losses["cuda"], losses["cpu"], strict=True))
     yield make_row("losses of 200 steps against the CPU", far, "relative", most=1e-3)
 
@@ -209,7 +304,9 @@ PARTS: dict[str, Callable[[int], Iterator[Row]]] = {
 
 def main() -> int:
     """Print the table of each part as it is measured, and write the JSON after each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="5 rounds instead of 20")
     parser.add_argument("--only", choices=PARTS)
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -230,7 +327,13 @@ def main() -> int:
         rows = found["parts"].setdefault(name, [])
         for row in PARTS[name](5 if given.quick else 20):
             rows.append(row)
-            bound = f">= {row['least']}" if row["least"] is not None else f"<= {row['most']}" if row["most"] is not None else ""
+            bound = (
+                f">= {row['least']}"
+                if row["least"] is not None
+                else f"<= {row['most']}"
+                if row["most"] is not None
+                else ""
+            )
             print(
                 f"{name:<9} {row['name']:<50} {row['value']:>12.4g} {row['unit']:<18} {bound} {'' if row['holds'] in {None, True} else 'MISSED'}",
                 flush=True,

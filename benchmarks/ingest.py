@@ -1,11 +1,13 @@
 """EDF and WFDB to a verified cache, against reading the same files with MNE and wfdb.
 
-A file of 24 hours as in Sleep-EDF (3 channels at 100 Hz, 4 at 1 Hz, annotations) and a folder of 1,500 records as in PTB-XL (12 leads,
-10 s at 100 Hz, with their table) are made. Rounds are interleaved: each runs every candidate once, and medians are compared. For the EDF
-file that of the CPU time (of this process and its children), since wall time on a shared machine says little; for the folder that of the
-wall time, since `--jobs 2` against a loop over `wfdb.rdrecord` is what a user waits for (the machine must have two cores to spare), with the
-CPU time beside it. `ingest` does more than read: it hashes source and content, compares checksums, computes quality figures, compresses,
-writes, flushes and reads back.
+A file of 24 hours as in Sleep-EDF (3 channels at 100 Hz, 4 at 1 Hz, annotations) and a folder of
+1,500 records as in PTB-XL (12 leads, 10 s at 100 Hz, with their table) are made. Rounds are
+interleaved: each runs every candidate once, and medians are compared. For the EDF file that of the
+CPU time (of this process and its children), since wall time on a shared machine says little; for
+the folder that of the wall time, since `--jobs 2` against a loop over `wfdb.rdrecord` is what a
+user waits for (the machine must have two cores to spare), with the CPU time beside it. `ingest`
+does more than read: it hashes source and content, compares checksums, computes quality figures,
+compresses, writes, flushes and reads back.
 
     python benchmarks/ingest.py [--hours 24] [--records 1500] [--rounds 5] [--quick] [--json]
 """
@@ -48,39 +50,79 @@ def write_recording(folder: Path, hours: float, night: int = 400) -> Path:
     records = int(hours * 120)  # of 30 s
     slow = rng.normal(size=(len(EEG), records * 3000)).cumsum(axis=1)
     slow -= np.linspace(0, 1, slow.shape[1]) * slow[:, -1:]
-    samples = [np.clip(40 * np.sin(drift / 30) + rng.normal(0, 60, drift.shape), -2048, 2047).astype(np.int16) for drift in slow]
+    samples = [
+        np.clip(40 * np.sin(drift / 30) + rng.normal(0, 60, drift.shape), -2048, 2047).astype(
+            np.int16
+        )
+        for drift in slow
+    ]
     samples += [rng.integers(-500, 500, records * 30).astype(np.int16) for _ in SLOW]
     channels = [edf_header.EdfChannel(name, "uV", -200.0, 200.0, -2048, 2047, 3000) for name in EEG]
     channels += [edf_header.EdfChannel(name, "", -2048.0, 2047.0, -2048, 2047, 30) for name in SLOW]
     path = folder / f"SC{night}1E0-PSG.edf"
     edf_writer.write_edf(path, channels, samples, duration=30.0, notes=[])
-    edges = np.unique(np.append(rng.integers(1, records, 150), [0, records])) * 30.0  # as many stages as a night has
-    stages = [Annotation(a, b - a, f"Sleep stage {'W1234R'[i % 6]}") for i, (a, b) in enumerate(pairwise(edges.tolist()))]
+    # as many stages as a night has
+    edges = np.unique(np.append(rng.integers(1, records, 150), [0, records])) * 30.0
+    stages = [
+        Annotation(a, b - a, f"Sleep stage {'W1234R'[i % 6]}")
+        for i, (a, b) in enumerate(pairwise(edges.tolist()))
+    ]
     edf_writer.write_edf(folder / f"SC{night}1EC-Hypnogram.edf", [], [], notes=stages)
     return path
 
 
 def write_records(folder: Path, count: int) -> list[Path]:
-    """ECGs of 10 s with their two tables in the layout of PTB-XL; the records, without extension."""
+    """ECGs of 10 s with their two tables in the layout of PTB-XL; the records, without
+    extension.
+    """
     rng = np.random.default_rng(0)
     (folder / "scp_statements.csv").write_text(",diagnostic,diagnostic_class\nNORM,1.0,NORM\n")
-    beat = np.exp(-0.5 * ((np.arange(100) - 40) / 1.5) ** 2) + 0.25 * np.exp(-0.5 * ((np.arange(100) - 65) / 6) ** 2)
+    beat = np.exp(-0.5 * ((np.arange(100) - 40) / 1.5) ** 2) + 0.25 * np.exp(
+        -0.5 * ((np.arange(100) - 65) / 6) ** 2
+    )
     made, rows = [], []
     for k in range(1, count + 1):
         name = f"records100/{k // 1000 * 1000:05d}/{k:05d}_lr"
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        clean = np.outer(np.tile(beat, 10), rng.uniform(200, 1500, 12)) + 80 * np.sin(np.arange(1000)[:, None] / 90 + rng.uniform(0, 6, 12))
+        clean = np.outer(np.tile(beat, 10), rng.uniform(200, 1500, 12)) + 80 * np.sin(
+            np.arange(1000)[:, None] / 90 + rng.uniform(0, 6, 12)
+        )
         values = (clean + rng.normal(0, 12, clean.shape)).astype("<i2")
         values.tofile(path.with_suffix(".dat"))
         sums = values.sum(axis=0, dtype=np.int64) & 0xFFFF
-        lines = [f"{path.name}.dat 16 1000.0(0)/mV 16 0 {values[0, i]} {sums[i]} 0 {lead}" for i, lead in enumerate(LEADS)]
+        lines = [
+            f"{path.name}.dat 16 1000.0(0)/mV 16 0 {values[0, i]} {sums[i]} 0 {lead}"
+            for i, lead in enumerate(LEADS)
+        ]
         path.with_suffix(".hea").write_text("\n".join([f"{path.name} 12 100 1000", *lines]) + "\n")
-        rows.append([k, f"{k}.0", 50.0, k % 2, "{'NORM': 100.0}", k % 10 + 1, name, name.replace("100", "500").replace("_lr", "_hr")])
+        rows.append(
+            [
+                k,
+                f"{k}.0",
+                50.0,
+                k % 2,
+                "{'NORM': 100.0}",
+                k % 10 + 1,
+                name,
+                name.replace("100", "500").replace("_lr", "_hr"),
+            ]
+        )
         made.append(path)
     with (folder / "ptbxl_database.csv").open("w", newline="") as file:
         table = csv.writer(file)
-        table.writerow(["ecg_id", "patient_id", "age", "sex", "scp_codes", "strat_fold", "filename_lr", "filename_hr"])
+        table.writerow(
+            [
+                "ecg_id",
+                "patient_id",
+                "age",
+                "sex",
+                "scp_codes",
+                "strat_fold",
+                "filename_lr",
+                "filename_hr",
+            ]
+        )
         table.writerows(rows)
     return made
 
@@ -89,7 +131,9 @@ def measure_cpu(run: Callable[[], object]) -> float:
     """CPU seconds of this process and its finished children."""
 
     def read_clock() -> float:
-        usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        usage = [
+            resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        ]
         return sum(one.ru_utime + one.ru_stime for one in usage)
 
     before = read_clock()
@@ -122,7 +166,9 @@ def compare(hours: float, rounds: int) -> dict[str, float]:
         done = ingest_anew()
         candidates: dict[str, Callable[[], object]] = {
             MNE: lambda: mne.io.read_raw_edf(psg, preload=True, verbose="error"),
-            MNE_FAST: lambda: mne.io.read_raw_edf(psg, include=list(EEG), preload=True, verbose="error"),
+            MNE_FAST: lambda: mne.io.read_raw_edf(
+                psg, include=list(EEG), preload=True, verbose="error"
+            ),
             PYEDFLIB: read_signals,
             "ingest": ingest_anew,
             CACHE: lambda: cache.open_cache(ingest_anew()),
@@ -141,7 +187,9 @@ def compare(hours: float, rounds: int) -> dict[str, float]:
 
 
 def compare_nights(hours: float, rounds: int, nights: int = 4) -> tuple[float, float]:
-    """Median MB/s of wall time: MNE reading a folder of recordings one after the other, and `ingest --jobs 2` of it."""
+    """Median MB/s of wall time: MNE reading a folder of recordings one after the other, and `ingest
+    --jobs 2` of it.
+    """
     import mne
 
     with tempfile.TemporaryDirectory() as home:
@@ -156,7 +204,10 @@ def compare_nights(hours: float, rounds: int, nights: int = 4) -> tuple[float, f
         seconds: list[tuple[float, float]] = []
         for i in range(rounds + 1):  # the first is the warm-up
             both = []
-            for run in (read_nights, lambda i=i: cache.ingest("sleep-edf", raw, Path(home) / f"cache-{i}", jobs=2)):
+            for run in (
+                read_nights,
+                lambda i=i: cache.ingest("sleep-edf", raw, Path(home) / f"cache-{i}", jobs=2),
+            ):
                 began = time.perf_counter()
                 run()
                 both.append(time.perf_counter() - began)
@@ -167,10 +218,15 @@ def compare_nights(hours: float, rounds: int, nights: int = 4) -> tuple[float, f
 
 
 def measure_growth(hours: float, rounds: int) -> dict[str, float]:
-    """Exponent of the CPU time of `ingest` and `open_cache` over the hours of a recording and over the number of recordings, of 1, 2 and 4 times."""
+    """Exponent of the CPU time of `ingest` and `open_cache` over the hours of a recording and over
+    the number of recordings, of 1, 2 and 4 times.
+    """
     slopes = {}
     with tempfile.TemporaryDirectory() as home:
-        for name, plans in (("hours", [(1, 1), (2, 1), (4, 1)]), ("files", [(1, 1), (1, 2), (1, 4)])):
+        for name, plans in (
+            ("hours", [(1, 1), (2, 1), (4, 1)]),
+            ("files", [(1, 1), (1, 2), (1, 4)]),
+        ):
             folders = [Path(home) / f"{name}-{length * nights}" for length, nights in plans]
             for folder, (length, nights) in zip(folders, plans, strict=True):
                 folder.mkdir()
@@ -180,9 +236,18 @@ def measure_growth(hours: float, rounds: int) -> dict[str, float]:
             for i in range(rounds + 1):  # the first is the warm-up
                 for folder, times in zip(folders, taken, strict=True):
                     out = Path(home) / f"cache-{name}-{folder.name}-{i}"
-                    spent = measure_cpu(lambda raw=folder, out=out: (cache.ingest("sleep-edf", raw, out), cache.open_cache(out)))
+                    spent = measure_cpu(
+                        lambda raw=folder, out=out: (
+                            cache.ingest("sleep-edf", raw, out),
+                            cache.open_cache(out),
+                        )
+                    )
                     times += [spent] if i else []
-            slopes[name] = float(np.polyfit(np.log([1, 2, 4]), np.log([statistics.median(times) for times in taken]), 1)[0])
+            slopes[name] = float(
+                np.polyfit(
+                    np.log([1, 2, 4]), np.log([statistics.median(times) for times in taken]), 1
+                )[0]
+            )
     return slopes
 
 
@@ -212,22 +277,38 @@ def compare_records(count: int, rounds: int) -> dict[str, tuple[float, float]]:
                 spent = measure_cpu(run)
                 if i:
                     seconds[name].append((time.perf_counter() - began, spent))
-        medians = {name: [statistics.median(times) for times in zip(*both, strict=True)] for name, both in seconds.items()}
+        medians = {
+            name: [statistics.median(times) for times in zip(*both, strict=True)]
+            for name, both in seconds.items()
+        }
         return {name: (count / wall, count / spent) for name, (wall, spent) in medians.items()}
 
 
 def main() -> None:
     """Print the tables, or JSON with `--json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--hours", type=float, default=24.0, help="0: leave the EDF file out")
     parser.add_argument("--records", type=int, default=1500, help="0: leave the folder out")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="an hour, 600 records, three rounds: a look, not a figure to quote")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="an hour, 600 records, three rounds: a look, not a figure to quote",
+    )
     given = parser.parse_args()
     if given.quick:
-        given.hours, given.records, given.rounds = min(given.hours, 1.0), min(given.records, 600), min(given.rounds, 3)
-    body = {**(_measure_edf(given) if given.hours else {}), **(_measure_wfdb(given) if given.records else {})}
+        given.hours, given.records, given.rounds = (
+            min(given.hours, 1.0),
+            min(given.records, 600),
+            min(given.rounds, 3),
+        )
+    body = {
+        **(_measure_edf(given) if given.hours else {}),
+        **(_measure_wfdb(given) if given.records else {}),
+    }
     if given.json:
         print(json.dumps(body))
 
@@ -241,16 +322,26 @@ def _measure_edf(given: argparse.Namespace) -> dict[str, object]:
     growth = measure_growth(given.hours / 4, given.rounds)
     read, two = compare_nights(given.hours, min(given.rounds, 3))
     if not given.json:
-        print(f"EDF of {size:.1f} MB, {given.hours:g} h; median of {given.rounds} rounds, CPU time with children\n")
-        print(f"| {'':36} | MB/s | verified cache is faster by | target |\n|{'-' * 38}|-----:|-----:|-----:|")
+        print(
+            f"EDF of {size:.1f} MB, {given.hours:g} h; median of {given.rounds} rounds, CPU time with children\n"
+        )
+        print(
+            f"| {'':36} | MB/s | verified cache is faster by | target |\n|{'-' * 38}|-----:|-----:|-----:|"
+        )
         for name, speed in found.items():
-            goal = f"{goals[name]:g}: {'reached' if ratios[name] >= goals[name] else 'missed'}" if name in goals else ""
+            goal = (
+                f"{goals[name]:g}: {'reached' if ratios[name] >= goals[name] else 'missed'}"
+                if name in goals
+                else ""
+            )
             print(f"| {name:36} | {speed:4.0f} | {found[CACHE] / speed:9.1f} | {goal} |")
         for name, slope in growth.items():
             print(
                 f"CPU time grows with the power {slope:.2f} of the {name} (1, 2, 4 times {given.hours / 4:g} h), target {GROWTH_TARGET:g}"
             )
-        print(f"Four such recordings, wall time: MNE {read:.0f} MB/s, ingest --jobs 2 {two:.0f} MB/s, {two / read:.1f} times\n")
+        print(
+            f"Four such recordings, wall time: MNE {read:.0f} MB/s, ingest --jobs 2 {two:.0f} MB/s, {two / read:.1f} times\n"
+        )
     wall = {"mne": read, "ingest --jobs 2": two, "times_mne": two / read}
     return {
         "file_mb": round(size, 1),
@@ -270,15 +361,26 @@ def _measure_wfdb(given: argparse.Namespace) -> dict[str, object]:
     base, base_cpu = found["wfdb.rdrecord, in a loop"]
     ratio = found["ingest --jobs 2"][0] / base
     if not given.json:
-        print(f"{given.records:,} WFDB records of 12 leads and 10 s at 100 Hz; median of {given.rounds} rounds\n")
-        print(f"| {'':24} | records/s | times wfdb | records/s of CPU | times wfdb |\n|{'-' * 26}|---:|---:|---:|---:|")
+        print(
+            f"{given.records:,} WFDB records of 12 leads and 10 s at 100 Hz; median of {given.rounds} rounds\n"
+        )
+        print(
+            f"| {'':24} | records/s | times wfdb | records/s of CPU | times wfdb |\n|{'-' * 26}|---:|---:|---:|---:|"
+        )
         for name, (wall, spent) in found.items():
-            print(f"| {name:24} | {wall:9.0f} | {wall / base:10.1f} | {spent:16.0f} | {spent / base_cpu:10.1f} |")
+            print(
+                f"| {name:24} | {wall:9.0f} | {wall / base:10.1f} | {spent:16.0f} | {spent / base_cpu:10.1f} |"
+            )
         print(
             f"\nWFDB to cache, two jobs: {ratio:.1f} times wfdb, target {RECORDS_TARGET:g}: {'reached' if ratio >= RECORDS_TARGET else 'missed'}"
         )
     speeds = {name: {"wall": wall, "cpu": spent} for name, (wall, spent) in found.items()}
-    return {"records_per_second": speeds, "times_wfdb": ratio, "target_wfdb": RECORDS_TARGET, "reached_wfdb": ratio >= RECORDS_TARGET}
+    return {
+        "records_per_second": speeds,
+        "times_wfdb": ratio,
+        "target_wfdb": RECORDS_TARGET,
+        "reached_wfdb": ratio >= RECORDS_TARGET,
+    }
 
 
 if __name__ == "__main__":

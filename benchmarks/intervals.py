@@ -4,8 +4,8 @@
     python benchmarks/intervals.py --cohorts 100  # quicker and coarser
     python benchmarks/intervals.py --cost         # a million windows: CPU seconds and memory beside the array of predictions
 
-Cohorts: subjects with 5 to 40 windows (even) or 1 to 200 (wide), a shift and a gain of each subject's scores, two classes; the truth is that of
-40,000 subjects.
+Cohorts: subjects with 5 to 40 windows (even) or 1 to 200 (wide), a shift and a gain of each
+subject's scores, two classes; the truth is that of 40,000 subjects.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ Array = npt.NDArray[Any]
 
 
 class Cohort(NamedTuple):
-    """Windows of one simulated data set: subject, class, probability of the second class, error of a regression."""
+    """Windows of one simulated data set: subject, class, probability of the second class, error of
+    a regression.
+    """
 
     groups: Array
     target: Array
@@ -44,11 +46,17 @@ class Cohort(NamedTuple):
     error: Array
 
 
-def draw_cohort(setting: str, subjects: int, rng: np.random.Generator, spread: float = 0.8) -> Cohort:
+def draw_cohort(
+    setting: str, subjects: int, rng: np.random.Generator, spread: float = 0.8
+) -> Cohort:
     """A cohort in which an interval is defined."""
     wide, separation, by_subject = SETTINGS[setting]
     while True:
-        sizes = np.exp(rng.uniform(0, np.log(200), subjects)).astype(int) if wide else rng.integers(5, 41, subjects)
+        sizes = (
+            np.exp(rng.uniform(0, np.log(200), subjects)).astype(int)
+            if wide
+            else rng.integers(5, 41, subjects)
+        )
         g = np.repeat(np.arange(subjects), sizes)
         share = rng.integers(0, 2, subjects) if by_subject else rng.beta(2.5, 2.5, subjects)
         y = (rng.random(len(g)) < share[g]).astype(int)
@@ -57,7 +65,10 @@ def draw_cohort(setting: str, subjects: int, rng: np.random.Generator, spread: f
     sign = 2 * y - 1
     shift, gain = spread * rng.normal(size=subjects), 0.7 * spread * rng.normal(size=subjects)
     s = (separation + gain[g]) * sign + shift[g] + rng.normal(size=len(g))
-    error = shift[g] + np.exp(0.5 * spread * rng.normal(size=subjects))[g] * rng.normal(size=len(g)) * 0.7
+    error = (
+        shift[g]
+        + np.exp(0.5 * spread * rng.normal(size=subjects))[g] * rng.normal(size=len(g)) * 0.7
+    )
     return Cohort(g, y, 1 / (1 + np.exp(-s)), error)
 
 
@@ -65,17 +76,33 @@ def score_cohort(one: Cohort) -> dict[str, Any]:
     """All metrics of a cohort."""
     p = np.stack([1 - one.probability, one.probability], 1)
     found = dict(score("classification", one.target, p, one.groups, class_names=NAMES).metrics)
-    return {**found, "mae": score("regression", np.zeros(len(one.groups)), one.error, one.groups).metrics["mae"]}
+    return {
+        **found,
+        "mae": score("regression", np.zeros(len(one.groups)), one.error, one.groups).metrics["mae"],
+    }
 
 
 def measure_coverage(cohorts: int, seed: int) -> bool:
-    """Print the share of intervals that hold the truth; whether all are within the target and its simulation error."""
+    """Print the share of intervals that hold the truth; whether all are within the target and its
+    simulation error.
+    """
     good = True
-    print(f"coverage of 95 % intervals, {cohorts} cohorts a cell\n{'':26s}" + "".join(f"{m:>18s}" for m in METRICS))
+    print(
+        f"coverage of 95 % intervals, {cohorts} cohorts a cell\n{'':26s}"
+        + "".join(f"{m:>18s}" for m in METRICS)
+    )
     for setting in SETTINGS:
-        truth = {m: v.value for m, v in score_cohort(draw_cohort(setting, 40_000, np.random.default_rng(seed))).items()}
+        truth = {
+            m: v.value
+            for m, v in score_cohort(
+                draw_cohort(setting, 40_000, np.random.default_rng(seed))
+            ).items()
+        }
         for subjects in SUBJECTS:
-            rng, inside = np.random.default_rng([seed, subjects, 1]), {m: list[bool]() for m in METRICS}
+            rng, inside = (
+                np.random.default_rng([seed, subjects, 1]),
+                {m: list[bool]() for m in METRICS},
+            )
             for _ in range(cohorts):
                 for m, v in score_cohort(draw_cohort(setting, subjects, rng)).items():
                     if m in inside and v.lo is not None:
@@ -84,15 +111,27 @@ def measure_coverage(cohorts: int, seed: int) -> bool:
             for of in inside.values():
                 slack = 3 * np.sqrt(0.05 * 0.95 / max(len(of), 1))
                 low = bool(of) and float(np.mean(of)) < LOWEST[subjects] - slack
-                high = setting in {"even", "wide"} and subjects > 5 and bool(of) and float(np.mean(of)) > HIGHEST + slack
+                high = (
+                    setting in {"even", "wide"}
+                    and subjects > 5
+                    and bool(of)
+                    and float(np.mean(of)) > HIGHEST + slack
+                )
                 good &= not (low or high)
-                line.append(f"{np.mean(of):.3f}{'  OUTSIDE' if low or high else ''}" if of else "none")
-            print(f"{setting:18s}{subjects:4d}    " + "".join(f"{one:>18s}" for one in line), flush=True)
+                line.append(
+                    f"{np.mean(of):.3f}{'  OUTSIDE' if low or high else ''}" if of else "none"
+                )
+            print(
+                f"{setting:18s}{subjects:4d}    " + "".join(f"{one:>18s}" for one in line),
+                flush=True,
+            )
     return good
 
 
 def measure_type_one(cohorts: int, seed: int) -> bool:
-    """Print how often two runs that err alike differ at 0.05; whether it is at most `TYPE_ONE` and its simulation error."""
+    """Print how often two runs that err alike differ at 0.05; whether it is at most `TYPE_ONE` and
+    its simulation error.
+    """
     good = True
     print(f"\nshare of p <= 0.05 of two runs that err alike, {cohorts} cohorts a cell")
     for setting in ("even", "wide"):
@@ -103,27 +142,50 @@ def measure_type_one(cohorts: int, seed: int) -> bool:
                 logit = np.log(one.probability / (1 - one.probability))
                 runs = []
                 for _run in range(2):
-                    p = 1 / (1 + np.exp(-(logit + 0.5 * rng.normal(size=subjects)[one.groups] + 0.7 * rng.normal(size=len(logit)))))
-                    runs.append(Predictions(np.arange(len(p)), one.target, np.stack([1 - p, p], 1), one.groups))
+                    p = 1 / (
+                        1
+                        + np.exp(
+                            -(
+                                logit
+                                + 0.5 * rng.normal(size=subjects)[one.groups]
+                                + 0.7 * rng.normal(size=len(logit))
+                            )
+                        )
+                    )
+                    runs.append(
+                        Predictions(
+                            np.arange(len(p)), one.target, np.stack([1 - p, p], 1), one.groups
+                        )
+                    )
                 found = compare("classification", *runs, class_names=NAMES).metrics
-                rejected += [d.p <= 0.05 for m in METRICS if m in found and (d := found[m]).p is not None]
+                rejected += [
+                    d.p <= 0.05 for m in METRICS if m in found and (d := found[m]).p is not None
+                ]
             share = float(np.mean(rejected))
             bad = share > TYPE_ONE + 3 * np.sqrt(0.05 * 0.95 / cohorts)
             good &= not bad
-            print(f"{setting:18s}{subjects:4d}    {share:.3f}{'  OUTSIDE' if bad else ''}", flush=True)
+            print(
+                f"{setting:18s}{subjects:4d}    {share:.3f}{'  OUTSIDE' if bad else ''}", flush=True
+            )
     return good
 
 
 def measure_cost(rows: int = 1_000_000, subjects: int = 1_000, classes: int = 5) -> bool:
-    """Print CPU seconds and memory of all scores with intervals of `rows` windows; whether within 60 s and 600 MiB."""
+    """Print CPU seconds and memory of all scores with intervals of `rows` windows; whether within
+    60 s and 600 MiB.
+    """
     rng = np.random.default_rng(0)
     y, g = rng.integers(0, classes, rows), rng.integers(0, subjects, rows)
     p = rng.random((rows, classes), dtype=np.float32)
     p /= p.sum(1, keepdims=True)
-    evaluate.score("classification", y[:999], p[:999], g[:999], class_names=list("abcde"))  # imports
+    # imports
+    evaluate.score("classification", y[:999], p[:999], g[:999], class_names=list("abcde"))
     before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     evaluate.score("classification", y, p, g, class_names=list("abcde"), train_target=y)
-    seconds, memory = time.process_time() - started, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    seconds, memory = (
+        time.process_time() - started,
+        (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024,
+    )
     print(
         f"{rows:,} windows, {subjects:,} subjects, {classes} classes, two constant baselines: {seconds:.1f} s of CPU time, {memory:.0f} MiB"
     )
@@ -132,14 +194,19 @@ def measure_cost(rows: int = 1_000_000, subjects: int = 1_000, classes: int = 5)
 
 def main() -> int:
     """0 where everything is within the targets."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cohorts", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cost", action="store_true", help="cost alone")
     given = parser.parse_args()
     if given.cost:
         return 0 if measure_cost() else 1
-    good = [measure_coverage(given.cohorts, given.seed), measure_type_one(given.cohorts, given.seed)]
+    good = [
+        measure_coverage(given.cohorts, given.seed),
+        measure_type_one(given.cohorts, given.seed),
+    ]
     return 0 if all(good) else 1
 
 

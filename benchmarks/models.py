@@ -4,9 +4,10 @@
     python benchmarks/models.py --preset 7.5m --models bitimelygpt gpt patchtst --rows 4
     python benchmarks/models.py --write                          # also bitimely_core/models/costs.toml, which `bitimely list models` shows
 
-Each model runs in a process of its own: median CPU seconds of a step (its own objective, forward and backward; models without one: a
-supervised loss) and of a forward pass without gradients, peak resident memory of the first step above that of the built model. Float32,
-random windows; signals of 1,000 samples x 7 channels, for models that read events alone 254 codes.
+Each model runs in a process of its own: median CPU seconds of a step (its own objective, forward
+and backward; models without one: a supervised loss) and of a forward pass without gradients, peak
+resident memory of the first step above that of the built model. Float32, random windows; signals of
+1,000 samples x 7 channels, for models that read events alone 254 codes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ COSTS = Path(__file__).parents[1] / "bitimely_core" / "models" / "costs.toml"
 
 def read_memory(field: str) -> float:
     """MiB of this process: VmRSS now, VmHWM at most."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    line = next(
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith(field)
+    )
     return int(line.split()[1]) / 1024
 
 
@@ -46,10 +51,23 @@ def measure_child(name: str, preset: str, rows: int, rounds: int) -> dict[str, A
     if events:
         codes = torch.randint(5, 52, (rows, 254))
         times = torch.rand(rows, 254).cumsum(1)
-        batch = Batch(codes, times, torch.ones(rows, 254, dtype=torch.bool), target=torch.zeros(rows, dtype=torch.int64))
-        model = models.build(name, preset="3m" if preset != "tiny" else preset, codes=52, length=254, tokenizer="codes")
+        batch = Batch(
+            codes,
+            times,
+            torch.ones(rows, 254, dtype=torch.bool),
+            target=torch.zeros(rows, dtype=torch.int64),
+        )
+        model = models.build(
+            name,
+            preset="3m" if preset != "tiny" else preset,
+            codes=52,
+            length=254,
+            tokenizer="codes",
+        )
     else:
-        batch = Batch(torch.randn(rows, LENGTH, CHANNELS), target=torch.zeros(rows, dtype=torch.int64))
+        batch = Batch(
+            torch.randn(rows, LENGTH, CHANNELS), target=torch.zeros(rows, dtype=torch.int64)
+        )
         model = models.build(name, preset=preset, channels=CHANNELS, length=LENGTH)
     supervised = facts.objective == "none"
     network: torch.nn.Module = heads.Classifier(model, outputs=5) if supervised else model
@@ -88,7 +106,9 @@ def measure_child(name: str, preset: str, rows: int, rounds: int) -> dict[str, A
 
 def main() -> None:
     """Measure, print, and with --write keep."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--preset", default="tiny")
     parser.add_argument("--models", nargs="*")
     parser.add_argument("--rows", type=int, default=8)
@@ -104,11 +124,26 @@ def main() -> None:
     from bitimely_core import models, registry  # noqa: F401  registers the models
 
     if args.quick:
-        args.models, args.rows, args.rounds = args.models or ["bitimelygpt", "patchtst", "lstm"], 2, 1
+        args.models, args.rows, args.rounds = (
+            args.models or ["bitimelygpt", "patchtst", "lstm"],
+            2,
+            1,
+        )
     names = args.models or list(registry.models)
     found: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(["gpt", *names]):
-        line = [sys.executable, __file__, "--child", name, "--preset", args.preset, "--rows", str(args.rows), "--rounds", str(args.rounds)]
+        line = [
+            sys.executable,
+            __file__,
+            "--child",
+            name,
+            "--preset",
+            args.preset,
+            "--rows",
+            str(args.rows),
+            "--rounds",
+            str(args.rounds),
+        ]
         run = subprocess.run(line, capture_output=True, text=True, check=False)
         if run.returncode:
             print(f"{name}: failed: {run.stderr.strip().splitlines()[-1][:200]}", flush=True)
@@ -132,7 +167,10 @@ preset = "{args.preset}"
 date = "{day}"
 device = "one core, {platform.machine()}"
 """
-        lines = [f"\n[models.{json.dumps(name)}]\ntrain = {one['train']:.1f}\ninfer = {one['infer']:.1f}\n" for name, one in found.items()]
+        lines = [
+            f"\n[models.{json.dumps(name)}]\ntrain = {one['train']:.1f}\ninfer = {one['infer']:.1f}\n"
+            for name, one in found.items()
+        ]
         COSTS.write_text(head + "".join(lines))
 
 

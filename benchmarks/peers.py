@@ -1,12 +1,15 @@
-"""Training step and inference of the models beside their reference implementations, at equal dimensions and on the same input.
+"""Training step and inference of the models beside their reference implementations, at equal
+dimensions and on the same input.
 
     pip install -c <(grep -v huggingface_hub constraints.txt) '.[parity]'  # an environment of its own: pypots 1.5 wants transformers below 5
     python benchmarks/peers.py                     # preset tiny, a minute
     python benchmarks/peers.py --preset 7.5m --rows 4 --length 500 --layers 4
 
-A step is forward, backward and AdamW; float32, one thread, both sides in one process and in turns, medians of CPU time. The references are
-those of `transformers` (GPT-2, PatchTST with its own masking) and PyPOTS (TS2Vec with its loss, GRU-D, TimesNet, Autoformer, FEDformer).
-PyPOTS has no mTAND; its SeFT is another model (a set transformer), and its RAINDROP needs compiled extensions: these have no peer.
+A step is forward, backward and AdamW; float32, one thread, both sides in one process and in turns,
+medians of CPU time. The references are those of `transformers` (GPT-2, PatchTST with its own
+masking) and PyPOTS (TS2Vec with its loss, GRU-D, TimesNet, Autoformer, FEDformer). PyPOTS has no
+mTAND; its SeFT is another model (a set transformer), and its RAINDROP needs compiled extensions:
+these have no peer.
 """
 
 from __future__ import annotations
@@ -35,12 +38,18 @@ from bitimely_core.zoo.gru_d import carry_forward, compute_gaps
 from bitimely_core.zoo.ts2vec import compute_hierarchical_loss
 
 CHANNELS, BOUND = 7, 1.0  # the least ratio
-Side = tuple[nn.Module, Callable[[], Tensor], Callable[[], object]]  # what is trained, its loss, its forward pass
+# what is trained, its loss, its forward pass
+Side = tuple[nn.Module, Callable[[], Tensor], Callable[[], object]]
 
 
 def list_sizes(args: argparse.Namespace) -> dict[str, Any]:
     """What ours is built with."""
-    return {"preset": args.preset, "channels": CHANNELS, "length": args.length, **({"layers": args.layers} if args.layers else {})}
+    return {
+        "preset": args.preset,
+        "channels": CHANNELS,
+        "length": args.length,
+        **({"layers": args.layers} if args.layers else {}),
+    }
 
 
 def make_gpt(args: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
@@ -52,13 +61,27 @@ def make_gpt(args: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
     tokens = ours.adapter.tokenizer(batch)[0]
     drop = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), c.dropout)
     config = GPT2Config(
-        n_embd=c.dim, n_layer=c.layers, n_head=c.heads, n_inner=c.ffn_dim, n_positions=tokens.shape[1], vocab_size=2, **drop
+        n_embd=c.dim,
+        n_layer=c.layers,
+        n_head=c.heads,
+        n_inner=c.ffn_dim,
+        n_positions=tokens.shape[1],
+        vocab_size=2,
+        **drop,
     )
     width = tokens.shape[2]
-    theirs = nn.ModuleDict({"into": nn.Linear(width, c.dim), "model": GPT2Model(config), "out": nn.Linear(c.dim, width)})
+    theirs = nn.ModuleDict(
+        {
+            "into": nn.Linear(width, c.dim),
+            "model": GPT2Model(config),
+            "out": nn.Linear(c.dim, width),
+        }
+    )
 
     def forward() -> Tensor:
-        return theirs["out"](theirs["model"](inputs_embeds=theirs["into"](tokens), use_cache=False).last_hidden_state)
+        return theirs["out"](
+            theirs["model"](inputs_embeds=theirs["into"](tokens), use_cache=False).last_hidden_state
+        )
 
     return (
         (ours, lambda: objective(ours, batch)["loss"], lambda: ours.output(ours(batch).hidden[-1])),
@@ -104,17 +127,25 @@ def make_ts2vec(args: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
     theirs = TS2VecEncoder(CHANNELS, c.dim, c.ffn_dim, c.layers)
 
     def compute_loss() -> Tensor:
-        first, second = (ours(batch, hide=torch.rand(x.shape[:2]) < 0.5).hidden[-1] for _ in range(2))
+        first, second = (
+            ours(batch, hide=torch.rand(x.shape[:2]) < 0.5).hidden[-1] for _ in range(2)
+        )
         return sum(compute_hierarchical_loss(first, second)[:2], start=torch.zeros(()))
 
     return (
         (ours, compute_loss, lambda: ours(batch).hidden[-1]),
-        (theirs, lambda: hierarchical_contrastive_loss(theirs(x.clone()), theirs(x.clone())), lambda: theirs(x.clone())),
+        (
+            theirs,
+            lambda: hierarchical_contrastive_loss(theirs(x.clone()), theirs(x.clone())),
+            lambda: theirs(x.clone()),
+        ),
     )
 
 
 def make_gru_d(args: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
-    """Half of the values missing; the mean square of the last state. Both with the cell of PyPOTS (`model.cell=concat`)."""
+    """Half of the values missing; the mean square of the last state. Both with the cell of PyPOTS
+    (`model.cell=concat`).
+    """
     from pypots.nn.modules.grud.backbone import BackboneGRUD
 
     ours = models.build("gru-d", **list_sizes(args), cell="concat")
@@ -124,7 +155,13 @@ def make_gru_d(args: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
     times = torch.arange(x.shape[1]).expand(len(x), -1).float()
     rows = TimedRows(batch.values, mask, times, torch.ones(x.shape[:2], dtype=torch.bool))
     mean = torch.zeros(CHANNELS)
-    given = (rows.values, mask.float(), compute_gaps(rows) / args.length, mean, carry_forward(rows, mean))
+    given = (
+        rows.values,
+        mask.float(),
+        compute_gaps(rows) / args.length,
+        mean,
+        carry_forward(rows, mean),
+    )
     theirs = BackboneGRUD(x.shape[1], CHANNELS, hidden)
     return (
         (ours, lambda: ours(batch).pooled.square().mean(), lambda: ours(batch).pooled),
@@ -132,7 +169,13 @@ def make_gru_d(args: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
     )
 
 
-def _make_encoders(name: str, args: argparse.Namespace, x: Tensor, theirs: Callable[[Any], nn.Module], **options: Any) -> tuple[Side, Side]:
+def _make_encoders(
+    name: str,
+    args: argparse.Namespace,
+    x: Tensor,
+    theirs: Callable[[Any], nn.Module],
+    **options: Any,
+) -> tuple[Side, Side]:
     """Both encoders on the same embedded timesteps."""
     ours: Any = models.build(name, **list_sizes(args), **options)
     given = torch.randn(len(x), args.length, ours.config.dim)
@@ -143,7 +186,11 @@ def _make_encoders(name: str, args: argparse.Namespace, x: Tensor, theirs: Calla
         return found[0] if isinstance(found, tuple) else found
 
     return (
-        (ours, lambda: ours.encode_rows(given)[-1].square().mean(), lambda: ours.encode_rows(given)[-1]),
+        (
+            ours,
+            lambda: ours.encode_rows(given)[-1].square().mean(),
+            lambda: ours.encode_rows(given)[-1],
+        ),
         (other, lambda: forward().square().mean(), forward),
     )
 
@@ -153,7 +200,12 @@ def make_timesnet(args: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
     from pypots.nn.modules.timesnet import BackboneTimesNet
 
     return _make_encoders(
-        "timesnet", args, x, lambda c: BackboneTimesNet(c.layers, args.length, 0, c.top_periods, c.dim, c.ffn_dim, c.kernels)
+        "timesnet",
+        args,
+        x,
+        lambda c: BackboneTimesNet(
+            c.layers, args.length, 0, c.top_periods, c.dim, c.ffn_dim, c.kernels
+        ),
     )
 
 
@@ -162,7 +214,12 @@ def make_autoformer(args: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
     from pypots.nn.modules.autoformer import AutoformerEncoder
 
     return _make_encoders(
-        "autoformer", args, x, lambda c: AutoformerEncoder(c.layers, c.dim, c.heads, c.ffn_dim, c.lag_factor, 25, c.dropout, "gelu")
+        "autoformer",
+        args,
+        x,
+        lambda c: AutoformerEncoder(
+            c.layers, c.dim, c.heads, c.ffn_dim, c.lag_factor, 25, c.dropout, "gelu"
+        ),
     )
 
 
@@ -171,7 +228,19 @@ def make_fedformer(args: argparse.Namespace, x: Tensor) -> tuple[Side, Side]:
     from pypots.nn.modules.fedformer import FEDformerEncoder
 
     def build_encoder(c: Any) -> nn.Module:
-        return FEDformerEncoder(args.length, c.layers, c.dim, 8, c.ffn_dim, 25, c.dropout, "Fourier", c.modes, "random", "gelu")
+        return FEDformerEncoder(
+            args.length,
+            c.layers,
+            c.dim,
+            8,
+            c.ffn_dim,
+            25,
+            c.dropout,
+            "Fourier",
+            c.modes,
+            "random",
+            "gelu",
+        )
 
     return _make_encoders("fedformer", args, x, build_encoder, heads=8, moving_average=(25,))
 
@@ -189,7 +258,9 @@ PEERS = {
 
 
 def measure_sides(sides: tuple[Side, Side], rounds: int) -> dict[str, float]:
-    """Median CPU milliseconds of a step and of a forward pass of each side, and the ratios theirs / ours."""
+    """Median CPU milliseconds of a step and of a forward pass of each side, and the ratios theirs /
+    ours.
+    """
     calls: dict[str, Callable[[], object]] = {}
     for whose, (module, loss, forward) in zip(("ours", "theirs"), sides, strict=True):
         optimizer = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], lr=1e-4)
@@ -213,12 +284,16 @@ def measure_sides(sides: tuple[Side, Side], rounds: int) -> dict[str, float]:
             call()
             taken[key].append(time.process_time() - begun)
     found = {key: 1000 * statistics.median(values[1:]) for key, values in taken.items()}
-    return found | {what: found[f"theirs {what}"] / found[f"ours {what}"] for what in ("step", "forward")}
+    return found | {
+        what: found[f"theirs {what}"] / found[f"ours {what}"] for what in ("step", "forward")
+    }
 
 
 def main() -> None:
     """Measure what is installed; exit code 1 where a reference is faster."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--preset", default="tiny")
     parser.add_argument("--models", nargs="*")
     parser.add_argument("--rows", type=int, default=8)
@@ -242,7 +317,11 @@ def main() -> None:
             if args.models and name not in args.models:
                 continue
             torch.manual_seed(0)
-            with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+            with (
+                Path(os.devnull).open("w") as nowhere,
+                contextlib.redirect_stdout(nowhere),
+                contextlib.redirect_stderr(nowhere),
+            ):
                 sides = made(args, torch.randn(args.rows, args.length, CHANNELS))
             found[name] = one = measure_sides(sides, args.rounds)
             print(
@@ -253,7 +332,9 @@ def main() -> None:
             )
     if args.json:
         print(json.dumps(found))
-    sys.exit(not args.quick and any(min(one["step"], one["forward"]) < BOUND for one in found.values()))
+    sys.exit(
+        not args.quick and any(min(one["step"], one["forward"]) < BOUND for one in found.values())
+    )
 
 
 if __name__ == "__main__":

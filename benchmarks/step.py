@@ -1,8 +1,10 @@
-"""One training step of preset 18m against a GPT of the same width, in bf16, on long windows: ratios of tokens a second in one run.
+"""One training step of preset 18m against a GPT of the same width, in bf16, on long windows: ratios
+of tokens a second in one run.
 
     python benchmarks/step.py [--quick] [--json]
 
-CPU time of one thread, both models in one process, interleaved, medians. Floors: 1.4 with the defaults (glu, fp32 core), 2.0 with ffn plain and a bf16 core.
+CPU time of one thread, both models in one process, interleaved, medians. Floors: 1.4 with the
+defaults (glu, fp32 core), 2.0 with ffn plain and a bf16 core.
 """
 
 from __future__ import annotations
@@ -32,13 +34,21 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
         {**WIDTH, "value_dim": 640, "ffn_dim": 640, "ffn": "plain", "core_precision": "bf16"},
         "next-previous",
     ),
-    "gpt, same width": ("gpt", {**WIDTH, "value_dim": 320, "ffn_dim": 1280, "ffn": "plain"}, "next"),
+    "gpt, same width": (
+        "gpt",
+        {**WIDTH, "value_dim": 320, "ffn_dim": 1280, "ffn": "plain"},
+        "next",
+    ),
 }
 FLOORS = {"bitimelygpt glu, fp32 core": 1.4, "bitimelygpt plain, bf16 core": 2.0}
 
 
-def make_step(name: str, options: dict[str, Any], objective: str, samples: int, rows: int) -> Callable[[], float]:
-    """A function that runs forward and backward once under bf16 autocast and returns its CPU seconds."""
+def make_step(
+    name: str, options: dict[str, Any], objective: str, samples: int, rows: int
+) -> Callable[[], float]:
+    """A function that runs forward and backward once under bf16 autocast and returns its CPU
+    seconds.
+    """
     torch.manual_seed(0)
     model = models.build(name, channels=7, length=samples, **options)
     batch = Batch(torch.randn(rows, samples, 7))
@@ -56,9 +66,15 @@ def make_step(name: str, options: dict[str, Any], objective: str, samples: int, 
 
 
 def main() -> int:
-    """Measure and print; 1 where a floor is missed (not under --quick, whose windows are too short for it)."""
+    """Measure and print; 1 where a floor is missed (not under --quick, whose windows are too short
+    for it).
+    """
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--quick", action="store_true", help="3,000 samples and one round: shows that it runs, not the floors")
+    arguments.add_argument(
+        "--quick",
+        action="store_true",
+        help="3,000 samples and one round: shows that it runs, not the floors",
+    )
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()
     torch.set_num_threads(1)
@@ -73,15 +89,27 @@ def main() -> int:
     tokens = rows * -(-samples // 4)
     rate = {name: tokens / statistics.median(s) for name, s in seconds.items()}
     base = rate["gpt, same width"]
-    result = {name: {"tokens_per_cpu_second": r, "ratio": r / base, "floor": FLOORS.get(name)} for name, r in rate.items()}
-    missed = int(not options.quick and any(r["floor"] and r["ratio"] < r["floor"] for r in result.values()))
+    result = {
+        name: {"tokens_per_cpu_second": r, "ratio": r / base, "floor": FLOORS.get(name)}
+        for name, r in rate.items()
+    }
+    missed = int(
+        not options.quick and any(r["floor"] and r["ratio"] < r["floor"] for r in result.values())
+    )
     if options.json:
-        print(json.dumps({"samples": samples, "tokens": tokens, "torch": torch.__version__, "cases": result}))
+        print(
+            json.dumps(
+                {"samples": samples, "tokens": tokens, "torch": torch.__version__, "cases": result}
+            )
+        )
         return missed
-    print(f"{samples} samples = {tokens} tokens a window, bf16 autocast, forward + backward, torch {torch.__version__}")
+    print(
+        f"{samples} samples = {tokens} tokens a window, bf16 autocast, forward + backward, torch {torch.__version__}"
+    )
     for name, r in result.items():
         print(
-            f"{name:32s} {r['tokens_per_cpu_second']:8.0f} tokens/s   {r['ratio']:.2f} x" + (f"   floor {r['floor']}" if r["floor"] else "")
+            f"{name:32s} {r['tokens_per_cpu_second']:8.0f} tokens/s   {r['ratio']:.2f} x"
+            + (f"   floor {r['floor']}" if r["floor"] else "")
         )
     return missed
 

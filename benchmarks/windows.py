@@ -1,10 +1,12 @@
-"""Random minibatches of 32 windows, 3,000 samples x 7 channels, from tokens against a numpy memory map and a Parquet file of lists.
+"""Random minibatches of 32 windows, 3,000 samples x 7 channels, from tokens against a numpy memory
+map and a Parquet file of lists.
 
     python benchmarks/windows.py [--quick] [--json]
 
-CPU time of one thread, all sources in one process, interleaved, medians. Every source gives the same normalised float32 values, which is
-checked; the memory map uses the same conversion. Floors: 0.8 of the memory map, 20 times the Parquet file, and a first batch within a
-second of opening the tokens (100,000 windows, 4.2 GB in a temporary folder; 2,000 with --quick).
+CPU time of one thread, all sources in one process, interleaved, medians. Every source gives the
+same normalised float32 values, which is checked; the memory map uses the same conversion. Floors:
+0.8 of the memory map, 20 times the Parquet file, and a first batch within a second of opening the
+tokens (100,000 windows, 4.2 GB in a temporary folder; 2,000 with --quick).
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ FLOORS = {"memory map": 0.8, "parquet lists": 20.0}
 
 
 class Made:
-    """A cache that makes its recordings when they are read: 12-bit noise, one scale a recording and channel."""
+    """A cache that makes its recordings when they are read: 12-bit noise, one scale a recording and
+    channel.
+    """
 
     dataset, folder = "benchmark", Path("benchmark")
 
@@ -51,7 +55,10 @@ class Made:
         rng = np.random.default_rng(0)
         for i in range(self.recordings):
             noise = rng.integers(-2048, 2048, (CHANNELS, PER_RECORDING * LENGTH), dtype=np.int16)
-            signals = [Signal(name, RATE, "uV", noise[v], 0.1 + 0.001 * i, 0.5 * v) for v, name in enumerate(NAMES)]
+            signals = [
+                Signal(name, RATE, "uV", noise[v], 0.1 + 0.001 * i, 0.5 * v)
+                for v, name in enumerate(NAMES)
+            ]
             yield Record(recording_id=f"r{i:04d}", subject_id=f"s{i:04d}", signals=signals)
 
     def subjects(self) -> pl.DataFrame:
@@ -75,12 +82,16 @@ def read_map(block: np.ndarray, windows: tokens.Windows, rows: np.ndarray) -> np
     order = np.argsort(rows)
     x = np.empty((len(rows), LENGTH, CHANNELS), dtype=np.float32)
     x[order] = block[rows[order]]
-    scale_values(x, windows.centre[windows.recording[rows]], windows.factor[windows.recording[rows]])
+    scale_values(
+        x, windows.centre[windows.recording[rows]], windows.factor[windows.recording[rows]]
+    )
     return x
 
 
 def read_lists(path: Path, group: int, rows: np.ndarray) -> np.ndarray:
-    """Rows of a Parquet file of normalised list<float>, each row group that holds one of them read once."""
+    """Rows of a Parquet file of normalised list<float>, each row group that holds one of them read
+    once.
+    """
     file = pq.ParquetFile(path)
     x = np.empty((len(rows), LENGTH, CHANNELS), dtype=np.float32)
     for number in np.unique(rows // group):
@@ -94,13 +105,21 @@ def read_lists(path: Path, group: int, rows: np.ndarray) -> np.ndarray:
 def measure(count: int, rounds: int, home: Path) -> dict[str, Any]:
     """Make `count` windows, read them in every way."""
     view = View(channels=NAMES, rate=RATE, window=LENGTH)
-    facts = DatasetFacts(title="", views={"": view}, licence="", url="", download="", paper={}, rules={})
-    registry.datasets["benchmark"] = registry.Entry("benchmark", lambda source, options: iter(()), facts)
+    facts = DatasetFacts(
+        title="", views={"": view}, licence="", url="", download="", paper={}, rules={}
+    )
+    registry.datasets["benchmark"] = registry.Entry(
+        "benchmark", lambda source, options: iter(()), facts
+    )
     made: Any = Made(count // PER_RECORDING)
     build, windows = time_call(lambda: tokens.build(made, out=home / "tokens"))
     opening, windows = time_call(lambda: tokens.open_tokens(home / "tokens", verify=False))
     begin = time.perf_counter()
-    first, _ = time_call(lambda: next(iter(data.batches(tokens.open_tokens(home / "tokens", verify=False)["train"], BATCH)(0))))
+    first, _ = time_call(
+        lambda: next(
+            iter(data.batches(tokens.open_tokens(home / "tokens", verify=False)["train"], BATCH)(0))
+        )
+    )
     wall = time.perf_counter() - begin
 
     block = np.memmap(home / "map", dtype=np.int16, mode="w+", shape=(count, LENGTH, CHANNELS))
@@ -109,7 +128,9 @@ def measure(count: int, rounds: int, home: Path) -> dict[str, Any]:
     block.flush()
     block = np.memmap(home / "map", dtype=np.int16, mode="r", shape=(count, LENGTH, CHANNELS))
     listed, group = min(LISTED, count), 64
-    with pq.ParquetWriter(home / "lists.parquet", pa.schema([("values", pa.list_(pa.float32()))])) as writer:
+    with pq.ParquetWriter(
+        home / "lists.parquet", pa.schema([("values", pa.list_(pa.float32()))])
+    ) as writer:
         for start in range(0, listed, group):
             values = windows.values(np.arange(start, min(start + group, listed)))
             offsets = np.arange(len(values) + 1, dtype=np.int32) * LENGTH * CHANNELS
@@ -136,7 +157,10 @@ def measure(count: int, rounds: int, home: Path) -> dict[str, Any]:
     return {
         "windows": count,
         "windows_per_cpu_second": speed,
-        "ratio": {name: {"tokens over it": speed["tokens"] / speed[name], "floor": floor} for name, floor in FLOORS.items()},
+        "ratio": {
+            name: {"tokens over it": speed["tokens"] / speed[name], "floor": floor}
+            for name, floor in FLOORS.items()
+        },
         "first_batch": {"cpu_seconds": first, "wall_seconds": wall, "limit": 1.0},
         "opening_cpu_seconds": opening,
         "building_windows_per_cpu_second": count / build,
@@ -146,7 +170,11 @@ def measure(count: int, rounds: int, home: Path) -> dict[str, Any]:
 def main() -> None:
     """Measure and print."""
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--quick", action="store_true", help="2,000 windows: shows that it runs; all of it stays in the page cache")
+    arguments.add_argument(
+        "--quick",
+        action="store_true",
+        help="2,000 windows: shows that it runs; all of it stays in the page cache",
+    )
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()
     torch.set_num_threads(1)
@@ -161,7 +189,9 @@ def main() -> None:
     for name, ratio in found["ratio"].items():
         print(f"tokens over {name:14s} {ratio['tokens over it']:7.2f} x   floor {ratio['floor']}")
     first = found["first_batch"]
-    print(f"first batch of {found['windows']:,}: {first['cpu_seconds']:.2f} s CPU, {first['wall_seconds']:.2f} s   limit 1 s")
+    print(
+        f"first batch of {found['windows']:,}: {first['cpu_seconds']:.2f} s CPU, {first['wall_seconds']:.2f} s   limit 1 s"
+    )
     print(f"building: {found['building_windows_per_cpu_second']:.0f} windows/s")
 
 

@@ -1,11 +1,13 @@
-"""bitimely: representations of clinical time series, from raw files to reports. The public names of the library, each imported on first use.
+"""bitimely: representations of clinical time series, from raw files to reports. The public names of
+the library, each imported on first use.
 
 import bitimely as bt
 
-bt.ingest("sleep-edf", "raw/", "workspace/cache/sleep-edf")
-windows = bt.tokens.build("workspace/cache/sleep-edf", view="staging", out="workspace/tokens/sleep-edf-staging")
-model = bt.build_model("bitimelygpt", preset="tiny", channels=windows.channels)
-bt.fit(model, bt.batches(windows["train"], 32, seed=0), bt.get_objective("next-previous"), epochs=2)
+bt.ingest("sleep-edf", "raw/", "workspace/cache/sleep-edf") windows =
+bt.tokens.build("workspace/cache/sleep-edf", view="staging",
+out="workspace/tokens/sleep-edf-staging") model = bt.build_model("bitimelygpt", preset="tiny",
+channels=windows.channels) bt.fit(model, bt.batches(windows["train"], 32, seed=0),
+bt.get_objective("next-previous"), epochs=2)
 """
 
 from __future__ import annotations
@@ -128,7 +130,9 @@ __all__ = [
 if not TYPE_CHECKING:  # type checkers see the imports above, and refuse other names
 
     def __getattr__(name: str) -> Any:
-        """Import a public name on first use (PEP 562), so that `import bitimely` loads neither torch nor pyarrow."""
+        """Import a public name on first use (PEP 562), so that `import bitimely` loads neither
+        torch nor pyarrow.
+        """
         if name in MODULES:
             return importlib.import_module(f"bitimely_core.{name}")
         if name in SOURCES:

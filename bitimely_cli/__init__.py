@@ -1,1 +1,3 @@
-"""The command line `bitimely`: each command parses its options and calls a function of `bitimely_core`."""
+"""The command line `bitimely`: each command parses its options and calls a function of
+`bitimely_core`.
+"""

@@ -25,8 +25,13 @@ def show_version(value: bool) -> None:
 
 
 @app.callback()
-def top(version: bool = typer.Option(False, "--version", callback=show_version, is_eager=True, help="Print the version and stop.")) -> None:
-    """Representations of clinical time series: raw files to a Parquet cache, to tokens, to models, to scores and reports.
+def top(
+    version: bool = typer.Option(
+        False, "--version", callback=show_version, is_eager=True, help="Print the version and stop."
+    ),
+) -> None:
+    """Representations of clinical time series: raw files to a Parquet cache, to tokens, to models,
+    to scores and reports.
 
     Start with: bitimely demo
     """

@@ -1,4 +1,6 @@
-"""Names that the shell completes: data sets, views, models, objectives, presets, analyses, pipelines, runs."""
+"""Names that the shell completes: data sets, views, models, objectives, presets, analyses,
+pipelines, runs.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from bitimely_core.errors import UserError
 
 
 def complete(*kinds: str) -> Callable[[typer.Context, str], list[str]]:
-    """The completion of an argument or option that takes a name of these kinds, as `bitimely list` knows them; of `kinds`: their names."""
+    """The completion of an argument or option that takes a name of these kinds, as `bitimely list`
+    knows them; of `kinds`: their names.
+    """
 
     def complete_name(context: typer.Context, incomplete: str) -> list[str]:
         from bitimely_core import catalog
@@ -21,7 +25,11 @@ def complete(*kinds: str) -> Callable[[typer.Context, str], list[str]]:
         names: list[str] = []
         for kind in kinds:
             with suppress(OSError, UserError):  # a shell shows nothing of an error
-                names += list(catalog.COLUMNS) if kind == "kinds" else [row["name"] for row in catalog.list_rows(kind, workspace)]
+                names += (
+                    list(catalog.COLUMNS)
+                    if kind == "kinds"
+                    else [row["name"] for row in catalog.list_rows(kind, workspace)]
+                )
         return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
 
     return complete_name

@@ -11,7 +11,16 @@ import typer
 
 from bitimely_cli.claims import ClaimsBuildOptions, ClaimsReadOptions, TaskOptions, shortcut_rows
 from bitimely_cli.completion import complete
-from bitimely_cli.options import VIEWS, BuildOptions, CommonOptions, Encoding, declare_setting, expand_options, parse_shard, parse_source
+from bitimely_cli.options import (
+    VIEWS,
+    BuildOptions,
+    CommonOptions,
+    Encoding,
+    declare_setting,
+    expand_options,
+    parse_shard,
+    parse_source,
+)
 from bitimely_cli.screen import screen
 from bitimely_core import registry
 from bitimely_core.config import DataConfig, SettingsLayer, validate
@@ -28,33 +37,86 @@ UNITS_SHOWN = 30
 @expand_options
 def ingest(
     dataset: Annotated[
-        str, typer.Argument(help="Data set, see: bitimely list datasets.", metavar="DATASET", autocompletion=complete("datasets"))
+        str,
+        typer.Argument(
+            help="Data set, see: bitimely list datasets.",
+            metavar="DATASET",
+            autocompletion=complete("datasets"),
+        ),
     ],
     *,
     source: Annotated[
-        str | None, typer.Argument(help="Folder in the official layout, or its URL: s3://, gs://, https://, ...", metavar="[SOURCE]")
+        str | None,
+        typer.Argument(
+            help="Folder in the official layout, or its URL: s3://, gs://, https://, ...",
+            metavar="[SOURCE]",
+        ),
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, max=1024, help="Worker processes.")] = 1,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse the data set when any unit is quarantined.")] = False,
-    max_bad: Annotated[float, typer.Option("--max-bad", min=0.0, max=1.0, help="Largest quarantined share of units or of rows.")] = 0.5,
-    shard: Annotated[str | None, typer.Option("--shard", metavar="k/n", help="Read part k of n; the last part publishes.")] = None,
-    size: Annotated[str | None, typer.Option("--size", help="small, large or planted (synthetic).")] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse the data set when any unit is quarantined.")
+    ] = False,
+    max_bad: Annotated[
+        float,
+        typer.Option(
+            "--max-bad", min=0.0, max=1.0, help="Largest quarantined share of units or of rows."
+        ),
+    ] = 0.5,
+    shard: Annotated[
+        str | None,
+        typer.Option("--shard", metavar="k/n", help="Read part k of n; the last part publishes."),
+    ] = None,
+    size: Annotated[
+        str | None, typer.Option("--size", help="small, large or planted (synthetic).")
+    ] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed (synthetic).")] = None,
-    rate: Annotated[int | None, typer.Option("--rate", help="Sampling rate of the files to read, 100 or 500 Hz (ptb-xl).")] = None,
+    rate: Annotated[
+        int | None,
+        typer.Option("--rate", help="Sampling rate of the files to read, 100 or 500 Hz (ptb-xl)."),
+    ] = None,
     map_: Annotated[
-        Path | None, typer.Option("--map", metavar="FILE|NAME", help="Subjects, channels, labels (generic); of claims: --phecode-map.")
+        Path | None,
+        typer.Option(
+            "--map",
+            metavar="FILE|NAME",
+            help="Subjects, channels, labels (generic); of claims: --phecode-map.",
+        ),
     ] = None,
     init_map: Annotated[
-        Path | None, typer.Option("--init-map", metavar="FILE.toml", help="Write a map of SOURCE to fill in, and read nothing (generic).")
+        Path | None,
+        typer.Option(
+            "--init-map",
+            metavar="FILE.toml",
+            help="Write a map of SOURCE to fill in, and read nothing (generic).",
+        ),
     ] = None,
-    extra: Annotated[str | None, typer.Option("--extra", help="Recording that is else left out, such as S04_T01 (ieee-ppg).")] = None,
+    extra: Annotated[
+        str | None,
+        typer.Option(
+            "--extra", help="Recording that is else left out, such as S04_T01 (ieee-ppg)."
+        ),
+    ] = None,
     encoding: Encoding = None,
-    follow_symlinks: Annotated[bool, typer.Option("--follow-symlinks", help="Follow links that leave SOURCE.")] = False,
-    keep_phi: Annotated[bool, typer.Option("--keep-phi", help="Keep identifying header fields (stated in the manifest).")] = False,
-    keep_dates: Annotated[bool, typer.Option("--keep-dates", help="Keep start times of recordings.")] = False,
-    keep_staged: Annotated[bool, typer.Option("--keep-staged", help="Keep the files that were downloaded from a URL.")] = False,
-    quarantine: Annotated[Path | None, typer.Option("--quarantine", help="Write the list of quarantined units to this file.")] = None,
-    wait: Annotated[float, typer.Option("--wait", min=0.0, help="Seconds to wait for another process.")] = 0.0,
+    follow_symlinks: Annotated[
+        bool, typer.Option("--follow-symlinks", help="Follow links that leave SOURCE.")
+    ] = False,
+    keep_phi: Annotated[
+        bool,
+        typer.Option("--keep-phi", help="Keep identifying header fields (stated in the manifest)."),
+    ] = False,
+    keep_dates: Annotated[
+        bool, typer.Option("--keep-dates", help="Keep start times of recordings.")
+    ] = False,
+    keep_staged: Annotated[
+        bool, typer.Option("--keep-staged", help="Keep the files that were downloaded from a URL.")
+    ] = False,
+    quarantine: Annotated[
+        Path | None,
+        typer.Option("--quarantine", help="Write the list of quarantined units to this file."),
+    ] = None,
+    wait: Annotated[
+        float, typer.Option("--wait", min=0.0, help="Seconds to wait for another process.")
+    ] = 0.0,
     build: BuildOptions,
     claims_read: ClaimsReadOptions,
     claims_build: ClaimsBuildOptions,
@@ -69,12 +131,18 @@ def ingest(
     source = parse_source(source)
     if init_map is not None:
         return _init_map(dataset, source, init_map, follow_symlinks=follow_symlinks)
-    options = {name: value for name, value in {"size": size, "seed": seed, "rate": rate, "extra": extra}.items() if value is not None}
+    options = {
+        name: value
+        for name, value in {"size": size, "seed": seed, "rate": rate, "extra": extra}.items()
+        if value is not None
+    }
     unpublished = list[Finding]()
     making = build.collect()
     entry = registry.datasets[dataset]
     if map_ is not None and entry.facts.kind == "events":
-        claims_read = replace(claims_read, phecode_map=[*(claims_read.phecode_map or []), str(map_)])
+        claims_read = replace(
+            claims_read, phecode_map=[*(claims_read.phecode_map or []), str(map_)]
+        )
     elif map_ is not None:
         options["map"] = str(map_)
     folder = locate_new(making.pop("workspace"), "cache", entry.name)
@@ -104,10 +172,21 @@ def ingest(
         screen.result(result, screen.lines(result))
         return Exit.OK
     result = find_data_kind(dataset).protect_report(result)
-    report = IngestPart.parse(result, where) if "parts_missing" in result else IngestReport.parse(result, where)
+    report = (
+        IngestPart.parse(result, where)
+        if "parts_missing" in result
+        else IngestReport.parse(result, where)
+    )
     if quarantine is not None:
         _write_quarantine(quarantine, dataset, report.units)
-    screen.print_findings([*(reason for unit in report.units for reason in unit.reasons), *report.reasons, *unpublished], str(where))
+    screen.print_findings(
+        [
+            *(reason for unit in report.units for reason in unit.reasons),
+            *report.reasons,
+            *unpublished,
+        ],
+        str(where),
+    )
     screen.result(result, _show_ingest_report(report, where, has_page=not unpublished))
     return report.exit_code
 
@@ -120,19 +199,35 @@ def _init_map(dataset: str, source: str | None, path: Path, *, follow_symlinks: 
     from bitimely_core.recordings import template as map_template
 
     if dataset != "generic":
-        raise usage_error(f"found {safe_text(dataset)}", "expected generic, which alone takes a map", field="--init-map")
+        raise usage_error(
+            f"found {safe_text(dataset)}",
+            "expected generic, which alone takes a map",
+            field="--init-map",
+        )
     if path.exists():
-        raise usage_error("is there already", "expected a new file", "Give another name, or remove it", file=str(path), field="--init-map")
+        raise usage_error(
+            "is there already",
+            "expected a new file",
+            "Give another name, or remove it",
+            file=str(path),
+            field="--init-map",
+        )
     if is_url(source):
-        problem, hint = "--init-map with a URL", "Copy the folder, or ingest it with --keep-staged and give the folder of the files"
+        problem, hint = (
+            "--init-map with a URL",
+            "Copy the folder, or ingest it with --keep-staged and give the folder of the files",
+        )
         raise usage_error(problem, "expected a folder", hint, field="--init-map")
-    found = require_source(None if source is None else scan_folder(Path(source), follow_symlinks=follow_symlinks))
+    found = require_source(
+        None if source is None else scan_folder(Path(source), follow_symlinks=follow_symlinks)
+    )
     text = map_template.write_template(found)
     storage.write_bytes(path, text.encode())
     count = sum("TO STATE" in line and not line.startswith("#") for line in text.splitlines())
     lines = [f"map of {source}: {path}" + (f"; {count} rates to fill in" if count else "")]
     screen.result(
-        {"map": str(path), "to_fill_in": count, "format_version": 1}, [*lines, f"next: bitimely ingest generic {source} --map {path}"]
+        {"map": str(path), "to_fill_in": count, "format_version": 1},
+        [*lines, f"next: bitimely ingest generic {source} --map {path}"],
     )
     return Exit.OK
 
@@ -141,11 +236,17 @@ def _write_quarantine(path: Path, dataset: str, units: Sequence[UnitReport]) -> 
     """The quarantined units of an ingest report as a file of their own."""
     from bitimely_core import storage
 
-    kept = [unit.model_dump(mode="json", include={"unit", "files", "reasons"}) for unit in units if unit.status == "quarantined"]
+    kept = [
+        unit.model_dump(mode="json", include={"unit", "files", "reasons"})
+        for unit in units
+        if unit.status == "quarantined"
+    ]
     storage.write_json(path, {"format_version": 1, "dataset": dataset, "quarantined": kept})
 
 
-def _show_ingest_report(report: IngestReport | IngestPart, where: Path, *, has_page: bool) -> list[str]:
+def _show_ingest_report(
+    report: IngestReport | IngestPart, where: Path, *, has_page: bool
+) -> list[str]:
     """Print the units of an ingest. Returns the lines of its counts and of the next steps."""
     units, counts = report.units, report.counts
     rows = []
@@ -158,12 +259,23 @@ def _show_ingest_report(report: IngestReport | IngestPart, where: Path, *, has_p
         screen.table(*shortcut_rows(built["honesty"]))
     accepted = counts.accepted + counts.accepted_with_warning
     quarantined = f"; {counts.quarantined} quarantined, see {where}" if counts.quarantined else ""
-    lines = [f"... and {len(units) - UNITS_SHOWN} more units in the report"] if len(units) > UNITS_SHOWN else []
+    lines = (
+        [f"... and {len(units) - UNITS_SHOWN} more units in the report"]
+        if len(units) > UNITS_SHOWN
+        else []
+    )
     lines.append(f"{accepted} of {counts.units_seen} units in {where.parent}{quarantined}")
     if built is not None:
         tokens = where.parents[2] / built["folder"]
-        text, verb = find_data_kind(report.dataset).describe_tokens({**built, "folder": str(tokens)})
-        return [*lines, text, f"page: {tokens / 'report.html'}", f"next: bitimely {verb} --data {report.dataset}"]
+        text, verb = find_data_kind(report.dataset).describe_tokens(
+            {**built, "folder": str(tokens)}
+        )
+        return [
+            *lines,
+            text,
+            f"page: {tokens / 'report.html'}",
+            f"next: bitimely {verb} --data {report.dataset}",
+        ]
     page = where.with_name("report.html")
     pages = [f"page: {page}"] if has_page and report.published and page.is_file() else []
     return [*lines, *pages, f"next: bitimely tokenize {report.dataset}"]
@@ -171,7 +283,14 @@ def _show_ingest_report(report: IngestReport | IngestPart, where: Path, *, has_p
 
 @expand_options
 def tokenize(
-    data: Annotated[str, typer.Argument(help="Data set or view, for example sleep-edf/staging.", metavar="DATA", autocompletion=VIEWS)],
+    data: Annotated[
+        str,
+        typer.Argument(
+            help="Data set or view, for example sleep-edf/staging.",
+            metavar="DATA",
+            autocompletion=VIEWS,
+        ),
+    ],
     *,
     window: Annotated[int | None, declare_setting(DataConfig, "window")] = None,
     stride: Annotated[int | None, declare_setting(DataConfig, "stride")] = None,
@@ -187,7 +306,9 @@ def tokenize(
     test_fold: Annotated[int | None, declare_setting(DataConfig, "test_fold")] = None,
     folds: Annotated[int | None, declare_setting(DataConfig, "folds")] = None,
     stratify: Annotated[str | None, declare_setting(DataConfig, "stratify")] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Name of the tokens (default: DATASET[-VIEW]).")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name of the tokens (default: DATASET[-VIEW]).")
+    ] = None,
     encoding: Encoding = None,
     build: BuildOptions,
     claims_build: ClaimsBuildOptions,
@@ -216,20 +337,31 @@ def tokenize(
         "folds": folds,
         "stratify": stratify,
     }
-    checked = validate(DataConfig, {name: value for name, value in cuts.items() if value is not None})
+    checked = validate(
+        DataConfig, {name: value for name, value in cuts.items() if value is not None}
+    )
     cuts |= {"bandpass": checked.bandpass, "notch": checked.notch}
     kind = find_data_kind(data)
     given = {
-        "tokenize": {key: value for key, value in cuts.items() if value != DataConfig.model_fields[key].default},
+        "tokenize": {
+            key: value
+            for key, value in cuts.items()
+            if value != DataConfig.model_fields[key].default
+        },
         "build": {**claims_build.build_choices(), **task.collect()},
     }
     options = {**given.pop(kind.section), **({"seed": seed} if seed else {})}
     if unsuitable := [key for values in given.values() for key in values]:
-        known = {"tokenize": list(cuts), "build": [f.name for f in (*fields(claims_build), *fields(task))]}[kind.section]
+        known = {
+            "tokenize": list(cuts),
+            "build": [f.name for f in (*fields(claims_build), *fields(task))],
+        }[kind.section]
         flags = [f"--{name.replace('_', '-')}" for name in (unsuitable[0], *known, "seed")]
         raise unknown_name_error(f"option of {data}", flags[0], flags[1:])
     with use_encoding(encoding), screen.progress() as progress:
-        result = workflows.tokenize(data, name=name, options=options, progress=progress, **build.collect())
+        result = workflows.tokenize(
+            data, name=name, options=options, progress=progress, **build.collect()
+        )
     if build.dry_run:
         screen.result(result, screen.lines(result))
         return Exit.OK
@@ -238,7 +370,17 @@ def tokenize(
     screen.table(
         columns,
         [
-            [s, *map(format_count, (a["subjects"], a["windows"], *(a["classes"].get(c, 0) for c in result["class_names"])))]
+            [
+                s,
+                *map(
+                    format_count,
+                    (
+                        a["subjects"],
+                        a["windows"],
+                        *(a["classes"].get(c, 0) for c in result["class_names"]),
+                    ),
+                ),
+            ]
             for s, a in result["audit"].items()
         ],
     )
@@ -246,7 +388,9 @@ def tokenize(
         screen.table(*shortcut_rows(result["honesty"]))
     text, verb = kind.describe_tokens(result)
     page = [f"page: {result['report']}"] if "report" in result else []
-    screen.result(result, [*result["notices"], text, *page, f"next: bitimely {verb} --data {name or data}"])
+    screen.result(
+        result, [*result["notices"], text, *page, f"next: bitimely {verb} --data {name or data}"]
+    )
     return Exit.OK
 
 
@@ -254,7 +398,10 @@ def tokenize(
 def verify(
     path: Annotated[
         Path | None,
-        typer.Argument(help="Cache, tokens, run, model folder, checkpoint or raw folder (default: the workspace).", metavar="[PATH]"),
+        typer.Argument(
+            help="Cache, tokens, run, model folder, checkpoint or raw folder (default: the workspace).",
+            metavar="[PATH]",
+        ),
     ] = None,
     deep: Annotated[bool, typer.Option("--deep", help="Hash the sources again, too.")] = False,
     *,
@@ -270,7 +417,10 @@ def verify(
         result = workflows.verify(path or common.workspace, deep=deep, progress=progress)
     checked = result["checked"]
     screen.print_findings(result["findings"])
-    screen.table(["what", "kind", "files", "state"], [[c["path"], c["kind"], c["files"], c["state"]] for c in checked])
+    screen.table(
+        ["what", "kind", "files", "state"],
+        [[c["path"], c["kind"], c["files"], c["state"]] for c in checked],
+    )
     screen.result(
         {key: value for key, value in result.items() if key != "findings"},
         [f"{len(checked)} checked, {sum(c['state'] != 'good' for c in checked)} with findings"],
@@ -297,7 +447,9 @@ def list_(
     from bitimely_core import catalog
 
     rows = catalog.list_rows(kind, common.workspace)
-    for columns in (catalog.COLUMNS[kind], catalog.CLAIMED) if kind == "models" else (catalog.COLUMNS[kind],):
+    for columns in (
+        (catalog.COLUMNS[kind], catalog.CLAIMED) if kind == "models" else (catalog.COLUMNS[kind],)
+    ):
         screen.table(columns, [[row.get(column) for column in columns] for row in rows])
     screen.result({kind: rows, "format_version": 1}, catalog.list_notes(kind))
     return Exit.OK
@@ -312,7 +464,10 @@ def doctor(common: CommonOptions) -> int:
     from bitimely_core import catalog
 
     installation = catalog.check_installation(common.workspace)
-    screen.table(["what", "found", "note"], [[row["what"], row["found"], row["note"]] for row in installation["checks"]])
+    screen.table(
+        ["what", "found", "note"],
+        [[row["what"], row["found"], row["note"]] for row in installation["checks"]],
+    )
     screen.result(installation)
     return Exit.OK if installation["good"] else Exit.REFUSED
 

@@ -29,46 +29,84 @@ from bitimely_cli.screen import screen, span
 from bitimely_core import storage
 from bitimely_core.errors import Exit, Reason, UserError, usage_error
 
-On = Annotated[str | None, typer.Option("--on", metavar="DEVICE", help="With --dry-run: hours on this accelerator, h100 or h200, instead.")]
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="DEVICE",
+        help="With --dry-run: hours on this accelerator, h100 or h200, instead.",
+    ),
+]
 
 
 @expand_options
 def run(
     pipeline: Annotated[
         str,
-        typer.Argument(help="Name of a shipped recipe or path of a TOML file.", metavar="PIPELINE", autocompletion=complete("pipelines")),
+        typer.Argument(
+            help="Name of a shipped recipe or path of a TOML file.",
+            metavar="PIPELINE",
+            autocompletion=complete("pipelines"),
+        ),
     ],
     *,
-    only: Annotated[list[str] | None, typer.Option(help="Only trainings whose row or data hold this text; may be repeated.")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Only trainings whose row or data hold this text; may be repeated."),
+    ] = None,
     jobs: Annotated[int, typer.Option(min=1, max=1024, help="Cells at a time.")] = 1,
     devices: Devices = None,
-    part: Annotated[str | None, typer.Option("--shard", metavar="k/n", help="Part k of n, for a job array.")] = None,
+    part: Annotated[
+        str | None, typer.Option("--shard", metavar="k/n", help="Part k of n, for a job array.")
+    ] = None,
     leak_free: Annotated[
-        bool, typer.Option("--leak-free", "--honest", help="Split by subject, strict objective, where the recipe has the paper's.")
+        bool,
+        typer.Option(
+            "--leak-free",
+            "--honest",
+            help="Split by subject, strict objective, where the recipe has the paper's.",
+        ),
     ] = False,
     preset: Annotated[
         str | None,
-        typer.Option(help="Train at this preset, under a name of its own; paper: the paper's.", autocompletion=complete("presets")),
+        typer.Option(
+            help="Train at this preset, under a name of its own; paper: the paper's.",
+            autocompletion=complete("presets"),
+        ),
     ] = None,
     set_: Set = None,
     on: On = None,
     slurm: Annotated[
         Path | None,
-        typer.Option("--slurm", metavar="OUT.sh", help="Write a script for sbatch in the place of running: an array of --jobs tasks."),
+        typer.Option(
+            "--slurm",
+            metavar="OUT.sh",
+            help="Write a script for sbatch in the place of running: an array of --jobs tasks.",
+        ),
     ] = None,
     sbatch: Annotated[
-        list[str] | None, typer.Option("--sbatch", metavar="NAME=VALUE", help="With --slurm: an option of sbatch; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--sbatch",
+            metavar="NAME=VALUE",
+            help="With --slurm: an option of sbatch; may be repeated.",
+        ),
     ] = None,
     write: WriteOptions,
 ) -> int:
-    """Run an experiment; finished stages are skipped, stopped ones continue. Several calls on one workspace share the work.
+    """Run an experiment; finished stages are skipped, stopped ones continue. Several calls on one
+    workspace share the work.
 
     Example: bitimely run smoke
     """
     from bitimely_core import pipeline as recipes
 
     if on is not None and not write.dry_run:
-        raise usage_error("--on without --dry-run", "expected an estimate, which --dry-run shows", "Add --dry-run, or leave --on out")
+        raise usage_error(
+            "--on without --dry-run",
+            "expected an estimate, which --dry-run shows",
+            "Add --dry-run, or leave --on out",
+        )
     given: dict[str, Sequence[object]] = {
         "--only": only or [],
         "--preset": [preset] if preset else [],
@@ -76,9 +114,20 @@ def run(
         "--devices": [devices] if devices else [],
         "--workspace": [write.workspace],
     }
-    arguments = [pipeline, *(f"{flag}={value}" for flag, values in given.items() for value in values), *["--leak-free"] * leak_free]
-    script = _format_script(arguments, slurm, sbatch or [], jobs, part) if slurm is not None or sbatch else None
-    with screen.show_partial(lambda found: _list_stages(**found)), screen.stages() as (progress, watch):
+    arguments = [
+        pipeline,
+        *(f"{flag}={value}" for flag, values in given.items() for value in values),
+        *["--leak-free"] * leak_free,
+    ]
+    script = (
+        _format_script(arguments, slurm, sbatch or [], jobs, part)
+        if slurm is not None or sbatch
+        else None
+    )
+    with (
+        screen.show_partial(lambda found: _list_stages(**found)),
+        screen.stages() as (progress, watch),
+    ):
         result = recipes.run(
             pipeline,
             only=only or [],
@@ -97,19 +146,27 @@ def run(
     if script is not None and slurm is not None:
         if not write.dry_run:
             storage.write_bytes(slurm, script.encode())
-        lines = script.splitlines() if write.dry_run else [f"script: {slurm}", f"submit it with: sbatch {shlex.quote(str(slurm))}"]
+        lines = (
+            script.splitlines()
+            if write.dry_run
+            else [f"script: {slurm}", f"submit it with: sbatch {shlex.quote(str(slurm))}"]
+        )
         screen.result({**result, "script": str(slurm), "text": script}, lines)
         return Exit.OK
     if "total" in result:
         rows = []
         for s in result["stages"]:
             work = round(s["flops"] / 1e12, 2) if s.get("flops") else None
-            rows.append([s["stage"], s.get("parameters"), s.get("windows"), work, span(s.get("seconds"))])
+            rows.append(
+                [s["stage"], s.get("parameters"), s.get("windows"), work, span(s.get("seconds"))]
+            )
         screen.table(["stage", "parameters", "windows", "TFLOP", "time"], rows)
         total = result["total"]
         line = f"{total['stages']} stages, {total['trainings']} trainings: about {span(total['seconds'])} on {on or 'this device'}, "
         line += f"{total['bytes'] / 2**30:.1f} GiB of runs"
-        line += f"; {total['unknown']} not counted, their data is not here" if total["unknown"] else ""
+        line += (
+            f"; {total['unknown']} not counted, their data is not here" if total["unknown"] else ""
+        )
         screen.result(result, [line, f"rough: {result['assumptions']}"])
         return Exit.OK
     rows = [[s["stage"], s["state"], span(s["seconds"]), s["detail"]] for s in result["stages"]]
@@ -118,26 +175,42 @@ def run(
     return int(result["exit_code"])
 
 
-def _format_script(arguments: list[str], out: Path | None, options: list[str], tasks: int, part: str | None) -> str:
-    """The script of `--slurm`. Raises UserError (exit 2) for options that do not go together, and where it cannot be written."""
+def _format_script(
+    arguments: list[str], out: Path | None, options: list[str], tasks: int, part: str | None
+) -> str:
+    """The script of `--slurm`. Raises UserError (exit 2) for options that do not go together, and
+    where it cannot be written.
+    """
     from bitimely_core.pipeline import slurm
 
     if out is None or part is not None:
-        text = "--sbatch without --slurm" if out is None else "--shard with --slurm, whose tasks share the stages by themselves"
-        raise usage_error(text, "expected --slurm OUT.sh with --jobs N and --sbatch NAME=VALUE", "Leave one of them out")
+        text = (
+            "--sbatch without --slurm"
+            if out is None
+            else "--shard with --slurm, whose tasks share the stages by themselves"
+        )
+        raise usage_error(
+            text,
+            "expected --slurm OUT.sh with --jobs N and --sbatch NAME=VALUE",
+            "Leave one of them out",
+        )
     slurm.check_script(out)
     return slurm.format_script(arguments[0], arguments, tasks, options)
 
 
 def _list_stages(stages: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [f"{stage['state']}: {stage['stage']}" + (f": {stage['detail']}" if stage["detail"] else "") for stage in stages]
+    return [
+        f"{stage['state']}: {stage['stage']}" + (f": {stage['detail']}" if stage["detail"] else "")
+        for stage in stages
+    ]
 
 
 class Demonstration(NamedTuple):
     """What a user would type, small enough for four minutes on two cores."""
 
     steps: tuple[str, ...]
-    last: tuple[str, ...]  # done together by `workflows.demonstrate`, whose page shows them beside each other
+    # done together by `workflows.demonstrate`, whose page shows them beside each other
+    last: tuple[str, ...]
 
 
 DEMO = Demonstration(  # the tutorial
@@ -152,7 +225,11 @@ DEMO = Demonstration(  # the tutorial
         "evaluate tiny-staging --compare tiny-staging-scratch",
         "embed tiny --data synthetic/staging",
     ),
-    last=("analyze svd tiny --sequences 32", "analyze attention tiny", "report tiny-staging tiny-staging-scratch"),
+    last=(
+        "analyze svd tiny --sequences 32",
+        "analyze attention tiny",
+        "report tiny-staging tiny-staging-scratch",
+    ),
 )
 CLAIMS = Demonstration(
     steps=(
@@ -164,24 +241,33 @@ CLAIMS = Demonstration(
         "evaluate tiny-synthetic-claims --compare tiny-synthetic-claims-scratch",
         "embed tiny --data synthetic-claims",
     ),
-    last=("analyze svd tiny --sequences 32", "analyze attention tiny", "report tiny-synthetic-claims tiny-synthetic-claims-scratch"),
+    last=(
+        "analyze svd tiny --sequences 32",
+        "analyze attention tiny",
+        "report tiny-synthetic-claims tiny-synthetic-claims-scratch",
+    ),
 )
 
 
 @expand_options
 def demo(
     *,
-    claims: Annotated[bool, typer.Option("--claims", help="Claims histories in the place of sleep recordings.")] = False,
+    claims: Annotated[
+        bool, typer.Option("--claims", help="Claims histories in the place of sleep recordings.")
+    ] = False,
     out: Out = None,
     write: WriteOptions,
 ) -> int:
-    """All verbs on data that it makes itself, to a report, in a few minutes. Prints the commands that it runs, on one thread each.
+    """All verbs on data that it makes itself, to a report, in a few minutes. Prints the commands
+    that it runs, on one thread each.
 
     Example: bitimely demo
     """
     home = out or write.workspace / "demo"
     commands = CLAIMS if claims else DEMO
-    about = {"data": "synthetic-claims", "title": "Demonstration on made-up claims"} if claims else {}
+    about = (
+        {"data": "synthetic-claims", "title": "Demonstration on made-up claims"} if claims else {}
+    )
     lines = [f"bitimely {command} -w {home}" for command in (*commands.steps, *commands.last)]
     if write.dry_run:
         screen.result({"format_version": 1, "commands": lines}, lines)
@@ -189,15 +275,26 @@ def demo(
     verbs = typer.main.get_command(app)
     from bitimely_core.train.devices import use_threads
 
-    with redirect_stdout(sys.stderr if screen.json else sys.stdout), use_threads(1):  # the same digits for any OMP_NUM_THREADS
+    # the same digits for any OMP_NUM_THREADS
+    with redirect_stdout(sys.stderr if screen.json else sys.stdout), use_threads(1):
         wanted, screen.json = screen.json, False
         try:
             for command, line in zip(commands.steps, lines, strict=False):
                 screen.print_line(f"$ {line}")
-                code = verbs.main(args=[*command.split(), "-w", str(home)], prog_name="bitimely", standalone_mode=False)
+                code = verbs.main(
+                    args=[*command.split(), "-w", str(home)],
+                    prog_name="bitimely",
+                    standalone_mode=False,
+                )
                 screen.print_line()
                 if code not in {None, Exit.OK, Exit.PARTIAL}:
-                    raise UserError(Reason.INCOMPLETE, f"ended with exit code {code}", "expected 0 or 3", file=line, exit_code=int(code))
+                    raise UserError(
+                        Reason.INCOMPLETE,
+                        f"ended with exit code {code}",
+                        "expected 0 or 3",
+                        file=line,
+                        exit_code=int(code),
+                    )
             for line in lines[len(commands.steps) :]:
                 screen.print_line(f"$ {line}")
             from bitimely_core import workflows
@@ -207,7 +304,8 @@ def demo(
         finally:
             screen.json = wanted  # also for the object of an error
     if claims:
-        screen.has_errors = False  # the made-up claims have faulty rows on purpose: the tour itself is complete
+        # the made-up claims have faulty rows on purpose: the tour itself is complete
+        screen.has_errors = False
     refresh_page(home)
     screen.result({**result, "commands": lines}, [result["verdict"], f"report: {result['report']}"])
     return 0
@@ -215,7 +313,8 @@ def demo(
 
 @expand_options
 def reproduce(run: Run, build: BuildOptions) -> int:
-    """Train a run again from what it says about itself, and compare weights and loss, or say what differs.
+    """Train a run again from what it says about itself, and compare weights and loss, or say what
+    differs.
 
     Example: bitimely reproduce tiny-staging
     """
@@ -223,7 +322,9 @@ def reproduce(run: Run, build: BuildOptions) -> int:
 
     with screen.progress() as progress:
         result = workflows.reproduce(run, progress=progress, **build.collect())
-    lines = [f"differs: {line}" for line in result["differences"]] or ["data, versions and environment are as they were"]
+    lines = [f"differs: {line}" for line in result["differences"]] or [
+        "data, versions and environment are as they were"
+    ]
     if build.dry_run:
         screen.result(result, lines)
         return Exit.OK
@@ -236,7 +337,10 @@ def reproduce(run: Run, build: BuildOptions) -> int:
             f"last loss {result['loss'][1]}, it was {result['loss'][0]}: {'the same to rounding' if result['same_loss'] else 'the numbers differ'}"
         )
     lines += [f"differs: {line}" for line in result["changes"]]
-    screen.result(result, [*lines, *(["one seed cannot decide between two methods"] if result["changes"] else [])])
+    screen.result(
+        result,
+        [*lines, *(["one seed cannot decide between two methods"] if result["changes"] else [])],
+    )
     return int(Exit.OK if result["reproduced"] else Exit.INTEGRITY)
 
 
@@ -245,18 +349,32 @@ def export(
     run: Run,
     *,
     out: Out = None,
-    push: Annotated[str | None, typer.Option(metavar="REPO", help="Repository of a model hub (extra hub).")] = None,
-    format: Annotated[str, typer.Option(metavar="safetensors|onnx", help="onnx: with model.onnx as well (extra onnx).")] = "safetensors",  # noqa: A002
+    push: Annotated[
+        str | None, typer.Option(metavar="REPO", help="Repository of a model hub (extra hub).")
+    ] = None,
+    format: Annotated[  # noqa: A002
+        str,
+        typer.Option(
+            metavar="safetensors|onnx", help="onnx: with model.onnx as well (extra onnx)."
+        ),
+    ] = "safetensors",
     write: WriteOptions,
 ) -> int:
-    """Weights, settings, card and scores of a run in one folder for others; nothing in it is about a person.
+    """Weights, settings, card and scores of a run in one folder for others; nothing in it is about
+    a person.
 
     Example: bitimely export tiny --out ./tiny
     """
     from bitimely_core import workflows
 
     result = workflows.export(run, out=out, push=push, format=format, **write.collect())
-    screen.result(result, [f"{len(result['files'])} files in {result['out']}", f"next: bitimely pretrain --init {result['out']}"])
+    screen.result(
+        result,
+        [
+            f"{len(result['files'])} files in {result['out']}",
+            f"next: bitimely pretrain --init {result['out']}",
+        ],
+    )
     return Exit.OK
 
 
@@ -264,10 +382,13 @@ def export(
 def dashboard(
     *,
     out: Out = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be written; write nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be written; write nothing.")
+    ] = False,
     common: CommonOptions,
 ) -> int:
-    """One page that leads to all data, runs, scores and reports of the workspace. Verbs that write refresh it.
+    """One page that leads to all data, runs, scores and reports of the workspace. Verbs that write
+    refresh it.
 
     Example: bitimely dashboard
     """

@@ -126,7 +126,12 @@ def convert_error(error: BaseException) -> UserError:
         return stop_error(signal.SIGINT)
     if screen.debug:
         traceback.print_exception(error)
-    return find_system_error(error) or find_lost_peer(error) or registry.find_plugin_error(error) or make_internal_error(error)
+    return (
+        find_system_error(error)
+        or find_lost_peer(error)
+        or registry.find_plugin_error(error)
+        or make_internal_error(error)
+    )
 
 
 def find_lost_peer(error: BaseException) -> UserError | None:

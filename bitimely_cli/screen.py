@@ -1,4 +1,6 @@
-"""What the command line shows: results on stdout, findings and progress on stderr. The only module that imports rich, and only when it draws."""
+"""What the command line shows: results on stdout, findings and progress on stderr. The only module
+that imports rich, and only when it draws.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,16 @@ if TYPE_CHECKING:
     from bitimely_core.types import Progress
 
 MOST_LINES = 20  # findings a run; the rest is in the report
-WIDTH = 160  # columns of a table that goes to a file or a pipe, where COLUMNS does not say otherwise
+# columns of a table that goes to a file or a pipe, where COLUMNS does not say otherwise
+WIDTH = 160
 LONGEST = 32  # characters of a word that is never broken; paths are longer
 LINE_EVERY = 10.0  # seconds between progress lines where no terminal is
 
 
 class Screen:
-    """Flags of this run (`--json`, `--debug`) and the functions that print. Of the processes of one training only the first prints."""
+    """Flags of this run (`--json`, `--debug`) and the functions that print. Of the processes of one
+    training only the first prints.
+    """
 
     silent = is_later_process()
     json = False
@@ -54,7 +59,9 @@ class Screen:
         if self.n_printed <= MOST_LINES:
             self.note(f"{finding.level}[{finding.code}] {clean(finding.message, 1000)}")
 
-    def print_findings(self, findings: Sequence[Finding | FindingRecord], where: str = "the report") -> None:
+    def print_findings(
+        self, findings: Sequence[Finding | FindingRecord], where: str = "the report"
+    ) -> None:
         """Error lines first, then warnings; at most twenty a run, then how many more there are."""
         for level in ("error", "warning"):
             for finding in findings:
@@ -66,7 +73,9 @@ class Screen:
 
     @contextmanager
     def show_partial(self, show: Callable[[Any], Sequence[str]]) -> Iterator[None]:
-        """Show what was computed before a fault of the machine in this block, and then lines; under --json it is printed with the error."""
+        """Show what was computed before a fault of the machine in this block, and then lines; under
+        --json it is printed with the error.
+        """
         try:
             yield
         except UserError as error:
@@ -81,30 +90,48 @@ class Screen:
             return
         if self.json:
             text = json.dumps(result, allow_nan=False, ensure_ascii=False, sort_keys=True)
-            sys.stdout.write("".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text) + "\n")
+            sys.stdout.write(
+                "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text) + "\n"
+            )
             sys.stdout.flush()
             return
         for line in lines:
             self.print_line(line)
 
     def lines(self, result: Mapping[str, Any]) -> list[str]:
-        """A flat result (that of --dry-run) as lines: one a fact, sizes and times in units for people."""
+        """A flat result (that of --dry-run) as lines: one a fact, sizes and times in units for
+        people.
+        """
         out = []
         for key, value in result.items():
             name = key.replace("_", " ")
             if key == "format_version":
                 continue
             if key == "memory_bytes":
-                out.append("memory: " + ", ".join(f"{part} {size / 2**20:,.0f} MiB" for part, size in value.items()))
+                out.append(
+                    "memory: "
+                    + ", ".join(f"{part} {size / 2**20:,.0f} MiB" for part, size in value.items())
+                )
             elif key == "bytes":
                 out.append(f"size: {value / 2**20:,.1f} MiB")
             elif key in {"seconds", "seconds_per_step"} and value is not None:
                 out.append(f"{name}: {span(value)}")
             elif isinstance(value, dict):
-                out.append(f"{name}: " + ", ".join(f"{part} {show(item)}" for part, item in value.items()))
+                out.append(
+                    f"{name}: " + ", ".join(f"{part} {show(item)}" for part, item in value.items())
+                )
             elif isinstance(value, (list, tuple)):
-                items = [show(item.get("unit", item.get("message", "")) if isinstance(item, dict) else item) for item in value]
-                listed = ", ".join(items[:8]) + (f" and {len(items) - 8} more" if len(items) > 8 else "")
+                items = [
+                    show(
+                        item.get("unit", item.get("message", ""))
+                        if isinstance(item, dict)
+                        else item
+                    )
+                    for item in value
+                ]
+                listed = ", ".join(items[:8]) + (
+                    f" and {len(items) - 8} more" if len(items) > 8 else ""
+                )
                 out.append(f"{name}: {listed or 'none'}")
             else:
                 out.append(f"{name}: {show(value)}")
@@ -123,24 +150,41 @@ class Screen:
         cells = [[show(name) for name in columns], *([show(cell) for cell in row] for row in rows)]
         widths = fit_columns(cells, width)
         kept = len(widths)
-        table = Table(box=box.SIMPLE_HEAD, title=Text(show(title)) if title else None, title_justify="left", pad_edge=False)
+        table = Table(
+            box=box.SIMPLE_HEAD,
+            title=Text(show(title)) if title else None,
+            title_justify="left",
+            pad_edge=False,
+        )
         for i, wide in enumerate(widths):
             right = all(isinstance(row[i], (int, float)) or row[i] is None for row in rows)
-            table.add_column(Text(cells[0][i]), justify="right" if right else "left", overflow="fold", width=wide)
+            table.add_column(
+                Text(cells[0][i]), justify="right" if right else "left", overflow="fold", width=wide
+            )
         for row in cells[1:]:
             table.add_row(*map(Text, row[:kept]))
         Console(soft_wrap=False, width=width).print(table)
         if kept < len(columns):
-            self.print_line(f"Not shown at {width} columns: {', '.join(cells[0][kept:])}. Widen the terminal or use --json.")
+            self.print_line(
+                f"Not shown at {width} columns: {', '.join(cells[0][kept:])}. Widen the terminal or use --json."
+            )
 
     @contextmanager
     def progress(self) -> Iterator[Progress]:
-        """A progress callback: a bar with rate and time left on a terminal, else a plain line now and then, on stderr."""
+        """A progress callback: a bar with rate and time left on a terminal, else a plain line now
+        and then, on stderr.
+        """
         if self.silent or not sys.stderr.isatty():
             yield self._lines()
             return
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
 
         columns = (
             TextColumn("{task.description}", markup=False),
@@ -157,17 +201,27 @@ class Screen:
                 name, _, detail = what.partition("\t")
                 name = clean(name, 60)
                 if name not in tasks:
-                    tasks[name], began[name] = bar.add_task(name, total=total, rate=""), (time.monotonic(), done)
+                    tasks[name], began[name] = (
+                        bar.add_task(name, total=total, rate=""),
+                        (time.monotonic(), done),
+                    )
                 start, first = began[name]
                 spent = time.monotonic() - start
                 rate = f"{(done - first) / spent:.1f}/s" if spent > 0.5 and done > first else ""
-                bar.update(tasks[name], completed=done, total=total, rate=" ".join(filter(None, (rate, clean(detail, 40)))))
+                bar.update(
+                    tasks[name],
+                    completed=done,
+                    total=total,
+                    rate=" ".join(filter(None, (rate, clean(detail, 40)))),
+                )
 
             yield report
 
     @contextmanager
     def stages(self) -> Iterator[tuple[Progress, Callable[[ExperimentStatus], None]]]:
-        """A progress callback and one for the stages of an experiment: on a terminal a table that changes, elsewhere a line for each stage."""
+        """A progress callback and one for the stages of an experiment: on a terminal a table that
+        changes, elsewhere a line for each stage.
+        """
         if self.silent or not sys.stderr.isatty():
             yield self._lines(), self._stage_lines()
             return
@@ -178,11 +232,20 @@ class Screen:
 
         bar, status = [""], [ExperimentStatus([], None)]
         draw = partial(_stage_table, bar, status)
-        with Live(console=Console(file=sys.stderr), get_renderable=draw, refresh_per_second=2, transient=True):
+        with Live(
+            console=Console(file=sys.stderr),
+            get_renderable=draw,
+            refresh_per_second=2,
+            transient=True,
+        ):
 
             def report(what: str, done: int, total: int | None) -> None:
                 name, _, detail = what.partition("\t")
-                bar[0] = f"{clean(name, 60)}: {done:,}" + (f" of {total:,}" if total else "") + (f", {clean(detail, 40)}" if detail else "")
+                bar[0] = (
+                    f"{clean(name, 60)}: {done:,}"
+                    + (f" of {total:,}" if total else "")
+                    + (f", {clean(detail, 40)}" if detail else "")
+                )
 
             yield report, lambda now: status.__setitem__(0, now)
 
@@ -194,7 +257,11 @@ class Screen:
             for label, state in now.stages:
                 if state.state != "waiting" and (label, state.state) not in printed:
                     printed.add((label, state.state))
-                    self.note(f"{state.state}: {label}" + (f": {state.detail}" if state.detail else "") + left)
+                    self.note(
+                        f"{state.state}: {label}"
+                        + (f": {state.detail}" if state.detail else "")
+                        + left
+                    )
 
         return watch
 
@@ -209,7 +276,9 @@ class Screen:
                 return
             last[name] = now
             count = f"{done}" if total is None else f"{done} of {total}"
-            self.note(f"{clean(name, 60)}: {count}{f', {clean(detail, 40)}' if detail else ''} ({now - start:.0f} s)")
+            self.note(
+                f"{clean(name, 60)}: {count}{f', {clean(detail, 40)}' if detail else ''} ({now - start:.0f} s)"
+            )
 
         return report
 
@@ -238,21 +307,33 @@ def _stage_table(bar: list[str], status: list[ExperimentStatus], around: int = 5
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("stage", "state", "time"):
         table.add_column(name)
-    for label, state in [*ended[-around:], *running, *[row for row in rows if row.state.state == "waiting"][:around]]:
-        table.add_row(Text(show(label)), Text(state.state), Text(span(state.seconds) if state.seconds else ""))
+    for label, state in [
+        *ended[-around:],
+        *running,
+        *[row for row in rows if row.state.state == "waiting"][:around],
+    ]:
+        table.add_row(
+            Text(show(label)), Text(state.state), Text(span(state.seconds) if state.seconds else "")
+        )
     failed = sum(row.state.state == "failed" for row in rows)
     more = (f", {failed} failed" if failed else "") + (f"; about {span(left)} left" if left else "")
     return Group(table, Text(f"{len(ended)} of {len(rows)} stages{more}"), Text(bar[0]))
 
 
 def fit_columns(cells: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Widths of the first columns, as many as `width` characters hold without a word of theirs (of up to `LONGEST`) being broken.
+    """Widths of the first columns, as many as `width` characters hold without a word of theirs (of
+    up to `LONGEST`) being broken.
 
-    What is left goes to the columns that need least first: a short cell stays on one line beside a long one.
+    What is left goes to the columns that need least first: a short cell stays on one line beside a
+    long one.
     """
     columns = list(zip(*cells, strict=True))
-    needed = [min(max(len(word) for cell in column for word in [*cell.split(), ""]), LONGEST) for column in columns]
-    while len(needed) > 1 and sum(needed) + 3 * len(needed) - 1 > width:  # three characters between two columns, one at each end
+    needed = [
+        min(max(len(word) for cell in column for word in [*cell.split(), ""]), LONGEST)
+        for column in columns
+    ]
+    # three characters between two columns, one at each end
+    while len(needed) > 1 and sum(needed) + 3 * len(needed) - 1 > width:
         needed.pop()
     spare = max(0, width - sum(needed) - 3 * len(needed) + 1)
     wanted = [max(map(len, column)) - least for column, least in zip(columns, needed, strict=False)]

@@ -1,4 +1,6 @@
-"""`python -m bitimely_cli.stage VERB WORKSPACE JSON`: one training of a recipe in one of several processes under torchrun."""
+"""`python -m bitimely_cli.stage VERB WORKSPACE JSON`: one training of a recipe in one of several
+processes under torchrun.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from bitimely_core.train.distributed import claim_report, find_lost_peer
 
 
 def main(verb: str, workspace: str, call: str) -> int:
-    """Run the training; 0, or the exit code of the error, which the first process that has it prints on stderr."""
+    """Run the training; 0, or the exit code of the error, which the first process that has it
+    prints on stderr.
+    """
     try:
         run_training(verb, json.loads(call), workspace=Path(workspace))
     except Exception as error:

@@ -57,31 +57,62 @@ def pretrain(
     *,
     preset: Annotated[
         str | None,
-        typer.Option(help="See: bitimely list presets (default: the recipe file's, else tiny).", autocompletion=complete("presets")),
+        typer.Option(
+            help="See: bitimely list presets (default: the recipe file's, else tiny).",
+            autocompletion=complete("presets"),
+        ),
     ] = None,
     data: Data = None,
-    model: Annotated[str | None, typer.Option(help="See: bitimely list models.", autocompletion=complete("models"))] = None,
-    budget: Annotated[str | None, typer.Option(help="table (the paper's widths) or matched (as many parameters as bitimelygpt).")] = None,
-    objective: Annotated[str | None, typer.Option(help="See: bitimely list objectives.", autocompletion=complete("objectives"))] = None,
-    init: Annotated[Path | None, typer.Option(help="Start with weights of a run, model folder or OWNER/NAME[@REVISION] of a hub.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="See: bitimely list models.", autocompletion=complete("models")),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="table (the paper's widths) or matched (as many parameters as bitimelygpt)."
+        ),
+    ] = None,
+    objective: Annotated[
+        str | None,
+        typer.Option(help="See: bitimely list objectives.", autocompletion=complete("objectives")),
+    ] = None,
+    init: Annotated[
+        Path | None,
+        typer.Option(
+            help="Start with weights of a run, model folder or OWNER/NAME[@REVISION] of a hub."
+        ),
+    ] = None,
     training: TrainOptions,
-    ties: Annotated[str | None, typer.Option(help="Events at one time: canonical, shuffle or group.")] = None,
+    ties: Annotated[
+        str | None, typer.Option(help="Events at one time: canonical, shuffle or group.")
+    ] = None,
     rotary: Annotated[str | None, typer.Option(help="Rotation by token index or by time.")] = None,
     start: StartOptions,
 ) -> int:
-    """Pre-train a model on unlabelled windows. The same command again continues a stopped run exactly.
+    """Pre-train a model on unlabelled windows. The same command again continues a stopped run
+    exactly.
 
     Example: bitimely pretrain --preset 18m
     """
     flags = collect_settings(
-        model={"name": model, "ties": ties, "rotary": rotary}, objective={"name": objective}, data={"names": data}, **training.sections()
+        model={"name": model, "ties": ties, "rotary": rotary},
+        objective={"name": objective},
+        data={"names": data},
+        **training.sections(),
     )
     _launch_processes(training.devices)
     from bitimely_core import workflows
 
     with screen.show_partial(lambda last: _show_losses(**last)), screen.progress() as progress:
         result = workflows.pretrain(
-            preset=preset, budget=budget, flags=flags, init=init, progress=progress, say=screen.note, **start.collect()
+            preset=preset,
+            budget=budget,
+            flags=flags,
+            init=init,
+            progress=progress,
+            say=screen.note,
+            **start.collect(),
         )
     return _show_training(result, start.dry_run, "finetune")
 
@@ -96,7 +127,12 @@ def finetune(
     freeze: Annotated[bool, declare_setting(FinetuneConfig, "freeze")] = False,
     from_scratch: Annotated[bool, declare_setting(FinetuneConfig, "from_scratch")] = False,
     fraction: Annotated[
-        float | None, declare_setting(DataConfig, "fraction", more=" Default: 0.2 on the data set of the pre-training, else 1.")
+        float | None,
+        declare_setting(
+            DataConfig,
+            "fraction",
+            more=" Default: 0.2 on the data set of the pre-training, else 1.",
+        ),
     ] = None,
     training: TrainOptions,
     start: StartOptions,
@@ -106,7 +142,12 @@ def finetune(
     Example: bitimely finetune 18m --data sleep-edf/staging
     """
     flags = collect_settings(
-        finetune={"readout": readout, "layers": layers, "freeze": freeze, "from_scratch": from_scratch},
+        finetune={
+            "readout": readout,
+            "layers": layers,
+            "freeze": freeze,
+            "from_scratch": from_scratch,
+        },
         data={"fraction": fraction},
         **training.sections(),
     )
@@ -114,46 +155,97 @@ def finetune(
     from bitimely_core import workflows
 
     with screen.show_partial(lambda last: _show_losses(**last)), screen.progress() as progress:
-        result = workflows.finetune(source, data=data, flags=flags, progress=progress, say=screen.note, **start.collect())
+        result = workflows.finetune(
+            source, data=data, flags=flags, progress=progress, say=screen.note, **start.collect()
+        )
     return _show_training(result, start.dry_run, "evaluate")
 
 
 Margin = Annotated[
     float | None,
-    typer.Option("--margin", help="Test non-inferiority and equivalence within this margin, in points or the unit of the error."),
+    typer.Option(
+        "--margin",
+        help="Test non-inferiority and equivalence within this margin, in points or the unit of the error.",
+    ),
 ]
 
 
 @expand_options
 def evaluate(
-    run: Annotated[str | None, typer.Argument(help="Name or folder of a run.", metavar="RUN", autocompletion=complete("runs"))] = None,
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            help="Name or folder of a run.", metavar="RUN", autocompletion=complete("runs")
+        ),
+    ] = None,
     *,
     data: OneData = None,
     vectors: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="Vectors of any encoder (docs/encoders.md); may be repeated.")
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="Vectors of any encoder (docs/encoders.md); may be repeated."
+        ),
     ] = None,
     runs: Annotated[
-        list[str] | None, typer.Option("--run", metavar="RUN", help="With --vectors: runs to compare.", autocompletion=complete("runs"))
+        list[str] | None,
+        typer.Option(
+            "--run",
+            metavar="RUN",
+            help="With --vectors: runs to compare.",
+            autocompletion=complete("runs"),
+        ),
     ] = None,
     sequences: Annotated[
-        int | None, typer.Option(min=1, help="With --vectors: windows of each split, drawn as by analyze probing (default: all of test).")
+        int | None,
+        typer.Option(
+            min=1,
+            help="With --vectors: windows of each split, drawn as by analyze probing (default: all of test).",
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="With --vectors: where to write.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="With --vectors: where to write.")
+    ] = None,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
-    bootstrap: Annotated[int, typer.Option(min=0, max=1_000_000, help="Resamples of what has no closed form; 0: no intervals.")] = 1000,
-    by: Annotated[ResamplingUnit, typer.Option(help="subject, or window (to reproduce papers; stamped).")] = ResamplingUnit.subject,
-    compare: Annotated[str | None, typer.Option(metavar="RUN2", help="Differences to this run.", autocompletion=complete("runs"))] = None,
+    bootstrap: Annotated[
+        int,
+        typer.Option(
+            min=0, max=1_000_000, help="Resamples of what has no closed form; 0: no intervals."
+        ),
+    ] = 1000,
+    by: Annotated[
+        ResamplingUnit, typer.Option(help="subject, or window (to reproduce papers; stamped).")
+    ] = ResamplingUnit.subject,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN2", help="Differences to this run.", autocompletion=complete("runs")
+        ),
+    ] = None,
     margin: Annotated[
-        float | None, typer.Option("--margin", help="With --compare: a margin for the difference, in points or the unit of the error.")
+        float | None,
+        typer.Option(
+            "--margin",
+            help="With --compare: a margin for the difference, in points or the unit of the error.",
+        ),
     ] = None,
     predictions: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write predictions as MEDS-evaluation reads them (tokenize --task).")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write predictions as MEDS-evaluation reads them (tokenize --task).",
+        ),
     ] = None,
-    ids: Annotated[Path | None, typer.Option(metavar="FILE", help="Table of ingest --keep-ids, for --predictions.")] = None,
-    baselines: Annotated[BaselineChoice, typer.Option(help="cheap: without those that are fitted; recorded.")] = BaselineChoice.all,
+    ids: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Table of ingest --keep-ids, for --predictions."),
+    ] = None,
+    baselines: Annotated[
+        BaselineChoice, typer.Option(help="cheap: without those that are fitted; recorded.")
+    ] = BaselineChoice.all,
     score: ScoreOptions,
 ) -> int:
-    """Score a run, or the vectors of any encoder, on the test split: metrics with 95 % intervals, baselines, paired comparison, report.
+    """Score a run, or the vectors of any encoder, on the test split: metrics with 95 % intervals,
+    baselines, paired comparison, report.
 
     Example: bitimely evaluate 18m-staging
     """
@@ -168,16 +260,38 @@ def evaluate(
     }
     of_vectors = {"--run": runs, "--sequences": sequences, "--out": out}
     if (run is None) > bool(vectors):
-        raise usage_error("no run", "expected RUN, or the vectors of an encoder", "For example: bitimely evaluate 18m-staging", field="RUN")
+        raise usage_error(
+            "no run",
+            "expected RUN, or the vectors of an encoder",
+            "For example: bitimely evaluate 18m-staging",
+            field="RUN",
+        )
     for flag, value in (of_run if vectors else of_vectors).items():
         if value is not None and value != []:
             raise usage_error(
-                f"is an option {'without' if vectors else 'of'} --vectors", "expected one that fits", "Leave it out", field=flag
+                f"is an option {'without' if vectors else 'of'} --vectors",
+                "expected one that fits",
+                "Leave it out",
+                field=flag,
             )
     verb: Callable[..., Mapping[str, Any]] = (
-        partial(workflows.evaluate_vectors, vectors, runs=[*filter(None, [run]), *(runs or [])], sequences=sequences, out=out)
+        partial(
+            workflows.evaluate_vectors,
+            vectors,
+            runs=[*filter(None, [run]), *(runs or [])],
+            sequences=sequences,
+            out=out,
+        )
         if vectors
-        else partial(workflows.evaluate, run or "", split=split, compare=compare, margin=margin, predictions=predictions, ids=ids)
+        else partial(
+            workflows.evaluate,
+            run or "",
+            split=split,
+            compare=compare,
+            margin=margin,
+            predictions=predictions,
+            ids=ids,
+        )
     )
     common = {"data": data, "bootstrap": bootstrap, "by": by.value, "baselines": baselines.value}
     with screen.show_partial(_show_scores), screen.progress() as progress:
@@ -195,26 +309,51 @@ def _show_scores(result: Mapping[str, Any]) -> list[str]:
     from bitimely_core.report.run_page import verdict_text
     from bitimely_core.schemas.scores import Baseline, MetricValue, Scores
 
-    scores = Scores.model_validate({name: value for name, value in result.items() if name not in {"report", "verdict"}})
+    scores = Scores.model_validate(
+        {name: value for name, value in result.items() if name not in {"report", "verdict"}}
+    )
     plain = scores.baselines.get("majority", Baseline()).metrics
     screen.table(
         ["metric", "value", "se", "95 % CI lower", "upper", "majority baseline"],
         [
-            [name, m.value, m.se, m.lo, m.hi, m.undefined_reason or (plain[name].value if name in plain else None)]
+            [
+                name,
+                m.value,
+                m.se,
+                m.lo,
+                m.hi,
+                m.undefined_reason or (plain[name].value if name in plain else None),
+            ]
             for name, m in scores.metrics.items()
         ],
         f"{scores.run} on {scores.data} ({scores.split})",
     )
     if scores.main:
-        found = {name.replace("_", " "): one.metrics.get(scores.main, MetricValue()) for name, one in scores.baselines.items()}
-        rows = [[name, m.value, m.se, m.lo, m.hi, m.difference and m.difference.difference] for name, m in found.items()]
-        screen.table(["baseline", scores.main, "se", "95 % CI lower", "upper", "run less baseline"], rows, "Baselines on the same windows")
+        found = {
+            name.replace("_", " "): one.metrics.get(scores.main, MetricValue())
+            for name, one in scores.baselines.items()
+        }
+        rows = [
+            [name, m.value, m.se, m.lo, m.hi, m.difference and m.difference.difference]
+            for name, m in found.items()
+        ]
+        screen.table(
+            ["baseline", scores.main, "se", "95 % CI lower", "upper", "run less baseline"],
+            rows,
+            "Baselines on the same windows",
+        )
     written = f"; report: {result['report']}" if "report" in result else ""
-    lines = [verdict_text(scores), *scores.notices, f"n = {format_count(scores.n)} windows of {describe_units(scores)}{written}"]
+    lines = [
+        verdict_text(scores),
+        *scores.notices,
+        f"n = {format_count(scores.n)} windows of {describe_units(scores)}{written}",
+    ]
     if scores.comparison is not None:
         for name, d in scores.comparison.metrics.items():
             unit = MetricUnit(d.unit or "1", d.factor or 1.0)
-            numbers = [None if v is None else v * unit.factor for v in (d.difference, d.lo, d.hi, d.se)]
+            numbers = [
+                None if v is None else v * unit.factor for v in (d.difference, d.lo, d.hi, d.se)
+            ]
             places = choose_places(2 if unit.factor > 1 else 4, numbers[3], *numbers[1:3])
             value, lo, hi = ("undefined" if v is None else f"{v:+.{places}f}" for v in numbers[:3])
             interval = f" (95 % CI {lo} to {hi})" if d.lo is not None else ""
@@ -228,18 +367,35 @@ def _show_scores(result: Mapping[str, Any]) -> list[str]:
 @expand_options
 def predict(
     run: Run,
-    files: Annotated[list[Path], typer.Argument(help="Recordings, folders of them (also BIDS) or caches.", metavar="FILES...")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Recordings, folders of them (also BIDS) or caches.", metavar="FILES..."
+        ),
+    ],
     *,
     channel_map: Annotated[
         list[str] | None,
-        typer.Option("--map", metavar="WANTED=FOUND", help="Channel of the run = channel of the files, or a TOML file; may be repeated."),
+        typer.Option(
+            "--map",
+            metavar="WANTED=FOUND",
+            help="Channel of the run = channel of the files, or a TOML file; may be repeated.",
+        ),
     ] = None,
     calibrate_on: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="One person's own labelled recordings, to calibrate on instead of the validation split."),
+        typer.Option(
+            metavar="FILE",
+            help="One person's own labelled recordings, to calibrate on instead of the validation split.",
+        ),
     ] = None,
     out: Out = None,
-    jobs: Annotated[int, typer.Option(min=1, max=1024, help="Recordings that are read at a time, while the model works.")] = 1,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            min=1, max=1024, help="Recordings that are read at a time, while the model works."
+        ),
+    ] = 1,
     score: ScoreOptions,
 ) -> int:
     """Predict new recordings without labels: tables, hypnograms, BIDS events and a page each.
@@ -250,17 +406,30 @@ def predict(
     from bitimely_core.schemas.ingest import FindingRecord
 
     options = score.collect()
-    options.pop("verify", None)  # no checksums of data are there to compare; those of the model always are
+    # no checksums of data are there to compare; those of the model always are
+    options.pop("verify", None)
     with screen.progress() as progress:
         result = workflows.predict(
-            run, files, channel_map=channel_map or (), calibrate_on=calibrate_on, out=out, jobs=jobs, progress=progress, **options
+            run,
+            files,
+            channel_map=channel_map or (),
+            calibrate_on=calibrate_on,
+            out=out,
+            jobs=jobs,
+            progress=progress,
+            **options,
         )
     if score.dry_run:
         return _show_plan(result)
     screen.print_findings([FindingRecord(**finding) for finding in result["findings"]])
-    rows = [[row["recording"], row["status"], row["windows"], row["hours"], row["confidence"]] for row in result["recordings"][:40]]
+    rows = [
+        [row["recording"], row["status"], row["windows"], row["hours"], row["confidence"]]
+        for row in result["recordings"][:40]
+    ]
     screen.table(["recording", "status", "windows", "hours", "mean confidence"], rows)
-    screen.result(result, [f"{result['n']} recordings in {result['out']}", f"report: {result['report']}"])
+    screen.result(
+        result, [f"{result['n']} recordings in {result['out']}", f"report: {result['report']}"]
+    )
     return result["exit_code"]
 
 
@@ -282,16 +451,32 @@ def embed(
     from bitimely_core import workflows
 
     with screen.progress() as progress:
-        result = workflows.embed(run, data=data, readout=readout, layers=layers, split=split, out=out, progress=progress, **score.collect())
+        result = workflows.embed(
+            run,
+            data=data,
+            readout=readout,
+            layers=layers,
+            split=split,
+            out=out,
+            progress=progress,
+            **score.collect(),
+        )
     if score.dry_run:
         return _show_plan(result)
-    screen.result(result, [f"{result['n']:,} embeddings of width {result['width']} in {result['out']}"])
+    screen.result(
+        result, [f"{result['n']:,} embeddings of width {result['width']} in {result['out']}"]
+    )
     return Exit.OK
 
 
 @expand_options
 def analyze(
-    kind: Annotated[str, typer.Argument(help="See: bitimely list analyses.", metavar="KIND", autocompletion=complete("analyses"))],
+    kind: Annotated[
+        str,
+        typer.Argument(
+            help="See: bitimely list analyses.", metavar="KIND", autocompletion=complete("analyses")
+        ),
+    ],
     run: Annotated[
         list[str] | None,
         typer.Argument(
@@ -303,15 +488,29 @@ def analyze(
     *,
     data: OneData = None,
     model: Annotated[
-        str | None, typer.Option(help="Model to analyze instead of a run (leakage, complexity).", autocompletion=complete("models"))
+        str | None,
+        typer.Option(
+            help="Model to analyze instead of a run (leakage, complexity).",
+            autocompletion=complete("models"),
+        ),
     ] = None,
     objective: Annotated[
-        str | None, typer.Option(help="Objective to analyze instead of that of a run (leakage).", autocompletion=complete("objectives"))
+        str | None,
+        typer.Option(
+            help="Objective to analyze instead of that of a run (leakage).",
+            autocompletion=complete("objectives"),
+        ),
     ] = None,
     preset: Annotated[
-        str, typer.Option(help="Sizes of that model, see: bitimely list presets.", autocompletion=complete("presets"))
+        str,
+        typer.Option(
+            help="Sizes of that model, see: bitimely list presets.",
+            autocompletion=complete("presets"),
+        ),
     ] = "tiny",
-    sequences: Annotated[int | None, typer.Option(min=1, help="Largest number of sequences to analyze.")] = None,
+    sequences: Annotated[
+        int | None, typer.Option(min=1, help="Largest number of sequences to analyze.")
+    ] = None,
     seed: Seed = None,
     device: Device = None,
     name: Annotated[str | None, typer.Option(help="Name of the report.")] = None,
@@ -327,9 +526,29 @@ def analyze(
     from bitimely_core import workflows
 
     names, options = _split_options(run or [])
-    verb = partial(workflows.analyze, kind, names, data=data, model=model, objective=objective, preset=preset, sequences=sequences)
-    with screen.show_partial(lambda found: [found["verdict"], *found["notices"]]), screen.progress() as progress:
-        result = verb(options=options, seed=seed or 0, device=device or "auto", name=name, out=out, progress=progress, **read.collect())
+    verb = partial(
+        workflows.analyze,
+        kind,
+        names,
+        data=data,
+        model=model,
+        objective=objective,
+        preset=preset,
+        sequences=sequences,
+    )
+    with (
+        screen.show_partial(lambda found: [found["verdict"], *found["notices"]]),
+        screen.progress() as progress,
+    ):
+        result = verb(
+            options=options,
+            seed=seed or 0,
+            device=device or "auto",
+            name=name,
+            out=out,
+            progress=progress,
+            **read.collect(),
+        )
     if read.dry_run:
         return _show_plan(result)
     result.pop("page")
@@ -339,7 +558,12 @@ def analyze(
 
 @expand_options
 def report(
-    run: Annotated[list[str], typer.Argument(help="Names or folders of runs.", metavar="RUN...", autocompletion=complete("runs"))],
+    run: Annotated[
+        list[str],
+        typer.Argument(
+            help="Names or folders of runs.", metavar="RUN...", autocompletion=complete("runs")
+        ),
+    ],
     *,
     margin: Margin = None,
     out: Out = None,
@@ -359,7 +583,9 @@ def report(
 
 
 def _launch_processes(devices: int | None) -> None:
-    """`--devices N`: the same command line again in N processes; this one waits and passes their exit code on."""
+    """`--devices N`: the same command line again in N processes; this one waits and passes their
+    exit code on.
+    """
     if devices is None or devices < 2:
         return
     from bitimely_core.train.distributed import LAUNCHED, get_world_size, launch
@@ -368,13 +594,30 @@ def _launch_processes(devices: int | None) -> None:
         raise typer.Exit(code)
     if LAUNCHED not in os.environ and devices != get_world_size():
         text = f"{devices} does not count: RANK or WORLD_SIZE is set, for {get_world_size()} processes in all"
-        screen.print_finding(input_warning(Reason.CONFIG, text, "", "Unset both, or start as many with the launcher", field="--devices"))
+        screen.print_finding(
+            input_warning(
+                Reason.CONFIG,
+                text,
+                "",
+                "Unset both, or start as many with the launcher",
+                field="--devices",
+            )
+        )
 
 
 def _show_losses(steps: int, loss: float | None, rel: float | None) -> list[str]:
     """The number of steps and the losses of the last one."""
     return [
-        ", ".join([f"{steps:,} steps", *(f"{name} {value:.4g}" for name, value in (("loss", loss), ("rel", rel)) if value is not None)])
+        ", ".join(
+            [
+                f"{steps:,} steps",
+                *(
+                    f"{name} {value:.4g}"
+                    for name, value in (("loss", loss), ("rel", rel))
+                    if value is not None
+                ),
+            ]
+        )
     ]
 
 
@@ -389,14 +632,17 @@ def _show_training(result: TrainingResult, dry_run: bool, following: str) -> int
         f"{result['run']}: {result['parameters']:,} parameters, {losses}",
         *([] if result["trained"] else ["already finished under these settings: nothing to do"]),
         f"run: {result['folder']}",
-        f"next: bitimely {following} {result['run']}" + (" --data DATA" if following == "finetune" else ""),
+        f"next: bitimely {following} {result['run']}"
+        + (" --data DATA" if following == "finetune" else ""),
     ]
     screen.result(result, lines)
     return Exit.OK
 
 
 def _split_options(words: list[str]) -> tuple[list[str], dict[str, str]]:
-    """Runs and the options of an analysis: `["a", "--row-norm", "abs-sum"]` -> `(["a"], {"row_norm": "abs-sum"})`."""
+    """Runs and the options of an analysis: `["a", "--row-norm", "abs-sum"]` -> `(["a"],
+    {"row_norm": "abs-sum"})`.
+    """
     names: list[str] = []
     options: dict[str, str] = {}
     rest = iter(words)

@@ -13,19 +13,25 @@ from bitimely_cli.app import app
 from bitimely_cli.data_help import DataCommand
 from bitimely_core.errors import Exit, UserError, safe_text, unknown_name_error, usage_error
 
-UsageError: Any = typer.BadParameter.__mro__[1]  # click's, whether typer brings its own copy of click or not
+# click's, whether typer brings its own copy of click or not
+UsageError: Any = typer.BadParameter.__mro__[1]
 
 for verbs in (data, training, experiments):
     for verb in verbs.VERBS:
-        extra = {"ignore_unknown_options": True} if verb is training.analyze else {}  # options of the kind of analysis
+        # options of the kind of analysis
+        extra = {"ignore_unknown_options": True} if verb is training.analyze else {}
         kind = DataCommand if verb in {data.ingest, data.tokenize} else None
         app.command(name=verb.__name__.rstrip("_"), cls=kind, context_settings=extra)(verb)
 
 
 def run_command(arguments: Sequence[str]) -> int:
-    """Run one verb; its exit code. Raises UserError, also for wrong usage, and KeyboardInterrupt."""
+    """Run one verb; its exit code. Raises UserError, also for wrong usage, and
+    KeyboardInterrupt.
+    """
     try:
-        code = typer.main.get_command(app).main(args=list(arguments), prog_name="bitimely", standalone_mode=False)
+        code = typer.main.get_command(app).main(
+            args=list(arguments), prog_name="bitimely", standalone_mode=False
+        )
     except UsageError as error:
         raise convert_usage_error(error) from None
     except typer.Exit as error:
@@ -41,10 +47,21 @@ def convert_usage_error(error: Any) -> UserError:
     action = f"See {context.command_path} --help" if context is not None else "See bitimely --help"
     option = getattr(error, "option_name", None)
     if option is not None and hasattr(error, "possibilities"):
-        known = [name for parameter in context.command.params for name in parameter.opts] if context is not None else []
-        is_early = context is not None and hasattr(context.command, "commands")  # before the verb, where there are few
+        known = (
+            [name for parameter in context.command.params for name in parameter.opts]
+            if context is not None
+            else []
+        )
+        # before the verb, where there are few
+        is_early = context is not None and hasattr(context.command, "commands")
         close = difflib.get_close_matches(option, known, n=2, cutoff=0.8 if is_early else 0.5)
-        action = f"Did you mean {' or '.join(close)}?" if close else "Write the options of a verb after it" if is_early else action
+        action = (
+            f"Did you mean {' or '.join(close)}?"
+            if close
+            else "Write the options of a verb after it"
+            if is_early
+            else action
+        )
         return usage_error(f"no option {safe_text(option)}", hint=action)
     commands = list(getattr(context.command, "commands", {})) if context is not None else []
     if commands and "No such command" in error.message:

@@ -1,6 +1,8 @@
-"""Settings of models, objectives and training: what can be set, the presets, and the order in which they win.
+"""Settings of models, objectives and training: what can be set, the presets, and the order in which
+they win.
 
-Field defaults <- preset <- recipe file (`--config`) <- command line (`--set section.key=value` and the flags).
+Field defaults <- preset <- recipe file (`--config`) <- command line (`--set section.key=value` and
+the flags).
 """
 
 from __future__ import annotations
@@ -33,9 +35,13 @@ from bitimely_core.system_errors import raise_system_error
 
 
 class Section(BaseModel):
-    """A frozen section of settings: unknown keys, NaN, infinities, and sizes that no tensor can have are refused."""
+    """A frozen section of settings: unknown keys, NaN, infinities, and sizes that no tensor can
+    have are refused.
+    """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=False, defer_build=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, strict=False, defer_build=True
+    )
 
     @field_validator("*")
     @classmethod
@@ -46,38 +52,76 @@ class Section(BaseModel):
 
 
 class ModelConfig(Section):
-    """What all models share. A model with settings of its own inherits this class in its file and names it in `ModelFacts.config`."""
+    """What all models share. A model with settings of its own inherits this class in its file and
+    names it in `ModelFacts.config`.
+    """
 
     name: str = Field("bitimelygpt", description="Model.")
     channels: int = Field(1, ge=1, description="Channels of a window, V; not used for codes.")
-    others: tuple[int, ...] = Field((), description="Channels of the further data sets of a joint pre-training; each has its own adapter.")
-    channel_independent: bool = Field(False, description="Read each channel as a sequence with V = 1; vectors are averaged over channels.")
-    length: int = Field(3000, ge=1, description="Samples of a window, T: the size of learned positions.")
+    others: tuple[int, ...] = Field(
+        (),
+        description="Channels of the further data sets of a joint pre-training; each has its own adapter.",
+    )
+    channel_independent: bool = Field(
+        False,
+        description="Read each channel as a sequence with V = 1; vectors are averaged over channels.",
+    )
+    length: int = Field(
+        3000, ge=1, description="Samples of a window, T: the size of learned positions."
+    )
     layers: int = Field(4, ge=1, description="Layers.")
     heads: int = Field(4, ge=1, description="Heads of a layer.")
     dim: int = Field(64, ge=2, description="Model width, which is also the width of the keys.")
     value_dim: int = Field(128, ge=2, description="Width of the values.")
     ffn_dim: int = Field(128, ge=1, description="Hidden width of the feed-forward network.")
-    tokenizer: Literal["conv", "patch", "steps", "codes"] = Field("conv", description="How a window is cut; steps: a token a timestep.")
+    tokenizer: Literal["conv", "patch", "steps", "codes"] = Field(
+        "conv", description="How a window is cut; steps: a token a timestep."
+    )
     patch: int = Field(8, ge=1, description="Samples of a patch.")
-    stride: int | None = Field(None, ge=1, description="Samples between patches; none: the patch, without overlap.")
-    crop: Literal["pad", "start"] = Field("pad", description="If T is no multiple of the patch: repeat the last sample, or crop the start.")
-    codes: int | None = Field(None, description="Size of the input vocabulary, for tokenizer codes.")
-    target: Literal["raw", "tokens"] = Field("raw", description="Predict raw samples, or the detached, standardised tokens.")
-    ffn: Literal["glu", "plain"] = Field("glu", description="Feed-forward network: gated, or two linear maps.")
-    ffn_act: Literal["gelu", "silu"] = Field("gelu", description="Activation of the feed-forward network.")
-    ties: Literal["canonical", "shuffle", "group"] = Field("canonical", description="Order of events at one time; group: without order.")
-    events: Literal["code-embed", "grid"] = Field("code-embed", description="grid: a month a timestep and a code a channel.")
-    horizon: int = Field(240, ge=2, description="Months of the grid; models of irregular times divide by it.")
-    index_day: bool = Field(True, description="Events end at the index day of a landmark; false: at the last event.")
-    exact_times: bool = Field(True, description="Times of events as they are; false: whole months, of gpt and lstm no times.")
+    stride: int | None = Field(
+        None, ge=1, description="Samples between patches; none: the patch, without overlap."
+    )
+    crop: Literal["pad", "start"] = Field(
+        "pad",
+        description="If T is no multiple of the patch: repeat the last sample, or crop the start.",
+    )
+    codes: int | None = Field(
+        None, description="Size of the input vocabulary, for tokenizer codes."
+    )
+    target: Literal["raw", "tokens"] = Field(
+        "raw", description="Predict raw samples, or the detached, standardised tokens."
+    )
+    ffn: Literal["glu", "plain"] = Field(
+        "glu", description="Feed-forward network: gated, or two linear maps."
+    )
+    ffn_act: Literal["gelu", "silu"] = Field(
+        "gelu", description="Activation of the feed-forward network."
+    )
+    ties: Literal["canonical", "shuffle", "group"] = Field(
+        "canonical", description="Order of events at one time; group: without order."
+    )
+    events: Literal["code-embed", "grid"] = Field(
+        "code-embed", description="grid: a month a timestep and a code a channel."
+    )
+    horizon: int = Field(
+        240, ge=2, description="Months of the grid; models of irregular times divide by it."
+    )
+    index_day: bool = Field(
+        True, description="Events end at the index day of a landmark; false: at the last event."
+    )
+    exact_times: bool = Field(
+        True,
+        description="Times of events as they are; false: whole months, of gpt and lstm no times.",
+    )
     person: bool = Field(True, description="Events come with age at the first event and sex.")
     numbers: bool | None = Field(
         None,
         description="Events come with their numbers (tokenize --values raw); none: where the token set has them.",
         exclude_if=lambda value: value is None,  # earlier versions did not have it
     )
-    output_heads: Literal["shared", "separate"] = Field("shared", description="Output projections of next and previous tokens.")
+    output_heads: Literal["shared", "separate"] = Field(
+        "shared", description="Output projections of next and previous tokens."
+    )
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout rate.")
 
     @property
@@ -91,7 +135,9 @@ class ModelConfig(Section):
 
 
 class ObjectiveConfig(Section):
-    """What all objectives share. An objective with settings of its own inherits this class and names it in `ObjectiveFacts.config`."""
+    """What all objectives share. An objective with settings of its own inherits this class and
+    names it in `ObjectiveFacts.config`.
+    """
 
     name: str = Field("", description="Objective; empty: the model's default.")
 
@@ -102,29 +148,51 @@ class ObjectiveConfig(Section):
 
 
 RESUME_EXEMPT = frozenset(  # of [train]: may change between a stop and its continuation
-    {"device", "devices", "compile", "recompute", "resident", "log_every", "checkpoint_every", "keep", "track"}
+    {
+        "device",
+        "devices",
+        "compile",
+        "recompute",
+        "resident",
+        "log_every",
+        "checkpoint_every",
+        "keep",
+        "track",
+    }
 )
 
 
 class TrainConfig(Section):
-    """One training run. The paper gives epochs; the optimiser is method.md 6 (the paper is silent)."""
+    """One training run. The paper gives epochs; the optimiser is method.md 6 (the paper is
+    silent).
+    """
 
     epochs: int = Field(20, ge=0, description="Passes over the training split.")
-    steps: int | None = Field(None, ge=0, description="Stop after so many optimizer steps, whatever the epochs.")
+    steps: int | None = Field(
+        None, ge=0, description="Stop after so many optimizer steps, whatever the epochs."
+    )
     batch_size: int = Field(64, ge=1, description="Windows per step, over all processes.")
-    accumulate: int = Field(1, ge=1, description="Micro-batches a batch is split into, to save memory.")
+    accumulate: int = Field(
+        1, ge=1, description="Micro-batches a batch is split into, to save memory."
+    )
     lr: float = Field(3e-4, gt=0, description="Largest learning rate.")
     weight_decay: float = Field(0.01, ge=0, description="Decoupled weight decay of AdamW.")
-    warmup: float = Field(0.05, ge=0, lt=1, description="Share of all steps with a rising learning rate.")
+    warmup: float = Field(
+        0.05, ge=0, lt=1, description="Share of all steps with a rising learning rate."
+    )
     clip: float = Field(1.0, gt=0, description="Largest norm of the gradient.")
     precision: Literal["auto", "fp32", "tf32", "bf16"] = Field(
-        "auto", description="Arithmetic of the training; auto: bf16 with a core in bf16 on CUDA from capability 8.0, else fp32."
+        "auto",
+        description="Arithmetic of the training; auto: bf16 with a core in bf16 on CUDA from capability 8.0, else fp32.",
     )
-    core_precision: Literal["fp32", "bf16"] = Field("fp32", description="Arithmetic of the retention core under precision bf16.")
+    core_precision: Literal["fp32", "bf16"] = Field(
+        "fp32", description="Arithmetic of the retention core under precision bf16."
+    )
     device: str = Field("auto", description="auto, cpu, cuda or mps.")
     devices: int = Field(1, ge=1, le=1024, description="Number of processes (one per device).")
     compile: bool | Literal["auto"] = Field(
-        "auto", description="Use torch.compile, of a stack for one layer after the other; auto: for stacks on CUDA with Triton."
+        "auto",
+        description="Use torch.compile, of a stack for one layer after the other; auto: for stacks on CUDA with Triton.",
     )
     resident: bool | Literal["auto"] = Field(
         "auto",
@@ -138,7 +206,9 @@ class TrainConfig(Section):
     )
     seed: int = Field(0, ge=0, le=2**63 - 1, description="Seed of weights, batches and masks.")
     log_every: int = Field(10, ge=1, description="Steps between lines of the log.")
-    checkpoint_every: int | None = Field(None, ge=1, description="Steps between checkpoints (default: an epoch).")
+    checkpoint_every: int | None = Field(
+        None, ge=1, description="Steps between checkpoints (default: an epoch)."
+    )
     keep: int = Field(2, ge=2, description="Checkpoints to keep.")
     checkpoint: Literal["last", "best"] = Field(
         "last",
@@ -146,7 +216,9 @@ class TrainConfig(Section):
         exclude_if="last".__eq__,  # version 0.1 did not have it
     )
     track: bool = Field(
-        False, description="Write the curves for TensorBoard, too, while they grow (extra track): tensorboard --logdir.", exclude_if=not_
+        False,
+        description="Write the curves for TensorBoard, too, while they grow (extra track): tensorboard --logdir.",
+        exclude_if=not_,
     )
 
     def count_steps(self, per_epoch: int) -> int:
@@ -164,7 +236,9 @@ def is_none(value: object) -> bool:
 
 
 def parse_frequencies(value: Any) -> Any:
-    """`"0.5,40"` or `",40"` as a tuple of numbers, None for an empty place; what is no text stays as it is. Raises ValueError."""
+    """`"0.5,40"` or `",40"` as a tuple of numbers, None for an empty place; what is no text stays
+    as it is. Raises ValueError.
+    """
     if not isinstance(value, str):
         return value
     try:
@@ -176,15 +250,29 @@ def parse_frequencies(value: Any) -> Any:
 class DataConfig(Section):
     """Which tokens, and how they are made when they are missing."""
 
-    names: tuple[str, ...] = Field((), description="Data set or view, for example sleep-edf/staging.")
+    names: tuple[str, ...] = Field(
+        (), description="Data set or view, for example sleep-edf/staging."
+    )
     fraction: float = Field(1.0, gt=0, le=1, description="Share of the training subjects.")
-    limit: int | None = Field(None, ge=1, description="Largest number of windows of each split, drawn by the seed.")
+    limit: int | None = Field(
+        None, ge=1, description="Largest number of windows of each split, drawn by the seed."
+    )
     window: int | None = Field(None, ge=1, description="Samples per window.")
     stride: int | None = Field(None, ge=1, description="Samples between the starts of windows.")
-    rate: float | None = Field(None, gt=0, description="Sampling rate in Hz; others are resampled with an anti-alias filter.")
-    channels: tuple[str, ...] | None = Field(None, description="Names of channels, separated by commas.")
-    normalise: Literal["channel", "window", "none"] = Field("channel", description="channel: statistics of the training split.")
-    split: Literal["subject", "official", "time", "random-window"] | None = Field(None, description="Default: the data set's own.")
+    rate: float | None = Field(
+        None,
+        gt=0,
+        description="Sampling rate in Hz; others are resampled with an anti-alias filter.",
+    )
+    channels: tuple[str, ...] | None = Field(
+        None, description="Names of channels, separated by commas."
+    )
+    normalise: Literal["channel", "window", "none"] = Field(
+        "channel", description="channel: statistics of the training split."
+    )
+    split: Literal["subject", "official", "time", "random-window"] | None = Field(
+        None, description="Default: the data set's own."
+    )
     seed: int = Field(0, ge=0, description="Seed of the split.")
     test_fold: int | None = Field(
         None,
@@ -193,12 +281,18 @@ class DataConfig(Section):
         description="Test on this one of the ten official folds, or tenths of the subjects; the fold before it validates.",
     )
     folds: Literal[5, 10] | None = Field(
-        None, description="Deal subjects evenly to so many test folds (default: each by its own hash, to ten).", exclude_if=is_none
+        None,
+        description="Deal subjects evenly to so many test folds (default: each by its own hash, to ten).",
+        exclude_if=is_none,
     )
     stratify: str | None = Field(
-        None, description="Attribute of recordings, such as the label, whose values are spread evenly over the folds.", exclude_if=is_none
+        None,
+        description="Attribute of recordings, such as the label, whose values are spread evenly over the folds.",
+        exclude_if=is_none,
     )
-    bandpass: Annotated[tuple[float | None, float | None] | None, BeforeValidator(parse_frequencies)] = Field(
+    bandpass: Annotated[
+        tuple[float | None, float | None] | None, BeforeValidator(parse_frequencies)
+    ] = Field(
         None, description="Band-pass filter in Hz, without phase shift; one side may be empty."
     )
     notch: Annotated[tuple[float, ...] | None, BeforeValidator(parse_frequencies)] = Field(
@@ -210,31 +304,55 @@ class DataConfig(Section):
         exclude_if=is_none,  # version 0.1 did not have it
     )
     filtering: Filtering | None = Field(
-        None, description="Default: zero-phase. causal: filters run forward only, with a delay.", exclude_if=is_none
+        None,
+        description="Default: zero-phase. causal: filters run forward only, with a delay.",
+        exclude_if=is_none,
     )
 
 
 class FinetuneConfig(Section):
     """What a supervised head reads. None = the model's own readout."""
 
-    readout: Literal["sos", "eos", "sos+eos", "mean", "last", "max", "flatten", "native"] | None = Field(
-        None, description="Vector that the head reads (default: the model's own)."
+    readout: Literal["sos", "eos", "sos+eos", "mean", "last", "max", "flatten", "native"] | None = (
+        Field(None, description="Vector that the head reads (default: the model's own).")
     )
     layers: Literal["last", "last-two"] = Field("last", description="Layers that the head reads.")
-    layer_merge: Literal["concat", "mean"] = Field("concat", description="How two layers are joined.")
+    layer_merge: Literal["concat", "mean"] = Field(
+        "concat", description="How two layers are joined."
+    )
     freeze: bool = Field(False, description="Train the head alone.")
     hazard: Literal["discrete", "piecewise-exponential"] = Field(
-        "discrete", description="Time to event: shares of intervals, or constant rates.", exclude_if=lambda kind: kind == "discrete"
+        "discrete",
+        description="Time to event: shares of intervals, or constant rates.",
+        exclude_if=lambda kind: kind == "discrete",
     )
-    intervals: int = Field(8, ge=1, le=100, description="Intervals of time to event, as many events in each.", exclude_if=lambda n: n == 8)
-    from_scratch: bool = Field(False, description="Random weights of the same architecture: the control without pre-training.")
+    intervals: int = Field(
+        8,
+        ge=1,
+        le=100,
+        description="Intervals of time to event, as many events in each.",
+        exclude_if=lambda n: n == 8,
+    )
+    from_scratch: bool = Field(
+        False,
+        description="Random weights of the same architecture: the control without pre-training.",
+    )
 
 
 def parse_learning_rates(value: Any) -> Any:
-    """How many rates to try (2 to 9), or which: numbers, or text as `--tune` takes it (`"4"`, `"1e-4,1e-3"`). Raises ValueError."""
+    """How many rates to try (2 to 9), or which: numbers, or text as `--tune` takes it (`"4"`,
+    `"1e-4,1e-3"`). Raises ValueError.
+    """
     try:
         found = [
-            float(part) for part in (value.split(",") if isinstance(value, str) else [value] if isinstance(value, int) else value or ())
+            float(part)
+            for part in (
+                value.split(",")
+                if isinstance(value, str)
+                else [value]
+                if isinstance(value, int)
+                else value or ()
+            )
         ]
     except (TypeError, ValueError):
         found = [math.nan]
@@ -242,7 +360,9 @@ def parse_learning_rates(value: Any) -> Any:
         return None if value is None else int(found[0])
     if len(set(found)) == len(found) > 1 and all(0 < rate < math.inf for rate in found):
         return tuple(found)
-    raise ValueError("expected how many learning rates to try, 2 to 9, or two or more different ones above 0, separated by commas")
+    raise ValueError(
+        "expected how many learning rates to try, 2 to 9, or two or more different ones above 0, separated by commas"
+    )
 
 
 Rates = Annotated[int | tuple[float, ...] | None, BeforeValidator(parse_learning_rates)]
@@ -251,12 +371,19 @@ Rates = Annotated[int | tuple[float, ...] | None, BeforeValidator(parse_learning
 class TuneConfig(Section):
     """How the learning rate is chosen, on the validation split alone (`training.tuning`)."""
 
-    rates: Rates = Field(None, description="Number of rates around train.lr, half a decade apart, or the rates; none: train.lr.")
-    steps: int | None = Field(None, ge=1, description="Steps of each trial; none: a tenth of the training, at least 50.")
+    rates: Rates = Field(
+        None,
+        description="Number of rates around train.lr, half a decade apart, or the rates; none: train.lr.",
+    )
+    steps: int | None = Field(
+        None, ge=1, description="Steps of each trial; none: a tenth of the training, at least 50."
+    )
 
 
 class Settings(Section):
-    """All sections of one run, resolved. Stored in `run.json`. `validate_settings` selects the classes of model and objective."""
+    """All sections of one run, resolved. Stored in `run.json`. `validate_settings` selects the
+    classes of model and objective.
+    """
 
     model: SerializeAsAny[ModelConfig] = ModelConfig()
     objective: SerializeAsAny[ObjectiveConfig] = ObjectiveConfig()
@@ -277,7 +404,8 @@ def list_presets() -> dict[str, Path]:
 
 
 def load_preset(name: str) -> SettingsLayer:
-    """The preset as written: description, paper_parameters, data, [retention], [attention], [recurrent], [train], [finetune].
+    """The preset as written: description, paper_parameters, data, [retention], [attention],
+    [recurrent], [train], [finetune].
 
     Raises UserError (unknown_name, exit 2).
     """
@@ -287,15 +415,25 @@ def load_preset(name: str) -> SettingsLayer:
 
 
 def read_toml(path: Path) -> SettingsLayer:
-    """A TOML file. Raises UserError (config, exit 2) that names file and line; other formats are refused."""
+    """A TOML file. Raises UserError (config, exit 2) that names file and line; other formats are
+    refused.
+    """
     if path.suffix.lower() != ".toml":
-        raise usage_error(f"found {safe_text(path.suffix)}", "expected a .toml file", "Write the settings as TOML", file=str(path))
+        raise usage_error(
+            f"found {safe_text(path.suffix)}",
+            "expected a .toml file",
+            "Write the settings as TOML",
+            file=str(path),
+        )
     try:
         return tomllib.loads(path.read_bytes().decode("utf-8"))
     except OSError as error:
         raise_system_error(error, path, stored=False)
         raise usage_error(
-            error.strerror or str(error), hint="Give the path of a TOML file", code=Reason.NOT_FOUND, file=str(path)
+            error.strerror or str(error),
+            hint="Give the path of a TOML file",
+            code=Reason.NOT_FOUND,
+            file=str(path),
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise usage_error(f"not valid TOML: {error}", file=str(path)) from error
@@ -306,18 +444,28 @@ def merge_layers(*layers: SettingsLayer) -> SettingsLayer:
     out: SettingsLayer = {}
     for layer in layers:
         for key, value in layer.items():
-            out[key] = merge_layers(out[key], value) if isinstance(value, dict) and isinstance(out.get(key), dict) else value
+            out[key] = (
+                merge_layers(out[key], value)
+                if isinstance(value, dict) and isinstance(out.get(key), dict)
+                else value
+            )
     return out
 
 
 def parse_assignments(pairs: list[str]) -> SettingsLayer:
-    """`["model.tokenizer=patch", "train.lr=1e-3"]` as a nested dict; values are TOML, else plain text."""
+    """`["model.tokenizer=patch", "train.lr=1e-3"]` as a nested dict; values are TOML, else plain
+    text.
+    """
     out: SettingsLayer = {}
     for pair in pairs:
         key, sign, text = pair.partition("=")
         parts = key.strip().split(".")
         if not sign or len(parts) < 2 or not all(parts):
-            raise usage_error(f"--set {safe_text(pair)}", "expected section.key=value", "For example --set model.tokenizer=patch")
+            raise usage_error(
+                f"--set {safe_text(pair)}",
+                "expected section.key=value",
+                "For example --set model.tokenizer=patch",
+            )
         try:
             value = tomllib.loads(f"value = {text}")["value"]
         except (tomllib.TOMLDecodeError, RecursionError):
@@ -326,12 +474,17 @@ def parse_assignments(pairs: list[str]) -> SettingsLayer:
         for part in parts[:-1]:
             here = here.setdefault(part, {})
             if not isinstance(here, dict):
-                raise usage_error(f"--set {safe_text(pair)}", f"{part} has a value of its own", "Leave one of the two out")
+                raise usage_error(
+                    f"--set {safe_text(pair)}",
+                    f"{part} has a value of its own",
+                    "Leave one of the two out",
+                )
         here[parts[-1]] = value
     return out
 
 
-DEVICES = re.compile(r"auto|(cpu|mps)(:0)?|cuda(:(0|[1-9][0-9]{0,8}))?")  # torch would take 128 for -128 and 256 for 0
+# torch would take 128 for -128 and 256 for 0
+DEVICES = re.compile(r"auto|(cpu|mps)(:0)?|cuda(:(0|[1-9][0-9]{0,8}))?")
 
 
 def check_device_name(name: str) -> None:
@@ -346,15 +499,25 @@ def missing_device(name: str, requirement: str) -> UserError:
 
 
 def validate(kind: type[S], values: SettingsLayer, file: str | None = None) -> S:
-    """`kind(**values)`, with pydantic's findings as one UserError (config, exit 2), unknown keys with the nearest right one."""
+    """`kind(**values)`, with pydantic's findings as one UserError (config, exit 2), unknown keys
+    with the nearest right one.
+    """
     try:
         return kind.model_validate(values)
     except ValidationError as error:
         findings = [
-            _describe_config_error(kind, item, file) for item in sorted(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
+            _describe_config_error(kind, item, file)
+            for item in sorted(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
         ]
         first = findings[0]
-        raise usage_error(first.problem, first.requirement, first.hint, file=file, field=first.field, details=findings[1:]) from error
+        raise usage_error(
+            first.problem,
+            first.requirement,
+            first.hint,
+            file=file,
+            field=first.field,
+            details=findings[1:],
+        ) from error
 
 
 SYNONYMS = {
@@ -369,7 +532,9 @@ SYNONYMS = {
 
 
 def _list_keys(kind: type[BaseModel], prefix: str = "") -> dict[str, str]:
-    """Every key of `kind` and of the sections in it: bare name -> dotted name (the first section that has it wins)."""
+    """Every key of `kind` and of the sections in it: bare name -> dotted name (the first section
+    that has it wins).
+    """
     out: dict[str, str] = {}
     for name, info in kind.model_fields.items():
         out.setdefault(name, prefix + name)
@@ -380,28 +545,48 @@ def _list_keys(kind: type[BaseModel], prefix: str = "") -> dict[str, str]:
 
 
 def suggest_key(kind: type[BaseModel], key: str) -> str:
-    """The dotted name of the key of `kind` that `key` was probably meant to be, or an empty text."""
+    """The dotted name of the key of `kind` that `key` was probably meant to be, or an empty
+    text.
+    """
     known = _list_keys(kind)
     close = difflib.get_close_matches(key, [*known, *SYNONYMS], n=1, cutoff=0.6)
     return known.get(SYNONYMS.get(close[0], close[0]), "") if close else ""
 
 
 def _find_section(annotation: Any, name: str = "") -> type[BaseModel] | None:
-    """The first section inside an annotation, or inside those of a section's fields; with `name` the one that is called so."""
+    """The first section inside an annotation, or inside those of a section's fields; with `name`
+    the one that is called so.
+    """
     if isinstance(annotation, dict):
-        return next((found for info in annotation.values() if (found := _find_section(info.annotation, name))), None)
+        return next(
+            (
+                found
+                for info in annotation.values()
+                if (found := _find_section(info.annotation, name))
+            ),
+            None,
+        )
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation if name in {"", annotation.__name__} else None
-    return next((found for part in get_args(annotation) if (found := _find_section(part, name))), None)
+    return next(
+        (found for part in get_args(annotation) if (found := _find_section(part, name))), None
+    )
 
 
 def _describe_config_error(kind: type[Section], item: Any, file: str | None) -> Finding:
     where = ".".join(str(part) for part in item["loc"])
     if item["type"] != "extra_forbidden":
         text = "missing" if item["type"] == "missing" else f"found {safe_text(item.get('input'))}"
-        return Finding(code=Reason.CONFIG, file=file, field=where, problem=text, requirement=_rephrase_pydantic(str(item["msg"])))
+        return Finding(
+            code=Reason.CONFIG,
+            file=file,
+            field=where,
+            problem=text,
+            requirement=_rephrase_pydantic(str(item["msg"])),
+        )
     owner: type[BaseModel] = kind
-    for part in item["loc"][:-1]:  # of lists and unions also positions and names of types, which lead no further
+    # of lists and unions also positions and names of types, which lead no further
+    for part in item["loc"][:-1]:
         if part in owner.model_fields:
             owner = _find_section(owner.model_fields[part].annotation) or owner
         elif isinstance(part, str) and (named := _find_section(owner.model_fields, part)):
@@ -416,22 +601,43 @@ def _describe_config_error(kind: type[Section], item: Any, file: str | None) -> 
         problem="unknown key",
         requirement=f"known here are {', '.join(owner.model_fields)}",
         hint=" ".join(
-            filter(None, (f"Did you mean {right}?" if right else "", f"A setting of {', '.join(elsewhere)}" if elsewhere else ""))
+            filter(
+                None,
+                (
+                    f"Did you mean {right}?" if right else "",
+                    f"A setting of {', '.join(elsewhere)}" if elsewhere else "",
+                ),
+            )
         ),
     )
 
 
 def list_owners(section: type[BaseModel], key: str) -> list[str]:
-    """The models, or objectives, that have the setting `key`; none for another section than theirs."""
+    """The models, or objectives, that have the setting `key`; none for another section than
+    theirs.
+    """
     book: Registry[Any] = (
-        models if issubclass(section, ModelConfig) else objectives if issubclass(section, ObjectiveConfig) else Registry("")
+        models
+        if issubclass(section, ModelConfig)
+        else objectives
+        if issubclass(section, ObjectiveConfig)
+        else Registry("")
     )
-    return [name for name, entry in book.items() if entry.facts.config and key in entry.facts.config.model_fields]
+    return [
+        name
+        for name, entry in book.items()
+        if entry.facts.config and key in entry.facts.config.model_fields
+    ]
 
 
 def _rephrase_pydantic(message: str) -> str:
     """A message of pydantic in the wording of the other errors."""
-    for old, new in {"Value error, ": "", "Input should be ": "expected ", "Field required": "expected a value", "tuple": "list"}.items():
+    for old, new in {
+        "Value error, ": "",
+        "Input should be ": "expected ",
+        "Field required": "expected a value",
+        "tuple": "list",
+    }.items():
         message = message.replace(old, new)
     return message
 
@@ -451,21 +657,31 @@ def find_objective_config(name: str) -> type[ObjectiveConfig]:
 
 def _find_configs(values: SettingsLayer) -> tuple[type[ModelConfig], type[ObjectiveConfig]]:
     """The classes of the sections `model` and `objective`, selected by their names."""
-    names = [section.get("name") if isinstance(section := values.get(key), dict) else getattr(section, "name", None) for key in SECTIONS]
+    names = [
+        section.get("name")
+        if isinstance(section := values.get(key), dict)
+        else getattr(section, "name", None)
+        for key in SECTIONS
+    ]
     model = names[0] if isinstance(names[0], str) else ModelConfig().name
     kind = find_model_config(model)
-    return kind, find_objective_config(names[1] if names[1] and isinstance(names[1], str) else models[model].facts.objective)
+    return kind, find_objective_config(
+        names[1] if names[1] and isinstance(names[1], str) else models[model].facts.objective
+    )
 
 
 @cache
 def _settings_class(model: type[ModelConfig], objective: type[ObjectiveConfig]) -> type[Settings]:
-    return create_model("Settings", __base__=Settings, model=(model, model()), objective=(objective, objective()))
+    return create_model(
+        "Settings", __base__=Settings, model=(model, model()), objective=(objective, objective())
+    )
 
 
 def validate_settings(values: SettingsLayer, file: str | None = None) -> Settings:
     """`values` as settings; the names in them select the classes of `model` and `objective`.
 
-    Raises UserError (config, exit 2): unknown keys, with the nearest known one, those of other models included; values out of range.
+    Raises UserError (config, exit 2): unknown keys, with the nearest known one, those of other
+    models included; values out of range.
     """
     return validate(_settings_class(*_find_configs(values)), values, file)
 
@@ -475,7 +691,9 @@ LATER_SETTINGS = (*EVENT_SETTINGS, "gap_unit")  # of models, which stored runs o
 
 
 def fill_event_settings(model: SettingsLayer) -> SettingsLayer:
-    """The section `model` of a stored run with what its model read of events before `EVENT_SETTINGS` existed, if it has none of them."""
+    """The section `model` of a stored run with what its model read of events before
+    `EVENT_SETTINGS` existed, if it has none of them.
+    """
     if any(key in model for key in EVENT_SETTINGS):
         return model
     name, events = model.get("name"), model.get("codes") is not None
@@ -490,7 +708,9 @@ def fill_event_settings(model: SettingsLayer) -> SettingsLayer:
 
 
 class StoredModelConfig(ModelConfig):
-    """The section `model` of a stored run: what the model has beyond `ModelConfig` is kept unchecked, so the model need not be installed."""
+    """The section `model` of a stored run: what the model has beyond `ModelConfig` is kept
+    unchecked, so the model need not be installed.
+    """
 
     model_config = ConfigDict(extra="allow")
 
@@ -519,7 +739,8 @@ def parse_stored_settings(values: Any) -> Any:
 
 
 def upgrade_settings(values: SettingsLayer) -> SettingsLayer:
-    """Settings as format 1 stores them, without the keys of other models and objectives, which have no effect.
+    """Settings as format 1 stores them, without the keys of other models and objectives, which have
+    no effect.
 
     Those of a model that is not installed are left as they are.
     """
@@ -527,12 +748,18 @@ def upgrade_settings(values: SettingsLayer) -> SettingsLayer:
         kinds = zip(SECTIONS, _find_configs(values), strict=True)
     except UserError:
         return values
-    own = {key: {k: v for k, v in values[key].items() if k in kind.model_fields} for key, kind in kinds if key in values}
+    own = {
+        key: {k: v for k, v in values[key].items() if k in kind.model_fields}
+        for key, kind in kinds
+        if key in values
+    }
     return {**values, **own}
 
 
 def build_model_config(name: str, preset_name: str | None = None, **overrides: Any) -> ModelConfig:
-    """The configuration of model `name`: defaults <- the preset's section of its family <- overrides."""
+    """The configuration of model `name`: defaults <- the preset's section of its family <-
+    overrides.
+    """
     kind = find_model_config(name)
     base = load_preset(preset_name).get(models[name].facts.family, {}) if preset_name else {}
     return validate(kind, merge_layers(base, {"name": name}, overrides))

@@ -1,4 +1,5 @@
-"""Errors: exit codes, reason codes, findings, and the one exception that users see with its three constructors.
+"""Errors: exit codes, reason codes, findings, and the one exception that users see with its three
+constructors.
 
 Library code raises `UserError`; only the command line prints it and turns it into an exit code.
 """
@@ -148,32 +149,45 @@ class Reason(StrEnum):
 
 HINTS = {  # what to do about an error of a reason, where it says nothing else
     **dict.fromkeys(
-        (Reason.EMPTY_FILE, Reason.TRUNCATED, Reason.CORRUPT, Reason.CHECKSUM, Reason.INITIAL_VALUE, Reason.MISSING_SIGNAL_FILE),
+        (
+            Reason.EMPTY_FILE,
+            Reason.TRUNCATED,
+            Reason.CORRUPT,
+            Reason.CHECKSUM,
+            Reason.INITIAL_VALUE,
+            Reason.MISSING_SIGNAL_FILE,
+        ),
         "Download it again",
     ),
     Reason.INTEGRITY: "Make it again, or restore a copy",
 }
 Level = Literal["info", "warning", "error"]
-FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r]")  # also in full width, which spreadsheets of East Asian locales take
+# also in full width, which spreadsheets of East Asian locales take
+FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r]")
 SCHEME = r"([A-Za-z][A-Za-z0-9+.-]+)(:/{1,2})"  # a path made from a URL has one slash
-URL = re.compile(SCHEME + r"((?:[^\s/'\"<>]*:[^\s/'\"<>]*(?: [^\s/'\"<>:@]+)+@)?[^\s'\"<>]*)")  # in a text; a secret may hold spaces
+# in a text; a secret may hold spaces
+URL = re.compile(SCHEME + r"((?:[^\s/'\"<>]*:[^\s/'\"<>]*(?: [^\s/'\"<>:@]+)+@)?[^\s'\"<>]*)")
 WHOLE_URL = re.compile(SCHEME + r"(.*)", re.DOTALL)  # keys of a bucket may hold spaces and quotes
 PORT = re.compile(r"(\[[^\]]*\]|[^:]*):\d{1,5}")
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 def safe_text(value: object, limit: int = 80) -> str:
-    """Foreign text made fit to show: its repr, cut to `limit` characters, without control characters (C0, C1, DEL).
+    """Foreign text made fit to show: its repr, cut to `limit` characters, without control
+    characters (C0, C1, DEL).
 
-    For screen and log the caller prints it without markup; for HTML it is escaped again by the template.
+    For screen and log the caller prints it without markup; for HTML it is escaped again by the
+    template.
     """
     return clean(repr(value) if isinstance(value, str) else str(value), limit)
 
 
 def split_url(text: str) -> tuple[str, str, str] | None:
-    """Scheme, user information (`user:password`, often empty) and the rest of a URL; None for other text.
+    """Scheme, user information (`user:password`, often empty) and the rest of a URL; None for other
+    text.
 
-    Secrets with characters that a URL should not hold count to the user information: nothing after it shows a part of them.
+    Secrets with characters that a URL should not hold count to the user information: nothing after
+    it shows a part of them.
     """
     found = WHOLE_URL.fullmatch(text)
     if found is None:
@@ -183,33 +197,49 @@ def split_url(text: str) -> tuple[str, str, str] | None:
     if "@" in host and not re.search(r"[?#]", host):
         user, _, place = host.rpartition("@")
         return scheme, user, place + rest[len(host) :]
-    if "@" not in host and (":" not in host or (scheme.startswith(("http", "ftp")) and PORT.fullmatch(host))):
+    if "@" not in host and (
+        ":" not in host or (scheme.startswith(("http", "ftp")) and PORT.fullmatch(host))
+    ):
         return scheme, "", rest
     user, _, rest = rest.rpartition("@")
     return scheme, user, rest
 
 
 def hide_credentials(text: str) -> str:
-    """`text` with every URL in it without user information and query, those of web servers without fragment: # is a letter of other names."""
+    """`text` with every URL in it without user information and query, those of web servers without
+    fragment: # is a letter of other names.
+    """
 
     def shorten(found: re.Match[str]) -> str:
         scheme, user, rest = split_url(found[0]) or ("", "", "")
         ends = r"[?#]" if user or scheme.startswith(("http", "ftp")) else r"\?"
-        return found[1] + found[2] + ("" if re.search(r"[?#]", user) else re.split(ends, rest, maxsplit=1)[0])
+        return (
+            found[1]
+            + found[2]
+            + ("" if re.search(r"[?#]", user) else re.split(ends, rest, maxsplit=1)[0])
+        )
 
     return URL.sub(shorten, text) if ":/" in text else text
 
 
 def clean(text: str, limit: int = 400) -> str:
-    """`text` without control, surrogate, format and line-separator characters and credentials of URLs, cut to `limit` characters."""
+    """`text` without control, surrogate, format and line-separator characters and credentials of
+    URLs, cut to `limit` characters.
+    """
     text = hide_credentials(text)
     odd = {"Cc", "Cf", "Cs", "Zl", "Zp"}
-    kept = text if text.isprintable() else "".join(c if unicodedata.category(c) not in odd else "?" for c in text)
+    kept = (
+        text
+        if text.isprintable()
+        else "".join(c if unicodedata.category(c) not in odd else "?" for c in text)
+    )
     return kept if len(kept) <= limit else kept[: limit - 3] + "..."
 
 
 def quote_formula(text: str) -> str:
-    """`text` with an apostrophe before it where a spreadsheet would run it as a formula; numbers stay."""
+    """`text` with an apostrophe before it where a spreadsheet would run it as a formula; numbers
+    stay.
+    """
     return f"'{text}" if FORMULA.match(text) and not NUMBER.fullmatch(text) else text
 
 
@@ -242,7 +272,11 @@ class Finding:
             where += f":row {self.row}" if where else f"row {self.row}"
         line = self.problem if not self.requirement else f"{self.problem}, {self.requirement}"
         line = f"{where}: {line}" if where else line
-        sentences = [text if text.endswith(("?", "!")) else text.rstrip(".") + "." for text in (line, self.hint) if text]
+        sentences = [
+            text if text.endswith(("?", "!")) else text.rstrip(".") + "."
+            for text in (line, self.hint)
+            if text
+        ]
         return clean(" ".join(sentences), 1000)
 
     def line(self) -> str:
@@ -270,7 +304,9 @@ class Finding:
 
 
 class Place(TypedDict, total=False):
-    """Where a problem is, and what was found there: keywords that all constructors of errors and warnings share, as in `Finding`."""
+    """Where a problem is, and what was found there: keywords that all constructors of errors and
+    warnings share, as in `Finding`.
+    """
 
     file: str | None
     field: str | None
@@ -281,9 +317,11 @@ class Place(TypedDict, total=False):
 
 @dataclass
 class UserError(Exception):
-    """An error that the user can correct. `exit_code` is that of the command when nothing catches it.
+    """An error that the user can correct. `exit_code` is that of the command when nothing catches
+    it.
 
-    Readers raise it for a unit that must be quarantined; commands raise it for usage, refusals, integrity and so on.
+    Readers raise it for a unit that must be quarantined; commands raise it for usage, refusals,
+    integrity and so on.
     """
 
     code: Reason
@@ -296,9 +334,12 @@ class UserError(Exception):
     found: str | None = None
     expected: str | None = None
     exit_code: int = Exit.REFUSED
-    details: list[Finding] = dataclasses.field(default_factory=list)  # further lines, for instance one a differing key
-    report: dict[str, Any] | None = None  # of a refused ingest: what was written to ingest_report.json
-    result: object = None  # what was computed before a fault of the machine, as the command prints it under --json
+    # further lines, for instance one a differing key
+    details: list[Finding] = dataclasses.field(default_factory=list)
+    # of a refused ingest: what was written to ingest_report.json
+    report: dict[str, Any] | None = None
+    # what was computed before a fault of the machine, as the command prints it under --json
+    result: object = None
 
     def __post_init__(self) -> None:
         super().__init__(self.finding.message)
@@ -309,7 +350,9 @@ class UserError(Exception):
     @property
     def finding(self) -> Finding:
         """This error as a finding of level error."""
-        place = Place(file=self.file, field=self.field, row=self.row, found=self.found, expected=self.expected)
+        place = Place(
+            file=self.file, field=self.field, row=self.row, found=self.found, expected=self.expected
+        )
         return Finding(self.code, self.problem, self.requirement, self.hint, **place)
 
     def __str__(self) -> str:
@@ -320,25 +363,65 @@ Details = list[Finding] | None
 
 
 def usage_error(
-    problem: str, requirement: str = "", hint: str = "", *, code: Reason = Reason.CONFIG, details: Details = None, **place: Unpack[Place]
+    problem: str,
+    requirement: str = "",
+    hint: str = "",
+    *,
+    code: Reason = Reason.CONFIG,
+    details: Details = None,
+    **place: Unpack[Place],
 ) -> UserError:
     """An error in what the user asked for: an option, a setting, a name (exit 2)."""
-    return UserError(code, problem, requirement, hint, exit_code=Exit.USAGE, details=details or [], **place)
+    return UserError(
+        code, problem, requirement, hint, exit_code=Exit.USAGE, details=details or [], **place
+    )
 
 
 def input_error(
-    code: Reason, problem: str, requirement: str = "", hint: str | None = None, *, details: Details = None, **place: Unpack[Place]
+    code: Reason,
+    problem: str,
+    requirement: str = "",
+    hint: str | None = None,
+    *,
+    details: Details = None,
+    **place: Unpack[Place],
 ) -> UserError:
-    """An error in data that cannot be used as they are (exit 4). `hint`: None is that of the reason in `HINTS`."""
-    return UserError(code, problem, requirement, HINTS.get(code, "") if hint is None else hint, details=details or [], **place)
+    """An error in data that cannot be used as they are (exit 4). `hint`: None is that of the reason
+    in `HINTS`.
+    """
+    return UserError(
+        code,
+        problem,
+        requirement,
+        HINTS.get(code, "") if hint is None else hint,
+        details=details or [],
+        **place,
+    )
 
 
 def integrity_error(
-    file: str | None, problem: str, requirement: str = "", hint: str | None = None, *, details: Details = None, field: str | None = None
+    file: str | None,
+    problem: str,
+    requirement: str = "",
+    hint: str | None = None,
+    *,
+    details: Details = None,
+    field: str | None = None,
 ) -> UserError:
-    """A stored file that is damaged or was altered (exit 5). `hint`: None is that of the reason in `HINTS`."""
+    """A stored file that is damaged or was altered (exit 5). `hint`: None is that of the reason in
+    `HINTS`.
+    """
     text = HINTS[Reason.INTEGRITY] if hint is None else hint
-    return UserError(Reason.INTEGRITY, problem, requirement, text, file, field, exit_code=Exit.INTEGRITY, details=details or [])
+    return UserError(
+        Reason.INTEGRITY,
+        problem,
+        requirement,
+        text,
+        file,
+        field,
+        exit_code=Exit.INTEGRITY,
+        details=details or [],
+    )
 
 
 def input_warning(
@@ -353,11 +436,15 @@ def input_warning(
     **place: Unpack[Place],
 ) -> Finding:
     """A warning about data that are used all the same."""
-    return Finding(code, problem, requirement, hint, level=level, count=count, examples=examples, **place)
+    return Finding(
+        code, problem, requirement, hint, level=level, count=count, examples=examples, **place
+    )
 
 
 def unknown_name_error(kind: str, name: object, known: Iterable[str]) -> UserError:
-    """A name, or another value in its place, that is not known (unknown_name, exit 2), with those that are and the closest of them."""
+    """A name, or another value in its place, that is not known (unknown_name, exit 2), with those
+    that are and the closest of them.
+    """
     names = list(known)
     close = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
     return usage_error(
@@ -369,17 +456,22 @@ def unknown_name_error(kind: str, name: object, known: Iterable[str]) -> UserErr
 
 
 def check_choice(kind: str, value: str | None, known: Iterable[str]) -> None:
-    """Raise the error of `unknown_name_error` for a value that is none of `known`; None, nothing chosen, passes."""
+    """Raise the error of `unknown_name_error` for a value that is none of `known`; None, nothing
+    chosen, passes.
+    """
     names = list(known)
     if value is not None and value not in names:
         raise unknown_name_error(kind, value, names)
 
 
-def raise_differences(before: Mapping[str, object], now: Mapping[str, object], path: PurePath, hint: str) -> None:
-    """Raise a UserError (settings_differ, exit 2) that names the first key whose value differs from that stored at `path`, if any.
+def raise_differences(
+    before: Mapping[str, object], now: Mapping[str, object], path: PurePath, hint: str
+) -> None:
+    """Raise a UserError (settings_differ, exit 2) that names the first key whose value differs from
+    that stored at `path`, if any.
 
-    `before`, `now`: stored and present settings, a missing one is None. Its details are a finding for each further key; `hint`, what to
-    do, is said once.
+    `before`, `now`: stored and present settings, a missing one is None. Its details are a finding
+    for each further key; `hint`, what to do, is said once.
     """
     findings = [
         Finding(
@@ -394,4 +486,12 @@ def raise_differences(before: Mapping[str, object], now: Mapping[str, object], p
     ]
     if findings:
         first, *rest = findings
-        raise usage_error(first.problem, first.requirement, hint, code=first.code, file=first.file, field=first.field, details=rest)
+        raise usage_error(
+            first.problem,
+            first.requirement,
+            hint,
+            code=first.code,
+            file=first.file,
+            field=first.field,
+            details=rest,
+        )

@@ -1,7 +1,7 @@
 """Readouts (one vector per sequence), heads and supervised losses.
 
-The vector is read behind the final norm, from the last layer or the last two. [SOS] of the last layer is the paper's choice: that
-layer runs backward, so [SOS] has seen every token.
+The vector is read behind the final norm, from the last layer or the last two. [SOS] of the last
+layer is the paper's choice: that layer runs backward, so [SOS] has seen every token.
 
 Legend: B batch, N tokens, M positions (N + 2 with [SOS] and [EOS]), D width, K outputs.
 """
@@ -32,15 +32,30 @@ Task = Literal["classification", "multilabel", "regression", "survival"]
 def _select_special(states: Tensor, encoded: Encoded, name: str) -> Tensor:
     if encoded.eos is None:
         raise usage_error(
-            f"readout {name}", "this model has no [SOS] and [EOS]", "Use mean, last, max or flatten", field="finetune.readout"
+            f"readout {name}",
+            "this model has no [SOS] and [EOS]",
+            "Use mean, last, max or flatten",
+            field="finetune.readout",
         )
-    return states[:, 0] if name == "sos" else states.gather(1, encoded.eos[:, None, None].expand(-1, 1, states.shape[2]))[:, 0]
+    return (
+        states[:, 0]
+        if name == "sos"
+        else states.gather(1, encoded.eos[:, None, None].expand(-1, 1, states.shape[2]))[:, 0]
+    )
 
 
-def _tokens(states: Tensor, encoded: Encoded, padding: float | None = None) -> tuple[Tensor, Tensor]:
-    """States of the tokens [B, N, D], `padding` in place of those that are not real, and which of them are real, bool [B, N, 1]."""
+def _tokens(
+    states: Tensor, encoded: Encoded, padding: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """States of the tokens [B, N, D], `padding` in place of those that are not real, and which of
+    them are real, bool [B, N, 1].
+    """
     inner = states if encoded.eos is None else states[:, 1:-1]
-    real = torch.ones_like(inner[..., :1], dtype=torch.bool) if encoded.mask is None else encoded.mask[..., None]
+    real = (
+        torch.ones_like(inner[..., :1], dtype=torch.bool)
+        if encoded.mask is None
+        else encoded.mask[..., None]
+    )
     return inner if padding is None else torch.where(real, inner, padding), real
 
 
@@ -64,55 +79,85 @@ def _last(states: Tensor, encoded: Encoded) -> Tensor:
 
 def _native(states: Tensor, encoded: Encoded) -> Tensor:
     if encoded.pooled is None:
-        raise usage_error("readout native", "this model has no vector of its own", "Use sos, eos or mean", field="finetune.readout")
+        raise usage_error(
+            "readout native",
+            "this model has no vector of its own",
+            "Use sos, eos or mean",
+            field="finetune.readout",
+        )
     return encoded.pooled
 
 
 POOLS: dict[str, Callable[[Tensor, Encoded], Tensor]] = {
     "sos": lambda states, encoded: _select_special(states, encoded, "sos"),
     "eos": lambda states, encoded: _select_special(states, encoded, "eos"),
-    "sos+eos": lambda states, encoded: torch.cat([_select_special(states, encoded, name) for name in ("sos", "eos")], -1),
+    "sos+eos": lambda states, encoded: torch.cat(
+        [_select_special(states, encoded, name) for name in ("sos", "eos")], -1
+    ),
     "mean": _mean,
     "last": _last,
     "max": _max,
     "flatten": lambda states, encoded: _tokens(states, encoded, 0.0)[0].flatten(1),
     "native": _native,
 }
-"""Readout -> function of states [B, M, D] and the rest of `Encoded`. Means, maxima and `last` run over real tokens without [SOS], [EOS]."""
+"""Readout -> function of states [B, M, D] and the rest of `Encoded`. Means, maxima and `last` run
+over real tokens without [SOS], [EOS].
+"""
 
 
-def pool(encoded: Encoded, model: Model, readout: str, layers: str = "last", merge: str = "concat") -> Tensor:
-    """One vector per sequence, [B, width] of the readout, twice as wide for two concatenated layers.
+def pool(
+    encoded: Encoded, model: Model, readout: str, layers: str = "last", merge: str = "concat"
+) -> Tensor:
+    """One vector per sequence, [B, width] of the readout, twice as wide for two concatenated
+    layers.
 
-    `readout` is a key of `POOLS`, `layers` `last` or `last-two` (layers L - 1 and L, the paper's probing study), `merge` of two layers
-    `concat` or `mean`. Raises UserError: the model has no such vector (config, exit 2).
+    `readout` is a key of `POOLS`, `layers` `last` or `last-two` (layers L - 1 and L, the paper's
+    probing study), `merge` of two layers `concat` or `mean`. Raises UserError: the model has no
+    such vector (config, exit 2).
     """
     if readout == "native":
         return _native(encoded.hidden[-1] if encoded.hidden else torch.empty(0), encoded)
-    last: Literal["next", "previous"] = "previous" if model.directions[-1:] == ("backward",) else "next"  # they differ with separate heads
-    full = model.adapter.tokenizer.count(model.config.length) * model.width if readout == "flatten" else 0
+    # they differ with separate heads
+    last: Literal["next", "previous"] = (
+        "previous" if model.directions[-1:] == ("backward",) else "next"
+    )
+    full = (
+        model.adapter.tokenizer.count(model.config.length) * model.width
+        if readout == "flatten"
+        else 0
+    )
 
     def read(states: Tensor) -> Tensor:
         vector = POOLS[readout](states, encoded)
-        return F.pad(vector, (0, max(0, full - vector.shape[-1])))  # shorter sequences are padded with zeros
+        # shorter sequences are padded with zeros
+        return F.pad(vector, (0, max(0, full - vector.shape[-1])))
 
     vectors = [read(model.norm(encoded.hidden[-1], last))]
     if layers == "last-two":
         if len(encoded.hidden) < 2:
             raise usage_error(
-                "layers last-two", f"{model.config.name} has the states of one layer", "Use --layers last", field="finetune.layers"
+                "layers last-two",
+                f"{model.config.name} has the states of one layer",
+                "Use --layers last",
+                field="finetune.layers",
             )
         vectors.insert(0, read(model.norm(encoded.hidden[-2], "next")))
     return torch.cat(vectors, -1) if merge == "concat" else torch.stack(vectors).mean(0)
 
 
-def compute_vectors(model: Model, batch: Batch, readout: str, layers: str = "last", merge: str = "concat") -> Tensor:
-    """One vector per row of the batch, as `pool`; channel-independent models: `average_channels`."""
+def compute_vectors(
+    model: Model, batch: Batch, readout: str, layers: str = "last", merge: str = "concat"
+) -> Tensor:
+    """One vector per row of the batch, as `pool`; channel-independent models:
+    `average_channels`.
+    """
     return average_channels(pool(model(batch), model, readout, layers, merge), batch)
 
 
 def average_channels(vectors: Tensor, batch: Batch) -> Tensor:
-    """One vector per row of the batch; vectors per row and channel are averaged over the observed channels."""
+    """One vector per row of the batch; vectors per row and channel are averaged over the observed
+    channels.
+    """
     rows = batch.values.shape[0]
     if vectors.shape[0] == rows:
         return vectors
@@ -127,10 +172,15 @@ def _vector_width(model: Model, readout: str, layers: str, merge: str) -> int:
     if readout == "native":
         if model.pooled_width is None:
             raise usage_error(
-                "readout native", f"{model.config.name} has no vector of its own", "Use sos, eos or mean", field="finetune.readout"
+                "readout native",
+                f"{model.config.name} has no vector of its own",
+                "Use sos, eos or mean",
+                field="finetune.readout",
             )
         return model.pooled_width
-    one = {"sos+eos": 2, "flatten": model.adapter.tokenizer.count(model.config.length)}.get(readout, 1) * model.width
+    one = {"sos+eos": 2, "flatten": model.adapter.tokenizer.count(model.config.length)}.get(
+        readout, 1
+    ) * model.width
     return one * (2 if layers == "last-two" and merge == "concat" else 1)
 
 
@@ -141,11 +191,11 @@ class Head(nn.Module):
 
     Attributes:
         model: the part below the head.
-        task: `classification` (logits of K classes), `multilabel` (K logits), `regression` (K values, standardised), `survival` (hazards; K
-            incidences, labels by horizons).
+        task: `classification` (logits of K classes), `multilabel` (K logits), `regression` (K
+            values, standardised), `survival` (hazards; K incidences, labels by horizons).
         grid: of a survival head, what it predicts.
-        target_scale: entropy of the training labels in nats (multilabel: mean over labels; regression: 1, targets are standardised); NaN
-            until it is measured.
+        target_scale: entropy of the training labels in nats (multilabel: mean over labels;
+            regression: 1, targets are standardised); NaN until it is measured.
         target_mean: float32 [K], of the training targets of a regression; else 0.
         target_std: float32 [K]; else 1.
     """
@@ -179,9 +229,14 @@ class Head(nn.Module):
                 field="finetune.readout",
             )
         self.model = model.requires_grad_(not freeze)
-        width = outputs if self.grid is None else outputs // len(self.grid.horizons) * 2 * (len(self.grid.edges) - 1)
+        width = (
+            outputs
+            if self.grid is None
+            else outputs // len(self.grid.horizons) * 2 * (len(self.grid.edges) - 1)
+        )
         self.linear = nn.Linear(_vector_width(model, self.readout, layers, layer_merge), width)
-        self.person: nn.Linear | None = None  # age and sex of events, where the model itself has no place for them
+        # age and sex of events, where the model itself has no place for them
+        self.person: nn.Linear | None = None
         if model.config.person and getattr(model, "person_map", None) is None:
             self.person = nn.Linear(PERSON, width, bias=False)
             nn.init.zeros_(self.person.weight)
@@ -202,38 +257,64 @@ class Head(nn.Module):
         return out
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits, for regression standardised values, [B, K]; of hazards [B, labels * 2 * intervals]."""
-        out = self.linear(compute_vectors(self.model, batch, self.readout, self.layers, self.layer_merge))
-        return out if self.person is None or batch.person is None else out + self.person(batch.person.to(out.dtype))
+        """Logits, for regression standardised values, [B, K]; of hazards [B, labels * 2 *
+        intervals].
+        """
+        out = self.linear(
+            compute_vectors(self.model, batch, self.readout, self.layers, self.layer_merge)
+        )
+        return (
+            out
+            if self.person is None or batch.person is None
+            else out + self.person(batch.person.to(out.dtype))
+        )
 
     def predict(self, batch: Batch | Tensor | Mapping[str, Tensor]) -> Tensor:
-        """Probabilities [B, K], or values in the target's own unit: [B] for one output, else [B, K]."""
+        """Probabilities [B, K], or values in the target's own unit: [B] for one output, else [B,
+        K].
+        """
         out = self(batch).float()
         if self.task == "classification":
             return out.softmax(-1)
         if self.task == "multilabel":
             return out.sigmoid()
         if self.grid is not None:
-            return survival.compute_incidence(out.reshape(len(out), -1, 2, len(self.grid.edges) - 1), self.grid).flatten(1)
-        return (out * self.target_std + self.target_mean)[:, 0 if self.outputs == 1 else slice(None)]
+            return survival.compute_incidence(
+                out.reshape(len(out), -1, 2, len(self.grid.edges) - 1), self.grid
+            ).flatten(1)
+        return (out * self.target_std + self.target_mean)[
+            :, 0 if self.outputs == 1 else slice(None)
+        ]
 
     @torch.no_grad()
     def measure(self, batches: Iterable[Batch]) -> float:
-        """The scale of the loss from the labels in `batches`; regression also keeps their mean and standard deviation."""
-        labels = [batch.target.cpu() for batch in batches if batch.target is not None]  # some devices have no float64
+        """The scale of the loss from the labels in `batches`; regression also keeps their mean and
+        standard deviation.
+        """
+        # some devices have no float64
+        labels = [batch.target.cpu() for batch in batches if batch.target is not None]
         return self.standardise(torch.cat(labels)) if labels else torch.nan
 
     @torch.no_grad()
     def standardise(self, targets: Tensor) -> float:
-        """Store the scale of the training labels [n] or [n, K]; returns `target_scale`. NaN labels are ignored."""
+        """Store the scale of the training labels [n] or [n, K]; returns `target_scale`. NaN labels
+        are ignored.
+        """
         if self.grid is not None:  # a training starts from the hazards of all rows together
             time, event = targets[:, :: len(self.grid.horizons)].double().unbind(-1)
             null, known = survival.find_null_logits(time, event, self.grid), torch.isfinite(time)
             self.linear.bias.copy_(null.flatten())
-            each = survival.measure_loss(null.expand(len(time), -1, -1, -1), time.nan_to_num(0.0), event.nan_to_num(0.0), self.grid)
+            each = survival.measure_loss(
+                null.expand(len(time), -1, -1, -1),
+                time.nan_to_num(0.0),
+                event.nan_to_num(0.0),
+                self.grid,
+            )
             scale = float(each[known].mean())
         elif self.task == "classification":
-            share = torch.bincount(targets.long(), minlength=self.outputs).double() / max(len(targets), 1)
+            share = torch.bincount(targets.long(), minlength=self.outputs).double() / max(
+                len(targets), 1
+            )
             scale = float(torch.special.entr(share).sum())
         else:
             values = targets.reshape(len(targets), self.outputs).double()
@@ -250,11 +331,19 @@ class Head(nn.Module):
 
     def describe(self) -> dict[str, Any]:
         """Contents of `config.json`."""
-        head = {name: getattr(self, name) for name in ("task", "outputs", "readout", "layers", "layer_merge", "freeze")}
-        return {**self.model.describe(), "head": head | ({} if self.grid is None else {"grid": self.grid})}
+        head = {
+            name: getattr(self, name)
+            for name in ("task", "outputs", "readout", "layers", "layer_merge", "freeze")
+        }
+        return {
+            **self.model.describe(),
+            "head": head | ({} if self.grid is None else {"grid": self.grid}),
+        }
 
     def save(self, folder: str | Path) -> None:
-        """`model.safetensors` and `config.json` in `folder`; read them with `heads.load`, the part below with `models.load`."""
+        """`model.safetensors` and `config.json` in `folder`; read them with `heads.load`, the part
+        below with `models.load`.
+        """
         write_model(folder, self, self.describe())
 
 
@@ -283,16 +372,25 @@ build = Head
 
 
 def standardise(head: Head, targets: np.ndarray) -> None:
-    """Set the scale of the loss (regression: mean and standard deviation) from the training labels [n] or [n, K]."""
+    """Set the scale of the loss (regression: mean and standard deviation) from the training labels
+    [n] or [n, K].
+    """
     head.standardise(torch.as_tensor(targets))
 
 
 def load(folder: str | Path) -> Head:
-    """The head, with its model, that `Head.save` wrote, in eval mode. Raises UserError as `models.load`."""
+    """The head, with its model, that `Head.save` wrote, in eval mode. Raises UserError as
+    `models.load`.
+    """
     stored, weights = factory.read_model(folder)
     where = Path(folder) / "config.json"
     if "head" not in stored:
-        raise usage_error("a model without a head", "expected a fine-tuned model", "Use models.load", file=str(where))
+        raise usage_error(
+            "a model without a head",
+            "expected a fine-tuned model",
+            "Use models.load",
+            file=str(where),
+        )
     head = Head(factory.from_config(factory.read_config(stored, folder)), **stored["head"])
     factory.load_weights(head, weights, where.with_name("model.safetensors"))
     return head.eval()
@@ -305,34 +403,65 @@ def cross_entropy(head: Head, batch: Batch, generator: Generator | None = None) 
     logits = head(batch).float()
     accuracy = (logits.argmax(-1) == target).float().mean()
     return _make_result(
-        head, F.cross_entropy(logits, target), {"accuracy": accuracy}, logits, target, torch.ones_like(target, dtype=torch.bool)
+        head,
+        F.cross_entropy(logits, target),
+        {"accuracy": accuracy},
+        logits,
+        target,
+        torch.ones_like(target, dtype=torch.bool),
     )
 
 
-def binary_cross_entropy(head: Head, batch: Batch, generator: Generator | None = None) -> dict[str, Any]:
+def binary_cross_entropy(
+    head: Head, batch: Batch, generator: Generator | None = None
+) -> dict[str, Any]:
     """Binary cross-entropy of labels [B, K] in {0, 1, NaN = unknown} in the objective form."""
     logits, target, valid = _align_labels(head, batch)
-    each = F.binary_cross_entropy_with_logits(logits, torch.where(valid, target, 0.0), reduction="none")
-    return _make_result(head, torch.where(valid, each, 0.0).sum() / valid.sum().clamp(min=1), {}, logits, target, valid)
+    each = F.binary_cross_entropy_with_logits(
+        logits, torch.where(valid, target, 0.0), reduction="none"
+    )
+    return _make_result(
+        head,
+        torch.where(valid, each, 0.0).sum() / valid.sum().clamp(min=1),
+        {},
+        logits,
+        target,
+        valid,
+    )
 
 
-def mean_squared_error(head: Head, batch: Batch, generator: Generator | None = None) -> dict[str, Any]:
-    """Squared error on standardised targets [B] or [B, K] (NaN = unknown) in the objective form; parts: absolute error in their unit."""
+def mean_squared_error(
+    head: Head, batch: Batch, generator: Generator | None = None
+) -> dict[str, Any]:
+    """Squared error on standardised targets [B] or [B, K] (NaN = unknown) in the objective form;
+    parts: absolute error in their unit.
+    """
     prediction, target, valid = _align_labels(head, batch)
     target = (target - head.target_mean) / head.target_std
     error = torch.where(valid, prediction - torch.where(valid, target, 0.0), 0.0)
     count = valid.sum().clamp(min=1)
     absolute = (error.detach().abs() * head.target_std).sum() / count
-    return _make_result(head, error.square().sum() / count, {"mae": absolute}, prediction, target, valid)
+    return _make_result(
+        head, error.square().sum() / count, {"mae": absolute}, prediction, target, valid
+    )
 
 
 def hazard_loss(head: Head, batch: Batch, generator: Generator | None = None) -> dict[str, Any]:
-    """Negative log-likelihood of times to event [B, K, 2] in the objective form (`models.survival`)."""
+    """Negative log-likelihood of times to event [B, K, 2] in the objective form
+    (`models.survival`).
+    """
     found = survival.survival_loss(head, batch)
-    return _make_result(head, found["loss"], {}, found["prediction"], found["target"], found["valid"])
+    return _make_result(
+        head, found["loss"], {}, found["prediction"], found["target"], found["valid"]
+    )
 
 
-losses = {"classification": cross_entropy, "multilabel": binary_cross_entropy, "regression": mean_squared_error, "survival": hazard_loss}
+losses = {
+    "classification": cross_entropy,
+    "multilabel": binary_cross_entropy,
+    "regression": mean_squared_error,
+    "survival": hazard_loss,
+}
 """Task -> its loss."""
 
 
@@ -345,7 +474,14 @@ def _align_labels(head: Head, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     return out, target, ~torch.isnan(target)
 
 
-def _make_result(head: Head, loss: Tensor, parts: dict[str, Tensor], prediction: Tensor, target: Tensor, valid: Tensor) -> dict[str, Any]:
+def _make_result(
+    head: Head,
+    loss: Tensor,
+    parts: dict[str, Tensor],
+    prediction: Tensor,
+    target: Tensor,
+    valid: Tensor,
+) -> dict[str, Any]:
     penalty, head.model.penalty = head.model.penalty, None
     return {
         "loss": loss if penalty is None else loss + penalty,

@@ -1,4 +1,6 @@
-"""The manifest of a folder: `manifest.json`, written last, names every file with its SHA-256 and holds its own hash; a commit replaces it."""
+"""The manifest of a folder: `manifest.json`, written last, names every file with its SHA-256 and
+holds its own hash; a commit replaces it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 from bitimely_core import storage
-from bitimely_core.errors import HINTS, Exit, Finding, Reason, UserError, input_error, integrity_error
+from bitimely_core.errors import (
+    HINTS,
+    Exit,
+    Finding,
+    Reason,
+    UserError,
+    input_error,
+    integrity_error,
+)
 from bitimely_core.system_errors import RETRY_HINT, describe_os_error, raise_system_error
 
 MANIFEST = "manifest.json"
@@ -25,21 +35,25 @@ def sign_manifest(body: dict[str, Any]) -> dict[str, Any]:
     return {**unsigned, "manifest_sha256": storage.fingerprint(unsigned)}
 
 
-def publish(folder: Path, body: dict[str, Any], files: dict[str, dict[str, Any]], generation: int) -> dict[str, Any]:
+def publish(
+    folder: Path, body: dict[str, Any], files: dict[str, dict[str, Any]], generation: int
+) -> dict[str, Any]:
     """Last step of a commit: make `files` the content of `folder`. The caller holds the lock.
 
     Args:
         folder: holds the files.
         body: the other keys of the manifest.
         files: name -> `{"sha256", "size"}` and further facts, for instance rows.
-        generation: number of this generation, one more than that of the manifest which the caller has read (1 for the first).
+        generation: number of this generation, one more than that of the manifest which the caller
+            has read (1 for the first).
 
     Returns:
-        The manifest: body, files, generation and `manifest_sha256`. The previous one is kept as `manifest-<N>.json`.
+        The manifest: body, files, generation and `manifest_sha256`. The previous one is kept as
+        `manifest-<N>.json`.
 
     Raises:
-        UserError: locked (exit 7) when another generation has been published meanwhile, integrity (exit 5) when a file is not as described,
-            and those of `write_file`.
+        UserError: locked (exit 7) when another generation has been published meanwhile, integrity
+            (exit 5) when a file is not as described, and those of `write_file`.
     """
     manifest = sign_manifest({**body, "files": files, "generation": generation})
     for name, facts in files.items():
@@ -72,7 +86,8 @@ def _keep_previous(path: Path, old: Path) -> None:
     try:
         storage.os_link(path, old)
     except OSError as error:
-        if error.errno not in {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}:  # no hard links on this file system
+        # no hard links on this file system
+        if error.errno not in {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}:
             raise
         storage.write_bytes(old, path.read_bytes())
 
@@ -80,7 +95,8 @@ def _keep_previous(path: Path, old: Path) -> None:
 def read_manifest(folder: Path, name: str = MANIFEST) -> dict[str, Any]:
     """The published manifest, after comparing it with its own hash.
 
-    Raises UserError: not_found or incomplete (exit 4) when there is none, integrity (exit 5) when it is damaged.
+    Raises UserError: not_found or incomplete (exit 4) when there is none, integrity (exit 5) when
+    it is damaged.
     """
     path = folder / name
     try:
@@ -88,13 +104,29 @@ def read_manifest(folder: Path, name: str = MANIFEST) -> dict[str, Any]:
     except OSError as error:
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
             raise describe_os_error(error, path) from error
-        code, text = (Reason.INCOMPLETE, "incomplete: no manifest.json") if folder.is_dir() else (Reason.NOT_FOUND, "no such folder")
-        raise input_error(code, text, hint="Run the command that makes it; finished parts are kept", file=str(folder)) from error
+        code, text = (
+            (Reason.INCOMPLETE, "incomplete: no manifest.json")
+            if folder.is_dir()
+            else (Reason.NOT_FOUND, "no such folder")
+        )
+        raise input_error(
+            code,
+            text,
+            hint="Run the command that makes it; finished parts are kept",
+            file=str(folder),
+        ) from error
     try:
         body = json.loads(raw)
         intact = isinstance(body["generation"], int) and storage.encode_json(body) + b"\n" == raw
-        intact = intact and all(isinstance(f["sha256"], str) and isinstance(f["size"], int) for f in body["files"].values())
-        intact = intact and storage.fingerprint({k: v for k, v in body.items() if k != "manifest_sha256"}) == body["manifest_sha256"]
+        intact = intact and all(
+            isinstance(f["sha256"], str) and isinstance(f["size"], int)
+            for f in body["files"].values()
+        )
+        intact = (
+            intact
+            and storage.fingerprint({k: v for k, v in body.items() if k != "manifest_sha256"})
+            == body["manifest_sha256"]
+        )
     except (AttributeError, ValueError, KeyError, TypeError, RecursionError):
         intact = False
     if not intact:
@@ -102,10 +134,15 @@ def read_manifest(folder: Path, name: str = MANIFEST) -> dict[str, Any]:
     return cast("dict[str, Any]", body)
 
 
-def find_damage(folder: Path, manifest: dict[str, Any], names: Iterable[str] | None = None) -> list[Finding]:
+def find_damage(
+    folder: Path, manifest: dict[str, Any], names: Iterable[str] | None = None
+) -> list[Finding]:
     """A finding for each file of `folder` that differs from its manifest; `names`: these alone."""
     files = manifest["files"]
-    found = (_find_file_damage(folder, name, files[name]) for name in sorted(files if names is None else names))
+    found = (
+        _find_file_damage(folder, name, files[name])
+        for name in sorted(files if names is None else names)
+    )
     return [finding for finding in found if finding is not None]
 
 
@@ -113,7 +150,9 @@ def _find_file_damage(folder: Path, name: str, facts: dict[str, Any]) -> Finding
     path = folder / name
 
     def differs(problem: str, requirement: str) -> Finding:
-        return Finding(Reason.INTEGRITY, problem, requirement, HINTS[Reason.INTEGRITY], file=str(path))
+        return Finding(
+            Reason.INTEGRITY, problem, requirement, HINTS[Reason.INTEGRITY], file=str(path)
+        )
 
     if ".." in PurePosixPath(name).parts or PurePosixPath(name).is_absolute():
         return differs("leaves the folder", "expected a name inside of it")
@@ -129,13 +168,18 @@ def _find_file_damage(folder: Path, name: str, facts: dict[str, Any]) -> Finding
     except OSError as error:
         raise_system_error(error, path)
         return differs(f"cannot be read ({error.strerror})", "the manifest names it")
-    return None if found == facts["sha256"] else differs(f"has sha256 {found[:16]}", f"expected {facts['sha256'][:16]}")
+    return (
+        None
+        if found == facts["sha256"]
+        else differs(f"has sha256 {found[:16]}", f"expected {facts['sha256'][:16]}")
+    )
 
 
 def check_files(folder: Path, manifest: dict[str, Any], names: Iterable[str] | None = None) -> None:
     """Compare size and SHA-256 of the files of `folder` with its manifest; `names`: these alone.
 
-    Raises UserError: integrity (exit 5) naming the first file that is damaged or missing, the others in `details`.
+    Raises UserError: integrity (exit 5) naming the first file that is damaged or missing, the
+    others in `details`.
     """
     found = find_damage(folder, manifest, names)
     if found:
@@ -144,21 +188,32 @@ def check_files(folder: Path, manifest: dict[str, Any], names: Iterable[str] | N
 
 @contextmanager
 def require_agreement(folder: Path) -> Iterator[None]:
-    """Raise UserError (integrity, exit 5) where the files of `folder` contradict its manifest in a way that breaks the reader."""
+    """Raise UserError (integrity, exit 5) where the files of `folder` contradict its manifest in a
+    way that breaks the reader.
+    """
     import polars as pl
 
     try:
         yield
-    except (ArithmeticError, LookupError, TypeError, ValueError, pl.exceptions.PolarsError) as error:
+    except (
+        ArithmeticError,
+        LookupError,
+        TypeError,
+        ValueError,
+        pl.exceptions.PolarsError,
+    ) as error:
         raise_system_error(error, folder)
-        raise integrity_error(str(folder / MANIFEST), f"contradicts the files ({type(error).__name__})") from error
+        raise integrity_error(
+            str(folder / MANIFEST), f"contradicts the files ({type(error).__name__})"
+        ) from error
 
 
 def remove_old_files(folder: Path, pattern: re.Pattern[str], keep: Container[str] = ()) -> None:
-    """Remove files that neither the published generation nor the previous one names. The caller holds the lock.
+    """Remove files that neither the published generation nor the previous one names. The caller
+    holds the lock.
 
-    Only files whose name matches `pattern` (made by bitimely), and older manifests. Readers of the previous generation can finish; a file
-    that cannot be removed is left for the next time.
+    Only files whose name matches `pattern` (made by bitimely), and older manifests. Readers of the
+    previous generation can finish; a file that cannot be removed is left for the next time.
     """
     now = read_manifest(folder)
     named = set(now["files"])

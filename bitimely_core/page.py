@@ -1,4 +1,6 @@
-"""What a report shows, as plain data: figures, tables, the page that holds them, and the builder that collects one in reading order."""
+"""What a report shows, as plain data: figures, tables, the page that holds them, and the builder
+that collects one in reading order.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    Values = Sequence[float | None] | Sequence[float] | Sequence[int] | npt.NDArray[Any]  # None and NaN: not defined, not drawn
+    # None and NaN: not defined, not drawn
+    Values = Sequence[float | None] | Sequence[float] | Sequence[int] | npt.NDArray[Any]
 
 
 class MetricLike(Protocol):
@@ -41,9 +44,14 @@ class Line:
     reference: bool = False
 
     @classmethod
-    def from_metrics(cls, name: str, x: Values, metrics: Iterable[MetricLike], *, band: bool = True) -> Self:
+    def from_metrics(
+        cls, name: str, x: Values, metrics: Iterable[MetricLike], *, band: bool = True
+    ) -> Self:
         """A curve of metrics; with `band` their intervals, where all of them have one."""
-        y, lo, hi = (list(column) for column in zip(*((one.value, one.lo, one.hi) for one in metrics), strict=True))
+        y, lo, hi = (
+            list(column)
+            for column in zip(*((one.value, one.lo, one.hi) for one in metrics), strict=True)
+        )
         return cls(name, x, y, lo, hi) if band and None not in lo else cls(name, x, y)
 
 
@@ -60,7 +68,9 @@ class LinePlot:
 
 @dataclass(frozen=True, eq=False)
 class HeatMap:
-    """A matrix [R, C], or panels [M, R, C] with `names` [M]. Up to 16 rows and columns with names show the number in every cell."""
+    """A matrix [R, C], or panels [M, R, C] with `names` [M]. Up to 16 rows and columns with names
+    show the number in every cell.
+    """
 
     values: npt.NDArray[Any]
     xlabel: str = ""
@@ -74,7 +84,9 @@ class HeatMap:
 
 @dataclass(frozen=True, eq=False)
 class BarPlot:
-    """A bar a name, with an optional interval. As the first block of a page it is the headline: the result first, then what it is compared with."""
+    """A bar a name, with an optional interval. As the first block of a page it is the headline: the
+    result first, then what it is compared with.
+    """
 
     names: Sequence[str]
     values: Values
@@ -86,7 +98,9 @@ class BarPlot:
     def from_metrics(cls, metrics: Mapping[str, MetricLike], ylabel: str = "") -> Self:
         """Bars with intervals of named metrics; undefined ones are left out."""
         defined = {name: one for name, one in metrics.items() if one.value is not None}
-        values, lo, hi = ([getattr(one, key) for one in defined.values()] for key in ("value", "lo", "hi"))
+        values, lo, hi = (
+            [getattr(one, key) for one in defined.values()] for key in ("value", "lo", "hi")
+        )
         return cls(list(defined), values, lo, hi, ylabel)
 
 
@@ -129,7 +143,9 @@ class TracePlot:
 
 @dataclass(frozen=True, eq=False)
 class StageTrack:
-    """Classes of successive epochs: names or numbers; None and numbers outside the classes are gaps."""
+    """Classes of successive epochs: names or numbers; None and numbers outside the classes are
+    gaps.
+    """
 
     name: str
     stages: Sequence[Any] | npt.NDArray[Any]
@@ -146,7 +162,9 @@ class Hypnogram:
 
 @dataclass(frozen=True, eq=False)
 class DensityPlot:
-    """Probabilities [E, K] of the classes of successive epochs as stacked areas (a hypnodensity); NaN: a gap."""
+    """Probabilities [E, K] of the classes of successive epochs as stacked areas (a hypnodensity);
+    NaN: a gap.
+    """
 
     epoch: float  # seconds
     values: npt.NDArray[Any]
@@ -194,7 +212,9 @@ class ScatterPlot:
 
 @dataclass(frozen=True, eq=False)
 class ForestPanel:
-    """A value with an interval a name, and optionally another value beside it; `zero` draws the line of no difference, `margins` one a name."""
+    """A value with an interval a name, and optionally another value beside it; `zero` draws the
+    line of no difference, `margins` one a name.
+    """
 
     name: str
     values: Values
@@ -207,7 +227,9 @@ class ForestPanel:
 
 @dataclass(frozen=True, eq=False)
 class ForestPlot:
-    """Panels of values with intervals that share their names; `ours` and `other` are the words of the legend."""
+    """Panels of values with intervals that share their names; `ours` and `other` are the words of
+    the legend.
+    """
 
     names: Sequence[str]
     panels: Sequence[ForestPanel]
@@ -218,7 +240,9 @@ class ForestPlot:
 
 @dataclass(frozen=True, eq=False)
 class RankPlot:
-    """Mean ranks on a line; a bar joins names that differ by less than the critical difference (Demsar 2006)."""
+    """Mean ranks on a line; a bar joins names that differ by less than the critical difference
+    (Demsar 2006).
+    """
 
     names: Sequence[str]
     ranks: Values
@@ -227,7 +251,9 @@ class RankPlot:
 
 @dataclass(frozen=True, eq=False)
 class FlowPlot:
-    """Boxes from top to bottom, each with a count, and at the right of the arrow to it what left there; None: withheld."""
+    """Boxes from top to bottom, each with a count, and at the right of the arrow to it what left
+    there; None: withheld.
+    """
 
     names: Sequence[str]
     counts: Sequence[int | None]
@@ -236,7 +262,17 @@ class FlowPlot:
 
 
 FigureData = (
-    FlowPlot | LinePlot | HeatMap | BarPlot | TracePlot | Hypnogram | DensityPlot | TimelinePlot | ScatterPlot | ForestPlot | RankPlot
+    FlowPlot
+    | LinePlot
+    | HeatMap
+    | BarPlot
+    | TracePlot
+    | Hypnogram
+    | DensityPlot
+    | TimelinePlot
+    | ScatterPlot
+    | ForestPlot
+    | RankPlot
 )
 
 
@@ -260,7 +296,9 @@ class Link:
 
 @dataclass(frozen=True)
 class Sparkline:
-    """A cell of a table with small curves on common axes, the last one in colour; sorted by `value`, which is shown beside them."""
+    """A cell of a table with small curves on common axes, the last one in colour; sorted by
+    `value`, which is shown beside them.
+    """
 
     value: float | None
     curves: Sequence[Sequence[tuple[float, float]]]
@@ -269,7 +307,9 @@ class Sparkline:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table of a report: cells are text, numbers, metric objects, links, sparklines or None (shown as a dash)."""
+    """A table of a report: cells are text, numbers, metric objects, links, sparklines or None
+    (shown as a dash).
+    """
 
     name: str
     title: str
@@ -280,12 +320,16 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """Result of an analysis or an evaluation; `report.write_report` turns it into one self-contained HTML file and its data."""
+    """Result of an analysis or an evaluation; `report.write_report` turns it into one
+    self-contained HTML file and its data.
+    """
 
     title: str
     verdict: str  # one sentence a newcomer understands
-    notices: list[str] = field(default_factory=list)  # at the top: leak_free false, random-window split ...
-    blocks: list[Figure | Table | str] = field(default_factory=list)  # in reading order; a str is a paragraph, "## ..." a heading
+    # at the top: leak_free false, random-window split ...
+    notices: list[str] = field(default_factory=list)
+    # in reading order; a str is a paragraph, "## ..." a heading
+    blocks: list[Figure | Table | str] = field(default_factory=list)
     facts: dict[str, str] = field(default_factory=dict)  # data, split, subjects, seed, versions ...
     summary: dict[str, Any] = field(default_factory=dict)  # summary.json
 
@@ -295,13 +339,23 @@ def make_figure(name: str, title: str, caption: str, data: FigureData) -> Figure
     return Figure(name=name, title=title, caption=caption, data=data)
 
 
-def make_table(name: str, title: str, caption: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> Table:
+def make_table(
+    name: str, title: str, caption: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]
+) -> Table:
     """A table outside of a page, for `PageBuilder.add`."""
-    return Table(name=name, title=title, caption=caption, columns=list(columns), rows=[to_plain(list(row)) for row in rows])
+    return Table(
+        name=name,
+        title=title,
+        caption=caption,
+        columns=list(columns),
+        rows=[to_plain(list(row)) for row in rows],
+    )
 
 
 def to_plain(value: Any) -> Any:
-    """`value` with the records in it (pydantic models, dataclasses, named tuples) as dicts; arrays stay arrays."""
+    """`value` with the records in it (pydantic models, dataclasses, named tuples) as dicts; arrays
+    stay arrays.
+    """
     if hasattr(value, "model_dump"):
         return value.model_dump(by_alias=True)
     if is_dataclass(value):
@@ -313,28 +367,49 @@ def to_plain(value: Any) -> Any:
     return [to_plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-SUBJECT = re.compile(r"(?<![\w/-])([Ss])ubject(s?)(?![\w/-]|\.\w)")  # a word of its own, no key, option or path
+# a word of its own, no key, option or path
+SUBJECT = re.compile(r"(?<![\w/-])([Ss])ubject(s?)(?![\w/-]|\.\w)")
 
 
 def rename_units(value: Any, unit: str) -> Any:
-    """`value` (a text, a block, a page) with `unit`, such as segment, in the place of subject in what is shown; keys and names of files stay."""
+    """`value` (a text, a block, a page) with `unit`, such as segment, in the place of subject in
+    what is shown; keys and names of files stay.
+    """
     if unit in {"subject", "window"}:
         return value
     if isinstance(value, str):
-        return SUBJECT.sub(lambda found: (unit.capitalize() if found[1] == "S" else unit) + found[2], value)
+        return SUBJECT.sub(
+            lambda found: (unit.capitalize() if found[1] == "S" else unit) + found[2], value
+        )
     if is_dataclass(value) and not isinstance(value, type):
-        kept = {"name"} if isinstance(value, Figure | Table) else {"title"} if isinstance(value, Page) else set()
-        changed = {f.name: rename_units(getattr(value, f.name), unit) for f in fields(value) if f.name not in kept}
+        kept = (
+            {"name"}
+            if isinstance(value, Figure | Table)
+            else {"title"}
+            if isinstance(value, Page)
+            else set()
+        )
+        changed = {
+            f.name: rename_units(getattr(value, f.name), unit)
+            for f in fields(value)
+            if f.name not in kept
+        }
         if isinstance(value, Page):
-            changed["facts"] = {rename_units(name, unit): text for name, text in changed["facts"].items()}
+            changed["facts"] = {
+                rename_units(name, unit): text for name, text in changed["facts"].items()
+            }
         return replace(value, **changed)
     if isinstance(value, Mapping):
         return {key: rename_units(part, unit) for key, part in value.items()}
-    return [rename_units(part, unit) for part in value] if isinstance(value, list | tuple) else value
+    return (
+        [rename_units(part, unit) for part in value] if isinstance(value, list | tuple) else value
+    )
 
 
 class PageBuilder:
-    """A page that is filled in reading order: `page.fact(..)`, `page.figure(..)`, `page.table(..)`, at last `page.finish(verdict, summary)`."""
+    """A page that is filled in reading order: `page.fact(..)`, `page.figure(..)`, `page.table(..)`,
+    at last `page.finish(verdict, summary)`.
+    """
 
     def __init__(self, title: str) -> None:
         self.title = title
@@ -343,7 +418,9 @@ class PageBuilder:
         self.facts: dict[str, str] = {}
 
     def fact(self, name: str, value: object) -> None:
-        """Add a row to the facts at the top; a later value of the same name replaces the earlier."""
+        """Add a row to the facts at the top; a later value of the same name replaces the
+        earlier.
+        """
         self.facts[name] = str(value)
 
     def add_facts(self, facts: Mapping[str, str]) -> None:
@@ -366,7 +443,14 @@ class PageBuilder:
         """Add a figure; the class of `data` is its kind."""
         self.blocks.append(make_figure(name, title, caption, data))
 
-    def table(self, name: str, title: str, caption: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
+    def table(
+        self,
+        name: str,
+        title: str,
+        caption: str,
+        columns: Iterable[str],
+        rows: Iterable[Iterable[Any]],
+    ) -> None:
         """Add a table."""
         self.blocks.append(make_table(name, title, caption, columns, rows))
 
@@ -377,4 +461,11 @@ class PageBuilder:
     def finish(self, verdict: str, summary: Mapping[str, Any] | None = None) -> Page:
         """The page, with its verdict (one sentence) and what `summary.json` holds."""
         content = to_plain(summary or {})
-        return Page(title=self.title, verdict=verdict, notices=self.notices, blocks=self.blocks, facts=self.facts, summary=content)
+        return Page(
+            title=self.title,
+            verdict=verdict,
+            notices=self.notices,
+            blocks=self.blocks,
+            facts=self.facts,
+            summary=content,
+        )

@@ -1,8 +1,10 @@
-"""Which native samples of a recording reach which values of a window, and the condition that this puts on a leak-free objective.
+"""Which native samples of a recording reach which values of a window, and the condition that this
+puts on a leak-free objective.
 
-Native sample k of a recording lies in value floor(k * rate / native rate). A prediction may not depend on native samples that lie in its
-target or, of one direction, beyond it; and a target that native samples outside of it determine is no target. Both follow from the first
-and the last native sample that each value is made of, at every position of the tokens relative to the native samples.
+Native sample k of a recording lies in value floor(k * rate / native rate). A prediction may not
+depend on native samples that lie in its target or, of one direction, beyond it; and a target that
+native samples outside of it determine is no target. Both follow from the first and the last native
+sample that each value is made of, at every position of the tokens relative to the native samples.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ import numpy.typing as npt
 from bitimely_core.config import ModelConfig
 from bitimely_core.schemas.tokens import ChannelPreparation, SamplePreparation
 
-Context = Literal["past", "future", "past or future", "around"]  # of a prediction; around: all but the hidden tokens
+# of a prediction; around: all but the hidden tokens
+Context = Literal["past", "future", "past or future", "around"]
 Array = npt.NDArray[np.int64]
 
 UNRECORDED = "given unrecorded preprocessing"
@@ -32,11 +35,14 @@ CONDITIONS = {
     "averaged": "given averaged channels",
 }
 FAR = 1 << 40  # beyond every sample
-LONGEST = 1 << 18  # values of the stretch that is looked at, else of one common period of tokens and samples
+# values of the stretch that is looked at, else of one common period of tokens and samples
+LONGEST = 1 << 18
 
 
 class Support(NamedTuple):
-    """The native samples that each value of a stretch is made of; `first` > `last`: none, the value is missing."""
+    """The native samples that each value of a stretch is made of; `first` > `last`: none, the value
+    is missing.
+    """
 
     first: Array  # [n] native sample; -FAR: all before
     last: Array  # [n]; FAR: all after
@@ -53,7 +59,11 @@ class Support(NamedTuple):
 
 def find_ratio(step: ChannelPreparation) -> Fraction:
     """Values a native sample."""
-    return Fraction(1) if step.resampling == "none" else Fraction(step.rate / step.native_rate).limit_denominator(100_000)
+    return (
+        Fraction(1)
+        if step.resampling == "none"
+        else Fraction(step.rate / step.native_rate).limit_denominator(100_000)
+    )
 
 
 def find_support(step: ChannelPreparation, length: int) -> Support:
@@ -61,7 +71,8 @@ def find_support(step: ChannelPreparation, length: int) -> Support:
     ratio, values = find_ratio(step), np.arange(length, dtype=np.int64)
     up, down = ratio.numerator, ratio.denominator
     left = values * down // up  # the last native sample at or before the start of the value
-    begin, end = -(-values * down // up), -(-(values + 1) * down // up) - 1  # those that lie in the value
+    # those that lie in the value
+    begin, end = -(-values * down // up), -(-(values + 1) * down // up) - 1
     first, last = {
         "none": (values, values),
         "interpolated": (left, left + (values * down % up > 0)),
@@ -78,42 +89,71 @@ def find_support(step: ChannelPreparation, length: int) -> Support:
 
 
 def find_leak(support: Support, starts: Array, width: int, context: Context) -> bool:
-    """Whether a prediction of the `width` values from one of `starts` on reaches a native sample in or beyond them, or all samples of one."""
+    """Whether a prediction of the `width` values from one of `starts` on reaches a native sample in
+    or beyond them, or all samples of one.
+    """
     if context == "past or future":
-        return find_leak(support, starts, width, "past") or find_leak(support, starts, width, "future")
+        return find_leak(support, starts, width, "past") or find_leak(
+            support, starts, width, "future"
+        )
     ends, values = starts + width - 1, starts[:, None] + np.arange(width)
     seen = support.first <= support.last
-    before = np.maximum.accumulate(np.where(seen, support.last, -FAR))[starts - 1]  # last native sample that earlier values reach
-    after = np.minimum.accumulate(np.where(seen, support.first, FAR)[::-1])[::-1][ends + 1]  # first one that later values reach
+    # last native sample that earlier values reach
+    before = np.maximum.accumulate(np.where(seen, support.last, -FAR))[starts - 1]
+    # first one that later values reach
+    after = np.minimum.accumulate(np.where(seen, support.first, FAR)[::-1])[::-1][ends + 1]
     before, after = (before, np.full_like(after, FAR)) if context == "past" else (before, after)
     before, after = (np.full_like(before, -FAR), after) if context == "future" else (before, after)
-    inside = support.first_in(starts), support.first_in(ends + 1) - 1  # native samples that lie in the target
-    ahead = support.places(before) >= starts if context == "past" else (before >= inside[0]) & (inside[0] <= inside[1])
-    behind = support.places(after) <= ends if context == "future" else (after <= inside[1]) & (inside[0] <= inside[1])
-    first, last = np.maximum(support.first[values], before[:, None] + 1), np.minimum(support.last[values], after[:, None] - 1)
+    # native samples that lie in the target
+    inside = support.first_in(starts), support.first_in(ends + 1) - 1
+    ahead = (
+        support.places(before) >= starts
+        if context == "past"
+        else (before >= inside[0]) & (inside[0] <= inside[1])
+    )
+    behind = (
+        support.places(after) <= ends
+        if context == "future"
+        else (after <= inside[1]) & (inside[0] <= inside[1])
+    )
+    first, last = (
+        np.maximum(support.first[values], before[:, None] + 1),
+        np.minimum(support.last[values], after[:, None] - 1),
+    )
     return bool(ahead.any() or behind.any() or (seen[values] & (first > last)).any())
 
 
 def find_token_grid(config: ModelConfig) -> tuple[int, int]:
     """Values between the starts of two tokens, and values of a target."""
-    return {"patch": (config.stride or config.patch, config.patch), "conv": (4, 1)}.get(config.tokenizer, (1, 1))
+    return {"patch": (config.stride or config.patch, config.patch), "conv": (4, 1)}.get(
+        config.tokenizer, (1, 1)
+    )
 
 
-def list_conditions(preparation: Iterable[SamplePreparation | None], config: ModelConfig, context: Context) -> list[str]:
-    """Conditions under which predictions from such a context see no native sample of their targets; None: preparation is not known."""
+def list_conditions(
+    preparation: Iterable[SamplePreparation | None], config: ModelConfig, context: Context
+) -> list[str]:
+    """Conditions under which predictions from such a context see no native sample of their targets;
+    None: preparation is not known.
+    """
     out: dict[str, None] = {}
     for one in preparation:
         out |= {UNRECORDED: None} if one is None else {}
         for step in () if one is None else one.channels:
-            out |= dict.fromkeys(_list_step_conditions(step, one.stride if one else None, config, context))
+            out |= dict.fromkeys(
+                _list_step_conditions(step, one.stride if one else None, config, context)
+            )
     return list(out)
 
 
-def _list_step_conditions(step: ChannelPreparation, stride: int | None, config: ModelConfig, context: Context) -> list[str]:
+def _list_step_conditions(
+    step: ChannelPreparation, stride: int | None, config: ModelConfig, context: Context
+) -> list[str]:
     if step.resampling == "none" and step.filters is None:
         return []
     token, width = find_token_grid(config)
-    places = 1 if stride is None or config.crop == "start" else math.gcd(stride, token)  # tokens start at multiples of it
+    # tokens start at multiples of it
+    places = 1 if stride is None or config.crop == "start" else math.gcd(stride, token)
     ratio = find_ratio(step)
     margin = 2 * math.ceil(ratio) + token + width
     period = min(math.lcm(token, ratio.numerator), max(LONGEST, 4 * math.ceil(ratio)))
@@ -121,7 +161,12 @@ def _list_step_conditions(step: ChannelPreparation, stride: int | None, config: 
     starts = starts[starts % places == 0]
 
     def leaks(changes: dict[str, Any]) -> bool:
-        return find_leak(find_support(step.model_copy(update=changes), period + 2 * margin), starts, width, context)
+        return find_leak(
+            find_support(step.model_copy(update=changes), period + 2 * margin),
+            starts,
+            width,
+            context,
+        )
 
     if not leaks({}):
         return []

@@ -1,7 +1,9 @@
-"""Disclosure control of counts of people: which counts of a table are withheld, so that none of 1 to 10 can be recovered.
+"""Disclosure control of counts of people: which counts of a table are withheld, so that none of 1
+to 10 can be recovered.
 
-Rules (docs/privacy.md): a count of 1 to 10 people is withheld; so are as many of the counts that are linked to it by sums as it takes to leave
-every such count at least `FEASIBLE` possible values; whatever is computed from a withheld count is withheld too. Rows of files are rounded up.
+Rules (docs/privacy.md): a count of 1 to 10 people is withheld; so are as many of the counts that
+are linked to it by sums as it takes to leave every such count at least `FEASIBLE` possible values;
+whatever is computed from a withheld count is withheld too. Rows of files are rounded up.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-SMALL = 11  # smaller counts of people are withheld, 0 is not: the rule of the publisher of Medicare's data
+# smaller counts of people are withheld, 0 is not: the rule of the publisher of Medicare's data
+SMALL = 11
 FEASIBLE = 5  # possible values that are left of a withheld count, at least
 ROUNDING = 10  # counts of rows are rounded up to multiples of it
 DECIMALS = 3  # of scores beside withheld counts
@@ -35,11 +38,16 @@ def is_small(count: int | None) -> bool:
 
 def has_small_count(text: str) -> bool:
     """Whether a text has a number of 1 to 10, as `12 train, 7 test`."""
-    return any(is_small(int(number.replace(",", ""))) for number in re.findall(r"(?<![\w.-])\d[\d,]*(?!\.?\w)", text))
+    return any(
+        is_small(int(number.replace(",", "")))
+        for number in re.findall(r"(?<![\w.-])\d[\d,]*(?!\.?\w)", text)
+    )
 
 
 def round_rows(count: int) -> int:
-    """A count of rows, rounded up. Sums and differences of such counts leave at least nine possible values of one of 1 to 10."""
+    """A count of rows, rounded up. Sums and differences of such counts leave at least nine possible
+    values of one of 1 to 10.
+    """
     return -(-count // ROUNDING) * ROUNDING
 
 
@@ -48,7 +56,8 @@ def round_message(text: str) -> str:
 
     def replace(match: re.Match[str]) -> str:
         count = int(match[0].replace(",", ""))
-        bound = "" if text[: match.start()].endswith("at most ") else "at most "  # of a message that is rounded already
+        # of a message that is rounded already
+        bound = "" if text[: match.start()].endswith("at most ") else "at most "
         return f"{bound}{round_rows(count):,}" if count else match[0]
 
     return re.sub(
@@ -74,28 +83,41 @@ def round_score(score: float | None) -> float | None:
 
 
 def count_feasible(margin: int, other: int, total: int, cell: int) -> int:
-    """Values of 1 to 10 that a cell of a two by two table can have, its margins (the sums that hold the cell) and total known."""
+    """Values of 1 to 10 that a cell of a two by two table can have, its margins (the sums that hold
+    the cell) and total known.
+    """
     assert is_small(cell)
     return min(margin, other, SMALL - 1) - max(margin + other - total, 1) + 1
 
 
 def has_open_table(with_code: int, of: int, all_with: int, total: int) -> bool:
-    """Whether no cell of a two by two table is of 1 to 10: `with_code` of `of`, out of `all_with` of `total`."""
-    return not any(map(is_small, (with_code, of - with_code, all_with - with_code, total - of - all_with + with_code)))
+    """Whether no cell of a two by two table is of 1 to 10: `with_code` of `of`, out of `all_with`
+    of `total`.
+    """
+    return not any(
+        map(
+            is_small,
+            (with_code, of - with_code, all_with - with_code, total - of - all_with + with_code),
+        )
+    )
 
 
-def find_withheld(counts: Mapping[Key, int], sums: Sums[Key], unprinted: Collection[Key], order: Mapping[Key, Any]) -> frozenset[Key]:
+def find_withheld(
+    counts: Mapping[Key, int], sums: Sums[Key], unprinted: Collection[Key], order: Mapping[Key, Any]
+) -> frozenset[Key]:
     """The counts of a system of sums that are not printed.
 
     Args:
         counts: all counts, printed or not.
         sums: a total and its parts; all of `counts`.
         unprinted: counts that are nowhere printed, but could be computed; they are protected too.
-        order: of the printed counts that may be withheld beside small ones, the first first; others are never chosen.
+        order: of the printed counts that may be withheld beside small ones, the first first; others
+            are never chosen.
 
     Returns:
-        Every printed count of 1 to 10 and those withheld beside them: whoever knows the others, and which of the withheld ones are of 1 to
-        10, finds at least `FEASIBLE` values for each of these, as far as counts in `order` can bring that about.
+        Every printed count of 1 to 10 and those withheld beside them: whoever knows the others, and
+        which of the withheld ones are of 1 to 10, finds at least `FEASIBLE` values for each of
+        these, as far as counts in `order` can bring that about.
     """
     withheld = {key for key, count in counts.items() if is_small(count) and key not in unprinted}
     while True:
@@ -109,21 +131,36 @@ def find_withheld(counts: Mapping[Key, int], sums: Sums[Key], unprinted: Collect
 
 
 def _choose_complement(
-    key: Key, counts: Mapping[Key, int], sums: Sums[Key], hidden: Collection[Key], order: Mapping[Key, Any]
+    key: Key,
+    counts: Mapping[Key, int],
+    sums: Sums[Key],
+    hidden: Collection[Key],
+    order: Mapping[Key, Any],
 ) -> Key | None:
-    """The first printed count in `order` that shares a sum with `key`, or with a hidden count that is linked to it."""
+    """The first printed count in `order` that shares a sum with `key`, or with a hidden count that
+    is linked to it.
+    """
     reached, open_sums = {key}, list(sums)
     while True:
         near = [(total, *parts) for total, parts in open_sums if reached & {total, *parts}]
-        found = [one for keys in near for one in keys if one not in hidden and one in order and counts[one]]
+        found = [
+            one
+            for keys in near
+            for one in keys
+            if one not in hidden and one in order and counts[one]
+        ]
         if found or not near:
             return min(found, key=lambda one: (order[one], counts[one]), default=None)
         open_sums = [(total, parts) for total, parts in open_sums if not reached & {total, *parts}]
         reached |= {one for keys in near for one in keys if one in hidden}
 
 
-def _find_narrow(counts: Mapping[Key, int], sums: Sums[Key], hidden: Sequence[Key], withheld: Collection[Key]) -> list[Key]:
-    """The counts of 1 to 10 for which fewer than `FEASIBLE` values fit everything that is printed, the smallest sets first."""
+def _find_narrow(
+    counts: Mapping[Key, int], sums: Sums[Key], hidden: Sequence[Key], withheld: Collection[Key]
+) -> list[Key]:
+    """The counts of 1 to 10 for which fewer than `FEASIBLE` values fit everything that is printed,
+    the smallest sets first.
+    """
     small = [key for key in hidden if is_small(counts[key])]
     if not small:
         return []
@@ -143,13 +180,25 @@ def _find_narrow(counts: Mapping[Key, int], sums: Sums[Key], hidden: Sequence[Ke
             rows.append(row)
             right.append(value)
     bounds = [
-        (1, SMALL - 1) if is_small(counts[key]) else (SMALL, None) if key in withheld and counts[key] else (0, None) for key in hidden
+        (1, SMALL - 1)
+        if is_small(counts[key])
+        else (SMALL, None)
+        if key in withheld and counts[key]
+        else (0, None)
+        for key in hidden
     ]
     targets = [place[key] for key in small]
-    low, high = (np.array([counts[key] for key in small], dtype=float) for _ in range(2))  # extremes of the solutions so far
+    # extremes of the solutions so far
+    low, high = (np.array([counts[key] for key in small], dtype=float) for _ in range(2))
 
     def solve(weights: np.ndarray) -> None:
-        found = linprog(weights, A_eq=np.array(rows) if rows else None, b_eq=right or None, bounds=bounds, method="highs")
+        found = linprog(
+            weights,
+            A_eq=np.array(rows) if rows else None,
+            b_eq=right or None,
+            bounds=bounds,
+            method="highs",
+        )
         if found.status == 0:
             values = found.x[targets]
             np.minimum(low, values, out=low)

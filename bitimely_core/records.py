@@ -1,11 +1,14 @@
 """Stored records, and folders of results whose `manifest.json` guards every file in them.
 
-A folder of results (a run, a report, a model, an export) has a `ResultManifest` of all its files with SHA-256 and size; a folder inside with
-a manifest of its own guards itself. `write_results` changes such a folder in one step: new content is written beside the old under the name
-`<name>.new-<16 digits of its SHA-256>`, then the manifest is replaced, then the names are changed. The manifest alone decides: a kill before
-its replacement leaves the former state, a kill after it the new one, since readers take the file under either name and the next writer
-completes the renames. `read_result` and `check_result` compare a file with the manifest before it is used. In a cache or token set, whose
-`manifest.json` names the data, the `ResultManifest` of the report and page beside them is `results.json`.
+A folder of results (a run, a report, a model, an export) has a `ResultManifest` of all its files
+with SHA-256 and size; a folder inside with a manifest of its own guards itself. `write_results`
+changes such a folder in one step: new content is written beside the old under the name
+`<name>.new-<16 digits of its SHA-256>`, then the manifest is replaced, then the names are changed.
+The manifest alone decides: a kill before its replacement leaves the former state, a kill after it
+the new one, since readers take the file under either name and the next writer completes the
+renames. `read_result` and `check_result` compare a file with the manifest before it is used. In a
+cache or token set, whose `manifest.json` names the data, the `ResultManifest` of the report and
+page beside them is `results.json`.
 """
 
 from __future__ import annotations
@@ -21,7 +24,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bitimely_core import manifests, storage
-from bitimely_core.errors import Finding, Reason, input_error, integrity_error, safe_text, usage_error
+from bitimely_core.errors import (
+    Finding,
+    Reason,
+    input_error,
+    integrity_error,
+    safe_text,
+    usage_error,
+)
 from bitimely_core.system_errors import RETRY_HINT, raise_system_error, translate_system_errors
 
 if TYPE_CHECKING:
@@ -62,7 +72,8 @@ class StoredRecord(Part):
 
     VERSION: ClassVar[int] = 1  # the newest `format_version` that this class reads
     REPAIR: ClassVar[str] = "Repeat the command that wrote it"
-    GUARDED: ClassVar[int | None] = None  # the `format_version` from which a manifest beside the file names it
+    # the `format_version` from which a manifest beside the file names it
+    GUARDED: ClassVar[int | None] = None
 
     format_version: int = 1
 
@@ -75,24 +86,37 @@ class StoredRecord(Part):
     def load(cls, path: Path) -> Self:
         """Read the record at `path`, compared with the manifest of its folder.
 
-        Raises UserError: integrity (exit 5) when the file is missing, differs from the manifest, is not JSON or does not have the fields;
-        unsupported_format (exit 4) for a later format.
+        Raises UserError: integrity (exit 5) when the file is missing, differs from the manifest, is
+        not JSON or does not have the fields; unsupported_format (exit 4) for a later format.
         """
         try:
             values = storage.decode_json(read_result(path))
         except (OSError, ValueError, RecursionError) as error:
             raise_system_error(error, path)
-            raise integrity_error(str(path), f"not readable: {safe_text(str(error))}", "expected JSON", cls.REPAIR) from error
+            raise integrity_error(
+                str(path), f"not readable: {safe_text(str(error))}", "expected JSON", cls.REPAIR
+            ) from error
         record, version = cls.parse(values, path), values.get("format_version", 1)
-        if cls.GUARDED is not None and isinstance(version, int) and version >= cls.GUARDED and ResultManifest.find(path.parent) is None:
-            raise integrity_error(str(path.parent / manifests.MANIFEST), "is missing", "expected the checksums of this folder")
+        if (
+            cls.GUARDED is not None
+            and isinstance(version, int)
+            and version >= cls.GUARDED
+            and ResultManifest.find(path.parent) is None
+        ):
+            raise integrity_error(
+                str(path.parent / manifests.MANIFEST),
+                "is missing",
+                "expected the checksums of this folder",
+            )
         return record
 
     @classmethod
     def parse(cls, values: Any, path: Path) -> Self:
         """The record of `values`, which `path` holds. Raises UserError: as `load`."""
         if not isinstance(values, dict):
-            raise integrity_error(str(path), f"found {safe_text(values)}", "expected a JSON object", cls.REPAIR)
+            raise integrity_error(
+                str(path), f"found {safe_text(values)}", "expected a JSON object", cls.REPAIR
+            )
         version = values.get("format_version", 1)
         if isinstance(version, int) and version > cls.VERSION:
             raise input_error(
@@ -102,7 +126,8 @@ class StoredRecord(Part):
                 "Use a newer bitimely",
                 file=str(path),
             )
-        with suppress(AttributeError, KeyError, TypeError, ValueError):  # not what version 0.1 wrote: the validation names the field
+        # not what version 0.1 wrote: the validation names the field
+        with suppress(AttributeError, KeyError, TypeError, ValueError):
             values = cls.upgrade_v1(values) if version == 1 else values
         try:
             return cls.model_validate(values)
@@ -110,7 +135,11 @@ class StoredRecord(Part):
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
             raise integrity_error(
-                str(path), f"found {safe_text(first.get('input'))}", str(first["msg"]), cls.REPAIR, field=where
+                str(path),
+                f"found {safe_text(first.get('input'))}",
+                str(first["msg"]),
+                cls.REPAIR,
+                field=where,
             ) from error
 
     def to_json(self) -> dict[str, Any]:
@@ -118,7 +147,9 @@ class StoredRecord(Part):
         return self.model_dump(mode="json", by_alias=True)
 
     def save(self, path: Path) -> None:
-        """Write the record to `path` in one step, with its entry in the manifest. Raises UserError: as `write_results`."""
+        """Write the record to `path` in one step, with its entry in the manifest. Raises UserError:
+        as `write_results`.
+        """
         if self.GUARDED is None:
             storage.write_json(path, self.to_json())
         else:
@@ -138,7 +169,9 @@ class StoredFile(Part):
 
 
 class Manifest(StoredRecord):
-    """The `manifest.json` of a folder: `manifests.publish` adds files, generation and the hash of all the rest."""
+    """The `manifest.json` of a folder: `manifests.publish` adds files, generation and the hash of
+    all the rest.
+    """
 
     REPAIR: ClassVar[str] = "Make it again, or restore a copy"
 
@@ -150,22 +183,32 @@ class Manifest(StoredRecord):
     def parse(cls, values: Any, path: Path) -> Self:
         """The manifest of `values` in the subclass of its kind. Raises UserError: as `load`."""
         kind = values.get("kind") if isinstance(values, dict) else None
-        found = next((one for one in cls.__subclasses__() if one.model_fields["kind"].default == kind), cls)
+        found = next(
+            (one for one in cls.__subclasses__() if one.model_fields["kind"].default == kind), cls
+        )
         return super(Manifest, found).parse(values, path)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The published manifest of `folder`, compared with its own hash. Raises UserError: as `manifests.read_manifest` and `parse`."""
+        """The published manifest of `folder`, compared with its own hash. Raises UserError: as
+        `manifests.read_manifest` and `parse`.
+        """
         return cls.parse(manifests.read_manifest(folder), folder / manifests.MANIFEST)
 
     def publish(self, folder: Path, generation: int = 1) -> Self:
-        """Make this the manifest of `folder`; as it is published. Raises UserError: as `manifests.publish`."""
+        """Make this the manifest of `folder`; as it is published. Raises UserError: as
+        `manifests.publish`.
+        """
         body = self.to_json()
-        return self.parse(manifests.publish(folder, body, body["files"], generation), folder / manifests.MANIFEST)
+        return self.parse(
+            manifests.publish(folder, body, body["files"], generation), folder / manifests.MANIFEST
+        )
 
     def find_damage(self, folder: Path, names: Iterable[str] | None = None) -> list[Finding]:
         """One finding for each file of `folder` that differs; `names`: these alone."""
-        return manifests.find_damage(folder, {"files": {name: file.model_dump() for name, file in self.files.items()}}, names)
+        return manifests.find_damage(
+            folder, {"files": {name: file.model_dump() for name, file in self.files.items()}}, names
+        )
 
     def check_files(self, folder: Path) -> None:
         """Raises UserError: integrity (exit 5) naming the files of `folder` that differ."""
@@ -183,16 +226,20 @@ class ResultManifest(Manifest):
     finished: bool = True  # False: a training that goes on and whose other files are not sealed yet
     shared: bool = False  # the folder had other files before, which are left alone
     gone: tuple[str, ...] = ()  # files that the last change removes
-    beside: bool = Field(False, exclude_if=lambda beside: not beside)  # of a report and page beside data, as `BESIDE`
+    # of a report and page beside data, as `BESIDE`
+    beside: bool = Field(False, exclude_if=lambda beside: not beside)
 
     @classmethod
     def find(cls, folder: Path) -> Self | None:
-        """The manifest of `folder`; None where it has none, or one of another kind. Raises UserError: integrity (exit 5)."""
+        """The manifest of `folder`; None where it has none, or one of another kind. Raises
+        UserError: integrity (exit 5).
+        """
         path = folder / (BESIDE if (folder / BESIDE).is_file() else manifests.MANIFEST)
         try:
             if path.name == manifests.MANIFEST and b'"kind":"results"' not in path.read_bytes():
                 return None
-        except (FileNotFoundError, NotADirectoryError):  # also while the error of a full disk is reported
+        except (FileNotFoundError, NotADirectoryError):
+            # also while the error of a full disk is reported
             return None
         except OSError as error:
             raise_system_error(error, path)
@@ -206,7 +253,10 @@ class ResultManifest(Manifest):
 
     def publish_results(self, folder: Path) -> None:
         """Replace the manifest of `folder` by this one."""
-        storage.write_json(folder / (BESIDE if self.beside else manifests.MANIFEST), manifests.sign_manifest(self.to_json()))
+        storage.write_json(
+            folder / (BESIDE if self.beside else manifests.MANIFEST),
+            manifests.sign_manifest(self.to_json()),
+        )
 
 
 class _Location(NamedTuple):
@@ -233,20 +283,26 @@ def write_results(
 
     Args:
         folder: made if it is missing; its lock is taken meanwhile.
-        files: name -> content; None: the file is there and enters the manifest as it is, also one of a folder inside (`a/b`).
+        files: name -> content; None: the file is there and enters the manifest as it is, also one
+            of a folder inside (`a/b`).
         gone: names to remove.
         finished: False for a training that goes on.
         held: the caller holds the lock.
         beside: the folder is a cache or token set, whose own manifest does not name `files`.
 
     Raises:
-        UserError: locked (exit 7), integrity (exit 5) for a damaged manifest, config (exit 2) for a manifest of something else, and those of
-            `storage.write_file`. The former state is intact.
+        UserError: locked (exit 7), integrity (exit 5) for a damaged manifest, config (exit 2) for a
+            manifest of something else, and those of `storage.write_file`. The former state is
+            intact.
     """
     with translate_system_errors(folder), nullcontext() if held else storage.lock(folder, WAIT):
         manifest = _complete_changes(folder)
         if manifest is None or manifest.beside != beside:
-            manifest = ResultManifest(beside=True, shared=True) if beside else _start_manifest(folder, {*files, *gone})
+            manifest = (
+                ResultManifest(beside=True, shared=True)
+                if beside
+                else _start_manifest(folder, {*files, *gone})
+            )
         stored = {name: file for name, file in manifest.files.items() if name not in set(gone)}
         for name, content in files.items():
             if content is None:
@@ -254,13 +310,19 @@ def write_results(
             else:
                 _, sha256, size = storage.write_hashed(folder, f"{name}.new", "", content)
             stored[name] = StoredFile(sha256=sha256, size=size)
-        removed = tuple(sorted(name for name in set(gone) - files.keys() if (folder / name).is_file()))
-        manifest.model_copy(update={"files": stored, "finished": finished, "gone": removed}).publish_results(folder)
+        removed = tuple(
+            sorted(name for name in set(gone) - files.keys() if (folder / name).is_file())
+        )
+        manifest.model_copy(
+            update={"files": stored, "finished": finished, "gone": removed}
+        ).publish_results(folder)
         _complete_changes(folder)
 
 
 def refuse_other_manifest(folder: Path) -> None:
-    """Raises UserError: config (exit 2) for a folder whose `manifest.json` is of something else, integrity (exit 5) for a damaged one."""
+    """Raises UserError: config (exit 2) for a folder whose `manifest.json` is of something else,
+    integrity (exit 5) for a damaged one.
+    """
     path, manifest = folder / manifests.MANIFEST, ResultManifest.find(folder)
     if path.exists() and (manifest is None or manifest.beside):
         try:
@@ -270,7 +332,12 @@ def refuse_other_manifest(folder: Path) -> None:
             is_ours = True
         if is_ours:
             manifests.read_manifest(folder)  # raises for a damaged one
-        raise usage_error("is a manifest of something else", "expected a folder for results", "Choose another folder", file=str(path))
+        raise usage_error(
+            "is a manifest of something else",
+            "expected a folder for results",
+            "Choose another folder",
+            file=str(path),
+        )
 
 
 def _start_manifest(folder: Path, ours: set[str]) -> ResultManifest:
@@ -278,12 +345,23 @@ def _start_manifest(folder: Path, ours: set[str]) -> ResultManifest:
     refuse_other_manifest(folder)
     if (folder / "run.json").is_file():
         found = {name: storage.hash_with_size(folder / name) for name in list_results(folder)}
-        return ResultManifest(files={name: StoredFile(sha256=sha256, size=size) for name, (sha256, size) in found.items()})
-    return ResultManifest(shared=any(inner.is_file() and inner.name not in {storage.LOCK, *ours} for inner in folder.iterdir()))
+        return ResultManifest(
+            files={
+                name: StoredFile(sha256=sha256, size=size) for name, (sha256, size) in found.items()
+            }
+        )
+    return ResultManifest(
+        shared=any(
+            inner.is_file() and inner.name not in {storage.LOCK, *ours}
+            for inner in folder.iterdir()
+        )
+    )
 
 
 def _complete_changes(folder: Path) -> ResultManifest | None:
-    """The manifest of `folder` after the renames and removals that a killed command left, and without its temporary files."""
+    """The manifest of `folder` after the renames and removals that a killed command left, and
+    without its temporary files.
+    """
     manifest = ResultManifest.find(folder)
     files = {} if manifest is None else manifest.files
     storage.remove_temporary_files(folder)
@@ -303,31 +381,47 @@ def _complete_changes(folder: Path) -> ResultManifest | None:
 
 
 def complete_results(folder: Path, *, held: bool = False) -> None:
-    """Complete a change of `folder` that a killed command left, and remove its temporary files. `held`: the caller holds the lock.
+    """Complete a change of `folder` that a killed command left, and remove its temporary files.
+    `held`: the caller holds the lock.
 
     Raises UserError: locked (exit 7), integrity (exit 5) for a damaged manifest.
     """
     manifest = ResultManifest.find(folder)
-    left = (path for path in folder.iterdir() if storage.is_temporary(path.name) or STAGED_NAME.fullmatch(path.name))
+    left = (
+        path
+        for path in folder.iterdir()
+        if storage.is_temporary(path.name) or STAGED_NAME.fullmatch(path.name)
+    )
     if any(left) or (manifest and manifest.gone):
         with nullcontext() if held else storage.lock(folder):
             _complete_changes(folder)
 
 
 def list_results(folder: Path) -> Iterator[str]:
-    """Names of the files of `folder` that its manifest may name; of a folder inside that guards itself, its manifest or meta.json."""
+    """Names of the files of `folder` that its manifest may name; of a folder inside that guards
+    itself, its manifest or meta.json.
+    """
     for path in sorted(folder.iterdir()):
-        if storage.is_temporary(path.name) or STAGED_NAME.fullmatch(path.name) or path.name in {storage.LOCK, manifests.MANIFEST}:
+        if (
+            storage.is_temporary(path.name)
+            or STAGED_NAME.fullmatch(path.name)
+            or path.name in {storage.LOCK, manifests.MANIFEST}
+        ):
             continue
         if path.is_dir() and not path.is_symlink():
-            own = next((name for name in (manifests.MANIFEST, "meta.json") if (path / name).is_file()), None)
+            own = next(
+                (name for name in (manifests.MANIFEST, "meta.json") if (path / name).is_file()),
+                None,
+            )
             yield from (f"{path.name}/{name}" for name in ([own] if own else list_results(path)))
         else:
             yield path.name
 
 
 def _locate_result(path: Path) -> _Location:
-    """Raises UserError (integrity, exit 5) for a file that the manifest of a finished folder does not name."""
+    """Raises UserError (integrity, exit 5) for a file that the manifest of a finished folder does
+    not name.
+    """
     manifest = ResultManifest.find(path.parent)
     if manifest is None:
         return _Location(path, None)
@@ -344,7 +438,8 @@ def has_result(path: Path) -> bool:
 
 
 def read_result(path: Path) -> bytes:
-    """The content of a file of results, compared with the manifest of its folder where there is one.
+    """The content of a file of results, compared with the manifest of its folder where there is
+    one.
 
     Raises OSError where nothing is known of the file, UserError: integrity (exit 5).
     """
@@ -362,23 +457,43 @@ def read_tables(result: Mapping[str, Any] | str | Path) -> dict[str, pl.DataFram
     """The tables of a result as polars frames (`to_pandas()`), by the names of their Parquet files.
 
     Args:
-        result: what a verb returned (`evaluate`: metrics, classes, predictions; `report`: all-scores, differences; `predict`, `embed`,
-            `analyze`), or the folder of a run, a report or an export.
+        result: what a verb returned (`evaluate`: metrics, classes, predictions; `report`:
+            all-scores, differences; `predict`, `embed`, `analyze`), or the folder of a run, a
+            report or an export.
 
     Raises UserError: not_found (exit 2) where there is no table, integrity (exit 5).
     """
-    place = Path(str(result.get("report") or result.get("out") or ".") if isinstance(result, Mapping) else result)
+    place = Path(
+        str(result.get("report") or result.get("out") or ".")
+        if isinstance(result, Mapping)
+        else result
+    )
     folder = place if place.is_dir() else place.parent
     manifest = ResultManifest.find(folder)
-    names = {path.name for path in folder.glob("*.parquet")} if manifest is None or manifest.shared else set(manifest.files)
-    tables = sorted({place.name} & names if place.suffix == ".parquet" else (name for name in names if name.endswith(".parquet")))
+    names = (
+        {path.name for path in folder.glob("*.parquet")}
+        if manifest is None or manifest.shared
+        else set(manifest.files)
+    )
+    tables = sorted(
+        {place.name} & names
+        if place.suffix == ".parquet"
+        else (name for name in names if name.endswith(".parquet"))
+    )
     if not tables:
-        raise usage_error("no table there", "expected a result of a verb or its folder", code=Reason.NOT_FOUND, file=str(place))
+        raise usage_error(
+            "no table there",
+            "expected a result of a verb or its folder",
+            code=Reason.NOT_FOUND,
+            file=str(place),
+        )
     return {Path(name).stem: read_result_table(folder / name) for name in tables}
 
 
 def check_result(path: Path, *, bytes_of: bool = False) -> tuple[Path, bytes]:
-    """Where the content of a file of results is, after comparing it with the manifest; with `bytes_of` the content. Raises as `read_result`."""
+    """Where the content of a file of results is, after comparing it with the manifest; with
+    `bytes_of` the content. Raises as `read_result`.
+    """
     before = None
     while True:
         found = _locate_result(path)
@@ -386,7 +501,9 @@ def check_result(path: Path, *, bytes_of: bool = False) -> tuple[Path, bytes]:
             content = found.path.read_bytes() if bytes_of else b""
             if found.expected is None:
                 return found.path, content
-            actual = hashlib.sha256(content).hexdigest() if bytes_of else storage.hash_file(found.path)
+            actual = (
+                hashlib.sha256(content).hexdigest() if bytes_of else storage.hash_file(found.path)
+            )
         except OSError as error:
             raise_system_error(error, path)
             if found.expected is None:
@@ -401,13 +518,20 @@ def check_result(path: Path, *, bytes_of: bool = False) -> tuple[Path, bytes]:
 
 
 def find_missing(folder: Path) -> list[str]:
-    """Names of files that the manifest of `folder` has and the disk has not; [] without a manifest."""
+    """Names of files that the manifest of `folder` has and the disk has not; [] without a
+    manifest.
+    """
     manifest = ResultManifest.find(folder)
-    return [] if manifest is None else [name for name in manifest.files if not manifest.locate(folder, name).is_file()]
+    return (
+        []
+        if manifest is None
+        else [name for name in manifest.files if not manifest.locate(folder, name).is_file()]
+    )
 
 
 def find_changes(folder: Path) -> list[Finding]:
-    """A finding for each altered, missing or foreign file of a folder of results, and for a change that was not completed.
+    """A finding for each altered, missing or foreign file of a folder of results, and for a change
+    that was not completed.
 
     Raises UserError: integrity (exit 5) for a damaged manifest, incomplete (exit 4) without one.
     """
@@ -415,11 +539,17 @@ def find_changes(folder: Path) -> list[Finding]:
     found: list[Finding] = []
     for name, file in manifest.files.items():
         at = manifest.locate(folder, name)
-        found += manifests.find_damage(folder, {"files": {at.relative_to(folder).as_posix(): file.model_dump()}})
+        found += manifests.find_damage(
+            folder, {"files": {at.relative_to(folder).as_posix(): file.model_dump()}}
+        )
         if at.name != Path(name).name:
             found.append(
                 Finding(
-                    Reason.INCOMPLETE, "a change of it was not completed", "expected it under its name", RETRY_HINT, file=str(folder / name)
+                    Reason.INCOMPLETE,
+                    "a change of it was not completed",
+                    "expected it under its name",
+                    RETRY_HINT,
+                    file=str(folder / name),
                 )
             )
     for name in list_results(folder):
@@ -427,7 +557,11 @@ def find_changes(folder: Path) -> list[Finding]:
         nested = name.endswith(f"/{manifests.MANIFEST}") and name.count("/") == 1  # guards itself
         if foreign and not nested and (manifest.finished or not name.startswith(UNFINISHED)):
             found.append(_describe_foreign(folder / name))
-    left = [path.name for path in folder.iterdir() if storage.is_temporary(path.name) or path.name in manifest.gone]
+    left = [
+        path.name
+        for path in folder.iterdir()
+        if storage.is_temporary(path.name) or path.name in manifest.gone
+    ]
     if left:
         found.append(
             Finding(
@@ -443,4 +577,10 @@ def find_changes(folder: Path) -> list[Finding]:
 
 
 def _describe_foreign(path: Path) -> Finding:
-    return Finding(Reason.INTEGRITY, "is not in manifest.json", "expected its files alone", "Remove it", file=str(path))
+    return Finding(
+        Reason.INTEGRITY,
+        "is not in manifest.json",
+        "expected its files alone",
+        "Remove it",
+        file=str(path),
+    )

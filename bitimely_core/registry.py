@@ -1,4 +1,6 @@
-"""Names and what they stand for: data sets, models, objectives, analyses and kinds of data, each with its facts; and the import of plug-ins."""
+"""Names and what they stand for: data sets, models, objectives, analyses and kinds of data, each
+with its facts; and the import of plug-ins.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,22 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
-from bitimely_core.errors import Finding, Level, Reason, UserError, clean, safe_text, unknown_name_error, usage_error
+from bitimely_core.errors import (
+    Finding,
+    Level,
+    Reason,
+    UserError,
+    clean,
+    safe_text,
+    unknown_name_error,
+    usage_error,
+)
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import BaselineInput
 
 HERE = Path(__file__).parent
-RECIPES = next(p for p in (HERE / "pipelines", HERE.parent / "pipelines") if p.is_dir())  # installed, else a checkout
+# installed, else a checkout
+RECIPES = next(p for p in (HERE / "pipelines", HERE.parent / "pipelines") if p.is_dir())
 
 Facts = TypeVar("Facts")
 Item = TypeVar("Item")
@@ -35,8 +47,8 @@ class Entry(Generic[Facts]):
 
     @property
     def help(self) -> str:
-        """First line of the function's docstring."""
-        return (self.function.__doc__ or "").strip().split("\n")[0]
+        """First paragraph of the function's docstring, on one line."""
+        return " ".join((self.function.__doc__ or "").strip().split("\n\n")[0].split())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function."""
@@ -44,30 +56,40 @@ class Entry(Generic[Facts]):
 
 
 class Registry(Mapping[str, Item]):
-    """`kind` name -> item. Modules that hold items are imported at the first look-up; unknown names answer with the closest ones."""
+    """`kind` name -> item. Modules that hold items are imported at the first look-up; unknown names
+    answer with the closest ones.
+    """
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self.aliases: dict[str, str] = {}
         self._items: dict[str, Item] = {}
-        self._providers: dict[str, str | None] = {}  # module or package -> the only name that it adds, None: any
+        # module or package -> the only name that it adds, None: any
+        self._providers: dict[str, str | None] = {}
         self._loading = False
 
     def provide(self, module: str, name: str | None = None) -> None:
-        """Import `module`, with the modules of a package, when a name is looked up; `name`: the only one that it adds."""
+        """Import `module`, with the modules of a package, when a name is looked up; `name`: the
+        only one that it adds.
+        """
         self._providers[module] = name
 
     def add(self, name: str, item: Item) -> None:
-        """Register `item`. Raises ValueError for a name that is taken, UserError as `check_name`."""
+        """Register `item`. Raises ValueError for a name that is taken, UserError as
+        `check_name`.
+        """
         if check_name(name, self.kind) in self._items:
-            raise ValueError(f"{self.kind} {name!r} is registered twice: {self._items[name]} and {item}")
+            raise ValueError(
+                f"{self.kind} {name!r} is registered twice: {self._items[name]} and {item}"
+            )
         self._items[name] = item
 
     def __getitem__(self, key: str) -> Item:
         key = key if key in self else self.aliases.get(key, key)
         if key not in self._items:
             error = unknown_name_error(self.kind, key, list(self) + list(self.aliases))
-            error.details = [replace(finding, level="error") for finding in _refused.values()]  # it may be what one of them offers
+            # it may be what one of them offers
+            error.details = [replace(finding, level="error") for finding in _refused.values()]
             broken_plugins.clear()
             raise error
         return self._items[key]
@@ -100,7 +122,11 @@ class Registry(Mapping[str, Item]):
         self._loading = True
         try:
             load_plugins()
-            named = [module for module, name in self._providers.items() if key is not None and name == key]
+            named = [
+                module
+                for module, name in self._providers.items()
+                if key is not None and name == key
+            ]
             for module in named or list(self._providers):
                 import_members(module)
                 del self._providers[module]
@@ -118,8 +144,12 @@ class FunctionRegistry(Registry[Entry[Facts]]):
     'Says nothing.'
     """
 
-    def __call__(self, facts: Facts, *, name: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Register the decorated function under `name`, else under its own name with `_` read as `-`."""
+    def __call__(
+        self, facts: Facts, *, name: str | None = None
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Register the decorated function under `name`, else under its own name with `_` read as
+        `-`.
+        """
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
             key = name or function.__name__.replace("_", "-")
@@ -131,15 +161,28 @@ class FunctionRegistry(Registry[Entry[Facts]]):
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
 MAX_NAME_LENGTH = 150  # characters: names of files are made from it
-DEVICE_NAMES = {"con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(10))}  # no files in Windows
+# no files in Windows
+DEVICE_NAMES = {
+    "con",
+    "prn",
+    "aux",
+    "nul",
+    *(f"{port}{number}" for port in ("com", "lpt") for number in range(10)),
+}
 
 
 def check_name(name: str, kind: str, field: str | None = None) -> str:
-    """`name` itself, if it can be the name of one file on any system: every name that users, recipes, plug-ins or records give passes here.
+    """`name` itself, if it can be the name of one file on any system: every name that users,
+    recipes, plug-ins or records give passes here.
 
-    Raises UserError (path_escape where it leads elsewhere, else config; exit 2) with a similar name that can; `field`: the option.
+    Raises UserError (path_escape where it leads elsewhere, else config; exit 2) with a similar name
+    that can; `field`: the option.
     """
-    if NAME.fullmatch(name) and len(name) <= MAX_NAME_LENGTH and name.split(".")[0].lower() not in DEVICE_NAMES:
+    if (
+        NAME.fullmatch(name)
+        and len(name) <= MAX_NAME_LENGTH
+        and name.split(".")[0].lower() not in DEVICE_NAMES
+    ):
         return name
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
     close = re.sub(r"[^A-Za-z0-9._+-]+", "-", plain).strip("-._+")[:MAX_NAME_LENGTH]
@@ -159,7 +202,9 @@ broken_plugins: dict[str, Finding] = {}  # those that the command line has not s
 
 
 def import_members(name: str) -> None:
-    """Import a module; of a package also every module directly in it, so that each registers what it offers."""
+    """Import a module; of a package also every module directly in it, so that each registers what
+    it offers.
+    """
     module = importlib.import_module(name)
     for member in pkgutil.iter_modules(getattr(module, "__path__", ())):
         importlib.import_module(f"{name}.{member.name}")
@@ -171,16 +216,22 @@ def is_own(point: EntryPoint) -> bool:
 
 
 def load_plugins() -> None:
-    """Import the modules that packages name as entry points of `bitimely.plugins`, those of bitimely itself first.
+    """Import the modules that packages name as entry points of `bitimely.plugins`, those of
+    bitimely itself first.
 
-    A plug-in of another package that cannot be imported is reported in `broken_plugins`; work that does not need it goes on.
+    A plug-in of another package that cannot be imported is reported in `broken_plugins`; work that
+    does not need it goes on.
     """
     if (path := tuple(sys.path)) in _scanned:
         return
     _scanned.add(path)
     points = sorted(entry_points(group="bitimely.plugins"), key=is_own, reverse=True)
     if not any(map(is_own, points)):
-        raise usage_error("bitimely is not installed", "expected the entry points of its package", "Install it: pip install -e .")
+        raise usage_error(
+            "bitimely is not installed",
+            "expected the entry points of its package",
+            "Install it: pip install -e .",
+        )
     for point in points:
         if point.name not in _refused:
             try:
@@ -195,15 +246,29 @@ def describe_plugin(point: EntryPoint, error: BaseException, level: Level = "war
     package = f" of the package {point.dist.name}" if point.dist is not None else ""
     text = str(error).strip().partition("\n")[0] or "no message"
     problem = f"the plug-in {safe_text(point.value)}{package} fails: {type(error).__name__}: {clean(text, 200)}"
-    return Finding(Reason.CONFIG, problem, "expected a module that registers what it offers", "Correct or uninstall it", level=level)
+    return Finding(
+        Reason.CONFIG,
+        problem,
+        "expected a module that registers what it offers",
+        "Correct or uninstall it",
+        level=level,
+    )
 
 
 def find_plugin_error(error: BaseException) -> UserError | None:
-    """An error that was raised in a plug-in, or in what it called, as a UserError (config, exit 2); None for any other error."""
+    """An error that was raised in a plug-in, or in what it called, as a UserError (config, exit 2);
+    None for any other error.
+    """
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     for point in entry_points(group="bitimely.plugins"):
+        if is_own(point):
+            continue
         source = getattr(sys.modules.get(point.module.partition(".")[0]), "__file__", None)
-        root = Path(source).parent if source and Path(source).name == "__init__.py" else Path(source or "/dev/null")
+        root = (
+            Path(source).parent
+            if source and Path(source).name == "__init__.py"
+            else Path(source or "/dev/null")
+        )
         if any(Path(file) == root or root in Path(file).parents for file in files):
             found = describe_plugin(point, error, "error")
             return usage_error(found.problem, found.requirement, found.hint)
@@ -217,7 +282,8 @@ Task = Literal["none", "classification", "multilabel", "regression", "survival"]
 class View:
     """How windows are cut from a cached data set: channels, clock, labels, split. Data, not code.
 
-    `epochs` views take one window per labelled epoch; the others slide `window` with `stride` over the complete recording.
+    `epochs` views take one window per labelled epoch; the others slide `window` with `stride` over
+    the complete recording.
     """
 
     channels: tuple[str, ...]
@@ -226,40 +292,58 @@ class View:
     stride: int | None = None  # None: the window
     task: Task = "none"
     classes: tuple[str, ...] = ()
-    labels: dict[str, str] | None = None  # annotation text -> class; texts that are not here give no epoch; None: each is its own class
+    # annotation text -> class; texts that are not here give no epoch; None: each is its own class
+    labels: dict[str, str] | None = None
     seconds: float = 0.0  # a window of a view with window 0; 0: all of the first recording
-    epoch: float | None = None  # seconds; annotations are cut into epochs of this length; 0: the commonest length
-    trim: tuple[str, float] | None = None  # (class, seconds): keep this much of it around the first and last other class
+    # seconds; annotations are cut into epochs of this length; 0: the commonest length
+    epoch: float | None = None
+    # (class, seconds): keep this much of it around the first and last other class
+    trim: tuple[str, float] | None = None
     split: str = "subject"
-    hold: tuple[str, ...] = ()  # channels brought to `rate` by repeating values (the others: linear interpolation)
-    decimate: tuple[str, ...] = ()  # faster channels that the view brings to `rate` with an anti-alias filter; others are refused
-    target: str | None = None  # attribute of the recording that holds its label, or channel that holds those of windows by their starts
+    # channels brought to `rate` by repeating values (the others: linear interpolation)
+    hold: tuple[str, ...] = ()
+    # faster channels that the view brings to `rate` with an anti-alias filter; others are refused
+    decimate: tuple[str, ...] = ()
+    # attribute of the recording that holds its label, or channel that holds those of windows by
+    # their starts
+    target: str | None = None
     unit: str = ""  # of the labels of a regression; "": not known
-    overlap: float | None = None  # a window's label is the mean of the numeric annotations over it, where they cover this share of it
-    clock: str = (
-        ""  # channel with the times, in seconds, of the samples of all others, which are irregular; a window keeps them as its times
-    )
-    points: bool = False  # with `epoch`: a window around each annotation without a duration, instead of epochs of those that last
-    grid: bool = False  # with `clock`: samples are brought to `rate`, each step the mean of those in it
-    observed: float = 1.0  # with `clock`: usual share of a window's samples that are observed, for estimates of costs
+    # a window's label is the mean of the numeric annotations over it, where they cover this share
+    # of it
+    overlap: float | None = None
+    # channel with the times, in seconds, of the samples of all others, which are irregular; a
+    # window keeps them as its times
+    clock: str = ""
+    # with `epoch`: a window around each annotation without a duration, instead of epochs of those
+    # that last
+    points: bool = False
+    # with `clock`: samples are brought to `rate`, each step the mean of those in it
+    grid: bool = False
+    # with `clock`: usual share of a window's samples that are observed, for estimates of costs
+    observed: float = 1.0
     notice: str = ""  # what must stand beside every score on this view
     help: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetBaseline:
-    """A baseline that a data set registers: it stands beside every score on its views, with interval and paired difference."""
+    """A baseline that a data set registers: it stands beside every score on its views, with
+    interval and paired difference.
+    """
 
     name: str  # a key of `baselines` in scores.json
     about: str  # for pages: the method and its source
-    predict: Callable[[BaselineInput], Any]  # -> probabilities [n, C] or values [n] of the rows of `test`
+    # -> probabilities [n, C] or values [n] of the rows of `test`
+    predict: Callable[[BaselineInput], Any]
     views: tuple[str, ...] = ()  # (): all that have labels
     version: int = 1  # raise it where the predictions change: they are stored
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetFacts:
-    """What `bitimely list datasets` shows and what `ingest` and `tokenize` go by. The view "" is the data set's own."""
+    """What `bitimely list datasets` shows and what `ingest` and `tokenize` go by. The view "" is
+    the data set's own.
+    """
 
     title: str
     views: dict[str, View]
@@ -271,16 +355,20 @@ class DatasetFacts:
     rules: dict[str, str]  # documented rules, copied into the ingest report
     clinical: bool = True  # folders 0700, files 0600
     options: dict[str, Any] | None = None  # option -> default, beyond those of every data set
-    native_rates: dict[str, float] = field(default_factory=dict)  # Hz of channels that are published at another rate than that of the views
+    # Hz of channels that are published at another rate than that of the views
+    native_rates: dict[str, float] = field(default_factory=dict)
     needs_source: bool = True
     kind: Literal["recordings", "events"] = "recordings"  # a key of `data_kinds`
     baselines: tuple[DatasetBaseline, ...] = ()
     subject_unit: str | Callable[[Iterable[str], Iterable[str]], str] = "subject"
-    # what a subject id stands for: subject, recording, segment or window; or a function of the ids of subjects and recordings that names it
+    # what a subject id stands for: subject, recording, segment or window; or a function of the ids
+    # of subjects and recordings that names it
 
 
 def find_subject_unit(dataset: str, index: Any = None) -> str:
-    """What a subject id of the data set stands for; `index`: table of subject_id and recording_id, without which it is subject where ids decide."""
+    """What a subject id of the data set stands for; `index`: table of subject_id and recording_id,
+    without which it is subject where ids decide.
+    """
     known = datasets[dataset].facts.subject_unit if dataset in datasets else "subject"
     if isinstance(known, str) or index is None:
         return known if isinstance(known, str) else "subject"
@@ -292,35 +380,53 @@ Choices = dict[str, Any]  # name -> value: options, choices and results of verbs
 
 @dataclass(frozen=True, kw_only=True)
 class DataKind:
-    """The operations of one kind of data. Verbs look them up here and never ask which kind it is."""
+    """The operations of one kind of data. Verbs look them up here and never ask which kind it
+    is.
+    """
 
     section: Literal["tokenize", "build"]  # of a recipe: the one with the choices of its tokens
     option_groups: tuple[str, ...] = ()  # of the command line, beyond those of every data set
     no_folds: str = ""  # hint where its tokens have no test folds; "": they have
     split_choices: Callable[[Choices, Choices | None], tuple[Choices, Choices | None]]
-    # options of an ingest, choices of tokens -> options of the cache, choices of the tokens that the ingest makes too (None: makes none)
-    check_arguments: Callable[[Choices, Choices, Path], None] = lambda choices, arguments, folder: None  # of an ingest, before any work
-    recognize_source: Callable[[Any], Choices] = lambda source: {}  # scanned source -> options that its files decide, where none are given
-    pin_options: Callable[[Choices, Path], Choices]  # options of an ingest, cache folder -> as the manifest keeps them
+    # options of an ingest, choices of tokens -> options of the cache, choices of the tokens that
+    # the ingest makes too (None: makes none)
+    # of an ingest, before any work
+    check_arguments: Callable[[Choices, Choices, Path], None] = lambda choices, arguments, folder: (
+        None
+    )
+    # scanned source -> options that its files decide, where none are given
+    recognize_source: Callable[[Any], Choices] = lambda source: {}
+    # options of an ingest, cache folder -> as the manifest keeps them
+    pin_options: Callable[[Choices, Path], Choices]
     ingest: Callable[..., Any]  # (run, shard, wait, force_new=) -> `IngestReport` or `IngestPart`
-    protect_report: Callable[[Choices], Choices] = lambda report: report  # an ingest report as it is printed
-    plan_tokens: Callable[..., Choices]  # (cache folder, out, **choices) -> what `write_tokens` would make
-    write_tokens: Callable[..., None]  # (cache, out, verify=, force_new=, progress=, **choices); not again with the same choices
-    write_extras: Callable[[Path, Path], Path | None] = lambda cache, tokens: None  # exports and page beside new tokens -> the page
+    # an ingest report as it is printed
+    protect_report: Callable[[Choices], Choices] = lambda report: report
+    # (cache folder, out, **choices) -> what `write_tokens` would make
+    plan_tokens: Callable[..., Choices]
+    # (cache, out, verify=, force_new=, progress=, **choices); not again with the same choices
+    write_tokens: Callable[..., None]
+    # exports and page beside new tokens -> the page
+    write_extras: Callable[[Path, Path], Path | None] = lambda cache, tokens: None
     open_tokens: Callable[..., Any]  # (folder, verify=) -> windows or sequences
     summarize_tokens: Callable[[Path], Choices]  # folder -> result of the verb
-    describe_tokens: Callable[[Choices], tuple[str, str]]  # that result -> a line for the screen, the next verb
-    estimate_size: Callable[..., Choices]  # (facts, view, cache or None, window, rate) -> windows, channels, length, codes
+    # that result -> a line for the screen, the next verb
+    describe_tokens: Callable[[Choices], tuple[str, str]]
+    # (facts, view, cache or None, window, rate) -> windows, channels, length, codes
+    estimate_size: Callable[..., Choices]
 
 
-TOKEN_KINDS = {"windows": "recordings", "sequences": "events"}  # kind of a token set -> kind of its data
+# kind of a token set -> kind of its data
+TOKEN_KINDS = {"windows": "recordings", "sequences": "events"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What is known about a model before it is built. `family` names the section of a preset that holds its dimensions."""
+    """What is known about a model before it is built. `family` names the section of a preset that
+    holds its dimensions.
+    """
 
-    family: str  # retention, attention, recurrent, other, or of a model with dimensions of its own: its name
+    # retention, attention, recurrent, other, or of a model with dimensions of its own: its name
+    family: str
     objective: str  # the default for pre-training
     readout: str  # the default for fine-tuning
     directions: tuple[str, ...] = ()  # cycled over the layers
@@ -329,7 +435,8 @@ class ModelFacts:
     source: str = ""  # the method's own paper
     known: str = ""  # what is known about the paper's claims
     config: type[Any] | None = None  # class of its settings; None: `config.ModelConfig`
-    capabilities: tuple[str, ...] | None = None  # which requirements of objectives it meets; None: those of its own objective
+    # which requirements of objectives it meets; None: those of its own objective
+    capabilities: tuple[str, ...] | None = None
     budget_changes: Callable[[Any], dict[str, Any]] = (
         lambda config: {}
     )  # what `--budget matched` changes in a configuration before the width
@@ -341,19 +448,28 @@ class ObjectiveFacts:
     """`leak_free`: true, false, null (no target of its own) or a text that names the condition."""
 
     leak_free: bool | str | None
-    context: Literal["past", "past or future", "around"] = "around"  # of a prediction; around: everything but what is hidden
+    # of a prediction; around: everything but what is hidden
+    context: Literal["past", "past or future", "around"] = "around"
     config: type[Any] | None = None  # class of its settings; None: `config.ObjectiveConfig`
-    requires: str = ""  # of a model: one-way or alternating (layers of given directions), hidden (tokens that can be hidden), or its method
-    check: Callable[[Any], None] = lambda config: None  # refuses a model's configuration with a UserError (config, exit 2)
+    # of a model: one-way or alternating (layers of given directions), hidden (tokens that can be
+    # hidden), or its method
+    requires: str = ""
+    # refuses a model's configuration with a UserError (config, exit 2)
+    check: Callable[[Any], None] = lambda config: None
     notice: str = ""  # one line on the screen when a run starts with it
-    passes: int = 1  # forward passes through all weights of the model in a step, for estimates of its cost
+    # forward passes through all weights of the model in a step, for estimates of its cost
+    passes: int = 1
     rows: int = 1  # fewest rows of a micro-batch; 2: it compares rows with each other (contrastive)
     draw: Callable[..., Any] | None = None
-    # (model, batch on the CPU as the model reads it, a generator for each row, config) -> `Batch.draws`, None: draws nothing; drawn ahead
+    # (model, batch on the CPU as the model reads it, a generator for each row, config) ->
+    # `Batch.draws`, None: draws nothing; drawn ahead
     targets: Callable[[Any, Any], dict[str, Any]] | None = None
-    # (model of histories, batch) -> number of targets of each term of its loss; None: the terms have the same ones
-    shared: bool = False  # what it draws from its own generator is of the step: the same in every process and micro-batch
-    states: bool = False  # its targets are states of tokens, not samples: tokens that share samples show it parts of them
+    # (model of histories, batch) -> number of targets of each term of its loss; None: the terms
+    # have the same ones
+    # what it draws from its own generator is of the step: the same in every process and micro-batch
+    shared: bool = False
+    # its targets are states of tokens, not samples: tokens that share samples show it parts of them
+    states: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,7 +477,8 @@ class AnalysisFacts:
     """`takes` names what the analysis needs: runs, a data set, or a model by name."""
 
     takes: Literal["runs", "run", "data", "model"]
-    scores: bool = False  # compares with labels of held-out subjects: refused where the run was trained on them
+    # compares with labels of held-out subjects: refused where the run was trained on them
+    scores: bool = False
     help: str = ""
 
 

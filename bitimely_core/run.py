@@ -14,10 +14,24 @@ from typing import TYPE_CHECKING, Self
 from bitimely_core import __version__, manifests, registry, storage
 from bitimely_core.config import RESUME_EXEMPT as TRAIN_EXEMPT
 from bitimely_core.config import validate_settings
-from bitimely_core.errors import Reason, UserError, input_error, integrity_error, raise_differences, usage_error
+from bitimely_core.errors import (
+    Reason,
+    UserError,
+    input_error,
+    integrity_error,
+    raise_differences,
+    usage_error,
+)
 from bitimely_core.preparation import list_conditions
 from bitimely_core.records import ResultManifest, complete_results, has_result, write_results
-from bitimely_core.schemas.runs import ReadingOptions, RunData, RunRecord, SplitCount, TrainSubjects, flatten_keys
+from bitimely_core.schemas.runs import (
+    ReadingOptions,
+    RunData,
+    RunRecord,
+    SplitCount,
+    TrainSubjects,
+    flatten_keys,
+)
 from bitimely_core.schemas.scores import Scores
 from bitimely_core.schemas.tokens import Preprocessing, SamplePreparation
 from bitimely_core.system_errors import raise_system_error
@@ -36,10 +50,11 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass(eq=False)
 class Run:
-    """A run in `folder` (`runs/<run>`, or another folder with the same files). Windows, model and scores are read when they are used, and
-    once.
+    """A run in `folder` (`runs/<run>`, or another folder with the same files). Windows, model and
+    scores are read when they are used, and once.
 
-    `data` is the name of the tokens that `windows` opens by `open_windows`: name of tokens -> windows with all splits.
+    `data` is the name of the tokens that `windows` opens by `open_windows`: name of tokens ->
+    windows with all splits.
     """
 
     folder: Path
@@ -49,12 +64,19 @@ class Run:
 
     @classmethod
     def open(
-        cls, run: str | Path, workspace: Path, *, data: str | None = None, open_windows: Callable[[str], Windows] | None = None
+        cls,
+        run: str | Path,
+        workspace: Path,
+        *,
+        data: str | None = None,
+        open_windows: Callable[[str], Windows] | None = None,
     ) -> Self:
-        """The run called `run`, or the one in the folder `run`, with `runs/` and `tokens/` in `workspace`.
+        """The run called `run`, or the one in the folder `run`, with `runs/` and `tokens/` in
+        `workspace`.
 
-        `data` names the tokens to read; None: the first that the run was trained on. `open_windows` opens them (`workflows.prepare` also
-        builds missing ones); None: those in `workspace`. Raises UserError: not_found (exit 2), integrity (exit 5).
+        `data` names the tokens to read; None: the first that the run was trained on. `open_windows`
+        opens them (`workflows.prepare` also builds missing ones); None: those in `workspace`.
+        Raises UserError: not_found (exit 2), integrity (exit 5).
         """
         from bitimely_core import tokens
 
@@ -73,15 +95,21 @@ class Run:
         return self.record.run
 
     def windows(self) -> Windows:
-        """The windows called `data`, all splits. Raises UserError: incomplete (exit 4), integrity (exit 5)."""
+        """The windows called `data`, all splits. Raises UserError: incomplete (exit 4), integrity
+        (exit 5).
+        """
         return self._windows
 
     def model(self) -> Model:
-        """The backbone in eval mode, with the adapter of `windows`. Raises UserError: config (exit 2), integrity (exit 5)."""
+        """The backbone in eval mode, with the adapter of `windows`. Raises UserError: config (exit
+        2), integrity (exit 5).
+        """
         return self._model if self._head is None else self._head.model
 
     def head(self) -> Head | None:
-        """The fine-tuned model with its head, in eval mode; None for a pre-training. Raises UserError: as `model`."""
+        """The fine-tuned model with its head, in eval mode; None for a pre-training. Raises
+        UserError: as `model`.
+        """
         return self._head
 
     @cached_property
@@ -119,7 +147,9 @@ class Run:
         return TrainSubjects.load(path) if has_result(path) else None
 
     def require_finished(self) -> Self:
-        """The run itself. Raises UserError (incomplete, exit 4) with the command that ends it where its training has not ended."""
+        """The run itself. Raises UserError (incomplete, exit 4) with the command that ends it where
+        its training has not ended.
+        """
         if not self.record.finished:
             raise input_error(
                 Reason.INCOMPLETE,
@@ -131,12 +161,19 @@ class Run:
         return self
 
     def verified_weights(self) -> Path:
-        """The model folder, its weights compared with the hash in `run.json`. Raises UserError (integrity, exit 5)."""
+        """The model folder, its weights compared with the hash in `run.json`. Raises UserError
+        (integrity, exit 5).
+        """
         path = self.folder / "model" / "model.safetensors"
         if not path.is_file() and (self.folder / path.name).is_file():  # of an export
             path = self.folder / path.name
-        manifest = ResultManifest.find(path.parent)  # its hashes are compared with the files where they are read
-        if not path.is_file() or (storage.hash_file(path) if manifest is None else manifest.files[path.name].sha256) != self.record.weights:
+        # its hashes are compared with the files where they are read
+        manifest = ResultManifest.find(path.parent)
+        if (
+            not path.is_file()
+            or (storage.hash_file(path) if manifest is None else manifest.files[path.name].sha256)
+            != self.record.weights
+        ):
             raise integrity_error(
                 str(path),
                 "missing" if not path.is_file() else "differs from its hash",
@@ -146,7 +183,8 @@ class Run:
         return path.parent
 
     def preprocessing(self) -> Preprocessing:
-        """What turns new recordings into windows of a fine-tuned run: as stored with the run, else by its windows, while they are the same.
+        """What turns new recordings into windows of a fine-tuned run: as stored with the run, else
+        by its windows, while they are the same.
 
         Raises UserError: incomplete (exit 4) where neither is there.
         """
@@ -169,20 +207,29 @@ class Run:
         return found
 
     def find_adapter(self, windows: Windows) -> int | None:
-        """The adapter for `windows`: that of the same tokens, of the same data set, of as many channels; None: none fits."""
+        """The adapter for `windows`: that of the same tokens, of the same data set, of as many
+        channels; None: none fits.
+        """
         if self.record.settings.model.channel_independent:
             return 0
         data = self.record.data
         fitting = windows.find_adapters(data, self.record.channels)
         trained = [at for at in fitting if at < len(data)]
-        same = [at for at in trained if data[at].name == windows.name] + [at for at in trained if data[at].dataset == windows.dataset]
+        same = [at for at in trained if data[at].name == windows.name] + [
+            at for at in trained if data[at].dataset == windows.dataset
+        ]
         return next(iter([*same, *fitting]), None)
 
     def adapter_for(self, windows: Windows) -> int:
         """As `find_adapter`. Raises UserError (config, exit 2) where none fits."""
-        at, misfit = self.find_adapter(windows), windows.describe_misfit(self.record.data, self.record.channels)
+        at, misfit = (
+            self.find_adapter(windows),
+            windows.describe_misfit(self.record.data, self.record.channels),
+        )
         if at is not None:
-            needs_numbers = self.record.settings.model.numbers and self.record.data[0].reading.numbers
+            needs_numbers = (
+                self.record.settings.model.numbers and self.record.data[0].reading.numbers
+            )
             if not needs_numbers or getattr(windows.options, "numbers", None):
                 return at
             misfit = "no numbers of events", "them (--values raw)"
@@ -194,7 +241,8 @@ class Run:
         )
 
     def count_shared_subjects(self, split: str = "test") -> int:
-        """Subjects of `split` of the windows that were in the training of the run, or in the pre-training before it.
+        """Subjects of `split` of the windows that were in the training of the run, or in the
+        pre-training before it.
 
         Raises UserError (subject_leakage, exit 4) for a held-out split by subject.
         """
@@ -214,28 +262,42 @@ class Run:
 
 
 def load_record(folder: Path) -> RunRecord:
-    """`run.json` of a run. One of an earlier version without the preprocessing has the stamp that the tokens of its pre-training imply."""
+    """`run.json` of a run. One of an earlier version without the preprocessing has the stamp that
+    the tokens of its pre-training imply.
+    """
     from bitimely_core import tokens
 
     record = RunRecord.load(folder / "run.json")
     data = record.pretraining_data or record.data
-    if record.leak_free is not True or record.preparation is not None or any(one.vocabulary for one in data):
+    if (
+        record.leak_free is not True
+        or record.preparation is not None
+        or any(one.vocabulary for one in data)
+    ):
         return record
     found: list[SamplePreparation | None] = []
     for one in data:
         try:
-            windows = tokens.open_tokens(locate(folder.parent.parent, "tokens", one.name), verify=False)
+            windows = tokens.open_tokens(
+                locate(folder.parent.parent, "tokens", one.name), verify=False
+            )
             found.append(windows.preparation if windows.fingerprint == one.fingerprint else None)
         except UserError as error:
             raise_system_error(error)
             found.append(None)
     objective = registry.objectives.get(record.settings.objective.name)
-    conditions = list_conditions(found, record.settings.model, objective.facts.context if objective else "around")
-    return record.model_copy(update={"leak_free": " and ".join(conditions) or True, "preparation": tuple(found)})
+    conditions = list_conditions(
+        found, record.settings.model, objective.facts.context if objective else "around"
+    )
+    return record.model_copy(
+        update={"leak_free": " and ".join(conditions) or True, "preparation": tuple(found)}
+    )
 
 
 def hash_subjects(windows: list[Windows], split: str) -> list[str]:
-    """Hashes of the subjects of one split, bound to the data set: enough to find overlaps, not to read identifiers."""
+    """Hashes of the subjects of one split, bound to the data set: enough to find overlaps, not to
+    read identifiers.
+    """
     return sorted({mark_subject(w.dataset, s) for w in windows for s in set(w[split].subjects())})
 
 
@@ -255,10 +317,17 @@ def describe_data(windows: Windows) -> RunData:
         channel_names=windows.channel_names,
         length=windows.length,
         rate=windows.rate,
-        reading=ReadingOptions(**{key: getattr(windows.options, key, None) for key in ReadingOptions.model_fields}),
+        reading=ReadingOptions(
+            **{key: getattr(windows.options, key, None) for key in ReadingOptions.model_fields}
+        ),
         split=windows.split,
         windows=len(windows.index),
-        audit={split: SplitCount(windows=len(windows[split]), subjects=len(set(windows[split].subjects()))) for split in SPLITS},
+        audit={
+            split: SplitCount(
+                windows=len(windows[split]), subjects=len(set(windows[split].subjects()))
+            )
+            for split in SPLITS
+        },
         class_names=windows.class_names,
         vocabulary=windows.vocabulary_sha256,
         small_counts=getattr(windows.options, "small_counts", None),
@@ -294,10 +363,12 @@ RESUME_EXEMPT = {f"settings.train.{name}" for name in TRAIN_EXEMPT}
 
 
 def claim_folder(folder: Path, record: RunRecord, *, force_new: bool) -> bool:
-    """Take `folder` for the run that `record` describes: False when it is already finished under the same description.
+    """Take `folder` for the run that `record` describes: False when it is already finished under
+    the same description.
 
-    Compared are kind, model, settings, data and source. `force_new` removes the other run.
-    Raises UserError: settings_differ (exit 2) with the differing keys, integrity (exit 5), locked (exit 7).
+    Compared are kind, model, settings, data and source. `force_new` removes the other run. Raises
+    UserError: settings_differ (exit 2) with the differing keys, integrity (exit 5), locked (exit
+    7).
     """
     path = folder / "run.json"
     storage.refuse_link(folder)
@@ -317,13 +388,19 @@ def claim_folder(folder: Path, record: RunRecord, *, force_new: bool) -> bool:
 
 def _require_same(path: Path, stored: RunRecord, record: RunRecord) -> None:
     before, now = flatten_compared(_fill_defaults(stored)), flatten_compared(record)
-    raise_differences(before, now, path, "Give another --run NAME, or --force-new to replace this one")
+    raise_differences(
+        before, now, path, "Give another --run NAME, or --force-new to replace this one"
+    )
 
 
 def _fill_defaults(record: RunRecord) -> RunRecord:
-    """The record of an earlier version with the settings that it did not have, at their defaults."""
+    """The record of an earlier version with the settings that it did not have, at their
+    defaults.
+    """
     try:
-        return record.model_copy(update={"settings": validate_settings(record.settings.model_dump(by_alias=True))})
+        return record.model_copy(
+            update={"settings": validate_settings(record.settings.model_dump(by_alias=True))}
+        )
     except UserError:  # settings that no longer exist: the comparison names them
         return record
 
@@ -332,10 +409,21 @@ def describe_identity(record: RunRecord) -> dict[str, JsonValue]:
     """What must agree between a checkpoint and the run that resumes from it."""
     data: list[JsonValue] = [one.fingerprint for one in record.data]
     source = {} if record.source is None else {"source": record.source.model_dump(mode="json")}
-    return {"data": data, "settings": dict(flatten_compared(record, ("model", "settings", "init"))), **source}
+    return {
+        "data": data,
+        "settings": dict(flatten_compared(record, ("model", "settings", "init"))),
+        **source,
+    }
 
 
 def flatten_compared(record: RunRecord, keys: tuple[str, ...] = COMPARED) -> dict[str, JsonValue]:
-    """What must agree between two runs of one name: dotted key -> value, of `keys` without `RESUME_EXEMPT`."""
+    """What must agree between two runs of one name: dotted key -> value, of `keys` without
+    `RESUME_EXEMPT`.
+    """
     stored = record.to_json()
-    return {name: value for key in keys for name, value in flatten_keys(stored[key], key).items() if name not in RESUME_EXEMPT}
+    return {
+        name: value
+        for key in keys
+        for name, value in flatten_keys(stored[key], key).items()
+        if name not in RESUME_EXEMPT
+    }

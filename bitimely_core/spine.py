@@ -1,4 +1,5 @@
-"""Where the spine's own models, objectives, analyses and kinds of data are found. Wings say so in their `__init__`, plug-ins when they are imported.
+"""Where the spine's own models, objectives, analyses and kinds of data are found. Wings say so in
+their `__init__`, plug-ins when they are imported.
 
 This module is the first entry point of `bitimely.plugins`, see `pyproject.toml`.
 """

@@ -1,9 +1,11 @@
 """Atomic, verified writing of files and folders, and locks. No other module writes.
 
-A file is written to `<name>.tmp-<pid>-<random>` in the same folder, flushed to the disk, read back and compared, renamed, and the folder is
-flushed too: a kill or a power cut leaves the old file or the new one. The writer holds a lock on the temporary file, so that only those of
-dead processes are removed. Imports neither pyarrow nor torch, so both sides of the cache use it. Every call of the operating system that
-can fail goes through one of the `os_*` functions below, so that a test can make the n-th one fail.
+A file is written to `<name>.tmp-<pid>-<random>` in the same folder, flushed to the disk, read back
+and compared, renamed, and the folder is flushed too: a kill or a power cut leaves the old file or
+the new one. The writer holds a lock on the temporary file, so that only those of dead processes are
+removed. Imports neither pyarrow nor torch, so both sides of the cache use it. Every call of the
+operating system that can fail goes through one of the `os_*` functions below, so that a test can
+make the n-th one fail.
 """
 
 from __future__ import annotations
@@ -28,8 +30,21 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
-from bitimely_core.errors import Exit, Finding, Reason, UserError, clean, integrity_error, usage_error
-from bitimely_core.system_errors import RETRY_HINT, describe_os_error, format_size, translate_system_errors
+from bitimely_core.errors import (
+    Exit,
+    Finding,
+    Reason,
+    UserError,
+    clean,
+    integrity_error,
+    usage_error,
+)
+from bitimely_core.system_errors import (
+    RETRY_HINT,
+    describe_os_error,
+    format_size,
+    translate_system_errors,
+)
 
 if TYPE_CHECKING:
     import polars as pl
@@ -39,11 +54,16 @@ LOCK = ".lock"
 CHUNK = 1 << 20  # bytes a read or write
 TEMPORARY_NAME = re.compile(r"\.tmp-\d+-[0-9a-f]{8}$")
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # the first part of a path that was a URL
-ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)  # json.dumps makes one a call
+# json.dumps makes one a call
+ENCODER = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+)
 
 
 def os_open(path: Path, flags: int) -> int:
-    """A file descriptor that child processes do not inherit; a new file is private to its owner, whatever the umask."""
+    """A file descriptor that child processes do not inherit; a new file is private to its owner,
+    whatever the umask.
+    """
     fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
     if flags & os.O_CREAT:
         os.fchmod(fd, 0o600)
@@ -100,7 +120,9 @@ def os_mkdir(path: Path) -> None:
 
 
 def encode_json(obj: Any) -> bytes:
-    """`obj` as canonical JSON: sorted keys, no blanks, UTF-8. Raises ValueError for NaN and infinities."""
+    """`obj` as canonical JSON: sorted keys, no blanks, UTF-8. Raises ValueError for NaN and
+    infinities.
+    """
     return ENCODER.encode(obj).encode()
 
 
@@ -139,7 +161,9 @@ def hash_with_size(path: Path) -> tuple[str, int]:
 
 
 def require_space(folder: Path, need: int) -> None:
-    """Raises UserError (disk_full, exit 6) when the disk of `folder` has fewer than `need` bytes left."""
+    """Raises UserError (disk_full, exit 6) when the disk of `folder` has fewer than `need` bytes
+    left.
+    """
     with translate_system_errors(folder):
         have = shutil.disk_usage(folder).free
     if have < need:
@@ -156,11 +180,18 @@ def require_space(folder: Path, need: int) -> None:
 
 
 class _HashingWriter(io.RawIOBase):
-    """Counts and hashes the bytes written to a file descriptor, and keeps the error that a serialiser may hide."""
+    """Counts and hashes the bytes written to a file descriptor, and keeps the error that a
+    serialiser may hide.
+    """
 
     def __init__(self, fd: int) -> None:
         super().__init__()
-        self.fd, self.total, self.size, self.error = fd, hashlib.sha256(), 0, cast("OSError | None", None)
+        self.fd, self.total, self.size, self.error = (
+            fd,
+            hashlib.sha256(),
+            0,
+            cast("OSError | None", None),
+        )
 
     def writable(self) -> bool:
         return True
@@ -168,7 +199,8 @@ class _HashingWriter(io.RawIOBase):
     def tell(self) -> int:
         return self.size
 
-    def write(self, data: Any) -> int:  # one call each: the buffer above repeats it when it was interrupted
+    # one call each: the buffer above repeats it when it was interrupted
+    def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
         try:
             done = os_write(self.fd, view)
@@ -194,7 +226,8 @@ class _TemporaryFile(NamedTuple):
 def write_verified(file: _TemporaryFile, content: Content) -> tuple[str, int]:
     """Write the content of a new file, flush it and read it back; its SHA-256 and size.
 
-    Content in memory is compared byte by byte with the file, which is stronger and cheaper than a second SHA-256.
+    Content in memory is compared byte by byte with the file, which is stronger and cheaper than a
+    second SHA-256.
     """
     path, sink = file.path, _HashingWriter(file.fd)
     try:
@@ -210,13 +243,25 @@ def write_verified(file: _TemporaryFile, content: Content) -> tuple[str, int]:
         os_fsync(file.fd)
     except Exception as error:
         cause = sink.error or error  # serialisers wrap it
-        cause.add_note(f"needs more than {format_size(sink.size)}" if callable(content) else f"needs {format_size(len(content))}")
+        cause.add_note(
+            f"needs more than {format_size(sink.size)}"
+            if callable(content)
+            else f"needs {format_size(len(content))}"
+        )
         if cause is error:
             raise
         raise cause from None
     written = sink.total.hexdigest(), sink.size
-    if hash_with_size(path) != written if callable(content) else not _has_content(path, memoryview(content).cast("B")):
-        raise integrity_error(str(path), "what was read back differs from what was written", hint="Check disk and memory of this machine")
+    if (
+        hash_with_size(path) != written
+        if callable(content)
+        else not _has_content(path, memoryview(content).cast("B"))
+    ):
+        raise integrity_error(
+            str(path),
+            "what was read back differs from what was written",
+            hint="Check disk and memory of this machine",
+        )
     return written
 
 
@@ -239,7 +284,9 @@ def _name_temporary(path: Path) -> Path:
 
 @contextmanager
 def temporary_file(path: Path) -> Iterator[_TemporaryFile]:
-    """A new file beside `path`, removed at the end where it was not renamed. Those of killed processes go first. Errors name `path`."""
+    """A new file beside `path`, removed at the end where it was not renamed. Those of killed
+    processes go first. Errors name `path`.
+    """
     with translate_system_errors(path):
         for left in path.parent.glob(f"{glob.escape(path.name)}.tmp-*"):
             if is_temporary(left.name):
@@ -249,7 +296,8 @@ def temporary_file(path: Path) -> Iterator[_TemporaryFile]:
             fd = os_open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
             if _try_lock(fd) is not False and os.fstat(fd).st_nlink:
                 break
-            os.close(fd)  # taken for abandoned by a process that removes such files, between the two calls
+            # taken for abandoned by a process that removes such files, between the two calls
+            os.close(fd)
         try:
             yield _TemporaryFile(temporary, fd)
         finally:
@@ -285,10 +333,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_file(path: Path, content: Content) -> tuple[str, int]:
-    """Write `content` to `path` in one atomic step, an existing file is replaced; its SHA-256 in hex and size in bytes.
+    """Write `content` to `path` in one atomic step, an existing file is replaced; its SHA-256 in
+    hex and size in bytes.
 
-    Raises UserError: disk_full, resource_limit or io_error (exit 6), integrity (exit 5) when it reads back differently. The previous file
-    is intact.
+    Raises UserError: disk_full, resource_limit or io_error (exit 6), integrity (exit 5) when it
+    reads back differently. The previous file is intact.
     """
     with temporary_file(path) as temporary:
         found = write_verified(temporary, content)
@@ -298,7 +347,8 @@ def write_file(path: Path, content: Content) -> tuple[str, int]:
 
 
 def write_hashed(folder: Path, stem: str, suffix: str, content: Content) -> tuple[str, str, int]:
-    """As `write_file`, under the name `<stem>-<first 16 hex digits of its SHA-256><suffix>`, so that other content is never replaced.
+    """As `write_file`, under the name `<stem>-<first 16 hex digits of its SHA-256><suffix>`, so
+    that other content is never replaced.
 
     Returns the name, SHA-256 in hex and size in bytes.
     """
@@ -320,35 +370,49 @@ def write_json(path: Path, obj: Any) -> tuple[str, int]:
     return write_bytes(path, encode_json(obj) + b"\n")
 
 
-def encode_parquet(data: pl.DataFrame | pa.Table, rows: int = 1 << 20) -> Callable[[BinaryIO], object]:
-    """What writes a frame or an Arrow table as Parquet to a stream, the same bytes for the same content; `rows`: of a row group of a table."""
+def encode_parquet(
+    data: pl.DataFrame | pa.Table, rows: int = 1 << 20
+) -> Callable[[BinaryIO], object]:
+    """What writes a frame or an Arrow table as Parquet to a stream, the same bytes for the same
+    content; `rows`: of a row group of a table.
+    """
     import polars as pl
     import pyarrow.parquet as pq
 
     if isinstance(data, pl.DataFrame):
         return lambda stream: data.write_parquet(stream, compression="zstd")
-    return lambda stream: pq.write_table(data, stream, compression="zstd", version="2.6", row_group_size=rows)
+    return lambda stream: pq.write_table(
+        data, stream, compression="zstd", version="2.6", row_group_size=rows
+    )
 
 
-def write_parquet(path: Path, data: pl.DataFrame | pa.Table, rows: int = 1 << 20) -> tuple[str, int]:
+def write_parquet(
+    path: Path, data: pl.DataFrame | pa.Table, rows: int = 1 << 20
+) -> tuple[str, int]:
     """`write_file` of a frame or an Arrow table as Parquet, see `encode_parquet`."""
     return write_file(path, encode_parquet(data, rows))
 
 
 @contextmanager
 def open_scratch(folder: Path) -> Iterator[BinaryIO]:
-    """A file without a name on the disk of `folder`, or where that is read-only of the folder for temporary files; its space is free when nobody has it open.
+    """A file without a name on the disk of `folder`, or where that is read-only of the folder for
+    temporary files; its space is free when nobody has it open.
 
     Raises UserError: disk_full, io_error (exit 6).
     """
-    with translate_system_errors(folder), tempfile.TemporaryFile(dir=folder if os.access(folder, os.W_OK) else None) as stream:
+    with (
+        translate_system_errors(folder),
+        tempfile.TemporaryFile(dir=folder if os.access(folder, os.W_OK) else None) as stream,
+    ):
         yield cast(BinaryIO, stream)
 
 
 def write_secret(path: Path, size: int) -> None:
-    """Random bytes, private to their owner, and then their SHA-256 beside them; an existing file is kept.
+    """Random bytes, private to their owner, and then their SHA-256 beside them; an existing file is
+    kept.
 
-    Raises UserError: integrity (exit 5) for a file that differs from its SHA-256, and as `write_file`.
+    Raises UserError: integrity (exit 5) for a file that differs from its SHA-256, and as
+    `write_file`.
     """
     with translate_system_errors(path):
         if path.parent.is_dir():
@@ -372,11 +436,15 @@ def _name_checksum(path: Path) -> Path:
 
 def damage_error(first: Finding, *others: Finding) -> UserError:
     """The findings of `find_damage` as one error (integrity, exit 5)."""
-    return integrity_error(first.file, first.problem, first.requirement, first.hint, details=list(others))
+    return integrity_error(
+        first.file, first.problem, first.requirement, first.hint, details=list(others)
+    )
 
 
 def find_secret_damage(path: Path) -> Finding | None:
-    """What is wrong with a file of `write_secret`; None where it is intact or has no SHA-256 beside it."""
+    """What is wrong with a file of `write_secret`; None where it is intact or has no SHA-256 beside
+    it.
+    """
     with translate_system_errors(path):
         if not (mark := _name_checksum(path)).exists():
             return None
@@ -385,8 +453,12 @@ def find_secret_damage(path: Path) -> Finding | None:
     if found == expected:
         return None
     problem = f"differs from {mark.name}" if found else "is missing"
-    hint = f"Restore a copy; removing {path.name} and {mark.name} makes a new key and other pseudonyms"
-    return Finding(Reason.INTEGRITY, problem, "expected the key of the pseudonyms", hint, file=str(path))
+    hint = (
+        f"Restore a copy; removing {path.name} and {mark.name} makes a new key and other pseudonyms"
+    )
+    return Finding(
+        Reason.INTEGRITY, problem, "expected the key of the pseudonyms", hint, file=str(path)
+    )
 
 
 def sync_file(path: Path) -> None:
@@ -400,7 +472,9 @@ def sync_file(path: Path) -> None:
 
 
 def append_line(path: Path, obj: Any) -> None:
-    """Add `obj` as one line of canonical JSON; an unfinished last line of a killed run is removed first. Raises UserError (exit 6)."""
+    """Add `obj` as one line of canonical JSON; an unfinished last line of a killed run is removed
+    first. Raises UserError (exit 6).
+    """
     with translate_system_errors(path):
         fd = os_open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
         try:
@@ -414,7 +488,9 @@ def append_line(path: Path, obj: Any) -> None:
 
 
 def create_file(path: Path) -> None:
-    """An empty file, also in the place of another; not flushed to the disk. Raises UserError (exit 6)."""
+    """An empty file, also in the place of another; not flushed to the disk. Raises UserError (exit
+    6).
+    """
     with translate_system_errors(path):
         fd = os_open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW)
         try:
@@ -442,7 +518,8 @@ def _write_all(fd: int, data: bytes) -> None:
 def make_folder(path: Path) -> Path:
     """A folder and its missing parents, readable by their owner alone.
 
-    Raises UserError: path_escape (exit 2) when `path` is a URL or itself a link, not_found (exit 2) when it is a file, io_error (exit 6).
+    Raises UserError: path_escape (exit 2) when `path` is a URL or itself a link, not_found (exit 2)
+    when it is a file, io_error (exit 6).
     """
     refuse_url(path)
     refuse_link(path)
@@ -453,23 +530,35 @@ def make_folder(path: Path) -> Path:
                 os_mkdir(folder)
                 sync_folder(folder.parent)
     if not path.is_dir():
-        raise usage_error("is no folder", "expected a folder", code=Reason.NOT_FOUND, file=str(path))
+        raise usage_error(
+            "is no folder", "expected a folder", code=Reason.NOT_FOUND, file=str(path)
+        )
     return path
 
 
 def refuse_link(path: Path) -> None:
     """Raises UserError (path_escape, exit 2) when `path` itself is a link."""
     if path.is_symlink():
-        problem, requirement, hint = "is a link", "results are not written through links", "Give the folder that it leads to"
+        problem, requirement, hint = (
+            "is a link",
+            "results are not written through links",
+            "Give the folder that it leads to",
+        )
         raise usage_error(problem, requirement, hint, code=Reason.PATH_ESCAPE, file=str(path))
 
 
 def refuse_url(path: Path) -> None:
-    """Raises UserError (path_escape, exit 2) when `path` was made from a URL: it would be a local folder of that name."""
+    """Raises UserError (path_escape, exit 2) when `path` was made from a URL: it would be a local
+    folder of that name.
+    """
     if path.parts and URL.fullmatch(path.parts[0]):
         hint = "Give a local folder, and copy it there afterwards"
         raise usage_error(
-            "is a URL", "expected a path on this machine: workspaces and results are local", hint, code=Reason.PATH_ESCAPE, file=str(path)
+            "is a URL",
+            "expected a path on this machine: workspaces and results are local",
+            hint,
+            code=Reason.PATH_ESCAPE,
+            file=str(path),
         )
 
 
@@ -479,14 +568,17 @@ def is_temporary(name: str) -> bool:
 
 
 def remove_temporary_files(folder: Path) -> int:
-    """Remove what killed processes left in `folder` under temporary names; the number of files. Those of a live process stay."""
+    """Remove what killed processes left in `folder` under temporary names; the number of files.
+    Those of a live process stay.
+    """
     removed = 0
     for path in list_folder(folder) if folder.is_dir() else []:
         if is_temporary(path.name):
             try:
                 removed += _remove_abandoned(path)
             except OSError as error:
-                if error.errno not in {errno.EACCES, errno.EPERM, errno.EROFS}:  # of a folder that is only read
+                # of a folder that is only read
+                if error.errno not in {errno.EACCES, errno.EPERM, errno.EROFS}:
                     raise describe_os_error(error, path) from error
     return removed
 
@@ -511,7 +603,9 @@ def _remove_abandoned(path: Path) -> bool:
 
 
 def rename(old: Path, new: Path) -> None:
-    """Rename a file or folder in one step, an existing file is replaced. Raises UserError (exit 6)."""
+    """Rename a file or folder in one step, an existing file is replaced. Raises UserError (exit
+    6).
+    """
     with translate_system_errors(new):
         os_replace(old, new)
         sync_folder(new.parent)
@@ -525,7 +619,9 @@ def remove_file(path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder with its content; a kill leaves it as it is or under a temporary name. Raises UserError (exit 6)."""
+    """Remove a folder with its content; a kill leaves it as it is or under a temporary name. Raises
+    UserError (exit 6).
+    """
     with translate_system_errors(path):
         if path.is_dir() and not path.is_symlink():
             temporary = path if path.name.endswith(".tmp") else _name_temporary(path)
@@ -554,7 +650,8 @@ def list_folder(folder: Path) -> list[Path]:
 
 @contextmanager
 def lock(folder: Path, wait: float = 0.0, *, shared: bool = False) -> Iterator[None]:
-    """Hold `folder` while the block runs: `flock` on `.lock`, which the kernel frees when the process dies and which is never removed.
+    """Hold `folder` while the block runs: `flock` on `.lock`, which the kernel frees when the
+    process dies and which is never removed.
 
     The content of the file (pid, host, since) is for the message only.
 
@@ -571,14 +668,21 @@ def lock(folder: Path, wait: float = 0.0, *, shared: bool = False) -> Iterator[N
     guard: Path | None = None
     try:
         guard = _acquire_lock(fd, path, deadline, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-        while not _is_same_file(fd, path):  # its holder replaced the folder: the next one would lock another file
+        # its holder replaced the folder: the next one would lock another file
+        while not _is_same_file(fd, path):
             os.close(fd)
             fd = _open_lock(path)
             guard = _acquire_lock(fd, path, deadline, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         with translate_system_errors(path):
             os.ftruncate(fd, 0)
             since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-            os_write(fd, memoryview(encode_json({"pid": os.getpid(), "host": socket.gethostname(), "since": since}) + b"\n"))
+            os_write(
+                fd,
+                memoryview(
+                    encode_json({"pid": os.getpid(), "host": socket.gethostname(), "since": since})
+                    + b"\n"
+                ),
+            )
         yield
     finally:
         if guard is not None:
@@ -592,8 +696,9 @@ def lock(folder: Path, wait: float = 0.0, *, shared: bool = False) -> Iterator[N
 
 @contextmanager
 def hold_folder(folder: Path, wait: float) -> Iterator[None]:
-    """Processes that rewrite one file of `folder` from what they read go one after the other, without a file of a lock; after `wait` seconds,
-    and on file systems without locks, the block runs all the same.
+    """Processes that rewrite one file of `folder` from what they read go one after the other,
+    without a file of a lock; after `wait` seconds, and on file systems without locks, the block
+    runs all the same.
     """
     with translate_system_errors(folder):
         fd, deadline = os.open(folder, os.O_RDONLY | os.O_DIRECTORY), time.monotonic() + wait
@@ -609,7 +714,8 @@ def _open_lock(path: Path) -> int:
     while True:
         make_folder(path.parent)
         refuse_link(path)
-        with translate_system_errors(path), suppress(FileNotFoundError):  # the folder was removed meanwhile
+        # the folder was removed meanwhile
+        with translate_system_errors(path), suppress(FileNotFoundError):
             return os_open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
 
 
@@ -621,14 +727,19 @@ def _is_same_file(fd: int, path: Path) -> bool:
 
 
 def _acquire_lock(fd: int, path: Path, deadline: float, kind: int) -> Path | None:
-    """Wait for the lock until `deadline`. Where the file system has no flock: a file made with O_EXCL, to be removed at the end."""
+    """Wait for the lock until `deadline`. Where the file system has no flock: a file made with
+    O_EXCL, to be removed at the end.
+    """
     while True:
         try:
             fcntl.flock(fd, kind | fcntl.LOCK_NB)
             return None
         except BlockingIOError as error:
             if time.monotonic() >= deadline:
-                raise _locked_error(path, "Repeat the command when it has ended; ingest waits for it under --wait SECONDS") from error
+                raise _locked_error(
+                    path,
+                    "Repeat the command when it has ended; ingest waits for it under --wait SECONDS",
+                ) from error
         except OSError as error:
             if error.errno not in {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}:
                 raise describe_os_error(error, path) from error
@@ -641,7 +752,10 @@ def _acquire_lock(fd: int, path: Path, deadline: float, kind: int) -> Path | Non
                 if not isinstance(refused.__cause__, FileExistsError):
                     raise
                 if time.monotonic() >= deadline:
-                    raise _locked_error(path, f"This file system has no locks (flock): if that process is gone, remove {guard}") from error
+                    raise _locked_error(
+                        path,
+                        f"This file system has no locks (flock): if that process is gone, remove {guard}",
+                    ) from error
         time.sleep(0.05)
 
 

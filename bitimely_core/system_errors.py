@@ -93,9 +93,17 @@ def _describe_file_size(path: Path | None) -> str:
 FAULTS = (
     SystemFault((errno.ENOSPC,), Reason.DISK_FULL, _describe_space, f"Make room. {RETRY_HINT}"),
     SystemFault(
-        (errno.EDQUOT,), Reason.DISK_FULL, lambda path: "disk quota used up", f"Make room, or ask for a larger quota. {RETRY_HINT}"
+        (errno.EDQUOT,),
+        Reason.DISK_FULL,
+        lambda path: "disk quota used up",
+        f"Make room, or ask for a larger quota. {RETRY_HINT}",
     ),
-    SystemFault((errno.EFBIG,), Reason.DISK_FULL, _describe_file_size, f"Raise the limit (ulimit -f). {RETRY_HINT}"),
+    SystemFault(
+        (errno.EFBIG,),
+        Reason.DISK_FULL,
+        _describe_file_size,
+        f"Raise the limit (ulimit -f). {RETRY_HINT}",
+    ),
     SystemFault(
         (errno.EROFS,),
         Reason.IO_ERROR,
@@ -109,7 +117,10 @@ FAULTS = (
         f"Close other programs, or use fewer --jobs. {RETRY_HINT}",
     ),
     SystemFault(
-        (errno.EMFILE,), Reason.RESOURCE_LIMIT, _describe_descriptors, f"Raise the limit (ulimit -n), or use fewer --jobs. {RETRY_HINT}"
+        (errno.EMFILE,),
+        Reason.RESOURCE_LIMIT,
+        _describe_descriptors,
+        f"Raise the limit (ulimit -n), or use fewer --jobs. {RETRY_HINT}",
     ),
     SystemFault(
         (errno.ENOMEM,),
@@ -118,7 +129,10 @@ FAULTS = (
         f"Raise the limit, or try a smaller --batch-size or fewer --jobs. {RETRY_HINT}",
     ),
     SystemFault(
-        (errno.EAGAIN,), Reason.RESOURCE_LIMIT, _describe_processes, f"Raise the limit (ulimit -u), or use fewer --jobs. {RETRY_HINT}"
+        (errno.EAGAIN,),
+        Reason.RESOURCE_LIMIT,
+        _describe_processes,
+        f"Raise the limit (ulimit -u), or use fewer --jobs. {RETRY_HINT}",
     ),
     SystemFault(
         (errno.EACCES, errno.EPERM),
@@ -130,7 +144,9 @@ FAULTS = (
     SystemFault(
         (errno.EIO, errno.ESTALE, errno.ENXIO, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN),
         Reason.IO_ERROR,
-        lambda path: "cannot be read or written: the disk or the network file system does not answer",
+        lambda path: (
+            "cannot be read or written: the disk or the network file system does not answer"
+        ),
         f"Check the disk and its connection. {RETRY_HINT}",
         is_access=True,
     ),
@@ -146,7 +162,9 @@ TEXTS = {  # of torch without memory on the CPU or a GPU, and of what wraps a fu
 QUOTING = (ValueError, LookupError, TypeError, AttributeError, SyntaxError)  # they may quote input
 
 
-def find_system_error(error: BaseException, path: Path | str | None = None, *, stored: bool = True) -> UserError | None:
+def find_system_error(
+    error: BaseException, path: Path | str | None = None, *, stored: bool = True
+) -> UserError | None:
     """The fault of the machine behind `error` as a UserError; None where it is not at fault.
 
     Args:
@@ -167,7 +185,9 @@ def find_system_error(error: BaseException, path: Path | str | None = None, *, s
     return None
 
 
-def raise_system_error(error: BaseException, path: Path | str | None = None, *, stored: bool = True) -> None:
+def raise_system_error(
+    error: BaseException, path: Path | str | None = None, *, stored: bool = True
+) -> None:
     """Raises UserError (exit 6) where the machine is at fault, see `find_system_error`.
 
     Every handler that blames a file calls it first.

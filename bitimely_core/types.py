@@ -1,6 +1,8 @@
-"""Types of recordings, ingest units and batches, shared by ingest and training. Imports neither torch nor pyarrow.
+"""Types of recordings, ingest units and batches, shared by ingest and training. Imports neither
+torch nor pyarrow.
 
-Legend: B batch, T timesteps, V channels, N tokens, P target width, D model width, H heads, L layers.
+Legend: B batch, T timesteps, V channels, N tokens, P target width, D model width, H heads, L
+layers.
 """
 
 from __future__ import annotations
@@ -19,11 +21,15 @@ if TYPE_CHECKING:
 SPLITS = ("train", "validation", "test")
 
 Progress = Callable[[str, int, int | None], None]
-"""`progress(what, done, total)`: the library reports, the command line draws. Changing values (a loss) follow in `what` behind a tab."""
+"""`progress(what, done, total)`: the library reports, the command line draws. Changing values (a
+loss) follow in `what` behind a tab.
+"""
 
 
 class Signal(NamedTuple):
-    """One channel of one recording at its own rate. `samples * scale + offset` in float64 = physical values in `unit`."""
+    """One channel of one recording at its own rate. `samples * scale + offset` in float64 =
+    physical values in `unit`.
+    """
 
     channel: str
     rate: float  # Hz
@@ -31,8 +37,10 @@ class Signal(NamedTuple):
     samples: np.ndarray  # int16 (the source's digital values, bit for bit) or float32, shape [n]
     scale: float = 1.0
     offset: float = 0.0
-    onset: float = 0.0  # seconds from the start of the recording; > 0 for later segments of a discontinuous file
-    rails: tuple[float, float] | None = None  # lowest and highest digital value, for the QC; not stored
+    # seconds from the start of the recording; > 0 for later segments of a discontinuous file
+    onset: float = 0.0
+    # lowest and highest digital value, for the QC; not stored
+    rails: tuple[float, float] | None = None
 
 
 class Annotation(NamedTuple):
@@ -66,12 +74,15 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceRows:
-    """Status of the rows of one table, as in the ingest report. Accounting: seen = used + dropped + quarantined."""
+    """Status of the rows of one table, as in the ingest report. Accounting: seen = used + dropped +
+    quarantined.
+    """
 
     file: str  # relative to the source
     kind: str = "rows"  # rows, segments, cases ...
     seen: int  # data records in the file, counted independently of the parser
-    dropped: dict[str, int] = field(default_factory=dict)  # reason -> rows excluded by a documented rule
+    # reason -> rows excluded by a documented rule
+    dropped: dict[str, int] = field(default_factory=dict)
     quarantined: dict[str, int] = field(default_factory=dict)  # reason -> faulty rows
     warned: dict[str, int] = field(default_factory=dict)  # reason -> rows used with a warning
 
@@ -92,14 +103,17 @@ class Records:
 
 @dataclass(frozen=True, kw_only=True)
 class IngestUnit:
-    """The smallest thing that is accepted or quarantined. `read` runs in a worker process and raises UserError.
+    """The smallest thing that is accepted or quarantined. `read` runs in a worker process and
+    raises UserError.
 
-    A unit is not read again while its files and the arguments of `read` (a `functools.partial` of a function of a module) stay the same.
+    A unit is not read again while its files and the arguments of `read` (a `functools.partial` of a
+    function of a module) stay the same.
     """
 
     name: str
     files: tuple[str, ...]  # relative to the source
-    read: Callable[[], Record | Records] | None  # None: `findings` hold the reason why it cannot be read
+    # None: `findings` hold the reason why it cannot be read
+    read: Callable[[], Record | Records] | None
     findings: tuple[Finding, ...] = ()
 
 
@@ -111,14 +125,18 @@ class Batch(NamedTuple):
     mask: Tensor | None = None  # [B, T], [B, T, V] or [B, N]
     target: Tensor | None = None  # [B] class ids or values, [B, C] multi-label
     index: Tensor | None = None  # type: ignore[assignment]  # [B] row in the tokens' index; hides the method of tuple
-    end: Tensor | None = None  # [B] months: time of [EOS], for events under a landmark the index day; None: that of the last event
-    source: Tensor | None = None  # [B] on the CPU, all equal: data set of the rows in a mixed pre-training; None: the first
-    person: Tensor | None = (
-        None  # [B, 4] events: age at the first event (50 years: 0, 60: 1; not known: 0), whether it is known, male, female
-    )
+    # [B] months: time of [EOS], for events under a landmark the index day; None: that of the last
+    # event
+    end: Tensor | None = None
+    # [B] on the CPU, all equal: data set of the rows in a mixed pre-training; None: the first
+    source: Tensor | None = None
+    # [B, 4] events: age at the first event (50 years: 0, 60: 1; not known: 0), whether it is
+    # known, male, female
+    person: Tensor | None = None
     draws: Tensor | None = None  # [B, ...] what the objective has drawn for each row
     numbers: Tensor | None = None  # [B, N] of events, in their own units; NaN: none
-    affine: Tensor | None = None  # [B, 2, V] centre and factor, of values that are still int16: (value - centre) * factor
+    # [B, 2, V] centre and factor, of values that are still int16: (value - centre) * factor
+    affine: Tensor | None = None
 
 
 def name_horizon(label: str, days: float) -> str:
@@ -133,49 +151,69 @@ def parse_horizon(name: str) -> tuple[str, float]:
 
 
 class Encoded(NamedTuple):
-    """What a model returns. Always in forward time order; with special positions [SOS] is 0, [EOS] at `eos`."""
+    """What a model returns. Always in forward time order; with special positions [SOS] is 0, [EOS]
+    at `eos`.
+    """
 
     tokens: Tensor | None  # [B, N, ...] before the embedding
     targets: Tensor | None  # [B, N, P] fixed functions of the input; codes [B, N]
     mask: Tensor | None  # [B, N] True = real token
-    hidden: tuple[Tensor, ...]  # L states [B, N+2, D] before the final norm (N without special positions)
-    attention: tuple[Tensor, ...] | None = None  # [B, H, N+2, N+2] a layer; row = query, column = key
+    # L states [B, N+2, D] before the final norm (N without special positions)
+    hidden: tuple[Tensor, ...]
+    # [B, H, N+2, N+2] a layer; row = query, column = key
+    attention: tuple[Tensor, ...] | None = None
     pooled: Tensor | None = None  # the method's own vector
     eos: Tensor | None = None  # [B] index of [EOS]
-    last: Tensor | None = None  # [B] index of the state that readout `last` reads; None: that of the last token
+    # [B] index of the state that readout `last` reads; None: that of the last token
+    last: Tensor | None = None
 
 
 class Batches(Protocol):
-    """`epoch -> iterator of Batch` with a known number of steps; the order is a function of (seed, epoch)."""
+    """`epoch -> iterator of Batch` with a known number of steps; the order is a function of (seed,
+    epoch).
+    """
 
     steps: int  # optimizer-sized global batches an epoch
     size: int  # rows of a global batch
 
-    def __call__(self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1) -> Iterator[Batch]:
-        """Batches `start`.. of `epoch`; process `rank` of `world` gets every world-th row of each."""
+    def __call__(
+        self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1
+    ) -> Iterator[Batch]:
+        """Batches `start`.. of `epoch`; process `rank` of `world` gets every world-th row of
+        each.
+        """
         ...
 
 
 class NativeWindow(NamedTuple):
-    """The recording under one window as the cache holds it, before resampling, filters and normalisation."""
+    """The recording under one window as the cache holds it, before resampling, filters and
+    normalisation.
+    """
 
-    samples: Mapping[str, np.ndarray]  # channel -> [t] float64 in physical units, empty where the recording has none there
+    # channel -> [t] float64 in physical units, empty where the recording has none there
+    samples: Mapping[str, np.ndarray]
     rates: Mapping[str, float]  # Hz
 
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineSplit:
-    """The windows of one split as a baseline of a data set reads them, in their order. Legend: n windows."""
+    """The windows of one split as a baseline of a data set reads them, in their order. Legend: n
+    windows.
+    """
 
     n: int
     targets: np.ndarray | None  # as `Windows.targets`; None: the scored split
-    read: Callable[[], Iterator[np.ndarray]]  # the windows as models read them, blocks [b, T, V] float32
-    map_native: Callable[[Collection[str], Callable[[NativeWindow], Any]], list[Any]]  # channels, function -> its results, [n]
+    # the windows as models read them, blocks [b, T, V] float32
+    read: Callable[[], Iterator[np.ndarray]]
+    # channels, function -> its results, [n]
+    map_native: Callable[[Collection[str], Callable[[NativeWindow], Any]], list[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineInput:
-    """What a baseline of a data set may use: fit on `train`, choose on `validation`, predict `test`."""
+    """What a baseline of a data set may use: fit on `train`, choose on `validation`, predict
+    `test`.
+    """
 
     task: str  # classification, multilabel or regression
     class_names: tuple[str, ...]
@@ -187,4 +225,5 @@ class BaselineInput:
     validation: BaselineSplit
     test: BaselineSplit
     fit_linear: Callable[[Mapping[str, np.ndarray]], np.ndarray]
-    # split -> features [n, D]: logistic or ridge regression of `train`, penalty chosen on `validation`, predictions of `test`
+    # split -> features [n, D]: logistic or ridge regression of `train`, penalty chosen on
+    # `validation`, predictions of `test`

@@ -24,10 +24,11 @@ NOUNS: dict[str, str] = {
 
 
 def locate_new(workspace: Path, kind: FolderKind, name: str, field: str | None = None) -> Path:
-    """The folder `<workspace>/<kind>/<name>`, to be written. `field`: the option that gives the name.
+    """The folder `<workspace>/<kind>/<name>`, to be written. `field`: the option that gives the
+    name.
 
-    Raises UserError (exit 2): as `registry.check_name`; path_escape for a URL as workspace and for a link in the place of the folder, or
-    of that of its kind to a folder outside the workspace.
+    Raises UserError (exit 2): as `registry.check_name`; path_escape for a URL as workspace and for
+    a link in the place of the folder, or of that of its kind to a folder outside the workspace.
     """
     storage.refuse_url(workspace)
     parent = workspace / kind
@@ -39,18 +40,28 @@ def locate_new(workspace: Path, kind: FolderKind, name: str, field: str | None =
 
 
 def locate(workspace: Path, kind: FolderKind, name: str) -> Path:
-    """The folder `<workspace>/<kind>/<name>`, to be read; names of earlier versions may hold other characters.
+    """The folder `<workspace>/<kind>/<name>`, to be read; names of earlier versions may hold other
+    characters.
 
     Raises UserError (path_escape, exit 2) for a name that leads elsewhere.
     """
-    if name in {"", ".", ".."} or re.search(r"[/\x00-\x1f]", name) or len(name.encode(errors="replace")) > 255:
-        problem, requirement = f"{safe_text(name)} is no name of a {NOUNS[kind]}", f"expected one folder in {workspace / kind}"
+    if (
+        name in {"", ".", ".."}
+        or re.search(r"[/\x00-\x1f]", name)
+        or len(name.encode(errors="replace")) > 255
+    ):
+        problem, requirement = (
+            f"{safe_text(name)} is no name of a {NOUNS[kind]}",
+            f"expected one folder in {workspace / kind}",
+        )
         raise usage_error(problem, requirement, "Give one that is there", code=Reason.PATH_ESCAPE)
     return workspace / kind / name
 
 
 def shorten_name(parts: list[str]) -> str:
-    """The parts joined by `-`; of a name that would be too long the first parts, the number of the others and a hash."""
+    """The parts joined by `-`; of a name that would be too long the first parts, the number of the
+    others and a hash.
+    """
     name = "-".join(parts)
     if len(name) <= registry.MAX_NAME_LENGTH:
         return name
@@ -58,7 +69,9 @@ def shorten_name(parts: list[str]) -> str:
 
 
 def parse_view(data: str) -> tuple[str, str]:
-    """`sleep-edf/staging` -> (`sleep-edf`, `staging`). Raises UserError (unknown_name) with the closest names."""
+    """`sleep-edf/staging` -> (`sleep-edf`, `staging`). Raises UserError (unknown_name) with the
+    closest names.
+    """
     dataset, _, view = data.partition("/")
     facts = registry.datasets[dataset].facts
     if view not in facts.views:
@@ -68,14 +81,20 @@ def parse_view(data: str) -> tuple[str, str]:
 
 
 def find_data_kind(data: str) -> registry.DataKind:
-    """The operations on a data set or view. Raises UserError (unknown_name) with the closest names."""
+    """The operations on a data set or view. Raises UserError (unknown_name) with the closest
+    names.
+    """
     return registry.data_kinds[registry.datasets[data.partition("/")[0]].facts.kind]
 
 
 def find_dataset(data: str, workspace: Path) -> str:
     """The data set of `DATASET[/VIEW]`, or of the tokens that are called `data`."""
     path = locate(workspace, "tokens", name_tokens(data)) / "manifest.json"
-    return str(json.loads(path.read_bytes())["options"]["dataset"]) if "/" not in data and path.is_file() else data.partition("/")[0]
+    return (
+        str(json.loads(path.read_bytes())["options"]["dataset"])
+        if "/" not in data and path.is_file()
+        else data.partition("/")[0]
+    )
 
 
 def name_tokens(data: str) -> str:
@@ -84,9 +103,15 @@ def name_tokens(data: str) -> str:
 
 
 def find_run_folder(run: str | Path, workspace: Path) -> Path:
-    """The folder of an existing run, given by name or path. Raises UserError (not_found, exit 2) with the closest names."""
+    """The folder of an existing run, given by name or path. Raises UserError (not_found, exit 2)
+    with the closest names.
+    """
     name = str(run)
-    inside = [locate(workspace, "runs", name)] if name not in {"", ".."} and name == Path(name).name else []
+    inside = (
+        [locate(workspace, "runs", name)]
+        if name not in {"", ".."} and name == Path(name).name
+        else []
+    )
     for folder in (*inside, Path(name)):
         with suppress(OSError, ValueError):  # too long, a NUL
             if has_result(folder / "run.json"):
@@ -100,5 +125,9 @@ def find_run_folder(run: str | Path, workspace: Path) -> Path:
 def name_run(preset: str, model: str, objective: str, defaults: tuple[str, str]) -> str:
     """`<preset>[-<model>][-<objective>]`, without the defaults."""
     default_model, default_objective = defaults
-    parts = [preset, *([model] if model != default_model else []), *([objective] if objective != default_objective else [])]
+    parts = [
+        preset,
+        *([model] if model != default_model else []),
+        *([objective] if objective != default_objective else []),
+    ]
     return "-".join(parts)

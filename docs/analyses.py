@@ -1,8 +1,10 @@
-"""The figures of docs/analyses.md, measured: every analysis on the planted cohort, through the command line.
+"""The figures of docs/analyses.md, measured: every analysis on the planted cohort, through the
+command line.
 
     python docs/analyses.py [WORKSPACE]
 
-A WORKSPACE is kept, and what it holds is not trained again. About a quarter of an hour on two quiet cores.
+A WORKSPACE is kept, and what it holds is not trained again. About a quarter of an hour on two quiet
+cores.
 """
 
 from __future__ import annotations
@@ -37,17 +39,28 @@ def format_mean(mean: dict[str, Any] | None, digits: int = 2) -> str:
     if mean is None or value is None:
         return "–"
     text = f"{value:.{digits}f}"
-    return text + (f" ({mean['lo']:.{digits}f} to {mean['hi']:.{digits}f})" if mean.get("lo") is not None else "")
+    return text + (
+        f" ({mean['lo']:.{digits}f} to {mean['hi']:.{digits}f})"
+        if mean.get("lo") is not None
+        else ""
+    )
 
 
 def count_planted(summary: dict[str, Any], workspace: Path) -> str:
-    """How many of the shapelets lie on a waveform that was planted, by the annotations of the cache."""
+    """How many of the shapelets lie on a waveform that was planted, by the annotations of the
+    cache.
+    """
     import polars as pl
 
     from bitimely_core import tokens
 
     index = tokens.open_tokens(workspace / "tokens" / "synthetic-staging").whole_index
-    notes = pl.concat([pl.read_parquet(p) for p in sorted((workspace / "cache" / "synthetic").glob("annotations-*.parquet"))])
+    notes = pl.concat(
+        [
+            pl.read_parquet(p)
+            for p in sorted((workspace / "cache" / "synthetic").glob("annotations-*.parquet"))
+        ]
+    )
     notes = notes.filter(pl.col("label").str.starts_with("shapelet "))
     hits = []
     for one in summary["shapelets"]:
@@ -55,7 +68,9 @@ def count_planted(summary: dict[str, Any], workspace: Path) -> str:
         start = row["start"] + one["start"] / one["rate"]
         stop = start + len(one["values"]) / one["rate"]
         over = notes.filter(
-            (pl.col("recording_id") == row["recording_id"]) & (pl.col("onset") < stop) & (pl.col("onset") + pl.col("duration") > start)
+            (pl.col("recording_id") == row["recording_id"])
+            & (pl.col("onset") < stop)
+            & (pl.col("onset") + pl.col("duration") > start)
         )
         hits += over["label"].str.strip_prefix("shapelet ").to_list()[:1]
     return f"{len(hits)} of {len(summary['shapelets'])} on a planted waveform ({', '.join(sorted(set(hits)))})"
@@ -63,10 +78,28 @@ def count_planted(summary: dict[str, Any], workspace: Path) -> str:
 
 def list_shapelets(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
     """Scores on the windows they were mined from and on held-out ones."""
-    yield ("shapelet", "closest to class", "seconds", "gain, bits", "p", "gain, held out", "p, held out")
-    for k, (one, held) in enumerate(zip(summary["shapelets"], summary["held_out"]["shapelets"], strict=True)):
+    yield (
+        "shapelet",
+        "closest to class",
+        "seconds",
+        "gain, bits",
+        "p",
+        "gain, held out",
+        "p, held out",
+    )
+    for k, (one, held) in enumerate(
+        zip(summary["shapelets"], summary["held_out"]["shapelets"], strict=True)
+    ):
         length = f"{len(one['values']) / one['rate']:g}"
-        yield (str(k + 1), one["klass"], length, f"{one['gain']:.2f}", f"{one['p']:.3f}", f"{held['gain']:.2f}", f"{held['p']:.3f}")
+        yield (
+            str(k + 1),
+            one["klass"],
+            length,
+            f"{one['gain']:.2f}",
+            f"{one['p']:.3f}",
+            f"{held['gain']:.2f}",
+            f"{held['p']:.3f}",
+        )
     yield (count_planted(summary, workspace), *[""] * 6)
 
 
@@ -74,12 +107,24 @@ def list_region(name: str, about: dict[str, Any]) -> Row:
     """One row of what was measured on shapelets."""
     draws = ", ".join("–" if value is None else f"{value:.2f}" for value in about["random_draws"])
     p = "–" if about["p_places"] is None else f"{about['p_places']:.3f}"
-    return (name, format_mean(about["ratio"]), draws, format_mean(about["beyond_random_weights"]), p)
+    return (
+        name,
+        format_mean(about["ratio"]),
+        draws,
+        format_mean(about["beyond_random_weights"]),
+        p,
+    )
 
 
 def list_saliency(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
     """Ratios at the embeddings and the input of each run."""
-    yield ("run, gradient at", "ratio (95 % CI over subjects)", "random weights, each draw", "beyond random weights", "p, random places")
+    yield (
+        "run, gradient at",
+        "ratio (95 % CI over subjects)",
+        "random weights, each draw",
+        "beyond random weights",
+        "p, random places",
+    )
     for name, one in summary.items():
         for wrt in ("embeddings", "input") if "by_layer" in one else ():
             if wrt in one:
@@ -89,7 +134,13 @@ def list_saliency(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
 
 def list_attention(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
     """Ratios of each run."""
-    yield ("run", "ratio (95 % CI over subjects)", "random weights, each draw", "beyond random weights", "p, random places")
+    yield (
+        "run",
+        "ratio (95 % CI over subjects)",
+        "random weights, each draw",
+        "beyond random weights",
+        "p, random places",
+    )
     for name, one in summary.items():
         if "shapelets" in one:
             yield list_region(name, one["shapelets"])
@@ -102,19 +153,42 @@ def list_spectra(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
     for name, one in summary.items():
         layers = [key for key in one if key.isdigit()]
         for matrix, found in one[layers[-1]]["mean"].items() if layers else ():
-            yield (name, layers[-1], matrix.replace("_", ", "), *(f"{found[key]:.3f}" for key in ("effective_rank", "n90", "auc")))
+            yield (
+                name,
+                layers[-1],
+                matrix.replace("_", ", "),
+                *(f"{found[key]:.3f}" for key in ("effective_rank", "n90", "auc")),
+            )
 
 
 def list_probes(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
     """The paper's probing table."""
-    yield ("readout", "layers", "frozen probe (95 % CI over subjects)", "minus the default, paired", "random weights")
+    yield (
+        "readout",
+        "layers",
+        "frozen probe (95 % CI over subjects)",
+        "minus the default, paired",
+        "random weights",
+    )
     for readout, layers in summary["cells"].items():
         for at in ("last", "last-two"):
             if at in layers and readout in {"sos", "eos", "sos+eos", "mean"}:
                 cell = layers[at]
-                yield (readout, at, format_mean(cell, 3), format_mean(cell["difference"], 3), f"{cell['random']:.3f}")
+                yield (
+                    readout,
+                    at,
+                    format_mean(cell, 3),
+                    format_mean(cell["difference"], 3),
+                    f"{cell['random']:.3f}",
+                )
     for name, one in summary.get("fine_tuned", {}).items():
-        yield (f"{one['readout']}, fine-tuned ({name})", one["layers"], format_mean(one, 3), format_mean(one["difference"], 3), "")
+        yield (
+            f"{one['readout']}, fine-tuned ({name})",
+            one["layers"],
+            format_mean(one, 3),
+            format_mean(one["difference"], 3),
+            "",
+        )
     yield ("means and spectra, no model", "", format_mean(summary["controls"]["raw"], 3), "", "")
 
 
@@ -126,14 +200,28 @@ def list_calibration(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
     yield ("of a perfectly calibrated model, by chance", f"{parts['as_is']['chance']['mean']:.3f}")
     yield ("with one temperature", format_mean(parts["tempered"]["ece"], 3))
     accuracies = sorted(one["accuracy"] for one in summary["subjects"])
-    yield ("accuracy of the worst and of the best subject", f"{accuracies[0]:.2f}, {accuracies[-1]:.2f}")
+    yield (
+        "accuracy of the worst and of the best subject",
+        f"{accuracies[0]:.2f}, {accuracies[-1]:.2f}",
+    )
 
 
 def list_neighbours(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
     """Neighbours and silhouettes."""
-    yield ("vectors", "neighbours of the same label", "silhouette by label", "silhouette by subject")
+    yield (
+        "vectors",
+        "neighbours of the same label",
+        "silhouette by label",
+        "silhouette by subject",
+    )
     for name, one in summary["spaces"].items():
-        yield (name, *(format_mean(one[key]) for key in ("label_agreement", "label_silhouette", "subject_silhouette")))
+        yield (
+            name,
+            *(
+                format_mean(one[key])
+                for key in ("label_agreement", "label_silhouette", "subject_silhouette")
+            ),
+        )
 
 
 def list_costs(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
@@ -148,13 +236,23 @@ def list_leak(summary: dict[str, Any], workspace: Path) -> Iterator[Row]:
     """Stamp and measurement."""
     yield ("stamped leak-free", "measured leak-free", "held-out loss on white noise / variance")
     noise = summary.get("white_noise") or {}
-    yield (str(summary["stamped"]), str(summary["leak_free"]), f"{noise.get('rel', float('nan')):.3f}")
+    yield (
+        str(summary["stamped"]),
+        str(summary["leak_free"]),
+        f"{noise.get('rel', float('nan')):.3f}",
+    )
 
 
 KINDS: dict[str, tuple[str, Callable[[dict[str, Any], Path], Iterator[Row]]]] = {
     "shapelets": ("--data synthetic/staging --lengths 0.5,1", list_shapelets),
-    "saliency": (f"tuned bitimelygpt patchtst --data synthetic/staging --sequences 32 --masks 2 {FOUND}", list_saliency),
-    "attention": (f"tuned bitimelygpt patchtst --data synthetic/staging --windows 32 {FOUND}", list_attention),
+    "saliency": (
+        f"tuned bitimelygpt patchtst --data synthetic/staging --sequences 32 --masks 2 {FOUND}",
+        list_saliency,
+    ),
+    "attention": (
+        f"tuned bitimelygpt patchtst --data synthetic/staging --windows 32 {FOUND}",
+        list_attention,
+    ),
     "svd": ("bitimelygpt --sequences 8", list_spectra),
     "probing": ("bitimelygpt tuned --data synthetic/staging", list_probes),
     "calibration": ("tuned", list_calibration),
@@ -184,7 +282,9 @@ def format_table(rows: Iterator[Row]) -> str:
 
 
 def main(workspace: Path) -> None:
-    """Train, measure, and write what was found between the marks of each kind, as soon as it is known."""
+    """Train, measure, and write what was found between the marks of each kind, as soon as it is
+    known.
+    """
     for line in COHORT:
         run_command(line, workspace)
     for kind in KINDS:
@@ -198,7 +298,14 @@ def measure(kind: str, workspace: Path) -> None:
     said = f"`bitimely analyze {kind} {options.format(workspace='workspace')}`"
     said = f"{said}\n\n> {found['verdict']}\n\n{format_table(rows(found['summary'], workspace))}"
     mark = f"<!-- measured by docs/analyses.py: {kind} -->"
-    PAGE.write_text(re.sub(f"{re.escape(mark)}.*?{re.escape(mark)}", lambda _: f"{mark}\n{said}\n{mark}", PAGE.read_text(), flags=re.S))
+    PAGE.write_text(
+        re.sub(
+            f"{re.escape(mark)}.*?{re.escape(mark)}",
+            lambda _: f"{mark}\n{said}\n{mark}",
+            PAGE.read_text(),
+            flags=re.S,
+        )
+    )
 
 
 if __name__ == "__main__":

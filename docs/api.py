@@ -1,4 +1,6 @@
-"""docs/api.md: every public name of `bitimely` by the place of its definition, from which the site takes its docstring. Called by generate.py."""
+"""docs/api.md: every public name of `bitimely` by the place of its definition, from which the site
+takes its docstring. Called by generate.py.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,30 @@ MODULES = {
 
 
 def format_entry(name: str, value: object) -> list[str]:
-    """An anchor with the public name, and the block that the site replaces by signature and docstring."""
+    """An anchor with the public name, and the block that the site replaces by signature and
+    docstring.
+    """
     place = f"{value.__module__}.{value.__qualname__}"  # type: ignore[attr-defined]
-    return [f'<a id="bitimely.{name}"></a>', "", f"::: {place}", f"    options: {{heading: {name}, toc_label: {name}}}", ""]
+    return [
+        f'<a id="bitimely.{name}"></a>',
+        "",
+        f"::: {place}",
+        f"    options: {{heading: {name}, toc_label: {name}}}",
+        "",
+    ]
 
 
 def format_page() -> str:
     """The page as Markdown."""
-    parts = ["# API", "", "The public names of `import bitimely as bt`, from their docstrings; made by `python docs/generate.py`."]
-    parts += ["Shapes: B batch, T timesteps, V channels, N tokens, D model width. How they work together: [Python](python.md).", ""]
+    parts = [
+        "# API",
+        "",
+        "The public names of `import bitimely as bt`, from their docstrings; made by `python docs/generate.py`.",
+    ]
+    parts += [
+        "Shapes: B batch, T timesteps, V channels, N tokens, D model width. How they work together: [Python](python.md).",
+        "",
+    ]
     for title, names in GROUPS.items():
         parts += [f"## {title}", ""]
         for name in names.split():
@@ -41,7 +58,12 @@ def format_page() -> str:
     for name, names in MODULES.items():
         module = importlib.import_module(f"bitimely_core.{name}")
         assert module.__doc__ is not None
-        parts += [f"### {name} {{#bitimely.{name}}}", "", module.__doc__.split("\n\n")[0].replace("\n", " "), ""]
+        parts += [
+            f"### {name} {{#bitimely.{name}}}",
+            "",
+            module.__doc__.split("\n\n")[0].replace("\n", " "),
+            "",
+        ]
         for member in names.split():
             parts += format_entry(f"{name}.{member}", getattr(module, member))
     return "\n".join(parts).rstrip() + "\n"

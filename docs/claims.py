@@ -1,11 +1,14 @@
-"""docs/claims.md, the ledger of the paper's tables, figures and claims, from docs/claims.toml and the records of runs in docs/claims.json.
+"""docs/claims.md, the ledger of the paper's tables, figures and claims, from docs/claims.toml and
+the records of runs in docs/claims.json.
 
     python docs/claims.py                       # the page again
     python docs/claims.py --from WORKSPACE      # first take the records of the recipes that have been run there
 
-A record of a page of results is a difference of two rows with its corrected interval; where the difference is a registered test, its verdict
-is the one of the registered family, from the workspace or, where that is gone, from the table in docs/results.md. Status: reproduced or contradicted where a verdict is allowed and points that way, undecided where it was
-tested and none is; not tested without a record.
+A record of a page of results is a difference of two rows with its corrected interval; where the
+difference is a registered test, its verdict is the one of the registered family, from the workspace
+or, where that is gone, from the table in docs/results.md. Status: reproduced or contradicted where
+a verdict is allowed and points that way, undecided where it was tested and none is; not tested
+without a record.
 """
 
 from __future__ import annotations
@@ -21,7 +24,12 @@ from bitimely_core.evaluate import significance_sign
 from bitimely_core.schemas.scores import CorrectedDifference
 
 DOCS = Path(__file__).parent
-RECORDS, PAGE, LEDGER, RESULTS = DOCS / "claims.json", DOCS / "claims.md", DOCS / "claims.toml", DOCS / "results.md"
+RECORDS, PAGE, LEDGER, RESULTS = (
+    DOCS / "claims.json",
+    DOCS / "claims.md",
+    DOCS / "claims.toml",
+    DOCS / "results.md",
+)
 NOT_COMPLETE = "family not complete"
 SIDES = {"better": 1, "worse": -1}  # verdict -> for or against the claim
 NEAR = 0.03  # share by which a number of sequences may differ from the paper's
@@ -41,7 +49,9 @@ def read_claims() -> list[dict[str, Any]]:
 
 
 def read_records() -> dict[str, Any]:
-    """Claim -> record; under `baselines` the scores of docs/baselines.py, view -> name -> value, lo, hi."""
+    """Claim -> record; under `baselines` the scores of docs/baselines.py, view -> name -> value,
+    lo, hi.
+    """
     return dict(json.loads(RECORDS.read_text("utf-8")))
 
 
@@ -56,32 +66,61 @@ def take_record(claim: dict[str, Any], workspace: Path) -> dict[str, Any] | None
         return None
     lower = next(c["lower_is_better"] for c in summary["columns"] if c["column"] == claim["column"])
     lo, hi = (found.get(key) for key in ("corrected_lo", "corrected_hi"))
-    side = significance_sign(CorrectedDifference.model_validate(found)) * (-1 if lower else 1)  # of the rival less the row
+    # of the rival less the row
+    side = significance_sign(CorrectedDifference.model_validate(found)) * (-1 if lower else 1)
     cells = [summary["cells"][name][claim["column"]] for name in (claim["row"], claim["rival"])]
-    values = [{key: cell.get(key) for key in ("value", "lo", "hi", "n", "n_subjects")} for cell in cells]
+    values = [
+        {key: cell.get(key) for key in ("value", "lo", "hi", "n", "n_subjects")} for cell in cells
+    ]
     rows = {claim["row"], claim["rival"]}
-    missing = [m for m in summary["missing"] if m["column"] == claim["column"] and m["row"] in rows and m["state"] != "left out"]
+    missing = [
+        m
+        for m in summary["missing"]
+        if m["column"] == claim["column"] and m["row"] in rows and m["state"] != "left out"
+    ]
     verdict = find_registered_verdict(claim, workspace)
     if missing or verdict == NOT_COMPLETE:
         return None
     if verdict is not None:
-        return {"registered": verdict, "side": SIDES.get(verdict, 0), "row": values[0], "rival": values[1]}
-    return {"difference": found["difference"], "lo": lo, "hi": hi, "side": -side, "row": values[0], "rival": values[1]}
+        return {
+            "registered": verdict,
+            "side": SIDES.get(verdict, 0),
+            "row": values[0],
+            "rival": values[1],
+        }
+    return {
+        "difference": found["difference"],
+        "lo": lo,
+        "hi": hi,
+        "side": -side,
+        "row": values[0],
+        "rival": values[1],
+    }
 
 
 def find_registered_verdict(claim: dict[str, Any], workspace: Path) -> str | None:
-    """The verdict of the registered test of a claim's difference, NOT_COMPLETE before its family is, None where none is registered."""
+    """The verdict of the registered test of a claim's difference, NOT_COMPLETE before its family
+    is, None where none is registered.
+    """
     page = workspace / "reports" / "open" / "summary.json"
     found = json.loads(page.read_bytes())["tests"] if page.is_file() else []
     tests = [test for test in found if not test.get("descriptive")]  # those have no verdict
     wanted = {"data": claim["column"], "row": claim["row"], "rival": claim["rival"]}
-    return next((test["verdict"] or NOT_COMPLETE for test in tests if wanted.items() <= test.items()), None)
+    return next(
+        (test["verdict"] or NOT_COMPLETE for test in tests if wanted.items() <= test.items()), None
+    )
 
 
 def take_printed_test(claim: dict[str, Any]) -> dict[str, Any] | None:
-    """The record of a registered test from the table of families in docs/results.md, None where it is not there."""
+    """The record of a registered test from the table of families in docs/results.md, None where it
+    is not there.
+    """
     wanted = [claim.get(key) for key in ("column", "row", "rival")]
-    table = RESULTS.read_text("utf-8").partition("<!-- open-families -->")[2].partition("<!-- end of")[0]
+    table = (
+        RESULTS.read_text("utf-8")
+        .partition("<!-- open-families -->")[2]
+        .partition("<!-- end of")[0]
+    )
     for line in table.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if cells[1:4] == wanted:
@@ -92,14 +131,26 @@ def take_printed_test(claim: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def take_counts(claim: dict[str, Any], workspace: Path) -> dict[str, Any] | None:
-    """Sequences of the data that are here whole beside the paper's; reproduced where lengths are equal and numbers within `NEAR`."""
+    """Sequences of the data that are here whole beside the paper's; reproduced where lengths are
+    equal and numbers within `NEAR`.
+    """
     page = workspace / "reports" / claim["recipe"] / "summary.json"
-    found = {row["data"]: row for row in json.loads(page.read_bytes())["rows"]} if page.is_file() else {}
+    found = (
+        {row["data"]: row for row in json.loads(page.read_bytes())["rows"]}
+        if page.is_file()
+        else {}
+    )
     rows = [found[data] for data in claim["counts"] if found.get(data, {}).get("sequences")]
     if len(rows) < len(claim["counts"]):
         return None
-    near = all(row["length"] == row["paper_length"] and abs(row["sequences"] / row["paper_sequences"] - 1) <= NEAR for row in rows)
-    text = ", ".join(f"{row['data']} {row['sequences']:,} of {row['paper_sequences']:,}" for row in rows)
+    near = all(
+        row["length"] == row["paper_length"]
+        and abs(row["sequences"] / row["paper_sequences"] - 1) <= NEAR
+        for row in rows
+    )
+    text = ", ".join(
+        f"{row['data']} {row['sequences']:,} of {row['paper_sequences']:,}" for row in rows
+    )
     return {"text": f"sequences, ours of the paper's: {text}", "side": 1 if near else -1}
 
 
@@ -107,17 +158,32 @@ def take_figure(claim: dict[str, Any], workspace: Path) -> dict[str, Any] | None
     """The record of a figure from the pages of its analysis, None where it was not made there."""
     pages = sorted(workspace.glob(f"reports/{claim['analysis']}-{claim['recipe']}*/summary.json"))
     describe = FIGURES[claim.get("figure", claim["analysis"])]
-    return describe([json.loads(page.read_bytes()) for page in pages], claim["recipe"]) if pages else None
+    return (
+        describe([json.loads(page.read_bytes()) for page in pages], claim["recipe"])
+        if pages
+        else None
+    )
 
 
-def describe_shapelets(pages: list[dict[str, Any]], recipe: str, field: str, what: str) -> dict[str, Any]:
-    """Inside over outside the shapelets, for BiTimelyGPT beyond random weights and beyond the signal's size; one seed allows no verdict."""
-    models = {name.removeprefix(f"{recipe}-"): value[field] for name, value in pages[0].items() if name.startswith(f"{recipe}-")}
+def describe_shapelets(
+    pages: list[dict[str, Any]], recipe: str, field: str, what: str
+) -> dict[str, Any]:
+    """Inside over outside the shapelets, for BiTimelyGPT beyond random weights and beyond the
+    signal's size; one seed allows no verdict.
+    """
+    models = {
+        name.removeprefix(f"{recipe}-"): value[field]
+        for name, value in pages[0].items()
+        if name.startswith(f"{recipe}-")
+    }
     own = next(value for name, value in models.items() if name.startswith("bitimelygpt"))
     tests = [own["beyond_random_weights"], own["beyond_signal_size"]]
-    named = ", ".join(f"{name} {_show(value['inside_over_outside'])}" for name, value in models.items())
+    named = ", ".join(
+        f"{name} {_show(value['inside_over_outside'])}" for name, value in models.items()
+    )
     beyond = ", ".join(
-        f"{_show(test)} beyond {against}" for test, against in zip(tests, ("random weights", "the signal's size"), strict=True)
+        f"{_show(test)} beyond {against}"
+        for test, against in zip(tests, ("random weights", "the signal's size"), strict=True)
     )
     found = f"{what} inside over outside shapelets: {named}. BiTimelyGPT, difference of shares inside over shares of the length: {beyond}"
     return {"text": f"{found} ({tests[0]['n_subjects']} subjects, one seed)", "side": 0}
@@ -130,26 +196,44 @@ def describe_spectra(pages: list[dict[str, Any]], recipe: str) -> dict[str, Any]
         for name, layers in pages[0].items()
         if name.startswith(f"{recipe}-")
     }
-    named = ", ".join(f"{name.removeprefix(f'{recipe}-')} {rank:.2f}" for name, rank in sorted(ranks.items(), key=lambda item: -item[1]))
-    return {"text": f"effective rank of the maps of the last layer over their number of tokens: {named} (one seed)", "side": 0}
+    named = ", ".join(
+        f"{name.removeprefix(f'{recipe}-')} {rank:.2f}"
+        for name, rank in sorted(ranks.items(), key=lambda item: -item[1])
+    )
+    return {
+        "text": f"effective rank of the maps of the last layer over their number of tokens: {named} (one seed)",
+        "side": 0,
+    }
 
 
 def describe_full_ranks(pages: list[dict[str, Any]], recipe: str) -> dict[str, Any]:
-    """Singular values above float32 precision in the maps of the last layer, of all; one seed allows no verdict."""
+    """Singular values above float32 precision in the maps of the last layer, of all; one seed
+    allows no verdict.
+    """
     shares = {
         name.removeprefix(f"{recipe}-"): list(layers.values())[-1]["mean"]["map"]["numerical_rank"]
         for name, layers in pages[0].items()
         if name.startswith(f"{recipe}-")
     }
-    named = ", ".join(f"{name} {share:.2f}" for name, share in sorted(shares.items(), key=lambda item: -item[1]))
-    return {"text": f"numerical rank of the maps of the last layer over their number of tokens: {named} (one seed)", "side": 0}
+    named = ", ".join(
+        f"{name} {share:.2f}" for name, share in sorted(shares.items(), key=lambda item: -item[1])
+    )
+    return {
+        "text": f"numerical rank of the maps of the last layer over their number of tokens: {named} (one seed)",
+        "side": 0,
+    }
 
 
 def describe_growth(pages: list[dict[str, Any]], _recipe: str) -> dict[str, Any]:
-    """Log-log slopes of time and memory: for the claim where the operator's interval lies below that of softmax attention and not above 1.15."""
+    """Log-log slopes of time and memory: for the claim where the operator's interval lies below
+    that of softmax attention and not above 1.15.
+    """
     found = pages[0]["candidates"]
     own, other = (found[name]["slope"] for name in ("retention, chunkwise", "softmax attention"))
-    text = "; ".join(f"{name}: time {_show(row['slope'])}, memory {row['memory_slope']['value']:.2f}" for name, row in found.items())
+    text = "; ".join(
+        f"{name}: time {_show(row['slope'])}, memory {row['memory_slope']['value']:.2f}"
+        for name, row in found.items()
+    )
     lengths = pages[0]["lengths"]
     return {
         "text": f"log-log slopes for {lengths[0]} to {lengths[-1]} tokens: {text}",
@@ -171,10 +255,24 @@ FIGURES = {
 
 
 def has_printed_rows(claim: dict[str, Any]) -> bool:
-    """Whether the section of the claim's recipe in docs/results.md has numbers of ours in its row and in that of its rival."""
-    section = RESULTS.read_text("utf-8").partition(f"<!-- {claim['recipe']} -->")[2].partition("<!-- end of")[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("|")]
-    run = {name for name, *cells in rows if any(cell.partition("/")[0].strip() not in {"", "–"} for cell in cells)}
+    """Whether the section of the claim's recipe in docs/results.md has numbers of ours in its row
+    and in that of its rival.
+    """
+    section = (
+        RESULTS.read_text("utf-8")
+        .partition(f"<!-- {claim['recipe']} -->")[2]
+        .partition("<!-- end of")[0]
+    )
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in section.splitlines()
+        if line.startswith("|")
+    ]
+    run = {
+        name
+        for name, *cells in rows
+        if any(cell.partition("/")[0].strip() not in {"", "–"} for cell in cells)
+    }
     return bool(section) and {claim[key] for key in ("row", "rival") if key in claim} <= run
 
 
@@ -192,17 +290,23 @@ def describe_figure(claim: dict[str, Any], records: dict[str, Any]) -> str:
     record, parts = records.get(claim["id"]), []
     if record and "row" in record:
         value, rival = (record[key]["value"] for key in ("row", "rival"))
-        parts.append(f"{claim['row']}: {value:.3g}, {claim['rival']}: {rival:.3g} ({record['row']['n_subjects']} units)")
+        parts.append(
+            f"{claim['row']}: {value:.3g}, {claim['rival']}: {rival:.3g} ({record['row']['n_subjects']} units)"
+        )
         parts += [f"registered test: {record['registered']}"] if "registered" in record else []
     elif record:
         parts.append(record["text"])
     elif find_status(claim, None) == "undecided":
-        parts.append(f"[results](results.md), {claim['recipe']}: no significant difference or no verdict")
+        parts.append(
+            f"[results](results.md), {claim['recipe']}: no significant difference or no verdict"
+        )
     known = records.get("baselines", {}).get(claim.get("baseline"), {})
     if known:
         name, best = min(known.items(), key=lambda item: item[1]["value"])
         beaten = "below the paper's" if best["value"] < claim["value"] else "above the paper's"
-        parts.append(f"without a network: {name} {best['value']:.2f} ({best['lo']:.2f} to {best['hi']:.2f}), {beaten}")
+        parts.append(
+            f"without a network: {name} {best['value']:.2f} ({best['lo']:.2f} to {best['hi']:.2f}), {beaten}"
+        )
     parts += [claim["remark"]] if "remark" in claim else []
     return "; ".join(parts) or claim.get("impossible", "")
 
@@ -213,12 +317,19 @@ def count_presets(names: list[str]) -> dict[str, Any]:
 
     rows = {row["name"]: row for row in catalog.list_rows("presets", Path())}
     pairs = [(name, rows[name]["parameters"], rows[name]["paper_parameters"]) for name in names]
-    text = ", ".join(f"{name} {own / 1e6:.1f} M of {stated / 1e6:g} M" for name, own, stated in pairs)
-    return {"text": f"the stated widths give {text}", "side": 1 if all(abs(own / stated - 1) < 0.2 for _, own, stated in pairs) else -1}
+    text = ", ".join(
+        f"{name} {own / 1e6:.1f} M of {stated / 1e6:g} M" for name, own, stated in pairs
+    )
+    return {
+        "text": f"the stated widths give {text}",
+        "side": 1 if all(abs(own / stated - 1) < 0.2 for _, own, stated in pairs) else -1,
+    }
 
 
 def count_models(names: list[str], preset: str) -> dict[str, Any]:
-    """Parameters of models at the stated widths of one preset; reproduced where all are within a fifth of the first."""
+    """Parameters of models at the stated widths of one preset; reproduced where all are within a
+    fifth of the first.
+    """
     from bitimely_core import catalog
 
     known = {row["name"]: row["parameters"][preset] for row in catalog.list_rows("models", Path())}
@@ -230,10 +341,15 @@ def count_models(names: list[str], preset: str) -> dict[str, Any]:
 def format_page() -> str:
     """The content of docs/claims.md."""
     records = read_records()
-    lines = ["| paper | recipe | settings against the paper's | data | status | figure |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| paper | recipe | settings against the paper's | data | status | figure |",
+        "|---|---|---|---|---|---|",
+    ]
     for claim in read_claims():
         shown = [claim["paper"], f"`{claim['recipe']}`", claim["settings"], claim["data"]]
-        lines.append(f"| {' | '.join([*shown, find_status(claim, records.get(claim['id'])), describe_figure(claim, records)])} |")
+        lines.append(
+            f"| {' | '.join([*shown, find_status(claim, records.get(claim['id'])), describe_figure(claim, records)])} |"
+        )
     return HEAD + "\n" + "\n".join(lines) + "\n"
 
 
@@ -241,11 +357,19 @@ def main() -> None:
     """Take records where a workspace is given, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--from", dest="workspace", type=Path)
-    parser.add_argument("--baselines", type=Path, nargs="*", default=[], help="outputs of docs/baselines.py --json")
+    parser.add_argument(
+        "--baselines", type=Path, nargs="*", default=[], help="outputs of docs/baselines.py --json"
+    )
     given = parser.parse_args()
     records = read_records() if RECORDS.is_file() else {}
     for claim in read_claims():
-        take = take_figure if "analysis" in claim else take_counts if "counts" in claim else take_record
+        take = (
+            take_figure
+            if "analysis" in claim
+            else take_counts
+            if "counts" in claim
+            else take_record
+        )
         counted = count_presets(claim["presets"]) if "presets" in claim else None
         counted = count_models(claim["models"], claim["preset"]) if "models" in claim else counted
         found = counted or (take(claim, given.workspace) if given.workspace else None)

@@ -37,8 +37,13 @@ SAMPLES: list[tuple[list[str], list[str]]] = [  # data set, folder, options; vie
 
 def format_table(columns: list[str], rows: list[list[Any]]) -> list[str]:
     """As Markdown."""
-    cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in [columns, *rows]]
-    return ["| " + " | ".join(row) + " |" for row in [cells[0], ["---"] * len(columns), *cells[1:]]] + [""]
+    cells = [
+        [str(cell).replace("|", "\\|").replace("\n", " ") for cell in row]
+        for row in [columns, *rows]
+    ]
+    return [
+        "| " + " | ".join(row) + " |" for row in [cells[0], ["---"] * len(columns), *cells[1:]]
+    ] + [""]
 
 
 def run_verb(*words: str) -> tuple[int, dict[str, Any]]:
@@ -51,7 +56,9 @@ def run_verb(*words: str) -> tuple[int, dict[str, Any]]:
 
 
 def measure_samples(samples: Path) -> list[str]:
-    """The two tables: units that ingest accepts of each sample, and windows that tokenize makes of each view."""
+    """The two tables: units that ingest accepts of each sample, and windows that tokenize makes of
+    each view.
+    """
     ingests, windows = [], []
     for words, views in SAMPLES:
         dataset, folder, *options = words
@@ -62,7 +69,13 @@ def measure_samples(samples: Path) -> list[str]:
             reasons = report["reason_counts"]
             accepted = counts["accepted"] + counts["accepted_with_warning"]
             bad = sorted(
-                {r["code"] for u in report["units"] if u["status"] == "quarantined" for r in u["reasons"] if r["level"] == "error"}
+                {
+                    r["code"]
+                    for u in report["units"]
+                    if u["status"] == "quarantined"
+                    for r in u["reasons"]
+                    if r["level"] == "error"
+                }
             )
             counts_text = ", ".join(f"{name} {count}" for name, count in sorted(reasons.items()))
             ingests.append(
@@ -80,14 +93,26 @@ def measure_samples(samples: Path) -> list[str]:
                 data = f"{dataset}/{view}" if view else dataset
                 code, result = run_verb("tokenize", data, "-w", home)
                 if code:
-                    windows.append([f"`{data}` of {folder}{''.join(f' {o}' for o in options)}", code, *["-"] * 6])
+                    windows.append(
+                        [
+                            f"`{data}` of {folder}{''.join(f' {o}' for o in options)}",
+                            code,
+                            *["-"] * 6,
+                        ]
+                    )
                     continue
                 manifest = json.loads((Path(result["folder"]) / "manifest.json").read_text())
                 audit = result["audit"]
-                classes = [f"{name} {sum(a['classes'].get(name, 0) for a in audit.values())}" for name in result["class_names"]]
+                classes = [
+                    f"{name} {sum(a['classes'].get(name, 0) for a in audit.values())}"
+                    for name in result["class_names"]
+                ]
                 shape = f"{result['length']} x {result['channels']} at {result['rate']:g} Hz"
                 each = {
-                    key: " / ".join(str(audit[split][key]) for split in ("train", "validation", "test")) for key in ("windows", "subjects")
+                    key: " / ".join(
+                        str(audit[split][key]) for split in ("train", "validation", "test")
+                    )
+                    for key in ("windows", "subjects")
                 }
                 windows.append(
                     [
@@ -101,9 +126,20 @@ def measure_samples(samples: Path) -> list[str]:
                         each["subjects"],
                     ]
                 )
-    columns = ["command", "exit", "units", "accepted", "quarantined", "why quarantined", "all findings (reason, count)"]
+    columns = [
+        "command",
+        "exit",
+        "units",
+        "accepted",
+        "quarantined",
+        "why quarantined",
+        "all findings (reason, count)",
+    ]
     out = format_table(columns, ingests)
-    out += ["Windows before the split are those that lie in the recordings; a split by time leaves those in its gaps out.", ""]
+    out += [
+        "Windows before the split are those that lie in the recordings; a split by time leaves those in its gaps out.",
+        "",
+    ]
     return out + format_table(
         [
             "data",
@@ -121,7 +157,13 @@ def measure_samples(samples: Path) -> list[str]:
 
 def format_number(value: Any) -> str:
     """A count with separators, a dash for none."""
-    return "-" if value is None or value == "" else f"{value:,}" if isinstance(value, int) else str(value)
+    return (
+        "-"
+        if value is None or value == ""
+        else f"{value:,}"
+        if isinstance(value, int)
+        else str(value)
+    )
 
 
 def format_section(facts: dict[str, Any], views: list[dict[str, Any]]) -> list[str]:
@@ -130,10 +172,22 @@ def format_section(facts: dict[str, Any], views: list[dict[str, Any]]) -> list[s
     out = [f"## {name}", "", f"{facts['title']}.", ""]
     command, _, remark = facts["download"].partition("   ")
     download = f"`{command}` {remark}".strip() if command.startswith("wget") else facts["download"]
-    lines = {"Licence": facts["licence"], "Source": facts["source"], "How to get it": download, "Layout": facts["layout"]}
+    lines = {
+        "Licence": facts["licence"],
+        "Source": facts["source"],
+        "How to get it": download,
+        "Layout": facts["layout"],
+    }
     out += [f"* {key}: {value}" for key, value in lines.items() if value]
     source = "" if facts["layout"].startswith("none") else " ./raw"
-    out += ["", "```bash", f"bitimely ingest {name}{source}", *(f"bitimely tokenize {view['name']}" for view in views), "```", ""]
+    out += [
+        "",
+        "```bash",
+        f"bitimely ingest {name}{source}",
+        *(f"bitimely tokenize {view['name']}" for view in views),
+        "```",
+        "",
+    ]
     rows = [
         [
             f"`{view['name']}`",
@@ -146,21 +200,38 @@ def format_section(facts: dict[str, Any], views: list[dict[str, Any]]) -> list[s
         ]
         for view in views
     ]
-    out += format_table(["view", "task", "channels", "window", "classes", "split", "what it is"], rows)
-    paper = {view: stated for view, stated in facts["statistics"].items() if isinstance(stated, dict)}
+    out += format_table(
+        ["view", "task", "channels", "window", "classes", "split", "what it is"], rows
+    )
+    paper = {
+        view: stated for view, stated in facts["statistics"].items() if isinstance(stated, dict)
+    }
     if paper:
         keys = list(dict.fromkeys(key for stated in paper.values() for key in stated))
         out += ["What the paper states:", ""]
         out += format_table(
             ["view", *keys],
             [
-                [f"`{name}/{view}`" if view else f"`{name}`", *(format_number(stated.get(key)) for key in keys)]
+                [
+                    f"`{name}/{view}`" if view else f"`{name}`",
+                    *(format_number(stated.get(key)) for key in keys),
+                ]
                 for view, stated in paper.items()
             ],
         )
-        out += [f"{note}.".replace("..", ".") + "\n" for note in [facts["statistics"].get("note")] if note]
+        out += [
+            f"{note}.".replace("..", ".") + "\n"
+            for note in [facts["statistics"].get("note")]
+            if note
+        ]
     out += [f"{notice}\n" for notice in dict.fromkeys(view["notice"] for view in views) if notice]
-    return [*out, "Rules:", "", *(f"* {key.replace('_', ' ')}: {rule}" for key, rule in facts["rules"].items()), ""]
+    return [
+        *out,
+        "Rules:",
+        "",
+        *(f"* {key.replace('_', ' ')}: {rule}" for key, rule in facts["rules"].items()),
+        "",
+    ]
 
 
 def format_page(tables: str) -> str:
@@ -168,7 +239,11 @@ def format_page(tables: str) -> str:
     from bitimely_core import catalog, registry
 
     views = catalog.list_rows("views", Path())
-    found = [facts for facts in catalog.list_rows("datasets", Path()) if registry.datasets[facts["name"]].facts.kind == "recordings"]
+    found = [
+        facts
+        for facts in catalog.list_rows("datasets", Path())
+        if registry.datasets[facts["name"]].facts.kind == "recordings"
+    ]
     head = [
         "# Data sets of recordings",
         "",
@@ -177,7 +252,13 @@ def format_page(tables: str) -> str:
         f"Here: {', '.join(f'[{name}](#{name})' for name in (facts['name'] for facts in found))}, and [what the verbs make of real samples](#real-samples).",
         "",
     ]
-    sections = [line for facts in found for line in format_section(facts, [v for v in views if v["name"].split("/")[0] == facts["name"]])]
+    sections = [
+        line
+        for facts in found
+        for line in format_section(
+            facts, [v for v in views if v["name"].split("/")[0] == facts["name"]]
+        )
+    ]
     tail = [
         "## Real samples",
         "",

@@ -1,4 +1,6 @@
-"""The gallery of the site: runs the scripts of docs/gallery/ and makes a page of what they print and draw. `python docs/gallery.py` runs what has changed."""
+"""The gallery of the site: runs the scripts of docs/gallery/ and makes a page of what they print
+and draw. `python docs/gallery.py` runs what has changed.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def hash_sources(script: Path) -> str:
 
 
 def run_script(script: Path) -> Example:
-    """What a script prints and draws, in an empty folder, on one thread, with warnings as errors. Raises RuntimeError with its errors."""
+    """What a script prints and draws, in an empty folder, on one thread, with warnings as errors.
+    Raises RuntimeError with its errors.
+    """
     tree = ast.parse(script.read_text())
     about = ast.get_docstring(tree) or ""
     title, _, text = about.partition(".\n\n")
@@ -47,9 +51,16 @@ def run_script(script: Path) -> Example:
     if not (kept / "figure.svg").is_file():
         with TemporaryDirectory() as folder:
             path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-            environment = {**os.environ, "MPLBACKEND": "agg", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+            environment = {
+                **os.environ,
+                "MPLBACKEND": "agg",
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": path,
+            }
             command = [sys.executable, "-W", "error", str(script), "figure.svg"]
-            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+            done = subprocess.run(
+                command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600
+            )
             if done.returncode:
                 raise RuntimeError(f"{script.name}: {done.stderr}")
             kept.mkdir(parents=True, exist_ok=True)  # another build may be at it
@@ -58,7 +69,12 @@ def run_script(script: Path) -> Example:
             own.write_bytes((Path(folder) / "figure.svg").read_bytes())
             own.replace(kept / "figure.svg")
     return Example(
-        script.stem, title, text.replace("\n", " "), code, (kept / "printed.txt").read_text(), (kept / "figure.svg").read_bytes()
+        script.stem,
+        title,
+        text.replace("\n", " "),
+        code,
+        (kept / "printed.txt").read_text(),
+        (kept / "figure.svg").read_bytes(),
     )
 
 
@@ -71,8 +87,21 @@ def format_page(examples: list[Example]) -> str:
         "",
     ]
     for one in examples:
-        code = "".join(f"    {line}".rstrip() + "\n" for line in ["```python", *one.code.splitlines(), "```"])
-        parts += [f"## {one.title}", "", one.text, "", f"![{one.title}]({one.name}.svg)", "", "```text", one.printed.rstrip(), "```", ""]
+        code = "".join(
+            f"    {line}".rstrip() + "\n" for line in ["```python", *one.code.splitlines(), "```"]
+        )
+        parts += [
+            f"## {one.title}",
+            "",
+            one.text,
+            "",
+            f"![{one.title}]({one.name}.svg)",
+            "",
+            "```text",
+            one.printed.rstrip(),
+            "```",
+            "",
+        ]
         parts += [f'??? example "The script: {one.name}.py"', "", code]
     return "\n".join(parts)
 

@@ -1,4 +1,6 @@
-"""Write what is made from the code: docs/api.md, docs/cli.md, docs/datasets.md, docs/leakage.md, docs/settings.md, docs/recipe.schema.json and the rows of `bitimely list`. Run it after a change; a test compares.
+"""Write what is made from the code: docs/api.md, docs/cli.md, docs/datasets.md, docs/leakage.md,
+docs/settings.md, docs/recipe.schema.json and the rows of `bitimely list`. Run it after a change; a
+test compares.
 
 python docs/generate.py      reads the packages of its own checkout and writes into it, wherever bitimely is installed
 """
@@ -28,19 +30,37 @@ def format_command_line() -> str:
     from bitimely_cli.main import app
 
     group = typer.main.get_command(app)
-    parts = ["# Command line", "", "Made by `python docs/generate.py` from the commands themselves.", ""]
+    parts = [
+        "# Command line",
+        "",
+        "Made by `python docs/generate.py` from the commands themselves.",
+        "",
+    ]
     for name, command in group.commands.items():  # type: ignore[attr-defined]
         for words in ([], ["pophr"]) if name in {"ingest", "tokenize"} else ([],):
             context = command.make_context(name, list(words), resilient_parsing=True)
             context.info_name = f"bitimely {name}"
             context.terminal_width = 110
-            parts += [f"## {' '.join([name, *words])}", "", "```", command.get_help(context).strip(), "```", ""]
+            parts += [
+                f"## {' '.join([name, *words])}",
+                "",
+                "```",
+                command.get_help(context).strip(),
+                "```",
+                "",
+            ]
     return "\n".join(parts)
 
 
 def format_recipe_schema() -> str:
-    """docs/recipe.schema.json: what a recipe may contain, for editors and other checks before `bitimely run`."""
-    facts = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Recipe.model_json_schema(), "title": "Recipe of bitimely"}
+    """docs/recipe.schema.json: what a recipe may contain, for editors and other checks before
+    `bitimely run`.
+    """
+    facts = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **Recipe.model_json_schema(),
+        "title": "Recipe of bitimely",
+    }
     return json.dumps(facts, indent=1, sort_keys=True) + "\n"
 
 

@@ -17,20 +17,26 @@ REPOSITORY = "https://github.com/bitimely/bitimely"
 
 
 def link_outside(target: str, folder: Path) -> str:
-    """The address of a link of a page in `folder`: unchanged where the site has the file, else that of the file in the repository."""
+    """The address of a link of a page in `folder`: unchanged where the site has the file, else that
+    of the file in the repository.
+    """
     path, _, anchor = target.partition("#")
     if not path or "://" in path:
         return target
     found = (folder / path).resolve()
     is_made = found == ROOT / "docs" / "gallery" / "index.md"  # by `on_files`
-    if is_made or (found.is_relative_to(ROOT / "docs") and found.is_file() and found.suffix != ".py"):
+    if is_made or (
+        found.is_relative_to(ROOT / "docs") and found.is_file() and found.suffix != ".py"
+    ):
         return target
     kind = "tree" if found.is_dir() else "blob"
     return f"{REPOSITORY}/{kind}/main/{found.relative_to(ROOT)}" + (f"#{anchor}" if anchor else "")
 
 
 def separate_blocks(markdown: str) -> str:
-    """A blank line before each list and table that follows a paragraph at once, which python-markdown requires."""
+    """A blank line before each list and table that follows a paragraph at once, which
+    python-markdown requires.
+    """
     out: list[str] = []
     inside, fenced = "", False  # the first character of the list or table that goes on
     for line in markdown.splitlines():
@@ -48,12 +54,20 @@ def list_pages(entries: Any) -> list[str]:
     """The files of a navigation, at any depth."""
     if isinstance(entries, str):
         return [entries]
-    return [page for entry in (entries.values() if isinstance(entries, dict) else entries) for page in list_pages(entry)]
+    return [
+        page
+        for entry in (entries.values() if isinstance(entries, dict) else entries)
+        for page in list_pages(entry)
+    ]
 
 
 def on_config(config: Any) -> Any:
-    """Pages that the navigation leaves out come last: the decisions, and new pages that have no place yet."""
-    found = sorted(path.relative_to(config.docs_dir).as_posix() for path in Path(config.docs_dir).rglob("*.md"))
+    """Pages that the navigation leaves out come last: the decisions, and new pages that have no
+    place yet.
+    """
+    found = sorted(
+        path.relative_to(config.docs_dir).as_posix() for path in Path(config.docs_dir).rglob("*.md")
+    )
     others = [page for page in found if page not in list_pages(config.nav)]
     last = next(iter(config.nav[-1].values()))
     last += [page for page in others if not page.startswith("decisions/")]
@@ -76,4 +90,8 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     if page.file.abs_src_path is None:  # the gallery
         return markdown
     folder = Path(page.file.abs_src_path).parent
-    return re.sub(r"(\]\()([^)\s]+)(\))", lambda found: found[1] + link_outside(found[2], folder) + found[3], markdown)
+    return re.sub(
+        r"(\]\()([^)\s]+)(\))",
+        lambda found: found[1] + link_outside(found[2], folder) + found[3],
+        markdown,
+    )

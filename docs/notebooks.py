@@ -1,4 +1,6 @@
-"""Runs the notebooks in examples/ in a kernel of Jupyter and stores their outputs: `python docs/notebooks.py` (extra `docs`)."""
+"""Runs the notebooks in examples/ in a kernel of Jupyter and stores their outputs: `python
+docs/notebooks.py` (extra `docs`).
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,17 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 def run_notebook(path: Path, folder: Path) -> Any:
-    """The notebook with the outputs of its cells, run in `folder`. Raises CellExecutionError with the traceback of a cell that fails."""
+    """The notebook with the outputs of its cells, run in `folder`. Raises CellExecutionError with
+    the traceback of a cell that fails.
+    """
     notebook = nbformat.read(path, as_version=4)
     metadata = dict(notebook.metadata)  # the client adds the version of Python
     client = NotebookClient(
-        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(folder)}}, record_timing=False
+        notebook,
+        timeout=600,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(folder)}},
+        record_timing=False,
     )
     client.execute()
     notebook.metadata = nbformat.from_dict(metadata)

@@ -1,4 +1,5 @@
-"""The table of docs/pophr.md, measured: the DE-SynPUF sample under each leakage policy, through the command line.
+"""The table of docs/pophr.md, measured: the DE-SynPUF sample under each leakage policy, through the
+command line.
 
 BITIMELY_TEST_DATA=FOLDER python docs/pophr.py
 """
@@ -41,7 +42,9 @@ def format_metric(metric: dict[str, Any]) -> str:
     """A value with its interval."""
     if metric["value"] is None:
         return "not defined"
-    return f"{metric['value']:.2f}" + (f" ({metric['lo']:.2f} to {metric['hi']:.2f})" if metric["lo"] is not None else "")
+    return f"{metric['value']:.2f}" + (
+        f" ({metric['lo']:.2f} to {metric['hi']:.2f})" if metric["lo"] is not None else ""
+    )
 
 
 def main() -> None:
@@ -53,15 +56,25 @@ def main() -> None:
     ]
     with tempfile.TemporaryDirectory() as home:
         source = f"{data / 'de-synpuf'} --source synpuf --phecode-map {data / 'phecode' / 'phecode_map_v1_2_icd9cm.csv'}"
-        key = Path(home) / "public.key"  # the sample is public; a random key would change the order of the subjects each time
+        # the sample is public; a random key would change the order of the subjects each time
+        key = Path(home) / "public.key"
         key.write_bytes(bytes(32))
         run_command(f"ingest pophr {source} --rules ccw --no-select --id-key {key}", home)
         for name, options in POLICIES.items():
-            run_command(f"tokenize pophr --no-select --small-counts --name {name} {options}", home)  # synthetic persons
-            run_command(f"pretrain --preset tiny --data {name} --objective next-previous-strict --epochs 10 --lr 1e-3 --run {name}", home)
-            run_command(f"finetune {name} --data {name} --fraction 1 --epochs 20 --lr 1e-3 --run {name}-labels", home)
+            # synthetic persons
+            run_command(f"tokenize pophr --no-select --small-counts --name {name} {options}", home)
+            run_command(
+                f"pretrain --preset tiny --data {name} --objective next-previous-strict --epochs 10 --lr 1e-3 --run {name}",
+                home,
+            )
+            run_command(
+                f"finetune {name} --data {name} --fraction 1 --epochs 20 --lr 1e-3 --run {name}-labels",
+                home,
+            )
             scores = run_command(f"evaluate {name}-labels", home)
-            baselines = json.loads((Path(home) / "tokens" / name / "statistics.json").read_bytes())["leaks"]
+            baselines = json.loads((Path(home) / "tokens" / name / "statistics.json").read_bytes())[
+                "leaks"
+            ]
             for label in LABELS:
                 entry, leak = scores["by_class"][label], baselines[label]
                 n = leak["subjects"]["test"]

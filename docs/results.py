@@ -1,6 +1,8 @@
-"""The tables of docs/results.md, from a workspace in which the recipes have been run: python docs/results.py WORKSPACE [RECIPE...].
+"""The tables of docs/results.md, from a workspace in which the recipes have been run: python
+docs/results.py WORKSPACE [RECIPE...].
 
-Each section names the commands that make its table; sections of recipes that are not given stay as they are.
+Each section names the commands that make its table; sections of recipes that are not given stay as
+they are.
 """
 
 from __future__ import annotations
@@ -20,12 +22,25 @@ COMMANDS = {
         'bitimely run open-bidmc --only "strict 0.2" --only "scratch 0.2" --only "leaking 0.2" --only "strict 0.05 bidmc/spo2"',
         'bitimely run open-bidmc --only "0.05 bidmc/hr" --only "0.05 bidmc/rr" --only "1.0 bidmc/hr" --only "1.0 bidmc/rr"',
     ),
-    "open-emg": ("bitimely ingest ptb-xl PTB-XL", "bitimely ingest emg EMG", "bitimely run open-emg"),
+    "open-emg": (
+        "bitimely ingest ptb-xl PTB-XL",
+        "bitimely ingest emg EMG",
+        "bitimely run open-emg",
+    ),
     "open-p12": ("bitimely ingest physionet-2012 PHYSIONET-2012", "bitimely run open-p12"),
-    "open-ieee-ppg": ("bitimely ingest ieee-ppg IEEE-SPC2015", "bitimely run open-ieee-ppg --only 0.2"),
+    "open-ieee-ppg": (
+        "bitimely ingest ieee-ppg IEEE-SPC2015",
+        "bitimely run open-ieee-ppg --only 0.2",
+    ),
     "open-ptb-xl": ("bitimely ingest ptb-xl PTB-XL", "bitimely run open-ptb-xl --only 0.2"),
-    "open-ieee-ppg-fractions": ("bitimely ingest ieee-ppg IEEE-SPC2015", "bitimely run open-ieee-ppg --only 0.05 --only 1.0"),
-    "open-ptb-xl-fractions": ("bitimely ingest ptb-xl PTB-XL", "bitimely run open-ptb-xl --only 0.05 --only 1.0"),
+    "open-ieee-ppg-fractions": (
+        "bitimely ingest ieee-ppg IEEE-SPC2015",
+        "bitimely run open-ieee-ppg --only 0.05 --only 1.0",
+    ),
+    "open-ptb-xl-fractions": (
+        "bitimely ingest ptb-xl PTB-XL",
+        "bitimely run open-ptb-xl --only 0.05 --only 1.0",
+    ),
     "ptb-xl": ("bitimely ingest ptb-xl PTB-XL", "bitimely run ptb-xl"),
     "ptb-xl-folds": ("bitimely ingest ptb-xl PTB-XL", "bitimely run ptb-xl-folds"),
     "synpuf": (
@@ -33,7 +48,11 @@ COMMANDS = {
         "bitimely ingest pophr DE-SYNPUF --source synpuf --phecode-map PHECODE_ICD9 --rules ccw --no-select --id-key public.key",
         "bitimely run synpuf",
     ),
-    "ablation-small": ("bitimely ingest ptb-xl PTB-XL", "bitimely ingest emg EMG", "bitimely run ablation-small"),
+    "ablation-small": (
+        "bitimely ingest ptb-xl PTB-XL",
+        "bitimely ingest emg EMG",
+        "bitimely run ablation-small",
+    ),
 }
 
 
@@ -48,29 +67,53 @@ def make_section(recipe: str, workspace: Path) -> str:
     commands = COMMANDS[recipe.removesuffix(AT_PAPER)]
     if recipe.endswith(AT_PAPER):
         commands = (*commands[:-1], f"{commands[-1]} --preset paper")
-    return join_section(recipe, [table.strip(), "\n".join(list_further(recipe, workspace))], commands, workspace)
+    return join_section(
+        recipe, [table.strip(), "\n".join(list_further(recipe, workspace))], commands, workspace
+    )
 
 
 def make_fractions(section: str, workspace: Path) -> str:
-    """The scores of the rows of one recipe that have run at other fractions of labels than the primary one."""
+    """The scores of the rows of one recipe that have run at other fractions of labels than the
+    primary one.
+    """
     lines = list_further(section.removesuffix(FRACTIONS), workspace, leave_out=" 0.2")
     return join_section(section, ["\n".join(lines)], COMMANDS[section], workspace)
 
 
 def join_section(section: str, parts: list[str], commands: tuple[str, ...], workspace: Path) -> str:
-    """The parts of a section, the last one a table of `list_further`, with its commands, the day of the last stage, and the device."""
+    """The parts of a section, the last one a table of `list_further`, with its commands, the day of
+    the last stage, and the device.
+    """
     import torch
 
     recipe = section.removesuffix(FRACTIONS)
-    stages = [json.loads(path.read_bytes()) for path in (workspace / "pipelines" / recipe).glob("*/stage.json")]
-    day = datetime.datetime.fromtimestamp(max(stage["time"] for stage in stages), datetime.UTC).date()
-    runs = [json.loads(path.read_bytes()) for path in (workspace / "runs").glob(f"{recipe}-*/run.json")]
+    stages = [
+        json.loads(path.read_bytes())
+        for path in (workspace / "pipelines" / recipe).glob("*/stage.json")
+    ]
+    day = datetime.datetime.fromtimestamp(
+        max(stage["time"] for stage in stages), datetime.UTC
+    ).date()
+    runs = [
+        json.loads(path.read_bytes()) for path in (workspace / "runs").glob(f"{recipe}-*/run.json")
+    ]
     threads = max(run["environment"]["threads"] for run in runs)
-    (hardware,) = {run["environment"]["hardware"] for run in runs}  # its matrix products round in their own way
+    # its matrix products round in their own way
+    (hardware,) = {run["environment"]["hardware"] for run in runs}
     about = f"{day}, CPU ({hardware}), {threads} thread{'s' * (threads > 1)}, torch {torch.__version__.partition('+')[0]}."
-    spread = "Means over seeds, in brackets the lowest and the highest seed; with one seed the 95 % CI."
+    spread = (
+        "Means over seeds, in brackets the lowest and the highest seed; with one seed the 95 % CI."
+    )
     shown = "\n".join(f"    {line}" for line in commands)
-    return "\n\n".join([f"<!-- {section} -->\n{parts[0]}", *parts[1:], spread, shown, f"{about}\n<!-- end of {section} -->"])
+    return "\n\n".join(
+        [
+            f"<!-- {section} -->\n{parts[0]}",
+            *parts[1:],
+            spread,
+            shown,
+            f"{about}\n<!-- end of {section} -->",
+        ]
+    )
 
 
 FAMILIES = "open-families"  # the section of the registered families
@@ -83,9 +126,17 @@ def make_families(workspace: Path) -> str:
     from bitimely_core.schemas.scores import RegisteredResult
 
     summary = json.loads((workspace / "reports" / "open" / "summary.json").read_bytes())
-    tests = [RegisteredResult.model_validate(one) for one in summary["tests"] if one["verdict"] is not None]
-    table = [f"| {' | '.join(row)} |" for row in (COLUMNS, ("---",) * len(COLUMNS), *map(format_result, tests))]
-    arms = dict.fromkeys(name for one in tests for name in (one.row, one.rival) if " " in name)  # baselines have no fraction
+    tests = [
+        RegisteredResult.model_validate(one)
+        for one in summary["tests"]
+        if one["verdict"] is not None
+    ]
+    table = [
+        f"| {' | '.join(row)} |"
+        for row in (COLUMNS, ("---",) * len(COLUMNS), *map(format_result, tests))
+    ]
+    # baselines have no fraction
+    arms = dict.fromkeys(name for one in tests for name in (one.row, one.rival) if " " in name)
     only = " ".join(f'--only "{arm}"' for arm in arms)
     commands = [f"    bitimely run open-{data} {only} -w W" for data in ("epilepsy", "bidmc")]
     commands += [
@@ -103,16 +154,29 @@ def make_descriptive(workspace: Path) -> str:
     from bitimely_core.schemas.scores import RegisteredResult
 
     summary = json.loads((workspace / "reports" / "open" / "summary.json").read_bytes())
-    found = [one for one in map(RegisteredResult.model_validate, summary["tests"]) if one.descriptive and one.difference is not None]
-    table = [f"| {' | '.join(row)} |" for row in (COLUMNS, ("---",) * len(COLUMNS), *map(format_description, found))]
+    found = [
+        one
+        for one in map(RegisteredResult.model_validate, summary["tests"])
+        if one.descriptive and one.difference is not None
+    ]
+    table = [
+        f"| {' | '.join(row)} |"
+        for row in (COLUMNS, ("---",) * len(COLUMNS), *map(format_description, found))
+    ]
     return "\n".join([f"<!-- {DESCRIPTIVE} -->", *table, f"<!-- end of {DESCRIPTIVE} -->"])
 
 
-FURTHER = {"classification": ("accuracy", "balanced_accuracy", "auroc"), "multilabel": ("auprc", "auroc"), "regression": ("mae",)}
+FURTHER = {
+    "classification": ("accuracy", "balanced_accuracy", "auroc"),
+    "multilabel": ("auprc", "auroc"),
+    "regression": ("mae",),
+}
 
 
 def list_further(recipe: str, workspace: Path, leave_out: str | None = None) -> list[str]:
-    """A line for each row and column, but for rows that end with `leave_out`: mean of each metric over seeds, lowest to highest; with one seed the 95 % CI."""
+    """A line for each row and column, but for rows that end with `leave_out`: mean of each metric
+    over seeds, lowest to highest; with one seed the 95 % CI.
+    """
     from bitimely_core import evaluate, pipeline
     from bitimely_core.evaluate import folds
     from bitimely_core.evaluate.result_table import ScoredRun, read_scored_run
@@ -120,44 +184,71 @@ def list_further(recipe: str, workspace: Path, leave_out: str | None = None) -> 
     from bitimely_core.schemas.scores import Scores
     from bitimely_core.workflows.prepare import make_windows_opener
 
-    loaded = pipeline.load(recipe.removesuffix(AT_PAPER), preset="paper" if recipe.endswith(AT_PAPER) else None)
+    loaded = pipeline.load(
+        recipe.removesuffix(AT_PAPER), preset="paper" if recipe.endswith(AT_PAPER) else None
+    )
     plan = plan_experiment(loaded, recipe, workspace, assignments=[])
     cells: dict[tuple[str, str, int], list[ScoredRun | None]] = {}
     for entry in plan.table:
         if entry.run is not None and (leave_out is None or not entry.row.endswith(leave_out)):
-            one = read_scored_run(entry.row, entry.column, entry.seed, workspace / "runs" / entry.run)
+            one = read_scored_run(
+                entry.row, entry.column, entry.seed, workspace / "runs" / entry.run
+            )
             cells.setdefault((entry.column, entry.row, entry.seed), []).append(one)
     found: dict[tuple[str, str], list[Scores]] = {}
     for (column, row, _), parts in cells.items():
         known = [one for one in parts if one is not None]
         if len(known) < len(parts):  # the page of the recipe has no such cell either
             continue
-        pooled = folds.pool_folds(known, workspace / "reports" / recipe / "kept", make_windows_opener(workspace))
+        pooled = folds.pool_folds(
+            known, workspace / "reports" / recipe / "kept", make_windows_opener(workspace)
+        )
         found.setdefault((column, row), []).append(pooled.scores)
     task = next(iter(found.values()))[0].task or ""
-    lines = [f"| data | row | seeds | {' | '.join(evaluate.NAMES[m] for m in FURTHER[task])} |", "|---" * (3 + len(FURTHER[task])) + "|"]
+    lines = [
+        f"| data | row | seeds | {' | '.join(evaluate.NAMES[m] for m in FURTHER[task])} |",
+        "|---" * (3 + len(FURTHER[task])) + "|",
+    ]
     for (column, row), scores in found.items():
         shown = []
         for name in FURTHER[task]:
             metrics = [one.metrics[name] for one in scores]
             values = [m.value for m in metrics if m.value is not None]
-            ends = values if len(values) > 1 else [v for m in metrics for v in (m.lo, m.hi) if v is not None]
+            ends = (
+                values
+                if len(values) > 1
+                else [v for m in metrics for v in (m.lo, m.hi) if v is not None]
+            )
             mean = sum(values) / len(values) if values else None
-            shown.append("–" if mean is None else f"{mean:.3f}" + (f" ({min(ends):.3f} to {max(ends):.3f})" if ends else ""))
+            shown.append(
+                "–"
+                if mean is None
+                else f"{mean:.3f}" + (f" ({min(ends):.3f} to {max(ends):.3f})" if ends else "")
+            )
         lines.append(f"| {column} | {row} | {len(scores)} | {' | '.join(shown)} |")
     return lines
 
 
 def main(workspace: Path, recipes: list[str]) -> None:
-    """Put the sections of `recipes` (none: all that the workspace has, but for the registered families) into the page."""
+    """Put the sections of `recipes` (none: all that the workspace has, but for the registered
+    families) into the page.
+    """
     page = PAGE.read_text("utf-8")
-    for recipe in recipes or [name for name in COMMANDS if (workspace / "reports" / name / "results.md").is_file()]:
+    for recipe in recipes or [
+        name for name in COMMANDS if (workspace / "reports" / name / "results.md").is_file()
+    ]:
         if recipe in {FAMILIES, DESCRIPTIVE}:
             new = (make_families if recipe == FAMILIES else make_descriptive)(workspace)
         else:
-            new = (make_fractions if recipe.endswith(FRACTIONS) else make_section)(recipe, workspace)
+            new = (make_fractions if recipe.endswith(FRACTIONS) else make_section)(
+                recipe, workspace
+            )
         old = re.compile(rf"<!-- {recipe} -->.*<!-- end of {recipe} -->", re.DOTALL)
-        page = old.sub(lambda _, new=new: new, page) if old.search(page) else f"{page.rstrip()}\n\n{new}\n"  # type: ignore[misc]
+        page = (
+            old.sub(lambda _, new=new: new, page)
+            if old.search(page)
+            else f"{page.rstrip()}\n\n{new}\n"
+        )  # type: ignore[misc]
     PAGE.write_text(page, "utf-8")
 
 

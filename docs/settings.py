@@ -1,4 +1,6 @@
-"""docs/settings.md: every setting of models, objectives and the other sections, as the code declares it; written by docs/generate.py."""
+"""docs/settings.md: every setting of models, objectives and the other sections, as the code
+declares it; written by docs/generate.py.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ from bitimely_core import (
     objectives,  # noqa: F401  and the objectives
     registry,
 )
-from bitimely_core.config import ModelConfig, ObjectiveConfig, Settings, find_model_config, find_objective_config
+from bitimely_core.config import (
+    ModelConfig,
+    ObjectiveConfig,
+    Settings,
+    find_model_config,
+    find_objective_config,
+)
 
 PAGE = Path(__file__).parent / "settings.md"
 HEAD = """# Settings
@@ -40,8 +48,12 @@ def list_words(annotation: Any) -> list[str]:
     return [word for part in get_args(annotation) for word in list_words(part)]
 
 
-def list_fields(kind: type[BaseModel], prefix: str, without: type[BaseModel] | None = None) -> list[tuple[str, str]]:
-    """Key and row of every setting of a section, nested ones included, that `without` does not have."""
+def list_fields(
+    kind: type[BaseModel], prefix: str, without: type[BaseModel] | None = None
+) -> list[tuple[str, str]]:
+    """Key and row of every setting of a section, nested ones included, that `without` does not
+    have.
+    """
     rows = []
     for name, info in kind.model_fields.items():
         if without is not None and name in without.model_fields:
@@ -56,7 +68,9 @@ def list_fields(kind: type[BaseModel], prefix: str, without: type[BaseModel] | N
 
 
 def list_sections() -> dict[str, list[tuple[str, str]]]:
-    """Title -> keys and rows: what all models share, each model's own settings, the same of objectives, the other sections."""
+    """Title -> keys and rows: what all models share, each model's own settings, the same of
+    objectives, the other sections.
+    """
     sections = {"Models: all": list_fields(ModelConfig, "model")}
     for kind in dict.fromkeys(find_model_config(name) for name in registry.models):
         owners = [name for name in registry.models if find_model_config(name) is kind]
@@ -64,7 +78,9 @@ def list_sections() -> dict[str, list[tuple[str, str]]]:
     sections["Objectives: all"] = list_fields(ObjectiveConfig, "objective")
     for kind in dict.fromkeys(find_objective_config(name) for name in registry.objectives):
         owners = [name for name in registry.objectives if find_objective_config(name) is kind]
-        sections[f"Objectives: {', '.join(owners)}"] = list_fields(kind, "objective", ObjectiveConfig)
+        sections[f"Objectives: {', '.join(owners)}"] = list_fields(
+            kind, "objective", ObjectiveConfig
+        )
     for name in ("data", "train", "finetune", "tune"):
         kind = Settings.model_fields[name].annotation
         assert isinstance(kind, type)
@@ -75,4 +91,7 @@ def list_sections() -> dict[str, list[tuple[str, str]]]:
 def format_page() -> str:
     """The page."""
     head = "| key | default | values | meaning |\n|---|---|---|---|\n"
-    return HEAD + "".join(f"\n## {title}\n\n{head}" + "".join(f"{row}\n" for _, row in rows) for title, rows in list_sections().items())
+    return HEAD + "".join(
+        f"\n## {title}\n\n{head}" + "".join(f"{row}\n" for _, row in rows)
+        for title, rows in list_sections().items()
+    )

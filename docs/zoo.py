@@ -18,7 +18,10 @@ def main(home: Path, recipe: str = "zoo", view: str = "staging") -> None:
     from bitimely_core import pipeline
     from bitimely_core.pipeline.plan import list_matrix_points
 
-    rows = ["| model | parameters | objective | accuracy (95 % over subjects) | macro AUROC |", "|---|---|---|---|---|"]
+    rows = [
+        "| model | parameters | objective | accuracy (95 % over subjects) | macro AUROC |",
+        "|---|---|---|---|---|",
+    ]
     baseline = ""
     for cell in list_matrix_points(pipeline.load(recipe)):
         base = f"{recipe}-{cell['model']}"
@@ -29,9 +32,13 @@ def main(home: Path, recipe: str = "zoo", view: str = "staging") -> None:
         run = json.loads((home / "runs" / base / "run.json").read_bytes())
         scores = json.loads((tuned / "scores.json").read_bytes())
         accuracy, auroc = (scores["metrics"][name] for name in ("accuracy", "auroc"))
-        held = f"{accuracy['value']:.3f}" + (f" ({accuracy['lo']:.3f} to {accuracy['hi']:.3f})" if accuracy["lo"] is not None else "")
+        held = f"{accuracy['value']:.3f}" + (
+            f" ({accuracy['lo']:.3f} to {accuracy['hi']:.3f})" if accuracy["lo"] is not None else ""
+        )
         area = "not defined" if auroc["value"] is None else f"{auroc['value']:.3f}"
-        rows.append(f"| {cell['model']} | {run['parameters']:,} | {run['settings']['objective']['name']} | {held} | {area} |")
+        rows.append(
+            f"| {cell['model']} | {run['parameters']:,} | {run['settings']['objective']['name']} | {held} | {area} |"
+        )
         baseline = f"Majority class: {scores['baselines']['majority']['accuracy']['value']:.3f}; {scores['n']:,} windows of {scores['n_subjects']} test subjects."
     mark = MARK.format(recipe)
     head, _, rest = PAGE.read_text().partition(mark)

@@ -1,4 +1,6 @@
-"""Your own csv files with a mapping file: four people, two recordings each, one table that says who is ill."""
+"""Your own csv files with a mapping file: four people, two recordings each, one table that says who
+is ill.
+"""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,11 +29,23 @@ with TemporaryDirectory() as home:
     rows = ["recording,person,diagnosis"]
     for i in range(8):
         waves = np.random.default_rng(i).normal(size=(1000, 2)).cumsum(axis=0)
-        np.savetxt(raw / "data" / f"r{i}.csv", waves, delimiter=",", header="I,II", comments="", fmt="%.4f")
+        np.savetxt(
+            raw / "data" / f"r{i}.csv", waves, delimiter=",", header="I,II", comments="", fmt="%.4f"
+        )
         rows.append(f"r{i},p{i // 2},{'ill' if i < 4 else 'well'}")
     (raw / "recordings.csv").write_text("\n".join(rows) + "\n")
     (Path(home) / "map.toml").write_text(MAP)
-    report = cache.ingest("generic", raw, Path(home) / "cache", options={"map": str(Path(home) / "map.toml")})
-    windows = tokens.build(Path(home) / "cache", view="classification", out=Path(home) / "tokens", window=250)
+    report = cache.ingest(
+        "generic", raw, Path(home) / "cache", options={"map": str(Path(home) / "map.toml")}
+    )
+    windows = tokens.build(
+        Path(home) / "cache", view="classification", out=Path(home) / "tokens", window=250
+    )
     print(report["status"], report["counts"])
-    print(windows.class_names, {split: sorted(set(windows[split].subjects())) for split in ("train", "validation", "test")})
+    print(
+        windows.class_names,
+        {
+            split: sorted(set(windows[split].subjects()))
+            for split in ("train", "validation", "test")
+        },
+    )

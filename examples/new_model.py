@@ -1,4 +1,6 @@
-"""A model of your own: one class and one line of facts. Pre-trains with the masked objective and is fine-tuned like any other."""
+"""A model of your own: one class and one line of facts. Pre-trains with the masked objective and is
+fine-tuned like any other.
+"""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,8 +36,19 @@ def neighbours(config):
     return Neighbours(config)
 
 
-with TemporaryDirectory() as home:  # a package does the same in a module that its entry point `bitimely.plugins` names
-    flags = {"model": {"name": "neighbours", "tokenizer": "patch"}, "data": {"names": ("synthetic/staging",)}, "train": {"steps": 5}}
+# a package does the same in a module that its entry point `bitimely.plugins` names
+with TemporaryDirectory() as home:
+    flags = {
+        "model": {"name": "neighbours", "tokenizer": "patch"},
+        "data": {"names": ("synthetic/staging",)},
+        "train": {"steps": 5},
+    }
     run = workflows.pretrain(preset="tiny", flags=flags, workspace=Path(home))
-    tuned = workflows.finetune(run["run"], data="synthetic/staging", flags={"train": {"steps": 5}}, workspace=Path(home))
-    print(workflows.evaluate(tuned["run"], workspace=Path(home), bootstrap=20)["metrics"]["accuracy"]["value"])
+    tuned = workflows.finetune(
+        run["run"], data="synthetic/staging", flags={"train": {"steps": 5}}, workspace=Path(home)
+    )
+    print(
+        workflows.evaluate(tuned["run"], workspace=Path(home), bootstrap=20)["metrics"]["accuracy"][
+            "value"
+        ]
+    )

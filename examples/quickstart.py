@@ -1,4 +1,6 @@
-"""Pre-train BiTimelyGPT on unlabelled windows, fine-tune its [SOS] token, compare with training from scratch."""
+"""Pre-train BiTimelyGPT on unlabelled windows, fine-tune its [SOS] token, compare with training
+from scratch.
+"""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,8 +15,16 @@ from bitimely_core.train.loop import fit
 def accuracy(windows: tokens.Windows, pretrain_epochs: int) -> float:
     """Test accuracy after fine-tuning for one epoch."""
     torch.manual_seed(0)
-    batches = data.batches(windows["train"], 32, seed=0)  # epoch -> batches, in an order fixed by (seed, epoch)
-    model = models.build("bitimelygpt", preset="tiny", channels=windows.channels, length=windows.length, tokenizer="patch", patch=24)
+    # epoch -> batches, in an order fixed by (seed, epoch)
+    batches = data.batches(windows["train"], 32, seed=0)
+    model = models.build(
+        "bitimelygpt",
+        preset="tiny",
+        channels=windows.channels,
+        length=windows.length,
+        tokenizer="patch",
+        patch=24,
+    )
     fit(model, batches, objectives.get("next-previous"), epochs=pretrain_epochs, lr=1e-3)
     classifier = Classifier(model, outputs=windows.classes, readout="sos")
     fit(classifier, batches, cross_entropy, epochs=1, lr=1e-3)

@@ -1,4 +1,6 @@
-"""Folders of claims for tests of their sources: files by name, what was read of them after the checks of every source, and refusals."""
+"""Folders of claims for tests of their sources: files by name, what was read of them after the
+checks of every source, and refusals.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,14 @@ COLUMNS = {
     "file": pl.String,
     "row": pl.Int64,
 }
-SUBJECTS = {"subject_id": pl.String, "birth": pl.String, "death": pl.String, "obs_start": pl.String, "obs_end": pl.String, "sex": pl.UInt8}
+SUBJECTS = {
+    "subject_id": pl.String,
+    "birth": pl.String,
+    "death": pl.String,
+    "obs_start": pl.String,
+    "obs_end": pl.String,
+    "sex": pl.UInt8,
+}
 
 HEAD = "patient_id,date,icd9\n"
 GOOD = "a1,2001-02-03,428.0\na2,2002-03-04,038.9\n"
@@ -65,7 +74,9 @@ def check_source(claims: ClaimsSource) -> pl.DataFrame:
     return events
 
 
-def read_folder(root: Path, kind: str = "claims", **options: Any) -> tuple[ClaimsSource, pl.DataFrame]:
+def read_folder(
+    root: Path, kind: str = "claims", **options: Any
+) -> tuple[ClaimsSource, pl.DataFrame]:
     claims = read_source(scan_folder(root), ClaimsOptions(source=kind, **options))
     return claims, check_source(claims)
 
@@ -85,7 +96,10 @@ def list_cells(events: pl.DataFrame, *columns: str) -> list[tuple[Any, ...]]:
 def read_csv(path: Path) -> list[dict[str, str]]:
     """Python's own reader, names in lower case."""
     with path.open(newline="", encoding="utf-8") as file:
-        return [{name.lower(): cell for name, cell in row.items()} for row in csv.DictReader(file, strict=True)]
+        return [
+            {name.lower(): cell for name, cell in row.items()}
+            for row in csv.DictReader(file, strict=True)
+        ]
 
 
 def find_codes(claims: ClaimsSource) -> set[str]:

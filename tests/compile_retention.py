@@ -1,8 +1,10 @@
-"""The Triton kernels of retention compiled as a GPU's launches would compile them, without a GPU: a program, since it replaces Triton's driver.
+"""The Triton kernels of retention compiled as a GPU's launches would compile them, without a GPU: a
+program, since it replaces Triton's driver.
 
     python tests/compile_retention.py
 
-The last line is a JSON object: case -> kernel -> registers a thread, bytes of them that are spilled, KB of shared memory.
+The last line is a JSON object: case -> kernel -> registers a thread, bytes of them that are
+spilled, KB of shared memory.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ SHARED = {
     90: 227,
     120: 99,
 }  # KB a block may have, by architecture: CUDA C++ Programming Guide, compute capabilities
-NARROW, WIDE = (40, 80), (128, 256)  # widths of a head: of the preset `18m`, and the widest keys that the kernels take
+# widths of a head: of the preset `18m`, and the widest keys that the kernels take
+NARROW, WIDE = (40, 80), (128, 256)
 CASES = [
     (75, "fp32", *NARROW),  # which has no bfloat16
     *((arch, core, *NARROW) for arch in (80, 90) for core in ("bf16", "fp32")),
@@ -59,7 +62,9 @@ class PretendDriver:
 
 
 class CompiledKernel:
-    """A kernel that is compiled where it would be launched, and refused as the driver refuses it where shared memory is too small."""
+    """A kernel that is compiled where it would be launched, and refused as the driver refuses it
+    where shared memory is too small.
+    """
 
     def __init__(self, kernel: Any, arch: int, found: dict[str, list[float]]) -> None:
         self.kernel, self.fn, self.arch, self.found = kernel, kernel.fn, arch, found
@@ -74,7 +79,9 @@ class CompiledKernel:
                 raise triton.OutOfResources(shared, SHARED[self.arch] * 1024, "shared memory")
             used = [*measure_registers(built.asm["cubin"]), shared / 1024]
             name = self.fn.__name__
-            self.found[name] = [max(pair) for pair in zip(used, self.found.get(name, used), strict=True)]
+            self.found[name] = [
+                max(pair) for pair in zip(used, self.found.get(name, used), strict=True)
+            ]
 
         return launch
 
@@ -84,18 +91,25 @@ def measure_registers(cubin: bytes) -> tuple[int, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        text = subprocess.run([CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+        text = subprocess.run(
+            [CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
     found = re.search(r"REG:(\d+) STACK:(\d+)", text)
     assert found is not None, text
     return int(found[1]), int(found[2])
 
 
 def compile_case(arch: int, core: str, key: int, value: int) -> dict[str, list[float]]:
-    """Kernels of the forward and the backward pass in both directions, with rotation and a mask, of parts of one product."""
+    """Kernels of the forward and the backward pass in both directions, with rotation and a mask, of
+    parts of one product.
+    """
     found: dict[str, list[float]] = {}
     dtype = torch.bfloat16 if core == "bf16" else torch.float32
     widths = [HEADS * width for width in (key, key, value)]
-    q, k, v = (x.unflatten(-1, (HEADS, -1)) for x in torch.zeros(BATCH, LENGTH, sum(widths), dtype=dtype).split(widths, -1))
+    q, k, v = (
+        x.unflatten(-1, (HEADS, -1))
+        for x in torch.zeros(BATCH, LENGTH, sum(widths), dtype=dtype).split(widths, -1)
+    )
     given = (
         -torch.ones(HEADS),
         None,
@@ -106,8 +120,13 @@ def compile_case(arch: int, core: str, key: int, value: int) -> dict[str, list[f
         core,
     )
     triton.runtime.driver.set_active(PretendDriver(arch))
-    kernels = {name: CompiledKernel(getattr(triton_retention, name), arch, found) for name in triton_retention.BLOCKS[core][1]}
-    with mock.patch.multiple(triton_retention, find_generation=lambda device: arch // 10, **kernels):
+    kernels = {
+        name: CompiledKernel(getattr(triton_retention, name), arch, found)
+        for name in triton_retention.BLOCKS[core][1]
+    }
+    with mock.patch.multiple(
+        triton_retention, find_generation=lambda device: arch // 10, **kernels
+    ):
         triton_retention.forward(q, k, v, *given)
         triton_retention.backward(torch.zeros_like(v), q, k, v, *given)
     return found

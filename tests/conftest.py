@@ -17,10 +17,15 @@ from toys import raw, toys  # noqa: F401  fixtures; numpy is imported after the 
 
 @pytest.fixture(scope="session", autouse=True)
 def same_key() -> Iterator[None]:
-    """Pseudonyms, and with them the order of people and their splits, are the same in every run of the tests."""
+    """Pseudonyms, and with them the order of people and their splits, are the same in every run of
+    the tests.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        seeded = SimpleNamespace(token_bytes=lambda size: random.Random(17).randbytes(size), token_hex=secrets.token_hex)
-        patch.setattr("bitimely_core.storage.secrets", seeded)  # names of temporary files, by token_hex, stay random
+        seeded = SimpleNamespace(
+            token_bytes=lambda size: random.Random(17).randbytes(size), token_hex=secrets.token_hex
+        )
+        # names of temporary files, by token_hex, stay random
+        patch.setattr("bitimely_core.storage.secrets", seeded)
         yield
 
 

@@ -1,12 +1,17 @@
-"""What one training step asks of a GPU: launches, bytes, saved activations, waits of the host. On fake tensors: no GPU, no memory, no numbers.
+"""What one training step asks of a GPU: launches, bytes, saved activations, waits of the host. On
+fake tensors: no GPU, no memory, no numbers.
 
-    python count_step.py [--model bitimelygpt] [--preset 18m] [--batch 64] [--set tokenizer=patch ...] [--precision bf16] [--core fp32] [--json] [-v]
+    python count_step.py [--model bitimelygpt] [--preset 18m] [--batch 64] [--set tokenizer=patch
+    ...] [--precision bf16] [--core fp32] [--json] [-v]
     python count_step.py --table        # conv and patch 8, in fp32, bf16 with fp32 core, bf16 with bf16 core
 
-It runs the loop's own step (`loop._run_step`: objective, backward, clipping, AdamW) on a fake `cuda` device under eager rules: one launch an operation that is
-not a view, no fusion. What it cannot see: fusion by a compiler, a Triton kernel's inside (an operator counts as one launch of its inputs and outputs),
-caches, time. The estimate of time takes for every launch max(bytes / 4.0 TB/s, FLOP / rate, 3 us) with the rates below; the host needs 5 us a launch.
-Elementwise = everything that is no matrix product, convolution or attention kernel. A size is counted once where a tensor is expanded.
+It runs the loop's own step (`loop._run_step`: objective, backward, clipping, AdamW) on a fake
+`cuda` device under eager rules: one launch an operation that is not a view, no fusion. What it
+cannot see: fusion by a compiler, a Triton kernel's inside (an operator counts as one launch of its
+inputs and outputs), caches, time. The estimate of time takes for every launch max(bytes / 4.0 TB/s,
+FLOP / rate, 3 us) with the rates below; the host needs 5 us a launch. Elementwise = everything that
+is no matrix product, convolution or attention kernel. A size is counted once where a tensor is
+expanded.
 """
 
 from __future__ import annotations
@@ -29,7 +34,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-BANDWIDTH, SMALLEST, LAUNCH = 4.0e12, 3e-6, 5e-6  # bytes/s of an H200 in practice, seconds of a tiny kernel, seconds of the host a launch
+# bytes/s of an H200 in practice, seconds of a tiny kernel, seconds of the host a launch
+BANDWIDTH, SMALLEST, LAUNCH = 4.0e12, 3e-6, 5e-6
 RATES = {
     ("mm", "bfloat16"): 600e12,
     ("bmm", "bfloat16"): 150e12,
@@ -109,7 +115,8 @@ def size(x: torch.Tensor) -> int:
 class Counting(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        self.launches: list[tuple[str, str, int, int, str]] = []  # name, kind (mm, bmm, "" = elementwise), bytes, FLOP, dtype
+        # name, kind (mm, bmm, "" = elementwise), bytes, FLOP, dtype
+        self.launches: list[tuple[str, str, int, int, str]] = []
         self.sites: collections.Counter[str] = collections.Counter()
         self.waits: collections.Counter[str] = collections.Counter()
 
@@ -118,7 +125,11 @@ class Counting(TorchDispatchMode):
         name = func._schema.name.split("::")[1]
         tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
         results = [x for x in tree_flatten(out)[0] if isinstance(x, torch.Tensor)]
-        if name in FREE or func._schema.name.startswith("prim") or not any(x.device.type == "cuda" for x in [*tensors, *results]):
+        if (
+            name in FREE
+            or func._schema.name.startswith("prim")
+            or not any(x.device.type == "cuda" for x in [*tensors, *results])
+        ):
             return out
         moved = sum(size(x) for x in [*tensors, *results] if x.device.type == "cuda")
         kind, flop = PRODUCTS.get(name, ""), 0
@@ -128,7 +139,9 @@ class Counting(TorchDispatchMode):
             flop = 2 * results[0].numel() * tensors[1].numel() // tensors[1].shape[0]
         elif name == "convolution_backward":
             flop = 4 * tensors[0].numel() * tensors[2].numel() // tensors[2].shape[0]
-        self.launches.append((name, kind, moved, flop, str(results[0].dtype)[6:] if results else ""))
+        self.launches.append(
+            (name, kind, moved, flop, str(results[0].dtype)[6:] if results else "")
+        )
         self.sites[re.sub(r":\d+", "", place())] += moved
         if name in {"nonzero", "masked_select", "_unique2", "unique_dim"}:
             self.waits[f"{name} @ {place()}"] += 1
@@ -137,7 +150,9 @@ class Counting(TorchDispatchMode):
 
 @contextlib.contextmanager
 def pretended(counting: Counting) -> Iterator[None]:
-    """A CUDA that is there by name, and reads of a fake tensor's value that are counted and answered with something harmless."""
+    """A CUDA that is there by name, and reads of a fake tensor's value that are counted and
+    answered with something harmless.
+    """
 
     def read(name: str, answer: Any) -> Any:
         def reading(self: Any, *_: Any) -> Any:
@@ -158,7 +173,9 @@ def pretended(counting: Counting) -> Iterator[None]:
         for name, value in cuda.items():
             stack.enter_context(unittest.mock.patch.object(torch.cuda, name, value))
         for name, answer in answers.items():
-            stack.enter_context(unittest.mock.patch.object(FakeTensor, name, read(name, answer), create=True))
+            stack.enter_context(
+                unittest.mock.patch.object(FakeTensor, name, read(name, answer), create=True)
+            )
         yield
 
 
@@ -181,7 +198,9 @@ def count(
     if "codes" in shape:
         shape |= {"tokenizer": "codes"}
     with torch.device("meta"):
-        model: Any = models.build(name, preset=preset, **{**shape, "core_precision": core, **options})
+        model: Any = models.build(
+            name, preset=preset, **{**shape, "core_precision": core, **options}
+        )
     counting = Counting()
     saved: dict[int, int] = {}
     positions: list[int] = []
@@ -205,10 +224,16 @@ def count(
                         fake = torch.empty(value.shape, dtype=value.dtype, device="cuda")
                         own[key] = torch.nn.Parameter(fake) if own is module._parameters else fake
             if type(module).__name__ in {"Retention", "Attention"}:
-                module.register_forward_pre_hook(lambda _, inputs: positions.append(inputs[0].shape[1]))
+                module.register_forward_pre_hook(
+                    lambda _, inputs: positions.append(inputs[0].shape[1])
+                )
         T = shape["length"]
         if "codes" in shape:
-            data = Batch(torch.ones(batch, T, dtype=torch.long), torch.ones(batch, T), torch.ones(batch, T, dtype=torch.bool))
+            data = Batch(
+                torch.ones(batch, T, dtype=torch.long),
+                torch.ones(batch, T),
+                torch.ones(batch, T, dtype=torch.bool),
+            )
         else:
             data = Batch(torch.randn(batch, T, shape["channels"]))
         groups = loop.group_parameters(model, 0.01)
@@ -234,8 +259,15 @@ def count(
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     own = {p.untyped_storage()._cdata for p in model.parameters()}
     tensors = sum(1 for _ in model.parameters())
-    done = [*counting.launches, *[("adamw", "", 7 * weights // max(tensors // 320 + 1, 1), 0, "float32")] * (tensors // 320 + 1)]
-    seconds = sum(max(b / BANDWIDTH, f / RATES.get((k, d), 50e12) if f else 0, SMALLEST) for _, k, b, f, d in done)
+    done = [
+        *counting.launches,
+        *[("adamw", "", 7 * weights // max(tensors // 320 + 1, 1), 0, "float32")]
+        * (tensors // 320 + 1),
+    ]
+    seconds = sum(
+        max(b / BANDWIDTH, f / RATES.get((k, d), 50e12) if f else 0, SMALLEST)
+        for _, k, b, f, d in done
+    )
     host, flop = LAUNCH * len(done), sum(f for *_, f, _ in done)
     width, layers = (positions[0], len(positions)) if positions else (T, model.config.layers)
     elementwise = sum(b for _, k, b, _, _ in done if not k)
@@ -262,7 +294,9 @@ def _largest(done: list[Any], limit: int = 16) -> list[tuple[str, tuple[int, int
 
 def show(found: dict[str, Any], verbose: bool) -> None:
     f = found
-    options = " ".join(f"{k}={v}" for k, v in f.items() if k in {"tokenizer", "ffn", "patch", "stride"})
+    options = " ".join(
+        f"{k}={v}" for k, v in f.items() if k in {"tokenizer", "ffn", "patch", "stride"}
+    )
     print(
         f"{f['model']} {f['preset']} B{f['batch']} {options} {f['precision']} core {f['core']}: {f['parameters'] / 1e6:.1f} M parameters, {f['positions']} positions x {f['layers']} layers\n"
         f"  launches {f['launches']} ({f['launches_products']} products); elementwise {f['elementwise_gb']:.1f} GB = {f['elementwise_kb_token_layer']:.0f} KB a token and layer; "
@@ -277,8 +311,16 @@ def show(found: dict[str, Any], verbose: bool) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("model", "bitimelygpt"), ("preset", "18m"), ("precision", "fp32"), ("core", "fp32"), ("objective", "")):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, default in (
+        ("model", "bitimelygpt"),
+        ("preset", "18m"),
+        ("precision", "fp32"),
+        ("core", "fp32"),
+        ("objective", ""),
+    ):
         parser.add_argument(f"--{name}", default=default)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--set", nargs="*", default=[])
@@ -290,10 +332,21 @@ def main() -> None:
     kinds = [(asked.precision, asked.core)]
     tokenizers: list[dict[str, Any]] = [options]
     if asked.table:
-        kinds, tokenizers = [("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16")], [{"tokenizer": "conv"}, {"tokenizer": "patch"}]
+        kinds, tokenizers = (
+            [("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16")],
+            [{"tokenizer": "conv"}, {"tokenizer": "patch"}],
+        )
     for chosen in tokenizers:
         for precision, core in kinds:
-            found = count(asked.model, asked.preset, asked.batch, precision, core, asked.objective, **{**chosen, **options})
+            found = count(
+                asked.model,
+                asked.preset,
+                asked.batch,
+                precision,
+                core,
+                asked.objective,
+                **{**chosen, **options},
+            )
             print(json.dumps(found)) if asked.json else show(found, asked.verbose)
 
 

@@ -1,4 +1,6 @@
-"""A kill at the n-th operation of the disk: from there on nothing of the process reaches the disk, as after SIGKILL."""
+"""A kill at the n-th operation of the disk: from there on nothing of the process reaches the disk,
+as after SIGKILL.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,17 @@ from bitimely_core.errors import UserError
 from bitimely_core.pipeline import graph
 from bitimely_core.train import loop
 
-OPERATIONS = ("os_open", "os_write", "os_fsync", "os_replace", "os_link", "os_unlink", "os_mkdir", "os_rmdir", "os_truncate")
+OPERATIONS = (
+    "os_open",
+    "os_write",
+    "os_fsync",
+    "os_replace",
+    "os_link",
+    "os_unlink",
+    "os_mkdir",
+    "os_rmdir",
+    "os_truncate",
+)
 SAMPLE = 6  # operations in the fast suite; all of them in `make test-long`
 
 
@@ -28,7 +40,9 @@ class Killed(BaseException):
 
 @contextmanager
 def killed_at(limit: float) -> Iterator[list[str]]:
-    """The operations of the block that change the disk; number `limit` (from 0) and all later ones raise `Killed`, a write after its half."""
+    """The operations of the block that change the disk; number `limit` (from 0) and all later ones
+    raise `Killed`, a write after its half.
+    """
     done: list[str] = []
     dead = False
 
@@ -57,8 +71,12 @@ def killed_at(limit: float) -> Iterator[list[str]]:
 
 @contextmanager
 def stopped_clock() -> Iterator[None]:
-    """The documented fields of the clock (speed of a training, duration and time of a stage) and the key of the pseudonyms are constants."""
-    clock = SimpleNamespace(perf_counter=lambda: 0.0, monotonic=lambda: 0.0, time=lambda: 1e9, sleep=lambda _: None)
+    """The documented fields of the clock (speed of a training, duration and time of a stage) and
+    the key of the pseudonyms are constants.
+    """
+    clock = SimpleNamespace(
+        perf_counter=lambda: 0.0, monotonic=lambda: 0.0, time=lambda: 1e9, sleep=lambda _: None
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "time", clock)
         patch.setattr(graph, "time", clock)
@@ -69,7 +87,9 @@ def stopped_clock() -> Iterator[None]:
 def read_tree(home: Path) -> dict[str, bytes]:
     """Content of every file by name, but for the files of locks."""
     return {
-        path.relative_to(home).as_posix(): path.read_bytes() for path in sorted(home.rglob("*")) if path.is_file() and path.name != ".lock"
+        path.relative_to(home).as_posix(): path.read_bytes()
+        for path in sorted(home.rglob("*"))
+        if path.is_file() and path.name != ".lock"
     }
 
 
@@ -77,19 +97,27 @@ def list_folders(home: Path) -> set[str]:
     return {path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_dir()}
 
 
-def check_kills(tmp_path: Path, prepared: Path, command: Callable[[Path], object], *, sample: int | None) -> int:
-    """Kill `command` (called with a copy of the workspace `prepared`) at every operation, or at `sample` of them, and repeat it: the
-    workspace is that of the undisturbed command. Between the two `verify` reports no damage. Returns the number of operations.
+def check_kills(
+    tmp_path: Path, prepared: Path, command: Callable[[Path], object], *, sample: int | None
+) -> int:
+    """Kill `command` (called with a copy of the workspace `prepared`) at every operation, or at
+    `sample` of them, and repeat it: the workspace is that of the undisturbed command. Between the
+    two `verify` reports no damage. Returns the number of operations.
     """
     with stopped_clock():
         undisturbed = shutil.copytree(prepared, tmp_path / "undisturbed")
         with killed_at(float("inf")) as done:
             command(undisturbed)
         expected, folders = read_tree(undisturbed), list_folders(undisturbed)
-        numbers = range(len(done)) if sample is None else sorted(random.Random(0).sample(range(len(done)), min(sample, len(done))))
+        numbers = (
+            range(len(done))
+            if sample is None
+            else sorted(random.Random(0).sample(range(len(done)), min(sample, len(done))))
+        )
         for number in numbers:
             home = shutil.copytree(prepared, tmp_path / "home")
-            with killed_at(number) as reached, suppress(Killed, AssertionError):  # the command line ends with 1, which the caller asserts
+            # the command line ends with 1, which the caller asserts
+            with killed_at(number) as reached, suppress(Killed, AssertionError):
                 command(home)
             assert len(reached) == number, "the same operations in the same order"
             with suppress(UserError):  # nothing to verify yet
@@ -98,7 +126,11 @@ def check_kills(tmp_path: Path, prepared: Path, command: Callable[[Path], object
                 assert found["exit_code"] in {0, 4}, (number, done[number], lines)
             command(home)
             now = read_tree(home)
-            assert now.keys() == expected.keys(), (number, done[number], sorted(now.keys() ^ expected.keys()))
+            assert now.keys() == expected.keys(), (
+                number,
+                done[number],
+                sorted(now.keys() ^ expected.keys()),
+            )
             differing = [name for name in now if now[name] != expected[name]]
             assert differing == [], (number, done[number], differing)
             assert list_folders(home) == folders, (number, done[number])

@@ -1,10 +1,14 @@
-"""Fuzzes the readers of foreign files: whatever the bytes, a reader returns or raises UserError, within a second and in bounded memory.
+"""Fuzzes the readers of foreign files: whatever the bytes, a reader returns or raises UserError,
+within a second and in bounded memory.
 
-    python tests/fuzz.py edf-header edf-annotations wfdb-header ts table pickle archive matlab claims claims-parquet recipe record manifest --seconds 60
+    python tests/fuzz.py edf-header edf-annotations wfdb-header ts table pickle archive matlab
+    claims claims-parquet recipe record manifest --seconds 60
 
-Coverage decides what is mutated where `atheris` is installed (extra `fuzz`, Linux), chance alone where it is not. Seeds are made here; real
-samples are added where BITIMELY_TEST_DATA has them. A target that fails leaves its input as `fuzz/<target>/crash-*`; give that file's name
-in the place of the target's to run it again: `python tests/fuzz.py ts --file fuzz/ts/crash-0123`. Findings become tests of the reader.
+Coverage decides what is mutated where `atheris` is installed (extra `fuzz`, Linux), chance alone
+where it is not. Seeds are made here; real samples are added where BITIMELY_TEST_DATA has them. A
+target that fails leaves its input as `fuzz/<target>/crash-*`; give that file's name in the place of
+the target's to run it again: `python tests/fuzz.py ts --file fuzz/ts/crash-0123`. Findings become
+tests of the reader.
 """
 
 from __future__ import annotations
@@ -42,7 +46,17 @@ with instrumented:
     import fuzz_stored
 
     from bitimely_core.errors import Finding, UserError
-    from bitimely_core.formats import archives, edf, edf_writer, matlab, pickles, tables, ts, wfdb, wfdb_header
+    from bitimely_core.formats import (
+        archives,
+        edf,
+        edf_writer,
+        matlab,
+        pickles,
+        tables,
+        ts,
+        wfdb,
+        wfdb_header,
+    )
     from bitimely_core.formats.edf_annotations import parse_tals
     from bitimely_core.formats.edf_header import FIELDS, SIGNAL_FIELDS, EdfChannel, parse_header
     from bitimely_core.types import Annotation
@@ -106,7 +120,9 @@ def refuse_calls() -> Iterator[None]:
 
 
 class Target(NamedTuple):
-    """What is done with an input in a folder, the inputs to begin with, and files that lie beside."""
+    """What is done with an input in a folder, the inputs to begin with, and files that lie
+    beside.
+    """
 
     run: Callable[[bytes, Path], object]
     seeds: Callable[[], Iterator[bytes]]
@@ -116,8 +132,15 @@ class Target(NamedTuple):
 
 # --- EDF
 
-CHANNELS = [EdfChannel("EEG Fpz-Cz", "uV", -192.0, 192.0, -2048, 2047, 10), EdfChannel("Temp rectal", "DegC", 34.0, 40.0, -2849, 2731, 1)]
-NOTES = [Annotation(0.0, 30.0, "Sleep stage W"), Annotation(1.5, 0.0, "Lights off"), Annotation(2.0, 1.0, "é <b>")]
+CHANNELS = [
+    EdfChannel("EEG Fpz-Cz", "uV", -192.0, 192.0, -2048, 2047, 10),
+    EdfChannel("Temp rectal", "DegC", 34.0, 40.0, -2849, 2731, 1),
+]
+NOTES = [
+    Annotation(0.0, 30.0, "Sleep stage W"),
+    Annotation(1.5, 0.0, "Lights off"),
+    Annotation(2.0, 1.0, "é <b>"),
+]
 
 
 def recordings() -> Iterator[bytes]:
@@ -141,27 +164,51 @@ def edf_header(data: bytes, folder: Path) -> None:
             header = parse_header(data, size, required=("EEG Fpz-Cz",))
             assert header.size + header.records * header.record_bytes <= size
     recording = edf.read_recording(path)
-    assert sum(signal.samples.size for signal in recording.signals) * recording.header.width <= len(data)
-    assert all(np.isfinite([s.rate, s.scale, s.offset, s.onset]).all() and s.rate > 0 for s in recording.signals)
+    assert sum(signal.samples.size for signal in recording.signals) * recording.header.width <= len(
+        data
+    )
+    assert all(
+        np.isfinite([s.rate, s.scale, s.offset, s.onset]).all() and s.rate > 0
+        for s in recording.signals
+    )
 
 
 def lists() -> Iterator[bytes]:
     """Blocks of time-stamped annotation lists."""
     yield b"+0\x14\x14\0\0\0\0"
     yield b"+0\x14\x14\0+1.5\x1530\x14Sleep stage W\x14\0-2\x14a\x14b\x14\0"
-    yield b"".join(f"+{i}\x14\x14\0".encode().ljust(24, b"\0") + "é".encode().ljust(24, b"\0") for i in range(4))
+    yield b"".join(
+        f"+{i}\x14\x14\0".encode().ljust(24, b"\0") + "é".encode().ljust(24, b"\0")
+        for i in range(4)
+    )
     yield b"".join(f"+{i}\x14\x14\0+{i}.5\x14N{i}\x14".encode().ljust(48, b"\0") for i in range(9))
 
 
 def edf_annotations(data: bytes, folder: Path) -> None:
-    """One block by itself; and records of 48 bytes in two annotation signals beside an ordinary one."""
+    """One block by itself; and records of 48 bytes in two annotation signals beside an ordinary
+    one.
+    """
     with contextlib.suppress(UserError):
         found = parse_tals(data)
-        assert all(np.isfinite(onset) and (duration is None or duration >= 0) for onset, duration, _ in found)
-    rows = np.frombuffer(data.ljust(-(-max(len(data), 1) // 48) * 48, b"\0"), np.uint8).reshape(-1, 48)
+        assert all(
+            np.isfinite(onset) and (duration is None or duration >= 0)
+            for onset, duration, _ in found
+        )
+    rows = np.frombuffer(data.ljust(-(-max(len(data), 1) // 48) * 48, b"\0"), np.uint8).reshape(
+        -1, 48
+    )
     body = np.concatenate([np.zeros((len(rows), 2), np.uint8), rows], axis=1)
-    names = ("label", "physical_min", "physical_max", "digital_min", "digital_max", "samples_per_record")
-    signals = [("EEG", "-1", "1", "-2048", "2047", "1")] + [("EDF Annotations", "-1", "1", "-32768", "32767", "12")] * 2
+    names = (
+        "label",
+        "physical_min",
+        "physical_max",
+        "digital_min",
+        "digital_max",
+        "samples_per_record",
+    )
+    signals = [("EEG", "-1", "1", "-2048", "2047", "1")] + [
+        ("EDF Annotations", "-1", "1", "-32768", "32767", "12")
+    ] * 2
     fields = {
         "version": "0",
         "reserved": "EDF+C",
@@ -172,7 +219,9 @@ def edf_annotations(data: bytes, folder: Path) -> None:
     }
     table = dict(zip(names, zip(*signals, strict=True), strict=True))
     text = "".join(fields.get(name, "").ljust(width) for name, width in FIELDS)
-    text += "".join(value.ljust(width) for name, width in SIGNAL_FIELDS for value in table.get(name, ("",) * 3))
+    text += "".join(
+        value.ljust(width) for name, width in SIGNAL_FIELDS for value in table.get(name, ("",) * 3)
+    )
     path = folder / "x"
     path.write_bytes(text.encode() + body.tobytes())
     recording = edf.read_recording(path)
@@ -184,7 +233,9 @@ def edf_annotations(data: bytes, folder: Path) -> None:
 
 
 def headers() -> Iterator[bytes]:
-    """One file, two files, frames of several samples, segments of both layouts, the shortest that there is."""
+    """One file, two files, frames of several samples, segments of both layouts, the shortest that
+    there is.
+    """
     yield b"r 2 100 40\nr.dat 16 1000.0(0)/mV 16 0 0 780 0 I\nr.dat 16 1000(0)/mV 16 0 0 780 0 II\n# Name: Doe\n"
     yield b"r 3 360/360(0) 20 12:00:00.5 01/02/1999\nr.dat 16x2:1+0 200 12 0 0 0 0 I\nr.dat 16\ns.dat 212 0/uV 12 1024 5 -7 0 V1\n"
     yield b"r/3 1 100 30\nr1 10\n~ 10\nr1 10\n"
@@ -200,17 +251,28 @@ SAMPLES = np.repeat(np.arange(40, dtype="<i2"), 2).tobytes()
 
 def read_wfdb(data: bytes, folder: Path) -> None:
     """The text by itself, and the record that it makes of the files beside it."""
-    beside = {"r.dat": SAMPLES, "s.dat": SAMPLES[:90], "r1.hea": SEGMENT, "r0.hea": LAYOUT, "f.flac": b"fLaC" + bytes(60)}
+    beside = {
+        "r.dat": SAMPLES,
+        "s.dat": SAMPLES[:90],
+        "r1.hea": SEGMENT,
+        "r0.hea": LAYOUT,
+        "f.flac": b"fLaC" + bytes(60),
+    }
     for name, content in beside.items():
         if not (folder / name).exists():
             (folder / name).write_bytes(content)
     with contextlib.suppress(UserError):
         found = wfdb_header.parse_header(data, "r", required=("I",))
-        assert all(np.isfinite([c.scale, c.offset]).all() and c.samples > 0 for _, _, _, c in found.signals)
+        assert all(
+            np.isfinite([c.scale, c.offset]).all() and c.samples > 0 for _, _, _, c in found.signals
+        )
         assert found.frames is None or found.frames > 0
     (folder / "r.hea").write_bytes(data)
     recording = wfdb.read_recording(folder / "r")
-    assert all(len(signal.samples) and signal.rate > 0 and np.isfinite([signal.scale, signal.offset]).all() for signal in recording.signals)
+    assert all(
+        len(signal.samples) and signal.rate > 0 and np.isfinite([signal.scale, signal.offset]).all()
+        for signal in recording.signals
+    )
 
 
 # --- text
@@ -220,10 +282,20 @@ def problems() -> Iterator[bytes]:
     """Regression, classes, timestamps, series of unequal length."""
     head = "@problemName Toy\n@timeStamps {}\n@missing true\n@univariate false\n@dimensions 2\n@equalLength {}\n"
     rows = "1,2,3:4,?,6:{0}\n7,8,9:1,1,1:{0}\n\n# no case\n-1,.5,1e2:0,0,0:{0}\n"
-    yield (head.format("false", "true") + "@seriesLength 3\n@targetlabel true\n@data\n" + rows.format("60.5")).encode()
-    yield (head.format("false", "false") + "@classLabel true a b\n@data\n" + rows.format("a") + "1:2:b\n").encode()
     yield (
-        head.format("true", "false") + "@classLabel false\n@data\n(2013-03-01 00:00:00,4.0),(2013-03-02,5):(1,2)\n(1,2),(2,3):(1,1)\n"
+        head.format("false", "true")
+        + "@seriesLength 3\n@targetlabel true\n@data\n"
+        + rows.format("60.5")
+    ).encode()
+    yield (
+        head.format("false", "false")
+        + "@classLabel true a b\n@data\n"
+        + rows.format("a")
+        + "1:2:b\n"
+    ).encode()
+    yield (
+        head.format("true", "false")
+        + "@classLabel false\n@data\n(2013-03-01 00:00:00,4.0),(2013-03-02,5):(1,2)\n(1,2),(2,3):(1,1)\n"
     ).encode()
     yield b"\xef\xbb\xbf@univariate true\r\n@TARGETLABEL TRUE\r\n@data\r\n1,2:3"
 
@@ -234,7 +306,9 @@ def ts_file(data: bytes, folder: Path) -> None:
     path.write_bytes(data)
     header = ts.read_header(path)
     items = list(ts.read_cases(path, header))
-    assert sum(not isinstance(item, Finding) or item.row is not None for item in items) == header.cases
+    assert (
+        sum(not isinstance(item, Finding) or item.row is not None for item in items) == header.cases
+    )
     for case in items:
         if not isinstance(case, Finding):
             assert len(case.channels) == header.dimensions
@@ -273,9 +347,14 @@ def table(data: bytes, folder: Path) -> None:
 
 
 def arrays() -> Iterator[bytes]:
-    """Containers of arrays in every protocol, as old and new numpy name them; and calls that must not happen."""
+    """Containers of arrays in every protocol, as old and new numpy name them; and calls that must
+    not happen.
+    """
     content = {
-        "signal": {"ACC": np.asfortranarray(np.arange(6, dtype=np.int16).reshape(2, 3)), "BVP": np.arange(3.0)},
+        "signal": {
+            "ACC": np.asfortranarray(np.arange(6, dtype=np.int16).reshape(2, 3)),
+            "BVP": np.arange(3.0),
+        },
         "label": np.float32(1.5),
         "list": [1, (2, None), 2**70, b"\xff", "é"],
     }
@@ -300,10 +379,14 @@ def pickle_file(data: bytes, folder: Path) -> None:
 
 
 def packed_files() -> Iterator[bytes]:
-    """A zip archive, a tar archive plain and compressed; one with a link and a path that leads out."""
+    """A zip archive, a tar archive plain and compressed; one with a link and a path that leads
+    out.
+    """
     for mode in ("w", "w:gz"):
         raw = io.BytesIO()
-        with tarfile.open(fileobj=raw, mode=mode, format=tarfile.PAX_FORMAT if mode == "w" else tarfile.GNU_FORMAT) as archive:  # type: ignore[call-overload]
+        with tarfile.open(
+            fileobj=raw, mode=mode, format=tarfile.PAX_FORMAT if mode == "w" else tarfile.GNU_FORMAT
+        ) as archive:  # type: ignore[call-overload]
             for name in ("set-a/1.txt", f"set-a/{'2' * 120}.txt"):
                 info = tarfile.TarInfo(name)
                 info.size = 30
@@ -381,7 +464,9 @@ TARGETS = {
 def seeds(name: str) -> list[bytes]:
     """What a target begins with; files that are too long are cut."""
     found = list(TARGETS[name].seeds())
-    samples = sorted(DATA.glob(TARGETS[name].sample)) if TARGETS[name].sample and DATA.is_dir() else []
+    samples = (
+        sorted(DATA.glob(TARGETS[name].sample)) if TARGETS[name].sample and DATA.is_dir() else []
+    )
     by_folder = {path.parent: path for path in samples if path.is_file()}  # one a folder
     for path in by_folder.values():
         with path.open("rb") as file:
@@ -390,7 +475,9 @@ def seeds(name: str) -> list[bytes]:
 
 
 def check(name: str, data: bytes, folder: Path) -> None:
-    """Run a target on one input. Raises whatever but UserError it raises, and AssertionError beyond the limits."""
+    """Run a target on one input. Raises whatever but UserError it raises, and AssertionError beyond
+    the limits.
+    """
     tracemalloc.start()  # once: to stop and start again leaks
     tracemalloc.reset_peak()
     held = tracemalloc.get_traced_memory()[0]
@@ -400,7 +487,9 @@ def check(name: str, data: bytes, folder: Path) -> None:
     spent = time.process_time() - began
     peak = tracemalloc.get_traced_memory()[1] - held
     assert spent < SECONDS * TARGETS[name].work, f"{spent:.2f} s of CPU time for {len(data)} bytes"
-    assert peak < SPARE * TARGETS[name].work + MEMORY * len(data), f"{peak} bytes of memory for {len(data)}"
+    assert peak < SPARE * TARGETS[name].work + MEMORY * len(data), (
+        f"{peak} bytes of memory for {len(data)}"
+    )
 
 
 def warm(name: str) -> None:
@@ -414,19 +503,25 @@ def warm(name: str) -> None:
 
 
 def mutate(data: bytes, others: list[bytes], rng: random.Random) -> bytes:
-    """A few random edits: overwritten, inserted, cut out, copied from elsewhere or from another input."""
+    """A few random edits: overwritten, inserted, cut out, copied from elsewhere or from another
+    input.
+    """
     raw = bytearray(data)
     for _ in range(rng.randint(1, 6)):
         place, length = rng.randint(0, len(raw)), rng.choice((0, 1, 2, 4, 8, 16, 80, 256))
         other = rng.choice(others)
         start = rng.randint(0, len(other))
-        piece = rng.choice((rng.choice(PIECES), rng.randbytes(length), other[start : start + length]))
+        piece = rng.choice(
+            (rng.choice(PIECES), rng.randbytes(length), other[start : start + length])
+        )
         raw[place : place + rng.choice((0, len(piece), length))] = piece
     return bytes(raw[:LONGEST])
 
 
 def by_chance(name: str, seconds: float, out: Path, rng: random.Random) -> int:
-    """Mutate the seeds until the time is up; the number of inputs. A failing one is saved, and its error raised."""
+    """Mutate the seeds until the time is up; the number of inputs. A failing one is saved, and its
+    error raised.
+    """
     known = seeds(name)
     end = time.monotonic() + seconds
     done = 0
@@ -446,7 +541,9 @@ def by_chance(name: str, seconds: float, out: Path, rng: random.Random) -> int:
 
 
 def by_coverage(name: str, seconds: float, out: Path) -> None:
-    """libFuzzer, which ends the process; the inputs that reached something new stay in `out`/corpus."""
+    """libFuzzer, which ends the process; the inputs that reached something new stay in
+    `out`/corpus.
+    """
     corpus = out / "corpus"
     corpus.mkdir(parents=True, exist_ok=True)
     for data in seeds(name):
@@ -461,17 +558,25 @@ def by_coverage(name: str, seconds: float, out: Path) -> None:
         "print_final_stats": 1,
     }
     atheris.Setup(
-        [sys.argv[0], *(f"-{key}={value}" for key, value in flags.items()), str(corpus)], lambda data: check(name, data, Path(folder))
+        [sys.argv[0], *(f"-{key}={value}" for key, value in flags.items()), str(corpus)],
+        lambda data: check(name, data, Path(folder)),
     )
     atheris.Fuzz()
 
 
 def main() -> int:
     """One target in this process, several in one process each; 0 when nothing was found."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("targets", nargs="*", choices=[[], *TARGETS], help="default: all")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each target")
-    parser.add_argument("--out", type=Path, default=Path("fuzz"), help="folder for inputs that fail, and for the corpora")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("fuzz"),
+        help="folder for inputs that fail, and for the corpora",
+    )
     parser.add_argument("--file", type=Path, help="run one target on this input alone")
     parser.add_argument("--seed", type=int, default=0, help="without atheris")
     given = parser.parse_args()
@@ -483,7 +588,16 @@ def main() -> int:
         print(f"{names[0]}: nothing wrong with {given.file}")
         return 0
     if len(names) > 1:
-        command = [sys.executable, __file__, "--seconds", str(given.seconds), "--out", str(given.out), "--seed", str(given.seed)]
+        command = [
+            sys.executable,
+            __file__,
+            "--seconds",
+            str(given.seconds),
+            "--out",
+            str(given.out),
+            "--seed",
+            str(given.seed),
+        ]
         return max(subprocess.run([*command, name], check=False).returncode != 0 for name in names)
     warm(names[0])
     out = given.out / names[0]

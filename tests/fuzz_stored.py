@@ -1,4 +1,6 @@
-"""Fuzz targets of claims tables, recipes and stored records: `fuzz.py` runs them beside those of the recordings' formats."""
+"""Fuzz targets of claims tables, recipes and stored records: `fuzz.py` runs them beside those of
+the recordings' formats.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,13 @@ def _ingest_claims(source: Path, home: Path, rules: bool) -> None:
     out = home / "cache" / "pophr"
     for folder in (home, source.with_name("sequences")):
         shutil.rmtree(folder, ignore_errors=True)
-    cache.ingest("pophr", source, out, max_bad=1.0, options={"rules": str(source / "rules.toml")} if rules else {})
+    cache.ingest(
+        "pophr",
+        source,
+        out,
+        max_bad=1.0,
+        options={"rules": str(source / "rules.toml")} if rules else {},
+    )
     assert not cache.verify(out, deep=True)
     with contextlib.suppress(UserError):
         tokens.build(out, out=source.with_name("sequences"), min_codes=1)
@@ -66,7 +74,11 @@ def claims_tables(data: bytes, folder: Path) -> None:
 
 def list_parquets() -> Iterator[bytes]:
     """Claims as Parquet with texts, dates, times, numbers, categories and nulls."""
-    base = {"patient_id": ["a", "b", "a"], "date": ["2001-02-03", "2001-05-03", "2003-02-03"], "icd9": ["250.00", "401.9", "V10.0"]}
+    base = {
+        "patient_id": ["a", "b", "a"],
+        "date": ["2001-02-03", "2001-05-03", "2003-02-03"],
+        "icd9": ["250.00", "401.9", "V10.0"],
+    }
     days = [date(2001, 2, 3), None, date(2003, 2, 3)]
     for columns in (
         base,
@@ -132,7 +144,9 @@ def list_manifests() -> Iterator[bytes]:
 
 
 def manifests(data: bytes, folder: Path) -> None:
-    """A manifest with any content whose own hash is right: opened and verified without leaving the folder."""
+    """A manifest with any content whose own hash is right: opened and verified without leaving the
+    folder.
+    """
     name, _, text = data.partition(b"\n")
     known = {line.partition(b"\n")[0] for line in list_manifests()}
     if name not in known:
@@ -144,7 +158,9 @@ def manifests(data: bytes, folder: Path) -> None:
         body = json.loads(text)
         if isinstance(body, dict):
             body.pop("manifest_sha256", None)
-            text = storage.encode_json({**body, "manifest_sha256": storage.fingerprint(body)}) + b"\n"
+            text = (
+                storage.encode_json({**body, "manifest_sha256": storage.fingerprint(body)}) + b"\n"
+            )
     (home / "manifest.json").write_bytes(text)
     with contextlib.suppress(UserError):
         verify(home)
@@ -152,4 +168,6 @@ def manifests(data: bytes, folder: Path) -> None:
         cache.open_cache(home)
     else:
         opened = tokens.open_tokens(home)
-        assert {one for split in ("train", "validation", "test") for one in opened[split].subjects()} <= set(opened.subjects())
+        assert {
+            one for split in ("train", "validation", "test") for one in opened[split].subjects()
+        } <= set(opened.subjects())

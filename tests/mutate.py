@@ -1,16 +1,19 @@
-"""Mutation sampling: changes one operator at a time in a copy of the tree and records which changes the tests detect.
+"""Mutation sampling: changes one operator at a time in a copy of the tree and records which changes
+the tests detect.
 
     python tests/mutate.py --list                          # the sample, without running anything
     python tests/mutate.py --json mutants.json             # 10 mutants an area, about half an hour on one core
     python tests/mutate.py --area splits --per-area 20 --seed 1
     python tests/mutate.py --root ../other-checkout        # another version; the tests come from there, too
 
-A mutant is killed if a test fails that passes without it, or runs into the timeout. The tests that name the changed function run first, then
-those of the area that are not slow, the slow ones only for mutants that survive these. Survivors are printed with the line before and after;
-whether such a change is equivalent or a test is missing is for a reader to decide. Annotations, docstrings, f-strings, assertions, decorators
-and the texts of errors are not mutated.
+A mutant is killed if a test fails that passes without it, or runs into the timeout. The tests that
+name the changed function run first, then those of the area that are not slow, the slow ones only
+for mutants that survive these. Survivors are printed with the line before and after; whether such a
+change is equivalent or a test is missing is for a reader to decide. Annotations, docstrings,
+f-strings, assertions, decorators and the texts of errors are not mutated.
 
-The draw depends on the seed and on the text of the lines, not on paths: a version in which code only moved gets the same mutants.
+The draw depends on the seed and on the text of the lines, not on paths: a version in which code
+only moved gets the same mutants.
 """
 
 from __future__ import annotations
@@ -42,10 +45,14 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 ROOT = Path(__file__).parents[1]
-SELECTIONS = ("not slow and not long and not gpu and not spark", "slow and not long and not gpu and not spark")
+SELECTIONS = (
+    "not slow and not long and not gpu and not spark",
+    "slow and not long and not gpu and not spark",
+)
 IGNORED = shutil.ignore_patterns(".*", "__pycache__", "workspace", "dist", "build", "fuzz")
 COMMENT = re.compile(r"\s\s#.*")  # left out where lines are shown and hashed
-PYTEST_OK, PYTEST_USAGE, PYTEST_NOTHING = 0, 4, 5  # exit codes; a collection error is 2, failed tests are 1
+# exit codes; a collection error is 2, failed tests are 1
+PYTEST_OK, PYTEST_USAGE, PYTEST_NOTHING = 0, 4, 5
 
 Kind = Literal["comparison", "arithmetic", "boolean", "constant", "call"]
 Status = Literal["killed", "timeout", "survived"]
@@ -61,7 +68,14 @@ class Area(NamedTuple):
 AREAS = {
     "operator": Area(
         ("bitimely_core/ops/**/*.py",),
-        ("test_retention.py", "test_rotary.py", "test_paper.py", "test_models.py", "test_model_formulas.py", "test_svd.py"),
+        (
+            "test_retention.py",
+            "test_rotary.py",
+            "test_paper.py",
+            "test_models.py",
+            "test_model_formulas.py",
+            "test_svd.py",
+        ),
     ),
     "formats": Area(
         ("bitimely_core/formats/**/*.py",),
@@ -148,7 +162,11 @@ AREAS = {
         ),
     ),
     "splits": Area(
-        ("bitimely_core/tokens/splits.py", "bitimely_core/datasets/pophr/splits.py", "bitimely_core/claims/splits.py"),
+        (
+            "bitimely_core/tokens/splits.py",
+            "bitimely_core/datasets/pophr/splits.py",
+            "bitimely_core/claims/splits.py",
+        ),
         (
             "test_tokens.py",
             "test_splits.py",
@@ -209,10 +227,21 @@ CALL_PAIRS = (
     ("startswith", "endswith"),
 )
 CALLS = dict((*CALL_PAIRS, *(pair[::-1] for pair in CALL_PAIRS)))
-MESSAGE_CALLS = {"UserError", "Finding", "usage", "refused", "corrupt", "tell", "warn", "cast", "TypeVar"}
+MESSAGE_CALLS = {
+    "UserError",
+    "Finding",
+    "usage",
+    "refused",
+    "corrupt",
+    "tell",
+    "warn",
+    "cast",
+    "TypeVar",
+}
 LOGGERS = {"log", "logger", "logging", "warnings"}
 EXEMPT_KEYWORDS = {"strict", "description"}
-SEQUENCES = (ast.JoinedStr, ast.List, ast.Tuple, ast.ListComp)  # their `+`, `*`, `/` and `%` raise TypeError if changed: trivially killed
+# their `+`, `*`, `/` and `%` raise TypeError if changed: trivially killed
+SEQUENCES = (ast.JoinedStr, ast.List, ast.Tuple, ast.ListComp)
 
 
 @dataclass(frozen=True)
@@ -269,17 +298,23 @@ class ChangeFinder(ast.NodeVisitor):
         assert node.end_col_offset is not None
         return self._line_starts[node.end_lineno - 1] + node.end_col_offset
 
-    def _replace_between(self, kind: Kind, left: ast.expr, right: ast.expr, operator: str, replacement: str) -> None:
+    def _replace_between(
+        self, kind: Kind, left: ast.expr, right: ast.expr, operator: str, replacement: str
+    ) -> None:
         """The operator is the only token between two operands, but for parentheses and comments."""
         start = self._end(left)
-        gap = re.sub(rb"#[^\n]*", lambda m: b" " * len(m[0]), self.source[start : self._start(right)])
+        gap = re.sub(
+            rb"#[^\n]*", lambda m: b" " * len(m[0]), self.source[start : self._start(right)]
+        )
         pattern = operator if "\\" in operator else re.escape(operator)
         found = re.search(pattern.encode(), gap)
         assert found, f"no {operator} in {gap!r}"
         self.changes.append(Change(kind, start + found.start(), start + found.end(), replacement))
 
     def visit_Compare(self, node: ast.Compare) -> None:
-        for (left, right), operator in zip(pairwise([node.left, *node.comparators]), node.ops, strict=True):
+        for (left, right), operator in zip(
+            pairwise([node.left, *node.comparators]), node.ops, strict=True
+        ):
             self._replace_between("comparison", left, right, *COMPARISONS[type(operator)])
         self.generic_visit(node)
 
@@ -313,12 +348,24 @@ class ChangeFinder(ast.NodeVisitor):
     def visit_Constant(self, node: ast.Constant) -> None:
         if isinstance(node.value, bool | int):  # 7 -> 8, True -> False
             changed = not node.value if isinstance(node.value, bool) else node.value + 1
-            self.changes.append(Change("constant", self._start(node), self._end(node), str(changed)))
+            self.changes.append(
+                Change("constant", self._start(node), self._end(node), str(changed))
+            )
 
     def visit_Call(self, node: ast.Call) -> None:
         function, end = node.func, self._end(node.func)
-        name = function.id if isinstance(function, ast.Name) else function.attr if isinstance(function, ast.Attribute) else ""
-        owner = function.value.id if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) else ""
+        name = (
+            function.id
+            if isinstance(function, ast.Name)
+            else function.attr
+            if isinstance(function, ast.Attribute)
+            else ""
+        )
+        owner = (
+            function.value.id
+            if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name)
+            else ""
+        )
         if name in MESSAGE_CALLS or owner in LOGGERS:
             return
         if name in CALLS:
@@ -343,7 +390,8 @@ class ChangeFinder(ast.NodeVisitor):
             self.visit(node.value)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        for part in (*node.args.defaults, *filter(None, node.args.kw_defaults), *node.body):  # neither annotations nor decorators
+        # neither annotations nor decorators
+        for part in (*node.args.defaults, *filter(None, node.args.kw_defaults), *node.body):
             self.visit(part)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
@@ -361,14 +409,20 @@ class ChangeFinder(ast.NodeVisitor):
 
 
 def _is_sequence(node: ast.expr) -> bool:
-    return isinstance(node, SEQUENCES) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes))
+    return isinstance(node, SEQUENCES) or (
+        isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
+    )
 
 
 def _is_type(node: ast.expr) -> bool:
-    """Whether an operand of `|` makes it a union of types: None, a built-in class or a name like `Path` or `list[int]`."""
+    """Whether an operand of `|` makes it a union of types: None, a built-in class or a name like
+    `Path` or `list[int]`.
+    """
     base = node.value if isinstance(node, ast.Subscript) else node
     if isinstance(base, ast.Name):
-        return isinstance(getattr(builtins, base.id, None), type) or bool(re.match(r"[A-Z]\w*[a-z]", base.id))
+        return isinstance(getattr(builtins, base.id, None), type) or bool(
+            re.match(r"[A-Z]\w*[a-z]", base.id)
+        )
     return isinstance(base, ast.Constant) and base.value is None
 
 
@@ -385,34 +439,65 @@ def find_mutants(root: Path, area: str, files: Iterable[Path]) -> Iterator[Mutan
             head, tail = source[:start].rpartition(b"\n")[2], source[end:].partition(b"\n")[0]
             lines = (head + middle + tail for middle in (source[start:end], replacement.encode()))
             before, after = (COMMENT.sub("", line.decode()).strip() for line in lines)
-            yield Mutant(area, kind, name, source.count(b"\n", 0, start) + 1, start, end, replacement, before, after)
+            yield Mutant(
+                area,
+                kind,
+                name,
+                source.count(b"\n", 0, start) + 1,
+                start,
+                end,
+                replacement,
+                before,
+                after,
+            )
 
 
 def find_sources(root: Path, area: Area) -> list[Path]:
     """The files of an area."""
     excluded = [pattern[1:] for pattern in area.sources if pattern.startswith("!")]
-    found = {file for pattern in area.sources if not pattern.startswith("!") for file in root.glob(pattern)}
-    return sorted(f for f in found if not any(fnmatch.fnmatch(f.relative_to(root).as_posix(), p) for p in excluded))
+    found = {
+        file
+        for pattern in area.sources
+        if not pattern.startswith("!")
+        for file in root.glob(pattern)
+    }
+    return sorted(
+        f
+        for f in found
+        if not any(fnmatch.fnmatch(f.relative_to(root).as_posix(), p) for p in excluded)
+    )
 
 
 def draw_mutants(root: Path, name: str, area: Area, number: int, seed: int) -> list[Mutant]:
-    """`number` mutants of an area, as many of each kind as there are: the kinds take turns, within a kind a hash decides."""
+    """`number` mutants of an area, as many of each kind as there are: the kinds take turns, within
+    a kind a hash decides.
+    """
     seen: Counter[tuple[str, str, str]] = Counter()
-    ranked: dict[Kind, list[tuple[str, Mutant]]] = {kind: [] for kind in ("comparison", "arithmetic", "boolean", "constant", "call")}
+    ranked: dict[Kind, list[tuple[str, Mutant]]] = {
+        kind: [] for kind in ("comparison", "arithmetic", "boolean", "constant", "call")
+    }
     for mutant in find_mutants(root, name, find_sources(root, area)):
         key = (mutant.kind, mutant.before, mutant.after)
         seen[key] += 1  # equal lines get different hashes
-        ranked[mutant.kind].append((sha256(repr((seed, *key, seen[key])).encode()).hexdigest(), mutant))
+        ranked[mutant.kind].append(
+            (sha256(repr((seed, *key, seen[key])).encode()).hexdigest(), mutant)
+        )
     queues = [sorted(mutants, key=lambda pair: pair[0]) for mutants in ranked.values()]
-    turns = [(turn, i, pair[1]) for i, mutants in enumerate(queues) for turn, pair in enumerate(mutants)]
+    turns = [
+        (turn, i, pair[1]) for i, mutants in enumerate(queues) for turn, pair in enumerate(mutants)
+    ]
     return [mutant for _, _, mutant in sorted(turns, key=lambda t: t[:2])[:number]]
 
 
 def select_tests(root: Path, area: Area, file: str | None = None) -> list[str]:
-    """The test files of an area, the likeliest for `file` first: those with its name, then by the imports that name it."""
+    """The test files of an area, the likeliest for `file` first: those with its name, then by the
+    imports that name it.
+    """
     found: dict[str, None] = {}
     for pattern in area.tests:
-        found.update(dict.fromkeys(f"tests/{path.name}" for path in sorted((root / "tests").glob(pattern))))
+        found.update(
+            dict.fromkeys(f"tests/{path.name}" for path in sorted((root / "tests").glob(pattern)))
+        )
     if file is None:
         return list(found)
     path = Path(file)
@@ -420,12 +505,17 @@ def select_tests(root: Path, area: Area, file: str | None = None) -> list[str]:
 
     def rank(test: str) -> tuple[bool, int]:
         imports = [line for line in (root / test).read_text().splitlines() if "import" in line]
-        return (stem not in Path(test).stem, -sum(bool(re.search(rf"\b{stem}\b", line)) for line in imports))
+        return (
+            stem not in Path(test).stem,
+            -sum(bool(re.search(rf"\b{stem}\b", line)) for line in imports),
+        )
 
     return sorted(found, key=rank)
 
 
-def _list_definitions(nodes: Iterable[ast.AST], source: str) -> Iterator[tuple[ast.FunctionDef | ast.ClassDef, str]]:
+def _list_definitions(
+    nodes: Iterable[ast.AST], source: str
+) -> Iterator[tuple[ast.FunctionDef | ast.ClassDef, str]]:
     lines = source.splitlines()
     for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.end_lineno:
@@ -433,19 +523,41 @@ def _list_definitions(nodes: Iterable[ast.AST], source: str) -> Iterator[tuple[a
 
 
 def find_near_tests(root: Path, area: Area, mutant: Mutant, most: int = 40) -> list[str]:
-    """Up to `most` tests that name the function of a mutant, then those that name one of its module that uses it, and so on."""
+    """Up to `most` tests that name the function of a mutant, then those that name one of its module
+    that uses it, and so on.
+    """
     source = (root / mutant.file).read_text()
     tree = ast.parse(source)
-    names = [node.name for node, _ in _list_definitions(ast.walk(tree), source) if node.lineno <= mutant.line <= (node.end_lineno or 0)]
+    names = [
+        node.name
+        for node, _ in _list_definitions(ast.walk(tree), source)
+        if node.lineno <= mutant.line <= (node.end_lineno or 0)
+    ]
     for name in names:  # grows
-        users = (node.name for node, text in _list_definitions(tree.body, source) if re.search(rf"\b{name}\b", text))
+        users = (
+            node.name
+            for node, text in _list_definitions(tree.body, source)
+            if re.search(rf"\b{name}\b", text)
+        )
         names += [user for user in users if user not in names]
     files = dict.fromkeys(
-        (*select_tests(root, area, mutant.file), *(f"tests/{path.name}" for path in sorted(root.glob("tests/test_*.py"))))
+        (
+            *select_tests(root, area, mutant.file),
+            *(f"tests/{path.name}" for path in sorted(root.glob("tests/test_*.py"))),
+        )
     )
     texts = {file: (root / file).read_text() for file in files}
-    tests = [(f"{file}::{node.name}", body) for file, text in texts.items() for node, body in _list_definitions(ast.parse(text).body, text)]
-    named = (test for name in names for test, body in tests if "::test_" in test and re.search(rf"\b{name}\b", body))
+    tests = [
+        (f"{file}::{node.name}", body)
+        for file, text in texts.items()
+        for node, body in _list_definitions(ast.parse(text).body, text)
+    ]
+    named = (
+        test
+        for name in names
+        for test, body in tests
+        if "::test_" in test and re.search(rf"\b{name}\b", body)
+    )
     return list(dict.fromkeys(named))[:most]
 
 
@@ -453,7 +565,12 @@ class Runner:
     """Runs tests on a copy of the tree, in a temporary folder."""
 
     def __init__(self, root: Path, folder: Path, timeout: float, memory: float) -> None:
-        self.folder, self.tree, self.timeout, self.memory = folder, folder / "tree", timeout, int(memory * 2**30)
+        self.folder, self.tree, self.timeout, self.memory = (
+            folder,
+            folder / "tree",
+            timeout,
+            int(memory * 2**30),
+        )
         self.confirmed: set[str] = set()  # tests that passed without a mutant
         shutil.copytree(root, self.tree, ignore=IGNORED)
         if (root.parent / "shared").is_dir():  # where the tests look for data
@@ -462,7 +579,18 @@ class Runner:
     def run_tests(self, tests: Sequence[str], selection: str) -> tuple[Status, str | None]:
         """The result of `tests` with the markers of `selection`, and the test that failed."""
         shutil.rmtree(self.tree / ".hypothesis", ignore_errors=True)  # no examples of other mutants
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", selection, "-p", "no:cacheprovider", "--hypothesis-seed=0"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "-m",
+            selection,
+            "-p",
+            "no:cacheprovider",
+            "--hypothesis-seed=0",
+        ]
         command += [f"--basetemp={self.folder / 'pytest'}", "--tb=no", "-rfE", *tests]
         environment = {**os.environ, "PYTHONPATH": str(self.tree), "OMP_NUM_THREADS": "1"}
         with subprocess.Popen(
@@ -480,7 +608,8 @@ class Runner:
                 return "timeout", None
             finally:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # with the workers that tests have started
+                    # with the workers that tests have started
+                    os.killpg(process.pid, signal.SIGKILL)
         if process.returncode in (PYTEST_OK, PYTEST_NOTHING):
             return "survived", None
         if process.returncode == PYTEST_USAGE:
@@ -489,7 +618,8 @@ class Runner:
         return "killed", failed[1] if failed else f"exit code {process.returncode}"
 
     def _limit_memory(self) -> None:
-        resource.setrlimit(resource.RLIMIT_DATA, (self.memory, self.memory))  # RLIMIT_AS would change how windows are read
+        # RLIMIT_AS would change how windows are read
+        resource.setrlimit(resource.RLIMIT_DATA, (self.memory, self.memory))
 
     def run_selections(self, tests: Sequence[str]) -> tuple[Status, str | None]:
         """First the fast tests, then the slow ones."""
@@ -507,7 +637,8 @@ class Runner:
             mutated = mutate(source, mutant)
             ast.parse(mutated)  # a syntax error would pass for a killed mutant
             file.write_bytes(mutated)
-            compiled.unlink(missing_ok=True)  # it counts as current for a source of the same size and second
+            # it counts as current for a source of the same size and second
+            compiled.unlink(missing_ok=True)
             near = find_near_tests(self.tree, area, mutant)
             status, test = self.run_tests(near, SELECTIONS[0]) if near else ("survived", None)
             if status == "survived":
@@ -522,27 +653,57 @@ class Runner:
     def check(self, area: Area) -> None:
         """Exits unless the sources of an area would be imported from this copy."""
         probe = "import sys, importlib.util as u; print(u.find_spec(sys.argv[1]).origin)"
-        for package in sorted({source.relative_to(self.tree).parts[0] for source in find_sources(self.tree, area)}):
+        for package in sorted(
+            {source.relative_to(self.tree).parts[0] for source in find_sources(self.tree, area)}
+        ):
             command = [sys.executable, "-c", probe, package]
-            origin = subprocess.check_output(command, text=True, cwd=self.folder, env={**os.environ, "PYTHONPATH": str(self.tree)})
+            origin = subprocess.check_output(
+                command,
+                text=True,
+                cwd=self.folder,
+                env={**os.environ, "PYTHONPATH": str(self.tree)},
+            )
             if not origin.startswith(str(self.tree)):
-                raise SystemExit(f"{package} would be imported from {origin.strip()}, not from {self.tree}")
+                raise SystemExit(
+                    f"{package} would be imported from {origin.strip()}, not from {self.tree}"
+                )
 
     def confirm(self, area: Area, test: str | None) -> None:
-        """Exits unless `test` passes without a mutant, on this copy; None, or no name of a test: all tests of the area."""
-        named = None if test is None or "::" not in test else test if test.endswith("]") else test.partition("[")[0]  # ids may hold spaces
+        """Exits unless `test` passes without a mutant, on this copy; None, or no name of a test:
+        all tests of the area.
+        """
+        # ids may hold spaces
+        named = (
+            None
+            if test is None or "::" not in test
+            else test
+            if test.endswith("]")
+            else test.partition("[")[0]
+        )
         key = named or repr(area)
         if key not in self.confirmed:
-            status, failed = self.run_tests([named], "") if named else self.run_selections(select_tests(self.tree, area))
+            status, failed = (
+                self.run_tests([named], "")
+                if named
+                else self.run_selections(select_tests(self.tree, area))
+            )
             if status != "survived":
                 raise SystemExit(f"the tests do not pass without a mutant ({status}: {failed})")
             self.confirmed.add(key)
 
 
 def run_mutants(
-    root: Path, mutants: Sequence[Mutant], areas: dict[str, Area], *, jobs: int, timeout: float, memory: float
+    root: Path,
+    mutants: Sequence[Mutant],
+    areas: dict[str, Area],
+    *,
+    jobs: int,
+    timeout: float,
+    memory: float,
 ) -> Iterator[Outcome]:
-    """Runs the tests for each mutant; yields in the order of `mutants`. Exits if a test that killed one fails without it."""
+    """Runs the tests for each mutant; yields in the order of `mutants`. Exits if a test that killed
+    one fails without it.
+    """
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder, ThreadPoolExecutor(jobs) as pool:
         idle: queue.SimpleQueue[Runner] = queue.SimpleQueue()
         runners = [Runner(root, Path(folder) / str(i), timeout, memory) for i in range(jobs)]
@@ -566,9 +727,15 @@ def format_report(outcomes: Sequence[Outcome]) -> str:
     grouped: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         grouped[outcome.mutant.area].append(outcome)
-    rows = [(name, sum(o.status != "survived" for o in group), len(group)) for name, group in grouped.items()]
+    rows = [
+        (name, sum(o.status != "survived" for o in group), len(group))
+        for name, group in grouped.items()
+    ]
     rows.append(("all", sum(row[1] for row in rows), sum(row[2] for row in rows)))
-    lines = [f"{'area':<12}{'killed':>8}{'sampled':>9}", *(f"{name:<12}{killed:>8}{sampled:>9}" for name, killed, sampled in rows)]
+    lines = [
+        f"{'area':<12}{'killed':>8}{'sampled':>9}",
+        *(f"{name:<12}{killed:>8}{sampled:>9}" for name, killed, sampled in rows),
+    ]
     for title, status in (("survived", "survived"), ("killed by the timeout", "timeout")):
         if found := [f"  {o.mutant}" for o in outcomes if o.status == status]:
             lines += ["", f"{title}:", *found]
@@ -577,14 +744,19 @@ def format_report(outcomes: Sequence[Outcome]) -> str:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--root", type=Path, default=ROOT, help="checkout to mutate")
     parser.add_argument("--area", action="append", choices=AREAS, help="repeatable; default: all")
     parser.add_argument("--per-area", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument(
-        "--timeout", type=float, default=400, help="seconds a run of the tests may last; a mutant beyond it counts as killed"
+        "--timeout",
+        type=float,
+        default=400,
+        help="seconds a run of the tests may last; a mutant beyond it counts as killed",
     )
     parser.add_argument("--memory", type=float, default=8, help="GiB of data of a process")
     parser.add_argument("--json", type=Path, help="file for the outcomes")
@@ -592,16 +764,30 @@ def main() -> None:
     options = parser.parse_args()
     root = options.root.resolve()
     areas = {name: AREAS[name] for name in options.area or AREAS}
-    mutants = [m for name, area in areas.items() for m in draw_mutants(root, name, area, options.per_area, options.seed)]
+    mutants = [
+        m
+        for name, area in areas.items()
+        for m in draw_mutants(root, name, area, options.per_area, options.seed)
+    ]
     if options.list:
         print(*(f"{m.area:<11}{m.kind:<11} {m}" for m in mutants), sep="\n")
         return
     outcomes = []
-    for o in run_mutants(root, mutants, areas, jobs=options.jobs, timeout=options.timeout, memory=options.memory):
+    for o in run_mutants(
+        root, mutants, areas, jobs=options.jobs, timeout=options.timeout, memory=options.memory
+    ):
         outcomes.append(o)
-        print(f"{o.status:<9}{o.seconds:7.1f} s  {o.mutant.area:<11}{o.mutant}  [{o.test or '-'}]", flush=True)
+        print(
+            f"{o.status:<9}{o.seconds:7.1f} s  {o.mutant.area:<11}{o.mutant}  [{o.test or '-'}]",
+            flush=True,
+        )
         if options.json:
-            options.json.write_text(json.dumps({"seed": options.seed, "outcomes": [asdict(o) for o in outcomes]}, indent=1) + "\n")
+            options.json.write_text(
+                json.dumps(
+                    {"seed": options.seed, "outcomes": [asdict(o) for o in outcomes]}, indent=1
+                )
+                + "\n"
+            )
     print(f"\n{format_report(outcomes)}")
 
 

@@ -1,4 +1,6 @@
-"""What tests share: small models with weights that all count, and windows and runs whose vectors are known."""
+"""What tests share: small models with weights that all count, and windows and runs whose vectors
+are known.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def tiny(name, **options):
 
 
 def lively(model, std=0.15):
-    """Weights and running statistics that all count: biases, scales and means do not stay 0 or 1. In float64."""
+    """Weights and running statistics that all count: biases, scales and means do not stay 0 or 1.
+    In float64.
+    """
     torch.manual_seed(1)
     for name, weight in model.named_parameters():
         nn.init.normal_(weight, std=std if weight.dim() < 3 else 1 / math.sqrt(weight[0].numel()))
@@ -42,7 +46,9 @@ def lively(model, std=0.15):
 
 
 class Windows:
-    """Rows of 16 subjects: 10 train, 2 validation, 4 test by default; `values` and `target` are given."""
+    """Rows of 16 subjects: 10 train, 2 validation, 4 test by default; `values` and `target` are
+    given.
+    """
 
     name, dataset, view, channels, rate, split = "planted", "planted", "staging", 1, 10.0, "subject"
     channel_names = ("C3",)
@@ -50,8 +56,21 @@ class Windows:
     vocabulary = ()
     target_unit = None
 
-    def __init__(self, values, target, subjects, task="classification", class_names=("a", "b"), cuts=(0.6, 0.75), rows=None):
-        self.values, self.target, self.of = np.asarray(values, np.float32), np.asarray(target), np.asarray(subjects)
+    def __init__(
+        self,
+        values,
+        target,
+        subjects,
+        task="classification",
+        class_names=("a", "b"),
+        cuts=(0.6, 0.75),
+        rows=None,
+    ):
+        self.values, self.target, self.of = (
+            np.asarray(values, np.float32),
+            np.asarray(target),
+            np.asarray(subjects),
+        )
         self.task, self.class_names, self.cuts = task, class_names, cuts
         self.rows = np.arange(len(self.target)) if rows is None else rows
         self.length = self.values.shape[1]
@@ -67,10 +86,26 @@ class Windows:
 
         order = np.unique(self.of)
         place = np.searchsorted(order, self.of) / len(order)
-        split = np.where(place < self.cuts[0], "train", np.where(place < self.cuts[1], "validation", "test"))
-        start = np.array([np.flatnonzero(np.flatnonzero(self.of == s) == i)[0] for i, s in enumerate(self.of)]) * self.length / self.rate
+        split = np.where(
+            place < self.cuts[0], "train", np.where(place < self.cuts[1], "validation", "test")
+        )
+        start = (
+            np.array(
+                [
+                    np.flatnonzero(np.flatnonzero(self.of == s) == i)[0]
+                    for i, s in enumerate(self.of)
+                ]
+            )
+            * self.length
+            / self.rate
+        )
         return pl.DataFrame(
-            {"subject_id": [f"p-{s}" for s in self.of], "recording_id": [f"r-{s}" for s in self.of], "start": start, "split": split}
+            {
+                "subject_id": [f"p-{s}" for s in self.of],
+                "recording_id": [f"r-{s}" for s in self.of],
+                "start": start,
+                "split": split,
+            }
         )
 
     @property
@@ -82,20 +117,33 @@ class Windows:
 
     def __getitem__(self, split):
         keep = (self.index["split"] == split).to_numpy()
-        return Windows(self.values, self.target, self.of, self.task, self.class_names, self.cuts, self.rows[keep])
+        return Windows(
+            self.values,
+            self.target,
+            self.of,
+            self.task,
+            self.class_names,
+            self.cuts,
+            self.rows[keep],
+        )
 
     def subjects(self):
         return self.index["subject_id"].to_numpy()
 
     def arrays(self, rows=None, draw=None):
-        return {"values": self.values[self.rows if rows is None else np.asarray(rows)], "mask": None}
+        return {
+            "values": self.values[self.rows if rows is None else np.asarray(rows)],
+            "mask": None,
+        }
 
     def targets(self, rows=None):
         return self.target[self.rows if rows is None else np.asarray(rows)]
 
 
 class Reader(torch.nn.Module):
-    """Two layers of states that are the window itself: layer 2 all of it in [SOS] (column 0), layer 1 noise there."""
+    """Two layers of states that are the window itself: layer 2 all of it in [SOS] (column 0), layer
+    1 noise there.
+    """
 
     directions = ("forward", "backward")
 
@@ -103,7 +151,15 @@ class Reader(torch.nn.Module):
         super().__init__()
         from bitimely_core.models.layers import StackConfig
 
-        self.config = StackConfig(name="bitimelygpt", layers=2, heads=1, dim=width, value_dim=width, ffn_dim=width, tokenizer="steps")
+        self.config = StackConfig(
+            name="bitimelygpt",
+            layers=2,
+            heads=1,
+            dim=width,
+            value_dim=width,
+            ffn_dim=width,
+            tokenizer="steps",
+        )
 
     def norm(self, hidden, which="next"):
         return hidden
@@ -134,9 +190,21 @@ class Head(torch.nn.Module):
 
 
 def make_run(name, model, windows, head=None, *, folder=None, **record):
-    """A run that holds a model, windows and a head in memory; `record` are fields of its `run.json`."""
-    record = {"settings": Settings(), "kind": "pretrain" if head is None else "finetune", "data": (), **record}
-    one = Run(Path(folder or f"no-folder-of-{name}"), RunRecord.model_construct(run=name, **record), "data", lambda _: windows)
+    """A run that holds a model, windows and a head in memory; `record` are fields of its
+    `run.json`.
+    """
+    record = {
+        "settings": Settings(),
+        "kind": "pretrain" if head is None else "finetune",
+        "data": (),
+        **record,
+    }
+    one = Run(
+        Path(folder or f"no-folder-of-{name}"),
+        RunRecord.model_construct(run=name, **record),
+        "data",
+        lambda _: windows,
+    )
     vars(one).update(_windows=windows, _model=model, _head=head)
     if head is not None and not hasattr(head, "model"):
         object.__setattr__(head, "model", model)
@@ -144,7 +212,14 @@ def make_run(name, model, windows, head=None, *, folder=None, **record):
 
 
 def run(windows, head=None, name="planted", folder=None, **record):
-    return make_run(name, Reader(), windows, head, folder=folder, **{"notices": ("leak_free is false.",), **record})
+    return make_run(
+        name,
+        Reader(),
+        windows,
+        head,
+        folder=folder,
+        **{"notices": ("leak_free is false.",), **record},
+    )
 
 
 def classes(n_subjects=16, each=20, length=12, spread=0.3, seed=0):

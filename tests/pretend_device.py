@@ -1,12 +1,16 @@
 """A pretend `cuda:0` on a torch without CUDA: the numbers of the CPU under the rules of a device.
 
-Import this before torch, then `install()`. Tensors on "cuda" hold a CPU tensor; every operation on them is checked as CUDA would check it (tensors
-of two devices, generator of the wrong device, numpy of a device tensor) and counted: waits for the device, copies to it, float64, operations
-whose CUDA form is not deterministic. `PHASE[0]` names what runs; the counters are keyed by (phase, operation @ file function).
+Import this before torch, then `install()`. Tensors on "cuda" hold a CPU tensor; every operation on
+them is checked as CUDA would check it (tensors of two devices, generator of the wrong device, numpy
+of a device tensor) and counted: waits for the device, copies to it, float64, operations whose CUDA
+form is not deterministic. `PHASE[0]` names what runs; the counters are keyed by (phase, operation @
+file function).
 
-Proves: no operation mixes devices, indexes or fills across them, or draws with a generator of another device; nothing reads a device tensor by
-numpy; the branches for CUDA run and give the CPU's loss; where the host waits. Cannot prove: time, memory, order of streams, CUDA's own
-rounding, TF32, and kernels that exist on the CPU alone or on CUDA alone. LSTM and GRU cells and layers are written out in Python.
+Proves: no operation mixes devices, indexes or fills across them, or draws with a generator of
+another device; nothing reads a device tensor by numpy; the branches for CUDA run and give the CPU's
+loss; where the host waits. Cannot prove: time, memory, order of streams, CUDA's own rounding, TF32,
+and kernels that exist on the CPU alone or on CUDA alone. LSTM and GRU cells and layers are written
+out in Python.
 """
 
 from __future__ import annotations
@@ -25,7 +29,9 @@ from typing import Any
 
 
 def _guard() -> None:
-    """Build guard.cpp once a version of torch (needs g++) and load it before torch is imported: torch asks for the hooks only once."""
+    """Build guard.cpp once a version of torch (needs g++) and load it before torch is imported:
+    torch asks for the hooks only once.
+    """
     assert "torch" not in sys.modules, "import pretend_device before torch"
     found = importlib.util.find_spec("torch")
     assert found is not None, "torch is not installed"
@@ -33,14 +39,27 @@ def _guard() -> None:
     home, source = Path(found.origin).parent, Path(__file__).with_name("pretend_guard.cpp")
     version = (home / "version.py").read_bytes()
     if b"+cpu" not in version:
-        raise RuntimeError("pretend_device needs a CPU build of torch; this one brings the real CUDA guard")
+        raise RuntimeError(
+            "pretend_device needs a CPU build of torch; this one brings the real CUDA guard"
+        )
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "pretend_device"
     built = cache / f"guard-{hashlib.sha256(source.read_bytes() + version).hexdigest()[:16]}.so"
     if not built.is_file():
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=cache, suffix=".so", delete=False) as file:
             include = [f"-I{home / 'include'}", f"-I{home / 'include/torch/csrc/api/include'}"]
-            command = ["g++", "-std=c++20", "-O1", "-fPIC", "-shared", "-w", *include, str(source), "-o", file.name]
+            command = [
+                "g++",
+                "-std=c++20",
+                "-O1",
+                "-fPIC",
+                "-shared",
+                "-w",
+                *include,
+                str(source),
+                "-o",
+                file.name,
+            ]
             subprocess.run(command, check=True)
         Path(file.name).replace(built)
     for pattern in ("libgomp*", "libc10.so", "libtorch_cpu.so"):
@@ -70,7 +89,13 @@ STRICT_SCALARS = {f"aten::{name}" for name in (  # refuse even a CPU tensor of n
 NOT_DETERMINISTIC = {f"aten::{name}" for name in (
     ["index_add_", "index_add", "scatter_add_", "scatter_add", "put_", "bincount", "histc", "cumsum_backward", "embedding_dense_backward", "reflection_pad1d_backward", "replication_pad1d_backward", "upsample_linear1d_backward", "max_pool2d_with_indices_backward", "_adaptive_avg_pool2d_backward", "kthvalue", "median"]
 )}  # fmt: skip
-INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index"}
+INDEXING = {
+    "aten::index",
+    "aten::index_put",
+    "aten::index_put_",
+    "aten::_index_put_impl_",
+    "aten::_unsafe_index",
+}
 
 
 def where() -> str:
@@ -142,33 +167,54 @@ def run(func: Any, args: Any, kwargs: Any) -> Any:
         out = REPLACED[name](*args_) if name in REPLACED else func(*args_, **kwargs_)
     if isinstance(out, torch.Tensor):
         out = out.resolve_conj().resolve_neg()
-    written = [a for a, s in zip(args, func._schema.arguments, strict=False) if s.alias_info is not None and s.alias_info.is_write]
+    written = [
+        a
+        for a, s in zip(args, func._schema.arguments, strict=False)
+        if s.alias_info is not None and s.alias_info.is_write
+    ]
     returns = func._schema.returns
     if returns and returns[0].alias_info is not None and returns[0].alias_info.is_write:
         if any(isinstance(a, Cuda) and a.shape != a.inner.shape for a in written):
-            raise RuntimeError(f"pretend_device: {name} changes a shape in place, which it cannot follow")
+            raise RuntimeError(
+                f"pretend_device: {name} changes a shape in place, which it cannot follow"
+            )
         if len(returns) == 1:
             return written[0] if written else kwargs.get("out")
     if wants is not None and wants.type != "cuda":
         return out
-    return tree_map(lambda x: Cuda(x) if isinstance(x, torch.Tensor) and not isinstance(x, Cuda) else x, out)
+    return tree_map(
+        lambda x: Cuda(x) if isinstance(x, torch.Tensor) and not isinstance(x, Cuda) else x, out
+    )
 
 
-def _check(name: str, args: Any, kwargs: Any, tagged: list[Cuda], plain: list[torch.Tensor], wants: torch.device | None) -> None:
+def _check(
+    name: str,
+    args: Any,
+    kwargs: Any,
+    tagged: list[Cuda],
+    plain: list[torch.Tensor],
+    wants: torch.device | None,
+) -> None:
     def refuse(text: str) -> RuntimeError:
         MIX[PHASE[0], f"{text} @ {where()}"] += 1
         return RuntimeError(f"{text} ({name} @ {where()})")
 
     generator = kwargs.get("generator")
     if generator is not None and generator.device.type != "cuda":
-        raise refuse(f"Expected a 'cuda' device type for generator but found '{generator.device.type}'")
+        raise refuse(
+            f"Expected a 'cuda' device type for generator but found '{generator.device.type}'"
+        )
     if any(x.dtype == torch.float64 and x.dim() > 0 for x in tagged):
         WIDE[PHASE[0], f"{name} @ {where()}"] += 1
     if name in NOT_DETERMINISTIC:
         UNSTABLE[PHASE[0], f"{name} @ {where()}"] += 1
     if name in SYNCING and tagged:
         SYNC[PHASE[0], f"{name} @ {where()}"] += 1
-    if name in INDEXING and isinstance(args[0], Cuda) and any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]):
+    if (
+        name in INDEXING
+        and isinstance(args[0], Cuda)
+        and any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+    ):
         SYNC[PHASE[0], f"{name} by bool @ {where()}"] += 1
     if name == "aten::repeat_interleave" and kwargs.get("output_size") is None:
         SYNC[PHASE[0], f"{name} @ {where()}"] += 1
@@ -178,10 +224,15 @@ def _check(name: str, args: Any, kwargs: Any, tagged: list[Cuda], plain: list[to
         if tagged and goal == "cpu":
             SYNC[PHASE[0], f"copy to the host @ {where()}"] += 1
         if not tagged and goal == "cuda":
-            COPY[PHASE[0], f"{'non-blocking' if kwargs.get('non_blocking') else 'BLOCKING'} @ {where()}"] += 1
+            COPY[
+                PHASE[0],
+                f"{'non-blocking' if kwargs.get('non_blocking') else 'BLOCKING'} @ {where()}",
+            ] += 1
     elif name == "aten::copy_":
         if isinstance(args[0], Cuda) != isinstance(args[1], Cuda):
-            counter, what = (COPY, "copy_") if isinstance(args[0], Cuda) else (SYNC, "copy to the host")
+            counter, what = (
+                (COPY, "copy_") if isinstance(args[0], Cuda) else (SYNC, "copy to the host")
+            )
             counter[PHASE[0], f"{what} @ {where()}"] += 1
     elif plain and tagged:
         if name in INDEXING:
@@ -189,19 +240,33 @@ def _check(name: str, args: Any, kwargs: Any, tagged: list[Cuda], plain: list[to
                 raise refuse("a CPU tensor indexed by a tensor on cuda:0")
             COPY[PHASE[0], f"CPU index into cuda @ {where()}"] += 1
             values = args[2] if len(args) > 2 and isinstance(args[2], torch.Tensor) else None
-            bad = [values] if values is not None and not isinstance(values, Cuda) and values.dim() > 0 else []
+            bad = (
+                [values]
+                if values is not None and not isinstance(values, Cuda) and values.dim() > 0
+                else []
+            )
         else:
             bad = [x for x in plain if x.dim() > 0 or name in STRICT_SCALARS]
         if bad:
             shapes = ", ".join(f"{list(x.shape)} {x.dtype}" for x in bad)
-            raise refuse(f"Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu: {shapes}")
+            raise refuse(
+                f"Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu: {shapes}"
+            )
 
 
 # Cells whose CUDA path is one fused kernel that the CPU does not have.
 
 
 def _gru_layers(
-    x: Any, state: Any, weights: Any, biases: bool, layers: int, dropout: float, training: bool, two: bool, batch_first: bool
+    x: Any,
+    state: Any,
+    weights: Any,
+    biases: bool,
+    layers: int,
+    dropout: float,
+    training: bool,
+    two: bool,
+    batch_first: bool,
 ) -> Any:
     """`torch.gru` cell by cell: its own form transposes in place, which a wrapper cannot follow."""
     x, last, ways = (x.transpose(0, 1) if batch_first else x), [], 1 + two
@@ -209,7 +274,11 @@ def _gru_layers(
         if at % ways == 0 and at:
             x = torch.cat(states, -1)  # noqa: F821
         states = [] if at % ways == 0 else states  # noqa: F821
-        own, h, rows = weights[4 * at : 4 * at + 4] if biases else weights[2 * at : 2 * at + 2], state[at], []
+        own, h, rows = (
+            weights[4 * at : 4 * at + 4] if biases else weights[2 * at : 2 * at + 2],
+            state[at],
+            [],
+        )
         for one in x.flip(0) if at % ways else x:
             h = torch.gru_cell(one, h, *own)
             rows.append(h)
@@ -232,12 +301,17 @@ def _lstm_backward(gh: Any, gc: Any, cx: Any, cy: Any, kept: Any, has_bias: bool
     t = cy.tanh()
     gh, gc = (torch.zeros_like(cy) if g is None else g for g in (gh, gc))
     d = gc + gh * o * (1 - t * t)
-    gates = torch.cat((d * c * i * (1 - i), d * cx * f * (1 - f), d * i * (1 - c * c), gh * t * o * (1 - o)), 1)
+    gates = torch.cat(
+        (d * c * i * (1 - i), d * cx * f * (1 - f), d * i * (1 - c * c), gh * t * o * (1 - o)), 1
+    )
     return gates, d * f, (gates.sum(0) if has_bias else None)
 
 
 def _gru(gi: Any, gh: Any, hx: Any, bi: Any = None, bh: Any = None) -> Any:
-    (ir, iz, new), (hr, hz, hn) = (gi if bi is None else gi + bi).chunk(3, 1), (gh if bh is None else gh + bh).chunk(3, 1)
+    (ir, iz, new), (hr, hz, hn) = (
+        (gi if bi is None else gi + bi).chunk(3, 1),
+        (gh if bh is None else gh + bh).chunk(3, 1),
+    )
     r, z = (ir + hr).sigmoid(), (iz + hz).sigmoid()
     n = (new + r * hn).tanh()
     return n + z * (hx - n), torch.cat((r, z, n, hx, hn), 1)
@@ -285,7 +359,9 @@ def install() -> None:
 
     copied = torch.nn.Parameter.__deepcopy__
     torch.nn.Parameter.__deepcopy__ = (  # type: ignore[method-assign]
-        lambda self, memo: Cuda.__deepcopy__(self, memo) if isinstance(self, Cuda) else copied(self, memo)
+        lambda self, memo: (
+            Cuda.__deepcopy__(self, memo) if isinstance(self, Cuda) else copied(self, memo)
+        )
     )
 
     def by_cpu(function: Any) -> Any:

@@ -1,7 +1,9 @@
-"""Servers on the loopback for sources behind URLs: an object store with the S3 calls that reading needs, and a web server with listings.
+"""Servers on the loopback for sources behind URLs: an object store with the S3 calls that reading
+needs, and a web server with listings.
 
-Both serve `files` (name -> content) and are broken on purpose through `faults`: called before each GET of a file with the name and the first
-byte, it returns a status to answer with, a number of bytes after which the connection breaks (negative), or None.
+Both serve `files` (name -> content) and are broken on purpose through `faults`: called before each
+GET of a file with the name and the first byte, it returns a status to answer with, a number of
+bytes after which the connection breaks (negative), or None.
 """
 
 from __future__ import annotations
@@ -50,10 +52,19 @@ class FileHandler(BaseHTTPRequestHandler):
         """Nothing on stderr, where the tests read what the command prints."""
 
     def reply(
-        self, status: int, body: bytes, kind: str = "text/html", headers: dict[str, str] | None = None, cut: int | None = None
+        self,
+        status: int,
+        body: bytes,
+        kind: str = "text/html",
+        headers: dict[str, str] | None = None,
+        cut: int | None = None,
     ) -> None:
         self.send_response(status)
-        for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **(headers or {})}.items():
+        for name, value in {
+            "Content-Type": kind,
+            "Content-Length": str(len(body)),
+            **(headers or {}),
+        }.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
@@ -69,17 +80,25 @@ class FileHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         place = urlsplit(self.path)
-        query = {key: values[0] for key, values in parse_qs(place.query, keep_blank_values=True).items()}
+        query = {
+            key: values[0] for key, values in parse_qs(place.query, keep_blank_values=True).items()
+        }
         self.server.authorization.add(self.headers.get("Authorization"))
         if self.server.denied:
-            self.reply(403, b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>", "application/xml")
+            self.reply(
+                403,
+                b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>",
+                "application/xml",
+            )
         elif "list-type" in query:
             self.list_keys(place.path.strip("/"), query)
         else:
             name = unquote(place.path).lstrip("/").removeprefix(f"{BUCKET}/")
             if name in self.server.files:
                 self.send_file(name)
-            elif place.path.endswith("/") and any(key.startswith(name) for key in self.server.files):
+            elif place.path.endswith("/") and any(
+                key.startswith(name) for key in self.server.files
+            ):
                 self.send_page(name)
             else:
                 self.reply(404, b"<Error><Code>NoSuchKey</Code></Error>", "application/xml")
@@ -89,40 +108,79 @@ class FileHandler(BaseHTTPRequestHandler):
         wanted = self.headers.get("Range", "")
         self.server.log.append((self.command, name, wanted))
         tag = f'"{hashlib.md5(body, usedforsecurity=False).hexdigest()}"'
-        headers = {"ETag": tag, "Last-Modified": formatdate(0, usegmt=True)} if self.server.etags else {}
+        headers = (
+            {"ETag": tag, "Last-Modified": formatdate(0, usegmt=True)} if self.server.etags else {}
+        )
         found = re.fullmatch(r"bytes=(\d+)-(\d*)", wanted)
         start = int(found[1]) if found and self.server.ranges else 0
         if self.headers.get("If-Match", tag) != tag:
-            self.reply(412, b"<Error><Code>PreconditionFailed</Code><Message>pre-conditions</Message></Error>", "application/xml")
+            self.reply(
+                412,
+                b"<Error><Code>PreconditionFailed</Code><Message>pre-conditions</Message></Error>",
+                "application/xml",
+            )
             return
         fault = self.server.faults(name, start) if self.command == "GET" else None
         if fault is not None and fault > 0:
-            self.reply(fault, b"<Error><Code>InternalError</Code><Message>later</Message></Error>", "application/xml")
+            self.reply(
+                fault,
+                b"<Error><Code>InternalError</Code><Message>later</Message></Error>",
+                "application/xml",
+            )
             return
         if found and self.server.ranges:
             stop = min(int(found[2]) + 1 if found[2] else len(body), len(body))
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(body)}"
-            self.reply(206, body[start:stop], "application/octet-stream", headers, None if fault is None else -fault)
+            self.reply(
+                206,
+                body[start:stop],
+                "application/octet-stream",
+                headers,
+                None if fault is None else -fault,
+            )
         else:
-            self.reply(200, body, "application/octet-stream", headers, None if fault is None else -fault)
+            self.reply(
+                200, body, "application/octet-stream", headers, None if fault is None else -fault
+            )
 
     def send_page(self, folder: str) -> None:
-        inner = sorted({re.split("(?<=/)", key.removeprefix(folder))[0] for key in self.server.files if key.startswith(folder)})
+        inner = sorted(
+            {
+                re.split("(?<=/)", key.removeprefix(folder))[0]
+                for key in self.server.files
+                if key.startswith(folder)
+            }
+        )
         links = "".join(f'<li><a href="{quote(name)}">{escape(name)}</a></li>' for name in inner)
-        page = self.server.page.get(folder, f'<a href="?C=N;O=D">Name</a><a href="../">up</a><ul>{links}</ul>')
+        page = self.server.page.get(
+            folder, f'<a href="?C=N;O=D">Name</a><a href="../">up</a><ul>{links}</ul>'
+        )
         self.reply(200, page.encode(), "text/html; charset=utf-8")
 
     def list_keys(self, bucket: str, query: dict[str, str]) -> None:
         if bucket != BUCKET:
-            self.reply(404, b"<Error><Code>NoSuchBucket</Code><Message>none</Message></Error>", "application/xml")
+            self.reply(
+                404,
+                b"<Error><Code>NoSuchBucket</Code><Message>none</Message></Error>",
+                "application/xml",
+            )
             return
         prefix, mark = query.get("prefix", ""), query.get("delimiter", "")
         keys = sorted(key for key in self.server.files if key.startswith(prefix))
         inner = [key[len(prefix) :] for key in keys]
-        entries = sorted({name.split(mark)[0] + mark if mark and mark in name else name for name in inner})
+        entries = sorted(
+            {name.split(mark)[0] + mark if mark and mark in name else name for name in inner}
+        )
         start = int(query.get("continuation-token", "0"))
-        shown, rest = entries[start : start + self.server.page_size], entries[start + self.server.page_size :]
-        more = f"<IsTruncated>true</IsTruncated><NextContinuationToken>{start + len(shown)}</NextContinuationToken>" if rest else ""
+        shown, rest = (
+            entries[start : start + self.server.page_size],
+            entries[start + self.server.page_size :],
+        )
+        more = (
+            f"<IsTruncated>true</IsTruncated><NextContinuationToken>{start + len(shown)}</NextContinuationToken>"
+            if rest
+            else ""
+        )
         lines = [f"<Name>{bucket}</Name>", more or "<IsTruncated>false</IsTruncated>"]
         for name in shown:
             key = escape(quote(prefix + name) if query.get("encoding-type") else prefix + name)

@@ -1,4 +1,6 @@
-"""Where the real samples and the generator of malformed inputs are; what needs them is skipped where they are not."""
+"""Where the real samples and the generator of malformed inputs are; what needs them is skipped
+where they are not.
+"""
 
 import os
 from pathlib import Path
@@ -19,4 +21,7 @@ def require_sample(path: Path) -> Path:
 
 def needs_sample(path: Path) -> pytest.MarkDecorator:
     """Skips the test where the path is not there."""
-    return pytest.mark.skipif(not path.exists(), reason=f"{path} is not there: set BITIMELY_TEST_DATA or BITIMELY_BAD_INPUTS")
+    return pytest.mark.skipif(
+        not path.exists(),
+        reason=f"{path} is not there: set BITIMELY_TEST_DATA or BITIMELY_BAD_INPUTS",
+    )

@@ -1,4 +1,6 @@
-"""A workspace with one of everything, made in seconds: the cache and the tokens of the fixture of version 0.1, and runs on them."""
+"""A workspace with one of everything, made in seconds: the cache and the tokens of the fixture of
+version 0.1, and runs on them.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,15 @@ batch_size = 8
 tokenizer = "patch"
 """  # one step of each stage; more of the model's settings and other tables may follow
 VERBS = {  # name -> command line, in the order of their needs
-    "pretrain": [*make_v1.COMMANDS["plain"], "--steps", "4", "--set", "train.checkpoint_every=2", "--run", "plain"],
+    "pretrain": [
+        *make_v1.COMMANDS["plain"],
+        "--steps",
+        "4",
+        "--set",
+        "train.checkpoint_every=2",
+        "--run",
+        "plain",
+    ],
     "finetune": [*make_v1.COMMANDS["plain-class"], "--steps", "4", "--run", "tuned"],
     "scratch": [*make_v1.COMMANDS["plain-scratch"], "--steps", "3", "--run", "scratch"],
     "baseline": ["evaluate", "scratch", "--bootstrap", "20"],

@@ -1,4 +1,6 @@
-"""The shape of the tree: who imports whom, what --help costs, that nothing runs code from a file, that the wheel is complete."""
+"""The shape of the tree: who imports whom, what --help costs, that nothing runs code from a file,
+that the wheel is complete.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,21 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 CORE = sorted((ROOT / "bitimely_core").rglob("*.py"))
-SOURCES = [*CORE, *sorted((ROOT / "bitimely_cli").rglob("*.py")), *sorted((ROOT / "bitimely").rglob("*.py"))]
+SOURCES = [
+    *CORE,
+    *sorted((ROOT / "bitimely_cli").rglob("*.py")),
+    *sorted((ROOT / "bitimely").rglob("*.py")),
+]
 HEAVY = {"torch", "polars", "pyarrow", "mne", "sklearn", "pandas", "scipy", "matplotlib"}
 
 
 def test_imports_follow_the_contracts() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "from importlinter.cli import lint_imports; raise SystemExit(lint_imports())"],
+        [
+            sys.executable,
+            "-c",
+            "from importlinter.cli import lint_imports; raise SystemExit(lint_imports())",
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -39,9 +49,7 @@ def test_help_and_lists_import_nothing_heavy(arguments: list[str]) -> None:
 
 
 def test_the_library_is_imported_on_first_use() -> None:
-    code = (
-        f"import sys, bitimely\nassert not {sorted(HEAVY)!r} or not set({sorted(HEAVY)!r}) & set(sys.modules)\nprint(bitimely.__version__)"
-    )
+    code = f"import sys, bitimely\nassert not {sorted(HEAVY)!r} or not set({sorted(HEAVY)!r}) & set(sys.modules)\nprint(bitimely.__version__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
@@ -65,22 +73,36 @@ def test_nothing_runs_code_from_a_file(path: Path) -> None:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func)
-            assert name not in {"eval", "exec", "pickle.load", "pickle.loads", "torch.load", "yaml.load", "marshal.loads"}, (
-                f"{name} at line {node.lineno}"
-            )
-            assert not any(k.arg == "shell" and getattr(k.value, "value", None) is True for k in node.keywords), (
-                f"shell=True at line {node.lineno}"
-            )
+            assert name not in {
+                "eval",
+                "exec",
+                "pickle.load",
+                "pickle.loads",
+                "torch.load",
+                "yaml.load",
+                "marshal.loads",
+            }, f"{name} at line {node.lineno}"
+            assert not any(
+                k.arg == "shell" and getattr(k.value, "value", None) is True for k in node.keywords
+            ), f"shell=True at line {node.lineno}"
 
 
 @pytest.mark.parametrize("path", CORE, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_core_neither_prints_nor_exits(path: Path) -> None:
-    calls = {ast.unparse(n.func) for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)}
+    calls = {
+        ast.unparse(n.func)
+        for n in ast.walk(ast.parse(path.read_text()))
+        if isinstance(n, ast.Call)
+    }
     assert not calls & {"print", "sys.exit", "exit"}
 
 
 def test_every_module_has_a_docstring() -> None:
-    bare = [p.relative_to(ROOT).as_posix() for p in SOURCES if not ast.get_docstring(ast.parse(p.read_text()))]
+    bare = [
+        p.relative_to(ROOT).as_posix()
+        for p in SOURCES
+        if not ast.get_docstring(ast.parse(p.read_text()))
+    ]
     assert bare == []
 
 
@@ -95,12 +117,16 @@ def test_every_member_registers_something_with_help() -> None:
 @pytest.mark.slow
 def test_the_wheel_and_the_sdist_hold_both_packages_and_the_recipes(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)], capture_output=True, text=True
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    recipes = {p.relative_to(ROOT / "pipelines").as_posix() for p in (ROOT / "pipelines").rglob("*.toml")}
+    recipes = {
+        p.relative_to(ROOT / "pipelines").as_posix() for p in (ROOT / "pipelines").rglob("*.toml")
+    }
     assert {f"bitimely_core/pipelines/{r}" for r in recipes} <= set(names)
     assert {p.relative_to(ROOT).as_posix() for p in SOURCES} <= set(names)
     assert any(n.endswith(".html.j2") for n in names)
@@ -110,7 +136,10 @@ def test_the_wheel_and_the_sdist_hold_both_packages_and_the_recipes(tmp_path: Pa
         archive.extractall(target)
     where = "import bitimely_core.registry as r, bitimely_core; print(r.RECIPES)"
     found = subprocess.run(
-        [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = [{str(target)!r}]; {where}"], capture_output=True, text=True, cwd=tmp_path
+        [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = [{str(target)!r}]; {where}"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
     )
     assert found.stdout.strip() == str(target / "bitimely_core" / "pipelines"), found.stderr
 
@@ -121,7 +150,9 @@ def test_versions_in_constraints_satisfy_the_project() -> None:
     from packaging.requirements import Requirement
 
     pins = dict(
-        line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line and not line.startswith("#")
+        line.split("==")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line and not line.startswith("#")
     )
     pins = {re.sub(r"[-_.]+", "-", k).lower(): v.strip() for k, v in pins.items()}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

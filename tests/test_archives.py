@@ -1,4 +1,6 @@
-"""Packed tables, as claims, DE-SynPUF samples and PheCode maps come in: refused or read in place by one rule, never a crash, never a file."""
+"""Packed tables, as claims, DE-SynPUF samples and PheCode maps come in: refused or read in place by
+one rule, never a crash, never a file.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ BAD_ZIPS = {
     "of a later version": patch(GOOD, CENTRAL, 6, b"\xff\x00"),
     "of a later method": patch(patch(GOOD, LOCAL, 8, b"\x63"), CENTRAL, 10, b"\x63"),
     "lzma": patch(patch(GOOD, LOCAL, 8, b"\x0e"), CENTRAL, 10, b"\x0e"),
-    "of a name that is no UTF-8": patch(patch(GOOD, CENTRAL, 8, b"\x00\x08"), CENTRAL, 46, b"\xff\xfe"),
+    "of a name that is no UTF-8": patch(
+        patch(GOOD, CENTRAL, 8, b"\x00\x08"), CENTRAL, 46, b"\xff\xfe"
+    ),
     "without a central directory": GOOD[:40],
     "with a damaged central directory": patch(GOOD, CENTRAL, 0, b"PK??"),
     "of another place": patch(GOOD, CENTRAL, 42, b"\xff\xff\xff\x7f"),
@@ -84,7 +88,9 @@ def read_as_map(path: Path) -> object:
 
 @pytest.mark.parametrize("read", [read_as_text, read_as_map])
 @pytest.mark.parametrize("kind", BAD_ZIPS)
-def test_zip_archives_that_cannot_be_read_are_refused(kind: str, read: Callable[[Path], object], tmp_path: Path) -> None:
+def test_zip_archives_that_cannot_be_read_are_refused(
+    kind: str, read: Callable[[Path], object], tmp_path: Path
+) -> None:
     path = tmp_path / "m.zip"
     path.write_bytes(BAD_ZIPS[kind])
     with pytest.raises(UserError) as caught:
@@ -94,13 +100,25 @@ def test_zip_archives_that_cannot_be_read_are_refused(kind: str, read: Callable[
 
 
 @pytest.mark.parametrize("kind", BAD_ZIPS)
-def test_samples_of_de_synpuf_that_cannot_be_unpacked_are_refused(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_samples_of_de_synpuf_that_cannot_be_unpacked_are_refused(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = tmp_path / "raw"
     source.mkdir()
     (source / f"{SAMPLE}.zip").write_bytes(BAD_ZIPS[kind])
     (tmp_path / "map.csv").write_bytes(MAP)
     code = main(
-        ["ingest", "pophr", str(source), "--source", "synpuf", "--phecode-map", str(tmp_path / "map.csv"), "-w", str(tmp_path / "ws")]
+        [
+            "ingest",
+            "pophr",
+            str(source),
+            "--source",
+            "synpuf",
+            "--phecode-map",
+            str(tmp_path / "map.csv"),
+            "-w",
+            str(tmp_path / "ws"),
+        ]
     )
     err = capsys.readouterr().err
     assert code == 4, err
@@ -113,7 +131,10 @@ def test_samples_of_de_synpuf_that_cannot_be_unpacked_are_refused(kind: str, tmp
 def test_names_of_members_lead_nowhere(name: str, tmp_path: Path) -> None:
     inner = tmp_path / "a" / "b"
     inner.mkdir(parents=True)
-    for path, data in ((inner / "m.zip", pack_zip(**{name: MAP})), (inner / "m.tar.gz", pack_tar((name, MAP, "0")))):
+    for path, data in (
+        (inner / "m.zip", pack_zip(**{name: MAP})),
+        (inner / "m.tar.gz", pack_tar((name, MAP, "0"))),
+    ):
         path.write_bytes(data)
         assert read_as_map(path).tables["icd9"]["001"] == ("008",)  # type: ignore[attr-defined]
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"m.zip", "m.tar.gz"}
@@ -132,12 +153,15 @@ LINK, HARD, FIFO, DEVICE = "2", "1", "6", "3"
         [("m.csv", b"m.csv", LINK)],
     ],
 )
-def test_only_plain_files_of_a_tar_archive_are_tables(items: list[tuple[str, bytes, str]], tmp_path: Path) -> None:
+def test_only_plain_files_of_a_tar_archive_are_tables(
+    items: list[tuple[str, bytes, str]], tmp_path: Path
+) -> None:
     path = tmp_path / "m.tar.gz"
     path.write_bytes(pack_tar(*items))
     with pytest.raises(UserError, match="holds no map table"):
         read_as_map(path)
-    path.write_bytes(pack_tar(("m.csv", MAP, "0"), *items))  # a link of the same name does not take the place of the file
+    # a link of the same name does not take the place of the file
+    path.write_bytes(pack_tar(("m.csv", MAP, "0"), *items))
     assert read_as_map(path).tables["icd9"]["001"] == ("008",)  # type: ignore[attr-defined]
 
 
@@ -160,26 +184,37 @@ def test_bombs_end_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_any_damage_of_an_archive_is_one_error(tmp_path: Path) -> None:
     rng = random.Random(0)
     tar = gzip.decompress(pack_tar(("m.csv", MAP, "0"), ("n", b"m.csv", LINK), pax="x"))
-    for name, data, reads in (("m.zip", GOOD, (read_as_text, read_as_map)), ("m.tar", tar[:4096], (read_as_map,))):
+    for name, data, reads in (
+        ("m.zip", GOOD, (read_as_text, read_as_map)),
+        ("m.tar", tar[:4096], (read_as_map,)),
+    ):
         path = tmp_path / name
         for _ in range(400):
             broken = bytearray(data)
             for _ in range(rng.choice([1, 1, 2, 8])):
                 broken[rng.randrange(len(broken))] = rng.choice([0, 0xFF, 0x7F, rng.randrange(256)])
-            path.write_bytes(broken[: rng.choice([len(broken), len(broken), rng.randrange(len(broken))])])
+            path.write_bytes(
+                broken[: rng.choice([len(broken), len(broken), rng.randrange(len(broken))])]
+            )
             for read in reads:
                 with suppress(UserError):
                     read(path)
 
 
-@pytest.mark.parametrize("dataset", ["sleep-edf", "ptb-xl", "epilepsy", "ppg-dalia", "generic", "ts", "pophr"])
+@pytest.mark.parametrize(
+    "dataset", ["sleep-edf", "ptb-xl", "epilepsy", "ppg-dalia", "generic", "ts", "pophr"]
+)
 @pytest.mark.parametrize("name", ["d.zip", "d.tar", "d.tar.gz", "d.gz"])
 def test_an_archive_in_the_place_of_a_folder_is_refused(
     dataset: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "raw" / name
     path.parent.mkdir()
-    path.write_bytes(pack_tar(("../../evil.txt", b"x", "0")) if "tar" in name else pack_zip(**{"../../evil.txt": b"x"}))
+    path.write_bytes(
+        pack_tar(("../../evil.txt", b"x", "0"))
+        if "tar" in name
+        else pack_zip(**{"../../evil.txt": b"x"})
+    )
     assert main(["ingest", dataset, str(path), "-w", str(tmp_path / "ws")]) in {2, 4}
     assert "internal" not in capsys.readouterr().err
     assert not list(tmp_path.rglob("evil.txt"))
@@ -207,7 +242,10 @@ def test_files_of_an_archive_are_read_in_their_order(tmp_path: Path) -> None:
     raws = [pack_zip(**members), *(pack_members(mode, *named) for mode in ("w", "w:gz"))]
     for raw in raws:
         (tmp_path / "x").write_bytes(raw)
-        assert list(archives.read_members(tmp_path / "x")) == [("set-a/2.txt", b"two"), ("set-a/1.txt", b"")]
+        assert list(archives.read_members(tmp_path / "x")) == [
+            ("set-a/2.txt", b"two"),
+            ("set-a/1.txt", b""),
+        ]
 
 
 @pytest.mark.parametrize(
@@ -216,19 +254,45 @@ def test_files_of_an_archive_are_read_in_their_order(tmp_path: Path) -> None:
         (lambda: pack_members("w", (tarfile.TarInfo("../evil.txt"), b"x")), "path_escape"),
         (lambda: pack_members("w:gz", (tarfile.TarInfo("/evil.txt"), b"x")), "path_escape"),
         (lambda: pack_zip(**{"a/../../evil.txt": b"x"}), "path_escape"),
-        (lambda: pack_members("w", (make_special("out", tarfile.SYMTYPE), b"")), "unsupported_format"),
-        (lambda: pack_members("w", (make_special("out", tarfile.LNKTYPE), b"")), "unsupported_format"),
-        (lambda: pack_members("w", (make_special("out", tarfile.CHRTYPE), b"")), "unsupported_format"),
-        (lambda: pack_members("w:gz", (tarfile.TarInfo("a"), b"x"), (tarfile.TarInfo("a"), b"y")), "duplicate_key"),
+        (
+            lambda: pack_members("w", (make_special("out", tarfile.SYMTYPE), b"")),
+            "unsupported_format",
+        ),
+        (
+            lambda: pack_members("w", (make_special("out", tarfile.LNKTYPE), b"")),
+            "unsupported_format",
+        ),
+        (
+            lambda: pack_members("w", (make_special("out", tarfile.CHRTYPE), b"")),
+            "unsupported_format",
+        ),
+        (
+            lambda: pack_members(
+                "w:gz", (tarfile.TarInfo("a"), b"x"), (tarfile.TarInfo("a"), b"y")
+            ),
+            "duplicate_key",
+        ),
         (lambda: pack_zip(zeros=bytes(200 << 20)), "expansion_limit"),
         (lambda: gzip.compress(bytes(200 << 20), 1), "expansion_limit"),
-        (lambda: pack_members("w:gz", *((tarfile.TarInfo(f"{i}"), bytes(16 << 20)) for i in range(6))), "expansion_limit"),
-        (lambda: pack_members("w:gz", (tarfile.TarInfo("a"), random.Random(0).randbytes(5000)))[:-2000], "truncated"),
+        (
+            lambda: pack_members(
+                "w:gz", *((tarfile.TarInfo(f"{i}"), bytes(16 << 20)) for i in range(6))
+            ),
+            "expansion_limit",
+        ),
+        (
+            lambda: pack_members("w:gz", (tarfile.TarInfo("a"), random.Random(0).randbytes(5000)))[
+                :-2000
+            ],
+            "truncated",
+        ),
         (lambda: b"", "empty_file"),
         (lambda: b"no archive at all", "corrupt"),
     ],
 )
-def test_archives_that_lead_elsewhere_or_swell_are_refused(tmp_path: Path, raw: Callable[[], bytes], code: str) -> None:
+def test_archives_that_lead_elsewhere_or_swell_are_refused(
+    tmp_path: Path, raw: Callable[[], bytes], code: str
+) -> None:
     (tmp_path / "x.zip").write_bytes(raw())
     with pytest.raises(UserError) as caught:
         list(archives.read_members(tmp_path / "x.zip"))

@@ -1,4 +1,6 @@
-"""Maps in float64 without special positions and padding, shares of attention, and the page of a few sequences."""
+"""Maps in float64 without special positions and padding, shares of attention, and the page of a few
+sequences.
+"""
 
 import numpy as np
 import pytest
@@ -29,7 +31,9 @@ from bitimely_core.types import Batch
 
 
 def layers_of(one, row=0):
-    return compute_mixings(to_float64(one.model()), Batch(values=torch.from_numpy(one.windows().x[row : row + 1])))
+    return compute_mixings(
+        to_float64(one.model()), Batch(values=torch.from_numpy(one.windows().x[row : row + 1]))
+    )
 
 
 # --- maps ---------------------------------------------------------------------------------------------------------------------------------
@@ -49,11 +53,15 @@ def test_maps_are_the_model_s_own_without_special_positions(name, directions):
     layers = layers_of(one)
     assert [m.direction for m in layers] == directions
     with torch.no_grad():
-        expected = one.model()(Batch(values=torch.from_numpy(one.windows().x[:1])), attention=True).attention
+        expected = one.model()(
+            Batch(values=torch.from_numpy(one.windows().x[:1])), attention=True
+        ).attention
     for mixing, full in zip(layers, expected, strict=True):
         assert mixing.map.dtype == np.float64
         assert mixing.map.shape == (2, 12, 12)
-        assert mixing.map == pytest.approx(full[0, :, 1:-1, 1:-1].double().numpy(), abs=2e-5 * float(full.abs().max()))
+        assert mixing.map == pytest.approx(
+            full[0, :, 1:-1, 1:-1].double().numpy(), abs=2e-5 * float(full.abs().max())
+        )
     assert next(one.model().parameters()).dtype == torch.float32  # the run itself is left alone
 
 
@@ -71,9 +79,15 @@ def test_padding_is_no_token():
         length=20,
         decay={"kind": "half-life", "months": (6, 24)},
     ).eval()
-    ids, times, mask = torch.randint(5, 30, (1, 20)), torch.arange(20.0)[None], torch.arange(20)[None] < 13
+    ids, times, mask = (
+        torch.randint(5, 30, (1, 20)),
+        torch.arange(20.0)[None],
+        torch.arange(20)[None] < 13,
+    )
     padded = compute_mixings(to_float64(model), Batch(values=ids, times=times, mask=mask))
-    short = compute_mixings(to_float64(model), Batch(values=ids[:, :13], times=times[:, :13], mask=mask[:, :13]))
+    short = compute_mixings(
+        to_float64(model), Batch(values=ids[:, :13], times=times[:, :13], mask=mask[:, :13])
+    )
     for a, b in zip(padded, short, strict=True):
         assert a.map.shape == (2, 13, 13)
         assert a.map == pytest.approx(b.map, abs=1e-12)
@@ -111,7 +125,8 @@ def test_share_of_columns():
     maps[0, :, 1] = -2.0
     maps[1, 0, 0] = 3.0
     assert column_share(maps) == pytest.approx([1 / 3, 2 / 3, 0])
-    assert column_share(7 * maps) == pytest.approx(column_share(maps))  # maps of other scale compare
+    # maps of other scale compare
+    assert column_share(7 * maps) == pytest.approx(column_share(maps))
     assert column_share(np.zeros((1, 4, 4))) == pytest.approx([0.25] * 4)
 
 
@@ -138,18 +153,25 @@ def test_tokens_are_spread_over_their_samples():
     assert conv[:4] == pytest.approx(1 / 96)
 
 
-PATCHES = [(8, 4, 99), (16, 5, 96), (8, 3, 50), (8, 12, 97), (8, None, 93)]  # patch, stride, samples
+# patch, stride, samples
+PATCHES = [(8, 4, 99), (16, 5, 96), (8, 3, 50), (8, 12, 97), (8, None, 93)]
 
 
 @pytest.mark.parametrize(
-    ("patch", "stride", "samples", "crop"), [(*p, crop) for p in PATCHES for crop in ("pad", "start")] + [(8, 4, 5, "pad")]
+    ("patch", "stride", "samples", "crop"),
+    [(*p, crop) for p in PATCHES for crop in ("pad", "start")] + [(8, 4, 5, "pad")],
 )
 def test_shares_of_patches_against_plain_loops(patch, stride, samples, crop):
-    """The definition: a token's share is divided evenly among the samples of the window that its patch reads."""
-    config = run().model().config.model_copy(update={"patch": patch, "stride": stride, "crop": crop})
+    """The definition: a token's share is divided evenly among the samples of the window that its
+    patch reads.
+    """
+    config = (
+        run().model().config.model_copy(update={"patch": patch, "stride": stride, "crop": crop})
+    )
     tokenizer = PatchTokenizer(1, patch, stride=stride, crop=crop)
     ramp = torch.arange(samples, dtype=torch.float64)[None, :, None]
-    read, _, _ = tokenizer(Batch(values=ramp))  # each token holds the numbers of its samples, the last one repeated by padding
+    # each token holds the numbers of its samples, the last one repeated by padding
+    read, _, _ = tokenizer(Batch(values=ramp))
     share = np.random.default_rng(patch).dirichlet(np.ones(read.shape[1]))
     expected = np.zeros(samples)
     for k in range(read.shape[1]):
@@ -181,9 +203,21 @@ def test_page_shows_signal_maps_and_random_weights(tmp_path):
     runs = [run(), run("timelybert", tokenizer="conv")]
     page = attention(runs, sequences=2, start=0.2, stop=0.6)
     figures = {block.name: block for block in page.blocks if isinstance(block, Figure)}
-    assert {"signal-1", "signal-2", "map-bitimelygpt-1", "heads-bitimelygpt-2", "map-timelybert-1"} <= set(figures)
+    assert {
+        "signal-1",
+        "signal-2",
+        "map-bitimelygpt-1",
+        "heads-bitimelygpt-2",
+        "map-timelybert-1",
+    } <= set(figures)
     traces = figures["signal-1"].data
-    assert [s.name for s in traces.signals] == ["C3", "EOG", "bitimelygpt", "timelybert", "bitimelygpt, random weights"]
+    assert [s.name for s in traces.signals] == [
+        "C3",
+        "EOG",
+        "bitimelygpt",
+        "timelybert",
+        "bitimelygpt, random weights",
+    ]
     assert {len(s.values) for s in traces.signals} == {96}
     assert traces.signals[2].values.mean() == pytest.approx(1)  # in units of an even share
     assert traces.spans[0].start == 0.2
@@ -195,7 +229,8 @@ def test_page_shows_signal_maps_and_random_weights(tmp_path):
     assert entry["region"]["ratio"] > 0
     assert page.summary == attention(runs, sequences=2, start=0.2, stop=0.6).summary
     table = next(block for block in page.blocks if isinstance(block, Table))
-    assert len(table.rows) == 2 * 2 * 2 + 2 * 1 * 2  # sequences x layers x heads, a pair and a single layer
+    # sequences x layers x heads, a pair and a single layer
+    assert len(table.rows) == 2 * 2 * 2 + 2 * 1 * 2
     assert figures["heads-bitimelygpt-1"].data.values.shape == (2, 12, 12)
     assert "random weights" in figures["map-bitimelygpt-1"].data.names
     assert report.write_report(tmp_path, page).stat().st_size < report.LIMIT
@@ -211,20 +246,35 @@ def sleepers(*names, n=180):
 def test_share_on_shapelets_has_intervals_and_controls(tmp_path):
     events = []
     runs, windows = sleepers("bitimelygpt", "patchtst")
-    page = attention(runs, sequences=2, windows=12, lengths="1", bootstrap=50, progress=lambda *event: events.append(event))
-    assert {what for what, *_ in events} >= {"shapelets bitimelygpt", "shapelets patchtst", "attention bitimelygpt"}
+    page = attention(
+        runs,
+        sequences=2,
+        windows=12,
+        lengths="1",
+        bootstrap=50,
+        progress=lambda *event: events.append(event),
+    )
+    assert {what for what, *_ in events} >= {
+        "shapelets bitimelygpt",
+        "shapelets patchtst",
+        "attention bitimelygpt",
+    }
     for name in ("bitimelygpt", "patchtst"):
         about = page.summary[name]["shapelets"]
         assert about["ratio"]["lo"] <= about["ratio"]["value"] <= about["ratio"]["hi"]
         assert about["random_places"]["lo"] < 1.3
         assert 0 < about["p_places"] <= 1
-        assert about["beyond_random_weights"]["value"] == pytest.approx(about["ratio"]["value"] - about["random_weights"]["value"])
+        assert about["beyond_random_weights"]["value"] == pytest.approx(
+            about["ratio"]["value"] - about["random_weights"]["value"]
+        )
         assert set(about["heads"]) == {"1", "2"}
     assert page.summary["bitimelygpt"]["shapelets"]["heads"]["1"]["ratio"]["lo"] is not None
     figures = {block.name: block for block in page.blocks if isinstance(block, Figure)}
     assert next(iter(figures)) == "main-score"
     assert figures["main-score"].data.names[-2:] == ["size of the signal", "random places"]
-    assert figures["signal-1"].data.spans[0].stop - figures["signal-1"].data.spans[0].start == pytest.approx(1.0)
+    assert figures["signal-1"].data.spans[0].stop - figures["signal-1"].data.spans[
+        0
+    ].start == pytest.approx(1.0)
     tables = {block.name: block for block in page.blocks if isinstance(block, Table)}
     assert [row[0] for row in tables["shapelets"].rows] == ["bitimelygpt", "patchtst"]
     assert tables["differences"].rows[0][:2] == ["bitimelygpt", "patchtst"]
@@ -241,10 +291,16 @@ def test_the_ratio_on_shapelets_is_that_of_the_maps_by_hand():
     chosen = find_shapelet_windows(windows, stretches, 5, 0, but)
     found = []
     for row, start, length in zip(chosen.rows, chosen.start, chosen.length, strict=True):
-        maps = last_map(compute_mixings(to_float64(one.model()), Batch(values=torch.from_numpy(windows.x[row : row + 1]))))[0]
+        maps = last_map(
+            compute_mixings(
+                to_float64(one.model()), Batch(values=torch.from_numpy(windows.x[row : row + 1]))
+            )
+        )[0]
         share = np.repeat(np.abs(maps).sum(1).mean(0), 4)  # four samples a patch
         found.append(share[start : start + length].mean() / share.mean())
-    assert page.summary["bitimelygpt"]["shapelets"]["ratio"]["value"] == pytest.approx(np.mean(found))
+    assert page.summary["bitimelygpt"]["shapelets"]["ratio"]["value"] == pytest.approx(
+        np.mean(found)
+    )
     assert page.summary["bitimelygpt"]["shapelets"]["ratio"]["n"] == len(chosen.rows) == 5
 
 
@@ -264,7 +320,8 @@ def test_half_a_region_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("start", "stop", "flag"), [(0.2, 99.0, "--stop"), (-0.5, 0.6, "--start"), (0.6, 0.2, "--stop"), (50.0, 99.0, "--stop")]
+    ("start", "stop", "flag"),
+    [(0.2, 99.0, "--stop"), (-0.5, 0.6, "--start"), (0.6, 0.2, "--stop"), (50.0, 99.0, "--stop")],
 )
 def test_a_region_beyond_the_sequence_is_refused(start, stop, flag):
     one = run()
@@ -289,7 +346,12 @@ def test_a_region_of_events_and_of_a_grid_of_months():
         assert entry["region"]["share"] == pytest.approx(share[:3].sum())
         assert entry["region"]["length"] == pytest.approx(3 / len(share))
         assert entry["region"]["higher_elsewhere"] == pytest.approx(
-            np.mean([share[at : at + 3].sum() > share[:3].sum() * (1 + 1e-9) for at in range(len(share) - 2)])
+            np.mean(
+                [
+                    share[at : at + 3].sum() > share[:3].sum() * (1 + 1e-9)
+                    for at in range(len(share) - 2)
+                ]
+            )
         )
         table = next(block for block in page.blocks if isinstance(block, Table))
         assert {row[7] for row in table.rows} == {None}
@@ -298,7 +360,9 @@ def test_a_region_of_events_and_of_a_grid_of_months():
 
 
 def test_mean_distance_grows_with_memory():
-    page = attention([run(windows=Windows(480), heads=2, decay={"from": 2.0, "to": 512.0})], windows=0)
+    page = attention(
+        [run(windows=Windows(480), heads=2, decay={"from": 2.0, "to": 512.0})], windows=0
+    )
     table = next(block for block in page.blocks if isinstance(block, Table))
     distance = {(row[2], row[3]): row[6] for row in table.rows}
     assert distance[3, 1] < distance[3, 2]

@@ -1,4 +1,6 @@
-"""Autoformer: trends, lags, its layers by hand; and what it shares with FEDformer and TimesNet: complete rows without their padding."""
+"""Autoformer: trends, lags, its layers by hand; and what it shares with FEDformer and TimesNet:
+complete rows without their padding.
+"""
 
 import math
 
@@ -45,33 +47,50 @@ def waves(rows=16, length=50, channels=3, seed=0):
 def average(x, window):
     """Trend [n, D] of one row: the ends are repeated."""
     n, behind = len(x), (window - 1) // 2
-    return torch.stack([sum(x[min(max(t + j, 0), n - 1)] for j in range(behind - window + 1, behind + 1)) / window for t in range(n)])
+    return torch.stack(
+        [
+            sum(x[min(max(t + j, 0), n - 1)] for j in range(behind - window + 1, behind + 1))
+            / window
+            for t in range(n)
+        ]
+    )
 
 
 def correlation(q, k):
     """R(tau) [n] by its definition in time."""
     n = len(q)
-    return torch.stack([sum(q[(t + tau) % n] @ k[t] for t in range(n)) / q.shape[1] for tau in range(n)])
+    return torch.stack(
+        [sum(q[(t + tau) % n] @ k[t] for t in range(n)) / q.shape[1] for tau in range(n)]
+    )
 
 
 def rolled(v, scores, ranked, factor):
     """Weighted sum of the rolled values [n, D]; the lags are chosen by `ranked`."""
     n = len(v)
-    lags = sorted(range(n), key=lambda tau: -float(ranked[tau]))[: max(math.floor(factor * math.log(n)), 1)]
+    lags = sorted(range(n), key=lambda tau: -float(ranked[tau]))[
+        : max(math.floor(factor * math.log(n)), 1)
+    ]
     weights = [math.exp(float(scores[tau] - max(scores[lag] for lag in lags))) for tau in lags]
-    return sum(w * torch.stack([v[(t + tau) % n] for t in range(n)]) for w, tau in zip(weights, lags, strict=True)) / sum(weights)
+    return sum(
+        w * torch.stack([v[(t + tau) % n] for t in range(n)])
+        for w, tau in zip(weights, lags, strict=True)
+    ) / sum(weights)
 
 
 def norm(x, module):
     """LN(x) - mean over time."""
-    y = (x - x.mean(-1, keepdim=True)) / (x.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt() * module.weight + module.bias
+    y = (x - x.mean(-1, keepdim=True)) / (
+        x.var(-1, unbiased=False, keepdim=True) + 1e-5
+    ).sqrt() * module.weight + module.bias
     return y - y.mean(0)
 
 
 def embedded(model, row):
     """Circular convolution of three, one timestep after another."""
     weight, n = model.adapter.steps.weight, len(row)
-    return torch.stack([sum(weight[:, :, j] @ row[(t + j - 1) % n] for j in range(3)) for t in range(n)])
+    return torch.stack(
+        [sum(weight[:, :, j] @ row[(t + j - 1) % n] for j in range(3)) for t in range(n)]
+    )
 
 
 def feed(layer, x, window):
@@ -88,16 +107,24 @@ def by_hand(model, row):
     """States and scores of each layer, of one row [n, V] in eval mode."""
     x, states, found = embedded(model, row), [], []
     for mixer, layer in zip(model.mixers, model.layers, strict=True):
-        q, k, v = (x @ linear.weight.T + linear.bias for linear in (mixer.query, mixer.key, mixer.value))
+        q, k, v = (
+            x @ linear.weight.T + linear.bias for linear in (mixer.query, mixer.key, mixer.value)
+        )
         scores = correlation(q, k)
-        mixed = rolled(v, scores, scores, model.config.lag_factor) @ mixer.out.weight.T + mixer.out.bias
+        mixed = (
+            rolled(v, scores, scores, model.config.lag_factor) @ mixer.out.weight.T + mixer.out.bias
+        )
         x = feed(layer, x + mixed, *model.config.moving_average)
         states.append(norm(x, model.centred))
         found.append(scores)
     return states, found
 
 
-@pytest.mark.parametrize(("length", "options"), [(50, {}), (49, {"lag_factor": 3.0}), (8, {"moving_average": [4]}), (1, {})], ids=str)
+@pytest.mark.parametrize(
+    ("length", "options"),
+    [(50, {}), (49, {"lag_factor": 3.0}), (8, {"moving_average": [4]}), (1, {})],
+    ids=str,
+)
 def test_it_equals_its_formulas(length, options):
     model = lively(tiny(length=length, layers=2, dim=8, ffn_dim=12, **options))
     x = torch.randn(2, length, 3, dtype=torch.float64)
@@ -107,12 +134,16 @@ def test_it_equals_its_formulas(length, options):
     for row in range(2):
         states, scores = by_hand(model, x[row])
         for layer in range(2):
-            torch.testing.assert_close(encoded.hidden[layer][row], states[layer], rtol=1e-8, atol=1e-8)
+            torch.testing.assert_close(
+                encoded.hidden[layer][row], states[layer], rtol=1e-8, atol=1e-8
+            )
             torch.testing.assert_close(lags[layer][row], scores[layer], rtol=1e-8, atol=1e-8)
 
 
 def test_the_lags_of_a_sine_are_its_periods():
-    """With q = k = v the score of a lag is the circular autocorrelation; a sine rolled by its periods is itself."""
+    """With q = k = v the score of a lag is the circular autocorrelation; a sine rolled by its
+    periods is itself.
+    """
     mixer = AutoCorrelation(build_model_config("autoformer", "tiny", dim=2)).double()
     for linear in (mixer.query, mixer.key, mixer.value, mixer.out):
         nn.init.eye_(linear.weight)
@@ -121,8 +152,11 @@ def test_the_lags_of_a_sine_are_its_periods():
     x = torch.stack((torch.sin(2 * math.pi * t / 20), torch.cos(2 * math.pi * t / 20)), -1)[None]
     out, scores = mixer(x)
     assert sorted(scores[0].topk(6).indices.tolist()) == [0, 20, 40, 60, 80, 100]
-    torch.testing.assert_close(scores[0], 60 * torch.cos(2 * math.pi * t / 20), rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(out, x, rtol=1e-9, atol=1e-9)  # floor(ln 120) = 4 lags, each a multiple of 20
+    torch.testing.assert_close(
+        scores[0], 60 * torch.cos(2 * math.pi * t / 20), rtol=1e-9, atol=1e-9
+    )
+    # floor(ln 120) = 4 lags, each a multiple of 20
+    torch.testing.assert_close(out, x, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("window", [1, 2, 5, 24, 25, 60])
@@ -136,25 +170,38 @@ def test_the_trend_is_a_moving_average_with_repeated_ends(window):
 
 def test_several_windows_are_mixed_value_by_value():
     torch.manual_seed(0)
-    split, x = SeriesDecomposition((3, 8)).double().requires_grad_(False), torch.randn(1, 20, 2, dtype=torch.float64)
+    split, x = (
+        SeriesDecomposition((3, 8)).double().requires_grad_(False),
+        torch.randn(1, 20, 2, dtype=torch.float64),
+    )
     _, trend = split(x)
     means = [average(x[0], 3), average(x[0], 8)]
     for t in range(20):
         for d in range(2):
-            logits = [float(x[0, t, d] * split.mix.weight[i, 0] + split.mix.bias[i]) for i in range(2)]
+            logits = [
+                float(x[0, t, d] * split.mix.weight[i, 0] + split.mix.bias[i]) for i in range(2)
+            ]
             share = 1 / (1 + math.exp(logits[1] - logits[0]))
-            assert float(trend[0, t, d]) == pytest.approx(share * float(means[0][t, d]) + (1 - share) * float(means[1][t, d]), rel=1e-9)
+            assert float(trend[0, t, d]) == pytest.approx(
+                share * float(means[0][t, d]) + (1 - share) * float(means[1][t, d]), rel=1e-9
+            )
 
 
 def test_common_lags_are_those_of_the_mean_row_while_training():
     torch.manual_seed(0)
-    mixer = AutoCorrelation(build_model_config("autoformer", "tiny", dim=4, per_sample=False)).double().requires_grad_(False)
+    mixer = (
+        AutoCorrelation(build_model_config("autoformer", "tiny", dim=4, per_sample=False))
+        .double()
+        .requires_grad_(False)
+    )
     x = torch.randn(3, 30, 4, dtype=torch.float64)
     q, k, v = (linear(x) for linear in (mixer.query, mixer.key, mixer.value))
     scores = torch.stack([correlation(q[row], k[row]) for row in range(3)])
     for training, ranked in ((True, scores.mean(0).expand(3, -1)), (False, scores)):
         out, _ = mixer.train(training)(x)
-        wanted = torch.stack([mixer.out(rolled(v[row], scores[row], ranked[row], 1.0)) for row in range(3)])
+        wanted = torch.stack(
+            [mixer.out(rolled(v[row], scores[row], ranked[row], 1.0)) for row in range(3)]
+        )
         torch.testing.assert_close(out, wanted, rtol=1e-9, atol=1e-9)
 
 
@@ -162,7 +209,9 @@ def test_rows_choose_their_own_lags_in_training_too():
     for name in NAMES:
         model = tiny(name).double().train()
         x = torch.randn(3, 50, 3, dtype=torch.float64)
-        torch.testing.assert_close(model(Batch(x)).hidden[-1][:1], model(Batch(x[:1])).hidden[-1], rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(
+            model(Batch(x)).hidden[-1][:1], model(Batch(x[:1])).hidden[-1], rtol=1e-11, atol=1e-11
+        )
 
 
 # -------------------------------------------------------------------------------------------------------------- padding and missing samples
@@ -180,7 +229,9 @@ def padded(lengths=(50, 37, 0, 1, 37), fill=7.0):
 @pytest.mark.parametrize("fill", [7.0, math.nan])
 @pytest.mark.parametrize("name", NAMES)
 def test_padding_changes_nothing(name, fill):
-    """Content and amount of padding, and the company of other rows, change neither states nor gradients."""
+    """Content and amount of padding, and the company of other rows, change neither states nor
+    gradients.
+    """
     model = lively(tiny(name, layers=2))
     x, mask, rows = padded(fill=fill)
     x.requires_grad_()
@@ -218,7 +269,9 @@ def test_missing_samples_are_neither_read_nor_targets(name):
     x, mask = torch.randn(2, 50, 3), torch.rand(2, 50, 3, generator=seeded()) > 0.2
     mask[:, -1] = True
     other = torch.where(mask, x, torch.nan)
-    assert torch.equal(model(Batch(x, mask=mask)).hidden[-1], model(Batch(other, mask=mask)).hidden[-1])
+    assert torch.equal(
+        model(Batch(x, mask=mask)).hidden[-1], model(Batch(other, mask=mask)).hidden[-1]
+    )
     targets, valid = model.targets(Batch(other, mask=mask))
     assert torch.isfinite(targets).all()
     assert torch.equal(valid, mask)
@@ -311,11 +364,16 @@ def test_heads_read_every_row_and_never_its_padding(name, layers, readout):
     logits = head(Batch(x, mask=mask))
     assert logits.shape == (5, 4)
     assert torch.isfinite(logits).all()
-    assert not torch.allclose(logits[0], logits[1])  # also `mean`: the mean over time is not that of the centred states, which is 0
-    torch.testing.assert_close(logits, head(Batch(torch.where(mask[..., None], x, -3.0), mask=mask)))
+    # also `mean`: the mean over time is not that of the centred states, which is 0
+    assert not torch.allclose(logits[0], logits[1])
+    torch.testing.assert_close(
+        logits, head(Batch(torch.where(mask[..., None], x, -3.0), mask=mask))
+    )
     if readout is None:
         assert head.readout == "flatten"
-        assert head.linear.in_features == 50 * head.model.config.dim * (2 if layers == "last-two" else 1)
+        assert head.linear.in_features == 50 * head.model.config.dim * (
+            2 if layers == "last-two" else 1
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -324,7 +382,11 @@ def test_other_channels_and_lengths_renew_exactly_the_adapter(name, tmp_path):
     before = {key: value.clone() for key, value in model.state_dict().items()}
     renewed = model.reset_adapter(channels=5, length=80)
     assert set(renewed) == {key for key in before if key.startswith("adapter.")}
-    trunk = {key for key in before if not key.startswith("adapter.") and key not in {"target_scale", "fourier.modes"}}
+    trunk = {
+        key
+        for key in before
+        if not key.startswith("adapter.") and key not in {"target_scale", "fourier.modes"}
+    }
     assert all(torch.equal(before[key], model.state_dict()[key]) for key in trunk)
     x = torch.randn(2, 80, 5)
     model.save(tmp_path)
@@ -338,18 +400,25 @@ def test_channels_one_by_one(name):
     x = torch.randn(2, 50, 3)
     joint = model(Batch(x)).hidden[-1].unflatten(0, (2, 3))
     for channel in range(3):
-        torch.testing.assert_close(joint[:, channel], model(Batch(x[:, :, [channel]])).hidden[-1], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            joint[:, channel], model(Batch(x[:, :, [channel]])).hidden[-1], rtol=1e-4, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_two_data_sets_of_other_channels_and_lengths(name):
     model = tiny(name, others=(2,))
-    first, second = Batch(torch.randn(2, 50, 3)), Batch(torch.randn(2, 40, 2), source=torch.tensor([1, 1]))
+    first, second = (
+        Batch(torch.randn(2, 50, 3)),
+        Batch(torch.randn(2, 40, 2), source=torch.tensor([1, 1])),
+    )
     for batch, own, other in ((first, "adapter.", "others."), (second, "others.", "adapter.")):
         model.zero_grad()
         objectives.get()(model, batch, seeded())["loss"].backward()
         touched = {key for key, weight in model.named_parameters() if weight.grad is not None}
-        assert {key for key in touched if key.startswith(own)} == {key for key, _ in model.named_parameters() if key.startswith(own)}
+        assert {key for key in touched if key.startswith(own)} == {
+            key for key, _ in model.named_parameters() if key.startswith(own)
+        }
         assert not any(key.startswith(other) for key in touched)
 
 
@@ -390,7 +459,11 @@ def test_parameters_of_the_presets(preset, count):
     data = models.default_shape(preset)
     config = build_model_config("autoformer", preset, **data)
     d, ff, v = config.dim, config.ffn_dim, config.channels
-    assert models.count_configured(config) == config.layers * (4 * (d * d + d) + 2 * d * ff) + 3 * v * d + 2 * d + d * v + v == count
+    assert (
+        models.count_configured(config)
+        == config.layers * (4 * (d * d + d) + 2 * d * ff) + 3 * v * d + 2 * d + d * v + v
+        == count
+    )
 
 
 @pytest.mark.parametrize("preset", ["18m", "7.5m", "tiny"])
@@ -399,5 +472,7 @@ def test_a_matched_budget_is_within_five_percent(name, preset):
     data = models.default_shape(preset)
     goal = models.count_configured(build_model_config("bitimelygpt", preset, **data))
     base = build_model_config(name, preset, **data)
-    found = models.count_configured(base.model_copy(update=models.match_parameters(name, preset, **data)))
+    found = models.count_configured(
+        base.model_copy(update=models.match_parameters(name, preset, **data))
+    )
     assert found == pytest.approx(goal, rel=0.05)

@@ -1,4 +1,6 @@
-"""Malformed, hostile and unusual but valid inputs of every biosignal data set, through the command line, against their manifest."""
+"""Malformed, hostile and unusual but valid inputs of every biosignal data set, through the command
+line, against their manifest.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,11 @@ GOOD = {  # a complete source of the same kind, by data set: valid cases of the 
     "ts": "TS00-control",
     "ppg-dalia": "SE02-pkl-valid-latin1",
 }
-PAGED = ("EDF23", "EDF24", "EDF25", "EDF26", "WF17")  # foreign text that must not get into the page; for the others none is drawn
+# foreign text that must not get into the page; for the others none is drawn
+PAGED = ("EDF23", "EDF24", "EDF25", "EDF26", "WF17")
 UNIT = {"sleep-edf": "SC4021", "ptb-xl": "00003"}  # how the files of the bad unit begin
-ROW_LOST = ("UC02", "UC03", "UC04", "UC08", "TS04", "TS06", "TS08", "TS09")  # lines of one table are quarantined
+# lines of one table are quarantined
+ROW_LOST = ("UC02", "UC03", "UC04", "UC08", "TS04", "TS06", "TS08", "TS09")
 
 pytestmark = pytest.mark.slow
 
@@ -47,8 +51,14 @@ def load_manifest() -> dict[str, str]:
     """Severity of every case by its id, without building any."""
     if not SCRIPT.is_file():
         return {}
-    run = subprocess.run([sys.executable, str(SCRIPT), "--list"], check=True, capture_output=True, text=True)
-    lines = [line.split() for line in run.stdout.splitlines() if line.startswith(tuple(FAMILIES.split("|")))]
+    run = subprocess.run(
+        [sys.executable, str(SCRIPT), "--list"], check=True, capture_output=True, text=True
+    )
+    lines = [
+        line.split()
+        for line in run.stdout.splitlines()
+        if line.startswith(tuple(FAMILIES.split("|")))
+    ]
     return {words[0]: words[4] for words in lines}
 
 
@@ -62,9 +72,15 @@ def picture(folder: Path) -> dict[str, tuple[int, int, int]]:
 
 
 def peak() -> int:
-    """Most bytes of memory of this process since the last call; 0 where the system does not tell."""
+    """Most bytes of memory of this process since the last call; 0 where the system does not
+    tell.
+    """
     with contextlib.suppress(OSError):
-        most = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+        most = next(
+            line
+            for line in Path("/proc/self/status").read_text().splitlines()
+            if line.startswith("VmHWM")
+        )
         Path("/proc/self/clear_refs").write_text("5")
         return int(most.split()[1]) << 10
     return 0
@@ -96,12 +112,20 @@ def verdict(code: int, report: dict[str, Any]) -> str:
     """What became of the case, in the manifest's words."""
     lost = report["counts"]["quarantined"] or any(table["quarantined"] for table in report["rows"])
     if code == 4:
-        return "quarantine" if lost and report["counts"]["quarantined"] < report["counts"]["units_seen"] else "fail"
+        return (
+            "quarantine"
+            if lost and report["counts"]["quarantined"] < report["counts"]["units_seen"]
+            else "fail"
+        )
     if code == 3:
         return "quarantine"
     assert code == 0
     assert not lost
-    return "accept_warn" if any(reason["level"] == "warning" for reason in reasons_of(report)) else "accept"
+    return (
+        "accept_warn"
+        if any(reason["level"] == "warning" for reason in reasons_of(report))
+        else "accept"
+    )
 
 
 def check_refusal(case: dict[str, Any], code: int, err: str) -> None:
@@ -117,7 +141,8 @@ def check_report(case: dict[str, Any], code: int, report: dict[str, Any], err: s
     """Verdict, reason, file name, units and accounting of an ingest."""
     allowed = {case["expect"], *case["alt"]}
     found = verdict(code, report)
-    if code == 4 and case["expect"] == "quarantine" and 4 in case["exits"]:  # the only unit is quarantined: nothing is left
+    # the only unit is quarantined: nothing is left
+    if code == 4 and case["expect"] == "quarantine" and 4 in case["exits"]:
         assert report["counts"]["quarantined"] == report["counts"]["units_seen"] > 0
         found = "quarantine"
     assert found in (allowed | {"accept_warn"} if "accept" in allowed else allowed), err
@@ -131,7 +156,12 @@ def check_report(case: dict[str, Any], code: int, report: dict[str, Any], err: s
             assert matching
         else:
             assert any(reason["level"] != "info" for reason in matching), reasons_of(report)
-            messages = "\n".join([*(reason["message"] for reason in matching), (report["error"] or {}).get("message", "")])
+            messages = "\n".join(
+                [
+                    *(reason["message"] for reason in matching),
+                    (report["error"] or {}).get("message", ""),
+                ]
+            )
             assert any(base in messages for base in case["names"]), messages
     elif case["reason"] == "phi":
         assert matching
@@ -142,23 +172,39 @@ def check_report(case: dict[str, Any], code: int, report: dict[str, Any], err: s
     for bad in case["bad"] if found == "quarantine" else ():
         if bad.startswith("row "):
             row = int(bad.removeprefix("row "))
-            assert any(reason["row"] == row or str(row) in reason["examples"] for reason in matching)
+            assert any(
+                reason["row"] == row or str(row) in reason["examples"] for reason in matching
+            )
         else:
             assert status[bad] == "quarantined"
     counts = report["counts"]
-    assert counts["units_seen"] == sum(counts[key] for key in (*LANDED, "quarantined")) == len(report["units"])
+    assert (
+        counts["units_seen"]
+        == sum(counts[key] for key in (*LANDED, "quarantined"))
+        == len(report["units"])
+    )
     for table in report["rows"]:
         assert table["seen"] == table["used"] + table["dropped"] + table["quarantined"]
 
 
-def check_neighbours(case: dict[str, Any], report: dict[str, Any], folder: Path, workspace: Path) -> None:
-    """What is good lands as if there was nothing bad beside it: against an ingest of the source without the bad unit or rows."""
+def check_neighbours(
+    case: dict[str, Any], report: dict[str, Any], folder: Path, workspace: Path
+) -> None:
+    """What is good lands as if there was nothing bad beside it: against an ingest of the source
+    without the bad unit or rows.
+    """
     dataset = case["command"]["dataset"]
     units = case["good"] and case["bad"]
     if not units and not case["id"].startswith(ROW_LOST):
         return
     less, again = workspace / "less", workspace / "less-space"
-    shutil.copytree(folder, less, ignore=lambda _, names: [name for name in names if units and name.startswith(UNIT[dataset])])
+    shutil.copytree(
+        folder,
+        less,
+        ignore=lambda _, names: [
+            name for name in names if units and name.startswith(UNIT[dataset])
+        ],
+    )
     lost = {
         (Path(r["file"]).name, row.removeprefix("row "))
         for r in reasons_of(report)
@@ -167,16 +213,29 @@ def check_neighbours(case: dict[str, Any], report: dict[str, Any], folder: Path,
     }
     for path in less.rglob("*.csv" if units else "*"):
         lines = path.read_bytes().splitlines(keepends=True)
-        bad = [line.startswith(b"3,") if units else (path.name, str(row)) in lost for row, line in enumerate(lines, 1)]
-        path.write_bytes(b"".join(line for line, left_out in zip(lines, bad, strict=True) if not left_out))
+        bad = [
+            line.startswith(b"3,") if units else (path.name, str(row)) in lost
+            for row, line in enumerate(lines, 1)
+        ]
+        path.write_bytes(
+            b"".join(line for line, left_out in zip(lines, bad, strict=True) if not left_out)
+        )
     alone = ingest_folder(dataset, less, again)
     assert alone["exit_code"] == 0
     if units:
-        hashes, wanted = ({unit["unit"]: unit["content_sha256"] for unit in found["units"]} for found in (report, alone))
-        assert {unit: hashes[unit] for unit in case["good"]} == {unit: wanted[unit] for unit in case["good"]}
+        hashes, wanted = (
+            {unit["unit"]: unit["content_sha256"] for unit in found["units"]}
+            for found in (report, alone)
+        )
+        assert {unit: hashes[unit] for unit in case["good"]} == {
+            unit: wanted[unit] for unit in case["good"]
+        }
         return
     kept, matching = (
-        [[signal.samples.tobytes() for signal in record.signals] for record in cache.open_cache(space / "cache" / dataset).records()]
+        [
+            [signal.samples.tobytes() for signal in record.signals]
+            for record in cache.open_cache(space / "cache" / dataset).records()
+        ]
         for space in (workspace, again)
     )
     assert kept
@@ -185,10 +244,14 @@ def check_neighbours(case: dict[str, Any], report: dict[str, Any], folder: Path,
 
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """What is wrong with the handling of a case, "" for nothing; each case is run once, all in this process."""
+    """What is wrong with the handling of a case, "" for nothing; each case is run once, all in this
+    process.
+    """
     root = tmp_path_factory.mktemp("bad")
     out = root / "cases"
-    subprocess.run([sys.executable, str(SCRIPT), str(out), "--only", FAMILIES], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, str(SCRIPT), str(out), "--only", FAMILIES], check=True, capture_output=True
+    )
     manifest = {case["id"]: case for case in json.loads((out / "manifest.json").read_text())}
 
     @functools.cache
@@ -206,7 +269,10 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
         name, dataset = case["id"], case["command"]["dataset"]
         folder, workspace = out / case["command"]["dir"], root / f"{name}-space"
         workspace.mkdir()
-        argv = [part.replace("{dir}", str(folder)).replace("{workspace}", str(workspace)) for part in case["command"]["argv"]]
+        argv = [
+            part.replace("{dir}", str(folder)).replace("{workspace}", str(workspace))
+            for part in case["command"]["argv"]
+        ]
         good, clean, files, usual = ingest_valid(dataset or "sleep-edf")
         before, began = picture(folder), time.monotonic()
         peak()
@@ -218,14 +284,22 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
             shards = {path: path.stat().st_mtime_ns for path in workspace.rglob("recordings-*")}
             again = command(argv)
         assert time.monotonic() - began < HANG
-        assert most < usual + MEMORY or argv[0] != "ingest" or name.startswith(PAGED)  # torch and matplotlib are not the input's doing
+        # torch and matplotlib are not the input's doing
+        assert most < usual + MEMORY or argv[0] != "ingest" or name.startswith(PAGED)
         assert "Traceback" not in err
         assert picture(folder) == before
 
         # nothing that must not be anywhere is anywhere
-        written = b"".join(path.read_bytes() for path in sorted(workspace.rglob("*")) if path.is_file()) + (output + err).encode()
+        written = (
+            b"".join(path.read_bytes() for path in sorted(workspace.rglob("*")) if path.is_file())
+            + (output + err).encode()
+        )
         assert not [text for text in case["forbid"] if text.encode() in written]
-        assert not [path for path in (folder, workspace, root, Path()) if (path / "PWNED").exists() or (path / "evil.txt").exists()]
+        assert not [
+            path
+            for path in (folder, workspace, root, Path())
+            if (path / "PWNED").exists() or (path / "evil.txt").exists()
+        ]
         assert again[0] == code
         if dataset is None:
             check_refusal(case, code, err)
@@ -234,7 +308,10 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
         check_report(case, code, report, err)
 
         # a second run does nothing, and says the same
-        assert all(repeated[key] == report[key] for key in ("units", "counts", "rows", "generation", "content_sha256"))
+        assert all(
+            repeated[key] == report[key]
+            for key in ("units", "counts", "rows", "generation", "content_sha256")
+        )
         assert {path: path.stat().st_mtime_ns for path in workspace.rglob("recordings-*")} == shards
         if report["published"]:
             check_neighbours(case, report, folder, workspace)
@@ -257,7 +334,9 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     return judge_file
 
 
-@pytest.mark.skipif(not CASES, reason="the generator of bad inputs is not there: set BITIMELY_BAD_INPUTS")
+@pytest.mark.skipif(
+    not CASES, reason="the generator of bad inputs is not there: set BITIMELY_BAD_INPUTS"
+)
 def test_cases_of_every_biosignal_data_set_are_found() -> None:
     assert set(GOOD) <= set(datasets)
     assert len(CASES) >= 101
@@ -269,10 +348,19 @@ def test_bad_inputs_follow_their_manifest(name: str, judge: Callable[[str], str]
     assert judge(name) == ""
 
 
-@pytest.mark.skipif(not CASES, reason="the generator of bad inputs is not there: set BITIMELY_BAD_INPUTS")
-def test_the_account_by_severity(judge: Callable[[str], str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.skipif(
+    not CASES, reason="the generator of bad inputs is not there: set BITIMELY_BAD_INPUTS"
+)
+def test_the_account_by_severity(
+    judge: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
     kept = Counter(severity for name, severity in CASES.items() if judge(name) == "")
     seen = Counter(CASES.values())
     with capsys.disabled():
-        print("\nbad inputs: " + ", ".join(f"{severity} {kept[severity]} of {seen[severity]}" for severity in sorted(seen)))
+        print(
+            "\nbad inputs: "
+            + ", ".join(
+                f"{severity} {kept[severity]} of {seen[severity]}" for severity in sorted(seen)
+            )
+        )
     assert all(kept[severity] >= share * seen[severity] for severity, share in BAR.items())

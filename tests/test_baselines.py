@@ -1,4 +1,6 @@
-"""Baselines beside every score: what a data set registers, what it may read, the first sentence of a page, and what is stored."""
+"""Baselines beside every score: what a data set registers, what it may read, the first sentence of
+a page, and what is stored.
+"""
 
 import dataclasses
 import json
@@ -24,7 +26,9 @@ def cohort(tmp_path_factory):
     """Tokens and cache of the synthetic cohort in a workspace."""
     home = tmp_path_factory.mktemp("home")
     cache.ingest("synthetic", None, home / "cache" / "synthetic")
-    windows = tokens.build(home / "cache" / "synthetic", view="staging", out=home / "tokens" / "synthetic-staging")
+    windows = tokens.build(
+        home / "cache" / "synthetic", view="staging", out=home / "tokens" / "synthetic-staging"
+    )
     return home, windows
 
 
@@ -33,7 +37,9 @@ def record(windows, **settings):
         run="a",
         kind="finetune",
         model="gpt",
-        data=[{"name": windows.name, "dataset": windows.dataset, "fingerprint": windows.fingerprint}],
+        data=[
+            {"name": windows.name, "dataset": windows.dataset, "fingerprint": windows.fingerprint}
+        ],
         settings=settings,
     )
 
@@ -45,19 +51,28 @@ def test_a_registered_baseline_reads_the_recording_and_no_test_label(cohort, tmp
     def predict(given):
         seen.update(
             given=given,
-            native=given.test.map_native(["EEG Fpz-Cz"], lambda window: (window.samples["EEG Fpz-Cz"], window.rates["EEG Fpz-Cz"])),
+            native=given.test.map_native(
+                ["EEG Fpz-Cz"],
+                lambda window: (window.samples["EEG Fpz-Cz"], window.rates["EEG Fpz-Cz"]),
+            ),
         )
         return np.full((given.test.n, 5), 0.2)
 
     facts = registry.datasets["synthetic"].facts
-    one = DatasetBaseline(name="constant", about="a fifth each", predict=predict, views=("staging",))
+    one = DatasetBaseline(
+        name="constant", about="a fifth each", predict=predict, views=("staging",)
+    )
     monkeypatch.setitem(
         registry.datasets,
         "synthetic",
-        dataclasses.replace(registry.datasets["synthetic"], facts=dataclasses.replace(facts, baselines=(one,))),
+        dataclasses.replace(
+            registry.datasets["synthetic"], facts=dataclasses.replace(facts, baselines=(one,))
+        ),
     )
     assert list(baselines.list_baselines(windows)) == ["features", "kernels", "constant"]
-    found = baselines.predict_baseline("constant", record(windows), windows, "test", keep=tmp_path, most=7)
+    found = baselines.predict_baseline(
+        "constant", record(windows), windows, "test", keep=tmp_path, most=7
+    )
     given, native = seen["given"], seen["native"]
     assert given.test.targets is None
     assert given.train.targets.tolist() == windows["train"].targets(None).tolist()
@@ -68,10 +83,14 @@ def test_a_registered_baseline_reads_the_recording_and_no_test_label(cohort, tmp
         r.recording_id: next(s for s in r.signals if s.channel == "EEG Fpz-Cz")
         for r in cache.open_cache(home / "cache" / "synthetic").records()
     }
-    for (samples, rate), recording, start in zip(native, index["recording_id"], index["start"], strict=True):
+    for (samples, rate), recording, start in zip(
+        native, index["recording_id"], index["start"], strict=True
+    ):
         signal = signals[recording]
         assert rate == signal.rate == 100
-        assert samples == pytest.approx(signal.samples[int(start * 100) :][:3000] * signal.scale + signal.offset)
+        assert samples == pytest.approx(
+            signal.samples[int(start * 100) :][:3000] * signal.scale + signal.offset
+        )
     block = next(given.test.read())
     assert block.shape == (7, 3000, 1)
     assert not hasattr(given.test, "index")
@@ -87,9 +106,13 @@ def test_wrong_predictions_of_a_registered_baseline_are_named(cohort, tmp_path, 
 
 
 def test_band_powers_of_the_recording_stage_the_synthetic_cohort(cohort, tmp_path):
-    """The module's promise: about three of four epochs of new subjects from the band powers of one channel."""
+    """The module's promise: about three of four epochs of new subjects from the band powers of one
+    channel.
+    """
     _, windows = cohort
-    found = baselines.predict_baseline("band-powers", record(windows), windows, "test", keep=tmp_path)
+    found = baselines.predict_baseline(
+        "band-powers", record(windows), windows, "test", keep=tmp_path
+    )
     accuracy = (found.prediction.argmax(1) == windows["test"].targets(None)).mean()
     assert 0.65 < accuracy < 0.9
     one = registry.datasets["synthetic"].facts.baselines[0]
@@ -97,19 +120,27 @@ def test_band_powers_of_the_recording_stage_the_synthetic_cohort(cohort, tmp_pat
     from bitimely_core.types import NativeWindow
 
     t = np.arange(3000) / 100
-    powers = {f: measure_band_powers(NativeWindow({"A": np.sin(2 * np.pi * f * t)}, {"A": 100.0})) for f in (2, 6, 10, 13, 20)}
+    powers = {
+        f: measure_band_powers(NativeWindow({"A": np.sin(2 * np.pi * f * t)}, {"A": 100.0}))
+        for f in (2, 6, 10, 13, 20)
+    }
     assert [int(p.argmax()) for p in powers.values()] == [0, 1, 2, 3, 4]
     assert len(BANDS) == 5
     assert one.views == ("staging",)
 
 
 def test_the_script_of_the_docs_fits_on_the_labels_that_a_run_gets(cohort, tmp_path):
-    """A share of the training subjects under a seed: the predictions are those of a run's own baseline, and others than with all labels."""
+    """A share of the training subjects under a seed: the predictions are those of a run's own
+    baseline, and others than with all labels.
+    """
     _, windows = cohort
     script = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "baselines.py"))
     run = record(windows, data={"fraction": 0.2}).model_copy(update={"seed": 1})
     found = script["predict_fold"](windows, "features", 0.2, 1)
-    assert np.array_equal(found, baselines.predict_baseline("features", run, windows, "test", keep=tmp_path).prediction)
+    assert np.array_equal(
+        found,
+        baselines.predict_baseline("features", run, windows, "test", keep=tmp_path).prediction,
+    )
     assert not np.array_equal(found, script["predict_fold"](windows, "features"))
 
 
@@ -129,18 +160,25 @@ def test_training_windows_are_bounded_and_stated(cohort, tmp_path, monkeypatch):
     beside = tmp_path / "runs" / "b"
     beside.mkdir()
     again, _ = baselines.predict_baselines(record(windows), windows, "test", folder=beside)
-    assert all(np.array_equal(again[name][1].prediction, one.prediction) for name, (_, one) in found.items())
+    assert all(
+        np.array_equal(again[name][1].prediction, one.prediction)
+        for name, (_, one) in found.items()
+    )
 
 
 # --- the first sentence ---------------------------------------------------------------------------------------------------------------------
 
 
 def answers(skill, base, subjects=20, each=20, seed=0):
-    """Scores of a run that is right with probability `skill` beside a baseline that is with probability `base`."""
+    """Scores of a run that is right with probability `skill` beside a baseline that is with
+    probability `base`.
+    """
     rng = np.random.default_rng(seed)
     n = subjects * each
     y = rng.integers(0, 2, n)
-    right = {name: rng.random(n) < share for name, share in (("run", skill), ("random_kernels", base))}
+    right = {
+        name: rng.random(n) < share for name, share in (("run", skill), ("random_kernels", base))
+    }
     p = {name: np.eye(2)[np.where(of, y, 1 - y)] for name, of in right.items()}
     return score(
         "classification",
@@ -158,7 +196,9 @@ def test_a_baseline_that_beats_the_model_is_the_first_sentence():
     found = judge_baselines(scores, "D")
     assert found.case == "exceeded"
     difference = 100 * (right["run"].mean() - right["random_kernels"].mean())
-    assert found.sentence.startswith(f"The random kernels baseline beats this trained model on D in accuracy: {90:.0f}"[:60])
+    assert found.sentence.startswith(
+        f"The random kernels baseline beats this trained model on D in accuracy: {90:.0f}"[:60]
+    )
     assert f"a difference of {difference:+.1f} points".replace("-", "−") in found.sentence
     assert "Holm-corrected over 3 baselines; 20 subjects" in found.sentence
 
@@ -169,16 +209,25 @@ def test_no_significant_difference_to_a_baseline_is_said_in_the_decided_words():
     assert found.case == "equal"
     d = compare_baselines(scores)["random_kernels"]
     reach = 100 * max(abs(d.corrected_lo), abs(d.corrected_hi))
-    assert found.sentence.startswith("No significant difference between this trained model and the random kernels baseline on D: ")
-    assert found.sentence.endswith(f"; differences of up to {reach:.1f} points either way cannot be excluded.")
+    assert found.sentence.startswith(
+        "No significant difference between this trained model and the random kernels baseline on D: "
+    )
+    assert found.sentence.endswith(
+        f"; differences of up to {reach:.1f} points either way cannot be excluded."
+    )
     assert d.difference == pytest.approx(right["run"].mean() - right["random_kernels"].mean())
 
 
 def test_few_subjects_have_no_verdict_and_a_good_model_comes_first():
-    assert "no verdict (4 subjects, at least 5 required)" in judge_baselines(answers(0.6, 0.9, subjects=4)[0], "D").sentence
+    assert (
+        "no verdict (4 subjects, at least 5 required)"
+        in judge_baselines(answers(0.6, 0.9, subjects=4)[0], "D").sentence
+    )
     best = judge_baselines(answers(0.95, 0.6)[0], "D")
     assert best.case == "exceeds"
-    assert best.sentence.startswith("It exceeds all 3 baselines; the closest is the random kernels baseline: +")
+    assert best.sentence.startswith(
+        "It exceeds all 3 baselines; the closest is the random kernels baseline: +"
+    )
 
 
 @pytest.mark.parametrize(("subjects", "sizes", "why"), [
@@ -186,11 +235,15 @@ def test_few_subjects_have_no_verdict_and_a_good_model_comes_first():
     (3, 20, "3 subjects, at least 5 required"),
     (6, [60, 60, 60, 2, 2, 2], "effectively 3.20 subjects of equal weight, at least 4 required"),
 ])  # fmt: skip
-def test_a_model_ahead_of_its_baselines_does_not_exceed_them_without_a_verdict(subjects, sizes, why):
+def test_a_model_ahead_of_its_baselines_does_not_exceed_them_without_a_verdict(
+    subjects, sizes, why
+):
     groups, rng = np.repeat(np.arange(subjects), sizes), np.random.default_rng(0)
     y = rng.integers(0, 2, len(groups))
     p = np.eye(2)[np.where(rng.random(len(y)) < 0.9, y, 1 - y)]
-    found = judge_baselines(score("classification", y, p, groups, class_names=("no", "yes"), train_target=y), "D")
+    found = judge_baselines(
+        score("classification", y, p, groups, class_names=("no", "yes"), train_target=y), "D"
+    )
     assert found.case == "unclear"
     assert "exceeds" not in found.sentence
     assert f", the closest of 2 baselines, reaches {50:.0f}"[:-2] in found.sentence
@@ -207,8 +260,11 @@ def test_baselines_are_cheap_to_repeat_and_can_be_left_out(tmp_path):
     )
     assert {name.split("-")[0] for name in stored} >= {"features", "kernels"}
     assert {"majority", "prior", "simple_features", "random_kernels"} <= before["baselines"].keys()
-    assert before["baselines"]["random_kernels"]["accuracy"]["difference"]["difference"] == pytest.approx(
-        before["metrics"]["accuracy"]["value"] - before["baselines"]["random_kernels"]["accuracy"]["value"]
+    assert before["baselines"]["random_kernels"]["accuracy"]["difference"][
+        "difference"
+    ] == pytest.approx(
+        before["metrics"]["accuracy"]["value"]
+        - before["baselines"]["random_kernels"]["accuracy"]["value"]
     )
     cheap = workflows.evaluate("tuned", baselines="cheap", workspace=home)
     assert set(cheap["baselines"]) == {"majority", "prior"}
@@ -223,7 +279,10 @@ def test_baselines_are_cheap_to_repeat_and_can_be_left_out(tmp_path):
 def test_the_page_of_a_recipe_that_fits_baselines_does_not_say_that_they_were_left_out(tmp_path):
     make_workspace(tmp_path / "home")
     recipe = tmp_path / "cheap.toml"
-    recipe.write_text(SMALL_RECIPE.replace("bootstrap = 20", 'bootstrap = 20\nbaselines = "cheap"') + "patch = 50\nlayers = 2\n")
+    recipe.write_text(
+        SMALL_RECIPE.replace("bootstrap = 20", 'bootstrap = 20\nbaselines = "cheap"')
+        + "patch = 50\nlayers = 2\n"
+    )
     done = pipeline.run(str(recipe), workspace=tmp_path / "home")
     assert done["exit_code"] == 0
     page = Path(done["report"]).read_text("utf-8")

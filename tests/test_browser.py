@@ -1,4 +1,6 @@
-"""A page of every kind of analysis in headless Chromium: nothing on the console, nothing from the network, all figures, sorting, legible."""
+"""A page of every kind of analysis in headless Chromium: nothing on the console, nothing from the
+network, all figures, sorting, legible.
+"""
 
 import html
 import json
@@ -60,7 +62,9 @@ addEventListener('message', e => { const p = document.createElement('pre'); p.te
 
 
 def signals(**options):
-    """Windows with a planted wave, half of the twelve subjects held out, and names that must not be believed."""
+    """Windows with a planted wave, half of the twelve subjects held out, and names that must not be
+    believed.
+    """
     windows = Labelled(n=120, subjects=12, **options)
     windows.of_split = np.where(np.isin(windows.who, [f"s{k}" for k in range(6)]), "test", "train")
     windows.channel_names, windows.class_names = (HOSTILE,), (f"a{HOSTILE}", "b")
@@ -70,7 +74,11 @@ def signals(**options):
 def rows():
     """Windows that probes read, with the same names."""
     windows = planted.classes(n_subjects=16, each=20)
-    windows.cuts, windows.class_names, windows.channel_names = (0.4, 0.6), (f"a{HOSTILE}", "b"), (HOSTILE,)
+    windows.cuts, windows.class_names, windows.channel_names = (
+        (0.4, 0.6),
+        (f"a{HOSTILE}", "b"),
+        (HOSTILE,),
+    )
     return windows
 
 
@@ -107,8 +115,12 @@ def pages(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def chromium(tmp_path_factory):
-    """Opens a file and returns its document as it stands after loading, and what was written to the console."""
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    """Opens a file and returns its document as it stands after loading, and what was written to the
+    console.
+    """
+    browser = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
     if browser is None:
         pytest.skip("no chromium on this machine")
 
@@ -121,8 +133,14 @@ def chromium(tmp_path_factory):
             "--enable-logging=stderr",
             "--dump-dom",
         ]
-        options += ["--window-size=1400,900", "--virtual-time-budget=20000", f"--user-data-dir={tmp_path_factory.mktemp('home')}"]
-        done = subprocess.run([browser, *options, f"file://{file}"], capture_output=True, timeout=120, check=False)
+        options += [
+            "--window-size=1400,900",
+            "--virtual-time-budget=20000",
+            f"--user-data-dir={tmp_path_factory.mktemp('home')}",
+        ]
+        done = subprocess.run(
+            [browser, *options, f"file://{file}"], capture_output=True, timeout=120, check=False
+        )
         return done.stdout.decode(), done.stderr.decode()
 
     return opened
@@ -130,7 +148,11 @@ def chromium(tmp_path_factory):
 
 def framed(folder, files, name):
     """A page of frames, each of one of the files and widths."""
-    frames = "".join(f'<iframe src="file://{file}" width="{width}" height="900"></iframe>' for file in files for width in WIDTHS)
+    frames = "".join(
+        f'<iframe src="file://{file}" width="{width}" height="900"></iframe>'
+        for file in files
+        for width in WIDTHS
+    )
     path = folder / f"{name}.html"
     path.write_text(FRAME.replace("{frames}", frames), "utf-8")
     return path
@@ -152,16 +174,26 @@ def test_pages_log_nothing_to_the_console(pages, chromium, tmp_path):
 
 @pytest.mark.slow
 def test_pages_fetch_nothing_show_all_figures_and_sort(pages, chromium, tmp_path):
-    """On copies without the page's policy, which would forbid the script that looks, and would hide what is fetched."""
+    """On copies without the page's policy, which would forbid the script that looks, and would hide
+    what is fetched.
+    """
     copies = []
     for kind, (_, path) in pages.items():
-        raw = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", path.read_text("utf-8"))
+        raw = re.sub(
+            r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", path.read_text("utf-8")
+        )
         copies.append(tmp_path / f"{kind}.html")
-        copies[-1].write_text(raw.replace("</body>", LOOK.replace("NAME", json.dumps(kind)) + "</body>"), "utf-8")
+        copies[-1].write_text(
+            raw.replace("</body>", LOOK.replace("NAME", json.dumps(kind)) + "</body>"), "utf-8"
+        )
     dom, console = chromium(framed(tmp_path, copies, "looked-at"))
-    found = [json.loads(html.unescape(text)) for text in re.findall(r"<pre>(.*?)</pre>", dom, flags=re.S)]
+    found = [
+        json.loads(html.unescape(text)) for text in re.findall(r"<pre>(.*?)</pre>", dom, flags=re.S)
+    ]
     assert "CONSOLE" not in console, console[-3000:]
-    assert {(one["name"], one["width"]) for one in found} == {(kind, width) for kind in pages for width in WIDTHS}
+    assert {(one["name"], one["width"]) for one in found} == {
+        (kind, width) for kind in pages for width in WIDTHS
+    }
     for one in found:
         path = pages[one["name"]][1]
         where = f"{one['name']} at {one['width']} px"
@@ -175,4 +207,6 @@ def test_pages_fetch_nothing_show_all_figures_and_sort(pages, chromium, tmp_path
         for up, down, marked in one["sorted"]:
             assert marked == 1, where
             assert sorted(up) == sorted(down), where
-            assert up == down[::-1] or len(set(up)) < len(up) or any(v in {"", "–"} for v in up), where
+            assert up == down[::-1] or len(set(up)) < len(up) or any(v in {"", "–"} for v in up), (
+                where
+            )

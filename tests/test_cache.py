@@ -1,4 +1,6 @@
-"""The cache of a data set: what is read comes back bit for bit, and the report says what was read."""
+"""The cache of a data set: what is read comes back bit for bit, and the report says what was
+read.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +39,16 @@ def test_records_come_back_bit_for_bit_in_the_order_of_names(raw: Path, tmp_path
         wanted = read_toy(raw / f"{record.recording_id}.json", 0.5)
         assert isinstance(wanted, Record)
         assert same(record, wanted)
-    assert opened.subjects().rows() == [(f"{x}1", f"{x}1", 40 + i, None) for i, x in enumerate("abc")]
+    assert opened.subjects().rows() == [
+        (f"{x}1", f"{x}1", 40 + i, None) for i, x in enumerate("abc")
+    ]
     assert opened.signals()["n_samples"].to_list() == [400, 5] * 3
     assert opened.annotations().rows()[:2] == [("a1", 0.0, 2.0, "W"), ("a1", 2.0, 2.0, "N1")]
 
 
-def test_parts_are_read_side_by_side_but_not_beside_a_publication(raw: Path, tmp_path: Path) -> None:
+def test_parts_are_read_side_by_side_but_not_beside_a_publication(
+    raw: Path, tmp_path: Path
+) -> None:
     out = storage.make_folder(tmp_path / "out")
     with storage.lock(out, shared=True):  # as the other part holds it
         assert cache.ingest("toy", raw, out, shard=(1, 2))["parts_missing"] == 1
@@ -59,7 +65,9 @@ def test_quality_figures_outlive_the_shard_they_were_written_to(raw: Path, tmp_p
     put(raw, "d1", 3)
     ingest(raw, tmp_path / "out")
     wanted = clean(raw, tmp_path)
-    assert content(tmp_path / "out") == {name: wanted[name] for name in manifests.read_manifest(tmp_path / "out")["files"]}
+    assert content(tmp_path / "out") == {
+        name: wanted[name] for name in manifests.read_manifest(tmp_path / "out")["files"]
+    }
 
 
 def test_channels_and_recordings_can_be_chosen(raw: Path, tmp_path: Path) -> None:
@@ -78,24 +86,40 @@ def test_odd_shapes_survive(tmp_path: Path) -> None:
         Record(
             recording_id="gaps, \u00e9",
             subject_id="1",
-            signals=[Signal("x", 0.1, "", np.array([-32768, 32767], np.int16), 0.1, 1e-9, onset) for onset in (0.0, 300.5)],
+            signals=[
+                Signal("x", 0.1, "", np.array([-32768, 32767], np.int16), 0.1, 1e-9, onset)
+                for onset in (0.0, 300.5)
+            ],
         ),
         Record(
-            recording_id="nan", subject_id="2", signals=[Signal("y", 250.0, "mV", nan), Signal("empty", 1.0, "", np.zeros(0, np.int16))]
+            recording_id="nan",
+            subject_id="2",
+            signals=[
+                Signal("y", 250.0, "mV", nan),
+                Signal("empty", 1.0, "", np.zeros(0, np.int16)),
+            ],
         ),
     ]
     wanted = [shards.validate_record(record, keep_dates=False) for record in records]
     names, files = shards.write_shard(tmp_path, wanted, "toy")
     assert names.annotations is None
     assert [facts.rows for facts in files.values()] == [4]
-    found = list(shards.read_shard(tmp_path, names, {record.recording_id: {} for record in records}))
+    found = list(
+        shards.read_shard(tmp_path, names, {record.recording_id: {} for record in records})
+    )
     assert all(same(a, b) for a, b in zip(found, wanted, strict=True))
 
 
-def test_long_recordings_get_a_row_group_a_channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_recordings_get_a_row_group_a_channel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shards, "ROW_GROUP", 1000)
     long = [Signal(f"c{i}", 100.0, "", np.full(600, i, np.int16)) for i in range(3)]
-    record = Record(recording_id="r", subject_id="s", signals=[*long, Signal("slow", 1.0, "", np.zeros(6, np.int16))])
+    record = Record(
+        recording_id="r",
+        subject_id="s",
+        signals=[*long, Signal("slow", 1.0, "", np.zeros(6, np.int16))],
+    )
     names, _ = shards.write_shard(tmp_path, [record], "toy")
     assert names.recordings is not None
     assert pq.ParquetFile(tmp_path / names.recordings).num_row_groups == 4
@@ -107,12 +131,18 @@ def test_shards_follow_the_recommended_form(raw: Path, tmp_path: Path) -> None:
     ingest(raw, tmp_path / "out")
     (name,) = (n for n in tree(tmp_path / "out") if n.startswith("recordings-"))
     file = pq.ParquetFile(tmp_path / "out" / name)
-    columns = {file.schema_arrow.names[i]: file.metadata.row_group(0).column(i) for i in range(file.metadata.num_columns)}
+    columns = {
+        file.schema_arrow.names[i]: file.metadata.row_group(0).column(i)
+        for i in range(file.metadata.num_columns)
+    }
     assert str(file.schema_arrow.field("samples").type) == "large_binary"
     assert "RLE_DICTIONARY" not in columns["samples"].encodings
     assert columns["samples"].statistics is None
     assert {c.compression for c in columns.values()} == {"ZSTD"}
-    assert json.loads(file.schema_arrow.metadata[b"bitimely"])["channels"] == [["EEG", 100.0], ["temperature", 1.0]]
+    assert json.loads(file.schema_arrow.metadata[b"bitimely"])["channels"] == [
+        ["EEG", 100.0],
+        ["temperature", 1.0],
+    ]
 
 
 def figures(*signals: Signal) -> dict[str, float | None]:
@@ -148,12 +178,16 @@ def test_writing_a_shard_does_not_import_pandas(tmp_path: Path) -> None:
         "shards.write_shard(pathlib.Path(sys.argv[1]), [record], 'toy'); shards.write_subjects(pathlib.Path(sys.argv[1]), [('r', 's', '{}')])\n"
         "assert 'pyarrow' in sys.modules and 'pandas' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code, tmp_path], cwd=HERE.parent, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path], cwd=HERE.parent, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_quality_figures_against_a_plain_count() -> None:
-    x = np.concatenate([np.arange(1000) % 97 - 48, np.full(300, 7), np.full(50, -48)]).astype(np.int16)
+    x = np.concatenate([np.arange(1000) % 97 - 48, np.full(300, 7), np.full(50, -48)]).astype(
+        np.int16
+    )
     found = figures(Signal("x", 100.0, "uV", x, -0.5, 1.0, rails=(-48, 47)))
     assert found["out_of_range"] == pytest.approx((x > 47).sum() / len(x), rel=1e-5)
     assert found["clipped"] == pytest.approx(((x <= -48) | (x >= 47)).sum() / len(x), rel=1e-5)
@@ -166,12 +200,16 @@ def test_quality_figures_against_a_plain_count() -> None:
     assert figures(Signal("y", 1.0, "", y))["median"] == 1.5
     assert figures(Signal("y", 1.0, "", y[:1]))["max"] is None
     assert figures(Signal("y", 1.0, "", y[:0]))["missing"] is None
-    long = np.random.default_rng(0).normal(0, 3000, 70_001).clip(-32768, 32767).astype(np.int16)  # long enough to be counted, not sorted
+    # long enough to be counted, not sorted
+    long = np.random.default_rng(0).normal(0, 3000, 70_001).clip(-32768, 32767).astype(np.int16)
     found = figures(Signal("x", 100.0, "uV", long, -0.5, 1.0))
     assert found["median"] == pytest.approx(1 - 0.5 * np.median(long), rel=1e-5)
-    assert found["iqr"] == pytest.approx(0.5 * np.subtract(*np.percentile(long, [75, 25])), rel=1e-5)
+    assert found["iqr"] == pytest.approx(
+        0.5 * np.subtract(*np.percentile(long, [75, 25])), rel=1e-5
+    )
     rest = np.arange(1017, dtype=np.int16)
-    rest[300:400] = rest[950:1017] = 7  # a full second, and the shorter one at the end with some of the second before
+    # a full second, and the shorter one at the end with some of the second before
+    rest[300:400] = rest[950:1017] = 7
     rest[[500, 550]] = 9  # equal where one looks first, moving between
     found = figures(Signal("x", 100.0, "", rest))
     assert (found["flat"], found["flat_longest"]) == (pytest.approx(117 / 1017, rel=1e-5), 1.0)
@@ -179,26 +217,46 @@ def test_quality_figures_against_a_plain_count() -> None:
     assert (constant["flat"], constant["flat_longest"], constant["clipped"]) == (1.0, 10.0, 0.0)
 
 
-def test_channels_that_are_looked_at_together_get_the_figures_of_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_channels_that_are_looked_at_together_get_the_figures_of_each_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rng = np.random.default_rng(0)
     signals = []
     for i in range(60):
         n, rate = rng.choice([0, 1, 17, 700, 1000]), rng.choice([1.0, 100.0, 250.0])
         x = rng.normal(size=n).cumsum() * 20
         x[: n // 3] = 5
-        kept = np.where(rng.random(n) < (i % 4) / 3, np.nan, x).astype(np.float32) if i % 3 == 0 else x.astype(np.int16)
-        signals.append(Signal(f"c{i}", rate, "", kept, -0.5 * (i % 2) or 0.1, i % 5, rails=(-100.2, 100) if i % 4 == 0 else None))
+        kept = (
+            np.where(rng.random(n) < (i % 4) / 3, np.nan, x).astype(np.float32)
+            if i % 3 == 0
+            else x.astype(np.int16)
+        )
+        signals.append(
+            Signal(
+                f"c{i}",
+                rate,
+                "",
+                kept,
+                -0.5 * (i % 2) or 0.1,
+                i % 5,
+                rails=(-100.2, 100) if i % 4 == 0 else None,
+            )
+        )
     monkeypatch.setattr(quality, "GROUP_SAMPLES", 3000)  # several chunks
     assert quality.measure_quality(signals) == [figures(signal) for signal in signals]
 
 
 @pytest.mark.parametrize("mains", [50.0, 60.0])
 def test_line_noise_is_the_share_of_the_power_near_the_mains(mains: float) -> None:
-    """Sines of amplitudes 3 (mains, also 0.5 Hz beside it) and 4: powers 4.5 and 8, hence 4.5 / 12.5 = 0.36, whatever the drift."""
+    """Sines of amplitudes 3 (mains, also 0.5 Hz beside it) and 4: powers 4.5 and 8, hence 4.5 /
+    12.5 = 0.36, whatever the drift.
+    """
     t = np.arange(int(250 * 61.3)) / 250
     drift = 500 + 300 * t / t[-1] + 50 * np.sin(2 * np.pi * 0.02 * t)
     for f in (mains, mains - 0.5):
-        x = (4 * np.sin(2 * np.pi * 10 * t) + 3 * np.cos(2 * np.pi * f * t) + drift).astype(np.float32)
+        x = (4 * np.sin(2 * np.pi * 10 * t) + 3 * np.cos(2 * np.pi * f * t) + drift).astype(
+            np.float32
+        )
         found = figures(Signal("x", 250.0, "uV", x, -0.25, 7.0))
         assert found["line_noise"] == pytest.approx(0.36, abs=0.003)
         assert found["line_frequency"] == mains
@@ -211,8 +269,12 @@ def test_line_noise_is_the_share_of_the_power_near_the_mains(mains: float) -> No
 def test_line_noise_of_white_noise_is_that_of_its_band() -> None:
     x = np.random.default_rng(0).normal(size=(400, 2000)) * 300
     found = quality.measure_quality([Signal("x", 200.0, "", row.astype(np.int16)) for row in x])
-    one_band = 9 / 398  # of the frequencies from 0.75 to 100 Hz, a quarter of a hertz apart, nine are within 1 Hz
-    means = [np.mean([f["line_noise"] for f in found if f["line_frequency"] == mains]) for mains in (50.0, 60.0)]
+    # of the frequencies from 0.75 to 100 Hz, a quarter of a hertz apart, nine are within 1 Hz
+    one_band = 9 / 398
+    means = [
+        np.mean([f["line_noise"] for f in found if f["line_frequency"] == mains])
+        for mains in (50.0, 60.0)
+    ]
     assert np.mean(means) == pytest.approx(one_band, rel=0.4)  # the larger of two bands
     assert 0.4 < np.mean([f["line_frequency"] == 50.0 for f in found]) < 0.6
 
@@ -221,9 +283,13 @@ def test_line_noise_of_a_long_recording_is_that_of_eight_stretches_of_four_secon
     n = 200 * 4 * 40 + 117
     hum = (np.arange(n) // 1000 % 3) * np.sin(2 * np.pi * 50 * np.arange(n) / 200)  # comes and goes
     x = (100 * (hum + np.random.default_rng(0).normal(size=n))).astype(np.int16)
-    frequency, power = scipy.signal.periodogram([x[i * (n - 800) // 7 :][:800] for i in range(8)], 200, "hann", detrend="constant")
+    frequency, power = scipy.signal.periodogram(
+        [x[i * (n - 800) // 7 :][:800] for i in range(8)], 200, "hann", detrend="constant"
+    )
     near, above = np.abs(frequency - 50) <= 1, frequency > 0.5
-    assert figures(Signal("x", 200.0, "", x))["line_noise"] == pytest.approx(power[:, near].sum() / power[:, above].sum(), rel=1e-3)
+    assert figures(Signal("x", 200.0, "", x))["line_noise"] == pytest.approx(
+        power[:, near].sum() / power[:, above].sum(), rel=1e-3
+    )
 
 
 def test_line_noise_is_not_reported_where_it_is_not_measurable() -> None:
@@ -236,7 +302,9 @@ def test_line_noise_is_not_reported_where_it_is_not_measurable() -> None:
     ):
         found = figures(Signal("whole", channel.rate, "", hum), channel)
         assert (found["line_noise"], found["line_frequency"]) == (None, None), channel.channel
-    assert figures(Signal("x", 1000.0, "", hum[:2000]))["line_noise"] == pytest.approx(1.0, abs=1e-3)
+    assert figures(Signal("x", 1000.0, "", hum[:2000]))["line_noise"] == pytest.approx(
+        1.0, abs=1e-3
+    )
 
 
 def test_quality_figures_stand_with_each_channel_of_the_cache(raw: Path, tmp_path: Path) -> None:
@@ -244,7 +312,10 @@ def test_quality_figures_stand_with_each_channel_of_the_cache(raw: Path, tmp_pat
     rows = cache.open_cache(tmp_path / "out").signals()
     found = [json.loads(text) for text in rows["qc"]]
     assert {tuple(sorted(row)) for row in found} == {tuple(sorted(quality.FIGURES))}
-    assert all(-2048 * 0.5 + 0.1 <= row["min"] < row["median"] < row["max"] <= 2047 * 0.5 + 0.1 for row in found[::2])
+    assert all(
+        -2048 * 0.5 + 0.1 <= row["min"] < row["median"] < row["max"] <= 2047 * 0.5 + 0.1
+        for row in found[::2]
+    )
 
 
 def test_start_times_and_header_text_are_stored_only_on_request(raw: Path, tmp_path: Path) -> None:
@@ -252,7 +323,9 @@ def test_start_times_and_header_text_are_stored_only_on_request(raw: Path, tmp_p
     assert not any(b"1989" in data for data in tree(tmp_path / "out").values())
     assert {r.start_time for r in cache.open_cache(tmp_path / "out").records()} == {None}
     ingest(raw, tmp_path / "dates", keep_dates=True)
-    assert {r.start_time for r in cache.open_cache(tmp_path / "dates").records()} == {"1989-04-24T16:13:00"}
+    assert {r.start_time for r in cache.open_cache(tmp_path / "dates").records()} == {
+        "1989-04-24T16:13:00"
+    }
 
 
 # ---- the report
@@ -275,22 +348,43 @@ def test_report_has_every_field_and_no_clock(raw: Path, tmp_path: Path) -> None:
             "manifest_sha256",
             "content_sha256",
         ),
-        *("units", "units_listed", "counts", "rows", "reasons", "reason_counts", "options", "rules", "tool", "error"),
+        *(
+            "units",
+            "units_listed",
+            "counts",
+            "rows",
+            "reasons",
+            "reason_counts",
+            "options",
+            "rules",
+            "tool",
+            "error",
+        ),
     }
     assert json.loads((tmp_path / "out" / "ingest_report.json").read_bytes()) == report
-    assert (report["status"], report["exit_code"], report["published"], report["generation"]) == ("partial", 3, True, 1)
-    assert report["counts"] == {"units_seen": 5, "accepted": 3, "accepted_with_warning": 1, "quarantined": 1}
+    assert (report["status"], report["exit_code"], report["published"], report["generation"]) == (
+        "partial",
+        3,
+        True,
+        1,
+    )
+    assert report["counts"] == {
+        "units_seen": 5,
+        "accepted": 3,
+        "accepted_with_warning": 1,
+        "quarantined": 1,
+    }
     assert report["reason_counts"] == {"clipped": 1, "header_bytes": 1}
     assert (report["source"]["files"], report["source"]["sha256sums"]) == (5, "absent")
     bad = report["units"][4]
     assert bad["unit"] == "e1"
-    assert (bad["status"], bad["files"], bad["content_sha256"], bad["samples"], bad["channels"]) == (
-        "quarantined",
-        ["e1.json"],
-        None,
-        None,
-        None,
-    )
+    assert (
+        bad["status"],
+        bad["files"],
+        bad["content_sha256"],
+        bad["samples"],
+        bad["channels"],
+    ) == ("quarantined", ["e1.json"], None, None, None)
     assert bad["reasons"] == [
         {
             "code": "header_bytes",
@@ -320,8 +414,14 @@ def test_source_hash_is_that_of_the_sorted_lines(raw: Path, tmp_path: Path) -> N
     import hashlib
 
     put(raw, "sub/a0", 9)
-    lines = sorted(f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.relative_to(raw).as_posix()}\n" for p in raw.rglob("*.json"))
-    assert ingest(raw, tmp_path / "out")["source"]["sha256"] == hashlib.sha256("".join(lines).encode()).hexdigest()
+    lines = sorted(
+        f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.relative_to(raw).as_posix()}\n"
+        for p in raw.rglob("*.json")
+    )
+    assert (
+        ingest(raw, tmp_path / "out")["source"]["sha256"]
+        == hashlib.sha256("".join(lines).encode()).hexdigest()
+    )
 
 
 def test_the_same_input_gives_the_same_bytes_anywhere(raw: Path, tmp_path: Path) -> None:
@@ -357,9 +457,23 @@ def test_rows_of_tables_are_accounted_for(raw: Path, tmp_path: Path) -> None:
     assert (report["exit_code"], report["status"]) == (3, "partial")
     assert report["counts"]["accepted_with_warning"] == 1
     table, segments = report["rows"]
-    assert (table["file"], table["used"], table["dropped_by_reason"]) == ("labels.csv", 4, {"duplicates": 1})
-    assert (segments["kind"], segments["seen"], segments["used"], segments["quarantined"], segments["dropped"]) == ("segments", 10, 7, 2, 1)
-    assert report["reason_counts"] == {"duplicate_across_splits": 2, "duplicates": 2, "not_numeric": 2}
+    assert (table["file"], table["used"], table["dropped_by_reason"]) == (
+        "labels.csv",
+        4,
+        {"duplicates": 1},
+    )
+    assert (
+        segments["kind"],
+        segments["seen"],
+        segments["used"],
+        segments["quarantined"],
+        segments["dropped"],
+    ) == ("segments", 10, 7, 2, 1)
+    assert report["reason_counts"] == {
+        "duplicate_across_splits": 2,
+        "duplicates": 2,
+        "not_numeric": 2,
+    }
     assert len(list(cache.open_cache(tmp_path / "out").records())) == 6
     assert refused(raw, tmp_path / "strict", strict=True).code == Reason.NOT_NUMERIC
     put(raw, "t1", 3, fault="table", bad=6)
@@ -369,7 +483,9 @@ def test_rows_of_tables_are_accounted_for(raw: Path, tmp_path: Path) -> None:
 
 def test_file_sums_are_compared(raw: Path, tmp_path: Path) -> None:
     sums = raw / "SHA256SUMS.txt"
-    lines = [f"{storage.hash_file(raw / f'{name}.json')}  {name}.json\n" for name in ("a1", "b1", "c1")]
+    lines = [
+        f"{storage.hash_file(raw / f'{name}.json')}  {name}.json\n" for name in ("a1", "b1", "c1")
+    ]
     sums.write_text("".join(lines))
     assert ingest(raw, tmp_path / "out")["source"]["sha256sums"] == "verified"
     sums.write_text(f"{'0' * 64}  a1.json\n{lines[1]}{'1' * 64} *gone.json\nnonsense\n")
@@ -384,7 +500,11 @@ def test_file_sums_are_compared(raw: Path, tmp_path: Path) -> None:
         "lines that are no checksums: 1.": "warning",
     }
     report = ingest(raw, tmp_path / "out", verify=False)
-    assert (report["exit_code"], report["source"]["sha256sums"], report["options"]["verify"]) == (0, "skipped", False)
+    assert (report["exit_code"], report["source"]["sha256sums"], report["options"]["verify"]) == (
+        0,
+        "skipped",
+        False,
+    )
     (raw / "labels.csv").write_text("1")  # the data set needs this one
     sums.write_text(f"{'0' * 64}  labels.csv\n")
     error = refused(raw, tmp_path / "out")
@@ -395,7 +515,12 @@ def test_verify_and_ingest_read_file_sums_alike(raw: Path, monkeypatch: pytest.M
     names = ("a1.json", "b1.json", "c1.json")
     good = {name: storage.hash_file(raw / name) for name in names}
     (raw / "extra.txt").write_text("1")
-    lines = [f"{good['a1.json'].upper()} *./a1.json", f"{'0' * 64}  b1.json", f"{good['c1.json']}  c1.json", ""]
+    lines = [
+        f"{good['a1.json'].upper()} *./a1.json",
+        f"{'0' * 64}  b1.json",
+        f"{good['c1.json']}  c1.json",
+        "",
+    ]
     lines += [f"{'1' * 64}  ../beyond", f"{'2' * 40}  short", f"{'z' * 64}  c1.json"]
     (raw / "SHA256SUMS.txt").write_text("\n".join(lines))
     hash_file = storage.hash_file
@@ -408,7 +533,9 @@ def test_verify_and_ingest_read_file_sums_alike(raw: Path, monkeypatch: pytest.M
     monkeypatch.setattr(storage, "hash_file", fail)
     result = workflows.verify(raw)
     assert (result["exit_code"], [one["files"] for one in result["checked"]]) == (5, [3])
-    assert {(f.file, f.level, f.code, f.problem.partition(" (")[0]) for f in result["findings"]} == {
+    assert {
+        (f.file, f.level, f.code, f.problem.partition(" (")[0]) for f in result["findings"]
+    } == {
         ("b1.json", "error", "source_checksum", f"sha256 is {good['b1.json'][:16]}"),
         ("c1.json", "error", "io_error", "cannot be read"),
         ("SHA256SUMS.txt", "warning", "source_checksum", "files that are listed and not here: 1"),
@@ -425,10 +552,14 @@ def test_real_sleep_edf(tmp_path: Path) -> None:
     report = cache.ingest("sleep-edf", source, tmp_path / "out")
     assert report["exit_code"] == 0
     assert report["source"]["sha256sums"] == "verified"
-    assert [(u["unit"], u["samples"], u["channels"]) for u in report["units"]] == [("SC4001", 30_000, 7)]
+    assert [(u["unit"], u["samples"], u["channels"]) for u in report["units"]] == [
+        ("SC4001", 30_000, 7)
+    ]
     (record,) = cache.open_cache(tmp_path / "out").records(["EEG Fpz-Cz"])
     pyedflib = pytest.importorskip("pyedflib")
     with pyedflib.EdfReader(str(source / "sleep-cassette" / "SC4001E0-PSG.edf")) as reader:
         wanted = reader.readSignal(reader.getSignalLabels().index("EEG Fpz-Cz"))
     signal_ = record.signals[0]
-    np.testing.assert_allclose(signal_.samples * signal_.scale + signal_.offset, wanted, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(
+        signal_.samples * signal_.scale + signal_.offset, wanted, rtol=0, atol=1e-9
+    )

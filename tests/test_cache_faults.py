@@ -31,7 +31,9 @@ CALLS = ("os_open", "os_write", "os_fsync", "os_replace", "os_link", "os_unlink"
 # ---- processes
 
 
-def test_the_number_of_processes_changes_no_byte(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_processes_changes_no_byte(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(units, "LARGE_UNIT", 1)  # a shard a unit
     put(raw, "d1", 3, fault="header")
     ingest(raw, tmp_path / "one")
@@ -41,23 +43,33 @@ def test_the_number_of_processes_changes_no_byte(raw: Path, tmp_path: Path, monk
     assert seen[-1] == ("ingest toy", 4, 4)
 
 
-def test_a_reader_that_kills_its_process_costs_its_unit_alone(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_kills_its_process_costs_its_unit_alone(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(units, "LARGE_UNIT", 1)
     put(raw, "b0", 4, fault="kill")
-    put(raw, "c0", 5, fault="kill once", mark=str(tmp_path / "mark"))  # killed from outside: tried again
+    # killed from outside: tried again
+    put(raw, "c0", 5, fault="kill once", mark=str(tmp_path / "mark"))
     report = ingest(raw, tmp_path / "out", jobs=2)
-    assert {u["unit"]: u["status"] for u in report["units"]} == {**dict.fromkeys(("a1", "b1", "c0", "c1"), "accepted"), "b0": "quarantined"}
+    assert {u["unit"]: u["status"] for u in report["units"]} == {
+        **dict.fromkeys(("a1", "b1", "c0", "c1"), "accepted"),
+        "b0": "quarantined",
+    }
     assert report["reason_counts"] == {"reader_crash": 1}
 
 
-def test_parts_make_the_same_cache(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_make_the_same_cache(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(units, "LARGE_UNIT", 1)
     for i in range(5):
         put(raw, f"x{i}", i)
     expected = clean(raw, tmp_path)
     out = tmp_path / "out"
     parts = [ingest(raw, out, shard=(k, 3)) for k in (1, 2, 3)]
-    assert [part["schema"] for part in parts] == ["bitimely.ingest_part/1"] * 2 + ["bitimely.ingest_report/1"]
+    assert [part["schema"] for part in parts] == ["bitimely.ingest_part/1"] * 2 + [
+        "bitimely.ingest_report/1"
+    ]
     assert [part["parts_missing"] for part in parts[:2]] == [2, 1]
     assert sum(part["counts"]["units_seen"] for part in parts[:2]) < 8
     assert tree(out) == expected
@@ -67,11 +79,15 @@ def test_parts_make_the_same_cache(raw: Path, tmp_path: Path, monkeypatch: pytes
     assert parts[2]["generation"] == before["generation"] + 1
 
 
-def test_parts_side_by_side_publish_once(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_side_by_side_publish_once(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(units, "LARGE_UNIT", 1)
     expected = clean(raw, tmp_path)
     out = tmp_path / "out"
-    threads = [threading.Thread(target=ingest, args=(raw, out), kwargs={"shard": (k, 2)}) for k in (1, 2)]
+    threads = [
+        threading.Thread(target=ingest, args=(raw, out), kwargs={"shard": (k, 2)}) for k in (1, 2)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -96,7 +112,9 @@ def test_readers_see_one_generation_while_the_next_is_published(raw: Path, tmp_p
         while not stop.is_set():
             try:
                 opened = cache.open_cache(out)
-                found = shards.hash_lines(shards.hash_lines([shards.hash_record(record)]) for record in opened.records())
+                found = shards.hash_lines(
+                    shards.hash_lines([shards.hash_record(record)]) for record in opened.records()
+                )
                 assert found == opened.manifest.content_sha256
                 passes.append(found)
                 assert not [f for f in cache.verify(out) if f.level == "error"]
@@ -160,7 +178,8 @@ def test_any_failing_call_leaves_one_generation_or_the_other_and_the_rerun_is_cl
             report = {"exit_code": error.exit_code}
         passed = faults.seen < n
         faults.n = 0
-        assert report["exit_code"] in ({0} if passed else {0, 3, 6})  # 3: a file of the source could not be read
+        # 3: a file of the source could not be read
+        assert report["exit_code"] in ({0} if passed else {0, 3, 6})
         now = manifests.read_manifest(out)
         assert manifests.find_damage(out, now) == []
         assert now in (first, second) or now["generation"] == 2
@@ -175,7 +194,9 @@ def test_any_failing_call_leaves_one_generation_or_the_other_and_the_rerun_is_cl
     assert n > 60
 
 
-def test_a_kill_anywhere_is_followed_by_the_same_cache(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_anywhere_is_followed_by_the_same_cache(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(units, "LARGE_UNIT", 1)
     for name in ("a1", "b1", "c1"):
         put(raw, name, 1, sleep=0.05)
@@ -192,12 +213,17 @@ def test_a_kill_anywhere_is_followed_by_the_same_cache(raw: Path, tmp_path: Path
         process.wait()
         process.stdout.close()
         if (out / "manifest.json").exists():
-            assert tree(out).items() >= {name: wanted[name] for name in manifests.read_manifest(out)["files"]}.items()
+            assert (
+                tree(out).items()
+                >= {name: wanted[name] for name in manifests.read_manifest(out)["files"]}.items()
+            )
         elif out.exists():
             assert [f.code for f in cache.verify(out)] == [Reason.INCOMPLETE]
             with pytest.raises(UserError, match="finished parts are kept"):
                 cache.open_cache(out)
-        done = len(list((out / ".progress").glob("*.json"))) - 1 if (out / ".progress").exists() else 0
+        done = (
+            len(list((out / ".progress").glob("*.json"))) - 1 if (out / ".progress").exists() else 0
+        )
         READ.clear()
         ingest(raw, out)
         assert len(READ) <= 3 - max(done, 0)
@@ -213,7 +239,9 @@ def test_two_at_once_make_what_one_makes(raw: Path, tmp_path: Path) -> None:
     assert tree(tmp_path / "out") == wanted
 
 
-@pytest.mark.parametrize(("number", "code", "jobs"), [(signal.SIGTERM, 143, 1), (signal.SIGINT, 130, 2)])
+@pytest.mark.parametrize(
+    ("number", "code", "jobs"), [(signal.SIGTERM, 143, 1), (signal.SIGINT, 130, 2)]
+)
 def test_a_signal_stops_soon_and_the_rerun_goes_on(
     raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int, jobs: int
 ) -> None:
@@ -223,14 +251,19 @@ def test_a_signal_stops_soon_and_the_rerun_goes_on(
     out = tmp_path / "out"
     process = start(raw, out, jobs=jobs, big=1)
     assert process.stdout is not None
-    assert "2" in (line.strip() for line in iter(process.stdout.readline, ""))  # reads until the third unit is taken up
+    # reads until the third unit is taken up
+    assert "2" in (line.strip() for line in iter(process.stdout.readline, ""))
     os.killpg(process.pid, number)
     text, _ = process.communicate(timeout=10)
     assert process.returncode == code
     assert "goes on where it stopped" in text
     assert "Traceback" not in text
     report = json.loads((out / "ingest_report.json").read_bytes())
-    assert (report["status"], report["exit_code"], report["error"]["code"]) == ("interrupted", code, "interrupted")
+    assert (report["status"], report["exit_code"], report["error"]["code"]) == (
+        "interrupted",
+        code,
+        "interrupted",
+    )
     assert 1 <= report["counts"]["units_seen"] < 5
     assert not list(out.glob("*tmp*"))
     wanted = clean(raw, tmp_path)
@@ -254,7 +287,9 @@ def test_a_file_size_limit_is_a_full_disk(raw: Path, tmp_path: Path) -> None:
     assert tree(tmp_path / "out") == wanted
 
 
-def test_missing_disk_space_is_reported_before_writing(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_disk_space_is_reported_before_writing(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 99, 1))  # type: ignore[attr-defined]
     error = refused(raw, tmp_path / "out")
     assert (error.code, error.exit_code) == (Reason.DISK_FULL, Exit.RESOURCES)
@@ -285,7 +320,11 @@ def test_everything_is_for_its_owner_alone_whatever_the_umask(raw: Path, tmp_pat
 
 
 def swap(path: Path, rng: random.Random) -> None:
-    others = [p for p in path.parent.iterdir() if p.name.split("-")[0] == path.name.split("-")[0] and p != path]
+    others = [
+        p
+        for p in path.parent.iterdir()
+        if p.name.split("-")[0] == path.name.split("-")[0] and p != path
+    ]
     other = rng.choice(others) if others else path.parent / "subjects.parquet"
     one, two = path.read_bytes(), other.read_bytes()
     path.write_bytes(two if two != one else b"")
@@ -293,7 +332,9 @@ def swap(path: Path, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("harm", [flip, zero4k, truncate, append, delete, swap])
-def test_damage_is_noticed_before_the_first_use(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Damage) -> None:
+def test_damage_is_noticed_before_the_first_use(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Damage
+) -> None:
     monkeypatch.setattr(units, "LARGE_UNIT", 1)
     out = tmp_path / "out"
     ingest(raw, out)
@@ -310,7 +351,9 @@ def test_damage_is_noticed_before_the_first_use(raw: Path, tmp_path: Path, monke
         findings = [caught.value.finding, *caught.value.details]
         assert missing or name in [Path(str(f.file)).name for f in findings]
         found = cache.verify(out)
-        assert [f.code for f in found if f.level == "error"][:1] == [Reason.INCOMPLETE if missing else Reason.INTEGRITY]
+        assert [f.code for f in found if f.level == "error"][:1] == [
+            Reason.INCOMPLETE if missing else Reason.INTEGRITY
+        ]
         for old, data in original.items():
             (out / old).write_bytes(data)
     assert cache.verify(out, deep=True) == []
@@ -335,14 +378,20 @@ def test_a_verification_that_is_deep_decodes_the_content(raw: Path, tmp_path: Pa
     ingest(raw, out)
     body = manifests.read_manifest(out)
     records = list(cache.open_cache(out).records())
-    records[0].signals[0] = records[0].signals[0]._replace(samples=records[0].signals[0].samples[::-1].copy())
+    records[0].signals[0] = (
+        records[0].signals[0]._replace(samples=records[0].signals[0].samples[::-1].copy())
+    )
     names, files = shards.write_shard(out, records, "toy")
     body["files"] |= {name: file.model_dump() for name, file in files.items()}
     body["shards"] = [list(names)]
     body = {key: value for key, value in body.items() if key != "manifest_sha256"}
     storage.write_json(out / "manifest.json", body | {"manifest_sha256": storage.fingerprint(body)})
     assert not [f for f in cache.verify(out) if f.level == "error"]
-    assert ["the content of the unit a1" in f.message for f in cache.verify(out, deep=True) if f.level == "error"] == [True]
+    assert [
+        "the content of the unit a1" in f.message
+        for f in cache.verify(out, deep=True)
+        if f.level == "error"
+    ] == [True]
 
 
 def test_times_alone_are_no_damage_and_reading_writes_nothing(raw: Path, tmp_path: Path) -> None:
@@ -375,5 +424,7 @@ def test_folders_that_are_no_cache_have_distinct_errors(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         cache.open_cache(tmp_path)
     assert (caught.value.code, caught.value.exit_code) == (Reason.UNSUPPORTED_FORMAT, Exit.REFUSED)
-    manifests.publish(tmp_path, {"schema": "bitimely.cache/9", "format_version": 9, "kind": "recordings"}, {}, 2)
+    manifests.publish(
+        tmp_path, {"schema": "bitimely.cache/9", "format_version": 9, "kind": "recordings"}, {}, 2
+    )
     assert [f.code for f in cache.verify(tmp_path)] == [Reason.UNSUPPORTED_FORMAT]

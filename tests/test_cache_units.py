@@ -1,4 +1,6 @@
-"""Bad units of a data set are named and the good ones go through; a second run reads what has changed."""
+"""Bad units of a data set are named and the good ones go through; a second run reads what has
+changed.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,17 @@ pytestmark = pytest.mark.usefixtures("toys")
 
 @pytest.mark.parametrize(
     ("fault", "code"),
-    [("header", "header_bytes"), ("bug", "internal"), ("memory", "resource_limit"), ("io", "io_error"), ("inf", "non_finite")],
+    [
+        ("header", "header_bytes"),
+        ("bug", "internal"),
+        ("memory", "resource_limit"),
+        ("io", "io_error"),
+        ("inf", "non_finite"),
+    ],
 )
-def test_a_bad_unit_is_left_out_and_named_and_the_others_are_as_without_it(raw: Path, tmp_path: Path, fault: str, code: str) -> None:
+def test_a_bad_unit_is_left_out_and_named_and_the_others_are_as_without_it(
+    raw: Path, tmp_path: Path, fault: str, code: str
+) -> None:
     good = ingest(raw, tmp_path / "good")
     put(raw, "b0", 9, fault=fault)
     report = ingest(raw, tmp_path / "out")
@@ -43,11 +53,17 @@ def test_a_bad_unit_is_left_out_and_named_and_the_others_are_as_without_it(raw: 
     assert "b0.json" in reason["message"]
     assert "Haagse" not in json.dumps(report)
     assert report["content_sha256"] == good["content_sha256"]
-    assert [r.recording_id for r in cache.open_cache(tmp_path / "out").records()] == ["a1", "b1", "c1"]
+    assert [r.recording_id for r in cache.open_cache(tmp_path / "out").records()] == [
+        "a1",
+        "b1",
+        "c1",
+    ]
     assert ingest(raw, tmp_path / "out") == report
 
 
-def test_a_file_that_changes_during_reading_is_refused(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_changes_during_reading_is_refused(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hashed = storage.hash_file
 
     def meddled(path: Path) -> str:
@@ -58,22 +74,38 @@ def test_a_file_that_changes_during_reading_is_refused(raw: Path, tmp_path: Path
 
     monkeypatch.setattr(storage, "hash_file", meddled)
     report = ingest(raw, tmp_path / "out")
-    assert [[reason["code"] for reason in unit["reasons"]] for unit in report["units"]] == [[], ["io_error"], []]
+    assert [[reason["code"] for reason in unit["reasons"]] for unit in report["units"]] == [
+        [],
+        ["io_error"],
+        [],
+    ]
 
 
-def test_strict_and_max_bad_refuse_and_leave_the_former_generation(raw: Path, tmp_path: Path) -> None:
+def test_strict_and_max_bad_refuse_and_leave_the_former_generation(
+    raw: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     ingest(raw, out)
-    before = {name: data for name, data in tree(out).items() if name not in {"ingest_report.json", "results.json"}}
+    before = {
+        name: data
+        for name, data in tree(out).items()
+        if name not in {"ingest_report.json", "results.json"}
+    }
     put(raw, "a1", fault="header")
     for options in ({"strict": True}, {"max_bad": 0.3}):
         error = refused(raw, out, **options)
         assert (error.exit_code, error.code) == (4, Reason.HEADER_BYTES)
         assert error.report is not None
-        assert (error.report["status"], error.report["exit_code"], error.report["published"]) == ("refused", 4, False)
+        assert (error.report["status"], error.report["exit_code"], error.report["published"]) == (
+            "refused",
+            4,
+            False,
+        )
         assert (error.report["generation"], error.report["content_sha256"]) == (None, None)
         assert error.report["error"]["message"] == str(error)
-        assert [f.line() for f in error.details] == ["error[header_bytes] a1.json:header_bytes: found 1024, expected 2048."]
+        assert [f.line() for f in error.details] == [
+            "error[header_bytes] a1.json:header_bytes: found 1024, expected 2048."
+        ]
         assert json.loads((out / "ingest_report.json").read_bytes()) == error.report
     assert before.items() <= tree(out).items()
     assert ingest(raw, out, max_bad=0.34)["generation"] == 2
@@ -111,9 +143,17 @@ def test_two_units_with_one_recording_are_refused(raw: Path, tmp_path: Path) -> 
 
 
 def test_a_unit_with_one_recording_twice_is_refused_as_such(raw: Path, tmp_path: Path) -> None:
-    of(lambda source, options: [replace(unit, read=functools.partial(read_twice, unit.read)) for unit in list_toys(source, options)])
+    of(
+        lambda source, options: [
+            replace(unit, read=functools.partial(read_twice, unit.read))
+            for unit in list_toys(source, options)
+        ]
+    )
     error = refused(raw, tmp_path / "out")
-    assert (error.code, error.problem) == (Reason.DUPLICATE_KEY, "the unit 'a1' holds the recording 'a1' twice")
+    assert (error.code, error.problem) == (
+        Reason.DUPLICATE_KEY,
+        "the unit 'a1' holds the recording 'a1' twice",
+    )
 
 
 def read_twice(read: Callable[[], Record]) -> Records:
@@ -126,12 +166,24 @@ def of(function: Callable[..., Any]) -> None:
 
 
 def test_a_unit_that_is_there_twice_is_refused(raw: Path, tmp_path: Path) -> None:
-    of(lambda source, options: [*list_toys(source, options), IngestUnit(name="a1", files=(), read=None)])
+    of(
+        lambda source, options: [
+            *list_toys(source, options),
+            IngestUnit(name="a1", files=(), read=None),
+        ]
+    )
     assert refused(raw, tmp_path / "out").code == Reason.DUPLICATE_KEY
 
 
-def test_a_unit_without_a_reader_and_without_a_reason_is_quarantined(raw: Path, tmp_path: Path) -> None:
-    of(lambda source, options: [*list_toys(source, options), IngestUnit(name="d1", files=("gone.json",), read=None)])
+def test_a_unit_without_a_reader_and_without_a_reason_is_quarantined(
+    raw: Path, tmp_path: Path
+) -> None:
+    of(
+        lambda source, options: [
+            *list_toys(source, options),
+            IngestUnit(name="d1", files=("gone.json",), read=None),
+        ]
+    )
     report = ingest(raw, tmp_path / "out")
     assert report["units"][3]["status"] == "quarantined"
     assert [reason["code"] for reason in report["units"][3]["reasons"]] == ["internal"]
@@ -149,15 +201,24 @@ def test_a_unit_without_a_reader_and_without_a_reason_is_quarantined(raw: Path, 
         [Signal("x", 1.0, "", np.zeros(3, np.int16))] * 2,
     ],
 )
-def test_what_a_reader_must_never_return_costs_its_unit(raw: Path, tmp_path: Path, signals: list[Signal]) -> None:
+def test_what_a_reader_must_never_return_costs_its_unit(
+    raw: Path, tmp_path: Path, signals: list[Signal]
+) -> None:
     record = Record(recording_id="d1", subject_id="d", signals=signals)
-    of(lambda source, options: [*list_toys(source, options), IngestUnit(name="d1", files=(), read=lambda: record)])
+    of(
+        lambda source, options: [
+            *list_toys(source, options),
+            IngestUnit(name="d1", files=(), read=lambda: record),
+        ]
+    )
     report = ingest(raw, tmp_path / "out")
     assert report["reason_counts"] == {"internal": 1}
     assert "ValueError in shards.py" in report["units"][3]["reasons"][0]["message"]
 
 
-def test_files_that_cannot_be_read_are_named(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_cannot_be_read_are_named(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (raw / "notes.txt").write_text("")
     hashed, number = storage.hash_file, errno.EIO
 
@@ -218,7 +279,13 @@ def test_arguments_of_a_reader_decide_whether_it_runs_again(tmp_path: Path) -> N
 
 
 def test_a_reader_that_hides_its_arguments_runs_every_time(raw: Path, tmp_path: Path) -> None:
-    of(lambda source, options: [IngestUnit(name="a1", files=("a1.json",), read=lambda: read_toy(source.path("a1.json"), 0.5))])
+    of(
+        lambda source, options: [
+            IngestUnit(
+                name="a1", files=("a1.json",), read=lambda: read_toy(source.path("a1.json"), 0.5)
+            )
+        ]
+    )
     first = ingest(raw, tmp_path / "out")
     assert ingest(raw, tmp_path / "out") == first
     assert READ == ["a1", "a1"]
@@ -229,7 +296,10 @@ def test_what_is_odd_and_claimed_by_nobody_is_a_warning(raw: Path, tmp_path: Pat
     (raw / "notes.txt").write_text("")
     report = ingest(raw, tmp_path / "out")
     assert report["exit_code"] == 0
-    assert {r["code"]: r["level"] for r in report["reasons"]} == {"not_regular_file": "warning", "file_name": "warning"}
+    assert {r["code"]: r["level"] for r in report["reasons"]} == {
+        "not_regular_file": "warning",
+        "file_name": "warning",
+    }
 
 
 def test_usage_is_checked_before_anything_is_made(raw: Path, tmp_path: Path) -> None:
@@ -278,7 +348,9 @@ def test_a_second_run_changes_nothing_and_reads_nothing(raw: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("change", ["mended", "edited", "added", "removed", "renamed"])
-def test_only_what_has_changed_is_read_again_and_the_result_is_that_of_a_clean_run(raw: Path, tmp_path: Path, change: str) -> None:
+def test_only_what_has_changed_is_read_again_and_the_result_is_that_of_a_clean_run(
+    raw: Path, tmp_path: Path, change: str
+) -> None:
     put(raw, "b0", 5, fault="header" if change == "mended" else None)
     ingest(raw, tmp_path / "out")
     READ.clear()
@@ -292,7 +364,9 @@ def test_only_what_has_changed_is_read_again_and_the_result_is_that_of_a_clean_r
         if change == "renamed":
             put(raw, "e1", 5)
     report = ingest(raw, tmp_path / "out")
-    assert {"mended": ["b0"], "edited": ["b0"], "added": ["d1"], "removed": [], "renamed": ["e1"]}[change] == READ
+    assert {"mended": ["b0"], "edited": ["b0"], "added": ["d1"], "removed": [], "renamed": ["e1"]}[
+        change
+    ] == READ
     assert report["generation"] == 2
     ingest(raw, tmp_path / "clean")
     assert content(tmp_path / "out") == content(tmp_path / "clean")
@@ -330,7 +404,9 @@ def test_passing_faults_are_tried_again(raw: Path, tmp_path: Path) -> None:
     assert READ == ["d1"]
 
 
-def test_other_options_are_refused_with_what_differs_unless_all_is_new(raw: Path, tmp_path: Path) -> None:
+def test_other_options_are_refused_with_what_differs_unless_all_is_new(
+    raw: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     ingest(raw, out)
     before = tree(out)
@@ -344,7 +420,9 @@ def test_other_options_are_refused_with_what_differs_unless_all_is_new(raw: Path
     assert {s.scale for r in cache.open_cache(out).records(["EEG"]) for s in r.signals} == {2.0}
 
 
-def test_a_stopped_ingest_goes_on_and_only_under_its_own_options(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_ingest_goes_on_and_only_under_its_own_options(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(units, "LARGE_UNIT", 1)
     out = tmp_path / "out"
     ingest(raw, out)
@@ -364,7 +442,9 @@ def test_a_stopped_ingest_goes_on_and_only_under_its_own_options(raw: Path, tmp_
         assert content(out) == content(tmp_path / f"clean{force_new}")
 
 
-def test_an_ingest_that_was_never_published_keeps_its_options_too(raw: Path, tmp_path: Path) -> None:
+def test_an_ingest_that_was_never_published_keeps_its_options_too(
+    raw: Path, tmp_path: Path
+) -> None:
     put(raw, "c1", fault="stop")
     with pytest.raises(KeyboardInterrupt):
         ingest(raw, tmp_path / "out")
@@ -372,7 +452,9 @@ def test_an_ingest_that_was_never_published_keeps_its_options_too(raw: Path, tmp
     assert (error.code, error.field) == (Reason.SETTINGS_DIFFER, "gain")
 
 
-def test_a_note_that_was_changed_is_passed_over(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_note_that_was_changed_is_passed_over(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(units, "LARGE_UNIT", 1)
     put(raw, "c1", fault="stop")
     with pytest.raises(KeyboardInterrupt):
@@ -407,15 +489,24 @@ def test_the_share_that_may_be_bad_is_inclusive(raw: Path, tmp_path: Path) -> No
 
 def test_content_hash_does_not_depend_on_the_order_of_channels() -> None:
     signals = [Signal(name, 1.0, "", np.full(3, i, np.int16)) for i, name in enumerate("xy")]
-    one, other = (Record(recording_id="r", subject_id="s", signals=order) for order in (signals, signals[::-1]))
+    one, other = (
+        Record(recording_id="r", subject_id="s", signals=order)
+        for order in (signals, signals[::-1])
+    )
     assert shards.hash_content([one]) == shards.hash_content([other])
     assert shards.hash_content([one, one]) != shards.hash_content([one])
 
 
 def test_a_flipped_bit_is_noticed_by_the_pages_too(tmp_path: Path) -> None:
-    """Without the comparison of hashes: noise is stored as it is, so nothing but the checksum of the page can tell."""
+    """Without the comparison of hashes: noise is stored as it is, so nothing but the checksum of
+    the page can tell.
+    """
     noise = np.random.default_rng(0).integers(-(2**15), 2**15, 20_000).astype(np.int16)
-    names, _ = shards.write_shard(tmp_path, [Record(recording_id="r", subject_id="s", signals=[Signal("x", 1.0, "", noise)])], "toy")
+    names, _ = shards.write_shard(
+        tmp_path,
+        [Record(recording_id="r", subject_id="s", signals=[Signal("x", 1.0, "", noise)])],
+        "toy",
+    )
     path = tmp_path / str(names.recordings)
     original = path.read_bytes()
     here = original.index(noise.tobytes()[1000:1032])
@@ -427,7 +518,9 @@ def test_a_flipped_bit_is_noticed_by_the_pages_too(tmp_path: Path) -> None:
             list(shards.read_shard(tmp_path, names, {"r": {}}))
 
 
-def test_out_of_memory_outside_of_a_reader_is_reported(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_outside_of_a_reader_is_reported(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*arguments: Any) -> Any:
         raise MemoryError
 
@@ -461,7 +554,10 @@ def test_units_are_grouped_so_that_a_change_stays_where_it_is() -> None:
     assert [name for group in groups for name in group] == names
     assert max(map(len, groups)) <= 4 * units.MEAN_UNITS
     assert 4 <= len(groups) <= 40
-    fewer = [[unit.name for unit in group] for group in units.group_units(made[:2500] + made[2501:], sizes)]
+    fewer = [
+        [unit.name for unit in group]
+        for group in units.group_units(made[:2500] + made[2501:], sizes)
+    ]
     assert len([group for group in fewer if group not in groups]) <= 2
     big = units.group_units(made[:3], {"r00000": 5, "r00001": units.LARGE_UNIT, "r00002": 5})
     assert [len(group) for group in big] == [1, 1, 1]

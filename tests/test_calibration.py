@@ -1,4 +1,6 @@
-"""Calibration error by hand and on planted probabilities, temperatures that undo what was done, nights, subjects, learning curve."""
+"""Calibration error by hand and on planted probabilities, temperatures that undo what was done,
+nights, subjects, learning curve.
+"""
 
 import json
 
@@ -26,7 +28,9 @@ from bitimely_core.schemas.runs import RunRecord
 
 
 def spoken(n_subjects=16, each=40, classes=3, sharp=1.0, seed=0, wrong=0.0):
-    """Windows whose first samples are probabilities; the labels are drawn from them, then the probabilities are sharpened."""
+    """Windows whose first samples are probabilities; the labels are drawn from them, then the
+    probabilities are sharpened.
+    """
     rng = np.random.default_rng(seed)
     n = n_subjects * each
     calibrated = rng.dirichlet(np.ones(classes), n)
@@ -35,7 +39,12 @@ def spoken(n_subjects=16, each=40, classes=3, sharp=1.0, seed=0, wrong=0.0):
     sharpened = apply_temperature("classification", calibrated, 1 / sharp)
     values = np.zeros((n, 12, 1))
     values[:, :classes, 0] = sharpened
-    return Windows(values, target, np.repeat(np.arange(n_subjects), each), class_names=("W", "N1", "N2")[:classes])
+    return Windows(
+        values,
+        target,
+        np.repeat(np.arange(n_subjects), each),
+        class_names=("W", "N1", "N2")[:classes],
+    )
 
 
 def test_the_error_by_hand():
@@ -46,7 +55,9 @@ def test_the_error_by_hand():
     # bins: {.05, .1} 1 of 2 right, {.35} 0 of 1, {.9} 1 of 1, {.95, 1} 1 of 2
     by_hand = (2 * abs(1 / 2 - 0.075) + 0.35 + 0.1 + 2 * abs(1 / 2 - 0.975)) / 6
     assert calibration_error(table.sum(0)) == pytest.approx(by_hand)
-    found = estimate_reliability(confidence, right, np.zeros(6, int), bins=10, bootstrap=100, seed=0)
+    found = estimate_reliability(
+        confidence, right, np.zeros(6, int), bins=10, bootstrap=100, seed=0
+    )
     assert found.ece.value == pytest.approx(by_hand)
     assert found.gap.value == pytest.approx(confidence.mean() - right.mean())
     assert found.ece.lo is None  # one subject
@@ -62,7 +73,9 @@ def test_the_interval_is_that_of_recomputed_resamples():
     found = estimate_reliability(confidence, right, units, bins=5, bootstrap=50, seed=3)
     draws = []
     for counts in evaluate.draw_counts(range(50), 8, 3):
-        rows = np.concatenate([np.tile(np.flatnonzero(units == u), int(c)) for u, c in enumerate(counts)])
+        rows = np.concatenate(
+            [np.tile(np.flatnonzero(units == u), int(c)) for u, c in enumerate(counts)]
+        )
         total = 0.0
         for b in range(5):
             here = rows[assign_bins(confidence[rows], 5) == b]
@@ -73,7 +86,9 @@ def test_the_interval_is_that_of_recomputed_resamples():
 
 
 def test_only_subjects_whose_label_is_known_are_units():
-    """Of a label that some subjects lack: the same as if these were not there, whatever their numbers."""
+    """Of a label that some subjects lack: the same as if these were not there, whatever their
+    numbers.
+    """
     rng = np.random.default_rng(4)
     units = np.repeat([1, 3, 4, 7, 8, 11], 20)
     confidence = rng.random(120)
@@ -82,7 +97,11 @@ def test_only_subjects_whose_label_is_known_are_units():
     found = estimate_reliability(confidence, right, units, **options)
     assert found == estimate_reliability(confidence, right, np.repeat(np.arange(6), 20), **options)
     few = estimate_reliability(confidence[:60], right[:60], units[:60], **options)
-    assert few.ece.undefined_reason == few.gap.undefined_reason == "no CI: 3 subjects, at least 5 required"
+    assert (
+        few.ece.undefined_reason
+        == few.gap.undefined_reason
+        == "no CI: 3 subjects, at least 5 required"
+    )
 
 
 def test_calibrated_probabilities_stay_within_chance_and_sharpened_ones_do_not():
@@ -95,7 +114,9 @@ def test_calibrated_probabilities_stay_within_chance_and_sharpened_ones_do_not()
         calibrated = estimate_reliability(p, right, units, bins=10, bootstrap=200, seed=0)
         within["gap"] += calibrated.gap.lo < 0 < calibrated.gap.hi
         within["ece"] += calibrated.ece.value <= calibrated.chance.p95
-        bold = estimate_reliability(np.minimum(p + 0.1, 1), right, units, bins=10, bootstrap=200, seed=0)
+        bold = estimate_reliability(
+            np.minimum(p + 0.1, 1), right, units, bins=10, bootstrap=200, seed=0
+        )
         assert bold.ece.lo > bold.chance.p95
         assert bold.gap.value == pytest.approx(0.1, abs=0.035)
     assert min(within.values()) >= 17  # 19 of 20 are expected
@@ -104,7 +125,11 @@ def test_calibrated_probabilities_stay_within_chance_and_sharpened_ones_do_not()
 @pytest.mark.parametrize("task", ["classification", "multilabel"])
 def test_a_temperature_undoes_what_a_temperature_did(task):
     rng = np.random.default_rng(2)
-    calibrated = rng.dirichlet(np.ones(3), 6000) if task == "classification" else rng.uniform(0.05, 0.95, (6000, 3))
+    calibrated = (
+        rng.dirichlet(np.ones(3), 6000)
+        if task == "classification"
+        else rng.uniform(0.05, 0.95, (6000, 3))
+    )
     target = (
         (rng.random((6000, 1)) > calibrated.cumsum(1)).sum(1)
         if task == "classification"
@@ -134,12 +159,21 @@ def test_page_of_a_model_that_is_too_sure(tmp_path):
     assert "too high by" in page.verdict
     rows = windows["test"].rows
     predicted, truth = windows.values[rows, :3, 0].argmax(1), windows.target[rows]
-    assert page.summary["metrics"]["accuracy"]["value"] == pytest.approx((predicted == truth).mean())
-    shares = next(b for b in page.blocks if isinstance(b, Figure) and b.name == "confusion").data.values
+    assert page.summary["metrics"]["accuracy"]["value"] == pytest.approx(
+        (predicted == truth).mean()
+    )
+    shares = next(
+        b for b in page.blocks if isinstance(b, Figure) and b.name == "confusion"
+    ).data.values
     assert shares.sum(1) == pytest.approx(np.ones(3))
-    assert shares[0, 1] == pytest.approx(((truth == 0) & (predicted == 1)).sum() / (truth == 0).sum())
+    assert shares[0, 1] == pytest.approx(
+        ((truth == 0) & (predicted == 1)).sum() / (truth == 0).sum()
+    )
     persons = page.summary["subjects"]
-    each = [(predicted[windows.of[rows] == s] == truth[windows.of[rows] == s]).mean() for s in np.unique(windows.of[rows])]
+    each = [
+        (predicted[windows.of[rows] == s] == truth[windows.of[rows] == s]).mean()
+        for s in np.unique(windows.of[rows])
+    ]
     assert sorted(p["accuracy"] for p in persons) == pytest.approx(sorted(each))
     assert "p-3" not in report.write_report(tmp_path, page).read_text()
     assert "p-3" not in (tmp_path / "summary.json").read_text()
@@ -157,7 +191,10 @@ def test_nights_stand_where_their_epochs_are():
     assert agree == sorted(agree)
     assert f"{agree[0]:.2f}" in shown[0].title
     short = spoken(each=5)
-    assert not any(isinstance(b, Figure) and isinstance(b.data, Hypnogram) for b in calibration([run(short, Head(3))], bootstrap=10).blocks)
+    assert not any(
+        isinstance(b, Figure) and isinstance(b.data, Hypnogram)
+        for b in calibration([run(short, Head(3))], bootstrap=10).blocks
+    )
 
 
 def test_labels_are_judged_one_by_one():
@@ -168,7 +205,9 @@ def test_labels_are_judged_one_by_one():
     target[rng.random(p.shape) < 0.2] = np.nan
     values = np.zeros((800, 12, 1))
     values[:, :2, 0] = p
-    windows = Windows(values, target, np.arange(800), "multilabel", ("CHF", "COPD"), cuts=(0.3, 0.5))
+    windows = Windows(
+        values, target, np.arange(800), "multilabel", ("CHF", "COPD"), cuts=(0.3, 0.5)
+    )
     page = calibration([run(windows, Head(2))], bootstrap=100)
     found = page.summary["reliability"]
     assert found["COPD"]["as_is"]["gap"]["value"] > 0.2
@@ -188,7 +227,9 @@ def test_numbers_are_compared_with_what_was_measured():
     page = calibration([run(windows, Head(1))], bootstrap=50)
     assert page.summary["reliability"]["slope"] == pytest.approx(0.5, abs=1e-6)
     test = windows["test"].rows
-    assert page.summary["reliability"]["bias"] == pytest.approx((values[test, 0, 0] - target[test]).mean(), abs=1e-5)
+    assert page.summary["reliability"]["bias"] == pytest.approx(
+        (values[test, 0, 0] - target[test]).mean(), abs=1e-5
+    )
 
 
 def record(source="tiny", fraction=1.0, weights="w", readout="sos", run="?"):
@@ -197,7 +238,10 @@ def record(source="tiny", fraction=1.0, weights="w", readout="sos", run="?"):
         kind="finetune",
         model="bitimelygpt",
         source={"run": source, "weights": weights},
-        settings={"data": {"fraction": fraction}, "finetune": {"readout": readout, "from_scratch": weights is None}},
+        settings={
+            "data": {"fraction": fraction},
+            "finetune": {"readout": readout, "from_scratch": weights is None},
+        },
         data=[{"name": "planted", "dataset": "planted", "fingerprint": "f"}],
     )
 
@@ -224,7 +268,11 @@ def test_siblings_make_a_learning_curve(tmp_path):
     windows = spoken()
     one = run(windows, Head(3), folder=here, **fields_of(record()))
     found = read_learning_curve(one, "accuracy")
-    assert [(p.run, p.fraction, p.scratch) for p in found] == [("tenth", 0.1, False), ("full", 1.0, False), ("scratch", 0.1, True)]
+    assert [(p.run, p.fraction, p.scratch) for p in found] == [
+        ("tenth", 0.1, False),
+        ("full", 1.0, False),
+        ("scratch", 0.1, True),
+    ]
     page = calibration([one], bootstrap=10)
     drawn = next(b for b in page.blocks if isinstance(b, Figure) and b.name == "learning-curve")
     assert [s.name for s in drawn.data.series] == ["pre-trained", "from scratch"]
@@ -233,7 +281,10 @@ def test_siblings_make_a_learning_curve(tmp_path):
 
 def test_without_siblings_it_says_how_to_get_them():
     page = calibration([run(spoken(), Head(3), **fields_of(record()))], bootstrap=10)
-    assert any(isinstance(b, str) and "finetune tiny --data planted/staging --fraction" in b for b in page.blocks)
+    assert any(
+        isinstance(b, str) and "finetune tiny --data planted/staging --fraction" in b
+        for b in page.blocks
+    )
 
 
 def test_what_cannot_be_judged_is_refused():
@@ -253,6 +304,7 @@ def test_a_temperature_at_the_end_of_the_search_is_said() -> None:
         text = describe_bound(fit_temperature("classification", prediction, target))
         assert text is not None
         assert word in text
-    calibrated = np.where(np.arange(400)[:, None] % 10 == 0, right[:, ::-1], right)  # wrong in one of ten
+    # wrong in one of ten
+    calibrated = np.where(np.arange(400)[:, None] % 10 == 0, right[:, ::-1], right)
     assert describe_bound(fit_temperature("classification", calibrated, target)) is None
     assert describe_bound(None) is None

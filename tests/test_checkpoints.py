@@ -1,4 +1,6 @@
-"""Continuing from checkpoints that are damaged, swapped, of another format, or of a run with other settings."""
+"""Continuing from checkpoints that are damaged, swapped, of another format, or of a run with other
+settings.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def damage(path: Path, how: str, draw: random.Random) -> None:
 
 @pytest.mark.parametrize("how", ["flip", "truncate", "append", "delete"])
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "meta.json"])
-def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(how: str, name: str, stopped: Path, straight: Any) -> None:
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
+    how: str, name: str, stopped: Path, straight: Any
+) -> None:
     if how == "append" and name == "meta.json":
         (stopped / "checkpoints" / "step-9" / name).write_bytes(b"[]")
     else:
@@ -77,7 +81,8 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(how: str, name
     assert "step-9" in warnings[0].message
     assert "step-8" in warnings[0].message
     assert state_of(stopped) == straight
-    assert [Path(p).name for p in leftovers(stopped)] == ["step-9.damaged"]  # kept for a look; step 9 was not saved again
+    # kept for a look; step 9 was not saved again
+    assert [Path(p).name for p in leftovers(stopped)] == ["step-9.damaged"]
 
 
 def test_damage_that_is_trained_again_is_removed(stopped: Path, straight: Any) -> None:
@@ -90,7 +95,11 @@ def test_damage_that_is_trained_again_is_removed(stopped: Path, straight: Any) -
 
 def test_nothing_but_damage_is_exit_5_and_changes_nothing(stopped: Path) -> None:
     for step in (8, 9):
-        damage(stopped / "checkpoints" / f"step-{step}" / "model.safetensors", "flip", random.Random(step))
+        damage(
+            stopped / "checkpoints" / f"step-{step}" / "model.safetensors",
+            "flip",
+            random.Random(step),
+        )
     before = sorted(path.relative_to(stopped) for path in stopped.rglob("*"))
     with pytest.raises(UserError) as refused:
         run(stopped)
@@ -147,7 +156,9 @@ def test_a_touched_checkpoint_is_intact(stopped: Path) -> None:
 
 def test_a_checkpoint_of_a_newer_format_is_refused_and_stays(stopped: Path) -> None:
     path = stopped / "checkpoints" / "step-9" / "meta.json"
-    meta = {key: value for key, value in json.loads(path.read_bytes()).items() if key != "sha256"} | {"format_version": 99}
+    meta = {
+        key: value for key, value in json.loads(path.read_bytes()).items() if key != "sha256"
+    } | {"format_version": 99}
     storage.write_json(path, {**meta, "sha256": storage.fingerprint(meta)})
     with pytest.raises(UserError) as refused:
         run(stopped)
@@ -172,7 +183,8 @@ def test_what_a_killed_run_left_is_swept(stopped: Path, straight: Any) -> None:
     assert state_of(stopped) == straight
 
 
-# -- other settings ------------------------------------------------------------------------------------------------------------------
+# -- other settings
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def keys(error: UserError) -> list[str | None]:
@@ -184,15 +196,24 @@ def keys(error: UserError) -> list[str | None]:
     [
         ({"identity": {**IDENTITY, "data": "40"}}, ["data"]),
         ({"identity": {**IDENTITY, "tokenizer": None}}, ["tokenizer"]),
-        ({"identity": {"data": "3f", "tokenizer": "77", "more": [1]}}, ["more", "settings.model.dim", "settings.train.lr"]),
+        (
+            {"identity": {"data": "3f", "tokenizer": "77", "more": [1]}},
+            ["more", "settings.model.dim", "settings.train.lr"],
+        ),
         ({"lr": 2e-2, "seed": 1}, ["train.lr", "train.seed"]),
         ({"epochs": 3}, ["train.total_steps"]),
         ({"accumulate": 1}, ["train.accumulate"]),
         ({"batches": Rows(rows=30, size=5)}, ["train.batch_rows"]),
     ],
 )
-def test_another_identity_is_refused_with_its_keys(changes: dict[str, Any], differing: list[str], stopped: Path) -> None:
-    files = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file() and path.name != ".lock"}
+def test_another_identity_is_refused_with_its_keys(
+    changes: dict[str, Any], differing: list[str], stopped: Path
+) -> None:
+    files = {
+        path: path.read_bytes()
+        for path in stopped.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
     model = Tiny(seed=4)
     before = weights(model)
     with pytest.raises(UserError) as refused:
@@ -201,11 +222,18 @@ def test_another_identity_is_refused_with_its_keys(changes: dict[str, Any], diff
     assert keys(refused.value) == differing
     assert all("was made with" in one.problem for one in (refused.value, *refused.value.details))
     assert same(weights(model), before)
-    assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file() and path.name != ".lock"} == files
+    assert {
+        path: path.read_bytes()
+        for path in stopped.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    } == files
 
 
 def test_what_changes_no_number_may_change(stopped: Path, straight: Any) -> None:
-    identity = {**IDENTITY, "settings": {"model": {"dim": 6}, "train": {"device": "cpu", "lr": 1e-2}}}
+    identity = {
+        **IDENTITY,
+        "settings": {"model": {"dim": 6}, "train": {"device": "cpu", "lr": 1e-2}},
+    }
     run(stopped, identity=identity, keep=5, checkpoint_every=3, devices=2)
     assert state_of(stopped) == straight
 
@@ -231,7 +259,8 @@ def test_an_empty_folder_of_checkpoints_starts_from_scratch(straight: Any, tmp_p
     assert state_of(tmp_path) == straight
 
 
-# -- the models themselves -----------------------------------------------------------------------------------------------------------
+# -- the models themselves
+# -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["next-previous-strict", "masked", "gap"])
@@ -242,7 +271,17 @@ def test_a_model_is_pretrained_and_continued_bit_for_bit(name: str, tmp_path: Pa
 
     def trained(folder: Path, objective: loop.Objective) -> nn.Module:
         torch.manual_seed(0)
-        model: nn.Module = models.build("bitimelygpt", channels=2, length=24, layers=2, heads=2, dim=8, value_dim=8, ffn_dim=8, dropout=0.1)
+        model: nn.Module = models.build(
+            "bitimelygpt",
+            channels=2,
+            length=24,
+            layers=2,
+            heads=2,
+            dim=8,
+            value_dim=8,
+            ffn_dim=8,
+            dropout=0.1,
+        )
         return run(folder, objective, model, batches=Rows(length=24))[0]
 
     def killed(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:

@@ -1,4 +1,6 @@
-"""Killed ingests of claims are continued, stale work is discarded, pseudonyms are cached; splits by raw ids."""
+"""Killed ingests of claims are continued, stale work is discarded, pseudonyms are cached; splits by
+raw ids.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from bitimely_core.claims.splits import read_split_file
 from bitimely_core.errors import UserError
 from bitimely_core.formats import csv_text, tables
 
-SMALL = {"BLOCK": 3000, "SPILL_ROWS": 150, "SHARD_BYTES": 6000, "HELD_BYTES": 0}  # bytes, rows, bytes: several of each; all is spilled
+# bytes, rows, bytes: several of each; all is spilled
+SMALL = {"BLOCK": 3000, "SPILL_ROWS": 150, "SHARD_BYTES": 6000, "HELD_BYTES": 0}
 PARTLY, ALL = 12_000, 1 << 30  # bytes of HELD_BYTES: some of the rows, all
 
 
@@ -59,12 +62,34 @@ def raw(tmp_path: Path) -> Path:
     draw = np.random.default_rng(0)
     codes = ["428.0", "250.00", "401.9", "496", "008.5", "25000", "zzz", "V70.0"]
     rows = [
-        (f"P{draw.integers(120):04d}", str(np.datetime64("2004-01-01") + int(draw.integers(3000))), codes[draw.integers(len(codes))])
+        (
+            f"P{draw.integers(120):04d}",
+            str(np.datetime64("2004-01-01") + int(draw.integers(3000))),
+            codes[draw.integers(len(codes))],
+        )
         for _ in range(900)
     ]
-    table(folder / "claims.csv", [("patient_id", "date", "icd9"), *rows, rows[0], ("P0001", "2099-01-01", "496")])
-    table(folder / "patients.csv", [("patient_id", "birth_date"), *((f"P{i:04d}", f"{1930 + i % 40}-05-17") for i in range(130))])
-    table(folder / "icd9_phecode.csv", [("icd9", "phecode"), ("428.0", "428.1"), ("250.00", "250.2"), ("401.9", "401.1"), ("496", "496")])
+    table(
+        folder / "claims.csv",
+        [("patient_id", "date", "icd9"), *rows, rows[0], ("P0001", "2099-01-01", "496")],
+    )
+    table(
+        folder / "patients.csv",
+        [
+            ("patient_id", "birth_date"),
+            *((f"P{i:04d}", f"{1930 + i % 40}-05-17") for i in range(130)),
+        ],
+    )
+    table(
+        folder / "icd9_phecode.csv",
+        [
+            ("icd9", "phecode"),
+            ("428.0", "428.1"),
+            ("250.00", "250.2"),
+            ("401.9", "401.1"),
+            ("496", "496"),
+        ],
+    )
     (tmp_path / "key").write_bytes(bytes(32))
     return folder
 
@@ -77,7 +102,9 @@ def table(path: Path, rows: list[tuple[Any, ...]]) -> Path:
 
 def ingested(raw: Path, name: str, **given: Any) -> dict[str, Any]:
     options = {"id_key": str(raw.parent / "key"), **given.pop("options", {})}
-    return cache.ingest("pophr", raw, raw.parent / name / "cache" / "pophr", options=options, **given)
+    return cache.ingest(
+        "pophr", raw, raw.parent / name / "cache" / "pophr", options=options, **given
+    )
 
 
 def files(home: Path) -> dict[str, bytes]:
@@ -102,18 +129,41 @@ cache.ingest(dataset, source, out, options=options)
 """
 
 
-def killed(home: str, name: str, after: int, dataset: str, source: Path | None, out: Path, options: dict[str, Any], held: int = 0) -> None:
+def killed(
+    home: str,
+    name: str,
+    after: int,
+    dataset: str,
+    source: Path | None,
+    out: Path,
+    options: dict[str, Any],
+    held: int = 0,
+) -> None:
     """An ingest that is killed when `name` is called once more than `after` times."""
     what = f"{home}, {name!r}, {after}, {dataset!r}, {str(source) if source else None!r}, {str(out)!r}, {options!r}"
     code = KILLED.format(small=tuple((SMALL | {"HELD_BYTES": held}).values()), what=what)
-    process = subprocess.run([sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    process = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
     assert process.returncode == -9, process.stderr
 
 
 @pytest.mark.parametrize("held", [0, PARTLY, ALL])
-@pytest.mark.parametrize(("home", "name", "after"), [("clean", "clean_rows", 5), ("steps", "label_shard", 2)])
+@pytest.mark.parametrize(
+    ("home", "name", "after"), [("clean", "clean_rows", 5), ("steps", "label_shard", 2)]
+)
 def test_a_killed_ingest_is_continued_and_gives_the_same_bytes(
-    raw: Path, small: None, calls: Counter[str], monkeypatch: pytest.MonkeyPatch, home: str, name: str, after: int, held: int
+    raw: Path,
+    small: None,
+    calls: Counter[str],
+    monkeypatch: pytest.MonkeyPatch,
+    home: str,
+    name: str,
+    after: int,
+    held: int,
 ) -> None:
     complete = ingested(raw, "complete")
     monkeypatch.setattr(pass1_clean, "HELD_BYTES", held)
@@ -131,14 +181,19 @@ def test_a_killed_ingest_is_continued_and_gives_the_same_bytes(
     again = ingested(raw, "killed")
     finished = after if name == "label_shard" else 0
     if held == ALL:
-        assert calls == {"clean_rows": every["clean_rows"], "label_shard": every["label_shard"] - finished}, (
-            "finished shards were not made again"
-        )
+        assert calls == {
+            "clean_rows": every["clean_rows"],
+            "label_shard": every["label_shard"] - finished,
+        }, "finished shards were not made again"
     elif name == "clean_rows":
-        assert every["clean_rows"] - 5 <= calls["clean_rows"] < every["clean_rows"], "spilled rows were not cleaned again"
+        assert every["clean_rows"] - 5 <= calls["clean_rows"] < every["clean_rows"], (
+            "spilled rows were not cleaned again"
+        )
         assert calls["label_shard"] == every["label_shard"]
     else:
-        assert calls == {"label_shard": every["label_shard"] - after}, "nothing was cleaned, finished shards were not made again"
+        assert calls == {"label_shard": every["label_shard"] - after}, (
+            "nothing was cleaned, finished shards were not made again"
+        )
     assert files(out) == files(raw.parent / "complete" / "cache" / "pophr")
     for key in ("content_sha256", "rows", "reason_counts", "units"):
         assert again[key] == complete[key]
@@ -161,7 +216,12 @@ def test_stale_work_is_discarded(raw: Path, small: None, calls: Counter[str], ch
     else:
         given["force_new"] = True
     seen: list[set[Path]] = []
-    ingested(raw, "killed", progress=lambda *_: seen.append(set((out / ".parts").iterdir()) & before), **given)
+    ingested(
+        raw,
+        "killed",
+        progress=lambda *_: seen.append(set((out / ".parts").iterdir()) & before),
+        **given,
+    )
     assert seen
     assert not any(seen), "none of the old files is there while the new ones are made"
     cleaned = calls["clean_rows"]
@@ -191,12 +251,17 @@ def test_an_interrupted_part_of_a_job_array_is_continued(
     for k in (1, 2):
         ingested(raw, "parts", shard=(k, 2))
     assert calls["clean_rows"] < every + 3, "some of the three blocks were spilled"
-    cohorts = [cache.open_cache(raw.parent / name / "cache" / "pophr").cohort() for name in ("complete", "parts")]
+    cohorts = [
+        cache.open_cache(raw.parent / name / "cache" / "pophr").cohort()
+        for name in ("complete", "parts")
+    ]
     assert cohorts[0].equals(cohorts[1])
 
 
 @pytest.mark.long
-def test_intact_synthetic_claims_are_not_made_again(tmp_path: Path, calls: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_intact_synthetic_claims_are_not_made_again(
+    tmp_path: Path, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = {"subjects": 120, "seed": 2}
     out = tmp_path / "killed" / "cache" / "synthetic-claims"
     (tmp_path / "complete").mkdir()
@@ -219,7 +284,9 @@ def test_intact_synthetic_claims_are_not_made_again(tmp_path: Path, calls: Count
 # --- memory
 
 
-def test_a_plain_table_is_read_once(raw: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plain_table_is_read_once(
+    raw: Path, small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     readings: list[Path] = []
     original = tables.read_frames
 
@@ -237,7 +304,9 @@ def test_a_plain_table_is_read_once(raw: Path, small: None, monkeypatch: pytest.
         assert sum(path.name == "claims.csv" for path in readings) == times
 
 
-def test_uncached_pseudonyms_are_computed_again(raw: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uncached_pseudonyms_are_computed_again(
+    raw: Path, small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Pseudonyms beyond the cache are computed again, and one subject stays one."""
     ingested(raw, "complete")
     monkeypatch.setattr(pass1_clean, "CACHED_SUBJECTS", 7)
@@ -245,17 +314,25 @@ def test_uncached_pseudonyms_are_computed_again(raw: Path, small: None, monkeypa
     assert files(raw.parent / "few") == files(raw.parent / "complete")
 
 
-def test_a_sliced_table_has_the_bytes_of_the_full_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sliced_table_has_the_bytes_of_the_full_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(spill, "GROUP", 1000)
     draw = np.random.default_rng(1)
     complete = pl.DataFrame(
-        {"subject_id": np.repeat(np.arange(1100), 3), "name": ["a", "b", "c"] * 1100, "value": draw.integers(0, 2, 3300)}
+        {
+            "subject_id": np.repeat(np.arange(1100), 3),
+            "name": ["a", "b", "c"] * 1100,
+            "value": draw.integers(0, 2, 3300),
+        }
     )
     shard = draw.integers(0, 5, 1100).repeat(3)
     paths = [tmp_path / f"{i}.parquet" for i in range(5)]
     for i, path in enumerate(paths):
         complete.filter(pl.Series(shard == i)).write_parquet(path)
-    name, file = spill.write_table(tmp_path, "one", spill.merge_sorted(paths, "subject_id", 1100, 7, ("subject_id", "name")))
+    name, file = spill.write_table(
+        tmp_path, "one", spill.merge_sorted(paths, "subject_id", 1100, 7, ("subject_id", "name"))
+    )
     with (tmp_path / "other").open("wb") as stream:
         storage.encode_parquet(complete.to_arrow(), spill.GROUP)(stream)
     assert (tmp_path / name).read_bytes() == (tmp_path / "other").read_bytes()
@@ -266,28 +343,44 @@ def test_a_sliced_table_has_the_bytes_of_the_full_table(tmp_path: Path, monkeypa
 # --- splits by the ids of the source
 
 
-def split_file(raw: Path, *names: str, words: tuple[str, ...] = ("train", "tuning", "held_out")) -> Path:
+def split_file(
+    raw: Path, *names: str, words: tuple[str, ...] = ("train", "tuning", "held_out")
+) -> Path:
     rows = [(name, words[i % len(words)]) for i, name in enumerate(names)]
     return table(raw.parent / "split.csv", [("subject_id", "split"), *rows])
 
 
 def test_a_split_file_by_raw_ids_is_followed(raw: Path, small: None) -> None:
     listed = [f"P{i:04d}" for i in range(130)]
-    given = {"split_file": str(split_file(raw, *listed, "GHOST", "SPOOK")), "keep_ids": str(raw.parent / "ids.csv")}
+    given = {
+        "split_file": str(split_file(raw, *listed, "GHOST", "SPOOK")),
+        "keep_ids": str(raw.parent / "ids.csv"),
+    }
     out = raw.parent / "w" / "cache" / "pophr"
     options = {"id_key": str(raw.parent / "key"), "keep_ids": given["keep_ids"]}
     build = {"select": False, "min_codes": 1, "split_file": given["split_file"]}
     report = workflows.ingest("pophr", raw, out, options=options, build=build)
     found = [reason for reason in report["reasons"] if reason["field"] == "--split-file"]
     assert [(one["count"], one["level"]) for one in found] == [(2, "warning")]
-    new = {row["subject_id"]: int(row["new"]) for row in csv.DictReader((raw.parent / "ids.csv").read_text().splitlines())}
+    new = {
+        row["subject_id"]: int(row["new"])
+        for row in csv.DictReader((raw.parent / "ids.csv").read_text().splitlines())
+    }
     assert set(new) == set(listed)
     wanted = {new[name]: ("train", "validation", "test")[i % 3] for i, name in enumerate(listed)}
     opened = cache.open_cache(out)
     assert dict(opened.cohort().select("subject_id", "split").iter_rows()) == wanted
     assert opened.events_manifest.split == "official"
-    sequences = pl.concat([pl.read_parquet(path) for path in (raw.parent / "w" / "tokens" / "pophr").glob("sequences-*.parquet")])
-    assert all(wanted[subject] == split for subject, split in sequences.select("subject_id", "split").iter_rows())
+    sequences = pl.concat(
+        [
+            pl.read_parquet(path)
+            for path in (raw.parent / "w" / "tokens" / "pophr").glob("sequences-*.parquet")
+        ]
+    )
+    assert all(
+        wanted[subject] == split
+        for subject, split in sequences.select("subject_id", "split").iter_rows()
+    )
     stored = b"".join(path.read_bytes() for path in (raw.parent / "w").rglob("*") if path.is_file())
     assert b"GHOST" not in stored
     with pytest.raises(UserError, match="split_file"):  # another choice is another cache
@@ -303,7 +396,9 @@ def test_a_split_file_by_raw_ids_is_followed(raw: Path, small: None) -> None:
         ([*range(130), -1], ("train",), "a row has no subject"),
     ],
 )
-def test_a_split_file_that_cannot_be_followed_is_refused(raw: Path, names: Any, words: tuple[str, ...], problem: str) -> None:
+def test_a_split_file_that_cannot_be_followed_is_refused(
+    raw: Path, names: Any, words: tuple[str, ...], problem: str
+) -> None:
     path = split_file(raw, *(f"P{i:04d}" if i >= 0 else " " for i in names), words=words)
     with pytest.raises(UserError, match=problem) as caught:
         ingested(raw, "w", options={"split_file": str(path)})
@@ -335,13 +430,21 @@ def test_a_split_file_may_be_parquet(raw: Path) -> None:
         ("", None, "0 bytes"),
     ],
 )
-def test_faults_of_a_split_file_are_named_with_their_row(tmp_path: Path, content: str, row: int | None, problem: str) -> None:
+def test_faults_of_a_split_file_are_named_with_their_row(
+    tmp_path: Path, content: str, row: int | None, problem: str
+) -> None:
     path = tmp_path / "split.csv"
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(UserError, match=problem) as caught:
         read_split_file(path, "the source's own")
     error = caught.value
-    assert (error.exit_code, error.code, error.file, error.field, error.row) == (2, "config", str(path), "--split-file", row)
+    assert (error.exit_code, error.code, error.file, error.field, error.row) == (
+        2,
+        "config",
+        str(path),
+        "--split-file",
+        row,
+    )
     assert "subject_id" in error.requirement
     assert "P00" not in str(error)
 

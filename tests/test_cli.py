@@ -1,4 +1,6 @@
-"""The command line as a user meets it: exit codes, error lines, --json, suggestions, dry runs, the full workflow on a small cohort."""
+"""The command line as a user meets it: exit codes, error lines, --json, suggestions, dry runs, the
+full workflow on a small cohort.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +39,31 @@ def loaded(capsys: pytest.CaptureFixture[str], *argv: str | Path, code: int = 0)
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The synthetic cohort, a pre-trained, a fine-tuned and a from-scratch run, a few steps each."""
+    """The synthetic cohort, a pre-trained, a fine-tuned and a from-scratch run, a few steps
+    each.
+    """
     home = tmp_path_factory.mktemp("workspace")
     w = ["-w", str(home)]
     assert main(["ingest", "synthetic", *w]) == 0
     assert main(["pretrain", "--preset", "tiny", "--data", "synthetic/staging", *SMALL, *w]) == 0
-    assert main(["finetune", "tiny", "--data", "synthetic/staging", "--fraction", "1", "--batch-size", "8", "--steps", "4", *w]) == 0
+    assert (
+        main(
+            [
+                "finetune",
+                "tiny",
+                "--data",
+                "synthetic/staging",
+                "--fraction",
+                "1",
+                "--batch-size",
+                "8",
+                "--steps",
+                "4",
+                *w,
+            ]
+        )
+        == 0
+    )
     assert (
         main(
             [
@@ -134,16 +155,23 @@ def _commands() -> dict[str, Any]:
 
 
 def test_list_presets_counts_parameters(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    rows = {row["name"]: row for row in loaded(capsys, "list", "presets", "-w", tmp_path)["presets"]}
+    rows = {
+        row["name"]: row for row in loaded(capsys, "list", "presets", "-w", tmp_path)["presets"]
+    }
     assert list(rows) == ["18m", "7.5m-regression", "7.5m", "3m", "3.8m-ecg", "tiny"]
-    assert rows["18m"]["parameters"] == 17_224_955  # closed form for glu blocks, 7 channels, convolution tokenizer
+    # closed form for glu blocks, 7 channels, convolution tokenizer
+    assert rows["18m"]["parameters"] == 17_224_955
     assert rows["7.5m"]["parameters"] == 6_466_740
     assert rows["18m"]["paper_parameters"] == 18_000_000
     assert rows["18m"]["models"]["timelygpt"] == 17_224_955
 
 
-@pytest.mark.parametrize("kind", ["datasets", "views", "models", "objectives", "analyses", "pipelines", "runs"])
-def test_list_answers_for_every_kind(capsys: pytest.CaptureFixture[str], workspace: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind", ["datasets", "views", "models", "objectives", "analyses", "pipelines", "runs"]
+)
+def test_list_answers_for_every_kind(
+    capsys: pytest.CaptureFixture[str], workspace: Path, kind: str
+) -> None:
     assert loaded(capsys, "list", kind, "-w", workspace)[kind]
 
 
@@ -162,7 +190,9 @@ def test_list_answers_for_every_kind(capsys: pytest.CaptureFixture[str], workspa
         ["demo"],
     ],
 )
-def test_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str], workspace: Path, argv: list[str]) -> None:
+def test_dry_run_writes_nothing(
+    capsys: pytest.CaptureFixture[str], workspace: Path, argv: list[str]
+) -> None:
     before = {p: p.stat().st_mtime_ns for p in workspace.rglob("*")}
     body = loaded(capsys, *argv, "--dry-run", "-w", workspace)
     assert body
@@ -170,34 +200,85 @@ def test_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str], workspace: P
 
 
 @pytest.mark.slow
-def test_the_demonstration_ends_in_one_page(capsys: pytest.CaptureFixture[str], workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demonstration_ends_in_one_page(
+    capsys: pytest.CaptureFixture[str], workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The last step of `bitimely demo`, on few sequences."""
     analyze = demo.analyze
-    few: dict[str, dict[str, object]] = {"svd": {"sequences": 2}, "attention": {"options": {"windows": "8"}}}
-    monkeypatch.setattr(demo, "analyze", lambda kind, runs, **options: analyze(kind, runs, **{**options, **few[kind]}))
-    for run, more in (("tiny-staging-scratch", []), ("tiny-staging", ["--compare", "tiny-staging-scratch"])):
-        _, out, _ = call(capsys, "evaluate", run, *more, "--bootstrap", "20", "--baselines", "cheap", "-w", workspace)
+    few: dict[str, dict[str, object]] = {
+        "svd": {"sequences": 2},
+        "attention": {"options": {"windows": "8"}},
+    }
+    monkeypatch.setattr(
+        demo,
+        "analyze",
+        lambda kind, runs, **options: analyze(kind, runs, **{**options, **few[kind]}),
+    )
+    for run, more in (
+        ("tiny-staging-scratch", []),
+        ("tiny-staging", ["--compare", "tiny-staging-scratch"]),
+    ):
+        _, out, _ = call(
+            capsys,
+            "evaluate",
+            run,
+            *more,
+            "--bootstrap",
+            "20",
+            "--baselines",
+            "cheap",
+            "-w",
+            workspace,
+        )
     scores = json.loads((workspace / "runs" / "tiny-staging" / "scores.json").read_bytes())
-    printed = re.search(r"^accuracy: tiny-staging minus tiny-staging-scratch = ([+-][0-9.]+) points", out, re.MULTILINE)
+    printed = re.search(
+        r"^accuracy: tiny-staging minus tiny-staging-scratch = ([+-][0-9.]+) points",
+        out,
+        re.MULTILINE,
+    )
     assert printed is not None, out
-    assert float(printed[1]) == pytest.approx(100 * scores["comparison"]["metrics"]["accuracy"]["difference"], abs=0.005)
+    assert float(printed[1]) == pytest.approx(
+        100 * scores["comparison"]["metrics"]["accuracy"]["difference"], abs=0.005
+    )
     found = workflows.demonstrate(workspace)
     page = Path(found["report"]).read_text()
-    assert all(text in page for text in ("Data: synthetic-staging", "tiny-staging", "tiny-staging-scratch"))
-    assert found["metrics"]["tiny-staging"]["accuracy"]["value"] == scores["metrics"]["accuracy"]["value"]
-    assert not re.search(r"\b(better|worse|best|highest|lowest)\b", found["verdict"]), "one seed a row"
+    assert all(
+        text in page for text in ("Data: synthetic-staging", "tiny-staging", "tiny-staging-scratch")
+    )
+    assert (
+        found["metrics"]["tiny-staging"]["accuracy"]["value"]
+        == scores["metrics"]["accuracy"]["value"]
+    )
+    assert not re.search(r"\b(better|worse|best|highest|lowest)\b", found["verdict"]), (
+        "one seed a row"
+    )
     assert "nothing is said about the methods" in found["verdict"]
 
 
 def test_the_full_workflow(capsys: pytest.CaptureFixture[str], workspace: Path) -> None:
-    scratch = loaded(capsys, "evaluate", "tiny-staging-scratch", "--bootstrap", "50", "-w", workspace)
-    argv = ["evaluate", "tiny-staging", "--compare", "tiny-staging-scratch", "--margin", "90", "--bootstrap", "50", "-w", workspace]
+    scratch = loaded(
+        capsys, "evaluate", "tiny-staging-scratch", "--bootstrap", "50", "-w", workspace
+    )
+    argv = [
+        "evaluate",
+        "tiny-staging",
+        "--compare",
+        "tiny-staging-scratch",
+        "--margin",
+        "90",
+        "--bootstrap",
+        "50",
+        "-w",
+        workspace,
+    ]
     scores = loaded(capsys, *argv)
     assert scores["n"] == scratch["n"] > 0
     assert 0 <= scores["metrics"]["accuracy"]["value"] <= 1
     assert scores["baselines"]["majority"]["accuracy"]["value"] > 0
     paired = scores["comparison"]["metrics"]["accuracy"]
-    assert paired["difference"] == pytest.approx(scores["metrics"]["accuracy"]["value"] - scratch["metrics"]["accuracy"]["value"])
+    assert paired["difference"] == pytest.approx(
+        scores["metrics"]["accuracy"]["value"] - scratch["metrics"]["accuracy"]["value"]
+    )
     assert scores["leak_free"] is False
     assert scores["comparison"]["margin"] == pytest.approx(0.9)
     said = scores["comparison"]["sentence"]
@@ -218,7 +299,9 @@ def test_the_full_workflow(capsys: pytest.CaptureFixture[str], workspace: Path) 
     assert loaded(capsys, "verify", "-w", workspace)["exit_code"] == 0
 
 
-def test_a_finished_run_is_left_alone_and_other_settings_are_refused(capsys: pytest.CaptureFixture[str], workspace: Path) -> None:
+def test_a_finished_run_is_left_alone_and_other_settings_are_refused(
+    capsys: pytest.CaptureFixture[str], workspace: Path
+) -> None:
     argv = ["pretrain", "--preset", "tiny", "--data", "synthetic/staging", *SMALL, "-w", workspace]
     code, out, _ = call(capsys, *argv)
     assert code == 0
@@ -229,14 +312,26 @@ def test_a_finished_run_is_left_alone_and_other_settings_are_refused(capsys: pyt
     assert "--force-new" in err
 
 
-def test_a_run_of_a_version_without_some_setting_is_still_that_run(capsys: pytest.CaptureFixture[str], workspace: Path) -> None:
+def test_a_run_of_a_version_without_some_setting_is_still_that_run(
+    capsys: pytest.CaptureFixture[str], workspace: Path
+) -> None:
     path = workspace / "runs" / "tiny" / "run.json"
     before = path.read_bytes()
     body = json.loads(before)
     del body["settings"]["model"]["xpos_scale"]
     write_results(path.parent, {path.name: json.dumps(body).encode()})
     try:
-        code, out, err = call(capsys, "pretrain", "--preset", "tiny", "--data", "synthetic/staging", *SMALL, "-w", workspace)
+        code, out, err = call(
+            capsys,
+            "pretrain",
+            "--preset",
+            "tiny",
+            "--data",
+            "synthetic/staging",
+            *SMALL,
+            "-w",
+            workspace,
+        )
         assert code == 0, err
         assert "nothing to do" in out
     finally:
@@ -258,7 +353,9 @@ def test_a_damaged_model_is_noticed(capsys: pytest.CaptureFixture[str], workspac
 
 
 @pytest.mark.slow
-def test_fine_tuning_on_other_channels_renews_the_adapters_and_says_so(capsys: pytest.CaptureFixture[str], workspace: Path) -> None:
+def test_fine_tuning_on_other_channels_renews_the_adapters_and_says_so(
+    capsys: pytest.CaptureFixture[str], workspace: Path
+) -> None:
     pretrain = [
         "pretrain",
         "--preset",
@@ -275,26 +372,70 @@ def test_fine_tuning_on_other_channels_renews_the_adapters_and_says_so(capsys: p
         "1",
     ]
     assert call(capsys, *pretrain, "-w", workspace)[0] == 0
-    code, _, err = call(capsys, "finetune", "seven", "--data", "synthetic/staging", "--batch-size", "4", "--steps", "1", "-w", workspace)
+    code, _, err = call(
+        capsys,
+        "finetune",
+        "seven",
+        "--data",
+        "synthetic/staging",
+        "--batch-size",
+        "4",
+        "--steps",
+        "1",
+        "-w",
+        workspace,
+    )
     assert code == 0
     assert "re-initialised" in err
     assert "of the 9 training subjects" in err or "training subjects" in err
 
 
 def test_python_m_answers() -> None:
-    done = subprocess.run([sys.executable, "-m", "bitimely_cli", "--version"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "bitimely_cli", "--version"], capture_output=True, text=True
+    )
     assert done.returncode == 0
     assert done.stdout.startswith("bitimely ")
 
 
 @pytest.mark.slow
-def test_data_sets_of_other_channels_share_a_trunk(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """12 and 4 channels in the paper; here 7 and 2, of windows of two lengths. The adapter of a known data set is kept, another is renewed."""
+def test_data_sets_of_other_channels_share_a_trunk(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """12 and 4 channels in the paper; here 7 and 2, of windows of two lengths. The adapter of a
+    known data set is kept, another is renewed.
+    """
     w = ["-w", str(workspace)]
-    names = loaded(capsys, "tokenize", "synthetic", "--name", "whole", "--window", "1000", *w)["channel_names"]
-    two = loaded(capsys, "tokenize", "synthetic", "--name", "two", "--channels", ",".join(names[:2]), "--window", "500", *w)
+    names = loaded(capsys, "tokenize", "synthetic", "--name", "whole", "--window", "1000", *w)[
+        "channel_names"
+    ]
+    two = loaded(
+        capsys,
+        "tokenize",
+        "synthetic",
+        "--name",
+        "two",
+        "--channels",
+        ",".join(names[:2]),
+        "--window",
+        "500",
+        *w,
+    )
     assert (len(names), two["channels"]) == (7, 2)
-    run = loaded(capsys, "pretrain", "--preset", "tiny", "--data", "whole", "--data", "two", "--run", "mixed", *SMALL, *w)
+    run = loaded(
+        capsys,
+        "pretrain",
+        "--preset",
+        "tiny",
+        "--data",
+        "whole",
+        "--data",
+        "two",
+        "--run",
+        "mixed",
+        *SMALL,
+        *w,
+    )
     stored = json.loads((workspace / "runs" / "mixed" / "run.json").read_bytes())
     assert (run["steps"], stored["settings"]["model"]["others"]) == (4, [2])
     assert loaded(capsys, "embed", "mixed", "--data", "two", *w)["width"] == 64
@@ -302,37 +443,93 @@ def test_data_sets_of_other_channels_share_a_trunk(workspace: Path, capsys: pyte
     assert code == 2
     assert "1 channels" in err
     assert "7 or 2" in err
-    known = loaded(capsys, "pretrain", "--preset", "tiny", "--data", "two", "--run", "from-mixed", "--init", "mixed", *SMALL, *w)
+    known = loaded(
+        capsys,
+        "pretrain",
+        "--preset",
+        "tiny",
+        "--data",
+        "two",
+        "--run",
+        "from-mixed",
+        "--init",
+        "mixed",
+        *SMALL,
+        *w,
+    )
     assert known["steps"] == 4
-    loaded(capsys, "finetune", "mixed", "--data", "synthetic/staging", "--steps", "2", "--batch-size", "8", *w)
+    loaded(
+        capsys,
+        "finetune",
+        "mixed",
+        "--data",
+        "synthetic/staging",
+        "--steps",
+        "2",
+        "--batch-size",
+        "8",
+        *w,
+    )
     record = json.loads((workspace / "runs" / "mixed-staging" / "run.json").read_bytes())
     assert record["renewed"]
-    assert all(name.startswith("adapter.") for name in record["renewed"]), "exactly the adapter is new"
-    assert any("7 and 2 in the pre-training: re-initialised the adapter" in line for line in record["notices"])
+    assert all(name.startswith("adapter.") for name in record["renewed"]), (
+        "exactly the adapter is new"
+    )
+    assert any(
+        "7 and 2 in the pre-training: re-initialised the adapter" in line
+        for line in record["notices"]
+    )
 
 
 def test_options_arrive_under_the_names_of_the_library() -> None:
-    """0 is a value, a flag that is not given is absent, `--no-verify` is `verify=False`; options with callbacks go no further."""
+    """0 is a value, a flag that is not given is absent, `--no-verify` is `verify=False`; options
+    with callbacks go no further.
+    """
     import typer
 
     from bitimely_cli import claims, options
 
     received: list[dict[str, Any]] = []
 
-    def verb(*, build: claims.ClaimsBuildOptions, other: int = 3, train: options.TrainOptions, start: options.StartOptions) -> int:
+    def verb(
+        *,
+        build: claims.ClaimsBuildOptions,
+        other: int = 3,
+        train: options.TrainOptions,
+        start: options.StartOptions,
+    ) -> int:
         received.extend([build.collect(), {"other": other}, train.collect(), start.collect()])
         return 0
 
-    verb.__annotations__ |= {"build": claims.ClaimsBuildOptions, "train": options.TrainOptions, "start": options.StartOptions}
+    verb.__annotations__ |= {
+        "build": claims.ClaimsBuildOptions,
+        "train": options.TrainOptions,
+        "start": options.StartOptions,
+    }
     build_options = [field.name for field in dataclasses.fields(claims.ClaimsBuildOptions)]
 
     own = typer.Typer()
     own.command()(options.expand_options(verb))
     command = typer.main.get_command(own)
     names = [parameter.name for parameter in command.params]
-    assert names[: len(build_options)] == build_options, "options stand where the group stands in the signature"
+    assert names[: len(build_options)] == build_options, (
+        "options stand where the group stands in the signature"
+    )
     assert names.index("other") == len(build_options)
-    given = ["--top-k", "0", "--min-codes", "0", "--seed", "0", "--no-verify", "--resume", "--set", "a.b=1", "-w", "here"]
+    given = [
+        "--top-k",
+        "0",
+        "--min-codes",
+        "0",
+        "--seed",
+        "0",
+        "--no-verify",
+        "--resume",
+        "--set",
+        "a.b=1",
+        "-w",
+        "here",
+    ]
     assert command.main(given, standalone_mode=False) == 0
     assert received == [
         {"top_k": 0, "min_codes": 0},
@@ -354,7 +551,9 @@ def test_options_arrive_under_the_names_of_the_library() -> None:
         ("probing", "control", "maybe", "expected true or false"),
     ],
 )
-def test_an_option_of_an_analysis_that_it_cannot_use_is_refused(kind: str, option: str, text: str, expected: str) -> None:
+def test_an_option_of_an_analysis_that_it_cannot_use_is_refused(
+    kind: str, option: str, text: str, expected: str
+) -> None:
     with pytest.raises(UserError, match=expected) as caught:
         workflows.analyze(kind, ["tiny"], options={option: text}, dry_run=True)
     assert (caught.value.exit_code, caught.value.field) == (2, f"--{option}")
@@ -364,11 +563,22 @@ def test_options_of_an_analysis_have_their_types() -> None:
     def parse(kind: str, **options: str) -> dict[str, Any]:
         return workflows.analyze(kind, ["tiny"], options=options, dry_run=True)["options"]
 
-    assert parse("attention", start="1", stop="2.5", windows="0") == {"start": 1.0, "stop": 2.5, "windows": 0}
-    assert [parse("probing", control=text)["control"] for text in ("on", "True", "off", "no")] == [True, True, False, False]
+    assert parse("attention", start="1", stop="2.5", windows="0") == {
+        "start": 1.0,
+        "stop": 2.5,
+        "windows": 0,
+    }
+    assert [parse("probing", control=text)["control"] for text in ("on", "True", "off", "no")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
-def test_help_of_ingest_shows_the_options_of_the_named_data_set(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_ingest_shows_the_options_of_the_named_data_set(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def shown(*words: str) -> set[str]:
         assert main([*words, "--help"]) == 0
         return set(re.findall(r"^  (?:-\w, )?(--[a-z0-9-]+)", capsys.readouterr().out, flags=re.M))
@@ -384,7 +594,9 @@ def test_help_of_ingest_shows_the_options_of_the_named_data_set(capsys: pytest.C
 
 
 @pytest.mark.slow
-def test_the_former_name_of_leak_free_is_still_accepted(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_former_name_of_leak_free_is_still_accepted(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plans = []
     for flag in ("--leak-free", "--honest"):
         assert main(["run", "table2", flag, "--dry-run", "--json", "-w", str(workspace)]) == 0

@@ -1,4 +1,6 @@
-"""Cohorts against a reading of the definitions row by row with pandas, edge days included; what definitions are refused."""
+"""Cohorts against a reading of the definitions row by row with pandas, edge days included; what
+definitions are refused.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ from bitimely_core.claims.cohorts import CohortRules
 from bitimely_core.claims.label_rules import SOURCES
 from bitimely_core.errors import Exit, UserError
 
-CODES = [IcdCode("icd9cm", "250.00"), IcdCode("icd9cm", "401.9"), IcdCode("icd10cm", "E11.9"), IcdCode("icd9cm", "428.0")]
+CODES = [
+    IcdCode("icd9cm", "250.00"),
+    IcdCode("icd9cm", "401.9"),
+    IcdCode("icd10cm", "E11.9"),
+    IcdCode("icd9cm", "428.0"),
+]
 DIABETES: dict[str, Any] = {
     "name": "diabetes",
     "codes": {"icd9": ["250"], "icd10": ["E11"]},
@@ -53,7 +60,8 @@ def draw_tables(draw: np.random.Generator, n: int = 60) -> tuple[pl.DataFrame, p
             "death_day": some(20, 60, 0.2),
             "split": draw.choice(["train", "test"], n),
         },
-        schema_overrides=dict.fromkeys(("birth_day", "obs_start", "obs_end", "death_day"), pl.Int32) | {"sex": pl.UInt8},
+        schema_overrides=dict.fromkeys(("birth_day", "obs_start", "obs_end", "death_day"), pl.Int32)
+        | {"sex": pl.UInt8},
     )
     subjects = subjects.with_columns(subject=pl.int_range(pl.len(), dtype=pl.Int32)).join(
         first, on="subject", how="left", maintain_order="left"
@@ -63,9 +71,21 @@ def draw_tables(draw: np.random.Generator, n: int = 60) -> tuple[pl.DataFrame, p
 
 def draw_definition(draw: np.random.Generator) -> dict[str, Any]:
     at = str(draw.choice(["observation_start", "first_row", "event", "date"]))
-    index: dict[str, Any] = {"at": at, "after_days": int(draw.integers(0, 15)), "min_observation_days": int(draw.choice([0, 5, 10]))}
+    index: dict[str, Any] = {
+        "at": at,
+        "after_days": int(draw.integers(0, 15)),
+        "min_observation_days": int(draw.choice([0, 5, 10])),
+    }
     index |= {"event": {"rule": "chf"}, "date": {"date": "1970-01-25"}}.get(at, {})
-    index |= draw.choice([{}, {"require_start": True}, {"min_age_years": 60}, {"max_age_years": 60}, {"sex": "female"}])
+    index |= draw.choice(
+        [
+            {},
+            {"require_start": True},
+            {"min_age_years": 60},
+            {"max_age_years": 60},
+            {"sex": "female"},
+        ]
+    )
     rule = DIABETES | draw.choice([{}, {"min_age_years": 60}])
     outcome: dict[str, Any] = {"rule": "diabetes", "events": str(draw.choice(["first", "all"]))}
     outcome |= draw.choice([{}, {"lookback_days": 0}, {"lookback_days": 8}])
@@ -74,15 +94,27 @@ def draw_definition(draw: np.random.Generator) -> dict[str, Any]:
         return definition | {"outcome": outcome | {"kind": "prevalent"}}
     outcome |= draw.choice([{}, {"washout_days": 10}, {"exclude_prior": False}])
     low = int(draw.integers(0, 3))
-    risk: dict[str, Any] = {"from_day": low, **draw.choice([{}, {"to_day": low}, {"to_day": low + 12}])}
+    risk: dict[str, Any] = {
+        "from_day": low,
+        **draw.choice([{}, {"to_day": low}, {"to_day": low + 12}]),
+    }
     risk |= draw.choice([{}, {"min_days": 0}, {"min_days": 6}])
-    return definition | {"risk": risk | draw.choice([{}, {"keep_outcomes": True}, {"keep_deaths": True}])}
+    return definition | {
+        "risk": risk | draw.choice([{}, {"keep_outcomes": True}, {"keep_deaths": True}])
+    }
 
 
-def find_met_days(rows: pd.DataFrame, rule: dict[str, Any], birthday: float) -> tuple[list[int], list[int]]:
-    """Days on which a rule with at most two dates within a window is met, and days of rows with its codes."""
+def find_met_days(
+    rows: pd.DataFrame, rule: dict[str, Any], birthday: float
+) -> tuple[list[int], list[int]]:
+    """Days on which a rule with at most two dates within a window is met, and days of rows with its
+    codes.
+    """
     text = rows["code"].map(lambda i: (CODES[i].family, CODES[i].code.replace(".", "")))
-    mine = rows[text.map(lambda t: t[1].startswith(tuple(rule["codes"].get(t[0], ["#"])))) & ~(rows["day"] < birthday)]
+    mine = rows[
+        text.map(lambda t: t[1].startswith(tuple(rule["codes"].get(t[0], ["#"]))))
+        & ~(rows["day"] < birthday)
+    ]
     met: set[int] = set()
     for clause in rule["any"]:
         numbers = [SOURCES.index(name) for name in clause.get("sources", SOURCES)]
@@ -94,7 +126,9 @@ def find_met_days(rows: pd.DataFrame, rule: dict[str, Any], birthday: float) -> 
     return sorted(met), sorted(mine["day"])
 
 
-def read_subject(definition: dict[str, Any], who: pd.Series, rows: pd.DataFrame, data_end: int) -> dict[str, Any]:
+def read_subject(
+    definition: dict[str, Any], who: pd.Series, rows: pd.DataFrame, data_end: int
+) -> dict[str, Any]:
     """The record of one subject by the letter of docs/pophr.md."""
     index, outcome, risk = definition["index"], definition["outcome"], definition.get("risk", {})
     rule = definition["rule"][0]
@@ -115,7 +149,12 @@ def read_subject(definition: dict[str, Any], who: pd.Series, rows: pd.DataFrame,
     if known["death_day"] is not None:
         end = min(end, known["death_day"])
     chf = find_met_days(rows, CHF, -np.inf)[0]
-    anchor = {"observation_start": start, "first_row": known["first_day"], "event": chf[0] if chf else None, "date": 24}[index["at"]]
+    anchor = {
+        "observation_start": start,
+        "first_row": known["first_day"],
+        "event": chf[0] if chf else None,
+        "date": 24,
+    }[index["at"]]
     if anchor is None or start is None:
         return {"left_out": "no index day"}
     day = anchor + index["after_days"]
@@ -124,7 +163,9 @@ def read_subject(definition: dict[str, Any], who: pd.Series, rows: pd.DataFrame,
     if "min_age_years" in index or "max_age_years" in index:
         if known["birth_day"] is None:
             return {"left_out": "age"}
-        birth, now = (pd.Timestamp("1970-01-01") + pd.Timedelta(days=d) for d in (known["birth_day"], day))
+        birth, now = (
+            pd.Timestamp("1970-01-01") + pd.Timedelta(days=d) for d in (known["birth_day"], day)
+        )
         years = now.year - birth.year - ((now.month, now.day) < (birth.month, birth.day))
         if years < index.get("min_age_years", 0) or years > index.get("max_age_years", 200):
             return {"left_out": "age"}
@@ -136,7 +177,11 @@ def read_subject(definition: dict[str, Any], who: pd.Series, rows: pd.DataFrame,
         return {"left_out": "unknown age"}
     lookback = outcome.get("lookback_days", 10**6)
     if outcome.get("kind") == "prevalent":
-        return {"left_out": None, "index_day": day, "outcome_day": max((e for e in events if day - lookback < e <= day), default=None)}
+        return {
+            "left_out": None,
+            "index_day": day,
+            "outcome_day": max((e for e in events if day - lookback < e <= day), default=None),
+        }
     if outcome.get("washout_days") and diagnoses and diagnoses[0] < start + outcome["washout_days"]:
         return {"left_out": "diagnosis in the washout"}
     begin = day + risk["from_day"]
@@ -148,9 +193,19 @@ def read_subject(definition: dict[str, Any], who: pd.Series, rows: pd.DataFrame,
     at_risk = [e for e in events if begin <= e <= stop]
     least = risk.get("min_days", risk.get("to_day", risk["from_day"]) - risk["from_day"])
     died = known["death_day"] is not None and known["death_day"] <= stop
-    if stop - begin < least and not (risk.get("keep_outcomes") and at_risk) and not (risk.get("keep_deaths") and died):
+    if (
+        stop - begin < least
+        and not (risk.get("keep_outcomes") and at_risk)
+        and not (risk.get("keep_deaths") and died)
+    ):
         return {"left_out": "short follow-up"}
-    return {"left_out": None, "index_day": day, "risk_start": begin, "risk_end": stop, "outcome_day": min(at_risk, default=None)}
+    return {
+        "left_out": None,
+        "index_day": day,
+        "risk_start": begin,
+        "risk_end": stop,
+        "outcome_day": min(at_risk, default=None),
+    }
 
 
 @pytest.mark.parametrize("block", range(4))
@@ -161,26 +216,43 @@ def test_records_equal_the_naive_reading(block: int) -> None:
         subjects, rows = draw_tables(draw)
         definition = draw_definition(draw)
         data_end = int(rows["day"].max())  # type: ignore[arg-type]
-        record = cohorts.apply_cohort(CohortRules.model_validate(definition), rows, CODES, subjects, data_end)
-        table, frame = pd.DataFrame(rows.to_dict(as_series=False)), pd.DataFrame(subjects.to_dict(as_series=False))
+        record = cohorts.apply_cohort(
+            CohortRules.model_validate(definition), rows, CODES, subjects, data_end
+        )
+        table, frame = (
+            pd.DataFrame(rows.to_dict(as_series=False)),
+            pd.DataFrame(subjects.to_dict(as_series=False)),
+        )
         for i, found in enumerate(record.iter_rows(named=True)):
-            expected = read_subject(definition, frame.iloc[i], table[table["subject"] == i], data_end)
+            expected = read_subject(
+                definition, frame.iloc[i], table[table["subject"] == i], data_end
+            )
             assert {name: found[name] for name in expected} == expected, (seed, i, definition)
             reasons.add(expected["left_out"])
     assert len(reasons) >= 10, reasons
 
 
 def one(**facts: Any) -> pl.DataFrame:
-    days = {"first_day": 0, "birth_day": -9000, "obs_start": 0, "obs_end": 1000, "death_day": None, "diagnosis_day": None}
+    days = {
+        "first_day": 0,
+        "birth_day": -9000,
+        "obs_start": 0,
+        "obs_end": 1000,
+        "death_day": None,
+        "diagnosis_day": None,
+    }
     kinds = dict.fromkeys(days, pl.Int64) | {"sex": pl.UInt8}
-    return pl.DataFrame([{"subject_id": 7, "split": "train", "sex": 1, **days, **facts}], schema_overrides=kinds)
+    return pl.DataFrame(
+        [{"subject_id": 7, "split": "train", "sex": 1, **days, **facts}], schema_overrides=kinds
+    )
 
 
 @pytest.mark.parametrize(
     ("facts", "outcomes", "reason", "outcome_day"),
     [
         ({}, [], None, None),
-        ({"diagnosis_day": 364}, [], "diagnosis in the washout", None),  # the last day of the washout
+        # the last day of the washout
+        ({"diagnosis_day": 364}, [], "diagnosis in the washout", None),
         ({"diagnosis_day": 365}, [], None, None),  # the day after it
         ({"diagnosis_day": -3}, [], "diagnosis in the washout", None),  # before the observation
         ({}, [365], "prior outcome", None),  # on the index day
@@ -195,16 +267,24 @@ def one(**facts: Any) -> pl.DataFrame:
         ({"obs_end": 365}, [], "no time at risk", None),
         ({"obs_end": 364}, [], "outside the observation", None),
         ({"death_day": 400}, [], "short follow-up", None),
-        ({"obs_start": None, "first_day": 10}, [], None, None),  # observation starts with the first row
+        # observation starts with the first row
+        ({"obs_start": None, "first_day": 10}, [], None, None),
         ({"obs_start": None, "first_day": None}, [], "no index day", None),
         ({"birth_day": None}, [], "age", None),
         ({"birth_day": -6209}, [], None, None),  # born on 1 January 1953, 18 on the index day
         ({"birth_day": -6208}, [], "age", None),
     ],
 )
-def test_edge_days_of_a_shipped_definition(facts: dict[str, Any], outcomes: list[int], reason: str | None, outcome_day: int | None) -> None:
-    events = pl.DataFrame({"subject": [0] * len(outcomes), "day": outcomes}, schema={"subject": pl.Int64, "day": pl.Int64})
-    found = cohorts.select_subjects(cohorts.load_cohort("diabetes-incident"), one(**facts), events).row(0, named=True)
+def test_edge_days_of_a_shipped_definition(
+    facts: dict[str, Any], outcomes: list[int], reason: str | None, outcome_day: int | None
+) -> None:
+    events = pl.DataFrame(
+        {"subject": [0] * len(outcomes), "day": outcomes},
+        schema={"subject": pl.Int64, "day": pl.Int64},
+    )
+    found = cohorts.select_subjects(
+        cohorts.load_cohort("diabetes-incident"), one(**facts), events
+    ).row(0, named=True)
     assert (found["left_out"], found["outcome_day"]) == (reason, outcome_day)
 
 
@@ -215,18 +295,34 @@ def test_sequences_of_a_cohort_are_those_of_its_members(dated: bool, tmp_path: P
     raw.mkdir()
     start = pd.Timestamp("2010-03-01")
     n = 150
-    claims = pd.DataFrame({"subject": draw.integers(0, n, 6 * n), "day": draw.integers(0, 60, 6 * n), "source": draw.choice([0, 2], 6 * n)})
+    claims = pd.DataFrame(
+        {
+            "subject": draw.integers(0, n, 6 * n),
+            "day": draw.integers(0, 60, 6 * n),
+            "source": draw.choice([0, 2], 6 * n),
+        }
+    )
     claims["code"] = draw.choice(len(CODES) - 2, 6 * n, p=[0.3, 0.7])
     claims = claims.drop_duplicates()
     texts = {
         "patient_id": "P" + claims["subject"].astype(str),
         "date": (start + pd.to_timedelta(claims["day"], "D")).dt.strftime("%Y-%m-%d"),
     }
-    texts |= {"icd9": claims["code"].map(lambda i: CODES[i].code), "source": claims["source"].map(lambda i: SOURCES[i])}
+    texts |= {
+        "icd9": claims["code"].map(lambda i: CODES[i].code),
+        "source": claims["source"].map(lambda i: SOURCES[i]),
+    }
     pd.DataFrame(texts).to_csv(raw / "claims.csv", index=False)
     begins = [int(v) if draw.random() < 0.7 else None for v in draw.integers(0, 20, n)]
-    days = [None if day is None else (start + pd.Timedelta(days=day)).strftime("%Y-%m-%d") for day in begins]
-    people = {"patient_id": [f"P{i}" for i in range(n)], "birth_date": "1940-05-17", "obs_start": days}
+    days = [
+        None if day is None else (start + pd.Timedelta(days=day)).strftime("%Y-%m-%d")
+        for day in begins
+    ]
+    people = {
+        "patient_id": [f"P{i}" for i in range(n)],
+        "birth_date": "1940-05-17",
+        "obs_start": days,
+    }
     pd.DataFrame(people).to_csv(raw / "patients.csv", index=False)
     (raw / "icd9_phecode.csv").write_text("icd9,phecode\n250.00,250.2\n401.9,401.1\n")
     definition = {
@@ -237,34 +333,64 @@ def test_sequences_of_a_cohort_are_those_of_its_members(dated: bool, tmp_path: P
         "risk": {"from_day": 1, "to_day": 12},
     }
     (tmp_path / "x.toml").write_text(write_toml(definition))
-    argv = ["ingest", "pophr", str(raw), "--cohort", str(tmp_path / "x.toml"), "--no-select", "--min-codes", "1", "--small-counts"]
-    argv += ["--leakage", "drop-phecode", "--keep-ids", str(tmp_path / "ids.csv"), *(["--keep-dates"] if dated else [])]
+    argv = [
+        "ingest",
+        "pophr",
+        str(raw),
+        "--cohort",
+        str(tmp_path / "x.toml"),
+        "--no-select",
+        "--min-codes",
+        "1",
+        "--small-counts",
+    ]
+    argv += [
+        "--leakage",
+        "drop-phecode",
+        "--keep-ids",
+        str(tmp_path / "ids.csv"),
+        *(["--keep-dates"] if dated else []),
+    ]
     assert main([*argv, "-w", str(home)]) == 0
     folder = home / "tokens" / "pophr"
     names = dict(pl.read_csv(tmp_path / "ids.csv").select("new", "subject_id").iter_rows())
     built = pl.concat([pl.read_parquet(path) for path in folder.glob("sequences-*.parquet")])
     record = pl.read_parquet(folder / "cohort.parquet")
-    assert record.height == claims["subject"].nunique() + len(set(range(n)) - set(claims["subject"]))
-    assert "250" not in pl.read_parquet(folder / "vocab.parquet")["code"], "drop-phecode knows the codes of the outcome"
+    assert record.height == claims["subject"].nunique() + len(
+        set(range(n)) - set(claims["subject"])
+    )
+    assert "250" not in pl.read_parquet(folder / "vocab.parquet")["code"], (
+        "drop-phecode knows the codes of the outcome"
+    )
     expected = {}
     for i in range(n):
         own = claims[claims["subject"] == i]
-        facts = {"birth_day": -10820, "sex": None, "obs_start": begins[i], "obs_end": None, "death_day": None}
+        facts = {
+            "birth_day": -10820,
+            "sex": None,
+            "obs_start": begins[i],
+            "obs_end": None,
+            "death_day": None,
+        }
         who = pd.Series(facts | {"first_day": own["day"].min() if len(own) else None}, dtype=object)
         found = read_subject(definition, who, own, int(claims["day"].max()))
         if found["left_out"] is None:
             events = own[(own["day"] <= found["index_day"]) & (own["code"] == 1)]["day"].nunique()
             if events:
                 expected[f"P{i}"] = (int(found["outcome_day"] is not None), events)
-    assert {names[s]: (y, len(c)) for s, y, c in built.select("subject_id", "y_diabetes", "codes").iter_rows()} == expected
+    assert {
+        names[s]: (y, len(c))
+        for s, y, c in built.select("subject_id", "y_diabetes", "codes").iter_rows()
+    } == expected
     assert {0, 1} == {y for y, _ in expected.values()}
     if dated:
         labels = pl.read_parquet(folder / "meds" / "labels" / "diabetes" / "0.parquet")
         first = dict(record.select("subject_id", "index_day").iter_rows())
         epoch = pd.Timestamp("1970-01-01").to_pydatetime()
-        assert {s: (t - epoch).days for s, t in labels.select("subject_id", "prediction_time").iter_rows()} == {
-            s: first[s] for s in labels["subject_id"]
-        }
+        assert {
+            s: (t - epoch).days
+            for s, t in labels.select("subject_id", "prediction_time").iter_rows()
+        } == {s: first[s] for s in labels["subject_id"]}
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -276,7 +402,9 @@ def test_controls_are_matched(seed: int) -> None:
             "subject_id": draw.permutation(n),
             "sex": draw.choice([0, 1, 2], n, p=[0.1, 0.45, 0.45]).astype(np.uint8),
             "split": draw.choice(["train", "test"], n),
-            "age_days": [None if draw.random() < 0.05 else int(a) for a in draw.integers(20000, 23000, n)],
+            "age_days": [
+                None if draw.random() < 0.05 else int(a) for a in draw.integers(20000, 23000, n)
+            ],
             "outcome_day": [5 if draw.random() < 0.25 else None for _ in range(n)],
             "left_out": ["age" if draw.random() < 0.1 else None for _ in range(n)],
         }
@@ -290,11 +418,16 @@ def test_controls_are_matched(seed: int) -> None:
     rules = CohortRules.model_validate(definition)
     found = cohorts.match_controls(rules, record)
     assert (
-        cohorts.match_controls(rules, record.sample(fraction=1.0, shuffle=True, seed=1)).sort("subject_id").equals(found.sort("subject_id"))
+        cohorts.match_controls(rules, record.sample(fraction=1.0, shuffle=True, seed=1))
+        .sort("subject_id")
+        .equals(found.sort("subject_id"))
     )
     table = pd.DataFrame(found.to_dict(as_series=False)).set_index("subject_id")
     members = table[table["left_out"].isna()]
-    controls, cases = members[members["outcome_day"].isna()], members[members["outcome_day"].notna()]
+    controls, cases = (
+        members[members["outcome_day"].isna()],
+        members[members["outcome_day"].notna()],
+    )
     assert len(cases) > 20
     assert (cases["case"] == cases.index).all()
     of = table.loc[controls["case"]]
@@ -303,13 +436,31 @@ def test_controls_are_matched(seed: int) -> None:
     assert (abs(controls["age_days"].to_numpy() - of["age_days"].to_numpy()) <= 365.25).all()
     assert controls["case"].value_counts().between(1, 2).all()
     assert set(controls["case"]) == set(cases.index)
-    free = table[(table["left_out"] == "unmatched") & table["outcome_day"].isna() & table["age_days"].notna() & (table["sex"] > 0)]
+    free = table[
+        (table["left_out"] == "unmatched")
+        & table["outcome_day"].isna()
+        & table["age_days"].notna()
+        & (table["sex"] > 0)
+    ]
     for who, row in table[
-        table["outcome_day"].notna() & table["age_days"].notna() & (table["sex"] > 0) & (table["left_out"] != "age")
+        table["outcome_day"].notna()
+        & table["age_days"].notna()
+        & (table["sex"] > 0)
+        & (table["left_out"] != "age")
     ].iterrows():
-        own = free[(free["sex"] == row["sex"]) & (free["split"] == row["split"]) & (abs(free["age_days"] - row["age_days"]) <= 365.25)]
-        assert own.empty or (controls["case"] == who).sum() == 2, "a case without all its controls leaves none free"
-    assert table.loc[record.filter(pl.col("left_out") == "age")["subject_id"].to_list(), "left_out"].eq("age").all()
+        own = free[
+            (free["sex"] == row["sex"])
+            & (free["split"] == row["split"])
+            & (abs(free["age_days"] - row["age_days"]) <= 365.25)
+        ]
+        assert own.empty or (controls["case"] == who).sum() == 2, (
+            "a case without all its controls leaves none free"
+        )
+    assert (
+        table.loc[record.filter(pl.col("left_out") == "age")["subject_id"].to_list(), "left_out"]
+        .eq("age")
+        .all()
+    )
 
 
 @pytest.mark.parametrize(
@@ -330,7 +481,9 @@ def test_controls_are_matched(seed: int) -> None:
         ({"name": "Über"}, "pattern"),
     ],
 )
-def test_definitions_that_mean_nothing_are_refused(change: dict[str, Any], text: str, tmp_path: Path) -> None:
+def test_definitions_that_mean_nothing_are_refused(
+    change: dict[str, Any], text: str, tmp_path: Path
+) -> None:
     definition = {"name": "x", "rule": [DIABETES], "outcome": {"rule": "diabetes"}} | change
     path = tmp_path / "x.toml"
     path.write_text(write_toml(definition))
@@ -361,14 +514,25 @@ def write_toml(definition: dict[str, Any]) -> str:
     ],
 )
 def test_choices_beside_a_cohort_are_checked_before_the_ingest(
-    flags: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    flags: list[str],
+    text: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    definition = {"name": "x", "rule": [DIABETES], "index": {"at": "date", "date": "2010-01-01"}, "outcome": {"rule": "diabetes"}}
+    definition = {
+        "name": "x",
+        "rule": [DIABETES],
+        "index": {"at": "date", "date": "2010-01-01"},
+        "outcome": {"rule": "diabetes"},
+    }
     (tmp_path / "dated.toml").write_text(write_toml(definition))
     (tmp_path / "claims.csv").write_text("patient_id,date,icd9\na,2010-01-01,428.0\n")
     (tmp_path / "map.csv").write_text("icd9,phecode\n428.0,428\n")
-    assert main(["ingest", "pophr", ".", "--phecode-map", "map.csv", *flags, "-w", "w"]) == Exit.USAGE
+    assert (
+        main(["ingest", "pophr", ".", "--phecode-map", "map.csv", *flags, "-w", "w"]) == Exit.USAGE
+    )
     assert text in capsys.readouterr().err
     assert not list(tmp_path.glob("w/cache/**/*.parquet"))
 
@@ -380,6 +544,9 @@ def test_a_misspelt_choice_of_sequences_is_refused() -> None:
 
 
 def test_shipped_definitions_are_read_and_unknown_names_list_them() -> None:
-    assert {cohorts.load_cohort(name).outcome_rule.name for name in cohorts.SHIPPED} == {"chf", "diabetes"}
+    assert {cohorts.load_cohort(name).outcome_rule.name for name in cohorts.SHIPPED} == {
+        "chf",
+        "diabetes",
+    }
     with pytest.raises(UserError, match="chf-incident, diabetes-incident"):
         cohorts.load_cohort("gout")

@@ -1,4 +1,6 @@
-"""Slopes on planted timings, bytes that can be counted by hand, rounds that interleave, and the page."""
+"""Slopes on planted timings, bytes that can be counted by hand, rounds that interleave, and the
+page.
+"""
 
 import itertools
 
@@ -82,7 +84,10 @@ def test_bytes_are_those_alive_at_one_time():
 
 def test_bytes_of_the_forms_grow_as_their_maps():
     config = build_model_config("bitimelygpt", "tiny", channels=1)
-    found = {n: {name: peak_bytes(call) for name, call in make_operators(config, n, 0).items()} for n in (256, 512)}
+    found = {
+        n: {name: peak_bytes(call) for name, call in make_operators(config, n, 0).items()}
+        for n in (256, 512)
+    }
     growth = {name: found[512][name] / found[256][name] for name in found[256]}
     assert growth[PARALLEL] == pytest.approx(4, rel=0.1)
     assert growth[SOFTMAX] == pytest.approx(4, rel=0.1)
@@ -101,7 +106,9 @@ def test_plain_and_fused_attention_are_the_same_function():
         torch.testing.assert_close(a, c, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("model", "preset"), [("bitimelygpt", "tiny"), ("gpt", "tiny"), ("bitimelygpt", "3m")])
+@pytest.mark.parametrize(
+    ("model", "preset"), [("bitimelygpt", "tiny"), ("gpt", "tiny"), ("bitimelygpt", "3m")]
+)
 def test_page(model, preset, tmp_path):
     threads = torch.get_num_threads()
     page = complexity(model=model, preset=preset, lengths="16,32", rounds=2)

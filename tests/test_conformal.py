@@ -1,4 +1,6 @@
-"""Conformal sets cover new subjects, pooled windows do not; the temperature is stored, exported and applied."""
+"""Conformal sets cover new subjects, pooled windows do not; the temperature is stored, exported and
+applied.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,20 @@ import pytest
 from test_predict import STAGES, call, find_night, home, scored  # noqa: F401  the fixtures
 
 import bitimely
-from bitimely_core.evaluate.conformal import COVERAGE, find_threshold, measure_coverage, predict_sets, score_windows
+from bitimely_core.evaluate.conformal import (
+    COVERAGE,
+    find_threshold,
+    measure_coverage,
+    predict_sets,
+    score_windows,
+)
 from bitimely_core.schemas.tokens import Calibration
 
 
 def draw_cohort(rng: np.random.Generator, subjects: int) -> tuple[np.ndarray, np.ndarray]:
-    """Scores of subjects whose errors differ in size; those with large errors have few windows, as poor recordings do."""
+    """Scores of subjects whose errors differ in size; those with large errors have few windows, as
+    poor recordings do.
+    """
     size = np.exp(0.8 * rng.standard_normal(subjects))
     units = np.repeat(np.arange(subjects), np.clip(200 / size, 10, 1000).astype(int))
     return np.abs(rng.standard_normal(len(units))) * size[units], units
@@ -29,8 +39,12 @@ def test_coverage_over_subjects_is_90_percent_where_windows_alone_fail() -> None
         scores, units = draw_cohort(rng, 60)
         new, whose = draw_cohort(rng, 20)
         ordered = np.sort(scores)
-        pooled = ordered[int(np.ceil(COVERAGE * (len(scores) + 1))) - 1]  # split conformal over windows
-        for threshold, out in ((find_threshold(scores, units).value, by_subject), (pooled, by_window)):
+        # split conformal over windows
+        pooled = ordered[int(np.ceil(COVERAGE * (len(scores) + 1))) - 1]
+        for threshold, out in (
+            (find_threshold(scores, units).value, by_subject),
+            (pooled, by_window),
+        ):
             out.append(np.mean(list(measure_coverage(new <= threshold, whose).values())))
     assert 0.88 <= np.mean(by_subject) <= 0.92
     assert np.mean(by_window) < 0.85
@@ -59,10 +73,17 @@ def test_scores_are_of_the_true_class_and_sets_hold_what_scores_less() -> None:
     p = np.array([[0.7, 0.2, 0.1], [0.4, 0.35, 0.25]])
     assert score_windows("classification", p, np.array([0, 2])) == pytest.approx([0.3, 0.75])
     assert predict_sets(p, 0.7).tolist() == [[True, False, False], [True, True, False]]
-    assert score_windows("regression", np.array([1.0, 5.0]), np.array([2.0, 2.0])).tolist() == [1.0, 3.0]
+    assert score_windows("regression", np.array([1.0, 5.0]), np.array([2.0, 2.0])).tolist() == [
+        1.0,
+        3.0,
+    ]
 
 
-def test_the_temperature_is_stored_exported_and_applied(home: Path, scored: pl.DataFrame, tmp_path: Path) -> None:  # noqa: F811
+def test_the_temperature_is_stored_exported_and_applied(
+    home: Path,  # noqa: F811
+    scored: pl.DataFrame,  # noqa: F811
+    tmp_path: Path,
+) -> None:
     night = find_night(home, scored)
     assert call(home, [night], tmp_path / "out") == 0
     stored = Calibration.load(home / "ws" / "runs" / "stager" / "calibration.json")
@@ -90,13 +111,17 @@ def test_a_person_s_own_labelled_night_calibrates(
     (own / "dataset_description.json").write_text("{}")
     stages = ["W"] * 6 + ["N1"] * 4 + ["N2"] * 10
     rows = [f"{30 * i}\t30\t{name}" for i, name in enumerate(stages)]
-    (own / "sub-1" / "sub-1_task-sleep_events.tsv").write_text("\n".join(["onset\tduration\ttrial_type", *rows]) + "\n")
+    (own / "sub-1" / "sub-1_task-sleep_events.tsv").write_text(
+        "\n".join(["onset\tduration\ttrial_type", *rows]) + "\n"
+    )
     assert call(home, [night], tmp_path / "out", "--calibrate-on", str(own)) == 0
     frame = pl.read_parquet(tmp_path / "out" / "predictions.parquet")
     sets = [text.split("|") for text in frame["set"]]
     held = [name in chosen for name, chosen in zip(stages, sets, strict=True)]
     assert np.mean(held) >= COVERAGE  # on the windows that it was fitted on
-    page = json.loads((tmp_path / "out" / night.stem / "summary.json").read_text())["report"]["facts"]["Confidence"]
+    page = json.loads((tmp_path / "out" / night.stem / "summary.json").read_text())["report"][
+        "facts"
+    ]["Confidence"]
     assert "20 windows" in page
     assert call(home, [night], tmp_path / "none", "--calibrate-on", str(night)) == 4
     assert "unmatched_labels" in capsys.readouterr().err

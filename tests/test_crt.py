@@ -27,10 +27,18 @@ tiny = partial(planted.tiny, "crt")
 
 
 def spectrum(series, count):
-    """log(1 + |X|) and the angle of X of the first T / 2 bins, X = sum x exp(-2 pi i f t / T) / sqrt(T), by definition."""
+    """log(1 + |X|) and the angle of X of the first T / 2 bins, X = sum x exp(-2 pi i f t / T) /
+    sqrt(T), by definition.
+    """
     size = len(series)
-    bins = [sum(x * cmath.exp(-2j * math.pi * f * t / size) for t, x in enumerate(series)) / math.sqrt(size) for f in range(count)]
-    return [math.log(1 + abs(b)) for b in bins], [cmath.phase(complex(b.real, 0.0 if f == 0 else b.imag)) for f, b in enumerate(bins)]
+    bins = [
+        sum(x * cmath.exp(-2j * math.pi * f * t / size) for t, x in enumerate(series))
+        / math.sqrt(size)
+        for f in range(count)
+    ]
+    return [math.log(1 + abs(b)) for b in bins], [
+        cmath.phase(complex(b.real, 0.0 if f == 0 else b.imag)) for f, b in enumerate(bins)
+    ]
 
 
 @pytest.mark.parametrize("length", [64, 50, 8])
@@ -47,14 +55,25 @@ def test_tokens_are_patches_of_time_magnitude_and_phase(length):
             series += [series[-1]] * (size - length)  # the last sample is repeated
             magnitude, phase = spectrum(series, size // 2)
             wanted = torch.tensor(series + magnitude + phase, dtype=torch.float64)
-            torch.testing.assert_close(tokens[row].unflatten(-1, (8, 2))[..., channel].flatten(), wanted, rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(
+                tokens[row].unflatten(-1, (8, 2))[..., channel].flatten(),
+                wanted,
+                rtol=1e-9,
+                atol=1e-9,
+            )
     seen = views.find_targets(Batch(x)).unflatten(-1, (8, 2))[..., 0].flatten(1)
     assert seen[0].tolist() == [t < length or t >= size for t in range(2 * size)]
 
 
 def test_a_bin_without_magnitude_has_no_phase_and_no_broken_derivative():
     views = CRTTokenizer(1, 8)
-    x = torch.stack([torch.zeros(64), torch.full((64,), -3.0), torch.sin(2 * math.pi * 5 * torch.arange(64) / 64)])[..., None]
+    x = torch.stack(
+        [
+            torch.zeros(64),
+            torch.full((64,), -3.0),
+            torch.sin(2 * math.pi * 5 * torch.arange(64) / 64),
+        ]
+    )[..., None]
     x.requires_grad_()
     tokens, _, _ = views(Batch(x))
     phase = tokens[:, -4:].detach().flatten(1)
@@ -76,9 +95,15 @@ def test_each_row_has_the_spectrum_of_its_own_length():
     for row, length in enumerate(lengths[:3]):
         alone, _, _ = views(Batch(x[row : row + 1, :length]))
         blocks = alone.shape[1] // 4
-        for (_, start), times, own in zip(parts, (2, 1, 1), (0, 2 * blocks, 3 * blocks), strict=True):
-            torch.testing.assert_close(tokens[row, start : start + times * blocks], alone[0, own : own + times * blocks])
-        assert real[row].tolist() == [t < 2 * blocks for t in range(8)] + 2 * [t < blocks for t in range(4)]
+        for (_, start), times, own in zip(
+            parts, (2, 1, 1), (0, 2 * blocks, 3 * blocks), strict=True
+        ):
+            torch.testing.assert_close(
+                tokens[row, start : start + times * blocks], alone[0, own : own + times * blocks]
+            )
+        assert real[row].tolist() == [t < 2 * blocks for t in range(8)] + 2 * [
+            t < blocks for t in range(4)
+        ]
     assert not real[3].any()
     assert torch.isfinite(tokens).all()
 
@@ -98,7 +123,9 @@ def residual_net(net, x):
     for stage, pair in enumerate(net[3:]):
         for at, block in enumerate(pair):
             stride = 2 if stage and not at else 1
-            y = F.relu(normed(block.body[1], F.conv1d(x, block.body[0].weight, stride=stride, padding=1)))
+            y = F.relu(
+                normed(block.body[1], F.conv1d(x, block.body[0].weight, stride=stride, padding=1))
+            )
             y = normed(block.body[4], F.conv1d(y, block.body[3].weight, padding=1))
             if stage and not at:
                 x = normed(block.shortcut[1], F.conv1d(x, block.shortcut[0].weight, stride=2))
@@ -111,11 +138,18 @@ def transformed(layers, x):
     maps = []
     for layer in layers:
         y = F.layer_norm(x, x.shape[-1:], layer.norm_mix.weight, layer.norm_mix.bias)
-        q, k, v = (part.unflatten(-1, (4, 64)).transpose(1, 2) for part in (y @ layer.qkv.weight.T).chunk(3, -1))
+        q, k, v = (
+            part.unflatten(-1, (4, 64)).transpose(1, 2)
+            for part in (y @ layer.qkv.weight.T).chunk(3, -1)
+        )
         maps.append((q @ k.mT / 8).softmax(-1))
         x = x + (maps[-1] @ v).transpose(1, 2).flatten(2) @ layer.merge.weight.T + layer.merge.bias
         y = F.layer_norm(x, x.shape[-1:], layer.norm_ffn.weight, layer.norm_ffn.bias)
-        x = x + F.gelu(y @ layer.first.weight.T + layer.first.bias) @ layer.out.weight.T + layer.out.bias
+        x = (
+            x
+            + F.gelu(y @ layer.first.weight.T + layer.first.bias) @ layer.out.weight.T
+            + layer.out.bias
+        )
     return x, maps
 
 
@@ -144,7 +178,9 @@ def test_states_vector_and_maps_equal_their_formulas():
     x = torch.randn(2, 50, 3, dtype=torch.float64, generator=seeded())
     tokens, _, _ = model.adapter.tokenizer(Batch(x))
     inner = embed_patches(model, tokens) + placed(model, 4, model.positions, model.views)
-    wanted, maps = transformed(model.layers, torch.cat(((model.classes + model.views).expand(2, -1, -1), inner), 1))
+    wanted, maps = transformed(
+        model.layers, torch.cat(((model.classes + model.views).expand(2, -1, -1), inner), 1)
+    )
     encoded = model(Batch(x), attention=True)
     assert len(encoded.hidden) == 2  # two of four layers decode
     torch.testing.assert_close(encoded.hidden[-1], wanted[:, 3:], rtol=1e-9, atol=1e-9)
@@ -157,7 +193,9 @@ def test_states_vector_and_maps_equal_their_formulas():
 
 @torch.no_grad()
 def test_reconstruction_equals_its_formulas():
-    """Kept patches from the encoder, dropped ones from the decoder, each through the projection of its view."""
+    """Kept patches from the encoder, dropped ones from the decoder, each through the projection of
+    its view.
+    """
     model = lively(tiny())
     x = torch.randn(1, 50, 3, dtype=torch.float64, generator=seeded())
     tokens, _, real = model.adapter.tokenizer(Batch(x))
@@ -166,25 +204,39 @@ def test_reconstruction_equals_its_formulas():
     gone = dropped.nonzero().flatten()
     before = embed_patches(model, tokens)[:, keep]
     inner = before + placed(model, 4, model.positions, model.views)[keep]
-    states, _ = transformed(model.layers, torch.cat(((model.classes + model.views)[None], inner), 1))
+    states, _ = transformed(
+        model.layers, torch.cat(((model.classes + model.views)[None], inner), 1)
+    )
     blank = placed(model, 4, model.decoder_positions, model.masks)[gone]
     decoded, _ = transformed(model.decoder, torch.cat((states, blank[None]), 1))
     full = torch.zeros(1, 16, 64, dtype=torch.float64)
     full[:, keep], full[:, gone] = states[:, 3:], decoded[:, len(keep) + 3 :]
     names = ("time", "time", "magnitude", "phase")
-    wanted = torch.stack([full[:, n] @ (out := model.adapter.output[names[n // 4]]).weight.T + out.bias for n in range(16)], 1)
+    wanted = torch.stack(
+        [
+            full[:, n] @ (out := model.adapter.output[names[n // 4]]).weight.T + out.bias
+            for n in range(16)
+        ],
+        1,
+    )
     result = model.reconstruct(Batch(x), dropped[None])
     torch.testing.assert_close(result.prediction, wanted, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(result.before, model.project_before(before), rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(result.after, model.project_after(states[:, 3:]), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        result.after, model.project_after(states[:, 3:]), rtol=1e-9, atol=1e-9
+    )
 
 
 def test_views_are_identified_by_token_not_by_row():
-    """The reference adds the vector of a view by the number of the row while fine-tuning: there a row depends on its place in the batch."""
+    """The reference adds the vector of a view by the number of the row while fine-tuning: there a
+    row depends on its place in the batch.
+    """
     model = lively(tiny())
     x = torch.randn(4, 50, 3, dtype=torch.float64)
     order = torch.tensor([2, 0, 3, 1])
-    torch.testing.assert_close(model(Batch(x[order])).pooled, model(Batch(x)).pooled[order], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        model(Batch(x[order])).pooled, model(Batch(x)).pooled[order], rtol=1e-10, atol=1e-10
+    )
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -194,7 +246,9 @@ def test_padding_changes_nothing(training):
     mask = torch.arange(48) < torch.tensor([48, 30, 7])[:, None]
     for fill, more in ((0.0, 0), (7.0, 0), (torch.nan, 20)):
         model = lively(tiny(channels=2, length=80)).train(training)
-        values = F.pad(torch.where(mask[..., None], x, fill), (0, 0, 0, more), value=fill).requires_grad_()
+        values = F.pad(
+            torch.where(mask[..., None], x, fill), (0, 0, 0, more), value=fill
+        ).requires_grad_()
         batch = Batch(values, mask=F.pad(mask, (0, more)))
         encoded = model(batch)
         result = objectives.get()(model, batch, seeded())
@@ -212,17 +266,23 @@ def test_a_window_without_any_sample_is_finite():
     mask[1] = False
     batch = Batch(torch.randn(2, 50, 3), mask=mask)
     encoded = model(batch, attention=True)
-    assert all(torch.isfinite(t).all() for t in (*encoded.hidden, *encoded.attention, encoded.pooled))
+    assert all(
+        torch.isfinite(t).all() for t in (*encoded.hidden, *encoded.attention, encoded.pooled)
+    )
     model.train()
     assert torch.isfinite(objectives.get()(model, batch, seeded())["loss"])
-    only = objectives.get()(model, Batch(torch.randn(2, 50, 3), mask=torch.zeros(2, 50, dtype=torch.bool)), seeded())
+    only = objectives.get()(
+        model, Batch(torch.randn(2, 50, 3), mask=torch.zeros(2, 50, dtype=torch.bool)), seeded()
+    )
     assert float(only["loss"].detach()) == 0
 
 
 # -------------------------------------------------------------------------------------------------------------- dropping
 
 
-@pytest.mark.parametrize(("ratio", "time", "bins"), [(0.7, 14, 7), (0.3, 6, 3), (0.55, 11, 5), (0.29, 5, 2)])
+@pytest.mark.parametrize(
+    ("ratio", "time", "bins"), [(0.7, 14, 7), (0.3, 6, 3), (0.55, 11, 5), (0.29, 5, 2)]
+)
 def test_so_many_patches_are_dropped_and_phases_with_their_magnitudes(ratio, time, bins):
     """floor(rho N / 2) of time, floor(rho N / 4) of magnitude and the same of phase, N = 40."""
     real = torch.ones(40, dtype=torch.bool)
@@ -252,7 +312,9 @@ def test_the_share_rises_with_the_training():
     def kept(progress, training=True):
         model.train(training).progress = progress
         seen = {}
-        hook = model.project_before.register_forward_pre_hook(lambda module, args: seen.update(count=args[0].shape[1]))
+        hook = model.project_before.register_forward_pre_hook(
+            lambda module, args: seen.update(count=args[0].shape[1])
+        )
         objectives.get()(model, batch, seeded())
         hook.remove()
         return seen["count"]
@@ -285,7 +347,11 @@ def test_nothing_of_a_dropped_patch_is_read():
     tokens, targets, real = views(Batch(x))
     results = []
     for fill in (0.0, 100.0):
-        views.forward = lambda batch, fill=fill: (torch.where(keep[..., None], tokens, fill), targets, real)
+        views.forward = lambda batch, fill=fill: (
+            torch.where(keep[..., None], tokens, fill),
+            targets,
+            real,
+        )
         results.append(model.reconstruct(Batch(x), ~keep))
     assert torch.equal(results[0].prediction, results[1].prediction)
     assert torch.equal(results[0].kept.sum(1), keep.sum(1))
@@ -296,8 +362,11 @@ def test_the_loss_is_over_all_patches_and_the_constraint_is_small():
     x = torch.randn(2, 50, 3, generator=seeded())
     result = objectives.get()(model, Batch(x), seeded())
     errors = (result["prediction"] - result["target"]).detach().square()
-    assert result["valid"].sum() == errors.numel() - 2 * 14 * 3  # the repeated samples are no targets
-    assert float(result["parts"]["reconstruction"]) == pytest.approx(float(errors[result["valid"]].mean()), rel=1e-5)
+    # the repeated samples are no targets
+    assert result["valid"].sum() == errors.numel() - 2 * 14 * 3
+    assert float(result["parts"]["reconstruction"]) == pytest.approx(
+        float(errors[result["valid"]].mean()), rel=1e-5
+    )
     torch.testing.assert_close(result["loss"].detach(), sum(result["parts"].values()))
     assert 0 < float(result["parts"]["constraint"]) < 1e-3
     assert set(result["slices"]) == {"reconstruction"}
@@ -325,7 +394,10 @@ def test_sines_are_reconstructed():
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     draw, found = seeded(), []
     for _ in range(40):
-        phase, rate = 6.3 * torch.rand(16, 1, 2, generator=draw), 0.2 + 0.1 * torch.rand(16, 1, 2, generator=draw)
+        phase, rate = (
+            6.3 * torch.rand(16, 1, 2, generator=draw),
+            0.2 + 0.1 * torch.rand(16, 1, 2, generator=draw),
+        )
         batch = Batch(torch.sin(phase + rate * torch.arange(64)[None, :, None]))
         result = objectives.get()(model, batch, draw)
         optimizer.zero_grad()
@@ -341,13 +413,25 @@ def test_sines_are_reconstructed():
 
 
 def test_its_own_sizes():
-    """Three ResNets at the width of the table hold 6.5 M; the paper's encoder and decoder about 25.8 M and 12.4 M."""
+    """Three ResNets at the width of the table hold 6.5 M; the paper's encoder and decoder about
+    25.8 M and 12.4 M.
+    """
     with torch.device("meta"):
         assert 3 * models.count_parameters(build_resnet(384)) + 3 * 48 * 7 * 3 == 6_494_256
     for preset, wanted in (("18m", 25.8e6), ("7.5m", 12.4e6)):
         config = build_model_config("crt", preset, **models.default_shape(preset))
         assert models.count_configured(config) == pytest.approx(wanted, rel=0.03)
-    own = build_model_config("crt", "18m", channels=12, length=5000, patch=20, dim=128, ffn_dim=128, layers=8, decoder_layers=2)
+    own = build_model_config(
+        "crt",
+        "18m",
+        channels=12,
+        length=5000,
+        patch=20,
+        dim=128,
+        ffn_dim=128,
+        layers=8,
+        decoder_layers=2,
+    )
     assert models.count_configured(own) == pytest.approx(3.35e6, rel=0.03)
 
 
@@ -355,7 +439,9 @@ def test_its_own_sizes():
 def test_a_matched_budget_is_within_five_percent(preset):
     data = models.default_shape(preset)
     goal = models.count_configured(build_model_config("bitimelygpt", preset, **data))
-    config = build_model_config("crt", preset, **data).model_copy(update=models.match_parameters("crt", preset, **data))
+    config = build_model_config("crt", preset, **data).model_copy(
+        update=models.match_parameters("crt", preset, **data)
+    )
     assert models.count_configured(config) == pytest.approx(goal, rel=0.05)
 
 
@@ -363,14 +449,20 @@ def test_other_channels_keep_the_resnets_and_longer_windows_the_positions():
     model = tiny()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     renewed = model.reset_adapter(channels=5, length=50)
-    assert set(renewed) == {name for name, _ in model.named_parameters() if name.startswith("adapter.")}
+    assert set(renewed) == {
+        name for name, _ in model.named_parameters() if name.startswith("adapter.")
+    }
     same = {name for name in before if not name.startswith("adapter.") and name != "target_scale"}
     assert any(name.startswith("nets.") for name in same)
     assert all(torch.equal(before[name], model.state_dict()[name]) for name in same)
     with pytest.raises(UserError, match="positions"):
         model(Batch(torch.randn(1, 80, 5)))
     fresh = model.reset_adapter(channels=5, length=80)
-    assert fresh == [f"{name}.{view}" for name in ("positions", "decoder_positions") for view in ("time", "magnitude", "phase")]
+    assert fresh == [
+        f"{name}.{view}"
+        for name in ("positions", "decoder_positions")
+        for view in ("time", "magnitude", "phase")
+    ]
     assert torch.equal(model.positions["phase"][:4], before["positions.phase"])
     assert model(Batch(torch.randn(1, 80, 5))).hidden[-1].shape == (1, 20, 64)
 
@@ -389,7 +481,9 @@ def test_heads_read_the_mean_of_the_three():
     x = torch.randn(2, 50, 3)
     head = heads.Classifier(model, outputs=5).eval()
     assert (head.readout, head.linear.in_features) == ("native", 64)
-    torch.testing.assert_close(head(Batch(x)), model(Batch(x)).pooled @ head.linear.weight.T + head.linear.bias)
+    torch.testing.assert_close(
+        head(Batch(x)), model(Batch(x)).pooled @ head.linear.weight.T + head.linear.bias
+    )
     assert heads.Classifier(model, outputs=2, readout="flatten")(Batch(x)).shape == (2, 2)
 
 
@@ -400,7 +494,11 @@ def test_its_stamp_is_that_of_no_forecast():
 
 @pytest.mark.parametrize(
     ("options", "objective", "message"),
-    [({"layers": 1}, "", "one to decode"), ({"dim": 36}, "", "multiple of 8"), ({"tokenizer": "codes", "codes": 52}, "", "no spectrum")],
+    [
+        ({"layers": 1}, "", "one to decode"),
+        ({"dim": 36}, "", "multiple of 8"),
+        ({"tokenizer": "codes", "codes": 52}, "", "no spectrum"),
+    ],
 )
 def test_unsupported_settings_are_refused(options, objective, message):
     with pytest.raises(UserError, match=message) as caught:
@@ -410,7 +508,9 @@ def test_unsupported_settings_are_refused(options, objective, message):
 
 @pytest.mark.parametrize("length", [48, 96, 240])
 def test_phases_of_occurrences_are_the_same_in_both_precisions(length):
-    """Months with and without a code: many bins are negative and real, and the sign of a rounding must not turn pi into -pi."""
+    """Months with and without a code: many bins are negative and real, and the sign of a rounding
+    must not turn pi into -pi.
+    """
     x = (torch.rand(200, length, 8, generator=torch.Generator().manual_seed(0)) < 0.05).float()
     x[:20] = x[:20, : length // 4].repeat(1, 4, 1)  # periodic: most bins are empty
     tokenizer = CRTTokenizer(8, 8)

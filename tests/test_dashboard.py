@@ -1,4 +1,6 @@
-"""The page of a workspace: what it leads to, that it shows what is stored, and that no verb suffers from it."""
+"""The page of a workspace: what it leads to, that it shows what is stored, and that no verb suffers
+from it.
+"""
 
 import html
 import json
@@ -37,25 +39,40 @@ def list_rows(page: str, kind: str) -> list[list[str]]:
     table = re.search(rf'<section class="table" id="{kind}">.*?</section>', page, re.S)
     rows = re.findall(r"<tr>(.*?)</tr>", table[0].split("<tbody>")[1], re.S) if table else []
     return [
-        [html.unescape(re.sub(r"<title>.*?</title>|<[^>]+>", " ", cell)).strip() for cell in re.split(r"<t[hd] ?", row)[1:]] for row in rows
+        [
+            html.unescape(re.sub(r"<title>.*?</title>|<[^>]+>", " ", cell)).strip()
+            for cell in re.split(r"<t[hd] ?", row)[1:]
+        ]
+        for row in rows
     ]
 
 
 def read_cells(page: str, kind: str) -> dict[str, list[str]]:
     """First cell of a row -> the others."""
-    return {re.sub(r"^[^>]*> *", "", row[0]): [re.sub(r"^[^>]*>\s*", "", cell) for cell in row[1:]] for row in list_rows(page, kind)}
+    return {
+        re.sub(r"^[^>]*> *", "", row[0]): [re.sub(r"^[^>]*>\s*", "", cell) for cell in row[1:]]
+        for row in list_rows(page, kind)
+    }
 
 
 def test_page_leads_to_everything_and_shows_what_is_stored(home):
     page = write_page(home)
-    links = [unquote(html.unescape(link)) for link in re.findall(r'href="([^"#]+)"', page) if not link.startswith("data:")]
+    links = [
+        unquote(html.unescape(link))
+        for link in re.findall(r'href="([^"#]+)"', page)
+        if not link.startswith("data:")
+    ]
     assert links
     assert all((home / link).is_file() for link in links)
     assert not re.search(r"https?://", page.replace("http://www.w3.org/2000/svg", ""))
     for kind in ("cache", "tokens", "runs", "exports"):
-        assert len(list_rows(page, kind)) == sum(path.is_dir() for path in (home / kind).iterdir()), kind
+        assert len(list_rows(page, kind)) == sum(
+            path.is_dir() for path in (home / kind).iterdir()
+        ), kind
     assert {f"runs/{run}/report.html" for run in ("plain", "plain-class")} & set(links) == {
-        f"runs/{run}/report.html" for run in ("plain", "plain-class") if (home / "runs" / run / "report.html").is_file()
+        f"runs/{run}/report.html"
+        for run in ("plain", "plain-class")
+        if (home / "runs" / run / "report.html").is_file()
     }
     rows = list_rows(page, "runs")
     for path in (home / "runs").glob("*/scores.json"):
@@ -66,9 +83,15 @@ def test_page_leads_to_everything_and_shows_what_is_stored(home):
             assert value is None or any(f"{value:.3f}" in cell for cell in row), path.parent.name
     for path in (home / "runs").glob("*/metrics.jsonl"):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
-        shown = [line for line in lines if line["split"] == "validation"] or [line for line in lines if line["split"] == "train"]
+        shown = [line for line in lines if line["split"] == "validation"] or [
+            line for line in lines if line["split"] == "train"
+        ]
         row = next(row for row in rows if re.search(rf">\s*{path.parent.name}$", row[0]))
-        last = shown[-1]["rel"] if any(line.get("rel") is not None for line in lines) else shown[-1]["loss"]
+        last = (
+            shown[-1]["rel"]
+            if any(line.get("rel") is not None for line in lines)
+            else shown[-1]["loss"]
+        )
         assert any(cell.endswith(f"{last:.3f}") for cell in row), path.parent.name
 
 
@@ -96,7 +119,9 @@ def test_damaged_runs_are_rows_of_their_own(home, name):
 
 def test_bytes_are_of_the_content_alone(home, tmp_path):
     first = write_page(home)
-    other = shutil.copytree(home, tmp_path / "elsewhere" / "workspace", copy_function=shutil.copyfile)
+    other = shutil.copytree(
+        home, tmp_path / "elsewhere" / "workspace", copy_function=shutil.copyfile
+    )
     (other / "index.html").unlink()
     for path in other.rglob("*"):
         os.utime(path, (1, 1))
@@ -116,7 +141,20 @@ def test_forty_five_runs_fit_in_a_page(home):
 
 
 def test_verbs_that_write_refresh_it_and_no_fault_of_it_counts(home, capsys):
-    assert main(["report", "plain-class", "plain-scratch", "-w", str(home), "--out", str(home / "reports" / "both")]) == 0
+    assert (
+        main(
+            [
+                "report",
+                "plain-class",
+                "plain-scratch",
+                "-w",
+                str(home),
+                "--out",
+                str(home / "reports" / "both"),
+            ]
+        )
+        == 0
+    )
     assert "both" in read_cells((home / "index.html").read_text(), "reports").values().__str__()
     (home / "index.html").unlink()
     (home / "index.html").mkdir()
@@ -149,7 +187,9 @@ def test_verify_does_not_read_it(home):
 
 
 def test_two_processes_at_once_leave_the_page_of_both(home, monkeypatch):
-    """While one process writes the page that it has rendered, another one adds a run and refreshes."""
+    """While one process writes the page that it has rendered, another one adds a run and
+    refreshes.
+    """
     write = storage.write_bytes
     second: list[threading.Thread] = []
 
@@ -187,7 +227,12 @@ def test_page_filters_and_sorts_in_a_browser(home, chromium, tmp_path):  # noqa:
     page = write_page(home)
     assert "CONSOLE" not in chromium(home / "index.html")[1]
     looked = tmp_path / "looked.html"
-    looked.write_text(re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page).replace("</body>", LOOK), "utf-8")
+    looked.write_text(
+        re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page).replace(
+            "</body>", LOOK
+        ),
+        "utf-8",
+    )
     found = json.loads(html.unescape(re.search(r"<pre>(.*?)</pre>", chromium(looked)[0])[1]))
     assert found["width"] <= 0
     assert found["all"] == found["again"] == 10

@@ -21,8 +21,17 @@ from bitimely_core.types import Batch
 T, V = 6, 2
 
 
-def windows(n: int, *, subjects: int = 5, task: str = "classification", missing: bool = False, train: float = 1.0) -> Windows:
-    """n windows in memory, row r filled with r; classes cycle; with `missing`, the first value of every odd row is."""
+def windows(
+    n: int,
+    *,
+    subjects: int = 5,
+    task: str = "classification",
+    missing: bool = False,
+    train: float = 1.0,
+) -> Windows:
+    """n windows in memory, row r filled with r; classes cycle; with `missing`, the first value of
+    every odd row is.
+    """
     block = np.broadcast_to(np.arange(n, dtype=np.float32)[:, None, None], (n, T, V)).copy()
     if missing:
         block[1::2, 0, 0] = np.nan
@@ -39,13 +48,20 @@ def windows(n: int, *, subjects: int = 5, task: str = "classification", missing:
             "recording_id": pl.Series(["r"] * n, dtype=pl.String),
             "start": pl.Series([float(r) for r in range(n)], dtype=pl.Float64),
             "label": labels,
-            "split": pl.Series(["train" if r % subjects < train * subjects else "test" for r in range(n)], dtype=pl.String),
+            "split": pl.Series(
+                ["train" if r % subjects < train * subjects else "test" for r in range(n)],
+                dtype=pl.String,
+            ),
         }
     )
-    options = WindowOptions.model_construct(window=T, channels=("x", "y"), normalise="channel", task=task, split="subject")
+    options = WindowOptions.model_construct(
+        window=T, channels=("x", "y"), normalise="channel", task=task, split="subject"
+    )
     return Windows(
         folder=Path("tokens/tiny"),
-        manifest=WindowManifest.model_construct(options=options, missing=missing, class_names=["a", "b"]),
+        manifest=WindowManifest.model_construct(
+            options=options, missing=missing, class_names=["a", "b"]
+        ),
         statistics=WindowStatistics.model_construct(),
         rows=np.arange(n),
         whole_index=index,
@@ -74,11 +90,14 @@ def narrow_windows(n: int, **options: Any) -> Windows:
 
 def rows(batch: Batch) -> list[int]:
     assert batch.index is not None
-    np.testing.assert_array_equal(batch.values.nan_to_num()[:, -1, -1], batch.index)  # every row holds its own number
+    # every row holds its own number
+    np.testing.assert_array_equal(batch.values.nan_to_num()[:, -1, -1], batch.index)
     return batch.index.tolist()
 
 
-@given(n=st.integers(1, 40), size=st.integers(1, 50), seed=st.integers(0, 3), epoch=st.integers(0, 3))
+@given(
+    n=st.integers(1, 40), size=st.integers(1, 50), seed=st.integers(0, 3), epoch=st.integers(0, 3)
+)
 @settings(max_examples=50, deadline=None)
 def test_an_epoch_is_one_permutation_of_all_rows(n: int, size: int, seed: int, epoch: int) -> None:
     batches = data.batches(windows(n), size, seed=seed)
@@ -91,13 +110,20 @@ def test_an_epoch_is_one_permutation_of_all_rows(n: int, size: int, seed: int, e
     assert [rows(batch) for batch in data.batches(windows(n), size, seed=seed)(epoch)] == found
 
 
-@given(n=st.integers(1, 40), size=st.integers(1, 12), world=st.integers(1, 5), start=st.integers(0, 6))
+@given(
+    n=st.integers(1, 40), size=st.integers(1, 12), world=st.integers(1, 5), start=st.integers(0, 6)
+)
 @settings(max_examples=50, deadline=None)
-def test_resume_and_processes_see_parts_of_the_same_order(n: int, size: int, world: int, start: int) -> None:
+def test_resume_and_processes_see_parts_of_the_same_order(
+    n: int, size: int, world: int, start: int
+) -> None:
     batches = data.batches(windows(n), size, seed=1)
     expected = [rows(batch) for batch in batches(2)]
     assert [rows(batch) for batch in batches(2, start=start)] == expected[start:]
-    parts = [[rows(batch) for batch in batches(2, start=start, rank=rank, world=world)] for rank in range(world)]
+    parts = [
+        [rows(batch) for batch in batches(2, start=start, rank=rank, world=world)]
+        for rank in range(world)
+    ]
     for step, batch in enumerate(expected[start:]):
         assert [part[step] for part in parts] == [batch[rank::world] for rank in range(world)]
 
@@ -106,7 +132,11 @@ def test_orders_differ_between_epochs_and_seeds_and_can_be_the_stored_one() -> N
     one = windows(30)
 
     def order(seed: int, epoch: int, *, shuffle: bool = True) -> list[int]:
-        return [row for batch in data.batches(one, 7, seed=seed, shuffle=shuffle)(epoch) for row in rows(batch)]
+        return [
+            row
+            for batch in data.batches(one, 7, seed=seed, shuffle=shuffle)(epoch)
+            for row in rows(batch)
+        ]
 
     assert len({tuple(order(seed, epoch)) for seed in range(3) for epoch in range(3)}) == 9
     assert order(0, 5, shuffle=False) == list(range(30))
@@ -171,8 +201,12 @@ def test_fraction_draws_training_subjects_once_per_seed(n: int, share: float, se
     drawn = set(part["train"].subjects())
     assert len(drawn) == (m if share == 1 else max(1, round(share * m)))
     assert part["test"].rows.tolist() == one["test"].rows.tolist()
-    assert part["train"].rows.tolist() == [row for row in range(4 * n) if one.index["subject_id"][row] in drawn]
-    assert data.sample_subjects(one["train"], share, seed).rows.tolist() == part["train"].rows.tolist()
+    assert part["train"].rows.tolist() == [
+        row for row in range(4 * n) if one.index["subject_id"][row] in drawn
+    ]
+    assert (
+        data.sample_subjects(one["train"], share, seed).rows.tolist() == part["train"].rows.tolist()
+    )
     assert drawn <= set(data.sample_subjects(one, min(1.0, share * 1.5), seed)["train"].subjects())
 
 
@@ -191,7 +225,11 @@ def test_a_limit_draws_so_many_windows_of_each_split() -> None:
     one = windows(40, subjects=10, train=0.7)
     part = data.limit_windows(one, 5, seed=1)
     assert (len(part["train"]), len(part["test"])) == (5, 5)
-    assert part.rows.tolist() == data.limit_windows(one, 5, seed=1).rows.tolist() != data.limit_windows(one, 5, seed=2).rows.tolist()
+    assert (
+        part.rows.tolist()
+        == data.limit_windows(one, 5, seed=1).rows.tolist()
+        != data.limit_windows(one, 5, seed=2).rows.tolist()
+    )
     assert data.limit_windows(one, None, seed=1) is one
     assert len(data.limit_windows(one, 1000, seed=1)) == 40
 
@@ -220,13 +258,20 @@ def test_mixed_sets_take_turns_and_every_row_comes_once() -> None:
 
 def test_mixed_of_one_set_is_that_set() -> None:
     one = windows(11)
-    assert [rows(batch) for batch in data.mix_batches([one], 4, seed=3)(2)] == [rows(batch) for batch in data.batches(one, 4, seed=3)(2)]
+    assert [rows(batch) for batch in data.mix_batches([one], 4, seed=3)(2)] == [
+        rows(batch) for batch in data.batches(one, 4, seed=3)(2)
+    ]
 
 
 def test_values_that_travel_as_stored_are_scaled_to_the_same_bits() -> None:
     one = narrow_windows(11)
-    for batches in (data.batches(one, 4, seed=1), data.mix_batches([one, narrow_windows(7)], 4, seed=1)):
-        for plain, narrow in zip(batches(2, start=1, world=2), batches.read_narrow(2, start=1, world=2), strict=True):  # type: ignore[attr-defined]
+    for batches in (
+        data.batches(one, 4, seed=1),
+        data.mix_batches([one, narrow_windows(7)], 4, seed=1),
+    ):
+        for plain, narrow in zip(
+            batches(2, start=1, world=2), batches.read_narrow(2, start=1, world=2), strict=True
+        ):  # type: ignore[attr-defined]
             assert (plain.values.dtype, narrow.values.dtype) == (torch.float32, torch.int16)
             scaled = scale_values(narrow)
             assert scaled.affine is None
@@ -243,11 +288,21 @@ def test_values_that_are_missing_or_not_int16_never_travel_as_stored() -> None:
 
 
 def test_batches_of_rows_on_a_device_are_those_of_the_host() -> None:
-    batches: Any = data.mix_batches([narrow_windows(11, train=0.8)["train"], narrow_windows(7), windows(5)], 4, seed=1)
+    batches: Any = data.mix_batches(
+        [narrow_windows(11, train=0.8)["train"], narrow_windows(7), windows(5)], 4, seed=1
+    )
     with batches.keep_on(torch.device("cpu"), 1e9):
         assert sorted(batches.resident) == [0, 1]
-        for plain, narrow in zip(batches(2, start=1, rank=1, world=2), batches.read_narrow(2, start=1, rank=1, world=2), strict=True):
-            assert all(a is b is None or torch.equal(a, b) for a, b in zip(scale_values(narrow), plain, strict=True))
+        for plain, narrow in zip(
+            batches(2, start=1, rank=1, world=2),
+            batches.read_narrow(2, start=1, rank=1, world=2),
+            strict=True,
+        ):
+            assert all(
+                a is b is None or torch.equal(a, b)
+                for a, b in zip(scale_values(narrow), plain, strict=True)
+            )
     assert not batches.resident
-    with batches.keep_on(torch.device("cpu"), sum(map(len, batches.sets[:2])) * T * V * 2):  # not less:
+    # not less:
+    with batches.keep_on(torch.device("cpu"), sum(map(len, batches.sets[:2])) * T * V * 2):
         assert not batches.resident

@@ -1,4 +1,6 @@
-"""Two processes that train together (gloo, CPU): the curve of one, what happens to one happens to both, and how they are started."""
+"""Two processes that train together (gloo, CPU): the curve of one, what happens to one happens to
+both, and how they are started.
+"""
 
 from __future__ import annotations
 
@@ -43,28 +45,44 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 class Series(Rows):
     """Rows with three channels, of ragged lengths, as the batches of a data set have them."""
 
-    def __call__(self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1) -> Iterator[Batch]:
+    def __call__(
+        self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1
+    ) -> Iterator[Batch]:
         for batch in super().__call__(epoch, start=start, rank=rank, world=world):
             assert batch.index is not None
             draws = [torch.Generator().manual_seed(int(row)) for row in batch.index]
             values = [torch.randn(32, 3, dtype=torch.float64, generator=draw) for draw in draws]
             lengths = torch.tensor([24 + int(row) % 3 * 4 for row in batch.index]).reshape(-1, 1)
-            values_of_rows = torch.stack(values) if values else torch.zeros(0, 32, 3, dtype=torch.float64)
+            values_of_rows = (
+                torch.stack(values) if values else torch.zeros(0, 32, 3, dtype=torch.float64)
+            )
             yield Batch(values_of_rows, mask=torch.arange(32) < lengths, index=batch.index)
 
 
 class Histories(Rows):
     """Events of ragged lengths, of a row each."""
 
-    def __call__(self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1) -> Iterator[Batch]:
+    def __call__(
+        self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1
+    ) -> Iterator[Batch]:
         for batch in super().__call__(epoch, start=start, rank=rank, world=world):
             assert batch.index is not None
             draws = [torch.Generator().manual_seed(int(row)) for row in batch.index]
             codes = [torch.randint(FIRST, 20, (12,), generator=draw) for draw in draws]
-            times = [torch.rand(12, dtype=torch.float64, generator=draw).mul(3).floor().cumsum(0) for draw in draws]
-            mask = torch.arange(12) < torch.tensor([1 + int(row) % 4 * 3 for row in batch.index]).reshape(-1, 1)
+            times = [
+                torch.rand(12, dtype=torch.float64, generator=draw).mul(3).floor().cumsum(0)
+                for draw in draws
+            ]
+            mask = torch.arange(12) < torch.tensor(
+                [1 + int(row) % 4 * 3 for row in batch.index]
+            ).reshape(-1, 1)
             values = torch.stack(codes) if codes else torch.zeros(0, 12, dtype=torch.int64)
-            yield Batch(values * mask, torch.stack(times) if times else torch.zeros(0, 12, dtype=torch.float64), mask, index=batch.index)
+            yield Batch(
+                values * mask,
+                torch.stack(times) if times else torch.zeros(0, 12, dtype=torch.float64),
+                mask,
+                index=batch.index,
+            )
 
 
 class Two(nn.Module):
@@ -79,13 +97,17 @@ class Two(nn.Module):
 
 
 def by_parity(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
-    """Rows with an even index go through one head, the others through the other: a process may leave a head without gradient."""
+    """Rows with an even index go through one head, the others through the other: a process may
+    leave a head without gradient.
+    """
     assert batch.index is not None
     parts = {}
     for parity, name in enumerate(("even", "odd")):
         values = batch.values[batch.index % 2 == parity]
         if len(values):
-            parts[name] = (model(batch._replace(values=values), bool(parity)) - values).square().sum() / len(batch.values)
+            parts[name] = (
+                model(batch._replace(values=values), bool(parity)) - values
+            ).square().sum() / len(batch.values)
     return {"loss": torch.stack(list(parts.values())).sum(), "rel": 1.0, "parts": parts}
 
 
@@ -109,7 +131,9 @@ def unlike(model: nn.Module, batch: Batch, generator: torch.Generator | None = N
     return {**out, "loss": out["loss"] * (float("nan") if get_rank() == 1 else 1.0)}
 
 
-def terminated_at_step_3(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
+def terminated_at_step_3(
+    model: nn.Module, batch: Batch, generator: torch.Generator | None = None
+) -> Outcome:
     """Process 1 alone is terminated, in its third step."""
     STEPS.append(1)
     if get_rank() == 1 and len(STEPS) == 3:
@@ -117,7 +141,9 @@ def terminated_at_step_3(model: nn.Module, batch: Batch, generator: torch.Genera
     return squares(model, batch)
 
 
-def killed_at_step_3(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
+def killed_at_step_3(
+    model: nn.Module, batch: Batch, generator: torch.Generator | None = None
+) -> Outcome:
     """Process 1 alone is killed, in its third step."""
     STEPS.append(1)
     if get_rank() == 1 and len(STEPS) == 3:
@@ -128,7 +154,19 @@ def killed_at_step_3(model: nn.Module, batch: Batch, generator: torch.Generator 
 STEPS: list[int] = []  # of this process; terminated_at_step_3 is called once a step
 
 
-OBJECTIVES = {o.__name__: o for o in (squares, valid, by_parity, failing, broken, unlike, terminated_at_step_3, killed_at_step_3)}
+OBJECTIVES = {
+    o.__name__: o
+    for o in (
+        squares,
+        valid,
+        by_parity,
+        failing,
+        broken,
+        unlike,
+        terminated_at_step_3,
+        killed_at_step_3,
+    )
+}
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "plain": lambda: Tiny(dropout=0.0, batch_norm=False),
     "two": Two,
@@ -138,7 +176,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 SMALL = {"layers": 2, "heads": 2, "dim": 16, "ffn_dim": 16}
 STACK = {**SMALL, "value_dim": 16}
-CURVES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # objective -> model, its settings, those of the objective
+# objective -> model, its settings, those of the objective
+CURVES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "next-previous": ("bitimelygpt", STACK, {}),
     "next-previous-strict": ("bitimelygpt", STACK, {"direction_sampling": True}),
     "next": ("bitimelygpt", STACK, {}),
@@ -154,7 +193,11 @@ EVENT_CURVES = {
     "next-previous": ("bitimelygpt", {**STACK, **EVENTS}, {}),
     "next-previous group": ("bitimelygpt", {**STACK, **EVENTS, "ties": "group"}, {}),
     "next-previous-strict": ("lstm", {**SMALL, **EVENTS}, {}),
-    "next-previous-strict sampled": ("bitimelygpt", {**STACK, **EVENTS}, {"direction_sampling": True}),
+    "next-previous-strict sampled": (
+        "bitimelygpt",
+        {**STACK, **EVENTS},
+        {"direction_sampling": True},
+    ),
     "next": ("gpt", {**SMALL, **EVENTS}, {}),
 }
 
@@ -165,11 +208,16 @@ def member(folder: str, task: dict[str, Any]) -> int:
     rows: type[Rows] = Rows
     if (size := task.get("build")) is not None:
         torch.manual_seed(0)
-        model: nn.Module = models.build(task["model"], **{"channels": 3, "length": 32, "dropout": 0.0, **size}).double()
+        model: nn.Module = models.build(
+            task["model"], **{"channels": 3, "length": 32, "dropout": 0.0, **size}
+        ).double()
         objective: Any = objectives.get(task["objective"], **task.get("settings", {}))
         rows = Histories if "codes" in size else Series
     else:
-        model, objective = MODELS[task.get("model", "plain")]().double(), OBJECTIVES[task.get("objective", "squares")]
+        model, objective = (
+            MODELS[task.get("model", "plain")]().double(),
+            OBJECTIVES[task.get("objective", "squares")],
+        )
     if rank == 1:  # process 0 decides
         nn.init.constant_(next(model.parameters()), 7.0)
     values = {"epochs": 2, "lr": 1e-2, "log_every": 1, "device": "cpu", **task.get("config", {})}
@@ -200,7 +248,9 @@ def forge() -> Iterator[Forge]:
 
 
 def find_free_port() -> int:
-    """A port below those that the system gives away: until process 0 listens, another socket could be given it, and the group would wait."""
+    """A port below those that the system gives away: until process 0 listens, another socket could
+    be given it, and the group would wait.
+    """
     while True:
         port = secrets.choice(range(20_000, 32_000))
         with socket.socket() as free, suppress(OSError):
@@ -208,11 +258,22 @@ def find_free_port() -> int:
             return port
 
 
-def together(forge: Forge, folder: Path, world: int, call: str = "member", *arguments: Any, **task: Any) -> list[int]:
+def together(
+    forge: Forge, folder: Path, world: int, call: str = "member", *arguments: Any, **task: Any
+) -> list[int]:
     """The exit codes of `world` processes that run `member`, or another function."""
     folder.mkdir(exist_ok=True)
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port()), "WORLD_SIZE": str(world)}
-    pids = [forge.start(call, str(folder), *(arguments or (task,)), RANK=str(r), LOCAL_RANK=str(r), **place) for r in range(world)]
+    place = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(find_free_port()),
+        "WORLD_SIZE": str(world),
+    }
+    pids = [
+        forge.start(
+            call, str(folder), *(arguments or (task,)), RANK=str(r), LOCAL_RANK=str(r), **place
+        )
+        for r in range(world)
+    ]
     return [forge.wait(pid) for pid in pids]
 
 
@@ -225,7 +286,9 @@ def agree(a: Path, b: Path) -> None:
     for name, value in weights_of(a).items():
         torch.testing.assert_close(weights_of(b)[name], value, rtol=1e-9, atol=1e-11)
     for one, two in zip(log_of(a / "run"), log_of(b / "run"), strict=True):
-        assert [one[key] for key in ("step", "epoch", "split")] == [two[key] for key in ("step", "epoch", "split")]
+        assert [one[key] for key in ("step", "epoch", "split")] == [
+            two[key] for key in ("step", "epoch", "split")
+        ]
         for key in {"loss", "rel", "lr", "grad_norm", "first", "rest"} & one.keys():
             assert one[key] == pytest.approx(two[key], rel=1e-9, abs=1e-11)
 
@@ -245,21 +308,38 @@ def test_two_processes_are_one(task: dict[str, Any], forge: Forge, tmp_path: Pat
     loose = task.pop("loose", False)
     assert together(forge, tmp_path / "one", 1, **task) == [0]
     assert together(forge, tmp_path / "two", 2, **task) == [0, 0]
-    assert all(torch.equal(value, weights_of(tmp_path / "two", 1)[name]) for name, value in weights_of(tmp_path / "two").items())
+    assert all(
+        torch.equal(value, weights_of(tmp_path / "two", 1)[name])
+        for name, value in weights_of(tmp_path / "two").items()
+    )
     if loose:
-        assert log_of(tmp_path / "two" / "run")[-1]["loss"] == pytest.approx(log_of(tmp_path / "one" / "run")[-1]["loss"], rel=0.05)
+        assert log_of(tmp_path / "two" / "run")[-1]["loss"] == pytest.approx(
+            log_of(tmp_path / "one" / "run")[-1]["loss"], rel=0.05
+        )
     else:
         agree(tmp_path / "one", tmp_path / "two")
 
 
-@pytest.mark.parametrize("curve", [*CURVES.items(), *EVENT_CURVES.items()], ids=lambda curve: f"{curve[0]} {curve[1][0]}")
-def test_one_two_and_three_processes_have_one_curve(curve: tuple[str, Any], forge: Forge, tmp_path: Path) -> None:
-    """What is drawn by row does not know the processes: 21 rows of three lengths in batches of four, two parts a batch in one case.
+@pytest.mark.parametrize(
+    "curve", [*CURVES.items(), *EVENT_CURVES.items()], ids=lambda curve: f"{curve[0]} {curve[1][0]}"
+)
+def test_one_two_and_three_processes_have_one_curve(
+    curve: tuple[str, Any], forge: Forge, tmp_path: Path
+) -> None:
+    """What is drawn by row does not know the processes: 21 rows of three lengths in batches of
+    four, two parts a batch in one case.
 
-    On histories next has a target more a row than previous, [EOS], and both terms are means over their own.
+    On histories next has a target more a row than previous, [EOS], and both terms are means over
+    their own.
     """
     name, (model, build, settings) = curve
-    task = {"model": model, "objective": name.split()[0], "build": build, "settings": settings, "config": {"epochs": 1}}
+    task = {
+        "model": model,
+        "objective": name.split()[0],
+        "build": build,
+        "settings": settings,
+        "config": {"epochs": 1},
+    }
     for world in (1, 2, 3):
         assert together(forge, tmp_path / str(world), world, **task) == [0] * world
     task["config"]["accumulate"] = 2
@@ -267,16 +347,24 @@ def test_one_two_and_three_processes_have_one_curve(curve: tuple[str, Any], forg
     alone = log_of(tmp_path / "1" / "run")
     assert len({line["loss"] for line in alone}) == len(alone) == 7
     for other in ("2", "3", "parts"):
-        for one, two in zip(log_of(tmp_path / "1" / "run"), log_of(tmp_path / other / "run"), strict=True):
+        for one, two in zip(
+            log_of(tmp_path / "1" / "run"), log_of(tmp_path / other / "run"), strict=True
+        ):
             assert one.pop("split") == two.pop("split")
             assert one == pytest.approx(two, rel=1e-6)  # rel, parts and norms of gradients too
         for name, value in weights_of(tmp_path / "1").items():
-            torch.testing.assert_close(weights_of(tmp_path / other)[name], value, rtol=1e-5, atol=1e-7)
+            torch.testing.assert_close(
+                weights_of(tmp_path / other)[name], value, rtol=1e-5, atol=1e-7
+            )
 
 
 def test_every_objective_that_compares_no_rows_has_its_curve_tested() -> None:
     """drop is CRT's alone, whose batch norms have the statistics of a process."""
-    alone = {name for name, entry in registry.objectives.items() if entry.facts.rows == 1 and name != "none"}
+    alone = {
+        name
+        for name, entry in registry.objectives.items()
+        if entry.facts.rows == 1 and name != "none"
+    }
     assert {"drop", *CURVES} >= alone
 
 
@@ -298,13 +386,22 @@ def test_another_number_of_processes_continues(forge: Forge, tmp_path: Path) -> 
     agree(tmp_path / "one", tmp_path / "mixed")
 
 
-def test_stopped_and_continued_together_is_the_same_bit_for_bit(forge: Forge, tmp_path: Path) -> None:
+def test_stopped_and_continued_together_is_the_same_bit_for_bit(
+    forge: Forge, tmp_path: Path
+) -> None:
     assert together(forge, tmp_path / "whole", 2) == [0, 0]
-    assert together(forge, tmp_path / "parts", 2, objective="terminated_at_step_3") == [Exit.TERMINATED, Exit.TERMINATED]
+    assert together(forge, tmp_path / "parts", 2, objective="terminated_at_step_3") == [
+        Exit.TERMINATED,
+        Exit.TERMINATED,
+    ]
     assert together(forge, tmp_path / "parts", 2) == [0, 0]
-    assert all(torch.equal(value, weights_of(tmp_path / "parts")[name]) for name, value in weights_of(tmp_path / "whole").items())
+    assert all(
+        torch.equal(value, weights_of(tmp_path / "parts")[name])
+        for name, value in weights_of(tmp_path / "whole").items()
+    )
     assert log_of(tmp_path / "parts" / "run") == log_of(tmp_path / "whole" / "run")
-    assert together(forge, tmp_path / "parts", 2, objective="broken") == [0, 0]  # finished: nothing is called
+    # finished: nothing is called
+    assert together(forge, tmp_path / "parts", 2, objective="broken") == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -315,7 +412,9 @@ def test_stopped_and_continued_together_is_the_same_bit_for_bit(forge: Forge, tm
         ("broken", Exit.INTERNAL_ERROR, "ZeroDivisionError in process 1"),
     ],
 )
-def test_an_error_of_one_process_is_reported_by_all(objective: str, code: Exit, words: str, forge: Forge, tmp_path: Path) -> None:
+def test_an_error_of_one_process_is_reported_by_all(
+    objective: str, code: Exit, words: str, forge: Forge, tmp_path: Path
+) -> None:
     begun = time.monotonic()
     assert together(forge, tmp_path, 2, objective=objective) == [code, code]
     assert words in json.loads((tmp_path / "rank0.json").read_text())
@@ -323,9 +422,17 @@ def test_an_error_of_one_process_is_reported_by_all(objective: str, code: Exit, 
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_a_killed_process_ends_the_others_and_loses_nothing(world: int, forge: Forge, tmp_path: Path) -> None:
+def test_a_killed_process_ends_the_others_and_loses_nothing(
+    world: int, forge: Forge, tmp_path: Path
+) -> None:
     begun = time.monotonic()
-    codes = together(forge, tmp_path / "killed", world, objective="killed_at_step_3", config={"checkpoint_every": 1})
+    codes = together(
+        forge,
+        tmp_path / "killed",
+        world,
+        objective="killed_at_step_3",
+        config={"checkpoint_every": 1},
+    )
     assert codes == [-signal.SIGKILL if rank == 1 else Exit.RESOURCES for rank in range(world)]
     assert time.monotonic() - begun < 10
     words = json.loads((tmp_path / "killed" / "rank0.json").read_text())
@@ -336,11 +443,16 @@ def test_a_killed_process_ends_the_others_and_loses_nothing(world: int, forge: F
     assert together(forge, tmp_path / "killed", world) == [0] * world
     assert together(forge, tmp_path / "whole", world) == [0] * world
     assert log_of(tmp_path / "killed" / "run") == log_of(tmp_path / "whole" / "run")
-    assert all(torch.equal(value, weights_of(tmp_path / "killed")[name]) for name, value in weights_of(tmp_path / "whole").items())
+    assert all(
+        torch.equal(value, weights_of(tmp_path / "killed")[name])
+        for name, value in weights_of(tmp_path / "whole").items()
+    )
 
 
 def bereaved(folder: str, task: dict[str, Any]) -> int:
-    """One process of a group that no torchrun started, whose store is that of process 0, which is killed."""
+    """One process of a group that no torchrun started, whose store is that of process 0, which is
+    killed.
+    """
     barrier()
     if get_rank() == 0:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -356,7 +468,10 @@ def test_the_loss_of_the_first_process_is_reported_once(forge: Forge, tmp_path: 
 
 def report(folder: str, failed: list[int]) -> int:
     """One process that ends with an error of its own, which others learn of as a loss."""
-    screen.silent, error = is_later_process(), input_error(Reason.CORRUPT, f"what process {get_rank()} has found")
+    screen.silent, error = (
+        is_later_process(),
+        input_error(Reason.CORRUPT, f"what process {get_rank()} has found"),
+    )
     os.dup2(os.open(Path(folder) / f"shown{get_rank()}", os.O_CREAT | os.O_WRONLY), 2)
     barrier()
     if get_rank() in failed:
@@ -367,7 +482,9 @@ def report(folder: str, failed: list[int]) -> int:
 
 
 @pytest.mark.parametrize("failed", [[0], [1], [0, 1, 2]])
-def test_an_error_is_shown_once_by_the_process_that_has_it(failed: list[int], forge: Forge, tmp_path: Path) -> None:
+def test_an_error_is_shown_once_by_the_process_that_has_it(
+    failed: list[int], forge: Forge, tmp_path: Path
+) -> None:
     """Not by process 0 as a loss. Where all have it, by one of them."""
     codes = together(forge, tmp_path, 3, "report", failed)
     assert codes == [Exit.REFUSED if rank in failed else Exit.RESOURCES for rank in range(3)]
@@ -397,12 +514,21 @@ except RuntimeError:
 def test_a_lost_store_prints_no_stack() -> None:
     """Beside the line that names the loss."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    found = subprocess.run([sys.executable, "-c", ORPHANED], capture_output=True, text=True, env=environment, check=False, timeout=300)
+    found = subprocess.run(
+        [sys.executable, "-c", ORPHANED],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+        timeout=300,
+    )
     assert (found.returncode, found.stderr) == (5, "")
 
 
 def exchange(folder: str, accumulate: int) -> int:
-    """One process: the order in which gradients arrive and buckets leave in each step, beside the run."""
+    """One process: the order in which gradients arrive and buckets leave in each step, beside the
+    run.
+    """
     events: list[list[str]] = []
     model = Tiny(dropout=0.0, batch_norm=False).double()
     send = gradients.Bucket.send
@@ -416,8 +542,11 @@ def exchange(folder: str, accumulate: int) -> int:
         return squares(model, batch)
 
     gradients.Bucket.send = record  # type: ignore[method-assign]
-    gradients.GradientSum.__init__.__defaults__ = (8 * 14,)  # bytes of a bucket, for the 38 float64 of the model in four
-    model.enter.weight.register_post_accumulate_grad_hook(lambda _: events[-1].append("gradient of the first layer"))
+    # bytes of a bucket, for the 38 float64 of the model in four
+    gradients.GradientSum.__init__.__defaults__ = (8 * 14,)
+    model.enter.weight.register_post_accumulate_grad_hook(
+        lambda _: events[-1].append("gradient of the first layer")
+    )
     config = validate(TrainConfig, {"steps": 2, "accumulate": accumulate, "device": "cpu"})
     loop.fit(model, Rows(rows=8, dtype=torch.float64), begin, config=config)
     (Path(folder) / f"events{get_rank()}.json").write_text(json.dumps(events))
@@ -425,7 +554,9 @@ def exchange(folder: str, accumulate: int) -> int:
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_gradients_travel_during_the_last_backward_pass(accumulate: int, forge: Forge, tmp_path: Path) -> None:
+def test_gradients_travel_during_the_last_backward_pass(
+    accumulate: int, forge: Forge, tmp_path: Path
+) -> None:
     assert together(forge, tmp_path, 2, "exchange", accumulate) == [0, 0]
     for rank in (0, 1):
         events = json.loads((tmp_path / f"events{rank}.json").read_text())
@@ -439,10 +570,14 @@ def test_gradients_travel_during_the_last_backward_pass(accumulate: int, forge: 
 
 def test_settings_that_differ_stop_all_processes(forge: Forge, tmp_path: Path) -> None:
     assert together(forge, tmp_path, 2, config={"epochs": 1}) == [0, 0]
-    assert together(forge, tmp_path, 2, config={"epochs": 1, "lr": 2e-2}) == [Exit.USAGE, Exit.USAGE]
+    assert together(forge, tmp_path, 2, config={"epochs": 1, "lr": 2e-2}) == [
+        Exit.USAGE,
+        Exit.USAGE,
+    ]
 
 
-# -- how they are started ------------------------------------------------------------------------------------------------------------
+# -- how they are started
+# ------------------------------------------------------------------------------------------------------------
 
 STARTED = """
 import os, pathlib, signal, sys, time
@@ -477,10 +612,14 @@ for arguments in sys.argv[1:]:
 def launcher(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     (folder / "started.py").write_text(STARTED)
     root = Path(__file__).parent.parent
-    environment = {k: v for k, v in os.environ.items() if k not in {"RANK", "WORLD_SIZE", "OMP_NUM_THREADS"}}
+    environment = {
+        k: v for k, v in os.environ.items() if k not in {"RANK", "WORLD_SIZE", "OMP_NUM_THREADS"}
+    }
     environment["PYTHONPATH"] = f"{folder}:{root}"
     command = [sys.executable, "-c", LAUNCHER, *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
 
 
 def test_launch_passes_the_exit_code_on(tmp_path: Path) -> None:
@@ -488,9 +627,15 @@ def test_launch_passes_the_exit_code_on(tmp_path: Path) -> None:
     out, err = process.communicate(timeout=60)
     threads = max(1, (os.cpu_count() or 1) // 2)
     lines = out.splitlines()
-    assert [lines[at] for at in (2, 5, 8)] == ["exit 6", "error 6 process 0 of 2 was ended by SIGKILL", "exit 0"]
+    assert [lines[at] for at in (2, 5, 8)] == [
+        "exit 6",
+        "error 6 process 0 of 2 was ended by SIGKILL",
+        "exit 0",
+    ]
     for at, argument in ((0, "fail 6 --json"), (3, "die"), (6, "well")):
-        assert sorted(lines[at : at + 2]) == [f"started {r} 2 {r} {threads} {argument}" for r in (0, 1)]
+        assert sorted(lines[at : at + 2]) == [
+            f"started {r} 2 {r} {threads} {argument}" for r in (0, 1)
+        ]
     assert err == ""
 
 
@@ -507,21 +652,36 @@ def test_launch_passes_a_signal_on(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_nodes_train_a_contrastive_objective_with_a_short_last_batch(tmp_path: Path) -> None:
-    """23 windows in batches of ten: of the last three, one process would have one window, which has no other to be compared with."""
+    """23 windows in batches of ten: of the last three, one process would have one window, which has
+    no other to be compared with.
+    """
     home = small.copy_data(tmp_path / "home")
     torchrun = f"-m torch.distributed.run --nnodes 2 --nproc-per-node 1 --local-addr 127.0.0.1 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{find_free_port()}"
     ours = "-m bitimely -- pretrain --run two --model ts2vec --preset tiny --data generic/classification --batch-size 10 --epochs 2"
     command = [sys.executable, *torchrun.split(), *ours.split(), "-w", str(home)]
     for name, value in {"model.layers": 2, "model.dim": 8, "train.device": "cpu"}.items():
         command += ["--set", f"{name}={value}"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), "OMP_NUM_THREADS": "1"}
-    nodes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) for _ in range(2)]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parent.parent),
+        "OMP_NUM_THREADS": "1",
+    }
+    nodes = [
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        )
+        for _ in range(2)
+    ]
     shown = [node.communicate(timeout=300)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], shown
     record = RunRecord.load(home / "runs" / "two" / "run.json")
     assert record.environment is not None
     assert record.environment.processes == 2
-    assert [line["step"] for line in metrics_log.read_metrics(home / "runs" / "two") if line["split"] == "train"][-1] == 4
+    assert [
+        line["step"]
+        for line in metrics_log.read_metrics(home / "runs" / "two")
+        if line["split"] == "train"
+    ][-1] == 4
 
 
 def test_launch_leaves_one_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -567,7 +727,10 @@ def set_group(monkeypatch: pytest.MonkeyPatch, **changes: str) -> None:
     ],
 )
 def test_a_group_that_cannot_be_is_refused_by_the_name_of_the_variable(
-    changes: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    changes: dict[str, str],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     set_group(monkeypatch, **changes)
     with pytest.raises(UserError) as caught:
@@ -586,7 +749,9 @@ def test_a_taken_port_is_a_fault_of_the_machine(monkeypatch: pytest.MonkeyPatch)
     assert caught.value.exit_code == Exit.RESOURCES
 
 
-def test_more_processes_than_gpus_are_refused_by_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_processes_than_gpus_are_refused_by_all_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Process 0 has a GPU, but it alone prints, and the last one has none."""
     set_group(monkeypatch, LOCAL_RANK="0", LOCAL_WORLD_SIZE="2")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -599,22 +764,31 @@ def test_more_processes_than_gpus_are_refused_by_all_of_them(monkeypatch: pytest
     assert select_device("cuda") == torch.device("cuda", 0)
 
 
-def test_only_a_training_waits_for_other_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_only_a_training_waits_for_other_processes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A container may export the number of processes to every command."""
     from bitimely_core.config import DataConfig
     from bitimely_core.workflows import prepare
 
     set_group(monkeypatch, RANK="", MASTER_ADDR="", MASTER_PORT="")
     built: list[str] = []
-    monkeypatch.setattr(prepare, "_open_or_build", lambda data, *args, **options: built.append(data) or "windows")
+    monkeypatch.setattr(
+        prepare, "_open_or_build", lambda data, *args, **options: built.append(data) or "windows"
+    )
     assert prepare.prepare_windows("a", tmp_path, DataConfig()) == "windows"
-    assert prepare.prepare_windows("b", tmp_path, DataConfig(), dry_run=True, together=True) == "windows"
+    assert (
+        prepare.prepare_windows("b", tmp_path, DataConfig(), dry_run=True, together=True)
+        == "windows"
+    )
     with pytest.raises(UserError, match="RANK"):
         prepare.prepare_windows("c", tmp_path, DataConfig(), together=True)
     assert built == ["a", "b"]  # refused before the minutes that windows take
 
 
-def test_devices_that_a_launcher_overrules_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_devices_that_a_launcher_overrules_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from bitimely_cli.training import _launch_processes
 
     set_group(monkeypatch, WORLD_SIZE="3")

@@ -32,8 +32,11 @@ def run_demo(home: Path, capsys: pytest.CaptureFixture[str], threads: int) -> di
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        assert main(["demo", "--claims", "-w", str(home), "--json"]) == 0  # although some of the made-up rows are faulty
-        assert torch.get_num_threads() == threads, "the demonstration leaves the number of threads as it was"
+        # although some of the made-up rows are faulty
+        assert main(["demo", "--claims", "-w", str(home), "--json"]) == 0
+        assert torch.get_num_threads() == threads, (
+            "the demonstration leaves the number of threads as it was"
+        )
     finally:
         torch.set_num_threads(before)
     out, err = capsys.readouterr()
@@ -42,9 +45,17 @@ def run_demo(home: Path, capsys: pytest.CaptureFixture[str], threads: int) -> di
     return found
 
 
-@pytest.mark.parametrize(("step", "code", "reason"), [("evaluate absent", 2, "unknown_name"), ("verify", 4, "incomplete")])
+@pytest.mark.parametrize(
+    ("step", "code", "reason"),
+    [("evaluate absent", 2, "unknown_name"), ("verify", 4, "incomplete")],
+)
 def test_a_demonstration_that_fails_says_so_in_json(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, step: str, code: int, reason: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    code: int,
+    reason: str,
 ) -> None:
     (tmp_path / "demo" / "runs" / "begun").mkdir(parents=True)
     monkeypatch.setattr(experiments, "DEMO", experiments.DEMO._replace(steps=(step,)))

@@ -1,4 +1,6 @@
-"""Trainings and verbs on a pretended device, which refuses what CUDA refuses: no GPU is needed. See `pretend_device.py`."""
+"""Trainings and verbs on a pretended device, which refuses what CUDA refuses: no GPU is needed. See
+`pretend_device.py`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from fixtures.make_v1 import make_signals
 HERE = Path(__file__).parent
 pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="builds a device guard with g++"),
-    pytest.mark.skipif("+cpu" not in importlib.metadata.version("torch"), reason="a CUDA build of torch brings the real device guard"),
+    pytest.mark.skipif(
+        "+cpu" not in importlib.metadata.version("torch"),
+        reason="a CUDA build of torch brings the real device guard",
+    ),
 ]
 
 WAITS = {  # where the host may wait for the device between two log lines
@@ -42,7 +47,12 @@ WAITS = {  # where the host may wait for the device between two log lines
 
 def run_sweep(*arguments: str) -> dict[str, Any]:
     """The findings of `device_rules.py`, none of which may be a failure."""
-    done = subprocess.run([sys.executable, str(HERE / "device_rules.py"), *arguments], capture_output=True, text=True, cwd=HERE.parent)
+    done = subprocess.run(
+        [sys.executable, str(HERE / "device_rules.py"), *arguments],
+        capture_output=True,
+        text=True,
+        cwd=HERE.parent,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert not found["failed"]
@@ -64,7 +74,8 @@ def test_a_stack_never_waits_between_log_lines() -> None:
 def test_settings_of_a_stack_do_not_make_it_wait() -> None:
     found = run_sweep("settings", "--models", "bitimelygpt")
     assert found["done"] == 14
-    assert set(found["waits"]) <= {"aten::_local_scalar_dense @ ops/retention.py check_order"}  # of events
+    # of events
+    assert set(found["waits"]) <= {"aten::_local_scalar_dense @ ops/retention.py check_order"}
 
 
 @pytest.mark.slow
@@ -105,7 +116,16 @@ def test_ragged_windows_and_events() -> None:
 @pytest.mark.long
 def test_long_sequences_in_the_form_for_gpus() -> None:
     assert (
-        run_sweep("training", "--models", "bitimelygpt,timelygpt,timelybert", "--length", "1280", "--kinds", "regular,ragged")["done"] >= 30
+        run_sweep(
+            "training",
+            "--models",
+            "bitimelygpt,timelygpt,timelybert",
+            "--length",
+            "1280",
+            "--kinds",
+            "regular,ragged",
+        )["done"]
+        >= 30
     )
 
 
@@ -117,19 +137,35 @@ def test_verbs_and_analyses_give_the_numbers_of_the_cpu(tmp_path: Path) -> None:
     for run in ("events", "events-labels"):
         shutil.copytree(small.FIXTURE / "runs" / run, home / "runs" / run)
     values, _ = make_signals(0)
-    (tmp_path / "recording.csv").write_text("C3,C4\n" + "\n".join(",".join(map(str, row)) for row in values.tolist()) + "\n")
+    (tmp_path / "recording.csv").write_text(
+        "C3,C4\n" + "\n".join(",".join(map(str, row)) for row in values.tolist()) + "\n"
+    )
     (tmp_path / "map.toml").write_text("rate = 50\n")
     assert run_sweep("verbs", "--home", str(home))["done"] == 18
 
 
-# Of one step of 18m at batch 64 in bf16, as counted: launches, elementwise KB a token and layer, GB saved.
+# Of one step of 18m at batch 64 in bf16, as counted: launches, elementwise KB a token and layer, GB
+# saved.
 STEP = {"conv": (505, 57, 8.4), "patch": (495, 59, 4.3)}
 
 
 @pytest.mark.parametrize("tokenizer", STEP)
 def test_a_step_of_18m_asks_no_more_of_a_gpu(tokenizer: str) -> None:
-    command = [sys.executable, str(HERE / "count_step.py"), "--precision", "bf16", "--core", "bf16", "--json"]
-    done = subprocess.run([*command, "--set", f"tokenizer={tokenizer}"], capture_output=True, text=True, cwd=HERE.parent)
+    command = [
+        sys.executable,
+        str(HERE / "count_step.py"),
+        "--precision",
+        "bf16",
+        "--core",
+        "bf16",
+        "--json",
+    ]
+    done = subprocess.run(
+        [*command, "--set", f"tokenizer={tokenizer}"],
+        capture_output=True,
+        text=True,
+        cwd=HERE.parent,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     launches, kilobytes, saved = STEP[tokenizer]

@@ -1,4 +1,6 @@
-"""Where and how a training computes: devices, arithmetic, compiled and recomputed layers. On a pretended device: test_device_rules."""
+"""Where and how a training computes: devices, arithmetic, compiled and recomputed layers. On a
+pretended device: test_device_rules.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ from bitimely_core import models, objectives
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.ops import operator
 from bitimely_core.train import loop
-from bitimely_core.train.devices import resolve_compile, resolve_precision, select_device, use_arithmetic
+from bitimely_core.train.devices import (
+    resolve_compile,
+    resolve_precision,
+    select_device,
+    use_arithmetic,
+)
 from bitimely_core.types import Batch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -28,12 +35,18 @@ def test_devices() -> None:
         assert (refused.value.code, refused.value.exit_code) == (Reason.CONFIG, Exit.USAGE)
 
 
-@pytest.mark.parametrize("name", ["gpu", "cuda:x", "xpu", "CUDA", "cuda:-1", "cuda:05", "cuda:99999999999", "cpu:300", "mps:5"])
+@pytest.mark.parametrize(
+    "name",
+    ["gpu", "cuda:x", "xpu", "CUDA", "cuda:-1", "cuda:05", "cuda:99999999999", "cpu:300", "mps:5"],
+)
 def test_a_device_that_no_machine_has_is_refused(name: str) -> None:
     """Also where --set names another one."""
     from bitimely_core.workflows.prepare import resolve_training
 
-    given: list[tuple[dict[str, Any], list[str]]] = [({}, [f"train.device={name}"]), ({"train": {"device": name}}, ["train.device=cpu"])]
+    given: list[tuple[dict[str, Any], list[str]]] = [
+        ({}, [f"train.device={name}"]),
+        ({"train": {"device": name}}, ["train.device=cpu"]),
+    ]
     for flags, pairs in given:
         with pytest.raises(UserError, match=f"--device: no device {name!r}") as caught:
             resolve_training("pretrain", {}, config=None, pairs=pairs, flags=flags)
@@ -42,7 +55,9 @@ def test_a_device_that_no_machine_has_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["cuda:64", "cuda:128", "cuda:255", "cuda:256", "cuda:300"])
 def test_a_gpu_that_is_not_there_is_refused_by_its_number(name: str) -> None:
-    """Torch takes 300 for 44 and 255 for none, and of 128 it makes -128, for which it has no error of its own."""
+    """Torch takes 300 for 44 and 255 for none, and of 128 it makes -128, for which it has no error
+    of its own.
+    """
     with pytest.raises(UserError, match=f"no device {name!r}") as caught:
         select_device(name)
     assert caught.value.exit_code == 2
@@ -57,7 +72,9 @@ def test_precision_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> Non
         (True, (9, 0), "cpu", ("fp32", "fp32")),
     ):
         monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
+        monkeypatch.setattr(
+            torch.cuda, "get_device_capability", lambda capability=capability: capability
+        )
         found = resolve_precision(loop.TrainConfig(device=device))
         assert (found.precision, found.core_precision) == expected
     chosen = loop.TrainConfig(precision="fp32")
@@ -80,7 +97,9 @@ def test_float32_on_cuda_is_float32_outside_of_trainings(monkeypatch: pytest.Mon
 
 
 def test_gradients_that_vanish_are_zero_within_a_training_alone() -> None:
-    """On the CPU numbers below 1e-38 take up to ten times as long, and a GPU has none: `fit` has none either, and leaves its caller's."""
+    """On the CPU numbers below 1e-38 take up to ten times as long, and a GPU has none: `fit` has
+    none either, and leaves its caller's.
+    """
     seen: list[float] = []
 
     def objective(model: nn.Module, batch: Batch, **options: Any) -> Outcome:
@@ -102,7 +121,8 @@ def test_kernels_need_a_c_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_compilation_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     for backend, device, chosen, stack, expected in (
-        ("triton", "cuda", "auto", True, (True, False)),  # what it is, and whether there is a warning
+        # what it is, and whether there is a warning
+        ("triton", "cuda", "auto", True, (True, False)),
         ("triton", "cuda", "auto", False, (False, False)),
         ("triton", "cuda", True, False, (True, False)),
         ("triton", "cuda", False, True, (False, False)),
@@ -112,14 +132,23 @@ def test_compilation_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> N
         ("torch", "cpu", True, True, (True, False)),
     ):
         monkeypatch.setattr(operator, "find_backend", lambda backend=backend: backend)
-        settings, findings = resolve_compile(loop.TrainConfig(compile=chosen), torch.device(device), stack=stack)
+        settings, findings = resolve_compile(
+            loop.TrainConfig(compile=chosen), torch.device(device), stack=stack
+        )
         assert (settings.compile, bool(findings)) == expected
     assert loop.TrainConfig().compile == "auto"
     for compiler in ("CXX", "g++"):  # a compiler that is not there is a warning and no bug
-        monkeypatch.setenv("CXX", "no-such-compiler") if compiler == "CXX" else monkeypatch.setenv("PATH", "/nowhere")
-        settings, findings = resolve_compile(loop.TrainConfig(compile=True), torch.device("cpu"), stack=True)
+        monkeypatch.setenv("CXX", "no-such-compiler") if compiler == "CXX" else monkeypatch.setenv(
+            "PATH", "/nowhere"
+        )
+        settings, findings = resolve_compile(
+            loop.TrainConfig(compile=True), torch.device("cpu"), stack=True
+        )
         assert (settings.compile, len(findings)) == (False, 1)
-        assert resolve_compile(loop.TrainConfig(compile="auto"), torch.device("cpu"), stack=True)[1] == []
+        assert (
+            resolve_compile(loop.TrainConfig(compile="auto"), torch.device("cpu"), stack=True)[1]
+            == []
+        )
         monkeypatch.delenv("CXX", raising=False)
 
 
@@ -155,7 +184,10 @@ def test_one_graph_serves_all_layers_of_a_direction(monkeypatch: pytest.MonkeyPa
         steps, size = 3, 4
 
         def __call__(self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1) -> Any:
-            return (Batch(torch.randn(4, 64, 2, generator=torch.Generator().manual_seed(at))) for at in range(start, 3))
+            return (
+                Batch(torch.randn(4, 64, 2, generator=torch.Generator().manual_seed(at)))
+                for at in range(start, 3)
+            )
 
     monkeypatch.setattr(nn.Module, "compile", trace)
     torch._dynamo.reset()
@@ -166,7 +198,14 @@ def test_one_graph_serves_all_layers_of_a_direction(monkeypatch: pytest.MonkeyPa
         torch.manual_seed(0)
         model = models.build("bitimelygpt", preset="tiny", channels=2, length=64, layers=6)
         objective = objectives.get("next-previous")
-        found.append(loop.fit(model, Windows(), objective, config=loop.TrainConfig(epochs=1, device="cpu", batch_size=4, compile=chosen)))
+        found.append(
+            loop.fit(
+                model,
+                Windows(),
+                objective,
+                config=loop.TrainConfig(epochs=1, device="cpu", batch_size=4, compile=chosen),
+            )
+        )
         assert all(module._compiled_call_impl is None for module in model.modules())
     assert compiled == ["StackLayer"] * 6
     assert counters["stats"]["unique_graphs"] == 2
@@ -175,28 +214,48 @@ def test_one_graph_serves_all_layers_of_a_direction(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("bitimelygpt", {}), ("bitimelygpt", {"temporal_conv": "causal"}), ("lstm", {}), ("s4", {})], ids=str
+    ("name", "options"),
+    [("bitimelygpt", {}), ("bitimelygpt", {"temporal_conv": "causal"}), ("lstm", {}), ("s4", {})],
+    ids=str,
 )
 def test_recomputed_layers_train_to_the_same_bits(name: str, options: dict[str, Any]) -> None:
-    """With dropout: the second computation draws as the first, and counts no batch again. The inside of layers is not kept."""
+    """With dropout: the second computation draws as the first, and counts no batch again. The
+    inside of layers is not kept.
+    """
     weights, kept = [], []
     for recompute in ("none", "layers"):
         torch.manual_seed(0)
-        model: Any = models.build(name, preset="tiny", channels=2, length=64, layers=2, dropout=0.1, **options)
+        model: Any = models.build(
+            name, preset="tiny", channels=2, length=64, layers=2, dropout=0.1, **options
+        )
         sizes: list[int] = []
 
-        def objective(model: Any, batch: Batch, generator: Any = None, sizes: list[int] = sizes) -> Any:
-            with torch.autograd.graph.saved_tensors_hooks(lambda x: (sizes.append(x.numel()), x)[1], lambda x: x):
+        def objective(
+            model: Any, batch: Batch, generator: Any = None, sizes: list[int] = sizes
+        ) -> Any:
+            with torch.autograd.graph.saved_tensors_hooks(
+                lambda x: (sizes.append(x.numel()), x)[1], lambda x: x
+            ):
                 return objectives.get("next-previous")(model, batch, generator)
 
         class Windows:
             steps, size = 2, 4
 
             def __call__(self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1) -> Any:
-                return (Batch(torch.randn(4, 64, 2, generator=torch.Generator().manual_seed(at))) for at in range(start, 2))
+                return (
+                    Batch(torch.randn(4, 64, 2, generator=torch.Generator().manual_seed(at)))
+                    for at in range(start, 2)
+                )
 
-        loop.fit(model, Windows(), objective, config=loop.TrainConfig(epochs=1, device="cpu", batch_size=4, recompute=recompute))
+        loop.fit(
+            model,
+            Windows(),
+            objective,
+            config=loop.TrainConfig(epochs=1, device="cpu", batch_size=4, recompute=recompute),
+        )
         weights.append(model.state_dict())
         kept.append(sum(sizes))
-    assert all(torch.equal(a, b) for a, b in zip(weights[0].values(), weights[1].values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(weights[0].values(), weights[1].values(), strict=True)
+    )
     assert kept[1] < 0.6 * kept[0]

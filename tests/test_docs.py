@@ -14,7 +14,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "benchmarks" / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 sys.path.insert(0, str(ROOT / "docs"))
 import api  # noqa: E402
 import datasets  # noqa: E402
@@ -33,11 +38,15 @@ def commands() -> dict[str, Any]:
 
 
 def test_every_verb_is_in_the_readme() -> None:
-    assert [name for name in commands() if not re.search(rf"(?:bitimely|make) {name}\b", README)] == []
+    assert [
+        name for name in commands() if not re.search(rf"(?:bitimely|make) {name}\b", README)
+    ] == []
 
 
 def test_the_command_line_reference_is_what_typer_says() -> None:
-    assert (ROOT / "docs" / "cli.md").read_text() == generate.format_command_line(), "run: python docs/generate.py"
+    assert (ROOT / "docs" / "cli.md").read_text() == generate.format_command_line(), (
+        "run: python docs/generate.py"
+    )
 
 
 def test_stored_listings_are_those_of_the_code() -> None:
@@ -56,11 +65,16 @@ def test_generated_files_are_those_of_the_checkout_of_the_script(tmp_path: Path)
         cwd=tmp_path.parent,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    assert done.stdout.split() == [str(tmp_path / "bitimely_core" / "listings.json"), str(tmp_path / "docs" / "api.md")]
+    assert done.stdout.split() == [
+        str(tmp_path / "bitimely_core" / "listings.json"),
+        str(tmp_path / "docs" / "api.md"),
+    ]
 
 
 def test_the_page_of_the_data_sets_is_what_the_registry_says() -> None:
-    assert datasets.PAGE.read_text() == datasets.format_page(datasets.read_tables()), "run: python docs/generate.py"
+    assert datasets.PAGE.read_text() == datasets.format_page(datasets.read_tables()), (
+        "run: python docs/generate.py"
+    )
     assert "| `emg` of emg | 0 | 204 |" in datasets.read_tables()
 
 
@@ -73,35 +87,68 @@ def test_the_page_of_settings_is_what_the_code_says() -> None:
 
 
 def test_every_setting_of_a_component_is_on_its_page() -> None:
-    """A model's own settings, and those of its objectives, on the page of the model; nothing is declared without words."""
+    """A model's own settings, and those of its objectives, on the page of the model; nothing is
+    declared without words.
+    """
     from bitimely_core import registry
 
     pages = {path.stem: path.read_text() for path in (ROOT / "docs" / "models").glob("*.md")}
     pages |= dict.fromkeys(("timelygpt", "timelybert", "gpt", "gpt-baar"), pages["bitimelygpt"])
-    pages |= dict.fromkeys(("lstm", "lstm-baar", "bilstm", "elmo"), pages["recurrent"] + pages["bitimelygpt"])
+    pages |= dict.fromkeys(
+        ("lstm", "lstm-baar", "bilstm", "elmo"), pages["recurrent"] + pages["bitimelygpt"]
+    )
     pages["mtand-enc"] = pages["mtand"]
     missing = []
     for title, rows in settings.list_sections().items():
         missing += [key for key, row in rows if not row.split("|")[-2].strip()]
         kind, _, names = title.partition(": ")
         for name in names.split(", ") if names and names != "all" else ():
-            owners = [name] if kind == "Models" else [model for model, entry in registry.models.items() if entry.facts.objective == name]
-            missing += [(o, key) for key, _ in rows for o in owners if not re.search(rf"\b{re.escape(key.split('.')[-1])}\b", pages[o])]
-    missing += [key for key, _ in settings.list_sections()["Models: all"] if key not in pages["bitimelygpt"]]
+            owners = (
+                [name]
+                if kind == "Models"
+                else [
+                    model
+                    for model, entry in registry.models.items()
+                    if entry.facts.objective == name
+                ]
+            )
+            missing += [
+                (o, key)
+                for key, _ in rows
+                for o in owners
+                if not re.search(rf"\b{re.escape(key.split('.')[-1])}\b", pages[o])
+            ]
+    missing += [
+        key for key, _ in settings.list_sections()["Models: all"] if key not in pages["bitimelygpt"]
+    ]
     assert missing == []
 
 
 @pytest.mark.parametrize("path", DOCS, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text()):
-        assert target.startswith("https://") or (path.parent / target).exists() or target == "gallery/index.md", target  # made at build
+        # made at build
+        assert (
+            target.startswith("https://")
+            or (path.parent / target).exists()
+            or target == "gallery/index.md"
+        ), target
     for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", path.read_text()):
-        headings = re.findall(r"^#+ (.*)", (path.parent / target if target else path).read_text(), flags=re.M)
-        assert anchor in {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}, anchor
+        headings = re.findall(
+            r"^#+ (.*)", (path.parent / target if target else path).read_text(), flags=re.M
+        )
+        assert anchor in {
+            re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+            for heading in headings
+        }, anchor
 
 
 def test_the_page_of_data_sets_says_nothing_twice() -> None:
-    lines = [line for line in datasets.PAGE.read_text().splitlines() if len(line) > 60 and line[0] not in "|*"]
+    lines = [
+        line
+        for line in datasets.PAGE.read_text().splitlines()
+        if len(line) > 60 and line[0] not in "|*"
+    ]
     assert [line[:60] for line in dict.fromkeys(lines) if lines.count(line) > 1] == []
 
 
@@ -121,7 +168,13 @@ def test_commands_in_the_docs_exist_and_so_do_their_options(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "pipelines").rglob("*.toml")), ids=lambda p: p.stem)
 def test_recipes_and_presets_parse(path: Path) -> None:
     from bitimely_core import registry
-    from bitimely_core.config import TrainConfig, build_model_config, list_presets, load_preset, validate
+    from bitimely_core.config import (
+        TrainConfig,
+        build_model_config,
+        list_presets,
+        load_preset,
+        validate,
+    )
     from bitimely_core.recipe import load_recipe
 
     if path.parent.name == "presets":
@@ -144,7 +197,10 @@ def test_recipes_and_presets_parse(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
 def test_examples_run(path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(path)], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        [sys.executable, "-W", "error", str(path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout
@@ -154,7 +210,9 @@ def test_examples_run(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda p: p.stem)
 def test_notebooks_hold_the_outputs_of_all_cells_in_order(path: Path) -> None:
     cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
-    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1)), "run: python docs/notebooks.py"
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1)), (
+        "run: python docs/notebooks.py"
+    )
     assert all(cell["outputs"] for cell in cells[:-1])
     assert len(path.read_bytes()) < 40_000
 
@@ -164,16 +222,33 @@ def test_notebooks_hold_the_outputs_of_all_cells_in_order(path: Path) -> None:
 def test_notebooks_run(path: Path, tmp_path: Path) -> None:
     pytest.importorskip("nbclient")
     code = "import sys, nbformat, notebooks; from pathlib import Path; print(nbformat.writes(notebooks.run_notebook(Path(sys.argv[1]), Path())))"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'docs'}"}
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, cwd=tmp_path, env=environment)
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'docs'}",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+    )
     assert done.returncode == 0, done.stderr
     cells = json.loads(done.stdout)["cells"]
-    assert [out for cell in cells for out in cell.get("outputs", ()) if out.get("name") == "stderr"] == [], "a warning"
+    assert [
+        out for cell in cells for out in cell.get("outputs", ()) if out.get("name") == "stderr"
+    ] == [], "a warning"
 
     def list_outputs(text: str) -> list[list[str]]:
-        return [[one["output_type"] for one in cell.get("outputs", ())] for cell in json.loads(text)["cells"]]
+        return [
+            [one["output_type"] for one in cell.get("outputs", ())]
+            for cell in json.loads(text)["cells"]
+        ]
 
-    assert list_outputs(done.stdout) == list_outputs(path.read_text()), "run: python docs/notebooks.py"
+    assert list_outputs(done.stdout) == list_outputs(path.read_text()), (
+        "run: python docs/notebooks.py"
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -182,6 +257,8 @@ def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
     code = "\n".join(re.findall(r"^```python\n(.*?)^```", README, flags=re.M | re.S))
     assert code.count("\n") <= 13
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment
+    )
     assert done.returncode == 0, done.stderr
     assert "tensor(" in done.stdout

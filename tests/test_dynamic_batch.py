@@ -24,13 +24,23 @@ class Windows(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in registry.models])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in registry.models
+    ],
+)
 def test_a_graph_exported_with_a_dynamic_batch_equals_eager(name):
     torch.manual_seed(0)
-    head = Windows(heads.Classifier(models.build(name, preset="tiny", channels=3, length=64), outputs=3)).eval()
+    head = Windows(
+        heads.Classifier(models.build(name, preset="tiny", channels=3, length=64), outputs=3)
+    ).eval()
     rows = torch.export.Dim("rows", min=2, max=64)
     with torch.no_grad():
-        graph = torch.export.export(head, (torch.randn(3, 64, 3),), dynamic_shapes=({0: rows},)).module()
+        graph = torch.export.export(
+            head, (torch.randn(3, 64, 3),), dynamic_shapes=({0: rows},)
+        ).module()
         for count in (2, 7):
             values = torch.randn(count, 64, 3)
             torch.testing.assert_close(graph(values), head(values), rtol=1e-6, atol=1e-6)
@@ -39,10 +49,16 @@ def test_a_graph_exported_with_a_dynamic_batch_equals_eager(name):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("clock", ["regular", "irregular"])
 def test_retention_of_more_tokens_than_two_chunks_is_exported(clock):
-    """Beyond 128 tokens the chunkwise form reads the clock to choose how it multiplies, which a graph cannot."""
+    """Beyond 128 tokens the chunkwise form reads the clock to choose how it multiplies, which a
+    graph cannot.
+    """
     torch.manual_seed(0)
-    settings = {"tokenizer": "codes", "codes": 20} if clock == "irregular" else {"tokenizer": "steps"}
-    model = models.build("bitimelygpt", preset="tiny", channels=3, length=200, layers=2, **settings).eval()
+    settings = (
+        {"tokenizer": "codes", "codes": 20} if clock == "irregular" else {"tokenizer": "steps"}
+    )
+    model = models.build(
+        "bitimelygpt", preset="tiny", channels=3, length=200, layers=2, **settings
+    ).eval()
 
     class Rows(nn.Module):
         def __init__(self) -> None:
@@ -50,10 +66,16 @@ def test_retention_of_more_tokens_than_two_chunks_is_exported(clock):
             self.model = model
 
         def forward(self, values: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
-            return self.model(Batch(values, times=times if clock == "irregular" else None)).hidden[-1]
+            return self.model(Batch(values, times=times if clock == "irregular" else None)).hidden[
+                -1
+            ]
 
     def draw(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        values = torch.randint(5, 20, (count, 200)) if clock == "irregular" else torch.randn(count, 200, 3)
+        values = (
+            torch.randint(5, 20, (count, 200))
+            if clock == "irregular"
+            else torch.randn(count, 200, 3)
+        )
         return values, torch.rand(count, 200).mul(3).cumsum(1)
 
     rows = torch.export.Dim("rows", min=2, max=64)

@@ -1,4 +1,6 @@
-"""EDF reader and writer against pyedflib, hand-made faults and fuzzed bytes; and the scan of a raw folder."""
+"""EDF reader and writer against pyedflib, hand-made faults and fuzzed bytes; and the scan of a raw
+folder.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ from bitimely_core.formats.edf_annotations import _decode_record_onsets, parse_t
 from bitimely_core.formats.source import locate_errors, scan_folder
 from bitimely_core.types import Annotation
 
-FUZZ = settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(
+    max_examples=300,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 
 EEG = edf_header.EdfChannel("EEG Fpz-Cz", "uV", -192.0, 192.0, -2048, 2047, 100)
 SLOW = edf_header.EdfChannel("Temp rectal", "DegC", 34.0, 40.0, -2849, 2731, 1)
@@ -36,7 +43,9 @@ def two_channels(records: int = 6, seed: int = 0) -> list[np.ndarray]:
 
 
 def plain(**fields: bytes | tuple[int, bytes]) -> bytes:
-    """A valid file of six one-second records with header fields overwritten: name=bytes, or name=(signal, bytes) for a signal's field."""
+    """A valid file of six one-second records with header fields overwritten: name=bytes, or
+    name=(signal, bytes) for a signal's field.
+    """
     raw = bytearray(edf_writer.encode_edf([EEG, SLOW], two_channels()))
     for name, value in fields.items():
         place = 0
@@ -46,7 +55,9 @@ def plain(**fields: bytes | tuple[int, bytes]) -> bytes:
             place += width
         for known, width in edf_header.SIGNAL_FIELDS:
             if known == name and isinstance(value, tuple):
-                raw[place + value[0] * width : place + (value[0] + 1) * width] = value[1].ljust(width)
+                raw[place + value[0] * width : place + (value[0] + 1) * width] = value[1].ljust(
+                    width
+                )
             place += 2 * width
     return bytes(raw)
 
@@ -76,8 +87,14 @@ def same_as_pyedflib(path: Path) -> None:
             assert signal.rate == theirs.getSampleFrequency(i)
             assert np.array_equal(signal.samples, digital)
             assert signal.samples.flags.c_contiguous
-            ends = (float(theirs.getPhysicalMinimum(i)), float(theirs.getPhysicalMaximum(i)), signal.offset)
-            assert np.abs(signal.samples.astype(np.float64) * signal.scale + signal.offset - physical).max() <= 1e-12 * max(map(abs, ends))
+            ends = (
+                float(theirs.getPhysicalMinimum(i)),
+                float(theirs.getPhysicalMaximum(i)),
+                signal.offset,
+            )
+            assert np.abs(
+                signal.samples.astype(np.float64) * signal.scale + signal.offset - physical
+            ).max() <= 1e-12 * max(map(abs, ends))
         onsets, durations, labels = theirs.readAnnotations()
         assert [note.label for note in ours.annotations] == [str(label) for label in labels]
         assert np.allclose([note.onset for note in ours.annotations], onsets, atol=1e-6)
@@ -127,7 +144,12 @@ def test_real_broken_files(name: str, code: str, records: int | None) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 def test_what_is_written_is_read_by_us_and_by_pyedflib(tmp_path: Path, data: st.DataObject) -> None:
     duration = data.draw(st.sampled_from([0.5, 1.0, 2.0, 30.0]))
     records = data.draw(st.integers(1, 5))
@@ -135,15 +157,30 @@ def test_what_is_written_is_read_by_us_and_by_pyedflib(tmp_path: Path, data: st.
     for i in range(data.draw(st.integers(1, 4))):
         low = data.draw(st.integers(-32768, 32766))
         high = data.draw(st.integers(low + 1, 32767))
-        physical = data.draw(st.sampled_from([(-192.0, 192.0), (0.25, 40.5), (8711.0, -8711.0), (-1e-3, 1e-3)]))
+        physical = data.draw(
+            st.sampled_from([(-192.0, 192.0), (0.25, 40.5), (8711.0, -8711.0), (-1e-3, 1e-3)])
+        )
         size = data.draw(st.sampled_from([1, 7, 100]))
         channels.append(edf_header.EdfChannel(f"channel {i}", "uV", *physical, low, high, size))
-        samples.append(np.random.default_rng(i).integers(low, high + 1, size * records).astype(np.int16))
+        samples.append(
+            np.random.default_rng(i).integers(low, high + 1, size * records).astype(np.int16)
+        )
     end = records * duration
     times = data.draw(st.one_of(st.none(), st.lists(st.integers(0, int(end * 1000)), max_size=6)))
-    notes = None if times is None else [Annotation(t / 1000, 0.125 * (t % 3), f"note \u00e9 {t}") for t in sorted(times)]
+    notes = (
+        None
+        if times is None
+        else [Annotation(t / 1000, 0.125 * (t % 3), f"note \u00e9 {t}") for t in sorted(times)]
+    )
     path = tmp_path / "x.edf"
-    edf_writer.write_edf(path, channels, samples, duration=duration, notes=notes, start=datetime(2011, 4, 4, 12, 57, 2))
+    edf_writer.write_edf(
+        path,
+        channels,
+        samples,
+        duration=duration,
+        notes=notes,
+        start=datetime(2011, 4, 4, 12, 57, 2),
+    )
     ours = edf.read_recording(path)
     assert ours.findings == []
     assert ours.header.start == datetime(2011, 4, 4, 12, 57, 2)
@@ -255,15 +292,23 @@ WARNINGS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "code"), WARNINGS)
-def test_unusual_headers_are_accepted_with_a_warning(tmp_path: Path, fields: dict[str, Any], code: str) -> None:
+def test_unusual_headers_are_accepted_with_a_warning(
+    tmp_path: Path, fields: dict[str, Any], code: str
+) -> None:
     path = tmp_path / "x.edf"
     path.write_bytes(plain(**fields))
     recording = edf.read_recording(path)
     assert code in reasons(recording.findings)
     for signal, values in zip(recording.signals, two_channels(), strict=True):
         assert np.array_equal(signal.samples, values)
-    output = repr(recording.header) + " ".join(finding.line() for finding in recording.findings) + repr(recording.signals[1][:3])
-    assert not any(word in output for word in ("Haagse", "MCH-02", "1951", "PSG-1234", "Telemetry", "ller"))
+    output = (
+        repr(recording.header)
+        + " ".join(finding.line() for finding in recording.findings)
+        + repr(recording.signals[1][:3])
+    )
+    assert not any(
+        word in output for word in ("Haagse", "MCH-02", "1951", "PSG-1234", "Telemetry", "ller")
+    )
     assert not set(recording.signals[1].channel) & set("<>[]\x1b")
     assert not recording.signals[1].channel.startswith(("=", "+", "-", "@"))
 
@@ -281,7 +326,9 @@ def test_identifying_fields_are_kept_only_with_keep_phi(tmp_path: Path) -> None:
     path = tmp_path / "x.edf"
     path.write_bytes(plain(patient=b"MCH-0234567 F 02-AUG-1951 Haagse_Harry"))
     assert edf_header.read_header(path).phi == {}
-    assert edf_header.read_header(path, keep_phi=True).phi == {"patient": "MCH-0234567 F 02-AUG-1951 Haagse_Harry"}
+    assert edf_header.read_header(path, keep_phi=True).phi == {
+        "patient": "MCH-0234567 F 02-AUG-1951 Haagse_Harry"
+    }
     path.write_bytes(plain(patient=b"X X X X"))
     assert edf_header.read_header(path).findings == ()
 
@@ -340,7 +387,12 @@ def test_what_is_no_readable_file(tmp_path: Path) -> None:
 
 def write_gaps(path: Path, onsets: list[float], kind: bytes = b"EDF+D") -> Path:
     raw = bytearray(
-        edf_writer.encode_edf([EEG, SLOW], two_channels(len(onsets)), onsets=onsets, notes=[Annotation(onsets[-1], 1.0, "late")])
+        edf_writer.encode_edf(
+            [EEG, SLOW],
+            two_channels(len(onsets)),
+            onsets=onsets,
+            notes=[Annotation(onsets[-1], 1.0, "late")],
+        )
     )
     raw[192:197] = kind
     path.write_bytes(raw)
@@ -357,7 +409,9 @@ def test_gaps_split_and_are_never_joined(tmp_path: Path, kind: bytes) -> None:
         ("Temp rectal", 0.0, 3),
         ("Temp rectal", 302.0, 3),
     ]
-    assert np.array_equal(np.concatenate([s.samples for s in recording.signals[:2]]), two_channels()[0])
+    assert np.array_equal(
+        np.concatenate([s.samples for s in recording.signals[:2]]), two_channels()[0]
+    )
     assert recording.segments == [(0.0, 3.0), (302.0, 305.0)]
     assert recording.annotations == [Annotation(304.0, 1.0, "late")]
     notes, findings = edf.read_annotations(tmp_path / "x.edf", recording.header)
@@ -378,7 +432,9 @@ def test_overlapping_records_are_refused(tmp_path: Path) -> None:
 
 
 def test_drift_gives_a_warning(tmp_path: Path) -> None:
-    recording = edf.read_recording(write_gaps(tmp_path / "x.edf", [i * 1.004 for i in range(200)], b"EDF+C"))
+    recording = edf.read_recording(
+        write_gaps(tmp_path / "x.edf", [i * 1.004 for i in range(200)], b"EDF+C")
+    )
     assert len(recording.signals) == 2
     assert reasons(recording.findings) == {"discontinuous"}
 
@@ -409,17 +465,29 @@ def test_malformed_lists_are_refused(block: bytes) -> None:
 
 def test_lists_as_the_standard_has_them() -> None:
     block = b"+180\x14Lights off\x14Close door\x14\x00+1800.2\x1525.5\x14Apnea\x14\x00\x00\x00-0.5\x14\x14\x00"
-    assert parse_tals(block) == [(180.0, None, [b"Lights off", b"Close door"]), (1800.2, 25.5, [b"Apnea"]), (-0.5, None, [b""])]
+    assert parse_tals(block) == [
+        (180.0, None, [b"Lights off", b"Close door"]),
+        (1800.2, 25.5, [b"Apnea"]),
+        (-0.5, None, [b""]),
+    ]
 
 
 def test_foreign_texts(tmp_path: Path) -> None:
     path = tmp_path / "x.edf"
     labels = ["caf\u00e9", "<script>", "a\x07b", "plain"]
-    edf_writer.write_edf(path, [EEG], [two_channels()[0]], notes=[Annotation(float(i), 0.0, label) for i, label in enumerate(labels)])
+    edf_writer.write_edf(
+        path,
+        [EEG],
+        [two_channels()[0]],
+        notes=[Annotation(float(i), 0.0, label) for i, label in enumerate(labels)],
+    )
     path.write_bytes(path.read_bytes().replace("caf\u00e9".encode(), b"caf\xe9 "))
     notes, findings = edf.read_annotations(path, edf_header.read_header(path))
     assert [note.label for note in notes] == ["caf\u00e9", "<script>", "a?b", "plain"]
-    assert {str(finding.code): finding.count for finding in findings} == {"encoding": 1, "label_chars": 2}
+    assert {str(finding.code): finding.count for finding in findings} == {
+        "encoding": 1,
+        "label_chars": 2,
+    }
 
 
 def test_writer_refuses_what_the_format_cannot_hold() -> None:
@@ -455,7 +523,10 @@ PIECES = [
     b"\x00" * 40,
     b"EDF Annotations",
 ]
-EDIT = st.tuples(st.integers(0, len(TEMPLATE) - 1), st.one_of(st.binary(min_size=1, max_size=9), st.sampled_from(PIECES)))
+EDIT = st.tuples(
+    st.integers(0, len(TEMPLATE) - 1),
+    st.one_of(st.binary(min_size=1, max_size=9), st.sampled_from(PIECES)),
+)
 
 
 @given(
@@ -478,7 +549,10 @@ def test_fuzzed_files_raise_only_user_errors(
         return
     read = sum(s.samples.size for s in recording.signals) * recording.header.width
     assert read <= keep
-    assert all(np.isfinite([s.rate, s.scale, s.offset, s.onset]).all() and s.rate > 0 for s in recording.signals)
+    assert all(
+        np.isfinite([s.rate, s.scale, s.offset, s.onset]).all() and s.rate > 0
+        for s in recording.signals
+    )
 
 
 @given(data=st.binary(max_size=1200), size=st.integers(0, 10**13), fixed=st.booleans())
@@ -493,7 +567,9 @@ def test_fuzzed_headers_raise_only_user_errors(data: bytes, size: int, *, fixed:
 
 
 LISTS = [b"+1\x14\x14\x00", b"+2\x1530\x14N2\x14\x00"]
-TOKENS = st.sampled_from([b"+", b"-", b"0", b"12", b".", b"\x14", b"\x15", b"\x00", b"W", b"\xff", *LISTS])
+TOKENS = st.sampled_from(
+    [b"+", b"-", b"0", b"12", b".", b"\x14", b"\x15", b"\x00", b"W", b"\xff", *LISTS]
+)
 
 
 @given(st.lists(st.one_of(TOKENS, st.binary(max_size=3)), max_size=30).map(b"".join))
@@ -503,10 +579,18 @@ def test_fuzzed_lists_raise_only_user_errors(block: bytes) -> None:
         lists = parse_tals(block)
     except UserError:
         return
-    assert all(np.isfinite(onset) and (duration is None or duration >= 0) for onset, duration, _ in lists)
+    assert all(
+        np.isfinite(onset) and (duration is None or duration >= 0) for onset, duration, _ in lists
+    )
 
 
-@given(st.lists(st.lists(TOKENS, max_size=8).map(lambda parts: b"".join(parts)[:24].ljust(24, b"\0")), min_size=1, max_size=5))
+@given(
+    st.lists(
+        st.lists(TOKENS, max_size=8).map(lambda parts: b"".join(parts)[:24].ljust(24, b"\0")),
+        min_size=1,
+        max_size=5,
+    )
+)
 @FUZZ
 def test_the_fast_clock_agrees_with_the_parser(blocks: list[bytes]) -> None:
     rows = np.frombuffer(b"".join(blocks), np.uint8).reshape(len(blocks), 24)
@@ -518,15 +602,24 @@ def test_the_fast_clock_agrees_with_the_parser(blocks: list[bytes]) -> None:
 
 def test_digits_behind_a_time_are_no_part_of_it(tmp_path: Path) -> None:
     (tmp_path / "x.edf").write_bytes(
-        edf_writer.encode_edf([SLOW], [np.zeros(2, np.int16)], notes=[]).replace(b"+1\x14\x14\0\0", b"+\0\x14\x14\x001")
+        edf_writer.encode_edf([SLOW], [np.zeros(2, np.int16)], notes=[]).replace(
+            b"+1\x14\x14\0\0", b"+\0\x14\x14\x001"
+        )
     )
     assert read_error(tmp_path / "x.edf").code == Reason.ANNOTATION_SYNTAX
-    assert np.isnan(_decode_record_onsets(np.frombuffer(b"+3\0\x14\x14\0" + b"7", np.uint8)[None])).all()
+    assert np.isnan(
+        _decode_record_onsets(np.frombuffer(b"+3\0\x14\x14\0" + b"7", np.uint8)[None])
+    ).all()
 
 
-def test_thousands_of_equal_labels_take_linear_time(seconds: Callable[[Callable[[], object]], float]) -> None:
+def test_thousands_of_equal_labels_take_linear_time(
+    seconds: Callable[[Callable[[], object]], float],
+) -> None:
     channels = [SLOW._replace(label=f"c{i // 2}") for i in range(9998)]
-    few, many = (edf_writer.encode_edf(some, [np.zeros(1, np.int16)] * len(some)) for some in (channels[:2000], channels))
+    few, many = (
+        edf_writer.encode_edf(some, [np.zeros(1, np.int16)] * len(some))
+        for some in (channels[:2000], channels)
+    )
     header = edf_header.parse_header(many, len(many), required=())
     assert [channel.label for channel in header.channels[:3]] == ["c0 (1)", "c0 (2)", "c1 (3)"]
     assert seconds(lambda: edf_header.parse_header(many, len(many), required=())) < 12 * seconds(
@@ -535,7 +628,12 @@ def test_thousands_of_equal_labels_take_linear_time(seconds: Callable[[Callable[
 
 
 def test_hostile_lists_take_linear_time() -> None:
-    for block in (b"+1\x14" + b"a" * 2_000_000, b"+1\x14" + b"a\x14" * 1_000_000 + b"b", b"\0" * 5_000_000, b"+" + b"1" * 2_000_000):
+    for block in (
+        b"+1\x14" + b"a" * 2_000_000,
+        b"+1\x14" + b"a\x14" * 1_000_000 + b"b",
+        b"\0" * 5_000_000,
+        b"+" + b"1" * 2_000_000,
+    ):
         with suppress(UserError):
             parse_tals(block)
 
@@ -582,7 +680,11 @@ def test_paths_stay_inside(tmp_path: Path) -> None:
     source = scan_folder(tmp_path / "raw")
     assert source.path("a.dat") == source.path("./a.dat") == tmp_path / "raw" / "a.dat"
     expected = dict.fromkeys(("../secret", "/etc/passwd", "a\\b", "x/../../secret"), "path_escape")
-    for rel, code in {**expected, "b.dat": "missing_signal_file", "pipe": "not_regular_file"}.items():
+    for rel, code in {
+        **expected,
+        "b.dat": "missing_signal_file",
+        "pipe": "not_regular_file",
+    }.items():
         with pytest.raises(UserError) as caught:
             source.path(rel)
         assert caught.value.code == code
@@ -592,7 +694,12 @@ def test_what_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "x.zip").write_bytes(b"PK")
     (tmp_path / "x.edf").write_bytes(b"0")
     os.mkfifo(tmp_path / "pipe")
-    expected = {"x.zip": Reason.UNSUPPORTED_FORMAT, "x.edf": Reason.NO_INPUT, "absent": Reason.NOT_FOUND, "pipe": Reason.NOT_REGULAR_FILE}
+    expected = {
+        "x.zip": Reason.UNSUPPORTED_FORMAT,
+        "x.edf": Reason.NO_INPUT,
+        "absent": Reason.NOT_FOUND,
+        "pipe": Reason.NOT_REGULAR_FILE,
+    }
     for name, code in expected.items():
         with pytest.raises(UserError) as caught:
             scan_folder(tmp_path / name)

@@ -1,4 +1,6 @@
-"""Neighbours and silhouettes on planted clusters, against scikit-learn and by hand; the page names no subject."""
+"""Neighbours and silhouettes on planted clusters, against scikit-learn and by hand; the page names
+no subject.
+"""
 
 import numpy as np
 import pytest
@@ -22,7 +24,9 @@ from bitimely_core.page import Figure, ScatterPanel, ScatterPlot
 
 def clusters(centres, each=20, spread=0.1, seed=0):
     rng = np.random.default_rng(seed)
-    return np.concatenate([c + spread * rng.normal(size=(each, len(c))) for c in np.asarray(centres, float)])
+    return np.concatenate(
+        [c + spread * rng.normal(size=(each, len(c))) for c in np.asarray(centres, float)]
+    )
 
 
 def test_silhouettes_are_those_of_scikit_learn():
@@ -31,7 +35,9 @@ def test_silhouettes_are_those_of_scikit_learn():
     assert compute_silhouettes(x, group).mean() == pytest.approx(silhouette_score(x, group))
     some = np.where(np.arange(60) < 15, -1, group)
     assert np.isnan(compute_silhouettes(x, some)[:15]).all()
-    assert np.nanmean(compute_silhouettes(x, some)) == pytest.approx(silhouette_score(x[15:], group[15:]))
+    assert np.nanmean(compute_silhouettes(x, some)) == pytest.approx(
+        silhouette_score(x[15:], group[15:])
+    )
     assert np.isnan(compute_silhouettes(x, np.zeros(60, int))).all()
 
 
@@ -40,15 +46,21 @@ def test_neighbours_by_hand():
     everyone = np.ones((4, 4), dtype=bool)
     found = nearest_neighbours(x, 2, everyone)
     assert found.tolist() == [[1, 2], [0, 2], [1, 0], [2, 1]]
-    assert neighbour_agreement(found, np.array([0, 0, 1, -1])) == pytest.approx([0.5, 0.5, 0, np.nan], nan_ok=True)
+    assert neighbour_agreement(found, np.array([0, 0, 1, -1])) == pytest.approx(
+        [0.5, 0.5, 0, np.nan], nan_ok=True
+    )
     others = np.array([0, 0, 0, 1])[:, None] != np.array([0, 0, 0, 1])
     assert nearest_neighbours(x, 2, others).tolist() == [[3, -1], [3, -1], [3, -1], [2, 1]]
-    assert neighbour_agreement(nearest_neighbours(x, 2, others), np.array([1, 0, 1, 1])) == pytest.approx([1, 0, 1, 0.5])
+    assert neighbour_agreement(
+        nearest_neighbours(x, 2, others), np.array([1, 0, 1, 1])
+    ) == pytest.approx([1, 0, 1, 0.5])
 
 
 def test_chance_is_the_share_among_the_others():
     group = np.array([0, 0, 0, 1])
-    assert chance_agreement(group, np.ones((4, 4), dtype=bool)) == pytest.approx([2 / 3, 2 / 3, 2 / 3, 0])
+    assert chance_agreement(group, np.ones((4, 4), dtype=bool)) == pytest.approx(
+        [2 / 3, 2 / 3, 2 / 3, 0]
+    )
 
 
 def test_a_space_of_labels_and_a_space_of_persons():
@@ -63,7 +75,8 @@ def test_a_space_of_labels_and_a_space_of_persons():
     remembers = measure_space(by_person, label, person, 8, 5, 200, 0)
     assert remembers.subject_agreement.value > 0.99
     assert remembers.subject_silhouette.value > 0.6
-    assert remembers.label_agreement.value == pytest.approx(0.5, abs=0.15)  # neighbours of other persons tell nothing
+    # neighbours of other persons tell nothing
+    assert remembers.label_agreement.value == pytest.approx(0.5, abs=0.15)
     assert remembers.label_chance.value == pytest.approx(0.5)
     assert knows.label_agreement.lo is not None
 
@@ -79,7 +92,9 @@ def test_of_a_rare_label_those_that_have_it_are_counted():
 
 
 def test_one_sequence_a_subject_says_nothing_about_persons():
-    found = measure_space(clusters([[0, 0], [5, 5]]), np.repeat([0, 1], 20), np.arange(40), 40, 5, 50, 0)
+    found = measure_space(
+        clusters([[0, 0], [5, 5]]), np.repeat([0, 1], 20), np.arange(40), 40, 5, 50, 0
+    )
     assert found.subject_agreement.value is None
     assert found.subject_silhouette.value is None
     assert found.label_agreement.value == 1.0
@@ -88,10 +103,17 @@ def test_one_sequence_a_subject_says_nothing_about_persons():
 def test_intervals_are_over_subjects():
     units = np.repeat(np.arange(6), 4)
     values = units / 5.0
-    wide, point = evaluate.average_over_units(values, units, 6), evaluate.average_over_units(np.full(24, 0.3), units, 6)
+    wide, point = (
+        evaluate.average_over_units(values, units, 6),
+        evaluate.average_over_units(np.full(24, 0.3), units, 6),
+    )
     assert wide.value == pytest.approx(0.5)
     assert wide.se == pytest.approx(np.std(np.arange(6) / 5, ddof=1) / np.sqrt(6))
-    assert (point.value, point.lo, point.undefined_reason) == (pytest.approx(0.3), None, "no CI: all units are alike")
+    assert (point.value, point.lo, point.undefined_reason) == (
+        pytest.approx(0.3),
+        None,
+        "no CI: all units are alike",
+    )
     assert evaluate.average_over_units(values[:8], units[:8], 2).lo is None
 
 
@@ -101,7 +123,9 @@ def test_principal_components_keep_the_largest_variance():
     flat, share = principal_components(x, 2)
     centred = x - x.mean(0)
     assert flat.var(0) == pytest.approx(np.linalg.eigvalsh(centred.T @ centred / 50)[::-1][:2])
-    assert share == pytest.approx(np.linalg.eigvalsh(centred.T @ centred)[::-1][:2] / (centred**2).sum())
+    assert share == pytest.approx(
+        np.linalg.eigvalsh(centred.T @ centred)[::-1][:2] / (centred**2).sum()
+    )
     assert principal_components(np.ones((5, 1)), 2)[0].shape == (5, 2)
 
 
@@ -119,13 +143,19 @@ def test_page_tells_the_label_from_the_person(tmp_path):
     page = embedding([run(windows)], bootstrap=100, neighbours=5)
     own = page.summary["spaces"]["trained"]
     assert own["label_agreement"]["value"] == 1.0
-    assert own["label_agreement"]["value"] > page.summary["spaces"]["raw"]["label_agreement"]["value"]
+    assert (
+        own["label_agreement"]["value"] > page.summary["spaces"]["raw"]["label_agreement"]["value"]
+    )
     assert "labels more than subjects" in page.verdict
     names = [b.name for b in page.blocks if isinstance(b, Figure)]
     assert names == ["main-score", "pca-labels", "tsne-labels", "tsne-subjects"]
     written = report.write_report(tmp_path, page)
     assert written.stat().st_size < report.LIMIT
-    assert not any(name in (tmp_path / file).read_text() for name in ("p-1", "r-1") for file in ("report.html", "summary.json"))
+    assert not any(
+        name in (tmp_path / file).read_text()
+        for name in ("p-1", "r-1")
+        for file in ("report.html", "summary.json")
+    )
     assert embedding([run(windows)], bootstrap=100, neighbours=5).summary == page.summary
 
 
@@ -135,7 +165,10 @@ def test_points_of_a_scatter_land_in_its_data():
         title="t",
         caption="c",
         data=ScatterPlot(
-            panels=[ScatterPanel(name="a", x=[0, 1], y=[2, 3], group=[0, -1]), ScatterPanel(name="<b>", x=[5], y=[6], group=[1])],
+            panels=[
+                ScatterPanel(name="a", x=[0, 1], y=[2, 3], group=[0, -1]),
+                ScatterPanel(name="<b>", x=[5], y=[6], group=[1]),
+            ],
             groups=["W", "$N1$"],
         ),
     )
@@ -160,10 +193,15 @@ def test_other_labels(task):
         if task == "multilabel"
         else base.values[:, 0, 0]
     )
-    windows = Windows(base.values, target, base.of, task, ("CHF", "COPD") if task == "multilabel" else ())
+    windows = Windows(
+        base.values, target, base.of, task, ("CHF", "COPD") if task == "multilabel" else ()
+    )
     page = embedding([run(windows)], bootstrap=20, label="CHF" if task == "multilabel" else "")
     assert page.summary["label"] == ("CHF" if task == "multilabel" else "thirds of the target")
-    assert page.summary["spaces"]["trained"]["label_agreement"]["value"] > (0.6 if task == "multilabel" else 0.45)  # chance: 1/2, 1/3
+    # chance: 1/2, 1/3
+    assert page.summary["spaces"]["trained"]["label_agreement"]["value"] > (
+        0.6 if task == "multilabel" else 0.45
+    )
     if task == "multilabel":
         with pytest.raises(UserError, match="CHF"):
             embedding([run(windows)], label="CHD")

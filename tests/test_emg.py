@@ -1,4 +1,6 @@
-"""EMG examples: the paper's 204 windows, values against the package `wfdb`, the split by time and its notices."""
+"""EMG examples: the paper's 204 windows, values against the package `wfdb`, the split by time and
+its notices.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,14 @@ real = needs_sample(DATA)
 
 
 def write(
-    folder: Path, name: str, *, rate: str = "4000", gain: str = "10000/mV", channel: str = "EMG", tail: str = "", flat: bool = False
+    folder: Path,
+    name: str,
+    *,
+    rate: str = "4000",
+    gain: str = "10000/mV",
+    channel: str = "EMG",
+    tail: str = "",
+    flat: bool = False,
 ) -> np.ndarray:
     values = np.random.default_rng(len(name)).integers(-900, 900, 9000).astype("<i2")
     values = np.full_like(values, 3) if flat else values
@@ -58,9 +67,16 @@ def units(folder: Path, **options: Any) -> tuple[dict[str, Record | str], list[F
 
 
 @pytest.mark.parametrize(
-    ("change", "code"), [({"rate": "1000"}, "sampling_rate"), ({"gain": "10000/bpm"}, "unit"), ({"channel": "ECG"}, "missing_channel")]
+    ("change", "code"),
+    [
+        ({"rate": "1000"}, "sampling_rate"),
+        ({"gain": "10000/bpm"}, "unit"),
+        ({"channel": "ECG"}, "missing_channel"),
+    ],
 )
-def test_a_recording_that_is_not_as_it_must_be_is_refused_alone(tmp_path: Path, change: dict[str, str], code: str) -> None:
+def test_a_recording_that_is_not_as_it_must_be_is_refused_alone(
+    tmp_path: Path, change: dict[str, str], code: str
+) -> None:
     for name in CLASSES:
         write(tmp_path, f"emg_{name}", **(change if name == "myopathy" else {}))
     found, _ = units(tmp_path)
@@ -104,10 +120,18 @@ def test_a_folder_without_its_records_is_refused(tmp_path: Path) -> None:
 
 
 @real
-def test_the_sample_gives_the_windows_of_the_paper_and_warns_that_the_class_is_the_person(tmp_path: Path) -> None:
+def test_the_sample_gives_the_windows_of_the_paper_and_warns_that_the_class_is_the_person(
+    tmp_path: Path,
+) -> None:
     report = cache.ingest("emg", DATA, tmp_path / "cache")
-    counts = report["counts"]  # the last 2,000 bytes of the neuropathy are its first ones, which is a warning
-    assert (report["exit_code"], counts["accepted"], counts["accepted_with_warning"], counts["quarantined"]) == (0, 2, 1, 0)
+    # the last 2,000 bytes of the neuropathy are its first ones, which is a warning
+    counts = report["counts"]
+    assert (
+        report["exit_code"],
+        counts["accepted"],
+        counts["accepted_with_warning"],
+        counts["quarantined"],
+    ) == (0, 2, 1, 0)
     lengths = {}
     for got in cache.open_cache(tmp_path / "cache").records():
         oracle = wfdb.rdrecord(str(DATA / got.recording_id), physical=False)
@@ -115,17 +139,25 @@ def test_the_sample_gives_the_windows_of_the_paper_and_warns_that_the_class_is_t
         lengths[got.attributes["condition"]] = len(signal.samples) // 1500
         assert np.array_equal(signal.samples, oracle.d_signal[:, 0])
         physical = wfdb.rdrecord(str(DATA / got.recording_id)).p_signal[:, 0]
-        assert np.allclose(signal.samples * signal.scale + signal.offset, physical, rtol=1e-12, atol=1e-15)
+        assert np.allclose(
+            signal.samples * signal.scale + signal.offset, physical, rtol=1e-12, atol=1e-15
+        )
         assert (signal.unit, signal.rate) == ("mV", 4000.0)
     assert lengths == {"healthy": 33, "myopathy": 73, "neuropathy": 98}
     assert sum(lengths.values()) == 204
 
     windows = tokens.build(tmp_path / "cache", out=tmp_path / "tokens")
-    assert (windows.length, windows.channels, tuple(windows.class_names), windows.split) == (1500, 1, CLASSES, "time")
+    assert (windows.length, windows.channels, tuple(windows.class_names), windows.split) == (
+        1500,
+        1,
+        CLASSES,
+        "time",
+    )
     assert len(windows) == 204 - 2 * 3  # a gap of one window before validation and before test
     for recording in windows.index.partition_by("recording_id"):
         ends = {
-            split: (part["start"].min(), part["start"].max()) for (split,), part in recording.partition_by("split", as_dict=True).items()
+            split: (part["start"].min(), part["start"].max())
+            for (split,), part in recording.partition_by("split", as_dict=True).items()
         }
         assert ends["train"][1] + 2 * 0.375 <= ends["validation"][0] + 1e-9
         assert ends["validation"][1] + 2 * 0.375 <= ends["test"][0] + 1e-9

@@ -24,24 +24,34 @@ from bitimely_core.errors import UserError
 
 SMALL: dict[str, Any] = {"epochs": 1, "head_epochs": 4, "lr": 0.01, "random_state": 0}
 SMALL |= {"layers": 1, "heads": 2, "dim": 32, "value_dim": 32, "ffn_dim": 64, "device": "cpu"}
-ROUNDING = {  # checks that compare float32 within 1e-7: they hold on some processors -> why not on all
+# checks that compare float32 within 1e-7: they hold on some processors -> why not on all
+ROUNDING = {
     "check_methods_sample_order_invariance": "a matrix product rounds a row by its place in the batch",
     "check_methods_subset_invariance": "likewise",
 }
 NEED_ACCURACY = ("check_classifiers_train", "check_regressors_train")
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")]
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning"),
+]
 
 
 def name_check(check: Any) -> str:
     return getattr(check, "func", check).__name__
 
 
-def draw_waves(n: int = 48, length: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Two channels; class `fast` has twice the frequency of `slow`. Values, labels and people of four windows each."""
+def draw_waves(
+    n: int = 48, length: int = 60, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Two channels; class `fast` has twice the frequency of `slow`. Values, labels and people of
+    four windows each.
+    """
     draw = np.random.default_rng(seed)
     groups, y = np.arange(n) // 4, np.array(["slow", "fast"])[np.arange(n) % 2]
     phase, time = draw.uniform(0, 2 * np.pi, (n, 1, 1)), np.arange(length)[None, :, None] / length
-    waves = np.sin(2 * np.pi * np.where(y == "fast", 6, 3)[:, None, None] * time + phase + np.array([0, 1]))
+    waves = np.sin(
+        2 * np.pi * np.where(y == "fast", 6, 3)[:, None, None] * time + phase + np.array([0, 1])
+    )
     return 50 + 20 * waves + draw.normal(size=waves.shape), y, groups
 
 
@@ -64,12 +74,22 @@ def test_the_checks_of_scikit_learn_hold(task: str) -> None:
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_a_row_has_its_result_at_every_place_to_the_rounding_of_float32(task: str) -> None:
     x, y, _ = draw_waves(n=40)
-    encoder = bt.Encoder(task=task, **SMALL).fit(x, y if task == "classification" else x.mean((1, 2)))
+    encoder = bt.Encoder(task=task, **SMALL).fit(
+        x, y if task == "classification" else x.mean((1, 2))
+    )
     order = np.random.default_rng(0).permutation(len(x))
-    for call in (encoder.transform, encoder.predict_proba if task == "classification" else encoder.predict):
+    for call in (
+        encoder.transform,
+        encoder.predict_proba if task == "classification" else encoder.predict,
+    ):
         whole = call(x)
         np.testing.assert_allclose(call(x[order]), whole[order], rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(np.concatenate([call(x[at : at + 3]) for at in range(0, 40, 3)]), whole, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            np.concatenate([call(x[at : at + 3]) for at in range(0, 40, 3)]),
+            whole,
+            rtol=1e-5,
+            atol=1e-6,
+        )
 
 
 @pytest.mark.long
@@ -77,7 +97,9 @@ def test_a_row_has_its_result_at_every_place_to_the_rounding_of_float32(task: st
 def test_the_checks_of_scikit_learn_that_train_hold(task: str) -> None:
     encoder = bt.Encoder(task=task, **{**SMALL, "head_epochs": 20, "readout": "flatten"})
     found = check_estimator(encoder, on_skip=None, expected_failed_checks=ROUNDING)
-    assert {one["check_name"] for one in found if one["status"] not in {"passed", "skipped"}} <= ROUNDING.keys()
+    assert {
+        one["check_name"] for one in found if one["status"] not in {"passed", "skipped"}
+    } <= ROUNDING.keys()
     assert NEED_ACCURACY[task == "regression"] in {one["check_name"] for one in found}
 
 
@@ -101,13 +123,16 @@ def test_vectors_and_probabilities_are_those_of_the_model() -> None:
     assert encoder.score(x, y) == (encoder.predict(x) == y).mean()
     others = x[::-1].copy()
     others[5] = x[5]
-    np.testing.assert_array_equal(encoder.transform(others)[5], vectors[5])  # whatever is beside a row
+    # whatever is beside a row
+    np.testing.assert_array_equal(encoder.transform(others)[5], vectors[5])
 
 
 def test_two_dimensions_are_one_channel_and_missing_values_are_masked() -> None:
     x, y, _ = draw_waves()
     encoder = bt.Encoder(**SMALL)
-    np.testing.assert_array_equal(encoder.fit(x[..., 0]).transform(x[..., 0]), encoder.fit(x[..., :1]).transform(x[..., :1]))
+    np.testing.assert_array_equal(
+        encoder.fit(x[..., 0]).transform(x[..., 0]), encoder.fit(x[..., :1]).transform(x[..., :1])
+    )
     x[3, 10:20, 1] = np.nan
     x[:, :, 0] = np.where(np.arange(60) < 5, np.nan, x[:, :, 0])
     encoder.fit(x, y)
@@ -117,13 +142,18 @@ def test_two_dimensions_are_one_channel_and_missing_values_are_masked() -> None:
     filled = torch.tensor((x - encoder.mean_) / encoder.scale_, dtype=torch.float32)
     batch = bt.Batch(filled.nan_to_num(0.0), mask=~filled.isnan())
     with torch.inference_mode():
-        np.testing.assert_allclose(encoder.predict_proba(x), encoder.head_.predict(batch), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            encoder.predict_proba(x), encoder.head_.predict(batch), rtol=1e-4, atol=1e-6
+        )
 
 
 def test_the_same_random_state_gives_the_same_bits_and_another_one_others() -> None:
     x, y, _ = draw_waves()
     before = torch.get_rng_state()
-    one, same, other = (bt.Encoder(**{**SMALL, "random_state": seed}).fit(x, y).transform(x) for seed in (3, np.random.RandomState(3), 4))
+    one, same, other = (
+        bt.Encoder(**{**SMALL, "random_state": seed}).fit(x, y).transform(x)
+        for seed in (3, np.random.RandomState(3), 4)
+    )
     np.testing.assert_array_equal(one, same)
     assert np.abs(one - other).max() > 1e-3
     np.testing.assert_array_equal(torch.get_rng_state(), before)
@@ -137,7 +167,10 @@ def test_a_frozen_encoder_keeps_the_vectors_of_its_pre_training() -> None:
     assert np.abs(alone.transform(x) - bt.Encoder(**SMALL).fit(x, y).transform(x)).max() > 1e-3
     with pytest.raises(NotFittedError, match="without labels"):
         alone.predict(x)
-    assert np.abs(alone.transform(x) - bt.Encoder(**{**SMALL, "epochs": 0}).fit(x).transform(x)).max() > 1e-3
+    assert (
+        np.abs(alone.transform(x) - bt.Encoder(**{**SMALL, "epochs": 0}).fit(x).transform(x)).max()
+        > 1e-3
+    )
 
 
 def test_pipelines_and_folds_by_person_learn_what_two_waves_are() -> None:
@@ -145,10 +178,14 @@ def test_pipelines_and_folds_by_person_learn_what_two_waves_are() -> None:
     encoder = bt.Encoder(**{**SMALL, "head_epochs": 25, "readout": "mean", "lr": 3e-3})
     scores = cross_val_score(encoder, x, y, groups=groups, cv=GroupKFold(2))
     assert scores.min() > 0.8, scores
-    np.testing.assert_array_equal(scores, cross_val_score(clone(encoder), x, y, groups=groups, cv=GroupKFold(2)))
+    np.testing.assert_array_equal(
+        scores, cross_val_score(clone(encoder), x, y, groups=groups, cv=GroupKFold(2))
+    )
     piped = make_pipeline(bt.Encoder(**SMALL, readout="mean"), LogisticRegression())
     assert len(cross_val_score(piped, x, y, groups=groups, cv=GroupKFold(2))) == 2
-    chance = cross_val_score(encoder, x, np.random.default_rng(0).permutation(y), groups=groups, cv=GroupKFold(2)).mean()
+    chance = cross_val_score(
+        encoder, x, np.random.default_rng(0).permutation(y), groups=groups, cv=GroupKFold(2)
+    ).mean()
     assert chance < scores.mean() - 0.2
 
 
@@ -159,7 +196,9 @@ def test_settings_of_the_model_are_parameters() -> None:
     assert clone(encoder).set_params(tokenizer="patch", patch=5, lr=1e-4).get_params()["patch"] == 5
     assert encoder.get_params()["lr"] == SMALL["lr"]
     assert clone(encoder).fit(x).model_.config.tokenizer == "steps"
-    search = GridSearchCV(bt.Encoder(**SMALL), {"patch": [10, 20]}, cv=GroupKFold(2)).fit(x, y, groups=groups)
+    search = GridSearchCV(bt.Encoder(**SMALL), {"patch": [10, 20]}, cv=GroupKFold(2)).fit(
+        x, y, groups=groups
+    )
     assert search.best_estimator_.model_.config.patch == search.best_params_["patch"]
     with pytest.raises(UserError, match="layerz"):
         bt.Encoder(**SMALL, layerz=2).fit(x)
@@ -169,10 +208,14 @@ def test_settings_of_the_model_are_parameters() -> None:
         bt.Encoder(task="multilabel").fit(x)
 
 
-@pytest.mark.parametrize("model", ["bitimelygpt", "gpt", "lstm", "patchtst", "ts2vec", "timesnet", "s4"])
+@pytest.mark.parametrize(
+    "model", ["bitimelygpt", "gpt", "lstm", "patchtst", "ts2vec", "timesnet", "s4"]
+)
 def test_any_model_is_an_encoder(model: str) -> None:
     x, y, _ = draw_waves(12, 40)
-    encoder = bt.Encoder(model, epochs=1, head_epochs=1, batch_size=6, random_state=0, device="cpu").fit(x, y)
+    encoder = bt.Encoder(
+        model, epochs=1, head_epochs=1, batch_size=6, random_state=0, device="cpu"
+    ).fit(x, y)
     vectors = encoder.transform(x)
     assert vectors.shape == (12, len(encoder.get_feature_names_out()))
     assert np.isfinite(vectors).all()
@@ -187,7 +230,9 @@ def test_numbers_are_predicted_in_their_unit() -> None:
     assert not is_classifier(encoder)
     assert not hasattr(encoder, "predict_proba")
     found = encoder.predict(x)
-    assert encoder.score(x, y) == pytest.approx(1 - ((y - found) ** 2).sum() / ((y - y.mean()) ** 2).sum())
+    assert encoder.score(x, y) == pytest.approx(
+        1 - ((y - found) ** 2).sum() / ((y - y.mean()) ** 2).sum()
+    )
     assert encoder.score(x, y) > 0.5
 
 
@@ -213,7 +258,9 @@ def test_windows_go_straight_in_and_vectors_come_out_as_a_frame() -> None:
     encoder = bt.Encoder(**SMALL).set_output(transform="polars").fit(train, train.targets())
     frame = encoder.transform(test)
     assert frame.columns == [f"encoder{i}" for i in range(32)]
-    np.testing.assert_array_equal(frame.to_numpy(), encoder.set_output(transform="default").transform(np.asarray(test)))
+    np.testing.assert_array_equal(
+        frame.to_numpy(), encoder.set_output(transform="default").transform(np.asarray(test))
+    )
 
 
 def test_nothing_is_written_and_the_import_stays_light(tmp_path: Path) -> None:
@@ -230,7 +277,11 @@ Encoder(epochs=1, head_epochs=1, random_state=0).fit(x, np.arange(12) % 2).predi
 print([name for name in opened if name != os.devnull])
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
     )
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
     assert list(tmp_path.iterdir()) == []

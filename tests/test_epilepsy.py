@@ -1,4 +1,6 @@
-"""Epileptic Seizure Recognition: rows by name, subjects from their ids, faults row by row; the real sample."""
+"""Epileptic Seizure Recognition: rows by name, subjects from their ids, faults row by row; the real
+sample.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,22 @@ real = needs_sample(DATA)
 
 def rows(subjects: int = 6, chunks: int = 3) -> list[list[Any]]:
     rng = np.random.default_rng(3)
-    order = [(subject, chunk) for subject in range(1, subjects + 1) for chunk in range(1, chunks + 1)]
+    order = [
+        (subject, chunk) for subject in range(1, subjects + 1) for chunk in range(1, chunks + 1)
+    ]
     rng.shuffle(order)
-    return [[f"X{chunk}.V1.{subject}", *rng.integers(-1800, 2000, 178).tolist(), 1 + subject % 5] for subject, chunk in order]
+    return [
+        [f"X{chunk}.V1.{subject}", *rng.integers(-1800, 2000, 178).tolist(), 1 + subject % 5]
+        for subject, chunk in order
+    ]
 
 
-def write(folder: Path, lines: Sequence[Sequence[Any]], header: Sequence[str] = HEADER, name: str = "data.csv") -> Path:
+def write(
+    folder: Path,
+    lines: Sequence[Sequence[Any]],
+    header: Sequence[str] = HEADER,
+    name: str = "data.csv",
+) -> Path:
     with (folder / name).open("w", newline="") as file:
         csv.writer(file).writerows([header, *lines])
     return folder
@@ -60,7 +72,9 @@ def test_columns_are_found_by_name_in_any_order(tmp_path: Path) -> None:
     lines = rows()
     order = np.random.default_rng(0).permutation(len(HEADER)).tolist()
     straight = read_epilepsy(write(tmp_path, lines))
-    mixed = read_epilepsy(write(tmp_path, [[line[i] for i in order] for line in lines], [HEADER[i] for i in order]))
+    mixed = read_epilepsy(
+        write(tmp_path, [[line[i] for i in order] for line in lines], [HEADER[i] for i in order])
+    )
     assert len(straight.records) == len(lines)
     for line, one, other in zip(lines, straight.records, mixed.records, strict=True):
         assert one.recording_id == other.recording_id == line[0]
@@ -101,7 +115,9 @@ def test_values_beyond_int16_are_kept_as_float32(tmp_path: Path) -> None:
         (0, "X1.V1", "identifier"),
     ],
 )
-def test_a_faulty_row_is_dropped_and_counted(tmp_path: Path, column: int, cell: str, code: str) -> None:
+def test_a_faulty_row_is_dropped_and_counted(
+    tmp_path: Path, column: int, cell: str, code: str
+) -> None:
     lines = rows()
     name = lines[4][0]
     lines[4][column] = cell
@@ -131,7 +147,10 @@ def test_repeated_rows_are_used_once_and_torn_ones_not_at_all(tmp_path: Path) ->
     names = [one.recording_id for one in found.records]
     assert names.count(lines[0][0]) == 1
     assert lines[1][0] not in names
-    assert (found.rows[0].dropped, found.rows[0].quarantined) == ({"duplicates": 1}, {"duplicate_key": 2})
+    assert (found.rows[0].dropped, found.rows[0].quarantined) == (
+        {"duplicates": 1},
+        {"duplicate_key": 2},
+    )
 
 
 def test_rows_of_one_value_are_reported_as_segments_are(tmp_path: Path) -> None:
@@ -144,11 +163,18 @@ def test_rows_of_one_value_are_reported_as_segments_are(tmp_path: Path) -> None:
     found = read_epilepsy(tmp_path)
     assert len(found.records) == len(lines)
     (reason,) = (finding for finding in found.findings if finding.code == "flat_channel")
-    assert (reason.level, reason.count, list(reason.examples), reason.file) == ("warning", 2, flat, "data.csv")
+    assert (reason.level, reason.count, list(reason.examples), reason.file) == (
+        "warning",
+        2,
+        flat,
+        "data.csv",
+    )
 
 
 def test_copies_of_the_table_are_used_once_or_not_at_all(tmp_path: Path) -> None:
-    """Under the name of its most common mirror, too; a table of another name is named and not read."""
+    """Under the name of its most common mirror, too; a table of another name is named and not
+    read.
+    """
     raw = tmp_path / "raw"
     (raw / "old").mkdir(parents=True)
     write(raw, rows())
@@ -165,8 +191,16 @@ def test_copies_of_the_table_are_used_once_or_not_at_all(tmp_path: Path) -> None
     with pytest.raises(UserError) as caught:
         cache.ingest("epilepsy", raw, tmp_path / "differ")
     report = caught.value.report or {}
-    named = {reason["file"] for unit in report["units"] for reason in unit["reasons"] if reason["code"] == "duplicate_key"}
-    assert (caught.value.exit_code, named) == (4, {"data.csv", "old/data.csv", "old/Epileptic Seizure Recognition.csv"})
+    named = {
+        reason["file"]
+        for unit in report["units"]
+        for reason in unit["reasons"]
+        if reason["code"] == "duplicate_key"
+    }
+    assert (caught.value.exit_code, named) == (
+        4,
+        {"data.csv", "old/data.csv", "old/Epileptic Seizure Recognition.csv"},
+    )
     shutil.rmtree(raw / "old")
     (raw / "data.csv").rename(raw / "Epileptic Seizure Recognition.csv")
     assert cache.ingest("epilepsy", raw, tmp_path / "alone")["exit_code"] == 0
@@ -189,7 +223,9 @@ def test_a_segment_with_two_classes_gives_a_warning(tmp_path: Path) -> None:
         (["", *VALUES[:-1], "X1", "y"], "header"),
     ],
 )
-def test_a_table_with_other_columns_is_refused(tmp_path: Path, header: list[str], code: str) -> None:
+def test_a_table_with_other_columns_is_refused(
+    tmp_path: Path, header: list[str], code: str
+) -> None:
     lines = [line + [0] * max(0, len(header) - 180) for line in rows()]
     with pytest.raises(UserError) as caught:
         read_epilepsy(write(tmp_path, [line[: len(header)] for line in lines], header))
@@ -202,7 +238,9 @@ def test_one_table_is_read_and_others_are_named(tmp_path: Path) -> None:
     write(tmp_path, rows(), name="other.csv")
     (tmp_path / "README.txt").write_text("x")
     findings = [item for item in epilepsy(scan_folder(tmp_path), {}) if isinstance(item, Finding)]
-    assert [(str(finding.code), finding.file) for finding in findings] == [("file_name", "other.csv")]
+    assert [(str(finding.code), finding.file) for finding in findings] == [
+        ("file_name", "other.csv")
+    ]
     (tmp_path / "data.csv").unlink()
     with pytest.raises(UserError) as caught:
         list(epilepsy(scan_folder(tmp_path), {}))
@@ -217,7 +255,10 @@ def test_all_chunks_of_a_segment_stand_in_one_split(tmp_path: Path) -> None:
     for view in ("", "five"):
         windows = tokens.build(tmp_path / "cache", view=view, out=tmp_path / f"tokens-{view}")
         assert (len(windows), windows.length, windows.rate) == (120, 178, 173.61)
-        per_subject = {subject: set(part["split"]) for (subject,), part in windows.index.partition_by("subject_id", as_dict=True).items()}
+        per_subject = {
+            subject: set(part["split"])
+            for (subject,), part in windows.index.partition_by("subject_id", as_dict=True).items()
+        }
         assert len(per_subject) == 30
         assert all(len(found) == 1 for found in per_subject.values())
     assert list(windows.class_names) == list(CONDITIONS.values())
@@ -226,7 +267,11 @@ def test_all_chunks_of_a_segment_stand_in_one_split(tmp_path: Path) -> None:
 @real
 def test_the_sample_lands_as_it_is_written(tmp_path: Path) -> None:
     report = cache.ingest("epilepsy", DATA, tmp_path / "cache")
-    assert (report["exit_code"], report["rows"][0]["used"], report["reason_counts"]) == (0, 10, {"file_name": 1})
+    assert (report["exit_code"], report["rows"][0]["used"], report["reason_counts"]) == (
+        0,
+        10,
+        {"file_name": 1},
+    )
     with (DATA / "data.csv").open(newline="") as file:
         table = {line["Unnamed"]: line for line in csv.DictReader(file)}
     found = list(cache.open_cache(tmp_path / "cache").records())
@@ -241,17 +286,25 @@ def test_the_sample_lands_as_it_is_written(tmp_path: Path) -> None:
 # --- the sets of Bonn
 
 
-def write_sets(folder: Path, names: Sequence[str], *, packed: bool = False, seed: int = 1) -> dict[str, np.ndarray]:
-    """Segments of 4,097 integers as text files in a folder a set, or as one zip archive a set. Returns the values."""
+def write_sets(
+    folder: Path, names: Sequence[str], *, packed: bool = False, seed: int = 1
+) -> dict[str, np.ndarray]:
+    """Segments of 4,097 integers as text files in a folder a set, or as one zip archive a set.
+    Returns the values.
+    """
     rng = np.random.default_rng(seed)
     values = {name: rng.integers(-1800, 2000, 4097) for name in names}
     for letter in sorted({name[0] for name in names}):
-        texts = {name: "".join(f"{x}\r\n" for x in values[name]) for name in names if name[0] == letter}
+        texts = {
+            name: "".join(f"{x}\r\n" for x in values[name]) for name in names if name[0] == letter
+        }
         suffix = "TXT" if letter == "N" else "txt"
         if packed:
             with zipfile.ZipFile(folder / f"{letter}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
                 for name, text in texts.items():
-                    archive.writestr(f"{letter}/{name}.{suffix}" if letter == "O" else f"{name}.{suffix}", text)
+                    archive.writestr(
+                        f"{letter}/{name}.{suffix}" if letter == "O" else f"{name}.{suffix}", text
+                    )
         else:
             (folder / letter).mkdir(parents=True, exist_ok=True)
             for name, text in texts.items():
@@ -274,11 +327,19 @@ def test_sets_and_table_hold_the_same_under_one_content_hash(tmp_path: Path) -> 
         for k in np.random.default_rng(0).permutation(23).tolist()
     ]
     write(tmp_path / "table", lines)
-    reports = {name: cache.ingest("epilepsy", tmp_path / name, tmp_path / f"cache-{name}") for name in ("folders", "archives", "table")}
-    assert {report["content_sha256"] for report in reports.values()} == {reports["table"]["content_sha256"]}
+    reports = {
+        name: cache.ingest("epilepsy", tmp_path / name, tmp_path / f"cache-{name}")
+        for name in ("folders", "archives", "table")
+    }
+    assert {report["content_sha256"] for report in reports.values()} == {
+        reports["table"]["content_sha256"]
+    }
     for name in ("folders", "archives"):
         assert reports[name]["exit_code"] == 0
-        assert {(row["kind"], row["seen"], row["used"]) for row in reports[name]["rows"]} == {("segments", 1, 1), ("segments", 2, 2)}
+        assert {(row["kind"], row["seen"], row["used"]) for row in reports[name]["rows"]} == {
+            ("segments", 1, 1),
+            ("segments", 2, 2),
+        }
         assert reports[name]["reason_counts"] == {"class_missing": 494, "identifier": 1}
         windows = tokens.build(tmp_path / f"cache-{name}", out=tmp_path / f"tokens-{name}")
         assert len(windows) == 6 * 23
@@ -298,7 +359,9 @@ def test_sets_and_table_hold_the_same_under_one_content_hash(tmp_path: Path) -> 
         ("1\n" * 4096 + "\udcff\n", "encoding"),
     ],
 )
-def test_a_damaged_segment_is_counted_and_the_others_land(tmp_path: Path, text: str, code: str) -> None:
+def test_a_damaged_segment_is_counted_and_the_others_land(
+    tmp_path: Path, text: str, code: str
+) -> None:
     for packed in (False, True):
         folder = tmp_path / ("zip" if packed else "txt")
         folder.mkdir()
@@ -322,7 +385,10 @@ def test_a_segment_in_two_places_is_used_once_or_not_at_all(tmp_path: Path) -> N
     write_sets(tmp_path, ["Z001", "Z002"], packed=True)
     found = read_epilepsy(tmp_path)
     assert len(found.records) == 46
-    assert [(row.file, row.seen, row.dropped) for row in found.rows] == [("Z", 2, {"duplicates": 2}), ("Z.zip", 2, {})]
+    assert [(row.file, row.seen, row.dropped) for row in found.rows] == [
+        ("Z", 2, {"duplicates": 2}),
+        ("Z.zip", 2, {}),
+    ]
     write_sets(tmp_path, ["Z001"], seed=2)
     found = read_epilepsy(tmp_path)
     assert {one.subject_id for one in found.records} == {"Z002"}
@@ -341,7 +407,9 @@ def test_sets_are_read_from_tar_archives_and_only_published_names(tmp_path: Path
     assert {row["file"]: row["used"] for row in report["rows"]} == {"Z.tar.gz": 2, "S": 1}
     (reason,) = (reason for reason in report["reasons"] if reason["code"] == "file_name")
     assert (reason["count"], reason["file"]) == (2, "S/S000.txt")
-    first = {one.recording_id: one for one in cache.open_cache(tmp_path / "cache").records()}["X1.Z100"]
+    first = {one.recording_id: one for one in cache.open_cache(tmp_path / "cache").records()}[
+        "X1.Z100"
+    ]
     np.testing.assert_array_equal(first.signals[0].samples, values["Z100"][:178])
 
 
@@ -359,7 +427,11 @@ def test_what_an_archive_holds_besides_segments_is_named(tmp_path: Path) -> None
     assert reasons["file_name", "Z.zip"]["examples"] == ["'Z/notes.doc'", "'Z003.csv'"]
     assert reasons["no_input", "F.zip"]["level"] == "error"
     assert report["exit_code"] == 3
-    assert {one.subject_id for one in cache.open_cache(tmp_path / "cache").records()} == {"S001", "Z001", "Z002"}
+    assert {one.subject_id for one in cache.open_cache(tmp_path / "cache").records()} == {
+        "S001",
+        "Z001",
+        "Z002",
+    }
 
 
 def test_archives_beside_their_folders_are_counted_by_place(tmp_path: Path) -> None:
@@ -376,11 +448,15 @@ def test_what_is_odd_in_segments_that_are_used_names_them(tmp_path: Path) -> Non
     raw = tmp_path / "raw"
     write_sets(raw, ["S001", "S002", "S003", "S004", "Z001", "Z002", "Z003"])
     (raw / "S" / "S002.txt").write_text("0\n" * 4097)
-    (raw / "Z" / "Z002.txt").write_text("".join(f"{float(x) / 1e6:.9e}\n" for x in (raw / "Z" / "Z002.txt").read_text().split()))
+    (raw / "Z" / "Z002.txt").write_text(
+        "".join(f"{float(x) / 1e6:.9e}\n" for x in (raw / "Z" / "Z002.txt").read_text().split())
+    )
     (raw / "S" / "S003.txt").write_bytes((raw / "Z" / "Z001.txt").read_bytes())
     report = cache.ingest("epilepsy", raw, tmp_path / "cache")
     assert (report["exit_code"], report["rows"][0]["used"], report["rows"][1]["used"]) == (0, 4, 3)
-    found = {reason["code"]: reason for reason in (*report["units"][0]["reasons"], *report["reasons"])}
+    found = {
+        reason["code"]: reason for reason in (*report["units"][0]["reasons"], *report["reasons"])
+    }
     assert (found["flat_channel"]["count"], found["flat_channel"]["examples"]) == (1, ["S002"])
     assert (found["unit"]["count"], found["unit"]["examples"]) == (1, ["Z002"])
     copies = found["duplicate_across_splits"]
@@ -401,22 +477,30 @@ def test_a_damaged_archive_costs_its_set_alone(tmp_path: Path) -> None:
         (raw / "F.zip").write_bytes(damaged)
         report = cache.ingest("epilepsy", raw, tmp_path / f"cache{i}")
         assert report["exit_code"] == 3
-        assert {one.subject_id for one in cache.open_cache(tmp_path / f"cache{i}").records()} == {name for name in names if name[0] != "F"}
+        assert {one.subject_id for one in cache.open_cache(tmp_path / f"cache{i}").records()} == {
+            name for name in names if name[0] != "F"
+        }
         (row,) = (row for row in report["rows"] if row["kind"] == "sets")
         assert (row["file"], row["seen"], row["quarantined"]) == ("F.zip", 5, 1)
-        (named,) = (reason for reason in report["units"][0]["reasons"] if reason["level"] == "error")
+        (named,) = (
+            reason for reason in report["units"][0]["reasons"] if reason["level"] == "error"
+        )
         assert named["message"].startswith("F.zip: ")
         assert "none of its segments is used. Download it again" in named["message"]
 
 
 def test_more_damaged_archives_than_max_bad_are_refused_as_sets(tmp_path: Path) -> None:
-    """How many segments a damaged archive has is not known: the message counts what --max-bad does, folders and archives."""
+    """How many segments a damaged archive has is not known: the message counts what --max-bad does,
+    folders and archives.
+    """
     raw = tmp_path / "raw"
     raw.mkdir()
     write_sets(raw, [f"{letter}00{i}" for letter in "FNOSZ" for i in (1, 2)], packed=True)
     for letter in "FNO":
         (raw / f"{letter}.zip").write_bytes((raw / f"{letter}.zip").read_bytes()[:-60])
-    with pytest.raises(UserError, match=r"3 of 5 sets are quarantined, more than --max-bad 0\.5") as refused:
+    with pytest.raises(
+        UserError, match=r"3 of 5 sets are quarantined, more than --max-bad 0\.5"
+    ) as refused:
         cache.ingest("epilepsy", raw, tmp_path / "cache")
     assert refused.value.exit_code == 4
     assert cache.ingest("epilepsy", raw, tmp_path / "cache", max_bad=0.6)["exit_code"] == 3
@@ -444,11 +528,16 @@ def test_the_sets_of_bonn_give_the_table_of_uci(tmp_path: Path) -> None:
     assert (report["exit_code"], report["reason_counts"]) == (0, {"identifier": 1})
     records = list(cache.open_cache(tmp_path / "cache").records())
     assert len(records) == 11_500
-    assert Counter(one.attributes["condition"] for one in records) == dict.fromkeys(CONDITIONS.values(), 2300)
+    assert Counter(one.attributes["condition"] for one in records) == dict.fromkeys(
+        CONDITIONS.values(), 2300
+    )
     for one in records[::97]:
         chunk, name = int(one.attributes["chunk"]) - 1, one.subject_id
         (path,) = (path for path in (folder / name[0]).iterdir() if path.stem == name)
-        assert one.signals[0].samples.tolist() == np.loadtxt(path, dtype=int)[178 * chunk : 178 * (chunk + 1)].tolist()
+        assert (
+            one.signals[0].samples.tolist()
+            == np.loadtxt(path, dtype=int)[178 * chunk : 178 * (chunk + 1)].tolist()
+        )
     with (DATA / "data.csv").open(newline="") as file:
         table = list(csv.DictReader(file))
     by_content = {one.signals[0].samples.tobytes(): one for one in records}

@@ -1,4 +1,6 @@
-"""Estimates: memory and time of a training by `estimate`, and what a dry run states of the stages of a recipe."""
+"""Estimates: memory and time of a training by `estimate`, and what a dry run states of the stages
+of a recipe.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,11 @@ def test_estimate_counts_and_changes_nothing() -> None:
     facts = estimate(model, batches, 100, objective=squares, accumulate=2, device_name="cpu")
     assert facts["parameters"] == facts["trainable"] == (2 * 6 + 6) + (6 * 2 + 2) + 12 + 12
     assert facts["memory_bytes"]["moments"] == 8 * facts["parameters"]
-    assert facts["memory_bytes"]["total"] == sum(value for key, value in facts["memory_bytes"].items() if key != "total")
-    assert facts["memory_bytes"]["activations"] >= 4 * 5 * 6 * 4  # at least one hidden layer of four rows
+    assert facts["memory_bytes"]["total"] == sum(
+        value for key, value in facts["memory_bytes"].items() if key != "total"
+    )
+    # at least one hidden layer of four rows
+    assert facts["memory_bytes"]["activations"] >= 4 * 5 * 6 * 4
     assert facts["seconds"] == pytest.approx(100 * facts["seconds_per_step"])
     assert facts["seconds"] > 0
     assert same(weights(model), before)
@@ -46,19 +51,29 @@ def test_estimates_leave_out_what_other_programs_take_of_the_cpu() -> None:
         return squares(*args, **options)
 
     batch = next(iter(Rows(size=8)(0)))
-    assert estimate(Tiny(), batch, 1, objective=delayed, device_name="cpu")["seconds_per_step"] < 0.025
+    assert (
+        estimate(Tiny(), batch, 1, objective=delayed, device_name="cpu")["seconds_per_step"] < 0.025
+    )
 
 
 def test_estimates_count_learning_rates_that_set_gives(tmp_path: Path) -> None:
     """As many as there are, and not as many as the text has characters."""
     flops = [
-        pipeline.run("smoke", workspace=tmp_path, dry_run=True, on="h200", assignments=[f"tune.rates={rates}"])["total"]["flops"]
+        pipeline.run(
+            "smoke",
+            workspace=tmp_path,
+            dry_run=True,
+            on="h200",
+            assignments=[f"tune.rates={rates}"],
+        )["total"]["flops"]
         for rates in ("1e-4,1e-3", "2", "3")
     ]
     assert flops[0] == flops[1] < flops[2]
 
 
-def test_estimates_are_of_the_width_that_a_matched_budget_chooses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_estimates_are_of_the_width_that_a_matched_budget_chooses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is counted and timed is the model that `pretrain` builds."""
     path = tmp_path / "matched.toml"
     path.write_text(
@@ -72,28 +87,42 @@ def test_estimates_are_of_the_width_that_a_matched_budget_chooses(tmp_path: Path
         name = training.flags["model"]["name"]
         cost = costs.estimate_training(plan, label, tmp_path, timed=True)
         shape = {"channels": timed[-1].channels, "length": timed[-1].length}
-        built = models.build(name, preset="tiny", **shape, **models.match_parameters(name, "tiny", **shape))
+        built = models.build(
+            name, preset="tiny", **shape, **models.match_parameters(name, "tiny", **shape)
+        )
         assert cost.parameters == models.count_parameters(built)
-        assert cost.parameters != models.count_parameters(models.build(name, preset="tiny", **shape))
+        assert cost.parameters != models.count_parameters(
+            models.build(name, preset="tiny", **shape)
+        )
         assert models.count_configured(timed[-1]) == cost.parameters
 
 
-def test_estimates_of_a_fine_tuning_are_of_its_own_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_estimates_of_a_fine_tuning_are_of_its_own_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     timed: list[tuple[int, int]] = []
-    monkeypatch.setattr(costs, "_time_window", lambda config, *_: timed.append((config.channels, config.length)))
+    monkeypatch.setattr(
+        costs, "_time_window", lambda config, *_: timed.append((config.channels, config.length))
+    )
     plan = plan_experiment(pipeline.load("emg"), "emg", tmp_path, assignments=[])
     for label in ("pretrain emg-gpt-0", "finetune emg-gpt-0-emg"):
         costs.estimate_training(plan, label, tmp_path, timed=True)
-    assert timed == [(12, 1000), (1, 1500)]  # 10 s of 12 leads at 100 Hz, 1,500 samples of one channel
+    # 10 s of 12 leads at 100 Hz, 1,500 samples of one channel
+    assert timed == [(12, 1000), (1, 1500)]
 
 
 def test_estimates_know_the_length_of_windows_at_another_rate() -> None:
     facts = registry.datasets["synthetic"].facts
-    assert [estimate_windows(facts, "staging", None, None, rate)["length"] for rate in (None, 20.0)] == [3000, 600]  # of 30 s at 100 Hz
+    # of 30 s at 100 Hz
+    assert [
+        estimate_windows(facts, "staging", None, None, rate)["length"] for rate in (None, 20.0)
+    ] == [3000, 600]
     assert estimate_windows(facts, "staging", None, 250, 20.0)["length"] == 250
 
 
-def test_estimates_of_irregular_data_count_what_is_observed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_estimates_of_irregular_data_count_what_is_observed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[Batch] = []
 
     def record_batch(_: object, batch: Batch, *__: object, **___: object) -> dict[str, float]:
@@ -107,5 +136,6 @@ def test_estimates_of_irregular_data_count_what_is_observed(tmp_path: Path, monk
     irregular, grid = seen
     assert irregular.mask is not None
     assert irregular.times is not None
-    assert float(irregular.mask.float().mean()) == pytest.approx(0.08, abs=0.005)  # sets a and b: 744 of 9504 in the fullest stay of 32
+    # sets a and b: 744 of 9504 in the fullest stay of 32
+    assert float(irregular.mask.float().mean()) == pytest.approx(0.08, abs=0.005)
     assert grid.mask is grid.times is None

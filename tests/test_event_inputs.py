@@ -1,4 +1,6 @@
-"""Codes, exact times, index day, age and sex reach every model that reads events, and each can be switched off."""
+"""Codes, exact times, index day, age and sex reach every model that reads events, and each can be
+switched off.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,14 @@ def read(name: str, **options: object) -> heads.Head:
     """A head on an untrained model whose weights all count."""
     torch.manual_seed(0)
     way = {"tokenizer": "codes"} if name in OWN else {"events": "grid", "horizon": 60}
-    head = heads.build(models.build(name, **{"preset": "tiny", "codes": 12, **way, **options}), task="multilabel", outputs=2)
-    for weight in head.parameters() if name in OWN else head.person.parameters() if head.person else ():
+    head = heads.build(
+        models.build(name, **{"preset": "tiny", "codes": 12, **way, **options}),
+        task="multilabel",
+        outputs=2,
+    )
+    for weight in (
+        head.parameters() if name in OWN else head.person.parameters() if head.person else ()
+    ):
         torch.nn.init.normal_(weight, std=0.2)
     return head.double().eval()
 
@@ -38,14 +46,21 @@ def histories() -> Batch:
     times = (torch.rand(3, 9, generator=draw, dtype=torch.float64) * 3).cumsum(1)
     times = times - times[:, :1]
     last = torch.where(mask, times, 0.0).amax(1)
-    return Batch(torch.randint(5, 12, (3, 9), generator=draw), times, mask, end=last + 1, person=PERSON.double())
+    return Batch(
+        torch.randint(5, 12, (3, 9), generator=draw),
+        times,
+        mask,
+        end=last + 1,
+        person=PERSON.double(),
+    )
 
 
 @pytest.mark.parametrize("name", [*OWN, *GRID])
 def test_a_year_more_until_the_index_day_changes_every_prediction(name: str) -> None:
     batch = histories()
     assert batch.end is not None
-    later = batch._replace(end=batch.end + (24 if name == "crt" else 12))  # crt continues a row to blocks of 16 months
+    # crt continues a row to blocks of 16 months
+    later = batch._replace(end=batch.end + (24 if name == "crt" else 12))
     head = read(name)
     with torch.no_grad():
         change = (head(later) - head(batch)).abs().amax(1)
@@ -71,7 +86,9 @@ def test_age_and_sex_change_every_prediction(name: str) -> None:
 
 @pytest.mark.parametrize("name", OWN)
 def test_days_within_a_month_are_seen(name: str) -> None:
-    """Two codes on the 3rd and the 18th, or on the 9th: the month is the same. Without `exact_times` it is all that is read."""
+    """Two codes on the 3rd and the 18th, or on the 9th: the month is the same. Without
+    `exact_times` it is all that is read.
+    """
     codes = torch.tensor([[5, 6, 7]])
     end = torch.tensor([9.5], dtype=torch.float64)
     batch = Batch(codes, torch.tensor([[0.1, 4.1, 4.6]], dtype=torch.float64), end=end)
@@ -92,12 +109,19 @@ def test_padding_and_company_change_nothing(name: str) -> None:
         together = head(batch)
         for row, length in enumerate((9, 6, 3)):
             part = slice(row, row + 1)
-            alone = Batch(batch.values[part, :length], batch.times[part, :length], end=batch.end[part], person=batch.person[part])
+            alone = Batch(
+                batch.values[part, :length],
+                batch.times[part, :length],
+                end=batch.end[part],
+                person=batch.person[part],
+            )
             torch.testing.assert_close(together[part], head(alone), rtol=1e-9, atol=1e-11)
 
 
 def test_age_is_that_at_the_first_event_that_is_read(tmp_path: Path) -> None:
-    """700 months and what lies between the first event and the first one of the last four; men, as the file says."""
+    """700 months and what lies between the first event and the first one of the last four; men, as
+    the file says.
+    """
     full = tokens.open_tokens(cohort(tmp_path / "pophr"))
     cut = full.limited(4).arrays()
     arrays, long = full.arrays(), full.arrays()["times"]
@@ -109,7 +133,9 @@ def test_age_is_that_at_the_first_event_that_is_read(tmp_path: Path) -> None:
 
 def test_what_is_not_known_is_zero(tmp_path: Path) -> None:
     one = tokens.open_tokens(cohort(tmp_path / "pophr"))
-    unknown = tokens.EventSequences(**{**vars(one), "age": np.full(60, np.nan, np.float32), "sex": np.zeros(60, np.uint8)})
+    unknown = tokens.EventSequences(
+        **{**vars(one), "age": np.full(60, np.nan, np.float32), "sex": np.zeros(60, np.uint8)}
+    )
     assert not unknown.arrays()["person"].any()
     without = tokens.EventSequences(**{**vars(one), "age": None, "sex": None})
     assert without.arrays()["person"] is None
@@ -117,7 +143,11 @@ def test_what_is_not_known_is_zero(tmp_path: Path) -> None:
 
 def test_the_settings_are_recorded_and_stored_runs_keep_theirs(tmp_path: Path) -> None:
     cohort(tmp_path / "tokens" / "pophr", n=60)
-    flags = {"model": {"name": "gpt", "person": False}, "data": {"names": ("pophr",)}, "train": {"steps": 2, "batch_size": 16}}
+    flags = {
+        "model": {"name": "gpt", "person": False},
+        "data": {"names": ("pophr",)},
+        "train": {"steps": 2, "batch_size": 16},
+    }
     run = workflows.pretrain(preset="tiny", flags=flags, workspace=tmp_path)
     for path, section in (("run.json", ("settings", "model")), ("model/config.json", ("model",))):
         stored = json.loads((tmp_path / "runs" / run["run"] / path).read_bytes())
@@ -137,7 +167,9 @@ def test_the_settings_are_recorded_and_stored_runs_keep_theirs(tmp_path: Path) -
         ("bitimelygpt", "grid", [True, False, False]),
     ],
 )
-def test_a_model_of_before_these_settings_reads_what_it_read(name: str, events: str, wanted: list[bool]) -> None:
+def test_a_model_of_before_these_settings_reads_what_it_read(
+    name: str, events: str, wanted: list[bool]
+) -> None:
     stored = fill_event_settings({"name": name, "codes": 12, "events": events})
     assert [stored[key] for key in EVENT_SETTINGS] == wanted
     assert stored.get("gap_unit", 0) == (None if name == "gru-d" else 0)
@@ -147,7 +179,9 @@ def test_a_model_of_before_these_settings_reads_what_it_read(name: str, events: 
 
 
 def recency(n: int, seed: int) -> Batch:
-    """Sixteen codes in up to five years; the label is likely where code 5 was there in the two years before the index day."""
+    """Sixteen codes in up to five years; the label is likely where code 5 was there in the two
+    years before the index day.
+    """
     draw = torch.Generator().manual_seed(seed)
     times = torch.sort(torch.rand(n, 16, generator=draw) * 60)[0]
     times = times - times[:, :1]
@@ -166,10 +200,14 @@ def train_on_recency(name: str, steps: int, **options: object) -> float:
 
     training, test = recency(4000, 1), recency(2000, 2)
     torch.manual_seed(0)
-    model = models.build(name, **{"preset": "tiny", "tokenizer": "codes", "codes": 17, "dropout": 0.0, **options})
+    model = models.build(
+        name, **{"preset": "tiny", "tokenizer": "codes", "codes": 17, "dropout": 0.0, **options}
+    )
     head = heads.build(model, task="multilabel", outputs=1)
     optimizer = torch.optim.AdamW(head.parameters(), lr=3e-3, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps, pct_start=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 3e-3, total_steps=steps, pct_start=0.05
+    )
     draw = torch.Generator().manual_seed(0)
     for _ in range(steps):
         rows = torch.randint(0, 4000, (64,), generator=draw)
@@ -185,7 +223,9 @@ def train_on_recency(name: str, steps: int, **options: object) -> float:
 
 @pytest.mark.long
 def test_gru_d_learns_recency_as_bitimelygpt_does() -> None:
-    """Within 0.02 of average precision; without the index day it cannot, which shows that the task asks for it."""
+    """Within 0.02 of average precision; without the index day it cannot, which shows that the task
+    asks for it.
+    """
     ours = train_on_recency("bitimelygpt", 300, decay={"kind": "half-life"})
     theirs = train_on_recency("gru-d", 600)
     assert ours > 0.95
@@ -195,8 +235,16 @@ def test_gru_d_learns_recency_as_bitimelygpt_does() -> None:
 
 def test_the_page_of_events_names_the_models_that_read_them() -> None:
     rows = (Path(__file__).parents[1] / "docs" / "models" / "events.md").read_text().splitlines()
-    codes, grid, others = (next(row for row in rows if row.startswith(start)) for start in ("| codes (", "| grid (", "| rows |"))
-    named = {name for name in registry.models for row in (codes, others) if name in re.findall(r"[a-z0-9][a-z0-9-]*", row)}
+    codes, grid, others = (
+        next(row for row in rows if row.startswith(start))
+        for start in ("| codes (", "| grid (", "| rows |")
+    )
+    named = {
+        name
+        for name in registry.models
+        for row in (codes, others)
+        if name in re.findall(r"[a-z0-9][a-z0-9-]*", row)
+    }
     assert named | {"mtand-enc"} == set(OWN)
     assert "every model of signals" in grid
     table = "\n".join(rows[rows.index("| model | times | index day | age and sex |") :])

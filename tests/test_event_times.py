@@ -1,4 +1,6 @@
-"""Times to event from the cache to a page: labels against a reading subject by subject, finetune and evaluate, baselines, what is withheld."""
+"""Times to event from the cache to a page: labels against a reading subject by subject, finetune
+and evaluate, baselines, what is withheld.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def read_one(landmark, row, data_end):
     if row["y_chf"] is None or row["index_day"] is None:
         return None
     low = row["index_day"] + landmark.gap_days
-    last = min(low + landmark.horizon_days, row["obs_end"] if row["obs_end"] is not None else data_end)
+    last = min(
+        low + landmark.horizon_days, row["obs_end"] if row["obs_end"] is not None else data_end
+    )
     if any(row[name] is not None and row[name] <= low for name in ("onset_chf", "death_day")):
         return None
     for day in range(low + 1, last + 1):
@@ -49,7 +53,9 @@ def test_times_are_those_of_a_reading_day_by_day(seed):
     landmark = Landmark(landmark_days=100, gap_days=int(draw.integers(0, 20)), horizon_days=60)
 
     def days(low, high, missing):
-        return [None if draw.random() < missing else int(draw.integers(low, high)) for _ in range(400)]
+        return [
+            None if draw.random() < missing else int(draw.integers(low, high)) for _ in range(400)
+        ]
 
     frame = pl.DataFrame(
         {
@@ -82,7 +88,9 @@ def test_hazards_of_a_logistic_regression_find_the_true_risk():
     draw = np.random.default_rng(0)
     x = draw.normal(size=(9000, 3))
     rate, deadly = np.exp(x[:, 0] - 6), np.exp(0.5 * x[:, 1] - 7)
-    times = np.stack([draw.exponential(1 / rate), draw.exponential(1 / deadly), draw.exponential(300, 9000)])
+    times = np.stack(
+        [draw.exponential(1 / rate), draw.exponential(1 / deadly), draw.exponential(300, 9000)]
+    )
     time, event = times.min(0), np.array([1, 2, 0])[times.argmin(0)]
     target = np.repeat(np.stack([time, event], 1)[:, None], 2, 1)
     target[::50] = np.nan
@@ -102,7 +110,9 @@ def test_hazards_of_a_logistic_regression_find_the_true_risk():
 def home(tmp_path_factory):
     """A cohort of made-up claims with a fine-tuned and evaluated run on times to event."""
     home = str(tmp_path_factory.mktemp("home"))
-    build = "--landmark 365,30,730 --time-to-event 365,730 --no-select --min-codes 3 --max-events 32"
+    build = (
+        "--landmark 365,30,730 --time-to-event 365,730 --no-select --min-codes 3 --max-events 32"
+    )
     for line in (
         "ingest synthetic-claims --subjects 1200",
         f"tokenize synthetic-claims {build} --leakage drop-phecode --name times",
@@ -123,18 +133,34 @@ def test_from_claims_to_scores_of_times_to_event(home):
     scores = json.loads((home.path / "runs" / "risk" / "scores.json").read_bytes())
     assert scores["main"] == "c_index"
     assert set(scores["metrics"]) == {"c_index", "auroc", "brier"}
-    assert {"prior", "length_only", "single_code", "hazard_counts", "hazard_trees"} <= set(scores["baselines"])
-    assert scores["baselines"]["hazard_counts"]["settings"] == scores["baselines"]["hazard_trees"]["settings"] == 4
-    best = max((one["c_index"]["value"], name) for name, one in scores["baselines"].items() if one.get("c_index"))
+    assert {"prior", "length_only", "single_code", "hazard_counts", "hazard_trees"} <= set(
+        scores["baselines"]
+    )
+    assert (
+        scores["baselines"]["hazard_counts"]["settings"]
+        == scores["baselines"]["hazard_trees"]["settings"]
+        == 4
+    )
+    best = max(
+        (one["c_index"]["value"], name)
+        for name, one in scores["baselines"].items()
+        if one.get("c_index")
+    )
     assert scores["lift"]["baseline"] == best[1]
-    assert scores["lift"]["difference"] == pytest.approx(scores["metrics"]["c_index"]["value"] - best[0], abs=1e-9)
+    assert scores["lift"]["difference"] == pytest.approx(
+        scores["metrics"]["c_index"]["value"] - best[0], abs=1e-9
+    )
     frame = pl.read_parquet(home.path / "runs" / "risk" / "predictions.parquet")
     for name, one in scores["by_class"].items():
         time, event, risk = (frame[f"{what}_{name}"].to_numpy() for what in ("time", "event", "p"))
         kept = np.isfinite(time)
         assert set(np.unique(event[kept])) <= {0, 1, 2}
-        found = survival.estimate_concordance(time[kept], event[kept], risk[kept], np.arange(kept.sum()), int(kept.sum())).value
-        assert one["c_index"]["value"] == (None if np.isnan(found) else pytest.approx(found, abs=1e-12))
+        found = survival.estimate_concordance(
+            time[kept], event[kept], risk[kept], np.arange(kept.sum()), int(kept.sum())
+        ).value
+        assert one["c_index"]["value"] == (
+            None if np.isnan(found) else pytest.approx(found, abs=1e-12)
+        )
     assert any(one["c_index"]["value"] is not None for one in scores["by_class"].values())
 
 
@@ -150,16 +176,25 @@ def test_the_page_has_curves_numbers_at_risk_and_calibration(home):
         kept = np.isfinite(time)
         assert sum(group["n"] for group in found["groups"]) == kept.sum()
         for day in found["horizons"]:
-            points = [next(one for one in group["points"] if one["day"] == day) for group in found["groups"]]
+            points = [
+                next(one for one in group["points"] if one["day"] == day)
+                for group in found["groups"]
+            ]
             assert sum(one["events"] for one in points) == ((event == 1) & (time <= day)).sum()
             assert sum(one["at_risk"] for one in points) == (time[kept] > day).sum()
     shared = home.path / "runs" / "risk" / "scores_shared.json"
     for found in json.loads(shared.read_bytes())["risk_groups"].values():
         for group in [*found["groups"], *found["deciles"]]:
-            shown = [group["n"], *(one["at_risk"] for one in group["points"]), *(one["events"] for one in group["points"])]
+            shown = [
+                group["n"],
+                *(one["at_risk"] for one in group["points"]),
+                *(one["events"] for one in group["points"]),
+            ]
             assert all(n is None or n == 0 or n > 10 for n in shown)
             events = [0, *(one["events"] for one in group["points"])]
-            assert all(a is None or b is None or b - a == 0 or b - a > 10 for a, b in pairwise(events))
+            assert all(
+                a is None or b is None or b - a == 0 or b - a > 10 for a, b in pairwise(events)
+            )
             assert all(one["incidence"] is None for one in group["points"] if one["events"] is None)
 
 
@@ -177,22 +212,30 @@ def test_groups_of_risk_have_the_observed_incidence():
         assert last.incidence == pytest.approx(event[own].mean(), abs=0.002)
         assert group.predicted[0] == pytest.approx(risk[own].mean(), abs=1e-3)
         assert last.incidence == pytest.approx(group.predicted[0], abs=0.04)
-        assert last.hi - last.lo == pytest.approx(2 * 1.96 * np.sqrt(last.incidence * (1 - last.incidence) / 1000), rel=0.05)
+        assert last.hi - last.lo == pytest.approx(
+            2 * 1.96 * np.sqrt(last.incidence * (1 - last.incidence) / 1000), rel=0.05
+        )
 
 
 def draw_times(n, seed=0):
-    """Times with an event rate of exp(x - 6), deaths and censoring; x is the first of three features."""
+    """Times with an event rate of exp(x - 6), deaths and censoring; x is the first of three
+    features.
+    """
     draw = np.random.default_rng(seed)
     x = draw.normal(size=(n, 3))
     rate, deadly = np.exp(x[:, 0] - 6), np.exp(0.5 * x[:, 1] - 7)
-    times = np.stack([draw.exponential(1 / rate), draw.exponential(1 / deadly), draw.exponential(300, n)])
+    times = np.stack(
+        [draw.exponential(1 / rate), draw.exponential(1 / deadly), draw.exponential(300, n)]
+    )
     return x, rate, deadly, times.min(0), np.array([1, 2, 0])[times.argmin(0)]
 
 
 def test_tenths_of_risk_have_the_incidence_of_scikit_survival():
     _, rate, deadly, time, event = draw_times(3000)
     time = np.ceil(time)
-    risk = np.stack([rate / (rate + deadly) * (1 - np.exp(-(rate + deadly) * day)) for day in (100, 365)], 1)
+    risk = np.stack(
+        [rate / (rate + deadly) * (1 - np.exp(-(rate + deadly) * day)) for day in (100, 365)], 1
+    )
     target = np.repeat(np.stack([time, event], 1)[:, None], 2, 1)
     found = survival.describe_groups(target, risk, ["chf@100d", "chf@365d"], 4)["chf"]
     assert [group.n for group in found.deciles] == [300] * 10
@@ -208,17 +251,23 @@ def test_tenths_of_risk_have_the_incidence_of_scikit_survival():
     (figure,) = run_page._calibration_figures("chf", found)
     for h, line in enumerate(figure.data.series[:2]):
         np.testing.assert_allclose(line.x, [100 * group.predicted[h] for group in found.deciles])
-        np.testing.assert_allclose(line.y, [100 * group.points[h].incidence for group in found.deciles])
+        np.testing.assert_allclose(
+            line.y, [100 * group.points[h].incidence for group in found.deciles]
+        )
     assert figure.data.series[2].reference
 
 
 def test_counts_between_thirds_and_tenths_are_withheld():
     _, rate, deadly, time, event = draw_times(1500, 3)
     risk = (rate / (rate + deadly))[:, None]
-    found = survival.describe_groups(np.stack([np.ceil(time), event], 1)[:, None], risk, ["chf@365d"], 4)["chf"]
+    found = survival.describe_groups(
+        np.stack([np.ceil(time), event], 1)[:, None], risk, ["chf@365d"], 4
+    )["chf"]
     shown, _ = disclosure._protect_groups(found, 1500)
     for key in ("events", "at_risk"):
-        tenths, thirds = ([getattr(group.points[-1], key) for group in of] for of in (shown.deciles, shown.groups))
+        tenths, thirds = (
+            [getattr(group.points[-1], key) for group in of] for of in (shown.deciles, shown.groups)
+        )
         assert all(n is None or n == 0 or n > 10 for n in [*tenths, *thirds])
         assert any(n is not None for n in thirds)
         inner = [tenths[:3], tenths[4:6], tenths[7:]]  # the tenths inside each third
@@ -250,10 +299,16 @@ def test_the_single_code_is_the_one_that_drives_the_hazard():
     target = np.stack([time, event], 1)[:, None]
     parts = {"train": csr_matrix(counts[:2000]), "test": csr_matrix(counts[2000:])}
     found = hazard_baselines.predict_from_code(parts, target[:2000], ["chf@365d"])[:, 0]
-    alone = CoxPHSurvivalAnalysis().fit(counts[:2000, 4:5], Surv.from_arrays(event[:2000] == 1, time[:2000]))
-    expected = np.array([1 - curve(365) for curve in alone.predict_survival_function(counts[2000:, 4:5])])
+    alone = CoxPHSurvivalAnalysis().fit(
+        counts[:2000, 4:5], Surv.from_arrays(event[:2000] == 1, time[:2000])
+    )
+    expected = np.array(
+        [1 - curve(365) for curve in alone.predict_survival_function(counts[2000:, 4:5])]
+    )
     np.testing.assert_allclose(found, expected, atol=0.04)
-    assert len(np.unique(found.round(9))) == len(np.unique(counts[2000:, 4])), "one code alone decides"
+    assert len(np.unique(found.round(9))) == len(np.unique(counts[2000:, 4])), (
+        "one code alone decides"
+    )
 
 
 def test_no_interval_of_an_incidence_has_width_zero():
@@ -264,14 +319,19 @@ def test_no_interval_of_an_incidence_has_width_zero():
 
 
 def test_small_counts_and_their_increments_are_withheld():
-    points = [RiskPoint(day=d, at_risk=n, events=e, incidence=0.1, lo=0.0, hi=0.2) for d, n, e in ((100, 400, 50), (200, 300, 55))]
+    points = [
+        RiskPoint(day=d, at_risk=n, events=e, incidence=0.1, lo=0.0, hi=0.2)
+        for d, n, e in ((100, 400, 50), (200, 300, 55))
+    ]
     group = RiskGroup(name="lowest", n=500, predicted=[0.1], points=points)
     found, is_open = disclosure._protect_groups(RiskGroups(horizons=[200], groups=[group]), 900)
     one = found.groups[0]
     assert is_open
     assert None in {one.points[0].events, one.points[1].events}  # 5 between them
     few = [points[0].model_copy(update={"events": 7}), points[1].model_copy(update={"events": 9})]
-    found, is_open = disclosure._protect_groups(RiskGroups(horizons=[200], groups=[group.model_copy(update={"points": few})]), 900)
+    found, is_open = disclosure._protect_groups(
+        RiskGroups(horizons=[200], groups=[group.model_copy(update={"points": few})]), 900
+    )
     assert not is_open
     assert all(point.events is None and point.incidence is None for point in found.groups[0].points)
 

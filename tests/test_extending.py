@@ -1,4 +1,6 @@
-"""A model, an objective, a data set and an analysis, each added as one file of another package and driven through the command line."""
+"""A model, an objective, a data set and an analysis, each added as one file of another package and
+driven through the command line.
+"""
 
 from __future__ import annotations
 
@@ -122,11 +124,24 @@ def mine(runs, *, my_option: int = 1, seed=0):
 '''
 
 FILES = {"model": MODEL, "objective": OBJECTIVE, "dataset": DATASET, "analysis": ANALYSIS}
-SMALL = ("--preset", "tiny", "--data", "mine", "--steps", "2", "--batch-size", "8", "--set", "model.tokenizer=patch")
+SMALL = (
+    "--preset",
+    "tiny",
+    "--data",
+    "mine",
+    "--steps",
+    "2",
+    "--batch-size",
+    "8",
+    "--set",
+    "model.tokenizer=patch",
+)
 
 
 def write_plugins(folder: Path) -> None:
-    """One module a plug-in, and the metadata of a package that names them in the group `bitimely.plugins`."""
+    """One module a plug-in, and the metadata of a package that names them in the group
+    `bitimely.plugins`.
+    """
     for kind, text in FILES.items():
         (folder / f"my_{kind}.py").write_text(text)
     info = folder / "mine-1.0.dist-info"
@@ -145,7 +160,9 @@ def unregister() -> None:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A workspace with the ingested data set `mine`; the plug-ins are installed while the module runs."""
+    """A workspace with the ingested data set `mine`; the plug-ins are installed while the module
+    runs.
+    """
     folder = tmp_path_factory.mktemp("plugins")
     write_plugins(folder)
     with pytest.MonkeyPatch.context() as patch:
@@ -156,7 +173,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         unregister()
 
 
-def call(capsys: pytest.CaptureFixture[str], home: Path, *argv: str, code: int = 0) -> dict[str, Any]:
+def call(
+    capsys: pytest.CaptureFixture[str], home: Path, *argv: str, code: int = 0
+) -> dict[str, Any]:
     capsys.readouterr()
     assert main([*argv, "--json", "-w", str(home)]) == code
     body: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -167,13 +186,19 @@ def load_record(home: Path, run: str) -> RunRecord:
     return RunRecord.load(home / "runs" / run / "run.json")
 
 
-def test_a_model_with_its_own_setting_is_one_file(capsys: pytest.CaptureFixture[str], home: Path) -> None:
+def test_a_model_with_its_own_setting_is_one_file(
+    capsys: pytest.CaptureFixture[str], home: Path
+) -> None:
     argv = ("pretrain", "--model", "mine", *SMALL, "--run", "mine", "--set", "model.my_setting=3")
     assert call(capsys, home, *argv)["steps"] == 2
     record = load_record(home, "mine")
     assert (record.format_version, record.leak_free) == (3, True)
     stored = record.to_json()["settings"]
-    assert (stored["model"]["name"], stored["model"]["my_setting"], stored["objective"]["ratio"]) == ("mine", 3, 0.4)
+    assert (
+        stored["model"]["name"],
+        stored["model"]["my_setting"],
+        stored["objective"]["ratio"],
+    ) == ("mine", 3, 0.4)
     assert not {"top_periods", "decay", "rotary"} & stored["model"].keys()
     config = json.loads((home / "runs" / "mine" / "model" / "config.json").read_text())
     assert (config["format_version"], config["model"]["my_setting"]) == (3, 3)
@@ -182,12 +207,43 @@ def test_a_model_with_its_own_setting_is_one_file(capsys: pytest.CaptureFixture[
     assert call(capsys, home, *argv)["trained"] is False
     error = call(capsys, home, *argv[:-1], "model.my_setting=2", code=2)["error"]
     assert (error["code"], error["field"]) == ("settings_differ", "settings.model.my_setting")
-    tuned = call(capsys, home, "finetune", "mine", "--data", "mine", "--steps", "1", "--fraction", "1", "--run", "tuned")
+    tuned = call(
+        capsys,
+        home,
+        "finetune",
+        "mine",
+        "--data",
+        "mine",
+        "--steps",
+        "1",
+        "--fraction",
+        "1",
+        "--run",
+        "tuned",
+    )
     assert tuned["steps"] == 1
-    scratch = ("finetune", "mine", "--data", "mine", "--steps", "1", "--fraction", "1", "--from-scratch", "--run", "scratch")
+    scratch = (
+        "finetune",
+        "mine",
+        "--data",
+        "mine",
+        "--steps",
+        "1",
+        "--fraction",
+        "1",
+        "--from-scratch",
+        "--run",
+        "scratch",
+    )
     assert call(capsys, home, *scratch)["steps"] == 1
     assert load_record(home, "scratch").to_json()["settings"]["model"]["my_setting"] == 3
-    assert 0 <= call(capsys, home, "evaluate", "tuned", "--bootstrap", "20")["metrics"]["accuracy"]["value"] <= 1
+    assert (
+        0
+        <= call(capsys, home, "evaluate", "tuned", "--bootstrap", "20")["metrics"]["accuracy"][
+            "value"
+        ]
+        <= 1
+    )
     assert call(capsys, home, "reproduce", "mine")["reproduced"] is True
     assert call(capsys, home, "export", "mine")["run"] == "mine"
     assert len(models.load(home / "exports" / "mine").mix) == 3  # type: ignore[arg-type]
@@ -204,54 +260,133 @@ def test_a_model_with_its_own_setting_is_one_file(capsys: pytest.CaptureFixture[
         ("timesnet", "model.rotary=time", "bitimelygpt"),
     ],
 )
-def test_a_setting_of_another_model_is_refused(capsys: pytest.CaptureFixture[str], home: Path, model: str, pair: str, hint: str) -> None:
-    error = call(capsys, home, "pretrain", "--model", model, "--preset", "tiny", "--data", "mine", "--set", pair, code=2)["error"]
+def test_a_setting_of_another_model_is_refused(
+    capsys: pytest.CaptureFixture[str], home: Path, model: str, pair: str, hint: str
+) -> None:
+    error = call(
+        capsys,
+        home,
+        "pretrain",
+        "--model",
+        model,
+        "--preset",
+        "tiny",
+        "--data",
+        "mine",
+        "--set",
+        pair,
+        code=2,
+    )["error"]
     assert (error["code"], error["field"]) == ("config", pair.partition("=")[0])
     assert error["message"].count("unknown key") == 1
     assert hint in error["message"].split(". ")[-1]
 
 
 @pytest.mark.parametrize("value", ["0", "6", "many"])
-def test_a_setting_is_checked_by_its_field(capsys: pytest.CaptureFixture[str], home: Path, value: str) -> None:
-    argv = ("pretrain", "--model", "mine", "--preset", "tiny", "--data", "mine", "--set", f"model.my_setting={value}")
+def test_a_setting_is_checked_by_its_field(
+    capsys: pytest.CaptureFixture[str], home: Path, value: str
+) -> None:
+    argv = (
+        "pretrain",
+        "--model",
+        "mine",
+        "--preset",
+        "tiny",
+        "--data",
+        "mine",
+        "--set",
+        f"model.my_setting={value}",
+    )
     error = call(capsys, home, *argv, code=2)["error"]
     assert (error["code"], error["field"]) == ("config", "model.my_setting")
 
 
 @pytest.mark.parametrize("objective", sorted(registry.objectives))
-def test_a_model_without_capabilities_never_ends_in_a_bug(capsys: pytest.CaptureFixture[str], home: Path, objective: str) -> None:
+def test_a_model_without_capabilities_never_ends_in_a_bug(
+    capsys: pytest.CaptureFixture[str], home: Path, objective: str
+) -> None:
     needs = registry.objectives[objective].facts.requires
     code = 0 if needs == "hidden" and objective != "masked-runs" else 2
-    body = call(capsys, home, "pretrain", "--model", "mine", *SMALL, "--objective", objective, "--run", f"mine-{objective}", code=code)
+    body = call(
+        capsys,
+        home,
+        "pretrain",
+        "--model",
+        "mine",
+        *SMALL,
+        "--objective",
+        objective,
+        "--run",
+        f"mine-{objective}",
+        code=code,
+    )
     assert code == 0 or body["error"]["code"] == "config"
 
 
-def test_an_objective_with_its_own_setting_is_one_file(capsys: pytest.CaptureFixture[str], home: Path) -> None:
-    argv = ("pretrain", "--model", "mine", *SMALL, "--objective", "mine", "--run", "scaled", "--set", "objective.factor=2.5")
+def test_an_objective_with_its_own_setting_is_one_file(
+    capsys: pytest.CaptureFixture[str], home: Path
+) -> None:
+    argv = (
+        "pretrain",
+        "--model",
+        "mine",
+        *SMALL,
+        "--objective",
+        "mine",
+        "--run",
+        "scaled",
+        "--set",
+        "objective.factor=2.5",
+    )
     assert call(capsys, home, *argv)["steps"] == 2
-    assert load_record(home, "scaled").to_json()["settings"]["objective"] == {"name": "mine", "factor": 2.5}
+    assert load_record(home, "scaled").to_json()["settings"]["objective"] == {
+        "name": "mine",
+        "factor": 2.5,
+    }
     assert call(capsys, home, *argv)["trained"] is False
     plain = call(capsys, home, *argv[:-4], "--run", "unscaled")
     assert plain["final"]["loss"] != load_record(home, "scaled").to_json()["final"]["loss"]
-    assert call(capsys, home, "pretrain", "--model", "patchtst", *argv[3:-4], "--run", "other")["steps"] == 2, (
-        "it requires nothing of a model"
-    )
+    assert (
+        call(capsys, home, "pretrain", "--model", "patchtst", *argv[3:-4], "--run", "other")[
+            "steps"
+        ]
+        == 2
+    ), "it requires nothing of a model"
     assert call(capsys, home, "evaluate", "scaled")["metrics"]["rel"]["value"] > 0
 
 
-def test_a_data_set_and_an_analysis_are_one_file_each(capsys: pytest.CaptureFixture[str], home: Path) -> None:
+def test_a_data_set_and_an_analysis_are_one_file_each(
+    capsys: pytest.CaptureFixture[str], home: Path
+) -> None:
     counts = json.loads((home / "cache" / "mine" / "ingest_report.json").read_text())["counts"]
     assert counts["accepted"] == 10
     call(capsys, home, "pretrain", "--model", "mine", *SMALL, "--run", "analyzed")
     call(capsys, home, "analyze", "mine", "analyzed", "--my-option", "3", "--name", "page")
     summary = json.loads((home / "reports" / "page" / "summary.json").read_text())
     assert summary["analyzed"] == 3 * load_record(home, "analyzed").parameters
-    listed = [item["name"] for kind in ("datasets", "models", "analyses") for item in call(capsys, home, "list", kind)[kind]]
+    listed = [
+        item["name"]
+        for kind in ("datasets", "models", "analyses")
+        for item in call(capsys, home, "list", kind)[kind]
+    ]
     assert listed.count("mine") == 3
 
 
-def test_a_run_of_a_model_that_is_not_installed_can_be_read(capsys: pytest.CaptureFixture[str], home: Path) -> None:
-    call(capsys, home, "pretrain", "--model", "mine", *SMALL, "--run", "orphan", "--set", "model.my_setting=2")
+def test_a_run_of_a_model_that_is_not_installed_can_be_read(
+    capsys: pytest.CaptureFixture[str], home: Path
+) -> None:
+    call(
+        capsys,
+        home,
+        "pretrain",
+        "--model",
+        "mine",
+        *SMALL,
+        "--run",
+        "orphan",
+        "--set",
+        "model.my_setting=2",
+    )
     entry = registry.models._items.pop("mine")
     try:
         assert load_record(home, "orphan").to_json()["settings"]["model"]["my_setting"] == 2
@@ -267,12 +402,21 @@ def test_a_fresh_process_finds_the_plug_ins(tmp_path: Path) -> None:
     assert done.stdout.split() == ["4", "True"], done.stderr
 
 
-@pytest.mark.parametrize("kinds", [("objectives", "models", "datasets", "analyses"), ("models", "objectives")])
-def test_the_command_line_of_a_fresh_process_lists_the_plug_ins(tmp_path: Path, kinds: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "kinds", [("objectives", "models", "datasets", "analyses"), ("models", "objectives")]
+)
+def test_the_command_line_of_a_fresh_process_lists_the_plug_ins(
+    tmp_path: Path, kinds: tuple[str, ...]
+) -> None:
     write_plugins(tmp_path)
     code = "from bitimely_cli.main import main; codes = [main(['list', kind, '--json', '-w', 'w']) for kind in sys.argv[1:]]"
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {code}; sys.exit(max(codes))"
-    done = subprocess.run([sys.executable, "-c", program, *kinds], capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", program, *kinds], capture_output=True, text=True, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
-    listed = [{item["name"] for item in json.loads(line)[kind]} for kind, line in zip(kinds, done.stdout.splitlines(), strict=True)]
+    listed = [
+        {item["name"] for item in json.loads(line)[kind]}
+        for kind, line in zip(kinds, done.stdout.splitlines(), strict=True)
+    ]
     assert all("mine" in names for names in listed), listed

@@ -1,4 +1,6 @@
-"""Finished means finished: each command is killed at every operation of the disk and repeated; then the workspace is the undisturbed one."""
+"""Finished means finished: each command is killed at every operation of the disk and repeated; then
+the workspace is the undisturbed one.
+"""
 
 from __future__ import annotations
 
@@ -74,35 +76,67 @@ def call(*argv: str) -> Callable[[Path], None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["analyze", "embed", "export", "report"])
-def test_a_killed_reader_of_runs_is_repeated(prepared: Callable[[str], Path], tmp_path: Path, verb: str) -> None:
-    assert faults.check_kills(tmp_path, prepared(verb), lambda home: small.call(home, verb), sample=faults.SAMPLE) > 5
+def test_a_killed_reader_of_runs_is_repeated(
+    prepared: Callable[[str], Path], tmp_path: Path, verb: str
+) -> None:
+    assert (
+        faults.check_kills(
+            tmp_path, prepared(verb), lambda home: small.call(home, verb), sample=faults.SAMPLE
+        )
+        > 5
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["pretrain", "finetune", "evaluate"])
-def test_a_killed_training_or_evaluation_is_repeated(prepared: Callable[[str], Path], tmp_path: Path, verb: str) -> None:
-    assert faults.check_kills(tmp_path, prepared(verb), lambda home: small.call(home, verb), sample=faults.SAMPLE) > 20
+def test_a_killed_training_or_evaluation_is_repeated(
+    prepared: Callable[[str], Path], tmp_path: Path, verb: str
+) -> None:
+    assert (
+        faults.check_kills(
+            tmp_path, prepared(verb), lambda home: small.call(home, verb), sample=faults.SAMPLE
+        )
+        > 20
+    )
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("verb", ["pretrain", "finetune", "evaluate", "analyze", "embed", "export", "report"])
-def test_a_verb_killed_at_every_operation_is_repeated(prepared: Callable[[str], Path], tmp_path: Path, verb: str) -> None:
+@pytest.mark.parametrize(
+    "verb", ["pretrain", "finetune", "evaluate", "analyze", "embed", "export", "report"]
+)
+def test_a_verb_killed_at_every_operation_is_repeated(
+    prepared: Callable[[str], Path], tmp_path: Path, verb: str
+) -> None:
     faults.check_kills(tmp_path, prepared(verb), lambda home: small.call(home, verb), sample=None)
 
 
 def make_ingest(tmp_path: Path) -> Callable[[Path], None]:
     make_v1.write_raw(tmp_path / "raw")
-    return call("ingest", "generic", str(tmp_path / "raw"), "--map", str(tmp_path / "raw" / "map.toml"))
+    return call(
+        "ingest", "generic", str(tmp_path / "raw"), "--map", str(tmp_path / "raw" / "map.toml")
+    )
 
 
-CLAIMS = ("ingest", "synthetic-claims", "--subjects", "60", "--no-select", "--min-codes", "2", "--max-events", "24")
+CLAIMS = (
+    "ingest",
+    "synthetic-claims",
+    "--subjects",
+    "60",
+    "--no-select",
+    "--min-codes",
+    "2",
+    "--max-events",
+    "24",
+)
 TOKENIZE = ("tokenize", "generic/classification", "--window", "100", "--name", "again")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sample", [faults.SAMPLE, pytest.param(None, marks=pytest.mark.long)])
 @pytest.mark.parametrize("verb", ["recordings", "claims", "tokenize", "tokenize claims"])
-def test_a_killed_command_on_data_is_repeated(tmp_path: Path, verb: str, sample: int | None) -> None:
+def test_a_killed_command_on_data_is_repeated(
+    tmp_path: Path, verb: str, sample: int | None
+) -> None:
     home = tmp_path / "prepared"
     home.mkdir()
     if verb.startswith("tokenize"):
@@ -111,7 +145,9 @@ def test_a_killed_command_on_data_is_repeated(tmp_path: Path, verb: str, sample:
         "recordings": make_ingest(tmp_path),
         "claims": call(*CLAIMS),
         "tokenize": call(*TOKENIZE),
-        "tokenize claims": call("tokenize", "synthetic-claims", "--no-select", "--min-codes", "3", "--name", "again"),
+        "tokenize claims": call(
+            "tokenize", "synthetic-claims", "--no-select", "--min-codes", "3", "--name", "again"
+        ),
     }[verb]
     assert faults.check_kills(tmp_path, home, command, sample=sample) > 20
 
@@ -129,7 +165,12 @@ def test_a_killed_recipe_is_repeated(tmp_path: Path, sample: int) -> None:
 
 @pytest.mark.long
 def test_a_killed_reproduction_is_repeated(prepared: Callable[[str], Path], tmp_path: Path) -> None:
-    assert faults.check_kills(tmp_path, prepared("export"), call("reproduce", "tuned"), sample=faults.SAMPLE) > 40
+    assert (
+        faults.check_kills(
+            tmp_path, prepared("export"), call("reproduce", "tuned"), sample=faults.SAMPLE
+        )
+        > 40
+    )
 
 
 def test_files_of_a_live_process_stay(tmp_path: Path) -> None:
@@ -140,11 +181,17 @@ def test_files_of_a_live_process_stay(tmp_path: Path) -> None:
     from bitimely_core import storage
 
     sweep = f"from pathlib import Path; from bitimely_core import storage; print(storage.remove_temporary_files(Path({str(tmp_path)!r})))"
-    (tmp_path / "old.json.tmp-1-0123abcd").write_bytes(b"of a dead process, though number 1 is alive")
+    (tmp_path / "old.json.tmp-1-0123abcd").write_bytes(
+        b"of a dead process, though number 1 is alive"
+    )
     found: list[str] = []
 
     def fill(stream: object) -> None:
-        found.append(subprocess.run([sys.executable, "-c", sweep], capture_output=True, text=True, check=True).stdout.strip())
+        found.append(
+            subprocess.run(
+                [sys.executable, "-c", sweep], capture_output=True, text=True, check=True
+            ).stdout.strip()
+        )
         stream.write(b"content")  # type: ignore[attr-defined]
 
     storage.write_file(tmp_path / "new.json", fill)

@@ -1,4 +1,6 @@
-"""FEDformer: its Fourier block by explicit sums, its random frequencies, rows and windows of other lengths."""
+"""FEDformer: its Fourier block by explicit sums, its random frequencies, rows and windows of other
+lengths.
+"""
 
 import cmath
 import math
@@ -23,7 +25,9 @@ tiny = partial(planted.tiny, "fedformer")
 
 
 def config(**options):
-    return build_model_config("fedformer", "tiny", **{"dim": 8, "heads": 2, "length": 30, "modes": 6, **options})
+    return build_model_config(
+        "fedformer", "tiny", **{"dim": 8, "heads": 2, "length": 30, "modes": 6, **options}
+    )
 
 
 def block(**options):
@@ -34,7 +38,9 @@ def block(**options):
 
 
 def by_sums(made, q, bins, kept=None, slots=None):
-    """Each frequency by its definition: coefficients, matrix, and back as a real signal. [n, D] -> [H, E, n]."""
+    """Each frequency by its definition: coefficients, matrix, and back as a real signal. [n, D] ->
+    [H, E, n].
+    """
     n, width = len(q), made.weight.shape[2]
     kept = range(len(bins)) if kept is None else kept
     slots = bins if slots is None else slots
@@ -42,13 +48,22 @@ def by_sums(made, q, bins, kept=None, slots=None):
     for h in range(made.heads):
         for at, mode, slot in zip(bins, kept, slots, strict=True):
             wave = [cmath.exp(-2j * math.pi * at * t / n) for t in range(n)]
-            found = [sum(wave[t] * float(q[t, h * width + i]) for t in range(n)) for i in range(width)]
+            found = [
+                sum(wave[t] * float(q[t, h * width + i]) for t in range(n)) for i in range(width)
+            ]
             for o in range(width):
-                value = sum(found[i] * complex(*made.weight[:, h, i, o, mode].tolist()) for i in range(width))
+                value = sum(
+                    found[i] * complex(*made.weight[:, h, i, o, mode].tolist())
+                    for i in range(width)
+                )
                 for t in range(n):
-                    # a real signal holds each frequency twice, but that of its mean (whose imaginary part it has not)
+                    # a real signal holds each frequency twice, but that of its mean (whose
+                    # imaginary part it has not)
                     wave_back = cmath.exp(2j * math.pi * slot * t / n)
-                    out[h, o, t] += ((1 if slot == 0 else 2) * (value.real if slot == 0 else value * wave_back).real) / n
+                    out[h, o, t] += (
+                        (1 if slot == 0 else 2)
+                        * (value.real if slot == 0 else value * wave_back).real
+                    ) / n
     return out
 
 
@@ -73,12 +88,21 @@ def test_the_layout_of_the_reference_is_there_to_compare():
 
 def test_only_the_chosen_frequencies_come_out():
     made = block()
-    spectrum = torch.fft.rfft(made(torch.randn(1, 30, 8, dtype=torch.float64), 30), dim=1).abs().amax((0, 2))
+    spectrum = (
+        torch.fft.rfft(made(torch.randn(1, 30, 8, dtype=torch.float64), 30), dim=1)
+        .abs()
+        .amax((0, 2))
+    )
     assert (spectrum > 1e-9).nonzero().flatten().tolist() == made.modes.tolist()
     # a frequency that was not chosen is not seen
     other = next(f for f in range(15) if f not in made.modes.tolist())
     t = torch.arange(30, dtype=torch.float64)
-    assert made(torch.cos(2 * math.pi * other * t / 30)[None, :, None].expand(1, 30, 8), 30).abs().max() < 1e-12
+    assert (
+        made(torch.cos(2 * math.pi * other * t / 30)[None, :, None].expand(1, 30, 8), 30)
+        .abs()
+        .max()
+        < 1e-12
+    )
 
 
 def test_modes_are_a_random_subset_or_the_lowest():
@@ -144,16 +168,25 @@ def test_windows_of_another_length_see_what_padded_rows_of_that_length_saw(lengt
     x = torch.randn(2, length, 3, dtype=torch.float64)
     before = model(Batch(x)).hidden[-1]
     model.reset_adapter(channels=3, length=length)
-    assert model.config.modes == len(model.fourier.modes) == model.fourier.weight.shape[-1] == min(64, length // 2)
+    assert (
+        model.config.modes
+        == len(model.fourier.modes)
+        == model.fourier.weight.shape[-1]
+        == min(64, length // 2)
+    )
     torch.testing.assert_close(model(Batch(x)).hidden[-1], before, rtol=1e-10, atol=1e-10)
 
 
 @torch.no_grad()
 def by_hand(model, row):
-    """States of each layer of one row [n, V], in eval mode; the block and the trend are tested above."""
+    """States of each layer of one row [n, V], in eval mode; the block and the trend are tested
+    above.
+    """
     n, d = len(row), model.config.dim
     weight = model.adapter.steps.weight
-    x = torch.stack([sum(weight[:, :, j] @ row[(t + j - 1) % n] for j in range(3)) for t in range(n)])
+    x = torch.stack(
+        [sum(weight[:, :, j] @ row[(t + j - 1) % n] for j in range(3)) for t in range(n)]
+    )
     for t in range(n):
         for i in range(0, d, 2):
             angle = t / 10_000 ** (i / d)
@@ -161,7 +194,9 @@ def by_hand(model, row):
             x[t, i + 1] += math.cos(angle)
     split, states = SeriesDecomposition((24,)), []
     for query, out, layer in zip(model.queries, model.outs, model.layers, strict=True):
-        mixed = model.fourier((x @ query.weight.T + query.bias)[None], n)[0] @ out.weight.T + out.bias
+        mixed = (
+            model.fourier((x @ query.weight.T + query.bias)[None], n)[0] @ out.weight.T + out.bias
+        )
         x = split((x + mixed)[None])[0][0]
         inner = x @ layer.first.weight.T
         inner = 0.5 * inner * (1 + torch.erf(inner / math.sqrt(2)))
@@ -188,7 +223,11 @@ def test_several_windows_of_the_trend():
     model = tiny(moving_average=[12, 24])
     assert model.layers[0].split_mix.mix.weight.shape == (2, 1)
     model(Batch(torch.randn(2, 50, 3))).hidden[-1].pow(3).sum().backward()
-    assert all(torch.isfinite(p.grad).all() for name, p in model.named_parameters() if "adapter.output" not in name)
+    assert all(
+        torch.isfinite(p.grad).all()
+        for name, p in model.named_parameters()
+        if "adapter.output" not in name
+    )
 
 
 @pytest.mark.parametrize("preset", ["18m", "7.5m"])
@@ -198,7 +237,10 @@ def test_parameters_of_the_presets(preset):
     d, ff, v, h = made.dim, made.ffn_dim, made.channels, made.heads
     fourier = 2 * h * (d // h) ** 2 * 64
     assert fourier == {"18m": 2 * 1_179_648, "7.5m": 2 * 663_552}[preset]
-    assert models.count_configured(made) == made.layers * (2 * (d * d + d) + 2 * d * ff) + fourier + 3 * v * d + 2 * d + d * v + v
+    assert (
+        models.count_configured(made)
+        == made.layers * (2 * (d * d + d) + 2 * d * ff) + fourier + 3 * v * d + 2 * d + d * v + v
+    )
 
 
 def test_a_width_that_the_heads_do_not_divide_is_refused():

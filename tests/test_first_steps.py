@@ -1,4 +1,6 @@
-"""The first minutes at a terminal: tables at its width, names that the shell completes, listings without torch."""
+"""The first minutes at a terminal: tables at its width, names that the shell completes, listings
+without torch.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from bitimely_core.formats.source import scan_folder
 def run(*arguments: str, **variables: str) -> str:
     """What `bitimely` prints."""
     command = [sys.executable, "-m", "bitimely_cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **variables}).stdout
+    return subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, **variables}
+    ).stdout
 
 
 @pytest.mark.parametrize("kind", [kind for kind in catalog.COLUMNS if kind != "runs"])
@@ -35,7 +39,8 @@ def test_columns_that_do_not_fit_are_named() -> None:
     assert fit_columns(cells, 80) == [20, 19, 30]
     assert len(fit_columns(cells, 50)) == 2
     assert fit_columns(cells, 10) == [10]
-    assert fit_columns([["took", "why"], ["0.00 s", "words " * 40]], 40)[0] == len("0.00 s")  # whole beside a long cell
+    # whole beside a long cell
+    assert fit_columns([["took", "why"], ["0.00 s", "words " * 40]], 40)[0] == len("0.00 s")
     assert "Not shown at 80 columns: attention, 18m" in run("list", "models", COLUMNS="80")
 
 
@@ -53,14 +58,19 @@ def test_columns_that_do_not_fit_are_named() -> None:
         ("evaluate unknown", []),
     ],
 )
-def test_the_shell_completes_names(typed: str, offered: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shell_completes_names(
+    typed: str, offered: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fixture = Path(__file__).parent / "fixtures"
     record = next(path for path in sorted(fixture.rglob("run.json")))
     (tmp_path / "runs" / "night-1").mkdir(parents=True)
     (tmp_path / "runs" / "night-1" / "run.json").write_bytes(record.read_bytes())
     words = f"bitimely {typed}"
     output = run(
-        _BITIMELY_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(len(words.split()) - 1), BITIMELY_WORKSPACE=str(tmp_path)
+        _BITIMELY_COMPLETE="complete_bash",
+        COMP_WORDS=words,
+        COMP_CWORD=str(len(words.split()) - 1),
+        BITIMELY_WORKSPACE=str(tmp_path),
     )
     assert output.split() == offered
 
@@ -68,7 +78,9 @@ def test_the_shell_completes_names(typed: str, offered: list[str], tmp_path: Pat
 def test_listings_do_without_torch(tmp_path: Path) -> None:
     kinds = list(catalog.COLUMNS)
     program = f"import sys; from bitimely_cli.main import main; [main(['list', k, '-w', {str(tmp_path)!r}]) for k in {kinds}]; print('torch' in sys.modules)"
-    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
     assert output.split()[-1] == "False"
 
 
@@ -85,10 +97,10 @@ def test_a_model_that_a_program_registers_is_listed(tmp_path: Path) -> None:
 
 
 def test_importing_the_models_leaves_the_compiler_out() -> None:
-    program = (
-        "import gc, sys; import bitimely_core.models, bitimely_core.objectives; print('torch._dynamo' in sys.modules or not gc.isenabled())"
-    )
-    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    program = "import gc, sys; import bitimely_core.models, bitimely_core.objectives; print('torch._dynamo' in sys.modules or not gc.isenabled())"
+    output = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
     assert output.split() == ["False"]
 
 
@@ -109,15 +121,30 @@ assert str(table["value"].to_pylist()) == "[1.5, nan, -2.0]" and table.schema.fi
 from scipy import stats
 assert abs(one.corrected_hi - 1.0 - stats.t.isf(0.025, 7.0) * 0.5) < 1e-12, one
 """
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "set()\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        ).stdout
+        == "set()\n"
+    )
 
 
 @pytest.mark.parametrize(
     ("files", "layout"),
     [
         ({"DE1_0_2008_to_2010_Inpatient_Claims_Sample_1.csv": "DESYNPUF_ID"}, "synpuf"),
-        ({"PATIENTS.csv": "subject_id,dob", "ADMISSIONS.csv.gz": "", "DIAGNOSES_ICD.csv": ""}, "mimic3"),
-        ({"hosp/patients.csv": "subject_id,anchor_year", "hosp/admissions.csv": "", "hosp/diagnoses_icd.csv": ""}, "mimic4"),
+        (
+            {"PATIENTS.csv": "subject_id,dob", "ADMISSIONS.csv.gz": "", "DIAGNOSES_ICD.csv": ""},
+            "mimic3",
+        ),
+        (
+            {
+                "hosp/patients.csv": "subject_id,anchor_year",
+                "hosp/admissions.csv": "",
+                "hosp/diagnoses_icd.csv": "",
+            },
+            "mimic4",
+        ),
         ({"person.csv": "", "condition_occurrence.csv": "", "death.csv": ""}, "omop"),
         ({"data/train/0.parquet": "", "metadata/codes.parquet": ""}, "meds"),
         ({"claims.parquet": "", "patients.csv": ""}, "claims"),
@@ -125,7 +152,9 @@ assert abs(one.corrected_hi - 1.0 - stats.t.isf(0.025, 7.0) * 0.5) < 1e-12, one
         ({"table.csv": ""}, ""),
     ],
 )
-def test_the_layout_of_claims_is_recognized_by_its_files(files: dict[str, str], layout: str, tmp_path: Path) -> None:
+def test_the_layout_of_claims_is_recognized_by_its_files(
+    files: dict[str, str], layout: str, tmp_path: Path
+) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{text}\n1\n")

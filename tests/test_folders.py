@@ -1,4 +1,6 @@
-"""Folders as they come: annotation files beside the recordings, differing channels and rates, and the map that is made for a folder."""
+"""Folders as they come: annotation files beside the recordings, differing channels and rates, and
+the map that is made for a folder.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,23 @@ with warnings.catch_warnings():
     import wfdb
 
 RATE = 360
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of pandas, in the package that writes the records
+# of pandas, in the package that writes the records
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
-def write_wfdb(folder: Path, name: str, channels: tuple[str, ...] = ("MLII", "V1"), *, rate: int = RATE, seconds: int = 60) -> None:
+def write_wfdb(
+    folder: Path,
+    name: str,
+    channels: tuple[str, ...] = ("MLII", "V1"),
+    *,
+    rate: int = RATE,
+    seconds: int = 60,
+) -> None:
     """A record of noise."""
     folder.mkdir(parents=True, exist_ok=True)
-    values = np.random.default_rng([*name.encode()]).integers(-500, 500, (seconds * rate, len(channels)))
+    values = np.random.default_rng([*name.encode()]).integers(
+        -500, 500, (seconds * rate, len(channels))
+    )
     count = len(channels)
     wfdb.wrsamp(
         name, rate, ["mV"] * count, list(channels), d_signal=values, fmt=["16"] * count, adc_gain=[200.0] * count, baseline=[0] * count,
@@ -41,11 +53,22 @@ def write_wfdb(folder: Path, name: str, channels: tuple[str, ...] = ("MLII", "V1
 
 
 def write_beats(folder: Path, name: str, extension: str = "atr", rate: int = RATE) -> None:
-    """A beat a second of which each tenth is ventricular, sinus rhythm for 20 s, fibrillation for 40 s, some noise and a name in a note."""
-    rows = [(10 * rate // 100, "+", "(N"), (20 * rate, "+", "(AFIB"), (30 * rate, "~", ""), (31 * rate, '"', "Jane Doe")]
-    rows += [(second * rate + rate // 2, "V" if second % 10 == 9 else "N", "") for second in range(60)]
+    """A beat a second of which each tenth is ventricular, sinus rhythm for 20 s, fibrillation for
+    40 s, some noise and a name in a note.
+    """
+    rows = [
+        (10 * rate // 100, "+", "(N"),
+        (20 * rate, "+", "(AFIB"),
+        (30 * rate, "~", ""),
+        (31 * rate, '"', "Jane Doe"),
+    ]
+    rows += [
+        (second * rate + rate // 2, "V" if second % 10 == 9 else "N", "") for second in range(60)
+    ]
     times, symbols, texts = zip(*sorted(rows), strict=True)
-    wfdb.wrann(name, extension, np.array(times), list(symbols), aux_note=list(texts), write_dir=str(folder))
+    wfdb.wrann(
+        name, extension, np.array(times), list(symbols), aux_note=list(texts), write_dir=str(folder)
+    )
 
 
 # --- WFDB annotations
@@ -60,12 +83,25 @@ def test_beats_and_rhythms_of_wfdb_records_are_labels(tmp_path: Path) -> None:
     assert report["units"][0]["files"] == ["r0.hea", "r0.dat", "r0.atr"]
     found = recordings(tmp_path / "cache")["r1"].annotations
     oracle = wfdb.rdann(str(tmp_path / "raw" / "r1"), "atr")
-    beats = [(s / RATE, symbol) for s, symbol in zip(oracle.sample, oracle.symbol, strict=True) if symbol in "NV"]
+    beats = [
+        (s / RATE, symbol)
+        for s, symbol in zip(oracle.sample, oracle.symbol, strict=True)
+        if symbol in "NV"
+    ]
     assert [(note.onset, note.label) for note in found if not note.duration] == beats
-    assert [note for note in found if note.duration] == [(0.1, pytest.approx(19.9), "N"), (20.0, 40.0, "AFIB")]
-    assert b"Jane" not in b"".join(path.read_bytes() for path in (tmp_path / "cache").iterdir() if path.is_file())
+    assert [note for note in found if note.duration] == [
+        (0.1, pytest.approx(19.9), "N"),
+        (20.0, 40.0, "AFIB"),
+    ]
+    assert b"Jane" not in b"".join(
+        path.read_bytes() for path in (tmp_path / "cache").iterdir() if path.is_file()
+    )
     rhythms = tokens.build(tmp_path / "cache", view="annotations", out=tmp_path / "rhythms")
-    assert (list(rhythms.class_names), rhythms.length, len(rhythms)) == (["AFIB", "N"], 3600, 4 * (1 + 4))
+    assert (list(rhythms.class_names), rhythms.length, len(rhythms)) == (
+        ["AFIB", "N"],
+        3600,
+        4 * (1 + 4),
+    )
     beats_view = tokens.build(tmp_path / "cache", view="points", out=tmp_path / "beats")
     index = beats_view.whole_index.filter(beats_view.whole_index["recording_id"] == "r1")
     assert (list(beats_view.class_names), beats_view.length) == (["N", "V"], RATE)
@@ -75,13 +111,24 @@ def test_beats_and_rhythms_of_wfdb_records_are_labels(tmp_path: Path) -> None:
 def test_a_map_chooses_annotation_files_and_their_kinds(tmp_path: Path) -> None:
     write_wfdb(tmp_path / "raw", "r")
     write_beats(tmp_path / "raw", "r", "hyp")
-    for number, (events, wanted) in enumerate({"beats": {"N", "V"}, "rhythms": {"N", "AFIB"}, "both": {"N", "V", "AFIB"}}.items()):
+    for number, (events, wanted) in enumerate(
+        {"beats": {"N", "V"}, "rhythms": {"N", "AFIB"}, "both": {"N", "V", "AFIB"}}.items()
+    ):
         out = tmp_path / str(number)
-        report = ingest_with_map(tmp_path / "raw", f'[[files]]\nannotators = ["hyp"]\nevents = "{events}"\n', out)
+        report = ingest_with_map(
+            tmp_path / "raw", f'[[files]]\nannotators = ["hyp"]\nevents = "{events}"\n', out
+        )
         assert report["units"][0]["files"] == ["r.hea", "r.dat", "r.hyp"]
         assert {note.label for note in recordings(out)["r"].annotations} == wanted
-    ingest_with_map(tmp_path / "raw", '[[files]]\nannotators = ["hyp"]\n[labels]\nV = "ectopic"\n"(AFIB" = "AF"\n', tmp_path / "mapped")
-    assert {note.label for note in recordings(tmp_path / "mapped")["r"].annotations} == {"ectopic", "AF"}
+    ingest_with_map(
+        tmp_path / "raw",
+        '[[files]]\nannotators = ["hyp"]\n[labels]\nV = "ectopic"\n"(AFIB" = "AF"\n',
+        tmp_path / "mapped",
+    )
+    assert {note.label for note in recordings(tmp_path / "mapped")["r"].annotations} == {
+        "ectopic",
+        "AF",
+    }
     text = '[[files]]\nannotators = ["hyp"]\nevents = "notes"\n[labels]\n"Jane Doe" = "patient"\n'
     ingest_with_map(tmp_path / "raw", text, tmp_path / "notes")
     assert recordings(tmp_path / "notes")["r"].annotations == [(31.0, 29.0, "patient")]
@@ -103,7 +150,11 @@ def test_the_real_record_has_its_beats(tmp_path: Path) -> None:
     record = recordings(tmp_path / "cache")["100"]
     seconds = max(len(signal.samples) / signal.rate for signal in record.signals)
     oracle = wfdb.rdann(str(SAMPLES / "robust" / "wfdb" / "100"), "atr")
-    beats = [symbol for sample, symbol in zip(oracle.sample, oracle.symbol, strict=True) if symbol != "+" and sample / 360 < seconds]
+    beats = [
+        symbol
+        for sample, symbol in zip(oracle.sample, oracle.symbol, strict=True)
+        if symbol != "+" and sample / 360 < seconds
+    ]
     assert [note.label for note in record.annotations if not note.duration] == beats
 
 
@@ -113,8 +164,15 @@ def test_the_real_record_has_its_beats(tmp_path: Path) -> None:
 def choose_slowly(recordings: dict[str, tuple[str, ...]]) -> tuple[int, int]:
     """Recordings and channels of the best set, by trying all."""
     names = sorted({channel for channels in recordings.values() for channel in channels})
-    sets = (set(chosen) for size in range(1, len(names) + 1) for chosen in itertools.combinations(names, size))
-    return max((sum(chosen <= set(channels) for channels in recordings.values()), len(chosen)) for chosen in sets)
+    sets = (
+        set(chosen)
+        for size in range(1, len(names) + 1)
+        for chosen in itertools.combinations(names, size)
+    )
+    return max(
+        (sum(chosen <= set(channels) for channels in recordings.values()), len(chosen))
+        for chosen in sets
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -128,7 +186,12 @@ def test_channels_are_the_largest_set_of_most_recordings(seed: int) -> None:
 
 def test_the_first_recordings_need_not_be_like_the_others(tmp_path: Path) -> None:
     for i in range(8):
-        write_wfdb(tmp_path / "raw", f"r{i}", ("V5", "V2") if i < 2 else ("V1", "MLII") if i % 2 else ("MLII", "V1", "V6"), seconds=20)
+        write_wfdb(
+            tmp_path / "raw",
+            f"r{i}",
+            ("V5", "V2") if i < 2 else ("V1", "MLII") if i % 2 else ("MLII", "V1", "V6"),
+            seconds=20,
+        )
     attempt("wfdb", tmp_path / "raw", tmp_path / "cache")
     built = tokens.build(tmp_path / "cache", out=tmp_path / "out")
     assert (built.manifest.options.channels, len(built), built.length) == (("MLII", "V1"), 12, 3600)
@@ -156,7 +219,10 @@ def test_recordings_of_another_rate_do_not_stop_the_others(tmp_path: Path) -> No
 def test_points_and_stretches_name_each_other(tmp_path: Path) -> None:
     write_wfdb(tmp_path / "raw", "r")
     write_beats(tmp_path / "raw", "r")
-    for events, view, wanted in (("beats", "annotations", "generic/points"), ("rhythms", "points", "generic/annotations")):
+    for events, view, wanted in (
+        ("beats", "annotations", "generic/points"),
+        ("rhythms", "points", "generic/annotations"),
+    ):
         ingest_with_map(tmp_path / "raw", f'[[files]]\nevents = "{events}"\n', tmp_path / events)
         with pytest.raises(UserError, match=wanted):
             tokens.plan(tmp_path / events, view=view)
@@ -169,16 +235,38 @@ def test_points_and_stretches_name_each_other(tmp_path: Path) -> None:
 # --- sleep stages
 
 
-def write_night(path: Path, texts: list[str], duration: float = 30.0, channels: tuple[str, ...] = ("EEG C4-M1", "EOG")) -> None:
+def write_night(
+    path: Path,
+    texts: list[str],
+    duration: float = 30.0,
+    channels: tuple[str, ...] = ("EEG C4-M1", "EOG"),
+) -> None:
     """An EDF+ file written by pyedflib with an annotation of each text every 30 s."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng([*path.name.encode()])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pyedflib.EdfWriter(str(path), len(channels), file_type=pyedflib.FILETYPE_EDFPLUS) as writer:
+        with pyedflib.EdfWriter(
+            str(path), len(channels), file_type=pyedflib.FILETYPE_EDFPLUS
+        ) as writer:
             for i, name in enumerate(channels):
-                header = {"label": name, "dimension": "uV", "sample_frequency": 100, "physical_min": -500.0, "physical_max": 500.0}
-                writer.setSignalHeader(i, {**header, "digital_min": -32768, "digital_max": 32767, "transducer": "", "prefilter": ""})
+                header = {
+                    "label": name,
+                    "dimension": "uV",
+                    "sample_frequency": 100,
+                    "physical_min": -500.0,
+                    "physical_max": 500.0,
+                }
+                writer.setSignalHeader(
+                    i,
+                    {
+                        **header,
+                        "digital_min": -32768,
+                        "digital_max": 32767,
+                        "transducer": "",
+                        "prefilter": "",
+                    },
+                )
             writer.writeSamples([rng.normal(0, 50, 3000 * max(len(texts), 1)) for _ in channels])
             for i, text in enumerate(texts):
                 writer.writeAnnotation(30.0 * i, duration, text)
@@ -187,16 +275,43 @@ def write_night(path: Path, texts: list[str], duration: float = 30.0, channels: 
 @pytest.mark.parametrize(
     ("texts", "wanted"),
     [
-        (["Sleep stage W", "Sleep stage N1", "Sleep stage N2", "Sleep stage N3", "Sleep stage R"], "W N1 N2 N3 REM"),
-        (["Sleep stage W", "Sleep stage 1", "Sleep stage 2", "Sleep stage 3", "Sleep stage 4", "Sleep stage R"], "W N1 N2 N3 N3 REM"),
+        (
+            [
+                "Sleep stage W",
+                "Sleep stage N1",
+                "Sleep stage N2",
+                "Sleep stage N3",
+                "Sleep stage R",
+            ],
+            "W N1 N2 N3 REM",
+        ),
+        (
+            [
+                "Sleep stage W",
+                "Sleep stage 1",
+                "Sleep stage 2",
+                "Sleep stage 3",
+                "Sleep stage 4",
+                "Sleep stage R",
+            ],
+            "W N1 N2 N3 N3 REM",
+        ),
         (["W", "N1", "N2", "N3", "R"], "W N1 N2 N3 REM"),
-        (["SLEEP-S0", "SLEEP-S1", "SLEEP-S2", "SLEEP-S3", "SLEEP-S4", "SLEEP-REM"], "W N1 N2 N3 N3 REM"),
+        (
+            ["SLEEP-S0", "SLEEP-S1", "SLEEP-S2", "SLEEP-S3", "SLEEP-S4", "SLEEP-REM"],
+            "W N1 N2 N3 N3 REM",
+        ),
         (["Wake", "S1", "s2", "S3", "S4", "REM"], "W N1 N2 N3 N3 REM"),
-        (["Stage 1 sleep", "sleep_stage_2", "Sleep  stage ?", "Movement time", "Jane Doe"], "N1 N2"),
+        (
+            ["Stage 1 sleep", "sleep_stage_2", "Sleep  stage ?", "Movement time", "Jane Doe"],
+            "N1 N2",
+        ),
     ],
 )
 @pytest.mark.parametrize("duration", [30.0, -1.0])
-def test_stages_in_common_spellings_need_no_map(tmp_path: Path, texts: list[str], wanted: str, duration: float) -> None:
+def test_stages_in_common_spellings_need_no_map(
+    tmp_path: Path, texts: list[str], wanted: str, duration: float
+) -> None:
     write_night(tmp_path / "raw" / "a.edf", texts, duration)
     attempt("edf", tmp_path / "raw", tmp_path / "cache")
     built = tokens.build(tmp_path / "cache", view="staging", out=tmp_path / "out")
@@ -206,19 +321,32 @@ def test_stages_in_common_spellings_need_no_map(tmp_path: Path, texts: list[str]
     assert index["start"].to_list() == [30.0 * i for i in range(len(index))]
 
 
-@pytest.mark.parametrize(("texts", "shown"), [(["0", "1", "2", "5"], "'0', '1', '2', '5'"), (["R", "W", "S1"], "'r', 's1', 'w'")])
-def test_ambiguous_stages_are_named_and_not_read(tmp_path: Path, texts: list[str], shown: str) -> None:
+@pytest.mark.parametrize(
+    ("texts", "shown"),
+    [(["0", "1", "2", "5"], "'0', '1', '2', '5'"), (["R", "W", "S1"], "'r', 's1', 'w'")],
+)
+def test_ambiguous_stages_are_named_and_not_read(
+    tmp_path: Path, texts: list[str], shown: str
+) -> None:
     write_night(tmp_path / "raw" / "a.edf", texts)
     report = attempt("edf", tmp_path / "raw", tmp_path / "cache")
     assert not recordings(tmp_path / "cache")["a"].annotations
     (reason,) = [one for one in report["units"][0]["reasons"] if one["level"] == "warning"]
-    assert (reason["code"], shown in reason["message"], "[labels]" in reason["message"]) == ("unknown_label", True, True)
+    assert (reason["code"], shown in reason["message"], "[labels]" in reason["message"]) == (
+        "unknown_label",
+        True,
+        True,
+    )
 
 
 EVENT = "<ScoredEvent><EventType>{0}</EventType><EventConcept>{0}</EventConcept><Start>{1}</Start><Duration>{2}</Duration></ScoredEvent>"
 
 
-def write_nsrr(path: Path, events: list[tuple[str, str, str]], head: str = '<?xml version="1.0" encoding="UTF-8"?>') -> None:
+def write_nsrr(
+    path: Path,
+    events: list[tuple[str, str, str]],
+    head: str = '<?xml version="1.0" encoding="UTF-8"?>',
+) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = "".join(EVENT.format(*event) for event in events)
     path.write_text(f"{head}\n<PSGAnnotation><ScoredEvents>{rows}</ScoredEvents></PSGAnnotation>\n")
@@ -229,7 +357,9 @@ NIGHT = [("Recording Start Time", "0", "150"), ("Wake|0", "0", "30"), ("Stage 1 
 
 
 @pytest.mark.parametrize("folder", ["raw", "raw/annotations-events-nsrr"])
-def test_scored_events_of_the_sleep_research_resource_are_labels(tmp_path: Path, folder: str) -> None:
+def test_scored_events_of_the_sleep_research_resource_are_labels(
+    tmp_path: Path, folder: str
+) -> None:
     write_night(tmp_path / "raw" / "edfs" / "shhs1-1.edf", [""] * 5)
     write_nsrr(tmp_path / folder / "shhs1-1-nsrr.xml", NIGHT)
     report = attempt("edf", tmp_path / "raw", tmp_path / "cache")
@@ -238,7 +368,11 @@ def test_scored_events_of_the_sleep_research_resource_are_labels(tmp_path: Path,
     assert (65.5, 12.0, "Obstructive apnea") in record.annotations
     built = tokens.build(tmp_path / "cache", view="staging", out=tmp_path / "out")
     assert built.whole_index["label"].to_list() == ["W", "N1", "N3", "REM", "REM"]
-    ingest_with_map(tmp_path / "raw", '[labels]\n"REM sleep|5" = "dream"\n"Wake" = "awake"\n', tmp_path / "mapped")
+    ingest_with_map(
+        tmp_path / "raw",
+        '[labels]\n"REM sleep|5" = "dream"\n"Wake" = "awake"\n',
+        tmp_path / "mapped",
+    )
     (record,) = recordings(tmp_path / "mapped").values()
     assert [note.label for note in record.annotations] == ["awake", "dream"]
 
@@ -247,15 +381,28 @@ BOMB = '<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a
 OUTSIDE = '<!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/passwd">]>'
 
 
-@pytest.mark.parametrize("head", [BOMB, OUTSIDE, "<!DOCTYPE PSGAnnotation SYSTEM 'x.dtd'>", "<a/>", '<?xml version="1.0" encoding="no"?>'])
+@pytest.mark.parametrize(
+    "head",
+    [
+        BOMB,
+        OUTSIDE,
+        "<!DOCTYPE PSGAnnotation SYSTEM 'x.dtd'>",
+        "<a/>",
+        '<?xml version="1.0" encoding="no"?>',
+    ],
+)
 def test_scored_events_with_a_document_type_are_refused(tmp_path: Path, head: str) -> None:
     write_night(tmp_path / "raw" / "a.edf", [""] * 5)
-    write_nsrr(tmp_path / "raw" / "a-nsrr.xml", [("&b;|1" if "b" in head else "Wake|0", "0", "30")], head)
+    write_nsrr(
+        tmp_path / "raw" / "a-nsrr.xml", [("&b;|1" if "b" in head else "Wake|0", "0", "30")], head
+    )
     report = attempt("edf", tmp_path / "raw", tmp_path / "cache")
     assert (report["exit_code"], codes(report)) == (4, {"annotation_syntax"})
 
 
-@pytest.mark.parametrize(("start", "duration"), [("", "30"), ("x", "30"), ("0", "-1"), ("0", "nan"), ("1e400", "30")])
+@pytest.mark.parametrize(
+    ("start", "duration"), [("", "30"), ("x", "30"), ("0", "-1"), ("0", "nan"), ("1e400", "30")]
+)
 def test_scored_events_without_times_are_refused(tmp_path: Path, start: str, duration: str) -> None:
     write_nsrr(tmp_path / "a-nsrr.xml", [("Wake|0", start, duration)])
     with pytest.raises(UserError, match="scored event 1"):
@@ -270,7 +417,9 @@ def test_tables_without_a_map_name_what_they_need(tmp_path: Path) -> None:
     assert report["exit_code"] == 4
     assert "needs --map with a rate" in report["message"]
     assert "--init-map" in report["message"]
-    report = ingest_with_map(tmp_path / "raw", '[[files]]\npattern = "*.csv"\n', tmp_path / "mapped")
+    report = ingest_with_map(
+        tmp_path / "raw", '[[files]]\npattern = "*.csv"\n', tmp_path / "mapped"
+    )
     assert report["exit_code"] == 4, report
     assert "needs --map with a rate" in str(report)
 
@@ -286,8 +435,12 @@ def write_bids(raw: Path) -> str:
     for i in range(1, 5):
         name = f"sub-{i:02d}/eeg/sub-{i:02d}_task-sleep"
         write_night(raw / f"{name}_eeg.edf", [""] * 4)
-        (raw / f"{name}_events.tsv").write_text("onset\tduration\ttrial_type\n0\t30\tSleep stage W\n30\t30\tN2\n60\t60\tSleep stage R\n")
-    (raw / "participants.tsv").write_text("participant_id\tage\n" + "".join(f"sub-{i:02d}\t{30 + i}\n" for i in range(1, 5)))
+        (raw / f"{name}_events.tsv").write_text(
+            "onset\tduration\ttrial_type\n0\t30\tSleep stage W\n30\t30\tN2\n60\t60\tSleep stage R\n"
+        )
+    (raw / "participants.tsv").write_text(
+        "participant_id\tage\n" + "".join(f"sub-{i:02d}\t{30 + i}\n" for i in range(1, 5))
+    )
     (raw / "dataset_description.json").write_text("{}")
     return "staging"
 
@@ -305,7 +458,9 @@ def write_csvs(raw: Path) -> str:
         rows = rng.normal(size=(400, 2)).round(3).tolist()
         (raw / f"subject {i}").mkdir(parents=True)
         lines = [f"{k / 20:.2f},{a},{b},note {k}" for k, (a, b) in enumerate(rows)]
-        (raw / f"subject {i}" / "day [1].csv").write_text("time,acc x,acc y,remark\n" + "\n".join(lines) + "\n")
+        (raw / f"subject {i}" / "day [1].csv").write_text(
+            "time,acc x,acc y,remark\n" + "\n".join(lines) + "\n"
+        )
     return ""
 
 
@@ -314,7 +469,9 @@ def write_arrays(raw: Path) -> str:
     (raw / "arrays").mkdir(parents=True)
     for i in range(4):
         np.save(raw / "arrays" / f"rec{i}.npy", rng.normal(size=(60, 3)))
-    (raw / "labels.csv").write_text("filename,patient,label\n" + "".join(f"rec{i}.npy,p{i},{'ab'[i % 2]}\n" for i in range(4)))
+    (raw / "labels.csv").write_text(
+        "filename,patient,label\n" + "".join(f"rec{i}.npy,p{i},{'ab'[i % 2]}\n" for i in range(4))
+    )
     return "classification"
 
 
@@ -327,40 +484,75 @@ def write_research_nights(raw: Path) -> str:
 
 @pytest.mark.parametrize(
     ("write", "needs_map"),
-    [(write_bids, False), (write_arrhythmias, False), (write_csvs, True), (write_arrays, True), (write_research_nights, False)],
+    [
+        (write_bids, False),
+        (write_arrhythmias, False),
+        (write_csvs, True),
+        (write_arrays, True),
+        (write_research_nights, False),
+    ],
 )
 def test_folders_reach_windows_in_two_commands(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], write: Callable[[Path], str], needs_map: bool
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    write: Callable[[Path], str],
+    needs_map: bool,
 ) -> None:
     raw, home, path = tmp_path / "raw", tmp_path / "home", tmp_path / "map.toml"
     view = write(raw)
     assert call("ingest", "generic", raw, "--init-map", path, "-w", home) == 0
     assert not (home / "cache").exists()
     assert ("to fill in" in capsys.readouterr().out) == (write is write_arrays)
-    for chosen in [True] if needs_map else [True, False]:  # the map as it is, and where it is not needed without
+    # the map as it is, and where it is not needed without
+    for chosen in [True] if needs_map else [True, False]:
         place = home / str(chosen)
-        assert call("ingest", "generic", raw, *(["--map", path] if chosen else []), "-w", place) in {0, 3}
+        assert call(
+            "ingest", "generic", raw, *(["--map", path] if chosen else []), "-w", place
+        ) in {0, 3}
         assert call("tokenize", f"generic/{view}".rstrip("/"), "-w", place) == 0
         built = tokens.open_tokens(place / "tokens" / f"generic-{view}".rstrip("-"))
         assert len(built) >= 4
-        assert len(built.whole_index["recording_id"].unique()) == (3 if write is write_arrhythmias else 4)
-    assert call("ingest", "generic", raw, "--init-map", path, "-w", home) == 2  # it is there already
+        assert len(built.whole_index["recording_id"].unique()) == (
+            3 if write is write_arrhythmias else 4
+        )
+    # it is there already
+    assert call("ingest", "generic", raw, "--init-map", path, "-w", home) == 2
 
 
 def test_a_map_shows_what_was_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for i in range(3):
-        write_night(tmp_path / "raw" / "nights" / f"a{i}.edf", ["Sleep stage W", 'say "hi"\\'], channels=("C3", "C4") if i else ("C3",))
+        write_night(
+            tmp_path / "raw" / "nights" / f"a{i}.edf",
+            ["Sleep stage W", 'say "hi"\\'],
+            channels=("C3", "C4") if i else ("C3",),
+        )
         write_wfdb(tmp_path / "raw", f"r{i}")
         write_beats(tmp_path / "raw", f"r{i}")
     assert call("ingest", "generic", tmp_path / "raw", "--init-map", tmp_path / "map.toml") == 0
     text = (tmp_path / "map.toml").read_text()
-    for wanted in ('"C3" at 100 Hz, in 3 of 3 files', '"C4" at 100 Hz, in 2 of 3', '"MLII" at 360 Hz, in 3 of 3', '"N" = "N"  # 165 times'):
+    for wanted in (
+        '"C3" at 100 Hz, in 3 of 3 files',
+        '"C4" at 100 Hz, in 2 of 3',
+        '"MLII" at 360 Hz, in 3 of 3',
+        '"N" = "N"  # 165 times',
+    ):
         assert wanted in text
-    given = "\n".join(line.removeprefix("# ") if line.startswith(('# "', "# [labels]")) else line for line in text.splitlines())
+    given = "\n".join(
+        line.removeprefix("# ") if line.startswith(('# "', "# [labels]")) else line
+        for line in text.splitlines()
+    )
     (tmp_path / "filled.toml").write_text(given)
-    report = attempt("generic", tmp_path / "raw", tmp_path / "cache", options={"map": str(tmp_path / "filled.toml")})
+    report = attempt(
+        "generic",
+        tmp_path / "raw",
+        tmp_path / "cache",
+        options={"map": str(tmp_path / "filled.toml")},
+    )
     assert report["counts"]["quarantined"] == 0
-    assert {note.label for note in recordings(tmp_path / "cache")["nights/a1"].annotations} == {"Sleep stage W", 'say "hi"\\'}
+    assert {note.label for note in recordings(tmp_path / "cache")["nights/a1"].annotations} == {
+        "Sleep stage W",
+        'say "hi"\\',
+    }
     for argv in (["edf", tmp_path / "raw"], ["generic"], ["generic", tmp_path / "none"]):
         assert call("ingest", *argv, "--init-map", tmp_path / "other.toml") in {2, 4}
     (tmp_path / "empty").mkdir()

@@ -1,4 +1,6 @@
-"""Ten test folds hold every subject once; a recipe with folds scores their test sets together, each by the run that had not seen them."""
+"""Ten test folds hold every subject once; a recipe with folds scores their test sets together, each
+by the run that had not seen them.
+"""
 
 import csv
 import json
@@ -46,7 +48,10 @@ def test_ten_test_folds_hold_every_subject_once() -> None:
 @pytest.mark.parametrize("folds", [5, 10])
 def test_dealt_folds_hold_every_subject_once_and_each_class_evenly(folds: int) -> None:
     strata = {f"s{k}": "rare" if k % 7 == 0 else "common" for k in range(53)}
-    of = {k: splits.assign_dealt_splits(strata, strata, seed=1, folds=folds, test_fold=k) for k in range(1, folds + 1)}
+    of = {
+        k: splits.assign_dealt_splits(strata, strata, seed=1, folds=folds, test_fold=k)
+        for k in range(1, folds + 1)
+    }
     for subject in strata:
         assert sum(placed[subject] == "test" for placed in of.values()) == 1
     for placed in of.values():
@@ -57,7 +62,9 @@ def test_dealt_folds_hold_every_subject_once_and_each_class_evenly(folds: int) -
         assert abs(rare - 8 / folds) <= 2
     bonn = {f"{letter}{k:03}": letter for letter in "ZONFS" for k in range(100)}
     placed = splits.assign_dealt_splits(bonn, bonn, folds=5, test_fold=3)
-    assert {letter: sum(placed[s] == "test" for s in bonn if bonn[s] == letter) for letter in "ZONFS"} == dict.fromkeys("ZONFS", 20)
+    assert {
+        letter: sum(placed[s] == "test" for s in bonn if bonn[s] == letter) for letter in "ZONFS"
+    } == dict.fromkeys("ZONFS", 20)
     with pytest.raises(UserError, match="fold 6"):
         splits.assign_dealt_splits(bonn, bonn, folds=5, test_fold=6)
 
@@ -72,18 +79,31 @@ def test_official_folds_turn_and_leave_the_recommendation_as_the_last_one() -> N
         None,
         None,
     ]
-    assert [splits.read_official_split({"fold": k}, 1) for k in (1, 2, 9, 10)] == ["test", "train", "train", "validation"]
-    assert [splits.read_official_split({"fold": k}, 4) for k in (1, 3, 4, 10)] == ["train", "validation", "test", "train"]
+    assert [splits.read_official_split({"fold": k}, 1) for k in (1, 2, 9, 10)] == [
+        "test",
+        "train",
+        "train",
+        "validation",
+    ]
+    assert [splits.read_official_split({"fold": k}, 4) for k in (1, 3, 4, 10)] == [
+        "train",
+        "validation",
+        "test",
+        "train",
+    ]
     assert splits.read_official_split({"split": "test"}) == "test"
     assert splits.read_official_split({"split": "test"}, 4) is None  # it has no folds to turn
 
 
 @pytest.mark.parametrize(
-    ("split", "subjects", "words"), [("time", 40, "no folds"), ("random-window", 40, "no folds"), ("subject", 12, "12 subjects")]
+    ("split", "subjects", "words"),
+    [("time", 40, "no folds"), ("random-window", 40, "no folds"), ("subject", 12, "12 subjects")],
 )
 def test_a_split_without_ten_folds_is_refused(split: str, subjects: int, words: str) -> None:
     with pytest.raises(UserError, match=words) as caught:
-        splits.make_scheme(split, subjects=[str(k) for k in range(subjects)], seed=0, length=30.0, test_fold=2)
+        splits.make_scheme(
+            split, subjects=[str(k) for k in range(subjects)], seed=0, length=30.0, test_fold=2
+        )
     assert caught.value.exit_code == 2
 
 
@@ -101,7 +121,10 @@ FOLDS = [f"two-fold-{k}-gpt-staging" for k in (4, 9)]
 
 @pytest.mark.slow
 def test_no_fold_was_trained_on_a_subject_that_it_is_tested_on(ran: Path) -> None:
-    tested = [set(pl.read_parquet(ran / "runs" / name / "predictions.parquet")["subject_id"]) for name in FOLDS]
+    tested = [
+        set(pl.read_parquet(ran / "runs" / name / "predictions.parquet")["subject_id"])
+        for name in FOLDS
+    ]
     assert all(tested)
     assert not tested[0] & tested[1]
     for k, name, subjects in zip((4, 9), FOLDS, tested, strict=True):
@@ -110,12 +133,19 @@ def test_no_fold_was_trained_on_a_subject_that_it_is_tested_on(ran: Path) -> Non
             windows = tokens.open_tokens(ran / "tokens" / data[0]["name"])
             assert windows.options.test_fold == k
             assert not subjects & set(windows["train"].subjects())
-        assert json.loads((ran / "runs" / name / "scores.json").read_bytes())["subjects_shared_with_training"] == 0
+        assert (
+            json.loads((ran / "runs" / name / "scores.json").read_bytes())[
+                "subjects_shared_with_training"
+            ]
+            == 0
+        )
 
 
 @pytest.mark.slow
 def test_pooled_folds_are_scored_like_one_run(ran: Path) -> None:
-    frame = pl.concat([pl.read_parquet(ran / "runs" / name / "predictions.parquet") for name in FOLDS])
+    frame = pl.concat(
+        [pl.read_parquet(ran / "runs" / name / "predictions.parquet") for name in FOLDS]
+    )
     names = [name for name in frame.columns if name.startswith("p_")]
     target, probabilities = frame["target"].to_numpy(), frame.select(names).to_numpy()
     [line] = csv.DictReader((ran / "reports" / "two" / "results.csv").read_text().splitlines())
@@ -128,33 +158,53 @@ def test_pooled_folds_are_scored_like_one_run(ran: Path) -> None:
     assert "2 test folds together" in (ran / "reports" / "two" / "report.html").read_text()
     parts = [read_scored_run("gpt", "synthetic/staging", 0, ran / "runs" / name) for name in FOLDS]
     one = folds.pool_folds([part for part in parts if part], ran / "kept", make_windows_opener(ran))
-    assert one.scores.metrics["auroc"].value == pytest.approx(roc_auc_score(target, probabilities, multi_class="ovr"))
+    assert one.scores.metrics["auroc"].value == pytest.approx(
+        roc_auc_score(target, probabilities, multi_class="ovr")
+    )
     right = 0
-    for part, name in zip(parts, FOLDS, strict=True):  # the commonest class of each fold's own training windows
+    # the commonest class of each fold's own training windows
+    for part, name in zip(parts, FOLDS, strict=True):
         assert part is not None
         windows = tokens.open_tokens(ran / "tokens" / part.scores.data)
         commonest = np.bincount(np.asarray(windows["train"].targets())).argmax()
-        right += int((pl.read_parquet(ran / "runs" / name / "predictions.parquet")["target"] == commonest).sum())
-    assert one.scores.baselines["majority"].metrics["accuracy"].value == pytest.approx(right / len(frame))
+        right += int(
+            (
+                pl.read_parquet(ran / "runs" / name / "predictions.parquet")["target"] == commonest
+            ).sum()
+        )
+    assert one.scores.baselines["majority"].metrics["accuracy"].value == pytest.approx(
+        right / len(frame)
+    )
     with pytest.raises(UserError, match="test sets of two folds"):
         folds.pool_folds([parts[0], parts[0]], ran / "kept", make_windows_opener(ran))  # type: ignore[list-item]
 
 
 @pytest.mark.slow
 def test_a_recipe_states_the_columns_of_its_page(ran: Path) -> None:
-    """AUROC of all classes and AUPRC of one; the baselines of the runs are compared by the metric of the column."""
-    frame = pl.concat([pl.read_parquet(ran / "runs" / name / "predictions.parquet") for name in FOLDS])
+    """AUROC of all classes and AUPRC of one; the baselines of the runs are compared by the metric
+    of the column.
+    """
+    frame = pl.concat(
+        [pl.read_parquet(ran / "runs" / name / "predictions.parquet") for name in FOLDS]
+    )
     names = [name for name in frame.columns if name.startswith("p_")]
     target, probabilities = frame["target"].to_numpy(), frame.select(names).to_numpy()
     columns = ["synthetic/staging:auroc", "synthetic/staging:W"]
-    (ran / "two.toml").write_text(RECIPE.replace("[evaluate]\n", f"[evaluate]\ncolumns = {json.dumps(columns)}\n"))
+    (ran / "two.toml").write_text(
+        RECIPE.replace("[evaluate]\n", f"[evaluate]\ncolumns = {json.dumps(columns)}\n")
+    )
     done = pipeline.run(str(ran / "two.toml"), workspace=ran)
     assert done["exit_code"] == 0
-    assert [stage["stage"] for stage in done["stages"] if stage["state"] == "done"] == ["results"]  # nothing is trained anew
+    # nothing is trained anew
+    assert [stage["stage"] for stage in done["stages"] if stage["state"] == "done"] == ["results"]
     area, wake = csv.DictReader((ran / "reports" / "two" / "results.csv").read_text().splitlines())
-    assert float(area["value"]) == pytest.approx(roc_auc_score(target, probabilities, multi_class="ovr"))
+    assert float(area["value"]) == pytest.approx(
+        roc_auc_score(target, probabilities, multi_class="ovr")
+    )
     at = names.index("p_W")
-    assert float(wake["value"]) == pytest.approx(average_precision_score(target == at, probabilities[:, at]))
+    assert float(wake["value"]) == pytest.approx(
+        average_precision_score(target == at, probabilities[:, at])
+    )
     summary = json.loads((ran / "reports" / "two" / "summary.json").read_bytes())
     assert set(summary["baseline_differences"]) == set(columns)
     constant = summary["baseline_differences"][columns[0]]["gpt"]["majority"]
@@ -183,7 +233,11 @@ def test_a_cell_without_one_of_its_folds_has_no_score(ran: Path) -> None:
 
 @pytest.mark.slow
 def test_pooled_folds_hold_nothing_of_the_first_one_alone(ran: Path) -> None:
-    parts = [one for name in FOLDS if (one := read_scored_run("gpt", "synthetic/staging", 0, ran / "runs" / name))]
+    parts = [
+        one
+        for name in FOLDS
+        if (one := read_scored_run("gpt", "synthetic/staging", 0, ran / "runs" / name))
+    ]
     assert parts[0].scores.lift
     assert parts[0].scores.nights
     one = folds.pool_folds(parts, ran / "kept", make_windows_opener(ran)).scores
@@ -191,10 +245,14 @@ def test_pooled_folds_hold_nothing_of_the_first_one_alone(ran: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_further_metrics_of_the_docs_leave_out_a_cell_without_one_of_its_folds(ran: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_further_metrics_of_the_docs_leave_out_a_cell_without_one_of_its_folds(
+    ran: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     results, recipe = load_script("results"), pipeline.load(str(ran / "two.toml"))
     arms = [*recipe.arm, recipe.arm[0].model_copy(update={"name": "other"})]
-    monkeypatch.setattr(pipeline, "load", lambda name, preset: recipe.model_copy(update={"arm": arms}))
+    monkeypatch.setattr(
+        pipeline, "load", lambda name, preset: recipe.model_copy(update={"arm": arms})
+    )
     for k, name in zip((4, 9), FOLDS, strict=True):
         shutil.copytree(ran / "runs" / name, ran / "runs" / f"two-fold-{k}-other-staging")
     both = results.list_further("two", ran)
@@ -204,13 +262,21 @@ def test_the_further_metrics_of_the_docs_leave_out_a_cell_without_one_of_its_fol
 
 
 @pytest.mark.slow
-def test_costs_are_estimated_from_recordings_before_windows_exist(ran: Path, tmp_path: Path) -> None:
+def test_costs_are_estimated_from_recordings_before_windows_exist(
+    ran: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "other.toml"
-    path.write_text(RECIPE.replace("folds = [4, 9]", "[tokenize]\nwindow = 500").replace("steps = 1", "epochs = 2"))
+    path.write_text(
+        RECIPE.replace("folds = [4, 9]", "[tokenize]\nwindow = 500").replace(
+            "steps = 1", "epochs = 2"
+        )
+    )
     planned = pipeline.run(str(path), workspace=ran, dry_run=True)["stages"]
     [windows] = {stage["windows"] for stage in planned if stage["stage"].startswith("pretrain")}
     signals = open_cache(ran / "cache" / "synthetic").signals()
-    longest = signals.group_by("recording_id").agg((pl.col("n_samples") / pl.col("rate")).max().alias("seconds"))["seconds"]
+    longest = signals.group_by("recording_id").agg(
+        (pl.col("n_samples") / pl.col("rate")).max().alias("seconds")
+    )["seconds"]
     assert windows == int(2 * 0.8 * (longest // (500 / signals["rate"].max())).sum())
 
 
@@ -220,5 +286,9 @@ def test_nothing_beside_the_page_names_a_subject(ran: Path) -> None:
     files = [file for file in (ran / "reports" / "two").rglob("*") if file.is_file()]
     assert any(file.name.startswith("folds-") for file in files)
     for file in files:
-        content = pl.read_parquet(file).write_csv() if file.suffix == ".parquet" else file.read_text("utf-8", errors="replace")
+        content = (
+            pl.read_parquet(file).write_csv()
+            if file.suffix == ".parquet"
+            else file.read_text("utf-8", errors="replace")
+        )
         assert not any(subject in content for subject in subjects), file

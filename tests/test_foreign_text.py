@@ -1,4 +1,6 @@
-"""Texts that come from files, recipes and stored records: no page, table, card, line or JSON takes them for more than text."""
+"""Texts that come from files, recipes and stored records: no page, table, card, line or JSON takes
+them for more than text.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,10 @@ def check_page(path: Path) -> None:
     for _, attributes in dom.tags:
         assert not [name for name in attributes if name.startswith("on")], path
         link = attributes.get("href") or "#"
-        assert link.startswith(("#", "data:text/csv;", "data:image/png;")) or (path.parent / link).is_file(), (path, link)
+        assert (
+            link.startswith(("#", "data:text/csv;", "data:image/png;"))
+            or (path.parent / link).is_file()
+        ), (path, link)
         if link.startswith("data:text"):
             check_csv(base64.b64decode(link.partition(",")[2]).decode())
     check_text(page, path)
@@ -79,7 +84,9 @@ def check_text(text: str, where: object = "") -> None:
 def check_card(path: Path) -> None:
     text = path.read_text("utf-8")
     check_text(text, path)
-    assert not re.search(r"(?<!\\)\]\(|(?<!\\)<(?!https)|http://|(?<!\\)://evil|www\.evil", text), path
+    assert not re.search(r"(?<!\\)\]\(|(?<!\\)<(?!https)|http://|(?<!\\)://evil|www\.evil", text), (
+        path
+    )
 
 
 def write_recordings(folder: Path, names: list[str]) -> Path:
@@ -107,16 +114,23 @@ def write_recordings(folder: Path, names: list[str]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kinds", [list(HOSTILE)[k : k + 3] for k in range(0, len(HOSTILE), 3)], ids="-".join)
+@pytest.mark.parametrize(
+    "kinds", [list(HOSTILE)[k : k + 3] for k in range(0, len(HOSTILE), 3)], ids="-".join
+)
 def test_texts_of_files_stay_texts_from_ingest_to_export(
-    kinds: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kinds: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     texts, ws = [HOSTILE[kind] for kind in kinds], tmp_path / "ws"
     source = tmp_path / "raw"
     path = write_recordings(source, texts)
     for text in texts:
-        (source / "data" / f"{text.replace('/', '_')}.csv").write_text("not,a\nrecording\n", "utf-8")
+        (source / "data" / f"{text.replace('/', '_')}.csv").write_text(
+            "not,a\nrecording\n", "utf-8"
+        )
     steps = ["--steps", "1", "--batch-size", "4"]
     data = "generic/classification"
     window = ["--window", "40"]
@@ -158,9 +172,31 @@ def test_markdown_shows_foreign_text_without_links(text: str) -> None:
     check_text(shown)
 
 
-@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t=", "\r=", " =", "\n=", "\uff1d", "\uff0b", "\uff0d", "\uff20", "\u00a0="])
+@pytest.mark.parametrize(
+    "start",
+    [
+        "=",
+        "+",
+        "-",
+        "@",
+        "\t=",
+        "\r=",
+        " =",
+        "\n=",
+        "\uff1d",
+        "\uff0b",
+        "\uff0d",
+        "\uff20",
+        "\u00a0=",
+    ],
+)
 def test_no_cell_or_header_of_a_csv_file_is_a_formula(start: str) -> None:
-    text = to_csv({f"{start}SUM(A1)": np.array([f"{start}1+1", f"{start}cmd|' /C calc'!A0", "plain"]), "n": np.array([-1.5, 2.0, -3e-9])})
+    text = to_csv(
+        {
+            f"{start}SUM(A1)": np.array([f"{start}1+1", f"{start}cmd|' /C calc'!A0", "plain"]),
+            "n": np.array([-1.5, 2.0, -3e-9]),
+        }
+    )
     head, *rows = csv.reader(io.StringIO(text, newline=""))
     assert head[0].startswith("'")
     assert [row[0][0] for row in rows] == ["'", "'", "p"]
@@ -174,7 +210,9 @@ def test_numbers_in_columns_of_text_stay_numbers(number: str) -> None:
 
 
 @pytest.mark.parametrize("text", [*HOSTILE.values(), "a\udcffb"])
-def test_the_screen_shows_one_line_and_valid_json(text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_screen_shows_one_line_and_valid_json(
+    text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(screen, "json", False)
     screen.print_line(text)
     screen.note(text)

@@ -1,4 +1,6 @@
-"""The operators between the matrix products of a layer: their rules under torch, gradients against float64, what they save; joined weights."""
+"""The operators between the matrix products of a layer: their rules under torch, gradients against
+float64, what they save; joined weights.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)), dtype=torch.float64).to(dtype).requires_grad_()
+    return (
+        torch.randn(
+            shape, generator=torch.Generator().manual_seed(seed + sum(shape)), dtype=torch.float64
+        )
+        .to(dtype)
+        .requires_grad_()
+    )
 
 
 def normalise(o: Tensor, norm: str) -> Tensor:
@@ -41,15 +49,28 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], list[tuple[
     **{
         f"norm_gate {norm}": (
             functools.partial(lambda o, gate, norm: OPS.norm_gate(o, gate, norm), norm=norm),
-            functools.partial(lambda o, gate, norm: gate * gate.sigmoid() * normalise(o, norm).flatten(-2), norm=norm),
+            functools.partial(
+                lambda o, gate, norm: gate * gate.sigmoid() * normalise(o, norm).flatten(-2),
+                norm=norm,
+            ),
             [(2, 3, 2, 5), (2, 3, 10)],
         )
         for norm in ("group", "rms")
     },
-    "glu gelu": (lambda x: OPS.glu(x, "gelu"), lambda x: x[..., :4] * 0.5 * (1 + torch.erf(x[..., :4] / 2**0.5)) * x[..., 4:], [(2, 3, 8)]),
-    "glu silu": (lambda x: OPS.glu(x, "silu"), lambda x: x[..., :4] * x[..., :4].sigmoid() * x[..., 4:], [(2, 3, 8)]),
+    "glu gelu": (
+        lambda x: OPS.glu(x, "gelu"),
+        lambda x: x[..., :4] * 0.5 * (1 + torch.erf(x[..., :4] / 2**0.5)) * x[..., 4:],
+        [(2, 3, 8)],
+    ),
+    "glu silu": (
+        lambda x: OPS.glu(x, "silu"),
+        lambda x: x[..., :4] * x[..., :4].sigmoid() * x[..., 4:],
+        [(2, 3, 8)],
+    ),
     "residual_norm": (
-        lambda x, branch, weight, bias: torch.cat(OPS.residual_norm(x, branch, weight, bias, 1e-5, x.dtype), -1),
+        lambda x, branch, weight, bias: torch.cat(
+            OPS.residual_norm(x, branch, weight, bias, 1e-5, x.dtype), -1
+        ),
         define_residual,
         [(2, 3, 6), (2, 3, 6), (6,), (6,)],
     ),
@@ -59,7 +80,9 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], list[tuple[
         [(2, 3, 6), (6,), (6,)],
     ),
     "join_weights": (
-        lambda a, b, c: torch.cat([x.flatten() for x in OPS.join_weights([a, b, c], [2, 1], a.dtype)]),
+        lambda a, b, c: torch.cat(
+            [x.flatten() for x in OPS.join_weights([a, b, c], [2, 1], a.dtype)]
+        ),
         lambda a, b, c: torch.cat((torch.cat((a, b)).flatten(), c.flatten())),
         [(3, 4), (2, 4), (4, 3)],
     ),
@@ -86,7 +109,10 @@ def test_in_bfloat16_only_inputs_and_results_are_rounded(name: str) -> None:
     assert outs[0].dtype == torch.bfloat16
     torch.testing.assert_close(outs[0].double(), outs[1], rtol=2**-7, atol=2**-7)
     weight = draw(*outs[0].shape, dtype=torch.bfloat16).detach()
-    slopes = [torch.autograd.grad(out, inputs, weight.to(out.dtype)) for out, inputs in zip(outs, (leaves, wide), strict=True)]
+    slopes = [
+        torch.autograd.grad(out, inputs, weight.to(out.dtype))
+        for out, inputs in zip(outs, (leaves, wide), strict=True)
+    ]
     for found, wanted in zip(*slopes, strict=True):
         assert float((found.double() - wanted).norm() / wanted.norm()) <= 2**-7
 
@@ -102,20 +128,31 @@ def test_in_bfloat16_only_inputs_and_results_are_rounded(name: str) -> None:
     ],
 )
 def test_an_operator_keeps_the_rules_of_torch(operator: Any, given: tuple[Any, ...]) -> None:
-    """Its schema, its fake tensors and its gradients, under autograd and under the compiler's tracing."""
+    """Its schema, its fake tensors and its gradients, under autograd and under the compiler's
+    tracing.
+    """
     torch.library.opcheck(operator.default, given)
 
 
 def test_an_operator_saves_its_inputs_alone() -> None:
-    x, branch, joined, o, gate = draw(2, 3, 6), draw(2, 3, 6), draw(2, 3, 8), draw(2, 3, 2, 5), draw(2, 3, 10)
+    x, branch, joined, o, gate = (
+        draw(2, 3, 6),
+        draw(2, 3, 6),
+        draw(2, 3, 8),
+        draw(2, 3, 2, 5),
+        draw(2, 3, 10),
+    )
     norm = nn.LayerNorm(6).double()
     for call, kept in (
-        (lambda: OPS.residual_norm(x, branch, norm.weight, norm.bias, norm.eps, torch.bfloat16), 36 + 6),
+        (
+            lambda: OPS.residual_norm(x, branch, norm.weight, norm.bias, norm.eps, torch.bfloat16),
+            36 + 6,
+        ),
         (lambda: OPS.glu(joined, "gelu"), 48),
         (lambda: OPS.norm_gate(o, gate, "group"), 120),
     ):
         saved: list[Tensor] = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor), lambda tensor: tensor):  # noqa: B023
+        with torch.autograd.graph.saved_tensors_hooks(saved.append, lambda tensor: tensor):
             call()
         assert sum(tensor.numel() for tensor in saved) == kept
 
@@ -126,7 +163,9 @@ def test_weights_are_joined_by_groups_of_about_a_copy(monkeypatch: pytest.Monkey
     called: list[int] = []
 
     class Counting(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             called.append(func is OPS.join_weights.default)
             return func(*args, **(kwargs or {}))
 
@@ -144,7 +183,9 @@ def test_the_functions_on_a_gpu_are_full_graphs() -> None:
 
     torch._dynamo.reset()
     x, weight, bias = (y.detach().float() for y in (draw(2, 3, 6), draw(6), draw(6)))
-    o, gate, joined = (y.detach().bfloat16() for y in (draw(2, 3, 2, 5), draw(2, 3, 10), draw(2, 3, 8)))
+    o, gate, joined = (
+        y.detach().bfloat16() for y in (draw(2, 3, 2, 5), draw(2, 3, 10), draw(2, 3, 8))
+    )
     for function, given in (
         (fused._residual_norm, (x, x, weight, bias, 1e-5, torch.bfloat16)),
         (fused._residual_norm_backward, (x, x, x, weight, 1e-5, torch.bfloat16)),
@@ -155,20 +196,30 @@ def test_the_functions_on_a_gpu_are_full_graphs() -> None:
     ):
         made = torch.compile(function, fullgraph=True, backend="aot_eager")(*given)
         wanted = function(*given)
-        for found, plain in zip(*((y if isinstance(y, list | tuple) else [y]) for y in (made, wanted)), strict=True):
+        for found, plain in zip(
+            *((y if isinstance(y, list | tuple) else [y]) for y in (made, wanted)), strict=True
+        ):
             torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-6)
 
 
 def test_on_a_cpu_the_regions_are_the_plain_operations() -> None:
-    x, branch, o, gate = (y.detach().float() for y in (draw(2, 3, 6), draw(2, 3, 6), draw(2, 3, 2, 5), draw(2, 3, 10)))
+    x, branch, o, gate = (
+        y.detach().float() for y in (draw(2, 3, 6), draw(2, 3, 6), draw(2, 3, 2, 5), draw(2, 3, 10))
+    )
     norm = nn.LayerNorm(6)
     total, normed = fused.residual_norm(x, branch, norm)
     assert torch.equal(total, x + branch)
     assert torch.equal(normed, norm(x + branch))
-    assert torch.equal(fused.norm_gate(o, gate, "group"), F.silu(gate) * F.layer_norm(o, (5,), eps=1e-5).flatten(-2))
+    assert torch.equal(
+        fused.norm_gate(o, gate, "group"),
+        F.silu(gate) * F.layer_norm(o, (5,), eps=1e-5).flatten(-2),
+    )
 
 
-@pytest.mark.parametrize(("name", "options"), [("bitimelygpt", {}), ("bitimelygpt", {"ffn": "plain", "value_dim": 96}), ("gpt", {})])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("bitimelygpt", {}), ("bitimelygpt", {"ffn": "plain", "value_dim": 96}), ("gpt", {})],
+)
 def test_joined_weights_are_those_of_the_layers(name: str, options: dict[str, Any]) -> None:
     """The path of CUDA on a CPU: states and gradients of all parameters."""
     torch.manual_seed(0)
@@ -179,7 +230,10 @@ def test_joined_weights_are_those_of_the_layers(name: str, options: dict[str, An
     groups = [layer.list_weights() for layer in model.layers]
     joined = iter(fused.join_weights([group for own in groups for group in own], torch.float32))
     each = [{"weights": [next(joined) for _ in own]} for own in groups]
-    states = [run_layers(model.layers, x.detach(), ("forward", "forward"), places, each=own)[0][-1] for own in (each, [])]
+    states = [
+        run_layers(model.layers, x.detach(), ("forward", "forward"), places, each=own)[0][-1]
+        for own in (each, [])
+    ]
     torch.testing.assert_close(*states, rtol=1e-5, atol=1e-6)
     slopes = [torch.autograd.grad(state.square().mean(), weights) for state in states]
     for found, wanted in zip(*slopes, strict=True):

@@ -1,4 +1,6 @@
-"""The fuzz targets hold on their seeds and on a hundred mutations of them; `fuzz.py` itself goes on for as long as it is given."""
+"""The fuzz targets hold on their seeds and on a hundred mutations of them; `fuzz.py` itself goes on
+for as long as it is given.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,12 @@ def stop_tracing() -> Iterator[None]:
 def test_targets_hold(name: str, tmp_path: Path) -> None:
     fuzz.warm(name)
     rng, known, work = random.Random(5), fuzz.seeds(name), fuzz.TARGETS[name].work
-    unchanged = known if work == 1 else known[:5]  # each shipped recipe is planned by tests/test_pipeline.py
-    for data in [*unchanged, *(fuzz.mutate(rng.choice(known), known, rng) for _ in range(100 // work))]:
+    # each shipped recipe is planned by tests/test_pipeline.py
+    unchanged = known if work == 1 else known[:5]
+    for data in [
+        *unchanged,
+        *(fuzz.mutate(rng.choice(known), known, rng) for _ in range(100 // work)),
+    ]:
         fuzz.check(name, data, tmp_path)
 
 
@@ -50,7 +56,10 @@ def test_what_fails_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_limits_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     greedy = fuzz.Target(lambda data, folder: bytearray(64 << 20), fuzz.lists)
     slow = fuzz.Target(lambda data, folder: sum(range(10**5)), fuzz.lists)
-    for name, target, limit, text in (("greedy", greedy, 10.0, "bytes of memory"), ("slow", slow, 0.002, "CPU time")):
+    for name, target, limit, text in (
+        ("greedy", greedy, 10.0, "bytes of memory"),
+        ("slow", slow, 0.002, "CPU time"),
+    ):
         monkeypatch.setitem(fuzz.TARGETS, name, target)
         monkeypatch.setattr(fuzz, "SECONDS", limit)
         with pytest.raises(AssertionError, match=text):
@@ -58,7 +67,16 @@ def test_limits_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_script_runs_targets_in_processes_of_their_own(tmp_path: Path) -> None:
-    command = [sys.executable, fuzz.__file__, "ts", "table", "--seconds", "0.2", "--out", str(tmp_path)]
+    command = [
+        sys.executable,
+        fuzz.__file__,
+        "ts",
+        "table",
+        "--seconds",
+        "0.2",
+        "--out",
+        str(tmp_path),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "ts" in done.stdout + done.stderr
@@ -74,18 +92,35 @@ def test_text_in_parquet_that_is_not_utf8_is_refused_not_a_panic(tmp_path: Path)
     assert caught.value.file == "claims.parquet"
 
 
-@pytest.mark.parametrize("change", [{"files": {"a": 1}}, {"files": []}, {"class_names": ["other"]}, {"generation": "1"}])
-def test_manifests_that_contradict_their_files_are_refused_though_their_hash_is_right(change: dict[str, object], tmp_path: Path) -> None:
-    folder = shutil.copytree(fuzz_stored.STORED / "tokens" / "generic-classification", tmp_path / "tokens")
+@pytest.mark.parametrize(
+    "change", [{"files": {"a": 1}}, {"files": []}, {"class_names": ["other"]}, {"generation": "1"}]
+)
+def test_manifests_that_contradict_their_files_are_refused_though_their_hash_is_right(
+    change: dict[str, object], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(
+        fuzz_stored.STORED / "tokens" / "generic-classification", tmp_path / "tokens"
+    )
     body = {**json.loads((folder / "manifest.json").read_bytes()), **change}
     del body["manifest_sha256"]
-    storage.write_json(folder / "manifest.json", {**body, "manifest_sha256": storage.fingerprint(body)})
+    storage.write_json(
+        folder / "manifest.json", {**body, "manifest_sha256": storage.fingerprint(body)}
+    )
     with pytest.raises(UserError) as caught:
         tokens.open_tokens(folder)
     assert caught.value.exit_code == 5
 
 
-@pytest.mark.parametrize("text", ['{"format_version": NaN}', '{"x": 1e999}', '{"settings": {"model": "x"}}', "[" * 100_000, '{"run": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"format_version": NaN}',
+        '{"x": 1e999}',
+        '{"settings": {"model": "x"}}',
+        "[" * 100_000,
+        '{"run": 1}',
+    ],
+)
 def test_records_that_are_no_records_are_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(UserError) as caught:
@@ -95,7 +130,9 @@ def test_records_that_are_no_records_are_refused(text: str, tmp_path: Path) -> N
 
 def test_a_source_without_a_usable_row_makes_no_sequences_but_no_fault(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
-    (tmp_path / "source" / "claims.csv").write_text("patient_id,date,icd9\na,2001-02-03,\nb,2001-02-04,\n")
+    (tmp_path / "source" / "claims.csv").write_text(
+        "patient_id,date,icd9\na,2001-02-03,\nb,2001-02-04,\n"
+    )
     (tmp_path / "source" / "icd9_phecode.csv").write_bytes(fuzz_stored.MAP)
     cache.ingest("pophr", tmp_path / "source", tmp_path / "out", max_bad=1.0)
     with pytest.raises(UserError) as caught:

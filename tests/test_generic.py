@@ -1,4 +1,6 @@
-"""A user's own files: generic with its mapping file, edf, wfdb, BIDS, mne; the real folders of unusual files."""
+"""A user's own files: generic with its mapping file, edf, wfdb, BIDS, mne; the real folders of
+unusual files.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,12 @@ def attempt(dataset: str, source: Path, out: Path, **options: Any) -> dict[str, 
     try:
         return ingest(dataset, source, out, **options)
     except UserError as error:
-        report = error.report or {"exit_code": int(error.exit_code), "reason_counts": {str(error.code): 1}, "units": [], "rows": []}
+        report = error.report or {
+            "exit_code": int(error.exit_code),
+            "reason_counts": {str(error.code): 1},
+            "units": [],
+            "rows": [],
+        }
         return report | {"message": str(error)}
 
 
@@ -52,11 +59,19 @@ def physical(record: Record, channel: str) -> np.ndarray:
     return signal.samples.astype(np.float64) * signal.scale + signal.offset
 
 
-def write_edf(path: Path, seconds: int = 20, seed: int = 0, unit: str = "uV", notes: tuple[Annotation, ...] = ()) -> np.ndarray:
+def write_edf(
+    path: Path,
+    seconds: int = 20,
+    seed: int = 0,
+    unit: str = "uV",
+    notes: tuple[Annotation, ...] = (),
+) -> np.ndarray:
     channel = edf_header.EdfChannel("EEG Cz", unit, -200.0, 200.0, -2048, 2047, 100)
     other = channel._replace(label="EOG", samples=50)
     rng = np.random.default_rng(seed)
-    values = [rng.integers(-1000, 1000, seconds * c.samples).astype(np.int16) for c in (channel, other)]
+    values = [
+        rng.integers(-1000, 1000, seconds * c.samples).astype(np.int16) for c in (channel, other)
+    ]
     path.parent.mkdir(parents=True, exist_ok=True)
     edf_writer.write_edf(path, (channel, other), values, duration=1.0, notes=notes)
     return values[0]
@@ -74,8 +89,12 @@ def write_tables(folder: Path) -> np.ndarray:
     for i, table in enumerate(values):
         name = f"p{i // 2}_{i % 2}"
         lines = [f"{k / 50:.4f},{a},{b}" for k, (a, b) in enumerate(table.tolist())]
-        (folder / "data" / f"{name}.csv").write_text("t,lead one,lead two\n" + "\n".join(lines) + "\n")
-        rows.append(f"{name},00{i // 2},{'ill' if i < 4 else 'well'},{60 + i},{'F' if i % 2 else 'n/a'}")
+        (folder / "data" / f"{name}.csv").write_text(
+            "t,lead one,lead two\n" + "\n".join(lines) + "\n"
+        )
+        rows.append(
+            f"{name},00{i // 2},{'ill' if i < 4 else 'well'},{60 + i},{'F' if i % 2 else 'n/a'}"
+        )
     (folder / "recordings.csv").write_text("\n".join(rows) + "\n")
     return values
 
@@ -102,14 +121,24 @@ def test_tables_with_a_map(tmp_path: Path) -> None:
     values = write_tables(tmp_path / "raw")
     report = ingest_with_map(tmp_path / "raw", MAP, tmp_path / "cache")
     assert (report["exit_code"], len(report["units"]), codes(report)) == (0, 8, set())
-    assert [(rows["file"], rows["seen"], rows["used"]) for rows in report["rows"]] == [("recordings.csv", 8, 8)]
+    assert [(rows["file"], rows["seen"], rows["used"]) for rows in report["rows"]] == [
+        ("recordings.csv", 8, 8)
+    ]
     found = recordings(tmp_path / "cache")
     record = found["data/p1_1"]
-    assert (record.subject_id, record.attributes) == ("001", {"label": "ill", "value": 63.0, "sex": "F"})
-    assert [(s.channel, s.unit, s.rate) for s in record.signals] == [("II", "mV", 50.0), ("I", "uV", 50.0)]
+    assert (record.subject_id, record.attributes) == (
+        "001",
+        {"label": "ill", "value": 63.0, "sex": "F"},
+    )
+    assert [(s.channel, s.unit, s.rate) for s in record.signals] == [
+        ("II", "mV", 50.0),
+        ("I", "uV", 50.0),
+    ]
     np.testing.assert_array_equal(record.signals[0].samples, values[3, :, 1].astype(np.float32))
     assert "sex" not in found["data/p1_0"].attributes
-    classes = tokens.build(tmp_path / "cache", view="classification", out=tmp_path / "c", window=100)
+    classes = tokens.build(
+        tmp_path / "cache", view="classification", out=tmp_path / "c", window=100
+    )
     assert (list(classes.class_names), len(classes), classes.channels) == (["ill", "well"], 24, 2)
     numbers = tokens.build(tmp_path / "cache", view="regression", out=tmp_path / "r")
     assert sorted(numbers.targets(None).tolist()) == [60.0 + i for i in range(8)]
@@ -121,7 +150,10 @@ def test_tables_with_a_map(tmp_path: Path) -> None:
 def test_a_second_run_reads_what_the_map_changes(tmp_path: Path) -> None:
     write_tables(tmp_path / "raw")
     first = ingest_with_map(tmp_path / "raw", MAP, tmp_path / "cache")
-    assert ingest_with_map(tmp_path / "raw", MAP, tmp_path / "cache")["content_sha256"] == first["content_sha256"]
+    assert (
+        ingest_with_map(tmp_path / "raw", MAP, tmp_path / "cache")["content_sha256"]
+        == first["content_sha256"]
+    )
     table = tmp_path / "raw" / "recordings.csv"
     table.write_text(table.read_text().replace("p0_0,000,ill", "p0_0,000,well"))
     assert ingest_with_map(tmp_path / "raw", MAP, tmp_path / "cache")["exit_code"] == 0
@@ -139,18 +171,29 @@ def test_parquet_and_npy_give_what_csv_gives(tmp_path: Path) -> None:
     np.save(folder / "c_1.npy", np.arange(10, dtype=np.int16))
     text = 'files = [{pattern = "c*", rate = 10}, {pattern = "*", match = "(?P<subject>[a-z])_", rate = 50, channels = ["one", "two"]}]'
     report = ingest_with_map(folder, text, tmp_path / "cache")
-    assert (report["exit_code"], codes(report)) == (0, {"identifier", "duplicate_across_splits"})  # a and b have the same samples
+    # a and b have the same samples
+    assert (report["exit_code"], codes(report)) == (0, {"identifier", "duplicate_across_splits"})
     found = recordings(tmp_path / "cache")
-    assert (found["a_1"].subject_id, found["b_1"].subject_id, found["c_1"].subject_id) == ("a", "b", "c_1")
+    assert (found["a_1"].subject_id, found["b_1"].subject_id, found["c_1"].subject_id) == (
+        "a",
+        "b",
+        "c_1",
+    )
     for channel, column in (("one", 0), ("two", 1)):
-        np.testing.assert_array_equal(physical(found["a_1"], channel), values[:, column].astype(np.float32))
-        np.testing.assert_array_equal(physical(found["b_1"], channel), values[:, column].astype(np.float32))
+        np.testing.assert_array_equal(
+            physical(found["a_1"], channel), values[:, column].astype(np.float32)
+        )
+        np.testing.assert_array_equal(
+            physical(found["b_1"], channel), values[:, column].astype(np.float32)
+        )
     assert found["c_1"].signals[0].samples.dtype == np.int16
     assert found["c_1"].signals[0].rate == 10.0
 
 
 @pytest.mark.parametrize(("varying", "reported"), [(0, False), (1, True), (2, True)])
-def test_equal_recordings_of_two_people_are_reported_unless_every_channel_is_constant(tmp_path: Path, varying: int, reported: bool) -> None:
+def test_equal_recordings_of_two_people_are_reported_unless_every_channel_is_constant(
+    tmp_path: Path, varying: int, reported: bool
+) -> None:
     values = np.full((2000, 2), 7.0)
     values[:, :varying] = np.random.default_rng(0).normal(size=(2000, varying))
     for name in "ab":
@@ -186,7 +229,10 @@ def test_a_faulty_table_is_left_out(tmp_path: Path, old: str, new: str, code: st
 def test_empty_cells_are_missing_values(tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "a.csv").write_text("x,y\n1,2\n,4\n5,n/a\n")
-    assert ingest_with_map(tmp_path / "raw", "files = [{rate = 4}]", tmp_path / "cache")["exit_code"] == 0
+    assert (
+        ingest_with_map(tmp_path / "raw", "files = [{rate = 4}]", tmp_path / "cache")["exit_code"]
+        == 0
+    )
     made = tokens.build(tmp_path / "cache", out=tmp_path / "t", normalise="none")
     assert made.mask(None).tolist() == [[[True, True], [False, True], [True, False]]]
 
@@ -195,7 +241,9 @@ def test_a_table_with_a_recording_a_row(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     values = rng.standard_normal((6, 20)).round(4)
     lines = ["id,who," + ",".join(f"X{i}" for i in range(1, 21)) + ",y"]
-    lines += [f"r{i},p{i // 2},{','.join(map(str, row))},{i % 2}" for i, row in enumerate(values.tolist())]
+    lines += [
+        f"r{i},p{i // 2},{','.join(map(str, row))},{i % 2}" for i, row in enumerate(values.tolist())
+    ]
     lines.insert(3, lines[2])  # the same row twice
     lines += [f"r8,p8,{','.join(['1'] * 19)},x,1", "r9,,1" + ",1" * 20]
     (tmp_path / "raw").mkdir()
@@ -236,7 +284,9 @@ def test_a_table_states_several_classes_and_the_split(tmp_path: Path) -> None:
     text = '[[files]]\nrate = 50\n[table]\npath = "t.csv"\nfile = "record"\nlabels = ["B", "A"]\nsplit = "folds"\n'
     report = ingest_with_map(tmp_path / "raw", text, tmp_path / "cache")
     assert (report["exit_code"], report["rows"][0]["used"]) == (0, 7)
-    windows = tokens.build(tmp_path / "cache", view="multilabel", split="official", out=tmp_path / "t")
+    windows = tokens.build(
+        tmp_path / "cache", view="multilabel", split="official", out=tmp_path / "t"
+    )
     splits = dict(zip(windows.index["recording_id"], windows.index["split"], strict=True))
     wanted = ["train", "train", "validation", "test", "test", "validation", "train"]
     assert splits == {f"r{i}": split for i, split in enumerate(wanted)}
@@ -244,10 +294,20 @@ def test_a_table_states_several_classes_and_the_split(tmp_path: Path) -> None:
     assert np.asarray(windows.targets(None)).tolist() == [
         [i % 2, int(i > 3)] for i in map(int, (r[1:] for r in windows.index["recording_id"]))
     ]
-    for old, new in ((",1-8,", ",2-9,"), (",1-8,0,", ",1-8,2,"), (",1-8,0,", ",1-8,,"), (",1-8,", ",11,")):
-        (tmp_path / "raw" / "t.csv").write_text("\n".join(["record,folds,A,B", *cells]).replace(old, new) + "\n")
+    for old, new in (
+        (",1-8,", ",2-9,"),
+        (",1-8,0,", ",1-8,2,"),
+        (",1-8,0,", ",1-8,,"),
+        (",1-8,", ",11,"),
+    ):
+        (tmp_path / "raw" / "t.csv").write_text(
+            "\n".join(["record,folds,A,B", *cells]).replace(old, new) + "\n"
+        )
         report = ingest_with_map(tmp_path / "raw", text, tmp_path / "other", force_new=True)
-        assert (report["exit_code"], report["rows"][0]["quarantined_by_reason"]) == (3, {"label": 1})
+        assert (report["exit_code"], report["rows"][0]["quarantined_by_reason"]) == (
+            3,
+            {"label": 1},
+        )
 
 
 @pytest.mark.slow
@@ -256,15 +316,24 @@ def test_real_records_with_a_table_of_superclasses_and_folds(tmp_path: Path) -> 
     classes = ["NORM", "MI", "STTC", "CD", "HYP"]
     text = f'[[files]]\npattern = "records100/*"\n[table]\npath = "labels.csv"\nfile = "record"\nlabels = {classes}\nsplit = "folds"\n'
     (tmp_path / "map.toml").write_text(text)
-    report = attempt("generic", folder, tmp_path / "cache", options={"map": str(tmp_path / "map.toml")})
+    report = attempt(
+        "generic", folder, tmp_path / "cache", options={"map": str(tmp_path / "map.toml")}
+    )
     assert (report["exit_code"], len(report["units"]), report["rows"][0]["used"]) == (0, 499, 499)
-    windows = tokens.build(tmp_path / "cache", view="multilabel", split="official", out=tmp_path / "t")
+    windows = tokens.build(
+        tmp_path / "cache", view="multilabel", split="official", out=tmp_path / "t"
+    )
     table = pd.read_csv(folder / "labels.csv", index_col="record")
     found = np.asarray(windows.targets(None))
     splits = {"1-8": "train", "9": "validation", "10": "test"}
-    for row, (name, split) in enumerate(zip(windows.index["recording_id"], windows.index["split"], strict=True)):
+    for row, (name, split) in enumerate(
+        zip(windows.index["recording_id"], windows.index["split"], strict=True)
+    ):
         assert splits[table.loc[name, "folds"]] == split
-        assert dict(zip(windows.class_names, found[row], strict=True)) == table.loc[name, classes].to_dict()
+        assert (
+            dict(zip(windows.class_names, found[row], strict=True))
+            == table.loc[name, classes].to_dict()
+        )
 
 
 ARRAYS = '[[files]]\npattern = "*.{}"\nrate = 100\n'
@@ -292,7 +361,9 @@ def test_missing_values_of_arrays_are_named(tmp_path: Path, ending: str) -> None
     whole = "c1" if ending == "csv" else "channel 2"
     assert (report["exit_code"], reason["code"], reason["count"]) == (0, "missing_values", 501)
     assert reason["message"].endswith(f", all of '{whole}', kept as missing (NaN).")
-    assert np.isnan(recordings(tmp_path / "cache")["a"].signals[0].samples).nonzero()[0].tolist() == [3]
+    assert np.isnan(recordings(tmp_path / "cache")["a"].signals[0].samples).nonzero()[
+        0
+    ].tolist() == [3]
 
 
 RAMP = np.arange(2000) % 200
@@ -300,12 +371,17 @@ OFFSETS = {
     "int32": (RAMP + 2**30).astype(np.int32),
     "int64": (RAMP + 2**50).astype(np.int64),
     "float64": RAMP / 4 + 1e9,
-    "spike": np.where(np.arange(2000) == 7, 0, RAMP + 2**30).astype(np.int32),  # one value must not hide what the others lose
+    # one value must not hide what the others lose
+    "spike": np.where(np.arange(2000) == 7, 0, RAMP + 2**30).astype(np.int32),
 }
 
 
-@pytest.mark.parametrize(("ending", "kind"), [(ending, kind) for ending in ("npy", "mat", "csv") for kind in OFFSETS])
-def test_offsets_that_float32_cannot_hold_are_refused(tmp_path: Path, ending: str, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("ending", "kind"), [(ending, kind) for ending in ("npy", "mat", "csv") for kind in OFFSETS]
+)
+def test_offsets_that_float32_cannot_hold_are_refused(
+    tmp_path: Path, ending: str, kind: str
+) -> None:
     write_array(tmp_path / "raw" / f"a.{ending}", OFFSETS[kind][:, None])
     report = ingest_with_map(tmp_path / "raw", ARRAYS.format(ending), tmp_path / "cache")
     assert codes(report) == {"physical_range"}
@@ -328,17 +404,28 @@ def test_numbers_that_float32_holds_are_read(tmp_path: Path) -> None:
     report = ingest_with_map(tmp_path / "raw", ARRAYS.format("npy"), tmp_path / "cache")
     assert "physical_range" not in codes(report)
     for name, values in tables.items():
-        np.testing.assert_array_equal(recordings(tmp_path / "cache")[name].signals[0].samples, values.astype(np.float32))
+        np.testing.assert_array_equal(
+            recordings(tmp_path / "cache")[name].signals[0].samples, values.astype(np.float32)
+        )
 
 
-def test_capitals_of_endings_do_not_count_and_arrays_without_a_group_are_named(tmp_path: Path) -> None:
+def test_capitals_of_endings_do_not_count_and_arrays_without_a_group_are_named(
+    tmp_path: Path,
+) -> None:
     for i, name in enumerate(("in/A.MAT", "in/b.mat", "B/c.mat", "in/d.npy", "in/d.mat")):
         write_array(tmp_path / "raw" / name, np.random.default_rng(i).standard_normal(500))
-    report = ingest_with_map(tmp_path / "raw", ARRAYS.format("mat").replace("*.", "in/[Ab]."), tmp_path / "cache")
+    report = ingest_with_map(
+        tmp_path / "raw", ARRAYS.format("mat").replace("*.", "in/[Ab]."), tmp_path / "cache"
+    )
     assert set(recordings(tmp_path / "cache")) == {"in/A", "in/b"}
-    left = {reason["file"]: reason["examples"] for reason in report["reasons"] if reason["code"] == "file_name"}
+    left = {
+        reason["file"]: reason["examples"]
+        for reason in report["reasons"]
+        if reason["code"] == "file_name"
+    }
     assert left == {"B/c.mat": ["'B/c.mat'", "'in/d.mat'"], "in/d.npy": ["'in/d.npy'"]}
-    report = ingest_with_map(tmp_path / "raw", ARRAYS.format("NPY"), tmp_path / "copies")  # in/d.mat is a copy of in/d.npy
+    # in/d.mat is a copy of in/d.npy
+    report = ingest_with_map(tmp_path / "raw", ARRAYS.format("NPY"), tmp_path / "copies")
     assert [reason["count"] for reason in report["reasons"] if reason["code"] == "file_name"] == [3]
     assert set(recordings(tmp_path / "copies")) == {"in/d"}
 
@@ -366,7 +453,9 @@ def test_a_row_is_of_one_recording(tmp_path: Path) -> None:
     for i, name in enumerate(("s1/eeg", "s2/eeg", "s3/other", "eeg2", "s1/eeg2")):
         (tmp_path / "raw" / name).parent.mkdir(parents=True, exist_ok=True)
         np.save(tmp_path / "raw" / f"{name}.npy", np.random.default_rng(i).standard_normal(500))
-    (tmp_path / "raw" / "t.csv").write_text("recording,patient,diagnosis\neeg,p1,MI\nother.npy,p2,MI\neeg2,p3,N\n")
+    (tmp_path / "raw" / "t.csv").write_text(
+        "recording,patient,diagnosis\neeg,p1,MI\nother.npy,p2,MI\neeg2,p3,N\n"
+    )
     (tmp_path / "raw" / "a.csv").write_text("recording,t,state\neeg.npy,0,ill\nother,0,well\n")
     report = ingest_with_map(tmp_path / "raw", TABLES, tmp_path / "cache")
     found = {
@@ -380,31 +469,59 @@ def test_a_row_is_of_one_recording(tmp_path: Path) -> None:
         "eeg2": ("p3", "N", []),  # at the root the name is the path
         "s1/eeg2": ("s1/eeg2", None, []),
     }
-    lines = [reason["message"] for reason in report["reasons"] if reason["code"] == "unmatched_labels"]
+    lines = [
+        reason["message"] for reason in report["reasons"] if reason["code"] == "unmatched_labels"
+    ]
     fits = [line for line in lines if "fits 2 recordings: 's1/eeg.npy', 's2/eeg.npy'" in line]
-    assert [line.split(" fits")[0] for line in fits] == ["t.csv: 'eeg' in the table", "a.csv: 'eeg.npy' in the table of annotations"]
+    assert [line.split(" fits")[0] for line in fits] == [
+        "t.csv: 'eeg' in the table",
+        "a.csv: 'eeg.npy' in the table of annotations",
+    ]
     assert not any("have no file here" in line for line in lines)
 
 
-@pytest.mark.parametrize(("other", "code"), [("p1,MI", "duplicates"), ("p1,N", "unmatched_labels"), ("p9,MI", "unmatched_labels")])
-def test_rows_that_name_one_recording_in_two_ways_are_one_or_none(tmp_path: Path, other: str, code: str) -> None:
+@pytest.mark.parametrize(
+    ("other", "code"),
+    [("p1,MI", "duplicates"), ("p1,N", "unmatched_labels"), ("p9,MI", "unmatched_labels")],
+)
+def test_rows_that_name_one_recording_in_two_ways_are_one_or_none(
+    tmp_path: Path, other: str, code: str
+) -> None:
     (tmp_path / "raw" / "in").mkdir(parents=True)
     for i in (1, 2):
-        np.save(tmp_path / "raw" / "in" / f"eeg{i}.npy", np.random.default_rng(i).standard_normal(500))
-    (tmp_path / "raw" / "t.csv").write_text(f"recording,patient,diagnosis\neeg1,p1,MI\nin/eeg1.npy,{other}\neeg2,p2,N\n")
-    report = ingest_with_map(tmp_path / "raw", TABLES[: TABLES.index("[annotations]")], tmp_path / "cache")
-    found = {name: (r.subject_id, r.attributes.get("label")) for name, r in recordings(tmp_path / "cache").items()}
-    assert found == {"in/eeg1": ("p1", "MI") if code == "duplicates" else ("in/eeg1", None), "in/eeg2": ("p2", "N")}
+        np.save(
+            tmp_path / "raw" / "in" / f"eeg{i}.npy", np.random.default_rng(i).standard_normal(500)
+        )
+    (tmp_path / "raw" / "t.csv").write_text(
+        f"recording,patient,diagnosis\neeg1,p1,MI\nin/eeg1.npy,{other}\neeg2,p2,N\n"
+    )
+    report = ingest_with_map(
+        tmp_path / "raw", TABLES[: TABLES.index("[annotations]")], tmp_path / "cache"
+    )
+    found = {
+        name: (r.subject_id, r.attributes.get("label"))
+        for name, r in recordings(tmp_path / "cache").items()
+    }
+    assert found == {
+        "in/eeg1": ("p1", "MI") if code == "duplicates" else ("in/eeg1", None),
+        "in/eeg2": ("p2", "N"),
+    }
     messages = [reason["message"] for reason in report["reasons"] if reason["code"] == code]
-    assert messages[0].startswith("t.csv: the rows 'in/eeg1.npy', 'eeg1' are of one recording, 'in/eeg1.npy'")
+    assert messages[0].startswith(
+        "t.csv: the rows 'in/eeg1.npy', 'eeg1' are of one recording, 'in/eeg1.npy'"
+    )
 
 
 def test_a_table_without_rows_is_named(tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()
     np.save(tmp_path / "raw" / "eeg.npy", np.random.default_rng(1).standard_normal(500))
     (tmp_path / "raw" / "t.csv").write_text("recording,patient,diagnosis\n")
-    report = ingest_with_map(tmp_path / "raw", TABLES[: TABLES.index("[annotations]")], tmp_path / "cache")
-    assert "eeg.npy: 1 recordings have no row in the table" in str([reason["message"] for reason in report["reasons"]])
+    report = ingest_with_map(
+        tmp_path / "raw", TABLES[: TABLES.index("[annotations]")], tmp_path / "cache"
+    )
+    assert "eeg.npy: 1 recordings have no row in the table" in str(
+        [reason["message"] for reason in report["reasons"]]
+    )
 
 
 def test_a_row_of_a_subject_is_of_all_its_recordings(tmp_path: Path) -> None:
@@ -415,10 +532,16 @@ def test_a_row_of_a_subject_is_of_all_its_recordings(tmp_path: Path) -> None:
     text = '[[files]]\nrate = 100\nmatch = "/(?P<subject>p[0-9]+)"\n[table]\npath = "t.csv"\nsubject = "person"\nlabel = "diagnosis"\n'
     report = ingest_with_map(tmp_path / "raw", text, tmp_path / "cache")
     assert codes(report) == set()
-    assert {(r.subject_id, r.attributes["label"]) for r in recordings(tmp_path / "cache").values()} == {("p1", "MI")}
+    assert {
+        (r.subject_id, r.attributes["label"]) for r in recordings(tmp_path / "cache").values()
+    } == {("p1", "MI")}
     (tmp_path / "raw" / "a.csv").write_text("recording,t,state\np1,0,ill\n")
-    report = ingest_with_map(tmp_path / "raw", text + TABLES[TABLES.index("[annotations]") :], tmp_path / "cache")
-    assert [reason["message"].split(" fits")[0] for reason in report["reasons"]] == ["a.csv: 'p1' in the table of annotations"]
+    report = ingest_with_map(
+        tmp_path / "raw", text + TABLES[TABLES.index("[annotations]") :], tmp_path / "cache"
+    )
+    assert [reason["message"].split(" fits")[0] for reason in report["reasons"]] == [
+        "a.csv: 'p1' in the table of annotations"
+    ]
     assert not any(r.annotations for r in recordings(tmp_path / "cache").values())
 
 
@@ -440,7 +563,9 @@ def test_arrays_of_objects_are_not_opened(tmp_path: Path) -> None:
     data = (tmp_path / "raw" / "b.npy").read_bytes()
     (tmp_path / "raw" / "c.npy").write_bytes(data[:200])
     (tmp_path / "raw" / "d.npy").write_bytes(pickle.dumps([1]))
-    report = ingest_with_map(tmp_path / "raw", "files = [{rate = 4}]", tmp_path / "cache", max_bad=1.0)
+    report = ingest_with_map(
+        tmp_path / "raw", "files = [{rate = 4}]", tmp_path / "cache", max_bad=1.0
+    )
     codes = {u["unit"]: [r["code"] for r in u["reasons"]] for u in report["units"]}
     assert codes == {"a": ["unsafe_pickle"], "b": [], "c": ["corrupt"], "d": ["unsafe_pickle"]}
 
@@ -491,26 +616,41 @@ def ingest_numbers(folder: Path, rows: str, more: str, people: int = 1) -> dict[
 
 
 def test_a_window_has_the_mean_of_the_numbers_over_it(tmp_path: Path) -> None:
-    """Windows of 10 s: full cover, two values in unequal shares, half covered, less than half, both raters, nothing."""
+    """Windows of 10 s: full cover, two values in unequal shares, half covered, less than half, both
+    raters, nothing.
+    """
     rows = "recording,t,seconds,hr\np0,0,10,60\np0,10,7,70\np0,17,3,80.5\np0,20,5,90\np0,30,4.9,50\np0,40,10,1e2\np0,45,5,40\n"
-    report = ingest_numbers(tmp_path, rows, 'duration = "seconds"\nvalue = "hr"\n[labels]\nx = "y"\n')
+    report = ingest_numbers(
+        tmp_path, rows, 'duration = "seconds"\nvalue = "hr"\n[labels]\nx = "y"\n'
+    )
     assert (report["exit_code"], report["reason_counts"]) == (0, {})
     made = tokens.build(tmp_path / "cache", view="values", out=tmp_path / "t")
     assert made.task == "regression"
     assert made.index["start"].to_list() == [0.0, 10.0, 20.0, 40.0]
     targets = made.targets()
     assert targets is not None
-    np.testing.assert_allclose(targets, [60, 0.7 * 70 + 0.3 * 80.5, 90, (10 * 100 + 5 * 40) / 15], rtol=1e-6)
+    np.testing.assert_allclose(
+        targets, [60, 0.7 * 70 + 0.3 * 80.5, 90, (10 * 100 + 5 * 40) / 15], rtol=1e-6
+    )
     assert made.manifest.left_out == {"unmeasured_windows": 2}
-    fine = tokens.build(tmp_path / "cache", view="values", out=tmp_path / "fine", window=200, stride=37)
-    notes = [(a.onset, a.onset + a.duration, float(a.label)) for a in recordings(tmp_path / "cache")["p0"].annotations]
+    fine = tokens.build(
+        tmp_path / "cache", view="values", out=tmp_path / "fine", window=200, stride=37
+    )
+    notes = [
+        (a.onset, a.onset + a.duration, float(a.label))
+        for a in recordings(tmp_path / "cache")["p0"].annotations
+    ]
     for start, label in fine.index.select("start", "label").iter_rows():
         shares = [max(0.0, min(start + 2, stop) - max(start, begin)) for begin, stop, _ in notes]
-        assert label == pytest.approx(np.dot(shares, [value for *_, value in notes]) / sum(shares), rel=1e-9)
+        assert label == pytest.approx(
+            np.dot(shares, [value for *_, value in notes]) / sum(shares), rel=1e-9
+        )
 
 
 def test_numbers_without_durations_hold_until_the_next_row(tmp_path: Path) -> None:
-    """An empty cell ends what held; the last number holds to the end of the recording; rows may come in any order."""
+    """An empty cell ends what held; the last number holds to the end of the recording; rows may
+    come in any order.
+    """
     rows = "recording,t,hr\np0,20,80\np0,0,60\np0,35,\np0,10,70\np0,50,90\np1,0,55\nnobody,0,1\n"
     report = ingest_numbers(tmp_path, rows, 'duration = ""\nvalue = "hr"\n', people=3)
     assert (report["exit_code"], codes(report)) == (0, {"unmatched_labels", "missing_values"})
@@ -522,7 +662,9 @@ def test_numbers_without_durations_hold_until_the_next_row(tmp_path: Path) -> No
     ]
     made = tokens.build(tmp_path / "cache", view="values", out=tmp_path / "t")
     assert made.index.select("recording_id", "start", "label").rows() == [
-        *zip(["p0"] * 5, [0.0, 10.0, 20.0, 30.0, 50.0], [60.0, 70.0, 80.0, 80.0, 90.0], strict=True),
+        *zip(
+            ["p0"] * 5, [0.0, 10.0, 20.0, 30.0, 50.0], [60.0, 70.0, 80.0, 80.0, 90.0], strict=True
+        ),
         *[("p1", 10.0 * i, 55.0) for i in range(6)],
     ]
     assert made.manifest.left_out == {"unmatched_labels": 1, "unmeasured_windows": 1}
@@ -530,18 +672,32 @@ def test_numbers_without_durations_hold_until_the_next_row(tmp_path: Path) -> No
 
 
 def test_rows_that_are_not_numbers_are_counted(tmp_path: Path) -> None:
-    rows = "recording,t,seconds,hr\np0,0,10,60\np0,10,10,fast\np0,20,0,70\np0,x,10,70\np0,30,-1,70\n" + "p0,40,1,70\n" * 5
+    rows = (
+        "recording,t,seconds,hr\np0,0,10,60\np0,10,10,fast\np0,20,0,70\np0,x,10,70\np0,30,-1,70\n"
+        + "p0,40,1,70\n" * 5
+    )
     report = ingest_numbers(tmp_path, rows, 'duration = "seconds"\nvalue = "hr"\n')
     assert report["exit_code"] == Exit.PARTIAL
     (account,) = report["rows"]
-    assert (account["seen"], account["used"], account["quarantined_by_reason"]) == (10, 6, {"not_numeric": 1, "annotation_syntax": 3})
+    assert (account["seen"], account["used"], account["quarantined_by_reason"]) == (
+        10,
+        6,
+        {"not_numeric": 1, "annotation_syntax": 3},
+    )
 
 
 def test_texts_are_no_numbers(tmp_path: Path) -> None:
-    """A table of labels gives no number to the view of numbers; labels without durations hold, too."""
-    report = ingest_numbers(tmp_path, "recording,t,label\np0,0,calm\np0,30,busy\n", 'duration = ""\n')
+    """A table of labels gives no number to the view of numbers; labels without durations hold,
+    too.
+    """
+    report = ingest_numbers(
+        tmp_path, "recording,t,label\np0,0,calm\np0,30,busy\n", 'duration = ""\n'
+    )
     assert report["exit_code"] == 0
-    assert recordings(tmp_path / "cache")["p0"].annotations == [Annotation(0.0, 30.0, "calm"), Annotation(30.0, 30.0, "busy")]
+    assert recordings(tmp_path / "cache")["p0"].annotations == [
+        Annotation(0.0, 30.0, "calm"),
+        Annotation(30.0, 30.0, "busy"),
+    ]
     with pytest.raises(UserError, match="no window fits"):
         tokens.build(tmp_path / "cache", view="values", out=tmp_path / "t")
 
@@ -550,7 +706,12 @@ def test_texts_are_no_numbers(tmp_path: Path) -> None:
 
 
 def test_edf_and_annotations_by_a_map(tmp_path: Path) -> None:
-    notes = (Annotation(0.0, 5.0, "A"), Annotation(5.0, 10.0, "B"), Annotation(3.0, 0.0, "Mrs Doe coughs"), Annotation(15.0, 20.0, "A"))
+    notes = (
+        Annotation(0.0, 5.0, "A"),
+        Annotation(5.0, 10.0, "B"),
+        Annotation(3.0, 0.0, "Mrs Doe coughs"),
+        Annotation(15.0, 20.0, "A"),
+    )
     values = write_edf(tmp_path / "raw" / "p1" / "n1.edf", notes=notes)
     write_edf(tmp_path / "raw" / "p1" / "n2.edf", seed=1, notes=notes[:2])
     text = '[[files]]\nmatch = "(?P<subject>p\\\\d+)/"\nchannels = {"EEG Cz" = {name = "EEG", unit = "mV"}}\n[labels]\nA = "calm"\nB = "busy"\n'
@@ -558,22 +719,37 @@ def test_edf_and_annotations_by_a_map(tmp_path: Path) -> None:
     assert (report["exit_code"], codes(report)) == (0, {"unknown_label", "annotation_out_of_range"})
     record = recordings(tmp_path / "cache")["p1/n1"]
     assert record.subject_id == "p1"
-    assert record.annotations == [Annotation(0.0, 5.0, "calm"), Annotation(5.0, 10.0, "busy"), Annotation(15.0, 5.0, "calm")]
+    assert record.annotations == [
+        Annotation(0.0, 5.0, "calm"),
+        Annotation(5.0, 10.0, "busy"),
+        Annotation(15.0, 5.0, "calm"),
+    ]
     (signal,) = record.signals
     np.testing.assert_array_equal(signal.samples, values)
     assert (signal.channel, signal.unit) == ("EEG", "mV")
-    np.testing.assert_allclose(physical(record, "EEG"), ((values + 2048.0) * 400 / 4095 - 200) / 1000, atol=1e-9)
+    np.testing.assert_allclose(
+        physical(record, "EEG"), ((values + 2048.0) * 400 / 4095 - 200) / 1000, atol=1e-9
+    )
     made = tokens.build(tmp_path / "cache", view="annotations", out=tmp_path / "t")
     assert (made.length, list(made.class_names), len(made)) == (500, ["busy", "calm"], 7)
-    assert b"Doe" not in b"".join(path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file())
+    assert b"Doe" not in b"".join(
+        path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file()
+    )
 
 
 @pytest.mark.parametrize(
-    ("files", "code"), [('channels = ["EEG Fz"]', "missing_channel"), ("rate = 200", "sampling_rate"), ('unit = "mmHg"', "unit")]
+    ("files", "code"),
+    [
+        ('channels = ["EEG Fz"]', "missing_channel"),
+        ("rate = 200", "sampling_rate"),
+        ('unit = "mmHg"', "unit"),
+    ],
 )
 def test_the_map_is_compared_with_the_file(tmp_path: Path, files: str, code: str) -> None:
     write_edf(tmp_path / "raw" / "a.edf")
-    assert ingest_with_map(tmp_path / "raw", f"[[files]]\n{files}\n", tmp_path / "cache")["reason_counts"] == {code: 1}
+    assert ingest_with_map(tmp_path / "raw", f"[[files]]\n{files}\n", tmp_path / "cache")[
+        "reason_counts"
+    ] == {code: 1}
 
 
 def test_edf_keeps_texts_only_with_keep_phi(tmp_path: Path) -> None:
@@ -586,14 +762,23 @@ def test_edf_keeps_texts_only_with_keep_phi(tmp_path: Path) -> None:
     attempt("edf", tmp_path / "raw", tmp_path / "kept", keep_phi=True)
     assert recordings(tmp_path / "kept")["a"].annotations == [Annotation(1.0, 2.0, "x")]
     made = tokens.build(tmp_path / "plain", out=tmp_path / "t")
-    assert (made.length, made.rate, list(made.channel_names), len(made)) == (1000, 100.0, ["EEG Cz", "EOG"], 4)
+    assert (made.length, made.rate, list(made.channel_names), len(made)) == (
+        1000,
+        100.0,
+        ["EEG Cz", "EOG"],
+        4,
+    )
 
 
 def test_files_of_one_name_are_two_units(tmp_path: Path) -> None:
     write_edf(tmp_path / "a.edf")
     write_edf(tmp_path / "a.EDF", seed=1)
     write_edf(tmp_path / "b.edf", seed=2)
-    names = {item.name for item in generic.edf(scan_folder(tmp_path), {}) if isinstance(item, generic.IngestUnit)}
+    names = {
+        item.name
+        for item in generic.edf(scan_folder(tmp_path), {})
+        if isinstance(item, generic.IngestUnit)
+    }
     assert names == {"a.EDF", "a.edf", "b"}
 
 
@@ -602,10 +787,14 @@ def test_a_bids_folder(tmp_path: Path) -> None:
     for i in (1, 2, 3):
         stem = root / f"sub-0{i}" / "eeg" / f"sub-0{i}_task-rest"
         write_edf(Path(f"{stem}_eeg.edf"), seed=i)
-        Path(f"{stem}_events.tsv").write_text("onset\tduration\ttrial_type\n0\t2\topen\n4.0\t2\tclosed\n8\tn/a\tclick\n")
+        Path(f"{stem}_events.tsv").write_text(
+            "onset\tduration\ttrial_type\n0\t2\topen\n4.0\t2\tclosed\n8\tn/a\tclick\n"
+        )
     write_edf(root / "derivatives" / "clean" / "sub-01_eeg.edf")
     (root / "dataset_description.json").write_text("{}")
-    (root / "participants.tsv").write_text("participant_id\tage\tsex\tname\nsub-01\t30\tF\tAnn\nsub-02\tn/a\tM\tBen\nsub-03\t50\tM\tCem\n")
+    (root / "participants.tsv").write_text(
+        "participant_id\tage\tsex\tname\nsub-01\t30\tF\tAnn\nsub-02\tn/a\tM\tBen\nsub-03\t50\tM\tCem\n"
+    )
     report = attempt("generic", root, tmp_path / "cache")
     assert (report["exit_code"], len(report["units"]), codes(report)) == (0, 3, set())
     found = recordings(tmp_path / "cache")
@@ -628,7 +817,9 @@ def test_other_formats_go_through_mne(tmp_path: Path) -> None:
 
         rng = np.random.default_rng(0)
         volts = rng.standard_normal((2, 500)) * 1e-5
-        raw = mne.io.RawArray(volts, mne.create_info(["Cz", "aux"], 100.0, ["eeg", "misc"]), verbose="ERROR")
+        raw = mne.io.RawArray(
+            volts, mne.create_info(["Cz", "aux"], 100.0, ["eeg", "misc"]), verbose="ERROR"
+        )
         raw.set_annotations(mne.Annotations([1.0], [2.0], ["open"]))
         (tmp_path / "raw").mkdir()
         raw.save(tmp_path / "raw" / "s1_raw.fif", verbose="ERROR")
@@ -640,7 +831,9 @@ def test_other_formats_go_through_mne(tmp_path: Path) -> None:
     assert [s.unit for s in record.signals] == ["uV", ""]
     assert record.annotations == [Annotation(1.0, 2.0, "open")]
     (tmp_path / "raw" / "s1_raw.fif").write_bytes(b"\0" * 100)
-    assert codes(ingest_with_map(tmp_path / "raw", "[labels]\nopen = 'open'\n", tmp_path / "cache")) == {"corrupt"}
+    assert codes(
+        ingest_with_map(tmp_path / "raw", "[labels]\nopen = 'open'\n", tmp_path / "cache")
+    ) == {"corrupt"}
 
 
 def test_brainvision_headers_cannot_name_files_elsewhere(tmp_path: Path) -> None:
@@ -655,7 +848,9 @@ def test_brainvision_headers_cannot_name_files_elsewhere(tmp_path: Path) -> None
     report = attempt("generic", tmp_path / "raw", tmp_path / "cache")
     assert report["exit_code"] == 0
     assert report["units"][0]["files"] == ["a.vhdr", "a.eeg", "a.vmrk"]
-    np.testing.assert_allclose(physical(recordings(tmp_path / "cache")["a"], "Cz"), np.arange(100) * 0.5, rtol=1e-6)
+    np.testing.assert_allclose(
+        physical(recordings(tmp_path / "cache")["a"], "Cz"), np.arange(100) * 0.5, rtol=1e-6
+    )
     (tmp_path / "raw" / "a.vhdr").write_text(header.format("../secret.eeg"))
     assert codes(attempt("generic", tmp_path / "raw", tmp_path / "cache")) == {"path_escape"}
 
@@ -673,12 +868,19 @@ def test_brainvision_headers_cannot_name_files_elsewhere(tmp_path: Path) -> None
     ],
 )
 def test_real_folders_of_unusual_files(
-    tmp_path: Path, dataset: str, folder: str, exit_code: int, landed: int, quarantined: dict[str, str]
+    tmp_path: Path,
+    dataset: str,
+    folder: str,
+    exit_code: int,
+    landed: int,
+    quarantined: dict[str, str],
 ) -> None:
     require_sample(SAMPLES / folder)
     report = attempt(dataset, SAMPLES / folder, tmp_path / "cache")
     assert report["exit_code"] == exit_code
-    bad = {u["unit"]: u["reasons"][0]["code"] for u in report["units"] if u["status"] == "quarantined"}
+    bad = {
+        u["unit"]: u["reasons"][0]["code"] for u in report["units"] if u["status"] == "quarantined"
+    }
     assert bad == quarantined
     assert len(recordings(tmp_path / "cache")) == landed
     again = attempt(dataset, SAMPLES / folder, tmp_path / "cache")

@@ -1,4 +1,6 @@
-"""Training on an accelerator: the curve of the CPU to rounding, exact resume, bf16. Skipped where there is none."""
+"""Training on an accelerator: the curve of the CPU to rounding, exact resume, bf16. Skipped where
+there is none.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,13 @@ from bitimely_core import models, objectives
 from bitimely_core.train import loop
 from bitimely_core.types import Batch
 
-DEVICE = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else None
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DEVICE is None, reason="neither CUDA nor MPS here")]
+DEVICE = (
+    "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else None
+)
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(DEVICE is None, reason="neither CUDA nor MPS here"),
+]
 
 
 class Noise:
@@ -27,11 +34,15 @@ class Noise:
             yield Batch(torch.randn(self.size, 1200, 2, generator=draw))
 
 
-def trained(device: str, folder: Path | None = None, **options: Any) -> tuple[torch.nn.Module, dict[str, Any]]:
+def trained(
+    device: str, folder: Path | None = None, **options: Any
+) -> tuple[torch.nn.Module, dict[str, Any]]:
     torch.manual_seed(0)
     model = models.build("bitimelygpt", preset="tiny", channels=2, length=1200)
     config = loop.TrainConfig(epochs=2, device=device, batch_size=4, **options)
-    return model, loop.fit(model, Noise(), objectives.get("next-previous-strict"), config=config, folder=folder)
+    return model, loop.fit(
+        model, Noise(), objectives.get("next-previous-strict"), config=config, folder=folder
+    )
 
 
 def test_the_curve_is_that_of_the_cpu() -> None:
@@ -44,7 +55,9 @@ def test_the_curve_is_that_of_the_cpu() -> None:
 
 def test_bf16_stays_near() -> None:
     assert DEVICE is not None
-    assert trained(DEVICE, precision="bf16")[1]["loss"] == pytest.approx(trained(DEVICE, precision="fp32")[1]["loss"], rel=5e-2)
+    assert trained(DEVICE, precision="bf16")[1]["loss"] == pytest.approx(
+        trained(DEVICE, precision="fp32")[1]["loss"], rel=5e-2
+    )
 
 
 def test_a_finished_run_is_loaded(tmp_path: Path) -> None:
@@ -52,4 +65,7 @@ def test_a_finished_run_is_loaded(tmp_path: Path) -> None:
     first, _ = trained(DEVICE, tmp_path)
     second, again = trained(DEVICE, tmp_path)
     assert again["resumed"] == 4
-    assert all(torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True)
+    )

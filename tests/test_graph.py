@@ -1,4 +1,6 @@
-"""Stages: each once, in the order of their needs, again only when something changed; failures cost what hangs on them and nothing else."""
+"""Stages: each once, in the order of their needs, again only when something changed; failures cost
+what hangs on them and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -35,16 +37,26 @@ class Workplace:
                 raise input_error(Reason.CONFIG, f"{label} is broken")
             time.sleep(wait)
             self.ran.append(label)
-            (self.folder / f"{label}.json").write_text(f"{label} {len(self.ran) if label == 'clock' else ''}")
+            (self.folder / f"{label}.json").write_text(
+                f"{label} {len(self.ran) if label == 'clock' else ''}"
+            )
             return StageResult()
 
         return Node(
-            label=label, settings=settings or {}, call=call, output=self.folder / f"{label}.json", needs=needs, after=after, inputs=reads
+            label=label,
+            settings=settings or {},
+            call=call,
+            output=self.folder / f"{label}.json",
+            needs=needs,
+            after=after,
+            inputs=reads,
         )
 
     def go(self, *nodes: Node, **given: Any) -> dict[str, str]:
         self.ran.clear()
-        states = graph.execute({node.label: node for node in nodes}, self.folder / "stages", **given)
+        states = graph.execute(
+            {node.label: node for node in nodes}, self.folder / "stages", **given
+        )
         return {label: state.state for label, state in states.items()}
 
 
@@ -67,7 +79,11 @@ def test_a_change_reruns_the_node_and_its_dependents(work: Workplace, change: st
     read.write_text("1")
 
     def nodes(value: int = 0) -> list[Node]:
-        return [work.node("clock", settings={"x": value}, reads=(read,)), work.node("b", "clock"), work.node("other")]
+        return [
+            work.node("clock", settings={"x": value}, reads=(read,)),
+            work.node("b", "clock"),
+            work.node("other"),
+        ]
 
     work.go(*nodes())
     changes: dict[str, Callable[[], object]] = {
@@ -84,11 +100,21 @@ def test_a_change_reruns_the_node_and_its_dependents(work: Workplace, change: st
     assert "other" not in work.ran
     made_anew = (work.folder / "clock.json").read_text()
     assert made_anew == "clock 1"
-    assert work.go(*again) == {"clock": "already done", "b": "already done", "other": "already done"}
+    assert work.go(*again) == {
+        "clock": "already done",
+        "b": "already done",
+        "other": "already done",
+    }
 
 
 def test_a_failure_costs_what_needs_it_and_is_tried_again(work: Workplace) -> None:
-    nodes = [work.node("a"), work.node("b", "a"), work.node("c", "b"), work.node("d"), work.node("page", after=("c", "d"))]
+    nodes = [
+        work.node("a"),
+        work.node("b", "a"),
+        work.node("c", "b"),
+        work.node("d"),
+        work.node("page", after=("c", "d")),
+    ]
     work.broken = {"a"}
     states = graph.execute({n.label: n for n in nodes}, work.folder / "stages")
     assert {label: state.state for label, state in states.items()} == {
@@ -102,16 +128,26 @@ def test_a_failure_costs_what_needs_it_and_is_tried_again(work: Workplace) -> No
     assert states["a"].exit_code == Exit.REFUSED
     assert states["c"].detail == "needs b"
     work.broken = set()
-    assert work.go(*nodes) == {"a": "done", "b": "done", "c": "done", "d": "already done", "page": "done"}  # the page reads what is new
+    # the page reads what is new
+    assert work.go(*nodes) == {
+        "a": "done",
+        "b": "done",
+        "c": "done",
+        "d": "already done",
+        "page": "done",
+    }
 
 
-def test_a_page_is_made_again_when_a_stage_fails_and_when_it_no_longer_does(work: Workplace) -> None:
+def test_a_page_is_made_again_when_a_stage_fails_and_when_it_no_longer_does(
+    work: Workplace,
+) -> None:
     def nodes(value: int) -> list[Node]:
         return [work.node("a", settings={"x": value}), work.node("page", after=("a",))]
 
     work.go(*nodes(0))
     work.broken = {"a"}
-    assert work.go(*nodes(1)) == {"a": "failed", "page": "done"}  # the file of the former success is still there
+    # the file of the former success is still there
+    assert work.go(*nodes(1)) == {"a": "failed", "page": "done"}
     work.broken = set()
     assert work.go(*nodes(0)) == {"a": "already done", "page": "done"}
 
@@ -120,7 +156,10 @@ def test_an_interruption_stops_the_graph_and_is_no_failure(work: Workplace) -> N
     def stop(_: graph.States) -> Mapping[str, Any]:
         raise UserError(Reason.INCOMPLETE, "stopped", exit_code=Exit.INTERRUPTED)
 
-    nodes = {"a": work.node("a"), "b": Node(label="b", settings={}, call=stop, output=work.folder / "b.json")}
+    nodes = {
+        "a": work.node("a"),
+        "b": Node(label="b", settings={}, call=stop, output=work.folder / "b.json"),
+    }
     with pytest.raises(UserError) as caught:
         graph.execute(nodes, work.folder / "stages")
     assert caught.value.exit_code == Exit.INTERRUPTED
@@ -128,10 +167,18 @@ def test_an_interruption_stops_the_graph_and_is_no_failure(work: Workplace) -> N
 
 
 def test_several_at_once_do_each_stage_once(work: Workplace) -> None:
-    nodes = {f"s{i}": work.node(f"s{i}", *([f"s{i - 4}"] if i >= 4 else []), wait=0.02) for i in range(16)}
+    nodes = {
+        f"s{i}": work.node(f"s{i}", *([f"s{i - 4}"] if i >= 4 else []), wait=0.02)
+        for i in range(16)
+    }
     found: list[dict[str, dict[str, Any]]] = []
     began = time.time()
-    threads = [threading.Thread(target=lambda: found.append(graph.execute(nodes, work.folder / "stages", began=began))) for _ in range(4)]
+    threads = [
+        threading.Thread(
+            target=lambda: found.append(graph.execute(nodes, work.folder / "stages", began=began))
+        )
+        for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -145,16 +192,27 @@ def test_a_part_says_of_the_others_only_what_they_did(work: Workplace) -> None:
     by_label = {n.label: n for n in nodes}
     assert graph.closure(by_label, {"b"}) == {"a", "b"}
     assert work.go(*nodes, selected={"a", "b"}) == {"a": "done", "b": "done", "c": "not run"}
-    assert work.go(*nodes, selected={"c"}) == {"a": "already done", "b": "already done", "c": "done"}
+    assert work.go(*nodes, selected={"c"}) == {
+        "a": "already done",
+        "b": "already done",
+        "c": "done",
+    }
 
 
 def test_a_bug_costs_one_stage_and_says_where_without_values(work: Workplace) -> None:
     def bug(_: graph.States) -> Mapping[str, Any]:
         raise KeyError("Jane Doe")
 
-    nodes = {"a": Node(label="a", settings={}, call=bug, output=work.folder / "a.json"), "b": work.node("b")}
+    nodes = {
+        "a": Node(label="a", settings={}, call=bug, output=work.folder / "a.json"),
+        "b": work.node("b"),
+    }
     states = graph.execute(nodes, work.folder / "stages")
-    assert (states["a"].state, states["a"].exit_code, states["b"].state) == ("failed", Exit.INTERNAL_ERROR, "done")
+    assert (states["a"].state, states["a"].exit_code, states["b"].state) == (
+        "failed",
+        Exit.INTERNAL_ERROR,
+        "done",
+    )
     written = (work.folder / "stages" / nodes["a"].key / "stage.json").read_text()
     assert "test_graph.py" in written
     assert "KeyError" in states["a"].detail
@@ -165,23 +223,36 @@ def test_a_stage_that_ends_without_memory_is_no_bug(work: Workplace) -> None:
     def fail(_: graph.States) -> StageResult:
         raise MemoryError
 
-    states = graph.execute({"a": Node(label="a", settings={}, call=fail, output=work.folder / "a.json")}, work.folder / "stages")
+    states = graph.execute(
+        {"a": Node(label="a", settings={}, call=fail, output=work.folder / "a.json")},
+        work.folder / "stages",
+    )
     assert states["a"].exit_code == Exit.RESOURCES
     assert "out of memory" in states["a"].detail
 
 
 def test_stages_stay_done_where_their_folder_is_moved(work: Workplace) -> None:
     (work.folder / "raw.json").write_text("1")
-    work.go(work.node("a", reads=(work.folder / "raw.json",)), work.node("b", "a"), work.node("page", after=("b",)))
+    work.go(
+        work.node("a", reads=(work.folder / "raw.json",)),
+        work.node("b", "a"),
+        work.node("page", after=("b",)),
+    )
     moved = Workplace(work.folder.rename(work.folder.with_name("moved")))
-    nodes = [moved.node("a", reads=(moved.folder / "raw.json",)), moved.node("b", "a"), moved.node("page", after=("b",))]
+    nodes = [
+        moved.node("a", reads=(moved.folder / "raw.json",)),
+        moved.node("b", "a"),
+        moved.node("page", after=("b",)),
+    ]
     assert set(moved.go(*nodes).values()) == {"already done"}
     (moved.folder / "raw.json").write_text("2")
     assert moved.go(*nodes)["a"] == "done"
 
 
 @pytest.mark.parametrize("shift", [-86400.0, 86400.0])
-def test_a_clock_that_was_set_changes_nothing(work: Workplace, monkeypatch: pytest.MonkeyPatch, shift: float) -> None:
+def test_a_clock_that_was_set_changes_nothing(
+    work: Workplace, monkeypatch: pytest.MonkeyPatch, shift: float
+) -> None:
     real = time.time
     monkeypatch.setattr(graph.time, "time", lambda: real() - shift)
     work.broken.add("b")

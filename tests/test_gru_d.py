@@ -18,7 +18,13 @@ torch.set_num_threads(1)
 
 def tiny(**options):
     torch.manual_seed(0)
-    return models.build("gru-d", **{"preset": "tiny", "channels": 3, "length": 20, "dim": 8, **options}).double().eval()
+    return (
+        models.build(
+            "gru-d", **{"preset": "tiny", "channels": 3, "length": 20, "dim": 8, **options}
+        )
+        .double()
+        .eval()
+    )
 
 
 def sampled(seed=0):
@@ -32,13 +38,19 @@ def sampled(seed=0):
 def test_gaps_and_last_values_by_hand():
     mask = torch.tensor([[[1, 0], [0, 0], [1, 1], [0, 0]]], dtype=torch.bool)
     values = torch.tensor([[[4.0, 0], [0, 0], [5, 7], [0, 0]]])
-    rows = TimedRows(values, mask, torch.tensor([[0.0, 2, 5, 9]]), torch.ones(1, 4, dtype=torch.bool))
+    rows = TimedRows(
+        values, mask, torch.tensor([[0.0, 2, 5, 9]]), torch.ones(1, 4, dtype=torch.bool)
+    )
     assert compute_gaps(rows).tolist() == [[[0, 0], [2, 2], [5, 5], [4, 4]]]
-    assert carry_forward(rows, torch.tensor([-1.0, -2.0])).tolist() == [[[4, -2], [4, -2], [5, 7], [5, 7]]]
+    assert carry_forward(rows, torch.tensor([-1.0, -2.0])).tolist() == [
+        [[4, -2], [4, -2], [5, 7], [5, 7]]
+    ]
 
 
 def by_steps(model, batch):
-    """delta_t = dt + (0 where observed before, else delta_(t-1)); then the equations of the paper."""
+    """delta_t = dt + (0 where observed before, else delta_(t-1)); then the equations of the
+    paper.
+    """
     adapter, dim = model.adapter, model.config.dim
     w_r, w_z, w_c = adapter.read.weight.split(dim)
     b_r, b_z, b_c = adapter.read.bias.split(dim)
@@ -54,7 +66,10 @@ def by_steps(model, batch):
             gamma_h = torch.exp(-torch.relu(adapter.state.weight @ delta + adapter.state.bias))
             imputed = m[t] * x[t] + (1 - m[t]) * (gamma_x * last + (1 - gamma_x) * 0.0)
             read, h = torch.cat((imputed, m[t])), gamma_h * h
-            r, z = torch.sigmoid(w_r @ read + u_r @ h + b_r), torch.sigmoid(w_z @ read + u_z @ h + b_z)
+            r, z = (
+                torch.sigmoid(w_r @ read + u_r @ h + b_r),
+                torch.sigmoid(w_z @ read + u_z @ h + b_z),
+            )
             h = (1 - z) * h + z * torch.tanh(w_c @ read + model.candidate.weight @ (r * h) + b_c)
             last = torch.where(m[t].bool(), x[t], last)
             states.append(h)
@@ -80,7 +95,9 @@ def test_the_state_is_kept_behind_the_end():
 
 
 def test_months_are_the_unit_of_codes():
-    """The gap of a code is the time since it was last there, in units of the horizon; the state decays by it."""
+    """The gap of a code is the time since it was last there, in units of the horizon; the state
+    decays by it.
+    """
     model = tiny(tokenizer="codes", codes=7, horizon=100, index_day=False, gap_unit=None)
     with torch.no_grad():
         for weight in model.adapter.state.parameters():
@@ -93,7 +110,9 @@ def test_months_are_the_unit_of_codes():
         rows = model.adapter.tokenizer.rows(Batch(torch.tensor([codes]), months))
         delta = compute_gaps(rows)[0, :, 0] / 100
         assert delta.tolist() == pytest.approx([0.0, 0.1, 0.4])
-        states[codes[0]] = torch.exp(-torch.relu(model.adapter.state(compute_gaps(rows) / 100)))[0, :, 0].tolist()
+        states[codes[0]] = torch.exp(-torch.relu(model.adapter.state(compute_gaps(rows) / 100)))[
+            0, :, 0
+        ].tolist()
         assert torch.isfinite(found.pooled).all()
     assert states[5] == pytest.approx([1.0, 0.606531, 0.135335], rel=1e-5)
 
@@ -110,7 +129,9 @@ def test_dropout_is_on_the_vector_alone():
 
 
 def pypots():
-    """The module of PyPOTS by itself: importing the full library would need many others, and writes to the home folder."""
+    """The module of PyPOTS by itself: importing the full library would need many others, and writes
+    to the home folder.
+    """
     found = importlib.util.find_spec("pypots")
     if found is None:
         pytest.skip("pypots is not installed: pip install --no-deps pypots")
@@ -148,4 +169,5 @@ def test_states_equal_those_of_pypots():
         torch.zeros(3, dtype=torch.float64),
         carry_forward(rows, torch.zeros(3, dtype=torch.float64)),
     )[1]
-    torch.testing.assert_close(model(batch).pooled, theirs_last, rtol=1e-6, atol=1e-6)  # it starts from a float32 state
+    # it starts from a float32 state
+    torch.testing.assert_close(model(batch).pooled, theirs_last, rtol=1e-6, atol=1e-6)

@@ -1,4 +1,6 @@
-"""Results are guarded like data: any change of a file of a run, report, model or export is noticed by `verify` and by the verb that reads it."""
+"""Results are guarded like data: any change of a file of a run, report, model or export is noticed
+by `verify` and by the verb that reads it.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def change_number(path: Path, draw: random.Random) -> None:
     """Another digit in a number of JSON or text; a flipped bit where there is none."""
     content = path.read_bytes()
-    places = [match.start() for match in re.finditer(rb"\d", content)] if path.suffix in {".json", ".jsonl", ".md", ".html"} else []
+    places = (
+        [match.start() for match in re.finditer(rb"\d", content)]
+        if path.suffix in {".json", ".jsonl", ".md", ".html"}
+        else []
+    )
     if not places:
         return flip(path, draw)
     at = draw.choice(places)
@@ -48,9 +54,15 @@ def add_foreign(path: Path, draw: random.Random) -> None:
 
 
 def swap(path: Path, draw: random.Random) -> None:
-    """Content of another file of the folder, of the same kind where there is one; a flipped bit where there is no other."""
+    """Content of another file of the folder, of the same kind where there is one; a flipped bit
+    where there is no other.
+    """
     mine = path.read_bytes()
-    others = [one for one in sorted(path.parent.iterdir()) if one.is_file() and one.name != "manifest.json" and one.stat().st_size]
+    others = [
+        one
+        for one in sorted(path.parent.iterdir())
+        if one.is_file() and one.name != "manifest.json" and one.stat().st_size
+    ]
     others = [one for one in others if one != path and one.read_bytes() != mine]
     others = [one for one in others if one.suffix == path.suffix] or others
     if not others:
@@ -77,15 +89,30 @@ def restore(folder: Path, before: dict[Path, bytes]) -> None:
             path.write_bytes(content)
 
 
-FOLDERS = ("runs/plain", "runs/tuned", "runs/scratch", "reports/svd-plain", "reports/compare-tuned-scratch", "exports/tuned")
+FOLDERS = (
+    "runs/plain",
+    "runs/tuned",
+    "runs/scratch",
+    "reports/svd-plain",
+    "reports/compare-tuned-scratch",
+    "exports/tuned",
+)
 LONG = {"runs/tuned", "runs/scratch"}  # files of the same kinds as in runs/plain
 
 
 def list_files(home: Path, folder: str) -> list[Path]:
-    return sorted(path for path in (home / folder).rglob("*") if path.is_file() and path.name != ".lock")
+    return sorted(
+        path for path in (home / folder).rglob("*") if path.is_file() and path.name != ".lock"
+    )
 
 
-@pytest.mark.parametrize("folder", [pytest.param(folder, marks=[pytest.mark.slow] if folder in LONG else []) for folder in FOLDERS])
+@pytest.mark.parametrize(
+    "folder",
+    [
+        pytest.param(folder, marks=[pytest.mark.slow] if folder in LONG else [])
+        for folder in FOLDERS
+    ],
+)
 def test_verify_notices_twenty_damages_of_every_file(home: Path, folder: str) -> None:
     root = home / folder
     assert workflows.verify(root)["exit_code"] == 0
@@ -109,9 +136,9 @@ def test_verify_names_the_file(home: Path, mode: Damage) -> None:
     root = home / "runs" / "tuned"
     before, path = snapshot(root), root / "scores.json"
     mode(path, random.Random(1))
-    changed = {one.name for one in root.iterdir() if one.is_file() and before.get(one) != one.read_bytes()} | {
-        one.name for one in before if not one.exists()
-    }
+    changed = {
+        one.name for one in root.iterdir() if one.is_file() and before.get(one) != one.read_bytes()
+    } | {one.name for one in before if not one.exists()}
     findings = workflows.verify(root)["findings"]
     restore(root, before)
     assert {Path(str(one.file)).name for one in findings} == changed
@@ -132,8 +159,16 @@ READERS = {  # verb -> files that it reads
         "runs/scratch/scores.json",
         "runs/tuned/train_subjects.json",
     ],
-    "embed": ["runs/plain/run.json", "runs/plain/model/config.json", "runs/plain/model/model.safetensors"],
-    "analyze": ["runs/plain/run.json", "runs/plain/model/config.json", "runs/plain/model/model.safetensors"],
+    "embed": [
+        "runs/plain/run.json",
+        "runs/plain/model/config.json",
+        "runs/plain/model/model.safetensors",
+    ],
+    "analyze": [
+        "runs/plain/run.json",
+        "runs/plain/model/config.json",
+        "runs/plain/model/model.safetensors",
+    ],
     "export": [
         "runs/tuned/run.json",
         "runs/tuned/scores.json",
@@ -149,7 +184,9 @@ READ = [(verb, file) for verb, files in READERS.items() for file in files]
 
 @pytest.mark.parametrize(("verb", "file"), READ)
 @pytest.mark.parametrize("mode", [flip, truncate, change_number, swap])
-def test_the_verb_that_reads_a_damaged_file_refuses_it(home: Path, verb: str, file: str, mode: Damage) -> None:
+def test_the_verb_that_reads_a_damaged_file_refuses_it(
+    home: Path, verb: str, file: str, mode: Damage
+) -> None:
     path = home / file
     root = path.parent
     before = snapshot(root)
@@ -161,7 +198,9 @@ def test_the_verb_that_reads_a_damaged_file_refuses_it(home: Path, verb: str, fi
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "run.json"])
-def test_a_damaged_export_is_no_start_of_a_training(home: Path, file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_export_is_no_start_of_a_training(
+    home: Path, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = home / "exports" / "tuned"
     before = snapshot(root)
     change_number(root / file, random.Random(2))
@@ -179,40 +218,84 @@ def test_a_damaged_export_is_no_start_of_a_training(home: Path, file: str, capsy
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A workspace with ingests of recordings and of claims, with their pages and the key of the pseudonyms."""
+    """A workspace with ingests of recordings and of claims, with their pages and the key of the
+    pseudonyms.
+    """
     raw, home = tmp_path_factory.mktemp("raw"), tmp_path_factory.mktemp("data")
     make_v1.write_raw(raw)
-    assert main(["ingest", "generic", str(raw), "--map", str(raw / "map.toml"), "-w", str(home)]) == 0
-    assert main(["ingest", "synthetic-claims", "--subjects", "60", "--no-select", "--min-codes", "2", "-w", str(home)]) in {0, 3}
+    assert (
+        main(["ingest", "generic", str(raw), "--map", str(raw / "map.toml"), "-w", str(home)]) == 0
+    )
+    assert main(
+        [
+            "ingest",
+            "synthetic-claims",
+            "--subjects",
+            "60",
+            "--no-select",
+            "--min-codes",
+            "2",
+            "-w",
+            str(home),
+        ]
+    ) in {0, 3}
     return home
 
 
 @pytest.mark.parametrize(
     "file",
     [
-        *(f"cache/{name}/{file}" for name in ("generic", "synthetic-claims") for file in ("ingest_report.json", "report.html")),
-        *("cache/generic/results.json", "tokens/synthetic-claims/report.html", "id.key", "id.key.sha256"),
+        *(
+            f"cache/{name}/{file}"
+            for name in ("generic", "synthetic-claims")
+            for file in ("ingest_report.json", "report.html")
+        ),
+        *(
+            "cache/generic/results.json",
+            "tokens/synthetic-claims/report.html",
+            "id.key",
+            "id.key.sha256",
+        ),
     ],
 )
 def test_reports_and_pages_of_data_and_the_key_are_guarded(data: Path, file: str) -> None:
     path = data / file
     content, draw = path.read_bytes(), random.Random(file)
     assert workflows.verify(data)["exit_code"] == 0
-    modes = [flip, zero4k, truncate, append, change_number, *([] if path.suffix == ".sha256" or path.name == "results.json" else [delete])]
+    modes = [
+        flip,
+        zero4k,
+        truncate,
+        append,
+        change_number,
+        *([] if path.suffix == ".sha256" or path.name == "results.json" else [delete]),
+    ]
     named = {"results.json": "results.json"}.get(path.name, path.name.removesuffix(".sha256"))
     for seed in range(SEEDS):
         modes[seed % len(modes)](path, draw)
         if not path.exists() or path.read_bytes() != content:
             found = workflows.verify(data)
             assert found["exit_code"] == 5, (file, seed)
-            assert {Path(str(one.file)).name for one in found["findings"] if one.level == "error"} == {named}
+            assert {
+                Path(str(one.file)).name for one in found["findings"] if one.level == "error"
+            } == {named}
         path.write_bytes(content)
     assert workflows.verify(data)["exit_code"] == 0
 
 
 def test_a_repeated_ingest_makes_a_damaged_report_and_page_again(data: Path) -> None:
     root = data / "cache" / "synthetic-claims"
-    argv = ["ingest", "synthetic-claims", "--subjects", "60", "--no-select", "--min-codes", "2", "-w", str(data)]
+    argv = [
+        "ingest",
+        "synthetic-claims",
+        "--subjects",
+        "60",
+        "--no-select",
+        "--min-codes",
+        "2",
+        "-w",
+        str(data),
+    ]
     assert main(argv) in {0, 3}  # a refused ingest before this one left its own report
     before = snapshot(root)
     for name in ("ingest_report.json", "report.html"):
@@ -222,7 +305,10 @@ def test_a_repeated_ingest_makes_a_damaged_report_and_page_again(data: Path) -> 
 
 
 def test_a_damaged_key_makes_no_pseudonyms(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, argv = data / "id.key", ["ingest", "synthetic-claims", "--subjects", "60", "-w", str(data), "--force-new"]
+    path, argv = (
+        data / "id.key",
+        ["ingest", "synthetic-claims", "--subjects", "60", "-w", str(data), "--force-new"],
+    )
     content = path.read_bytes()
     for mode in (flip, truncate, delete):
         mode(path, random.Random(3))
@@ -240,11 +326,17 @@ def test_vectors_in_a_folder_of_the_user_are_guarded(home: Path, tmp_path: Path)
     for seed in range(SEEDS):
         [flip, zero4k, truncate, append, delete][seed % 5](path, random.Random(seed))
         found = workflows.verify(tmp_path)
-        assert (found["exit_code"], [Path(str(one.file)).name for one in found["findings"]]) == (5, ["vectors.parquet"])
+        assert (found["exit_code"], [Path(str(one.file)).name for one in found["findings"]]) == (
+            5,
+            ["vectors.parquet"],
+        )
         path.write_bytes(content)
     for folder in (home / "cache" / "generic", home / "tokens" / "generic-classification"):
         before = snapshot(folder)
-        assert main([*small.VERBS["embed"], "--out", str(folder / "vectors.parquet"), "-w", str(home)]) == 2
+        assert (
+            main([*small.VERBS["embed"], "--out", str(folder / "vectors.parquet"), "-w", str(home)])
+            == 2
+        )
         assert snapshot(folder) == before
 
 
@@ -286,7 +378,9 @@ def test_a_run_of_version_0_1_is_guarded_from_its_next_result_on(tmp_path: Path)
 # --- unfinished trainings
 
 
-def test_an_unfinished_run_is_guarded_up_to_its_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unfinished_run_is_guarded_up_to_its_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home, append_line = small.copy_data(tmp_path), storage.append_line
 
     def until_step_3(path: Path, obj: dict[str, object]) -> None:
@@ -312,14 +406,21 @@ def test_an_unfinished_run_is_guarded_up_to_its_last_checkpoint(tmp_path: Path, 
             draw = random.Random(f"{name} {seed}")
             content = bytearray((root / name).read_bytes())
             last = content.index(b'"step":3') if name == "metrics.jsonl" else len(content)
-            content[draw.randrange(content.rindex(b"\n", 0, last) if name == "metrics.jsonl" else last)] ^= 1 << draw.randrange(8)
+            content[
+                draw.randrange(content.rindex(b"\n", 0, last) if name == "metrics.jsonl" else last)
+            ] ^= 1 << draw.randrange(8)
             (root / name).write_bytes(content)
             assert workflows.verify(root)["exit_code"] == code, (name, seed)
         small.call(home, "pretrain", code=code)
         restore(root, before)
-    (root / "metrics.jsonl").write_bytes(before[root / "metrics.jsonl"] + b'{"step":3,"sp')  # after the checkpoint: written again
+    # after the checkpoint: written again
+    (root / "metrics.jsonl").write_bytes(before[root / "metrics.jsonl"] + b'{"step":3,"sp')
     small.call(home, "pretrain")
-    assert [json.loads(line)["step"] for line in (root / "metrics.jsonl").read_text().splitlines() if '"train"' in line] == [1, 2, 3, 4]
+    assert [
+        json.loads(line)["step"]
+        for line in (root / "metrics.jsonl").read_text().splitlines()
+        if '"train"' in line
+    ] == [1, 2, 3, 4]
     assert workflows.verify(root)["exit_code"] == 0
 
 
@@ -348,7 +449,9 @@ def test_a_deleted_result_is_missing_and_made_again(home: Path, verb: str, file:
     path.unlink()
     found = workflows.verify(path.parent)
     assert found["exit_code"] == 5
-    assert [(Path(str(one.file)).name, one.problem) for one in found["findings"]] == [(path.name, "is missing")]
+    assert [(Path(str(one.file)).name, one.problem) for one in found["findings"]] == [
+        (path.name, "is missing")
+    ]
     small.call(home, verb)
     assert path.read_bytes() == before[path]
     assert snapshot(path.parent) == before

@@ -49,9 +49,13 @@ def test_every_readout_fits_its_head(name, readout, layers, merge):
 @pytest.mark.parametrize("layers", ["last", "last-two"])
 @pytest.mark.parametrize("name", ["tst", "bitimelygpt", "patchtst"])
 def test_a_batch_of_short_histories_fits_a_flat_readout(name, layers):
-    """Batches of events are as long as their longest row: the same row has one vector in all of them."""
+    """Batches of events are as long as their longest row: the same row has one vector in all of
+    them.
+    """
     torch.manual_seed(0)
-    model = models.build(name, preset="tiny", channels=1, length=20, codes=30, tokenizer="codes").eval()
+    model = models.build(
+        name, preset="tiny", channels=1, length=20, codes=30, tokenizer="codes"
+    ).eval()
     head = MultiLabel(model, outputs=3, readout="flatten", layers=layers).eval()
     codes = torch.randint(5, 30, (2, 12), generator=torch.Generator().manual_seed(1))
     mask = torch.arange(12) < torch.tensor([7, 12])[:, None]
@@ -62,9 +66,19 @@ def test_a_batch_of_short_histories_fits_a_flat_readout(name, layers):
 
 
 def test_readouts_read_what_they_say():
-    """States that are their own position: [SOS] 0, [EOS] at the true end, means and maxima over real tokens alone."""
+    """States that are their own position: [SOS] 0, [EOS] at the true end, means and maxima over
+    real tokens alone.
+    """
     states = torch.arange(7.0).expand(2, -1)[..., None]
-    encoded = Encoded(None, None, torch.tensor([[True] * 5, [True] * 3 + [False] * 2]), (states,), None, None, torch.tensor([6, 4]))
+    encoded = Encoded(
+        None,
+        None,
+        torch.tensor([[True] * 5, [True] * 3 + [False] * 2]),
+        (states,),
+        None,
+        None,
+        torch.tensor([6, 4]),
+    )
     wanted = {"sos": [0, 0], "eos": [6, 4], "mean": [3, 2], "last": [5, 3], "max": [5, 3]}
     for readout, values in wanted.items():
         assert POOLS[readout](states, encoded)[:, 0].tolist() == values
@@ -92,9 +106,13 @@ def test_last_two_reads_two_layers_behind_the_final_norm():
     vector = pool(encoded, model, "sos", "last-two", "concat")
     for part, states in zip(vector.chunk(2, -1), encoded.hidden[-2:], strict=True):
         x = states[:, 0]
-        normed = (x - x.mean(-1, keepdim=True)) / (x.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+        normed = (x - x.mean(-1, keepdim=True)) / (
+            x.var(-1, unbiased=False, keepdim=True) + 1e-5
+        ).sqrt()
         torch.testing.assert_close(part, normed * model.norms["next"].weight, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(pool(encoded, model, "sos", "last-two", "mean"), sum(vector.chunk(2, -1)) / 2)
+    torch.testing.assert_close(
+        pool(encoded, model, "sos", "last-two", "mean"), sum(vector.chunk(2, -1)) / 2
+    )
 
 
 def test_separate_output_heads_have_the_norm_of_their_layer():
@@ -107,7 +125,10 @@ def test_separate_output_heads_have_the_norm_of_their_layer():
     plain.load_state_dict(model.state_dict())
     for norm in plain.norms.values():
         torch.nn.init.ones_(norm.weight)
-    base = [float(part.detach().std()) for part in pool(plain(labelled(None)), plain, "mean", "last-two", "concat").chunk(2, -1)]
+    base = [
+        float(part.detach().std())
+        for part in pool(plain(labelled(None)), plain, "mean", "last-two", "concat").chunk(2, -1)
+    ]
     assert [r / b for r, b in zip(ratio, base, strict=True)] == pytest.approx([2.0, 3.0], rel=1e-4)
 
 
@@ -161,10 +182,15 @@ def test_missing_labels_do_not_count():
     target = torch.tensor([[1.0, 0.0], [torch.nan, 1.0], [0.0, torch.nan], [0.0, 0.0]])
     heads.standardise(head, target.numpy())
     share = [1 / 3, 1 / 3]
-    assert float(head.target_scale) == pytest.approx(sum(-p * math.log(p) - (1 - p) * math.log(1 - p) for p in share) / 2, rel=1e-5)
+    assert float(head.target_scale) == pytest.approx(
+        sum(-p * math.log(p) - (1 - p) * math.log(1 - p) for p in share) / 2, rel=1e-5
+    )
     result = heads.binary_cross_entropy(head, labelled(target))
     known = ~target.isnan()
-    torch.testing.assert_close(result["loss"], F.binary_cross_entropy_with_logits(head(labelled(target))[known], target[known]))
+    torch.testing.assert_close(
+        result["loss"],
+        F.binary_cross_entropy_with_logits(head(labelled(target))[known], target[known]),
+    )
     result["loss"].backward()
     assert all(torch.isfinite(p.grad).all() for p in head.parameters() if p.grad is not None)
     assert int(result["count"]) == 6
@@ -193,12 +219,16 @@ def test_a_constant_target_does_not_divide_by_zero():
     assert torch.isfinite(heads.mean_squared_error(head, labelled(torch.full((4,), 3.0)))["loss"])
 
 
-@pytest.mark.parametrize(("task", "target"), [("classification", [0, 1, 1, 0]), ("regression", [1.0, 2.0, 3.0, 4.0])])
+@pytest.mark.parametrize(
+    ("task", "target"), [("classification", [0, 1, 1, 0]), ("regression", [1.0, 2.0, 3.0, 4.0])]
+)
 def test_fit_can_measure_a_head_from_batches(task, target):
     head = heads.build(tiny(), task=task, outputs=2 if task == "classification" else 1)
     assert torch.isnan(head.target_scale)
     objectives.measure_scale(head, [labelled(torch.tensor(target)) for _ in range(3)])
-    assert float(head.target_scale) == pytest.approx(math.log(2) if task == "classification" else 1.0)
+    assert float(head.target_scale) == pytest.approx(
+        math.log(2) if task == "classification" else 1.0
+    )
     if task == "regression":
         assert head.target_mean.tolist() == pytest.approx([2.5])
     assert torch.isfinite(heads.losses[task](head, labelled(torch.tensor(target)))["rel"])
@@ -225,7 +255,9 @@ def test_fine_tuning_learns_what_separates_two_classes():
     for _ in range(60):
         target = torch.randint(2, (16,), generator=draw)
         phase = torch.rand(16, 1, generator=draw) * 2 * math.pi
-        values = torch.sin(phase + torch.where(target == 1, 0.5, 0.2)[:, None] * torch.arange(64))[..., None]
+        values = torch.sin(phase + torch.where(target == 1, 0.5, 0.2)[:, None] * torch.arange(64))[
+            ..., None
+        ]
         optimizer.zero_grad()
         result = heads.cross_entropy(head, Batch(values, target=target))
         result["loss"].backward()
@@ -243,7 +275,12 @@ def test_a_saved_head_comes_back_and_so_does_its_model(kind, tmp_path):
     again = heads.load(tmp_path / "model")
     batch = labelled(None)
     assert torch.equal(head.predict(batch), again.predict(batch))
-    assert (again.task, again.readout, again.layers, again.layer_merge) == (head.task, "sos+eos", "last-two", "mean")
+    assert (again.task, again.readout, again.layers, again.layer_merge) == (
+        head.task,
+        "sos+eos",
+        "last-two",
+        "mean",
+    )
     below = models.load(tmp_path / "model")
     assert torch.equal(below(batch).hidden[-1], head.model(batch).hidden[-1])
     assert json.loads((tmp_path / "model" / "config.json").read_text())["head"]["outputs"] == 2
@@ -258,5 +295,9 @@ def test_fine_tuning_elsewhere_renews_the_adapter_and_the_head_alone():
     renewed = model.reset_adapter(channels=1, length=40)
     head = Head(model, task="classification", outputs=4)
     assert head(Batch(torch.randn(2, 40, 1))).shape == (2, 4)
-    changed = {key for key, value in head.model.state_dict().items() if key in before and not torch.equal(before[key], value)}
+    changed = {
+        key
+        for key, value in head.model.state_dict().items()
+        if key in before and not torch.equal(before[key], value)
+    }
     assert changed - {"target_scale"} <= set(renewed)

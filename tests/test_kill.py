@@ -1,4 +1,6 @@
-"""SIGKILL at random moments, then the same command: the weights are those of the undisturbed run, bit for bit."""
+"""SIGKILL at random moments, then the same command: the weights are those of the undisturbed run,
+bit for bit.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Which objectives show a model its targets: exactly, at random weights, and by training on noise."""
+"""Which objectives show a model its targets: exactly, at random weights, and by training on
+noise.
+"""
 
 import pytest
 import torch
@@ -16,7 +18,13 @@ torch.set_num_threads(1)
 
 NAMES = ["next-previous", "next-previous-strict", "next", "masked", "gap"]
 STACKS = ["bitimelygpt", "gpt", "gpt-baar", "timelybert", "timelygpt"]
-EVERY = [{}, {"tokenizer": "patch"}, {"tokenizer": "patch", "crop": "start"}, {"target": "tokens"}, {"output_heads": "separate"}]
+EVERY = [
+    {},
+    {"tokenizer": "patch"},
+    {"tokenizer": "patch", "crop": "start"},
+    {"target": "tokens"},
+    {"output_heads": "separate"},
+]
 CODES = [{"tokenizer": "codes", "codes": 52}, {"tokenizer": "codes", "codes": 52, "numbers": True}]
 RETENTION = [
     {"temporal_conv": "causal"},
@@ -38,8 +46,12 @@ def config_of(name, **options):
 
 
 def measured(config, objective, mode="eval"):
-    measure = leaking.measure_code_changes if config.tokenizer == "codes" else leaking.measure_jacobian
-    return measure(leaking._shrink_config(config), objectives.get(objective), 0, training=mode == "train")
+    measure = (
+        leaking.measure_code_changes if config.tokenizer == "codes" else leaking.measure_jacobian
+    )
+    return measure(
+        leaking._shrink_config(config), objectives.get(objective), 0, training=mode == "train"
+    )
 
 
 def cases():
@@ -53,10 +65,16 @@ def cases():
 
 @pytest.mark.parametrize("objective", NAMES)
 @pytest.mark.parametrize(
-    ("name", "options"), list(cases()), ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())) or "conv"
+    ("name", "options"),
+    list(cases()),
+    ids=lambda value: (
+        value if isinstance(value, str) else "-".join(map(str, value.values())) or "conv"
+    ),
 )
 def test_no_target_leak(name, options, objective):
-    """What is stamped leak-free has a derivative of exactly 0; what is stamped false has another one. From the raw signal, in float64."""
+    """What is stamped leak-free has a derivative of exactly 0; what is stamped false has another
+    one. From the raw signal, in float64.
+    """
     config = config_of(name, **options)
     stamp = objectives.leak_free(Settings(model=config, objective=ObjectiveConfig(name=objective)))
     for mode in (
@@ -73,14 +91,20 @@ def test_no_target_leak(name, options, objective):
 def largest(name, objective, layers, **options):
     """The largest own-target derivative of each part."""
     torch.manual_seed(0)
-    model = models.build(name, preset="tiny", channels=2, length=40, layers=layers, **options).double().eval()
+    model = (
+        models.build(name, preset="tiny", channels=2, length=40, layers=layers, **options)
+        .double()
+        .eval()
+    )
     x = torch.randn(1, 40, 2, dtype=torch.float64, requires_grad=True)
     result = objectives.get(objective)(model, Batch(x))
     out = {}
     for part, where in result["slices"].items():
         slopes = []
         for n in range(10):
-            (slope,) = torch.autograd.grad(result["prediction"][0, where][n].sum(), x, retain_graph=True)
+            (slope,) = torch.autograd.grad(
+                result["prediction"][0, where][n].sum(), x, retain_graph=True
+            )
             slopes.append(float(slope[0, 4 * n].abs().max()))
         out[part] = max(slopes)
     return out
@@ -89,14 +113,18 @@ def largest(name, objective, layers, **options):
 @pytest.mark.parametrize("layers", [2, 4, 6, 8])
 @pytest.mark.parametrize("name", ["bitimelygpt", "gpt-baar"])
 def test_next_previous_leaks_by_depth(name, layers):
-    """The next token, read at layer 1, has no leakage with two layers only; the previous token always has."""
+    """The next token, read at layer 1, has no leakage with two layers only; the previous token
+    always has.
+    """
     found = largest(name, "next-previous", layers)
     assert (found["next"] == 0) == (layers == 2)
     assert found["previous"] > 1e-5
 
 
 def test_a_window_statistic_leaks():
-    """Why z-scores of a window are stamped: from the samples before them, every prediction depends on its own target."""
+    """Why z-scores of a window are stamped: from the samples before them, every prediction depends
+    on its own target.
+    """
     torch.manual_seed(0)
     model = models.build("bitimelygpt", preset="tiny", channels=1, length=40).double().eval()
     raw = torch.randn(1, 40, 1, dtype=torch.float64, requires_grad=True)
@@ -107,11 +135,15 @@ def test_a_window_statistic_leaks():
 
 
 def test_the_measurement_catches_what_it_should(monkeypatch):
-    """A centred kernel over the tokens, as in the released code, shows token n + 1 to token n: the same Jacobian must find it."""
+    """A centred kernel over the tokens, as in the released code, shows token n + 1 to token n: the
+    same Jacobian must find it.
+    """
     torch.manual_seed(0)
     model = models.build("timelygpt", preset="tiny", channels=2, length=38).double()
     mix = torch.nn.Conv1d(64, 64, 3, padding=1).double()
-    model.adapter.embedding.register_forward_hook(lambda module, args, out: mix(out.transpose(1, 2)).transpose(1, 2))
+    model.adapter.embedding.register_forward_hook(
+        lambda module, args, out: mix(out.transpose(1, 2)).transpose(1, 2)
+    )
     monkeypatch.setattr(leaking.building, "from_config", lambda config: model)
     found = leaking.measure_jacobian(model.config, objectives.get("next"), 0, training=False)
     assert found.own > 1e-3
@@ -179,7 +211,10 @@ def test_a_run_that_contradicts_its_stamp_is_reported():
     consistent = leakage([run_of(model, settings, False)], steps=0)
     assert (consistent.summary["leak_free"], consistent.summary["contradiction"]) == (False, False)
     contradicting = leakage([run_of(model, settings, True)], steps=0)
-    assert (contradicting.summary["stamped"], contradicting.summary["contradiction"]) == (True, True)
+    assert (contradicting.summary["stamped"], contradicting.summary["contradiction"]) == (
+        True,
+        True,
+    )
     assert any("stamped leak-free" in line for line in contradicting.notices)
     with pytest.raises(UserError, match="takes one") as caught:
         leakage([run_of(model, settings, True)] * 2)
@@ -189,7 +224,9 @@ def test_a_run_that_contradicts_its_stamp_is_reported():
 def test_a_condition_is_no_contradiction():
     config = config_of("timelygpt", temporal_conv="causal")
     settings = Settings(model=config, objective=ObjectiveConfig(name="next"))
-    page = leakage([run_of(models.from_config(config), settings, "up to batch statistics")], steps=0)
+    page = leakage(
+        [run_of(models.from_config(config), settings, "up to batch statistics")], steps=0
+    )
     assert page.summary["jacobian"]["eval"]["own"] == 0 < page.summary["jacobian"]["train"]["own"]
     assert (page.summary["leak_free"], page.summary["contradiction"]) == (False, False)
 
@@ -211,15 +248,20 @@ def test_the_same_seed_measures_the_same():
 
 @pytest.mark.slow
 def test_next_previous_copies_noise_within_a_few_steps():
-    found = leaking.train_on_noise(config_of("bitimelygpt", tokenizer="codes", codes=52), objectives.get("next-previous"), 120)
+    found = leaking.train_on_noise(
+        config_of("bitimelygpt", tokenizer="codes", codes=52), objectives.get("next-previous"), 120
+    )
     assert found.rel < 0.9
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("objective", "steps", "leaks"), [("next-previous", 300, True), ("next-previous-strict", 150, False), ("gap", 150, False)]
+    ("objective", "steps", "leaks"),
+    [("next-previous", 300, True), ("next-previous-strict", 150, False), ("gap", 150, False)],
 )
 def test_noise_stays_noise_without_a_leak(objective, steps, leaks):
-    found = leaking.train_on_noise(build_model_config("bitimelygpt", "tiny", channels=4), objectives.get(objective), steps)
+    found = leaking.train_on_noise(
+        build_model_config("bitimelygpt", "tiny", channels=4), objectives.get(objective), steps
+    )
     assert (found.rel < 0.9) if leaks else (0.97 <= found.rel < 1.03)
     assert found.values >= 20_000

@@ -1,4 +1,6 @@
-"""MATLAB 5 files: arrays as scipy wrote them, what is not read, damage in one clear line; the recordings of the Signal Processing Cup."""
+"""MATLAB 5 files: arrays as scipy wrote them, what is not read, damage in one clear line; the
+recordings of the Signal Processing Cup.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ def test_arrays_are_read_as_they_were_written(tmp_path: Path, dtype: str, *, pac
     rng = np.random.default_rng(0)
     for shape in ((5, 400), (1, 1), (1, 3), (0, 4), (2, 3, 4)):
         values = (100 * rng.random(shape)).astype(dtype)
-        scipy.io.savemat(tmp_path / "x.mat", {"sig": values, "text": "hello", "cell": np.array([1, "a"], object)}, do_compression=packed)
+        scipy.io.savemat(
+            tmp_path / "x.mat",
+            {"sig": values, "text": "hello", "cell": np.array([1, "a"], object)},
+            do_compression=packed,
+        )
         for name in ("sig", ""):
             found = read_array(tmp_path / "x.mat", name)
             assert found.dtype == values.dtype
@@ -35,10 +41,19 @@ def test_arrays_are_read_as_they_were_written(tmp_path: Path, dtype: str, *, pac
 
 @pytest.mark.parametrize(
     "value",
-    [{"a": 1.0}, np.array([1, "a"], object), "text", np.ones(3) + 1j, scipy.sparse.csc_matrix(np.eye(3)), np.array([(1, 2)], "f8,f8")],
+    [
+        {"a": 1.0},
+        np.array([1, "a"], object),
+        "text",
+        np.ones(3) + 1j,
+        scipy.sparse.csc_matrix(np.eye(3)),
+        np.array([(1, 2)], "f8,f8"),
+    ],
     ids=["struct", "cells", "text", "complex", "sparse", "records"],
 )
-def test_what_is_no_array_of_real_numbers_is_named_and_not_built(tmp_path: Path, value: Any) -> None:
+def test_what_is_no_array_of_real_numbers_is_named_and_not_built(
+    tmp_path: Path, value: Any
+) -> None:
     scipy.io.savemat(tmp_path / "x.mat", {"sig": value})
     for name in ("sig", "", "other"):
         with pytest.raises(UserError) as caught:
@@ -53,8 +68,18 @@ def test_what_is_no_array_of_real_numbers_is_named_and_not_built(tmp_path: Path,
 
 def build_matrix(shape: tuple[int, ...], stated: int, content: bytes) -> bytes:
     """A matrix of doubles whose values have a tag of `stated` bytes."""
-    body = struct.pack("<IIII", 6, 8, 6, 0) + struct.pack("<II", 5, 4 * len(shape)) + struct.pack(f"<{len(shape)}i", *shape)
-    body += b"\0" * (-len(body) % 8) + struct.pack("<II", 1, 3) + b"sig\0\0\0\0\0" + struct.pack("<II", 9, stated) + content
+    body = (
+        struct.pack("<IIII", 6, 8, 6, 0)
+        + struct.pack("<II", 5, 4 * len(shape))
+        + struct.pack(f"<{len(shape)}i", *shape)
+    )
+    body += (
+        b"\0" * (-len(body) % 8)
+        + struct.pack("<II", 1, 3)
+        + b"sig\0\0\0\0\0"
+        + struct.pack("<II", 9, stated)
+        + content
+    )
     return struct.pack("<II", 14, len(body)) + body
 
 
@@ -79,7 +104,9 @@ def test_sizes_are_checked_before_anything_is_allocated(tmp_path: Path) -> None:
     bomb = zlib.compress(build_matrix((1, 10 << 20), 80 << 20, bytes(80 << 20)))
     files.append((head + struct.pack("<II", 15, len(bomb)) + bomb, {"expansion_limit"}))
     packed = zlib.compress(good)
-    files.append((head + struct.pack("<II", 15, len(packed) - 12) + packed[:-12], {"truncated", "corrupt"}))
+    files.append(
+        (head + struct.pack("<II", 15, len(packed) - 12) + packed[:-12], {"truncated", "corrupt"})
+    )
     for data, codes in files:
         path.write_bytes(data)
         with pytest.raises(UserError) as caught:
@@ -94,11 +121,17 @@ def test_sizes_are_checked_before_anything_is_allocated(tmp_path: Path) -> None:
 
 
 def write_cup(folder: Path, training: int = 4) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Training recordings with an ECG, three test recordings of two people, an extra one of a test person. Name -> `sig`, `BPM0`."""
+    """Training recordings with an ECG, three test recordings of two people, an extra one of a test
+    person. Name -> `sig`, `BPM0`.
+    """
     rng = np.random.default_rng(7)
     made = {}
-    pairs = [(f"DATA_{i:02d}_TYPE02", f"DATA_{i:02d}_TYPE02_BPMtrace") for i in range(1, training + 1)]
-    pairs += [(f"TEST_{name}", f"True_{name}") for name in ("S01_T01", "S02_T01", "S02_T02")] + [("DATA_S02_T03", "BPM_S02_T03")]
+    pairs = [
+        (f"DATA_{i:02d}_TYPE02", f"DATA_{i:02d}_TYPE02_BPMtrace") for i in range(1, training + 1)
+    ]
+    pairs += [(f"TEST_{name}", f"True_{name}") for name in ("S01_T01", "S02_T01", "S02_T02")] + [
+        ("DATA_S02_T03", "BPM_S02_T03")
+    ]
     folder.mkdir(parents=True)
     for k, (name, labels) in enumerate(pairs):
         sig = np.round(rng.normal(0, 200, (6 if "TYPE" in name else 5, 1400 + 250 * k)) * 2) / 2
@@ -127,7 +160,9 @@ def test_recordings_of_the_cup_keep_people_and_parts(tmp_path: Path) -> None:
         first = round(start * 125)
         np.testing.assert_array_equal(windows.values([row])[0], sig[-5:, first : first + 1000].T)
         assert targets[row] == np.float32(rates[first // 250, 0])
-    assert len(windows) == sum(len(rates) for name, (_, rates) in made.items() if name != "DATA_S02_T03")
+    assert len(windows) == sum(
+        len(rates) for name, (_, rates) in made.items() if name != "DATA_S02_T03"
+    )
 
 
 def test_the_extra_recording_joins_its_person_by_name_alone(tmp_path: Path) -> None:
@@ -136,7 +171,11 @@ def test_the_extra_recording_joins_its_person_by_name_alone(tmp_path: Path) -> N
     assert "DATA_S02_T03" in {unit["unit"] for unit in report["units"]}
     windows = tokens.build(tmp_path / "cache", out=tmp_path / "t")
     rows = windows.index.filter(windows.index["recording_id"] == "DATA_S02_T03")
-    assert (set(rows["subject_id"]), set(rows["split"]), len(rows)) == ({"test-S02"}, {"test"}, len(made["DATA_S02_T03"][1]))
+    assert (set(rows["subject_id"]), set(rows["split"]), len(rows)) == (
+        {"test-S02"},
+        {"test"},
+        len(made["DATA_S02_T03"][1]),
+    )
     with pytest.raises(UserError) as caught:
         ingest("ieee-ppg", tmp_path / "raw", tmp_path / "other", options={"extra": "S09_T01"})
     assert (caught.value.exit_code, caught.value.code) == (2, "config")
@@ -148,21 +187,35 @@ def test_odd_recordings_of_the_cup_are_named(tmp_path: Path) -> None:
     (raw / "DATA_01_TYPE02_BPMtrace.mat").unlink()
     (raw / "DATA_02_TYPE02.mat").unlink()
     scipy.io.savemat(raw / "DATA_03_TYPE02.mat", {"sig": np.zeros((4, 2000))})
-    scipy.io.savemat(raw / "True_S01_T01.mat", {"BPM0": np.append(made["TEST_S01_T01"][1][:-2], np.nan)[:, None]})
+    scipy.io.savemat(
+        raw / "True_S01_T01.mat", {"BPM0": np.append(made["TEST_S01_T01"][1][:-2], np.nan)[:, None]}
+    )
     report = ingest("ieee-ppg", raw, tmp_path / "cache")
-    found = {unit["unit"]: (unit["status"], {reason["code"]: reason["count"] for reason in unit["reasons"]}) for unit in report["units"]}
+    found = {
+        unit["unit"]: (
+            unit["status"],
+            {reason["code"]: reason["count"] for reason in unit["reasons"]},
+        )
+        for unit in report["units"]
+    }
     assert report["exit_code"] == 3
     assert found["DATA_01_TYPE02"] == ("accepted_with_warning", {"unmatched_labels": 1})
     assert found["DATA_02_TYPE02"] == ("quarantined", {"missing_signal_file": 1})
     assert found["DATA_03_TYPE02"] == ("quarantined", {"dimensions": 1})
     assert found["TEST_S01_T01"] == ("accepted_with_warning", {"unmatched_labels": 1, "label": 1})
     assert (
-        len(tokens.build(tmp_path / "cache", out=tmp_path / "t").index.filter(recording_id="TEST_S01_T01"))
+        len(
+            tokens.build(tmp_path / "cache", out=tmp_path / "t").index.filter(
+                recording_id="TEST_S01_T01"
+            )
+        )
         == len(made["TEST_S01_T01"][1]) - 2
     )
 
 
-def test_a_copy_of_a_file_of_the_cup_is_used_once_and_one_that_differs_costs_its_recording(tmp_path: Path) -> None:
+def test_a_copy_of_a_file_of_the_cup_is_used_once_and_one_that_differs_costs_its_recording(
+    tmp_path: Path,
+) -> None:
     made = write_cup(tmp_path / "raw")
     plain = ingest("ieee-ppg", tmp_path / "raw", tmp_path / "plain")
     old = tmp_path / "raw" / "old"
@@ -177,14 +230,24 @@ def test_a_copy_of_a_file_of_the_cup_is_used_once_and_one_that_differs_costs_its
     assert report["exit_code"] == 3
     (unit,) = (unit for unit in report["units"] if unit["status"] == "quarantined")
     assert unit["unit"] == "DATA_01_TYPE02"
-    wrong = {reason["file"]: reason["message"] for reason in unit["reasons"] if reason["code"] == "duplicate_key"}
+    wrong = {
+        reason["file"]: reason["message"]
+        for reason in unit["reasons"]
+        if reason["code"] == "duplicate_key"
+    }
     assert set(wrong) == {"DATA_01_TYPE02_BPMtrace.mat", "old/DATA_01_TYPE02_BPMtrace.mat"}
-    assert all("2 times, with different contents, none of them is used. Remove the wrong ones" in message for message in wrong.values())
+    assert all(
+        "2 times, with different contents, none of them is used. Remove the wrong ones" in message
+        for message in wrong.values()
+    )
     (old / "DATA_01_TYPE02_BPMtrace.mat").unlink()
-    (old / "DATA_01_TYPE02_BPMtrace.mat").symlink_to("/etc/hostname")  # it may be another one: nothing is chosen in silence
+    # it may be another one: nothing is chosen in silence
+    (old / "DATA_01_TYPE02_BPMtrace.mat").symlink_to("/etc/hostname")
     report = ingest("ieee-ppg", tmp_path / "raw", tmp_path / "link")
     (unit,) = (unit for unit in report["units"] if unit["status"] == "quarantined")
-    assert ("symlink_outside_root", "old/DATA_01_TYPE02_BPMtrace.mat") in {(reason["code"], reason["file"]) for reason in unit["reasons"]}
+    assert ("symlink_outside_root", "old/DATA_01_TYPE02_BPMtrace.mat") in {
+        (reason["code"], reason["file"]) for reason in unit["reasons"]
+    }
 
 
 def test_a_constant_channel_of_the_cup_is_reported(tmp_path: Path) -> None:
@@ -194,7 +257,9 @@ def test_a_constant_channel_of_the_cup_is_reported(tmp_path: Path) -> None:
     scipy.io.savemat(tmp_path / "raw" / "DATA_01_TYPE02.mat", {"sig": sig})
     report = ingest("ieee-ppg", tmp_path / "raw", tmp_path / "cache")
     (unit,) = (unit for unit in report["units"] if unit["status"] != "accepted")
-    assert [(reason["code"], reason["field"]) for reason in unit["reasons"]] == [("flat_channel", "PPG 1")]
+    assert [(reason["code"], reason["field"]) for reason in unit["reasons"]] == [
+        ("flat_channel", "PPG 1")
+    ]
     assert report["exit_code"] == 0
 
 
@@ -202,16 +267,25 @@ def test_numbers_beyond_float32_and_labels_that_are_none_are_named(tmp_path: Pat
     """Not by a warning of numpy, which names no file."""
     write_cup(tmp_path / "raw")
     scipy.io.savemat(tmp_path / "raw" / "DATA_01_TYPE02.mat", {"sig": np.full((6, 1400), 1e300)})
-    scipy.io.savemat(tmp_path / "raw" / "DATA_02_TYPE02_BPMtrace.mat", {"BPM0": np.array([[80.0], [1e300], [70.0]])})
+    scipy.io.savemat(
+        tmp_path / "raw" / "DATA_02_TYPE02_BPMtrace.mat",
+        {"BPM0": np.array([[80.0], [1e300], [70.0]])},
+    )
     scipy.io.savemat(tmp_path / "raw" / "DATA_03_TYPE02_BPMtrace.mat", {"BPM0": np.zeros((0, 0))})
     scipy.io.savemat(tmp_path / "raw" / "DATA_04_TYPE02.mat", {"Sig": np.zeros((6, 1400))})
     report = ingest("ieee-ppg", tmp_path / "raw", tmp_path / "cache")
-    found = {unit["unit"]: {reason["code"]: reason for reason in unit["reasons"]} for unit in report["units"]}
+    found = {
+        unit["unit"]: {reason["code"]: reason for reason in unit["reasons"]}
+        for unit in report["units"]
+    }
     assert report["exit_code"] == 3
     assert set(found["DATA_01_TYPE02"]) == {"non_finite"}
     assert found["DATA_02_TYPE02"]["label"]["count"] == 1
     assert found["DATA_03_TYPE02"]["unmatched_labels"]["count"] == 4
-    assert "the file holds 'Sig (double)'. Save it under this name" in found["DATA_04_TYPE02"]["schema"]["message"]
+    assert (
+        "the file holds 'Sig (double)'. Save it under this name"
+        in found["DATA_04_TYPE02"]["schema"]["message"]
+    )
 
 
 def test_the_complete_cup_gives_the_windows_of_the_archive(tmp_path: Path) -> None:
@@ -219,7 +293,10 @@ def test_the_complete_cup_gives_the_windows_of_the_archive(tmp_path: Path) -> No
     report = ingest("ieee-ppg", folder, tmp_path / "cache")
     assert (report["exit_code"], len(report["units"])) == (0, 22)
     windows = tokens.build(tmp_path / "cache", out=tmp_path / "t", normalise="none")
-    counts = {split: (len(windows[split]), len(set(windows[split].subjects()))) for split in ("train", "validation", "test")}
+    counts = {
+        split: (len(windows[split]), len(set(windows[split].subjects())))
+        for split in ("train", "validation", "test")
+    }
     assert counts["train"][0] + counts["validation"][0] == 1768
     assert counts["test"] == (1328, 8)
     targets = windows.targets(None)
@@ -228,12 +305,17 @@ def test_the_complete_cup_gives_the_windows_of_the_archive(tmp_path: Path) -> No
         ("DATA_06_TYPE02", "Training_data/DATA_06_TYPE02", "Training_data/DATA_06_TYPE02_BPMtrace"),
         ("TEST_S06_T02", "TestData/TEST_S06_T02", "TrueBPM/True_S06_T02"),
     ):
-        sig, rates = scipy.io.loadmat(folder / f"{path}.mat")["sig"], scipy.io.loadmat(folder / f"{labels}.mat")["BPM0"].ravel()
+        sig, rates = (
+            scipy.io.loadmat(folder / f"{path}.mat")["sig"],
+            scipy.io.loadmat(folder / f"{labels}.mat")["BPM0"].ravel(),
+        )
         rows = np.flatnonzero((windows.index["recording_id"] == name).to_numpy())
         assert len(rows) == len(rates)
         np.testing.assert_array_equal(targets[rows], rates.astype(np.float32))
         for k in (0, 17, len(rows) - 1):
-            np.testing.assert_array_equal(windows.values(rows[[k]])[0], sig[-5:, 250 * k : 250 * k + 1000].T.astype("f4"))
+            np.testing.assert_array_equal(
+                windows.values(rows[[k]])[0], sig[-5:, 250 * k : 250 * k + 1000].T.astype("f4")
+            )
 
 
 # --- generic
@@ -244,14 +326,32 @@ def test_a_map_names_variable_and_rate_of_a_matlab_file(tmp_path: Path, *, turne
     values = np.random.default_rng(1).normal(size=(900, 2))
     (tmp_path / "raw").mkdir()
     for i in range(3):
-        scipy.io.savemat(tmp_path / "raw" / f"p{i}.mat", {"eeg": (values + i).T if turned else values + i, "fs": 90.0})
-    (tmp_path / "map.toml").write_text('[[files]]\npattern = "*.mat"\nvariable = "eeg"\nrate = 90\nchannels = ["left", "right"]\n')
-    report = ingest("generic", tmp_path / "raw", tmp_path / "cache", options={"map": str(tmp_path / "map.toml")})
+        scipy.io.savemat(
+            tmp_path / "raw" / f"p{i}.mat",
+            {"eeg": (values + i).T if turned else values + i, "fs": 90.0},
+        )
+    (tmp_path / "map.toml").write_text(
+        '[[files]]\npattern = "*.mat"\nvariable = "eeg"\nrate = 90\nchannels = ["left", "right"]\n'
+    )
+    report = ingest(
+        "generic", tmp_path / "raw", tmp_path / "cache", options={"map": str(tmp_path / "map.toml")}
+    )
     assert (report["exit_code"], len(report["units"])) == (0, 3)
     for record in open_cache(tmp_path / "cache").records():
-        assert [(signal.channel, signal.rate) for signal in record.signals] == [("left", 90.0), ("right", 90.0)]
-        np.testing.assert_array_equal(np.stack([s.samples for s in record.signals], 1), (values + int(record.recording_id[1])).astype("f4"))
+        assert [(signal.channel, signal.rate) for signal in record.signals] == [
+            ("left", 90.0),
+            ("right", 90.0),
+        ]
+        np.testing.assert_array_equal(
+            np.stack([s.samples for s in record.signals], 1),
+            (values + int(record.recording_id[1])).astype("f4"),
+        )
     (tmp_path / "map.toml").write_text('[[files]]\npattern = "*.mat"\nrate = 90\n')
     with pytest.raises(UserError, match="nothing is left") as caught:
-        ingest("generic", tmp_path / "raw", tmp_path / "other", options={"map": str(tmp_path / "map.toml")})
+        ingest(
+            "generic",
+            tmp_path / "raw",
+            tmp_path / "other",
+            options={"map": str(tmp_path / "map.toml")},
+        )
     assert any("eeg (double)" in finding.message for finding in caught.value.details)

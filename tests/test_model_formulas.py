@@ -1,4 +1,6 @@
-"""Stacks against their formulas, written a second time: attention, retention, the temporal convolution, starts."""
+"""Stacks against their formulas, written a second time: attention, retention, the temporal
+convolution, starts.
+"""
 
 import math
 
@@ -28,7 +30,11 @@ def gpt_reference(model, x, directions):
         shut = torch.ones(size, size, dtype=torch.bool).triu(1)
         logits = logits.masked_fill(shut if direction == "forward" else shut.T, -torch.inf)
         maps.append(logits.exp() / logits.exp().sum(-1, keepdim=True))
-        x = x + (maps[-1] @ split[2]).transpose(1, 2).flatten(2) @ layer.mix.out.weight.T + layer.mix.out.bias
+        x = (
+            x
+            + (maps[-1] @ split[2]).transpose(1, 2).flatten(2) @ layer.mix.out.weight.T
+            + layer.mix.out.bias
+        )
         y = F.layer_norm(x, x.shape[-1:], layer.norm_ffn.weight, layer.norm_ffn.bias)
         y = y @ layer.ffn.first.weight.T + layer.ffn.first.bias
         y = 0.5 * y * (1 + torch.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3)))
@@ -45,7 +51,9 @@ def test_gpt_equals_its_formulas(name):
     tokens = model.adapter.tokenizer(Batch(values))[0]
     embedded = tokens @ model.adapter.embedding.weight.T + model.adapter.embedding.bias
     sos, eos = model.special[:, None, None].expand(-1, 2, 1, -1)
-    wanted, maps = gpt_reference(model, torch.cat((sos, embedded, eos), 1) + model.positions, model.directions)
+    wanted, maps = gpt_reference(
+        model, torch.cat((sos, embedded, eos), 1) + model.positions, model.directions
+    )
     encoded = model(Batch(values), attention=True)
     torch.testing.assert_close(encoded.hidden[-1], wanted, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(model(Batch(values)).hidden[-1], wanted, rtol=1e-10, atol=1e-10)
@@ -54,16 +62,25 @@ def test_gpt_equals_its_formulas(name):
 
 
 def retention_reference(model, x, directions, times):
-    """The retention block in a few lines: complex rotation, dense decay, a norm a head, gate, gated FFN."""
+    """The retention block in a few lines: complex rotation, dense decay, a norm a head, gate, gated
+    FFN.
+    """
     config = model.config
     for layer, direction in zip(model.layers, directions, strict=True):
         mix, count = layer.mix, x.shape[1]
         y = F.layer_norm(x, x.shape[-1:], layer.norm_mix.weight, layer.norm_mix.bias)
-        theta = 10000 ** (-torch.arange(0, config.dim // config.heads, 2, dtype=torch.float64) / (config.dim // config.heads))
-        turn = torch.polar(torch.ones(1, dtype=torch.float64), torch.arange(count)[:, None, None] * theta)
+        theta = 10000 ** (
+            -torch.arange(0, config.dim // config.heads, 2, dtype=torch.float64)
+            / (config.dim // config.heads)
+        )
+        turn = torch.polar(
+            torch.ones(1, dtype=torch.float64), torch.arange(count)[:, None, None] * theta
+        )
 
         def rotated(t, turn=turn, count=count):
-            pairs = torch.view_as_complex(t.reshape(len(t), count, config.heads, -1, 2).contiguous())
+            pairs = torch.view_as_complex(
+                t.reshape(len(t), count, config.heads, -1, 2).contiguous()
+            )
             return torch.view_as_real(pairs * turn).flatten(-2)
 
         q, k = rotated(y @ mix.query.weight.T), rotated(y @ mix.key.weight.T)
@@ -73,9 +90,15 @@ def retention_reference(model, x, directions, times):
         allowed = {"forward": order >= 0, "backward": order <= 0, "both": order == order}[direction]
         gamma = mix.log_decay.exp()
         decay = torch.where(allowed, gamma[:, None, None] ** gap.abs()[:, None], 0.0)
-        o = torch.einsum("bhnm,bmhv->bnhv", torch.einsum("bnhk,bmhk->bhnm", q, k) / math.sqrt(q.shape[-1]) * decay, v)
+        o = torch.einsum(
+            "bhnm,bmhv->bnhv",
+            torch.einsum("bnhk,bmhk->bhnm", q, k) / math.sqrt(q.shape[-1]) * decay,
+            v,
+        )
         if config.retention_norm == "group":
-            o = (o - o.mean(-1, keepdim=True)) / (o.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+            o = (o - o.mean(-1, keepdim=True)) / (
+                o.var(-1, unbiased=False, keepdim=True) + 1e-5
+            ).sqrt()
         else:
             o = o / (o.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
         gate = y @ mix.gate.weight.T
@@ -83,9 +106,17 @@ def retention_reference(model, x, directions, times):
         y = F.layer_norm(x, x.shape[-1:], layer.norm_ffn.weight, layer.norm_ffn.bias)
         act = F.silu if config.ffn_act == "silu" else F.gelu
         if config.ffn == "glu":
-            x = x + (act(y @ layer.ffn.first.weight.T) * (y @ layer.ffn.second.weight.T)) @ layer.ffn.out.weight.T
+            x = (
+                x
+                + (act(y @ layer.ffn.first.weight.T) * (y @ layer.ffn.second.weight.T))
+                @ layer.ffn.out.weight.T
+            )
         else:
-            x = x + act(y @ layer.ffn.first.weight.T + layer.ffn.first.bias) @ layer.ffn.out.weight.T + layer.ffn.out.bias
+            x = (
+                x
+                + act(y @ layer.ffn.first.weight.T + layer.ffn.first.bias) @ layer.ffn.out.weight.T
+                + layer.ffn.out.bias
+            )
     return x
 
 
@@ -108,7 +139,9 @@ def test_retention_models_equal_their_formulas(name, options):
     tokens = model.adapter.tokenizer(Batch(values))[0]
     sos, eos = model.special[:, None, None].expand(-1, 2, 1, -1)
     x = torch.cat((sos, model.adapter.embed(tokens), eos), 1)
-    wanted = retention_reference(model, x, model.directions, torch.arange(15.0, dtype=torch.float64).expand(2, -1))
+    wanted = retention_reference(
+        model, x, model.directions, torch.arange(15.0, dtype=torch.float64).expand(2, -1)
+    )
     torch.testing.assert_close(model(Batch(values)).hidden[-1], wanted, rtol=1e-9, atol=1e-9)
 
 
@@ -132,10 +165,14 @@ def convolution(norm="layer"):
 
 
 def test_the_temporal_convolution_is_mirrored_with_its_layer():
-    """The same kernel looks 30 positions back in a forward layer and 30 ahead in a backward one; half of them each way in a two-sided one."""
+    """The same kernel looks 30 positions back in a forward layer and 30 ahead in a backward one;
+    half of them each way in a two-sided one.
+    """
     module, x = convolution(), torch.randn(1, 80, 8, dtype=torch.float64)
     places = layers.Positions(torch.arange(80), None, None, None)
-    torch.testing.assert_close(module(x, places, "backward"), module(x.flip(1), places, "forward").flip(1))
+    torch.testing.assert_close(
+        module(x, places, "backward"), module(x.flip(1), places, "forward").flip(1)
+    )
     reach = {}
     for direction in ("forward", "backward", "both"):
         y = x.clone().requires_grad_()
@@ -182,17 +219,27 @@ def test_rotation_by_time_knows_no_origin_either():
     model = tiny("bitimelygpt", tokenizer="codes", codes=52, length=9, rotary="time").double()
     batch = events()._replace(times=events().times.double())
     late = batch._replace(times=batch.times + 1024.0)
-    torch.testing.assert_close(model(batch).hidden[-1], model(late).hidden[-1], rtol=1e-6, atol=1e-6)
-    assert not torch.allclose(model(batch).hidden[-1], model(batch._replace(times=batch.times * 1.5)).hidden[-1])
+    torch.testing.assert_close(
+        model(batch).hidden[-1], model(late).hidden[-1], rtol=1e-6, atol=1e-6
+    )
+    assert not torch.allclose(
+        model(batch).hidden[-1], model(batch._replace(times=batch.times * 1.5)).hidden[-1]
+    )
 
 
 def test_grouped_ties_have_no_order():
-    """With `ties = group` and rotation by time, two codes of one day may change places; [SOS] still sees all."""
-    model = tiny("bitimelygpt", tokenizer="codes", codes=52, length=4, ties="group", rotary="time").double()
+    """With `ties = group` and rotation by time, two codes of one day may change places; [SOS] still
+    sees all.
+    """
+    model = tiny(
+        "bitimelygpt", tokenizer="codes", codes=52, length=4, ties="group", rotary="time"
+    ).double()
     times = torch.tensor([[0.0, 2.0, 2.0, 5.0]], dtype=torch.float64)
     a = model(Batch(torch.tensor([[7, 8, 9, 10]]), times)).hidden[-1]
     b = model(Batch(torch.tensor([[7, 9, 8, 10]]), times)).hidden[-1]
-    torch.testing.assert_close(a[:, [0, 1, 2, 3, 4, 5]], b[:, [0, 1, 3, 2, 4, 5]], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        a[:, [0, 1, 2, 3, 4, 5]], b[:, [0, 1, 3, 2, 4, 5]], rtol=1e-10, atol=1e-10
+    )
     one_day = torch.zeros(1, 4, dtype=torch.float64)  # no other row can pass these on
     for changed in range(4):
         codes = torch.tensor([[7, 8, 9, 10]])

@@ -53,7 +53,11 @@ def test_saved_and_loaded_it_gives_the_same_states(name, tmp_path):
     model = tiny(name)
     model.target_scale.fill_(0.25)
     model.save(tmp_path / "model")
-    assert {p.name for p in (tmp_path / "model").iterdir()} - {".lock"} == {"model.safetensors", "config.json", "manifest.json"}
+    assert {p.name for p in (tmp_path / "model").iterdir()} - {".lock"} == {
+        "model.safetensors",
+        "config.json",
+        "manifest.json",
+    }
     loaded = models.load(tmp_path / "model")
     x = torch.randn(2, 50, 3)
     assert torch.equal(model(Batch(x)).hidden[-1], loaded(Batch(x)).hidden[-1])
@@ -96,12 +100,19 @@ def test_counted_without_memory(name):
 
 # -------------------------------------------------------------------------------------------------------------- padding and missing samples
 
-TOKENIZERS = [{"tokenizer": "conv"}, {"tokenizer": "patch"}, {"tokenizer": "patch", "crop": "start"}, {"temporal_conv": "causal"}]
+TOKENIZERS = [
+    {"tokenizer": "conv"},
+    {"tokenizer": "patch"},
+    {"tokenizer": "patch", "crop": "start"},
+    {"temporal_conv": "causal"},
+]
 
 
 @pytest.mark.parametrize(("name", "options"), combine(STACKS, TOKENIZERS))
 def test_padding_changes_nothing(name, options):
-    """Content and amount of padding, and the company of longer rows, change neither states nor gradients of the real tokens."""
+    """Content and amount of padding, and the company of longer rows, change neither states nor
+    gradients of the real tokens.
+    """
     model = tiny(name, **options).double()
     lengths = [50, 37, 22]
     rows = [torch.randn(n, 3, dtype=torch.float64) for n in lengths]
@@ -121,14 +132,17 @@ def test_padding_changes_nothing(name, options):
             torch.testing.assert_close(a[i, :count], b[0], rtol=1e-11, atol=1e-11)
         loss = loss + together.hidden[-1][i, :count].square().sum()
         (wanted,) = torch.autograd.grad(alone.hidden[-1].square().sum(), row)
-        (slope,) = torch.autograd.grad(together.hidden[-1][i, :count].square().sum(), padded, retain_graph=True)
+        (slope,) = torch.autograd.grad(
+            together.hidden[-1][i, :count].square().sum(), padded, retain_graph=True
+        )
         torch.testing.assert_close(slope[i, : row.shape[1]], wanted[0], rtol=1e-9, atol=1e-9)
     (slope,) = torch.autograd.grad(loss, padded)
     assert (slope[~mask] == 0).all()
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), combine(EVENTS, [{}, {"rotary": "time"}, {"ties": "group"}, {"form": "chunkwise", "chunk": 4}])
+    ("name", "options"),
+    combine(EVENTS, [{}, {"rotary": "time"}, {"ties": "group"}, {"form": "chunkwise", "chunk": 4}]),
 )
 def test_padding_changes_nothing_for_events(name, options):
     model = tiny(name, tokenizer="codes", codes=52, length=9, **options).double()
@@ -172,9 +186,14 @@ def test_a_row_without_any_sample_is_finite(name):
 # -------------------------------------------------------------------------------------------------------------- directions
 
 
-@pytest.mark.parametrize(("name", "options"), combine(["bitimelygpt", "gpt-baar"], [{}, {"temporal_conv": "causal"}, {"xpos_scale": True}]))
+@pytest.mark.parametrize(
+    ("name", "options"),
+    combine(["bitimelygpt", "gpt-baar"], [{}, {"temporal_conv": "causal"}, {"xpos_scale": True}]),
+)
 def test_each_layer_looks_one_way_only(name, options):
-    """Change a token: a forward pass is unchanged to the last bit before it, a backward pass behind it; a two-sided one changes everywhere."""
+    """Change a token: a forward pass is unchanged to the last bit before it, a backward pass behind
+    it; a two-sided one changes everywhere.
+    """
     model = tiny(name, **options).double()
     x = torch.randn(1, 50, 3, dtype=torch.float64)
     other = x.clone()
@@ -184,10 +203,17 @@ def test_each_layer_looks_one_way_only(name, options):
         a, b = model(Batch(x), directions=plan), model(Batch(other), directions=plan)
         for before, after in zip(a.hidden, b.hidden, strict=True):
             changed = (before != after).any(-1)[0]
-            wanted = [p >= 7 for p in range(15)] if direction == "forward" else [p <= 7 for p in range(15)]
+            wanted = (
+                [p >= 7 for p in range(15)]
+                if direction == "forward"
+                else [p <= 7 for p in range(15)]
+            )
             assert changed.tolist() == wanted
     if not options:
-        a, b = model(Batch(x), directions=["both"] * 4), model(Batch(other), directions=["both"] * 4)
+        a, b = (
+            model(Batch(x), directions=["both"] * 4),
+            model(Batch(other), directions=["both"] * 4),
+        )
         assert (a.hidden[0] != b.hidden[0]).any(-1).all()
 
 
@@ -223,14 +249,20 @@ def test_hidden_tokens_are_no_keys(name):
     other[0, 12:17] += 1.0  # samples of token 3 and the centre of token 4
     changed = model(Batch(other), hide=hide).targets != encoded.targets
     assert changed[0, [3, 4]].all()
-    torch.testing.assert_close(model(Batch(x), hide=hide).hidden[-1], encoded.hidden[-1], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        model(Batch(x), hide=hide).hidden[-1], encoded.hidden[-1], rtol=1e-9, atol=1e-9
+    )
 
 
 def test_odd_layers_are_refused_where_directions_alternate():
     for name in ("bitimelygpt", "gpt-baar"):
         with pytest.raises(UserError) as caught:
             tiny(name, layers=3)
-        assert (caught.value.code, caught.value.exit_code, caught.value.field) == ("config", 2, "model.layers")
+        assert (caught.value.code, caught.value.exit_code, caught.value.field) == (
+            "config",
+            2,
+            "model.layers",
+        )
     assert len(tiny("timelygpt", layers=3).layers) == 3
 
 
@@ -243,8 +275,16 @@ def test_odd_layers_are_refused_where_directions_alternate():
         ("timelybert", {"xpos_scale": True}, "xpos_scale"),
         ("bitimelygpt", {"tokenizer": "codes"}, "model.codes"),
         ("bitimelygpt", {"decay": {"kind": "half-life", "months": [6, 24]}}, "one per head"),
-        ("bitimelygpt", {"decay": {"kind": "half-life", "months": [-3, 1, 6, 24]}}, "greater than 0"),
-        ("bitimelygpt", {"decay": {"kind": "half-life", "months": [0, 1, 6, 24]}}, "greater than 0"),
+        (
+            "bitimelygpt",
+            {"decay": {"kind": "half-life", "months": [-3, 1, 6, 24]}},
+            "greater than 0",
+        ),
+        (
+            "bitimelygpt",
+            {"decay": {"kind": "half-life", "months": [0, 1, 6, 24]}},
+            "greater than 0",
+        ),
         ("bitimelygpt", {"tokens": "patch"}, "tokenizer"),
     ],
 )
@@ -279,7 +319,9 @@ def test_decay_kinds():
 
 def test_learnable_decays_start_as_the_others_and_learn():
     fixed, learnt = tiny("bitimelygpt"), tiny("bitimelygpt", decay={"kind": "learnable"})
-    torch.testing.assert_close(learnt.layers[0].mix.decays, fixed.layers[0].mix.decays, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        learnt.layers[0].mix.decays, fixed.layers[0].mix.decays, rtol=1e-4, atol=1e-6
+    )
     assert models.count_parameters(learnt) == models.count_parameters(fixed) + 4 * 4
     learnt(Batch(torch.randn(2, 50, 3))).hidden[-1].square().sum().backward()
     assert all((layer.mix.logit.grad != 0).any() for layer in learnt.layers)
@@ -287,7 +329,9 @@ def test_learnable_decays_start_as_the_others_and_learn():
 
 def test_gaps_of_ten_thousand_months_are_finite():
     model = tiny("bitimelygpt", tokenizer="codes", codes=52, length=9)
-    times = torch.tensor([[0.0, 0.0, 0.03, 10_000.0, 10_000.0, 20_000.0, 20_001.0, 30_000.0, 30_000.0]])
+    times = torch.tensor(
+        [[0.0, 0.0, 0.03, 10_000.0, 10_000.0, 20_000.0, 20_001.0, 30_000.0, 30_000.0]]
+    )
     encoded = model(Batch(torch.randint(FIRST, 52, (1, 9)), times))
     encoded.hidden[-1].square().sum().backward()
     assert torch.isfinite(encoded.hidden[-1]).all()
@@ -303,7 +347,10 @@ def test_four_thousand_tokens_are_finite():
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
 
 
-@pytest.mark.parametrize(("name", "options"), combine(STACKS, [{}, {"core_precision": "bf16"}, {"temporal_conv": "causal"}]))
+@pytest.mark.parametrize(
+    ("name", "options"),
+    combine(STACKS, [{}, {"core_precision": "bf16"}, {"temporal_conv": "causal"}]),
+)
 def test_bf16_is_finite_and_near(name, options):
     model = tiny(name, length=600, **options)
     batch = Batch(torch.randn(2, 600, 3))
@@ -317,14 +364,18 @@ def test_bf16_is_finite_and_near(name, options):
 
 
 def test_xpos_shrinks_with_distance_in_both_directions():
-    """The scale zeta^(|n - m| / 512): with it the far corner of a map is smaller, never larger, than without it."""
+    """The scale zeta^(|n - m| / 512): with it the far corner of a map is smaller, never larger,
+    than without it.
+    """
     with_scale, without = tiny("bitimelygpt", xpos_scale=True), tiny("bitimelygpt")
     batch = Batch(torch.randn(1, 50, 3))
     for direction in ("forward", "backward"):
         plan = [direction] * 4
         a = with_scale(batch, directions=plan, attention=True).attention[0]
         b = without(batch, directions=plan, attention=True).attention[0]
-        torch.testing.assert_close(a.diagonal(dim1=-2, dim2=-1), b.diagonal(dim1=-2, dim2=-1), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            a.diagonal(dim1=-2, dim2=-1), b.diagonal(dim1=-2, dim2=-1), rtol=1e-5, atol=1e-6
+        )
         assert not torch.allclose(a, b)
     with pytest.raises(UserError, match="xpos"):
         with_scale(batch, directions=["both"] * 4)
@@ -342,9 +393,16 @@ def test_dropout_acts_in_training_only(name):
 # -------------------------------------------------------------------------------------------------------------- counts, adapters, files
 
 
-def closed_form(layers, d, v, ff, channels=None, patch=None, codes=None, ffn="glu", conv=False, separate=False):
+def closed_form(
+    layers, d, v, ff, channels=None, patch=None, codes=None, ffn="glu", conv=False, separate=False
+):
     """The counts by formula: block, tokenizer, [SOS] and [EOS], final norm, output."""
-    block = 2 * d * d + 3 * d * v + (3 * d * ff + 4 * d if ffn == "glu" else 2 * d * ff + ff + 5 * d) + (3 * d * d + 38 * d if conv else 0)
+    block = (
+        2 * d * d
+        + 3 * d * v
+        + (3 * d * ff + 4 * d if ffn == "glu" else 2 * d * ff + ff + 5 * d)
+        + (3 * d * d + 38 * d if conv else 0)
+    )
     if codes:
         tokenizer, out = (codes + 1) * d + 4 * d, codes + 1  # with age and sex
     elif patch:
@@ -368,7 +426,8 @@ def closed_form(layers, d, v, ff, channels=None, patch=None, codes=None, ffn="gl
         ("7.5m", {"channels": 12, "tokenizer": "patch"}, 6_506_256),
         ("7.5m", {"channels": 12, "ffn": "plain"}, 5_550_900),
         ("7.5m-regression", {"channels": 12}, 6_466_740),
-        ("3m", {"codes": 52}, 1_177_823 + 145 + 576),  # 47 codes; the class of [EOS] is one more output; age and sex 4 * 144
+        # 47 codes; the class of [EOS] is one more output; age and sex 4 * 144
+        ("3m", {"codes": 52}, 1_177_823 + 145 + 576),
         ("3m", {"codes": 52, "ffn": "plain"}, 1_013_663 + 145 + 576),
         ("tiny", {"channels": 7}, None),
         ("tiny", {"channels": 7, "output_heads": "separate"}, None),
@@ -407,7 +466,9 @@ def test_matched_widths_are_the_nearest_multiples_of_the_head_width(name, preset
         config = build_model_config(name, preset, channels=12, length=500, **scaled)
         return abs(models.count_configured(config) / goal - 1)
 
-    goal = models.count_configured(build_model_config("bitimelygpt", preset, channels=12, length=500))
+    goal = models.count_configured(
+        build_model_config("bitimelygpt", preset, channels=12, length=500)
+    )
     widths = models.match_parameters(name, preset, channels=12, length=500)
     step = 2 * (4 if preset == "tiny" else 8)
     assert widths["dim"] % step == 0
@@ -428,8 +489,14 @@ def test_other_channels_renew_exactly_the_adapter(name):
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
     renewed = model.reset_adapter(channels=1, length=30)
     after = model.state_dict()
-    assert set(renewed) == {key for key, _ in model.named_parameters() if key.startswith("adapter.")}
-    kept = {key for key in before if not key.startswith("adapter.") and key not in {"target_scale", "positions"}}
+    assert set(renewed) == {
+        key for key, _ in model.named_parameters() if key.startswith("adapter.")
+    }
+    kept = {
+        key
+        for key in before
+        if not key.startswith("adapter.") and key not in {"target_scale", "positions"}
+    }
     assert all(torch.equal(before[key], after[key]) for key in kept)
     assert torch.isnan(model.target_scale)
     assert model(Batch(torch.randn(2, 30, 1))).hidden[-1].shape == (2, 10, 64)
@@ -439,12 +506,17 @@ def test_other_channels_renew_exactly_the_adapter(name):
 @pytest.mark.parametrize("name", STACKS)
 def test_a_mixed_pre_training_has_one_adapter_a_data_set_and_one_trunk(name, tmp_path):
     model = tiny(name, others=(2,), tokenizer="patch")
-    first, second = Batch(torch.randn(2, 50, 3), source=torch.tensor([0, 0])), Batch(torch.randn(2, 40, 2), source=torch.tensor([1, 1]))
+    first, second = (
+        Batch(torch.randn(2, 50, 3), source=torch.tensor([0, 0])),
+        Batch(torch.randn(2, 40, 2), source=torch.tensor([1, 1])),
+    )
     for batch, own, other in ((first, "adapter.", "others."), (second, "others.", "adapter.")):
         model.zero_grad()
         objectives.get()(model, batch, torch.Generator().manual_seed(0))["loss"].backward()
         touched = {key for key, weight in model.named_parameters() if weight.grad is not None}
-        assert {key for key in touched if key.startswith(own)} == {key for key, _ in model.named_parameters() if key.startswith(own)}
+        assert {key for key in touched if key.startswith(own)} == {
+            key for key, _ in model.named_parameters() if key.startswith(own)
+        }
         assert not any(key.startswith(other) for key in touched)
         assert any(key.startswith("layers.") for key in touched)
     model.save(tmp_path)
@@ -462,7 +534,13 @@ def test_the_scale_of_a_mixed_pre_training_is_the_variance_within_each_set():
         Batch(torch.randn(4, 48, 3) * 2 + 7, source=torch.zeros(4, dtype=torch.int64)),
         Batch(torch.randn(4, 48, 2) - 7, source=torch.ones(4, dtype=torch.int64)),
     ]
-    sums = [sum(float(dim.var(correction=0)) * dim.numel() for dim in model.targets(b)[0].flatten(0, 1).T) for b in batches]
+    sums = [
+        sum(
+            float(dim.var(correction=0)) * dim.numel()
+            for dim in model.targets(b)[0].flatten(0, 1).T
+        )
+        for b in batches
+    ]
     assert model.measure(batches) == pytest.approx(sum(sums) / (4 * 48 * 5), rel=1e-5)
 
 
@@ -472,16 +550,26 @@ def test_channel_independent_reads_each_channel_alone(name):
     x = torch.randn(2, 50, 3)
     joint = model(Batch(x)).hidden[-1]
     alone = [model(Batch(x[:, :, channel : channel + 1])).hidden[-1] for channel in range(3)]
-    torch.testing.assert_close(joint.reshape(2, 3, *joint.shape[1:]), torch.stack(alone, 1), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        joint.reshape(2, 3, *joint.shape[1:]), torch.stack(alone, 1), rtol=1e-4, atol=1e-5
+    )
     pooled = heads.compute_vectors(model, Batch(x), "mean")
-    torch.testing.assert_close(pooled, heads.compute_vectors(model, Batch(x[:, :, [2, 0, 1]]), "mean"), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        pooled,
+        heads.compute_vectors(model, Batch(x[:, :, [2, 0, 1]]), "mean"),
+        rtol=1e-4,
+        atol=1e-5,
+    )
     seen = torch.ones(2, 50, 3, dtype=torch.bool)
     seen[:, :, 2] = False
     wanted = heads.compute_vectors(model, Batch(x[:, :, :2]), "mean")
-    torch.testing.assert_close(heads.compute_vectors(model, Batch(x, mask=seen), "mean"), wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        heads.compute_vectors(model, Batch(x, mask=seen), "mean"), wanted, rtol=1e-4, atol=1e-5
+    )
     result = objectives.get()(model, Batch(x), torch.Generator().manual_seed(0))
     assert result["target"].shape[0] == 6
-    assert model.reset_adapter(channels=7, length=50) == []  # one adapter serves any number of channels
+    # one adapter serves any number of channels
+    assert model.reset_adapter(channels=7, length=50) == []
 
 
 def test_channels_of_codes_are_refused():
@@ -523,7 +611,10 @@ def test_a_damaged_or_foreign_model_folder_is_refused(tmp_path):
     with pytest.raises(UserError, match="is missing") as caught:
         models.load(tmp_path)
     assert (caught.value.code, caught.value.exit_code) == ("shapes_differ", 5)
-    write_results(tmp_path, {"config.json": config.replace('"format_version":3', '"format_version":99').encode()})
+    write_results(
+        tmp_path,
+        {"config.json": config.replace('"format_version":3', '"format_version":99').encode()},
+    )
     with pytest.raises(UserError, match="format version"):
         models.load(tmp_path)
 
@@ -536,7 +627,11 @@ def test_a_model_refuses_the_settings_of_others(name):
             if key not in own:
                 with pytest.raises(UserError, match="unknown key") as caught:
                     build_model_config(name, "tiny", **{key: info.default})
-                assert (caught.value.code, caught.value.exit_code, caught.value.field) == ("config", 2, key)
+                assert (caught.value.code, caught.value.exit_code, caught.value.field) == (
+                    "config",
+                    2,
+                    key,
+                )
                 assert other in caught.value.hint
 
 
@@ -548,10 +643,16 @@ def test_unknown_names_suggest_the_closest():
 
 def test_measured_scale_is_the_variance_around_each_dimension():
     model = tiny("bitimelygpt", tokenizer="patch")
-    batches = [Batch(torch.randn(4, 50, 3) * torch.tensor([1.0, 2.0, 3.0]) + torch.tensor([5.0, 0.0, 0.0])) for _ in range(5)]
+    batches = [
+        Batch(torch.randn(4, 50, 3) * torch.tensor([1.0, 2.0, 3.0]) + torch.tensor([5.0, 0.0, 0.0]))
+        for _ in range(5)
+    ]
     targets = torch.cat([model.targets(b)[0].flatten(0, 1) for b in batches])
     valid = torch.cat([model.targets(b)[1].flatten(0, 1) for b in batches])
-    wanted = sum(((t[v] - t[v].mean()) ** 2).sum() for t, v in zip(targets.T, valid.T, strict=True)) / valid.sum()
+    wanted = (
+        sum(((t[v] - t[v].mean()) ** 2).sum() for t, v in zip(targets.T, valid.T, strict=True))
+        / valid.sum()
+    )
     assert model.measure(batches) == pytest.approx(float(wanted), rel=1e-4)
 
 
@@ -559,4 +660,6 @@ def test_measured_scale_of_codes_is_the_unigram_entropy():
     model = tiny("bitimelygpt", tokenizer="codes", codes=52)
     ids = torch.tensor([[5, 5, 6, 7], [5, 6, 0, 0]])
     share = torch.tensor([3, 2, 1]) / 6
-    assert model.measure([Batch(ids, mask=ids > 0)]) == pytest.approx(float(-(share * share.log()).sum()), rel=1e-6)
+    assert model.measure([Batch(ids, mask=ids > 0)]) == pytest.approx(
+        float(-(share * share.log()).sum()), rel=1e-6
+    )

@@ -1,4 +1,6 @@
-"""mTAND against its formulas: attention channel by channel, the variational bound by hand, both forms."""
+"""mTAND against its formulas: attention channel by channel, the variational bound by hand, both
+forms.
+"""
 
 import math
 
@@ -9,7 +11,14 @@ from bitimely_core import models, objectives
 from bitimely_core.errors import UserError
 from bitimely_core.train.loop import fit
 from bitimely_core.types import Batch
-from bitimely_core.zoo.mtand import FixedTimeEmbedding, TimeAttention, TimeEmbedding, compute_divergence_weight, divergence, log_likelihood
+from bitimely_core.zoo.mtand import (
+    FixedTimeEmbedding,
+    TimeAttention,
+    TimeEmbedding,
+    compute_divergence_weight,
+    divergence,
+    log_likelihood,
+)
 
 torch.set_num_threads(1)
 
@@ -17,7 +26,11 @@ torch.set_num_threads(1)
 def tiny(name="mtand", **options):
     torch.manual_seed(0)
     small = {"reference": 8, "dim": 12, **({"latent": 4} if name == "mtand" else {})}
-    return models.build(name, **{"preset": "tiny", "channels": 3, "length": 20, **small, **options}).double().eval()
+    return (
+        models.build(name, **{"preset": "tiny", "channels": 3, "length": 20, **small, **options})
+        .double()
+        .eval()
+    )
 
 
 def sampled():
@@ -38,12 +51,18 @@ def test_the_code_of_a_time():
     assert found.shape == (128,)
     found = found.detach()
     code.requires_grad_(False)
-    assert float(found[0]) == pytest.approx(0.3 * float(code.linear.weight) + float(code.linear.bias))
-    assert float(found[7]) == pytest.approx(math.sin(0.3 * float(code.periodic.weight[6, 0]) + float(code.periodic.bias[6])))
+    assert float(found[0]) == pytest.approx(
+        0.3 * float(code.linear.weight) + float(code.linear.bias)
+    )
+    assert float(found[7]) == pytest.approx(
+        math.sin(0.3 * float(code.periodic.weight[6, 0]) + float(code.periodic.bias[6]))
+    )
 
 
 def test_the_fixed_code_is_the_authors_and_the_learned_one_starts_within_the_scale():
-    """sin(48 t 10^(-2i / 128)) and its cosine; frequencies of the learned code span the scale, and both codes are settings."""
+    """sin(48 t 10^(-2i / 128)) and its cosine; frequencies of the learned code span the scale, and
+    both codes are settings.
+    """
     found = FixedTimeEmbedding(48.0).double()(torch.tensor([0.3], dtype=torch.float64))[0]
     rate = 48 * math.exp(-26 * math.log(10) / 128)
     assert float(found[26]) == pytest.approx(math.sin(0.3 * rate), abs=1e-12)
@@ -62,7 +81,10 @@ def test_attention_equals_a_softmax_of_each_channel(heads):
     torch.manual_seed(0)
     attend, code = TimeAttention(heads).double(), TimeEmbedding(48.0).double()
     batch = sampled()
-    points, times = torch.linspace(0, 1, 5, dtype=torch.float64), torch.rand(2, 20, dtype=torch.float64).sort(1).values
+    points, times = (
+        torch.linspace(0, 1, 5, dtype=torch.float64),
+        torch.rand(2, 20, dtype=torch.float64).sort(1).values,
+    )
     found, maps = attend(code(points)[None], code(times), batch.values, batch.mask, attention=True)
     size = 128 // heads
     for row in range(2):
@@ -71,20 +93,34 @@ def test_attention_equals_a_softmax_of_each_channel(heads):
             every = []
             for head in range(heads):
                 part = slice(head * size, (head + 1) * size)
-                scores = torch.stack([q[part] @ attend.key(code(t[None])[0])[part] / math.sqrt(size) for t in times[row]])
+                scores = torch.stack(
+                    [
+                        q[part] @ attend.key(code(t[None])[0])[part] / math.sqrt(size)
+                        for t in times[row]
+                    ]
+                )
                 for channel in range(3):
                     seen = batch.mask[row, :, channel]
                     wanted = torch.tensor(0.0, dtype=torch.float64)
                     if seen.any():
                         weights = scores[seen].softmax(0)
                         wanted = weights @ batch.values[row, seen, channel]
-                        every.append((head, torch.zeros(20, dtype=torch.float64).masked_scatter(seen, weights)))
-                    torch.testing.assert_close(found[row, r, head * 3 + channel], wanted, rtol=1e-10, atol=1e-10)
+                        every.append(
+                            (
+                                head,
+                                torch.zeros(20, dtype=torch.float64).masked_scatter(seen, weights),
+                            )
+                        )
+                    torch.testing.assert_close(
+                        found[row, r, head * 3 + channel], wanted, rtol=1e-10, atol=1e-10
+                    )
             for head in range(heads):
                 mean = torch.stack([w for at, w in every if at == head]).mean(0)
                 torch.testing.assert_close(maps[row, head, r], mean, rtol=1e-10, atol=1e-10)
     attended, plain = attend(code(points)[None], code(times), batch.values, attention=True)
-    full, same = attend(code(points)[None], code(times), batch.values, torch.ones_like(batch.mask), attention=True)
+    full, same = attend(
+        code(points)[None], code(times), batch.values, torch.ones_like(batch.mask), attention=True
+    )
     torch.testing.assert_close(attended, full)
     torch.testing.assert_close(plain, same)
 
@@ -98,14 +134,17 @@ def test_scores_far_apart_are_finite():
     values = torch.tensor([[[2.0, 0.0], [0.0, 3.0]]], dtype=torch.float64)
     found, _ = attend(torch.ones(1, 1, 128, dtype=torch.float64), keys, values, mask)
     assert torch.isfinite(found).all()
-    assert found.detach()[0, 0].tolist() == pytest.approx([2.0, 3.0])  # each channel has one observation: its own
+    # each channel has one observation: its own
+    assert found.detach()[0, 0].tolist() == pytest.approx([2.0, 3.0])
     (slope,) = torch.autograd.grad(found.sum(), keys)
     assert torch.isfinite(slope).all()
 
 
 @pytest.mark.parametrize("spread", [30.0, 92.0, 200.0])
 def test_attention_of_a_channel_far_from_the_best_row_is_its_own_softmax(spread):
-    """In float32 exp(-92) has no reciprocal and exp(-200) is 0; channel 1 was never observed near the best row."""
+    """In float32 exp(-92) has no reciprocal and exp(-200) is 0; channel 1 was never observed near
+    the best row.
+    """
     attend = TimeAttention(1)
     for part in (attend.query, attend.key):
         torch.nn.init.eye_(part.weight)
@@ -130,12 +169,23 @@ def test_the_model_equals_its_parts(name):
     model, batch = tiny(name), sampled()
     times = torch.arange(20, dtype=torch.float64).expand(2, -1) / 20
     values = torch.where(batch.mask, batch.values, 0.0)
-    pairs, both = torch.cat((values, batch.mask.double()), -1), torch.cat((batch.mask, batch.mask), -1)
+    pairs, both = (
+        torch.cat((values, batch.mask.double()), -1),
+        torch.cat((batch.mask, batch.mask), -1),
+    )
     at = model.points
     torch.testing.assert_close(at, torch.linspace(0, 1, 8, dtype=torch.float64), rtol=0, atol=1e-7)
-    entered = model.adapter.enter(model.attend(model.code(at)[None], model.code(times), pairs, both)[0])
+    entered = model.adapter.enter(
+        model.attend(model.code(at)[None], model.code(times), pairs, both)[0]
+    )
     if name == "mtand":
-        states = torch.cat((run(model.encoder, entered, ""), run(model.encoder, entered.flip(1), "_reverse").flip(1)), -1)
+        states = torch.cat(
+            (
+                run(model.encoder, entered, ""),
+                run(model.encoder, entered.flip(1), "_reverse").flip(1),
+            ),
+            -1,
+        )
         inputs, spread = model.to_latent(states).chunk(2, -1)
         found = model.posterior(batch)
         torch.testing.assert_close(found.mean, inputs, rtol=1e-10, atol=1e-10)
@@ -147,12 +197,16 @@ def test_the_model_equals_its_parts(name):
     torch.testing.assert_close(encoded.hidden[-1], wanted, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(encoded.pooled, wanted[:, -1], rtol=1e-10, atol=1e-10)
     assert encoded.attention[0].shape == (2, 1, 8, 20)
-    torch.testing.assert_close(encoded.attention[0].sum(-1), torch.ones(2, 1, 8, dtype=torch.float64))
+    torch.testing.assert_close(
+        encoded.attention[0].sum(-1), torch.ones(2, 1, 8, dtype=torch.float64)
+    )
 
 
 def run(gru, x, way):
     """A GRU's equations."""
-    w, u, b, c = (getattr(gru, f"{kind}_l0{way}") for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
+    w, u, b, c = (
+        getattr(gru, f"{kind}_l0{way}") for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    )
     h = torch.zeros(len(x), gru.hidden_size, dtype=x.dtype)
     out = []
     for t in range(x.shape[1]):
@@ -164,7 +218,9 @@ def run(gru, x, way):
 
 
 def test_with_occurrences_alone_no_time_would_be_seen():
-    """Why all codes count as observed in the months that hold any: else each mean is one of ones."""
+    """Why all codes count as observed in the months that hold any: else each mean is one of
+    ones.
+    """
     model = tiny(tokenizer="codes", codes=8, horizon=50, index_day=False)
     times = torch.tensor([[0.0, 3.0, 30.0]], dtype=torch.float64)
     a, b = (model(Batch(torch.tensor([[5, 6, 7]]), at)).pooled for at in (times, times * 1.5))
@@ -192,14 +248,19 @@ def test_the_loss_equals_the_bound_by_hand(samples):
     for row in range(2):
         one = Batch(batch.values[row : row + 1], mask=batch.mask[row : row + 1])
         mean, log_variance = posterior.mean[row], posterior.log_variance[row]
-        prior, own = torch.distributions.Normal(0.0, 1.0), torch.distributions.Normal(mean, (log_variance / 2).exp())
+        prior, own = (
+            torch.distributions.Normal(0.0, 1.0),
+            torch.distributions.Normal(mean, (log_variance / 2).exp()),
+        )
         count = int(one.mask.sum())
         kl = torch.distributions.kl_divergence(own, prior).sum() / count
         each = []
         for k in range(samples):
             z = mean + (log_variance / 2).exp() * noise[row, k]
             decoded = model.decode(z[None], model.adapter.tokenizer.rows(one), one)
-            log = torch.distributions.Normal(decoded, 0.01).log_prob(torch.where(one.mask, one.values, 0.0))
+            log = torch.distributions.Normal(decoded, 0.01).log_prob(
+                torch.where(one.mask, one.values, 0.0)
+            )
             each.append(log[one.mask].sum() / count - beta * kl)
             errors.append((decoded - one.values)[one.mask].square())
         bounds.append(torch.logsumexp(torch.stack(each), 0) - math.log(samples))
@@ -208,8 +269,12 @@ def test_the_loss_equals_the_bound_by_hand(samples):
     torch.testing.assert_close(found["parts"]["kl"], torch.stack(kls).mean(), rtol=1e-9, atol=1e-9)
     values = torch.where(batch.mask, batch.values, 0.0)
     centre = values.sum((0, 1)) / batch.mask.sum((0, 1))
-    variance = (torch.where(batch.mask, batch.values - centre, 0.0)).square().sum() / batch.mask.sum()
-    assert float(found["rel"]) == pytest.approx(float((torch.cat(errors).mean() / variance).detach()), rel=1e-9)
+    variance = (
+        torch.where(batch.mask, batch.values - centre, 0.0)
+    ).square().sum() / batch.mask.sum()
+    assert float(found["rel"]) == pytest.approx(
+        float((torch.cat(errors).mean() / variance).detach()), rel=1e-9
+    )
     assert int(found["count"]) == 2
     assert found["prediction"].shape == found["target"].shape == found["valid"].shape == (2, 20, 3)
 
@@ -217,12 +282,15 @@ def test_the_loss_equals_the_bound_by_hand(samples):
 def test_terms_against_torchs_distributions():
     mean, log_variance = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
     wanted = torch.distributions.kl_divergence(
-        torch.distributions.Normal(mean, (log_variance / 2).exp()), torch.distributions.Normal(torch.zeros(()), torch.ones(()))
+        torch.distributions.Normal(mean, (log_variance / 2).exp()),
+        torch.distributions.Normal(torch.zeros(()), torch.ones(())),
     ).sum((1, 2))
     torch.testing.assert_close(divergence(mean, log_variance), wanted)
     x, decoded, mask = torch.randn(2, 5, 3), torch.randn(4, 2, 5, 3), torch.rand(2, 5, 3) > 0.5
     log = torch.distributions.Normal(decoded, 0.01).log_prob(x)
-    torch.testing.assert_close(log_likelihood(x, decoded, mask), torch.where(mask, log, 0.0).sum((2, 3)))
+    torch.testing.assert_close(
+        log_likelihood(x, decoded, mask), torch.where(mask, log, 0.0).sum((2, 3))
+    )
 
 
 def test_the_weight_of_the_divergence_follows_the_training():
@@ -239,10 +307,14 @@ def test_the_weight_of_the_divergence_follows_the_training():
 def test_a_row_without_observations_has_no_part():
     model, batch = tiny(), sampled()
     more = Batch(
-        torch.cat((batch.values, torch.ones_like(batch.values[:1]))), mask=torch.cat((batch.mask, torch.zeros_like(batch.mask[:1])))
+        torch.cat((batch.values, torch.ones_like(batch.values[:1]))),
+        mask=torch.cat((batch.mask, torch.zeros_like(batch.mask[:1]))),
     )
     generators = [torch.Generator().manual_seed(0) for _ in range(2)]
-    two, three = (objectives.get("vae")(model, one, g) for one, g in zip((batch, more), generators, strict=True))
+    two, three = (
+        objectives.get("vae")(model, one, g)
+        for one, g in zip((batch, more), generators, strict=True)
+    )
     torch.testing.assert_close(two["loss"], three["loss"])
     assert int(three["count"]) == 2
     empty = objectives.get("vae")(model, Batch(more.values[2:], mask=more.mask[2:]), generators[0])
@@ -252,11 +324,16 @@ def test_a_row_without_observations_has_no_part():
 def test_training_lowers_the_bound_and_keeps_the_latents_apart():
     """Sines of two lengths with gaps: after training a reconstruction is better than the mean."""
     draw = torch.Generator().manual_seed(0)
-    phase, slow = torch.rand(32, 1, 1, generator=draw) * 6.28, torch.rand(32, 1, 1, generator=draw) > 0.5
+    phase, slow = (
+        torch.rand(32, 1, 1, generator=draw) * 6.28,
+        torch.rand(32, 1, 1, generator=draw) > 0.5,
+    )
     x = torch.sin(torch.arange(20)[None, :, None] * torch.where(slow, 0.3, 0.8) + phase)
     batch = Batch(x, mask=torch.rand(x.shape, generator=draw) > 0.3)
     torch.manual_seed(0)
-    model = models.build("mtand", channels=1, length=20, heads=1, dim=16, latent=8, reference=10, tokenizer="steps")
+    model = models.build(
+        "mtand", channels=1, length=20, heads=1, dim=16, latent=8, reference=10, tokenizer="steps"
+    )
 
     class One:
         steps, size = 1, 32
@@ -264,7 +341,9 @@ def test_training_lowers_the_bound_and_keeps_the_latents_apart():
         def __call__(self, epoch, *, start=0, rank=0, world=1):
             return iter([batch][start:])
 
-    before = float(objectives.get("vae")(model.eval(), batch, torch.Generator().manual_seed(1))["rel"])
+    before = float(
+        objectives.get("vae")(model.eval(), batch, torch.Generator().manual_seed(1))["rel"]
+    )
     fit(model, One(), objectives.get("vae"), epochs=150, lr=1e-2, seed=0)
     after = objectives.get("vae")(model.eval(), batch, torch.Generator().manual_seed(1))
     assert before > 0.9

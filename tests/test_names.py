@@ -1,4 +1,6 @@
-"""Names and paths that users, recipes, plug-ins and stored records give: what bitimely writes stays in the workspace."""
+"""Names and paths that users, recipes, plug-ins and stored records give: what bitimely writes stays
+in the workspace.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,28 @@ STEPS = ["--steps", "1", "--batch-size", "8", "--set", "model.tokenizer=patch"]
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace with a pre-trained run and one that is fine-tuned from it."""
     home = tmp_path_factory.mktemp("trained") / "workspace"
-    assert main(["pretrain", "--preset", "tiny", "--data", "synthetic/staging", *STEPS, "-w", str(home)]) == 0
-    assert main(["finetune", "tiny", "--data", "synthetic/staging", "--fraction", "1", *STEPS[:4], "-w", str(home)]) == 0
+    assert (
+        main(
+            ["pretrain", "--preset", "tiny", "--data", "synthetic/staging", *STEPS, "-w", str(home)]
+        )
+        == 0
+    )
+    assert (
+        main(
+            [
+                "finetune",
+                "tiny",
+                "--data",
+                "synthetic/staging",
+                "--fraction",
+                "1",
+                *STEPS[:4],
+                "-w",
+                str(home),
+            ]
+        )
+        == 0
+    )
     return home
 
 
@@ -56,7 +78,11 @@ def ws(trained: Path, tmp_path: Path) -> Path:
 
 
 def list_files(folder: Path) -> dict[str, tuple[int, int]]:
-    return {str(p.relative_to(folder)): (p.lstat().st_size, p.lstat().st_mtime_ns) for p in folder.rglob("*") if not p.is_dir()}
+    return {
+        str(p.relative_to(folder)): (p.lstat().st_size, p.lstat().st_mtime_ns)
+        for p in folder.rglob("*")
+        if not p.is_dir()
+    }
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
@@ -99,10 +125,19 @@ def test_the_suggested_name_is_good(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["../../x", "a b", "/x"])
 @pytest.mark.parametrize(
-    "stage", ['[[block]]\nname = "{}"', '[[arm]]\nname = "{}"', '[matrix]\ndevice = ["{}"]\n[tokenize]\nchannels = "{}"']
+    "stage",
+    [
+        '[[block]]\nname = "{}"',
+        '[[arm]]\nname = "{}"',
+        '[matrix]\ndevice = ["{}"]\n[tokenize]\nchannels = "{}"',
+    ],
 )
 def test_names_in_recipes_stay_inside(
-    stage: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    stage: str,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "recipe.toml").write_text(
@@ -122,7 +157,9 @@ def test_a_recipe_is_named_by_its_file(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("kind", [registry.datasets, registry.models, registry.analyses])
-def test_plug_ins_cannot_register_names_that_leave_the_workspace(kind: registry.Registry[Any]) -> None:
+def test_plug_ins_cannot_register_names_that_leave_the_workspace(
+    kind: registry.Registry[Any],
+) -> None:
     with pytest.raises(UserError, match="is no name for a"):
         kind(None, name="../../x")(lambda: None)
     assert "../../x" not in kind
@@ -135,20 +172,42 @@ def list_path_options() -> list[tuple[str, str]]:
         for name, parameter in inspect.signature(command.callback or main).parameters.items()
         if parameter.annotation.__metadata__[0].parser is parse_path
     ]
-    assert {("verify", "[PATH]"), ("ingest", "--workspace"), ("embed", "--out"), ("ingest", "--map"), ("pretrain", "--init")} <= set(names)
+    assert {
+        ("verify", "[PATH]"),
+        ("ingest", "--workspace"),
+        ("embed", "--out"),
+        ("ingest", "--map"),
+        ("pretrain", "--init"),
+    } <= set(names)
     return names
 
 
 @pytest.mark.parametrize(("verb", "option"), list_path_options())
 @pytest.mark.parametrize("value", ["s3://bucket/ws", "file:///absent/x", ""])
 def test_no_path_is_a_url(
-    verb: str, option: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    verb: str,
+    option: str,
+    value: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    arguments = {"ingest": ["pophr"], "tokenize": ["synthetic"], "list": ["models"], "analyze": ["svd"], "run": ["smoke"]}
+    arguments = {
+        "ingest": ["pophr"],
+        "tokenize": ["synthetic"],
+        "list": ["models"],
+        "analyze": ["svd"],
+        "run": ["smoke"],
+    }
     argv = [
         verb,
-        *arguments.get(verb, ["x"] if verb in {"finetune", "evaluate", "predict", "embed", "report", "export", "reproduce"} else []),
+        *arguments.get(
+            verb,
+            ["x"]
+            if verb in {"finetune", "evaluate", "predict", "embed", "report", "export", "reproduce"}
+            else [],
+        ),
     ]
     assert main([*argv, value] if not option.startswith("-") else [*argv, option, value]) == 2
     out, err = capsys.readouterr()
@@ -172,17 +231,30 @@ def test_the_library_refuses_a_url_too(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("verb", ["finetune", "reproduce", "export"])
-def test_names_in_stored_records_stay_inside(ws: Path, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_in_stored_records_stay_inside(
+    ws: Path, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = ws / "runs" / "tiny" / "run.json"
-    write_results(path.parent, {path.name: json.dumps({**json.loads(path.read_text()), "run": "../../../escaped"}).encode()})
+    write_results(
+        path.parent,
+        {
+            path.name: json.dumps(
+                {**json.loads(path.read_text()), "run": "../../../escaped"}
+            ).encode()
+        },
+    )
     before = list_files(ws.parent.parent)
-    more = ["--data", "synthetic/staging", "--fraction", "1", *STEPS[:4]] if verb == "finetune" else []
+    more = (
+        ["--data", "synthetic/staging", "--fraction", "1", *STEPS[:4]] if verb == "finetune" else []
+    )
     assert main([verb, "tiny", *more, "-w", str(ws)]) == 2
     assert "no name for a" in capsys.readouterr().err
     assert list_files(ws.parent.parent) == before
 
 
-def test_data_named_in_a_record_is_looked_for_inside(ws: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_named_in_a_record_is_looked_for_inside(
+    ws: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.move(ws / "tokens" / "synthetic-staging", ws.parent / "elsewhere")
     path = ws / "runs" / "tiny-staging" / "run.json"
     body = json.loads(path.read_text())
@@ -193,14 +265,25 @@ def test_data_named_in_a_record_is_looked_for_inside(ws: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("inner", ["runs/tiny-staging", "runs"])
-def test_results_are_not_written_through_links(ws: Path, inner: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_are_not_written_through_links(
+    ws: Path, inner: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     target = ws.parent / "other"
     shutil.move(ws / inner, target)
     (ws / inner).symlink_to(target, target_is_directory=True)
     before = list_files(target)
     for argv in (
         ["finetune", "tiny", "--data", "synthetic/staging", "--fraction", "1", *STEPS[:4]],
-        ["finetune", "tiny", "--data", "synthetic/staging", "--fraction", "1", *STEPS[:4], "--force-new"],
+        [
+            "finetune",
+            "tiny",
+            "--data",
+            "synthetic/staging",
+            "--fraction",
+            "1",
+            *STEPS[:4],
+            "--force-new",
+        ],
         *([["evaluate", "tiny-staging"], ["embed", "tiny-staging"]] if inner != "runs" else []),
     ):
         assert main([*argv, "-w", str(ws)]) == 2, argv
@@ -208,8 +291,12 @@ def test_results_are_not_written_through_links(ws: Path, inner: str, capsys: pyt
     assert list_files(target) == before
 
 
-@pytest.mark.parametrize("inner", ["reports/svd-tiny", "reports", "tokens/t", "cache/synthetic-claims", "exports/tiny"])
-def test_links_in_the_place_of_folders_are_refused(ws: Path, inner: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "inner", ["reports/svd-tiny", "reports", "tokens/t", "cache/synthetic-claims", "exports/tiny"]
+)
+def test_links_in_the_place_of_folders_are_refused(
+    ws: Path, inner: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     target = ws.parent / "other"
     target.mkdir()
     (ws / inner).parent.mkdir(exist_ok=True)
@@ -229,7 +316,18 @@ def test_links_in_the_place_of_folders_are_refused(ws: Path, inner: str, capsys:
 def claims_workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace with claims, their sequences, a report and the key of their pseudonyms."""
     home = tmp_path_factory.mktemp("claims") / "anything"
-    assert main(["ingest", "synthetic-claims", "--subjects", "300", "--min-case-support", "1", "-w", str(home)]) in {0, 3}
+    assert main(
+        [
+            "ingest",
+            "synthetic-claims",
+            "--subjects",
+            "300",
+            "--min-case-support",
+            "1",
+            "-w",
+            str(home),
+        ]
+    ) in {0, 3}
     assert main(["analyze", "leakage", "--name", "r", "-w", str(home)]) in {0, 5}
     return home
 
@@ -237,14 +335,20 @@ def claims_workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def write_recordings(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for number in (1, 2):
-        (folder / f"r{number}.csv").write_text("time,ppg\n" + "".join(f"{i / 10},{i % 7}\n" for i in range(50)))
+        (folder / f"r{number}.csv").write_text(
+            "time,ppg\n" + "".join(f"{i / 10},{i % 7}\n" for i in range(50))
+        )
     (folder / "id.key").write_text("a file of the study with a name that bitimely also uses")
     (folder / "cache").mkdir()
     (folder / "cache" / "kept.csv").write_text("time,ppg\n0,1\n")
 
 
-@pytest.mark.parametrize("state", ["complete", "no locks", "unfinished", "linked", "linked folders", "linked files"])
-def test_a_workspace_below_a_source_is_no_source(trained: Path, claims_workspace: Path, tmp_path: Path, state: str) -> None:
+@pytest.mark.parametrize(
+    "state", ["complete", "no locks", "unfinished", "linked", "linked folders", "linked files"]
+)
+def test_a_workspace_below_a_source_is_no_source(
+    trained: Path, claims_workspace: Path, tmp_path: Path, state: str
+) -> None:
     root = tmp_path / "study"
     write_recordings(root)
     expected = scan_folder(root).files
@@ -264,35 +368,60 @@ def test_a_workspace_below_a_source_is_no_source(trained: Path, claims_workspace
             for kind in copy.iterdir():
                 (root / f"l{at}-{kind.name}").symlink_to(kind)
         if state == "linked files":
-            for number, path in enumerate(p for p in copy.rglob("*") if p.is_file() and p.parent != copy):
+            for number, path in enumerate(
+                p for p in copy.rglob("*") if p.is_file() and p.parent != copy
+            ):
                 (root / f"f{at}-{number}.csv").symlink_to(path)
     assert scan_folder(root, follow_symlinks=True).files == expected
     if not state.startswith("linked"):
         assert not scan_folder(root).rejected
 
 
-def test_ingest_reads_the_same_files_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ingest_reads_the_same_files_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     table, raw = tmp_path / "map.csv", tmp_path / "raw"
     table.write_text("icd9,phecode\n" + "".join(f"250.0{i},250.2\n" for i in range(4)))
     raw.mkdir()
     monkeypatch.chdir(raw)
-    (raw / "claims.csv").write_text("patient_id,date,icd9\n" + "".join(f"p{i % 9},2001-0{1 + i % 8}-11,250.0{i % 4}\n" for i in range(90)))
+    (raw / "claims.csv").write_text(
+        "patient_id,date,icd9\n"
+        + "".join(f"p{i % 9},2001-0{1 + i % 8}-11,250.0{i % 4}\n" for i in range(90))
+    )
     found = []
     for home in ("workspace", ".", "deep/er", "workspace"):
-        assert main(["ingest", "pophr", ".", "--phecode-map", str(table), "--no-select", "-w", home, "--json"]) in {0, 3}
+        assert main(
+            [
+                "ingest",
+                "pophr",
+                ".",
+                "--phecode-map",
+                str(table),
+                "--no-select",
+                "-w",
+                home,
+                "--json",
+            ]
+        ) in {0, 3}
         report = json.loads(capsys.readouterr().out)
-        found.append((report["source"]["files"], report["source"]["bytes"], report["source"]["sha256"]))
+        found.append(
+            (report["source"]["files"], report["source"]["bytes"], report["source"]["sha256"])
+        )
     assert len(set(found)) == 1, found
     assert found[0][0] == 1
 
 
 def test_no_reader_lists_folders_itself() -> None:
-    """All readers get the files of a source from `scan_folder`, which leaves the folders of bitimely out."""
+    """All readers get the files of a source from `scan_folder`, which leaves the folders of
+    bitimely out.
+    """
     core = Path(workspace.__file__).parent
     for package in ("datasets", "formats", "claims/sources"):
         for path in (core / package).rglob("*.py"):
             if path.name != "source.py":
-                assert not re.search(r"\b(rglob|glob|iterdir|os\.walk|scandir|listdir)\(", path.read_text()), path
+                assert not re.search(
+                    r"\b(rglob|glob|iterdir|os\.walk|scandir|listdir)\(", path.read_text()
+                ), path
 
 
 @pytest.mark.slow
@@ -303,32 +432,73 @@ def test_advised_commands_go_on(ws: Path, capsys: pytest.CaptureFixture[str]) ->
         code = main([*argv, "-w", str(ws)])
         return code, capsys.readouterr().err
 
-    scratch = ["finetune", "tiny", "--data", "synthetic/staging", "--fraction", "1", *STEPS[:4], "--from-scratch"]
+    scratch = [
+        "finetune",
+        "tiny",
+        "--data",
+        "synthetic/staging",
+        "--fraction",
+        "1",
+        *STEPS[:4],
+        "--from-scratch",
+    ]
     assert call(*scratch)[0] == 0
-    compared = ["evaluate", "tiny-staging", "--compare", "tiny-staging-scratch", "--bootstrap", "10"]
+    compared = [
+        "evaluate",
+        "tiny-staging",
+        "--compare",
+        "tiny-staging-scratch",
+        "--bootstrap",
+        "10",
+    ]
     code, err = call(*compared)
     assert code == 4
     advised = re.search(r"Run: bitimely ([^.]*)\.", err)
     assert advised is not None, err
     assert call(*advised[1].split(), "--bootstrap", "10")[0] == 0
     assert call(*compared)[0] == 0
-    changed = ["pretrain", "--preset", "tiny", "--data", "synthetic/staging", *STEPS, "--lr", "0.01"]
+    changed = [
+        "pretrain",
+        "--preset",
+        "tiny",
+        "--data",
+        "synthetic/staging",
+        *STEPS,
+        "--lr",
+        "0.01",
+    ]
     code, err = call(*changed)
     assert code == 2
     assert "--run NAME" in err
     assert "--force-new" in err
     assert call(*changed, "--run", "other")[0] == 0
     assert call(*changed, "--force-new")[0] == 0
-    code, err = call("pretrain", "--run", "a b", "--preset", "tiny", "--data", "synthetic/staging", *STEPS)
+    code, err = call(
+        "pretrain", "--run", "a b", "--preset", "tiny", "--data", "synthetic/staging", *STEPS
+    )
     assert code == 2
     better = re.search(r"For example (--run \S+)\.", err)
     assert better is not None, err
-    assert call("pretrain", *better[1].split(), "--preset", "tiny", "--data", "synthetic/staging", *STEPS)[0] == 0
+    assert (
+        call(
+            "pretrain",
+            *better[1].split(),
+            "--preset",
+            "tiny",
+            "--data",
+            "synthetic/staging",
+            *STEPS,
+        )[0]
+        == 0
+    )
 
 
 @pytest.mark.parametrize(
     ("inner", "more"),
-    [*((one, []) for one in ("checkpoints", "model", ".lock")), *((one, ["--force-new"]) for one in ("checkpoints", ".lock"))],
+    [
+        *((one, []) for one in ("checkpoints", "model", ".lock")),
+        *((one, ["--force-new"]) for one in ("checkpoints", ".lock")),
+    ],
 )
 def test_parts_of_a_run_that_are_links_change_nothing_outside(
     ws: Path, inner: str, more: list[str], capsys: pytest.CaptureFixture[str]
@@ -344,6 +514,9 @@ def test_parts_of_a_run_that_are_links_change_nothing_outside(
             (target / name / "precious").touch()
         (target / "x.tmp-1-00000000").touch()
     before = list_files(target) if target.is_dir() else target.read_bytes()
-    for argv in (["pretrain", "--preset", "tiny", "--data", "synthetic/staging", *STEPS, *more], ["verify"]):
+    for argv in (
+        ["pretrain", "--preset", "tiny", "--data", "synthetic/staging", *STEPS, *more],
+        ["verify"],
+    ):
         assert main([*argv, "-w", str(ws)]) in {0, 2, 4, 5}, capsys.readouterr().err
     assert (list_files(target) if target.is_dir() else target.read_bytes()) == before

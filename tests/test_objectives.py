@@ -46,7 +46,11 @@ def coded(lengths=(9, 6), length=9):
 # -------------------------------------------------------------------------------------------------------------- the form of a result
 
 
-@pytest.mark.parametrize("options", [{}, {"tokenizer": "patch"}, {"output_heads": "separate"}, {"target": "tokens"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"tokenizer": "patch"}, {"output_heads": "separate"}, {"target": "tokens"}],
+    ids=str,
+)
 @pytest.mark.parametrize("objective", NAMES)
 @pytest.mark.parametrize("name", STACKS)
 def test_a_result_is_complete_and_every_parameter_has_a_gradient(name, objective, options):
@@ -61,7 +65,12 @@ def test_a_result_is_complete_and_every_parameter_has_a_gradient(name, objective
     result["loss"].backward()
     assert torch.isfinite(result["loss"])
     untouched = {key for key, p in model.named_parameters() if p.grad is None}
-    unread = {"adapter.output.previous.weight", "adapter.output.previous.bias", "norms.previous.weight", "norms.previous.bias"}
+    unread = {
+        "adapter.output.previous.weight",
+        "adapter.output.previous.bias",
+        "norms.previous.weight",
+        "norms.previous.bias",
+    }
     assert untouched <= (unread if objective in {"next", "masked", "gap"} else set())
 
 
@@ -83,7 +92,9 @@ def test_codes_are_predicted_with_cross_entropy(objective, options):
 def test_the_same_generator_gives_the_same_loss(objective, make):
     model = tiny(**({"tokenizer": "codes", "codes": 52} if make is coded else {})).eval()
     ask = objectives.get(objective)
-    first, again, other = (float(ask(model, make(), seeded(seed))["loss"].detach()) for seed in (0, 0, 1))
+    first, again, other = (
+        float(ask(model, make(), seeded(seed))["loss"].detach()) for seed in (0, 0, 1)
+    )
     assert first == again
     assert (first != other) == (objective in {"masked", "gap"})
 
@@ -111,30 +122,46 @@ def test_padding_and_missing_samples_do_not_move_the_loss():
         loss = objectives.get(objective)(model, batch)["loss"]
         dirty = batch._replace(values=torch.where(batch.mask[..., None], batch.values, torch.nan))
         assert torch.equal(objectives.get(objective)(model, dirty)["loss"], loss)
-        longer = Batch(F.pad(dirty.values, (0, 0, 0, 30), value=torch.nan), mask=F.pad(batch.mask, (0, 30)))
-        torch.testing.assert_close(objectives.get(objective)(model, longer)["loss"], loss, rtol=1e-5, atol=1e-6)
+        longer = Batch(
+            F.pad(dirty.values, (0, 0, 0, 30), value=torch.nan), mask=F.pad(batch.mask, (0, 30))
+        )
+        torch.testing.assert_close(
+            objectives.get(objective)(model, longer)["loss"], loss, rtol=1e-5, atol=1e-6
+        )
 
 
 # -------------------------------------------------------------------------------------------------------------- index map
 
 
 class Oracle(torch.nn.Module):
-    """Stands for a model whose state at position p of layer l is the number 1000 l + p: what a loss reads shows in its prediction."""
+    """Stands for a model whose state at position p of layer l is the number 1000 l + p: what a loss
+    reads shows in its prediction.
+    """
 
     def __init__(self, model):
         super().__init__()
-        self.inner, self.config, self.adapter, self.target_scale = model, model.config, model.adapter, torch.tensor(1.0)
+        self.inner, self.config, self.adapter, self.target_scale = (
+            model,
+            model.config,
+            model.adapter,
+            torch.tensor(1.0),
+        )
         self.plans = []
 
     def forward(self, batch, *, directions=None, hide=None, attention=False):
         encoded = self.inner(batch, directions=directions, hide=hide)
         self.plans.append(None if directions is None else tuple(directions))
         count = encoded.hidden[-1].shape[1]
-        states = tuple(1000.0 * layer + torch.arange(float(count)).expand(len(batch.values), -1)[..., None] for layer in range(1, 5))
+        states = tuple(
+            1000.0 * layer + torch.arange(float(count)).expand(len(batch.values), -1)[..., None]
+            for layer in range(1, 5)
+        )
         return encoded._replace(hidden=states)
 
     def output(self, hidden, which="next", batch=None):
-        return hidden.expand(-1, -1, 48 if self.config.tokenizer == "codes" else 3) + (0.5 if which == "previous" else 0.0)
+        return hidden.expand(-1, -1, 48 if self.config.tokenizer == "codes" else 3) + (
+            0.5 if which == "previous" else 0.0
+        )
 
     def targets(self, batch):
         return self.inner.targets(batch)
@@ -153,7 +180,14 @@ def read(objective, model, batch):
     """Layer, position and head (`.5` = previous) that predict each target, by part."""
     oracle = Oracle(model)
     result = objectives.get(objective)(oracle, batch, seeded())
-    return {name: result["prediction"][0, part, 0].tolist() for name, part in result["slices"].items()}, result, oracle.plans
+    return (
+        {
+            name: result["prediction"][0, part, 0].tolist()
+            for name, part in result["slices"].items()
+        },
+        result,
+        oracle.plans,
+    )
 
 
 def test_next_previous_reads_layers_l_minus_1_and_l():
@@ -180,7 +214,8 @@ def test_next_reads_layer_l_of_a_forward_pass():
 @pytest.mark.parametrize("objective", ["masked", "gap"])
 def test_hidden_tokens_are_read_at_their_own_position(objective):
     seen, _, plans = read(objective, tiny(), Batch(torch.randn(1, 50, 3)))
-    assert seen == {objective: [4000.0 + p for p in range(1, 14)]}  # token i stands at position i + 1
+    # token i stands at position i + 1
+    assert seen == {objective: [4000.0 + p for p in range(1, 14)]}
     assert plans == [None]
 
 
@@ -207,7 +242,8 @@ def test_codes_of_one_time_are_predicted_as_a_set():
         rows = zip(result["target"][0, part], result["valid"][0, part], strict=True)
         return [row.nonzero().flatten().tolist() if valid.all() else None for row, valid in rows]
 
-    # positions 0 .. 5: [SOS] asks for the first time, an event for the next time, the last events for [EOS] (class 5)
+    # positions 0 .. 5: [SOS] asks for the first time, an event for the next time, the last events
+    # for [EOS] (class 5)
     assert targets_of(result["slices"]["next"]) == [[0, 1], [2], [2], [3, 4], [5], [5]]
     # positions 1 .. 6: the first events have nothing before them, [EOS] asks for the last time
     assert targets_of(result["slices"]["previous"]) == [None, None, [0, 1], [2], [2], [3, 4]]
@@ -221,7 +257,8 @@ def test_codes_of_one_time_are_predicted_as_a_set():
 def test_the_share_of_hidden_tokens_is_exact(objective, ratio, count):
     result = objectives.get(objective, ratio=ratio)(tiny(), ragged(), seeded())
     hidden = result["valid"].all(-1).sum(1).tolist()
-    assert hidden == [count, int(ratio * 10 + 1e-9), int(ratio * 6 + 1e-9)]  # rows of 13, 10 and 6 tokens
+    # rows of 13, 10 and 6 tokens
+    assert hidden == [count, int(ratio * 10 + 1e-9), int(ratio * 6 + 1e-9)]
 
 
 def test_the_share_is_not_rounded_down_by_its_digits():
@@ -276,7 +313,9 @@ def test_masks_are_drawn_row_by_row():
     model = tiny()
     batch = ragged()
     first = objectives.get("masked")(model, batch, seeded())["valid"][0]
-    alone = objectives.get("masked")(model, Batch(batch.values[:1], mask=batch.mask[:1]), seeded())["valid"][0]
+    alone = objectives.get("masked")(model, Batch(batch.values[:1], mask=batch.mask[:1]), seeded())[
+        "valid"
+    ][0]
     assert torch.equal(first, alone)
 
 
@@ -300,7 +339,9 @@ def test_rel_is_one_for_the_mean_of_the_target():
     batches = [Batch(x[:32]), Batch(x[32:])]
     scale = objectives.measure_scale(model, batches)
     assert float(model.target_scale) == pytest.approx(scale)
-    assert scale == pytest.approx(float(x[:, ::4].flatten(0, 1).var(0, unbiased=False).mean()), rel=1e-4)
+    assert scale == pytest.approx(
+        float(x[:, ::4].flatten(0, 1).var(0, unbiased=False).mean()), rel=1e-4
+    )
     with torch.no_grad():
         model.adapter.output["next"].bias.copy_(x[:, ::4].flatten(0, 1).mean(0))
     for objective in NAMES[:3]:
@@ -312,7 +353,9 @@ def test_rel_without_a_measured_scale_uses_the_batch():
     model = tiny()
     result = objectives.get("next")(model, Batch(torch.randn(8, 50, 3)))
     target = result["target"].flatten(0, 1)
-    assert float(result["rel"]) == pytest.approx(float(result["loss"].detach() / target.var(0, unbiased=False).mean()), rel=1e-4)
+    assert float(result["rel"]) == pytest.approx(
+        float(result["loss"].detach() / target.var(0, unbiased=False).mean()), rel=1e-4
+    )
 
 
 def test_scale_is_measured_on_so_many_batches():
@@ -352,7 +395,12 @@ def test_token_targets_are_standardised_and_have_no_gradient():
         ("timelybert", "", {}, True),
         ("bitimelygpt", "next-previous-strict", {"normalise": "window"}, "given window statistics"),
         ("bitimelygpt", "next", {"temporal_conv": "causal"}, "up to batch statistics"),
-        ("bitimelygpt", "next", {"temporal_conv": "causal", "normalise": "window"}, "given window statistics and up to batch statistics"),
+        (
+            "bitimelygpt",
+            "next",
+            {"temporal_conv": "causal", "normalise": "window"},
+            "given window statistics and up to batch statistics",
+        ),
         ("bitimelygpt", "next", {"temporal_conv": "causal", "temporal_norm": "layer"}, True),
         ("bitimelygpt", "next-previous-strict", {"target": "tokens"}, False),
         ("bitimelygpt", "next-previous-strict", {"target": "tokens", "tokenizer": "patch"}, True),
@@ -377,7 +425,9 @@ def test_the_paper_objective_is_the_default_and_says_what_it_is():
     model, batch = tiny(), Batch(torch.randn(2, 50, 3))
     assert set(objectives.get()(model, batch)["parts"]) == {"next", "previous"}
     assert set(objectives.get()(tiny("timelygpt"), batch)["parts"]) == {"next"}
-    assert set(objectives.get(ObjectiveConfig(name="gap"))(model, batch, seeded())["parts"]) == {"gap"}
+    assert set(objectives.get(ObjectiveConfig(name="gap"))(model, batch, seeded())["parts"]) == {
+        "gap"
+    }
 
 
 def test_unsupported_settings_are_refused():
@@ -390,7 +440,9 @@ def test_unsupported_settings_are_refused():
         with pytest.raises(UserError, match="overlap"):
             objectives.get(objective)(overlapping, batch, seeded())
         with pytest.raises(UserError, match="overlap"):
-            objectives.leak_free(Settings(model=overlapping.config, objective=ObjectiveConfig(name=objective)))
+            objectives.leak_free(
+                Settings(model=overlapping.config, objective=ObjectiveConfig(name=objective))
+            )
     assert torch.isfinite(objectives.get("next-previous")(overlapping, batch)["loss"])
     with pytest.raises(UserError, match="objective none"):
         objectives.get("none")(tiny(), batch)
@@ -402,7 +454,9 @@ def test_unsupported_settings_are_refused():
 
 @pytest.mark.parametrize("name", list(registry.models))
 def test_each_objective_trains_a_step_or_is_refused_before_it(name):
-    """The full grid: every conflict is found before the first step. The error is one line that names the supported objectives."""
+    """The full grid: every conflict is found before the first step. The error is one line that
+    names the supported objectives.
+    """
     model = tiny(name, length=64).train()
     batch = Batch(torch.randn(4, 64, 3))
     fit = objectives.compatible_objectives(name)
@@ -413,7 +467,11 @@ def test_each_objective_trains_a_step_or_is_refused_before_it(name):
             assert (refused.code, refused.exit_code) == ("config", 2)
             assert refused.field in {"objective.name", "model.layers"}
             assert "\n" not in str(refused)
-            assert objective in {"masked", "masked-runs"} if objective in fit else all(one in str(refused) for one in fit)
+            assert (
+                objective in {"masked", "masked-runs"}
+                if objective in fit
+                else all(one in str(refused) for one in fit)
+            )
             with pytest.raises(UserError):
                 objectives.get(objective)(model, batch, seeded())
         elif objective != "none":  # which `pretrain` refuses, but for models that have no other
@@ -432,10 +490,15 @@ def refusal(config, objective):
     return None
 
 
-@pytest.mark.parametrize(("name", "objective"), [("bilstm", "next"), ("elmo", "next-previous"), ("gpt", "vae"), ("seft", "masked")])
+@pytest.mark.parametrize(
+    ("name", "objective"),
+    [("bilstm", "next"), ("elmo", "next-previous"), ("gpt", "vae"), ("seft", "masked")],
+)
 def test_an_unsupported_objective_leaves_no_files(name, objective, tmp_path):
     with pytest.raises(UserError, match=f"{objective} for {name}"):
-        workflows.pretrain(flags={"model": {"name": name}, "objective": {"name": objective}}, workspace=tmp_path)
+        workflows.pretrain(
+            flags={"model": {"name": name}, "objective": {"name": objective}}, workspace=tmp_path
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -510,8 +573,13 @@ def test_bf16_losses_are_finite(objective):
     [("next-previous-strict", "bitimelygpt"), ("next-previous", "bitimelygpt"), ("ts-tcc", "ts-tcc"), ("tf-c", "tf-c"), ("tf-c-code", "tf-c"), ("drop", "crt")],
 )  # fmt: skip
 def test_passes_are_those_of_a_step(objective: str, model: str) -> None:
-    """The operations of a step over those of one pass, as torch counts them; losses that compare states add some."""
-    built, batch = models.build(model, preset="tiny", channels=2, length=512), Batch(torch.randn(4, 512, 2))
+    """The operations of a step over those of one pass, as torch counts them; losses that compare
+    states add some.
+    """
+    built, batch = (
+        models.build(model, preset="tiny", channels=2, length=512),
+        Batch(torch.randn(4, 512, 2)),
+    )
 
     def count(compute: Callable[..., object], *arguments: object) -> int:
         with FlopCounterMode(display=False) as counter:
@@ -524,7 +592,9 @@ def test_passes_are_those_of_a_step(objective: str, model: str) -> None:
 
 
 def test_ts2vec_passes_twice() -> None:
-    """Its crops are shorter than the window and its loss costs their square: calls are counted, not operations."""
+    """Its crops are shorter than the window and its loss costs their square: calls are counted, not
+    operations.
+    """
     built, calls = models.build("ts2vec", preset="tiny", channels=2, length=64), []
     built.register_forward_hook(lambda *_: calls.append(1))
     objectives.get("ts2vec")(built, Batch(torch.randn(4, 64, 2)))

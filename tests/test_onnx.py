@@ -1,4 +1,6 @@
-"""ONNX graphs in ONNX Runtime against the models, over batch sizes and lengths that no example had."""
+"""ONNX graphs in ONNX Runtime against the models, over batch sizes and lengths that no example
+had.
+"""
 
 import builtins
 import copy
@@ -31,7 +33,8 @@ def silent():
 
 
 needs_onnx = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxruntime", "onnxscript")), reason="extra onnx"
+    any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxruntime", "onnxscript")),
+    reason="extra onnx",
 )
 LENGTH = 96
 
@@ -40,8 +43,18 @@ def run_graph(data, values):
     import onnxruntime
 
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
-    assert [axis if isinstance(axis, int) else None for axis in session.get_inputs()[0].shape] == [None, None, 3]
-    return dict(zip([one.name for one in session.get_outputs()], session.run(None, {"values": values.numpy()}), strict=True))
+    assert [axis if isinstance(axis, int) else None for axis in session.get_inputs()[0].shape] == [
+        None,
+        None,
+        3,
+    ]
+    return dict(
+        zip(
+            [one.name for one in session.get_outputs()],
+            session.run(None, {"values": values.numpy()}),
+            strict=True,
+        )
+    )
 
 
 def draw(rows, length, *, gaps=False):
@@ -54,11 +67,16 @@ def draw(rows, length, *, gaps=False):
 
 SHAPES = [(1, 96, False), (5, 40, False), (3, 61, True), (2, 17, True)]
 KINDS = [
-    pytest.param(name, options, marks=() if (name, options) == ("bitimelygpt", {}) else pytest.mark.slow)
+    pytest.param(
+        name, options, marks=() if (name, options) == ("bitimelygpt", {}) else pytest.mark.slow
+    )
     for name, options in (
         *((name, {}) for name in onnx_graph.MODELS),
         ("timelygpt", {"tokenizer": "patch", "xpos_scale": True, "temporal_conv": "causal"}),
-        ("bitimelygpt", {"tokenizer": "steps", "retention_norm": "rms", "decay": {"kind": "learnable"}}),
+        (
+            "bitimelygpt",
+            {"tokenizer": "steps", "retention_norm": "rms", "decay": {"kind": "learnable"}},
+        ),
         ("patchtst", {"revin": False}),
     )
 ]
@@ -67,11 +85,14 @@ KINDS = [
 @needs_onnx
 @pytest.mark.parametrize(("name", "options"), KINDS)
 def test_a_graph_is_the_model_for_any_batch_and_length(name, options):
-    """To 1e-5 of the largest entry, or to the model's own rounding in float32; states and vector, missing samples, shorter rows."""
+    """To 1e-5 of the largest entry, or to the model's own rounding in float32; states and vector,
+    missing samples, shorter rows.
+    """
     model = lively(tiny(name, layers=2, length=LENGTH, **options), std=0.08).float()
     data = onnx_graph.encode_onnx(model)
     wanted, wide = onnx_graph.OnnxModel(model), onnx_graph.OnnxModel(model).double()
-    longer = [] if name in {"gpt", "gpt-baar", "patchtst"} else [(2, 700, True)]  # learned positions end with the windows
+    # learned positions end with the windows
+    longer = [] if name in {"gpt", "gpt-baar", "patchtst"} else [(2, 700, True)]
     for rows, length, gaps in (*SHAPES, *longer):
         values = draw(rows, length, gaps=gaps)
         found = run_graph(data, values)
@@ -79,7 +100,8 @@ def test_a_graph_is_the_model_for_any_batch_and_length(name, options):
             outputs = dict(zip(("states", "vector"), wanted(values), strict=True))
             exact = dict(zip(("states", "vector"), wide(values.double()), strict=True))
             own = model.norm(model(values).hidden[-1])
-        for part, expected in {**outputs, "states": own}.items():  # in the model's own form of retention
+        # in the model's own form of retention
+        for part, expected in {**outputs, "states": own}.items():
             assert found[part].shape == expected.shape
             rounding = float((expected - exact[part]).abs().max())
             within = max(1e-5 * float(expected.abs().max()), 2 * rounding)
@@ -92,7 +114,11 @@ HEADS = [
     ("patchtst", {"task": "regression", "outputs": 1}, {}),
     ("gpt", {"task": "multilabel", "outputs": 3, "readout": "mean"}, {"tokenizer": "patch"}),
     ("bitimelygpt", {"task": "classification", "outputs": 4, "layers": "last-two"}, {}),
-    ("timelygpt", {"task": "classification", "outputs": 1}, {"tokenizer": "patch", "stride": 3, "channel_independent": True}),
+    (
+        "timelygpt",
+        {"task": "classification", "outputs": 1},
+        {"tokenizer": "patch", "stride": 3, "channel_independent": True},
+    ),
 ]
 
 
@@ -100,7 +126,9 @@ HEADS = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "head", "options"), HEADS)
 def test_the_graph_of_a_head_is_its_prediction(name, head, options):
-    """Of every task, of one output and of several; rows without any sample, and samples that are missing on the left."""
+    """Of every task, of one output and of several; rows without any sample, and samples that are
+    missing on the left.
+    """
     model = lively(tiny(name, layers=2, length=LENGTH, **options), std=0.08).float()
     torch.manual_seed(0)
     head = heads.Head(model, **head).eval()
@@ -117,8 +145,14 @@ def test_the_graph_of_a_head_is_its_prediction(name, head, options):
             expected = head.predict(values).numpy()
             exact = wide.predict(Batch(values.nan_to_num().double(), mask=~missing)).numpy()
         found = run_graph(data, values)["prediction"]
-        assert found.shape == expected.shape == ((rows,) if (head.task, head.outputs) == ("regression", 1) else (rows, head.outputs))
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * max(1.0, abs(expected).max()))
+        assert (
+            found.shape
+            == expected.shape
+            == ((rows,) if (head.task, head.outputs) == ("regression", 1) else (rows, head.outputs))
+        )
+        np.testing.assert_allclose(
+            found, expected, rtol=0, atol=1e-5 * max(1.0, abs(expected).max())
+        )
         np.testing.assert_allclose(found, exact, rtol=0, atol=1e-4 * max(1.0, abs(exact).max()))
 
 
@@ -130,24 +164,48 @@ def test_a_shared_run_holds_the_graph_of_its_prediction(tmp_path):
     for verb in ("pretrain", "finetune"):
         assert main([*VERBS[verb], "-w", str(home)]) == 0
     assert main([*VERBS["export"], "-w", str(home), "--out", str(tmp_path / "plain")]) == 0
-    assert main([*VERBS["export"], "-w", str(home), "--format", "onnx", "--out", str(tmp_path / "graph")]) == 0
-    plain, graph = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("plain", "graph"))
+    assert (
+        main(
+            [
+                *VERBS["export"],
+                "-w",
+                str(home),
+                "--format",
+                "onnx",
+                "--out",
+                str(tmp_path / "graph"),
+            ]
+        )
+        == 0
+    )
+    plain, graph = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+        for name in ("plain", "graph")
+    )
     assert set(graph) - set(plain) == {"model.onnx"}
     assert all(graph[name] == plain[name] for name in plain if name != "manifest.json")
     assert "model.onnx" in json.loads(graph["manifest.json"])["files"]
     assert bitimely.verify(tmp_path / "graph")["exit_code"] == 0
     head = heads.load(tmp_path / "graph")
-    values = torch.randn(4, head.model.config.length, head.model.config.channels, generator=seeded())
+    values = torch.randn(
+        4, head.model.config.length, head.model.config.channels, generator=seeded()
+    )
     import onnxruntime
 
-    found = onnxruntime.InferenceSession(graph["model.onnx"]).run(["prediction"], {"values": values.numpy()})[0]
+    found = onnxruntime.InferenceSession(graph["model.onnx"]).run(
+        ["prediction"], {"values": values.numpy()}
+    )[0]
     with torch.no_grad():
         np.testing.assert_allclose(found, head.predict(values).numpy(), rtol=0, atol=1e-5)
-    assert main([*VERBS["export"], "-w", str(home), "--out", str(tmp_path / "graph")]) == 0, "an export over one with a graph"
+    assert main([*VERBS["export"], "-w", str(home), "--out", str(tmp_path / "graph")]) == 0, (
+        "an export over one with a graph"
+    )
 
 
 @needs_onnx
-@pytest.mark.parametrize(("name", "options"), [("timesnet", {}), ("timelygpt", {"tokenizer": "codes", "codes": 20})])
+@pytest.mark.parametrize(
+    ("name", "options"), [("timesnet", {}), ("timelygpt", {"tokenizer": "codes", "codes": 20})]
+)
 def test_what_has_no_graph_is_refused(name, options):
     with pytest.raises(UserError) as caught:
         onnx_graph.encode_onnx(tiny(name, **options))

@@ -1,4 +1,6 @@
-"""The operator `bitimely::retention`: the bits of the forms outside of graphs, its rules under torch, and the Triton kernels in the interpreter."""
+"""The operator `bitimely::retention`: the bits of the forms outside of graphs, its rules under
+torch, and the Triton kernels in the interpreter.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,22 @@ HERE = Path(__file__).parent
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def make_inputs(clock: bool, rotated: bool, dtype: torch.dtype = torch.float32) -> tuple[list[Tensor], list[Tensor | None]]:
+def make_inputs(
+    clock: bool, rotated: bool, dtype: torch.dtype = torch.float32
+) -> tuple[list[Tensor], list[Tensor | None]]:
     """q, k, v, log_decay, and times, mask, rotation, of 2 sequences of 150 tokens."""
     draw = torch.Generator().manual_seed(0)
-    inputs = [torch.randn(2, 150, 2, width, generator=draw).to(dtype).requires_grad_() for width in (4, 4, 6)]
+    inputs = [
+        torch.randn(2, 150, 2, width, generator=draw).to(dtype).requires_grad_()
+        for width in (4, 4, 6)
+    ]
     times = torch.rand(2, 150, generator=draw).cumsum(1).double() if clock else None
     table = rotary.make_rotation(torch.arange(150), 4) if rotated else None
-    return [*inputs, torch.tensor([-0.1, -0.01]).requires_grad_()], [times, torch.rand(2, 150, generator=draw) < 0.9, table]
+    return [*inputs, torch.tensor([-0.1, -0.01]).requires_grad_()], [
+        times,
+        torch.rand(2, 150, generator=draw) < 0.9,
+        table,
+    ]
 
 
 @pytest.mark.parametrize("core", ["fp32", "bf16"])
@@ -41,19 +52,32 @@ def test_the_operator_has_the_bits_of_the_forms(direction: str, core: str) -> No
         inputs[3].requires_grad_(core == "fp32")  # a decay that learns is never in bf16
         wanted = [x for x in inputs if x.requires_grad]
         plain = retention.retention(
-            *inputs[:3], log_decay=inputs[3], times=times, mask=mask, rotation=table, direction=direction, core_precision=core
+            *inputs[:3],
+            log_decay=inputs[3],
+            times=times,
+            mask=mask,
+            rotation=table,
+            direction=direction,
+            core_precision=core,
         )
         made = torch.ops.bitimely.retention(*inputs, times, mask, table, direction, 64, core)
         assert torch.equal(made, plain)
-        for found, own in zip(*(torch.autograd.grad(o.sin().sum(), wanted) for o in (made, plain)), strict=True):
+        for found, own in zip(
+            *(torch.autograd.grad(o.sin().sum(), wanted) for o in (made, plain)), strict=True
+        ):
             assert torch.equal(found, own)
 
 
 @pytest.mark.parametrize("direction", ["forward", "both"])
-def test_heads_too_wide_for_the_kernels_are_computed_by_the_forms(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_too_wide_for_the_kernels_are_computed_by_the_forms(
+    direction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on CUDA with Triton, where the operator has called itself without end for them."""
     draw = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, 150, 1, width, generator=draw).requires_grad_() for width in (2 * operator.WIDEST, 2 * operator.WIDEST, 3))
+    q, k, v = (
+        torch.randn(1, 150, 1, width, generator=draw).requires_grad_()
+        for width in (2 * operator.WIDEST, 2 * operator.WIDEST, 3)
+    )
     log_decay = torch.tensor([-0.1]).requires_grad_()
     inputs = (q, k, v, log_decay)
     plain = retention.retention(q, k, v, log_decay=log_decay, direction=direction)
@@ -62,20 +86,32 @@ def test_heads_too_wide_for_the_kernels_are_computed_by_the_forms(direction: str
     own = torch.ops.bitimely.retention(*inputs, None, None, None, direction, 64, "fp32")
     for o in (made, own):
         assert torch.equal(o, plain)
-        assert all(map(torch.equal, torch.autograd.grad(o.sum(), inputs), torch.autograd.grad(plain.sum(), inputs, retain_graph=True)))
+        assert all(
+            map(
+                torch.equal,
+                torch.autograd.grad(o.sum(), inputs),
+                torch.autograd.grad(plain.sum(), inputs, retain_graph=True),
+            )
+        )
 
 
 @pytest.mark.parametrize("rotated", [False, True])
 def test_the_operator_keeps_the_rules_of_torch(rotated: bool) -> None:
-    """Its schema, its fake tensors and its gradients, under autograd and under the compiler's tracing."""
+    """Its schema, its fake tensors and its gradients, under autograd and under the compiler's
+    tracing.
+    """
     inputs, given = make_inputs(True, rotated)
-    torch.library.opcheck(torch.ops.bitimely.retention.default, (*inputs, *given, "both", 64, "fp32"))
+    torch.library.opcheck(
+        torch.ops.bitimely.retention.default, (*inputs, *given, "both", 64, "fp32")
+    )
 
 
 @pytest.mark.parametrize("timed", [False, True])
 @pytest.mark.parametrize("direction", ["forward", "backward", "both"])
 def test_a_clock_that_learns_has_gradients_in_bfloat16(direction: str, timed: bool) -> None:
-    """Against the parallel form in float64; they were zeros, and other results than in a compiled graph."""
+    """Against the parallel form in float64; they were zeros, and other results than in a compiled
+    graph.
+    """
     inputs, (times, mask, _) = make_inputs(timed, rotated=False)
     inputs = [
         *(x.detach().bfloat16().requires_grad_() for x in inputs[:3]),
@@ -86,7 +122,12 @@ def test_a_clock_that_learns_has_gradients_in_bfloat16(direction: str, timed: bo
     torch.library.opcheck(torch.ops.bitimely.retention.default, given)
     wide = [x.detach().double().requires_grad_() for x in inputs]
     exact = retention.retention(
-        *wide[:3], log_decay=wide[3], times=wide[4] if timed else None, mask=mask, direction=direction, form="parallel"
+        *wide[:3],
+        log_decay=wide[3],
+        times=wide[4] if timed else None,
+        mask=mask,
+        direction=direction,
+        form="parallel",
     )
     slope = exact.detach().cos().bfloat16()
     found = torch.autograd.grad(torch.ops.bitimely.retention(*given), inputs, slope)
@@ -111,13 +152,19 @@ def test_gradients_under_a_mode_below_autograd() -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Plain(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             return func(*args, **(kwargs or {}))
 
     inputs, given = make_inputs(True, True)
-    wanted = torch.autograd.grad(torch.ops.bitimely.retention(*inputs, *given, "forward", 64, "fp32").sin().sum(), inputs)
+    wanted = torch.autograd.grad(
+        torch.ops.bitimely.retention(*inputs, *given, "forward", 64, "fp32").sin().sum(), inputs
+    )
     with Plain():
-        found = torch.autograd.grad(torch.ops.bitimely.retention(*inputs, *given, "forward", 64, "fp32").sin().sum(), inputs)
+        found = torch.autograd.grad(
+            torch.ops.bitimely.retention(*inputs, *given, "forward", 64, "fp32").sin().sum(), inputs
+        )
     assert all(map(torch.equal, found, wanted))
 
 
@@ -132,16 +179,28 @@ def test_a_second_derivative_is_refused() -> None:
     o = torch.ops.bitimely.retention(q, k, v, log_decay, None, None, None, "forward", 64, "fp32")
     with pytest.raises(UserError, match=r"once differentiable.*parallel"):
         differentiate_twice(o)
-    assert differentiate_twice(retention.retention(q, k, v, log_decay=log_decay, form="parallel")).abs().sum() > 0
+    assert (
+        differentiate_twice(retention.retention(q, k, v, log_decay=log_decay, form="parallel"))
+        .abs()
+        .sum()
+        > 0
+    )
 
 
 def test_a_table_rotates_as_positions_do() -> None:
     x, positions = torch.randn(2, 50, 3, 8), torch.rand(2, 50).double().cumsum(1) * 100
-    torch.testing.assert_close(rotary.apply_rotation(x, rotary.make_rotation(positions, 8)), rotary.rotate(x, positions), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        rotary.apply_rotation(x, rotary.make_rotation(positions, 8)),
+        rotary.rotate(x, positions),
+        rtol=0,
+        atol=1e-6,
+    )
 
 
 @pytest.mark.filterwarnings("ignore")  # torch deprecates parts of its own compiler
-@pytest.mark.parametrize(("name", "length"), [("bitimelygpt", 640), ("bitimelygpt", 64), ("gpt", 64)])
+@pytest.mark.parametrize(
+    ("name", "length"), [("bitimelygpt", 640), ("bitimelygpt", 64), ("gpt", 64)]
+)
 def test_two_layers_are_one_graph_forward_and_backward(name: str, length: int) -> None:
     import torch._dynamo
 
@@ -164,7 +223,11 @@ def test_two_layers_are_one_graph_forward_and_backward(name: str, length: int) -
 def run_program(name: str, *options: str, **environment: str) -> dict[str, dict[str, Any]]:
     """The JSON object that a program of this folder prints."""
     done = subprocess.run(
-        [sys.executable, str(HERE / name), *options], capture_output=True, text=True, cwd=HERE.parent, env={**os.environ, **environment}
+        [sys.executable, str(HERE / name), *options],
+        capture_output=True,
+        text=True,
+        cwd=HERE.parent,
+        env={**os.environ, **environment},
     )
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
@@ -176,7 +239,9 @@ def interpret(*options: str) -> dict[str, dict[str, float]]:
     return run_program("interpret_retention.py", *options, TRITON_INTERPRET="1")
 
 
-needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs the extra triton")
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="needs the extra triton"
+)
 
 
 @pytest.mark.slow
@@ -185,7 +250,14 @@ def test_kernels_agree_with_the_definition() -> None:
     """In float32 for the result and the gradients of queries, keys, values, decay and times."""
     found = interpret()
     assert len(found) == 13
-    assert {name for errors in found.values() for name in errors} == {"o", "dq", "dk", "dv", "dg", "dt"}
+    assert {name for errors in found.values() for name in errors} == {
+        "o",
+        "dq",
+        "dk",
+        "dv",
+        "dg",
+        "dt",
+    }
     assert max(max(errors.values()) for errors in found.values()) <= 2e-5
 
 
@@ -200,17 +272,24 @@ def test_kernels_agree_with_the_definition_for_every_option() -> None:
 @needs_triton
 @pytest.mark.slow
 def test_kernels_fit_gpus_from_a_t4_to_a_blackwell() -> None:
-    """The launcher finds tiles that fit the shared memory of each; in bfloat16 up to Hopper no register is spilled, elsewhere few are."""
+    """The launcher finds tiles that fit the shared memory of each; in bfloat16 up to Hopper no
+    register is spilled, elsewhere few are.
+    """
     found = run_program("compile_retention.py", TRITON_DEFAULT_FP_FUSION="1")
     assert len(found) == 8
     for case, kernels in found.items():
         assert len(kernels) == 4, case
         for name, (_, spilled, _) in kernels.items():
-            assert case.endswith("128 256") or spilled <= (0 if "bf16" in case and "120" not in case else 256), (case, name)
+            assert case.endswith("128 256") or spilled <= (
+                0 if "bf16" in case and "120" not in case else 256
+            ), (case, name)
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available() or operator.find_backend() != "triton", reason="needs CUDA and Triton")
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or operator.find_backend() != "triton",
+    reason="needs CUDA and Triton",
+)
 @pytest.mark.parametrize("direction", ["forward", "backward", "both"])
 @pytest.mark.parametrize(("core", "within"), [("fp32", 2e-5), ("bf16", 1e-2)])
 def test_kernels_on_a_gpu_agree_with_float64(direction: str, core: str, within: float) -> None:
@@ -218,16 +297,23 @@ def test_kernels_on_a_gpu_agree_with_float64(direction: str, core: str, within: 
         inputs, (times, mask, table) = make_inputs(clock, rotated)
         wide = [x.detach().double().requires_grad_() for x in inputs]
         options = {"times": times, "mask": mask, "direction": direction, "form": "parallel"}
-        turned = wide[:2] if table is None else [rotary.rotate(x, torch.arange(150)) for x in wide[:2]]
+        turned = (
+            wide[:2] if table is None else [rotary.rotate(x, torch.arange(150)) for x in wide[:2]]
+        )
         wanted = retention.retention(*turned, wide[2], log_decay=wide[3], **options)
         here = [x.detach().cuda().requires_grad_() for x in inputs]
         there = [None if x is None else x.cuda() for x in (times, mask, table)]
         made = torch.ops.bitimely.retention(*here, *there, direction, 64, core)
-        slope = wanted.detach().cos()  # the same for both: that of each own result would differ by far more than the kernels do
-        slopes = torch.autograd.grad(made, here, slope.float().cuda()), torch.autograd.grad(wanted, wide, slope)
+        # the same for both: that of each own result would differ by far more than the kernels do
+        slope = wanted.detach().cos()
+        slopes = (
+            torch.autograd.grad(made, here, slope.float().cuda()),
+            torch.autograd.grad(wanted, wide, slope),
+        )
         errors = [
             float((found.detach().cpu().double() - own.detach()).norm() / own.norm().detach())
             for found, own in zip((made, *slopes[0]), (wanted, *slopes[1]), strict=True)
         ]
         assert max(errors[:-1]) <= within
-        assert errors[-1] <= (within if core == "fp32" else 5e-2)  # of the decay: a difference of large sums, which loses digits
+        # of the decay: a difference of large sums, which loses digits
+        assert errors[-1] <= (within if core == "fp32" else 5e-2)

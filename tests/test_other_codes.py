@@ -21,29 +21,52 @@ Row = tuple[int, datetime, str, float | None]
 
 
 def draw_history() -> list[Row]:
-    """Diagnoses, drugs and measurements; numbers of the test split are far above those of the training split."""
+    """Diagnoses, drugs and measurements; numbers of the test split are far above those of the
+    training split.
+    """
     draw, rows = np.random.default_rng(0), []
     for subject in range(1, SUBJECTS + 1):
         high = 1000.0 * (subject % 10 == 0)  # of the test split
         for _ in range(12):
             at = START + timedelta(minutes=int(draw.integers(0, 3 * 365 * 1440)))
-            kind = draw.choice(["DIAGNOSIS//ICD//9//25000", "DIAGNOSIS//ICD//9//4019", DRUG, LAB, LAB, ODD])
-            rows.append((subject, at, str(kind), round(float(draw.gamma(4, 25)), 1) + high if kind == LAB else None))
-        rows += [(subject, START, LAB, float("nan"))] * (subject == 5) + [(subject, START, RARE, None)] * (subject < 6)
+            kind = draw.choice(
+                ["DIAGNOSIS//ICD//9//25000", "DIAGNOSIS//ICD//9//4019", DRUG, LAB, LAB, ODD]
+            )
+            rows.append(
+                (
+                    subject,
+                    at,
+                    str(kind),
+                    round(float(draw.gamma(4, 25)), 1) + high if kind == LAB else None,
+                )
+            )
+        rows += [(subject, START, LAB, float("nan"))] * (subject == 5) + [
+            (subject, START, RARE, None)
+        ] * (subject < 6)
     return sorted(rows, key=lambda row: (row[0], row[1]))
 
 
 def write_meds(folder: Path, rows: list[Row]) -> None:
     (folder / "data").mkdir(parents=True)
     (folder / "metadata").mkdir()
-    schema = {"subject_id": pl.Int64, "time": pl.Datetime("us"), "code": pl.String, "numeric_value": pl.Float32}
+    schema = {
+        "subject_id": pl.Int64,
+        "time": pl.Datetime("us"),
+        "code": pl.String,
+        "numeric_value": pl.Float32,
+    }
     births = [(s, datetime(1950, 1, 1), "MEDS_BIRTH", None) for s in range(1, SUBJECTS + 1)]
     static = [(s, None, "GENDER//F", None) for s in range(1, SUBJECTS + 1)]
-    pl.DataFrame([*static, *births, *rows], schema=schema, orient="row").sort("subject_id", "time").write_parquet(
-        folder / "data" / "0.parquet"
+    pl.DataFrame([*static, *births, *rows], schema=schema, orient="row").sort(
+        "subject_id", "time"
+    ).write_parquet(folder / "data" / "0.parquet")
+    parts = [
+        (s, "held_out" if s % 10 == 0 else "tuning" if s % 10 == 1 else "train")
+        for s in range(1, SUBJECTS + 1)
+    ]
+    pl.DataFrame(parts, schema=["subject_id", "split"], orient="row").write_parquet(
+        folder / "metadata" / "subject_splits.parquet"
     )
-    parts = [(s, "held_out" if s % 10 == 0 else "tuning" if s % 10 == 1 else "train") for s in range(1, SUBJECTS + 1)]
-    pl.DataFrame(parts, schema=["subject_id", "split"], orient="row").write_parquet(folder / "metadata" / "subject_splits.parquet")
     with (folder.parent / "map.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("icd9", "phecode"), ("250.00", "250.2"), ("401.9", "401.1")])
 
@@ -76,7 +99,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build(root: Path, home: str, name: str, **choices: Any) -> tokens.EventSequences:
-    workflows.tokenize("pophr", workspace=root / home, name=name, options={"select": False, "min_codes": 1, **choices})
+    workflows.tokenize(
+        "pophr",
+        workspace=root / home,
+        name=name,
+        options={"select": False, "min_codes": 1, **choices},
+    )
     made = tokens.open_tokens(root / home / "tokens" / name)
     assert isinstance(made, tokens.EventSequences)
     return made
@@ -90,17 +118,28 @@ def read_stored(root: Path, home: str, made: tokens.EventSequences) -> dict[int,
 
 
 def name_code(text: str) -> str:
-    return {"DIAGNOSIS//ICD//9//25000": "250", "DIAGNOSIS//ICD//9//4019": "401", ODD: "CODE//VISIT"}.get(text, text)
+    return {
+        "DIAGNOSIS//ICD//9//25000": "250",
+        "DIAGNOSIS//ICD//9//4019": "401",
+        ODD: "CODE//VISIT",
+    }.get(text, text)
 
 
 def test_codes_of_other_vocabularies_are_tokens_of_their_own(root: Path) -> None:
     made = build(root, "days", "plain")
-    assert set(made.vocabulary[5:]) == {"250", "401", LAB, DRUG, "CODE//VISIT"}, "no births, no static rows, no code of five people"
+    assert set(made.vocabulary[5:]) == {"250", "401", LAB, DRUG, "CODE//VISIT"}, (
+        "no births, no static rows, no code of five people"
+    )
     stored = read_stored(root, "days", made)
     for subject, row in stored.items():
-        expected = {((t - START).days, name_code(code)) for s, t, code, _ in draw_history() if s == subject}
+        expected = {
+            ((t - START).days, name_code(code)) for s, t, code, _ in draw_history() if s == subject
+        }
         first = min(day for day, _ in expected)
-        found = {(round(t * 30.4375) + first, made.vocabulary[c]) for c, t in zip(row["codes"], row["times"], strict=True)}
+        found = {
+            (round(t * 30.4375) + first, made.vocabulary[c])
+            for c, t in zip(row["codes"], row["times"], strict=True)
+        }
         assert found == {(day, "[UNK]" if code == RARE else code) for day, code in expected}
     assert "dr smith" not in (made.folder / "vocab.parquet").read_bytes().decode("latin-1")
     assert len(stored) == SUBJECTS
@@ -108,7 +147,11 @@ def test_codes_of_other_vocabularies_are_tokens_of_their_own(root: Path) -> None
 
 def test_deciles_are_those_of_the_training_split_alone(root: Path) -> None:
     made = build(root, "days", "deciles", values="deciles", dedupe="none")
-    train = [v for s, _, code, v in draw_history() if code == LAB and v is not None and np.isfinite(v) and s % 10 > 1]
+    train = [
+        v
+        for s, _, code, v in draw_history()
+        if code == LAB and v is not None and np.isfinite(v) and s % 10 > 1
+    ]
     cuts = np.quantile(np.array(train, np.float32), np.arange(1, 10) / 10, method="inverted_cdf")
     kept = pl.read_parquet(made.folder / "values.parquet").row(0, named=True)
     assert kept["code"] == LAB
@@ -120,14 +163,23 @@ def test_deciles_are_those_of_the_training_split_alone(root: Path) -> None:
     assert kept["mean"] == pytest.approx(np.mean(train), rel=1e-6)
     for subject, row in read_stored(root, "days", made).items():
         mine = [v for s, _, code, v in draw_history() if s == subject and code == LAB]
-        expected = sorted(f"{LAB}//d{1 + (cuts < np.float32(v)).sum():02d}" for v in mine if v is not None and np.isfinite(v))
+        expected = sorted(
+            f"{LAB}//d{1 + (cuts < np.float32(v)).sum():02d}"
+            for v in mine
+            if v is not None and np.isfinite(v)
+        )
         tokens_of = [made.vocabulary[c] for c in row["codes"]]
         assert sorted(code for code in tokens_of if code.startswith(LAB)) == expected
-        assert subject % 10 or all(code.endswith("//d10") for code in tokens_of if code.startswith(LAB)), "the test split is far above"
+        assert subject % 10 or all(
+            code.endswith("//d10") for code in tokens_of if code.startswith(LAB)
+        ), "the test split is far above"
 
 
 def test_cut_points_do_not_move_with_other_splits(root: Path, tmp_path: Path) -> None:
-    rows = [(s, t, code, None if v is None else v * 7 if s % 10 < 2 else v) for s, t, code, v in draw_history()]
+    rows = [
+        (s, t, code, None if v is None else v * 7 if s % 10 < 2 else v)
+        for s, t, code, v in draw_history()
+    ]
     write_meds(tmp_path / "raw", rows)
     ingest(tmp_path, "days", "--codes", "all")
     one, other = (
@@ -142,10 +194,16 @@ def test_raw_numbers_are_stored_beside_their_events(root: Path) -> None:
     made = build(root, "minutes", "raw", values="raw", dedupe="none")
     for subject, row in read_stored(root, "minutes", made).items():
         expected = sorted(
-            (t, np.float32(v)) for s, t, code, v in draw_history() if s == subject and code == LAB and v is not None and np.isfinite(v)
+            (t, np.float32(v))
+            for s, t, code, v in draw_history()
+            if s == subject and code == LAB and v is not None and np.isfinite(v)
         )
         first = min(t for s, t, *_ in draw_history() if s == subject)
-        found = [(t, np.float32(v)) for t, v in zip(row["times"], row["values"], strict=True) if np.isfinite(v)]
+        found = [
+            (t, np.float32(v))
+            for t, v in zip(row["times"], row["values"], strict=True)
+            if np.isfinite(v)
+        ]
         assert [v for _, v in found] == [v for _, v in expected]
         exact = [(t - first).total_seconds() / 86400 / 30.4375 for t, _ in expected]
         np.testing.assert_allclose([t for t, _ in found], exact, rtol=1e-6)
@@ -156,7 +214,9 @@ def test_days_stay_the_default(root: Path) -> None:
     day = ingest(root, "again", "--codes", "icd", "--time-unit", "day")
     assert set(tokens.open_tokens(plain / "tokens" / "pophr").vocabulary[5:]) == {"250", "401"}
     one, two = (cache.open_cache(home / "cache" / "pophr") for home in (plain, day))
-    assert one.events_manifest.settings.options.keys() == two.events_manifest.settings.options.keys()
+    assert (
+        one.events_manifest.settings.options.keys() == two.events_manifest.settings.options.keys()
+    )
     assert not {"codes", "time_unit"} & one.events_manifest.settings.options.keys()
     for name in ("pophr",):
         kept = tokens.open_tokens(plain / "tokens" / name).manifest.options.model_dump(mode="json")
@@ -169,13 +229,38 @@ def test_days_stay_the_default(root: Path) -> None:
         (["ingest", "pophr", "{raw}", "--source", "claims", "--codes", "all"], "meds or omop"),
         (["ingest", "pophr", "{raw}", "--source", "meds", "--codes", "some"], "--codes"),
         (["ingest", "pophr", "{raw}", "--source", "meds", "--time-unit", "hour"], "--time-unit"),
-        (["ingest", "pophr", "{raw}", "--source", "meds", "--time-unit", "minute", "--date-format", "%d"], "--date-format"),
+        (
+            [
+                "ingest",
+                "pophr",
+                "{raw}",
+                "--source",
+                "meds",
+                "--time-unit",
+                "minute",
+                "--date-format",
+                "%d",
+            ],
+            "--date-format",
+        ),
         (["tokenize", "pophr", "--values", "quartiles"], "values is one of none, deciles, raw"),
     ],
 )
-def test_what_cannot_be_is_refused(root: Path, argv: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_is_refused(
+    root: Path, argv: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = [word.format(raw=root / "raw") for word in argv]
-    assert main([*words, *(["--map", str(root / "map.csv")] if argv[0] == "ingest" else []), "-w", str(root / "days")]) == 2
+    assert (
+        main(
+            [
+                *words,
+                *(["--map", str(root / "map.csv")] if argv[0] == "ingest" else []),
+                "-w",
+                str(root / "days"),
+            ]
+        )
+        == 2
+    )
     assert text in capsys.readouterr().err
 
 
@@ -200,10 +285,25 @@ def write_tables(folder: Path, tables: dict[str, list[Any]]) -> None:
 
 def ingest_omop(root: Path, tables: dict[str, list[Any]], *options: str) -> tokens.EventSequences:
     """Sequences with raw numbers of 30 men and the tables, all codes; the workspace is `w`."""
-    persons = [("person_id", "gender_concept_id", "year_of_birth"), *((p, 8507, 1950) for p in range(1, 31))]
+    persons = [
+        ("person_id", "gender_concept_id", "year_of_birth"),
+        *((p, 8507, 1950) for p in range(1, 31)),
+    ]
     write_tables(root / "raw", {"person": persons, **tables})
     (root / "map.csv").write_text("icd9,phecode\n250.00,250.2\n")
-    argv = ["ingest", "pophr", root / "raw", "--source", "omop", "--codes", "all", "--map", root / "map.csv", "--no-select", *options]
+    argv = [
+        "ingest",
+        "pophr",
+        root / "raw",
+        "--source",
+        "omop",
+        "--codes",
+        "all",
+        "--map",
+        root / "map.csv",
+        "--no-select",
+        *options,
+    ]
     argv += ["--min-codes", "1", "--values", "raw", "--keep-ids", root / "w.csv", "-w", root / "w"]
     assert main([str(word) for word in argv]) in {0, 3}
     made = tokens.open_tokens(root / "w" / "tokens" / "pophr")
@@ -238,16 +338,31 @@ def test_omop_keeps_drugs_measurements_and_visits(tmp_path: Path) -> None:
         ],
         "measurement": [
             MEASUREMENT,
-            *((p, "2010-01-07", f"2010-01-07 08:{p:02d}:00", "x", 0, 3, 80 + p) for p in range(1, 31)),
+            *(
+                (p, "2010-01-07", f"2010-01-07 08:{p:02d}:00", "x", 0, 3, 80 + p)
+                for p in range(1, 31)
+            ),
             *((p, "2010-01-08", "", "x", 0, 77, "") for p in range(1, 31)),
         ],
         "visit_occurrence": [
-            ("person_id", "visit_occurrence_id", "visit_start_date", "visit_concept_id", "visit_source_value"),
+            (
+                "person_id",
+                "visit_occurrence_id",
+                "visit_start_date",
+                "visit_concept_id",
+                "visit_source_value",
+            ),
             *((p, p, "2010-01-05", 9201, "V270") for p in range(1, 31)),
         ],
     }
     made = ingest_omop(tmp_path, tables, "--time-unit", "minute")
-    assert set(made.vocabulary[5:]) == {"250", "RxNorm//860975", "LOINC//2345-7", "Visit//IP", "CONCEPT//77"}
+    assert set(made.vocabulary[5:]) == {
+        "250",
+        "RxNorm//860975",
+        "LOINC//2345-7",
+        "Visit//IP",
+        "CONCEPT//77",
+    }
     for person, row in read_stored(tmp_path, "w", made).items():
         names = [made.vocabulary[c] for c in row["codes"]]
         assert names == ["250", "Visit//IP", "RxNorm//860975", "LOINC//2345-7", "CONCEPT//77"]
@@ -258,10 +373,24 @@ def test_omop_keeps_drugs_measurements_and_visits(tmp_path: Path) -> None:
 
 
 def test_omop_keeps_numbers_of_different_units_apart(tmp_path: Path) -> None:
-    """The unit is the concept's code, else the text of the source, else the number of the concept; without one the token has none."""
-    stated = {8840: (8840, "mg / dl", "mg/dL"), 8753: (8753, "", "mmol/L"), 0: (0, "g/L", "g/L"), 99: (99, "", "99"), "": ("", "", "")}
+    """The unit is the concept's code, else the text of the source, else the number of the concept;
+    without one the token has none.
+    """
+    stated = {
+        8840: (8840, "mg / dl", "mg/dL"),
+        8753: (8753, "", "mmol/L"),
+        0: (0, "g/L", "g/L"),
+        99: (99, "", "99"),
+        "": ("", "", ""),
+    }
     persons = range(1, 31)
-    conditions = ("person_id", "condition_start_date", "condition_source_value", "condition_source_concept_id", "condition_concept_id")
+    conditions = (
+        "person_id",
+        "condition_start_date",
+        "condition_source_value",
+        "condition_source_concept_id",
+        "condition_concept_id",
+    )
     units = ("unit_concept_id", "unit_source_value")
     made = ingest_omop(
         tmp_path,
@@ -273,7 +402,10 @@ def test_omop_keeps_numbers_of_different_units_apart(tmp_path: Path) -> None:
                 (8840, "UCUM", "mg/dL"),
                 (8753, "UCUM", "mmol/L"),
             ],
-            "condition_occurrence": [conditions, *((p, "2010-01-05", "25000", 1, 4) for p in persons)],
+            "condition_occurrence": [
+                conditions,
+                *((p, "2010-01-05", "25000", 1, 4) for p in persons),
+            ],
             "measurement": [
                 (*MEASUREMENT, *units),
                 *(
@@ -284,7 +416,9 @@ def test_omop_keeps_numbers_of_different_units_apart(tmp_path: Path) -> None:
             ],
         },
     )
-    expected = ["LOINC//2345-7" + (f"//{symbol}" if symbol else "") for *_, symbol in stated.values()]
+    expected = [
+        "LOINC//2345-7" + (f"//{symbol}" if symbol else "") for *_, symbol in stated.values()
+    ]
     for person, row in read_stored(tmp_path, "w", made).items():
         assert [made.vocabulary[c] for c in row["codes"]] == ["250", *expected]
         assert row["values"][1:] == pytest.approx([10 * day + person / 100 for day in range(1, 6)])

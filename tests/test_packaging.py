@@ -24,7 +24,9 @@ SCHEMA = ROOT / "docs" / "recipe.schema.json"
 def test_the_citation_has_what_its_format_requires() -> None:
     yaml = pytest.importorskip("yaml")
     found = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert found.keys() >= {"cff-version", "message", "title", "authors"}, "required by Citation File Format 1.2.0"
+    assert found.keys() >= {"cff-version", "message", "title", "authors"}, (
+        "required by Citation File Format 1.2.0"
+    )
     assert found["cff-version"] == "1.2.0"
     assert (found["title"], found["version"]) == ("bitimely", bitimely.__version__)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -32,7 +34,10 @@ def test_the_citation_has_what_its_format_requires() -> None:
     assert found["type"] in {"software", "dataset"}
     for authors in (found["authors"], *(one["authors"] for one in found["references"])):
         assert authors
-        assert all(author.keys() <= {"name"} or author.keys() == {"family-names", "given-names"} for author in authors)
+        assert all(
+            author.keys() <= {"name"} or author.keys() == {"family-names", "given-names"}
+            for author in authors
+        )
     for one in found["references"]:
         assert one.keys() >= {"authors", "title", "type"}
 
@@ -45,8 +50,22 @@ def read_instructions() -> list[tuple[str, list[str]]]:
 
 def test_the_image_copies_what_is_there_and_runs_as_a_user() -> None:
     steps = read_instructions()
-    assert {name for name, _ in steps} == {"FROM", "WORKDIR", "COPY", "RUN", "ENV", "USER", "ENTRYPOINT", "CMD"}
-    copied = [word for name, words in steps if name == "COPY" and not words[0].startswith("--from") for word in words[:-1]]
+    assert {name for name, _ in steps} == {
+        "FROM",
+        "WORKDIR",
+        "COPY",
+        "RUN",
+        "ENV",
+        "USER",
+        "ENTRYPOINT",
+        "CMD",
+    }
+    copied = [
+        word
+        for name, words in steps
+        if name == "COPY" and not words[0].startswith("--from")
+        for word in words[:-1]
+    ]
     assert [name for name in copied if not (ROOT / name).exists()] == []
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     needed = {
@@ -92,7 +111,9 @@ def test_the_schema_is_that_of_the_code() -> None:
     assert SCHEMA.read_text() == generate.format_recipe_schema(), "run: python docs/generate.py"
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "pipelines").glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "pipelines").glob("*.toml")), ids=lambda path: path.stem
+)
 def test_shipped_recipes_fit_the_schema(path: Path) -> None:
     assert list_faults(tomllib.loads(path.read_text())) == []
 

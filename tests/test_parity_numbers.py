@@ -1,4 +1,6 @@
-"""Vectors and losses of every model equal those that tests/fixtures/parity computes from the papers' equations with numpy alone."""
+"""Vectors and losses of every model equal those that tests/fixtures/parity computes from the
+papers' equations with numpy alone.
+"""
 
 import json
 from pathlib import Path
@@ -19,14 +21,17 @@ SPARSE = {"dim": irregular.D, "heads": rule.HEADS, "ffn_dim": rule.HIDDEN}
 SETTINGS = {
     **dict.fromkeys(CASES, STACK),
     **dict.fromkeys(irregular.CASES, SPARSE),
-    **dict.fromkeys(("bitimelygpt", "timelygpt", "timelybert"), STACK | {"value_dim": directed.VALUES}),
+    **dict.fromkeys(
+        ("bitimelygpt", "timelygpt", "timelybert"), STACK | {"value_dim": directed.VALUES}
+    ),
     "patchtst": STACK | {"patch": tokens.PATCH},
     "fedformer": STACK | {"modes": len(frequency.MODES)},
     "timesnet": STACK | {"top_periods": frequency.PERIODS, "kernels": frequency.KERNELS},
     "ts-tcc": STACK | {"value_dim": contrastive.CONTEXT, "first_stride": 1},
     "tf-c": STACK | {"first_stride": 1},
     "crt": STACK | {"dim": contrastive.WIDE, "patch": contrastive.PATCH},
-    "s4": STACK | {"state": directed.STATE, "encoder_layers": 2, "ahead": directed.AHEAD, "predictor": "each"},
+    "s4": STACK
+    | {"state": directed.STATE, "encoder_layers": 2, "ahead": directed.AHEAD, "predictor": "each"},
     "mtand": SPARSE | {"heads": 1, "reference": irregular.POINTS, "latent": irregular.LATENT},
     "mtand-enc": SPARSE | {"heads": 1, "reference": irregular.POINTS},
     "raindrop": SPARSE | {"layers": 1, "ffn_dim": 8, "message": "paper"},
@@ -41,13 +46,21 @@ def _draws_by_rule(monkeypatch):
     def flatten(shape):
         return shape[0] if shape and not isinstance(shape[0], int) else shape
 
-    monkeypatch.setattr(torch, "rand", lambda *shape, **_: torch.from_numpy(rule.draw_uniform(*flatten(shape))))
-    monkeypatch.setattr(torch, "randn", lambda *shape, **_: torch.from_numpy(rule.draw_normal(*flatten(shape))))
-    monkeypatch.setattr(torch, "randperm", lambda count, **_: torch.from_numpy(rule.draw_order(count)))
+    monkeypatch.setattr(
+        torch, "rand", lambda *shape, **_: torch.from_numpy(rule.draw_uniform(*flatten(shape)))
+    )
+    monkeypatch.setattr(
+        torch, "randn", lambda *shape, **_: torch.from_numpy(rule.draw_normal(*flatten(shape)))
+    )
+    monkeypatch.setattr(
+        torch, "randperm", lambda count, **_: torch.from_numpy(rule.draw_order(count))
+    )
     monkeypatch.setattr(
         torch,
         "randint",
-        lambda *limits, **_: torch.as_tensor(rule.draw_integers(*((0, *limits) if len(limits) == 2 else limits)[:2], *limits[-1])),
+        lambda *limits, **_: torch.as_tensor(
+            rule.draw_integers(*((0, *limits) if len(limits) == 2 else limits)[:2], *limits[-1])
+        ),
     )
 
 
@@ -56,21 +69,36 @@ def make_batch(family):
     if family is irregular:
         values, mask = (np.stack(part) for part in zip(*rule.SPARSE, strict=True))
         return Batch(torch.from_numpy(values), mask=torch.from_numpy(mask))
-    values = np.stack([np.pad(row, ((0, rule.LENGTH - len(row)), (0, 0)), constant_values=9.0) for row in rule.ROWS])
-    return Batch(torch.from_numpy(values), mask=torch.arange(rule.LENGTH) < torch.tensor(rule.ENDS)[:, None])
+    values = np.stack(
+        [
+            np.pad(row, ((0, rule.LENGTH - len(row)), (0, 0)), constant_values=9.0)
+            for row in rule.ROWS
+        ]
+    )
+    return Batch(
+        torch.from_numpy(values), mask=torch.arange(rule.LENGTH) < torch.tensor(rule.ENDS)[:, None]
+    )
 
 
 @torch.no_grad()
 def build_by_rule(name):
-    """The model with the weights that the equations read; all others are NaN, since nothing may depend on them."""
+    """The model with the weights that the equations read; all others are NaN, since nothing may
+    depend on them.
+    """
     family, case = CASES[name]
     length = rule.SHORT if family is irregular else rule.LENGTH
-    model = models.build(name, preset="tiny", channels=rule.V, length=length, **SETTINGS[name]).double().eval()
+    model = (
+        models.build(name, preset="tiny", channels=rule.V, length=length, **SETTINGS[name])
+        .double()
+        .eval()
+    )
     if name == "fedformer":
         model.fourier.modes.copy_(torch.tensor(frequency.MODES))
     _, weights = rule.compute(case)
     own = dict(model.named_parameters()) | {
-        key: x for key, x in model.named_buffers() if x.is_floating_point() and not key.endswith(DERIVED)
+        key: x
+        for key, x in model.named_buffers()
+        if x.is_floating_point() and not key.endswith(DERIVED)
     }
     assert set(weights) <= set(own)
     for key, weight in own.items():
@@ -88,14 +116,22 @@ def test_outputs_equal_those_of_the_equations(name):
     with torch.no_grad():
         found = {"vector": heads.compute_vectors(model, batch, facts.readout)}
         if name == "mtand":  # one draw for all rows by the rule, not one for each
-            noise = rule.draw_normal(len(batch.values), irregular.SAMPLES, irregular.POINTS, irregular.LATENT)
+            noise = rule.draw_normal(
+                len(batch.values), irregular.SAMPLES, irregular.POINTS, irregular.LATENT
+            )
             batch = batch._replace(draws=torch.from_numpy(noise)[:, None])
         if "loss" in wanted:
-            found["loss"] = objectives.get(facts.objective, **OBJECTIVES.get(name, {}))(model, batch)["loss"]
-    assert float((found["vector"][0] - found["vector"][1]).abs().max()) > 1e-3, "the numbers depend on the window"
+            found["loss"] = objectives.get(facts.objective, **OBJECTIVES.get(name, {}))(
+                model, batch
+            )["loss"]
+    assert float((found["vector"][0] - found["vector"][1]).abs().max()) > 1e-3, (
+        "the numbers depend on the window"
+    )
     assert found.keys() == wanted.keys()
     for key, value in wanted.items():
-        torch.testing.assert_close(found[key], torch.tensor(value, dtype=torch.float64), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(
+            found[key], torch.tensor(value, dtype=torch.float64), rtol=1e-10, atol=1e-10
+        )
 
 
 def test_every_model_has_numbers_which_are_those_of_the_equations():

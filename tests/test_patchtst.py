@@ -1,4 +1,6 @@
-"""PatchTST: each channel by itself, RevIN, patches, post-norm layers with batch norm; what is masked and what is compared."""
+"""PatchTST: each channel by itself, RevIN, patches, post-norm layers with batch norm; what is
+masked and what is compared.
+"""
 
 import math
 import warnings
@@ -38,12 +40,16 @@ def standardise(series):
 
 @torch.no_grad()
 def by_hand(model, series):
-    """One channel of one window through the formulas, eval mode: list of T numbers -> states of each layer [N, D]."""
+    """One channel of one window through the formulas, eval mode: list of T numbers -> states of
+    each layer [N, D].
+    """
     size, length = model.config.patch, len(series)
     count = (max(length, size) - size) // size + 1
     series = standardise(series)[length - size * count :]  # the first samples are cropped
     linear = model.adapter.embedding
-    patches = torch.tensor([series[n * size : (n + 1) * size] for n in range(count)], dtype=torch.float64)
+    patches = torch.tensor(
+        [series[n * size : (n + 1) * size] for n in range(count)], dtype=torch.float64
+    )
     x = patches @ linear.weight.T + linear.bias + model.positions[:count]
     states, width = [], model.config.dim // model.config.heads
 
@@ -57,7 +63,10 @@ def by_hand(model, series):
         for h in range(model.config.heads):
             part = slice(h * width, (h + 1) * width)
             for n in range(count):
-                weights = [math.exp(float(q[n, part] @ k[m, part]) / math.sqrt(width)) for m in range(count)]
+                weights = [
+                    math.exp(float(q[n, part] @ k[m, part]) / math.sqrt(width))
+                    for m in range(count)
+                ]
                 out[n, part] = sum(w * v[m, part] for m, w in enumerate(weights)) / sum(weights)
         x = normed(layer.norm_mix, x + out @ layer.mix.out.weight.T + layer.mix.out.bias)
         inner = x @ layer.first.weight.T + layer.first.bias
@@ -74,8 +83,12 @@ def test_it_equals_its_formulas_channel_by_channel(length):
     hidden = model(Batch(x)).hidden
     for row in range(2):
         for channel in range(3):
-            for ours, wanted in zip(hidden, by_hand(model, x[row, :, channel].tolist()), strict=True):
-                torch.testing.assert_close(ours[3 * row + channel], wanted.detach(), rtol=1e-9, atol=1e-9)
+            for ours, wanted in zip(
+                hidden, by_hand(model, x[row, :, channel].tolist()), strict=True
+            ):
+                torch.testing.assert_close(
+                    ours[3 * row + channel], wanted.detach(), rtol=1e-9, atol=1e-9
+                )
 
 
 def test_maps_are_softmax_weights_of_each_channel():
@@ -114,7 +127,9 @@ def test_batch_norm_pools_rows_and_real_tokens():
     wanted = (values - values.mean(0)) / (values.var(0, unbiased=False) + 1e-5).sqrt()
     torch.testing.assert_close(y[real], wanted, rtol=1e-4, atol=1e-5)
     assert (y[~real] == 0).all()
-    torch.testing.assert_close(TokenNorm(4).train()(x, None).flatten(0, 1).mean(0), torch.zeros(4), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        TokenNorm(4).train()(x, None).flatten(0, 1).mean(0), torch.zeros(4), atol=1e-6, rtol=0
+    )
 
 
 def test_one_token_alone_can_be_trained_on():
@@ -133,7 +148,9 @@ def test_revin_leaves_missing_samples_out():
     x, mask = torch.randn(2, 50, 3) * 4 + 2, torch.rand(2, 50, 3) > 0.3
     mask[0, :, 1] = False  # a channel that was never observed
     mask[:, -1, [0, 2]] = True
-    found = model.standardise(model.expand_channels(Batch(torch.where(mask, x, torch.nan), mask=mask))).values
+    found = model.standardise(
+        model.expand_channels(Batch(torch.where(mask, x, torch.nan), mask=mask))
+    ).values
     for row in range(2):
         for channel in range(3):
             seen = mask[row, :, channel]
@@ -153,28 +170,41 @@ def test_level_and_size_of_a_channel_are_lost_with_revin_only():
 
 @pytest.mark.parametrize("training", [False, True])
 def test_padding_changes_nothing(training):
-    """Content and amount of padding, with the statistics of the batch and without: states, running statistics and gradients."""
+    """Content and amount of padding, with the statistics of the batch and without: states, running
+    statistics and gradients.
+    """
     torch.manual_seed(2)
     lengths, kept = [50, 37, 22], []
     x = torch.randn(3, 50, 2, dtype=torch.float64)
     mask = torch.arange(50) < torch.tensor(lengths)[:, None]
     for fill, more in ((0.0, 0), (7.0, 0), (torch.nan, 14)):
         model = lively(tiny(channels=2, length=64)).train(training)
-        values = F.pad(torch.where(mask[..., None], x, fill), (0, 0, 0, more), value=fill).requires_grad_()
+        values = F.pad(
+            torch.where(mask[..., None], x, fill), (0, 0, 0, more), value=fill
+        ).requires_grad_()
         encoded = model(Batch(values, mask=F.pad(mask, (0, more))))
         real = encoded.mask
         assert real.sum(1).tolist() == [6, 6, 4, 4, 2, 2]
         encoded.hidden[-1][real].square().sum().backward()
         slope = values.grad[:, :50]
         assert (slope[~mask] == 0).all()
-        kept.append((encoded.hidden[-1][real], encoded.pooled, slope, model.layers[0].norm_mix.batch.running_var.clone()))
+        kept.append(
+            (
+                encoded.hidden[-1][real],
+                encoded.pooled,
+                slope,
+                model.layers[0].norm_mix.batch.running_var.clone(),
+            )
+        )
     for other in kept[1:]:
         for a, b in zip(kept[0], other, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
     if not training:
         model = lively(tiny(channels=2, length=64))
         alone = model(Batch(x[1:2, :37])).hidden[-1]
-        torch.testing.assert_close(model(Batch(x, mask=mask)).hidden[-1][2:4, :4], alone, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(
+            model(Batch(x, mask=mask)).hidden[-1][2:4, :4], alone, rtol=1e-10, atol=1e-10
+        )
 
 
 def test_a_window_without_any_sample_is_finite():
@@ -182,7 +212,9 @@ def test_a_window_without_any_sample_is_finite():
     mask[1] = False
     for training in (False, True):
         encoded = model.train(training)(Batch(torch.randn(2, 50, 3), mask=mask), attention=True)
-        assert all(torch.isfinite(t).all() for t in (*encoded.hidden, *encoded.attention, encoded.pooled))
+        assert all(
+            torch.isfinite(t).all() for t in (*encoded.hidden, *encoded.attention, encoded.pooled)
+        )
     assert (encoded.pooled[1] == 0).all()
 
 
@@ -190,15 +222,19 @@ def test_a_window_without_any_sample_is_finite():
 
 
 @pytest.mark.parametrize(
-    ("length", "patch", "ratio", "masked"), [(64, 8, 0.4, 4), (60, 6, 0.9, 9), (42 * 12, 12, 0.4, 17), (48, 8, 0.4, 3)]
+    ("length", "patch", "ratio", "masked"),
+    [(64, 8, 0.4, 4), (60, 6, 0.9, 9), (42 * 12, 12, 0.4, 17), (48, 8, 0.4, 3)],
 )
 def test_number_of_kept_patches(length, patch, ratio, masked):
-    """floor(N (1 - r)) are kept: of 8 at 40 % four, of 10 at 90 % one, of 42 at 40 % twenty-five."""
+    """floor(N (1 - r)) are kept: of 8 at 40 % four, of 10 at 90 % one, of 42 at 40 %
+    twenty-five.
+    """
     model = tiny(length=length, patch=patch)
     valid = objectives.get(ratio=ratio)(model, Batch(torch.randn(4, length, 3)), seeded())["valid"]
     assert valid.all(-1).sum(1).tolist() == [masked] * 12
     assert torch.equal(valid.all(-1), valid.any(-1))
-    assert len(set(map(tuple, valid.all(-1).tolist()))) > 3 or masked == 9  # each channel has its own
+    # each channel has its own
+    assert len(set(map(tuple, valid.all(-1).tolist()))) > 3 or masked == 9
 
 
 def test_the_loss_is_the_mean_over_masked_patches_of_standardised_samples():
@@ -211,7 +247,9 @@ def test_the_loss_is_the_mean_over_masked_patches_of_standardised_samples():
         for n in range(6):
             if result["valid"][row, n].all():
                 wanted = torch.tensor(series[8 * n : 8 * n + 8])
-                errors.append(float((result["prediction"][row, n].detach() - wanted).square().mean()))
+                errors.append(
+                    float((result["prediction"][row, n].detach() - wanted).square().mean())
+                )
     assert len(errors) == int(result["count"]) // 8 == 18
     assert float(result["loss"].detach()) == pytest.approx(sum(errors) / len(errors), rel=1e-5)
 
@@ -223,7 +261,9 @@ def test_masked_values_are_zero_after_revin():
     normed = model.standardise(batch).values[:, 2:].clone()
     normed[chosen.repeat_interleave(8, 1)] = 0.0
     plain = tiny(revin=False, length=48)
-    torch.testing.assert_close(model(batch, hide=chosen).hidden[-1], plain(Batch(normed)).hidden[-1], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        model(batch, hide=chosen).hidden[-1], plain(Batch(normed)).hidden[-1], rtol=1e-5, atol=1e-6
+    )
 
 
 def test_its_stamp_says_what_the_derivative_says():
@@ -234,12 +274,20 @@ def test_its_stamp_says_what_the_derivative_says():
     assert stamp() == "given window statistics"
     assert stamp(revin=False) is True
     for training in (False, True):
-        found = leaking.measure_jacobian(tiny(channels=1, length=72, revin=False).config, objectives.get(), 0, training=training)
+        found = leaking.measure_jacobian(
+            tiny(channels=1, length=72, revin=False).config, objectives.get(), 0, training=training
+        )
         assert found.own == found.beyond == 0 < found.allowed
-    found = leaking.measure_jacobian(tiny(channels=1, length=72).config, objectives.get(), 0, training=False)
+    found = leaking.measure_jacobian(
+        tiny(channels=1, length=72).config, objectives.get(), 0, training=False
+    )
     assert found.own > 0  # the size of the window, by RevIN
     page = leaking.leakage(model="patchtst", steps=0)
-    assert (page.summary["stamped"], page.summary["leak_free"], page.summary["contradiction"]) == ("given window statistics", False, False)
+    assert (page.summary["stamped"], page.summary["leak_free"], page.summary["contradiction"]) == (
+        "given window statistics",
+        False,
+        False,
+    )
 
 
 @pytest.mark.slow
@@ -253,8 +301,13 @@ def test_sines_are_learned():
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     draw, found = seeded(), []
     for _ in range(150):
-        phase, rate = 6.3 * torch.rand(16, 1, 2, generator=draw), 0.2 + 0.1 * torch.rand(16, 1, 2, generator=draw)
-        result = objectives.get()(model, Batch(torch.sin(phase + rate * torch.arange(64)[None, :, None])), draw)
+        phase, rate = (
+            6.3 * torch.rand(16, 1, 2, generator=draw),
+            0.2 + 0.1 * torch.rand(16, 1, 2, generator=draw),
+        )
+        result = objectives.get()(
+            model, Batch(torch.sin(phase + rate * torch.arange(64)[None, :, None])), draw
+        )
         optimizer.zero_grad()
         result["loss"].backward()
         optimizer.step()
@@ -285,8 +338,13 @@ def test_other_channels_and_longer_windows():
     model = tiny()
     weights = {name: weight.clone() for name, weight in model.state_dict().items()}
     before = model.positions.detach().clone()
-    assert model.reset_adapter(channels=7, length=50) == []  # one adapter serves any number of channels
-    assert all(torch.equal(weight, weights[name]) for name, weight in model.state_dict().items() if name != "target_scale")
+    # one adapter serves any number of channels
+    assert model.reset_adapter(channels=7, length=50) == []
+    assert all(
+        torch.equal(weight, weights[name])
+        for name, weight in model.state_dict().items()
+        if name != "target_scale"
+    )
     assert heads.Classifier(model, outputs=2).linear.in_features == model.pooled_width == 7 * 64
     with pytest.raises(UserError, match="positions"):
         model(Batch(torch.randn(1, 80, 7)))
@@ -320,8 +378,11 @@ def test_events_stand_at_their_months():
     times = (torch.rand(2, 9, generator=seeded(1)) * 30).cumsum(1).double()
     batch = Batch(codes, times)
     hidden = model(batch).hidden[-1]
-    order = torch.tensor([8, 1, 2, 3, 4, 5, 6, 7, 0])  # the order of the rows says nothing, the times do
-    torch.testing.assert_close(model(Batch(codes[:, order], times[:, order])).hidden[-1], hidden[:, order])
+    # the order of the rows says nothing, the times do
+    order = torch.tensor([8, 1, 2, 3, 4, 5, 6, 7, 0])
+    torch.testing.assert_close(
+        model(Batch(codes[:, order], times[:, order])).hidden[-1], hidden[:, order]
+    )
     assert not torch.allclose(model(Batch(codes, times * 1.5)).hidden[-1], hidden)
     result = objectives.get()(model, batch, seeded())
     assert result["valid"].sum(1).tolist() == [4, 4]  # five of nine are kept
@@ -332,7 +393,11 @@ def test_events_stand_at_their_months():
 
 @pytest.mark.parametrize(
     ("options", "objective", "message"),
-    [({}, "masked", "masked-patches"), ({"stride": 4}, "masked-patches", "overlap"), ({"dim": 66}, "", "multiple of the heads")],
+    [
+        ({}, "masked", "masked-patches"),
+        ({"stride": 4}, "masked-patches", "overlap"),
+        ({"dim": 66}, "", "multiple of the heads"),
+    ],
 )
 def test_unsupported_settings_are_refused(options, objective, message):
     with pytest.raises(UserError, match=message) as caught:
@@ -353,7 +418,9 @@ def reference(kind, **options):
     """A model of transformers and ours with the same weights, in float64."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'bitimely[parity]'")
+        transformers = pytest.importorskip(
+            "transformers", reason="transformers is not installed: pip install 'bitimely[parity]'"
+        )
         config = transformers.PatchTSTConfig(
             num_input_channels=3,
             context_length=50,
@@ -405,14 +472,22 @@ def test_states_and_maps_equal_those_of_transformers():
     x = torch.randn(2, 50, 3, dtype=torch.float64) * 4 + 2
     encoded = ours(Batch(x), attention=True)
     found = theirs(past_values=x, output_hidden_states=True, output_attentions=True)
-    torch.testing.assert_close(encoded.hidden[-1], found.last_hidden_state.flatten(0, 1), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        encoded.hidden[-1], found.last_hidden_state.flatten(0, 1), rtol=1e-10, atol=1e-10
+    )
     for own, other in zip(encoded.attention, found.attentions, strict=True):
         torch.testing.assert_close(own, other.reshape(own.shape), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parity
 def test_predictions_and_loss_equal_those_of_transformers():
-    ours, theirs = reference("PatchTSTForPretraining", do_mask_input=True, mask_type="random", random_mask_ratio=0.4, mask_value=0)
+    ours, theirs = reference(
+        "PatchTSTForPretraining",
+        do_mask_input=True,
+        mask_type="random",
+        random_mask_ratio=0.4,
+        mask_value=0,
+    )
     ours.adapter.output["next"].load_state_dict(theirs.head.linear.state_dict())
     x = torch.randn(2, 50, 3, dtype=torch.float64) * 4 + 2
     torch.manual_seed(3)
@@ -423,9 +498,13 @@ def test_predictions_and_loss_equal_those_of_transformers():
     batch = ours.expand_channels(Batch(x))
     target, valid = ours.targets(batch)
     prediction = ours.output(ours(batch, hide=hide).hidden[-1])
-    torch.testing.assert_close(prediction, found.prediction_output.flatten(0, 1), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        prediction, found.prediction_output.flatten(0, 1), rtol=1e-10, atol=1e-10
+    )
     part = objectives.LossPart("masked", prediction, target, valid & hide[..., None])
-    torch.testing.assert_close(objectives.make_result(ours, batch, [part])["loss"], found.loss, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        objectives.make_result(ours, batch, [part])["loss"], found.loss, rtol=1e-9, atol=1e-9
+    )
 
 
 @pytest.mark.parity
@@ -434,4 +513,6 @@ def test_logits_equal_those_of_transformers():
     head = heads.Classifier(ours, outputs=5).double().eval()
     head.linear.load_state_dict(theirs.head.linear.state_dict())
     x = torch.randn(2, 50, 3, dtype=torch.float64) * 4 + 2
-    torch.testing.assert_close(head(Batch(x)), theirs(past_values=x).prediction_logits, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        head(Batch(x)), theirs(past_values=x).prediction_logits, rtol=1e-10, atol=1e-10
+    )

@@ -1,4 +1,6 @@
-"""PhysioNet 2012: stays with their own times, on a grid, in archives and folders; oddities with counts; the complete sets against pandas."""
+"""PhysioNet 2012: stays with their own times, on a grid, in archives and folders; oddities with
+counts; the complete sets against pandas.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,12 @@ NAMES = ["HR", "Temp", "GCS", "Urine", "pH", "Weight", "MechVent", "NIMAP"]
 
 def make_stay(number: int, rows: int = 30) -> list[str]:
     rng = np.random.default_rng(number)
-    lines = [f"00:00,RecordID,{number}", f"00:00,Age,{20 + number % 60}", f"00:00,Gender,{number % 2}", "00:00,Height,-1"]
+    lines = [
+        f"00:00,RecordID,{number}",
+        f"00:00,Age,{20 + number % 60}",
+        f"00:00,Gender,{number % 2}",
+        "00:00,Height,-1",
+    ]
     lines += [f"00:00,ICUType,{1 + number % 4}", f"00:00,Weight,{60 + number % 30}.5"]
     fixed = {"Temp": 37, "pH": 7.25, "MechVent": 1}
     for minute in sorted(rng.choice(2880, rows, replace=False).tolist()):
@@ -41,9 +48,14 @@ def make_stay(number: int, rows: int = 30) -> list[str]:
     return lines
 
 
-def write_set(folder: Path, letter: str, stays: dict[int, list[str]], *, packed: bool, outcomes: bool = True) -> None:
+def write_set(
+    folder: Path, letter: str, stays: dict[int, list[str]], *, packed: bool, outcomes: bool = True
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    texts = {f"set-{letter}/{number}.txt": "\n".join(["Time,Parameter,Value", *lines]) + "\n" for number, lines in stays.items()}
+    texts = {
+        f"set-{letter}/{number}.txt": "\n".join(["Time,Parameter,Value", *lines]) + "\n"
+        for number, lines in stays.items()
+    }
     if packed:
         with tarfile.open(folder / f"set-{letter}.tar.gz", "w:gz") as archive:
             for name, text in texts.items():
@@ -65,7 +77,9 @@ def read_by_pandas(lines: list[str]) -> pd.DataFrame:
     table = pd.DataFrame([line.split(",") for line in lines], columns=["time", "name", "value"])
     table["minute"] = [60 * int(t[:2]) + int(t[3:]) for t in table["time"]]
     table["value"] = table["value"].astype(float)
-    return table[table["name"].isin(VARIABLES)].pivot_table(index="minute", columns="name", values="value", aggfunc="last")
+    return table[table["name"].isin(VARIABLES)].pivot_table(
+        index="minute", columns="name", values="value", aggfunc="last"
+    )
 
 
 STAYS = {132539 + i: make_stay(132539 + i) for i in range(40)}
@@ -77,12 +91,17 @@ def cached(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_set(home / "raw", "a", STAYS, packed=True)
     report = ingest("physionet-2012", home / "raw", home / "cache")
     assert (report["exit_code"], [unit["unit"] for unit in report["units"]]) == (0, ["set-a"])
-    assert {(row["kind"], row["seen"], row["used"]) for row in report["rows"]} == {("stays", 40, 40), ("outcomes", 40, 40)}
+    assert {(row["kind"], row["seen"], row["used"]) for row in report["rows"]} == {
+        ("stays", 40, 40),
+        ("outcomes", 40, 40),
+    }
     return home
 
 
 def test_windows_keep_the_times_of_observations(cached: Path) -> None:
-    windows = tokens.build(cached / "cache", view="mortality", out=cached / "irregular", normalise="none")
+    windows = tokens.build(
+        cached / "cache", view="mortality", out=cached / "irregular", normalise="none"
+    )
     assert (len(windows), windows.channels, windows.length) == (40, 44, 216)
     assert windows.channel_names == CHANNELS
     batch = data.collate(windows)
@@ -93,25 +112,36 @@ def test_windows_keep_the_times_of_observations(cached: Path) -> None:
         expected = read_by_pandas(STAYS[int(name)])
         n = int(batch.mask[row].any(-1).sum())
         assert n == len(expected)
-        np.testing.assert_allclose(batch.times[row, :n].numpy() * 800 / 60, expected.index, rtol=1e-6)
+        np.testing.assert_allclose(
+            batch.times[row, :n].numpy() * 800 / 60, expected.index, rtol=1e-6
+        )
         assert not batch.mask[row, n:].any()
         for channel, variable in enumerate(CHANNELS):
             seen = batch.mask[row, :, channel].numpy()
             if variable in expected:
                 known = expected[variable].dropna()
                 np.testing.assert_allclose(batch.values[row, seen, channel], known, rtol=1e-6)
-                np.testing.assert_allclose(batch.times[row, seen].numpy() * 800 / 60, known.index, rtol=1e-6)
+                np.testing.assert_allclose(
+                    batch.times[row, seen].numpy() * 800 / 60, known.index, rtol=1e-6
+                )
             elif variable in VARIABLES or variable == "Height":
                 assert not seen.any()
         statics = batch.values[row, 0, CHANNELS.index("Age") :].tolist()
         number = int(name)
-        assert statics == [20 + number % 60, number % 2, 0, *(float(kind == 1 + number % 4) for kind in range(1, 5))]
+        assert statics == [
+            20 + number % 60,
+            number % 2,
+            0,
+            *(float(kind == 1 + number % 4) for kind in range(1, 5)),
+        ]
         assert batch.target[row] == (number % 3 == 0)
 
 
 def test_times_behind_the_window_are_counted(tmp_path: Path) -> None:
     """A stay of 230 times in a window of 216; on a grid of 24 hours, times of the second day."""
-    stays = {number: make_stay(number, 30) for number in range(1, 21)} | {21: [f"{i // 6:02d}:{i % 6}0,HR,80" for i in range(230)]}
+    stays = {number: make_stay(number, 30) for number in range(1, 21)} | {
+        21: [f"{i // 6:02d}:{i % 6}0,HR,80" for i in range(230)]
+    }
     write_set(tmp_path / "raw", "a", stays, packed=False)
     ingest("physionet-2012", tmp_path / "raw", tmp_path / "cache")
     windows = tokens.build(tmp_path / "cache", view="mortality", out=tmp_path / "irregular")
@@ -119,7 +149,11 @@ def test_times_behind_the_window_are_counted(tmp_path: Path) -> None:
     assert (found.level, found.count) == ("warning", 14)
     assert "14 times of irregular recordings behind their windows were left out" in found.message
     assert not [
-        one for one in tokens.build(tmp_path / "cache", view="grid", out=tmp_path / "grid").manifest.findings if one.code == "length"
+        one
+        for one in tokens.build(
+            tmp_path / "cache", view="grid", out=tmp_path / "grid"
+        ).manifest.findings
+        if one.code == "length"
     ]
     day = tokens.build(tmp_path / "cache", view="grid", out=tmp_path / "day", window=24)
     records = open_cache(tmp_path / "cache").records(["time"])
@@ -128,7 +162,9 @@ def test_times_behind_the_window_are_counted(tmp_path: Path) -> None:
 
 
 def test_a_grid_holds_the_means_of_the_hours(cached: Path) -> None:
-    windows = tokens.build(cached / "cache", view="mortality-grid", out=cached / "grid", normalise="none")
+    windows = tokens.build(
+        cached / "cache", view="mortality-grid", out=cached / "grid", normalise="none"
+    )
     assert (windows.channels, windows.length) == (44, 48)
     values, mask = windows.read()
     assert mask is not None
@@ -137,8 +173,12 @@ def test_a_grid_holds_the_means_of_the_hours(cached: Path) -> None:
         hours = table.groupby(np.minimum(table.index // 60, 47)).mean().reindex(range(48))
         for variable in table:
             at = CHANNELS.index(variable)
-            np.testing.assert_allclose(np.where(mask[row, :, at], values[row, :, at], np.nan), hours[variable], rtol=1e-6)
-    fine = tokens.build(cached / "cache", view="grid", out=cached / "fine", rate=1 / 1800, window=96)
+            np.testing.assert_allclose(
+                np.where(mask[row, :, at], values[row, :, at], np.nan), hours[variable], rtol=1e-6
+            )
+    fine = tokens.build(
+        cached / "cache", view="grid", out=cached / "fine", rate=1 / 1800, window=96
+    )
     assert (fine.length, len(fine)) == (96, 40)
     with pytest.raises(UserError) as caught:
         tokens.build(cached / "cache", view="", out=cached / "none", rate=1 / 1800)
@@ -160,38 +200,114 @@ def test_statistics_leave_the_times_alone(cached: Path) -> None:
 def test_models_of_irregular_times_read_the_times(cached: Path, name: str) -> None:
     windows = tokens.build(cached / "cache", view="mortality", out=cached / "irregular-scaled")
     torch.manual_seed(0)
-    model = models.build(name, preset="tiny", channels=windows.channels, length=windows.length).eval()
+    model = models.build(
+        name, preset="tiny", channels=windows.channels, length=windows.length
+    ).eval()
     batch = data.collate(windows, np.arange(4))
     vectors = model(batch).pooled
     later = model(batch._replace(times=batch.times * torch.linspace(0.2, 1, 216))).pooled
     assert vectors.isfinite().all()
     assert not torch.allclose(vectors, later, atol=1e-6)
-    n = 1 + int(batch.mask.any(-1).nonzero()[:, 1].max())  # rows behind the last observation change nothing
-    short = batch._replace(values=batch.values[:, :n], times=batch.times[:, :n], mask=batch.mask[:, :n])
+    # rows behind the last observation change nothing
+    n = 1 + int(batch.mask.any(-1).nonzero()[:, 1].max())
+    short = batch._replace(
+        values=batch.values[:, :n], times=batch.times[:, :n], mask=batch.mask[:, :n]
+    )
     torch.testing.assert_close(model(short).pooled, vectors, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("model", "view"), [("mtand", "mortality"), ("gru-d", "mortality"), ("bitimelygpt", "mortality-grid")])
+@pytest.mark.parametrize(
+    ("model", "view"),
+    [("mtand", "mortality"), ("gru-d", "mortality"), ("bitimelygpt", "mortality-grid")],
+)
 def test_models_train_and_are_scored(tmp_path: Path, cached: Path, model: str, view: str) -> None:
     shutil.copytree(cached / "cache", tmp_path / "cache" / "physionet-2012")
     name = f"physionet-2012/{view}"
     common = ["-w", str(tmp_path)]
-    first = ["pretrain", "--preset", "tiny", "--model", model, "--data", name, "--run", "p", "--steps", "2", "--batch-size", "8"]
+    first = [
+        "pretrain",
+        "--preset",
+        "tiny",
+        "--model",
+        model,
+        "--data",
+        name,
+        "--run",
+        "p",
+        "--steps",
+        "2",
+        "--batch-size",
+        "8",
+    ]
     assert main([*first, *common]) == 0
-    assert main(["finetune", "p", "--data", name, "--run", "f", "--steps", "2", "--batch-size", "8", *common]) == 0
+    assert (
+        main(
+            [
+                "finetune",
+                "p",
+                "--data",
+                name,
+                "--run",
+                "f",
+                "--steps",
+                "2",
+                "--batch-size",
+                "8",
+                *common,
+            ]
+        )
+        == 0
+    )
     assert main(["evaluate", "f", *common]) == 0
     notices = json.loads((tmp_path / "runs" / "f" / "scores.json").read_text())["notices"]
     assert any("the unit is the stay" in notice for notice in notices)
 
 
-@pytest.mark.parametrize(("model", "view"), [("gru-d", "mortality"), ("bitimelygpt", "mortality-grid")])
-def test_new_stays_are_predicted_as_they_are_scored(tmp_path: Path, cached: Path, model: str, view: str) -> None:
-    """From the cache and, for one stay, from a table of its observations: the probabilities of `evaluate`."""
+@pytest.mark.parametrize(
+    ("model", "view"), [("gru-d", "mortality"), ("bitimelygpt", "mortality-grid")]
+)
+def test_new_stays_are_predicted_as_they_are_scored(
+    tmp_path: Path, cached: Path, model: str, view: str
+) -> None:
+    """From the cache and, for one stay, from a table of its observations: the probabilities of
+    `evaluate`.
+    """
     shutil.copytree(cached / "cache", tmp_path / "cache" / "physionet-2012")
     name, common = f"physionet-2012/{view}", ["-w", str(tmp_path)]
-    first = ["pretrain", "--preset", "tiny", "--model", model, "--data", name, "--run", "p", "--steps", "2", "--batch-size", "8"]
+    first = [
+        "pretrain",
+        "--preset",
+        "tiny",
+        "--model",
+        model,
+        "--data",
+        name,
+        "--run",
+        "p",
+        "--steps",
+        "2",
+        "--batch-size",
+        "8",
+    ]
     assert main([*first, *common]) == 0
-    assert main(["finetune", "p", "--data", name, "--run", "f", "--steps", "2", "--batch-size", "8", *common]) == 0
+    assert (
+        main(
+            [
+                "finetune",
+                "p",
+                "--data",
+                name,
+                "--run",
+                "f",
+                "--steps",
+                "2",
+                "--batch-size",
+                "8",
+                *common,
+            ]
+        )
+        == 0
+    )
     assert main(["evaluate", "f", *common]) == 0
     scored = pl.read_parquet(tmp_path / "runs" / "f" / "predictions.parquet")
     found = from_pretrained("f", workspace=tmp_path).predict(tmp_path / "cache" / "physionet-2012")
@@ -202,7 +318,10 @@ def test_new_stays_are_predicted_as_they_are_scored(tmp_path: Path, cached: Path
 
     stay = both["recording_id"][0]
     record = next(iter(open_cache(tmp_path / "cache" / "physionet-2012").records(only=[stay])))
-    columns = {signal.channel: signal.samples.astype(float) * signal.scale + signal.offset for signal in record.signals}
+    columns = {
+        signal.channel: signal.samples.astype(float) * signal.scale + signal.offset
+        for signal in record.signals
+    }
     table = tmp_path / "stay.csv"
     pd.DataFrame(columns).to_csv(table, index=False)
     assert main(["predict", "f", str(table), "--out", str(tmp_path / "one"), *common]) == 0
@@ -212,9 +331,26 @@ def test_new_stays_are_predicted_as_they_are_scored(tmp_path: Path, cached: Path
     assert main(["predict", "f", str(table), "--out", str(tmp_path / "two"), *common]) == 4
 
 
-def test_a_model_that_reads_no_times_is_refused(tmp_path: Path, cached: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_reads_no_times_is_refused(
+    tmp_path: Path, cached: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(cached / "cache", tmp_path / "cache" / "physionet-2012")
-    assert main(["pretrain", "--preset", "tiny", "--data", "physionet-2012/mortality", "--run", "p", "-w", str(tmp_path)]) == 2
+    assert (
+        main(
+            [
+                "pretrain",
+                "--preset",
+                "tiny",
+                "--data",
+                "physionet-2012/mortality",
+                "--run",
+                "p",
+                "-w",
+                str(tmp_path),
+            ]
+        )
+        == 2
+    )
     assert "irregular times, which bitimelygpt does not read" in capsys.readouterr().err
 
 
@@ -231,17 +367,30 @@ def pack_folder(folder: Path, letter: str) -> None:
             archive.write(path, f"set-{letter}/{path.name}")
 
 
-def test_of_several_forms_of_a_set_one_is_read_and_the_others_are_named(tmp_path: Path, cached: Path) -> None:
-    """As PhysioNet publishes them: set-a.tar.gz beside set-a.zip, and either may be unpacked beside them."""
+def test_of_several_forms_of_a_set_one_is_read_and_the_others_are_named(
+    tmp_path: Path, cached: Path
+) -> None:
+    """As PhysioNet publishes them: set-a.tar.gz beside set-a.zip, and either may be unpacked beside
+    them.
+    """
     raw = tmp_path / "raw"
     write_set(raw, "a", STAYS, packed=True)
     write_set(raw, "a", STAYS, packed=False)
     pack_folder(raw, "a")
-    for used, unread in (("set-a", ["set-a.tar.gz", "set-a.zip"]), ("set-a.tar.gz", ["set-a.zip"]), ("set-a.zip", [])):
+    for used, unread in (
+        ("set-a", ["set-a.tar.gz", "set-a.zip"]),
+        ("set-a.tar.gz", ["set-a.zip"]),
+        ("set-a.zip", []),
+    ):
         report = ingest("physionet-2012", raw, tmp_path / f"cache-{used}")
-        assert (report["exit_code"], report["content_sha256"]) == (0, open_cache(cached / "cache").manifest.content_sha256)
+        assert (report["exit_code"], report["content_sha256"]) == (
+            0,
+            open_cache(cached / "cache").manifest.content_sha256,
+        )
         assert [row["file"] for row in report["rows"] if row["kind"] == "stays"] == [used]
-        assert [(reason["code"], reason["file"]) for reason in report["reasons"]] == [("duplicates", name) for name in unread]
+        assert [(reason["code"], reason["file"]) for reason in report["reasons"]] == [
+            ("duplicates", name) for name in unread
+        ]
         assert all(f"read from '{used}'" in reason["message"] for reason in report["reasons"])
         if (raw / used).is_dir():
             shutil.rmtree(raw / used)
@@ -254,8 +403,14 @@ def test_two_copies_of_one_form_are_refused_with_what_to_do(tmp_path: Path) -> N
         write_set(tmp_path / "folders" / name, "a", {1: make_stay(1)}, packed=False, outcomes=False)
         write_set(tmp_path / "archives" / name, "a", {1: make_stay(1)}, packed=True, outcomes=False)
         (tmp_path / "tables" / name).mkdir(parents=True)
-        (tmp_path / "tables" / name / "Outcomes-a.txt").write_text("RecordID,In-hospital_death\n1,0\n")
-    for kind, there in (("folders", "x/set-a'"), ("archives", "x/set-a.tar.gz'"), ("tables", "x/Outcomes-a.txt'")):
+        (tmp_path / "tables" / name / "Outcomes-a.txt").write_text(
+            "RecordID,In-hospital_death\n1,0\n"
+        )
+    for kind, there in (
+        ("folders", "x/set-a'"),
+        ("archives", "x/set-a.tar.gz'"),
+        ("tables", "x/Outcomes-a.txt'"),
+    ):
         with pytest.raises(UserError) as caught:
             ingest("physionet-2012", tmp_path / kind, tmp_path / "cache")
         assert caught.value.exit_code == 2
@@ -266,7 +421,13 @@ def test_two_copies_of_one_form_are_refused_with_what_to_do(tmp_path: Path) -> N
 def test_every_file_of_a_set_is_read_or_named(tmp_path: Path) -> None:
     """An ending in capitals is read; what an archive holds besides its stays is counted."""
     raw = tmp_path / "raw"
-    write_set(raw, "c", {number: make_stay(number, 4) for number in (1, 2, 3)}, packed=False, outcomes=False)
+    write_set(
+        raw,
+        "c",
+        {number: make_stay(number, 4) for number in (1, 2, 3)},
+        packed=False,
+        outcomes=False,
+    )
     (raw / "set-c" / "3.txt").rename(raw / "set-c" / "3.TXT")
     report = ingest("physionet-2012", raw, tmp_path / "folder")
     assert set(open_cache(tmp_path / "folder").recording_ids()) == {"1", "2", "3"}
@@ -286,11 +447,20 @@ def list_stays(cache: Path) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_stay_of_two_sets_is_used_once_and_one_that_differs_not_at_all(tmp_path: Path, *, packed: bool) -> None:
+def test_a_stay_of_two_sets_is_used_once_and_one_that_differs_not_at_all(
+    tmp_path: Path, *, packed: bool
+) -> None:
     raw, end = tmp_path / "raw", ".tar.gz" if packed else ""
     stays = {number: make_stay(number, 4) for number in range(1, 9)}
-    write_set(raw, "a", {number: stays[number] for number in (1, 2, 3, 4)}, packed=packed, outcomes=False)
-    write_set(raw, "b", {number: stays[number] for number in (1, 5, 6)} | {2: make_stay(2, 5)}, packed=packed)
+    write_set(
+        raw, "a", {number: stays[number] for number in (1, 2, 3, 4)}, packed=packed, outcomes=False
+    )
+    write_set(
+        raw,
+        "b",
+        {number: stays[number] for number in (1, 5, 6)} | {2: make_stay(2, 5)},
+        packed=packed,
+    )
     report = ingest("physionet-2012", raw, tmp_path / "cache")
     assert report["exit_code"] == 3
     assert list_stays(tmp_path / "cache") == {
@@ -301,14 +471,24 @@ def test_a_stay_of_two_sets_is_used_once_and_one_that_differs_not_at_all(tmp_pat
         "6": "died",
     }  # 1 of the set with outcomes
     rows = {row["file"]: row for row in report["rows"] if row["kind"] == "stays"}
-    assert {name: (row["seen"], row["dropped_by_reason"], row["quarantined_by_reason"]) for name, row in rows.items()} == {
+    assert {
+        name: (row["seen"], row["dropped_by_reason"], row["quarantined_by_reason"])
+        for name, row in rows.items()
+    } == {
         f"set-a{end}": (4, {"duplicates": 1}, {"duplicate_key": 1}),
         f"set-b{end}": (4, {}, {"duplicate_key": 1}),
     }
-    inner = {letter: f"set-{letter}{end}/set-{letter}" if packed else f"set-{letter}" for letter in "ab"}
+    inner = {
+        letter: f"set-{letter}{end}/set-{letter}" if packed else f"set-{letter}" for letter in "ab"
+    }
     found = {reason["code"]: reason for reason in report["units"][0]["reasons"]}
-    assert f"'{inner['a']}/1.txt' repeats '{inner['b']}/1.txt', used once" in found["duplicates"]["message"]
-    assert found["duplicate_key"]["message"].startswith(f"{inner['a']}/2.txt: '{inner['b']}/2.txt' is of the same stay and differs")
+    assert (
+        f"'{inner['a']}/1.txt' repeats '{inner['b']}/1.txt', used once"
+        in found["duplicates"]["message"]
+    )
+    assert found["duplicate_key"]["message"].startswith(
+        f"{inner['a']}/2.txt: '{inner['b']}/2.txt' is of the same stay and differs"
+    )
 
 
 def test_a_set_that_repeats_another_one_adds_nothing(tmp_path: Path) -> None:
@@ -321,12 +501,19 @@ def test_a_set_that_repeats_another_one_adds_nothing(tmp_path: Path) -> None:
     table = tmp_path / "raw" / "Outcomes-b.txt"
     table.write_text(table.read_text().replace("2,2,7,2,-1,0", "2,2,7,2,-1,1"))
     report = ingest("physionet-2012", tmp_path / "raw", tmp_path / "other")
-    assert (report["exit_code"], set(list_stays(tmp_path / "other"))) == (3, {"1", "3", "4"})  # its two outcomes differ
+    # its two outcomes differ
+    assert (report["exit_code"], set(list_stays(tmp_path / "other"))) == (3, {"1", "3", "4"})
 
 
 def test_a_stay_that_an_archive_holds_twice_is_judged_alone(tmp_path: Path) -> None:
     raw = tmp_path / "raw"
-    write_set(raw, "c", {number: make_stay(number, 4) for number in range(1, 6)}, packed=False, outcomes=False)
+    write_set(
+        raw,
+        "c",
+        {number: make_stay(number, 4) for number in range(1, 6)},
+        packed=False,
+        outcomes=False,
+    )
     with zipfile.ZipFile(raw / "set-c.zip", "w") as archive:
         for number in range(1, 6):
             archive.write(raw / "set-c" / f"{number}.txt", f"set-c/{number}.txt")
@@ -336,7 +523,11 @@ def test_a_stay_that_an_archive_holds_twice_is_judged_alone(tmp_path: Path) -> N
     report = ingest("physionet-2012", raw, tmp_path / "cache")
     assert (report["exit_code"], set(list_stays(tmp_path / "cache"))) == (3, {"1", "3", "4", "5"})
     (row,) = report["rows"]
-    assert (row["seen"], row["dropped_by_reason"], row["quarantined_by_reason"]) == (7, {"duplicates": 1}, {"duplicate_key": 2})
+    assert (row["seen"], row["dropped_by_reason"], row["quarantined_by_reason"]) == (
+        7,
+        {"duplicates": 1},
+        {"duplicate_key": 2},
+    )
 
 
 @pytest.mark.parametrize(
@@ -353,8 +544,12 @@ def test_a_stay_that_an_archive_holds_twice_is_judged_alone(tmp_path: Path) -> N
         ("01:00,HR,\udcff", "encoding"),
     ],
 )
-def test_a_damaged_stay_is_counted_and_the_others_land(tmp_path: Path, line: str, code: str) -> None:
-    write_set(tmp_path / "raw", "b", {number: make_stay(number, 4) for number in (1, 2, 3)}, packed=False)
+def test_a_damaged_stay_is_counted_and_the_others_land(
+    tmp_path: Path, line: str, code: str
+) -> None:
+    write_set(
+        tmp_path / "raw", "b", {number: make_stay(number, 4) for number in (1, 2, 3)}, packed=False
+    )
     path = tmp_path / "raw" / "set-b" / "2.txt"
     path.write_bytes(path.read_bytes() + f"{line}\n".encode(errors="surrogateescape"))
     report = ingest("physionet-2012", tmp_path / "raw", tmp_path / "cache")
@@ -378,14 +573,24 @@ def test_what_is_odd_is_reported_with_counts(tmp_path: Path) -> None:
     found = {(reason["code"], reason["field"]): reason["count"] for reason in unit["reasons"]}
     assert found[("missing_values", "Height")] == 6
     assert (found[("physical_range", "pH")], found[("physical_range", "Temp")]) == (1, 1)
-    assert (found[("duplicates", None)], found[("unknown_label", None)], found[("missing_values", None)]) == (1, 1, 1)
-    assert sum(reason["count"] for reason in unit["reasons"] if reason["code"] == "unmatched_labels") == 3
+    assert (
+        found[("duplicates", None)],
+        found[("unknown_label", None)],
+        found[("missing_values", None)],
+    ) == (1, 1, 1)
+    assert (
+        sum(reason["count"] for reason in unit["reasons"] if reason["code"] == "unmatched_labels")
+        == 3
+    )
     records = {one.recording_id: one for one in open_cache(tmp_path / "cache").records()}
     rates = next(s.samples for s in records["3"].signals if s.channel == "HR")
     assert rates[-1] == 90
     assert [one.attributes for one in records.values()].count({}) == 2
     later = {"SAPS-I", "SOFA", "Length_of_stay", "Survival"}
-    assert not any(later & {s.channel for s in one.signals} or later & set(one.attributes) for one in records.values())
+    assert not any(
+        later & {s.channel for s in one.signals} or later & set(one.attributes)
+        for one in records.values()
+    )
 
 
 @pytest.mark.parametrize(
@@ -403,12 +608,19 @@ def test_what_is_odd_is_reported_with_counts(tmp_path: Path) -> None:
         ("ICUType", ("0", "5"), "4"),
     ],
 )
-def test_values_that_cannot_be_are_missing_and_counted(tmp_path: Path, variable: str, wrong: tuple[str, ...], right: str) -> None:
+def test_values_that_cannot_be_are_missing_and_counted(
+    tmp_path: Path, variable: str, wrong: tuple[str, ...], right: str
+) -> None:
     """Each in a stay of its own, beside one with a value that can be."""
-    stays = {i: ["00:00,Weight,80", f"01:00,{variable},{value}"] for i, value in enumerate([*wrong, right], 1)}
+    stays = {
+        i: ["00:00,Weight,80", f"01:00,{variable},{value}"]
+        for i, value in enumerate([*wrong, right], 1)
+    }
     write_set(tmp_path / "raw", "a", stays, packed=False, outcomes=False)
     report = ingest("physionet-2012", tmp_path / "raw", tmp_path / "cache")
-    (reason,) = (reason for reason in report["units"][0]["reasons"] if reason["code"] == "physical_range")
+    (reason,) = (
+        reason for reason in report["units"][0]["reasons"] if reason["code"] == "physical_range"
+    )
     assert (reason["field"], reason["count"]) == (variable, len(wrong))
     channel = "ICUType 4" if variable == "ICUType" else variable
     for record in open_cache(tmp_path / "cache").records([channel]):
@@ -417,41 +629,75 @@ def test_values_that_cannot_be_are_missing_and_counted(tmp_path: Path, variable:
 
 
 def test_fractions_in_percent_rows_out_of_order_and_cut_files_are_counted(tmp_path: Path) -> None:
-    lines = {1: ["05:00,FiO2,40", "01:00,FiO2,100", "03:00,FiO2,0.5"], 2: ["01:00,FiO2,1"], 3: ["01:00,FiO2,35", "02:00,FiO2,7"]}
-    write_set(tmp_path / "raw", "a", {number: ["00:00,Weight,80", *rows] for number, rows in lines.items()}, packed=False, outcomes=False)
+    lines = {
+        1: ["05:00,FiO2,40", "01:00,FiO2,100", "03:00,FiO2,0.5"],
+        2: ["01:00,FiO2,1"],
+        3: ["01:00,FiO2,35", "02:00,FiO2,7"],
+    }
+    write_set(
+        tmp_path / "raw",
+        "a",
+        {number: ["00:00,Weight,80", *rows] for number, rows in lines.items()},
+        packed=False,
+        outcomes=False,
+    )
     cut = tmp_path / "raw" / "set-a" / "2.txt"
     cut.write_text(cut.read_text() + "02:00,HR,8")  # of 85
     report = ingest("physionet-2012", tmp_path / "raw", tmp_path / "cache")
     found = {reason["code"]: reason for reason in report["units"][0]["reasons"]}
     assert (report["exit_code"], found["unit"]["field"], found["unit"]["count"]) == (0, "FiO2", 3)
-    assert "in 2 stays, expected fractions: they are missing. Divide them by 100" in found["unit"]["message"]
-    assert (found["physical_range"]["count"], found["timestamps"]["count"], found["truncated"]["count"]) == (4, 1, 1)
+    assert (
+        "in 2 stays, expected fractions: they are missing. Divide them by 100"
+        in found["unit"]["message"]
+    )
+    assert (
+        found["physical_range"]["count"],
+        found["timestamps"]["count"],
+        found["truncated"]["count"],
+    ) == (4, 1, 1)
     for record in open_cache(tmp_path / "cache").records(["FiO2", "time"]):
         values = {signal.channel: signal.samples for signal in record.signals}
         assert (np.diff(values["time"]) > 0).all()
-        known = [(row.split(",")[0], float(row.split(",")[2])) for row in lines[int(record.recording_id)] if float(row.split(",")[2]) <= 1]
+        known = [
+            (row.split(",")[0], float(row.split(",")[2]))
+            for row in lines[int(record.recording_id)]
+            if float(row.split(",")[2]) <= 1
+        ]
         seen = np.isfinite(values["FiO2"])
         assert [
-            (f"{int(time) // 3600:02d}:00", value) for time, value in zip(values["time"][seen], values["FiO2"][seen], strict=True)
+            (f"{int(time) // 3600:02d}:00", value)
+            for time, value in zip(values["time"][seen], values["FiO2"][seen], strict=True)
         ] == known
 
 
 def test_outcomes_that_a_spreadsheet_saved_again_are_read(tmp_path: Path) -> None:
-    """Whole numbers as 1.0, another ending, and an underscore in the names; a RecordID that is none, or there in two spellings, is a faulty row."""
+    """Whole numbers as 1.0, another ending, and an underscore in the names; a RecordID that is
+    none, or there in two spellings, is a faulty row.
+    """
     stays = {number: make_stay(number, 4) for number in range(1, 7)}
     write_set(tmp_path / "raw", "a", stays, packed=False)
     raw = tmp_path / "raw"
     (raw / "set-a").rename(raw / "set_a")
     table = pd.read_csv(raw / "Outcomes-a.txt")
-    plain = {str(number): ("survived", "died")[death] for number, death in zip(table["RecordID"], table["In-hospital_death"], strict=True)}
+    plain = {
+        str(number): ("survived", "died")[death]
+        for number, death in zip(table["RecordID"], table["In-hospital_death"], strict=True)
+    }
     (raw / "Outcomes-a.txt").unlink()
     table.astype(float).to_csv(raw / "outcomes_a.csv", index=False)
     text = (raw / "outcomes_a.csv").read_text()
     (raw / "outcomes_a.csv").write_text(text.replace("\n6.0,", "\n6.5,") + "5,1,7,1,-1,1\n")
     report = ingest("physionet-2012", raw, tmp_path / "cache")
     (rows,) = (row for row in report["rows"] if row["kind"] == "outcomes")
-    assert (report["exit_code"], rows["used"], rows["quarantined_by_reason"]) == (3, 5, {"identifier": 1, "duplicate_key": 1})
-    found = {record.recording_id: record.attributes.get("death") for record in open_cache(tmp_path / "cache").records()}
+    assert (report["exit_code"], rows["used"], rows["quarantined_by_reason"]) == (
+        3,
+        5,
+        {"identifier": 1, "duplicate_key": 1},
+    )
+    found = {
+        record.recording_id: record.attributes.get("death")
+        for record in open_cache(tmp_path / "cache").records()
+    }
     assert found == plain | {"5": None, "6": None}
 
 
@@ -460,12 +706,21 @@ def test_the_complete_sets(tmp_path: Path) -> None:
     require_sample(DATA)
     report = ingest("physionet-2012", DATA, tmp_path / "cache")
     assert report["exit_code"] == 0
-    assert sorted((row["kind"], row["used"]) for row in report["rows"]) == [("outcomes", 4000)] * 2 + [("stays", 4000)] * 2
-    windows = tokens.build(tmp_path / "cache", view="mortality", out=tmp_path / "t", normalise="none")
+    assert (
+        sorted((row["kind"], row["used"]) for row in report["rows"])
+        == [("outcomes", 4000)] * 2 + [("stays", 4000)] * 2
+    )
+    windows = tokens.build(
+        tmp_path / "cache", view="mortality", out=tmp_path / "t", normalise="none"
+    )
     assert len(windows) == 8000
-    outcomes = pd.concat(pd.read_csv(DATA / f"Outcomes-{letter}.txt", index_col="RecordID") for letter in "ab")
+    outcomes = pd.concat(
+        pd.read_csv(DATA / f"Outcomes-{letter}.txt", index_col="RecordID") for letter in "ab"
+    )
     died = np.asarray(windows.targets(None))
-    assert died.tolist() == [outcomes.loc[int(name), "In-hospital_death"] for name in windows.index["recording_id"]]
+    assert died.tolist() == [
+        outcomes.loc[int(name), "In-hospital_death"] for name in windows.index["recording_id"]
+    ]
     row_of = {name: row for row, name in enumerate(windows.index["recording_id"])}
     with tarfile.open(DATA / "set-b.tar.gz") as archive:
         for member in [one for one in archive.getmembers() if one.isfile()][:4000:400]:
@@ -476,4 +731,6 @@ def test_the_complete_sets(tmp_path: Path) -> None:
             assert mask is not None
             for variable in {"HR", "GCS", "Urine", "BUN"} & set(table):
                 at = CHANNELS.index(variable)
-                np.testing.assert_allclose(values[0, mask[0, :, at], at], table[variable].dropna(), rtol=1e-6)
+                np.testing.assert_allclose(
+                    values[0, mask[0, :, at], at], table[variable].dropna(), rtol=1e-6
+                )

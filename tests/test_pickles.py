@@ -42,7 +42,12 @@ def find_refusal(folder: Path, data: bytes) -> Reason:
 
 
 CONTENT = {
-    "signal": {"wrist": {"BVP": np.arange(12.0).reshape(12, 1), "ACC": np.asfortranarray(np.arange(6, dtype=np.int16).reshape(2, 3))}},
+    "signal": {
+        "wrist": {
+            "BVP": np.arange(12.0).reshape(12, 1),
+            "ACC": np.asfortranarray(np.arange(6, dtype=np.int16).reshape(2, 3)),
+        }
+    },
     "label": np.linspace(60, 100, 5, dtype=np.float32),
     "big": np.arange(3, dtype=">i4"),
     "flags": np.array([True, False]),
@@ -97,7 +102,9 @@ def payloads() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", payloads())
-def test_nothing_else_is_read_and_nothing_runs(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_else_is_read_and_nothing_runs(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert find_refusal(tmp_path, payloads()[name]) == Reason.UNSAFE_PICKLE
     assert os.listdir(tmp_path) == ["x.pkl"]  # noqa: PTH208
@@ -107,7 +114,13 @@ def test_the_names_are_what_they_were_after_attempts_to_change_them(tmp_path: Pa
     for data in payloads().values():
         find_refusal(tmp_path, data)
     np.testing.assert_equal(read(tmp_path, pickle.dumps(CONTENT, protocol=2)), CONTENT)
-    assert sorted({name for _, name in pickles.NAMES}) == ["_reconstruct", "dtype", "encode", "ndarray", "scalar"]
+    assert sorted({name for _, name in pickles.NAMES}) == [
+        "_reconstruct",
+        "dtype",
+        "encode",
+        "ndarray",
+        "scalar",
+    ]
     assert len(pickles.NAMES) == 7
 
 
@@ -149,16 +162,23 @@ def test_every_truncation_is_reported(tmp_path: Path) -> None:
         (b"\x80\x02\x8b\xff\xff\xff\xff.", Reason.CORRUPT),  # an integer of -1 bytes
         (b"\x80\x02S'abc\n.", Reason.CORRUPT),  # a text whose quote is not closed
         (b"\x80\x04\x95\x20\0\0\0\0\0\0\0K\x01.", Reason.TRUNCATED),  # 32 bytes announced, 3 there
-        (b"\x80\x04\x95\x02\0\0\0\0\0\0\0B\x09\0\0\0.", Reason.TRUNCATED),  # the frame ends within a length
+        # the frame ends within a length
+        (b"\x80\x04\x95\x02\0\0\0\0\0\0\0B\x09\0\0\0.", Reason.TRUNCATED),
     ],
 )
-def test_damage_and_a_file_that_was_cut_have_codes_of_their_own(tmp_path: Path, data: bytes, code: Reason) -> None:
+def test_damage_and_a_file_that_was_cut_have_codes_of_their_own(
+    tmp_path: Path, data: bytes, code: Reason
+) -> None:
     assert find_refusal(tmp_path, data) == code
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=6))
-def test_whatever_the_bytes_only_user_errors(tmp_path: Path, changes: list[tuple[int, int]]) -> None:
+def test_whatever_the_bytes_only_user_errors(
+    tmp_path: Path, changes: list[tuple[int, int]]
+) -> None:
     data = bytearray(pickle.dumps(CONTENT, protocol=2))
     for place, byte in changes:
         data[place % len(data)] = byte

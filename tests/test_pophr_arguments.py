@@ -15,11 +15,15 @@ from bitimely_core.claims.build import build_sequences
 
 def table(rows: list[tuple[Any, ...]], names: str, **types: Any) -> pl.DataFrame:
     columns = names.split()
-    return pl.DataFrame(rows, schema={name: types.get(name, pl.String) for name in columns}, orient="row")
+    return pl.DataFrame(
+        rows, schema={name: types.get(name, pl.String) for name in columns}, orient="row"
+    )
 
 
 def small(**params: Any) -> dict[str, Any]:
-    events = table([("a", "2001-01-01", "496"), ("b", "2001-01-02", "4280")], "subject_id date code")
+    events = table(
+        [("a", "2001-01-01", "496"), ("b", "2001-01-02", "4280")], "subject_id date code"
+    )
     return build_sequences(
         params.pop("events", events),
         params.pop("subjects", None),
@@ -33,10 +37,24 @@ def small(**params: Any) -> dict[str, Any]:
     [
         *(
             {name: "other"}
-            for name in ("engine", "vocab", "level", "leakage", "population", "denominator", "dedupe", "min_codes_unit", "time")
+            for name in (
+                "engine",
+                "vocab",
+                "level",
+                "leakage",
+                "population",
+                "denominator",
+                "dedupe",
+                "min_codes_unit",
+                "time",
+            )
         ),
         *({name: value} for name in ("pad_undotted", "select") for value in (None, 1, "frequency")),
-        *({name: value} for name in ("top_k", "min_codes", "max_events", "min_case_support") for value in (-1, 1.5, True, "1")),
+        *(
+            {name: value}
+            for name in ("top_k", "min_codes", "max_events", "min_case_support")
+            for value in (-1, 1.5, True, "1")
+        ),
         {"max_events": 0},
         {"min_case_support": 0},
         {"min_case_fraction": 1.1},
@@ -94,31 +112,64 @@ def test_tables_without_rows(engine: str) -> None:
     empty = small(events=none, engine=engine, rules=RULES)
     assert (empty["labels"], empty["sequences"], empty["selected"]) == ({}, {}, [])
     cohort = table([(7, "1960-01-01")], "subject_id birth", subject_id=pl.Int64)
-    alone = small(events=none, subjects=cohort, engine=engine, rules=RULES, time="age30", dedupe="first_per_age30")
+    alone = small(
+        events=none,
+        subjects=cohort,
+        engine=engine,
+        rules=RULES,
+        time="age30",
+        dedupe="first_per_age30",
+    )
     assert alone["labels"] == {"7": {"diabetes": 0, "chf": 0, "copd": 0}}
-    assert small(events=none, subjects=cohort, rules=RULES, landmark={}, engine=engine)["labels"] == {
-        "7": dict.fromkeys(("diabetes", "chf", "copd"))
-    }
+    assert small(events=none, subjects=cohort, rules=RULES, landmark={}, engine=engine)[
+        "labels"
+    ] == {"7": dict.fromkeys(("diabetes", "chf", "copd"))}
     rubbish = table([("a", None, None)], "subject_id date code", date=pl.Null, code=pl.Null)
     assert small(events=rubbish, engine=engine, dedupe="month")["funnel"]["bad_date"] == 1
 
 
 @pytest.mark.parametrize("limit", [{"min_age_years": 0}, {}])
 def test_a_limit_of_no_years_is_a_limit(limit: dict[str, int]) -> None:
-    """Section 6, unknown age: no birth date, an age limit and an onset without it give no label; without an event the label is 0."""
+    """Section 6, unknown age: no birth date, an age limit and an onset without it give no label;
+    without an event the label is 0.
+    """
     events = table(
-        [(s, "2001-01-01", "496") for s in ("born", "unborn", "old")] + [("other", "2001-01-01", "4280")], "subject_id date code"
+        [(s, "2001-01-01", "496") for s in ("born", "unborn", "old")]
+        + [("other", "2001-01-01", "4280")],
+        "subject_id date code",
     )
-    cohort = table([("born", "2001-01-01"), ("unborn", None), ("old", "1960-01-01"), ("other", None)], "subject_id birth")
+    cohort = table(
+        [("born", "2001-01-01"), ("unborn", None), ("old", "1960-01-01"), ("other", None)],
+        "subject_id birth",
+    )
     rule = {"name": "copd", "codes": {"icd9": ["496"]}, "any": [{}], **limit}
-    found = {s: of["copd"] for s, of in small(events=events, subjects=cohort, rules=[rule])["labels"].items()}
+    found = {
+        s: of["copd"]
+        for s, of in small(events=events, subjects=cohort, rules=[rule])["labels"].items()
+    }
     assert found == {"born": 1, "unborn": None if limit else 1, "old": 1, "other": 0}
 
 
 def test_typed_dates_and_integers_and_extra_columns() -> None:
-    rows = [(10, date(2001, 1, 1), "496", "x", 3), (9, date(2001, 1, 3), "496", "y", 4), (10, date(2001, 1, 2), "4280", "z", 5)]
-    events = table(rows, "subject_id date code row birth_day", subject_id=pl.Int64, date=pl.Date, birth_day=pl.Int64)
-    cohort = table([(10, date(1960, 1, 1), 1)], "subject_id birth code", subject_id=pl.Int64, birth=pl.Date, code=pl.Int64)
+    rows = [
+        (10, date(2001, 1, 1), "496", "x", 3),
+        (9, date(2001, 1, 3), "496", "y", 4),
+        (10, date(2001, 1, 2), "4280", "z", 5),
+    ]
+    events = table(
+        rows,
+        "subject_id date code row birth_day",
+        subject_id=pl.Int64,
+        date=pl.Date,
+        birth_day=pl.Int64,
+    )
+    cohort = table(
+        [(10, date(1960, 1, 1), 1)],
+        "subject_id birth code",
+        subject_id=pl.Int64,
+        birth=pl.Date,
+        code=pl.Int64,
+    )
     found = small(events=events, subjects=cohort, split_override={"9": "test", "10": "train"})
     assert list(found["sequences"]) == ["9", "10"]
     assert found["sequences"]["10"]["phecodes"] == ["496", "428"]

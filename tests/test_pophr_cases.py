@@ -1,4 +1,6 @@
-"""Every hand-made case of the builder through `build_sequences`, on every engine that is installed."""
+"""Every hand-made case of the builder through `build_sequences`, on every engine that is
+installed.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,20 @@ def frames(case: dict[str, Any]) -> tuple[pl.DataFrame, pl.DataFrame | None, pl.
     rows, people = case["events"], case["subjects"]
     integers = all(isinstance(row["subject_id"], int) for row in [*rows, *(people or [])])
 
-    def table(found: list[dict[str, Any]], always: tuple[str, ...], sometimes: tuple[str, ...]) -> pl.DataFrame:
-        names = ["subject_id", *always, *(name for name in sometimes if any(name in row for row in found))]
-        schema = dict.fromkeys(names, pl.String) | {"subject_id": pl.Int64 if integers else pl.String}
-        return pl.DataFrame([{name: row.get(name) for name in names} for row in found], schema=schema)
+    def table(
+        found: list[dict[str, Any]], always: tuple[str, ...], sometimes: tuple[str, ...]
+    ) -> pl.DataFrame:
+        names = [
+            "subject_id",
+            *always,
+            *(name for name in sometimes if any(name in row for row in found)),
+        ]
+        schema = dict.fromkeys(names, pl.String) | {
+            "subject_id": pl.Int64 if integers else pl.String
+        }
+        return pl.DataFrame(
+            [{name: row.get(name) for name in names} for row in found], schema=schema
+        )
 
     pairs = [
         (vocab, code, phecode)
@@ -34,7 +46,9 @@ def frames(case: dict[str, Any]) -> tuple[pl.DataFrame, pl.DataFrame | None, pl.
         for code, found in own.items()
         for phecode in ([found] if isinstance(found, str) else found)
     ]
-    phemap = pl.DataFrame(pairs, schema=dict.fromkeys(("vocab", "code", "phecode"), pl.String), orient="row")
+    phemap = pl.DataFrame(
+        pairs, schema=dict.fromkeys(("vocab", "code", "phecode"), pl.String), orient="row"
+    )
     registered = None if people is None else table(people, (), ("birth", "obs_end"))
     return table(rows, ("date", "code"), ("vocab", "source")), registered, phemap
 
@@ -48,13 +62,27 @@ def differences(expected: Any, found: Any, where: str = "") -> list[str]:
         wanted = {key: value for key, value in expected.items() if key != "__only__"}
         errors = [f"{where}/{key} is missing" for key in wanted if key not in own]
         if "__only__" in expected and set(expected["__only__"]) != set(own):
-            errors.append(f"{where} has {sorted(own)}, expected {sorted(expected['__only__'])} alone")
-        return errors + [line for key, value in wanted.items() if key in own for line in differences(value, own[key], f"{where}/{key}")]
+            errors.append(
+                f"{where} has {sorted(own)}, expected {sorted(expected['__only__'])} alone"
+            )
+        return errors + [
+            line
+            for key, value in wanted.items()
+            if key in own
+            for line in differences(value, own[key], f"{where}/{key}")
+        ]
     if isinstance(expected, list):
         if not isinstance(found, list | tuple) or len(found) != len(expected):
             return [f"{where}: {found!r}, expected {expected!r}"]
-        return [line for i, (a, b) in enumerate(zip(expected, found, strict=True)) for line in differences(a, b, f"{where}[{i}]")]
-    numbers = [isinstance(value, int | float) and not isinstance(value, bool) for value in (expected, found)]
+        return [
+            line
+            for i, (a, b) in enumerate(zip(expected, found, strict=True))
+            for line in differences(a, b, f"{where}[{i}]")
+        ]
+    numbers = [
+        isinstance(value, int | float) and not isinstance(value, bool)
+        for value in (expected, found)
+    ]
     if all(numbers) and isinstance(expected, float) | isinstance(found, float):
         equal = expected == found or abs(expected - found) <= 1e-6 * max(1.0, abs(expected))
     else:
@@ -66,7 +94,11 @@ def plain(value: Any) -> bool:
     """Whether a result is made of plain Python values alone."""
     if isinstance(value, dict):
         return all(isinstance(key, str) and plain(own) for key, own in value.items())
-    return all(map(plain, value)) if isinstance(value, list) else value is None or type(value) in (int, float, str)
+    return (
+        all(map(plain, value))
+        if isinstance(value, list)
+        else value is None or type(value) in (int, float, str)
+    )
 
 
 @pytest.mark.skipif(not CASES, reason=f"no cases at {FILE}: set BITIMELY_TEST_CASES")

@@ -29,7 +29,12 @@ def day(text: str) -> int:
 
 
 LIFE_DATES = pl.DataFrame(
-    {"subject_id": ["a"], "birth_day": [day("2000-06-01")], "death_day": [day("2005-01-01")], "index_day": [day("2003-01-01")]},
+    {
+        "subject_id": ["a"],
+        "birth_day": [day("2000-06-01")],
+        "death_day": [day("2005-01-01")],
+        "index_day": [day("2003-01-01")],
+    },
     schema_overrides={"birth_day": pl.Int32, "death_day": pl.Int32, "index_day": pl.Int32},
 )
 
@@ -52,13 +57,30 @@ def test_each_row_is_counted_at_the_first_check_it_fails() -> None:
         ("b", "2001-01-01", "999"),
     ]
     book = Codebook(TABLES, strict=True)
-    kept, account = clean.clean_rows(frame(rows), book, life_dates=LIFE_DATES.drop("index_day"), latest=day("2006-01-01"))
+    kept, account = clean.clean_rows(
+        frame(rows), book, life_dates=LIFE_DATES.drop("index_day"), latest=day("2006-01-01")
+    )
     assert kept["row"].to_list() == [1, 7, 14]
-    assert kept.schema == {"subject_id": pl.String, "day": pl.Int32, "code": pl.Int32, "source": pl.Int8, "row": pl.Int64}
+    assert kept.schema == {
+        "subject_id": pl.String,
+        "day": pl.Int32,
+        "code": pl.Int32,
+        "source": pl.Int8,
+        "row": pl.Int64,
+    }
     dropped, quarantined = account.split()
     assert dropped == {"date_outside_life": 3}
-    assert quarantined == {"ambiguous_code": 1, "bad_code": 1, "date": 1, "empty_code": 1, "identifier": 2, "wrong_vocabulary": 2}
-    assert account.rows == len(rows) == kept.height + sum(dropped.values()) + sum(quarantined.values())
+    assert quarantined == {
+        "ambiguous_code": 1,
+        "bad_code": 1,
+        "date": 1,
+        "empty_code": 1,
+        "identifier": 2,
+        "wrong_vocabulary": 2,
+    }
+    assert (
+        account.rows == len(rows) == kept.height + sum(dropped.values()) + sum(quarantined.values())
+    )
     funnel = account.funnel()
     assert funnel.bad_code == {"missing": 1, "bad_format": 2, "ambiguous_short": 1}
     assert (funnel.bad_date, funnel.before_birth, funnel.after_death, funnel.future) == (1, 1, 1, 1)
@@ -67,7 +89,9 @@ def test_each_row_is_counted_at_the_first_check_it_fails() -> None:
 
 
 def test_examples_are_codes_or_row_numbers_and_five_at_most() -> None:
-    rows = [("secret-id", "31/12/1999", "496")] * 7 + [("secret-id", "2001-01-01", f"bad{i}" + "x" * 200) for i in range(7)]
+    rows = [("secret-id", "31/12/1999", "496")] * 7 + [
+        ("secret-id", "2001-01-01", f"bad{i}" + "x" * 200) for i in range(7)
+    ]
     account = clean.RowAccount()
     for part in (frame(rows[:3]), frame(rows[3:])):
         account += clean.clean_rows(part.with_columns(row=pl.lit(7, pl.Int64)), Codebook(TABLES))[1]
@@ -93,10 +117,16 @@ def test_duplicates_silent_codes_and_late_rows() -> None:
         ("b", "2003-01-02", "496", None),
     ]
     book = Codebook(TABLES)
-    valid, account = clean.clean_rows(frame(rows, "subject_id date code claim"), book, life_dates=LIFE_DATES, copy_key=True)
+    valid, account = clean.clean_rows(
+        frame(rows, "subject_id date code claim"), book, life_dates=LIFE_DATES, copy_key=True
+    )
     assert valid.height == len(rows)
-    rows = valid.select(pl.exclude("subject_id"), subject=pl.col("subject_id").rank("dense").cast(pl.Int32) - 1)
-    kept, accounts = resolve_duplicates(rows, CleaningFindings(files=["claims.csv"], codes=book.codes))
+    rows = valid.select(
+        pl.exclude("subject_id"), subject=pl.col("subject_id").rank("dense").cast(pl.Int32) - 1
+    )
+    kept, accounts = resolve_duplicates(
+        rows, CleaningFindings(files=["claims.csv"], codes=book.codes)
+    )
     more = accounts["claims.csv"]
     assert kept["row"].to_list() == [1, 3, 4, 6, 7, 9, 10]
     assert kept.filter("late")["row"].to_list() == [7, 9]
@@ -112,13 +142,21 @@ def test_vocabularies_and_sources_of_rows() -> None:
         ("a", "2001-01-01", "496", "icd9", "elsewhere"),
     ]
     book = Codebook(TABLES)
-    kept, _ = clean.clean_rows(frame(rows, "subject_id date code vocab source"), book, vocab="icd9cm", source="physician")
+    kept, _ = clean.clean_rows(
+        frame(rows, "subject_id date code vocab source"), book, vocab="icd9cm", source="physician"
+    )
     assert [SOURCES[i] for i in kept["source"]] == ["inpatient", "physician", "other"]
-    assert [book.codes[i].text for i in kept["code"]] == ["ICD10//E11.9", "ICD9CM//496", "ICD9//496"]
+    assert [book.codes[i].text for i in kept["code"]] == [
+        "ICD10//E11.9",
+        "ICD9CM//496",
+        "ICD9//496",
+    ]
     with pytest.raises(ValueError, match="icd8"):
         clean.clean_rows(frame([("a", "x", "1", "icd8")], "subject_id date code vocab"), book)
     with pytest.raises(ValueError, match="expected text"):
-        clean.clean_rows(frame(rows, "subject_id date code vocab source").with_columns(code=pl.lit(25000)), book)
+        clean.clean_rows(
+            frame(rows, "subject_id date code vocab source").with_columns(code=pl.lit(25000)), book
+        )
 
 
 def test_the_future_of_the_data() -> None:
@@ -132,20 +170,41 @@ def test_the_future_of_the_data() -> None:
 
 def test_controls_near_the_disease_lose_their_label() -> None:
     rows = pl.DataFrame(
-        {"subject": [0, 1, 1, 2], "day": [1, 1, 2, 3], "code": [1, 1, 0, 0], "source": [0, 0, 0, 0]},
+        {
+            "subject": [0, 1, 1, 2],
+            "day": [1, 1, 2, 3],
+            "code": [1, 1, 0, 0],
+            "source": [0, 0, 0, 0],
+        },
         schema={"subject": pl.Int32, "day": pl.Int32, "code": pl.Int32, "source": pl.Int8},
     )
     people = pl.DataFrame({"y_x": [1, 0, 0, None, 0]}, schema={"y_x": pl.Int8})
-    found = [codes.IcdCode("icd9", "790.2", ("250.4",), "exact"), codes.IcdCode("icd9", "496", ("496",), "exact")]
+    found = [
+        codes.IcdCode("icd9", "790.2", ("250.4",), "exact"),
+        codes.IcdCode("icd9", "496", ("496",), "exact"),
+    ]
     labelled = labels.exclude_controls(rows, found, {"x": frozenset({"250.4"})}, people)
     assert labelled["y_x"].to_list() == [1, None, None, None, 0]
-    assert labels.exclude_controls(rows, found, {"x": frozenset({"496"})}, people)["y_x"].to_list() == [1, None, 0, None, 0]
-    assert labels.exclude_controls(rows, found, {"x": frozenset()}, people)["y_x"].to_list() == [1, 0, 0, None, 0]
+    assert labels.exclude_controls(rows, found, {"x": frozenset({"496"})}, people)[
+        "y_x"
+    ].to_list() == [1, None, 0, None, 0]
+    assert labels.exclude_controls(rows, found, {"x": frozenset()}, people)["y_x"].to_list() == [
+        1,
+        0,
+        0,
+        None,
+        0,
+    ]
 
 
 def test_the_bins_of_the_cache_keep_the_splits() -> None:
     names = [f"s{i}" for i in range(3000)]
     for train, validation in ((0.8, 0.1), (0.1, 0.2), (0.333, 0.334)):
-        kept = [splits.assign_split_of_bin(n, train, validation) for n in splits.compute_bins(names, seed=3)]
-        assert kept == [splits.assign_split(splits.hash_subject(name, 3), train, validation) for name in names]
+        kept = [
+            splits.assign_split_of_bin(n, train, validation)
+            for n in splits.compute_bins(names, seed=3)
+        ]
+        assert kept == [
+            splits.assign_split(splits.hash_subject(name, 3), train, validation) for name in names
+        ]
     assert splits.hash_subject("a") == int.from_bytes(sha256(b"0|a").digest()[:8], "big") / 2**64

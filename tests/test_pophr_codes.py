@@ -48,11 +48,40 @@ def test_icd9_spellings(raw: str, code: str | None) -> None:
 @pytest.mark.parametrize(
     ("raw", "fault"),
     [
-        *((raw, "missing") for raw in (None, "", "  ", "na", "N/A", "NaN", "null", "None", "-", "unk", "Unknown", "OTHER")),
+        *(
+            (raw, "missing")
+            for raw in (
+                None,
+                "",
+                "  ",
+                "na",
+                "N/A",
+                "NaN",
+                "null",
+                "None",
+                "-",
+                "unk",
+                "Unknown",
+                "OTHER",
+            )
+        ),
         *((raw, "ambiguous_short") for raw in ("8", "85", "8.")),
         *(
             (raw, "bad_format")
-            for raw in (".", "..", "25.0.0", "E11.9", "XX000", "2.5E+02", "E888.95", "428000", "1234.5", "٤٢٨", "250,0", "?")
+            for raw in (
+                ".",
+                "..",
+                "25.0.0",
+                "E11.9",
+                "XX000",
+                "2.5E+02",
+                "E888.95",
+                "428000",
+                "1234.5",
+                "٤٢٨",
+                "250,0",
+                "?",
+            )
         ),
     ],
 )
@@ -86,7 +115,9 @@ def test_short_numbers_are_padded_on_request_alone() -> None:
     ],
 )
 def test_icd10(raw: str | None, code: str | None, fault: str | None) -> None:
-    assert codes.normalise_code(raw, "icd10") == codes.normalise_code(raw, "icd10cm") == (code, fault)
+    assert (
+        codes.normalise_code(raw, "icd10") == codes.normalise_code(raw, "icd10cm") == (code, fault)
+    )
 
 
 @needs_sample(MAP)
@@ -108,11 +139,19 @@ def test_reading_twice_changes_nothing(raw: str, vocab: str) -> None:
 
 
 def test_lookup_steps() -> None:
-    table = {"496": ("496",), "401.9": ("401.1",), "414": ("411",), "E10.3": ("250.1",), "250": ("250",), "250.0": ("250.x",)}
+    table = {
+        "496": ("496",),
+        "401.9": ("401.1",),
+        "414": ("411",),
+        "E10.3": ("250.1",),
+        "250": ("250",),
+        "250.0": ("250.x",),
+    }
     assert codes.find_phecodes("496", table) == (("496",), "exact")
     assert codes.find_phecodes("496.0", table) == (("496",), "trailing_zero")
     assert codes.find_phecodes("401.90", table) == (("401.1",), "trailing_zero")
-    assert codes.find_phecodes("250.00", table) == (("250.x",), "trailing_zero")  # not yet the category
+    # not yet the category
+    assert codes.find_phecodes("250.00", table) == (("250.x",), "trailing_zero")
     assert codes.find_phecodes("414.9", table) == (("411",), "parent")
     assert codes.find_phecodes("E10.3491", table) == (("250.1",), "parent")
     assert codes.find_phecodes("4149", table) == ((), "unmapped")
@@ -124,19 +163,30 @@ def test_lookup_steps() -> None:
 
 def test_the_exact_vocabulary_chooses_where_the_map_has_both() -> None:
     both = {"icd10": {"A00": ("1",)}, "icd10cm": {"A00": ("2",)}, "icd9": {}}
-    assert [codes.choose_table(both, vocab).get("A00") for vocab in ("icd10", "icd10cm")] == [("1",), ("2",)]
+    assert [codes.choose_table(both, vocab).get("A00") for vocab in ("icd10", "icd10cm")] == [
+        ("1",),
+        ("2",),
+    ]
     assert codes.choose_table({"icd10cm": both["icd10cm"]}, "icd10") == both["icd10cm"]
     assert codes.choose_table({"icd9": both["icd10"]}, "icd9cm") == both["icd10"]
     assert codes.choose_table({"icd9": both["icd10"]}, "icd10") == {}
 
 
 def test_levels_and_order() -> None:
-    assert [codes.roll_up_phecode("250.21", level) for level in codes.LEVELS] == ["250", "250.2", "250.21"]
+    assert [codes.roll_up_phecode("250.21", level) for level in codes.LEVELS] == [
+        "250",
+        "250.2",
+        "250.21",
+    ]
     assert [codes.roll_up_phecode("008", level) for level in codes.LEVELS] == ["008"] * 3
-    assert [codes.roll_up_phecode("ID_001.11", level) for level in codes.LEVELS] == ["ID_001", "ID_001.1", "ID_001.11"]
-    assert sorted(["1000", "250.2", "ID_001", "008", "250", "CV_404.1", "250.20"], key=codes.phecode_sort_key) == (
-        ["008", "250", "250.2", "250.20", "1000", "CV_404.1", "ID_001"]
-    )
+    assert [codes.roll_up_phecode("ID_001.11", level) for level in codes.LEVELS] == [
+        "ID_001",
+        "ID_001.1",
+        "ID_001.11",
+    ]
+    assert sorted(
+        ["1000", "250.2", "ID_001", "008", "250", "CV_404.1", "250.20"], key=codes.phecode_sort_key
+    ) == (["008", "250", "250.2", "250.20", "1000", "CV_404.1", "ID_001"])
 
 
 @pytest.mark.parametrize(
@@ -160,7 +210,10 @@ def test_reasons_of_the_report(raw: str | None, vocab: str, reason: Reason) -> N
 
 
 def test_icd9_external_causes() -> None:
-    assert not any(codes.is_foreign_code(code, "icd9") for code in ("E000", "E030.1", "E800", "E888.9", "E999", "250", "V58"))
+    assert not any(
+        codes.is_foreign_code(code, "icd9")
+        for code in ("E000", "E030.1", "E800", "E888.9", "E999", "250", "V58")
+    )
     assert all(codes.is_foreign_code(code, "icd9cm") for code in ("E119", "E031", "E799.9"))
     assert not codes.is_foreign_code("E11.9", "icd10")
 
@@ -188,8 +241,32 @@ def test_codebook_reads_each_spelling_once_and_merges_them() -> None:
         ("1970-2", 31),
         ("2000-02-29T23:59:59Z", 11016),
         ("1969-12-31 00:00", -1),
-        *((text, None) for text in (None, "", "2001-02-29", "2001-13", "0000-01-01", "700101", "20010230", "2001/01/01", "01-02-2001")),
-        *((text, None) for text in ("20010101 10:00", "200101011", "٢٠٠١-٠١-٠١", "2001-001-01", "2001-01-01-"[:9] + "x", "36526", "1.5")),
+        *(
+            (text, None)
+            for text in (
+                None,
+                "",
+                "2001-02-29",
+                "2001-13",
+                "0000-01-01",
+                "700101",
+                "20010230",
+                "2001/01/01",
+                "01-02-2001",
+            )
+        ),
+        *(
+            (text, None)
+            for text in (
+                "20010101 10:00",
+                "200101011",
+                "٢٠٠١-٠١-٠١",
+                "2001-001-01",
+                "2001-01-01-"[:9] + "x",
+                "36526",
+                "1.5",
+            )
+        ),
     ],
 )
 def test_dates(text: str | None, day: int | None) -> None:
@@ -209,11 +286,17 @@ def test_columns_of_dates() -> None:
     texts = pl.Series("date", ["19700102", None, "x", "19700102"])
     assert dates.parse_days(texts).to_list() == [1, None, None, 1]
     assert dates.parse_days(pl.Series("date", [None, None])).to_list() == [None, None]
-    assert dates.parse_days(pl.Series("date", [None, None], dtype=pl.String)).to_list() == [None, None]
+    assert dates.parse_days(pl.Series("date", [None, None], dtype=pl.String)).to_list() == [
+        None,
+        None,
+    ]
     assert dates.parse_days(pl.Series("date", [date(1970, 1, 2), None])).to_list() == [1, None]
     for kind in (pl.String, pl.Null, pl.Date):
         assert dates.parse_days(pl.Series("date", [], dtype=kind)).dtype == pl.Int32
-    for wrong in (pl.Series("date", [20010101]), pl.Series("date", [date(2001, 1, 1)]).cast(pl.Datetime)):
+    for wrong in (
+        pl.Series("date", [20010101]),
+        pl.Series("date", [date(2001, 1, 1)]).cast(pl.Datetime),
+    ):
         with pytest.raises(ValueError, match="expected text or dates"):
             dates.parse_days(wrong)
 
@@ -228,11 +311,16 @@ def test_birthdays() -> None:
 @given(st.integers(0, 60000))
 def test_age_months_are_exact(days: int) -> None:
     assert dates.to_age_months(np.array([days])).item() == round(Fraction(days, 30))
-    assert dates.to_completed_months(np.array([days])).item() == Fraction(days) / Fraction("30.4375") // 1
+    assert (
+        dates.to_completed_months(np.array([days])).item()
+        == Fraction(days) / Fraction("30.4375") // 1
+    )
 
 
 @given(st.dates(date(1850, 1, 1), date(2300, 1, 1)), st.integers(0, 4000))
 def test_calendar_months(start: date, days: int) -> None:
     later = start + timedelta(days=days)
-    first, last = dates.to_calendar_months(np.array([dates.to_day(start), dates.to_day(later)], np.int32))
+    first, last = dates.to_calendar_months(
+        np.array([dates.to_day(start), dates.to_day(later)], np.int32)
+    )
     assert last - first == 12 * (later.year - start.year) + later.month - start.month

@@ -1,4 +1,6 @@
-"""Claims as DE-SynPUF, MIMIC, OMOP and MEDS publish them: real samples against Python's csv module, and written tables."""
+"""Claims as DE-SynPUF, MIMIC, OMOP and MEDS publish them: real samples against Python's csv module,
+and written tables.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,26 @@ from pathlib import Path
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
-from claims_folders import GOOD, HEAD, catch_refusal, find_codes, list_cells, needs, read_csv, read_folder, write_files
+from claims_folders import (
+    GOOD,
+    HEAD,
+    catch_refusal,
+    find_codes,
+    list_cells,
+    needs,
+    read_csv,
+    read_folder,
+    write_files,
+)
 from samples import SAMPLES
 
 # --- DE-SynPUF
 
 
 def synpuf_codes(path: Path) -> tuple[set[tuple[str, str, str]], int]:
-    """(claim, date, code) of a table of claims with the dates of first segments, and the number of codes written."""
+    """(claim, date, code) of a table of claims with the dates of first segments, and the number of
+    codes written.
+    """
     rows = read_csv(path)
     first = {row["clm_id"]: row["clm_from_dt"] for row in rows if row["clm_from_dt"]}
     found = [
@@ -36,18 +50,33 @@ def test_synpuf_is_a_set_of_codes_a_claim() -> None:
     claims, events = read_folder(SAMPLES / "de-synpuf", "synpuf")
     assert events.height == 54_416
     assert claims.facts["segments"] == {"dates_filled": 61, "without_date": 1}
-    records = {name.split("_")[5] + name[-5]: many for name, many in claims.facts["records"].items()}
+    records = {
+        name.split("_")[5] + name[-5]: many for name, many in claims.facts["records"].items()
+    }
     assert records == {"Inpatient1": 186, "Outpatient1": 2_460, "CarrierA": 14_675, "CarrierB": 0}
     assert (events["date"].null_count(), claims.vocab, claims.facts["absent"]) == (0, "icd9cm", [])
     kinds = {"Inpatient": "inpatient", "Outpatient": "outpatient", "Carrier": "physician"}
     for (file,), rows in events.group_by("file"):
         expected, written = synpuf_codes(SAMPLES / "de-synpuf" / str(file))
-        assert set(list_cells(rows.with_columns(pl.col("code").str.strip_chars()), "claim", "date", "code")) == expected
+        assert (
+            set(
+                list_cells(
+                    rows.with_columns(pl.col("code").str.strip_chars()), "claim", "date", "code"
+                )
+            )
+            == expected
+        )
         (account,) = [row for row in claims.rows if row.file == file]
         assert (account.seen, rows.height) == (written, len(expected))
         assert set(rows["source"]) == {kinds[str(file).split("_")[5]]}
-    owners = {row["clm_id"]: row["desynpuf_id"] for path in (SAMPLES / "de-synpuf").glob("*Claims*") for row in read_csv(path)}
-    assert all(owners[claim] == subject for claim, subject in list_cells(events, "claim", "subject_id"))
+    owners = {
+        row["clm_id"]: row["desynpuf_id"]
+        for path in (SAMPLES / "de-synpuf").glob("*Claims*")
+        for row in read_csv(path)
+    }
+    assert all(
+        owners[claim] == subject for claim, subject in list_cells(events, "claim", "subject_id")
+    )
 
 
 @needs("de-synpuf")
@@ -62,30 +91,49 @@ def test_synpuf_beneficiaries_and_flags_of_three_years() -> None:
     assert claims.labels is not None
     assert claims.subjects.height == 342
     years = {
-        year: {row["desynpuf_id"]: row for row in read_csv(SAMPLES / "de-synpuf" / f"DE1_0_{year}_Beneficiary_Summary_File_Sample_1.csv")}
+        year: {
+            row["desynpuf_id"]: row
+            for row in read_csv(
+                SAMPLES / "de-synpuf" / f"DE1_0_{year}_Beneficiary_Summary_File_Sample_1.csv"
+            )
+        }
         for year in ("2008", "2009", "2010")
     }
     assert [len(rows) for rows in years.values()] == [342, 338, 334]
     assert {row.file: row.seen for row in claims.rows if "Beneficiary" in row.file} == {
-        f"DE1_0_{year}_Beneficiary_Summary_File_Sample_1.csv": len(rows) for year, rows in years.items()
+        f"DE1_0_{year}_Beneficiary_Summary_File_Sample_1.csv": len(rows)
+        for year, rows in years.items()
     }
-    yes = {name: [int(claims.labels[f"{name}{year}"].sum()) for year in years] for name in ("chf", "copd", "diabetes")}
+    yes = {
+        name: [int(claims.labels[f"{name}{year}"].sum()) for year in years]
+        for name in ("chf", "copd", "diabetes")
+    }
     assert yes == {"chf": [98, 122, 99], "copd": [41, 51, 36], "diabetes": [127, 134, 101]}
     assert claims.labels["chf2010"].null_count() == 8
     for subject, *flags in claims.labels.iter_rows():
         for text, flag in zip(wanted, flags, strict=True):
             column = text.split(":")[0].lower()
             cells_of = [
-                rows[subject][column] for year, rows in years.items() if subject in rows and ("@" not in text or text.endswith(year))
+                rows[subject][column]
+                for year, rows in years.items()
+                if subject in rows and ("@" not in text or text.endswith(year))
             ]
             assert flag == (None if not cells_of else int("1" in cells_of))
     for subject, birth, death, _, _, sex in claims.subjects.iter_rows():
         known = [rows[subject] for rows in years.values() if subject in rows]
         assert birth == known[0]["bene_birth_dt"]
-        assert death == next((row["bene_death_dt"] for row in reversed(known) if row["bene_death_dt"]), None)
+        assert death == next(
+            (row["bene_death_dt"] for row in reversed(known) if row["bene_death_dt"]), None
+        )
         assert sex == int(known[0]["bene_sex_ident_cd"])
-    assert catch_refusal(SAMPLES / "de-synpuf", "synpuf", label_column=["SP_CHF:chf:1@2011"]).exit_code == 2
-    assert catch_refusal(SAMPLES / "de-synpuf", "synpuf", label_column=["SP_CFH:chf:1"]).code == "schema"
+    assert (
+        catch_refusal(SAMPLES / "de-synpuf", "synpuf", label_column=["SP_CHF:chf:1@2011"]).exit_code
+        == 2
+    )
+    assert (
+        catch_refusal(SAMPLES / "de-synpuf", "synpuf", label_column=["SP_CFH:chf:1"]).code
+        == "schema"
+    )
 
 
 @needs("de-synpuf")
@@ -130,7 +178,9 @@ def test_synpuf_samples_parts_and_archives_by_what_they_hold(tmp_path: Path) -> 
         "DE1_0_2010_Beneficiary_Summary_File_Sample_1.csv",
         BENEFICIARY + "a,19400101,20100501,1,2,Y\n",
     )
-    claims, events = read_folder(tmp_path, "synpuf", label_column=["SP_CHF:chf:1", "BENE_ESRD_IND:esrd:Y@2010"])
+    claims, events = read_folder(
+        tmp_path, "synpuf", label_column=["SP_CHF:chf:1", "BENE_ESRD_IND:esrd:Y@2010"]
+    )
     assert list_cells(events, "subject_id", "claim", "date", "code", "source", "position") == [
         ("a", "1", "20080101", "4280", "physician", 1),
         ("a", "1", "20080101", "496", "physician", 2),
@@ -151,8 +201,16 @@ def test_synpuf_samples_parts_and_archives_by_what_they_hold(tmp_path: Path) -> 
 
 
 def test_synpuf_segments_take_the_date_of_the_first_and_repeat_no_code(tmp_path: Path) -> None:
-    lines = ["a,7,2,,4280,496", "a,7,1,20080101,4280,", "a,8,2,,25000,", "a,9,1,20080102,25000,25000", "a,7,3,,496,0416"]
-    write_files(tmp_path, DE1_0_2008_to_2010_Outpatient_Claims_Sample_1__csv=STAYS + "\n".join(lines))
+    lines = [
+        "a,7,2,,4280,496",
+        "a,7,1,20080101,4280,",
+        "a,8,2,,25000,",
+        "a,9,1,20080102,25000,25000",
+        "a,7,3,,496,0416",
+    ]
+    write_files(
+        tmp_path, DE1_0_2008_to_2010_Outpatient_Claims_Sample_1__csv=STAYS + "\n".join(lines)
+    )
     claims, events = read_folder(tmp_path, "synpuf")
     assert list_cells(events, "claim", "date", "code", "row") == [
         ("7", "20080101", "4280", 2),
@@ -166,9 +224,13 @@ def test_synpuf_segments_take_the_date_of_the_first_and_repeat_no_code(tmp_path:
 
 
 def test_synpuf_without_its_tables(tmp_path: Path) -> None:
-    assert catch_refusal(write_files(tmp_path, claims__csv=HEAD + GOOD), "synpuf").code == "no_input"
+    assert (
+        catch_refusal(write_files(tmp_path, claims__csv=HEAD + GOOD), "synpuf").code == "no_input"
+    )
     write_files(
-        tmp_path, DE1_0_2008_to_2010_Carrier_Claims_Sample_1A__csv=CARRIER.replace("ICD9_DGNS", "DX") + "a,1,20080101,4280,496,4280\n"
+        tmp_path,
+        DE1_0_2008_to_2010_Carrier_Claims_Sample_1A__csv=CARRIER.replace("ICD9_DGNS", "DX")
+        + "a,1,20080101,4280,496,4280\n",
     )
     assert catch_refusal(tmp_path, "synpuf").code == "schema"
     assert catch_refusal(tmp_path, "synpuf", col=["code=x"]).exit_code == 2
@@ -180,9 +242,18 @@ def test_synpuf_without_its_tables(tmp_path: Path) -> None:
 @needs("mimic-iii-demo")
 def test_mimic3_diagnoses_have_the_time_of_discharge() -> None:
     claims, events = read_folder(SAMPLES / "mimic-iii-demo", "mimic3")
-    ended = {row["hadm_id"]: row["dischtime"] for row in read_csv(SAMPLES / "mimic-iii-demo" / "ADMISSIONS.csv")}
+    ended = {
+        row["hadm_id"]: row["dischtime"]
+        for row in read_csv(SAMPLES / "mimic-iii-demo" / "ADMISSIONS.csv")
+    }
     expected = [
-        (row["subject_id"], ended[row["hadm_id"]], row["icd9_code"], row["hadm_id"], int(row["seq_num"]))
+        (
+            row["subject_id"],
+            ended[row["hadm_id"]],
+            row["icd9_code"],
+            row["hadm_id"],
+            int(row["seq_num"]),
+        )
         for row in read_csv(SAMPLES / "mimic-iii-demo" / "DIAGNOSES_ICD.csv")
     ]
     assert list_cells(events, "subject_id", "date", "code", "claim", "position") == expected
@@ -191,7 +262,8 @@ def test_mimic3_diagnoses_have_the_time_of_discharge() -> None:
     assert claims.subjects is not None
     people = read_csv(SAMPLES / "mimic-iii-demo" / "PATIENTS.csv")
     assert list_cells(claims.subjects, "subject_id", "birth", "death", "sex") == [
-        (row["subject_id"], row["dob"], row["dod"] or None, {"M": 1, "F": 2}[row["gender"]]) for row in people
+        (row["subject_id"], row["dob"], row["dod"] or None, {"M": 1, "F": 2}[row["gender"]])
+        for row in people
     ]
 
 
@@ -217,7 +289,12 @@ def test_mimic3_stays_that_are_not_there_and_codes_that_are_none(tmp_path: Path)
 @needs("mimic-iv-demo")
 def test_mimic4_copies_from_a_spreadsheet_need_their_format() -> None:
     error = catch_refusal(SAMPLES / "mimic-iv-demo", "mimic4")
-    assert (error.code, error.exit_code, error.file, error.field) == ("date", 4, "hosp/admissions.csv", "dischtime")
+    assert (error.code, error.exit_code, error.file, error.field) == (
+        "date",
+        4,
+        "hosp/admissions.csv",
+        "dischtime",
+    )
     claims, events = read_folder(SAMPLES / "mimic-iv-demo", "mimic4", date_format="%m/%d/%y %H:%M")
     hosp = SAMPLES / "mimic-iv-demo" / "hosp"
     people = {row["subject_id"]: row for row in read_csv(hosp / "patients.csv")}
@@ -225,11 +302,20 @@ def test_mimic4_copies_from_a_spreadsheet_need_their_format() -> None:
     for row in read_csv(hosp / "admissions.csv"):
         anchor = int(people[row["subject_id"]]["anchor_year"])
         short = datetime.strptime(row["dischtime"], "%m/%d/%y %H:%M")
-        year = min((century + short.year % 100 for century in range(1900, 2400, 100)), key=lambda year: abs(year - anchor))
+        year = min(
+            (century + short.year % 100 for century in range(1900, 2400, 100)),
+            key=lambda year: abs(year - anchor),
+        )
         ended[row["hadm_id"]] = f"{year}-{short.month:02}-{short.day:02}"
         assert 0 <= year - anchor <= 9
     expected = [
-        (row["subject_id"], ended[row["hadm_id"]], row["icd_code"].strip(), f"icd{row['icd_version']}cm", int(row["seq_num"]))
+        (
+            row["subject_id"],
+            ended[row["hadm_id"]],
+            row["icd_code"].strip(),
+            f"icd{row['icd_version']}cm",
+            int(row["seq_num"]),
+        )
         for row in read_csv(hosp / "diagnoses_icd.csv")
     ]
     assert list_cells(events, "subject_id", "date", "code", "vocab", "position") == expected
@@ -237,7 +323,10 @@ def test_mimic4_copies_from_a_spreadsheet_need_their_format() -> None:
     assert set(events["source"]) == {"inpatient"}
     assert claims.subjects is not None
     for subject, birth, death, _, _, _ in claims.subjects.iter_rows():
-        assert birth == f"{int(people[subject]['anchor_year']) - int(people[subject]['anchor_age'])}-01"
+        assert (
+            birth
+            == f"{int(people[subject]['anchor_year']) - int(people[subject]['anchor_age'])}-01"
+        )
         assert (death is None) == (people[subject]["dod"] == "")
         assert death is None or 0 <= int(death[:4]) - int(people[subject]["anchor_year"]) <= 10
 
@@ -248,7 +337,9 @@ def test_mimic4_official_dates_and_the_emergency_module(tmp_path: Path) -> None:
         hosp___patients__csv="subject_id,gender,anchor_age,anchor_year,dod\n5,F,91,2150,2151-01-01\n6,M,,,\n",
         hosp___admissions__csv="subject_id,hadm_id,admittime,dischtime\n5,100,2150-01-01 10:00:00,2150-01-03 09:00:00\n",
         hosp___diagnoses_icd__csv="subject_id,hadm_id,seq_num,icd_code,icd_version\n5,100,1,0389   ,9\n5,100,2,I509,10\n",
-        ed___edstays__csv__gz=gzip.compress(b"subject_id,hadm_id,stay_id,intime,outtime\n6,,300,2150-02-01 10:00:00,2150-02-02 01:00:00\n"),
+        ed___edstays__csv__gz=gzip.compress(
+            b"subject_id,hadm_id,stay_id,intime,outtime\n6,,300,2150-02-01 10:00:00,2150-02-02 01:00:00\n"
+        ),
         ed___diagnosis__csv__gz=gzip.compress(
             b'subject_id,stay_id,seq_num,icd_code,icd_version,icd_title\n6,300,1,4280,9,"FAILURE, HEART"\n'
         ),
@@ -260,9 +351,15 @@ def test_mimic4_official_dates_and_the_emergency_module(tmp_path: Path) -> None:
         ("6", "2150-02-02 01:00:00", "4280", "icd9cm", "emergency", "300"),
     ]
     assert claims.subjects is not None
-    assert list_cells(claims.subjects, "birth", "death") == [("2059-01", "2151-01-01"), (None, None)]
+    assert list_cells(claims.subjects, "birth", "death") == [
+        ("2059-01", "2151-01-01"),
+        (None, None),
+    ]
     assert catch_refusal(tmp_path, "mimic4", icd10_from="2015-10-01").exit_code == 2
-    write_files(tmp_path, hosp___diagnoses_icd__csv="subject_id,hadm_id,seq_num,icd_code,icd_version\n5,100,1,0389,11\n")
+    write_files(
+        tmp_path,
+        hosp___diagnoses_icd__csv="subject_id,hadm_id,seq_num,icd_code,icd_version\n5,100,1,0389,11\n",
+    )
     assert catch_refusal(tmp_path, "mimic4").code == "wrong_vocabulary"
 
 
@@ -278,7 +375,12 @@ def test_omop_without_concepts_reads_source_values() -> None:
         for row in read_csv(SAMPLES / "omop-synpuf50" / "visit_occurrence.csv")
     }
     expected = [
-        (row["person_id"], row["condition_start_date"], row["condition_source_value"], visits.get(row["visit_occurrence_id"]))
+        (
+            row["person_id"],
+            row["condition_start_date"],
+            row["condition_source_value"],
+            visits.get(row["visit_occurrence_id"]),
+        )
         for row in read_csv(SAMPLES / "omop-synpuf50" / "condition_occurrence.csv")
     ]
     assert list_cells(events, "subject_id", "date", "code", "source") == expected
@@ -288,19 +390,23 @@ def test_omop_without_concepts_reads_source_values() -> None:
     assert "missing_pair" in find_codes(claims)
     assert claims.subjects is not None
     people = {row["person_id"]: row for row in read_csv(SAMPLES / "omop-synpuf50" / "person.csv")}
-    spans = {row["person_id"]: row for row in read_csv(SAMPLES / "omop-synpuf50" / "observation_period.csv")}
+    spans = {
+        row["person_id"]: row
+        for row in read_csv(SAMPLES / "omop-synpuf50" / "observation_period.csv")
+    }
     assert claims.subjects.height == len(people) == 25
     for subject, birth, death, start, end, sex in claims.subjects.iter_rows():
         row, span = people[subject], spans.get(subject, {})
         assert birth == f"{row['year_of_birth']}-{row['month_of_birth']}-{row['day_of_birth']}"
         assert (death, sex) == (None, {"8507": 1, "8532": 2}[row["gender_concept_id"]])
-        assert (start, end) == (span.get("observation_period_start_date"), span.get("observation_period_end_date"))
+        assert (start, end) == (
+            span.get("observation_period_start_date"),
+            span.get("observation_period_end_date"),
+        )
 
 
 PERSON = "person_id,gender_concept_id,year_of_birth,month_of_birth,day_of_birth\n1,8507,1940,,\n2,8532,1950,6,\n"
-CONDITION = (
-    "condition_occurrence_id,person_id,condition_start_date,condition_source_value,condition_source_concept_id,visit_occurrence_id\n"
-)
+CONDITION = "condition_occurrence_id,person_id,condition_start_date,condition_source_value,condition_source_concept_id,visit_occurrence_id\n"
 OBSERVATION = "observation_id,person_id,observation_date,observation_source_value,observation_source_concept_id,visit_occurrence_id\n"
 CONCEPT = 'concept_id\tconcept_name\tvocabulary_id\tconcept_code\n77\tHeart "failure\tICD9CM\t428.0\n78\tHeart failure\tICD10CM\tI50.9\n79\tInsulin\tICD9CM\tV58.67\n80\tx\tSNOMED\t84114007\n'
 
@@ -340,16 +446,38 @@ def test_omop_takes_source_concepts_of_all_tables(tmp_path: Path) -> None:
 
 
 def test_omop_without_concepts_tells_supplementary_codes_from_procedures(tmp_path: Path) -> None:
-    values = ["V5867", "V10.3", "Z79.4", "E8889", "V2020", "V5008", "E0100", "E1390", "99213", "J7030", "2345-7", ""]
+    values = [
+        "V5867",
+        "V10.3",
+        "Z79.4",
+        "E8889",
+        "V2020",
+        "V5008",
+        "E0100",
+        "E1390",
+        "99213",
+        "J7030",
+        "2345-7",
+        "",
+    ]
     lines = "".join(f"{i},1,2001-01-01,{value},{i},\n" for i, value in enumerate(values))
     write_files(tmp_path, person__csv=PERSON, observation__csv=OBSERVATION + lines)
     claims, events = read_folder(tmp_path, "omop")
-    assert list_cells(events, "code", "vocab") == [("V5867", None), ("V10.3", None), ("Z79.4", "icd10cm"), ("E8889", None)]
+    assert list_cells(events, "code", "vocab") == [
+        ("V5867", None),
+        ("V10.3", None),
+        ("Z79.4", "icd10cm"),
+        ("E8889", None),
+    ]
     assert claims.rows[0].dropped == {"wrong_vocabulary": 8}
 
 
 def test_omop_source_values_change_their_vocabulary_on_a_day(tmp_path: Path) -> None:
-    write_files(tmp_path, person__csv=PERSON, condition_occurrence__csv=CONDITION + "1,1,2015-09-30,4280,0,\n2,1,2015-10-01,E861,0,\n")
+    write_files(
+        tmp_path,
+        person__csv=PERSON,
+        condition_occurrence__csv=CONDITION + "1,1,2015-09-30,4280,0,\n2,1,2015-10-01,E861,0,\n",
+    )
     assert catch_refusal(tmp_path, "omop").code == "ambiguous_code"
     _, events = read_folder(tmp_path, "omop", icd10_from="2015-10-01")
     assert events["vocab"].to_list() == ["icd9cm", "icd10cm"]
@@ -358,7 +486,9 @@ def test_omop_source_values_change_their_vocabulary_on_a_day(tmp_path: Path) -> 
 # --- MEDS
 
 
-def meds(root: Path, rows: Iterable[tuple[int, datetime | None, str]], name: str = "data/train/0.parquet") -> Path:
+def meds(
+    root: Path, rows: Iterable[tuple[int, datetime | None, str]], name: str = "data/train/0.parquet"
+) -> Path:
     subjects, times, strings = (list(column) for column in zip(*rows, strict=True))
     path = root / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -397,15 +527,30 @@ ROWS: Sequence[tuple[int, datetime | None, str]] = [
 
 def test_meds_codes_by_pattern_parent_and_the_users_own(tmp_path: Path) -> None:
     meds(tmp_path, ROWS)
-    meds(tmp_path, [(8, day(2001), "LOCAL-42"), (8, day(2002), "dx:icd9=496")], "data/tuning/0.parquet")
+    meds(
+        tmp_path,
+        [(8, day(2001), "LOCAL-42"), (8, day(2002), "dx:icd9=496")],
+        "data/tuning/0.parquet",
+    )
     (tmp_path / "metadata").mkdir()
-    parents = pa.table({"code": ["LOCAL-42", "x"], "description": ["", ""], "parent_codes": [["SNOMED/1", "ICD9CM/428.0"], None]})
+    parents = pa.table(
+        {
+            "code": ["LOCAL-42", "x"],
+            "description": ["", ""],
+            "parent_codes": [["SNOMED/1", "ICD9CM/428.0"], None],
+        }
+    )
     pq.write_table(parents, tmp_path / "metadata" / "codes.parquet")
-    splits = pa.table({"subject_id": pa.array([7, 8, 9], pa.int64()), "split": ["train", "tuning", "held_out"]})
+    splits = pa.table(
+        {"subject_id": pa.array([7, 8, 9], pa.int64()), "split": ["train", "tuning", "held_out"]}
+    )
     pq.write_table(splits, tmp_path / "metadata" / "subject_splits.parquet")
-    claims, events = read_folder(tmp_path, "meds", code_pattern=[r"dx:(?P<vocab>icd9)=(?P<code>.+)"])
+    claims, events = read_folder(
+        tmp_path, "meds", code_pattern=[r"dx:(?P<vocab>icd9)=(?P<code>.+)"]
+    )
     assert [
-        (subject, str(date)[:10], code, vocab) for subject, date, code, vocab in list_cells(events, "subject_id", "date", "code", "vocab")
+        (subject, str(date)[:10], code, vocab)
+        for subject, date, code, vocab in list_cells(events, "subject_id", "date", "code", "vocab")
     ] == [
         ("7", "2001-01-01", "4280", "icd9cm"),
         ("7", "2002-01-01", "I509", "icd10cm"),
@@ -417,7 +562,8 @@ def test_meds_codes_by_pattern_parent_and_the_users_own(tmp_path: Path) -> None:
     assert claims.splits == {"7": "train", "8": "validation", "9": "test"}
     assert claims.subjects is not None
     assert [
-        (subject, birth and birth[:10], death and death[:10], sex) for subject, birth, death, _, _, sex in claims.subjects.iter_rows()
+        (subject, birth and birth[:10], death and death[:10], sex)
+        for subject, birth, death, _, _, sex in claims.subjects.iter_rows()
     ] == [("7", "1950-01-01", "2008-01-01", 2), ("8", None, None, None)]
     assert claims.rows[0].dropped == {"wrong_vocabulary": 6}
     assert claims.facts["strings"] == {"icd": 6, "other": 6, "rows_of_other": 6}
@@ -434,5 +580,8 @@ def test_meds_that_cannot_be_read(tmp_path: Path) -> None:
     assert catch_refusal(tmp_path, "meds", code_pattern=["(?P<code>x)"]).exit_code == 2
     meds(tmp_path, ROWS)
     (tmp_path / "metadata").mkdir()
-    pq.write_table(pa.table({"subject_id": pa.array([7], pa.int64()), "split": ["dev"]}), tmp_path / "metadata" / "subject_splits.parquet")
+    pq.write_table(
+        pa.table({"subject_id": pa.array([7], pa.int64()), "split": ["dev"]}),
+        tmp_path / "metadata" / "subject_splits.parquet",
+    )
     assert catch_refusal(tmp_path, "meds").code == "schema"

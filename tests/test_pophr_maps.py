@@ -63,9 +63,24 @@ def refused(*paths: Path | str, **options: Any) -> UserError:
         (CATALOG9, "catalog-icd9", {"icd9": {"001": ("008",), "250.00": ("250.2",)}}),
         (CATALOG10, "catalog-icd10", {"icd10": {"A00": ("008",), "I13.0": ("401.2", "428.1")}}),
         (PHETK12, "phetk-1.2", {"icd9": {"250.00": ("250.2",)}, "icd10cm": {"E11.9": ("250.2",)}}),
-        (PHETKX, "phetk-x", {"icd9": {"250.00": ("EM_202.2",)}, "icd10cm": {"E11.9": ("EM_202.2",)}}),
-        (R12, "r", {"icd9": {"001": ("008",), "250.00": ("250.2",)}, "icd10cm": {"I13.0": ("401.2", "428.1")}}),
-        (RX, "r", {"icd9": {"250.00": ("EM_202", "EM_202.2")}, "icd10cm": {"E11.9": ("EM_202.2",)}}),
+        (
+            PHETKX,
+            "phetk-x",
+            {"icd9": {"250.00": ("EM_202.2",)}, "icd10cm": {"E11.9": ("EM_202.2",)}},
+        ),
+        (
+            R12,
+            "r",
+            {
+                "icd9": {"001": ("008",), "250.00": ("250.2",)},
+                "icd10cm": {"I13.0": ("401.2", "428.1")},
+            },
+        ),
+        (
+            RX,
+            "r",
+            {"icd9": {"250.00": ("EM_202", "EM_202.2")}, "icd10cm": {"E11.9": ("EM_202.2",)}},
+        ),
         ("icd9,phecode\n001,008\n", "plain", {"icd9": {"001": ("008",)}}),
         (
             "Code,PheCode,Vocab,more\n001,008,ICD9CM,x\nE119,250.2,icd10,\n",
@@ -103,9 +118,9 @@ def test_the_who_table_is_recognised_by_name_or_option(tmp_path: Path) -> None:
     assert "icd10" in phecode_maps.read_map([written(tmp_path, PHETKX, "phecodeX_WHO.csv")]).tables
     assert "icd10" in phecode_maps.read_map([written(tmp_path, PHETKX)], vocab="icd10").tables
     assert "icd9" in phecode_maps.read_map([written(tmp_path, PHETKX)], vocab="icd10").tables
-    assert phecode_maps.read_map([written(tmp_path, "icd,phecode\nE11.9,250.2\n")], vocab="icd10cm").tables == {
-        "icd10cm": {"E11.9": ("250.2",)}
-    }
+    assert phecode_maps.read_map(
+        [written(tmp_path, "icd,phecode\nE11.9,250.2\n")], vocab="icd10cm"
+    ).tables == {"icd10cm": {"E11.9": ("250.2",)}}
 
 
 def zipped(path: Path, members: dict[str, bytes]) -> Path:
@@ -125,15 +140,26 @@ def tarred(path: Path, members: dict[str, bytes]) -> Path:
 
 
 CONTAINERS: dict[str, Callable[[Path, bytes], Path | str]] = {
-    "csv.gz": lambda folder, data: (folder / "m.csv.gz").write_bytes(gzip.compress(data)) and folder / "m.csv.gz",
+    "csv.gz": lambda folder, data: (
+        (folder / "m.csv.gz").write_bytes(gzip.compress(data)) and folder / "m.csv.gz"
+    ),
     "csv.zip": lambda folder, data: zipped(folder / "m.csv.zip", {"m.csv": data}),
     "wheel": lambda folder, data: zipped(
-        folder / "a-1-py3-none-any.whl", {"a/b.csv": b"x,y\n1,2\n", "a/m.csv": data, "a/__init__.py": b""}
+        folder / "a-1-py3-none-any.whl",
+        {"a/b.csv": b"x,y\n1,2\n", "a/m.csv": data, "a/__init__.py": b""},
     ),
-    "member": lambda folder, data: str(zipped(folder / "two.zip", {"a/m.csv": data, "b/m.csv": data})) + "/b/m.csv",
-    "preferred": lambda folder, data: zipped(folder / "p.whl", {"p/phecode12.csv": data, "p/phecodeX.csv": PHETKX.encode()}),
-    "tar.gz": lambda folder, data: tarred(folder / "m.tar.gz", {"a/m.csv": data, "a/setup.py": b"raise SystemExit"}),
-    "latin-1": lambda folder, data: written(folder, data.decode().replace("Cholera", "Cholér\xe9"), encoding="latin-1"),
+    "member": lambda folder, data: (
+        str(zipped(folder / "two.zip", {"a/m.csv": data, "b/m.csv": data})) + "/b/m.csv"
+    ),
+    "preferred": lambda folder, data: zipped(
+        folder / "p.whl", {"p/phecode12.csv": data, "p/phecodeX.csv": PHETKX.encode()}
+    ),
+    "tar.gz": lambda folder, data: tarred(
+        folder / "m.tar.gz", {"a/m.csv": data, "a/setup.py": b"raise SystemExit"}
+    ),
+    "latin-1": lambda folder, data: written(
+        folder, data.decode().replace("Cholera", "Cholér\xe9"), encoding="latin-1"
+    ),
     "bom": lambda folder, data: written(folder, "\ufeff" + data.decode().replace("\n", "\r\n")),
 }
 
@@ -160,10 +186,20 @@ def test_containers(tmp_path: Path, container: str) -> None:
 def test_a_malformed_record_is_named_with_its_row(tmp_path: Path, line: str, code: Reason) -> None:
     text = f"icd9,phecode\n001,008\n{line}\n002,008\n"
     error = refused(written(tmp_path, text))
-    assert (error.code, error.file, error.row, error.exit_code) == (code, "map.csv", 3, Exit.REFUSED)
+    assert (error.code, error.file, error.row, error.exit_code) == (
+        code,
+        "map.csv",
+        3,
+        Exit.REFUSED,
+    )
     assert error.requirement
-    beside = zipped(tmp_path / "a.zip", {"a/m.csv": b"icd9,phecode\n001,008\n", "a/other.csv": text.replace("icd9", "x").encode()})
-    assert phecode_maps.read_map([beside]).tables == {"icd9": {"001": ("008",)}}, "another table of an archive does not matter"
+    beside = zipped(
+        tmp_path / "a.zip",
+        {"a/m.csv": b"icd9,phecode\n001,008\n", "a/other.csv": text.replace("icd9", "x").encode()},
+    )
+    assert phecode_maps.read_map([beside]).tables == {"icd9": {"001": ("008",)}}, (
+        "another table of an archive does not matter"
+    )
 
 
 def test_archives_that_do_not_say_which(tmp_path: Path) -> None:
@@ -176,16 +212,24 @@ def test_archives_that_do_not_say_which(tmp_path: Path) -> None:
     assert refused(tmp_path / "torn.csv.gz").code == Reason.CORRUPT
 
 
-def test_an_installed_package_is_read_and_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_package_is_read_and_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package, facts = tmp_path / "phemapper", tmp_path / "phemapper-1.0.dist-info"
     package.mkdir()
     facts.mkdir()
     (package / "__init__.py").write_text("raise ImportError('imported')")
     written(package, CATALOG9)
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: phemapper\nVersion: 1.0\n")
-    (facts / "RECORD").write_text("phemapper/__init__.py,,\nphemapper/map.csv,,\nphemapper-1.0.dist-info/METADATA,,\n")
+    (facts / "RECORD").write_text(
+        "phemapper/__init__.py,,\nphemapper/map.csv,,\nphemapper-1.0.dist-info/METADATA,,\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert phecode_maps.read_map(["pkg:phemapper"]).tables == phecode_maps.read_map(["pkg:phemapper/map.csv"]).tables != {}
+    assert (
+        phecode_maps.read_map(["pkg:phemapper"]).tables
+        == phecode_maps.read_map(["pkg:phemapper/map.csv"]).tables
+        != {}
+    )
     assert "phemapper" not in sys.modules
     assert refused("pkg:phemapper/other.csv").code == Reason.FORMAT
     error = refused("pkg:no-such-package-at-all")
@@ -200,15 +244,32 @@ def test_published_maps_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert "pip download --no-deps phetk" in str(error)
         assert "GPL-3.0" in str(error)
     with zipfile.ZipFile(tmp_path / "phetk-0.3.6-py3-none-any.whl", "w") as wheel:
-        for member, text in (("phecode12", PHETK12), ("phecodeX", PHETKX), ("phecodeX_WHO", PHETKX)):
+        for member, text in (
+            ("phecode12", PHETK12),
+            ("phecodeX", PHETKX),
+            ("phecodeX_WHO", PHETKX),
+        ):
             wheel.writestr(f"phetk/phecode/{member}.csv", text)
-    assert phecode_maps.read_map(["phecode12"]).tables == {"icd9": {"250.00": ("250.2",)}, "icd10cm": {"E11.9": ("250.2",)}}
+    assert phecode_maps.read_map(["phecode12"]).tables == {
+        "icd9": {"250.00": ("250.2",)},
+        "icd10cm": {"E11.9": ("250.2",)},
+    }
     both = {"icd9": {"250.00": ("EM_202.2",)}, "icd10cm": {"E11.9": ("EM_202.2",)}}
-    assert phecode_maps.read_map(["phecodex"]).tables == phecode_maps.read_map(["PhecodeX"]).tables == both
+    assert (
+        phecode_maps.read_map(["phecodex"]).tables
+        == phecode_maps.read_map(["PhecodeX"]).tables
+        == both
+    )
     assert phecode_maps.read_map(["phecodex-who"]).tables["icd10"] == {"E11.9": ("EM_202.2",)}
-    assert phecode_maps.hash_map("phecodex") == phecode_maps.hash_map("PhecodeX") != phecode_maps.hash_map("phecode12")
+    assert (
+        phecode_maps.hash_map("phecodex")
+        == phecode_maps.hash_map("PhecodeX")
+        != phecode_maps.hash_map("phecode12")
+    )
     written(tmp_path, CATALOG9, "phecodex")
-    assert phecode_maps.read_map(["phecodex"]).facts[0]["layout"] == "catalog-icd9", "a file of this name is used"
+    assert phecode_maps.read_map(["phecodex"]).facts[0]["layout"] == "catalog-icd9", (
+        "a file of this name is used"
+    )
 
 
 def test_what_is_missing_or_given_twice(tmp_path: Path) -> None:
@@ -217,7 +278,10 @@ def test_what_is_missing_or_given_twice(tmp_path: Path) -> None:
     assert refused(tmp_path / "absent.csv").exit_code == Exit.USAGE
     path = written(tmp_path, CATALOG9)
     assert refused(path, path).code == Reason.DUPLICATE_KEY
-    assert set(phecode_maps.read_map([path, written(tmp_path, CATALOG10, "b.csv")]).tables) == {"icd9", "icd10"}
+    assert set(phecode_maps.read_map([path, written(tmp_path, CATALOG10, "b.csv")]).tables) == {
+        "icd9",
+        "icd10",
+    }
     assert refused(written(tmp_path, "a,b\n1,2\n", "c.csv")).code == Reason.FORMAT
     assert refused(path, repair="everything").exit_code == Exit.USAGE
 
@@ -243,7 +307,9 @@ def test_what_is_missing_or_given_twice(tmp_path: Path) -> None:
         (CATALOG10, "I13.0,Both,428.1", "I13.0,Both,428.10", "'428.10'"),
     ],
 )
-def test_damage_is_refused_and_shown(tmp_path: Path, text: str, old: str, new: str, shown: str) -> None:
+def test_damage_is_refused_and_shown(
+    tmp_path: Path, text: str, old: str, new: str, shown: str
+) -> None:
     assert old in text
     phecode_maps.read_map([written(tmp_path, text)])
     error = refused(written(tmp_path, text.replace(old, new)))
@@ -252,7 +318,11 @@ def test_damage_is_refused_and_shown(tmp_path: Path, text: str, old: str, new: s
 
 
 def full() -> list[tuple[str, str, str]]:
-    rows = [("ICD9CM", f"{n:03d}{dot}", "008" if n < 3 else "250") for n in range(1, 1000) for dot in ("", *(f".{d}" for d in range(10)))]
+    rows = [
+        ("ICD9CM", f"{n:03d}{dot}", "008" if n < 3 else "250")
+        for n in range(1, 1000)
+        for dot in ("", *(f".{d}" for d in range(10)))
+    ]
     return [row for row in rows if row[1] != "999"]
 
 
@@ -261,25 +331,43 @@ def test_a_full_map_without_its_first_rows_is_refused(tmp_path: Path, gone: str)
     rows = full()
     assert len(rows) >= phecode_maps.FULL_ROWS
     header = "vocabulary_id,code,phecode\n"
-    phecode_maps.read_map([written(tmp_path, header + "".join(f"{','.join(row)}\n" for row in rows))])
-    rows = [(v, c, "250") for v, c, _ in rows] if gone == "phecode 008" else [row for row in rows if row[1] != gone]
+    phecode_maps.read_map(
+        [written(tmp_path, header + "".join(f"{','.join(row)}\n" for row in rows))]
+    )
+    rows = (
+        [(v, c, "250") for v, c, _ in rows]
+        if gone == "phecode 008"
+        else [row for row in rows if row[1] != gone]
+    )
     error = refused(written(tmp_path, header + "".join(f"{','.join(row)}\n" for row in rows)))
     assert (error.code, gone.split()[-1] in str(error)) == (Reason.MAP_DAMAGED, True)
 
 
 @pytest.mark.parametrize(
     ("wrong", "intact"),
-    [(["51.692"], True), (["1"], False), (["38.9"], False), (["2.5E+02"], False), ([f"51.{n}" for n in range(600, 620)], False)],
+    [
+        (["51.692"], True),
+        (["1"], False),
+        (["38.9"], False),
+        (["2.5E+02"], False),
+        ([f"51.{n}" for n in range(600, 620)], False),
+    ],
 )
-def test_a_wrong_code_of_a_full_map_is_left_out_and_damage_is_not(tmp_path: Path, wrong: list[str], intact: bool) -> None:
+def test_a_wrong_code_of_a_full_map_is_left_out_and_damage_is_not(
+    tmp_path: Path, wrong: list[str], intact: bool
+) -> None:
     rows = [*full(), *(("ICD9CM", code, "286") for code in wrong)]
-    path = written(tmp_path, "vocabulary_id,code,phecode\n" + "".join(f"{','.join(row)}\n" for row in rows))
+    path = written(
+        tmp_path, "vocabulary_id,code,phecode\n" + "".join(f"{','.join(row)}\n" for row in rows)
+    )
     if not intact:
         assert refused(path).code == Reason.MAP_DAMAGED
         return
     found = phecode_maps.read_map([path])
     assert set(found.tables["icd9"]) == {code for _, code, _ in full()}
-    assert [(finding.level, "51.692" in finding.problem) for finding in found.findings] == [("warning", True)]
+    assert [(finding.level, "51.692" in finding.problem) for finding in found.findings] == [
+        ("warning", True)
+    ]
 
 
 @pytest.mark.parametrize("column", ["code", "phecode"])
@@ -298,8 +386,12 @@ def test_in_a_plain_map_odd_phecodes_are_a_warning(tmp_path: Path) -> None:
     assert [(one.code, one.level) for one in found.findings] == [(Reason.MAP_DAMAGED, "warning")]
 
 
-def test_zeros_of_phecodes_are_put_back_on_request_where_nothing_else_is_wrong(tmp_path: Path) -> None:
-    damaged = CATALOG10.replace("Cholera,008", "Cholera,8").replace("I13.0,Both,428.1", "I13.0,Both,38.1")
+def test_zeros_of_phecodes_are_put_back_on_request_where_nothing_else_is_wrong(
+    tmp_path: Path,
+) -> None:
+    damaged = CATALOG10.replace("Cholera,008", "Cholera,8").replace(
+        "I13.0,Both,428.1", "I13.0,Both,38.1"
+    )
     path = written(tmp_path, damaged)
     assert "--map-repair phecode-zeros" in str(refused(path))
     found = phecode_maps.read_map([path], repair="phecode-zeros")
@@ -312,11 +404,17 @@ def test_zeros_of_phecodes_are_put_back_on_request_where_nothing_else_is_wrong(t
 
 def test_overrides(tmp_path: Path) -> None:
     path = written(tmp_path, CATALOG9)
-    text = "code,vocab,phecode\n250.00,ICD9CM,250.1\n25000,icd9,250.3\n001,icd9,\nE119,icd10,250.2\n"
+    text = (
+        "code,vocab,phecode\n250.00,ICD9CM,250.1\n25000,icd9,250.3\n001,icd9,\nE119,icd10,250.2\n"
+    )
     found = phecode_maps.read_map([path], overrides=written(tmp_path, text, "o.csv"))
     assert found.tables == {"icd9": {"250.00": ("250.1", "250.3")}, "icd10": {"E11.9": ("250.2",)}}
     assert found.facts[-1]["codes"] == 3
-    for wrong in ("code,phecode\n1,2\n", "code,vocab,phecode\nxx,icd9,250\n", "code,vocab,phecode\n250,icd8,250\n"):
+    for wrong in (
+        "code,phecode\n1,2\n",
+        "code,vocab,phecode\nxx,icd9,250\n",
+        "code,vocab,phecode\n250,icd8,250\n",
+    ):
         assert refused(path, overrides=written(tmp_path, wrong, "o.csv")).code == Reason.FORMAT
 
 
@@ -329,21 +427,34 @@ def test_the_published_maps() -> None:
     found = phecode_maps.read_map([r, icd10], repair="phecode-zeros")
     assert [facts["pairs"] for facts in found.facts] == [{"icd9": 13707}, {"icd10": 9366}]
     with icd10.open(encoding="latin-1") as stream:
-        assert set(found.tables["icd10"]) == {row["ICD10"] for row in csv.DictReader(stream) if row["PheCode"]}
+        assert set(found.tables["icd10"]) == {
+            row["ICD10"] for row in csv.DictReader(stream) if row["PheCode"]
+        }
     assert len({p for own in found.tables["icd9"].values() for p in own}) == 1817
-    assert (found.names["008"], found.categories["008"]) == ("Intestinal infection", "infectious diseases")
+    assert (found.names["008"], found.categories["008"]) == (
+        "Intestinal infection",
+        "infectious diseases",
+    )
     near = phecode_maps.related_phecodes(
-        found, label_rules.find_defining_phecodes(label_rules.parse_rules(label_rules.load_rules("ccdss")), {"icd9": found.tables["icd9"]})
+        found,
+        label_rules.find_defining_phecodes(
+            label_rules.parse_rules(label_rules.load_rules("ccdss")), {"icd9": found.tables["icd9"]}
+        ),
     )
     assert "250.1" in near["diabetes"]
     assert "008" not in near["diabetes"]
     with (DATA / "phecode_map_v1_2_icd9cm.csv").open() as stream:
-        assert all(found.tables["icd9"][row["code"]] == (row["phecode"],) for row in csv.DictReader(stream))
+        assert all(
+            found.tables["icd9"][row["code"]] == (row["phecode"],) for row in csv.DictReader(stream)
+        )
 
 
 @needs_data
 def test_the_spreadsheet_damaged_copies_are_refused() -> None:
-    rolled, icd10 = DATA / "variants" / "phecode_icd9_rolled.csv", DATA / "variants" / "phecode_icd10.csv"
+    rolled, icd10 = (
+        DATA / "variants" / "phecode_icd9_rolled.csv",
+        DATA / "variants" / "phecode_icd10.csv",
+    )
     for options in ({}, {"repair": "phecode-zeros"}):
         error = refused(rolled, **options)
         assert (error.code, error.exit_code) == (Reason.MAP_DAMAGED, Exit.REFUSED)
@@ -351,12 +462,30 @@ def test_the_spreadsheet_damaged_copies_are_refused() -> None:
     assert "--map-repair phecode-zeros" in str(refused(icd10))
 
 
-def test_map_of_claims_is_the_phecode_map_and_of_recordings_the_mapping_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_map_of_claims_is_the_phecode_map_and_of_recordings_the_mapping_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "map.toml").write_text("[channels]\n")
     (tmp_path / "raw" / "claims.csv").write_text("subject_id,date,code\n1,2001-02-03,250.0\n")
-    for dataset, file, found in (("pophr", "nowhere.csv", "nowhere.csv"), ("generic", "map.toml", "map.toml:channels: unknown key")):
-        assert main(["ingest", dataset, str(tmp_path / "raw"), "--map", str(tmp_path / "raw" / file), "-w", str(tmp_path / "w")]) != 0
+    for dataset, file, found in (
+        ("pophr", "nowhere.csv", "nowhere.csv"),
+        ("generic", "map.toml", "map.toml:channels: unknown key"),
+    ):
+        assert (
+            main(
+                [
+                    "ingest",
+                    dataset,
+                    str(tmp_path / "raw"),
+                    "--map",
+                    str(tmp_path / "raw" / file),
+                    "-w",
+                    str(tmp_path / "w"),
+                ]
+            )
+            != 0
+        )
         shown = capsys.readouterr().err
         assert found in shown
         assert "unknown option" not in shown

@@ -33,7 +33,12 @@ def cohort(seed: int, size: int = 300) -> tuple[np.ndarray, np.ndarray, np.ndarr
     ids = rng.integers(5, 9, lengths.sum())
     owner = np.repeat(np.arange(size), lengths)
     ids[(ids == 7) & (y[owner] == 0)] = 8
-    return np.append(0, np.cumsum(lengths)), ids, y, rng.choice(["train", "validation", "test"], size, p=[0.7, 0.15, 0.15])
+    return (
+        np.append(0, np.cumsum(lengths)),
+        ids,
+        y,
+        rng.choice(["train", "validation", "test"], size, p=[0.7, 0.15, 0.15]),
+    )
 
 
 def test_a_code_that_separates_the_cases_is_named() -> None:
@@ -46,7 +51,10 @@ def test_a_code_that_separates_the_cases_is_named() -> None:
         {"chf": ["428", "999"]},
     )["chf"]
     assert found.best is not None
-    assert found.best.model_dump() == {"phecode": "428", "count": dict.fromkeys(("train", "validation", "test", "all"), 1.0)}
+    assert found.best.model_dump() == {
+        "phecode": "428",
+        "count": dict.fromkeys(("train", "validation", "test", "all"), 1.0),
+    }
     assert found.own == {"428": found.best.count}
     assert found.leak
     assert found.subjects["all"] == (y >= 0).sum()
@@ -60,29 +68,52 @@ def test_every_figure_equals_that_of_the_subjects_themselves(seed: int) -> None:
     half = len(y) // 2
     cut = offsets[half]
     parts = [
-        shortcut_baselines.count_shortcuts(offsets[: half + 1], ids[:cut], {"chf": y[:half]}, split[:half]),
-        shortcut_baselines.count_shortcuts(offsets[half:] - cut, ids[cut:], {"chf": y[half:]}, split[half:]),
+        shortcut_baselines.count_shortcuts(
+            offsets[: half + 1], ids[:cut], {"chf": y[:half]}, split[:half]
+        ),
+        shortcut_baselines.count_shortcuts(
+            offsets[half:] - cut, ids[cut:], {"chf": y[half:]}, split[half:]
+        ),
     ]
-    found = shortcut_baselines.score_shortcuts(shortcut_baselines.merge_tallies(parts), names, {"chf": list(names.values())})["chf"]
-    counts = {code: np.array([(ids[a:b] == code).sum() for a, b in itertools.pairwise(offsets)]) for code in names}
+    found = shortcut_baselines.score_shortcuts(
+        shortcut_baselines.merge_tallies(parts), names, {"chf": list(names.values())}
+    )["chf"]
+    counts = {
+        code: np.array([(ids[a:b] == code).sum() for a, b in itertools.pairwise(offsets)])
+        for code in names
+    }
     for part in ("train", "validation", "test", "all"):
         own = (y >= 0) & ((split == part) | (part == "all"))
         assert found.prevalence[part] == pytest.approx(y[own].mean())
-        assert found.length[part] == pytest.approx(shortcut_baselines.average_precision(np.diff(offsets)[own], y[own]))
+        assert found.length[part] == pytest.approx(
+            shortcut_baselines.average_precision(np.diff(offsets)[own], y[own])
+        )
         for code, name in names.items():
-            assert found.own[name][part] == pytest.approx(shortcut_baselines.average_precision(counts[code][own], y[own]))
+            assert found.own[name][part] == pytest.approx(
+                shortcut_baselines.average_precision(counts[code][own], y[own])
+            )
     on_train = {name: found.own[name]["train"] for name in names.values()}
     assert found.best is not None
     assert found.best.phecode == max(on_train, key=lambda name: on_train[name])
     assert found.best.count == found.own[found.best.phecode]
-    assert shortcut_baselines.count_prevalence({"chf": y}, split)["chf"]["all"].cases == (y == 1).sum()
+    assert (
+        shortcut_baselines.count_prevalence({"chf": y}, split)["chf"]["all"].cases == (y == 1).sum()
+    )
 
 
 def test_without_cases_there_is_no_score() -> None:
     found = shortcut_baselines.score_shortcuts(
-        shortcut_baselines.count_shortcuts(np.array([0, 1]), np.array([5]), {"x": np.array([0])}, np.array(["train"])), {5: "008"}
+        shortcut_baselines.count_shortcuts(
+            np.array([0, 1]), np.array([5]), {"x": np.array([0])}, np.array(["train"])
+        ),
+        {5: "008"},
     )["x"]
-    assert (found.best, found.length["train"], found.prevalence["test"], found.leak) == (None, None, None, False)
+    assert (found.best, found.length["train"], found.prevalence["test"], found.leak) == (
+        None,
+        None,
+        None,
+        False,
+    )
 
 
 def test_agreement_counts_rows_with_both_labels() -> None:
@@ -104,7 +135,11 @@ def test_the_funnel_as_lines_adds_up() -> None:
         events=8,
     )
     counts = {step: n for _, step, n in shortcut_baselines.list_attrition(funnel)}
-    assert counts["read"] - sum(n for step, n in counts.items() if step.startswith("excluded")) == counts["valid"] == 14
+    assert (
+        counts["read"] - sum(n for step, n in counts.items() if step.startswith("excluded"))
+        == counts["valid"]
+        == 14
+    )
     assert (counts["with a sequence"], counts["in sequences"]) == (3, 8)
 
 
@@ -133,14 +168,22 @@ def test_support_as_a_share_is_exact() -> None:
     counts.cases["x"], counts.known["x"] = 20, 60
     for n, phecode in enumerate(("001", "002", "003"), 10):
         counts.cases_with["x", phecode] = counts.known_with["x", phecode] = n
-    found = prevalence.select_codes(counts, ["x"], min_case_fraction=0.55)  # 11 of 20, although 0.55 * 20 > 11 in binary
+    # 11 of 20, although 0.55 * 20 > 11 in binary
+    found = prevalence.select_codes(counts, ["x"], min_case_fraction=0.55)
     assert list(found.ratios["x"]) == ["002", "003"]
     assert found.max_attainable == {"x": 3.0}
-    assert not any(one.selected for one in prevalence.select_codes(counts, ["x"], select=False).ratios["x"].values())
+    assert not any(
+        one.selected
+        for one in prevalence.select_codes(counts, ["x"], select=False).ratios["x"].values()
+    )
 
 
 def test_selection_by_frequency() -> None:
     counts = prevalence.CodeCounts()
     counts.records.update({"001": 1, "250": 1, "1000": 998})
-    assert prevalence.select_codes(counts, [], select="frequency", min_record_frequency=0.001).phecodes == ["1000"]
-    assert prevalence.select_codes(counts, [], select="frequency", min_record_frequency=0.0009).phecodes == ["001", "250", "1000"]
+    assert prevalence.select_codes(
+        counts, [], select="frequency", min_record_frequency=0.001
+    ).phecodes == ["1000"]
+    assert prevalence.select_codes(
+        counts, [], select="frequency", min_record_frequency=0.0009
+    ).phecodes == ["001", "250", "1000"]

@@ -16,7 +16,11 @@ from bitimely_core.claims.codes import IcdCode, roll_up_phecode
 from bitimely_core.errors import Exit, UserError
 
 MAP = SAMPLES / "phecode" / "phecode_map_v1_2_icd9cm.csv"
-GOOD: dict[str, Any] = {"name": "a", "codes": {"icd9": ["250"]}, "any": [{"count": 2, "window_days": 730}]}
+GOOD: dict[str, Any] = {
+    "name": "a",
+    "codes": {"icd9": ["250"]},
+    "any": [{"count": 2, "window_days": 730}],
+}
 
 
 @pytest.mark.parametrize(
@@ -65,14 +69,22 @@ def test_missing_fields_and_repeated_names_are_refused() -> None:
 
 
 def test_comments_are_allowed() -> None:
-    assert label_rules.parse_rules([GOOD | {"source": "x", "note": "y", "reference": "z"}]) == label_rules.parse_rules([GOOD])
+    assert label_rules.parse_rules(
+        [GOOD | {"source": "x", "note": "y", "reference": "z"}]
+    ) == label_rules.parse_rules([GOOD])
 
 
 def test_shipped_tables() -> None:
-    ccdss, ccw = (label_rules.parse_rules(label_rules.load_rules(name)) for name in ("ccdss", "ccw"))
-    assert [rule.name for rule in ccdss] == [rule.name for rule in ccw] == ["chf", "copd", "diabetes"]
+    ccdss, ccw = (
+        label_rules.parse_rules(label_rules.load_rules(name)) for name in ("ccdss", "ccw")
+    )
+    assert (
+        [rule.name for rule in ccdss] == [rule.name for rule in ccw] == ["chf", "copd", "diabetes"]
+    )
     assert [rule.min_age_years for rule in ccdss] == [40, 35, 1]
-    assert ccdss[2].clauses[1] == label_rules.RuleClause(sources=frozenset({"physician"}), count=2, window=730, gap=1)
+    assert ccdss[2].clauses[1] == label_rules.RuleClause(
+        sources=frozenset({"physician"}), count=2, window=730, gap=1
+    )
     assert label_rules.match_rules(ccw, IcdCode("icd9", "398.91")) == (0,)
 
 
@@ -91,7 +103,15 @@ def test_own_tables(tmp_path: Path) -> None:
 
 
 def test_matching_by_prefix_family_and_exclusion() -> None:
-    (rule,) = label_rules.parse_rules([GOOD | {"codes": {"icd9": ["250", "v58.67"], "icd10": ["E11"]}, "exclude": {"icd9": ["250.0"]}}])
+    (rule,) = label_rules.parse_rules(
+        [
+            GOOD
+            | {
+                "codes": {"icd9": ["250", "v58.67"], "icd10": ["E11"]},
+                "exclude": {"icd9": ["250.0"]},
+            }
+        ]
+    )
     yes = [
         IcdCode("icd9", "250"),
         IcdCode("icd9cm", "250.10"),
@@ -99,7 +119,13 @@ def test_matching_by_prefix_family_and_exclusion() -> None:
         IcdCode("icd10cm", "E11.9"),
         IcdCode("icd10", "E11"),
     ]
-    no = [IcdCode("icd9", "250.00"), IcdCode("icd9", "E11.9"), IcdCode("icd10", "E10"), IcdCode("icd9", "025.0"), IcdCode("icd9", "V58.6")]
+    no = [
+        IcdCode("icd9", "250.00"),
+        IcdCode("icd9", "E11.9"),
+        IcdCode("icd10", "E10"),
+        IcdCode("icd9", "025.0"),
+        IcdCode("icd9", "V58.6"),
+    ]
     assert all(map(rule.matches, yes))
     assert not any(map(rule.matches, no))
 
@@ -109,9 +135,13 @@ def brute(days: list[int], clause: label_rules.RuleClause) -> int | None:
     ends = []
     for start in days:
         chosen = [start]
-        while len(chosen) < clause.count and (later := [d for d in days if d - chosen[-1] >= clause.gap]):
+        while len(chosen) < clause.count and (
+            later := [d for d in days if d - chosen[-1] >= clause.gap]
+        ):
             chosen.append(min(later))
-        if len(chosen) == clause.count and (clause.window is None or chosen[-1] - start <= clause.window):
+        if len(chosen) == clause.count and (
+            clause.window is None or chosen[-1] - start <= clause.window
+        ):
             ends.append(chosen[-1])
     return min(ends, default=None)
 
@@ -122,12 +152,18 @@ def brute(days: list[int], clause: label_rules.RuleClause) -> int | None:
     st.none() | st.integers(0, 80),
     st.sampled_from([1, 2, 7, 30, 10**9]),
 )
-def test_completion_equals_the_letter_of_the_rule(events: list[tuple[int, int]], count: int, window: int | None, gap: int) -> None:
-    clause = label_rules.RuleClause(sources=frozenset(label_rules.SOURCES), count=count, window=window, gap=gap)
+def test_completion_equals_the_letter_of_the_rule(
+    events: list[tuple[int, int]], count: int, window: int | None, gap: int
+) -> None:
+    clause = label_rules.RuleClause(
+        sources=frozenset(label_rules.SOURCES), count=count, window=window, gap=gap
+    )
     subject, day = (np.array([event[i] for event in events], np.int32) for i in (0, 1))
     who, when = label_rules.find_completion_days(subject, day, clause)
     wanted = {s: brute(sorted({d for own, d in events if own == s}), clause) for s in range(5)}
-    assert dict(zip(who.tolist(), when.tolist(), strict=True)) == {s: d for s, d in wanted.items() if d is not None}
+    assert dict(zip(who.tolist(), when.tolist(), strict=True)) == {
+        s: d for s, d in wanted.items() if d is not None
+    }
 
 
 @needs_sample(MAP)
@@ -135,10 +171,19 @@ def test_defining_phecodes_come_from_the_map() -> None:
     tables = phecode_maps.read_map([MAP]).tables
 
     def rolled(name: str) -> dict[str, set[str]]:
-        found = label_rules.find_defining_phecodes(label_rules.parse_rules(label_rules.load_rules(name)), tables)
-        return {rule: {roll_up_phecode(phecode, "integer") for phecode in own} for rule, own in found.items()}
+        found = label_rules.find_defining_phecodes(
+            label_rules.parse_rules(label_rules.load_rules(name)), tables
+        )
+        return {
+            rule: {roll_up_phecode(phecode, "integer") for phecode in own}
+            for rule, own in found.items()
+        }
 
-    assert rolled("ccw") == {"chf": {"428", "401"}, "copd": {"496", "497"}, "diabetes": {"249", "250", "366"}}
+    assert rolled("ccw") == {
+        "chf": {"428", "401"},
+        "copd": {"496", "497"},
+        "diabetes": {"249", "250", "366"},
+    }
     assert rolled("ccdss") == {"chf": {"428"}, "copd": {"496"}, "diabetes": {"250"}}
 
 

@@ -1,4 +1,6 @@
-"""Plain tables of claims, patients and labels: written tables for each trap, and what is refused."""
+"""Plain tables of claims, patients and labels: written tables for each trap, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,15 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from claims_folders import GOOD, HEAD, catch_refusal, find_codes, list_cells, read_folder, write_files
+from claims_folders import (
+    GOOD,
+    HEAD,
+    catch_refusal,
+    find_codes,
+    list_cells,
+    read_folder,
+    write_files,
+)
 from samples import BAD_INPUTS, needs_sample
 
 from bitimely_core import workflows
@@ -52,18 +62,35 @@ def parquet(columns: dict[str, Any]) -> bytes:
         ("deep/claims.csv", HEAD + GOOD),
         ("claims.csv", "\ufeff" + (HEAD + GOOD).replace("\n", "\r\n")),
         ("claims.csv", "Patient_ID , DATE, Icd9 \n" + GOOD.rstrip("\n")),
-        ("claims.csv", '"patient_id","date","icd9"\n"a1","2001-02-03","428.0"\n"a2","2002-03-04","038.9"\n'),
+        (
+            "claims.csv",
+            '"patient_id","date","icd9"\n"a1","2001-02-03","428.0"\n"a2","2002-03-04","038.9"\n',
+        ),
         ("claims.csv", "patient_id\tdate\ticd9\n" + GOOD.replace(",", "\t")),
-        ("claims.csv", "date,note,icd9,patient_id\n2001-02-03,x,428.0, a1\n2002-03-04,,038.9,a2  \n"),
+        (
+            "claims.csv",
+            "date,note,icd9,patient_id\n2001-02-03,x,428.0, a1\n2002-03-04,,038.9,a2  \n",
+        ),
         ("claims.csv.gz", gzip.compress((HEAD + GOOD).encode(), mtime=0)),
-        ("claims.parquet", parquet({"patient_id": ["a1", "a2"], "date": ["2001-02-03", "2002-03-04"], "icd9": ["428.0", "038.9"]})),
+        (
+            "claims.parquet",
+            parquet(
+                {
+                    "patient_id": ["a1", "a2"],
+                    "date": ["2001-02-03", "2002-03-04"],
+                    "icd9": ["428.0", "038.9"],
+                }
+            ),
+        ),
         (
             "claims.parquet",
             parquet(
                 {
                     "icd9": pa.array(["428.0", "038.9"]).dictionary_encode(),
                     "patient_id": ["a1", "a2"],
-                    "date": pa.array([datetime(2001, 2, 3), datetime(2002, 3, 4)]).cast(pa.date32()),
+                    "date": pa.array([datetime(2001, 2, 3), datetime(2002, 3, 4)]).cast(
+                        pa.date32()
+                    ),
                 }
             ),
         ),
@@ -74,11 +101,21 @@ def test_spellings_of_one_table_of_claims(tmp_path: Path, name: str, content: st
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     claims, events = read_folder(tmp_path)
-    assert list_cells(events, "subject_id", "date", "code") == [("a1", "2001-02-03", "428.0"), ("a2", "2002-03-04", "038.9")]
+    assert list_cells(events, "subject_id", "date", "code") == [
+        ("a1", "2001-02-03", "428.0"),
+        ("a2", "2002-03-04", "038.9"),
+    ]
     assert events["row"].to_list() == ([1, 2] if name.endswith("parquet") else [2, 3])
-    assert (claims.vocab, claims.source, claims.subjects, claims.labels) == ("icd9", "outpatient", None, None)
+    assert (claims.vocab, claims.source, claims.subjects, claims.labels) == (
+        "icd9",
+        "outpatient",
+        None,
+        None,
+    )
     capitals = isinstance(content, str) and "DATE" in content
-    assert [(finding.code, finding.level, finding.file) for finding in claims.findings] == [("header", "warning", name)] * capitals
+    assert [(finding.code, finding.level, finding.file) for finding in claims.findings] == [
+        ("header", "warning", name)
+    ] * capitals
     assert [(row.file, row.seen) for row in claims.rows] == [(name, 2)]
 
 
@@ -97,9 +134,20 @@ def test_what_is_written_stays_as_it_is(tmp_path: Path) -> None:
 
 def test_columns_by_option_with_vocabularies_kinds_and_claims(tmp_path: Path) -> None:
     table = "id,when,dx,cls,kind,clm,n\n1,2001-01-01,428.0,ICD-9-CM,IP,c1,2\n1,2016-01-01,I50.9, 10 ,Physician,c2,1\n1,2002-01-01,496,,,,\n"
-    named = ["subject=id", "date=when", "code=dx", "vocab=cls", "source=kind", "claim=clm", "position=n"]
+    named = [
+        "subject=id",
+        "date=when",
+        "code=dx",
+        "vocab=cls",
+        "source=kind",
+        "claim=clm",
+        "position=n",
+    ]
     claims, events = read_folder(
-        write_files(tmp_path, claims__csv=table), col=named, source_value=["ip=inpatient"], default_source="physician"
+        write_files(tmp_path, claims__csv=table),
+        col=named,
+        source_value=["ip=inpatient"],
+        default_source="physician",
     )
     assert list_cells(events, "vocab", "source", "claim", "position") == [
         ("icd9cm", "inpatient", "c1", 2),
@@ -119,7 +167,10 @@ def test_columns_by_option_with_vocabularies_kinds_and_claims(tmp_path: Path) ->
         ({"col": ["vocab"]}, "config"),
         ({"col": ["vocab=nothing"]}, "schema"),
         ({"default_source": "inpatiant"}, "unknown_name"),
-        ({"icd10_from": "2015-10-01", "col": ["vocab=cls"], "source_value": ["ip=inpatient"]}, "config"),
+        (
+            {"icd10_from": "2015-10-01", "col": ["vocab=cls"], "source_value": ["ip=inpatient"]},
+            "config",
+        ),
         ({"icd10_from": "October", "source_value": ["ip=inpatient"]}, "config"),
     ],
 )
@@ -133,7 +184,12 @@ def test_options_that_do_not_fit(tmp_path: Path, options: dict[str, Any], code: 
 def test_wide_tables_have_a_row_for_each_code(tmp_path: Path) -> None:
     table = "patient_id,date,dx2,dx10,dx1\na,2001-01-01,496,V58.67,428.0\nb,2001-01-02,,,\nc,2001-01-03, ,038.9,\n"
     claims, events = read_folder(write_files(tmp_path, claims__csv=table))
-    expected = [("a", "428.0", 1, 2), ("a", "496", 2, 2), ("a", "V58.67", 3, 2), ("c", "038.9", 3, 4)]
+    expected = [
+        ("a", "428.0", 1, 2),
+        ("a", "496", 2, 2),
+        ("a", "V58.67", 3, 2),
+        ("c", "038.9", 3, 4),
+    ]
     assert list_cells(events, "subject_id", "code", "position", "row") == expected
     assert [(row.kind, row.seen) for row in claims.rows] == [("codes", 4)]
     assert claims.facts["records"] == {"claims.csv": 3}
@@ -169,7 +225,11 @@ def test_the_day_of_the_switch_decides_the_vocabulary(tmp_path: Path) -> None:
 def test_codes_of_both_vocabularies_are_not_guessed(
     tmp_path: Path, header: str, rows: list[str], options: dict[str, Any], refused: bool
 ) -> None:
-    write_files(tmp_path, claims__csv=f"patient_id,date,{header}\n" + "".join(f"a,2001-01-01,{code}\n" for code in rows))
+    write_files(
+        tmp_path,
+        claims__csv=f"patient_id,date,{header}\n"
+        + "".join(f"a,2001-01-01,{code}\n" for code in rows),
+    )
     if refused:
         assert catch_refusal(tmp_path, **options).code == "ambiguous_code"
     else:
@@ -188,7 +248,9 @@ def test_codes_of_both_vocabularies_are_not_guessed(
         (["389", "4280"], False),  # ambiguous
     ],
 )
-def test_a_column_that_has_lost_its_zeros_is_refused(tmp_path: Path, written: list[str], refused: bool) -> None:
+def test_a_column_that_has_lost_its_zeros_is_refused(
+    tmp_path: Path, written: list[str], refused: bool
+) -> None:
     write_files(tmp_path, claims__csv=HEAD + "".join(f"a,2001-01-01,{code}\n" for code in written))
     if not refused:
         read_folder(tmp_path)
@@ -199,11 +261,20 @@ def test_a_column_that_has_lost_its_zeros_is_refused(tmp_path: Path, written: li
 
 
 def test_lost_zeros_are_looked_for_in_icd_9_alone(tmp_path: Path) -> None:
-    read_folder(write_files(tmp_path, claims__csv="patient_id,date,icd,vocab\na,2001-01-01,38.9,icd10\na,2001-01-01,428.0,icd9\n"))
+    read_folder(
+        write_files(
+            tmp_path,
+            claims__csv="patient_id,date,icd,vocab\na,2001-01-01,38.9,icd10\na,2001-01-01,428.0,icd9\n",
+        )
+    )
 
 
 def test_types_that_have_lost_what_was_written(tmp_path: Path) -> None:
-    good: dict[str, Any] = {"patient_id": [1, 2], "date": ["2001-02-03", "2002-03-04"], "icd9": ["428.0", "038.9"]}
+    good: dict[str, Any] = {
+        "patient_id": [1, 2],
+        "date": ["2001-02-03", "2002-03-04"],
+        "icd9": ["428.0", "038.9"],
+    }
     _, events = read_folder(write_files(tmp_path, claims__parquet=parquet(good)))
     assert events["subject_id"].to_list() == ["1", "2"]
     for name, values, code in (
@@ -219,9 +290,16 @@ def test_types_that_have_lost_what_was_written(tmp_path: Path) -> None:
         assert (error.code, error.exit_code, error.field) == (code, 4, name)
 
 
-@pytest.mark.parametrize(("form", "text"), [("%d/%m/%Y", "31/12/2009"), ("%d%b%Y", "31DEC2009"), ("%d/%m/%y %H:%M", "31/12/09 23:59")])
-def test_dates_in_another_form_are_read_by_their_format_alone(tmp_path: Path, form: str, text: str) -> None:
-    write_files(tmp_path, claims__csv=HEAD + f"a,{text},428.0\n" * 3 + "a,2009-12-30,496\na,?,496\n")
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [("%d/%m/%Y", "31/12/2009"), ("%d%b%Y", "31DEC2009"), ("%d/%m/%y %H:%M", "31/12/09 23:59")],
+)
+def test_dates_in_another_form_are_read_by_their_format_alone(
+    tmp_path: Path, form: str, text: str
+) -> None:
+    write_files(
+        tmp_path, claims__csv=HEAD + f"a,{text},428.0\n" * 3 + "a,2009-12-30,496\na,?,496\n"
+    )
     error = catch_refusal(tmp_path)
     assert (error.code, error.exit_code, error.field) == ("date", 4, "date")
     assert text not in error.finding.line()
@@ -248,12 +326,21 @@ SPOILT = {  # form -> how it writes 3 April 2010 and 5 December 2011
 
 @pytest.mark.parametrize("form", SPOILT)
 @pytest.mark.parametrize("kind", ["claims", "claims parquet", "omop", "meds", "mimic3", "synpuf"])
-def test_the_advice_on_dates_in_another_form_reads_them(tmp_path: Path, form: str, kind: str) -> None:
+def test_the_advice_on_dates_in_another_form_reads_them(
+    tmp_path: Path, form: str, kind: str
+) -> None:
     first, second = SPOILT[form]
     if kind == "claims":
-        write_files(tmp_path, claims__csv=HEAD + "".join(f'a,"{text}",428.0\n' for text in (first, second)))
+        write_files(
+            tmp_path, claims__csv=HEAD + "".join(f'a,"{text}",428.0\n' for text in (first, second))
+        )
     elif kind == "claims parquet":
-        write_files(tmp_path, claims__parquet=parquet({"patient_id": ["a", "a"], "date": [first, second], "icd9": ["428.0", "496"]}))
+        write_files(
+            tmp_path,
+            claims__parquet=parquet(
+                {"patient_id": ["a", "a"], "date": [first, second], "icd9": ["428.0", "496"]}
+            ),
+        )
     elif kind == "omop":
         rows = "".join(f'1,"{text}",4280,0,\n' for text in (first, second))
         head = "person_id,condition_start_date,condition_source_value,condition_source_concept_id,visit_occurrence_id\n"
@@ -261,7 +348,11 @@ def test_the_advice_on_dates_in_another_form_reads_them(tmp_path: Path, form: st
         write_files(tmp_path, condition_occurrence__csv=head + rows, person__csv=person)
     elif kind == "meds":
         (tmp_path / "data").mkdir()
-        rows = {"subject_id": [1, 1], "time": [first, second], "code": ["ICD9CM//428.0", "ICD9CM//496"]}
+        rows = {
+            "subject_id": [1, 1],
+            "time": [first, second],
+            "code": ["ICD9CM//428.0", "ICD9CM//496"],
+        }
         (tmp_path / "data" / "0.parquet").write_bytes(parquet(rows))
     elif kind == "mimic3":
         stays = "".join(f'1,{i},"{text}"\n' for i, text in enumerate((first, second)))
@@ -289,7 +380,11 @@ def test_the_advice_on_dates_in_another_form_reads_them(tmp_path: Path, form: st
 
 def test_births_with_two_digits_of_the_year_are_before_the_claims(tmp_path: Path) -> None:
     patients = "patient_id,birth_date,death_date\na,3/4/40,5/4/11\nb,3/4/09,\nc,3/4/12,\n"
-    write_files(tmp_path, claims__csv=HEAD + "a,3/4/10,428.0\nb,3/5/11,496\nc,3/5/11,496\n", patients__csv=patients)
+    write_files(
+        tmp_path,
+        claims__csv=HEAD + "a,3/4/10,428.0\nb,3/5/11,496\nc,3/5/11,496\n",
+        patients__csv=patients,
+    )
     claims, _ = read_folder(tmp_path, date_format="%d/%m/%y")
     assert claims.subjects is not None
     assert claims.subjects["birth"].to_list() == ["1940-04-03", "2009-04-03", "1912-04-03"]
@@ -297,17 +392,31 @@ def test_births_with_two_digits_of_the_year_are_before_the_claims(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "text", ["2010-03-04T00:00:00-05:00", "2010-03-04T23:59:59Z", "2010-03-04 00:30 +1400", "2010-03-04T00:00:00.000+00:00"]
+    "text",
+    [
+        "2010-03-04T00:00:00-05:00",
+        "2010-03-04T23:59:59Z",
+        "2010-03-04 00:30 +1400",
+        "2010-03-04T00:00:00.000+00:00",
+    ],
 )
-def test_dates_with_a_zone_are_those_of_the_clock_that_wrote_them(tmp_path: Path, text: str) -> None:
+def test_dates_with_a_zone_are_those_of_the_clock_that_wrote_them(
+    tmp_path: Path, text: str
+) -> None:
     claims, events = read_folder(write_files(tmp_path, claims__csv=HEAD + f"a,{text},428.0\n"))
     assert dates.parse_days(events["date"]).to_list() == [14672]
     assert "timestamps" in find_codes(claims)
 
 
-@pytest.mark.parametrize("options", [{}, {"date_format": "%d/%m/%Y"}, {"icd10_from": "2015-10-01", "col": ["vocab=icd9"]}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"date_format": "%d/%m/%Y"}, {"icd10_from": "2015-10-01", "col": ["vocab=icd9"]}],
+)
 def test_columns_that_hold_nothing(tmp_path: Path, options: dict[str, Any]) -> None:
-    write_files(tmp_path, claims__csv="patient_id,date,icd,vocab,source,claim,position\na,,428,,,,\nb,,,,,,\n,,,,,,\n")
+    write_files(
+        tmp_path,
+        claims__csv="patient_id,date,icd,vocab,source,claim,position\na,,428,,,,\nb,,,,,,\n,,,,,,\n",
+    )
     if "icd10_from" in options:
         assert catch_refusal(tmp_path, **options).exit_code == 2
         (tmp_path / "claims.csv").write_text("patient_id,date,icd\na,,428\nb,,\n,,\n")
@@ -322,7 +431,9 @@ def test_columns_that_hold_nothing(tmp_path: Path, options: dict[str, Any]) -> N
 
 
 def test_a_few_dates_in_another_form_are_left_to_the_row_checks(tmp_path: Path) -> None:
-    _, events = read_folder(write_files(tmp_path, claims__csv=HEAD + GOOD + "a,31/12/2009,496\na,39814,496\na,,496\n"))
+    _, events = read_folder(
+        write_files(tmp_path, claims__csv=HEAD + GOOD + "a,31/12/2009,496\na,39814,496\na,,496\n")
+    )
     assert events["date"].to_list()[2:] == ["31/12/2009", "39814", None]
 
 
@@ -341,17 +452,25 @@ def test_faults_of_the_table_refuse_it_before_any_row_is_used(tmp_path: Path) ->
     packed = gzip.compress((HEAD + GOOD * 500).encode(), mtime=0)
     error = catch_refusal(write_files(tmp_path, claims__csv__gz=packed[: len(packed) * 7 // 10]))
     assert (error.code, error.file) == ("truncated", "claims.csv.gz")
-    assert catch_refusal(write_files(tmp_path, claims__csv=HEAD + GOOD)).code == "no_input"  # which of the two?
+    # which of the two?
+    assert catch_refusal(write_files(tmp_path, claims__csv=HEAD + GOOD)).code == "no_input"
 
 
 def test_missing_columns_are_named_with_those_that_are_there(tmp_path: Path) -> None:
-    error = catch_refusal(write_files(tmp_path, claims__csv=HEAD.replace("date", "service_dt") + GOOD))
+    error = catch_refusal(
+        write_files(tmp_path, claims__csv=HEAD.replace("date", "service_dt") + GOOD)
+    )
     assert error.code == "schema"
     assert "service_dt" in error.finding.line()
     assert "date" in error.finding.line()
     assert catch_refusal(write_files(tmp_path, claims__csv=GOOD)).code == "header"
     assert "a1" not in catch_refusal(tmp_path).finding.line()
-    assert catch_refusal(write_files(tmp_path, claims__csv="patient_id,date,icd9,icd10\na,2001-01-01,428.0,\n")).code == "schema"
+    assert (
+        catch_refusal(
+            write_files(tmp_path, claims__csv="patient_id,date,icd9,icd10\na,2001-01-01,428.0,\n")
+        ).code
+        == "schema"
+    )
     assert catch_refusal(write_files(tmp_path, claims__csv=HEAD)).code == "no_input"
 
 
@@ -394,17 +513,29 @@ def test_patients(tmp_path: Path) -> None:
         ("a3", None, None, None, None, 0),
     ]
     months = "id,month_of_birth\na1,1950-01\na2,1960-03\n"  # the Québec form
-    claims, _ = read_folder(write_files(tmp_path, claims__csv="id,date,icd\na1,2001-01-01,4960\n", patients__csv=months))
+    claims, _ = read_folder(
+        write_files(tmp_path, claims__csv="id,date,icd\na1,2001-01-01,4960\n", patients__csv=months)
+    )
     assert claims.subjects is not None
-    assert list_cells(claims.subjects, "subject_id", "birth", "sex") == [("a1", "1950-01", None), ("a2", "1960-03", None)]
-    claims, _ = read_folder(write_files(tmp_path, patients__csv=months.replace("month_of_birth", "born")), col=["birth=born"])
+    assert list_cells(claims.subjects, "subject_id", "birth", "sex") == [
+        ("a1", "1950-01", None),
+        ("a2", "1960-03", None),
+    ]
+    claims, _ = read_folder(
+        write_files(tmp_path, patients__csv=months.replace("month_of_birth", "born")),
+        col=["birth=born"],
+    )
     assert claims.subjects is not None
     assert claims.subjects["birth"].to_list() == ["1950-01", "1960-03"]
     assert catch_refusal(tmp_path, col=["birth=geboren"]).code == "schema"
 
 
 def test_patients_that_are_there_twice(tmp_path: Path) -> None:
-    write_files(tmp_path, claims__csv=HEAD + GOOD, patients__csv=PATIENTS + "a1,1950-01-02,,F,2010-12-31\n,1950-01-01,,,\n")
+    write_files(
+        tmp_path,
+        claims__csv=HEAD + GOOD,
+        patients__csv=PATIENTS + "a1,1950-01-02,,F,2010-12-31\n,1950-01-01,,,\n",
+    )
     claims, _ = read_folder(tmp_path)
     assert claims.subjects is not None
     assert claims.subjects.height == 3
@@ -422,7 +553,9 @@ def test_dates_of_birth_in_another_form(tmp_path: Path) -> None:
     claims, _ = read_folder(tmp_path, date_format="%d/%m/%Y")
     assert claims.subjects is not None
     assert claims.subjects["birth"].to_list() == ["1950-01-02", "1960-01-31", None]
-    claims, _ = read_folder(write_files(tmp_path, patients__csv=PATIENTS.replace("1950-01-02", "1950-02-30")))
+    claims, _ = read_folder(
+        write_files(tmp_path, patients__csv=PATIENTS.replace("1950-01-02", "1950-02-30"))
+    )
     assert find_codes(claims) == {"metadata"}
 
 
@@ -431,33 +564,63 @@ LABELS = "patient_id,CHF,COPD,index_date\na1,1,0,2005-01-01\na2,,1.0,\n"
 
 def test_labels(tmp_path: Path) -> None:
     claims, _ = read_folder(
-        write_files(tmp_path, claims__csv=HEAD + GOOD, labels__csv=LABELS, icd9_phecode__csv="icd9,phecode\n428.0,428.2\n")
+        write_files(
+            tmp_path,
+            claims__csv=HEAD + GOOD,
+            labels__csv=LABELS,
+            icd9_phecode__csv="icd9,phecode\n428.0,428.2\n",
+        )
     )
     assert claims.labels is not None
-    assert dict(claims.labels.schema) == {"subject_id": pl.String, "index_date": pl.String, "chf": pl.Int8, "copd": pl.Int8}
-    assert list_cells(claims.labels, "subject_id", "chf", "copd", "index_date") == [("a1", 1, 0, "2005-01-01"), ("a2", None, 1, None)]
+    assert dict(claims.labels.schema) == {
+        "subject_id": pl.String,
+        "index_date": pl.String,
+        "chf": pl.Int8,
+        "copd": pl.Int8,
+    }
+    assert list_cells(claims.labels, "subject_id", "chf", "copd", "index_date") == [
+        ("a1", 1, 0, "2005-01-01"),
+        ("a2", None, 1, None),
+    ]
     assert claims.facts["phecode_map"] == "icd9_phecode.csv"
     assert claims.findings == []
 
 
 def test_labels_of_nobody_and_subjects_without_any(tmp_path: Path) -> None:
-    claims, _ = read_folder(write_files(tmp_path, claims__csv=HEAD + GOOD, labels__csv=LABELS.replace("a2", "a7")))
+    claims, _ = read_folder(
+        write_files(tmp_path, claims__csv=HEAD + GOOD, labels__csv=LABELS.replace("a2", "a7"))
+    )
     (finding,) = claims.findings
-    assert (finding.code, finding.level, finding.count, finding.file) == ("unmatched_labels", "warning", 2, "labels.csv")
+    assert (finding.code, finding.level, finding.count, finding.file) == (
+        "unmatched_labels",
+        "warning",
+        2,
+        "labels.csv",
+    )
     assert "a7" not in finding.line()
 
 
 def test_labels_that_are_none(tmp_path: Path) -> None:
     write_files(tmp_path, claims__csv=HEAD + GOOD)
-    assert catch_refusal(write_files(tmp_path, labels__csv=LABELS + "a1,0,0,2005-01-01\n")).code == "duplicate_key"
-    error = catch_refusal(write_files(tmp_path, labels__csv="patient_id,CHF,age\na1,1,70\na2,0,80\n"))
+    assert (
+        catch_refusal(write_files(tmp_path, labels__csv=LABELS + "a1,0,0,2005-01-01\n")).code
+        == "duplicate_key"
+    )
+    error = catch_refusal(
+        write_files(tmp_path, labels__csv="patient_id,CHF,age\na1,1,70\na2,0,80\n")
+    )
     assert (error.code, error.field) == ("label", "age")
-    claims, _ = read_folder(write_files(tmp_path, labels__csv="patient_id,CHF\na1,1\na2,0\na3,0\na4,yes\n"))
+    claims, _ = read_folder(
+        write_files(tmp_path, labels__csv="patient_id,CHF\na1,1\na2,0\na3,0\na4,yes\n")
+    )
     assert claims.labels is not None
     assert claims.labels["chf"].to_list() == [1, 0, 0]
     (rows,) = [row for row in claims.rows if row.file == "labels.csv"]
     assert (rows.seen, rows.quarantined) == (4, {"label": 1})
-    assert catch_refusal(write_files(tmp_path, labels__csv="patient_id,CHF,chf\na1,1,1\n")).code == "header"
+    assert (
+        catch_refusal(write_files(tmp_path, labels__csv="patient_id,CHF,chf\na1,1,1\n")).code
+        == "header"
+    )
     claims, _ = read_folder(write_files(tmp_path, labels__csv=LABELS + "a3,1,1,2005-02-30\n"))
     assert claims.labels is not None
     assert claims.labels["subject_id"].to_list() == ["a1", "a2"]
@@ -465,7 +628,11 @@ def test_labels_that_are_none(tmp_path: Path) -> None:
 
 
 def test_label_columns_by_option(tmp_path: Path) -> None:
-    write_files(tmp_path, claims__csv=HEAD + GOOD, labels__csv="patient_id,Heart,age\na1,yes,70\na2,no,80\na3,,\n")
+    write_files(
+        tmp_path,
+        claims__csv=HEAD + GOOD,
+        labels__csv="patient_id,Heart,age\na1,yes,70\na2,no,80\na3,,\n",
+    )
     claims, _ = read_folder(tmp_path, label_column=["heart:CHF:yes"])
     assert claims.labels is not None
     assert list_cells(claims.labels, "subject_id", "chf") == [("a1", 1), ("a2", 0), ("a3", None)]
@@ -477,18 +644,41 @@ def test_label_columns_by_option(tmp_path: Path) -> None:
 
 def test_a_leak_names_the_table_of_labels_and_none_where_rules_make_them(tmp_path: Path) -> None:
     """Every positive has the code that defines its label, and no negative."""
-    rows = [f"s{i},2001-0{k + 1}-01,{'428.0' if i % 2 else '401.9'}" for i in range(20) for k in range(3)]
+    rows = [
+        f"s{i},2001-0{k + 1}-01,{'428.0' if i % 2 else '401.9'}"
+        for i in range(20)
+        for k in range(3)
+    ]
     labels = "patient_id,CHF\n" + "".join(f"s{i},{i % 2}\n" for i in range(20))
-    raw = write_files(tmp_path / "raw", claims__csv=HEAD + "\n".join(rows) + "\n", labels__csv=labels)
-    born = "patient_id,birth_date\n" + "".join(f"s{i},1930-01-01\n" for i in range(20))  # the rule has a minimum age
-    write_files(raw, icd9_phecode__csv="icd9,phecode\n428.0,428.2\n401.9,401.1\n", patients__csv=born)
+    raw = write_files(
+        tmp_path / "raw", claims__csv=HEAD + "\n".join(rows) + "\n", labels__csv=labels
+    )
+    # the rule has a minimum age
+    born = "patient_id,birth_date\n" + "".join(f"s{i},1930-01-01\n" for i in range(20))
+    write_files(
+        raw, icd9_phecode__csv="icd9,phecode\n428.0,428.2\n401.9,401.1\n", patients__csv=born
+    )
     physician = {"default_source": "physician"}
-    for options, files in ((physician, {"chf": "labels.csv"}), (physician | {"rules": "ccdss"}, {"chf": None, "chf_source": "labels.csv"})):
+    for options, files in (
+        (physician, {"chf": "labels.csv"}),
+        (physician | {"rules": "ccdss"}, {"chf": None, "chf_source": "labels.csv"}),
+    ):
         home = tmp_path / str(len(files)) / "cache" / "pophr"
-        report = workflows.ingest("pophr", raw, home, options=options, build={"min_codes": 1, "select": False})
-        leaks = [one for one in report["reasons"] if one["code"] == "label_leakage" and "chf" in one["message"]]
-        assert {one["message"].partition("label ")[2].partition(":")[0]: one["file"] for one in leaks} == files
-        assert all(one["message"].startswith(f"{one['file']}: label " if one["file"] else "label ") for one in leaks)
+        report = workflows.ingest(
+            "pophr", raw, home, options=options, build={"min_codes": 1, "select": False}
+        )
+        leaks = [
+            one
+            for one in report["reasons"]
+            if one["code"] == "label_leakage" and "chf" in one["message"]
+        ]
+        assert {
+            one["message"].partition("label ")[2].partition(":")[0]: one["file"] for one in leaks
+        } == files
+        assert all(
+            one["message"].startswith(f"{one['file']}: label " if one["file"] else "label ")
+            for one in leaks
+        )
 
 
 # --- bad inputs of the generator
@@ -496,7 +686,9 @@ def test_a_leak_names_the_table_of_labels_and_none_where_rules_make_them(tmp_pat
 
 @needs_sample(BAD)
 def test_cases_of_claims_are_refused_or_handed_to_the_row_checks(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, str(BAD), str(tmp_path), "--only", "CL"], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, str(BAD), str(tmp_path), "--only", "CL"], check=True, capture_output=True
+    )
     cases = {case["id"][:4]: case for case in json.loads((tmp_path / "manifest.json").read_text())}
     refused = {}
     reported = {}
@@ -507,7 +699,11 @@ def test_cases_of_claims_are_refused_or_handed_to_the_row_checks(tmp_path: Path)
         except UserError as error:
             refused[name] = (str(error.code), error.exit_code)
             continue
-        lines = (root / case["entry"]).read_bytes().count(b"\n") if case["entry"].endswith(".csv") else 0
+        lines = (
+            (root / case["entry"]).read_bytes().count(b"\n")
+            if case["entry"].endswith(".csv")
+            else 0
+        )
         assert events.height == lines - 1
         if found := find_codes(claims):
             reported[name] = found

@@ -1,4 +1,6 @@
-"""`predict`: new recordings give the bits of `evaluate`, labels stay closed, faults are named, and every file opens in other tools."""
+"""`predict`: new recordings give the bits of `evaluate`, labels stay closed, faults are named, and
+every file opens in other tools.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,26 @@ from bitimely_core.errors import UserError
 from bitimely_core.evaluate.endpoints import compute_endpoints, place_epochs
 from bitimely_core.formats import edf, edf_header, edf_writer
 from bitimely_core.schemas.tokens import ChannelStatistics, Preprocessing, WindowOptions
-from bitimely_core.tokens.unlabelled import ChannelMap, UnlabelledWindows, cut_unlabelled, find_recordings, suggest_channel
+from bitimely_core.tokens.unlabelled import (
+    ChannelMap,
+    UnlabelledWindows,
+    cut_unlabelled,
+    find_recordings,
+    suggest_channel,
+)
 from bitimely_core.types import Record, Signal
 
-SMALL = ["--set", "model.tokenizer=patch", "--set", "model.patch=100", *make_v1.RETENTION, "--batch-size", "16", "--steps", "2"]
+SMALL = [
+    "--set",
+    "model.tokenizer=patch",
+    "--set",
+    "model.patch=100",
+    *make_v1.RETENTION,
+    "--batch-size",
+    "16",
+    "--steps",
+    "2",
+]
 STAGES = ["W", "N1", "N2", "N3", "REM"]
 SUBJECTS = 6
 opened: list[str] | None = None
@@ -41,17 +59,51 @@ sys.addaudithook(record_open)
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A workspace with a stager of six synthetic subjects, evaluated and exported, and their files in `raw`."""
+    """A workspace with a stager of six synthetic subjects, evaluated and exported, and their files
+    in `raw`.
+    """
     root = tmp_path_factory.mktemp("predict")
     nights = root / "raw" / "sleep-cassette"
     nights.mkdir(parents=True)
     for subject in range(SUBJECTS):
-        for end, content in zip(("E0-PSG", "EC-Hypnogram"), synthetic.encode_night("small", 0, subject, 1), strict=True):
+        for end, content in zip(
+            ("E0-PSG", "EC-Hypnogram"), synthetic.encode_night("small", 0, subject, 1), strict=True
+        ):
             (nights / f"SC4{subject:02d}1{end}.edf").write_bytes(content)
     work = ["-w", str(root / "ws")]
     assert main(["ingest", "sleep-edf", str(root / "raw"), *work]) in {0, 3}
-    assert main(["pretrain", "--preset", "tiny", "--data", "sleep-edf/staging", "--run", "base", *SMALL, *work]) == 0
-    assert main(["finetune", "base", "--data", "sleep-edf/staging", "--steps", "3", "--run", "stager", *work]) == 0
+    assert (
+        main(
+            [
+                "pretrain",
+                "--preset",
+                "tiny",
+                "--data",
+                "sleep-edf/staging",
+                "--run",
+                "base",
+                *SMALL,
+                *work,
+            ]
+        )
+        == 0
+    )
+    assert (
+        main(
+            [
+                "finetune",
+                "base",
+                "--data",
+                "sleep-edf/staging",
+                "--steps",
+                "3",
+                "--run",
+                "stager",
+                *work,
+            ]
+        )
+        == 0
+    )
     assert main(["evaluate", "stager", "--bootstrap", "0", *work]) == 0
     assert main(["export", "stager", "--out", str(root / "model"), *work]) == 0
     return root
@@ -64,7 +116,9 @@ def scored(home: Path) -> pl.DataFrame:
 
 
 def call(home: Path, files: Sequence[Path], out: Path, *options: str, run: str = "stager") -> int:
-    return main(["predict", run, *map(str, files), "--out", str(out), *options, "-w", str(home / "ws")])
+    return main(
+        ["predict", run, *map(str, files), "--out", str(out), *options, "-w", str(home / "ws")]
+    )
 
 
 def find_night(home: Path, scored: pl.DataFrame) -> Path:
@@ -76,18 +130,36 @@ def count_equal(scored: pl.DataFrame, found: pl.DataFrame) -> int:
     """Windows with the same start in both, all of them with equal bits."""
     both = scored.join(found, on="start", suffix="_new")
     for name in STAGES:
-        assert np.array_equal(both[f"p_{name}"].to_numpy().view(np.int32), both[f"p_{name}_new"].to_numpy().view(np.int32)), name
+        assert np.array_equal(
+            both[f"p_{name}"].to_numpy().view(np.int32),
+            both[f"p_{name}_new"].to_numpy().view(np.int32),
+        ), name
     return len(both)
 
 
-def test_probabilities_are_those_of_evaluate_bit_for_bit(home: Path, scored: pl.DataFrame, tmp_path: Path) -> None:
+def test_probabilities_are_those_of_evaluate_bit_for_bit(
+    home: Path, scored: pl.DataFrame, tmp_path: Path
+) -> None:
     night = find_night(home, scored)
     own = scored.filter(pl.col("recording_id") == scored["recording_id"][0])
     assert call(home, [night], tmp_path / "out") == 0
     found = pl.read_parquet(tmp_path / "out" / "predictions.parquet")
     assert len(found) == 20
     assert count_equal(own, found) == len(own) > 5
-    assert main(["predict", str(home / "model"), str(night), "--out", str(tmp_path / "exported"), "-w", str(tmp_path / "nowhere")]) == 0
+    assert (
+        main(
+            [
+                "predict",
+                str(home / "model"),
+                str(night),
+                "--out",
+                str(tmp_path / "exported"),
+                "-w",
+                str(tmp_path / "nowhere"),
+            ]
+        )
+        == 0
+    )
     assert pl.read_parquet(tmp_path / "exported" / "predictions.parquet").equals(found)
     assert bitimely.from_pretrained(home / "model").predict(night).equals(found)
     assert call(home, [home / "ws" / "cache" / "sleep-edf"], tmp_path / "cached") == 0
@@ -95,7 +167,9 @@ def test_probabilities_are_those_of_evaluate_bit_for_bit(home: Path, scored: pl.
     assert call(home, [home / "ws" / "cache" / "sleep-edf"], tmp_path / "ahead", "--jobs", "3") == 0
     assert pl.read_parquet(tmp_path / "ahead" / "predictions.parquet").equals(cached)
     assert cached["recording_id"].n_unique() == SUBJECTS
-    assert count_equal(own, cached.filter(pl.col("recording_id") == own["recording_id"][0])) == len(own)
+    assert count_equal(own, cached.filter(pl.col("recording_id") == own["recording_id"][0])) == len(
+        own
+    )
 
 
 def test_a_row_does_not_depend_on_the_rows_beside_it(home: Path) -> None:
@@ -108,13 +182,20 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(home: Path) -> None:
     assert np.array_equal(predict(head, windows.subset(keep), batch_size=16), every[keep])
 
 
-def test_labels_beside_the_recordings_are_never_opened(home: Path, scored: pl.DataFrame, tmp_path: Path) -> None:
+def test_labels_beside_the_recordings_are_never_opened(
+    home: Path, scored: pl.DataFrame, tmp_path: Path
+) -> None:
     global opened
     night, folder = find_night(home, scored), tmp_path / "bids"
     (folder / "sub-01").mkdir(parents=True)
     shutil.copy(night, folder / "sub-01" / "sub-01_task-sleep_eeg.edf")
     (folder / "dataset_description.json").write_text("{}")
-    for name in ("sub-01_task-sleep_events.tsv", "sub-01_task-sleep_eeg-Hypnogram.edf", "sub-01_task-sleep_eeg.atr", "sub-01.xml"):
+    for name in (
+        "sub-01_task-sleep_events.tsv",
+        "sub-01_task-sleep_eeg-Hypnogram.edf",
+        "sub-01_task-sleep_eeg.atr",
+        "sub-01.xml",
+    ):
         (folder / "sub-01" / name).write_bytes(b"\xff" * 50)
     opened = []
     try:
@@ -123,7 +204,9 @@ def test_labels_beside_the_recordings_are_never_opened(home: Path, scored: pl.Da
         seen, opened = opened, None
     read = {Path(path).name for path in seen if str(folder) in path}
     assert read == {"sub-01_task-sleep_eeg.edf"}
-    assert [path.name for path in (tmp_path / "out").iterdir() if path.is_dir()] == ["sub-01-sub-01_task-sleep_eeg"]
+    assert [path.name for path in (tmp_path / "out").iterdir() if path.is_dir()] == [
+        "sub-01-sub-01_task-sleep_eeg"
+    ]
 
 
 def test_one_bad_file_is_named_and_the_others_go_on(
@@ -135,7 +218,12 @@ def test_one_bad_file_is_named_and_the_others_go_on(
     assert call(home, [bad, night, empty, tmp_path / "absent.edf"], tmp_path / "out", "--json") == 3
     out, err = capsys.readouterr()
     found = json.loads(out)
-    assert [row["status"] for row in found["recordings"]] == ["refused", "predicted", "refused", "refused"]
+    assert [row["status"] for row in found["recordings"]] == [
+        "refused",
+        "predicted",
+        "refused",
+        "refused",
+    ]
     assert all(name in err for name in ("bad.edf", "empty.bdf", "absent.edf"))
     assert call(home, [bad, empty], tmp_path / "none") == 4
     assert not (tmp_path / "none").exists()
@@ -148,15 +236,25 @@ def test_a_defect_of_the_model_is_not_one_of_the_recordings(
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("in the model")
 
-    monkeypatch.setattr(importlib.import_module("bitimely_core.workflows.predict"), "predict_windows", fail)
+    monkeypatch.setattr(
+        importlib.import_module("bitimely_core.workflows.predict"), "predict_windows", fail
+    )
     with pytest.raises(ZeroDivisionError, match="in the model"):
-        workflows.predict("stager", [find_night(home, scored)], out=tmp_path / "out", workspace=home / "ws")
+        workflows.predict(
+            "stager", [find_night(home, scored)], out=tmp_path / "out", workspace=home / "ws"
+        )
 
 
 def rewrite(
-    night: Path, path: Path, change: Callable[[edf_header.EdfChannel], edf_header.EdfChannel], patient: str = "X X X X", factor: int = 1
+    night: Path,
+    path: Path,
+    change: Callable[[edf_header.EdfChannel], edf_header.EdfChannel],
+    patient: str = "X X X X",
+    factor: int = 1,
 ) -> Path:
-    """The first channel of `night` with another header; `factor`: samples repeated, at a rate that many times as high."""
+    """The first channel of `night` with another header; `factor`: samples repeated, at a rate that
+    many times as high.
+    """
     header = edf_header.read_header(night)
     channel = header.channels[0]
     samples = np.repeat(edf.read_signals(night, header, [channel.label])[0].samples, factor)
@@ -191,36 +289,58 @@ def test_units_and_rates_are_converted_and_said_or_refused(
     night = find_night(home, scored)
     model = bitimely.from_pretrained("stager", workspace=home / "ws")
     wanted = model.predict(night)["p_N2"].to_numpy()
-    milli = rewrite(night, tmp_path / "milli.edf", lambda c: c._replace(unit="mV", physical_min=-0.25, physical_max=0.25))
+    milli = rewrite(
+        night,
+        tmp_path / "milli.edf",
+        lambda c: c._replace(unit="mV", physical_min=-0.25, physical_max=0.25),
+    )
     assert call(home, [milli], tmp_path / "out") == 0
     assert "converted to 'uV'" in capsys.readouterr().err
-    assert np.allclose(pl.read_parquet(tmp_path / "out" / "predictions.parquet")["p_N2"].to_numpy(), wanted, atol=1e-5)
+    assert np.allclose(
+        pl.read_parquet(tmp_path / "out" / "predictions.parquet")["p_N2"].to_numpy(),
+        wanted,
+        atol=1e-5,
+    )
     fast = rewrite(night, tmp_path / "fast.edf", lambda c: c, factor=2)
     assert call(home, [fast], tmp_path / "out") == 0
     assert "200 Hz" in capsys.readouterr().err
-    assert np.allclose(pl.read_parquet(tmp_path / "out" / "predictions.parquet")["p_N2"].to_numpy(), wanted, atol=0.02)
+    assert np.allclose(
+        pl.read_parquet(tmp_path / "out" / "predictions.parquet")["p_N2"].to_numpy(),
+        wanted,
+        atol=0.02,
+    )
     warm = rewrite(night, tmp_path / "warm.edf", lambda c: c._replace(unit="degC"))
     assert call(home, [warm], tmp_path / "out") == 4
     assert "error[unit]" in capsys.readouterr().err
     short = tmp_path / "short.edf"
-    edf_writer.write_edf(short, [edf_header.EdfChannel("EEG Fpz-Cz", "uV", -250.0, 250.0, -2048, 2047, 100)], [np.zeros(1000, np.int16)])
+    edf_writer.write_edf(
+        short,
+        [edf_header.EdfChannel("EEG Fpz-Cz", "uV", -250.0, 250.0, -2048, 2047, 100)],
+        [np.zeros(1000, np.int16)],
+    )
     assert call(home, [short], tmp_path / "out") == 4
     assert "error[length]" in capsys.readouterr().err
 
 
-def test_tables_and_arrays_need_a_rate(home: Path, scored: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_and_arrays_need_a_rate(
+    home: Path, scored: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     night = find_night(home, scored)
     signal = edf.read_signals(night, edf_header.read_header(night), ["EEG Fpz-Cz"])[0]
     values = signal.samples * signal.scale + signal.offset
     np.save(tmp_path / "night.npy", values)
-    (tmp_path / "table.csv").write_text("EEG Fpz-Cz\n" + "\n".join(map(str, values.tolist())) + "\n")
+    (tmp_path / "table.csv").write_text(
+        "EEG Fpz-Cz\n" + "\n".join(map(str, values.tolist())) + "\n"
+    )
     files = [tmp_path / "night.npy", tmp_path / "table.csv"]
     assert call(home, files, tmp_path / "out") == 4
     assert capsys.readouterr().err.count("no sampling rate") == 2
     (tmp_path / "map.toml").write_text('rate = 100\n[channels]\n"EEG Fpz-Cz" = "channel 1"\n')
     assert call(home, files, tmp_path / "out", "--map", str(tmp_path / "map.toml")) == 0
     assert "states no unit" in capsys.readouterr().err
-    wanted = bitimely.from_pretrained("stager", workspace=home / "ws").predict(night)["p_W"].to_numpy()
+    wanted = (
+        bitimely.from_pretrained("stager", workspace=home / "ws").predict(night)["p_W"].to_numpy()
+    )
     found = pl.read_parquet(tmp_path / "out" / "predictions.parquet")
     for _, own in found.group_by("recording_id"):
         assert np.allclose(own["p_W"].to_numpy(), wanted, atol=1e-4)
@@ -248,23 +368,33 @@ def test_windows_without_a_sample_have_no_prediction() -> None:
         target=None,
     )
     statistics = (ChannelStatistics.model_construct(mean=0.0, std=1.0),)
-    reads = Preprocessing.model_construct(options=options, units=("uV",), class_names=(), missing=True, channels=statistics)
+    reads = Preprocessing.model_construct(
+        options=options, units=("uV",), class_names=(), missing=True, channels=statistics
+    )
     samples = np.arange(100, dtype=np.float32)
     samples[15:70] = np.nan  # of the windows of 20 samples the second and the third are empty
 
     def cut(x: np.ndarray) -> UnlabelledWindows:
-        return cut_unlabelled(Record(recording_id="night", subject_id="p", signals=[Signal("x", 10.0, "uV", x)]), "night", reads)
+        return cut_unlabelled(
+            Record(recording_id="night", subject_id="p", signals=[Signal("x", 10.0, "uV", x)]),
+            "night",
+            reads,
+        )
 
     found = cut(samples)
     assert found.windows.index["start"].to_list() == [0.0, 6.0, 8.0]
-    assert np.array_equal(np.concatenate([shard[..., 0] for shard in found.windows.shards])[2], samples[80:])
+    assert np.array_equal(
+        np.concatenate([shard[..., 0] for shard in found.windows.shards])[2], samples[80:]
+    )
     assert "2 windows have no sample" in found.findings[-1].message
     with pytest.raises(UserError, match="none of 5 windows has a sample") as caught:
         cut(np.full(100, np.nan, np.float32))
     assert (caught.value.code, caught.value.exit_code) == ("missing_values", 4)
 
 
-def test_a_hypnogram_opens_in_mne_and_events_are_a_bids_derivative(home: Path, scored: pl.DataFrame, tmp_path: Path) -> None:
+def test_a_hypnogram_opens_in_mne_and_events_are_a_bids_derivative(
+    home: Path, scored: pl.DataFrame, tmp_path: Path
+) -> None:
     import mne
 
     night = find_night(home, scored)
@@ -273,22 +403,33 @@ def test_a_hypnogram_opens_in_mne_and_events_are_a_bids_derivative(home: Path, s
     frame = pl.read_parquet(folder / "predictions.parquet")
     notes = mne.read_annotations(folder / f"{name}-hypnogram.edf")
     texts = {"REM": "Sleep stage R"}
-    assert list(notes.description) == [texts.get(stage, f"Sleep stage {stage}") for stage in frame["class"]]
+    assert list(notes.description) == [
+        texts.get(stage, f"Sleep stage {stage}") for stage in frame["class"]
+    ]
     assert list(notes.onset) == frame["start"].to_list()
     assert set(notes.duration) == {30.0}
     raw = mne.io.read_raw_edf(folder / f"{name}-hypnogram.edf", verbose="ERROR")
     assert raw.get_data()[0].tolist() == frame["prediction"].to_list()
     psg = mne.io.read_raw_edf(night, verbose="ERROR").set_annotations(notes, emit_warning=False)
-    assert len(mne.events_from_annotations(psg, chunk_duration=30.0, verbose="ERROR")[0]) == len(frame)
+    assert len(mne.events_from_annotations(psg, chunk_duration=30.0, verbose="ERROR")[0]) == len(
+        frame
+    )
     events = pl.read_csv(folder / f"{name}_events.tsv", separator="\t")
     assert events.columns[:3] == ["onset", "duration", "trial_type"]
     assert events["trial_type"].to_list() == frame["class"].to_list()
-    assert set(json.loads((folder / f"{name}_events.json").read_text())["trial_type"]["Levels"]) == set(STAGES)
-    assert json.loads((tmp_path / "dataset_description.json").read_text())["DatasetType"] == "derivative"
+    assert set(
+        json.loads((folder / f"{name}_events.json").read_text())["trial_type"]["Levels"]
+    ) == set(STAGES)
+    assert (
+        json.loads((tmp_path / "dataset_description.json").read_text())["DatasetType"]
+        == "derivative"
+    )
     assert main(["verify", str(tmp_path)]) == 0
 
 
-def test_nothing_of_the_header_leaves_and_names_are_text(home: Path, scored: pl.DataFrame, tmp_path: Path) -> None:
+def test_nothing_of_the_header_leaves_and_names_are_text(
+    home: Path, scored: pl.DataFrame, tmp_path: Path
+) -> None:
     night, odd = find_night(home, scored), tmp_path / "in" / "<b onclick=a()>night.edf"
     odd.parent.mkdir()
     rewrite(night, odd, lambda c: c, patient="MCH-0234567 F 02-AUG-1951 Haagse_Harry")
@@ -297,10 +438,14 @@ def test_nothing_of_the_header_leaves_and_names_are_text(home: Path, scored: pl.
     assert len(written) > 10
     for path in written:
         content = path.read_bytes()
-        assert not any(text in content for text in (b"Harry", b"0234567", b"1951", b"<b onclick")), path
+        assert not any(
+            text in content for text in (b"Harry", b"0234567", b"1951", b"<b onclick")
+        ), path
 
 
-def test_dry_runs_and_wrong_runs(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_runs_and_wrong_runs(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = home / "raw"
     assert call(home, [folder], tmp_path / "out", "--dry-run", "--json") == 0
     assert json.loads(capsys.readouterr().out)["n"] == SUBJECTS
@@ -321,9 +466,30 @@ def test_values_are_a_time_series(tmp_path: Path) -> None:
     assert main(["ingest", "generic", str(raw), "--map", str(raw / "map.toml"), *work]) in {0, 3}
     tiny = [*make_v1.TINY, *make_v1.RETENTION, *make_v1.PATCHES, "--steps", "2"]
     assert main(["pretrain", *tiny, "--data", "generic/regression", "--run", "base", *work]) == 0
-    assert main(["finetune", "base", "--data", "generic/regression", "--steps", "2", "--run", "ages", *work]) == 0
+    assert (
+        main(
+            [
+                "finetune",
+                "base",
+                "--data",
+                "generic/regression",
+                "--steps",
+                "2",
+                "--run",
+                "ages",
+                *work,
+            ]
+        )
+        == 0
+    )
     (tmp_path / "map.toml").write_text(f"rate = {make_v1.RATE}\n")
-    files = [str(raw / "data" / "p00_a.csv"), "--map", str(tmp_path / "map.toml"), "--out", str(tmp_path / "out")]
+    files = [
+        str(raw / "data" / "p00_a.csv"),
+        "--map",
+        str(tmp_path / "map.toml"),
+        "--out",
+        str(tmp_path / "out"),
+    ]
     assert main(["predict", "ages", *files, *work]) == 0
     series = pl.read_csv(tmp_path / "out" / "p00_a" / "p00_a_timeseries.csv")
     frame = pl.read_parquet(tmp_path / "out" / "predictions.parquet")
@@ -335,16 +501,28 @@ def test_values_are_a_time_series(tmp_path: Path) -> None:
 
 
 def yasa_statistics(hypno: Sequence[int], seconds: float) -> dict[str, float]:
-    """The definitions that YASA documents, on its coding (0 W, 1 N1, 2 N2, 3 N3, 4 REM, -2 not scored)."""
+    """The definitions that YASA documents, on its coding (0 W, 1 N1, 2 N2, 3 N3, 4 REM, -2 not
+    scored).
+    """
     x = np.asarray(hypno)
     sleep = [i for i, stage in enumerate(x) if stage > 0]
     inside = x[sleep[0] : sleep[-1] + 1]
-    count = {"TIB": len(x), "SPT": len(inside), "WASO": list(inside).count(0), "TST": len(sleep), "SOL": sleep[0]}
+    count = {
+        "TIB": len(x),
+        "SPT": len(inside),
+        "WASO": list(inside).count(0),
+        "TST": len(sleep),
+        "SOL": sleep[0],
+    }
     for code, name in enumerate(("N1", "N2", "N3", "REM"), 1):
         count[name] = list(x).count(code)
         count[f"Lat_{name}"] = list(x).index(code) if code in x else np.nan
     out = {name: value * seconds / 60 for name, value in count.items()}
-    return out | {"SE": 100 * out["TST"] / out["TIB"], "SME": 100 * out["TST"] / out["SPT"], "%REM": 100 * out["REM"] / out["TST"]}
+    return out | {
+        "SE": 100 * out["TST"] / out["TIB"],
+        "SME": 100 * out["TST"] / out["SPT"],
+        "%REM": 100 * out["REM"] / out["TST"],
+    }
 
 
 NAMES = {
@@ -358,15 +536,19 @@ def check_endpoints(oracle: Callable[[np.ndarray, float], dict[str, float]]) -> 
     rng = np.random.default_rng(0)
     for trial in range(200):
         epoch = float(rng.choice([20.0, 30.0]))
-        hypno = rng.choice([-2, 0, 1, 2, 3, 4], size=int(rng.integers(2, 60)), p=[0.05, 0.35, 0.1, 0.3, 0.1, 0.1])
+        hypno = rng.choice(
+            [-2, 0, 1, 2, 3, 4], size=int(rng.integers(2, 60)), p=[0.05, 0.35, 0.1, 0.3, 0.1, 0.1]
+        )
         hypno[int(rng.integers(len(hypno)))] = int(rng.integers(1, 5))
         found = compute_endpoints(np.where(hypno < 0, -1, hypno), STAGES, epoch)
         for theirs, value in oracle(hypno, epoch).items():
             if theirs in NAMES:
                 own = found[NAMES[theirs]]
-                assert (own.value is None and own.undefined_reason) if np.isnan(value) else own.value == pytest.approx(value, abs=1e-9), (
-                    trial
-                )
+                assert (
+                    (own.value is None and own.undefined_reason)
+                    if np.isnan(value)
+                    else own.value == pytest.approx(value, abs=1e-9)
+                ), trial
 
 
 def test_endpoints_are_those_of_yasa() -> None:
@@ -381,7 +563,13 @@ def test_endpoints_are_those_of_the_package_yasa() -> None:
 def test_endpoints_of_a_night_without_sleep_say_why() -> None:
     found = compute_endpoints(np.zeros(10, np.int64), STAGES, 30.0)
     assert found["total_sleep_time"].value == found["sleep_efficiency"].value == 0.0
-    for name in ("sleep_onset_latency", "wake_after_sleep_onset", "latency_REM", "rem_latency_from_onset", "percent_N2"):
+    for name in (
+        "sleep_onset_latency",
+        "wake_after_sleep_onset",
+        "latency_REM",
+        "rem_latency_from_onset",
+        "percent_N2",
+    ):
         assert found[name].value is None
         assert found[name].undefined_reason
 
@@ -391,13 +579,18 @@ def test_gaps_of_a_hypnogram_are_epochs_without_a_score() -> None:
 
 
 def test_no_two_recordings_have_one_name(tmp_path: Path) -> None:
-    files = [tmp_path / name for name in ("a/night.csv", "b/night.csv", "b/night-2.csv", "c/night.csv", "d/NIGHT.csv")]
+    files = [
+        tmp_path / name
+        for name in ("a/night.csv", "b/night.csv", "b/night-2.csv", "c/night.csv", "d/NIGHT.csv")
+    ]
     for file in files:
         file.parent.mkdir(exist_ok=True)
         file.write_text("x\n1\n")
     options = WindowOptions.model_construct(channels=["x"], rate=100.0, length=1.0)
     names = [one.name for one in find_recordings(files, options, ChannelMap())]
-    assert names == ["night", "night-2", "night-2-2", "night-3", "NIGHT-4"], "the second would be written over by the third"
+    assert names == ["night", "night-2", "night-2-2", "night-3", "NIGHT-4"], (
+        "the second would be written over by the third"
+    )
 
 
 def test_channels_are_suggested_by_their_letters() -> None:
@@ -422,11 +615,15 @@ def test_night_scores_are_those_of_plain_code(home: Path, scored: pl.DataFrame) 
 
     found = Scores.load(home / "ws" / "runs" / "stager" / "scores.json").nights
     assert found is not None
-    nights = [group.sort("start") for _, group in scored.group_by("recording_id", maintain_order=True)]
+    nights = [
+        group.sort("start") for _, group in scored.group_by("recording_id", maintain_order=True)
+    ]
     kappas = [cohen_kappa_score(night["target"], night["prediction"]) for night in nights]
     assert found.nights == len(nights)
     assert found.kappa.value == pytest.approx(np.mean(kappas), abs=1e-12)
-    sleep = [[(night[side] != 0).sum() / 2 for side in ("prediction", "target")] for night in nights]
+    sleep = [
+        [(night[side] != 0).sum() / 2 for side in ("prediction", "target")] for night in nights
+    ]
     own = found.endpoints["total_sleep_time"]
     assert own.bias.value == pytest.approx(np.mean([a - b for a, b in sleep]), abs=1e-9)
     assert (own.predicted, own.scored) == pytest.approx(tuple(np.mean(sleep, axis=0)), abs=1e-9)
@@ -434,7 +631,9 @@ def test_night_scores_are_those_of_plain_code(home: Path, scored: pl.DataFrame) 
 
 
 def test_limits_of_agreement_hold_95_percent_of_new_nights() -> None:
-    """Two nights a subject, differences with standard deviations 4 between and 3 within subjects: the limits are +- 1.96 * 5."""
+    """Two nights a subject, differences with standard deviations 4 between and 3 within subjects:
+    the limits are +- 1.96 * 5.
+    """
     from bitimely_core.evaluate.endpoints import limits_of_agreement
 
     rng, widths, inside = np.random.default_rng(0), [], 0
@@ -457,11 +656,14 @@ def test_events_are_found_where_predictions_overlap() -> None:
     from bitimely_core.evaluate.endpoints import score_events
 
     names = ["a"] * 10 + ["b"] * 10
-    index = pl.DataFrame({"recording_id": names, "subject_id": names, "start": [6.0 * i for i in range(10)] * 2})
+    index = pl.DataFrame(
+        {"recording_id": names, "subject_id": names, "start": [6.0 * i for i in range(10)] * 2}
+    )
     target = np.array([0, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0])
     predicted = np.array([0, 0, 1, 1, 0, 1, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0])
     found = score_events(index, target, predicted, 6.0)
-    assert found.events == 3  # the first is found; the second is missed by one window; b's is missed
+    # the first is found; the second is missed by one window; b's is missed
+    assert found.events == 3
     assert found.sensitivity.value == pytest.approx(1 / 3)
     assert found.false_alarms == 3
     assert found.hours == pytest.approx(20 * 6 / 3600)
@@ -473,8 +675,12 @@ def test_events_are_found_where_predictions_overlap() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # wfdb with a newer pandas
 @pytest.mark.filterwarnings("ignore:The inplace keyword")
-def test_wfdb_and_bdf_recordings_are_read_and_their_labels_stay_closed(home: Path, scored: pl.DataFrame, tmp_path: Path) -> None:
-    """The same night in both formats, with annotations beside it, gives the probabilities of the EDF to rounding of the header."""
+def test_wfdb_and_bdf_recordings_are_read_and_their_labels_stay_closed(
+    home: Path, scored: pl.DataFrame, tmp_path: Path
+) -> None:
+    """The same night in both formats, with annotations beside it, gives the probabilities of the
+    EDF to rounding of the header.
+    """
     global opened
     import pyedflib
     import wfdb
@@ -483,12 +689,37 @@ def test_wfdb_and_bdf_recordings_are_read_and_their_labels_stay_closed(home: Pat
     folder.mkdir()
     signal = edf.read_signals(night, edf_header.read_header(night), ["EEG Fpz-Cz"])[0]
     digital = signal.samples.astype(np.int64)[:, None]
-    header = {"fs": 100, "units": ["uV"], "sig_name": ["EEG Fpz-Cz"], "fmt": ["16"], "write_dir": str(folder)}
-    wfdb.wrsamp("record", d_signal=digital, adc_gain=[1 / signal.scale], baseline=[round(-signal.offset / signal.scale)], **header)
+    header = {
+        "fs": 100,
+        "units": ["uV"],
+        "sig_name": ["EEG Fpz-Cz"],
+        "fmt": ["16"],
+        "write_dir": str(folder),
+    }
+    wfdb.wrsamp(
+        "record",
+        d_signal=digital,
+        adc_gain=[1 / signal.scale],
+        baseline=[round(-signal.offset / signal.scale)],
+        **header,
+    )
     wfdb.wrann("record", "atr", np.array([100, 200]), symbol=["N", "N"], write_dir=str(folder))
-    with pyedflib.EdfWriter(str(folder / "night.bdf"), 1, file_type=pyedflib.FILETYPE_BDF) as writer:
-        limits = {"physical_min": -250, "physical_max": 250, "digital_min": -(2**23), "digital_max": 2**23 - 1}
-        named = {"label": "EEG Fpz-Cz", "dimension": "uV", "sample_frequency": 100, "transducer": "", "prefilter": ""}
+    with pyedflib.EdfWriter(
+        str(folder / "night.bdf"), 1, file_type=pyedflib.FILETYPE_BDF
+    ) as writer:
+        limits = {
+            "physical_min": -250,
+            "physical_max": 250,
+            "digital_min": -(2**23),
+            "digital_max": 2**23 - 1,
+        }
+        named = {
+            "label": "EEG Fpz-Cz",
+            "dimension": "uV",
+            "sample_frequency": 100,
+            "transducer": "",
+            "prefilter": "",
+        }
         writer.setSignalHeader(0, {**named, **limits})
         writer.writeSamples([signal.samples * signal.scale + signal.offset])
     for name in ("night-Hypnogram.bdf", "night-Hypnogram.edf", "night.xml"):
@@ -498,18 +729,28 @@ def test_wfdb_and_bdf_recordings_are_read_and_their_labels_stay_closed(home: Pat
         assert call(home, [folder], tmp_path / "out") == 0
     finally:
         seen, opened = opened, None
-    assert {Path(path).name for path in seen if str(folder) in path} <= {"record.hea", "record.dat", "night.bdf"}
+    assert {Path(path).name for path in seen if str(folder) in path} <= {
+        "record.hea",
+        "record.dat",
+        "night.bdf",
+    }
     wanted = bitimely.from_pretrained("stager", workspace=home / "ws").predict(night)
     found = pl.read_parquet(tmp_path / "out" / "predictions.parquet")
     assert found["recording_id"].n_unique() == 2
     for _, own in found.group_by("recording_id"):
         for stage in STAGES:
-            assert np.allclose(own[f"p_{stage}"].to_numpy(), wanted[f"p_{stage}"].to_numpy(), atol=5e-3), stage
+            assert np.allclose(
+                own[f"p_{stage}"].to_numpy(), wanted[f"p_{stage}"].to_numpy(), atol=5e-3
+            ), stage
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_number_of_files(home: Path, scored: pl.DataFrame, tmp_path: Path) -> None:
-    """Thirty more recordings than thirty add less than a tenth of what keeping their windows and pages would."""
+def test_memory_does_not_grow_with_the_number_of_files(
+    home: Path, scored: pl.DataFrame, tmp_path: Path
+) -> None:
+    """Thirty more recordings than thirty add less than a tenth of what keeping their windows and
+    pages would.
+    """
     import subprocess
 
     night, peaks = find_night(home, scored), []
@@ -522,7 +763,17 @@ def test_memory_does_not_grow_with_the_number_of_files(home: Path, scored: pl.Da
         folder.mkdir()
         for number in range(count):
             shutil.copy(night, folder / f"n{number}.edf")
-        arguments = ["predict", "stager", str(folder), "--out", str(tmp_path / f"out-{count}"), "-w", str(home / "ws")]
-        done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
+        arguments = [
+            "predict",
+            "stager",
+            str(folder),
+            "--out",
+            str(tmp_path / f"out-{count}"),
+            "-w",
+            str(home / "ws"),
+        ]
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True
+        )
         peaks.append(int(done.stdout.split()[-1]) / 1024)
     assert peaks[1] - peaks[0] < 40, f"peaks of {peaks} MiB"

@@ -1,4 +1,6 @@
-"""From native samples to predictions: what the stamp promises, against native samples that are really changed."""
+"""From native samples to predictions: what the stamp promises, against native samples that are
+really changed.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +36,21 @@ def make_options(rate: float, window: int = 64, **changes: Any) -> WindowOptions
 
 
 def make_values(samples: np.ndarray, rate: float, options: WindowOptions) -> np.ndarray:
-    """All windows of a recording of one channel, one after another, by the code that makes tokens."""
+    """All windows of a recording of one channel, one after another, by the code that makes
+    tokens.
+    """
     record = Record(recording_id="r", subject_id="s", signals=[Signal("x", rate, "uV", samples)])
     found = cutting.cut_record(record, options, None, Counter())
     assert found is not None
     return np.concatenate(list(cutting.make_windows(found, found.places, options)))[..., 0].ravel()
 
 
-def find_dependence(native: int, rate: float, options: WindowOptions) -> tuple[np.ndarray, np.ndarray]:
-    """Which values change with which native samples, bool [values, native]; and which values are observed."""
+def find_dependence(
+    native: int, rate: float, options: WindowOptions
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which values change with which native samples, bool [values, native]; and which values are
+    observed.
+    """
     noise = np.random.default_rng(0).normal(size=native)
     base = make_values(noise, rate, options)
     out = np.zeros((len(base), native), dtype=bool)
@@ -54,30 +62,46 @@ def find_dependence(native: int, rate: float, options: WindowOptions) -> tuple[n
     return out, np.isfinite(base)
 
 
-def is_leak_free(depends: np.ndarray, observed: np.ndarray, clock: np.ndarray, tokens: list[range], context: str) -> bool:
-    """The definition, by the clock: no visible value holds a sample that was taken in (or beyond) the target, and each target holds one that none does.
+def is_leak_free(
+    depends: np.ndarray, observed: np.ndarray, clock: np.ndarray, tokens: list[range], context: str
+) -> bool:
+    """The definition, by the clock: no visible value holds a sample that was taken in (or beyond)
+    the target, and each target holds one that none does.
 
-    `clock` [native] is the value at whose time a sample was taken, `tokens` are the values of each target.
+    `clock` [native] is the value at whose time a sample was taken, `tokens` are the values of each
+    target.
     """
     if context == "past or future":
-        return all(is_leak_free(depends, observed, clock, tokens, one) for one in ("past", "future"))
+        return all(
+            is_leak_free(depends, observed, clock, tokens, one) for one in ("past", "future")
+        )
     values = np.arange(len(depends))
     inner = [token for token in tokens if len(values) // 4 < token.start < 3 * len(values) // 4]
     for token in inner:
         before, after = values < token.start, values >= token.stop
         visible = {"past": before, "future": after, "around": before | after}[context]
-        forbidden = {"past": clock >= token.start, "future": clock < token.stop, "around": (clock >= token.start) & (clock < token.stop)}[
-            context
-        ]
+        forbidden = {
+            "past": clock >= token.start,
+            "future": clock < token.stop,
+            "around": (clock >= token.start) & (clock < token.stop),
+        }[context]
         reached = depends[visible].any(0)
-        if (reached & forbidden).any() or any(observed[i] and not (depends[i] & ~reached).any() for i in token):
+        if (reached & forbidden).any() or any(
+            observed[i] and not (depends[i] & ~reached).any() for i in token
+        ):
             return False
     return True
 
 
-def stamp_of(rates: list[tuple[str, float]], options: WindowOptions, objective: str, **model: Any) -> bool | str | None:
-    settings = Settings(model=ModelConfig(length=options.window, **model), objective=ObjectiveConfig(name=objective))
-    return objectives.leak_free(settings, preparation=[cutting.describe_preparation(rates, options)])
+def stamp_of(
+    rates: list[tuple[str, float]], options: WindowOptions, objective: str, **model: Any
+) -> bool | str | None:
+    settings = Settings(
+        model=ModelConfig(length=options.window, **model), objective=ObjectiveConfig(name=objective)
+    )
+    return objectives.leak_free(
+        settings, preparation=[cutting.describe_preparation(rates, options)]
+    )
 
 
 def cases() -> Iterator[tuple[float, float, dict[str, Any], dict[str, Any]]]:
@@ -86,12 +110,18 @@ def cases() -> Iterator[tuple[float, float, dict[str, Any], dict[str, Any]]]:
         {"tokenizer": "patch", "patch": 4}, {"tokenizer": "patch", "patch": 8}, {"tokenizer": "conv"}, {"tokenizer": "steps"},
     ]  # fmt: skip
     rates = [(10, 10), (10, 40), (10, 80), (10, 30), (40, 10), (30, 20), (10, 25), (50, 20)]
-    choices: list[dict[str, Any]] = [{}, {"hold": ("x",)}, {"resampling": "causal"}, {"resampling": "pointwise"}]
+    choices: list[dict[str, Any]] = [
+        {},
+        {"hold": ("x",)},
+        {"resampling": "causal"},
+        {"resampling": "pointwise"},
+    ]
     for (native, rate), choice, model in product(rates, choices, models):
         yield native, rate, choice, model
     for choice, (native, rate) in product([{}, {"filtering": "causal"}], [(40, 40), (40, 10)]):
         yield native, rate, {"bandpass": (None, 4.0), "resampling": "causal", **choice}, models[0]
-    yield 10, 40, {"resampling": "causal", "stride": 6}, models[0]  # tokens start in the middle of what is held
+    # tokens start in the middle of what is held
+    yield 10, 40, {"resampling": "causal", "stride": 6}, models[0]
     yield 10, 20, {"resampling": "causal", "stride": 65}, models[0]
 
 
@@ -105,10 +135,20 @@ def test_the_stamp_is_true_where_no_native_sample_that_is_changed_reaches_its_pr
     length = int(windows * options.window * native / rate) + 2
     depends, observed = find_dependence(length, native, whole)
     clock = np.floor(np.arange(length) * rate / native + 1e-9)
-    step, width = {"patch": (model.get("patch"), model.get("patch")), "conv": (4, 1)}.get(model["tokenizer"], (1, 1))
-    starts = sorted({start for offset in (0, stride % step) for start in range(offset, len(depends) - width, step)})
+    step, width = {"patch": (model.get("patch"), model.get("patch")), "conv": (4, 1)}.get(
+        model["tokenizer"], (1, 1)
+    )
+    starts = sorted(
+        {
+            start
+            for offset in (0, stride % step)
+            for start in range(offset, len(depends) - width, step)
+        }
+    )
     for objective, context in CONTEXTS.items():
-        expected = is_leak_free(depends, observed, clock, [range(s, s + width) for s in starts], context)
+        expected = is_leak_free(
+            depends, observed, clock, [range(s, s + width) for s in starts], context
+        )
         stamp = stamp_of([("x", native)], options, objective, **model)
         assert (stamp is True) == expected, (objective, stamp)
         if not expected:
@@ -118,21 +158,42 @@ def test_the_stamp_is_true_where_no_native_sample_that_is_changed_reaches_its_pr
 
 def test_conditions_name_their_cause() -> None:
     patches = {"tokenizer": "patch", "patch": 8}
-    options = make_options(100.0, channels=("eeg", "temp", "marker", "fast"), hold=("marker",), bandpass=(0.5, 40.0))
+    options = make_options(
+        100.0, channels=("eeg", "temp", "marker", "fast"), hold=("marker",), bandpass=(0.5, 40.0)
+    )
     rates = [("eeg", 100.0), ("temp", 1.0), ("marker", 1.0), ("fast", 256.0)]
     everything = "given zero-phase filters and given interpolated channels and given held channels and given resampled channels"
-    assert set(str(stamp_of(rates, options, "gap", **patches)).split(" and ")) == set(everything.split(" and "))
-    assert stamp_of(rates[1:2], options.model_copy(update={"bandpass": None}), "next", **patches) == "given interpolated channels"
-    assert stamp_of(rates[:1], options.model_copy(update={"filtering": "causal"}), "next", **patches) is True
-    assert stamp_of(rates[:1], options.model_copy(update={"filtering": "causal"}), "gap", **patches) == "given causal filters"
-    assert stamp_of(rates[:1], options.model_copy(update={"bandpass": None}), "gap", **patches) is True
+    assert set(str(stamp_of(rates, options, "gap", **patches)).split(" and ")) == set(
+        everything.split(" and ")
+    )
+    assert (
+        stamp_of(rates[1:2], options.model_copy(update={"bandpass": None}), "next", **patches)
+        == "given interpolated channels"
+    )
+    assert (
+        stamp_of(rates[:1], options.model_copy(update={"filtering": "causal"}), "next", **patches)
+        is True
+    )
+    assert (
+        stamp_of(rates[:1], options.model_copy(update={"filtering": "causal"}), "gap", **patches)
+        == "given causal filters"
+    )
+    assert (
+        stamp_of(rates[:1], options.model_copy(update={"bandpass": None}), "gap", **patches) is True
+    )
     settings = Settings(model=ModelConfig(), objective=ObjectiveConfig(name="next"))
     assert objectives.leak_free(settings, preparation=[None]) == "given unrecorded preprocessing"
-    assert objectives.leak_free(settings, normalise="window", preparation=[None]).endswith("and given window statistics")  # type: ignore[union-attr]
+    assert objectives.leak_free(settings, normalise="window", preparation=[None]).endswith(
+        "and given window statistics"
+    )  # type: ignore[union-attr]
 
 
 def test_objectives_without_a_declared_context_are_judged_by_the_strictest() -> None:
-    claims = {name: entry.facts.context for name, entry in registry.objectives.items() if entry.facts.leak_free is True}
+    claims = {
+        name: entry.facts.context
+        for name, entry in registry.objectives.items()
+        if entry.facts.leak_free is True
+    }
     assert {name: context for name, context in claims.items() if context != "around"} == {
         "cpc": "past",
         "next": "past",
@@ -143,7 +204,9 @@ def test_objectives_without_a_declared_context_are_judged_by_the_strictest() -> 
 # --------------------------------------------------------------------------------------- the case of noise, by the command line
 
 
-def call(capsys: pytest.CaptureFixture[str], home: Path, *argv: str, code: int = 0) -> dict[str, Any]:
+def call(
+    capsys: pytest.CaptureFixture[str], home: Path, *argv: str, code: int = 0
+) -> dict[str, Any]:
     capsys.readouterr()
     assert main([*argv, "--json", "-w", str(home)]) == code
     body: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -156,9 +219,15 @@ def noise(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("noise")
     (home / "raw").mkdir()
     for i in range(8):
-        np.save(home / "raw" / f"p{i}.npy", np.random.default_rng(i).normal(size=640).astype(np.float32))
-    (home / "map.toml").write_text('[[files]]\nmatch = "p(?P<subject>.)"\nrate = 1\nchannels = ["x"]\n')
-    assert main(["ingest", "generic", str(home / "raw"), "--map", str(home / "map.toml"), "-w", str(home)]) in {0, 3}
+        np.save(
+            home / "raw" / f"p{i}.npy", np.random.default_rng(i).normal(size=640).astype(np.float32)
+        )
+    (home / "map.toml").write_text(
+        '[[files]]\nmatch = "p(?P<subject>.)"\nrate = 1\nchannels = ["x"]\n'
+    )
+    assert main(
+        ["ingest", "generic", str(home / "raw"), "--map", str(home / "map.toml"), "-w", str(home)]
+    ) in {0, 3}
     return home
 
 
@@ -167,19 +236,52 @@ TOKENS = {
     "held": ["--rate", "100", "--window", "1600", "--resampling", "causal"],
     "native": ["--window", "64"],
     "pointwise": ["--rate", "100", "--window", "1600", "--resampling", "pointwise"],
-    "short": ["--rate", "4", "--window", "64", "--resampling", "causal"],  # one native sample a patch
+    # one native sample a patch
+    "short": ["--rate", "4", "--window", "64", "--resampling", "causal"],
 }
-STAMPS = {"interpolated": "given interpolated channels", "held": "given held channels", "native": True, "pointwise": True, "short": True}
+STAMPS = {
+    "interpolated": "given interpolated channels",
+    "held": "given held channels",
+    "native": True,
+    "pointwise": True,
+    "short": True,
+}
 
 
 @pytest.mark.parametrize("name", TOKENS)
-def test_noise_is_stamped_by_what_was_done_to_it(capsys: pytest.CaptureFixture[str], noise: Path, name: str) -> None:
+def test_noise_is_stamped_by_what_was_done_to_it(
+    capsys: pytest.CaptureFixture[str], noise: Path, name: str
+) -> None:
     made = call(capsys, noise, "tokenize", "generic", "--name", name, *TOKENS[name])
     assert made["windows"] > 0
-    stored = json.loads((noise / "tokens" / name / "manifest.json").read_text())["preparation"]["channels"]
+    stored = json.loads((noise / "tokens" / name / "manifest.json").read_text())["preparation"][
+        "channels"
+    ]
     assert [(one["channels"], one["native_rate"]) for one in stored] == [(["x"], 1.0)]
-    argv = ("pretrain", "--preset", "tiny", "--data", name, "--objective", "next-previous-strict", "--steps", "1", "--batch-size", "4")
-    done = call(capsys, noise, *argv, "--set", "model.tokenizer=patch", "--set", "model.patch=4", "--run", name)
+    argv = (
+        "pretrain",
+        "--preset",
+        "tiny",
+        "--data",
+        name,
+        "--objective",
+        "next-previous-strict",
+        "--steps",
+        "1",
+        "--batch-size",
+        "4",
+    )
+    done = call(
+        capsys,
+        noise,
+        *argv,
+        "--set",
+        "model.tokenizer=patch",
+        "--set",
+        "model.patch=4",
+        "--run",
+        name,
+    )
     assert done["leak_free"] == STAMPS[name]
     run = json.loads((noise / "runs" / name / "run.json").read_text())
     assert run["leak_free"] == STAMPS[name]
@@ -190,28 +292,72 @@ def test_noise_is_stamped_by_what_was_done_to_it(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("name", TOKENS)
-def test_analyze_leakage_changes_native_samples(capsys: pytest.CaptureFixture[str], noise: Path, name: str) -> None:
-    """The measured stamp agrees with that of the run, and the stage that leaks is named by its influence."""
-    patches = ("--set", "model.tokenizer=patch", "--set", "model.patch=4", "--objective", "next-previous-strict", "--preset", "tiny")
+def test_analyze_leakage_changes_native_samples(
+    capsys: pytest.CaptureFixture[str], noise: Path, name: str
+) -> None:
+    """The measured stamp agrees with that of the run, and the stage that leaks is named by its
+    influence.
+    """
+    patches = (
+        "--set",
+        "model.tokenizer=patch",
+        "--set",
+        "model.patch=4",
+        "--objective",
+        "next-previous-strict",
+        "--preset",
+        "tiny",
+    )
     if not (noise / "runs" / name).is_dir():
         call(capsys, noise, "tokenize", "generic", "--name", name, *TOKENS[name])
-        call(capsys, noise, "pretrain", "--data", name, *patches, "--steps", "1", "--batch-size", "4", "--run", name)
+        call(
+            capsys,
+            noise,
+            "pretrain",
+            "--data",
+            name,
+            *patches,
+            "--steps",
+            "1",
+            "--batch-size",
+            "4",
+            "--run",
+            name,
+        )
     found = call(capsys, noise, "analyze", "leakage", name, "--steps", "1")
     assert found["leak_free"] is (STAMPS[name] is True)
     summary = json.loads((noise / "reports" / f"leakage-{name}" / "summary.json").read_text())
     (native,) = summary["native"]
     assert summary["stamped"] == STAMPS[name]
-    assert (native["resampling"] > 0.1, native["copied"] > 0.5) == (name in {"interpolated", "held"}, name in {"interpolated", "held"})
+    assert (native["resampling"] > 0.1, native["copied"] > 0.5) == (
+        name in {"interpolated", "held"},
+        name in {"interpolated", "held"},
+    )
     assert native["filters"] == 0
     if name == "interpolated":  # without a run
         again = call(
-            capsys, noise, "analyze", "leakage", "--data", name, "--objective", "next-previous-strict", "--steps", "1", "--name", "d"
+            capsys,
+            noise,
+            "analyze",
+            "leakage",
+            "--data",
+            name,
+            "--objective",
+            "next-previous-strict",
+            "--steps",
+            "1",
+            "--name",
+            "d",
         )
         assert again["leak_free"] is False
-        assert "given interpolated channels" in (noise / "reports" / "d" / "report.html").read_text()
+        assert (
+            "given interpolated channels" in (noise / "reports" / "d" / "report.html").read_text()
+        )
 
 
-def test_tokens_without_a_record_are_judged_by_their_cache(capsys: pytest.CaptureFixture[str], noise: Path) -> None:
+def test_tokens_without_a_record_are_judged_by_their_cache(
+    capsys: pytest.CaptureFixture[str], noise: Path
+) -> None:
     from bitimely_core import tokens
 
     call(capsys, noise, "tokenize", "generic", "--name", "interpolated", *TOKENS["interpolated"])

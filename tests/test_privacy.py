@@ -1,4 +1,6 @@
-"""No count of 1 to 10 people can be recovered from what is printed about claims: an attacker with integer programs against random builds."""
+"""No count of 1 to 10 people can be recovered from what is printed about claims: an attacker with
+integer programs against random builds.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ Table = list[dict[str, str]]
 
 
 def write_cohort(folder: Path, seed: int) -> Path:
-    """Claims with labels, in which some groups are of 1 to 10 people: cases of a label, carriers of a code, disagreements, faulty rows."""
+    """Claims with labels, in which some groups are of 1 to 10 people: cases of a label, carriers of
+    a code, disagreements, faulty rows.
+    """
     draw = np.random.default_rng(seed)
     n = int(draw.integers(120, 420))
     folder.mkdir(parents=True)
@@ -57,15 +61,29 @@ def write_cohort(folder: Path, seed: int) -> Path:
     for i in range(n):
         for code, share in shares.items():
             if draw.random() < share * (4 if cases["flu"][i] and code in {"486", "008.5"} else 1):
-                rows += [(f"P{i}", f"2005-01-{int(draw.integers(10, 28))}", code)] * (2 if code == "428.0" else 1)
+                rows += [(f"P{i}", f"2005-01-{int(draw.integers(10, 28))}", code)] * (
+                    2 if code == "428.0" else 1
+                )
         if draw.random() < 0.02:
-            rows.append((f"P{i}", draw.choice(["nonsense", "2005-03-01"]), draw.choice(["XX", "799.9", "V70.0"])))
+            rows.append(
+                (
+                    f"P{i}",
+                    draw.choice(["nonsense", "2005-03-01"]),
+                    draw.choice(["XX", "799.9", "V70.0"]),
+                )
+            )
     tables = {
         "claims.csv": [("patient_id", "date", "icd9"), *rows],
-        "patients.csv": [("patient_id", "birth_date"), *((f"P{i}", "1940-05-17") for i in range(n))],
+        "patients.csv": [
+            ("patient_id", "birth_date"),
+            *((f"P{i}", "1940-05-17") for i in range(n)),
+        ],
         "labels.csv": [
             ("patient_id", *cases),
-            *((f"P{i}", *("" if draw.random() < 0.01 else int(of[i]) for of in cases.values())) for i in range(n)),
+            *(
+                (f"P{i}", *("" if draw.random() < 0.01 else int(of[i]) for of in cases.values()))
+                for i in range(n)
+            ),
         ],
         "icd9_phecode.csv": [("icd9", "phecode"), *CODES.items()],
     }
@@ -87,24 +105,49 @@ class Published:
 
 
 def read_page(path: Path) -> tuple[dict[str, Table], str]:
-    """The tables of a page by their first columns, with the digits of the downloads, and the text."""
+    """The tables of a page by their first columns, with the digits of the downloads, and the
+    text.
+    """
     page = path.read_text("utf-8")
     tables = {}
     for data in re.findall(r'href="data:text/csv;charset=utf-8;base64,([^"]+)"', page):
         rows = list(csv.DictReader(io.StringIO(base64.b64decode(data).decode())))
         if rows:
             tables[" ".join(list(rows[0])[:2])] = rows
-    return tables, html.unescape(re.sub(r"<script.*?</script>|<style.*?</style>|<[^>]+>", " ", page, flags=re.S))
+    return tables, html.unescape(
+        re.sub(r"<script.*?</script>|<style.*?</style>|<[^>]+>", " ", page, flags=re.S)
+    )
 
 
 def build(home: Path, seed: int, capsys: pytest.CaptureFixture[str], *flags: str) -> Published:
     raw = home / "raw"
     if not raw.exists():
         write_cohort(raw, seed)
-    selection = [["--no-select"], ["--ratio-threshold", "1.2"], ["--ratio-denominator", "controls"], ["--min-codes", "1"]][seed % 4]
-    choices = [*selection, *(["--min-codes", "2"] if "--min-codes" not in selection else []), *flags]
+    selection = [
+        ["--no-select"],
+        ["--ratio-threshold", "1.2"],
+        ["--ratio-denominator", "controls"],
+        ["--min-codes", "1"],
+    ][seed % 4]
+    choices = [
+        *selection,
+        *(["--min-codes", "2"] if "--min-codes" not in selection else []),
+        *flags,
+    ]
     argv = ["--workspace", str(home / "w"), "--json"]
-    assert main(["ingest", "pophr", str(raw), "--rules", "ccdss", "--default-source", "physician", *choices, *argv]) in {0, 3}
+    assert main(
+        [
+            "ingest",
+            "pophr",
+            str(raw),
+            "--rules",
+            "ccdss",
+            "--default-source",
+            "physician",
+            *choices,
+            *argv,
+        ]
+    ) in {0, 3}
     report = json.loads(capsys.readouterr().out)
     assert main(["tokenize", "pophr", *choices, *argv]) == 0
     result = json.loads(capsys.readouterr().out)
@@ -134,7 +177,8 @@ class Equations:
     """Integer unknowns with what is known of them."""
 
     names: list[str] = field(default_factory=list)
-    rows: list[tuple[dict[str, float], float, float]] = field(default_factory=list)  # low <= sum <= high
+    # low <= sum <= high
+    rows: list[tuple[dict[str, float], float, float]] = field(default_factory=list)
 
     def know(self, weights: dict[str, float], low: float, high: float = math.inf) -> None:
         self.names += [name for name in weights if name not in self.names]
@@ -159,24 +203,35 @@ class Equations:
         cost = np.zeros(len(place))
         for name, weight in weights.items():
             cost[place[name]] += weight
-        limits = LinearConstraint(matrix, [low for _, low, _ in self.rows], [high for _, _, high in self.rows])
+        limits = LinearConstraint(
+            matrix, [low for _, low, _ in self.rows], [high for _, _, high in self.rows]
+        )
         ends = []
         for sign in (1, -1):
-            found = milp(sign * cost, constraints=limits, integrality=np.ones(len(place)), bounds=Bounds(0, 5000))
+            found = milp(
+                sign * cost,
+                constraints=limits,
+                integrality=np.ones(len(place)),
+                bounds=Bounds(0, 5000),
+            )
             assert found.status in {0, 4}, found.message
             ends.append(round(sign * found.fun))
         return ends[0], ends[1]
 
 
 def write_equations(seen: Published) -> Equations:
-    """What the page and the JSON say about subjects and labels, and the sums that everybody knows."""
+    """What the page and the JSON say about subjects and labels, and the sums that everybody
+    knows.
+    """
     known = Equations()
 
     def know_count(name: str, printed: Any) -> None:
         value = to_number(printed)
         known.know({name: 1}, *((value, value) if value is not None else (0, math.inf)))
 
-    funnel = {row["step"]: row["count"] for row in seen.tables["unit step"] if row["unit"] == "subjects"}
+    funnel = {
+        row["step"]: row["count"] for row in seen.tables["unit step"] if row["unit"] == "subjects"
+    }
     know_count("in", funnel["known"])
     know_count("out", funnel["with a sequence"])
     know_count("out", seen.result["windows"])
@@ -193,22 +248,40 @@ def write_equations(seen: Published) -> Equations:
             known.know({f"out {p}": 1, f"{label} after {p} known": -1}, 0)
             for kind, sign in itertools.product(("cases", "others"), (1,)):
                 weights = {
-                    f"{label} {stage} {p} cases": (sign if kind == "cases" else -sign) * s for stage, s in (("before", 1), ("after", -1))
+                    f"{label} {stage} {p} cases": (sign if kind == "cases" else -sign) * s
+                    for stage, s in (("before", 1), ("after", -1))
                 }
-                more = {f"{label} {stage} {p} known": s for stage, s in (("before", 1), ("after", -1))} if kind == "others" else {}
+                more = (
+                    {f"{label} {stage} {p} known": s for stage, s in (("before", 1), ("after", -1))}
+                    if kind == "others"
+                    else {}
+                )
                 known.know({**weights, **more}, 0)
             known.know({f"{label} before {p} known": 1, f"{label} before {p} cases": -1}, 0)
         for stage in ("before", "after"):
             for kind in ("known", "cases"):
-                known.know({f"{label} {stage} {kind}": 1, **{f"{label} {stage} {p} {kind}": -1 for p in PARTS}}, 0, 0)
+                known.know(
+                    {
+                        f"{label} {stage} {kind}": 1,
+                        **{f"{label} {stage} {p} {kind}": -1 for p in PARTS},
+                    },
+                    0,
+                    0,
+                )
         known.know({"in": 1, f"{label} before known": -1}, 0)
         known.know({"in": 1, "out": -1, f"{label} before known": -1, f"{label} after known": 1}, 0)
         know_count(f"{label} after cases", row["cases"])
         known.know_ratio(f"{label} after cases", f"{label} after known", row["prevalence"])
-        known.know_ratio(f"{label} before cases", f"{label} before known", row["prevalence before filters"])
+        known.know_ratio(
+            f"{label} before cases", f"{label} before known", row["prevalence before filters"]
+        )
         ceiling = to_number(row["largest possible ratio"])
         if ceiling is not None:
-            known.know_ratio(f"{label} before train known", f"{label} before train cases", row["largest possible ratio"])
+            known.know_ratio(
+                f"{label} before train known",
+                f"{label} before train cases",
+                row["largest possible ratio"],
+            )
         if label in ratios:
             know_count(f"{label} before train cases", ratios[label]["cases"])
             others = {f"{label} before train cases": -1} if is_controls(seen) else {}
@@ -227,7 +300,9 @@ def write_equations(seen: Published) -> Equations:
 
 
 def add_flow(known: Equations, seen: Published, know_count: Callable[[str, Any], None]) -> None:
-    """The steps of a cohort: each has its left out and its left; the last are those who have the label, and those with a sequence."""
+    """The steps of a cohort: each has its left out and its left; the last are those who have the
+    label, and those with a sequence.
+    """
     rows = seen.tables.get("step left out", [])
     before = "in"
     for i, row in enumerate(rows[1:-1]):
@@ -252,7 +327,9 @@ def is_controls(seen: Published) -> bool:
 
 
 def list_small_counts(seen: Published) -> dict[str, tuple[int, dict[str, float]]]:
-    """Every count of 1 to 10 people of a build with its unknown, by name, from the exact statistics."""
+    """Every count of 1 to 10 people of a build with its unknown, by name, from the exact
+    statistics.
+    """
     statistics = SequenceStatistics.load(seen.folder / "statistics.json")
     exact = {"in": statistics.funnel.subjects_in, "out": statistics.funnel.subjects_out}
     for label, by_part in statistics.prevalence["after"].items():
@@ -262,7 +339,10 @@ def list_small_counts(seen: Published) -> dict[str, tuple[int, dict[str, float]]
                 name = f"{label} {stage}" if part == "all" else f"{label} {stage} {part}"
                 exact |= {f"{name} known": found.subjects, f"{name} cases": found.cases}
         assert by_part["all"].subjects <= exact["out"]
-    sums: list[dict[str, float]] = [{"in": 1, "out": -1}, *({name: 1} for name in exact if name.endswith("cases"))]
+    sums: list[dict[str, float]] = [
+        {"in": 1, "out": -1},
+        *({name: 1} for name in exact if name.endswith("cases")),
+    ]
     for label in statistics.prevalence["after"]:
         for part in ("", *(f" {p}" for p in PARTS)):
             sums.append({f"{label} after{part} known": 1, f"{label} after{part} cases": -1})
@@ -276,11 +356,16 @@ def list_small_counts(seen: Published) -> dict[str, tuple[int, dict[str, float]]
         assert exact["in"] == statistics.cohort.subjects
         counts = {**{f"gone {i}": s.left_out for i, s in enumerate(statistics.cohort.steps)}}
         counts |= {f"left {i}": s.left for i, s in enumerate(statistics.cohort.steps)}
-        counts[f"gone {len(statistics.cohort.steps)}"] = statistics.cohort.steps[-1].left - exact["out"]
+        counts[f"gone {len(statistics.cohort.steps)}"] = (
+            statistics.cohort.steps[-1].left - exact["out"]
+        )
         exact |= counts
         sums += [{name: 1} for name in counts]
     values = {
-        " ".join(f"{'+' if w > 0 else '-'}{name}" for name, w in of.items()): (sum(int(w) * exact[n] for n, w in of.items()), of)
+        " ".join(f"{'+' if w > 0 else '-'}{name}" for name, w in of.items()): (
+            sum(int(w) * exact[n] for n, w in of.items()),
+            of,
+        )
         for of in sums
     }
     return {name: one for name, one in values.items() if one[0] in SMALL}
@@ -294,7 +379,9 @@ def find_narrow_counts(seen: Published) -> list[str]:
         if not set(weights) <= set(known.names):
             continue
         low, high = known.find_range(weights)
-        assert low <= value <= high, f"{name}: {value} is not between {low} and {high}: the attacker's equations are wrong"
+        assert low <= value <= high, (
+            f"{name}: {value} is not between {low} and {high}: the attacker's equations are wrong"
+        )
         if high - low + 1 < LEAST:
             found.append(f"{name} = {value} in {low}..{high}")
     return found
@@ -304,7 +391,9 @@ def find_narrow_counts(seen: Published) -> list[str]:
 
 
 def interval(a: int, n1: int, c: int, n: int, controls: bool) -> tuple[float, float, float] | None:
-    """Ratio and limits by the formula of the docs; `a` of `n1` cases and `c` of `n` subjects carry the code."""
+    """Ratio and limits by the formula of the docs; `a` of `n1` cases and `c` of `n` subjects carry
+    the code.
+    """
     a0, n0 = c - a, n - n1
     if not n1 or not n0 or not (a0 if controls else c):
         return None
@@ -315,27 +404,40 @@ def interval(a: int, n1: int, c: int, n: int, controls: bool) -> tuple[float, fl
     variance = (
         (1 - p1) / (n1 * p1) + (1 - p0) / (n0 * p0)
         if controls
-        else (1 / p1 - share / q) ** 2 * p1 * (1 - p1) / n1 + ((1 - share) / q) ** 2 * p0 * (1 - p0) / n0
+        else (1 / p1 - share / q) ** 2 * p1 * (1 - p1) / n1
+        + ((1 - share) / q) ** 2 * p0 * (1 - p0) / n0
     )
     reach = math.exp(1.96 * math.sqrt(variance))
     return ratio, ratio / reach, ratio * reach
 
 
-def list_candidates(row: dict[str, str], n1: int, n: int, carriers: float | None, controls: bool) -> list[tuple[int, int, int, int]]:
-    """Tables (cases with, cases without, others with, others without) that fit a row of the page."""
+def list_candidates(
+    row: dict[str, str], n1: int, n: int, carriers: float | None, controls: bool
+) -> list[tuple[int, int, int, int]]:
+    """Tables (cases with, cases without, others with, others without) that fit a row of the
+    page.
+    """
     printed = [(row[name], to_number(row[name])) for name in ("ratio", "95 % CI lower", "upper")]
     found = []
     for a in range(n1 + 1):
         for a0 in range(n - n1 + 1):
             cells = (a, n1 - a, a0, n - n1 - a0)
             with_code, reference = to_number(row["cases with"]), to_number(row["reference with"])
-            if (with_code is not None and a != with_code) or (row["cases with"] == "<11" and a not in SMALL):
+            if (with_code is not None and a != with_code) or (
+                row["cases with"] == "<11" and a not in SMALL
+            ):
                 continue
-            if (reference is not None and (a0 if controls else a + a0) != reference) or (carriers is not None and a + a0 != carriers):
+            if (reference is not None and (a0 if controls else a + a0) != reference) or (
+                carriers is not None and a + a0 != carriers
+            ):
                 continue
             if row["cases with"] == privacy.WITHHELD and not any(cell in SMALL for cell in cells):
                 continue
-            numbers = interval(a, n1, a + a0, n, controls) if any(value is not None for _, value in printed) else (None,) * 3
+            numbers = (
+                interval(a, n1, a + a0, n, controls)
+                if any(value is not None for _, value in printed)
+                else (None,) * 3
+            )
             if numbers is None or any(
                 value is not None and abs(number - value) > tolerance(text) + 1e-9 * abs(value)
                 for (text, value), number in zip(printed, numbers, strict=True)
@@ -346,9 +448,14 @@ def list_candidates(row: dict[str, str], n1: int, n: int, carriers: float | None
 
 
 def find_narrow_ratios(seen: Published) -> tuple[list[str], int]:
-    """Cells of 1 to 10 of the table of PheCodes for which fewer than LEAST values fit, and how many such cells there are."""
+    """Cells of 1 to 10 of the table of PheCodes for which fewer than LEAST values fit, and how many
+    such cells there are.
+    """
     controls, rows = is_controls(seen), seen.tables.get("label PheCode", [])
-    exact = {(row["target"], row["code"]): row for row in pl.read_parquet(seen.folder / "ratios.parquet").iter_rows(named=True)}
+    exact = {
+        (row["target"], row["code"]): row
+        for row in pl.read_parquet(seen.folder / "ratios.parquet").iter_rows(named=True)
+    }
     carriers: dict[tuple[str, float], float] = {}
     for row in rows:
         if to_number(row["reference with"]) is not None and not controls:
@@ -367,34 +474,53 @@ def find_narrow_ratios(seen: Published) -> tuple[list[str], int]:
             if cell in SMALL:
                 n_small += 1
                 if len({one[k] for one in found}) < LEAST:
-                    leaks.append(f"{row['label']} {row['PheCode']} cell {k} = {cell} of {sorted({one[k] for one in found})}")
+                    leaks.append(
+                        f"{row['label']} {row['PheCode']} cell {k} = {cell} of {sorted({one[k] for one in found})}"
+                    )
     return leaks, n_small
 
 
 def find_narrow_scores(seen: Published) -> list[str]:
-    """Carriers of the best single code: every count of codes is 1 here, so that its average precision is a formula of four counts."""
+    """Carriers of the best single code: every count of codes is 1 here, so that its average
+    precision is a formula of four counts.
+    """
     leaks = []
     counts = SequenceStatistics.load(seen.folder / "statistics.json").leaks
     frame = pl.concat([pl.read_parquet(path) for path in seen.folder.glob("sequences-*.parquet")])
     ids = dict(pl.read_parquet(seen.folder / "vocab.parquet").select("code", "id").iter_rows())
-    for row, (part, column) in itertools.product(seen.tables["label cases"], (("all", "best single code"), ("test", "single code, test"))):
+    for row, (part, column) in itertools.product(
+        seen.tables["label cases"], (("all", "best single code"), ("test", "single code, test"))
+    ):
         printed, scores = to_number(row[column]), counts[row["label"]]
         if printed is None or scores.best is None:
             continue
         with_code = pl.col("codes").list.contains(ids[scores.best.phecode])
-        if frame.select((pl.col("codes").list.count_matches(ids[scores.best.phecode]) > 1).any()).item():
+        if frame.select(
+            (pl.col("codes").list.count_matches(ids[scores.best.phecode]) > 1).any()
+        ).item():
             continue
-        part_frame = frame if part == "all" else frame.filter(pl.col("split").cast(pl.String) == part)
+        part_frame = (
+            frame if part == "all" else frame.filter(pl.col("split").cast(pl.String) == part)
+        )
         y = part_frame.filter(with_code)[f"y_{row['label']}"].drop_nulls()
         n, n1 = scores.subjects[part], scores.cases[part]
-        truth = (int((y == 1).sum()), n1 - int((y == 1).sum()), int((y == 0).sum()), n - n1 - int((y == 0).sum()))
+        truth = (
+            int((y == 1).sum()),
+            n1 - int((y == 1).sum()),
+            int((y == 0).sum()),
+            n - n1 - int((y == 0).sum()),
+        )
         found = []
         for a, b in itertools.product(range(n1 + 1), range(n - n1 + 1)):
             value = (a / n1 * a / (a + b) if a else 0.0) + (n1 - a) / n1 * n1 / n
             if abs(value - printed) <= tolerance(row[column]) + 1e-9:
                 found.append((a, n1 - a, b, n - n1 - b))
         assert truth in found
-        leaks += [f"{row['label']} {part} {truth}" for k in range(4) if truth[k] in SMALL and len({one[k] for one in found}) < LEAST]
+        leaks += [
+            f"{row['label']} {part} {truth}"
+            for k in range(4)
+            if truth[k] in SMALL and len({one[k] for one in found}) < LEAST
+        ]
     return leaks
 
 
@@ -403,7 +529,9 @@ def find_narrow_rows(seen: Published) -> list[str]:
     exact = manifests.read_manifest(seen.folder.parents[1] / "cache" / "pophr")["report"]
     (table,) = [one for one in seen.report["rows"] if one["file"] == "claims.csv"]
     (truth,) = [one for one in exact["rows"] if one["file"] == "claims.csv"]
-    read = int(float(next(row["count"] for row in seen.tables["unit step"] if row["step"] == "read")))
+    read = int(
+        float(next(row["count"] for row in seen.tables["unit step"] if row["step"] == "read"))
+    )
     leaves = {("used",): (table["used"], truth["used"])}
     for kind in ("dropped_by_reason", "quarantined_by_reason"):
         leaves |= {(kind, reason): (n, truth[kind][reason]) for reason, n in table[kind].items()}
@@ -420,7 +548,12 @@ def find_narrow_rows(seen: Published) -> list[str]:
 
 
 def attack(seen: Published) -> list[str]:
-    return [*find_narrow_counts(seen), *find_narrow_ratios(seen)[0], *find_narrow_scores(seen), *find_narrow_rows(seen)]
+    return [
+        *find_narrow_counts(seen),
+        *find_narrow_ratios(seen)[0],
+        *find_narrow_scores(seen),
+        *find_narrow_rows(seen),
+    ]
 
 
 # --- the builds
@@ -430,12 +563,18 @@ BUILDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.long) for seed in ra
 
 
 @pytest.mark.parametrize("seed", BUILDS)
-def test_no_small_count_can_be_recovered(seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_small_count_can_be_recovered(
+    seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     seen = build(tmp_path, seed, capsys)
     assert len(list_small_counts(seen)) > 3, "there is something to find"
     assert not attack(seen)
     people = {
-        text for rows in seen.tables.values() for row in rows for name, text in row.items() if name in {"cases", "cases with", "fp", "fn"}
+        text
+        for rows in seen.tables.values()
+        for row in rows
+        for name, text in row.items()
+        if name in {"cases", "cases with", "fp", "fn"}
     }
     people |= {row["count"] for row in seen.tables["unit step"] if row["unit"] == "subjects"}
     assert not {str(n) for n in SMALL} & people
@@ -452,23 +591,52 @@ risk = { to_day = 9, min_days = 2 }
 """
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3, *(pytest.param(seed, marks=pytest.mark.long) for seed in (4, 5, 6, 7, 8, 9, 11, 13, 14))])
-def test_no_small_count_of_a_cohort_can_be_recovered(seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "seed",
+    [
+        1,
+        2,
+        3,
+        *(pytest.param(seed, marks=pytest.mark.long) for seed in (4, 5, 6, 7, 8, 9, 11, 13, 14)),
+    ],
+)
+def test_no_small_count_of_a_cohort_can_be_recovered(
+    seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "flu.toml"
-    path.write_text(COHORT % (seed % 3, "controls = { ratio = 1, sex = false }" if seed % 4 == 3 else ""))
-    seen = build(tmp_path, seed, capsys, "--cohort", str(path), "--leakage", "drop-icd", "--min-codes", "1", "--force-new")
+    path.write_text(
+        COHORT % (seed % 3, "controls = { ratio = 1, sex = false }" if seed % 4 == 3 else "")
+    )
+    seen = build(
+        tmp_path,
+        seed,
+        capsys,
+        "--cohort",
+        str(path),
+        "--leakage",
+        "drop-icd",
+        "--min-codes",
+        "1",
+        "--force-new",
+    )
     assert len(list_small_counts(seen)) > 3, "there is something to find"
     assert not attack(seen)
     people = {row[name] for row in seen.tables["step left out"] for name in ("left out", "left")}
     assert not {str(n) for n in SMALL} & people
-    chart = re.search(r"<svg.*?</svg>", (seen.folder / "report.html").read_text("utf-8"), flags=re.S)
+    chart = re.search(
+        r"<svg.*?</svg>", (seen.folder / "report.html").read_text("utf-8"), flags=re.S
+    )
     assert chart
     drawn = re.findall(r"n = ([\d,]+)", html.unescape(chart[0]))
-    assert set(drawn) <= {f"{int(float(text)):,}" for text in people if text not in {"", privacy.WITHHELD}}
+    assert set(drawn) <= {
+        f"{int(float(text)):,}" for text in people if text not in {"", privacy.WITHHELD}
+    }
 
 
 def hide_as_before(seen: Published) -> Published:
-    """The page of version 0.1: counts of carriers below 11 are hidden, everything beside them is printed."""
+    """The page of version 0.1: counts of carriers below 11 are hidden, everything beside them is
+    printed.
+    """
     tables = {name: [dict(row) for row in rows] for name, rows in seen.tables.items()}
     for row in tables["label PheCode"]:
         if float(row["cases with"]) < 11:
@@ -479,17 +647,23 @@ def hide_as_before(seen: Published) -> Published:
     return Published(tables, seen.text, seen.report, seen.result, seen.folder)
 
 
-def test_the_attack_recovers_what_a_page_hides_in_one_column_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_attack_recovers_what_a_page_hides_in_one_column_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     leaks, hidden = [], 0
     for seed in (0, 1, 4):  # without infinite ratios
-        found, n = find_narrow_ratios(hide_as_before(build(tmp_path / str(seed), seed, capsys, "--small-counts")))
+        found, n = find_narrow_ratios(
+            hide_as_before(build(tmp_path / str(seed), seed, capsys, "--small-counts"))
+        )
         leaks += found
         hidden += n
     assert hidden > 20
     assert len(leaks) > 0.9 * hidden
 
 
-def test_small_counts_on_demand_are_exact_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_small_counts_on_demand_are_exact_and_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     seen = build(tmp_path, 1, capsys, "--small-counts", "--individual-timelines")
     statistics = SequenceStatistics.load(seen.folder / "statistics.json")
     options = manifests.read_manifest(seen.folder)["options"]
@@ -504,18 +678,34 @@ def test_small_counts_on_demand_are_exact_and_recorded(tmp_path: Path, capsys: p
 
 
 @pytest.mark.parametrize("seed", [1, 3, 6])
-def test_scores_do_not_show_how_few_have_a_label(seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scores_do_not_show_how_few_have_a_label(
+    seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sequences = open_sequences(build(tmp_path, seed, capsys).folder)
     rows, draw = sequences["test"], np.random.default_rng(seed)
     truth = rows.targets()
     assert truth is not None
     guess = np.clip(draw.random(truth.shape) * 0.6 + 0.4 * np.nan_to_num(truth), 0, 1)
-    options = {"class_names": sequences.class_names, "train_target": sequences["train"].targets(), "bootstrap": 50}
+    options = {
+        "class_names": sequences.class_names,
+        "train_target": sequences["train"].targets(),
+        "bootstrap": 50,
+    }
     found = evaluate.score("multilabel", truth, guess, rows.subjects(), **options)
-    exact = Scores(run="r", data="pophr", split="test", **{name: getattr(found, name) for name in type(found).model_fields})
+    exact = Scores(
+        run="r",
+        data="pophr",
+        split="test",
+        **{name: getattr(found, name) for name in type(found).model_fields},
+    )
     reason = "2 rows of class flu, at least 5 required"  # as `evaluate.explain_rare_class` words it
-    paired = {name: PairedScores(difference=0.25, undefined_reason=f"no CI: {reason}") for name in exact.metrics}
-    comparison = Comparison(run="s", metrics=paired, sentence=f"r and s on pophr: +0.25, no verdict ({reason}).")
+    paired = {
+        name: PairedScores(difference=0.25, undefined_reason=f"no CI: {reason}")
+        for name in exact.metrics
+    }
+    comparison = Comparison(
+        run="s", metrics=paired, sentence=f"r and s on pophr: +0.25, no verdict ({reason})."
+    )
     exact = exact.model_copy(update={"comparison": comparison, "compared": exact.baselines})
     shown = protect_scores(exact, sequences)
     assert not FEW_ROWS.search(shown.model_dump_json())
@@ -525,24 +715,48 @@ def test_scores_do_not_show_how_few_have_a_label(seed: int, tmp_path: Path, caps
     for k in few:
         one = shown.by_class[names[k]]
         assert (one.support, one.subjects, one.base_rate, one.unknown) == (None,) * 4
-        assert all(getattr(one, metric).value is None for metric in ("precision", "recall", "f1", "auroc", "auprc"))
-        assert all(names[k] not in (baseline.by_class or {}) for baseline in shown.baselines.values())
+        assert all(
+            getattr(one, metric).value is None
+            for metric in ("precision", "recall", "f1", "auroc", "auprc")
+        )
+        assert all(
+            names[k] not in (baseline.by_class or {}) for baseline in shown.baselines.values()
+        )
     for metric in ("auroc", "auprc"):  # a mean over labels and all but one of them show the last
-        defined = [name for name in shown.by_class if getattr(exact.by_class[name], metric).value is not None]
+        defined = [
+            name
+            for name in shown.by_class
+            if getattr(exact.by_class[name], metric).value is not None
+        ]
         hidden = [name for name in defined if getattr(shown.by_class[name], metric).value is None]
         assert len(hidden) != 1 or shown.metrics[metric].value is None
-    assert all(metric.value is None for name in ("majority", "prior") for metric in shown.baselines[name].metrics.values())
+    assert all(
+        metric.value is None
+        for name in ("majority", "prior")
+        for metric in shown.baselines[name].metrics.values()
+    )
     for name, one in shown.by_class.items():
-        if one.recall.value is not None and one.precision.value is not None and one.support is not None:
+        if (
+            one.recall.value is not None
+            and one.precision.value is not None
+            and one.support is not None
+        ):
             hits = one.recall.value * one.support
             wrong = hits / one.precision.value - hits if one.precision.value else 0
             assert not {round(hits), round(one.support - hits), round(wrong)} & set(SMALL), name
 
 
-def list_solutions(counts: dict[str, int], sums: Iterable[tuple[str, list[str]]], hidden: list[str], most: int) -> np.ndarray:
-    """The hidden counts [solutions, hidden] of all non-negative tables with the other counts, by trying every value up to `most`."""
+def list_solutions(
+    counts: dict[str, int], sums: Iterable[tuple[str, list[str]]], hidden: list[str], most: int
+) -> np.ndarray:
+    """The hidden counts [solutions, hidden] of all non-negative tables with the other counts, by
+    trying every value up to `most`.
+    """
     axes = np.indices((most + 1,) * len(hidden), dtype=np.int16).reshape(len(hidden), -1)
-    value = {name: axes[hidden.index(name)] if name in hidden else np.int16(n) for name, n in counts.items()}
+    value = {
+        name: axes[hidden.index(name)] if name in hidden else np.int16(n)
+        for name, n in counts.items()
+    }
     fits = np.ones(axes.shape[1], bool)
     for total, parts in sums:
         fits &= value[total] == sum(value[part] for part in parts)
@@ -553,10 +767,15 @@ def test_withheld_counts_keep_five_values_by_trial_of_all_tables() -> None:
     tried = 0
     for seed in range(200):
         draw = np.random.default_rng(seed)
-        parts = {name: int(n) for name, n in zip("abcd", draw.choice([0, 1, 2, 5, 9, 12, 14], 4), strict=True)}
+        parts = {
+            name: int(n)
+            for name, n in zip("abcd", draw.choice([0, 1, 2, 5, 9, 12, 14], 4), strict=True)
+        }
         counts = {**parts, "ab": parts["a"] + parts["b"], "all": sum(parts.values())}
         sums = [("ab", ["a", "b"]), ("all", ["ab", "c", "d"])]
-        withheld = privacy.find_withheld(counts, sums, [], {name: i for i, name in enumerate(("all", "ab", "d", "c", "b", "a"))})
+        withheld = privacy.find_withheld(
+            counts, sums, [], {name: i for i, name in enumerate(("all", "ab", "d", "c", "b", "a"))}
+        )
         assert {name for name, n in counts.items() if n in SMALL} <= withheld
         if not 0 < len(withheld) < 4 or tried == 40:
             continue
@@ -564,7 +783,10 @@ def test_withheld_counts_keep_five_values_by_trial_of_all_tables() -> None:
         hidden = sorted(withheld)
         tables = list_solutions(counts, sums, hidden, 70)
         for name, values in zip(hidden, tables.T, strict=True):
-            assert counts[name] not in SMALL or len(set(values.tolist())) >= LEAST, (counts, withheld)
+            assert counts[name] not in SMALL or len(set(values.tolist())) >= LEAST, (
+                counts,
+                withheld,
+            )
     assert tried == 40
 
 
@@ -575,10 +797,27 @@ def test_a_rounded_message_stays_as_it_is_when_it_is_rounded_again() -> None:
 
 
 def test_the_facts_of_an_analysis_do_not_count_few_people() -> None:
-    facts = {"Runs": "one", "Seed": "0, 0 (of this analysis)", "Model": "bitimelygpt", "Neighbours": "10"}
-    counted = {"Rows": "1,200 train, 7 test", "Subjects": "7, numbered at random", "Bootstrap": "1,000 resamples of 7 subjects"}
-    page = Page(title="", verdict="", notices=[], blocks=[], facts={**facts, **counted, "Sequences": "12 of the test split"}, summary={})
+    facts = {
+        "Runs": "one",
+        "Seed": "0, 0 (of this analysis)",
+        "Model": "bitimelygpt",
+        "Neighbours": "10",
+    }
+    counted = {
+        "Rows": "1,200 train, 7 test",
+        "Subjects": "7, numbered at random",
+        "Bootstrap": "1,000 resamples of 7 subjects",
+    }
+    page = Page(
+        title="",
+        verdict="",
+        notices=[],
+        blocks=[],
+        facts={**facts, **counted, "Sequences": "12 of the test split"},
+        summary={},
+    )
     assert protect_page(page).facts == {**facts, "Sequences": "12 of the test split"}
-    derived = {"t-SNE": "perplexity 3.67", "Rows": "12 test"}  # (12 - 1) / 3: of a page of which nothing else is left
+    # (12 - 1) / 3: of a page of which nothing else is left
+    derived = {"t-SNE": "perplexity 3.67", "Rows": "12 test"}
     hidden = protect_page(replace(page, facts={**facts, **derived}), withhold=True)
     assert hidden.facts == {name: facts[name] for name in ("Runs", "Seed", "Model")}

@@ -1,4 +1,6 @@
-"""What is shared of runs on claims (pages, drawings, tables, cards, exports, recipes, the screen) holds nothing that the scores withhold."""
+"""What is shared of runs on claims (pages, drawings, tables, cards, exports, recipes, the screen)
+holds nothing that the scores withhold.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,15 @@ from bitimely_core.tokens.sequences import open_sequences
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 SEEDS = [1, pytest.param(3, marks=pytest.mark.long), pytest.param(6, marks=pytest.mark.long)]
 MODEL = ["--steps", "2", "--batch-size", "12", "--set", "model.layers=2"]
-SHARED = ("report.html", "model_card.md", "summary.json", "scores_shared.json", "results.csv", "results.md", "results.tex")
+SHARED = (
+    "report.html",
+    "model_card.md",
+    "summary.json",
+    "scores_shared.json",
+    "results.csv",
+    "results.md",
+    "results.tex",
+)
 DIGITS = 7  # of a number, from which on it is recognised
 PEOPLE = r"(?:subjects?|people|persons?|patients?|cases|others|controls|sequences?|windows?|rows?)"
 ANALYSES = ("calibration", "embedding", "probing", "attention", "svd")
@@ -49,8 +59,12 @@ batch_size = 12
 
 
 @pytest.fixture(scope="module", params=SEEDS)
-def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A workspace in which every verb has worked on claims with rare labels, and all that was printed."""
+def shared(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, str]:
+    """A workspace in which every verb has worked on claims with rare labels, and all that was
+    printed.
+    """
     folder = tmp_path_factory.mktemp("shared")
     raw, home, screen = test_privacy.write_cohort(folder / "raw", request.param), folder / "w", []
     capture = request.getfixturevalue("capture_all")
@@ -66,10 +80,33 @@ def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def list_commands(raw: Path, recipe: Path) -> list[list[str]]:
     """Every verb."""
     return [
-        ["ingest", "pophr", str(raw), "--rules", "ccdss", "--default-source", "physician", "--no-select", "--min-codes", "2"],
+        [
+            "ingest",
+            "pophr",
+            str(raw),
+            "--rules",
+            "ccdss",
+            "--default-source",
+            "physician",
+            "--no-select",
+            "--min-codes",
+            "2",
+        ],
         ["pretrain", "--preset", "tiny", "--data", "pophr", "--run", "base", *MODEL],
         *(
-            ["finetune", "base", "--data", "pophr", "--fraction", "1", "--run", name, "--seed", seed, *MODEL[:4]]
+            [
+                "finetune",
+                "base",
+                "--data",
+                "pophr",
+                "--fraction",
+                "1",
+                "--run",
+                name,
+                "--seed",
+                seed,
+                *MODEL[:4],
+            ]
             for name, seed in (("one", "0"), ("two", "1"))
         ),
         ["evaluate", "one", "--bootstrap", "20"],
@@ -80,7 +117,15 @@ def list_commands(raw: Path, recipe: Path) -> list[list[str]]:
         ["export", "two"],
         ["embed", "two"],
         *(
-            ["evaluate", "one", "--data", "pophr", "--vectors", str(raw.parent / "w/runs/two/embeddings-pophr.parquet"), *more]
+            [
+                "evaluate",
+                "one",
+                "--data",
+                "pophr",
+                "--vectors",
+                str(raw.parent / "w/runs/two/embeddings-pophr.parquet"),
+                *more,
+            ]
             for more in ([], ["--json"])
         ),
         ["reproduce", "two"],
@@ -112,9 +157,20 @@ def capture_all() -> Iterator[Any]:
 def list_shared(home: Path) -> list[Path]:
     """The files that docs/privacy.md calls results."""
     results = [
-        path for part in ("runs", "tokens", "cache") for path in (home / part).rglob("*") if path.name in SHARED or path.suffix == ".svg"
+        path
+        for part in ("runs", "tokens", "cache")
+        for path in (home / part).rglob("*")
+        if path.name in SHARED or path.suffix == ".svg"
     ]
-    return [*results, *(path for part in ("reports", "exports") for path in (home / part).rglob("*") if path.is_file())]
+    return [
+        *results,
+        *(
+            path
+            for part in ("reports", "exports")
+            for path in (home / part).rglob("*")
+            if path.is_file()
+        ),
+    ]
 
 
 def list_texts(path: Path) -> Iterator[str]:
@@ -150,9 +206,15 @@ def shorten(value: float) -> str | None:
 def find_secrets(home: Path, run: str) -> set[str]:
     """Digits of the scores that `scores.json` has and `scores_shared.json` has not."""
     exact, shown = (
-        set(list_numbers(json.loads((home / "runs" / run / name).read_text()))) for name in ("scores.json", "scores_shared.json")
+        set(list_numbers(json.loads((home / "runs" / run / name).read_text())))
+        for name in ("scores.json", "scores_shared.json")
     )
-    plain = {value for value in exact if any(abs(value * n - round(value * n)) < 1e-12 for n in range(1, 13))}  # 1/3 stands in many places
+    # 1/3 stands in many places
+    plain = {
+        value
+        for value in exact
+        if any(abs(value * n - round(value * n)) < 1e-12 for n in range(1, 13))
+    }
     return {text for value in exact - shown - plain if (text := shorten(value)) is not None}
 
 
@@ -180,9 +242,19 @@ def test_there_is_something_to_find(shared: tuple[Path, str]) -> None:
 
 
 def list_ranks(folder: Path) -> set[str]:
-    """Digits of the shares of singular values on a page of weights: ratios of small numbers, which may equal an accuracy by chance."""
-    tables = [pl.read_parquet(path) for path in folder.glob("*.parquet") if folder.name.startswith("svd-")]
-    return {text for one in tables if "n90" in one.columns for value in one["n90"].drop_nulls() if (text := shorten(float(value)))}
+    """Digits of the shares of singular values on a page of weights: ratios of small numbers, which
+    may equal an accuracy by chance.
+    """
+    tables = [
+        pl.read_parquet(path) for path in folder.glob("*.parquet") if folder.name.startswith("svd-")
+    ]
+    return {
+        text
+        for one in tables
+        if "n90" in one.columns
+        for value in one["n90"].drop_nulls()
+        if (text := shorten(float(value)))
+    }
 
 
 def find_withheld_scores(home: Path, screen: str) -> list[tuple[str, ...]]:
@@ -193,12 +265,21 @@ def find_withheld_scores(home: Path, screen: str) -> list[tuple[str, ...]]:
             for number in re.findall(r"(?<![\w.])-?\d+\.\d{4,}(?:e-?\d+)?", text):
                 if (digits := shorten(float(number))) in secrets - list_ranks(path.parent):
                     found.append((str(path.relative_to(home)), number, digits))
-    found += [("screen", number, "") for number in re.findall(r"(?<![\w.])-?\d+\.\d{4,}", screen) if shorten(float(number)) in secrets]
+    found += [
+        ("screen", number, "")
+        for number in re.findall(r"(?<![\w.])-?\d+\.\d{4,}", screen)
+        if shorten(float(number)) in secrets
+    ]
     return found
 
 
 def find_few_in_texts(home: Path, screen: str) -> list[tuple[str, ...]]:
-    texts = [(str(path.relative_to(home)), text) for path in list_shared(home) if path.suffix != ".parquet" for text in list_texts(path)]
+    texts = [
+        (str(path.relative_to(home)), text)
+        for path in list_shared(home)
+        if path.suffix != ".parquet"
+        for text in list_texts(path)
+    ]
     few = rf"(?<!at most )(?<![\w.,/-])(?:[1-9]|10) (?:of \d+ )?(?:test |training |validation )?{PEOPLE}\b|\bof (?:[1-9]|10) {PEOPLE}\b"
     found = [
         (name, text[max(0, hit.start() - 50) : hit.end() + 30])
@@ -215,31 +296,48 @@ def find_few_in_tables(home: Path, _: str) -> list[tuple[object, ...]]:
             continue
         frame = pl.read_parquet(path)
         counted = [
-            name for name in frame.columns if re.fullmatch(rf"n|support|(?:\w+ )?{PEOPLE}", name.replace("_", " ")) and name != "sequence"
+            name
+            for name in frame.columns
+            if re.fullmatch(rf"n|support|(?:\w+ )?{PEOPLE}", name.replace("_", " "))
+            and name != "sequence"
         ]
         for row in frame.iter_rows(named=True):
-            found += [(path.name, name, row[name]) for name in counted if str(row[name]).removesuffix(".0") in map(str, test_privacy.SMALL)]
+            found += [
+                (path.name, name, row[name])
+                for name in counted
+                if str(row[name]).removesuffix(".0") in map(str, test_privacy.SMALL)
+            ]
             if rare & {str(cell) for cell in row.values()}:
                 shown = [
                     cell
                     for name, cell in row.items()
-                    if isinstance(cell, float) and math.isfinite(cell) and re.search("au|f1|recall|precision|value", name)
+                    if isinstance(cell, float)
+                    and math.isfinite(cell)
+                    and re.search("au|f1|recall|precision|value", name)
                 ]
                 found += [(path.name, str(row))] if shown else []
     return found
 
 
 @pytest.mark.parametrize("find", [find_withheld_scores, find_few_in_texts, find_few_in_tables])
-def test_nothing_that_is_shared_shows_what_is_withheld(find: Callable[[Path, str], list[Any]], shared: tuple[Path, str]) -> None:
+def test_nothing_that_is_shared_shows_what_is_withheld(
+    find: Callable[[Path, str], list[Any]], shared: tuple[Path, str]
+) -> None:
     assert find(*shared) == []
 
 
 def test_the_scan_sees_what_small_counts_shows(shared: tuple[Path, str], tmp_path: Path) -> None:
     """The scores in full on a page, in a drawing, in a table: each is found."""
     home, _ = shared
-    value = next(iter(set(list_numbers(json.loads((home / "runs" / "two" / "scores.json").read_text())))))
+    value = next(
+        iter(set(list_numbers(json.loads((home / "runs" / "two" / "scores.json").read_text()))))
+    )
     secrets = find_secrets(home, "two")
-    exact = next(v for v in list_numbers(json.loads((home / "runs" / "two" / "scores.json").read_text())) if shorten(v) in secrets)
+    exact = next(
+        v
+        for v in list_numbers(json.loads((home / "runs" / "two" / "scores.json").read_text()))
+        if shorten(v) in secrets
+    )
     folder = tmp_path / "reports"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -248,5 +346,9 @@ def test_the_scan_sees_what_small_counts_shows(shared: tuple[Path, str], tmp_pat
     pl.DataFrame({"label": ["x"], "auroc": [exact]}).write_parquet(folder / "c.parquet")
     assert isinstance(value, float)
     for path in sorted(folder.iterdir()):
-        numbers = [number for text in list_texts(path) for number in re.findall(r"-?\d+\.\d{4,}", text)]
-        assert {shorten(float(number)) for number in numbers} & secrets or path.suffix == ".html", path
+        numbers = [
+            number for text in list_texts(path) for number in re.findall(r"-?\d+\.\d{4,}", text)
+        ]
+        assert {shorten(float(number)) for number in numbers} & secrets or path.suffix == ".html", (
+            path
+        )

@@ -1,4 +1,6 @@
-"""Probes on vectors that are known: what is linearly there is found, what is not stays at the majority, differences are paired."""
+"""Probes on vectors that are known: what is linearly there is found, what is not stays at the
+majority, differences are paired.
+"""
 
 import numpy as np
 import pytest
@@ -34,10 +36,15 @@ def test_a_probe_finds_what_is_linear_and_nothing_else():
 
 def test_the_penalty_is_the_one_with_the_least_validation_loss_and_test_labels_are_not_read():
     rng = np.random.default_rng(1)
-    x, y = splits(rng, 60, 20, lambda part, r: (part[:, 0] + r.normal(size=len(part)) > 0).astype(int))
+    x, y = splits(
+        rng, 60, 20, lambda part, r: (part[:, 0] + r.normal(size=len(part)) > 0).astype(int)
+    )
     found = fit_probe("classification", x, {k: y[k] for k in ("train", "validation")}, 2)
     parts = standardise(x["train"], x["validation"], x["test"])
-    fitted = {p: LogisticRegression(C=1 / p, max_iter=5000, tol=1e-8).fit(parts[0], y["train"]) for p in PENALTIES}
+    fitted = {
+        p: LogisticRegression(C=1 / p, max_iter=5000, tol=1e-8).fit(parts[0], y["train"])
+        for p in PENALTIES
+    }
     loss = {p: log_loss(y["validation"], m.predict_proba(parts[1])) for p, m in fitted.items()}
     best = min(loss, key=loss.get)
     assert found.penalty == [best]
@@ -49,10 +56,17 @@ def test_numbers_are_probed_by_ridge_regression():
     x, y = splits(rng, 80, 6, lambda part, r: 3 + part @ np.arange(6.0) + r.normal(size=len(part)))
     found = fit_probe("regression", x, y, 1)
     parts = standardise(x["train"], x["validation"], x["test"])
-    errors = {p: np.mean((Ridge(alpha=p).fit(parts[0], y["train"]).predict(parts[1]) - y["validation"]) ** 2) for p in PENALTIES}
+    errors = {
+        p: np.mean(
+            (Ridge(alpha=p).fit(parts[0], y["train"]).predict(parts[1]) - y["validation"]) ** 2
+        )
+        for p in PENALTIES
+    }
     best = min(errors, key=errors.get)
     assert found.penalty == [best]
-    assert found.prediction == pytest.approx(Ridge(alpha=best).fit(parts[0], y["train"]).predict(parts[2]))
+    assert found.prediction == pytest.approx(
+        Ridge(alpha=best).fit(parts[0], y["train"]).predict(parts[2])
+    )
 
 
 def test_labels_are_probed_one_by_one_without_missing_ones():
@@ -74,7 +88,11 @@ def test_labels_are_probed_one_by_one_without_missing_ones():
 
 def test_classes_that_training_lacks_and_no_validation_split():
     rng = np.random.default_rng(4)
-    x = {"train": rng.normal(size=(30, 3)), "validation": np.zeros((0, 3)), "test": rng.normal(size=(9, 3))}
+    x = {
+        "train": rng.normal(size=(30, 3)),
+        "validation": np.zeros((0, 3)),
+        "test": rng.normal(size=(9, 3)),
+    }
     y = {"train": np.repeat([0, 2], 15), "validation": np.zeros(0, int)}
     found = fit_probe("classification", x, y, 3)
     assert found.penalty == [1e2]
@@ -94,9 +112,13 @@ def test_vectors_are_those_of_the_readouts():
     found = extract_vectors(one.model(), windows, rows, cells)
     x = windows.values[rows, :, 0]
     assert found[VectorChoice("sos", "last")] == pytest.approx(x[:, :4])
-    assert found[VectorChoice("mean", "last")] == pytest.approx(np.repeat(x.mean(1)[:, None], 4, 1), abs=1e-6)
+    assert found[VectorChoice("mean", "last")] == pytest.approx(
+        np.repeat(x.mean(1)[:, None], 4, 1), abs=1e-6
+    )
     assert found[VectorChoice("sos", "last-two")][:, 4:] == pytest.approx(x[:, :4])
-    assert found[VectorChoice("sos", "1")] == pytest.approx(np.sin(1e4 * x[:, :4].astype(np.float32)), abs=1e-2)
+    assert found[VectorChoice("sos", "1")] == pytest.approx(
+        np.sin(1e4 * x[:, :4].astype(np.float32)), abs=1e-2
+    )
 
 
 @pytest.mark.parametrize("name", ["bitimelygpt", "lstm", "patchtst", "timesnet"])
@@ -109,7 +131,13 @@ def test_every_cell_of_a_real_model_is_what_a_head_would_read(name):
     found = extract_vectors(model, windows, np.arange(3), cells)
     for cell in cells:
         if cell.layers in {"last", "last-two"}:
-            wanted = heads.compute_vectors(model, data.collate(windows, np.arange(3)), cell.readout, cell.layers).detach().numpy()
+            wanted = (
+                heads.compute_vectors(
+                    model, data.collate(windows, np.arange(3)), cell.readout, cell.layers
+                )
+                .detach()
+                .numpy()
+            )
             assert found[cell] == pytest.approx(wanted, abs=1e-5)
 
 
@@ -136,7 +164,12 @@ def test_page_of_a_run_with_a_planted_layer(tmp_path):
     assert any("4 subjects" in notice for notice in page.notices)
     assert "leak_free is false." in page.notices
     table = next(b for b in page.blocks if isinstance(b, Table) and b.name == "probing")
-    assert [row[0] for row in table.rows][:4] == ["[SOS] (l = L)", "[EOS] (l = L)", "[SOS] + [EOS] (l = L)", "average pooling (l = L)"]
+    assert [row[0] for row in table.rows][:4] == [
+        "[SOS] (l = L)",
+        "[EOS] (l = L)",
+        "[SOS] + [EOS] (l = L)",
+        "average pooling (l = L)",
+    ]
     assert len(table.rows) == 8
     assert isinstance(page.blocks[0], Figure)
     assert page.summary["controls"]["raw"]["value"] is not None
@@ -185,23 +218,38 @@ def test_fine_tuned_runs_stand_beside_the_frozen_probe():
     windows.cuts = (0.5, 0.6)
     good, poor = Head(2), Head(2)
     poor.readout, poor.layers = "mean", "last-two"
-    good.predict = lambda batch: torch.stack([-batch.values[:, 0, 0], batch.values[:, 0, 0]], 1).softmax(1)
+    good.predict = lambda batch: torch.stack(
+        [-batch.values[:, 0, 0], batch.values[:, 0, 0]], 1
+    ).softmax(1)
     poor.predict = lambda batch: torch.full((len(batch.values), 2), 0.5)
     events = []
-    runs = [run(windows, name="base"), run(windows, good, "tuned"), run(windows, poor, "tuned-mean")]
-    page = probing(runs, bootstrap=100, control=False, progress=lambda *event: events.append(event[0]))
+    runs = [
+        run(windows, name="base"),
+        run(windows, good, "tuned"),
+        run(windows, poor, "tuned-mean"),
+    ]
+    page = probing(
+        runs, bootstrap=100, control=False, progress=lambda *event: events.append(event[0])
+    )
     found = page.summary["fine_tuned"]
     assert list(found) == ["tuned", "tuned-mean"]
     target = windows["test"].targets()
     accuracy = (good.predict(data.collate(windows["test"])).argmax(1).numpy() == target).mean()
     assert found["tuned"]["value"] == pytest.approx(accuracy)
     assert (found["tuned"]["readout"], found["tuned"]["difference"]) == ("sos", None)
-    assert found["tuned-mean"]["difference"]["difference"] == pytest.approx(found["tuned-mean"]["value"] - accuracy)
+    assert found["tuned-mean"]["difference"]["difference"] == pytest.approx(
+        found["tuned-mean"]["value"] - accuracy
+    )
     assert found["tuned"]["frozen"] == page.summary["cells"]["sos"]["last"]["value"]
-    assert found["tuned"]["beyond_frozen"]["value"] == pytest.approx(accuracy - found["tuned"]["frozen"])
+    assert found["tuned"]["beyond_frozen"]["value"] == pytest.approx(
+        accuracy - found["tuned"]["frozen"]
+    )
     assert found["tuned-mean"]["frozen"] == page.summary["cells"]["mean"]["last-two"]["value"]
     table = next(b for b in page.blocks if isinstance(b, Table) and b.name == "fine-tuned")
-    assert [row[:2] for row in table.rows] == [["tuned", "[SOS] (l = L)"], ["tuned-mean", "average pooling (l = {L − 1, L})"]]
+    assert [row[:2] for row in table.rows] == [
+        ["tuned", "[SOS] (l = L)"],
+        ["tuned-mean", "average pooling (l = {L − 1, L})"],
+    ]
     assert "predict tuned-mean" in events
     alone = probing([run(windows, good, "tuned")], bootstrap=10, control=False)
     assert list(alone.summary["fine_tuned"]) == ["tuned"]

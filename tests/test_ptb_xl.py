@@ -1,4 +1,6 @@
-"""PTB-XL: leads, statements, folds and metadata against the package `wfdb` and the official example; the real sample."""
+"""PTB-XL: leads, statements, folds and metadata against the package `wfdb` and the official
+example; the real sample.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,30 @@ with warnings.catch_warnings():
     import wfdb
 
 DATA = SAMPLES / "ptb-xl"
-COLUMNS = ("ecg_id", "patient_id", "age", "sex", "recording_date", "scp_codes", "strat_fold", "filename_lr", "filename_hr")
+COLUMNS = (
+    "ecg_id",
+    "patient_id",
+    "age",
+    "sex",
+    "recording_date",
+    "scp_codes",
+    "strat_fold",
+    "filename_lr",
+    "filename_hr",
+)
 
 real = needs_sample(DATA / "ptbxl_database.csv")
 
 
 def record(
-    path: Path, *, rate: int = 100, frames: int = 1000, names: tuple[str, ...] = LEADS, unit: str = "mV", flat: str = "", **line: str
+    path: Path,
+    *,
+    rate: int = 100,
+    frames: int = 1000,
+    names: tuple[str, ...] = LEADS,
+    unit: str = "mV",
+    flat: str = "",
+    **line: str,
 ) -> np.ndarray:
     """A record in format 16; digital values int16 [frames, leads]."""
     rng = np.random.default_rng(len(path.name))
@@ -44,8 +63,13 @@ def record(
     path.parent.mkdir(parents=True, exist_ok=True)
     file = line.get("file", f"{path.name}.dat")
     sums = values.sum(axis=0, dtype=np.int64) & 0xFFFF
-    lines = [f"{file} 16 1000.0(0)/{unit} 16 0 {values[0, i]} {sums[i]} 0 {name}" for i, name in enumerate(names)]
-    path.with_suffix(".hea").write_text("\n".join([f"{path.name} {len(names)} {rate} {frames}", *lines]) + "\n")
+    lines = [
+        f"{file} 16 1000.0(0)/{unit} 16 0 {values[0, i]} {sums[i]} 0 {name}"
+        for i, name in enumerate(names)
+    ]
+    path.with_suffix(".hea").write_text(
+        "\n".join([f"{path.name} {len(names)} {rate} {frames}", *lines]) + "\n"
+    )
     path.with_suffix(".dat").write_bytes(values.tobytes())
     return values
 
@@ -66,7 +90,14 @@ def row(number: int, **cells: Any) -> dict[str, str]:
     return {key: str(value) for key, value in (own | cells).items()}
 
 
-def layout(folder: Path, rows: list[dict[str, str]], *, columns: tuple[str, ...] = COLUMNS, records: bool = True, tail: str = "") -> Path:
+def layout(
+    folder: Path,
+    rows: list[dict[str, str]],
+    *,
+    columns: tuple[str, ...] = COLUMNS,
+    records: bool = True,
+    tail: str = "",
+) -> Path:
     """The tables, and a record for every row."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "ptbxl_database.csv").open("w", newline="") as file:
@@ -76,7 +107,9 @@ def layout(folder: Path, rows: list[dict[str, str]], *, columns: tuple[str, ...]
         file.write(tail)
     kinds = {"NORM": "NORM", "IMI": "MI", "LVH": "HYP", "NDT": "STTC", "LAFB": "CD"}
     lines = [f"{code},1.0,{kind}" for code, kind in kinds.items()]
-    (folder / "scp_statements.csv").write_text("\n".join([",diagnostic,diagnostic_class", *lines, "SR,,", "LOWT,,STTC"]) + "\n")
+    (folder / "scp_statements.csv").write_text(
+        "\n".join([",diagnostic,diagnostic_class", *lines, "SR,,", "LOWT,,STTC"]) + "\n"
+    )
     for cells in rows if records else ():
         record(folder / cells["filename_lr"])
     return folder
@@ -139,10 +172,13 @@ def test_leads_are_selected_by_name_whatever_order_case_and_other_signals(tmp_pa
         ({"names": LEADS[:-1]}, "missing_channel"),
         ({"names": (*LEADS[:2], "ii", *LEADS[2:])}, "duplicate_channel"),
         ({"unit": "bpm"}, "unit"),
-        ({"file": "00002_lr.dat"}, "missing_signal_file"),  # of another record: its signals under this patient
+        # of another record: its signals under this patient
+        ({"file": "00002_lr.dat"}, "missing_signal_file"),
     ],
 )
-def test_a_record_that_is_not_as_it_must_be_is_refused_alone(tmp_path: Path, change: dict[str, Any], code: str) -> None:
+def test_a_record_that_is_not_as_it_must_be_is_refused_alone(
+    tmp_path: Path, change: dict[str, Any], code: str
+) -> None:
     folder = layout(tmp_path, [row(1), row(2)])
     record(folder / "records100/00000/00001_lr", **change)
     found = Found(folder)
@@ -174,7 +210,9 @@ def test_a_constant_lead_gives_a_warning(tmp_path: Path) -> None:
         ({"scp_codes": "[1]"}, "metadata_syntax"),
     ],
 )
-def test_a_row_that_cannot_be_used_is_named_and_counted(tmp_path: Path, cells: dict[str, str], code: str) -> None:
+def test_a_row_that_cannot_be_used_is_named_and_counted(
+    tmp_path: Path, cells: dict[str, str], code: str
+) -> None:
     folder = layout(tmp_path, [row(1), row(2), row(3)])
     layout(folder, [row(1, **cells), row(2), row(3)], records=False)
     found = Found(folder)
@@ -206,13 +244,18 @@ def test_a_record_with_two_different_rows_refuses_the_data_set(tmp_path: Path) -
     assert (caught.value.code, caught.value.file) == ("duplicate_key", "ptbxl_database.csv")
 
 
-def test_a_patient_in_two_splits_refuses_the_data_set_however_the_id_is_written(tmp_path: Path) -> None:
+def test_a_patient_in_two_splits_refuses_the_data_set_however_the_id_is_written(
+    tmp_path: Path,
+) -> None:
     folder = layout(tmp_path, [row(1, patient_id="77"), row(2, patient_id="077.0", strat_fold=10)])
     with pytest.raises(UserError) as caught:
         Found(folder)
     assert caught.value.code == "subject_leakage"
     assert "77" not in str(caught.value)  # rows, not patients
-    assert set(Found(layout(folder, [row(1, patient_id="77"), row(2, patient_id="077.0")])).records) == {"1", "2"}  # both train
+    # both train
+    assert set(
+        Found(layout(folder, [row(1, patient_id="77"), row(2, patient_id="077.0")])).records
+    ) == {"1", "2"}
 
 
 @pytest.mark.parametrize(
@@ -228,7 +271,9 @@ def test_a_patient_in_two_splits_refuses_the_data_set_however_the_id_is_written(
         ("150", {}),
     ],
 )
-def test_an_age_is_a_number_only_when_it_is_one(tmp_path: Path, age: str, attributes: dict[str, Any]) -> None:
+def test_an_age_is_a_number_only_when_it_is_one(
+    tmp_path: Path, age: str, attributes: dict[str, Any]
+) -> None:
     found = Found(layout(tmp_path, [row(1, age=age)]))
     got = found.records["1"].attributes
     assert {key: value for key, value in got.items() if key.startswith("age")} == attributes
@@ -236,28 +281,44 @@ def test_an_age_is_a_number_only_when_it_is_one(tmp_path: Path, age: str, attrib
     assert got["sex"] == "F"
 
 
-def test_labels_follow_the_official_example_and_unknown_statements_are_counted(tmp_path: Path) -> None:
+def test_labels_follow_the_official_example_and_unknown_statements_are_counted(
+    tmp_path: Path,
+) -> None:
     rows = [
-        row(1, scp_codes="{'NORM': 0.0, 'IMI': 100.0, 'SR': 0.0}"),  # likelihood 0 is unknown, not absent
+        # likelihood 0 is unknown, not absent
+        row(1, scp_codes="{'NORM': 0.0, 'IMI': 100.0, 'SR': 0.0}"),
         row(2, scp_codes='{"LAFB": 50, "LOWT": 100.0}'),
         row(3, scp_codes="{'SR': 0.0, 'XYZ': 100.0}"),
         row(4, scp_codes="{}"),
     ]
     found = Found(layout(tmp_path, rows))
-    labels = [(got.attributes.get("superclass"), got.attributes.get("superclasses")) for got in found.records.values()]
+    labels = [
+        (got.attributes.get("superclass"), got.attributes.get("superclasses"))
+        for got in found.records.values()
+    ]
     assert labels == [(None, ["NORM", "MI"]), ("CD", ["CD"]), (None, None), (None, None)]
     (unknown,) = [finding for finding in found.findings if finding.code == "unknown_label"]
     assert (unknown.count, unknown.examples) == (1, ("XYZ",))
-    (zero,) = [finding for finding in found.findings if finding.code == "metadata" and finding.level == "info"]
+    (zero,) = [
+        finding
+        for finding in found.findings
+        if finding.code == "metadata" and finding.level == "info"
+    ]
     assert zero.count == 1
-    assert {finding.problem.rsplit(" ", 1)[1] for finding in found.findings if finding.code == "class_missing"} == {
-        "train",
-        "validation",
-        "test",
-    }
+    assert {
+        finding.problem.rsplit(" ", 1)[1]
+        for finding in found.findings
+        if finding.code == "class_missing"
+    } == {"train", "validation", "test"}
 
 
-@given(st.dictionaries(st.text("ABC1_/", min_size=1, max_size=6), st.floats(0, 100).map(lambda x: round(x, 3)), max_size=5))
+@given(
+    st.dictionaries(
+        st.text("ABC1_/", min_size=1, max_size=6),
+        st.floats(0, 100).map(lambda x: round(x, 3)),
+        max_size=5,
+    )
+)
 def test_statements_read_as_python_would_read_them(codes: dict[str, float]) -> None:
     assert parse_statements(repr(codes)) == ast.literal_eval(repr(codes))
 
@@ -287,7 +348,11 @@ def test_a_unit_has_all_files_of_its_record_and_foreign_ones_are_named(tmp_path:
     for name in ("00001_a.dat", "00099_lr.hea"):
         (folder / "records100/00000" / name).write_text("x")
     found = Found(folder)
-    assert {Path(name).name for name in found.units["1"].files} == {"00001_lr.hea", "00001_lr.dat", "00001_a.dat"}
+    assert {Path(name).name for name in found.units["1"].files} == {
+        "00001_lr.hea",
+        "00001_lr.dat",
+        "00001_a.dat",
+    }
     (unlisted,) = [finding for finding in found.findings if finding.code == "file_name"]
     assert unlisted.file is not None
     assert unlisted.file.endswith("00099_lr.hea")
@@ -295,7 +360,13 @@ def test_a_unit_has_all_files_of_its_record_and_foreign_ones_are_named(tmp_path:
 
 def test_a_record_whose_row_is_faulty_is_not_one_without_a_row(tmp_path: Path) -> None:
     folder = layout(
-        tmp_path, [row(1), row(2, strat_fold="11"), row(3, filename_lr="records100/00000/00001_lr"), row(4, scp_codes="{'NORM'")]
+        tmp_path,
+        [
+            row(1),
+            row(2, strat_fold="11"),
+            row(3, filename_lr="records100/00000/00001_lr"),
+            row(4, scp_codes="{'NORM'"),
+        ],
     )
     record(folder / "records100/00000/00003_lr")
     found = Found(folder)
@@ -307,15 +378,24 @@ def test_a_record_whose_row_is_faulty_is_not_one_without_a_row(tmp_path: Path) -
 
 def test_names_of_records_may_be_in_capitals_and_a_second_table_is_named(tmp_path: Path) -> None:
     folder = layout(tmp_path, [row(1), row(2)])
-    expected = {name: [signal.samples for signal in one.signals] for name, one in Found(folder).records.items()}
+    expected = {
+        name: [signal.samples for signal in one.signals]
+        for name, one in Found(folder).records.items()
+    }
     for path in list((folder / "records100/00000").iterdir()):
-        path.rename(path.with_name(path.name.upper() if "00001" in path.name else path.stem + path.suffix.upper()))
+        path.rename(
+            path.with_name(
+                path.name.upper() if "00001" in path.name else path.stem + path.suffix.upper()
+            )
+        )
     layout(folder / "old", [row(1)])
     found = Found(folder)
     assert set(found.records) == {"1", "2"}
     for name, one in found.records.items():
         np.testing.assert_array_equal([signal.samples for signal in one.signals], expected[name])
-    assert [finding.file for finding in found.findings if finding.code == "file_name"] == ["old/ptbxl_database.csv"]
+    assert [finding.file for finding in found.findings if finding.code == "file_name"] == [
+        "old/ptbxl_database.csv"
+    ]
 
 
 def test_the_folder_may_be_nested_and_must_be_complete(tmp_path: Path) -> None:
@@ -346,7 +426,13 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
 def caches(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[dict[str, Any], Path]]:
     """Report and cache of the sample at both rates."""
     root = tmp_path_factory.mktemp("ptb-xl")
-    return {rate: (cache.ingest("ptb-xl", DATA, root / str(rate), options={"rate": rate}), root / str(rate)) for rate in (100, 500)}
+    return {
+        rate: (
+            cache.ingest("ptb-xl", DATA, root / str(rate), options={"rate": rate}),
+            root / str(rate),
+        )
+        for rate in (100, 500)
+    }
 
 
 @real
@@ -355,7 +441,11 @@ def test_the_sample_lands_at_both_rates(caches: dict[int, tuple[dict[str, Any], 
     assert (report["exit_code"], report["counts"]["accepted"]) == (0, 124)
     assert all(unit["channels"] == 12 and unit["samples"] == 1000 for unit in report["units"])
     report = caches[500][0]
-    assert (report["exit_code"], report["counts"]["accepted"], report["counts"]["quarantined"]) == (3, 123, 1)
+    assert (report["exit_code"], report["counts"]["accepted"], report["counts"]["quarantined"]) == (
+        3,
+        123,
+        1,
+    )
     assert report["units"][0]["unit"] == "1"
     assert [reason["code"] for reason in report["units"][0]["reasons"]] == ["missing_signal_file"]
     assert report["rows"][0]["seen"] == report["rows"][0]["used"] == 124
@@ -363,9 +453,14 @@ def test_the_sample_lands_at_both_rates(caches: dict[int, tuple[dict[str, Any], 
 
 @real
 @pytest.mark.parametrize("rate", [100, 500])
-def test_values_are_those_of_wfdb(caches: dict[int, tuple[dict[str, Any], Path]], rate: int) -> None:
+def test_values_are_those_of_wfdb(
+    caches: dict[int, tuple[dict[str, Any], Path]], rate: int
+) -> None:
     with (DATA / "ptbxl_database.csv").open(newline="") as file:
-        names = {line["ecg_id"]: line["filename_lr" if rate == 100 else "filename_hr"] for line in csv.DictReader(file)}
+        names = {
+            line["ecg_id"]: line["filename_lr" if rate == 100 else "filename_hr"]
+            for line in csv.DictReader(file)
+        }
     read = 0
     for got in cache.open_cache(caches[rate][1]).records():
         digital = wfdb.rdrecord(str(DATA / names[got.recording_id]), physical=False)
@@ -374,34 +469,64 @@ def test_values_are_those_of_wfdb(caches: dict[int, tuple[dict[str, Any], Path]]
             (signal,) = [signal for signal in got.signals if signal.channel == name]
             assert signal.rate == digital.fs == rate
             assert np.array_equal(signal.samples, digital.d_signal[:, i])
-            assert np.allclose(signal.samples * signal.scale + signal.offset, physical.p_signal[:, i], rtol=1e-12, atol=1e-12)
+            assert np.allclose(
+                signal.samples * signal.scale + signal.offset,
+                physical.p_signal[:, i],
+                rtol=1e-12,
+                atol=1e-12,
+            )
         read += 1
     assert read == (124 if rate == 100 else 123)
 
 
 @real
-def test_windows_labels_and_folds_are_the_official_ones(caches: dict[int, tuple[dict[str, Any], Path]], tmp_path: Path) -> None:
+def test_windows_labels_and_folds_are_the_official_ones(
+    caches: dict[int, tuple[dict[str, Any], Path]], tmp_path: Path
+) -> None:
     with (DATA / "ptbxl_database.csv").open(newline="") as file:
         table = {line["ecg_id"]: line for line in csv.DictReader(file)}
     with (DATA / "scp_statements.csv").open(newline="") as file:
-        kind = {line[""]: line["diagnostic_class"] for line in csv.DictReader(file) if line["diagnostic"] == "1.0"}
-    labels = {name: {kind[code] for code in ast.literal_eval(line["scp_codes"]) if code in kind} for name, line in table.items()}
+        kind = {
+            line[""]: line["diagnostic_class"]
+            for line in csv.DictReader(file)
+            if line["diagnostic"] == "1.0"
+        }
+    labels = {
+        name: {kind[code] for code in ast.literal_eval(line["scp_codes"]) if code in kind}
+        for name, line in table.items()
+    }
     folds = {name: int(line["strat_fold"]) for name, line in table.items()}
 
     unlabelled = tokens.build(caches[100][1], out=tmp_path / "whole")
-    assert (len(unlabelled), unlabelled.length, unlabelled.channels, unlabelled.rate, unlabelled.task) == (124, 1000, 12, 100.0, "none")
+    assert (
+        len(unlabelled),
+        unlabelled.length,
+        unlabelled.channels,
+        unlabelled.rate,
+        unlabelled.task,
+    ) == (124, 1000, 12, 100.0, "none")
     many = tokens.build(caches[100][1], view="multilabel", out=tmp_path / "many")
     found = many.targets()
     assert found is not None
     ids = many.index["recording_id"].to_list()
-    assert [{c for c, on in zip(SUPERCLASSES, line, strict=True) if on} for line in found] == [labels[name] for name in ids]
+    assert [{c for c, on in zip(SUPERCLASSES, line, strict=True) if on} for line in found] == [
+        labels[name] for name in ids
+    ]
     one = tokens.build(caches[100][1], view="superclass", out=tmp_path / "one")
     single = {name: next(iter(names)) for name, names in labels.items() if len(names) == 1}
     assert dict(zip(one.index["recording_id"], one.index["label"], strict=True)) == single
     assert Counter(one.index["label"].to_list()) == Counter(single.values())
     for windows in (unlabelled, many, one):
-        expected = {name: "train" if folds[name] < 9 else "validation" if folds[name] == 9 else "test" for name in folds}
-        assert all(expected[name] == split for name, split in zip(windows.index["recording_id"], windows.index["split"], strict=True))
+        expected = {
+            name: "train" if folds[name] < 9 else "validation" if folds[name] == 9 else "test"
+            for name in folds
+        }
+        assert all(
+            expected[name] == split
+            for name, split in zip(
+                windows.index["recording_id"], windows.index["split"], strict=True
+            )
+        )
     fast = tokens.build(caches[500][1], out=tmp_path / "fast")
     assert (len(fast), fast.length, fast.rate) == (123, 5000, 500.0)
     slow = tokens.build(caches[500][1], out=tmp_path / "slow", rate=100)
@@ -412,15 +537,23 @@ def test_windows_labels_and_folds_are_the_official_ones(caches: dict[int, tuple[
 def test_the_complete_folder_lands_with_its_rows(tmp_path: Path) -> None:
     folder = require_sample(DATA.parent / "complete" / "ptb-xl-488")
     report = cache.ingest("ptb-xl", folder, tmp_path / "cache")
-    assert (report["exit_code"], len(report["units"]), report["counts"]["quarantined"]) == (0, 488, 0)
+    assert (report["exit_code"], len(report["units"]), report["counts"]["quarantined"]) == (
+        0,
+        488,
+        0,
+    )
     with (folder / "ptbxl_database.csv").open(newline="") as file:
         rows = {int(line["ecg_id"]): line for line in csv.DictReader(file)}
     assert len(rows) == 488
     for one in list(cache.open_cache(tmp_path / "cache").records())[::61]:
         number = int(one.recording_id)
         expected = wfdb.rdrecord(str(folder / rows[number]["filename_lr"])).p_signal
-        found = {signal.channel: signal.samples * signal.scale + signal.offset for signal in one.signals}
-        np.testing.assert_allclose(np.stack(list(found.values()), 1)[:, 0], expected[:, 0], atol=1e-6)
+        found = {
+            signal.channel: signal.samples * signal.scale + signal.offset for signal in one.signals
+        }
+        np.testing.assert_allclose(
+            np.stack(list(found.values()), 1)[:, 0], expected[:, 0], atol=1e-6
+        )
         assert float(one.attributes["fold"]) == float(rows[number]["strat_fold"])
         assert one.subject_id == str(int(float(rows[number]["patient_id"])))
 
@@ -428,7 +561,9 @@ def test_the_complete_folder_lands_with_its_rows(tmp_path: Path) -> None:
 def test_facts() -> None:
     facts = datasets["ptb-xl"].facts
     assert set(facts.views) == {"", "superclass", "multilabel"}
-    assert all(view.split == "official" and len(view.channels) == 12 for view in facts.views.values())
+    assert all(
+        view.split == "official" and len(view.channels) == 12 for view in facts.views.values()
+    )
     assert facts.views["superclass"].classes == facts.views["multilabel"].classes == SUPERCLASSES
     assert facts.options == {"rate": 100}
     assert "scp_likelihood_0" in facts.rules

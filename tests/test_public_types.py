@@ -61,9 +61,22 @@ def test_a_module_of_a_user_passes_strict_and_its_mistakes_are_found(tmp_path: P
     assert (ROOT / "bitimely" / "py.typed").is_file()
     (tmp_path / "user.py").write_text(USER)
     (tmp_path / "mistakes.py").write_text("\n".join(["import bitimely as bt", *MISTAKES, ""]))
-    command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", sys.executable, "--cache-dir", str(tmp_path / "cache")]
-    done = subprocess.run([*command, "user.py", "mistakes.py"], capture_output=True, text=True, cwd=tmp_path)
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--python-executable",
+        sys.executable,
+        "--cache-dir",
+        str(tmp_path / "cache"),
+    ]
+    done = subprocess.run(
+        [*command, "user.py", "mistakes.py"], capture_output=True, text=True, cwd=tmp_path
+    )
     lines = done.stdout.splitlines()[:-1]
     for at, message in enumerate(MISTAKES.values(), 2):
-        assert any(line.startswith(f"mistakes.py:{at}: error:") and message in line for line in lines), done.stdout + done.stderr
+        assert any(
+            line.startswith(f"mistakes.py:{at}: error:") and message in line for line in lines
+        ), done.stdout + done.stderr
     assert [line for line in lines if not line.startswith("mistakes.py:")] == []

@@ -16,7 +16,14 @@ torch.set_num_threads(1)
 
 def tiny(**options):
     torch.manual_seed(0)
-    return models.build("raindrop", **{"preset": "tiny", "channels": 3, "length": 20, "message": "paper", **options}).double().eval()
+    return (
+        models.build(
+            "raindrop",
+            **{"preset": "tiny", "channels": 3, "length": 20, "message": "paper", **options},
+        )
+        .double()
+        .eval()
+    )
 
 
 def sampled(channels=3):
@@ -27,7 +34,9 @@ def sampled(channels=3):
 
 
 def messages(message, h, nodes, code, edges, observed):
-    """One pass for one sample: who says what to whom at which row, with the edges of the pass before."""
+    """One pass for one sample: who says what to whom at which row, with the edges of the pass
+    before.
+    """
     rows, sensors, width = h.shape
     matrix = message.query.weight
     out, means = torch.zeros_like(h), torch.zeros(sensors, sensors, dtype=h.dtype)
@@ -77,10 +86,14 @@ def test_sensors_have_no_order():
     with torch.no_grad():
         turned.send.copy_(message.send[order])
         turned.receive.copy_(message.receive[order])
-    h, nodes, code = (torch.rand(*s, dtype=torch.float64) for s in ((2, 6, 5, 4), (5, 4), (2, 6, 16)))
+    h, nodes, code = (
+        torch.rand(*s, dtype=torch.float64) for s in ((2, 6, 5, 4), (5, 4), (2, 6, 16))
+    )
     observed, edges = torch.rand(2, 6, 5) > 0.5, torch.rand(2, 5, 5, dtype=torch.float64)
     a, edges_a = message(h, nodes, code, edges, observed)
-    b, edges_b = turned(h[:, :, order], nodes[order], code, edges[:, order][:, :, order], observed[:, :, order])
+    b, edges_b = turned(
+        h[:, :, order], nodes[order], code, edges[:, order][:, :, order], observed[:, :, order]
+    )
     torch.testing.assert_close(a[:, :, order], b)
     torch.testing.assert_close(edges_a[:, order][:, :, order], edges_b)
 
@@ -140,7 +153,9 @@ def test_the_transformer_equals_torchs():
         ):
             other.load_state_dict(own.state_dict())
         x = theirs(x, src_key_padding_mask=~rows.real)
-    torch.testing.assert_close(model(batch).hidden[-1][rows.real], x[rows.real], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        model(batch).hidden[-1][rows.real], x[rows.real], rtol=1e-10, atol=1e-10
+    )
 
 
 def test_widths_that_the_heads_do_not_divide_are_refused():
@@ -160,12 +175,20 @@ def test_47_codes_give_the_width_of_the_paper():
 @pytest.mark.parametrize("channels", [4, 12, 34])
 @pytest.mark.parametrize("message", ["paper", "self"])
 def test_at_the_start_observations_keep_their_size_through_both_passes(message, channels):
-    """Of windows of unit variance; a pass multiplies four factors, and small ones made the second pass a ten-thousandth of the first."""
-    batch = Batch(torch.randn(8, 48, channels, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+    """Of windows of unit variance; a pass multiplies four factors, and small ones made the second
+    pass a ten-thousandth of the first.
+    """
+    batch = Batch(
+        torch.randn(
+            8, 48, channels, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+        )
+    )
     sizes = []
     for seed in range(5):
         torch.manual_seed(seed)
-        model = models.build("raindrop", preset="tiny", channels=channels, length=48, message=message).double()
+        model = models.build(
+            "raindrop", preset="tiny", channels=channels, length=48, message=message
+        ).double()
         rows = model.adapter.tokenizer.rows(batch)
         h, _ = model.pass_messages(rows, encode_times(rows.times, 48.0, 16))
         sizes.append(float(h.detach().square().mean().sqrt()))
@@ -190,7 +213,9 @@ def test_graphs_of_a_batch_are_drawn_together_in_training_alone():
         _, found = head.model.pass_messages(rows, encode_times(rows.times, 20.0, 16).double())
         plain = heads.cross_entropy(head.eval(), batch)["loss"]
         trained = heads.cross_entropy(head.train(), batch)
-        assert float((trained["loss"] - plain).detach()) == pytest.approx(weight * float(compute_graph_distance(found).detach()), abs=1e-12)
+        assert float((trained["loss"] - plain).detach()) == pytest.approx(
+            weight * float(compute_graph_distance(found).detach()), abs=1e-12
+        )
         assert ("penalty" in trained["parts"]) == (weight > 0)
         trained["loss"].backward()
         slopes = [p.grad for p in head.parameters() if p.grad is not None]
@@ -199,7 +224,9 @@ def test_graphs_of_a_batch_are_drawn_together_in_training_alone():
 
 
 def score(seed, channels, **options):
-    """Accuracy on new windows after 150 steps on two classes that differ in the mean of the last channel; chance is 0.5."""
+    """Accuracy on new windows after 150 steps on two classes that differ in the mean of the last
+    channel; chance is 0.5.
+    """
     draw = torch.Generator().manual_seed(seed)
 
     def windows(count):
@@ -209,7 +236,9 @@ def score(seed, channels, **options):
         return Batch(values, target=target)
 
     torch.manual_seed(seed)
-    head = heads.Classifier(models.build("raindrop", preset="tiny", channels=channels, length=24, **options), outputs=2).train()
+    head = heads.Classifier(
+        models.build("raindrop", preset="tiny", channels=channels, length=24, **options), outputs=2
+    ).train()
     optimizer = torch.optim.AdamW(head.parameters(), lr=1e-3)
     for _ in range(150):
         optimizer.zero_grad()
@@ -218,7 +247,10 @@ def score(seed, channels, **options):
     return float(heads.cross_entropy(head.eval(), windows(300))["parts"]["accuracy"])
 
 
-@pytest.mark.parametrize("channels", [4, pytest.param(12, marks=pytest.mark.slow), pytest.param(34, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "channels",
+    [4, pytest.param(12, marks=pytest.mark.slow), pytest.param(34, marks=pytest.mark.slow)],
+)
 def test_it_learns_the_mean_of_one_channel(channels):
     assert [score(seed, channels) >= 0.95 for seed in (1, 2, 3)] == [True] * 3
 
@@ -226,5 +258,9 @@ def test_it_learns_the_mean_of_one_channel(channels):
 @pytest.mark.slow
 def test_it_learns_with_messages_and_the_distance_between_graphs():
     """Before the start kept the size of the observations, it stayed at chance with both."""
-    assert min(score(seed, 12, message="paper", graph_distance=0.02, dropout=0.0) for seed in (1, 2)) > 0.8
-    assert score(1, 1, message="paper", graph_distance=0.02) > 0.9  # one channel has no graph to compare
+    assert (
+        min(score(seed, 12, message="paper", graph_distance=0.02, dropout=0.0) for seed in (1, 2))
+        > 0.8
+    )
+    # one channel has no graph to compare
+    assert score(1, 1, message="paper", graph_distance=0.02) > 0.9

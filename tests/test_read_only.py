@@ -1,4 +1,6 @@
-"""A workspace that may not be written: every verb that writes ends with 6 and a plain line, every other one does its work."""
+"""A workspace that may not be written: every verb that writes ends with 6 and a plain line, every
+other one does its work.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ READERS = {
 
 @contextmanager
 def refused_writes(number: int) -> Iterator[None]:
-    """Every operation that would change the disk fails with the error `number`, as on a disk that is mounted to be read."""
+    """Every operation that would change the disk fails with the error `number`, as on a disk that
+    is mounted to be read.
+    """
 
     def wrap(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def operation(*args: Any, **more: Any) -> Any:
@@ -61,7 +65,11 @@ def refused_writes(number: int) -> Iterator[None]:
 
 
 def hash_tree(home: Path) -> dict[str, str]:
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(home.rglob("*")) if path.is_file()}
+    return {
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(home.rglob("*"))
+        if path.is_file()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -73,12 +81,17 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def call(home: Path, argv: list[str], number: int) -> int:
     with refused_writes(number):
-        return main([word if word != "RECIPE" else str(home.parent / "two.toml") for word in argv] + ["-w", str(home)])
+        return main(
+            [word if word != "RECIPE" else str(home.parent / "two.toml") for word in argv]
+            + ["-w", str(home)]
+        )
 
 
 @pytest.mark.parametrize("number", REFUSALS)
 @pytest.mark.parametrize("verb", WRITERS)
-def test_a_verb_that_writes_ends_with_6(verb: str, number: int, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_verb_that_writes_ends_with_6(
+    verb: str, number: int, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = hash_tree(home)
     capsys.readouterr()
     code = call(home, WRITERS[verb], number)
@@ -87,13 +100,17 @@ def test_a_verb_that_writes_ends_with_6(verb: str, number: int, home: Path, caps
     assert "Traceback" not in err
     lines = [line for line in err.splitlines() if line.startswith("error[")]
     assert lines, err
-    assert any(line.startswith("error[io_error]") and REFUSALS[number] in line for line in lines), err
+    assert any(line.startswith("error[io_error]") and REFUSALS[number] in line for line in lines), (
+        err
+    )
     assert hash_tree(home) == before
 
 
 @pytest.mark.parametrize("number", REFUSALS)
 @pytest.mark.parametrize("verb", READERS)
-def test_a_verb_that_reads_does_its_work(verb: str, number: int, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_verb_that_reads_does_its_work(
+    verb: str, number: int, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = hash_tree(home)
     capsys.readouterr()
     assert call(home, READERS[verb], number) == Exit.OK, capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""LSTM, LSTM-BAAR, BiLSTM and ELMo against their equations, and that they look only where they may."""
+"""LSTM, LSTM-BAAR, BiLSTM and ELMo against their equations, and that they look only where they
+may.
+"""
 
 import itertools
 import math
@@ -24,7 +26,10 @@ CONNECTIONS = ["plain", "residual", "norm", "residual-norm"]
 
 
 def ragged(lengths=(50, 37, 22)):
-    return Batch(torch.randn(len(lengths), 50, 3, generator=seeded()), mask=torch.arange(50) < torch.tensor(lengths)[:, None])
+    return Batch(
+        torch.randn(len(lengths), 50, 3, generator=seeded()),
+        mask=torch.arange(50) < torch.tensor(lengths)[:, None],
+    )
 
 
 def embedded(model, values):
@@ -46,7 +51,10 @@ def steps(lstm, x, order):
     h = c = torch.zeros(len(x), hidden, dtype=x.dtype)
     out = [h] * x.shape[1]
     for t in order:
-        i, f, o = (torch.sigmoid(x[:, t] @ w.T + h @ u.T + b) for w, u, b in ((w_i, u_i, b_i), (w_f, u_f, b_f), (w_o, u_o, b_o)))
+        i, f, o = (
+            torch.sigmoid(x[:, t] @ w.T + h @ u.T + b)
+            for w, u, b in ((w_i, u_i, b_i), (w_f, u_f, b_f), (w_o, u_o, b_o))
+        )
         c = f * c + i * torch.tanh(x[:, t] @ w_g.T + h @ u_g.T + b_g)
         h = out[t] = o * torch.tanh(c)
     return torch.stack(out, 1)
@@ -61,7 +69,9 @@ def reference(layers, x, plan, connections="plain"):
             inner = F.layer_norm(x, x.shape[-1:], layer.norm.weight, layer.norm.bias)
         ahead, back = range(x.shape[1]), range(x.shape[1] - 1, -1, -1)
         orders = {"forward": [ahead], "backward": [back], "both": [ahead, back]}[direction]
-        y = torch.cat([steps(lstm, inner, order) for lstm, order in zip(layer.lstms, orders, strict=True)], -1)
+        y = torch.cat(
+            [steps(lstm, inner, order) for lstm, order in zip(layer.lstms, orders, strict=True)], -1
+        )
         x = x + y if depth and "residual" in connections else y
         states.append(x)
     return states
@@ -87,7 +97,9 @@ def copied(model):
     """torch.nn.LSTM of all layers with the weights of `model`."""
     sides = len(model.layers[0].lstms)
     hidden = model.layers[0].lstms[0].hidden_size
-    stacked = nn.LSTM(model.config.dim, hidden, len(model.layers), batch_first=True, bidirectional=sides == 2).double()
+    stacked = nn.LSTM(
+        model.config.dim, hidden, len(model.layers), batch_first=True, bidirectional=sides == 2
+    ).double()
     for depth, layer in enumerate(model.layers):
         for lstm, suffix in zip(layer.lstms, ("", "_reverse"), strict=False):
             for key, weight in lstm.named_parameters():
@@ -95,7 +107,9 @@ def copied(model):
     return stacked
 
 
-@pytest.mark.parametrize(("name", "options"), [("lstm", {}), ("bilstm", {}), ("bilstm", {"direction_width": "half"})])
+@pytest.mark.parametrize(
+    ("name", "options"), [("lstm", {}), ("bilstm", {}), ("bilstm", {"direction_width": "half"})]
+)
 def test_plain_stacks_are_those_of_torch_on_padded_rows_too(name, options):
     model = tiny(name, **options).double()
     batch = ragged()._replace(values=ragged().values.double())
@@ -123,10 +137,16 @@ def test_a_row_is_turned_without_its_padding():
 # -------------------------------------------------------------------------------------------------------------- padding, missing values, times
 
 
-@pytest.mark.parametrize("options", [{}, {"tokenizer": "patch"}, {"tokenizer": "patch", "crop": "start"}, {"tokenizer": "steps"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"tokenizer": "patch"}, {"tokenizer": "patch", "crop": "start"}, {"tokenizer": "steps"}],
+    ids=str,
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_padding_changes_nothing(name, options):
-    """Content and amount of padding, and the company of longer rows, change neither states, vectors nor gradients of the real tokens."""
+    """Content and amount of padding, and the company of longer rows, change neither states, vectors
+    nor gradients of the real tokens.
+    """
     model = tiny(name, connections="residual-norm", **options).double()
     lengths = [50, 37, 22]
     rows = [torch.randn(n, 3, dtype=torch.float64) for n in lengths]
@@ -145,7 +165,9 @@ def test_padding_changes_nothing(name, options):
         if alone.pooled is not None:
             torch.testing.assert_close(together.pooled[i], alone.pooled[0], rtol=1e-11, atol=1e-11)
         (wanted,) = torch.autograd.grad(alone.hidden[-1].square().sum(), row)
-        (slope,) = torch.autograd.grad(together.hidden[-1][i, :count].square().sum(), padded, retain_graph=True)
+        (slope,) = torch.autograd.grad(
+            together.hidden[-1][i, :count].square().sum(), padded, retain_graph=True
+        )
         torch.testing.assert_close(slope[i, : row.shape[1]], wanted[0], rtol=1e-9, atol=1e-9)
         assert not slope[i, row.shape[1] :].any()
 
@@ -165,16 +187,26 @@ def test_a_row_without_any_sample_is_finite(name):
     encoded = model(Batch(torch.randn(2, 50, 3), mask=mask))
     assert encoded.eos.tolist() == [14, 1]
     assert torch.isfinite(encoded.hidden[-1]).all()
-    assert torch.isfinite(heads.compute_vectors(model, Batch(torch.randn(2, 50, 3), mask=mask), registry.models[name].facts.readout)).all()
+    assert torch.isfinite(
+        heads.compute_vectors(
+            model, Batch(torch.randn(2, 50, 3), mask=mask), registry.models[name].facts.readout
+        )
+    ).all()
 
 
 def test_events_are_read_in_their_order_and_without_exact_times_their_times_are_not():
     model = tiny("lstm", tokenizer="codes", codes=52, length=9, exact_times=False)
     codes, times = torch.randint(FIRST, 52, (2, 9)), torch.rand(2, 9).cumsum(1)
-    assert torch.equal(model(Batch(codes, times)).hidden[-1], model(Batch(codes, times * 100)).hidden[-1])
+    assert torch.equal(
+        model(Batch(codes, times)).hidden[-1], model(Batch(codes, times * 100)).hidden[-1]
+    )
     timed = tiny("lstm", tokenizer="codes", codes=52, length=9)
-    assert not torch.equal(timed(Batch(codes, times)).hidden[-1], timed(Batch(codes, times * 100)).hidden[-1])
-    assert not torch.equal(model(Batch(codes, times)).hidden[-1], model(Batch(codes.flip(1), times)).hidden[-1])
+    assert not torch.equal(
+        timed(Batch(codes, times)).hidden[-1], timed(Batch(codes, times * 100)).hidden[-1]
+    )
+    assert not torch.equal(
+        model(Batch(codes, times)).hidden[-1], model(Batch(codes.flip(1), times)).hidden[-1]
+    )
 
 
 # -------------------------------------------------------------------------------------------------------------- directions
@@ -182,16 +214,24 @@ def test_events_are_read_in_their_order_and_without_exact_times_their_times_are_
 
 @pytest.mark.parametrize("name", ["lstm", "lstm-baar", "elmo"])
 def test_each_direction_looks_one_way_only(name):
-    """Change a token: a forward pass is unchanged to the last bit before it, a backward pass behind it."""
+    """Change a token: a forward pass is unchanged to the last bit before it, a backward pass behind
+    it.
+    """
     model = tiny(name).double()
     x = torch.randn(1, 50, 3, dtype=torch.float64)
     other = x.clone()
     other[:, 24] += 1.0  # token 6, position 7
     for direction in ("forward", "backward"):
         plan = [direction] * 4
-        for before, after in zip(model(Batch(x), directions=plan).hidden, model(Batch(other), directions=plan).hidden, strict=True):
+        for before, after in zip(
+            model(Batch(x), directions=plan).hidden,
+            model(Batch(other), directions=plan).hidden,
+            strict=True,
+        ):
             changed = (before != after).any(-1)[0]
-            assert changed.tolist() == [p >= 7 if direction == "forward" else p <= 7 for p in range(15)]
+            assert changed.tolist() == [
+                p >= 7 if direction == "forward" else p <= 7 for p in range(15)
+            ]
 
 
 def test_two_sided_layers_see_everything_and_elmo_s_halves_do_not():
@@ -219,7 +259,11 @@ LEAKS = [
     ("bilstm", "masked", {}),
     ("bilstm", "gap", {"direction_width": "half"}),
     ("elmo", "next-previous-strict", {}),
-    ("elmo", "next-previous-strict", {"tokenizer": "patch", "output_heads": "separate", "connections": "residual"}),
+    (
+        "elmo",
+        "next-previous-strict",
+        {"tokenizer": "patch", "output_heads": "separate", "connections": "residual"},
+    ),
     ("elmo", "masked", {}),
 ]
 
@@ -228,7 +272,9 @@ LEAKS = [
 def test_what_is_stamped_leak_free_has_no_derivative(name, objective, options):
     config = build_model_config(name, "tiny", channels=2, **options)
     stamp = objectives.leak_free(Settings(model=config, objective=ObjectiveConfig(name=objective)))
-    measure = leakage.measure_code_changes if config.tokenizer == "codes" else leakage.measure_jacobian
+    measure = (
+        leakage.measure_code_changes if config.tokenizer == "codes" else leakage.measure_jacobian
+    )
     found = measure(leakage._shrink_config(config), objectives.get(objective), 0, training=False)
     assert stamp is (objective != "next-previous")
     assert found.allowed > 0
@@ -240,7 +286,9 @@ def test_what_is_stamped_leak_free_has_no_derivative(name, objective, options):
 
 @pytest.mark.parametrize("name", ["lstm-baar", "elmo"])
 def test_strict_predictions_see_all_on_one_side_and_nothing_on_the_other(name):
-    """The index map from outside: the next-token prediction of token m moves with tokens 0 .. m-1 alone, the previous-token one with the rest."""
+    """The index map from outside: the next-token prediction of token m moves with tokens 0 .. m-1
+    alone, the previous-token one with the rest.
+    """
     model = tiny(name, tokenizer="patch", length=48).double()
     x = torch.randn(1, 48, 3, dtype=torch.float64)
     ask = objectives.get("next-previous-strict")
@@ -257,8 +305,14 @@ def test_strict_predictions_see_all_on_one_side_and_nothing_on_the_other(name):
 def test_next_previous_of_lstm_baar_reads_layers_l_minus_1_and_l():
     model = tiny("lstm-baar")
     batch = Batch(torch.randn(2, 50, 3))
-    result, hidden = objectives.get()(model, batch), model(batch, directions=["forward", "backward"] * 2).hidden
-    assert torch.equal(result["prediction"], torch.cat((model.output(hidden[-2][:, :-2]), model.output(hidden[-1][:, 2:])), 1))
+    result, hidden = (
+        objectives.get()(model, batch),
+        model(batch, directions=["forward", "backward"] * 2).hidden,
+    )
+    assert torch.equal(
+        result["prediction"],
+        torch.cat((model.output(hidden[-2][:, :-2]), model.output(hidden[-1][:, 2:])), 1),
+    )
     assert torch.equal(result["target"], torch.cat((batch.values[:, ::4],) * 2, 1))
 
 
@@ -295,16 +349,27 @@ def test_default_vectors_depend_on_every_timestep_and_on_no_padding():
     lstm, baar = tiny("lstm"), tiny("lstm-baar")
     last = lstm(batch).hidden[-1][torch.arange(3), torch.tensor([13, 10, 6])]
     torch.testing.assert_close(heads.compute_vectors(lstm, batch, "last"), lstm.norm(last))
-    torch.testing.assert_close(heads.compute_vectors(baar, batch, "sos"), baar.norm(baar(batch).hidden[-1][:, 0]))
-    assert [registry.models[name].facts.readout for name in NAMES] == ["last", "sos", "native", "native"]
+    torch.testing.assert_close(
+        heads.compute_vectors(baar, batch, "sos"), baar.norm(baar(batch).hidden[-1][:, 0])
+    )
+    assert [registry.models[name].facts.readout for name in NAMES] == [
+        "last",
+        "sos",
+        "native",
+        "native",
+    ]
 
 
-@pytest.mark.parametrize(("name", "options"), [("bilstm", {}), ("bilstm", {"direction_width": "half"}), ("elmo", {})])
+@pytest.mark.parametrize(
+    ("name", "options"), [("bilstm", {}), ("bilstm", {"direction_width": "half"}), ("elmo", {})]
+)
 def test_native_is_the_last_forward_beside_the_first_backward_state(name, options):
     model, batch = tiny(name, **options), ragged()
     states = model.norm(model(batch).hidden[-1])
     half = states.shape[-1] // 2
-    wanted = torch.cat((states[torch.arange(3), torch.tensor([13, 10, 6]), :half], states[:, 1, half:]), -1)
+    wanted = torch.cat(
+        (states[torch.arange(3), torch.tensor([13, 10, 6]), :half], states[:, 1, half:]), -1
+    )
     torch.testing.assert_close(heads.compute_vectors(model, batch, "native"), wanted)
 
 
@@ -336,7 +401,11 @@ def test_elmo_s_stacks_share_embedding_and_output(separate):
     wanted = (model.output(ahead, "next") + model.output(back, "previous")) / 2
     torch.testing.assert_close(model.output(side_by_side), wanted)
     objectives.get()(model, batch)["loss"].backward()
-    assert not [key for key, weight in model.named_parameters() if weight.grad is None or not weight.grad.any()]
+    assert not [
+        key
+        for key, weight in model.named_parameters()
+        if weight.grad is None or not weight.grad.any()
+    ]
 
 
 # -------------------------------------------------------------------------------------------------------------- counts
@@ -364,13 +433,17 @@ def test_counts_of_the_layers_at_the_table_s_dimensions(name, options, millions)
 
 
 def test_a_full_count_by_hand():
-    """12 LSTM layers of 4 gates with two biases, conv tokenizer, projection, [SOS] and [EOS], final norm, output."""
+    """12 LSTM layers of 4 gates with two biases, conv tokenizer, projection, [SOS] and [EOS], final
+    norm, output.
+    """
     layers = 12 * (4 * 384 * (384 + 384) + 8 * 384)
     rest = 2 * (3 * 49 + 7) + 7 * 384 + 384 + 2 * 384 + 2 * 384 + 384 * 7 + 7
     assert models.count_configured(build_model_config("lstm", "18m", channels=7)) == layers + rest
 
 
-@pytest.mark.parametrize(("name", "preset"), [*itertools.product(NAMES, ["18m", "7.5m", "tiny"]), ("lstm", "3m")])
+@pytest.mark.parametrize(
+    ("name", "preset"), [*itertools.product(NAMES, ["18m", "7.5m", "tiny"]), ("lstm", "3m")]
+)
 def test_matched_budgets_come_within_five_percent(name, preset):
     data = models.default_shape(preset)
     goal = models.count_configured(build_model_config("bitimelygpt", preset, **data))
@@ -388,7 +461,12 @@ def test_matched_budgets_come_within_five_percent(name, preset):
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("lstm", {"connections": "norm"}), ("bilstm", {"direction_width": "half"}), ("elmo", {"elmo_mix": "all"}), ("bilstm", {})],
+    [
+        ("lstm", {"connections": "norm"}),
+        ("bilstm", {"direction_width": "half"}),
+        ("elmo", {"elmo_mix": "all"}),
+        ("bilstm", {}),
+    ],
 )
 def test_saved_and_loaded_they_are_the_same(name, options, tmp_path):
     head = heads.Classifier(tiny(name, **options), 4).eval()
@@ -403,7 +481,9 @@ def test_other_channels_renew_exactly_the_adapter(name):
     model = tiny(name)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     renewed = model.reset_adapter(channels=1, length=30)
-    assert set(renewed) == {key for key, _ in model.named_parameters() if key.startswith("adapter.")}
+    assert set(renewed) == {
+        key for key, _ in model.named_parameters() if key.startswith("adapter.")
+    }
     kept = {key for key in before if not key.startswith("adapter.") and key != "target_scale"}
     assert all(torch.equal(before[key], model.state_dict()[key]) for key in kept)
     assert torch.isfinite(objectives.get()(model, Batch(torch.randn(2, 30, 1)), seeded())["loss"])
@@ -427,7 +507,9 @@ def test_channel_independent_reads_each_channel_alone(name):
     model = tiny(name, channel_independent=True)
     x = torch.randn(2, 50, 3)
     alone = [model(Batch(x[:, :, v : v + 1])).hidden[-1] for v in range(3)]
-    torch.testing.assert_close(model(Batch(x)).hidden[-1].unflatten(0, (2, 3)), torch.stack(alone, 1))
+    torch.testing.assert_close(
+        model(Batch(x)).hidden[-1].unflatten(0, (2, 3)), torch.stack(alone, 1)
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -446,7 +528,9 @@ def sines(draw):
     return Batch(torch.sin(phase + rate * torch.arange(64)[None, :, None]) * 1.4)
 
 
-@pytest.mark.parametrize(("name", "limit"), [("lstm", 0.7), ("lstm-baar", 0.7), ("bilstm", 0.8), ("elmo", 0.7)])
+@pytest.mark.parametrize(
+    ("name", "limit"), [("lstm", 0.7), ("lstm-baar", 0.7), ("bilstm", 0.8), ("elmo", 0.7)]
+)
 def test_sines_are_learned(name, limit):
     """Each model's own objective falls as a share of the target's variance."""
     torch.manual_seed(0)
@@ -463,7 +547,9 @@ def test_sines_are_learned(name, limit):
 
 
 def test_the_start_and_connections_let_deep_stacks_learn():
-    """The gradient that reaches the first of 12 layers: with torch's random biases next to nothing."""
+    """The gradient that reaches the first of 12 layers: with torch's random biases next to
+    nothing.
+    """
 
     def reached(connections, start=None):
         model = tiny("lstm", layers=12, connections=connections)

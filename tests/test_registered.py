@@ -1,4 +1,6 @@
-"""Registered experiments: one choice of rates for each arm, cells that an arm leaves out, and families of tests over several recipes."""
+"""Registered experiments: one choice of rates for each arm, cells that an arm leaves out, and
+families of tests over several recipes.
+"""
 
 import json
 import shutil
@@ -65,7 +67,9 @@ descriptive = true
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("registered")
     (folder / "small.toml").write_text(RECIPE)
-    (folder / "families.toml").write_text(FAMILIES.replace("small.toml", str(folder / "small.toml")))
+    (folder / "families.toml").write_text(
+        FAMILIES.replace("small.toml", str(folder / "small.toml"))
+    )
     return folder
 
 
@@ -74,7 +78,10 @@ def read_run(home: Path, name: str) -> dict:
 
 
 def read_accuracies(home: Path, arm: str) -> list[float]:
-    frames = [pl.read_parquet(home / "runs" / f"small-{arm}-0.5-{seed}-staging" / "predictions.parquet") for seed in range(3)]
+    frames = [
+        pl.read_parquet(home / "runs" / f"small-{arm}-0.5-{seed}-staging" / "predictions.parquet")
+        for seed in range(3)
+    ]
     return [float((f["target"] == f["prediction"]).mean()) for f in frames]  # type: ignore[arg-type]
 
 
@@ -91,30 +98,45 @@ def summaries(home: Path) -> tuple[dict, dict]:
 
 
 @pytest.mark.slow
-def test_families_are_judged_when_they_are_complete(home: Path, summaries: tuple[dict, dict]) -> None:
+def test_families_are_judged_when_they_are_complete(
+    home: Path, summaries: tuple[dict, dict]
+) -> None:
     one_arm, complete = summaries
     rows = {test["family"]: test for test in one_arm["tests"]}
     assert rows["F1"]["verdict"] is None
     assert (rows["F1"]["done"], rows["F1"]["cells"]) == (3, 6)
     assert rows["F2"]["verdict"] in ("non-inferior", "inferior", "inconclusive")
-    described = "D1: 1 of 2 differences, without verdicts."  # that to scratch waits for its own cells alone
-    assert one_arm["report"]["verdict"] == f"F1: not complete (3 of 6 cells). F2: {rows['F2']['verdict']} (1). {described}"
+    # that to scratch waits for its own cells alone
+    described = "D1: 1 of 2 differences, without verdicts."
+    assert (
+        one_arm["report"]["verdict"]
+        == f"F1: not complete (3 of 6 cells). F2: {rows['F2']['verdict']} (1). {described}"
+    )
 
     rows = {test["family"]: test for test in complete["tests"]}
     assert (rows["F1"]["done"], rows["F1"]["cells"]) == (6, 6)
     own, other = (read_accuracies(home, arm) for arm in ("strict", "scratch"))
     expected = mean(own) - mean(other)
-    assert [rows["F1"][key] for key in ("value", "rival_value", "difference")] == pytest.approx([mean(own), mean(other), expected])
+    assert [rows["F1"][key] for key in ("value", "rival_value", "difference")] == pytest.approx(
+        [mean(own), mean(other), expected]
+    )
     assert rows["F1"]["medians"] == pytest.approx(median(own) - median(other))
     assert rows["F2"]["margin"] == pytest.approx(0.3)
     assert "on-inferior" in rows["F2"]["sentence"]
 
     of_scratch, of_features = (test for test in complete["tests"] if test["family"] == "D1")
-    shared = ("value", "rival_value", "difference", "lo", "hi")  # a family of one test has nothing to correct
+    # a family of one test has nothing to correct
+    shared = ("value", "rival_value", "difference", "lo", "hi")
     assert [of_scratch[key] for key in shared] == [rows["F1"][key] for key in shared]
     assert of_features["difference"] == rows["F2"]["difference"]
     assert (of_scratch["verdict"], of_scratch["sentence"]) == (None, "")
-    claim = {"id": "x", "recipe": "small", "row": "strict 0.5", "rival": "scratch 0.5", "column": "synthetic/staging"}
+    claim = {
+        "id": "x",
+        "recipe": "small",
+        "row": "strict 0.5",
+        "rival": "scratch 0.5",
+        "column": "synthetic/staging",
+    }
     record = load_script().take_record(claim, home)  # the ledger reads the page as it is written
     assert record["difference"] == pytest.approx(-expected)
     shutil.copytree(home / "reports" / "families", home / "reports" / "open")
@@ -123,7 +145,9 @@ def test_families_are_judged_when_they_are_complete(home: Path, summaries: tuple
     assert described.count("| D1 |") == 2
     section = load_script("results").make_families(home)
     assert "| D1 |" not in section
-    assert f"| strict 0.5 | scratch 0.5 | {100 * mean(own):.1f} | {100 * mean(other):.1f} |" in section
+    assert (
+        f"| strict 0.5 | scratch 0.5 | {100 * mean(own):.1f} | {100 * mean(other):.1f} |" in section
+    )
 
 
 @pytest.mark.slow
@@ -137,12 +161,18 @@ def test_an_arm_chooses_its_rates_once_and_takes_them_everywhere(home: Path) -> 
         assert run["settings"]["data"]["fraction"] == 1  # labels alone are scarce
         assert "tuning" not in run
         tuned = read_run(home, f"small-strict-1.0-{seed}-staging")
-        assert tuned["settings"]["train"]["lr"] == read_run(home, "small-strict-0.5-99-staging")["tuning"]["lr"]
-    assert not (home / "runs" / "small-strict-0.5-99-staging" / "scores.json").exists()  # never scored
+        assert (
+            tuned["settings"]["train"]["lr"]
+            == read_run(home, "small-strict-0.5-99-staging")["tuning"]["lr"]
+        )
+    # never scored
+    assert not (home / "runs" / "small-strict-0.5-99-staging" / "scores.json").exists()
 
 
 def test_a_descriptive_family_has_no_margin(home: Path) -> None:
-    (home / "odd.toml").write_text((home / "families.toml").read_text() + 'margin = { "synthetic/staging" = 3.0 }\n')
+    (home / "odd.toml").write_text(
+        (home / "families.toml").read_text() + 'margin = { "synthetic/staging" = 3.0 }\n'
+    )
     with pytest.raises(UserError, match="no margin in a descriptive family"):
         pipeline.load(str(home / "odd.toml"))
 
@@ -154,7 +184,10 @@ def test_an_arm_may_leave_cells_out(home: Path) -> None:
     assert "finetune small-scratch-1.0-0-staging" not in names
 
 
-@pytest.mark.parametrize("name", ["open", "open-epilepsy", "open-bidmc", "open-emg", "open-ieee-ppg", "open-ptb-xl", "open-p12"])
+@pytest.mark.parametrize(
+    "name",
+    ["open", "open-epilepsy", "open-bidmc", "open-emg", "open-ieee-ppg", "open-ptb-xl", "open-p12"],
+)
 def test_shipped_experiments_have_the_registered_cells(name: str, tmp_path: Path) -> None:
     recipe = pipeline.load(name)
     for family in recipe.family:
@@ -175,9 +208,13 @@ def test_hours_are_those_of_this_machine_or_of_an_accelerator(home: Path) -> Non
     assert there["total"]["flops"] == here["total"]["flops"]
     assert "h200" in there["assumptions"]
     long = [
-        pipeline.run(str(home / "small.toml"), workspace=home, dry_run=True, on=name, assignments=["train.steps=100000"])["total"][
-            "seconds"
-        ]
+        pipeline.run(
+            str(home / "small.toml"),
+            workspace=home,
+            dry_run=True,
+            on=name,
+            assignments=["train.steps=100000"],
+        )["total"]["seconds"]
         for name in ("h100", "h200", "h200")
     ]
     assert long[1] == long[2] <= long[0]
@@ -188,7 +225,11 @@ def test_hours_are_those_of_this_machine_or_of_an_accelerator(home: Path) -> Non
 @pytest.mark.slow
 def test_the_run_that_a_supervised_model_starts_from_costs_no_training(tmp_path: Path) -> None:
     stages = pipeline.run("open-p12", workspace=tmp_path, dry_run=True)["stages"]
-    found = {stage["stage"].rsplit("-", 1)[0]: stage for stage in stages if stage["stage"].startswith("pretrain")}
+    found = {
+        stage["stage"].rsplit("-", 1)[0]: stage
+        for stage in stages
+        if stage["stage"].startswith("pretrain")
+    }
     for fold in range(1, 6):
         assert found[f"pretrain open-p12-times-fold-{fold}-gru-d"]["windows"] == 0
         assert found[f"pretrain open-p12-times-fold-{fold}-mtand"]["windows"] == 400 * 32

@@ -1,4 +1,6 @@
-"""The page of results: cells, differences and ranks against independent sources; baselines that learn; text that stays text; missing cells."""
+"""The page of results: cells, differences and ranks against independent sources; baselines that
+learn; text that stays text; missing cells.
+"""
 
 import csv
 import dataclasses
@@ -19,9 +21,20 @@ from bitimely_core.evaluate import baselines
 from bitimely_core.evaluate.metrics import Estimate, weigh_units
 from bitimely_core.evaluate.result_table import ScoreColumn, assign_rows, compare_column, read_speed
 from bitimely_core.report.model_card import write_card
-from bitimely_core.report.recipe_results import PlannedCell, format_cell, format_paper, write_results
+from bitimely_core.report.recipe_results import (
+    PlannedCell,
+    format_cell,
+    format_paper,
+    write_results,
+)
 from bitimely_core.schemas.runs import RunRecord
-from bitimely_core.schemas.scores import CorrectedDifference, Difference, MeanDifference, MetricValue, Scores
+from bitimely_core.schemas.scores import (
+    CorrectedDifference,
+    Difference,
+    MeanDifference,
+    MetricValue,
+    Scores,
+)
 from bitimely_core.workflows.prepare import make_windows_opener
 
 HOSTILE = "<b>&|_$x^2$ \\input{/etc/passwd} `code` =1+1"
@@ -42,13 +55,20 @@ def planted(
     bootstrap=200,
     fraction=1.0,
 ):
-    """A run folder as fine-tuning and evaluation leave it: `skill` is the share of rows that are right (of errors, the noise)."""
+    """A run folder as fine-tuning and evaluation leave it: `skill` is the share of rows that are
+    right (of errors, the noise).
+    """
     rng = np.random.default_rng([seed, sum(map(ord, name))])
     truth = np.random.default_rng(7)  # the same windows for all runs
     n = subjects * per
     groups = np.repeat([f"s{k:03}" for k in range(subjects)], per)
     index = pl.DataFrame(
-        {"window": np.arange(n), "subject_id": groups, "recording_id": groups, "start": np.tile(np.arange(per) * 30.0, subjects)}
+        {
+            "window": np.arange(n),
+            "subject_id": groups,
+            "recording_id": groups,
+            "start": np.tile(np.arange(per) * 30.0, subjects),
+        }
     )
     if task == "regression":
         target = truth.normal(size=n)
@@ -62,9 +82,19 @@ def planted(
         prediction = np.full((n, len(classes)), 0.1) + np.eye(len(classes))[predicted]
         prediction /= prediction.sum(1, keepdims=True)
     names = () if task == "regression" else classes
-    scores = evaluate.score(task, target, prediction, groups, class_names=names, train_target=target, bootstrap=bootstrap)
+    scores = evaluate.score(
+        task,
+        target,
+        prediction,
+        groups,
+        class_names=names,
+        train_target=target,
+        bootstrap=bootstrap,
+    )
     folder = storage.make_folder(workspace / "runs" / name)
-    audit = {split: {"subjects": subjects, "windows": n} for split in ("train", "validation", "test")}
+    audit = {
+        split: {"subjects": subjects, "windows": n} for split in ("train", "validation", "test")
+    }
     described = {
         "name": data,
         "dataset": "synthetic",
@@ -121,18 +151,39 @@ def planted(
     stored["settings"] = {"bootstrap": bootstrap, "by": "subject", "seed": 0}
     storage.write_json(folder / "run.json", body)
     storage.write_json(folder / "scores.json", {**stored, **scores.model_dump()})
-    evaluate.predictions_frame(index, task, names, target, prediction).write_parquet(folder / "predictions.parquet")
+    evaluate.predictions_frame(index, task, names, target, prediction).write_parquet(
+        folder / "predictions.parquet"
+    )
     for step in (1, 10, 20):
         storage.append_line(
-            folder / "metrics.jsonl", {"step": step, "split": "train", "loss": 1 / step, "rel": 1 / step, "tokens_per_second": 8000.0}
+            folder / "metrics.jsonl",
+            {
+                "step": step,
+                "split": "train",
+                "loss": 1 / step,
+                "rel": 1 / step,
+                "tokens_per_second": 8000.0,
+            },
         )
-        storage.append_line(folder / "metrics.jsonl", {"step": step, "split": "validation", "loss": 1 / step, "rel": 1 / step})
+        storage.append_line(
+            folder / "metrics.jsonl",
+            {"step": step, "split": "validation", "loss": 1 / step, "rel": 1 / step},
+        )
     return PlannedCell(row, data, seed, "done", (name,))
 
 
 def write(tmp_path, cells, paper=None, **more):
-    more = {"title": "A recipe", "description": "all of it", "workspace": tmp_path, "out": tmp_path / "out", "baselines": (), **more}
-    return write_results("recipe", cells, paper=paper or {}, open_windows=make_windows_opener(tmp_path), **more)
+    more = {
+        "title": "A recipe",
+        "description": "all of it",
+        "workspace": tmp_path,
+        "out": tmp_path / "out",
+        "baselines": (),
+        **more,
+    }
+    return write_results(
+        "recipe", cells, paper=paper or {}, open_windows=make_windows_opener(tmp_path), **more
+    )
 
 
 class Parsed(HTMLParser):
@@ -155,7 +206,13 @@ def test_holm_by_hand():
     found = evaluate.holm([0.01, 0.04, 0.03, None, 0.005])
     assert [f and round(f[0], 12) for f in found] == [0.03, 0.06, 0.06, None, 0.02]
     # 0.005 <= .05/4, 0.01 <= .05/3, 0.03 > .05/2: there it stops, for 0.04 as well
-    assert [f and round(f[1], 12) for f in found] == [round(0.05 / 3, 12), 0.025, 0.025, None, 0.0125]
+    assert [f and round(f[1], 12) for f in found] == [
+        round(0.05 / 3, 12),
+        0.025,
+        0.025,
+        None,
+        0.0125,
+    ]
     assert evaluate.holm([]) == []
     assert evaluate.holm([0.9, 0.9])[0][0] == 1.0
 
@@ -167,7 +224,11 @@ def test_a_corrected_interval_excludes_zero_exactly_where_holm_rejects():
         for _ in range(6):
             difference, se, df = rng.normal() * 0.1, 0.03 + 0.05 * rng.random(), 9.0
             p = 2 * stats.t.sf(abs(difference) / se, df)
-            differences.append(MeanDifference(difference=difference, total_se=se, df=df, p=p, effective=10.0, seeds=(3, 3)))
+            differences.append(
+                MeanDifference(
+                    difference=difference, total_se=se, df=df, p=p, effective=10.0, seeds=(3, 3)
+                )
+            )
         p = np.array([d.p for d in differences])
         order = np.argsort(p)
         adjusted = np.minimum(np.maximum.accumulate(p[order] * np.arange(6, 0, -1)), 1)
@@ -181,12 +242,15 @@ def test_a_corrected_interval_excludes_zero_exactly_where_holm_rejects():
 def test_ranks_are_those_of_scipy():
     values = [0.3, None, 0.9, 0.3, 0.1]
     kept = [v for v in values if v is not None]
-    assert [r for r in evaluate.rank_values(values) if r is not None] == stats.rankdata([-v for v in kept]).tolist()
+    assert [r for r in evaluate.rank_values(values) if r is not None] == stats.rankdata(
+        [-v for v in kept]
+    ).tolist()
     assert evaluate.rank_values(values)[1] is None
     assert evaluate.rank_values([2.0, 1.0, 3.0], lower_is_better=True) == [2.0, 1.0, 3.0]
 
 
-@pytest.mark.parametrize(("k", "q"), [(2, 1.960), (3, 2.343), (5, 2.728), (10, 3.164)])  # Demsar 2006, table 5(a)
+# Demsar 2006, table 5(a)
+@pytest.mark.parametrize(("k", "q"), [(2, 1.960), (3, 2.343), (5, 2.728), (10, 3.164)])
 def test_critical_difference_is_that_of_the_published_table(k, q):
     n = 8
     table = np.array([np.random.default_rng(i).permutation(k) + 1.0 for i in range(n)])
@@ -201,11 +265,17 @@ def test_critical_difference_is_that_of_the_published_table(k, q):
 def test_one_seed_equals_compare(tmp_path, task):
     for name in "ab":
         planted(tmp_path, name, "d", row=name, task=task, skill=0.4 if name == "a" else 0.7)
-    read = {name: pl.read_parquet(tmp_path / "runs" / name / "predictions.parquet") for name in "ab"}
+    read = {
+        name: pl.read_parquet(tmp_path / "runs" / name / "predictions.parquet") for name in "ab"
+    }
     classes = evaluate.list_classes(read["a"])
-    pair = evaluate.compare_frames(task, read["b"], read["a"], classes, bootstrap=200)[evaluate.MAIN[task]]
+    pair = evaluate.compare_frames(task, read["b"], read["a"], classes, bootstrap=200)[
+        evaluate.MAIN[task]
+    ]
     both = {name: evaluate.parse_predictions(task, frame, classes) for name, frame in read.items()}
-    found = evaluate.paired_difference(evaluate.estimate_runs(task, both, class_names=classes), ["b"], ["a"])
+    found = evaluate.paired_difference(
+        evaluate.estimate_runs(task, both, class_names=classes), ["b"], ["a"]
+    )
     for key in ("difference", "se", "lo", "hi", "p", "df"):
         assert getattr(found, key) == pytest.approx(getattr(pair, key), abs=1e-12), key
     assert found.p == pytest.approx(2 * stats.t.sf(abs(pair.difference) / pair.se, 11))
@@ -213,7 +283,9 @@ def test_one_seed_equals_compare(tmp_path, task):
 
 
 def test_baselines_are_one_family_with_the_seeds_of_a_row_together(tmp_path):
-    """Of the stored differences mean and variance between seeds are exact, the standard error over subjects is a bound close to the exact one."""
+    """Of the stored differences mean and variance between seeds are exact, the standard error over
+    subjects is a bound close to the exact one.
+    """
     rows = {"good": (0.9, 3), "weak": (0.1, 3), "single": (0.85, 1)}
     for row, (skill, count) in rows.items():
         for seed in range(count):
@@ -222,9 +294,14 @@ def test_baselines_are_one_family_with_the_seeds_of_a_row_together(tmp_path):
     done = workflows.report(names, workspace=tmp_path)
     found = done["summary"]["baseline_differences"]["one"]
     assert set(found) == {"good", "weak", "single"}
-    frames = {name: pl.read_parquet(tmp_path / "runs" / name / "predictions.parquet") for name in names}
+    frames = {
+        name: pl.read_parquet(tmp_path / "runs" / name / "predictions.parquet") for name in names
+    }
     classes = evaluate.list_classes(frames[names[0]])
-    read = {name: evaluate.parse_predictions("classification", frame, classes) for name, frame in frames.items()}
+    read = {
+        name: evaluate.parse_predictions("classification", frame, classes)
+        for name, frame in frames.items()
+    }
     target = read[names[0]].target
     constant = np.tile(np.eye(len(classes))[np.bincount(target).argmax()], (len(target), 1))
     read["majority"] = read[names[0]]._replace(prediction=constant)
@@ -232,7 +309,11 @@ def test_baselines_are_one_family_with_the_seeds_of_a_row_together(tmp_path):
     for row, (_, count) in rows.items():
         runs, d = [f"{row}-{seed}" for seed in range(count)], found[row]["majority"]
         exact = evaluate.compare_with_baseline(measured, runs, "majority")
-        values = [np.mean(read[run].prediction.argmax(1) == target) - np.mean(constant.argmax(1) == target) for run in runs]
+        values = [
+            np.mean(read[run].prediction.argmax(1) == target)
+            - np.mean(constant.argmax(1) == target)
+            for run in runs
+        ]
         assert d["difference"] == pytest.approx(exact.difference) == pytest.approx(np.mean(values))
         assert exact.se - 1e-12 <= d["se"] <= 1.5 * exact.se
         assert tuple(d["seeds"]) == ((3, 0) if count == 3 else (0, 0))
@@ -242,7 +323,10 @@ def test_baselines_are_one_family_with_the_seeds_of_a_row_together(tmp_path):
     p = sorted(d["p"] for d in family)
     assert min(d["p_holm"] for d in family) == pytest.approx(len(p) * p[0])
     first = done["verdict"].partition(". ")[0]
-    assert f"(Holm-corrected over {len(family)} comparisons with baselines): weak on one (majority)" in first
+    assert (
+        f"(Holm-corrected over {len(family)} comparisons with baselines): weak on one (majority)"
+        in first
+    )
     assert "good" not in first
     assert "single" not in first
     page = Parsed(Path(done["report"]).read_text("utf-8")).text
@@ -250,19 +334,41 @@ def test_baselines_are_one_family_with_the_seeds_of_a_row_together(tmp_path):
 
 
 def test_seeds_that_equal_a_baseline_are_no_reason_for_no_verdict():
-    """A collapsed seed has a difference of exactly 0 on every subject; three of them have no interval."""
-    one = {"difference": 0.2, "se": 0.05, "df": 9.0, "p": 0.003, "n_defined": 10, "unit": "points", "factor": 100.0}
-    same = {"difference": 0.0, "undefined_reason": "no CI: identical on every unit", "n_defined": 10}
+    """A collapsed seed has a difference of exactly 0 on every subject; three of them have no
+    interval.
+    """
+    one = {
+        "difference": 0.2,
+        "se": 0.05,
+        "df": 9.0,
+        "p": 0.003,
+        "n_defined": 10,
+        "unit": "points",
+        "factor": 100.0,
+    }
+    same = {
+        "difference": 0.0,
+        "undefined_reason": "no CI: identical on every unit",
+        "n_defined": 10,
+    }
     mixed = evaluate.average_differences([Difference(**one), Difference(**one), Difference(**same)])
     assert mixed.difference == pytest.approx(0.4 / 3)
-    assert mixed.total_se == pytest.approx(np.sqrt((0.1 / 3) ** 2 + np.var([0.2, 0.2, 0.0], ddof=1) / 3))
-    assert evaluate.average_differences([Difference(**same)] * 3).undefined_reason == same["undefined_reason"]
-    few = Difference(difference=0.1, undefined_reason="no CI: 3 subjects, at least 5 required", n_defined=3)
+    assert mixed.total_se == pytest.approx(
+        np.sqrt((0.1 / 3) ** 2 + np.var([0.2, 0.2, 0.0], ddof=1) / 3)
+    )
+    assert (
+        evaluate.average_differences([Difference(**same)] * 3).undefined_reason
+        == same["undefined_reason"]
+    )
+    few = Difference(
+        difference=0.1, undefined_reason="no CI: 3 subjects, at least 5 required", n_defined=3
+    )
     assert evaluate.average_differences([few] * 3).undefined_reason == few.undefined_reason
     alone = evaluate.average_differences([Difference(**one)])
     assert (alone.p, alone.total_se) == (pytest.approx(2 * stats.t.sf(4.0, 9)), 0.05)
     assert (alone.lo, alone.hi) == pytest.approx(stats.t.interval(0.95, 9, 0.2, 0.05))
-    assert (mixed.lo, mixed.hi) == pytest.approx(stats.t.interval(0.95, 9, 0.4 / 3, 0.1 / 3))  # of these trained models
+    # of these trained models
+    assert (mixed.lo, mixed.hi) == pytest.approx(stats.t.interval(0.95, 9, 0.4 / 3, 0.1 / 3))
     subjects, seeds = (0.1 / 3) ** 2, np.var([0.2, 0.2, 0.0], ddof=1) / 3
     df = (subjects + seeds) ** 2 / (subjects**2 / 9 + seeds**2 / 2)  # Welch and Satterthwaite
     assert mixed.p == pytest.approx(2 * stats.t.sf(0.4 / 3 / np.sqrt(subjects + seeds), df))
@@ -272,7 +378,10 @@ def test_speed_and_duration_are_those_of_the_log(tmp_path):
     """80 windows a second (8,000 tokens, windows of 100), 20 steps of 8 windows: 2 seconds."""
     planted(tmp_path, "a", "d")
     folder = tmp_path / "runs" / "a"
-    assert read_speed(folder, RunRecord.load(folder / "run.json")) == (pytest.approx(2.0), pytest.approx(80.0))
+    assert read_speed(folder, RunRecord.load(folder / "run.json")) == (
+        pytest.approx(2.0),
+        pytest.approx(80.0),
+    )
 
 
 def test_a_single_label_equals_that_of_the_scores(tmp_path):
@@ -280,43 +389,75 @@ def test_a_single_label_equals_that_of_the_scores(tmp_path):
     scores = json.loads((tmp_path / "runs/a/scores.json").read_bytes())
     frame = pl.read_parquet(tmp_path / "runs/a/predictions.parquet")
     p = evaluate.parse_predictions("multilabel", frame, ["CHF", "COPD"])
-    found = evaluate.mean_over_seeds(evaluate.estimate_runs("multilabel", {"a": p}, class_names=["CHF", "COPD"], label="COPD"), ["a"])
+    found = evaluate.mean_over_seeds(
+        evaluate.estimate_runs("multilabel", {"a": p}, class_names=["CHF", "COPD"], label="COPD"),
+        ["a"],
+    )
     for key in ("value", "se", "lo", "hi"):
-        assert getattr(found, key) == pytest.approx(scores["by_class"]["COPD"]["auprc"][key], abs=1e-12)
+        assert getattr(found, key) == pytest.approx(
+            scores["by_class"]["COPD"]["auprc"][key], abs=1e-12
+        )
 
 
 def estimates(values):
     """Subject means of runs, name -> [U], as estimates with subjects of equal size."""
     (subjects,) = {len(v) for v in values.values()}
     weights = weigh_units(np.full(subjects, 1 / subjects), subjects)
-    runs = {name: Estimate(float(v.mean()), (v - v.mean()) / subjects, weights) for name, v in values.items()}
+    runs = {
+        name: Estimate(float(v.mean()), (v - v.mean()) / subjects, weights)
+        for name, v in values.items()
+    }
     return evaluate.RunEstimates("accuracy", runs, subjects, None, None)
 
 
 def test_variance_between_seeds_is_added_and_each_row_has_its_own():
     person = np.linspace(0.4, 0.6, 10)
-    found = estimates({"a0": person, "a1": person + 0.2, "b0": person, "b1": person, "c0": person, "c1": person + 0.01})
+    found = estimates(
+        {
+            "a0": person,
+            "a1": person + 0.2,
+            "b0": person,
+            "b1": person,
+            "c0": person,
+            "c1": person + 0.01,
+        }
+    )
     mean = evaluate.paired_difference(found, ["a0", "a1"], ["b0", "b1"])
     assert mean.difference == pytest.approx(0.1)
     assert mean.se is None  # subjects move both alike
     assert mean.total_se == pytest.approx(0.1)  # the standard error of 0 and 0.2
     assert mean.df == pytest.approx(1.0)
-    assert evaluate.paired_difference(found, ["c0", "c1"], ["b0", "b1"]).total_se == pytest.approx(0.005)  # whatever row a does
+    # whatever row a does
+    assert evaluate.paired_difference(found, ["c0", "c1"], ["b0", "b1"]).total_se == pytest.approx(
+        0.005
+    )
     same = evaluate.paired_difference(found, ["b0"], ["b1"])
-    assert (same.difference, same.p, same.undefined_reason) == (0.0, None, "no CI: identical on every unit")
+    assert (same.difference, same.p, same.undefined_reason) == (
+        0.0,
+        None,
+        "no CI: identical on every unit",
+    )
 
 
 @pytest.mark.parametrize(("subjects", "seeds"), [(8, 1), (20, 3)])
 def test_a_page_of_equal_rows_keeps_the_family_wise_error(subjects, seeds):
-    """300 pages of 9 rows without a true difference: at most 5 % (and three standard errors) name one; uncorrected intervals in many more."""
+    """300 pages of 9 rows without a true difference: at most 5 % (and three standard errors) name
+    one; uncorrected intervals in many more.
+    """
     rng, wrong, uncorrected = np.random.default_rng(1), 0, 0
     for _ in range(300):
         noise = 0.02 * (seeds > 1)
         person = rng.normal(size=subjects) * 0.1
-        scores = {f"{(r, s)}": person + rng.normal(size=subjects) * 0.05 + rng.normal() * noise for r in range(9) for s in range(seeds)}
+        scores = {
+            f"{(r, s)}": person + rng.normal(size=subjects) * 0.05 + rng.normal() * noise
+            for r in range(9)
+            for s in range(seeds)
+        }
         found = estimates(scores)
         rows = [[f"{(r, s)}" for s in range(seeds)] for r in range(9)]
-        differences = evaluate.holm_correct([evaluate.paired_difference(found, row, rows[0]) for row in rows[1:]])
+        differences = evaluate.holm_correct(
+            [evaluate.paired_difference(found, row, rows[0]) for row in rows[1:]]
+        )
         wrong += any(d.corrected_lo > 0 or d.corrected_hi < 0 for d in differences)
         uncorrected += any(d.p <= 0.05 for d in differences)
         assert seeds > 1 or not any(map(evaluate.significance_sign, differences))
@@ -327,7 +468,14 @@ def test_a_page_of_equal_rows_keeps_the_family_wise_error(subjects, seeds):
 def test_a_diverged_seed_is_named_and_leaves_the_errors_of_other_rows(tmp_path):
     def compare(skill):
         cells = [
-            planted(tmp_path, f"{row}-{seed}", "one", row=row, seed=seed, skill=skill if (row, seed) == ("c", 2) else 0.8)
+            planted(
+                tmp_path,
+                f"{row}-{seed}",
+                "one",
+                row=row,
+                seed=seed,
+                skill=skill if (row, seed) == ("c", 2) else 0.8,
+            )
             for row in "abc"
             for seed in (0, 1, 2)
         ]
@@ -365,17 +513,29 @@ def test_seeds_of_a_row_that_is_hardly_above_a_constant_have_not_diverged(tmp_pa
 
 @pytest.mark.parametrize("seeds", [1, 2, 4])
 def test_the_standard_deviation_over_seeds_needs_two(seeds, tmp_path):
-    cells = [planted(tmp_path, f"a-{seed}", "one", row="a", seed=seed, skill=0.5 + 0.1 * seed) for seed in range(seeds)]
-    cell = compare_column(ScoreColumn("one", "one", "accuracy"), assign_rows([tmp_path / "runs" / e.runs[0] for e in cells]), "a").cells[
-        "a"
+    cells = [
+        planted(tmp_path, f"a-{seed}", "one", row="a", seed=seed, skill=0.5 + 0.1 * seed)
+        for seed in range(seeds)
     ]
-    values = [json.loads((tmp_path / f"runs/a-{s}/scores.json").read_bytes())["metrics"]["accuracy"]["value"] for s in range(seeds)]
+    cell = compare_column(
+        ScoreColumn("one", "one", "accuracy"),
+        assign_rows([tmp_path / "runs" / e.runs[0] for e in cells]),
+        "a",
+    ).cells["a"]
+    values = [
+        json.loads((tmp_path / f"runs/a-{s}/scores.json").read_bytes())["metrics"]["accuracy"][
+            "value"
+        ]
+        for s in range(seeds)
+    ]
     if seeds == 1:
         assert (cell.seed_sd, cell.seed_se) == (None, None)
     else:
         mean = sum(values) / seeds
         variance = sum((value - mean) ** 2 for value in values) / (seeds - 1)
-        assert (cell.seed_sd, cell.seed_se) == pytest.approx((variance**0.5, (variance / seeds) ** 0.5))
+        assert (cell.seed_sd, cell.seed_se) == pytest.approx(
+            (variance**0.5, (variance / seeds) ** 0.5)
+        )
 
 
 # --- the page -----------------------------------------------------------------------------------------------------------------------------
@@ -388,22 +548,35 @@ def test_cells_are_means_over_seeds_with_differences_to_the_reference(tmp_path):
         for view in ("one", "two")
         for seed in (0, 1, 2)
     ]
-    paper = {"ours": {"one": [90.4, 2.5], "two": 93.0}, "names": {"ours": "Ours"}, "source": "Table 2"}
+    paper = {
+        "ours": {"one": [90.4, 2.5], "two": 93.0},
+        "names": {"ours": "Ours"},
+        "source": "Table 2",
+    }
     done = write(tmp_path, cells, paper)
-    values = [json.loads((tmp_path / f"runs/ours-one-{s}/scores.json").read_bytes())["metrics"]["accuracy"]["value"] for s in (0, 1, 2)]
+    values = [
+        json.loads((tmp_path / f"runs/ours-one-{s}/scores.json").read_bytes())["metrics"][
+            "accuracy"
+        ]["value"]
+        for s in (0, 1, 2)
+    ]
     cell = done["cells"]["ours"]["one"]
     assert cell["value"] == pytest.approx(np.mean(values))
     assert cell["seed_se"] == pytest.approx(np.std(values, ddof=1) / np.sqrt(3))
     assert cell["lo"] < cell["value"] < cell["hi"]
     assert set(done["differences"]) == {"weak", "twin"}
-    assert evaluate.significance_sign(CorrectedDifference(**done["differences"]["weak"]["one"])) == -1
+    assert (
+        evaluate.significance_sign(CorrectedDifference(**done["differences"]["weak"]["one"])) == -1
+    )
     assert "Ours is better than weak on one" in done["verdict"]
-    first = "A baseline does not significantly differ from "  # the weak runs are no better than a constant
+    # the weak runs are no better than a constant
+    first = "A baseline does not significantly differ from "
     assert done["verdict"].startswith(first)
     assert "weak on one (majority)" in done["verdict"].partition(". ")[0]
     assert "18 of 18 cells were run." in done["verdict"]
     assert ("twin" in done["verdict"]) == any(
-        evaluate.significance_sign(CorrectedDifference(**d)) for d in done["differences"]["twin"].values()
+        evaluate.significance_sign(CorrectedDifference(**d))
+        for d in done["differences"]["twin"].values()
     )
     shown = Parsed((tmp_path / "out/report.html").read_text("utf-8")).text
     for words in (
@@ -417,9 +590,14 @@ def test_cells_are_means_over_seeds_with_differences_to_the_reference(tmp_path):
     ):
         assert words in shown, words
     ranks = pl.read_parquet(tmp_path / "out/ranks.parquet")
-    means = {row: [done["cells"][row][c]["value"] for c in ("one", "two")] for row in ("ours", "weak", "twin")}
+    means = {
+        row: [done["cells"][row][c]["value"] for c in ("one", "two")]
+        for row in ("ours", "weak", "twin")
+    }
     expected = np.mean([stats.rankdata([-means[r][k] for r in means]) for k in (0, 1)], axis=0)
-    assert dict(ranks.select("row", "mean rank").iter_rows()) == dict(zip(["Ours", "weak", "twin"], expected.tolist(), strict=True))
+    assert dict(ranks.select("row", "mean rank").iter_rows()) == dict(
+        zip(["Ours", "weak", "twin"], expected.tolist(), strict=True)
+    )
 
 
 def test_a_second_call_computes_nothing_and_writes_the_same(tmp_path, monkeypatch):
@@ -435,7 +613,10 @@ def test_a_second_call_computes_nothing_and_writes_the_same(tmp_path, monkeypatc
 
 
 def test_missing_cells_leave_a_readable_table(tmp_path):
-    cells = [planted(tmp_path, "a-one", "one", row="a"), planted(tmp_path, "b-two", "two", row="b", task="regression")]
+    cells = [
+        planted(tmp_path, "a-one", "one", row="a"),
+        planted(tmp_path, "b-two", "two", row="b", task="regression"),
+    ]
     cells += [PlannedCell("c", "one", 0, "left out", detail="needs 8 GB | a lot")]
     cells += [PlannedCell("a", "two", 0, "done", ("gone",))]
     done = write(tmp_path, cells, {"a": {"one": [90.4, 2.5], "three": 1.25}, "d": {"two": 26.1}})
@@ -457,14 +638,24 @@ def test_missing_cells_leave_a_readable_table(tmp_path):
     body = (tmp_path / "out/results.tex").read_text("utf-8")
     assert all(line.count("&") == 3 for line in body.splitlines() if line.endswith("\\\\"))
     assert "-- / 26.1" in body
-    alone = write(tmp_path, [PlannedCell("ours", "one", 0, "left out", detail="later"), *cells[:2]])["verdict"]
+    alone = write(
+        tmp_path, [PlannedCell("ours", "one", 0, "left out", detail="later"), *cells[:2]]
+    )["verdict"]
     assert alone.endswith("No two rows could be compared: ours, the reference, has no scores.")
 
 
 def test_a_second_run_in_a_cell_is_reported(tmp_path):
     cells = [planted(tmp_path, "a", "one", row="m"), planted(tmp_path, "b", "one", row="m")]
     done = write(tmp_path, cells)
-    assert done["missing"] == [{"row": "m", "column": "one", "seed": 0, "state": "not run", "detail": "another run is in this cell, not b"}]
+    assert done["missing"] == [
+        {
+            "row": "m",
+            "column": "one",
+            "seed": 0,
+            "state": "not run",
+            "detail": "another run is in this cell, not b",
+        }
+    ]
     assert done["verdict"].startswith("1 of 2 cells")
 
 
@@ -485,12 +676,21 @@ def test_too_few_subjects_give_no_interval_and_no_test(tmp_path):
 
 
 def test_labels_get_columns(tmp_path):
-    cells = [planted(tmp_path, row, "pophr", row=row, task="multilabel", classes=("CHF", "COPD"), skill=0.3) for row in "ab"]
+    cells = [
+        planted(
+            tmp_path, row, "pophr", row=row, task="multilabel", classes=("CHF", "COPD"), skill=0.3
+        )
+        for row in "ab"
+    ]
     done = write(tmp_path, cells, {"a": {"pophr:CHF": [65.2, 2.2], "pophr:auroc": 80.0}})
     assert set(done["cells"]["a"]) == {"pophr:CHF", "pophr:auroc"}
     scores = json.loads((tmp_path / "runs/a/scores.json").read_bytes())
-    assert done["cells"]["a"]["pophr:CHF"]["value"] == pytest.approx(scores["by_class"]["CHF"]["auprc"]["value"])
-    assert done["cells"]["a"]["pophr:auroc"]["value"] == pytest.approx(scores["metrics"]["auroc"]["value"])
+    assert done["cells"]["a"]["pophr:CHF"]["value"] == pytest.approx(
+        scores["by_class"]["CHF"]["auprc"]["value"]
+    )
+    assert done["cells"]["a"]["pophr:auroc"]["value"] == pytest.approx(
+        scores["metrics"]["auroc"]["value"]
+    )
     assert set(write(tmp_path, cells)["cells"]["a"]) == {"pophr:CHF", "pophr:COPD"}
     assert "prevalence" in Parsed((tmp_path / "out/report.html").read_text("utf-8")).text
 
@@ -512,13 +712,22 @@ def test_runs_on_other_windows_are_not_compared(tmp_path):
     cells = [planted(tmp_path, "a", "one", row="a"), planted(tmp_path, "b", "one", row="b", per=9)]
     done = write(tmp_path, cells)
     assert done["differences"] == {}
-    assert "evaluated on different windows" in Parsed((tmp_path / "out/report.html").read_text("utf-8")).text
+    assert (
+        "evaluated on different windows"
+        in Parsed((tmp_path / "out/report.html").read_text("utf-8")).text
+    )
 
 
 def test_foreign_text_stays_text(tmp_path):
     cells = [planted(tmp_path, "a", "one", row=HOSTILE), planted(tmp_path, "b", "one", row="b")]
     cells += [PlannedCell(HOSTILE, HOSTILE, 0, "failed", detail=HOSTILE)]
-    write(tmp_path, cells, {"names": {"b": HOSTILE}, "notes": [HOSTILE], "source": HOSTILE}, title=HOSTILE, description=HOSTILE)
+    write(
+        tmp_path,
+        cells,
+        {"names": {"b": HOSTILE}, "notes": [HOSTILE], "source": HOSTILE},
+        title=HOSTILE,
+        description=HOSTILE,
+    )
     parsed = Parsed((tmp_path / "out/report.html").read_text("utf-8"))
     assert parsed.tags.count("script") == 1
     assert "b" not in [t for t in parsed.tags if t == "b"][3:] or parsed.text.count("<b>") > 5
@@ -536,7 +745,16 @@ def test_foreign_text_stays_text(tmp_path):
 @pytest.mark.slow
 def test_a_table_of_the_papers_size_is_drawn_in_time(tmp_path):
     cells = [
-        planted(tmp_path, f"{row}-{view}", view, row=row, skill=0.3 + 0.03 * k, bootstrap=100, subjects=6, per=5)
+        planted(
+            tmp_path,
+            f"{row}-{view}",
+            view,
+            row=row,
+            skill=0.3 + 0.03 * k,
+            bootstrap=100,
+            subjects=6,
+            per=5,
+        )
         for k, row in enumerate([f"model {k}" for k in range(18)])
         for view in [f"view {v}" for v in range(8)]
     ]
@@ -560,7 +778,11 @@ def test_kernels_equal_a_slow_loop():
         for response, taps in zip(baselines.convolve(x, group), group.taps, strict=True):
             weights = np.array([2.0 if j in taps else -1.0 for j in range(9)])
             slow = [
-                [sum(weights[j] * row[t + j * group.dilation] for j in range(9)) for t in range(len(row) - 8 * group.dilation)] for row in s
+                [
+                    sum(weights[j] * row[t + j * group.dilation] for j in range(9))
+                    for t in range(len(row) - 8 * group.dilation)
+                ]
+                for row in s
             ]
             assert np.allclose(response, slow, atol=1e-4)
 
@@ -572,37 +794,52 @@ def test_kernels_separate_frequencies_that_moments_do_not():
     def waves(n, seed):
         y = np.arange(n) % 2
         phase = np.random.default_rng(seed).uniform(0, 6.28, n)
-        return (np.sin(t * np.where(y, 0.5, 0.9)[:, None] + phase[:, None]) + 0.1 * rng.normal(size=(n, 128)))[:, :, None].astype(
-            np.float32
-        ), y
+        return (
+            np.sin(t * np.where(y, 0.5, 0.9)[:, None] + phase[:, None])
+            + 0.1 * rng.normal(size=(n, 128))
+        )[:, :, None].astype(np.float32), y
 
     groups = baselines.draw_kernels(128, 1, 0)
-    parts = {name: waves(n, k) for k, (name, n) in enumerate({"train": 60, "validation": 20, "test": 40}.items())}
+    parts = {
+        name: waves(n, k)
+        for k, (name, n) in enumerate({"train": 60, "validation": 20, "test": 40}.items())
+    }
     bias = baselines.choose_biases(parts["train"][0], groups, 0)
     x = {name: baselines.kernel_features(v, groups, bias) for name, (v, _) in parts.items()}
     assert x["train"].shape == (60, 2 * baselines.GROUPS * baselines.PATTERNS)
-    prediction = baselines.fit_ridge("classification", x, {k: parts[k][1] for k in ("train", "validation")}, 2)
+    prediction = baselines.fit_ridge(
+        "classification", x, {k: parts[k][1] for k in ("train", "validation")}, 2
+    )
     assert np.allclose(prediction.sum(1), 1)
     assert (prediction.argmax(1) == parts["test"][1]).mean() == 1.0
     values = {k: parts[k][1] * 3.0 + 1 for k in ("train", "validation")}
-    assert np.abs(baselines.fit_ridge("regression", x, values, 1) - (parts["test"][1] * 3 + 1)).mean() < 0.5
+    assert (
+        np.abs(baselines.fit_ridge("regression", x, values, 1) - (parts["test"][1] * 3 + 1)).mean()
+        < 0.5
+    )
 
 
 @pytest.mark.slow
 def test_baselines_on_tokens_never_read_test_labels_and_are_stored(tmp_path, monkeypatch):
-    """On the synthetic cohort: better than the majority, the same with test labels shuffled, not computed twice."""
+    """On the synthetic cohort: better than the majority, the same with test labels shuffled, not
+    computed twice.
+    """
     from bitimely_core.config import DataConfig
     from bitimely_core.run import describe_data
     from bitimely_core.workflows.prepare import prepare_windows
 
     windows = prepare_windows("synthetic/staging", tmp_path, DataConfig(rate=20))
     planted(tmp_path, "a", windows.name)
-    record = RunRecord.load(tmp_path / "runs/a/run.json").model_copy(update={"data": (describe_data(windows),)})
+    record = RunRecord.load(tmp_path / "runs/a/run.json").model_copy(
+        update={"data": (describe_data(windows),)}
+    )
     scores = Scores.load(tmp_path / "runs/a/scores.json")
     kinds = [kind for kind in baselines.DESCRIPTIONS if kind in baselines.list_baselines(windows)]
     assert kinds == ["features", "kernels"], "those of counts are of histories"
     for kind in kinds:
-        found = baselines.fit_baseline(kind, record, scores, keep=tmp_path / "kept", open_windows=make_windows_opener(tmp_path))
+        found = baselines.fit_baseline(
+            kind, record, scores, keep=tmp_path / "kept", open_windows=make_windows_opener(tmp_path)
+        )
         assert not isinstance(found, str)
         fitted, frame = found
         assert fitted.metrics["accuracy"].value > 0.6
@@ -613,10 +850,23 @@ def test_baselines_on_tokens_never_read_test_labels_and_are_stored(tmp_path, mon
             test = (opened.whole_index["split"] == "test").to_numpy()
             return dataclasses.replace(opened, target=np.where(test, 0, opened.target))
 
-        again = baselines.fit_baseline(kind, record, scores, keep=tmp_path / "other", open_windows=shuffled)[1]
-        assert np.allclose(again.select(pl.col("^p_.*$")).to_numpy(), frame.select(pl.col("^p_.*$")).to_numpy())
+        again = baselines.fit_baseline(
+            kind, record, scores, keep=tmp_path / "other", open_windows=shuffled
+        )[1]
+        assert np.allclose(
+            again.select(pl.col("^p_.*$")).to_numpy(), frame.select(pl.col("^p_.*$")).to_numpy()
+        )
         monkeypatch.setitem(baselines.PREDICTORS, kind, lambda *a: pytest.fail("computed again"))
-        assert baselines.fit_baseline(kind, record, scores, keep=tmp_path / "kept", open_windows=make_windows_opener(tmp_path))[0] == fitted
+        assert (
+            baselines.fit_baseline(
+                kind,
+                record,
+                scores,
+                keep=tmp_path / "kept",
+                open_windows=make_windows_opener(tmp_path),
+            )[0]
+            == fitted
+        )
         monkeypatch.undo()
 
 
@@ -638,18 +888,32 @@ def test_comparison_of_runs_counts_wins_and_ranks(tmp_path):
     assert "No verdict in 4 of 4 comparisons: fewer than 3 seeds." in done["verdict"]
     one = evaluate.compare_frames(
         "classification",
-        *(pl.read_parquet(tmp_path / f"runs/{r}-one/predictions.parquet") for r in ("fair", "good")),
+        *(
+            pl.read_parquet(tmp_path / f"runs/{r}-one/predictions.parquet")
+            for r in ("fair", "good")
+        ),
         ["W", "N1", "N2"],
         bootstrap=200,
     )["accuracy"]
     shown = done["summary"]["differences"]["one"]["fair"]
-    assert (shown["difference"], shown["lo"], shown["hi"]) == pytest.approx((one.difference, one.lo, one.hi))
+    assert (shown["difference"], shown["lo"], shown["hi"]) == pytest.approx(
+        (one.difference, one.lo, one.hi)
+    )
 
 
 def test_many_runs_have_a_page_with_a_short_name(tmp_path):
     names = [f"a-run-with-a-rather-long-name-{k}" for k in range(12)]
     for k, name in enumerate(names):
-        planted(tmp_path, name, "d", row=f"m{k}", bootstrap=20, subjects=6, per=4, task="regression" if k % 2 else "classification")
+        planted(
+            tmp_path,
+            name,
+            "d",
+            row=f"m{k}",
+            bootstrap=20,
+            subjects=6,
+            per=4,
+            task="regression" if k % 2 else "classification",
+        )
     done = workflows.report(names, workspace=tmp_path)
     folder = next((tmp_path / "reports").iterdir())
     assert len(folder.name) < 200
@@ -673,7 +937,10 @@ def test_a_card_has_scores_leakage_and_licence_but_no_subject(tmp_path):
     write_card(folder)
     card = (folder / "model_card.md").read_text("utf-8")
     scores = json.loads((folder / "scores.json").read_bytes())["metrics"]["accuracy"]
-    assert f"| accuracy | {scores['value']:.3f} | {scores['se']:.3f} | {scores['lo']:.3f} to {scores['hi']:.3f} |" in card
+    assert (
+        f"| accuracy | {scores['value']:.3f} | {scores['se']:.3f} | {scores['lo']:.3f} to {scores['hi']:.3f} |"
+        in card
+    )
     for words in (
         "## Leakage",
         "leak-free",
@@ -699,4 +966,9 @@ def test_cells_have_the_digits_of_the_paper():
     assert format_cell(MetricValue(value=2.8149, se=0.119), error) == "2.81 (0.12)"
     assert format_cell(MetricValue(value=0.5), percent) == "50.0 (no s.e.)"
     assert format_cell(None, percent) == "–"
-    assert [format_paper(p) for p in ((26.1, 2.5), (2.8, 0.12), (93.0, None), None)] == ["26.1 (2.5)", "2.80 (0.12)", "93.0", "–"]
+    assert [format_paper(p) for p in ((26.1, 2.5), (2.8, 0.12), (93.0, None), None)] == [
+        "26.1 (2.5)",
+        "2.80 (0.12)",
+        "93.0",
+        "–",
+    ]

@@ -1,4 +1,6 @@
-"""Stopping and continuing: kills at every step and inside of the writing, signals, full disks. Damage is in test_checkpoints."""
+"""Stopping and continuing: kills at every step and inside of the writing, signals, full disks.
+Damage is in test_checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,11 @@ from bitimely_core.types import Batch
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 STEPS = 12  # two epochs of six
-IDENTITY = {"data": "3f", "tokenizer": "77", "settings": {"model": {"dim": 6}, "train": {"device": "auto", "lr": 1e-2}}}
+IDENTITY = {
+    "data": "3f",
+    "tokenizer": "77",
+    "settings": {"model": {"dim": 6}, "train": {"device": "auto", "lr": 1e-2}},
+}
 SYSTEM = ("os_open", "os_read", "os_write", "os_fsync", "os_replace", "os_mkdir")
 
 
@@ -41,30 +47,49 @@ class Killed(BaseException):
     """In the place of SIGKILL where no clean-up would differ."""
 
 
-def run(folder: Path, objective: loop.Objective = drawn, model: nn.Module | None = None, **changes: Any) -> tuple[nn.Module, Outcome]:
-    """The run that all tests here continue; `identity`, `notice` and `log` go to fit, the rest to the configuration."""
-    passed = {"identity": IDENTITY} | {key: changes.pop(key) for key in ("identity", "notice", "log", "batches") if key in changes}
+def run(
+    folder: Path, objective: loop.Objective = drawn, model: nn.Module | None = None, **changes: Any
+) -> tuple[nn.Module, Outcome]:
+    """The run that all tests here continue; `identity`, `notice` and `log` go to fit, the rest to
+    the configuration.
+    """
+    passed = {"identity": IDENTITY} | {
+        key: changes.pop(key) for key in ("identity", "notice", "log", "batches") if key in changes
+    }
     values = {"epochs": 2, "lr": 1e-2, "log_every": 1, "device": "cpu", "accumulate": 2, **changes}
     trained, batches = model or Tiny(), passed.pop("batches", Rows())
     held, config = Rows(rows=6, length=batches.values.shape[1]), validate(TrainConfig, values)
-    return trained, loop.fit(trained, batches, objective, validation=held, folder=folder, config=config, **passed)
+    return trained, loop.fit(
+        trained, batches, objective, validation=held, folder=folder, config=config, **passed
+    )
 
 
 def log_of(folder: Path) -> list[Outcome]:
-    return [{k: v for k, v in line.items() if k not in {"tokens_per_second", "data_wait"}} for line in metrics_log.read_metrics(folder)]
+    return [
+        {k: v for k, v in line.items() if k not in {"tokens_per_second", "data_wait"}}
+        for line in metrics_log.read_metrics(folder)
+    ]
 
 
 def state_of(folder: Path) -> tuple[bytes, bytes, bytes, list[Outcome]]:
-    """What must be the same bit for bit: exported weights, weights and moments of the last checkpoint, the log but for speed."""
+    """What must be the same bit for bit: exported weights, weights and moments of the last
+    checkpoint, the log but for speed.
+    """
     last = loop.load_latest_checkpoint(folder)
     assert last is not None
     assert last.step == STEPS
-    files = (folder / "model" / "model.safetensors", last.folder / "model.safetensors", last.folder / "optimizer.safetensors")
+    files = (
+        folder / "model" / "model.safetensors",
+        last.folder / "model.safetensors",
+        last.folder / "optimizer.safetensors",
+    )
     return (*(path.read_bytes() for path in files), log_of(folder))  # type: ignore[return-value]
 
 
 def leftovers(folder: Path) -> list[str]:
-    return [str(path) for path in folder.rglob("*") if ".tmp" in path.name or ".damaged" in path.name]
+    return [
+        str(path) for path in folder.rglob("*") if ".tmp" in path.name or ".damaged" in path.name
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -76,11 +101,17 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes, by
     return state_of(folder)
 
 
-def stopping(at: int, stop: Callable[[], object], *, part: int = 0, validation: bool = False) -> loop.Objective:
-    """`drawn`, but `stop` is called in step `at`, counted from the beginning of this process, in micro-batch `part`, or in a validation."""
+def stopping(
+    at: int, stop: Callable[[], object], *, part: int = 0, validation: bool = False
+) -> loop.Objective:
+    """`drawn`, but `stop` is called in step `at`, counted from the beginning of this process, in
+    micro-batch `part`, or in a validation.
+    """
     calls = 0
 
-    def objective(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
+    def objective(
+        model: nn.Module, batch: Batch, generator: torch.Generator | None = None
+    ) -> Outcome:
         nonlocal calls
         if model.training is not validation:
             calls += 1
@@ -98,7 +129,9 @@ def kill() -> None:
 @pytest.mark.parametrize("every", [None, 1, 5])
 @pytest.mark.parametrize("part", [0, 1])
 @pytest.mark.parametrize("at", [1, 2, 5, 6, 7, 8, 11, 12])
-def test_a_kill_in_any_step_changes_nothing(at: int, part: int, every: int | None, straight: Any, tmp_path: Path) -> None:
+def test_a_kill_in_any_step_changes_nothing(
+    at: int, part: int, every: int | None, straight: Any, tmp_path: Path
+) -> None:
     with pytest.raises(Killed):
         run(tmp_path, stopping(at, kill, part=part), checkpoint_every=every)
     saved = loop.load_latest_checkpoint(tmp_path)
@@ -117,9 +150,13 @@ def test_many_kills_change_nothing(straight: Any, tmp_path: Path) -> None:
     assert state_of(tmp_path) == straight
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, Exit.TERMINATED), (signal.SIGINT, Exit.INTERRUPTED)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, Exit.TERMINATED), (signal.SIGINT, Exit.INTERRUPTED)]
+)
 @pytest.mark.parametrize("at", [1, 5, 6, 7, 12])
-def test_a_signal_ends_the_step_saves_and_tells(number: int, code: Exit, at: int, straight: Any, tmp_path: Path) -> None:
+def test_a_signal_ends_the_step_saves_and_tells(
+    number: int, code: Exit, at: int, straight: Any, tmp_path: Path
+) -> None:
     handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(UserError) as stopped:
         run(tmp_path, stopping(at, lambda: os.kill(os.getpid(), number)))
@@ -135,7 +172,9 @@ def test_a_signal_ends_the_step_saves_and_tells(number: int, code: Exit, at: int
 
 
 @pytest.mark.parametrize("at", [1, 3])
-def test_a_signal_during_validation_leaves_it_to_the_next_call(at: int, straight: Any, tmp_path: Path) -> None:
+def test_a_signal_during_validation_leaves_it_to_the_next_call(
+    at: int, straight: Any, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match="SIGTERM"):
         run(tmp_path, stopping(at, lambda: os.kill(os.getpid(), signal.SIGTERM), validation=True))
     assert not loop.is_finished(tmp_path)
@@ -164,7 +203,8 @@ def test_a_second_interrupt_stops_at_once_without_damage(straight: Any, tmp_path
     assert state_of(tmp_path) == straight
 
 
-# -- real processes, killed ----------------------------------------------------------------------------------------------------------
+# -- real processes, killed
+# ----------------------------------------------------------------------------------------------------------
 
 FORGE = """
 import json, os, sys
@@ -193,11 +233,15 @@ for line in sys.stdin:
 
 
 class Forge:
-    """A process that has imported torch and forks children, which call functions of a test module: a start takes milliseconds."""
+    """A process that has imported torch and forks children, which call functions of a test module:
+    a start takes milliseconds.
+    """
 
     def __init__(self, module: str) -> None:
         command = [sys.executable, "-c", FORGE, str(Path(__file__).parent), module]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def _ask(self, **task: Any) -> int:
         assert self.process.stdin is not None
@@ -250,7 +294,9 @@ def child(folder: str, pause: float) -> int:
 
 
 def child_killed_in_call(folder: str, number: int) -> int:
-    """Train and die by SIGKILL in the `number`-th call of the operating system that writes; beside `folder`, the steps whose checkpoints were written before."""
+    """Train and die by SIGKILL in the `number`-th call of the operating system that writes; beside
+    `folder`, the steps whose checkpoints were written before.
+    """
     calls, save = 0, checkpoints.save_checkpoint
 
     def noted(*arguments: Any, **options: Any) -> Path:
@@ -267,7 +313,8 @@ def child_killed_in_call(folder: str, number: int) -> int:
             calls += 1
             if calls == number:
                 if original.__name__ == "os_write":
-                    original(arguments[0], arguments[1][: len(arguments[1]) // 2])  # half of it reaches the file
+                    # half of it reaches the file
+                    original(arguments[0], arguments[1][: len(arguments[1]) // 2])
                 os.kill(os.getpid(), signal.SIGKILL)
             return original(*arguments)
 
@@ -296,7 +343,11 @@ def child_with_little_memory(folder: str, at: int) -> int:
     try:
         run(Path(folder), stopping(at, greedy), checkpoint_every=2)
     except UserError as error:
-        return int(error.exit_code) if "--batch-size 2" in error.hint and f"batch {at}" in error.problem else 1
+        return (
+            int(error.exit_code)
+            if "--batch-size 2" in error.hint and f"batch {at}" in error.problem
+            else 1
+        )
     return 0
 
 
@@ -332,8 +383,12 @@ def test_twenty_kills_at_random_moments(forge: Forge, straight: Any, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stride", [3, 1])
-def test_a_kill_inside_of_any_write(stride: int, forge: Forge, straight: Any, tmp_path: Path) -> None:
-    """The lock, every line of the log, two checkpoints and the export: half of a write, or the call before it, is all that happened."""
+def test_a_kill_inside_of_any_write(
+    stride: int, forge: Forge, straight: Any, tmp_path: Path
+) -> None:
+    """The lock, every line of the log, two checkpoints and the export: half of a write, or the call
+    before it, is all that happened.
+    """
     finished, number = False, 1 - stride
     while not finished:
         number += stride
@@ -341,7 +396,12 @@ def test_a_kill_inside_of_any_write(stride: int, forge: Forge, straight: Any, tm
         finished = forge.wait(forge.start("child_killed_in_call", str(home), number)) == 0
         saved = loop.load_latest_checkpoint(home)
         noted = Path(f"{home}.saved")
-        assert (0 if saved is None else saved.step) >= max(map(int, noted.read_text().split()), default=0) if noted.exists() else True
+        assert (
+            (0 if saved is None else saved.step)
+            >= max(map(int, noted.read_text().split()), default=0)
+            if noted.exists()
+            else True
+        )
         run(home)
         assert state_of(home) == straight
         assert leftovers(home) == []
@@ -349,7 +409,9 @@ def test_a_kill_inside_of_any_write(stride: int, forge: Forge, straight: Any, tm
     assert number > 100
 
 
-def test_a_limit_on_file_sizes_stops_with_exit_6(forge: Forge, straight: Any, tmp_path: Path) -> None:
+def test_a_limit_on_file_sizes_stops_with_exit_6(
+    forge: Forge, straight: Any, tmp_path: Path
+) -> None:
     assert forge.wait(forge.start("child_with_small_files", str(tmp_path), 1500)) == Exit.RESOURCES
     assert loop.load_latest_checkpoint(tmp_path) is None
     assert leftovers(tmp_path) == []
@@ -366,7 +428,8 @@ def test_a_limit_on_memory_stops_with_exit_6(forge: Forge, straight: Any, tmp_pa
     assert state_of(tmp_path) == straight
 
 
-# -- disks that fail -----------------------------------------------------------------------------------------------------------------
+# -- disks that fail
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def fault_of(call: Callable[[], object]) -> int | None:
@@ -379,7 +442,9 @@ def fault_of(call: Callable[[], object]) -> int | None:
 
 
 @pytest.mark.parametrize("fault", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
-def test_the_nth_call_fails(fault: int, straight: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_nth_call_fails(
+    fault: int, straight: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     originals = {name: getattr(storage, name) for name in SYSTEM}
     calls = 0
     at = 0
@@ -406,7 +471,9 @@ def test_the_nth_call_fails(fault: int, straight: Any, tmp_path: Path, monkeypat
         assert code in {None, Exit.RESOURCES, Exit.INTEGRITY}
         stops += code is not None
         ended = calls < number
-        assert [name for name in leftovers(home) if "/checkpoints/" in name and "former" not in name] == []
+        assert [
+            name for name in leftovers(home) if "/checkpoints/" in name and "former" not in name
+        ] == []
         if number % 4 == 0 or ended:
             run(home)
             assert state_of(home) == straight
@@ -417,7 +484,9 @@ def test_the_nth_call_fails(fault: int, straight: Any, tmp_path: Path, monkeypat
     assert stops > 20
 
 
-def test_a_full_disk_keeps_the_former_checkpoint(straight: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_the_former_checkpoint(
+    straight: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original = storage.os_write
 
     def full(fd: int, data: memoryview) -> int:
@@ -440,11 +509,21 @@ def test_a_full_disk_keeps_the_former_checkpoint(straight: Any, tmp_path: Path, 
 
 
 def weights_of(folder: Path, step: int) -> list[bytes]:
-    return [(folder / "checkpoints" / f"step-{step}" / f"{name}.safetensors").read_bytes() for name in ("model", "optimizer")]
+    return [
+        (folder / "checkpoints" / f"step-{step}" / f"{name}.safetensors").read_bytes()
+        for name in ("model", "optimizer")
+    ]
 
 
-def test_a_checkpoint_holds_its_step_while_the_training_goes_on(straight: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, hashing, later, waited = storage.os_write, storage.hash_with_size, threading.Event(), []
+def test_a_checkpoint_holds_its_step_while_the_training_goes_on(
+    straight: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, hashing, later, waited = (
+        storage.os_write,
+        storage.hash_with_size,
+        threading.Event(),
+        [],
+    )
 
     def slow(fd: int, data: memoryview) -> int:
         if "step-3.tmp/model" in str(Path(f"/proc/self/fd/{fd}").readlink()):
@@ -465,13 +544,17 @@ def test_a_checkpoint_holds_its_step_while_the_training_goes_on(straight: Any, t
         run(tmp_path / "stopped", stopping(3, lambda: os.kill(os.getpid(), signal.SIGTERM)))
     assert weights_of(tmp_path / "beside", 3) == weights_of(tmp_path / "stopped", 3)
     content = weights_of(tmp_path / "beside", 3)
-    meta = json.loads((tmp_path / "beside" / "checkpoints" / "step-3" / "meta.json").read_text())["files"]
+    meta = json.loads((tmp_path / "beside" / "checkpoints" / "step-3" / "meta.json").read_text())[
+        "files"
+    ]
     assert [meta[f"{name}.safetensors"]["sha256"] for name in ("model", "optimizer")] == [
         hashlib.sha256(one).hexdigest() for one in content
     ]
 
 
-def test_a_checkpoint_that_cannot_be_written_ends_the_training_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_cannot_be_written_ends_the_training_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original, reached, failed = storage.os_write, [0], threading.Event()
 
     def full(fd: int, data: memoryview) -> int:
@@ -480,7 +563,9 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_training_at_once(tmp_path:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return original(fd, data)
 
-    def patient(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
+    def patient(
+        model: nn.Module, batch: Batch, generator: torch.Generator | None = None
+    ) -> Outcome:
         reached[0] += model.training
         assert reached[0] <= 4 or failed.wait(20)
         time.sleep(0.02)
@@ -496,7 +581,9 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_training_at_once(tmp_path:
     assert checkpoints.list_steps(tmp_path / "checkpoints") == []
 
 
-def test_disk_space_is_checked_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_space_is_checked_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def none_left(path: Any) -> Any:
         return shutil._ntuple_diskusage(1 << 30, 1 << 30, 1000)
 
@@ -507,7 +594,9 @@ def test_disk_space_is_checked_before_anything_is_written(tmp_path: Path, monkey
     assert checkpoints.list_steps(tmp_path / "checkpoints") == []
 
 
-def test_the_former_goes_only_after_the_new_one_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_former_goes_only_after_the_new_one_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original = checkpoints.verify_checkpoint
 
     def refusing(path: Path, **options: bool) -> CheckpointMeta:

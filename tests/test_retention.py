@@ -1,4 +1,6 @@
-"""Retention against its definition in float64, written independently here: outputs, gradients, every form, direction and clock."""
+"""Retention against its definition in float64, written independently here: outputs, gradients,
+every form, direction and clock.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ retention_matrix: Any = module.retention_matrix
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2}
 DIRECTIONS = ("forward", "backward", "both")
 CLOCKS = ("regular", "ties", "gaps")
-FORMS = ("parallel", "chunkwise", "masked", "recurrent")  # masked: the chunkwise form beyond its guard
+# masked: the chunkwise form beyond its guard
+FORMS = ("parallel", "chunkwise", "masked", "recurrent")
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +42,14 @@ def one_thread() -> Any:
 
 
 def by_loops(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, times: Tensor | None, mask: Tensor | None, direction: str, ties: str = "index"
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    times: Tensor | None,
+    mask: Tensor | None,
+    direction: str,
+    ties: str = "index",
 ) -> Tensor:
     """The definition, one pair of tokens at a time."""
     B, N, H, K = q.shape
@@ -48,13 +58,27 @@ def by_loops(
         tn, tm = (float(n), float(m)) if times is None else (float(times[b, n]), float(times[b, m]))
         forward = (tm < tn or m == n) if ties == "group" else m <= n
         backward = (tm > tn or m == n) if ties == "group" else m >= n
-        if {"forward": forward, "backward": backward, "both": forward or backward}[direction] and (mask is None or mask[b, m]):
-            o[b, n, h] += float(q[b, n, h] @ k[b, m, h]) / math.sqrt(K) * math.exp(float(g[h]) * abs(tn - tm)) * v[b, m, h]
+        if {"forward": forward, "backward": backward, "both": forward or backward}[direction] and (
+            mask is None or mask[b, m]
+        ):
+            o[b, n, h] += (
+                float(q[b, n, h] @ k[b, m, h])
+                / math.sqrt(K)
+                * math.exp(float(g[h]) * abs(tn - tm))
+                * v[b, m, h]
+            )
     return o
 
 
 def definition(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, times: Tensor | None, mask: Tensor | None, direction: str, ties: str = "index"
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    times: Tensor | None,
+    mask: Tensor | None,
+    direction: str,
+    ties: str = "index",
 ) -> Tensor:
     """The definition as one dense map in float64, with the gradients of autograd."""
     N, index = q.shape[1], torch.arange(q.shape[1])
@@ -72,10 +96,15 @@ def definition(
     return torch.einsum("bhnm,bmhv->bnhv", R, v.double())
 
 
-def random_inputs(B: int, N: int, H: int, K: int, V: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> tuple[Tensor, ...]:
+def random_inputs(
+    B: int, N: int, H: int, K: int, V: int, dtype: torch.dtype = torch.float64, seed: int = 0
+) -> tuple[Tensor, ...]:
     """q, k, v and the upstream gradient."""
     generator = torch.Generator().manual_seed(seed)
-    return tuple(torch.randn(B, N, H, width, dtype=torch.float64, generator=generator).to(dtype) for width in (K, K, V, V))
+    return tuple(
+        torch.randn(B, N, H, width, dtype=torch.float64, generator=generator).to(dtype)
+        for width in (K, K, V, V)
+    )
 
 
 def random_times(B: int, N: int, clock: str) -> Any:
@@ -108,7 +137,9 @@ def compare(
     *,
     learn: bool = True,
 ) -> None:
-    """Outputs and gradients of q, k, v and (`learn`) log_decay and times against the definition on the same rounded numbers."""
+    """Outputs and gradients of q, k, v and (`learn`) log_decay and times against the definition on
+    the same rounded numbers.
+    """
     q, k, v, do = inputs
     g = decays(q.shape[2]).to(torch.promote_types(q.dtype, torch.float32))
     leaves = [x.detach().clone() for x in (q, k, v, g, *(() if times is None else (times,)))]
@@ -117,19 +148,36 @@ def compare(
     for x in (*leaves[:learned], *exact[:learned]):
         x.requires_grad_()
     q, k, v, g = exact[:4]
-    expected = definition(q, k, v, g, exact[4] if times is not None else None, mask, options["direction"], ties)
-    o = retention(*leaves[:3], log_decay=leaves[3], times=leaves[4] if times is not None else None, mask=mask, ties=ties, **options)
+    expected = definition(
+        q, k, v, g, exact[4] if times is not None else None, mask, options["direction"], ties
+    )
+    o = retention(
+        *leaves[:3],
+        log_decay=leaves[3],
+        times=leaves[4] if times is not None else None,
+        mask=mask,
+        ties=ties,
+        **options,
+    )
     assert o.dtype == inputs[2].dtype
-    found = (o, *torch.autograd.grad(o, leaves[:learned], do, allow_unused=True, materialize_grads=True))
+    found = (
+        o,
+        *torch.autograd.grad(o, leaves[:learned], do, allow_unused=True, materialize_grads=True),
+    )
     wanted = (expected, *torch.autograd.grad(expected, exact[:learned], do.double()))
-    for name, f, w in zip(("o", "dq", "dk", "dv", "dlog_decay", "dtimes"), found, wanted, strict=False):
+    for name, f, w in zip(
+        ("o", "dq", "dk", "dv", "dlog_decay", "dtimes"), found, wanted, strict=False
+    ):
         assert f.isfinite().all(), (name, options)
-        least = 1e-2 if name in {"dlog_decay", "dtimes"} else 1e-30  # sums of differences of numbers near 1, which may be exactly 0
+        # sums of differences of numbers near 1, which may be exactly 0
+        least = 1e-2 if name in {"dlog_decay", "dtimes"} else 1e-30
         assert error(f, w, least) <= tolerance, (name, options, error(f, w, least))
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
-    """The names of the module's functions among `names`, in the order in which they are called from now on."""
+    """The names of the module's functions among `names`, in the order in which they are called from
+    now on.
+    """
     calls: list[str] = []
 
     def watch(name: str) -> None:
@@ -153,7 +201,10 @@ def test_the_dense_definition_is_the_double_loop(direction: str, ties: str) -> N
     for clock, mask in itertools.product(CLOCKS, (None, torch.rand(2, 6) < 0.6)):
         times = random_times(2, 6, clock)
         assert (
-            error(definition(q, k, v, decays(2), times, mask, direction, ties), by_loops(q, k, v, decays(2), times, mask, direction, ties))
+            error(
+                definition(q, k, v, decays(2), times, mask, direction, ties),
+                by_loops(q, k, v, decays(2), times, mask, direction, ties),
+            )
             < 1e-14
         )
 
@@ -165,38 +216,67 @@ def test_the_dense_definition_is_the_double_loop(direction: str, ties: str) -> N
 @pytest.mark.parametrize("clock", CLOCKS)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("form", FORMS)
-def test_outputs_and_gradients(form: str, direction: str, clock: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_and_gradients(
+    form: str, direction: str, clock: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if form == "masked":
         monkeypatch.setattr(module, "GUARD", -1.0)
-    options = {"form": "chunkwise" if form == "masked" else form, "direction": direction, "chunk": 8}
-    for N in (1, 8, 37) if form == "recurrent" else (1, 7, 8, 16, 37, 150):  # 150 rows: 19 chunks, three groups, a ragged end
+    options = {
+        "form": "chunkwise" if form == "masked" else form,
+        "direction": direction,
+        "chunk": 8,
+    }
+    # 150 rows: 19 chunks, three groups, a ragged end
+    for N in (1, 8, 37) if form == "recurrent" else (1, 7, 8, 16, 37, 150):
         for mask in (None, torch.rand(2, N) < 0.7):
-            compare(options, random_inputs(2, N, 3, 4, 6, dtype, seed=N), random_times(2, N, clock), mask, TOLERANCE[dtype])
+            compare(
+                options,
+                random_inputs(2, N, 3, 4, 6, dtype, seed=N),
+                random_times(2, N, clock),
+                mask,
+                TOLERANCE[dtype],
+            )
 
 
 @pytest.mark.parametrize("core_precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("form", FORMS)
-def test_bfloat16(form: str, direction: str, core_precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16(
+    form: str, direction: str, core_precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if form == "masked":
         monkeypatch.setattr(module, "GUARD", -1.0)
-    options = {"form": "chunkwise" if form == "masked" else form, "direction": direction, "chunk": 16, "core_precision": core_precision}
+    options = {
+        "form": "chunkwise" if form == "masked" else form,
+        "direction": direction,
+        "chunk": 16,
+        "core_precision": core_precision,
+    }
     for clock, learn in itertools.product(("regular", "ties"), (False, True)):
-        compare(options, random_inputs(2, 70, 2, 8, 8, torch.bfloat16), random_times(2, 70, clock), None, 2e-2, learn=learn)
+        compare(
+            options,
+            random_inputs(2, 70, 2, 8, 8, torch.bfloat16),
+            random_times(2, 70, clock),
+            None,
+            2e-2,
+            learn=learn,
+        )
 
 
 def test_the_bf16_core_is_another_one_but_not_where_decays_are_learned() -> None:
     q, k, v, _ = random_inputs(1, 200, 2, 8, 8, torch.float32)
     fixed, learned = decays(2), decays(2).requires_grad_()
     exact, coarse, kept = (
-        retention(q, k, v, log_decay=g, core_precision=core) for g, core in ((fixed, "fp32"), (fixed, "bf16"), (learned, "bf16"))
+        retention(q, k, v, log_decay=g, core_precision=core)
+        for g, core in ((fixed, "fp32"), (fixed, "bf16"), (learned, "bf16"))
     )
     assert 1e-3 < error(coarse, exact) < 2e-2
     assert torch.equal(kept, exact)
 
 
 def test_many_heads_and_sequences_are_cut_into_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cache in (1, 40_000, 2**24):  # a head at a time; three of four heads, so 2 + 2; everything at once
+    # a head at a time; three of four heads, so 2 + 2; everything at once
+    for cache in (1, 40_000, 2**24):
         monkeypatch.setattr(module, "CACHE", cache)
         for direction, clock in itertools.product(DIRECTIONS[:2], ("regular", "ties")):
             compare(
@@ -222,7 +302,12 @@ def test_tied_times_can_be_hidden_from_each_other(direction: str, form: str) -> 
         )
 
 
-@settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=50,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(
     N=st.integers(1, 40),
     chunk=st.integers(1, 12),
@@ -234,10 +319,19 @@ def test_tied_times_can_be_hidden_from_each_other(direction: str, form: str) -> 
     seed=st.integers(0, 2**16),
 )
 def test_any_length_chunk_direction_and_times(
-    N: int, chunk: int, direction: str, form: str, step: float, *, regular: bool, masked: bool, seed: int
+    N: int,
+    chunk: int,
+    direction: str,
+    form: str,
+    step: float,
+    *,
+    regular: bool,
+    masked: bool,
+    seed: int,
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    steps = torch.randint(0, 3, (2, N), generator=generator).double() * step  # units, days, years and ties
+    # units, days, years and ties
+    steps = torch.randint(0, 3, (2, N), generator=generator).double() * step
     mask = torch.rand(2, N, generator=generator) < 0.8 if masked else None
     compare(
         {"form": form, "direction": direction, "chunk": chunk},
@@ -253,7 +347,8 @@ def test_any_length_chunk_direction_and_times(
 def test_gradcheck(direction: str, form: str) -> None:
     q, k, v, _ = (x.requires_grad_() for x in random_inputs(1, 7, 2, 2, 2))
     g = decays(2).requires_grad_()
-    times = (torch.arange(7, dtype=torch.float64) * 1.7)[None].requires_grad_()  # apart, so that the differences keep their order
+    # apart, so that the differences keep their order
+    times = (torch.arange(7, dtype=torch.float64) * 1.7)[None].requires_grad_()
 
     def run(q: Tensor, k: Tensor, v: Tensor, g: Tensor, times: Tensor) -> Tensor:
         return retention(q, k, v, log_decay=g, times=times, direction=direction, form=form, chunk=3)
@@ -266,7 +361,10 @@ def test_gradcheck(direction: str, form: str) -> None:
 def test_second_derivatives(direction: str, form: str) -> None:
     """Of an output that is summed, too, whose gradient is a constant that needs none."""
     q, k, v, do = random_inputs(1, 9, 2, 2, 3)
-    leaves = [x.requires_grad_() for x in (q, k, v, decays(2), torch.arange(9, dtype=torch.float64)[None] * 1.7)]
+    leaves = [
+        x.requires_grad_()
+        for x in (q, k, v, decays(2), torch.arange(9, dtype=torch.float64)[None] * 1.7)
+    ]
 
     def run(q: Tensor, k: Tensor, v: Tensor, g: Tensor, times: Tensor) -> Tensor:
         return retention(q, k, v, log_decay=g, times=times, direction=direction, form=form, chunk=4)
@@ -283,9 +381,16 @@ def test_second_derivatives(direction: str, form: str) -> None:
 
 @pytest.mark.parametrize(("there", "back"), [("forward", "backward"), ("backward", "forward")])
 def test_gradients_are_retentions_in_the_other_direction(there: str, back: str) -> None:
-    """dv = Ret_back(k, q, dO), dq = Ret(dO, v, k), dk = Ret_back(v, dO, q), all with the scale of the first."""
+    """dv = Ret_back(k, q, dO), dq = Ret(dO, v, k), dk = Ret_back(v, dO, q), all with the scale of
+    the first.
+    """
     q, k, v, do = (x.requires_grad_() for x in random_inputs(2, 90, 2, 4, 6))
-    common = {"log_decay": decays(2), "times": random_times(2, 90, "ties"), "form": "chunkwise", "chunk": 16}
+    common = {
+        "log_decay": decays(2),
+        "times": random_times(2, 90, "ties"),
+        "form": "chunkwise",
+        "chunk": 16,
+    }
     dq, dk, dv = torch.autograd.grad(retention(q, k, v, direction=there, **common), (q, k, v), do)
     scale = math.sqrt(6 / 4)
     assert error(dv, retention(k, q, do, direction=back, **common)) < 1e-13
@@ -298,7 +403,13 @@ def test_decay_gradient_survives_late_times_in_float32() -> None:
     q, k, v, do = random_inputs(1, 300, 3, 4, 4, torch.float32)
     for direction in DIRECTIONS[:2]:
         late = torch.rand(1, 300, dtype=torch.float64).cumsum(1) + 1e6
-        compare({"form": "chunkwise", "direction": direction, "chunk": 16}, (q, k, v, do), late, None, 2e-5)
+        compare(
+            {"form": "chunkwise", "direction": direction, "chunk": 16},
+            (q, k, v, do),
+            late,
+            None,
+            2e-5,
+        )
 
 
 def test_only_the_requested_gradients() -> None:
@@ -316,17 +427,30 @@ def test_only_the_requested_gradients() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("clock", ["regular", "ties"])
-def test_nothing_of_the_other_side_is_seen_bit_for_bit(form: str, clock: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_of_the_other_side_is_seen_bit_for_bit(
+    form: str, clock: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if form == "masked":
         monkeypatch.setattr(module, "GUARD", -1.0)
     N, at, kind = 80, 33, "chunkwise" if form == "masked" else form
     q, k, v, _ = random_inputs(1, N, 2, 4, 4, torch.float32)
     times = random_times(1, N, clock)
-    for direction, changed, seen in (("forward", slice(at, None), slice(0, at)), ("backward", slice(0, at), slice(at, None))):
+    for direction, changed, seen in (
+        ("forward", slice(at, None), slice(0, at)),
+        ("backward", slice(0, at), slice(at, None)),
+    ):
         k2, v2 = k.clone(), v.clone()
         k2[:, changed], v2[:, changed] = 1e3 * torch.randn(k[:, changed].shape), -7.0
         o, o2 = (
-            retention(q, *kv, log_decay=decays(2).float(), times=times, direction=direction, form=kind, chunk=8)
+            retention(
+                q,
+                *kv,
+                log_decay=decays(2).float(),
+                times=times,
+                direction=direction,
+                form=kind,
+                chunk=8,
+            )
             for kv in ((k, v), (k2, v2))
         )
         assert torch.equal(o[:, seen], o2[:, seen])
@@ -335,7 +459,9 @@ def test_nothing_of_the_other_side_is_seen_bit_for_bit(form: str, clock: str, mo
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_padding_and_company_change_nothing(direction: str) -> None:
-    """Content and amount of padding, and who else is in the batch, leave outputs and gradients of real tokens alone."""
+    """Content and amount of padding, and who else is in the batch, leave outputs and gradients of
+    real tokens alone.
+    """
     real = 141
     q, k, v, do = random_inputs(1, real, 2, 4, 4, torch.float32)
     times = random_times(1, real, "ties")
@@ -361,13 +487,17 @@ def test_padding_and_company_change_nothing(direction: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_masked_keys_have_no_gradient_at_all(form: str, direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masked_keys_have_no_gradient_at_all(
+    form: str, direction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if form == "masked":
         monkeypatch.setattr(module, "GUARD", -1.0)
     q, k, v, do = (x.requires_grad_() for x in random_inputs(2, 40, 2, 4, 4, torch.float32))
     mask = torch.rand(2, 40) < 0.5
     kind = "chunkwise" if form == "masked" else form
-    o = retention(q, k, v, log_decay=decays(2).float(), mask=mask, direction=direction, form=kind, chunk=8)
+    o = retention(
+        q, k, v, log_decay=decays(2).float(), mask=mask, direction=direction, form=kind, chunk=8
+    )
     _, dk, dv = torch.autograd.grad(o, (q, k, v), do)
     assert torch.equal(dk[~mask], torch.zeros_like(dk[~mask]))
     assert torch.equal(dv[~mask], torch.zeros_like(dv[~mask]))
@@ -380,32 +510,60 @@ def test_masked_keys_have_no_gradient_at_all(form: str, direction: str, monkeypa
 @pytest.mark.parametrize("form", ["auto", *FORMS])
 @pytest.mark.parametrize("clock", CLOCKS)
 @pytest.mark.parametrize("direction", DIRECTIONS[:2])
-def test_chunks_equal_the_full_sequence(direction: str, clock: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fed in pieces with the state in between: the same outputs, the same gradients, the same last state."""
+def test_chunks_equal_the_full_sequence(
+    direction: str, clock: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fed in pieces with the state in between: the same outputs, the same gradients, the same last
+    state.
+    """
     if form == "masked":
         monkeypatch.setattr(module, "GUARD", -1.0)
-    options: dict[str, Any] = {"direction": direction, "form": "chunkwise" if form == "masked" else form, "chunk": 8}
+    options: dict[str, Any] = {
+        "direction": direction,
+        "form": "chunkwise" if form == "masked" else form,
+        "chunk": 8,
+    }
     q, k, v, do = random_inputs(2, 60, 2, 4, 6)
     times, mask = random_times(2, 60, clock), torch.rand(2, 60) < 0.8
 
     def leaves() -> list[Tensor]:
-        return [x.clone().requires_grad_() for x in (q, k, v, decays(2))] + ([] if times is None else [times.clone().requires_grad_()])
+        return [x.clone().requires_grad_() for x in (q, k, v, decays(2))] + (
+            [] if times is None else [times.clone().requires_grad_()]
+        )
 
     full, parts = leaves(), leaves()
-    o, end = retention(*full[:3], log_decay=full[3], times=full[4] if times is not None else None, mask=mask, return_state=True, **options)
+    o, end = retention(
+        *full[:3],
+        log_decay=full[3],
+        times=full[4] if times is not None else None,
+        mask=mask,
+        return_state=True,
+        **options,
+    )
     bounds = list(itertools.pairwise([0, 1, 2, 9, 41, 60]))
     state, outputs = None, []
     for lo, hi in bounds if direction == "forward" else bounds[::-1]:
         piece = [x[:, lo:hi] for x in parts[:3]]
         t = None if times is None else parts[4][:, lo:hi]
-        o_piece, state = retention(*piece, log_decay=parts[3], times=t, mask=mask[:, lo:hi], state=state, return_state=True, **options)
+        o_piece, state = retention(
+            *piece,
+            log_decay=parts[3],
+            times=t,
+            mask=mask[:, lo:hi],
+            state=state,
+            return_state=True,
+            **options,
+        )
         outputs.append(o_piece)
     again = torch.cat(outputs if direction == "forward" else outputs[::-1], 1)
     assert error(again, o) <= 1e-12
     assert state is not None
     assert error(state.memory, end.memory) <= 1e-12
-    # the clock of a backward sequence without times starts wherever its last piece was put: only distances count
-    assert torch.allclose(state.time, end.time if times is not None or direction == "forward" else end.time - 41)
+    # the clock of a backward sequence without times starts wherever its last piece was put: only
+    # distances count
+    assert torch.allclose(
+        state.time, end.time if times is not None or direction == "forward" else end.time - 41
+    )
     weights = torch.randn(end.memory.shape, dtype=torch.float64)  # the state is differentiable too
     for found, wanted in zip(
         torch.autograd.grad((again * do).sum() + (state.memory * weights).sum(), parts),
@@ -422,7 +580,9 @@ def test_the_state_is_the_decayed_sum_of_keys_and_values(direction: str) -> None
     times, mask = random_times(2, 50, "ties"), torch.rand(2, 50) < 0.7
     last = times[:, -1:] if direction == "forward" else times[:, :1]
     weight = torch.exp(decays(2)[:, None] * (last - times).abs()[:, None]) * mask[:, None]
-    _, state = retention(q, k, v, log_decay=decays(2), times=times, mask=mask, direction=direction, return_state=True)
+    _, state = retention(
+        q, k, v, log_decay=decays(2), times=times, mask=mask, direction=direction, return_state=True
+    )
     assert error(state.memory, torch.einsum("bhn,bnhk,bnhv->bhkv", weight, k, v)) <= 1e-12
     assert torch.equal(state.time, last[:, 0])
 
@@ -431,7 +591,12 @@ def test_one_token_at_a_time_in_bfloat16_keeps_a_float32_state() -> None:
     q, k, v, _ = random_inputs(1, 100, 2, 4, 4, torch.bfloat16)
     state, rows = None, []
     for n in range(100):
-        row, state = retention(*(x[:, n : n + 1] for x in (q, k, v)), log_decay=decays(2), state=state, return_state=True)
+        row, state = retention(
+            *(x[:, n : n + 1] for x in (q, k, v)),
+            log_decay=decays(2),
+            state=state,
+            return_state=True,
+        )
         rows.append(row)
         assert row.dtype == torch.bfloat16
         assert state.memory.dtype == torch.float32
@@ -443,7 +608,9 @@ def test_one_token_at_a_time_in_bfloat16_keeps_a_float32_state() -> None:
 
 @pytest.mark.parametrize("form", ["chunkwise", "masked"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_long_sequences_stay_finite(direction: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_sequences_stay_finite(
+    direction: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if form == "masked":
         monkeypatch.setattr(module, "GUARD", -1.0)
     q, k, v, do = random_inputs(1, 16384, 2, 4, 4, torch.float32)
@@ -462,13 +629,27 @@ def test_long_sequences_stay_finite(direction: str, form: str, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("form", ["parallel", "chunkwise", "recurrent"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16], ids=["float64", "float32", "bfloat16"]
+)
 def test_a_gap_of_1e5_separates_exactly(form: str, dtype: torch.dtype) -> None:
-    """exp(-0.03 * 1e5) is nothing at all: both sides compute as if the other one were not there, and no gradient is NaN."""
+    """exp(-0.03 * 1e5) is nothing at all: both sides compute as if the other one were not there,
+    and no gradient is NaN.
+    """
     q, k, v, do = (x.requires_grad_() for x in random_inputs(1, 40, 2, 4, 4, dtype))
     times = torch.arange(40, dtype=torch.float64)[None] + 1e5 * (torch.arange(40) >= 20)
     for direction, core in itertools.product(DIRECTIONS, ("fp32", "bf16")):
-        o = retention(q, k, v, log_decay=decays(2), times=times, direction=direction, form=form, chunk=8, core_precision=core)
+        o = retention(
+            q,
+            k,
+            v,
+            log_decay=decays(2),
+            times=times,
+            direction=direction,
+            form=form,
+            chunk=8,
+            core_precision=core,
+        )
         grads = torch.autograd.grad(o[:, :20], (q, k, v), do[:, :20])
         for x in (o, *grads):
             assert x.isfinite().all()
@@ -478,16 +659,27 @@ def test_a_gap_of_1e5_separates_exactly(form: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_a_weight_below_e_minus_87_is_exactly_zero(direction: str) -> None:
-    D = decay_matrix(torch.tensor([-1.0]), times=torch.tensor([[0.0, 86.0, 173.5]]), direction=direction)[0, 0]
-    near, far = D[1, 0] if direction != "backward" else D[0, 1], D[2, 0] + D[0, 2] + D[2, 1] + D[1, 2]
+    D = decay_matrix(
+        torch.tensor([-1.0]), times=torch.tensor([[0.0, 86.0, 173.5]]), direction=direction
+    )[0, 0]
+    near, far = (
+        D[1, 0] if direction != "backward" else D[0, 1],
+        D[2, 0] + D[0, 2] + D[2, 1] + D[1, 2],
+    )
     assert float(near) == pytest.approx(math.exp(-86.0), rel=1e-4)
     assert float(far) == 0.0
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16], ids=["float64", "float32", "bfloat16"]
+)
 @pytest.mark.parametrize("direction", DIRECTIONS[:2])
-def test_the_guard_decides_between_folded_and_masked(direction: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exponents just below 60 are folded, just above they are not, and both are accurate; far above the folded form would be inf."""
+def test_the_guard_decides_between_folded_and_masked(
+    direction: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exponents just below 60 are folded, just above they are not, and both are accurate; far above
+    the folded form would be inf.
+    """
     calls = watched(monkeypatch, "_chunkwise_with_masks")
     core = "bf16" if dtype == torch.bfloat16 else "fp32"
     options = {"direction": direction, "form": "chunkwise", "chunk": 16, "core_precision": core}
@@ -496,7 +688,14 @@ def test_the_guard_decides_between_folded_and_masked(direction: str, dtype: torc
         times = torch.linspace(0, span / 0.03, 16, dtype=torch.float64).repeat(1, 3)
         times = (times + torch.arange(3).repeat_interleave(16) * (span / 0.03 + 1.0)).expand(2, -1)
         for learn in (False, True):
-            compare(options, random_inputs(2, 48, 2, 4, 4, dtype), times, None, TOLERANCE[dtype], learn=learn)
+            compare(
+                options,
+                random_inputs(2, 48, 2, 4, 4, dtype),
+                times,
+                None,
+                TOLERANCE[dtype],
+                learn=learn,
+            )
             assert bool(calls) == falls_back
 
 
@@ -516,18 +715,27 @@ def test_chunkwise_keeps_no_maps() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_autocast_changes_nothing(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under autocast, inside forward and backward, float32 inputs give the same bits and bfloat16 inputs are summed in float32."""
+    """Under autocast, inside forward and backward, float32 inputs give the same bits and bfloat16
+    inputs are summed in float32.
+    """
     if form == "masked":
         monkeypatch.setattr(module, "GUARD", -1.0)
     kind = "chunkwise" if form == "masked" else form
     for dtype in (torch.float32, torch.bfloat16):
-        q, k, v, do = (x.requires_grad_() for x in random_inputs(1, 200 if form != "recurrent" else 40, 2, 8, 8, dtype))
+        q, k, v, do = (
+            x.requires_grad_()
+            for x in random_inputs(1, 200 if form != "recurrent" else 40, 2, 8, 8, dtype)
+        )
         common: dict[str, Any] = {"log_decay": decays(2).float(), "form": kind, "chunk": 32}
         plain = retention(q, k, v, **common)
         with torch.autocast("cpu", torch.bfloat16):
             cast = retention(q, k, v, **common)
             maps = retention_matrix(q, k, log_decay=common["log_decay"])
-            inside = torch.autograd.grad(cast, (q, k, v), do, retain_graph=True) if form == "chunkwise" else ()
+            inside = (
+                torch.autograd.grad(cast, (q, k, v), do, retain_graph=True)
+                if form == "chunkwise"
+                else ()
+            )
         assert torch.equal(plain, cast)
         assert maps.dtype == torch.float32
         wanted = torch.autograd.grad(plain, (q, k, v), do)
@@ -556,8 +764,15 @@ def test_maps_reproduce_the_outputs(direction: str, ties: str) -> None:
     q, k, v, _ = random_inputs(2, 33, 2, 4, 4)
     for clock, mask in itertools.product(CLOCKS, (None, torch.rand(2, 33) < 0.7)):
         times = random_times(2, 33, clock)
-        common: dict[str, Any] = {"times": times, "mask": mask, "direction": direction, "ties": ties}
-        R = retention_matrix(q.float(), k.float(), log_decay=decays(2), dtype=torch.float64, **common)
+        common: dict[str, Any] = {
+            "times": times,
+            "mask": mask,
+            "direction": direction,
+            "ties": ties,
+        }
+        R = retention_matrix(
+            q.float(), k.float(), log_decay=decays(2), dtype=torch.float64, **common
+        )
         assert R.shape == (2, 2, 33, 33)
         assert R.dtype == torch.float64
         expected = definition(q.float(), k.float(), v, decays(2), times, mask, direction, ties)
@@ -578,9 +793,13 @@ def test_the_dtype_of_maps_can_be_chosen() -> None:
 
 
 def test_maps_are_triangular_with_the_plain_diagonal() -> None:
-    """Equations 4, 8, 10: forward lower, backward upper, both the sum of the two less the diagonal, which is in each."""
+    """Equations 4, 8, 10: forward lower, backward upper, both the sum of the two less the diagonal,
+    which is in each.
+    """
     q, k, _, _ = random_inputs(1, 20, 2, 4, 4)
-    lower, upper, both = (retention_matrix(q, k, log_decay=decays(2), direction=d) for d in DIRECTIONS)
+    lower, upper, both = (
+        retention_matrix(q, k, log_decay=decays(2), direction=d) for d in DIRECTIONS
+    )
     diagonal = torch.diag_embed((q * k).sum(-1).transpose(1, 2) / 2)
     assert torch.equal(lower, lower.tril())
     assert torch.equal(upper, upper.triu())
@@ -619,9 +838,19 @@ def test_decreasing_times_are_refused() -> None:
 @pytest.mark.parametrize(("direction", "time"), [("forward", 3.5), ("backward", 6.0)])
 def test_pieces_out_of_order_are_refused(direction: str, time: float) -> None:
     q, k, v, _ = random_inputs(1, 4, 1, 2, 2)
-    state = State(torch.zeros(1, 1, 2, 2, dtype=torch.float64), torch.tensor([time], dtype=torch.float64))
+    state = State(
+        torch.zeros(1, 1, 2, 2, dtype=torch.float64), torch.tensor([time], dtype=torch.float64)
+    )
     with pytest.raises(UserError) as refused:
-        retention(q, k, v, log_decay=decays(1), times=torch.arange(4.0)[None] + 3.25, direction=direction, state=state)
+        retention(
+            q,
+            k,
+            v,
+            log_decay=decays(1),
+            times=torch.arange(4.0)[None] + 3.25,
+            direction=direction,
+            state=state,
+        )
     assert refused.value.code == Reason.TIMESTAMPS
 
 
@@ -633,8 +862,18 @@ def test_a_state_of_the_other_direction_is_refused(direction: str, form: str) ->
     q, k, v, _ = random_inputs(1, 4, 1, 2, 2)
     state = retention(q, k, v, log_decay=decays(1), direction=other, return_state=True)[1]
     for rows in (4, 0):
-        with pytest.raises(UserError, match=f"a state of {other} retention in {direction} retention") as refused:
-            retention(q[:, :rows], k[:, :rows], v[:, :rows], log_decay=decays(1), direction=direction, form=form, state=state)
+        with pytest.raises(
+            UserError, match=f"a state of {other} retention in {direction} retention"
+        ) as refused:
+            retention(
+                q[:, :rows],
+                k[:, :rows],
+                v[:, :rows],
+                log_decay=decays(1),
+                direction=direction,
+                form=form,
+                state=state,
+            )
         assert (refused.value.code, refused.value.exit_code) == (Reason.CONFIG, Exit.USAGE)
 
 
@@ -663,14 +902,22 @@ def test_options_that_do_not_go_together_are_refused(options: dict[str, Any]) ->
 @pytest.mark.parametrize("form", ["auto", "parallel", "chunkwise", "recurrent"])
 @pytest.mark.parametrize(("batch", "length"), [(2, 0), (0, 300), (0, 0)])
 @pytest.mark.parametrize("timed", [False, True])
-def test_no_rows_have_no_retention_and_leave_the_state(form: str, batch: int, length: int, timed: bool) -> None:
+def test_no_rows_have_no_retention_and_leave_the_state(
+    form: str, batch: int, length: int, timed: bool
+) -> None:
     q, k, v, _ = random_inputs(batch, length, 1, 2, 3)
     q.requires_grad_()
-    options: dict[str, Any] = {"log_decay": decays(1), "form": form, "times": torch.zeros(batch, length) if timed else None}
+    options: dict[str, Any] = {
+        "log_decay": decays(1),
+        "form": form,
+        "times": torch.zeros(batch, length) if timed else None,
+    }
     o = retention(q, k, v, **options)
     assert o.shape == v.shape
     assert torch.autograd.grad(o.sum(), q)[0].shape == q.shape
-    state = State(torch.ones(batch, 1, 2, 3, dtype=torch.float64), torch.ones(batch, dtype=torch.float64))
+    state = State(
+        torch.ones(batch, 1, 2, 3, dtype=torch.float64), torch.ones(batch, dtype=torch.float64)
+    )
     assert retention(q, k, v, state=state, return_state=True, **options)[1] is state
     with pytest.raises(UserError, match="after no rows"):
         retention(q, k, v, return_state=True, **options)
@@ -686,7 +933,10 @@ def test_inputs_that_would_be_cut_or_spread_are_refused() -> None:
         with pytest.raises(UserError, match="chunk"):
             retention(q, k, v, log_decay=decays(1), chunk=chunk, form="chunkwise")
     for rows, heads in ((1, 1), (3, 2)):
-        state = State(torch.zeros(rows, heads, 2, 2, dtype=torch.float64), torch.full((rows,), -1.0, dtype=torch.float64))
+        state = State(
+            torch.zeros(rows, heads, 2, 2, dtype=torch.float64),
+            torch.full((rows,), -1.0, dtype=torch.float64),
+        )
         with pytest.raises(UserError, match="its own state") as refused:
             retention(q, k, v, log_decay=decays(1), state=state)
         assert (refused.value.code, refused.value.exit_code) == (Reason.SHAPES_DIFFER, Exit.USAGE)
@@ -736,7 +986,16 @@ def test_cuda_computes_the_same(form: str, direction: str) -> None:
         there = [x.cuda().requires_grad_() for x in inputs[:3]]
         common: dict[str, Any] = {"direction": direction, "form": form}
         o = retention(*here, log_decay=decays(3).float(), times=times, **common)
-        cuda = retention(*there, log_decay=decays(3).float().cuda(), times=None if times is None else times.cuda(), **common)
+        cuda = retention(
+            *there,
+            log_decay=decays(3).float().cuda(),
+            times=None if times is None else times.cuda(),
+            **common,
+        )
         assert error(cuda.cpu(), o) <= 2e-5
-        for f, w in zip(torch.autograd.grad(cuda, there, inputs[3].cuda()), torch.autograd.grad(o, here, inputs[3]), strict=True):
+        for f, w in zip(
+            torch.autograd.grad(cuda, there, inputs[3].cuda()),
+            torch.autograd.grad(o, here, inputs[3]),
+            strict=True,
+        ):
             assert error(f.cpu(), w) <= 2e-5

@@ -16,7 +16,11 @@ from bitimely_core.run import Run, hash_subjects
 from bitimely_core.schemas.runs import CheckpointMeta, RunRecord, TrainSubjects
 
 FIXTURE = Path(__file__).parent / "fixtures" / "v1" / "home"
-RECORDS: dict[str, type[StoredRecord]] = {"run.json": RunRecord, "meta.json": CheckpointMeta, "train_subjects.json": TrainSubjects}
+RECORDS: dict[str, type[StoredRecord]] = {
+    "run.json": RunRecord,
+    "meta.json": CheckpointMeta,
+    "train_subjects.json": TrainSubjects,
+}
 
 
 @pytest.fixture
@@ -34,7 +38,10 @@ def test_records_are_written_byte_for_byte_as_they_were_read(tmp_path: Path) -> 
     assert {path.name for path in files} == set(RECORDS)
     for path in files:
         RECORDS[path.name].load(path).save(tmp_path / "copy.json")
-        before, after = json.loads(path.read_bytes()), json.loads((tmp_path / "copy.json").read_bytes())
+        before, after = (
+            json.loads(path.read_bytes()),
+            json.loads((tmp_path / "copy.json").read_bytes()),
+        )
         if path.name == "train_subjects.json":
             assert (tmp_path / "copy.json").read_bytes() == path.read_bytes(), path
             continue
@@ -51,8 +58,10 @@ def test_records_are_written_byte_for_byte_as_they_were_read(tmp_path: Path) -> 
             continue
         kept = json.dumps({**before, "format_version": 3, "settings": after["settings"]})
         assert json.loads(kept) == after
-        before["settings"]["model"] = fill_event_settings(before["settings"]["model"])  # what was read of events before it was a setting
-        for section, values in after["settings"].items():  # format 2: without the settings of other models and objectives
+        # what was read of events before it was a setting
+        before["settings"]["model"] = fill_event_settings(before["settings"]["model"])
+        # format 2: without the settings of other models and objectives
+        for section, values in after["settings"].items():
             assert all(before["settings"][section][key] == value for key, value in values.items())
             assert section in {"model", "objective"} or values == before["settings"][section]
         RunRecord.load(tmp_path / "copy.json").save(tmp_path / "again.json")
@@ -61,7 +70,12 @@ def test_records_are_written_byte_for_byte_as_they_were_read(tmp_path: Path) -> 
 
 def test_a_pretraining_has_a_model_and_no_head(home: Path) -> None:
     run = Run.open("plain", home)
-    assert (run.name, run.data, run.record.is_finetuned, run.record.channels) == ("plain", "generic-classification", False, (2,))
+    assert (run.name, run.data, run.record.is_finetuned, run.record.channels) == (
+        "plain",
+        "generic-classification",
+        False,
+        (2,),
+    )
     assert run.head() is None
     assert run.model() is run.model()
     assert not run.model().training

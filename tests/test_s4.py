@@ -1,4 +1,6 @@
-"""S4 against its recurrence and the system that it discretises; contrastive predictive coding against slow loops."""
+"""S4 against its recurrence and the system that it discretises; contrastive predictive coding
+against slow loops.
+"""
 
 import math
 from functools import partial
@@ -18,7 +20,13 @@ from bitimely_core.errors import UserError
 from bitimely_core.train.loop import SLOW_RATE, group_parameters
 from bitimely_core.train.metrics_log import read_metrics
 from bitimely_core.types import Batch
-from bitimely_core.zoo.s4 import CPCConfig, DiagonalKernel, S4Config, choose_fft_length, draw_negatives
+from bitimely_core.zoo.s4 import (
+    CPCConfig,
+    DiagonalKernel,
+    S4Config,
+    choose_fft_length,
+    draw_negatives,
+)
 
 torch.set_num_threads(1)
 
@@ -48,7 +56,9 @@ def test_convolution_and_recurrence_are_equal(method, start, sides):
 
 @pytest.mark.parametrize("method", ["zoh", "bilinear"])
 def test_a_kernel_is_its_system(method):
-    """Against the matrix exponential (zoh) and the solved trapezoid rule (bilinear) of x' = A x + B u, one step after the other."""
+    """Against the matrix exponential (zoh) and the solved trapezoid rule (bilinear) of x' = A x + B
+    u, one step after the other.
+    """
     config = S4Config(name="s4", dim=3, state=6, discretisation=method)
     torch.manual_seed(0)
     kernel = DiagonalKernel(config).double().requires_grad_(False)
@@ -56,29 +66,42 @@ def test_a_kernel_is_its_system(method):
     for channel in range(3):
         step = float(kernel.log_step[channel].exp())
         poles = [
-            complex(-math.exp(r), f) for r, f in zip(kernel.log_decay[channel].tolist(), kernel.frequency[channel].tolist(), strict=True)
+            complex(-math.exp(r), f)
+            for r, f in zip(
+                kernel.log_decay[channel].tolist(), kernel.frequency[channel].tolist(), strict=True
+            )
         ]
         out = [complex(*c) for c in kernel.out[channel].tolist()]
         a = torch.diag(torch.tensor(poles, dtype=torch.complex128))
         one = torch.eye(3, dtype=torch.complex128)
         b = torch.ones(3, 1, dtype=torch.complex128)
         if method == "zoh":
-            both = torch.linalg.matrix_exp(step * torch.cat((torch.cat((a, b), 1), torch.zeros(1, 4, dtype=torch.complex128)), 0))
+            both = torch.linalg.matrix_exp(
+                step
+                * torch.cat((torch.cat((a, b), 1), torch.zeros(1, 4, dtype=torch.complex128)), 0)
+            )
             fade, entry = both[:3, :3], both[:3, 3:]
         else:
             fade = torch.linalg.solve(one - step / 2 * a, one + step / 2 * a)
             entry = torch.linalg.solve(one - step / 2 * a, step * b)
         state = entry
         for tap in taps[channel]:
-            assert float(tap) == pytest.approx(2 * sum(c * s for c, s in zip(out, state[:, 0].tolist(), strict=True)).real, abs=1e-12)
+            assert float(tap) == pytest.approx(
+                2 * sum(c * s for c, s in zip(out, state[:, 0].tolist(), strict=True)).real,
+                abs=1e-12,
+            )
             state = fade @ state
 
 
 def test_the_start_is_the_papers():
-    lin, inv = (DiagonalKernel(S4Config(name="s4", dim=2, state=8, start=start)) for start in ("lin", "inv"))
+    lin, inv = (
+        DiagonalKernel(S4Config(name="s4", dim=2, state=8, start=start)) for start in ("lin", "inv")
+    )
     assert lin.log_decay.exp().tolist() == [[0.5] * 4] * 2
     assert lin.frequency[0].tolist() == pytest.approx([0, math.pi, 2 * math.pi, 3 * math.pi])
-    assert inv.frequency[1].tolist() == pytest.approx([8 / math.pi * (8 / (2 * n + 1) - 1) for n in range(4)])
+    assert inv.frequency[1].tolist() == pytest.approx(
+        [8 / math.pi * (8 / (2 * n + 1) - 1) for n in range(4)]
+    )
     steps = DiagonalKernel(S4Config(name="s4", dim=2000)).log_step.detach().exp()
     assert 0.001 <= float(steps.min()) < 0.0012
     assert 0.08 < float(steps.max()) <= 0.1
@@ -95,7 +118,9 @@ def test_events_are_impulses_that_fade_over_their_months():
     """Against sum K(t - s) u(s), with K at any time between."""
     model = lively(tiny(tokenizer="codes", codes=20, layers=1, step_max=1.0, encoder_norm="layer"))
     codes = torch.randint(5, 20, (2, 7), generator=seeded())
-    times = torch.tensor([[0.0, 0.5, 0.5, 4.0, 9.25, 30.0, 31.0], [0.0, 1, 2, 3, 4, 5, 6]], dtype=torch.float64)
+    times = torch.tensor(
+        [[0.0, 0.5, 0.5, 4.0, 9.25, 30.0, 31.0], [0.0, 1, 2, 3, 4, 5, 6]], dtype=torch.float64
+    )
     layer, found = model.layers[0], []
     layer.register_forward_pre_hook(lambda module, args: found.append(args[0]))
     states = model(Batch(codes, times, end=torch.tensor([40.0, 7.0]))).hidden[-1]
@@ -106,12 +131,19 @@ def test_events_are_impulses_that_fade_over_their_months():
     for row in range(2):
         for n in range(9):
             for m in range(n + 1):
-                y[row, n] = y[row, n] + 2 * (weight * (rate * (at[row, n] - at[row, m])).exp()).sum(1).real * u[row, m]
+                y[row, n] = (
+                    y[row, n]
+                    + 2
+                    * (weight * (rate * (at[row, n] - at[row, m])).exp()).sum(1).real
+                    * u[row, m]
+                )
     mixed = nn.functional.gelu(y) @ layer.mix.weight.T + layer.mix.bias
     wanted = layer.norm(u + mixed[..., :64] * torch.sigmoid(mixed[..., 64:]))
     torch.testing.assert_close(states, wanted, rtol=1e-10, atol=1e-10)
     later = model(Batch(codes, times, end=torch.tensor([52.0, 19.0])))
-    assert not torch.allclose(later.pooled, model(Batch(codes, times, end=torch.tensor([40.0, 7.0]))).pooled)
+    assert not torch.allclose(
+        later.pooled, model(Batch(codes, times, end=torch.tensor([40.0, 7.0]))).pooled
+    )
 
 
 def test_a_layer_of_two_sides_reads_both_and_one_of_one_side_the_past():
@@ -128,10 +160,17 @@ def test_parameters_of_the_system_do_not_decay_and_learn_slowly():
     model = tiny(sides="two")
     groups = group_parameters(model, 0.1)
     slow = next(group for group in groups if group.get("largest") == SLOW_RATE)
-    wanted = {f"layers.{i}.{k}.{name}" for i in range(2) for k in ("kernel", "back") for name in ("log_step", "log_decay", "frequency")}
+    wanted = {
+        f"layers.{i}.{k}.{name}"
+        for i in range(2)
+        for k in ("kernel", "back")
+        for name in ("log_step", "log_decay", "frequency")
+    }
     assert set(slow["names"]) == wanted
     assert slow["weight_decay"] == 0.0
-    assert sorted(name for group in groups for name in group["names"]) == sorted(name for name, _ in model.named_parameters())
+    assert sorted(name for group in groups for name in group["names"]) == sorted(
+        name for name, _ in model.named_parameters()
+    )
 
 
 def test_the_preset_has_the_parameters_of_the_paper():
@@ -143,7 +182,8 @@ def test_the_preset_has_the_parameters_of_the_paper():
     config = build_model_config("s4", "3.8m-ecg", **models.default_shape("3.8m-ecg"))
     assert models.count_configured(config) == count == pytest.approx(3.8e6, rel=0.03)
     others = [
-        build_model_config(name, "3.8m-ecg", **models.default_shape("3.8m-ecg")) for name in ("bitimelygpt", "gpt", "lstm", "patchtst")
+        build_model_config(name, "3.8m-ecg", **models.default_shape("3.8m-ecg"))
+        for name in ("bitimelygpt", "gpt", "lstm", "patchtst")
     ]
     assert [models.count_configured(one) for one in others] == [pytest.approx(3.8e6, rel=0.05)] * 4
 
@@ -181,10 +221,14 @@ def test_the_loss_is_its_formula(predictor, source):
             for k in (1, 2, 3) if predictor == "each" else (3,):
                 if t + k >= (6 if row == 1 else 9):
                     continue
-                guess = model.predict(c[row, t]).unflatten(-1, (-1, 64))[k - 1 if predictor == "each" else 0]
+                guess = model.predict(c[row, t]).unflatten(-1, (-1, 64))[
+                    k - 1 if predictor == "each" else 0
+                ]
                 drawn = [int(j) for j in index[row] if int(j) != 9 * row + t + k]
                 assert all((j // 9 == row) == (source == "sequence") for j in drawn)
-                scores = torch.stack([guess @ z[row, t + k], *(guess @ z[j // 9, j % 9] for j in drawn)])
+                scores = torch.stack(
+                    [guess @ z[row, t + k], *(guess @ z[j // 9, j % 9] for j in drawn)]
+                )
                 losses.append(float((scores.logsumexp(0) - scores[0]).detach()))
                 chances.append(math.log(1 + len(drawn)))
     assert float(found["loss"].detach()) == pytest.approx(sum(losses) / len(losses), rel=1e-10)
@@ -195,13 +239,29 @@ def test_the_loss_is_its_formula(predictor, source):
 def test_one_vector_for_everything_has_rel_1():
     model = tiny(ahead=2)
     nn.init.zeros_(model.predict[2].weight)
-    assert float(objectives.get("cpc")(model, Batch(torch.randn(4, 40, 3)), seeded())["rel"]) == pytest.approx(1.0)
+    assert float(
+        objectives.get("cpc")(model, Batch(torch.randn(4, 40, 3)), seeded())["rel"]
+    ) == pytest.approx(1.0)
 
 
 def test_a_last_batch_of_one_window_is_left_out_where_negatives_are_of_other_rows(tmp_path):
-    """23 training windows in batches of eleven: the third batch of an epoch has one, which no other window can give a negative."""
+    """23 training windows in batches of eleven: the third batch of an epoch has one, which no other
+    window can give a negative.
+    """
     home = small.copy_data(tmp_path / "home")
-    argv = ["pretrain", "--model", "s4", "--data", "generic/classification", "--run", "rows", "--batch-size", "11", "--epochs", "2"]
+    argv = [
+        "pretrain",
+        "--model",
+        "s4",
+        "--data",
+        "generic/classification",
+        "--run",
+        "rows",
+        "--batch-size",
+        "11",
+        "--epochs",
+        "2",
+    ]
     for setting in (
         "objective.source=rows",
         "objective.negatives=4",
@@ -212,12 +272,19 @@ def test_a_last_batch_of_one_window_is_left_out_where_negatives_are_of_other_row
     ):
         argv += ["--set", setting]
     assert main([*argv, "-w", str(home)]) == 0
-    assert [line["step"] for line in read_metrics(home / "runs" / "rows") if line["split"] == "train"] == [1, 2, 3, 4]
+    assert [
+        line["step"] for line in read_metrics(home / "runs" / "rows") if line["split"] == "train"
+    ] == [1, 2, 3, 4]
 
 
 def test_the_stamp_follows_from_tokens_and_norm():
     def stamp(**options):
-        return objectives.leak_free(Settings(model=build_model_config("s4", "tiny", **options), objective=ObjectiveConfig(name="cpc")))
+        return objectives.leak_free(
+            Settings(
+                model=build_model_config("s4", "tiny", **options),
+                objective=ObjectiveConfig(name="cpc"),
+            )
+        )
 
     assert stamp() == "up to batch statistics"
     assert stamp(encoder_norm="layer") is True
@@ -229,14 +296,28 @@ def test_the_stamp_follows_from_tokens_and_norm():
 
 @pytest.mark.parametrize(
     ("options", "leaks"),
-    [({"tokenizer": "steps"}, False), ({"tokenizer": "patch"}, False), ({"tokenizer": "conv"}, True), ({"codes": 25}, False)],
+    [
+        ({"tokenizer": "steps"}, False),
+        ({"tokenizer": "patch"}, False),
+        ({"tokenizer": "conv"}, True),
+        ({"codes": 25}, False),
+    ],
 )
 def test_the_stamp_is_measured(options, leaks):
-    """No context reads a sample of what it has to find; with batch norm only running statistics are such."""
+    """No context reads a sample of what it has to find; with batch norm only running statistics are
+    such.
+    """
     codes = "codes" in options
     for norm in ("layer", "batch"):
         config = build_model_config(
-            "s4", "tiny", channels=2, length=40 if not codes else 10, encoder_norm=norm, ahead=3, predictor="each", **options
+            "s4",
+            "tiny",
+            channels=2,
+            length=40 if not codes else 10,
+            encoder_norm=norm,
+            ahead=3,
+            predictor="each",
+            **options,
         )
         config = config.model_copy(update={"tokenizer": "codes"} if codes else {})
         measure = measure_code_changes if codes else measure_jacobian
@@ -252,12 +333,16 @@ def test_noise_cannot_be_found():
     assert page.summary["white_noise"]["rel"] > 0.97
     assert page.summary["contradiction"] is False
     assert "leak-free up to batch statistics" in page.verdict
-    assert page.summary["jacobian"]["eval"]["own"] == 0 < page.summary["jacobian"]["eval"]["allowed"]
+    assert (
+        page.summary["jacobian"]["eval"]["own"] == 0 < page.summary["jacobian"]["eval"]["allowed"]
+    )
 
 
 def test_it_learns_to_find_what_comes():
     """Rows of different frequencies: chance is 1, and each row's future follows from its past."""
-    model = planted.tiny("s4", channels=1, length=64, ahead=4, predictor="each", dropout=0.0).train()
+    model = planted.tiny(
+        "s4", channels=1, length=64, ahead=4, predictor="each", dropout=0.0
+    ).train()
     draw = seeded()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     ask, rel = objectives.get("cpc", negatives=32, source="rows"), []
@@ -277,11 +362,15 @@ def test_padding_and_company_change_no_vector(sides):
     model = lively(tiny(sides=sides))
     x = torch.randn(3, 50, 3, dtype=torch.float64)
     mask = torch.arange(50) < torch.tensor([[50], [31], [7]])
-    together = heads.compute_vectors(model, Batch(torch.where(mask[..., None], x, 9.0), mask=mask), "native")
+    together = heads.compute_vectors(
+        model, Batch(torch.where(mask[..., None], x, 9.0), mask=mask), "native"
+    )
     for row, length in enumerate((50, 31, 7)):
         alone = heads.compute_vectors(model, Batch(x[row : row + 1, :length]), "native")
         torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-10, atol=1e-12)
-    assert torch.isfinite(heads.compute_vectors(model, Batch(x, mask=mask & (torch.arange(3) > 0)[:, None]), "native")).all()
+    assert torch.isfinite(
+        heads.compute_vectors(model, Batch(x, mask=mask & (torch.arange(3) > 0)[:, None]), "native")
+    ).all()
 
 
 @pytest.mark.parametrize("events", [False, True])
@@ -295,7 +384,11 @@ def test_an_exported_graph_takes_any_number_of_rows(events):
 
     def rows(count):
         signals = (torch.randn(count, 80, 3),)
-        return (torch.randint(5, 12, (count, 9)), torch.rand(count, 9).cumsum(1)) if events else signals
+        return (
+            (torch.randint(5, 12, (count, 9)), torch.rand(count, 9).cumsum(1))
+            if events
+            else signals
+        )
 
     shapes = tuple({0: torch.export.Dim("rows")} for _ in rows(3))
     graph = torch.export.export(Vector().eval(), rows(3), dynamic_shapes=shapes).module()
@@ -305,12 +398,23 @@ def test_an_exported_graph_takes_any_number_of_rows(events):
 
 def test_a_backward_pass_over_events_is_the_forward_pass_over_their_mirror():
     torch.manual_seed(0)
-    model = models.build("s4", preset="tiny", codes=40, tokenizer="codes", length=12, layers=2, dropout=0.0).double().eval()
-    codes, times = torch.randint(4, 40, (2, 12), generator=seeded()), torch.rand(2, 12, generator=seeded()).double().cumsum(1)
+    model = (
+        models.build(
+            "s4", preset="tiny", codes=40, tokenizer="codes", length=12, layers=2, dropout=0.0
+        )
+        .double()
+        .eval()
+    )
+    codes, times = (
+        torch.randint(4, 40, (2, 12), generator=seeded()),
+        torch.rand(2, 12, generator=seeded()).double().cumsum(1),
+    )
     mask = torch.arange(12) < torch.tensor([[12], [7]])
     layer, x = model.layers[0], torch.randn(1, 14, model.config.dim, generator=seeded()).double()
     gaps = times[:1, [0, *range(12), 11]]
     there = layer(x, type("Places", (), {"ends": None, "times": gaps}), "backward")[0]
-    mirror = layer(x.flip(1), type("Places", (), {"ends": None, "times": -gaps.flip(1)}), "forward")[0]
+    mirror = layer(
+        x.flip(1), type("Places", (), {"ends": None, "times": -gaps.flip(1)}), "forward"
+    )[0]
     torch.testing.assert_close(there, mirror.flip(1), rtol=0, atol=1e-12)
     assert torch.isfinite(objectives.get("next-previous")(model, Batch(codes, times, mask))["loss"])

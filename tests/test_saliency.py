@@ -1,4 +1,6 @@
-"""Gradients against finite differences and known weights, shares by hand, and the page of runs on windows with a planted shapelet."""
+"""Gradients against finite differences and known weights, shares by hand, and the page of runs on
+windows with a planted shapelet.
+"""
 
 from types import SimpleNamespace
 
@@ -13,21 +15,49 @@ from torch import Generator, nn
 from bitimely_core import data, heads, models, objectives, report
 from bitimely_core.config import ObjectiveConfig, Settings
 from bitimely_core.errors import UserError
-from bitimely_core.insight.regions import find_shapelet_windows, mean_over_subjects, random_placement, rank_agreement, share_ratios
-from bitimely_core.insight.saliency import compute_saliency, gradient_magnitudes, loss_fn, randomise_run, saliency
+from bitimely_core.insight.regions import (
+    find_shapelet_windows,
+    mean_over_subjects,
+    random_placement,
+    rank_agreement,
+    share_ratios,
+)
+from bitimely_core.insight.saliency import (
+    compute_saliency,
+    gradient_magnitudes,
+    loss_fn,
+    randomise_run,
+    saliency,
+)
 from bitimely_core.insight.shapelet_mining import MiningOptions, mine_shapelets
 from bitimely_core.insight.shapelets import shapelets
 from bitimely_core.page import Figure, Table
 from bitimely_core.types import Batch, Encoded
 
-SMALL = {"layers": 2, "heads": 2, "dim": 8, "value_dim": 8, "ffn_dim": 8, "tokenizer": "patch", "patch": 4}
+SMALL = {
+    "layers": 2,
+    "heads": 2,
+    "dim": 8,
+    "value_dim": 8,
+    "ffn_dim": 8,
+    "tokenizer": "patch",
+    "patch": 4,
+}
 
 
-def run(name="bitimelygpt", windows=None, objective="", label=None, tuned=False, readout=None, **config):
+def run(
+    name="bitimelygpt", windows=None, objective="", label=None, tuned=False, readout=None, **config
+):
     torch.manual_seed(3)
     windows = windows or Labelled(subjects=12)
-    model = models.build(name, channels=windows.channels, length=windows.length, **{**SMALL, **config}).eval()
-    head = heads.build(model, task="classification", outputs=2, readout=readout).eval() if tuned else None
+    model = models.build(
+        name, channels=windows.channels, length=windows.length, **{**SMALL, **config}
+    ).eval()
+    head = (
+        heads.build(model, task="classification", outputs=2, readout=readout).eval()
+        if tuned
+        else None
+    )
     settings = Settings(objective=ObjectiveConfig(name=objective))
     return make_run(label or name, model, windows, head, settings=settings, leak_free=False)
 
@@ -35,7 +65,10 @@ def run(name="bitimelygpt", windows=None, objective="", label=None, tuned=False,
 class Linear(nn.Module):
     """y = sum w x + 1 of one channel: model and head at once."""
 
-    task, adapter = "regression", SimpleNamespace(tokenizer=SimpleNamespace(count=lambda length: length))
+    task, adapter = (
+        "regression",
+        SimpleNamespace(tokenizer=SimpleNamespace(count=lambda length: length)),
+    )
     config, penalty = SimpleNamespace(tokenizer="steps", stride=None, patch=1, crop="end"), None
     target_mean, target_std, target_scale = torch.zeros(1), torch.ones(1), torch.ones(())
 
@@ -50,7 +83,12 @@ class Linear(nn.Module):
 class Sum(nn.Module):
     """The head of `Linear`."""
 
-    task, target_mean, target_std, target_scale = Linear.task, Linear.target_mean, Linear.target_std, Linear.target_scale
+    task, target_mean, target_std, target_scale = (
+        Linear.task,
+        Linear.target_mean,
+        Linear.target_std,
+        Linear.target_scale,
+    )
 
     def __init__(self, model):
         super().__init__()
@@ -76,7 +114,8 @@ def test_saliency_of_a_linear_model_is_its_weights():
     assert seen.masks == 1  # nothing is drawn
     assert seen.losses == {}
     error = float(one.head()(data.collate(windows, [0])).detach()) - windows.labels[0]
-    assert seen.heat[0][:, 0] == pytest.approx(2 * abs(error) * weights / 6, rel=1e-4)  # of a batch of six
+    # of a batch of six
+    assert seen.heat[0][:, 0] == pytest.approx(2 * abs(error) * weights / 6, rel=1e-4)
 
 
 @pytest.mark.parametrize("objective", ["next", "next-previous", "next-previous-strict", "masked"])
@@ -118,13 +157,19 @@ def test_slopes_are_finite_differences(objective):
     if objective == "next-previous-strict":
         return  # two passes: their sizes are added, not their slopes
     for layer in range(2):
-        for b, n, d in zip(rng.integers(0, 4, 6), rng.integers(0, 6, 6), rng.integers(0, 8, 6), strict=True):
-            slope = (loss(((b, n + 1, d), eps), layer) - loss(((b, n + 1, d), -eps), layer)) / (2 * eps)
+        for b, n, d in zip(
+            rng.integers(0, 4, 6), rng.integers(0, 6, 6), rng.integers(0, 8, 6), strict=True
+        ):
+            slope = (loss(((b, n + 1, d), eps), layer) - loss(((b, n + 1, d), -eps), layer)) / (
+                2 * eps
+            )
             assert float(found.layers[layer][b, n, d]) == pytest.approx(abs(slope), abs=1e-8)
 
 
 def test_at_the_last_layer_it_maps_the_loss():
-    """A pointwise head: what the loss at other tokens does is not seen. The reason why the page warns."""
+    """A pointwise head: what the loss at other tokens does is not seen. The reason why the page
+    warns.
+    """
     one = run("timelybert", Labelled(n=4, length=24, subjects=2))
     chosen = {}
 
@@ -133,29 +178,43 @@ def test_at_the_last_layer_it_maps_the_loss():
         chosen["valid"] = found["valid"].any(-1)
         return found
 
-    found = gradient_magnitudes(one.model(), ask, data.collate(one.windows()), Generator().manual_seed(0))
+    found = gradient_magnitudes(
+        one.model(), ask, data.collate(one.windows()), Generator().manual_seed(0)
+    )
     assert ((found.layers[1].sum(-1) > 0) == chosen["valid"]).all()
     assert (found.layers[0].sum(-1) > 0).all()
     assert ((found.losses["masked"] > 0) == chosen["valid"]).all()
 
 
 def test_errors_stand_at_the_token_that_makes_them():
-    """Token n predicts token n + 1 at layer L - 1 and token n - 1 at layer L: there its own state is all that its error depends on."""
+    """Token n predicts token n + 1 at layer L - 1 and token n - 1 at layer L: there its own state
+    is all that its error depends on.
+    """
     one = run(objective="next-previous", windows=Labelled(n=1, length=24, subjects=1))
-    found = gradient_magnitudes(one.model(), loss_fn(one, one.model(), None), data.collate(one.windows()), Generator())
+    found = gradient_magnitudes(
+        one.model(), loss_fn(one, one.model(), None), data.collate(one.windows()), Generator()
+    )
     assert set(found.losses) == {"next", "previous"}
-    assert float(found.losses["next"][0, -1]) == float(found.losses["previous"][0, 0]) == 0  # [SOS] predicts the first, [EOS] the last
+    # [SOS] predicts the first, [EOS] the last
+    assert float(found.losses["next"][0, -1]) == float(found.losses["previous"][0, 0]) == 0
     assert float(found.layers[1][0, 0].sum()) == 0
     assert (found.layers[1][0, 1:].sum(-1) > 0).all()
     encoded = one.model()(data.collate(one.windows()))
-    error = (one.model().output(encoded.hidden[1][:, 4], "previous") - encoded.targets[:, 2]).square().mean()  # token 3 predicts token 2
+    # token 3 predicts token 2
+    error = (
+        (one.model().output(encoded.hidden[1][:, 4], "previous") - encoded.targets[:, 2])
+        .square()
+        .mean()
+    )
     assert float(found.losses["previous"][0, 3]) == pytest.approx(float(error.detach()), rel=1e-5)
 
 
 def test_two_passes_are_added():
     one = run(objective="next-previous-strict", windows=Labelled(n=2, length=24, subjects=2))
     batch = data.collate(one.windows())
-    found = gradient_magnitudes(one.model(), loss_fn(one, one.model(), None), batch, Generator().manual_seed(0))
+    found = gradient_magnitudes(
+        one.model(), loss_fn(one, one.model(), None), batch, Generator().manual_seed(0)
+    )
     both = []
     for direction, which in (("forward", "next"), ("backward", "previous")):
         encoded = one.model()(batch, directions=(direction,) * 2)
@@ -170,7 +229,12 @@ def test_two_passes_are_added():
 def test_models_that_read_channels_one_by_one_are_averaged():
     windows = Labelled(n=4, length=48, channels=2, subjects=2)
     one = run("patchtst", windows, patch=8)
-    found = gradient_magnitudes(one.model(), loss_fn(one, one.model(), None), data.collate(windows), Generator().manual_seed(0))
+    found = gradient_magnitudes(
+        one.model(),
+        loss_fn(one, one.model(), None),
+        data.collate(windows),
+        Generator().manual_seed(0),
+    )
     assert {tuple(state.shape) for state in found.layers} == {(4, 6, 8)}
     assert found.input.shape == (4, 48, 2)
     assert found.losses["masked"].shape == (4, 6)
@@ -178,7 +242,12 @@ def test_models_that_read_channels_one_by_one_are_averaged():
 
 def test_a_model_that_drops_patches_is_read_where_it_predicts():
     one = run("crt", Labelled(n=4, length=48, subjects=2), patch=8)
-    found = gradient_magnitudes(one.model(), loss_fn(one, one.model(), None), data.collate(one.windows()), Generator().manual_seed(0))
+    found = gradient_magnitudes(
+        one.model(),
+        loss_fn(one, one.model(), None),
+        data.collate(one.windows()),
+        Generator().manual_seed(0),
+    )
     assert [tuple(state.shape) for state in found.layers] == [(4, 12, 8)]
     assert found.drawn
     seen = compute_saliency(one, one.model(), None, np.arange(4), 0, 2, 0, lambda done: None)
@@ -200,7 +269,10 @@ def test_masks_are_averaged_and_the_same_for_all():
     seen = compute_saliency(one, one.model(), None, np.arange(4), 2, 3, 7, lambda done: None)
     batch, ask = data.collate(one.windows()), loss_fn(one, one.model(), None)
     each = [
-        gradient_magnitudes(one.model(), ask, batch, Generator().manual_seed(7 * 1_000_003 + k)).input.mean(-1).double().numpy()
+        gradient_magnitudes(one.model(), ask, batch, Generator().manual_seed(7 * 1_000_003 + k))
+        .input.mean(-1)
+        .double()
+        .numpy()
         for k in range(3)
     ]
     assert seen.masks == 3
@@ -210,11 +282,18 @@ def test_masks_are_averaged_and_the_same_for_all():
 
 def test_random_weights_are_seeded_and_leave_the_run_alone():
     one = run(tuned=True)
-    before, state = {k: v.clone() for k, v in one.head().state_dict().items()}, torch.get_rng_state()
+    before, state = (
+        {k: v.clone() for k, v in one.head().state_dict().items()},
+        torch.get_rng_state(),
+    )
     (_, first), (_, second), (_, other) = (randomise_run(one, seed) for seed in (0, 0, 1))
     assert torch.equal(state, torch.get_rng_state())
-    assert all(torch.equal(v, before[k]) for k, v in one.head().state_dict().items() if "scale" not in k)
-    weights = [torch.cat([p.flatten() for p in h.parameters()]) for h in (first, second, other, one.head())]
+    assert all(
+        torch.equal(v, before[k]) for k, v in one.head().state_dict().items() if "scale" not in k
+    )
+    weights = [
+        torch.cat([p.flatten() for p in h.parameters()]) for h in (first, second, other, one.head())
+    ]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
     assert not torch.equal(weights[0], weights[3])
@@ -261,7 +340,9 @@ def test_intervals_are_over_subjects():
 def test_agreement_is_of_ranks():
     rng = np.random.default_rng(0)
     a, b = rng.integers(0, 9, size=(2, 5, 40)).astype(float)
-    assert rank_agreement(a, b) == pytest.approx(np.mean([stats.spearmanr(x, y).statistic for x, y in zip(a, b, strict=True)]))
+    assert rank_agreement(a, b) == pytest.approx(
+        np.mean([stats.spearmanr(x, y).statistic for x, y in zip(a, b, strict=True)])
+    )
     assert rank_agreement(a, np.exp(a)) == pytest.approx(1)
     assert rank_agreement(np.ones((2, 4)), a[:2, :4]) is None
 
@@ -271,7 +352,9 @@ def test_agreement_is_of_ranks():
 
 def test_windows_are_those_that_hold_the_shapelet():
     windows = Labelled(n=240, subjects=12)
-    mined = mine_shapelets(windows, MiningOptions(lengths=(1.0,), candidates=300, permutations=0, count=1))
+    mined = mine_shapelets(
+        windows, MiningOptions(lengths=(1.0,), candidates=300, permutations=0, count=1)
+    )
     chosen = find_shapelet_windows(windows, mined.shapelets, 8, 0, mined.drawn.rows)
     assert chosen.split == "test"
     assert len(chosen.rows) == chosen.looked // 10
@@ -303,15 +386,28 @@ class Best(Sum):
 
 def test_a_model_that_reads_the_shapelet_alone_has_its_saliency_there():
     windows = Labelled(n=240, subjects=12)
-    mined = mine_shapelets(windows, MiningOptions(lengths=(1.0,), candidates=300, permutations=0, count=1))
+    mined = mine_shapelets(
+        windows, MiningOptions(lengths=(1.0,), candidates=300, permutations=0, count=1)
+    )
     chosen = find_shapelet_windows(windows, mined.shapelets, 8, 0, mined.drawn.rows)
     model = Filter(windows.length)
-    seen = compute_saliency(make_run("filter", model, windows, Best(model)), model, Best(model), chosen.rows, 0, 1, 0, lambda done: None)
+    seen = compute_saliency(
+        make_run("filter", model, windows, Best(model)),
+        model,
+        Best(model),
+        chosen.rows,
+        0,
+        1,
+        0,
+        lambda done: None,
+    )
     assert seen.layers == []  # its state is one of the window, not of a token
     sizes = np.abs(Labelled.wave) / np.abs(Labelled.wave).sum()
     shift = chosen.start - windows.at[chosen.rows]
     inside = [sizes[max(0, k) : 20 + min(0, k)].sum() for k in shift]
-    assert share_ratios(seen.input, chosen.start, chosen.length) == pytest.approx(np.array(inside) * 100 / 20, rel=1e-4)
+    assert share_ratios(seen.input, chosen.start, chosen.length) == pytest.approx(
+        np.array(inside) * 100 / 20, rel=1e-4
+    )
     assert np.mean(inside) > 0.7
     assert (
         np.quantile(random_placement(seen.input, chosen.length, 300, 0), 0.95)
@@ -326,7 +422,11 @@ def test_page_compares_runs_on_the_same_windows(tmp_path):
     events = []
     windows = Labelled(n=180, subjects=12)
     windows.of_split = np.where(np.isin(windows.who, [f"s{k}" for k in range(6)]), "test", "train")
-    runs = [run(windows=windows), run("timelybert", windows), run(windows=windows, tuned=True, label="tuned")]
+    runs = [
+        run(windows=windows),
+        run("timelybert", windows),
+        run(windows=windows, tuned=True, label="tuned"),
+    ]
     options = {"sequences": 12, "lengths": "1", "masks": 2, "bootstrap": 50}
     page = saliency(runs, **options, progress=lambda *event: events.append(event))
     assert page.summary == saliency(runs, **options).summary
@@ -336,17 +436,32 @@ def test_page_compares_runs_on_the_same_windows(tmp_path):
     for name in ("bitimelygpt", "timelybert", "tuned"):
         cell = page.summary[name]
         for wrt in ("embeddings", "input"):
-            assert cell[wrt]["ratio"]["lo"] <= cell[wrt]["ratio"]["value"] <= cell[wrt]["ratio"]["hi"]
+            assert (
+                cell[wrt]["ratio"]["lo"] <= cell[wrt]["ratio"]["value"] <= cell[wrt]["ratio"]["hi"]
+            )
             assert 0 < cell[wrt]["p_places"] <= 1
             assert cell[wrt]["random_places"]["lo"] < cell[wrt]["random_places"]["hi"]
     assert (page.summary["bitimelygpt"]["layer"], page.summary["bitimelygpt"]["masks"]) == (2, 1)
     assert page.summary["timelybert"]["masks"] == 2
-    assert page.summary["tuned"]["layer"] == 1  # [SOS] of layer 2 is read: its tokens have no gradient
+    # [SOS] of layer 2 is read: its tokens have no gradient
+    assert page.summary["tuned"]["layer"] == 1
     assert page.summary["tuned"]["by_layer"]["2"]["trained"]["value"] is None
     figures = {block.name: block for block in page.blocks if isinstance(block, Figure)}
-    names = {"main-score", "windows", "layers", "case", "heat-bitimelygpt", "heat-timelybert", "heat-tuned", "kinds"}
+    names = {
+        "main-score",
+        "windows",
+        "layers",
+        "case",
+        "heat-bitimelygpt",
+        "heat-timelybert",
+        "heat-tuned",
+        "kinds",
+    }
     assert set(figures) == names
-    assert figures["main-score"].data.values[0] == page.summary["bitimelygpt"]["embeddings"]["ratio"]["value"]
+    assert (
+        figures["main-score"].data.values[0]
+        == page.summary["bitimelygpt"]["embeddings"]["ratio"]["value"]
+    )
     assert figures["main-score"].data.names == [
         *("bitimelygpt", "timelybert", "tuned"),
         *(f"{name}, random weights" for name in ("bitimelygpt", "timelybert", "tuned")),
@@ -354,7 +469,11 @@ def test_page_compares_runs_on_the_same_windows(tmp_path):
     ]
     assert figures["heat-bitimelygpt"].data.values.shape == (2, 8, 25)
     mark, span = figures["heat-bitimelygpt"].data.mark, figures["case"].data.spans[0]
-    assert (mark[1] - mark[0]) * 4 / windows.rate == pytest.approx(span.stop - span.start) == pytest.approx(1.0)
+    assert (
+        (mark[1] - mark[0]) * 4 / windows.rate
+        == pytest.approx(span.stop - span.start)
+        == pytest.approx(1.0)
+    )
     full, masked, dropped = (s.values for s in figures["kinds"].data.signals)
     assert (masked == 0).sum() >= 0.35 * len(full)
     assert np.isnan(dropped).sum() >= 0.6 * len(full)
@@ -373,8 +492,13 @@ def test_few_subjects_have_no_interval():
 
 
 def test_a_layer_without_gradients_is_reported():
-    page = saliency([run(windows=Labelled(n=80), tuned=True)], sequences=4, lengths="1", bootstrap=50, layer=2)
-    assert page.summary["bitimelygpt"]["embeddings"]["ratio"]["undefined_reason"] == "no window has a gradient"
+    page = saliency(
+        [run(windows=Labelled(n=80), tuned=True)], sequences=4, lengths="1", bootstrap=50, layer=2
+    )
+    assert (
+        page.summary["bitimelygpt"]["embeddings"]["ratio"]["undefined_reason"]
+        == "no window has a gradient"
+    )
     assert "nothing to compare" in page.verdict
     assert page.summary["bitimelygpt"]["input"]["ratio"]["value"] > 0
 
@@ -397,7 +521,9 @@ def test_unsupported_options_are_refused():
     other.fingerprint = "b"
     with pytest.raises(UserError, match="different windows"):
         saliency([run(), run(windows=other)])
-    codes = make_run("codes", SimpleNamespace(config=SimpleNamespace(tokenizer="codes", layers=2)), Labelled())
+    codes = make_run(
+        "codes", SimpleNamespace(config=SimpleNamespace(tokenizer="codes", layers=2)), Labelled()
+    )
     with pytest.raises(UserError, match="reads events"):
         saliency([codes])
     without = Labelled()
@@ -421,10 +547,14 @@ def test_hooks_are_gone_after_an_error():
 
 
 def test_fine_tuning_moves_saliency_to_the_planted_wave():
-    """The planted cohort: beyond every draw of random weights, with an interval; random weights themselves are not beyond one another."""
+    """The planted cohort: beyond every draw of random weights, with an interval; random weights
+    themselves are not beyond one another.
+    """
     windows = Labelled(n=360, subjects=12)
     windows.of_split = np.where(np.isin(windows.who, [f"s{k}" for k in range(6)]), "test", "train")
-    one = run(windows=windows, tuned=True, readout="max", label="tuned", dim=16, value_dim=16, ffn_dim=16)
+    one = run(
+        windows=windows, tuned=True, readout="max", label="tuned", dim=16, value_dim=16, ffn_dim=16
+    )
     model, head = randomise_run(one, 7)
     before = make_run("before", model, windows, head, settings=one.record.settings)
     optimiser = torch.optim.Adam(one.head().parameters(), lr=5e-3)
@@ -441,9 +571,18 @@ def test_fine_tuning_moves_saliency_to_the_planted_wave():
     assert tuned["ratio"]["value"] > max(tuned["random_draws"])
     assert len(tuned["random_draws"]) == 5
     assert tuned["p_places"] < 0.01
-    assert random["ratio"]["value"] <= max(random["random_draws"]) or random["beyond_random_weights"]["lo"] <= 0
+    assert (
+        random["ratio"]["value"] <= max(random["random_draws"])
+        or random["beyond_random_weights"]["lo"] <= 0
+    )
     assert "Holm-corrected over 6 tests" in page.verdict
-    rows = {tuple(row[:2]): row for row in next(b for b in page.blocks if isinstance(b, Table) and b.name == "table").rows}
-    assert {name: rows[name, "layer 2 of 2"][-1] for name in ("tuned", "before")} == {"tuned": "yes", "before": "no"}
+    rows = {
+        tuple(row[:2]): row
+        for row in next(b for b in page.blocks if isinstance(b, Table) and b.name == "table").rows
+    }
+    assert {name: rows[name, "layer 2 of 2"][-1] for name in ("tuned", "before")} == {
+        "tuned": "yes",
+        "before": "no",
+    }
     assert tuned["beyond_signal_size"]["hi"] < 0
     assert rows["tuned", "input"][-1] == "no"  # the size of the signal explains more

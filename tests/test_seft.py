@@ -14,13 +14,26 @@ torch.set_num_threads(1)
 
 def tiny(**options):
     torch.manual_seed(0)
-    model = models.build("seft", **{"preset": "tiny", "tokenizer": "codes", "codes": 9, "dim": 6, "ffn_dim": 5, "horizon": 50, **options})
+    model = models.build(
+        "seft",
+        **{
+            "preset": "tiny",
+            "tokenizer": "codes",
+            "codes": 9,
+            "dim": 6,
+            "ffn_dim": 5,
+            "horizon": 50,
+            **options,
+        },
+    )
     nn.init.normal_(model.queries)
     return model.double().eval()
 
 
 def history():
-    return Batch(torch.tensor([[5, 7, 7, 8]]), torch.tensor([[0.0, 0.5, 3.0, 11.0]], dtype=torch.float64))
+    return Batch(
+        torch.tensor([[5, 7, 7, 8]]), torch.tensor([[0.0, 0.5, 3.0, 11.0]], dtype=torch.float64)
+    )
 
 
 def element(time, value, channel, channels, span):
@@ -31,11 +44,15 @@ def element(time, value, channel, channels, span):
 
 
 def by_elements(model, elements):
-    """Vector and weights of one set, with keys that see the context of the full set through separate networks."""
+    """Vector and weights of one set, with keys that see the context of the full set through
+    separate networks.
+    """
     dim, heads = model.config.dim, model.config.heads
     first = model.adapter.phi
     phi = nn.Sequential(*model.phi[0], *model.phi[1])
-    outputs = [phi(torch.relu(s @ torch.cat((first.weight, first.channel)) + first.bias)) for s in elements]
+    outputs = [
+        phi(torch.relu(s @ torch.cat((first.weight, first.channel)) + first.bias)) for s in elements
+    ]
     psi = nn.Sequential(nn.Linear(len(elements[0]), 7), nn.ReLU(), nn.Linear(7, dim)).double()
     context = torch.stack([psi(s) for s in elements]).mean(0)
     of_context = torch.randn(dim, heads, dim, dtype=torch.float64)
@@ -43,7 +60,9 @@ def by_elements(model, elements):
     for head in range(heads):
         scores = []
         for s in elements:
-            key = torch.cat((s, context)) @ torch.cat((model.adapter.key[:, head], of_context[:, head]))
+            key = torch.cat((s, context)) @ torch.cat(
+                (model.adapter.key[:, head], of_context[:, head])
+            )
             scores.append(key @ model.queries[head] / math.sqrt(dim))
         weights.append(torch.stack(scores).softmax(0))
         vector.append(sum(a * v for a, v in zip(weights[-1], outputs, strict=True)))
@@ -51,7 +70,9 @@ def by_elements(model, elements):
 
 
 def test_equals_the_formulas_of_the_paper_context_included():
-    """The context adds one number to all scores of a head: the softmax does not see it, whatever its nets."""
+    """The context adds one number to all scores of a head: the softmax does not see it, whatever
+    its nets.
+    """
     model, batch = tiny(), history()
     events = list(zip(batch.times[0].tolist(), batch.values[0].tolist(), strict=True))
     back = 50 - 11.0  # the clock of 50 months ends with the last event, or the index day
@@ -71,9 +92,16 @@ def test_of_signals_only_observed_values_are_elements():
     x = torch.randn(1, 4, 2, dtype=torch.float64)
     mask = torch.tensor([[[1, 0], [0, 0], [1, 1], [0, 1]]], dtype=torch.bool)
     encoded = model(Batch(x, mask=mask))
-    elements = [element(float(t), float(x[0, t, v]), v, 2, 50) for t in range(4) for v in range(2) if mask[0, t, v]]
+    elements = [
+        element(float(t), float(x[0, t, v]), v, 2, 50)
+        for t in range(4)
+        for v in range(2)
+        if mask[0, t, v]
+    ]
     assert encoded.hidden[-1].shape == (1, 4, 6)
-    torch.testing.assert_close(encoded.pooled[0], by_elements(model, elements)[0], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        encoded.pooled[0], by_elements(model, elements)[0], rtol=1e-10, atol=1e-10
+    )
 
 
 def test_a_set_has_no_order_and_starts_with_equal_weights():
@@ -83,7 +111,9 @@ def test_a_set_has_no_order_and_starts_with_equal_weights():
     torch.testing.assert_close(turned.pooled, model(batch).pooled, rtol=1e-12, atol=1e-12)
     torch.manual_seed(0)
     fresh = models.build("seft", preset="tiny", tokenizer="codes", codes=9)
-    weights = fresh.eval()(history()._replace(times=history().times.float()), attention=True).attention[0]
+    weights = fresh.eval()(
+        history()._replace(times=history().times.float()), attention=True
+    ).attention[0]
     assert weights.flatten().tolist() == [0.25] * 16
 
 

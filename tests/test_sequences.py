@@ -1,4 +1,6 @@
-"""Event sequences from the disk to a score: cutting, clocks, ties, missing labels, the full workflow on a synthetic cohort."""
+"""Event sequences from the disk to a score: cutting, clocks, ties, missing labels, the full
+workflow on a synthetic cohort.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ LABELS = ["chf", "copd"]
 
 
 def cohort(out: Path, n: int = 60, seed: int = 0, names: list[str] | None = None) -> Path:
-    """n subjects of 3 to 12 events over CODES codes; chf follows code 5 (the first), copd is known for two thirds of them."""
+    """n subjects of 3 to 12 events over CODES codes; chf follows code 5 (the first), copd is known
+    for two thirds of them.
+    """
     draw = np.random.default_rng(seed)
     rows = []
     for subject in range(n):
@@ -41,19 +45,49 @@ def cohort(out: Path, n: int = 60, seed: int = 0, names: list[str] | None = None
                 "t_index": float(times[-1] - times[0]) + 5.0 if subject % 2 else None,
             }
         )
-    schema = {"codes": pl.List(pl.Int32), "times": pl.List(pl.Float32), "y_chf": pl.Int8, "y_copd": pl.Int8, "t_index": pl.Float32}
+    schema = {
+        "codes": pl.List(pl.Int32),
+        "times": pl.List(pl.Float32),
+        "y_chf": pl.Int8,
+        "y_copd": pl.Int8,
+        "t_index": pl.Float32,
+    }
     frame = pl.DataFrame(rows, schema_overrides=schema)
     storage.make_folder(out)
-    vocabulary = pl.DataFrame({"id": range(5, 5 + CODES), "code": names or [f"{100 + c}" for c in range(CODES)]})
-    task = {"dataset": "pophr", "view": "", "task": "multilabel", "split": "subject", "seed": 0, "normalise": "none"}
-    choices = {"preset": "paper", "split_file": None, "landmark": None, "leakage": "keep", "level": "integer", "small_counts": "shown"}
+    vocabulary = pl.DataFrame(
+        {"id": range(5, 5 + CODES), "code": names or [f"{100 + c}" for c in range(CODES)]}
+    )
+    task = {
+        "dataset": "pophr",
+        "view": "",
+        "task": "multilabel",
+        "split": "subject",
+        "seed": 0,
+        "normalise": "none",
+    }
+    choices = {
+        "preset": "paper",
+        "split_file": None,
+        "landmark": None,
+        "leakage": "keep",
+        "level": "integer",
+        "small_counts": "shown",
+    }
     manifest = SequenceManifest(
-        cache="", base="base", options=SequenceOptions(**task, **choices), class_names=LABELS, notices=[], findings=[], shards=[], events=0
+        cache="",
+        base="base",
+        options=SequenceOptions(**task, **choices),
+        class_names=LABELS,
+        notices=[],
+        findings=[],
+        shards=[],
+        events=0,
     )
     sequences.publish_sequences(
         out,
         manifest,
-        shards=sequences.write_shard(out, 0, frame[:40]) | sequences.write_shard(out, 1, frame[40:]),
+        shards=sequences.write_shard(out, 0, frame[:40])
+        | sequences.write_shard(out, 1, frame[40:]),
         vocabulary=vocabulary,
         ratios=pl.DataFrame({"target": ["chf"]}),
         statistics=PredictionStatistics(rows=len(frame), without_codes=0, not_in_cache=0, events=0),
@@ -63,7 +97,9 @@ def cohort(out: Path, n: int = 60, seed: int = 0, names: list[str] | None = None
 
 def test_a_sequence_is_what_was_written(tmp_path: Path) -> None:
     one = tokens.open_tokens(cohort(tmp_path / "pophr"))
-    frame = pl.concat([pl.read_parquet(p) for p in sorted(tmp_path.glob("pophr/sequences-*.parquet"))])
+    frame = pl.concat(
+        [pl.read_parquet(p) for p in sorted(tmp_path.glob("pophr/sequences-*.parquet"))]
+    )
     arrays = one.arrays()
     for row in range(60):
         n = len(frame["codes"][row])
@@ -71,7 +107,9 @@ def test_a_sequence_is_what_was_written(tmp_path: Path) -> None:
         assert arrays["times"][row, :n] == pytest.approx(frame["times"][row].to_list())
         assert arrays["mask"][row].sum() == n
         assert not arrays["values"][row, n:].any()
-        assert arrays["end"][row] == pytest.approx(frame["times"][row][-1] + (5.0 if row % 2 else 0.0), abs=1e-4)
+        assert arrays["end"][row] == pytest.approx(
+            frame["times"][row][-1] + (5.0 if row % 2 else 0.0), abs=1e-4
+        )
     target = one.targets()
     assert np.isnan(target[::3, 1]).all()
     assert not np.isnan(target[:, 0]).any()
@@ -89,7 +127,9 @@ def test_the_last_events_are_kept_and_their_clock_restarts(tmp_path: Path) -> No
         kept = min(n, 4)
         assert short["values"][row, :kept].tolist() == long["values"][row, n - kept : n].tolist()
         shift = long["times"][row, n - kept]
-        assert short["times"][row, :kept] == pytest.approx(long["times"][row, n - kept : n] - shift, abs=1e-4)
+        assert short["times"][row, :kept] == pytest.approx(
+            long["times"][row, n - kept : n] - shift, abs=1e-4
+        )
         assert short["end"][row] == pytest.approx(long["end"][row] - shift, abs=1e-4)
 
 
@@ -107,13 +147,24 @@ def test_only_ties_are_reshuffled_each_epoch(tmp_path: Path) -> None:
                 here = plain["mask"][row] & (plain["times"][row] == time)
                 assert sorted(values[row, here]) == sorted(plain["values"][row, here])
     batches = data.batches(tied, 4, seed=0, shuffle=False, ties="shuffle")
-    assert torch.equal(next(iter(batches(2))).values, torch.from_numpy(orders[2][:4, : next(iter(batches(2))).values.shape[1]]))
+    assert torch.equal(
+        next(iter(batches(2))).values,
+        torch.from_numpy(orders[2][:4, : next(iter(batches(2))).values.shape[1]]),
+    )
 
 
 def test_eos_stands_at_the_index_day() -> None:
-    """A longer wait until the index day weakens what [EOS] hears of the events, by the decay: states of events stay."""
+    """A longer wait until the index day weakens what [EOS] hears of the events, by the decay:
+    states of events stay.
+    """
     torch.manual_seed(0)
-    model = models.build("bitimelygpt", preset="tiny", tokenizer="codes", codes=5 + CODES, decay={"kind": "half-life"}).eval()
+    model = models.build(
+        "bitimelygpt",
+        preset="tiny",
+        tokenizer="codes",
+        codes=5 + CODES,
+        decay={"kind": "half-life"},
+    ).eval()
     codes, times = torch.tensor([[5, 6, 7]]), torch.tensor([[0.0, 3.0, 4.0]])
     mask = torch.ones(1, 3, dtype=torch.bool)
     plain = model(Batch(codes, times, mask), directions=["forward"] * 4)
@@ -127,14 +178,19 @@ def test_eos_stands_at_the_index_day() -> None:
 def test_the_line_from_sequences_to_scores(tmp_path: Path) -> None:
     cohort(tmp_path / "tokens" / "pophr", n=200)
     run = workflows.pretrain(
-        preset="tiny", flags={"data": {"names": ("pophr",)}, "train": {"steps": 3, "batch_size": 16}}, workspace=tmp_path
+        preset="tiny",
+        flags={"data": {"names": ("pophr",)}, "train": {"steps": 3, "batch_size": 16}},
+        workspace=tmp_path,
     )
     stored = json.loads((tmp_path / "runs" / run["run"] / "run.json").read_bytes())
     assert stored["settings"]["model"]["tokenizer"] == "codes"
     assert stored["settings"]["model"]["decay"]["kind"] == "half-life"
     assert stored["settings"]["model"]["codes"] == 5 + CODES
     fine = workflows.finetune(
-        "tiny", data="pophr", flags={"train": {"steps": 60, "batch_size": 32, "lr": 3e-3}, "data": {"fraction": 1.0}}, workspace=tmp_path
+        "tiny",
+        data="pophr",
+        flags={"train": {"steps": 60, "batch_size": 32, "lr": 3e-3}, "data": {"fraction": 1.0}},
+        workspace=tmp_path,
     )
     scores = workflows.evaluate(fine["run"], workspace=tmp_path, bootstrap=50)
     assert set(scores["metrics"]) >= {"auprc", "auroc"}
@@ -145,29 +201,49 @@ def test_the_line_from_sequences_to_scores(tmp_path: Path) -> None:
     assert scores["n_subjects"] == 40
 
 
-def test_a_split_without_subjects_has_no_scores_and_more_heads_more_half_lives(tmp_path: Path) -> None:
+def test_a_split_without_subjects_has_no_scores_and_more_heads_more_half_lives(
+    tmp_path: Path,
+) -> None:
     out = cohort(tmp_path / "tokens" / "pophr", n=4)
     assert len(tokens.open_tokens(out)["test"]) == 0
-    flags = {"data": {"names": ("pophr",)}, "train": {"steps": 1, "batch_size": 2}, "model": {"heads": 8, "dim": 64}}
+    flags = {
+        "data": {"names": ("pophr",)},
+        "train": {"steps": 1, "batch_size": 2},
+        "model": {"heads": 8, "dim": 64},
+    }
     workflows.pretrain(preset="tiny", flags=flags, workspace=tmp_path)
     stored = json.loads((tmp_path / "runs" / "tiny" / "run.json").read_bytes())["settings"]["model"]
     months = stored["decay"]["months"]
     assert (len(months), months[0], months[-1]) == (8, 6.0, 384.0)
     assert np.diff(np.log(months)) == pytest.approx(np.log(64) / 7, abs=1e-3)
     fine = workflows.finetune(
-        "tiny", data="pophr", flags={"train": {"steps": 1, "batch_size": 2}, "data": {"fraction": 1.0}}, workspace=tmp_path
+        "tiny",
+        data="pophr",
+        flags={"train": {"steps": 1, "batch_size": 2}, "data": {"fraction": 1.0}},
+        workspace=tmp_path,
     )
     scores = workflows.evaluate(fine["run"], workspace=tmp_path, bootstrap=10)
     assert scores["n"] == 0
-    assert all(metric["value"] is None and metric["undefined_reason"] for metric in scores["metrics"].values())
+    assert all(
+        metric["value"] is None and metric["undefined_reason"]
+        for metric in scores["metrics"].values()
+    )
 
 
 def test_other_codes_renew_the_adapter_though_they_are_as_many(tmp_path: Path) -> None:
     cohort(tmp_path / "tokens" / "pophr")
     cohort(tmp_path / "tokens" / "others", names=[f"{300 + c}" for c in range(CODES)])
     small = {"train": {"steps": 1, "batch_size": 8}}
-    workflows.pretrain(preset="tiny", flags={**small, "data": {"names": ("pophr",)}}, workspace=tmp_path)
-    run = workflows.finetune("tiny", data="others", flags={**small, "data": {"fraction": 1.0}}, run="moved", workspace=tmp_path)
+    workflows.pretrain(
+        preset="tiny", flags={**small, "data": {"names": ("pophr",)}}, workspace=tmp_path
+    )
+    run = workflows.finetune(
+        "tiny",
+        data="others",
+        flags={**small, "data": {"fraction": 1.0}},
+        run="moved",
+        workspace=tmp_path,
+    )
     stored = json.loads((tmp_path / "runs" / run["run"] / "run.json").read_bytes())
     assert stored["renewed"]
     assert any("another vocabulary" in line for line in stored["notices"])
@@ -178,7 +254,12 @@ def test_other_codes_renew_the_adapter_though_they_are_as_many(tmp_path: Path) -
 def test_signals_and_events_do_not_mix(tmp_path: Path) -> None:
     cohort(tmp_path / "tokens" / "pophr")
     with pytest.raises(UserError, match="expected codes for events") as caught:
-        workflows.pretrain(preset="tiny", assignments=["model.tokenizer=patch"], flags={"data": {"names": ("pophr",)}}, workspace=tmp_path)
+        workflows.pretrain(
+            preset="tiny",
+            assignments=["model.tokenizer=patch"],
+            flags={"data": {"names": ("pophr",)}},
+            workspace=tmp_path,
+        )
     assert caught.value.exit_code == 2
 
 
@@ -193,14 +274,28 @@ def test_a_run_on_events_refuses_signals_of_one_channel(tmp_path: Path) -> None:
 
 
 def test_loss_of_codes_against_the_definition(tmp_path: Path) -> None:
-    """Cross-entropy of each next code and [EOS], and of each previous code, averaged over what counts (method notes, section 4)."""
+    """Cross-entropy of each next code and [EOS], and of each previous code, averaged over what
+    counts (method notes, section 4).
+    """
     one = tokens.open_tokens(cohort(tmp_path / "pophr"))
     batch = data.collate(one, one.rows[:5])
     torch.manual_seed(0)
-    model = models.build("bitimelygpt", preset="tiny", tokenizer="codes", codes=one.codes, decay={"kind": "half-life"}).double().eval()
+    model = (
+        models.build(
+            "bitimelygpt",
+            preset="tiny",
+            tokenizer="codes",
+            codes=one.codes,
+            decay={"kind": "half-life"},
+        )
+        .double()
+        .eval()
+    )
     batch = batch._replace(times=batch.times.double(), end=batch.end.double())
     result = objectives.get("next-previous-strict")(model, batch, torch.Generator().manual_seed(0))
-    forward, backward = (model(batch, directions=[d] * 4).hidden[-1] for d in ("forward", "backward"))
+    forward, backward = (
+        model(batch, directions=[d] * 4).hidden[-1] for d in ("forward", "backward")
+    )
     following, former = [], []
     for row in range(5):
         codes = batch.values[row][batch.mask[row]] - 5
@@ -209,5 +304,9 @@ def test_loss_of_codes_against_the_definition(tmp_path: Path) -> None:
         following += [-log[p, codes[p]] for p in range(n)] + [-log[n, CODES]]
         log = model.output(backward[row : row + 1], "previous").log_softmax(-1)[0]
         former += [-log[p + 2, codes[p]] for p in range(n)]
-    assert float(result["parts"]["next"]) == pytest.approx(float(torch.stack(following).mean().detach()), rel=1e-6)
-    assert float(result["parts"]["previous"]) == pytest.approx(float(torch.stack(former).mean().detach()), rel=1e-6)
+    assert float(result["parts"]["next"]) == pytest.approx(
+        float(torch.stack(following).mean().detach()), rel=1e-6
+    )
+    assert float(result["parts"]["previous"]) == pytest.approx(
+        float(torch.stack(former).mean().detach()), rel=1e-6
+    )

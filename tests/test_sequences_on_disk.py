@@ -1,4 +1,6 @@
-"""Large token sets of events are mapped from the disk: the same batches and losses as in memory, with memory that does not grow."""
+"""Large token sets of events are mapped from the disk: the same batches and losses as in memory,
+with memory that does not grow.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ print(most - before)
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("disk")
-    for line in ("ingest synthetic-claims --subjects 400", "tokenize synthetic-claims --no-select --min-codes 3 --name few"):
+    for line in (
+        "ingest synthetic-claims --subjects 400",
+        "tokenize synthetic-claims --no-select --min-codes 3 --name few",
+    ):
         assert main([*line.split(), "-w", str(home)]) in {0, 3}
     return home
 
@@ -51,12 +56,16 @@ def test_batches_are_the_same(home: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert isinstance(mapped.flat, np.memmap)
     assert not isinstance(kept.flat, np.memmap)
     for one, other in zip(
-        data.batches(kept["train"], 32, ties="shuffle")(1), data.batches(mapped["train"], 32, ties="shuffle")(1), strict=True
+        data.batches(kept["train"], 32, ties="shuffle")(1),
+        data.batches(mapped["train"], 32, ties="shuffle")(1),
+        strict=True,
     ):
         for a, b in zip(one, other, strict=True):
             assert (a is None and b is None) or bool((a == b).logical_or((a != a) & (b != b)).all())
     np.testing.assert_array_equal(kept.counts(), mapped.counts())
-    assert {path.name for path in (home / "tokens" / "few").iterdir()} == before, "the scratch file has no name"
+    assert {path.name for path in (home / "tokens" / "few").iterdir()} == before, (
+        "the scratch file has no name"
+    )
 
 
 def test_losses_are_the_same(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,11 +91,18 @@ def write_large(folder: Path, like: Path, n_shards: int, of: int = 1000, events:
         codes = draw.integers(5, 5 + vocabulary.height, (of, events), dtype=np.int32)
         times = np.cumsum(draw.random((of, events), np.float32), 1)
         frame = pl.DataFrame(
-            {"subject_id": np.arange(k * of, (k + 1) * of), "codes": list(codes), "times": list(times), "split": ["train"] * of},
+            {
+                "subject_id": np.arange(k * of, (k + 1) * of),
+                "codes": list(codes),
+                "times": list(times),
+                "split": ["train"] * of,
+            },
             schema_overrides={"codes": pl.List(pl.Int32), "times": pl.List(pl.Float32)},
         )
         labels = [pl.lit(0, pl.Int8).alias(f"y_{name}") for name in old.class_names]
-        shards |= sequences.write_shard(folder, k, frame.with_columns(*labels, t_index=pl.lit(None, pl.Float32)))
+        shards |= sequences.write_shard(
+            folder, k, frame.with_columns(*labels, t_index=pl.lit(None, pl.Float32))
+        )
     changed = {"base": "x", "events": subjects * events, "shards": [], "findings": []}
     sequences.publish_sequences(
         storage.make_folder(folder),
@@ -94,7 +110,9 @@ def write_large(folder: Path, like: Path, n_shards: int, of: int = 1000, events:
         shards=shards,
         vocabulary=vocabulary,
         ratios=pl.read_parquet(like / "ratios.parquet"),
-        statistics=PredictionStatistics(rows=subjects, without_codes=0, not_in_cache=0, events=subjects * events),
+        statistics=PredictionStatistics(
+            rows=subjects, without_codes=0, not_in_cache=0, events=subjects * events
+        ),
     )
     return folder
 
@@ -106,7 +124,12 @@ def test_memory_does_not_grow_with_the_events(home: Path, tmp_path: Path) -> Non
     for n_shards in (4, 16):
         folder = write_large(tmp_path / f"t{n_shards}", home / "tokens" / "few", n_shards)
         for place, most in (("disk", 0), ("memory", 1 << 40)):
-            done = subprocess.run([sys.executable, "-c", MEASURE, str(folder), str(most)], capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                [sys.executable, "-c", MEASURE, str(folder), str(most)],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
             assert done.returncode == 0, done.stderr
             found[n_shards, place] = float(done.stdout)
     assert found[16, "memory"] - found[4, "memory"] > 35, found

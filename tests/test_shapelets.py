@@ -1,4 +1,6 @@
-"""Distances, scores and permutations against slow loops and closed forms; a planted shapelet is found, in noise there is none."""
+"""Distances, scores and permutations against slow loops and closed forms; a planted shapelet is
+found, in noise there is none.
+"""
 
 import numpy as np
 import pytest
@@ -25,19 +27,40 @@ from bitimely_core.page import Figure, Table
 
 
 class Labelled:
-    """Windows of noise of two classes and some subjects; in those of class "b" a wave of a second is planted somewhere."""
+    """Windows of noise of two classes and some subjects; in those of class "b" a wave of a second
+    is planted somewhere.
+    """
 
-    name, rate, split, task, normalise, fingerprint = "planted", 20.0, "subject", "classification", "channel", "a"
+    name, rate, split, task, normalise, fingerprint = (
+        "planted",
+        20.0,
+        "subject",
+        "classification",
+        "channel",
+        "a",
+    )
     class_names, notices = ("a", "b"), ()
     wave = np.array([0, 1, 2, 3, 2, 1, 0, -2, -4, -6, -4, -2, 0, 3, 5, 3, 1, 0, -1, 0], np.float32)
 
-    def __init__(self, n=60, length=100, subjects=6, planted=True, channels=1, rows=None, missing=False, seed=0):
+    def __init__(
+        self,
+        n=60,
+        length=100,
+        subjects=6,
+        planted=True,
+        channels=1,
+        rows=None,
+        missing=False,
+        seed=0,
+    ):
         rng = np.random.default_rng(seed)
         self.length, self.channels, self.planted, self.missing = length, channels, planted, missing
         self.channel_names = ("C3", "EOG")[:channels]
         self.labels = np.arange(n) % 2
         self.who = np.array([f"s{k}" for k in (np.arange(n) // 2) % subjects])
-        self.of_split = np.where(np.isin(self.who, [f"s{subjects - 1}", f"s{subjects - 2}"]), "test", "train")
+        self.of_split = np.where(
+            np.isin(self.who, [f"s{subjects - 1}", f"s{subjects - 2}"]), "test", "train"
+        )
         self.x = rng.normal(size=(n, length, channels)).astype(np.float32)
         self.at = rng.integers(0, length - 20, n)
         if planted:
@@ -85,7 +108,9 @@ def test_distance_is_that_of_a_double_loop(normalised):
     rng = np.random.default_rng(0)
     series, wanted = rng.normal(size=(3, 40)), rng.normal(size=(4, 9)) * 3 + 1
     series[1, 10:30] = 2.0  # flat stretches
-    found, places = compute_distances(torch.from_numpy(series), torch.from_numpy(wanted), normalised=normalised)
+    found, places = compute_distances(
+        torch.from_numpy(series), torch.from_numpy(wanted), normalised=normalised
+    )
 
     def z(x):
         if not normalised:
@@ -98,7 +123,8 @@ def test_distance_is_that_of_a_double_loop(normalised):
             for t in range(40 - 9 + 1):
                 stretch = series[i, t : t + 9]
                 flat = normalised and stretch.std() < 1e-3 * series[i].std()
-                d.append(18.0 if flat else ((z(wanted[c]) - z(stretch)) ** 2).sum())  # 2 m: not correlated
+                # 2 m: not correlated
+                d.append(18.0 if flat else ((z(wanted[c]) - z(stretch)) ** 2).sum())
             assert float(found[c, i]) == pytest.approx(min(d), abs=1e-10)
             assert int(places[c, i]) == int(np.argmin(d))
 
@@ -130,8 +156,12 @@ def test_f_is_that_of_the_textbook():
     labels = np.repeat([0, 2, 5], [4, 7, 9])  # classes that are missing do not count
     d = rng.normal(size=(6, 20)) + 1e4 + (labels == 2)
     expected = [stats.f_oneway(*(row[labels == c] for c in (0, 2, 5))).statistic for row in d]
-    assert f_statistic(torch.from_numpy(d), torch.from_numpy(labels)).numpy() == pytest.approx(expected, rel=1e-8)
-    assert f_statistic(torch.from_numpy(7 * d), torch.from_numpy(labels)).numpy() == pytest.approx(expected, rel=1e-8)
+    assert f_statistic(torch.from_numpy(d), torch.from_numpy(labels)).numpy() == pytest.approx(
+        expected, rel=1e-8
+    )
+    assert f_statistic(torch.from_numpy(7 * d), torch.from_numpy(labels)).numpy() == pytest.approx(
+        expected, rel=1e-8
+    )
 
 
 def test_f_at_its_limits():
@@ -142,7 +172,9 @@ def test_f_at_its_limits():
 
 
 def test_gain_by_hand():
-    """Six of one class, two of the other. The best threshold takes one of the two and none of the six."""
+    """Six of one class, two of the other. The best threshold takes one of the two and none of the
+    six.
+    """
     labels = torch.tensor([1, 0, 0, 0, 1, 0, 0, 0])
     d = torch.tensor([[1.0, 2, 3, 4, 5, 6, 7, 8]])
     gain, threshold = information_gain(d, labels)
@@ -171,13 +203,16 @@ def test_what_is_permuted_are_exchangeable_units():
         assert all(len(set(new[who == s])) == 1 for s in "abcd")
     mixed = rng.integers(0, 2, 12)
     new = [permute_labels(mixed, who, rng) for _ in range(20)]
-    assert all((np.sort(one[who == s]) == np.sort(mixed[who == s])).all() for one in new for s in "abcd")
+    assert all(
+        (np.sort(one[who == s]) == np.sort(mixed[who == s])).all() for one in new for s in "abcd"
+    )
     assert len({tuple(one) for one in new}) > 5
 
 
 def test_few_orders_are_counted():
     who = np.array(["a", "a", "b", "c"])
-    assert count_orders(np.array([0, 0, 1, 2]), who) == 6  # a person a class: their classes in any order
+    # a person a class: their classes in any order
+    assert count_orders(np.array([0, 0, 1, 2]), who) == 6
     assert count_orders(np.array([0, 0, 1, 1]), who) == 3
     assert count_orders(np.array([0, 1, 1, 1]), who) == 2  # within "a" alone
     assert count_orders(np.arange(200) % 2, np.zeros(200)) == np.inf
@@ -195,7 +230,10 @@ def test_p_is_valid_on_noise_although_the_best_was_chosen():
     p = []
     for seed in range(120):
         rng = np.random.default_rng(seed)
-        d, labels = torch.from_numpy(rng.normal(size=(50, 24))), rng.permutation(np.repeat([0, 1, 2], 8))
+        d, labels = (
+            torch.from_numpy(rng.normal(size=(50, 24))),
+            rng.permutation(np.repeat([0, 1, 2], 8)),
+        )
         best = float(f_statistic(d, torch.from_numpy(labels)).max())
         p.append(p_value(best, null_maxima(d, labels, np.zeros(24), "f", 99, seed)))
     p = np.array(p)
@@ -220,14 +258,23 @@ def test_a_planted_shapelet_is_found():
     assert best.p == 0.01  # no permutation is as good
     assert best.gain > 0.8
     assert len({one.window for one in found.shapelets}) == len(found.shapelets)
-    assert all(max_correlation(a.values, b.values) < 0.9 for k, a in enumerate(found.shapelets) for b in found.shapelets[:k])
+    assert all(
+        max_correlation(a.values, b.values) < 0.9
+        for k, a in enumerate(found.shapelets)
+        for b in found.shapelets[:k]
+    )
 
 
 def test_it_is_found_on_its_channel():
-    found = mine_shapelets(Labelled(channels=2), MiningOptions(lengths=(1.0,), candidates=600, permutations=0))
+    found = mine_shapelets(
+        Labelled(channels=2), MiningOptions(lengths=(1.0,), candidates=600, permutations=0)
+    )
     assert found.shapelets[0].channel == "C3"
     other = mine_shapelets(
-        Labelled(channels=2), MiningOptions(lengths=(1.0,), candidates=200, permutations=99, channel="EOG", score="information-gain")
+        Labelled(channels=2),
+        MiningOptions(
+            lengths=(1.0,), candidates=200, permutations=99, channel="EOG", score="information-gain"
+        ),
     )
     assert {one.channel for one in other.shapelets} == {"EOG"}
     assert other.shapelets[0].p > 0.05  # nothing was planted there
@@ -250,8 +297,18 @@ def test_windows_are_drawn_from_all_classes_and_subjects():
 def test_page_says_what_was_checked(tmp_path):
     events = []
     windows = Labelled()
-    page = shapelets(windows, lengths="0.5,1", candidates=300, permutations=60, count=3, progress=lambda *event: events.append(event))
-    assert page.summary == shapelets(windows, lengths="0.5,1", candidates=300, permutations=60, count=3).summary
+    page = shapelets(
+        windows,
+        lengths="0.5,1",
+        candidates=300,
+        permutations=60,
+        count=3,
+        progress=lambda *event: events.append(event),
+    )
+    assert (
+        page.summary
+        == shapelets(windows, lengths="0.5,1", candidates=300, permutations=60, count=3).summary
+    )
     assert {what for what, *_ in events} == {"distances", "permutations"}
     assert "separates the classes" in page.verdict
     assert "does so again on held-out" in page.verdict
@@ -262,7 +319,11 @@ def test_page_says_what_was_checked(tmp_path):
     assert held["shapelets"][0]["p"] < 0.05
     names = [block.name for block in page.blocks if isinstance(block, Figure)]
     assert names == ["main-score", "shapelets", "source", "matches", "distances", "chance"]
-    assert next(block for block in page.blocks if isinstance(block, Table)).rows[0][0].startswith("1: b, ")
+    assert (
+        next(block for block in page.blocks if isinstance(block, Table))
+        .rows[0][0]
+        .startswith("1: b, ")
+    )
     assert report.write_report(tmp_path, page).stat().st_size < report.LIMIT
     again = read_shapelets(tmp_path)
     assert again[0].values.tolist() == page.summary["shapelets"][0]["values"]
@@ -313,7 +374,8 @@ def test_raw_distances_keep_their_digits_beside_an_offset_and_drift() -> None:
     drift = 1000 + np.linspace(0, 50, 400)
     x = torch.from_numpy((rng.normal(size=(4, 400)) + drift).astype(np.float32))
     shapelets = torch.stack([x[0, 40:70], x[2, 300:330] + 0.5])
-    exact = (x.double().unfold(1, 30, 1)[None] - shapelets.double()[:, None, None]).square().sum(-1)  # [C, n, T - m + 1]
+    # [C, n, T - m + 1]
+    exact = (x.double().unfold(1, 30, 1)[None] - shapelets.double()[:, None, None]).square().sum(-1)
     found, places = compute_distances(x, shapelets, normalised=False)
     assert found.dtype == torch.float32
     assert found.numpy() == pytest.approx(exact.amin(-1).numpy(), rel=1e-4, abs=1e-3)
@@ -322,15 +384,23 @@ def test_raw_distances_keep_their_digits_beside_an_offset_and_drift() -> None:
 
 @pytest.mark.parity
 def test_distances_and_scores_are_those_of_pyts():
-    transform = pytest.importorskip("pyts.transformation", reason="pyts is not installed: pip install pyts")
+    transform = pytest.importorskip(
+        "pyts.transformation", reason="pyts is not installed: pip install pyts"
+    )
     windows = Labelled(n=20, length=60)
     x = windows.x[:, :, 0].astype(np.float64)
-    made = transform.ShapeletTransform(n_shapelets=8, criterion="anova", window_sizes=[20], window_steps=[4], remove_similar=False)
+    made = transform.ShapeletTransform(
+        n_shapelets=8, criterion="anova", window_sizes=[20], window_steps=[4], remove_similar=False
+    )
     theirs = made.fit_transform(x, windows.labels)
-    ours, _ = compute_distances(torch.from_numpy(x), torch.from_numpy(np.stack(list(made.shapelets_))), normalised=False)
+    ours, _ = compute_distances(
+        torch.from_numpy(x), torch.from_numpy(np.stack(list(made.shapelets_))), normalised=False
+    )
     roots = (ours / 20).sqrt()  # they take the root of the mean, and score that
     assert roots.T.numpy() == pytest.approx(theirs, rel=1e-8, abs=1e-6)
-    assert f_statistic(roots, torch.from_numpy(windows.labels)).numpy() == pytest.approx(made.scores_, rel=1e-6)
+    assert f_statistic(roots, torch.from_numpy(windows.labels)).numpy() == pytest.approx(
+        made.scores_, rel=1e-6
+    )
 
 
 def test_lengths_that_nobody_chose_fit_the_windows() -> None:

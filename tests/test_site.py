@@ -1,4 +1,6 @@
-"""The site of the documentation: built without warnings, offline, with every public name; what its pages load is in its folder."""
+"""The site of the documentation: built without warnings, offline, with every public name; what its
+pages load is in its folder.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,16 @@ import pytest
 import bitimely
 
 ROOT = Path(__file__).parent.parent
-LOADED = {"link": "href", "script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "object": "data", "embed": "src"}
+LOADED = {
+    "link": "href",
+    "script": "src",
+    "img": "src",
+    "iframe": "src",
+    "source": "src",
+    "video": "src",
+    "object": "data",
+    "embed": "src",
+}
 NOT_LOADED = {"canonical", "prev", "next", "edit"}  # of <link rel>
 
 
@@ -54,13 +65,22 @@ class PageReader(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built as `make docs` builds it, where no other host can be reached: proxies that nobody serves."""
+    """Built as `make docs` builds it, where no other host can be reached: proxies that nobody
+    serves.
+    """
     pytest.importorskip("mkdocs")
     out = tmp_path_factory.mktemp("site")
     command = re.findall(r"-m mkdocs build --strict", (ROOT / "Makefile").read_text())[0].split()
-    closed = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), "http://127.0.0.1:9")
+    closed = dict.fromkeys(
+        ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"),
+        "http://127.0.0.1:9",
+    )
     done = subprocess.run(
-        [sys.executable, *command, "--site-dir", str(out)], cwd=ROOT, env={**os.environ, **closed}, capture_output=True, text=True
+        [sys.executable, *command, "--site-dir", str(out)],
+        cwd=ROOT,
+        env={**os.environ, **closed},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return out
@@ -81,10 +101,18 @@ def test_pages_load_nothing_from_other_hosts(site: Path, pages: dict[Path, PageR
     for path, page in pages.items():
         assert [address for address in page.loads if is_outside(address)] == [], path
         for address in page.loads:
-            where = site / unquote(address).lstrip("/") if address.startswith("/") else path.parent / unquote(urlsplit(address).path)
+            where = (
+                site / unquote(address).lstrip("/")
+                if address.startswith("/")
+                else path.parent / unquote(urlsplit(address).path)
+            )
             assert address.startswith("data:") or where.exists(), (path, address)
     styles = "".join(path.read_text() for path in site.rglob("*.css"))
-    assert [address for address in re.findall(r"url\(([^)]*)\)|@import\s+([^;]+);", styles) if "//" in "".join(address)[:10]] == []
+    assert [
+        address
+        for address in re.findall(r"url\(([^)]*)\)|@import\s+([^;]+);", styles)
+        if "//" in "".join(address)[:10]
+    ] == []
     everything = "".join(path.read_text() for path in pages)
     assert 'class="mermaid"' not in everything, "the theme would load mermaid from elsewhere"
 
@@ -101,7 +129,12 @@ def test_links_of_the_site_lead_somewhere(site: Path, pages: dict[Path, PageRead
             assert target.is_file(), (path, address)
             if parts.fragment and target in pages and not parts.fragment.startswith("__"):
                 assert unquote(parts.fragment) in pages[target].anchors, (path, address)
-    outside = {address for page in pages.values() for address in page.links if address.startswith("https://github.com/bitimely/bitimely/")}
+    outside = {
+        address
+        for page in pages.values()
+        for address in page.links
+        if address.startswith("https://github.com/bitimely/bitimely/")
+    }
     for address in outside:
         _, kind, name = re.fullmatch(r"(.*)/(blob|tree)/main/([^#]*).*", address).groups()  # type: ignore[union-attr]
         assert (ROOT / name).is_dir() if kind == "tree" else (ROOT / name).is_file(), address
@@ -126,25 +159,34 @@ def test_every_public_name_is_described(site: Path, pages: dict[Path, PageReader
 
 
 @pytest.mark.slow
-def test_the_gallery_shows_what_its_scripts_print_and_draw(site: Path, pages: dict[Path, PageReader]) -> None:
+def test_the_gallery_shows_what_its_scripts_print_and_draw(
+    site: Path, pages: dict[Path, PageReader]
+) -> None:
     scripts = sorted((ROOT / "docs" / "gallery").glob("*.py"))
     assert len(scripts) == 8
     page = pages[site / "gallery" / "index.html"]
     html = (site / "gallery" / "index.html").read_text()
-    assert sorted(Path(address).name for address in page.loads if address.endswith(".svg")) == [f"{path.stem}.svg" for path in scripts]
+    assert sorted(Path(address).name for address in page.loads if address.endswith(".svg")) == [
+        f"{path.stem}.svg" for path in scripts
+    ]
     for path in scripts:
         assert len(path.read_text().splitlines()) <= 45, path
         figure = (site / "gallery" / f"{path.stem}.svg").read_text()
         assert figure.count("<path") > 10, path
         assert not re.search(r"href=\"https?:|<script|<image[^>]*http", figure), path
-        assert ast.get_docstring(ast.parse(path.read_text())).split("\n\n")[0].removesuffix(".") in html  # type: ignore[union-attr]
+        assert (
+            ast.get_docstring(ast.parse(path.read_text())).split("\n\n")[0].removesuffix(".")
+            in html
+        )  # type: ignore[union-attr]
     numbers = {  # facts that hold whatever the machine, from the definitions
         "in two splits: 0": "splits",
         "26 people": "spectra",
         "600 s at 100 Hz": "stages",
     }
     assert [text for text in numbers if text not in html] == []
-    shares = {name: float(share) for name, share in re.findall(r"(zero-phase|causal) (0\.\d+)\n", html)}
+    shares = {
+        name: float(share) for name, share in re.findall(r"(zero-phase|causal) (0\.\d+)\n", html)
+    }
     assert shares["causal"] < 0.01 < 0.2 < shares["zero-phase"]
     losses = dict(re.findall(r"(next-previous(?:-strict)?) loss / variance (\d\.\d+)", html))
     assert float(losses["next-previous"]) < 0.95 < float(losses["next-previous-strict"])
@@ -152,6 +194,14 @@ def test_the_gallery_shows_what_its_scripts_print_and_draw(site: Path, pages: di
 
 
 @pytest.mark.slow
-def test_every_page_can_be_reached_from_the_first(site: Path, pages: dict[Path, PageReader]) -> None:
-    links = {(site / urlsplit(address).path).resolve() for address in pages[site / "index.html"].links if not is_outside(address)}
-    assert {path for path in pages if path.name != "404.html"} <= {p / "index.html" if p.is_dir() else p for p in links}
+def test_every_page_can_be_reached_from_the_first(
+    site: Path, pages: dict[Path, PageReader]
+) -> None:
+    links = {
+        (site / urlsplit(address).path).resolve()
+        for address in pages[site / "index.html"].links
+        if not is_outside(address)
+    }
+    assert {path for path in pages if path.name != "404.html"} <= {
+        p / "index.html" if p.is_dir() else p for p in links
+    }

@@ -38,7 +38,11 @@ class Outcome(NamedTuple):
     @property
     def all(self) -> list[Finding]:
         noted = [finding for record in self.records.values() for finding in record.findings]
-        return [*noted, *(finding for findings in self.refused.values() for finding in findings), *self.findings]
+        return [
+            *noted,
+            *(finding for findings in self.refused.values() for finding in findings),
+            *self.findings,
+        ]
 
 
 def ingest(folder: Path, **options: Any) -> Outcome:
@@ -74,24 +78,36 @@ def night(
     hypnogram_start: datetime | None = None,
     **options: Any,
 ) -> list[np.ndarray]:
-    """Write a small PSG and hypnogram; returns the digital values of the channels that are written."""
+    """Write a small PSG and hypnogram; returns the digital values of the channels that are
+    written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(7)
     model, values = [], []
     for i, name in enumerate(NAMES):
-        channel = edf_header.EdfChannel(name, "uV" if i < 3 else "", -200.0, 200.0, -2048, 2047, 3000 if i < 3 else 30)
+        channel = edf_header.EdfChannel(
+            name, "uV" if i < 3 else "", -200.0, 200.0, -2048, 2047, 3000 if i < 3 else 30
+        )
         channel = channel._replace(**(channels or {}).get(name, {}))
         if name not in drop:
             model.append(channel)
             values.append(rng.integers(-1000, 1000, epochs * channel.samples).astype(np.int16))
-    edf_writer.write_edf(folder / f"{unit}E0-PSG.edf", model, values, duration=30.0, start=start, **options)
+    edf_writer.write_edf(
+        folder / f"{unit}E0-PSG.edf", model, values, duration=30.0, start=start, **options
+    )
     labels = [Annotation(0.0, 30.0 * epochs, "Sleep stage W")] if labels is None else labels
-    edf_writer.write_edf(folder / f"{unit}EC-Hypnogram.edf", (), (), notes=labels, start=hypnogram_start or start)
+    edf_writer.write_edf(
+        folder / f"{unit}EC-Hypnogram.edf", (), (), notes=labels, start=hypnogram_start or start
+    )
     return values
 
 
 def codes(findings: list[Finding], *levels: str) -> set[str]:
-    return {str(finding.code) for finding in findings if finding.level in (levels or ("warning", "error"))}
+    return {
+        str(finding.code)
+        for finding in findings
+        if finding.level in (levels or ("warning", "error"))
+    }
 
 
 # --- the bad inputs
@@ -106,7 +122,9 @@ def cases() -> list[str]:
 def bad_inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     script = require_sample(BAD_INPUTS / "make_bad_inputs.py")
     out = tmp_path_factory.mktemp("bad_inputs")
-    subprocess.run([sys.executable, str(script), str(out), "--only", "EDF"], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, str(script), str(out), "--only", "EDF"], check=True, capture_output=True
+    )
     manifest = json.loads((out / "manifest.json").read_text())
     return {case["id"]: case | {"folder": out / case["command"]["dir"]} for case in manifest}
 
@@ -134,22 +152,35 @@ def test_bad_input(bad_inputs: dict[str, dict[str, Any]], name: str) -> None:
         assert noted
         assert any(base in finding.message for finding in noted for base in case["names"])
     shown = " ".join(finding.line() for finding in outcome.all) + repr(outcome)
-    assert not [text for text in [*case["forbid"], "<script>", "<b onclick", "[/red]"] if text in shown]
-    assert not any(ord(c) < 32 or 127 <= ord(c) < 160 for finding in outcome.all for c in finding.line())
+    assert not [
+        text for text in [*case["forbid"], "<script>", "<b onclick", "[/red]"] if text in shown
+    ]
+    assert not any(
+        ord(c) < 32 or 127 <= ord(c) < 160 for finding in outcome.all for c in finding.line()
+    )
     assert not (case["folder"] / "PWNED").exists()
 
 
-def test_good_recordings_do_not_depend_on_the_bad_one(bad_inputs: dict[str, dict[str, Any]]) -> None:
+def test_good_recordings_do_not_depend_on_the_bad_one(
+    bad_inputs: dict[str, dict[str, Any]],
+) -> None:
     for name in ("EDF04-empty-file", "EDF31-other-fs", "EDF39-overlapping-stages"):
-        clean, beside = ingest(bad_inputs["EDF00-control"]["folder"]), ingest(bad_inputs[name]["folder"])
+        clean, beside = (
+            ingest(bad_inputs["EDF00-control"]["folder"]),
+            ingest(bad_inputs[name]["folder"]),
+        )
         for unit, record in clean.records.items():
             other = beside.records[unit]
-            assert all(np.array_equal(a.samples, b.samples) for a, b in zip(record.signals, other.signals, strict=True))
+            assert all(
+                np.array_equal(a.samples, b.samples)
+                for a, b in zip(record.signals, other.signals, strict=True)
+            )
             assert record.annotations == other.annotations
 
 
 def test_short_records_give_the_same_arrays(bad_inputs: dict[str, dict[str, Any]]) -> None:
-    long = ingest(bad_inputs["EDF25-formula-label"]["folder"]).records["SC4021"]  # thirty-second records
+    # thirty-second records
+    long = ingest(bad_inputs["EDF25-formula-label"]["folder"]).records["SC4021"]
     short = ingest(bad_inputs["EDF18-record-1s"]["folder"]).records["SC4021"]
     for a, b in zip(long.signals, short.signals, strict=True):
         assert np.array_equal(a.samples, b.samples)
@@ -173,13 +204,17 @@ def test_real_sample() -> None:
     ]
     assert record.annotations == [Annotation(0.0, 300.0, "Sleep stage W")]
     assert codes(record.findings) == {"annotation_out_of_range"}
-    beyond = next(finding for finding in record.findings if finding.code == Reason.ANNOTATION_OUT_OF_RANGE)
+    beyond = next(
+        finding for finding in record.findings if finding.code == Reason.ANNOTATION_OUT_OF_RANGE
+    )
     assert beyond.count == 153  # all scored annotations, the first one in part
     assert beyond.file == "sleep-cassette/SC4001EC-Hypnogram.edf"
     kept = ingest(folder, keep_dates=True).records["SC4001"]
     assert kept.start_time == "1989-04-24T16:13:00"
     assert kept.attributes["lights_off"] == "00:38"
-    assert ingest(folder, keep_phi=True).records["SC4001"].attributes["patient"] == "X F X Female_33yr"
+    assert (
+        ingest(folder, keep_phi=True).records["SC4001"].attributes["patient"] == "X F X Female_33yr"
+    )
 
 
 def test_real_subject_tables() -> None:
@@ -199,11 +234,15 @@ def test_damaged_subject_table_is_a_warning(tmp_path: Path) -> None:
     night(tmp_path)
     real = SAMPLES / "sleep-edf" / "SC-subjects.xls"
     damaged = [b"", b"no table", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(4000)]
-    damaged += [real.read_bytes()[:9000], real.read_bytes()[:600] + bytes(24000)] if real.is_file() else []
+    damaged += (
+        [real.read_bytes()[:9000], real.read_bytes()[:600] + bytes(24000)] if real.is_file() else []
+    )
     for data in damaged:
         (tmp_path / "SC-subjects.xls").write_bytes(data)
         outcome = ingest(tmp_path)
-        assert [(str(f.code), f.level, f.file) for f in outcome.findings] == [("metadata", "warning", "SC-subjects.xls")]
+        assert [(str(f.code), f.level, f.file) for f in outcome.findings] == [
+            ("metadata", "warning", "SC-subjects.xls")
+        ]
         assert outcome.records["SC4001"].attributes == {"night": 1}
 
 
@@ -215,7 +254,14 @@ def test_layout_subjects_and_nights(tmp_path: Path) -> None:
     night(tmp_path / "sleep-cassette", "SC4002")
     night(tmp_path / "sleep-telemetry" / "deeper", "ST7011")
     night(tmp_path, "SC4821")
-    for name in ("RECORDS", "RECORDS-v1", "SHA256SUMS.txt", "LICENSE.txt", "README.md", "index.html"):
+    for name in (
+        "RECORDS",
+        "RECORDS-v1",
+        "SHA256SUMS.txt",
+        "LICENSE.txt",
+        "README.md",
+        "index.html",
+    ):
         (tmp_path / name).write_text("x")
     outcome = ingest(tmp_path)
     assert {name: (r.subject_id, r.attributes["night"]) for name, r in outcome.records.items()} == {
@@ -246,7 +292,9 @@ def test_ignored_files_are_listed_up_to_a_limit(tmp_path: Path) -> None:
     night(tmp_path)
     for i in range(60):
         (tmp_path / f"note {i:02d}.edf").write_bytes(b"x")
-    findings = [finding for finding in ingest(tmp_path).findings if finding.code == Reason.FILE_NAME]
+    findings = [
+        finding for finding in ingest(tmp_path).findings if finding.code == Reason.FILE_NAME
+    ]
     assert len(findings) == 51
     assert sum(finding.count for finding in findings) == 60
 
@@ -263,14 +311,20 @@ def test_nothing_recognised(tmp_path: Path) -> None:
 
 def test_values_and_calibration(tmp_path: Path) -> None:
     values = night(
-        tmp_path, channels={"EEG Fpz-Cz": {"unit": "mV", "physical_min": -0.2, "physical_max": 0.2}, "EMG submental": {"unit": "V"}}
+        tmp_path,
+        channels={
+            "EEG Fpz-Cz": {"unit": "mV", "physical_min": -0.2, "physical_max": 0.2},
+            "EMG submental": {"unit": "V"},
+        },
     )
     record = ingest(tmp_path).records["SC4001"]
     for signal, digital in zip(record.signals, values, strict=True):
         assert np.array_equal(signal.samples, digital)
     physical = {s.channel: s.samples.astype(float) * s.scale + s.offset for s in record.signals}
     steps = 400.0 / 4095
-    assert np.allclose(physical["EEG Fpz-Cz"], (values[0] + 2048.0) * steps - 200.0, rtol=0, atol=1e-10)
+    assert np.allclose(
+        physical["EEG Fpz-Cz"], (values[0] + 2048.0) * steps - 200.0, rtol=0, atol=1e-10
+    )
     assert {s.channel: s.unit for s in record.signals}["EMG submental"] == "uV"
     assert np.allclose(physical["EMG submental"], 1e6 * ((values[4] + 2048.0) * steps - 200.0))
     assert codes(record.findings) == {"unit"}
@@ -320,17 +374,30 @@ def test_an_unknown_date_leaves_the_time_of_day_to_compare(tmp_path: Path) -> No
 
 
 def test_labels_stay_where_they_belong_around_a_gap(tmp_path: Path) -> None:
-    labels = [Annotation(0.0, 90.0, "Sleep stage W"), Annotation(90.0, 300.0, "Sleep stage 1"), Annotation(390.0, 90.0, "Sleep stage 2")]
+    labels = [
+        Annotation(0.0, 90.0, "Sleep stage W"),
+        Annotation(90.0, 300.0, "Sleep stage 1"),
+        Annotation(390.0, 90.0, "Sleep stage 2"),
+    ]
     night(tmp_path, labels=labels, onsets=[0.0, 30.0, 60.0, 390.0, 420.0, 450.0])
     record = ingest(tmp_path).records["SC4001"]
     assert codes(record.findings) == {"discontinuous", "annotation_out_of_range"}
     assert record.annotations == [labels[0], labels[2]]
-    assert [(s.onset, len(s.samples)) for s in record.signals if s.channel == "EEG Fpz-Cz"] == [(0.0, 9000), (390.0, 9000)]
+    assert [(s.onset, len(s.samples)) for s in record.signals if s.channel == "EEG Fpz-Cz"] == [
+        (0.0, 9000),
+        (390.0, 9000),
+    ]
 
 
 def test_a_fraction_of_a_second_at_the_start_moves_the_labels(tmp_path: Path) -> None:
-    night(tmp_path, labels=[Annotation(30.5, 30.0, "Sleep stage R")], onsets=[30 * i + 0.5 for i in range(6)])
-    assert ingest(tmp_path).records["SC4001"].annotations == [Annotation(30.0, 30.0, "Sleep stage R")]
+    night(
+        tmp_path,
+        labels=[Annotation(30.5, 30.0, "Sleep stage R")],
+        onsets=[30 * i + 0.5 for i in range(6)],
+    )
+    assert ingest(tmp_path).records["SC4001"].annotations == [
+        Annotation(30.0, 30.0, "Sleep stage R")
+    ]
 
 
 def test_annotations_inside_the_psg_are_counted(tmp_path: Path) -> None:
@@ -342,13 +409,28 @@ def test_annotations_inside_the_psg_are_counted(tmp_path: Path) -> None:
 
 def test_quality_of_needed_channels(tmp_path: Path) -> None:
     values = np.random.default_rng(0).integers(-900, 900, 18000).astype(np.int16)
-    for change, code in ((np.full(18000, 5, np.int16), "flat_channel"), (np.clip(values, -900, 500), "clipped")):
+    for change, code in (
+        (np.full(18000, 5, np.int16), "flat_channel"),
+        (np.clip(values, -900, 500), "clipped"),
+    ):
         night(tmp_path)
         header = edf_header.read_header(tmp_path / "SC4001E0-PSG.edf")
-        arrays = [signal.samples for signal in edf.read_signals(tmp_path / "SC4001E0-PSG.edf", header)]
+        arrays = [
+            signal.samples for signal in edf.read_signals(tmp_path / "SC4001E0-PSG.edf", header)
+        ]
         arrays[1] = change
-        edf_writer.write_edf(tmp_path / "SC4001E0-PSG.edf", header.channels, arrays, duration=30.0, start=datetime(1989, 4, 24, 16, 13))
-        found = [finding for finding in ingest(tmp_path).records["SC4001"].findings if finding.level == "warning"]
+        edf_writer.write_edf(
+            tmp_path / "SC4001E0-PSG.edf",
+            header.channels,
+            arrays,
+            duration=30.0,
+            start=datetime(1989, 4, 24, 16, 13),
+        )
+        found = [
+            finding
+            for finding in ingest(tmp_path).records["SC4001"].findings
+            if finding.level == "warning"
+        ]
         assert [(str(finding.code), finding.field) for finding in found] == [(code, "EEG Pz-Oz")]
     run = values.copy()
     run[100:6099] = 3
@@ -364,17 +446,28 @@ W, N1, N2 = "Sleep stage W", "Sleep stage 1", "Sleep stage 2"
 
 
 def test_stages_are_clipped_and_counted() -> None:
-    kept, findings = clip_stages([Annotation(0, 30, W), Annotation(30, 100, N1), Annotation(130, 60, N2)], [(0.0, 90.0)])
+    kept, findings = clip_stages(
+        [Annotation(0, 30, W), Annotation(30, 100, N1), Annotation(130, 60, N2)], [(0.0, 90.0)]
+    )
     assert kept == [Annotation(0, 30, W), Annotation(30, 60, N1)]
-    assert [(str(f.code), f.level, f.count) for f in findings] == [("annotation_out_of_range", "warning", 2)]
-    _, findings = clip_stages([Annotation(0, 90, W), Annotation(90, 30, "Sleep stage ?")], [(0.0, 90.0)])
+    assert [(str(f.code), f.level, f.count) for f in findings] == [
+        ("annotation_out_of_range", "warning", 2)
+    ]
+    _, findings = clip_stages(
+        [Annotation(0, 90, W), Annotation(90, 30, "Sleep stage ?")], [(0.0, 90.0)]
+    )
     assert [(str(f.code), f.level) for f in findings] == [("annotation_out_of_range", "info")]
     _, findings = clip_stages([Annotation(-30, 120, W)], [(0.0, 90.0)])
     assert codes(findings) == {"annotation_out_of_range"}
 
 
 def test_unknown_texts_are_counted_and_names_not_shown() -> None:
-    notes = [Annotation(0, 30, "Sleep stage 9"), Annotation(30, 30, "Mary Doe"), Annotation(60, 30, "sleep stage w"), Annotation(90, 30, W)]
+    notes = [
+        Annotation(0, 30, "Sleep stage 9"),
+        Annotation(30, 30, "Mary Doe"),
+        Annotation(60, 30, "sleep stage w"),
+        Annotation(90, 30, W),
+    ]
     kept, findings = clip_stages(notes, [(0.0, 120.0)])
     assert kept == [Annotation(90, 30, W)]
     assert {(str(f.code), f.found, f.count) for f in findings} == {
@@ -387,7 +480,12 @@ def test_unknown_texts_are_counted_and_names_not_shown() -> None:
 
 def test_unscored_texts_are_recognised() -> None:
     kept, findings = clip_stages(
-        [Annotation(0, 30, "Sleep stage ?"), Annotation(30, 30, "Movement time"), Annotation(60, 30, N1)], [(0.0, 90.0)]
+        [
+            Annotation(0, 30, "Sleep stage ?"),
+            Annotation(30, 30, "Movement time"),
+            Annotation(60, 30, N1),
+        ],
+        [(0.0, 90.0)],
     )
     assert len(kept) == 3
     assert findings == []
@@ -397,19 +495,33 @@ def test_overlaps() -> None:
     with pytest.raises(UserError) as caught:
         clip_stages([Annotation(0, 90, W), Annotation(60, 60, N2)], [(0.0, 300.0)])
     assert caught.value.code == Reason.ANNOTATION_OVERLAP
-    kept, findings = clip_stages([Annotation(0, 90, W), Annotation(60, 60, W), Annotation(60, 60, W)], [(0.0, 120.0)])
+    kept, findings = clip_stages(
+        [Annotation(0, 90, W), Annotation(60, 60, W), Annotation(60, 60, W)], [(0.0, 120.0)]
+    )
     assert kept == [Annotation(0, 90, W), Annotation(90, 30, W)]
-    assert [(str(f.code), f.level, f.count) for f in findings] == [("annotation_overlap", "warning", 2)]
-    kept, _ = clip_stages([Annotation(0, 90, W), Annotation(120, 60, W), Annotation(130, 20, N2)], [(0.0, 90.0)])  # beyond the signal
+    assert [(str(f.code), f.level, f.count) for f in findings] == [
+        ("annotation_overlap", "warning", 2)
+    ]
+    # beyond the signal
+    kept, _ = clip_stages(
+        [Annotation(0, 90, W), Annotation(120, 60, W), Annotation(130, 20, N2)], [(0.0, 90.0)]
+    )
     assert kept == [Annotation(0, 90, W)]
 
 
 @given(
-    st.lists(st.tuples(st.integers(-4, 12), st.integers(1, 5), st.sampled_from([W, N1, "Sleep stage ?", "x"])), max_size=6),
+    st.lists(
+        st.tuples(
+            st.integers(-4, 12), st.integers(1, 5), st.sampled_from([W, N1, "Sleep stage ?", "x"])
+        ),
+        max_size=6,
+    ),
     st.lists(st.integers(1, 4), min_size=1, max_size=3),
 )
 @settings(max_examples=150, deadline=None, derandomize=True)
-def test_every_second_of_signal_has_at_most_one_stage(raw: list[tuple[int, int, str]], lengths: list[int]) -> None:
+def test_every_second_of_signal_has_at_most_one_stage(
+    raw: list[tuple[int, int, str]], lengths: list[int]
+) -> None:
     segments, at = [], 0.0
     for length in lengths:
         segments.append((at, at + 30.0 * length))
@@ -417,7 +529,11 @@ def test_every_second_of_signal_has_at_most_one_stage(raw: list[tuple[int, int, 
     notes = [Annotation(15.0 * onset, 15.0 * duration, label) for onset, duration, label in raw]
 
     def cover(second: float, some: list[Annotation]) -> list[str]:
-        return [note.label for note in some if note.label != "x" and note.onset <= second < note.onset + note.duration]
+        return [
+            note.label
+            for note in some
+            if note.label != "x" and note.onset <= second < note.onset + note.duration
+        ]
 
     inside = [begin + 15.0 * i for begin, end in segments for i in range(int((end - begin) / 15))]
     clash = any(len(set(cover(second, notes))) > 1 for second in inside)
@@ -429,14 +545,21 @@ def test_every_second_of_signal_has_at_most_one_stage(raw: list[tuple[int, int, 
     assert not clash
     for second in inside:
         assert cover(second, kept) == sorted(set(cover(second, notes)))
-    assert sum(note.duration for note in kept) == 15.0 * sum(bool(cover(second, notes)) for second in inside)
+    assert sum(note.duration for note in kept) == 15.0 * sum(
+        bool(cover(second, notes)) for second in inside
+    )
 
 
 def test_facts() -> None:
     facts = datasets["sleep-edf"].facts
     staging, plain = facts.views["staging"], facts.views[""]
     assert plain.channels == NAMES
-    assert (plain.rate, plain.window, plain.task, plain.hold) == (100.0, 3000, "none", ("Event marker",))
+    assert (plain.rate, plain.window, plain.task, plain.hold) == (
+        100.0,
+        3000,
+        "none",
+        ("Event marker",),
+    )
     assert staging.labels is not None
     assert set(staging.labels.values()) == set(staging.classes) == {"W", "N1", "N2", "N3", "REM"}
     assert staging.labels["Sleep stage 3"] == staging.labels["Sleep stage 4"] == "N3"

@@ -1,4 +1,6 @@
-"""`run --slurm` under a stand-in for Slurm that runs the array's tasks, stops them as Slurm does and requeues them: the bits of an undisturbed run."""
+"""`run --slurm` under a stand-in for Slurm that runs the array's tasks, stops them as Slurm does
+and requeues them: the bits of an undisturbed run.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,23 @@ GRACE = 15.0  # seconds from a signal to SIGKILL
 
 
 class StandIn:
-    """What the script relies on: arrays, their variables, `scontrol requeue`, signals of preemption and of the time limit, lost nodes."""
+    """What the script relies on: arrays, their variables, `scontrol requeue`, signals of preemption
+    and of the time limit, lost nodes.
+    """
 
     def __init__(self, script: Path, home: Path) -> None:
         self.script, self.home = script, home
-        self.options = dict(shlex.split(line.removeprefix("#SBATCH --"))[0].partition("=")[::2] for line in list_options(script))
+        self.options = dict(
+            shlex.split(line.removeprefix("#SBATCH --"))[0].partition("=")[::2]
+            for line in list_options(script)
+        )
         self.requeued = home / "requeued"
         self.requeued.touch()
         (home / "bin").mkdir()
         tool = home / "bin" / "scontrol"
-        tool.write_text(f'#!/bin/sh\n[ "$1" = requeue ] && echo "$2" >> {shlex.quote(str(self.requeued))}\n')
+        tool.write_text(
+            f'#!/bin/sh\n[ "$1" = requeue ] && echo "$2" >> {shlex.quote(str(self.requeued))}\n'
+        )
         tool.chmod(0o755)
         first, _, last = self.options["array"].partition("-")
         self.tasks = range(int(first), int(last) + 1)
@@ -39,11 +48,20 @@ class StandIn:
         self.kills = {"limit": 0, "preemption": 0, "lost node": 0}
 
     def start(self, task: int) -> subprocess.Popen[bytes]:
-        variables = {"SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": str(task), "PATH": f"{self.home / 'bin'}:{os.environ['PATH']}"}
+        variables = {
+            "SLURM_ARRAY_JOB_ID": "77",
+            "SLURM_ARRAY_TASK_ID": str(task),
+            "PATH": f"{self.home / 'bin'}:{os.environ['PATH']}",
+        }
         mode = {"append": "ab", "truncate": "wb"}[self.options["open-mode"]]
         with (self.home / f"slurm-77_{task}.out").open(mode) as out:
             return subprocess.Popen(
-                ["bash", str(self.script)], env={**os.environ, **variables}, cwd=self.home, stdout=out, stderr=out, start_new_session=True
+                ["bash", str(self.script)],
+                env={**os.environ, **variables},
+                cwd=self.home,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
             )
 
     def stop(self, task: int, kind: str) -> None:
@@ -66,7 +84,9 @@ class StandIn:
         self.processes[task] = self.start(task)
 
     def run(self, kills: int, draw: random.Random, span: float) -> None:
-        """Until all tasks end, with so many stops in between, each up to `span` seconds after a start."""
+        """Until all tasks end, with so many stops in between, each up to `span` seconds after a
+        start.
+        """
         while sum(self.kills.values()) < kills:
             running = [task for task, process in self.processes.items() if process.poll() is None]
             assert running, self.kills
@@ -93,22 +113,38 @@ def make_recipe(folder: Path, steps: int, models: list[str]) -> Path:
         .replace("bootstrap = 20", "bootstrap = 0\nbaselines = 'cheap'")
     )
     path = folder / "two-models.toml"
-    path.write_text(text + "layers = 2\ndropout = 0.1\n[matrix]\nmodel = " + json.dumps(models) + "\n")
+    path.write_text(
+        text + "layers = 2\ndropout = 0.1\n[matrix]\nmodel = " + json.dumps(models) + "\n"
+    )
     return path
 
 
 def collect_results(ws: Path) -> dict[str, object]:
     """Weights, losses, predictions and tables."""
-    names = ("runs/*/model/model.safetensors", "runs/*/predictions.parquet", "reports/*/results.csv")
-    found: dict[str, object] = {str(path.relative_to(ws)): path.read_bytes() for name in names for path in ws.glob(name)}
+    names = (
+        "runs/*/model/model.safetensors",
+        "runs/*/predictions.parquet",
+        "reports/*/results.csv",
+    )
+    found: dict[str, object] = {
+        str(path.relative_to(ws)): path.read_bytes() for name in names for path in ws.glob(name)
+    }
     for path in ws.glob("runs/*/metrics.jsonl"):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
-        found[str(path.relative_to(ws))] = [(line["step"], line["split"], line["loss"]) for line in lines]
+        found[str(path.relative_to(ws))] = [
+            (line["step"], line["split"], line["loss"]) for line in lines
+        ]
     return found
 
 
-def check_kills(home: Path, kills: int, steps: int, models: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe, calm, stormy = make_recipe(home, steps, models), small.copy_data(home / "calm"), small.copy_data(home / "stormy")
+def check_kills(
+    home: Path, kills: int, steps: int, models: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, calm, stormy = (
+        make_recipe(home, steps, models),
+        small.copy_data(home / "calm"),
+        small.copy_data(home / "stormy"),
+    )
     assert main(["run", str(recipe), "-w", str(calm)]) == 0
     monkeypatch.chdir(home)
     assert main(["run", recipe.name, "-w", stormy.name, "--slurm", "job.sh", "--jobs", "2"]) == 0
@@ -128,18 +164,24 @@ def check_kills(home: Path, kills: int, steps: int, models: list[str], monkeypat
 
 
 @pytest.mark.slow
-def test_tasks_that_are_stopped_three_times_end_in_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_that_are_stopped_three_times_end_in_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     check_kills(tmp_path, 3, 4, ["gpt"], monkeypatch)
 
 
 @pytest.mark.long
-def test_tasks_that_are_stopped_twenty_times_end_in_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_that_are_stopped_twenty_times_end_in_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     check_kills(tmp_path, 20, 40, ["bitimelygpt", "gpt"], monkeypatch)
 
 
 @pytest.fixture
 def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """In the place of Python, in a folder with a difficult name: writes its arguments and folder, then sleeps if it finds the file `wait`."""
+    """In the place of Python, in a folder with a difficult name: writes its arguments and folder,
+    then sleeps if it finds the file `wait`.
+    """
     folder = tmp_path / 'it\'s a $HOME "of" mine; #1'
     folder.mkdir()
     (folder / "python").write_text(
@@ -155,18 +197,57 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_the_script_passes_every_argument_as_it_was_given(stub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_script_passes_every_argument_as_it_was_given(
+    stub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = stub / "my `x`'s" / "recipe.toml"
     recipe.parent.mkdir()
     recipe.write_text(small.SMALL_RECIPE)
-    words = ["--only", "a b", "--only", "-x", "--only", "staging", "--set", "train.seed=3", "--devices", "2", "-w", "ws $(touch hacked)"]
+    words = [
+        "--only",
+        "a b",
+        "--only",
+        "-x",
+        "--only",
+        "staging",
+        "--set",
+        "train.seed=3",
+        "--devices",
+        "2",
+        "-w",
+        "ws $(touch hacked)",
+    ]
     options = ["--sbatch", "partition=gpu", "--sbatch", "comment=it's #1", "--sbatch", "exclusive"]
-    assert main(["run", str(recipe.relative_to(stub)), *words, "--slurm", "job.sh", "--jobs", "3", *options]) == 0
+    assert (
+        main(
+            [
+                "run",
+                str(recipe.relative_to(stub)),
+                *words,
+                "--slurm",
+                "job.sh",
+                "--jobs",
+                "3",
+                *options,
+            ]
+        )
+        == 0
+    )
     script = stub / "job.sh"
     assert not (stub / "hacked").exists()
-    done = subprocess.run(["bash", "job.sh"], cwd="/", env={"PATH": os.environ["PATH"], "SLURM_CPUS_PER_TASK": "4"}, check=False)
+    done = subprocess.run(
+        ["bash", "job.sh"],
+        cwd="/",
+        env={"PATH": os.environ["PATH"], "SLURM_CPUS_PER_TASK": "4"},
+        check=False,
+    )
     assert done.returncode == 127, "the script is not in this folder"
-    subprocess.run(["bash", str(script)], cwd="/", env={"PATH": os.environ["PATH"], "SLURM_CPUS_PER_TASK": "4"}, check=True)
+    subprocess.run(
+        ["bash", str(script)],
+        cwd="/",
+        env={"PATH": os.environ["PATH"], "SLURM_CPUS_PER_TASK": "4"},
+        check=True,
+    )
     arguments, folder, threads = json.loads((stub / "call.json").read_text())
     assert (folder, threads) == (str(stub), "4")
     assert arguments[:4] == ["-m", "bitimely", "run", str(recipe.relative_to(stub))]
@@ -184,7 +265,21 @@ def test_the_script_passes_every_argument_as_it_was_given(stub: Path, monkeypatc
     assert ["--array=1-3"] in found
     assert re.fullmatch(r"--job-name=[\w.-]+", found[0][0])
     written = script.read_bytes()
-    assert main(["run", str(recipe.relative_to(stub)), *words, "--slurm", "job.sh", "--jobs", "3", *options]) == 0
+    assert (
+        main(
+            [
+                "run",
+                str(recipe.relative_to(stub)),
+                *words,
+                "--slurm",
+                "job.sh",
+                "--jobs",
+                "3",
+                *options,
+            ]
+        )
+        == 0
+    )
     assert script.read_bytes() == written
 
 
@@ -223,7 +318,11 @@ def test_a_cancelled_task_is_not_requeued(stub: Path, number: int, requeued: boo
     ],
 )
 def test_what_cannot_be_written_is_refused(
-    arguments: list[str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.sh").write_text("#!/bin/sh\n")
@@ -233,7 +332,9 @@ def test_what_cannot_be_written_is_refused(
     assert (tmp_path / "mine.sh").read_text() == "#!/bin/sh\n"
 
 
-def test_a_dry_run_shows_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_shows_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["run", "smoke", "--slurm", "job.sh", "--dry-run"]) == 0
     assert capsys.readouterr().out.startswith("#!/usr/bin/env bash")

@@ -32,7 +32,8 @@ def executors() -> Iterator[Any]:
     if running := SparkContext._active_spark_context:
         running.stop()
     SparkContext._ensure_initialized()
-    settings = SparkContext._jvm.java.lang.System  # as `spark-submit` leaves its --master there; Java may run since an earlier test
+    # as `spark-submit` leaves its --master there; Java may run since an earlier test
+    settings = SparkContext._jvm.java.lang.System
     settings.setProperty("spark.master", "local-cluster[2,1,1024]")
     try:
         context = engines.open_spark()
@@ -45,7 +46,9 @@ def executors() -> Iterator[Any]:
 
 @pytest.fixture
 def claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """About 0.3 MB of rows, some of them faulty, repeated in other parts or in quotes, to be cut into several parts and shards."""
+    """About 0.3 MB of rows, some of them faulty, repeated in other parts or in quotes, to be cut
+    into several parts and shards.
+    """
     folder, draw = tmp_path / "source", np.random.default_rng(3)
     folder.mkdir()
     codes = ["428.0", "250.00", "496", "401.9", "V45.85", "250", "junk", "", "585.9"]
@@ -59,7 +62,9 @@ def claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "claims.csv").write_text("patient_id,date,icd9,source\r\n" + "\r\n".join(rows))
     people = [f"P{i},{1930 + i % 60}-0{1 + i % 9}-11,{1 + i % 2}" for i in range(220)]
     (folder / "patients.csv").write_text("patient_id,birth_date,sex\n" + "\n".join(people) + "\n")
-    (folder / "icd9_phecode.csv").write_text("icd9,phecode\n428,428\n250,250.2\n496,496\n401,401.1\n585,585\n")
+    (folder / "icd9_phecode.csv").write_text(
+        "icd9,phecode\n428,428\n250,250.2\n496,496\n401,401.1\n585,585\n"
+    )
     monkeypatch.setattr(cluster, "PART_BYTES", 100_000)
     monkeypatch.setattr(ingest, "SHARD_BYTES", 100_000)
     monkeypatch.setattr("bitimely_core.formats.csv_text.BLOCK", 40_000)
@@ -67,16 +72,33 @@ def claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def make(home: Path, folder: Path, engine: str, key: Path) -> dict[str, str]:
-    """The hashes of all tables of a cache with its sequences, and the funnel and findings of the report."""
+    """The hashes of all tables of a cache with its sequences, and the funnel and findings of the
+    report.
+    """
     key.write_bytes(bytes(range(32)))
     build = {"select": False, "min_codes": 2, "engine": engine}
-    report = workflows.ingest("pophr", folder, home / "cache" / "pophr", options={"engine": engine, "id_key": str(key)}, build=build)
-    tables = {path.relative_to(home).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in home.rglob("*.parquet")}
+    report = workflows.ingest(
+        "pophr",
+        folder,
+        home / "cache" / "pophr",
+        options={"engine": engine, "id_key": str(key)},
+        build=build,
+    )
+    tables = {
+        path.relative_to(home).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in home.rglob("*.parquet")
+    }
     manifest = json.loads((home / "cache" / "pophr" / "manifest.json").read_text())
-    return tables | {name: json.dumps(report[name], sort_keys=True) for name in ("rows", "reasons")} | {"funnel": str(manifest["funnel"])}
+    return (
+        tables
+        | {name: json.dumps(report[name], sort_keys=True) for name in ("rows", "reasons")}
+        | {"funnel": str(manifest["funnel"])}
+    )
 
 
-def test_executors_write_the_same_bytes(executors: Any, claims: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_executors_write_the_same_bytes(
+    executors: Any, claims: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     key = tmp_path / "id.key"
     expected = make(tmp_path / "polars", claims, "polars", key)
     assert sum(name.startswith("cache/pophr/events-") for name in expected) > 2
@@ -85,7 +107,12 @@ def test_executors_write_the_same_bytes(executors: Any, claims: Path, tmp_path: 
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("the driver touches rows")
 
-    for module, name in ((pass1_clean, "clean_source"), (pass2_write, "_write_shard"), (steps, "load_shard"), (steps, "build_shard")):
+    for module, name in (
+        (pass1_clean, "clean_source"),
+        (pass2_write, "_write_shard"),
+        (steps, "load_shard"),
+        (steps, "build_shard"),
+    ):
         monkeypatch.setattr(module, name, refuse)
     assert make(tmp_path / "spark", claims, "spark", key) == expected
 

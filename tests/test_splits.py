@@ -23,21 +23,36 @@ def u(seed: int, subject: str) -> float:
     return int(hashlib.sha256(f"{seed}|{subject}".encode()).hexdigest()[:16], 16) / 2**64
 
 
-@given(st.sets(st.text(min_size=1, max_size=8).filter(lambda s: s.isprintable()), min_size=20, max_size=60), st.integers(0, 5))
+@given(
+    st.sets(
+        st.text(min_size=1, max_size=8).filter(lambda s: s.isprintable()), min_size=20, max_size=60
+    ),
+    st.integers(0, 5),
+)
 @settings(max_examples=40, deadline=None)
 def test_many_subjects_are_placed_by_their_own_hash(subjects: set[str], seed: int) -> None:
     found = tokens.assign_splits(subjects, seed=seed)
     for subject in subjects:
-        assert found[subject] == ("train" if u(seed, subject) < 0.8 else "validation" if u(seed, subject) < 0.9 else "test")
+        assert found[subject] == (
+            "train"
+            if u(seed, subject) < 0.8
+            else "validation"
+            if u(seed, subject) < 0.9
+            else "test"
+        )
 
 
 @given(st.lists(st.text("abcdef", min_size=1, max_size=6), min_size=1, max_size=80), st.randoms())
 @settings(max_examples=60, deadline=None)
-def test_order_and_repetition_of_subjects_do_not_count_and_adding_moves_nobody(subjects: list[str], random: Any) -> None:
+def test_order_and_repetition_of_subjects_do_not_count_and_adding_moves_nobody(
+    subjects: list[str], random: Any
+) -> None:
     found = tokens.assign_splits(subjects)
     shuffled = subjects * 2
     random.shuffle(shuffled)
-    assert list(tokens.assign_splits(shuffled).items()) == sorted(found.items()), "sorted by subject"
+    assert list(tokens.assign_splits(shuffled).items()) == sorted(found.items()), (
+        "sorted by subject"
+    )
     if len(found) >= 20:
         larger = tokens.assign_splits([*subjects, "somebody new"])
         assert {subject: larger[subject] for subject in found} == found
@@ -48,9 +63,13 @@ def test_few_subjects_are_placed_by_rank(count: int) -> None:
     names = [f"p{i}" for i in range(count)]
     found = tokens.assign_splits(names, seed=3)
     held = 0 if count < 3 else max(1, round(count / 10))
-    assert Counter(found.values()) == Counter({"train": count - 2 * held, "validation": held, "test": held})
+    assert Counter(found.values()) == Counter(
+        {"train": count - 2 * held, "validation": held, "test": held}
+    )
     ranked = sorted(names, key=lambda name: u(3, name))
-    assert [found[name] for name in ranked] == ["train"] * (count - 2 * held) + ["validation"] * held + ["test"] * held
+    assert [found[name] for name in ranked] == ["train"] * (count - 2 * held) + [
+        "validation"
+    ] * held + ["test"] * held
 
 
 def test_shares_of_many_subjects_are_80_10_10() -> None:
@@ -59,7 +78,9 @@ def test_shares_of_many_subjects_are_80_10_10() -> None:
     assert found["test"] / 20_000 == pytest.approx(0.1, abs=0.01)
 
 
-@given(st.integers(1, 120), st.sampled_from([0.375, 0.5, 1.0, 30.0]), st.sampled_from([0.5, 1.0, 2.0]))
+@given(
+    st.integers(1, 120), st.sampled_from([0.375, 0.5, 1.0, 30.0]), st.sampled_from([0.5, 1.0, 2.0])
+)
 @example(4, 30.0, 1.0)
 @example(5, 30.0, 1.0)
 @settings(max_examples=80, deadline=None)
@@ -71,7 +92,11 @@ def test_blocks_of_time_are_in_order_and_a_window_apart(n: int, length: float, s
         return
     assert places[-1] == "test"
     assert places.count("test") == max(1, round(n / 10))
-    blocks = [(min(i), max(i)) for name in splits.SPLITS if (i := [j for j, place in enumerate(places) if place == name])]
+    blocks = [
+        (min(i), max(i))
+        for name in splits.SPLITS
+        if (i := [j for j, place in enumerate(places) if place == name])
+    ]
     for (_, last), (first, _) in itertools.pairwise(blocks):
         assert last < first
         assert starts[first] - (starts[last] + length) >= length * (1 - 1e-5)
@@ -93,7 +118,10 @@ def test_views_of_one_cache_agree_on_few_subjects(tmp_path: Path) -> None:
     full, staging = build(held, tmp_path / "a"), build(held, tmp_path / "b", view="staging")
     placed = dict(zip(staging.subjects(), staging.index["split"], strict=True))
     assert "s004" not in set(full.subjects())
-    assert all(placed[subject] == split for subject, split in zip(full.subjects(), full.index["split"], strict=True))
+    assert all(
+        placed[subject] == split
+        for subject, split in zip(full.subjects(), full.index["split"], strict=True)
+    )
 
 
 def test_official_folds(tmp_path: Path) -> None:
@@ -104,8 +132,13 @@ def test_official_folds(tmp_path: Path) -> None:
 
 
 def test_official_names(tmp_path: Path) -> None:
-    held = [replace(r, attributes={"split": name}) for r, name in zip(records(4), ("TRAIN", "train", "Validation", "TEST"), strict=True)]
-    assert build(held, tmp_path, split="official").index["split"].unique(maintain_order=True).to_list() == ["train", "validation", "test"]
+    held = [
+        replace(r, attributes={"split": name})
+        for r, name in zip(records(4), ("TRAIN", "train", "Validation", "TEST"), strict=True)
+    ]
+    assert build(held, tmp_path, split="official").index["split"].unique(
+        maintain_order=True
+    ).to_list() == ["train", "validation", "test"]
 
 
 def test_official_without_folds_is_refused(tmp_path: Path) -> None:
@@ -138,12 +171,20 @@ def test_splits_that_share_subjects_are_stamped(tmp_path: Path, split: str) -> N
             assert own["split"].to_list() == ["train"] * 22 + ["validation"] * 3 + ["test"] * 3
         assert windows.manifest.left_out["gap"] == 6
     else:
-        for recording, start, part in windows.index.select("recording_id", "start", "split").iter_rows():
+        for recording, start, part in windows.index.select(
+            "recording_id", "start", "split"
+        ).iter_rows():
             assert part == splits.split_by_share(u(0, f"{recording}|{start}"))
 
 
 def test_unknown_choices_suggest_the_closest(tmp_path: Path) -> None:
-    for wrong, hint in (({"split": "subjects"}, "subject"), ({"view": "stagin"}, "staging"), ({"normalise": "chanel"}, "channel")):
-        with pytest.raises(UserError, match=f"Did you mean {'tiny/' if 'view' in wrong else ''}{hint}") as error:
+    for wrong, hint in (
+        ({"split": "subjects"}, "subject"),
+        ({"view": "stagin"}, "staging"),
+        ({"normalise": "chanel"}, "channel"),
+    ):
+        with pytest.raises(
+            UserError, match=f"Did you mean {'tiny/' if 'view' in wrong else ''}{hint}"
+        ) as error:
             build(records(2), tmp_path, **wrong)
         assert error.value.exit_code == Exit.USAGE

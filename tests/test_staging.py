@@ -1,4 +1,6 @@
-"""Sources behind URLs: what is cached is what a local folder gives, whatever happens on the way, and nothing of the credentials is kept."""
+"""Sources behind URLs: what is cached is what a local folder gives, whatever happens on the way,
+and nothing of the credentials is kept.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def make_files(folder: str = "night/") -> dict[str, bytes]:
     files = {}
     for name in ("a one", "b"):
         samples = [rng.integers(-900, 900, 4000).astype(np.int16)]
-        files[f"{folder}{name}.edf"] = edf_writer.encode_edf([edf_header.EdfChannel("EEG", "uV", -100.0, 100.0, -1000, 1000, 100)], samples)
+        files[f"{folder}{name}.edf"] = edf_writer.encode_edf(
+            [edf_header.EdfChannel("EEG", "uV", -100.0, 100.0, -1000, 1000, 100)], samples
+        )
     return {**files, f"{folder}sub/notes.txt": b"as recorded\n"}
 
 
@@ -46,7 +50,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/absent")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/absent")
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "no_proxy", "http_proxy", "HTTP_PROXY"):
+    for name in (
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_PROFILE",
+        "no_proxy",
+        "http_proxy",
+        "HTTP_PROXY",
+    ):
         monkeypatch.delenv(name, raising=False)
     with serve(make_files()) as found:
         monkeypatch.setenv("AWS_ENDPOINT_URL", found.url)
@@ -78,7 +89,9 @@ def list_staged(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("scheme", ["s3", "http"])
-def test_a_url_gives_the_cache_of_the_folder(scheme: str, server: FileServer, tmp_path: Path) -> None:
+def test_a_url_gives_the_cache_of_the_folder(
+    scheme: str, server: FileServer, tmp_path: Path
+) -> None:
     wanted = cache.ingest("edf", write_local(server.files, tmp_path), tmp_path / "local")
     found = cache.ingest("edf", name_url(server, scheme), tmp_path / "remote")
     assert read_content(found, tmp_path / "remote") == read_content(wanted, tmp_path / "local")
@@ -89,7 +102,9 @@ def test_a_url_gives_the_cache_of_the_folder(scheme: str, server: FileServer, tm
 
 @pytest.mark.parametrize("scheme", ["s3", "http"])
 @pytest.mark.parametrize("ranges", [True, False])
-def test_a_broken_connection_is_taken_up(scheme: str, ranges: bool, server: FileServer, tmp_path: Path) -> None:
+def test_a_broken_connection_is_taken_up(
+    scheme: str, ranges: bool, server: FileServer, tmp_path: Path
+) -> None:
     server.ranges = ranges or scheme == "s3"
     broken: list[str] = []
 
@@ -128,19 +143,34 @@ def test_staged_files_are_compared_with_the_listing(server: FileServer, tmp_path
     url = name_url(server, "s3")
     cache.ingest("edf", url, tmp_path / "cache", keep_staged=True)
     (staged,) = list_staged(tmp_path / "cache")
-    server.files["night/b.edf"] = make_files()["night/b.edf"][:-200] + bytes(200)  # as long as before
+    # as long as before
+    server.files["night/b.edf"] = make_files()["night/b.edf"][:-200] + bytes(200)
     damaged = bytearray((staged / "a one.edf").read_bytes())
     damaged[-1] ^= 1
     (staged / "a one.edf").write_bytes(damaged)
     del server.files["night/sub/notes.txt"]
     server.log.clear()
     cache.ingest("edf", url, tmp_path / "cache", keep_staged=True)
-    assert {name for method, name, _ in server.log if method == "GET"} == {"night/a one.edf", "night/b.edf"}
+    assert {name for method, name, _ in server.log if method == "GET"} == {
+        "night/a one.edf",
+        "night/b.edf",
+    }
     assert (staged / "a one.edf").read_bytes() == server.files["night/a one.edf"]
     assert not (staged / "sub/notes.txt").exists()
 
 
-@pytest.mark.parametrize("left", ["half a line", "no line", "no file", "long part", "short part", "temporary file", "folder in the place"])
+@pytest.mark.parametrize(
+    "left",
+    [
+        "half a line",
+        "no line",
+        "no file",
+        "long part",
+        "short part",
+        "temporary file",
+        "folder in the place",
+    ],
+)
 def test_whatever_a_kill_leaves_is_mended(left: str, server: FileServer, tmp_path: Path) -> None:
     url, body = name_url(server, "http"), server.files["night/b.edf"]
     wanted = cache.ingest("edf", url, tmp_path / "cache", keep_staged=True)
@@ -171,7 +201,13 @@ def test_whatever_a_kill_leaves_is_mended(left: str, server: FileServer, tmp_pat
     found = cache.ingest("edf", url, tmp_path / "cache", keep_staged=True)
     assert read_content(found, tmp_path / "cache") == read_content(wanted, tmp_path / "cache")
     assert (staged / "b.edf").read_bytes() == body
-    assert {path.name for path in staged.iterdir()} == {"a one.edf", "b.edf", "sub", ".files.jsonl", ".lock"}
+    assert {path.name for path in staged.iterdir()} == {
+        "a one.edf",
+        "b.edf",
+        "sub",
+        ".files.jsonl",
+        ".lock",
+    }
     assert {name for method, name, _ in server.log if method == "GET"} <= {"night/b.edf"}
 
 
@@ -185,7 +221,9 @@ def test_without_a_version_nothing_is_reused(server: FileServer, tmp_path: Path)
 
 @pytest.mark.parametrize("scheme", ["s3", "http"])
 @pytest.mark.parametrize("often", [1, 99])
-def test_a_file_that_changes_meanwhile(scheme: str, often: int, server: FileServer, tmp_path: Path) -> None:
+def test_a_file_that_changes_meanwhile(
+    scheme: str, often: int, server: FileServer, tmp_path: Path
+) -> None:
     changes: list[int] = []
 
     def change(name: str, at: int) -> None:
@@ -202,7 +240,9 @@ def test_a_file_that_changes_meanwhile(scheme: str, often: int, server: FileServ
         return
     cache.ingest("edf", name_url(server, scheme), tmp_path / "remote")
     server.faults = lambda name, at: None
-    records = {record.recording_id: record for record in cache.open_cache(tmp_path / "remote").records()}
+    records = {
+        record.recording_id: record for record in cache.open_cache(tmp_path / "remote").records()
+    }
     (last,) = (record for name, record in records.items() if name.startswith("b"))
     assert last.signals[0].samples[-1] == 1
 
@@ -234,17 +274,26 @@ def run_cli(capsys: pytest.CaptureFixture[str], *argv: str | Path) -> tuple[int,
     ],
 )
 def test_faults_are_one_line(
-    url: str, code: int, words: str, server: FileServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    url: str,
+    code: int,
+    words: str,
+    server: FileServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     if url.startswith("gs") and "gcsfs" in fsspec.available_protocols():
         pytest.importorskip("gcsfs", reason="missing")
-    found, text = run_cli(capsys, "ingest", "edf", url.replace("WEB", server.url), "-w", tmp_path / "w")
+    found, text = run_cli(
+        capsys, "ingest", "edf", url.replace("WEB", server.url), "-w", tmp_path / "w"
+    )
     assert (found, text.count("\n")) == (code, 1), text
     assert words in text
     assert "abc" not in text
 
 
-def test_no_permission(server: FileServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_permission(
+    server: FileServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     server.denied = True
     for url in (name_url(server, "s3"), name_url(server, "http")):
         code, text = run_cli(capsys, "ingest", "edf", url, "-w", tmp_path / "w")
@@ -282,7 +331,10 @@ def test_credentials_are_used_and_nowhere_written(
     server.files["night/broken.edf"] = b"no edf"
     home = tmp_path / "w"
     assert main(["ingest", "edf", url, "-w", str(home), "--keep-staged", "--json", "--debug"]) == 3
-    assert any("KEYNAME" in (found or "") or (found or "").startswith("Basic ") for found in server.authorization)
+    assert any(
+        "KEYNAME" in (found or "") or (found or "").startswith("Basic ")
+        for found in server.authorization
+    )
     server.denied = True
     assert main(["ingest", "edf", url, "-w", str(home), "--debug"]) == 4
     assert main(["ingest", "edf", url + "?sig=" + secret, "-w", str(home), "--debug"]) == 2
@@ -293,7 +345,10 @@ def test_credentials_are_used_and_nowhere_written(
     for text in (secret, "s3crET", "KEYNAME"):
         assert text not in shown
         assert text.encode() not in stored
-    assert name_url(server, scheme) in json.loads((home / "cache/edf/ingest_report.json").read_bytes())["source"]["path"]
+    assert (
+        name_url(server, scheme)
+        in json.loads((home / "cache/edf/ingest_report.json").read_bytes())["source"]["path"]
+    )
 
 
 def test_hostile_names_stay_outside(server: FileServer, tmp_path: Path) -> None:
@@ -309,14 +364,27 @@ def test_hostile_names_stay_outside(server: FileServer, tmp_path: Path) -> None:
         "line\nbreak.edf",
         "esc\x1b[2J.edf",
     ]
-    hostile += ["Case.edf", "cAse.edf", "caf\u00e9.edf", "cafe\u0301.edf", "a/b", "a", "." * 3 + "/x.edf", "n" * 250 + ".edf"]
+    hostile += [
+        "Case.edf",
+        "cAse.edf",
+        "caf\u00e9.edf",
+        "cafe\u0301.edf",
+        "a/b",
+        "a",
+        "." * 3 + "/x.edf",
+        "n" * 250 + ".edf",
+    ]
     for name in hostile:
         server.files[f"night/{name}"] = edf_bytes if not name.startswith("a") else b"x"
     server.files["night/.hidden.edf"] = edf_bytes
     home = tmp_path / "deep/er/cache"
     report = cache.ingest("edf", name_url(server, "s3"), home, keep_staged=True, max_bad=1.0)
     (staged,) = list_staged(home)
-    kept = {path.relative_to(staged).as_posix() for path in staged.rglob("*") if path.is_file() and not path.name.startswith(".")}
+    kept = {
+        path.relative_to(staged).as_posix()
+        for path in staged.rglob("*")
+        if path.is_file() and not path.name.startswith(".")
+    }
     assert kept == {name.partition("/")[2] for name in good} | {"a/b"}
     everything = {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*")}
     assert everything == {"deep"}
@@ -336,8 +404,19 @@ def test_links_of_a_page_that_lead_away(server: FileServer, tmp_path: Path) -> N
         "mailto:x@y",
         "b.edf",
     ]
-    links += ["javascript:alert(1)", "data:,x", "?C=M", "#top", "sub/../../secret.edf", "./", "b.edf?x=1", "%0a.edf"]
-    server.page["night/"] = "".join(f'<a href="{link}">x</a>' for link in links) + "<a>none</a><a href=>"
+    links += [
+        "javascript:alert(1)",
+        "data:,x",
+        "?C=M",
+        "#top",
+        "sub/../../secret.edf",
+        "./",
+        "b.edf?x=1",
+        "%0a.edf",
+    ]
+    server.page["night/"] = (
+        "".join(f'<a href="{link}">x</a>' for link in links) + "<a>none</a><a href=>"
+    )
     server.files["secret.edf"] = server.files["night/b.edf"]
     cache.ingest("edf", name_url(server, "http"), tmp_path / "cache", keep_staged=True, max_bad=1.0)
     assert {name for _, name, _ in server.log} == {"night/b.edf"}
@@ -345,15 +424,23 @@ def test_links_of_a_page_that_lead_away(server: FileServer, tmp_path: Path) -> N
     assert [path.name for path in staged.iterdir() if not path.name.startswith(".")] == ["b.edf"]
 
 
-def test_a_listing_without_end(server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "_list_page", lambda opened, url: [("again", url + "again/", {}, True)])
+def test_a_listing_without_end(
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        staging, "_list_page", lambda opened, url: [("again", url + "again/", {}, True)]
+    )
     with pytest.raises(UserError, match="deep") as refused:
         cache.ingest("edf", name_url(server, "http"), tmp_path / "cache")
     assert refused.value.exit_code == 4
 
 
-def test_the_disk_is_measured_first(server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 9000, "total": 1, "used": 1}))
+def test_the_disk_is_measured_first(
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "shutil.disk_usage", lambda path: type("Usage", (), {"free": 9000, "total": 1, "used": 1})
+    )
     with pytest.raises(UserError, match="disk full: need") as refused:
         cache.ingest("edf", name_url(server, "s3"), tmp_path / "cache")
     assert refused.value.exit_code == 6
@@ -362,13 +449,19 @@ def test_the_disk_is_measured_first(server: FileServer, tmp_path: Path, monkeypa
 
 def test_a_dry_run_lists_and_writes_nothing(server: FileServer, tmp_path: Path) -> None:
     plan = cache.ingest("edf", name_url(server, "s3"), tmp_path / "cache", dry_run=True)
-    assert plan["source"] == {"path": name_url(server, "s3"), "files": 3, "bytes": sum(map(len, server.files.values()))}
+    assert plan["source"] == {
+        "path": name_url(server, "s3"),
+        "files": 3,
+        "bytes": sum(map(len, server.files.values())),
+    }
     assert plan["estimate"]["free_bytes"] > 0
     assert list(tmp_path.iterdir()) == []
     assert server.log == []
 
 
-def test_options_are_checked_before_the_download(server: FileServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_are_checked_before_the_download(
+    server: FileServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     url = name_url(server, "s3")
     for more in (["--shard", "1/2"], ["--rate", "7"], ["--init-map", str(tmp_path / "map.toml")]):
         code, text = run_cli(capsys, "ingest", "generic", url, "-w", tmp_path / "w", *more)
@@ -390,7 +483,9 @@ def test_a_signal_stops_the_download(server: FileServer, tmp_path: Path) -> None
         cache.ingest("edf", name_url(server, "http"), tmp_path / "cache")
     assert stopped.value.exit_code == 143
     server.faults = lambda name, at: None
-    assert cache.ingest("edf", name_url(server, "http"), tmp_path / "cache")["status"] == "published"
+    assert (
+        cache.ingest("edf", name_url(server, "http"), tmp_path / "cache")["status"] == "published"
+    )
 
 
 def test_a_signal_does_not_wait_for_an_answer(server: FileServer, tmp_path: Path) -> None:
@@ -411,13 +506,17 @@ def test_memory_and_file_urls(server: FileServer, tmp_path: Path) -> None:
         wanted = cache.ingest("edf", raw, tmp_path / "local")
         for number, url in enumerate(["memory://staging-test/night", f"file://{raw}"]):
             found = cache.ingest("edf", url, tmp_path / f"cache-{number}")
-            assert read_content(found, tmp_path / f"cache-{number}") == read_content(wanted, tmp_path / "local")
+            assert read_content(found, tmp_path / f"cache-{number}") == read_content(
+                wanted, tmp_path / "local"
+            )
             assert found["source"]["path"] == url
     finally:
         store.rm("/staging-test", recursive=True)
 
 
-def test_the_extra_may_be_missing(server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_extra_may_be_missing(
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
     monkeypatch.setattr(staging, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'bitimely\[s3\]'") as refused:
@@ -425,10 +524,14 @@ def test_the_extra_may_be_missing(server: FileServer, tmp_path: Path, monkeypatc
     assert refused.value.exit_code == 2
 
 
-def test_a_recipe_holds_no_credentials(server: FileServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_holds_no_credentials(
+    server: FileServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     url = name_url(server, "s3").replace("://", "://KEYNAME:s3crET@")
     setting = f"ingest.sources.sleep-edf={url}"
-    code, text = run_cli(capsys, "run", "table2", "--only", "sleep", "--set", setting, "-w", tmp_path / "w")
+    code, text = run_cli(
+        capsys, "run", "table2", "--only", "sleep", "--set", setting, "-w", tmp_path / "w"
+    )
     assert (code, text.count("\n")) == (2, 1)
     assert "ingest.sources.sleep-edf" in text
     assert "s3crET" not in text
@@ -436,7 +539,9 @@ def test_a_recipe_holds_no_credentials(server: FileServer, tmp_path: Path, capsy
 
 
 def test_names_of_buckets_and_local_urls_are_read_as_they_are_written(tmp_path: Path) -> None:
-    """A space and # are letters of a key; a file URL is encoded and may name this machine; a secret with a space stays hidden."""
+    """A space and # are letters of a key; a file URL is encoded and may name this machine; a secret
+    with a space stays hidden.
+    """
     from bitimely_core.cache import staging
     from bitimely_core.errors import hide_credentials, split_url
 
@@ -444,8 +549,14 @@ def test_names_of_buckets_and_local_urls_are_read_as_they_are_written(tmp_path: 
     assert hide_credentials("s3://KEY:sec ret@bucket/x") == "s3://bucket/x"
     assert "ret" not in hide_credentials("no file at s3://KEY:sec ret@bucket/x now")
     assert hide_credentials("s3://signals/a#b") == "s3://signals/a#b"
-    assert hide_credentials("https://host/a#b") == hide_credentials("https://u:p@host/a?b#c") == "https://host/a"
-    assert staging.locate_folder("s3://signals/a#b", tmp_path) != staging.locate_folder("s3://signals/a#c", tmp_path)
+    assert (
+        hide_credentials("https://host/a#b")
+        == hide_credentials("https://u:p@host/a?b#c")
+        == "https://host/a"
+    )
+    assert staging.locate_folder("s3://signals/a#b", tmp_path) != staging.locate_folder(
+        "s3://signals/a#c", tmp_path
+    )
     for url in ("file:///data/my%20raw", "file://localhost/data/my%20raw"):
         assert staging._parse_local(url) == Path("/data/my raw")
 
@@ -459,7 +570,12 @@ def test_a_web_server_that_sends_more_than_it_states(
 
     def send_file(handler: FileHandler, name: str) -> None:
         if handler.command == "HEAD":
-            handler.reply(200, handler.server.files[name][:-more], "application/octet-stream", {"ETag": '"one"'})
+            handler.reply(
+                200,
+                handler.server.files[name][:-more],
+                "application/octet-stream",
+                {"ETag": '"one"'},
+            )
         else:
             original(handler, name)
 
@@ -471,13 +587,21 @@ def test_a_web_server_that_sends_more_than_it_states(
 
 
 def test_a_web_server_that_sends_less_than_it_states(
-    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: FileServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     original = FileHandler.send_file
 
     def send_file(handler: FileHandler, name: str) -> None:
         if handler.command == "HEAD":
-            handler.reply(200, handler.server.files[name] + b"0", "application/octet-stream", {"ETag": '"one"'})
+            handler.reply(
+                200,
+                handler.server.files[name] + b"0",
+                "application/octet-stream",
+                {"ETag": '"one"'},
+            )
         else:
             original(handler, name)
 
@@ -513,16 +637,25 @@ def test_a_web_server_that_answers_with_another_part(
 
 
 @pytest.mark.parametrize("link", ["b.edf", "/night/b.edf", "HOST/night/b.edf"])
-def test_a_redirected_listing_is_read_where_it_is(link: str, server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_redirected_listing_is_read_where_it_is(
+    link: str, server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original = FileHandler.do_GET
 
     def do_get(handler: FileHandler) -> None:
         if handler.path.startswith("/latest/"):
-            handler.reply(302, b"", headers={"Location": handler.path.replace("/latest/", "/night/", 1)})
+            handler.reply(
+                302, b"", headers={"Location": handler.path.replace("/latest/", "/night/", 1)}
+            )
         else:
             original(handler)
 
     monkeypatch.setattr(FileHandler, "do_GET", do_get)
-    server.page["night/"] = f'<a href="{link.replace("HOST", server.url)}">b</a><a href="/other/c.edf">c</a>'
+    server.page["night/"] = (
+        f'<a href="{link.replace("HOST", server.url)}">b</a><a href="/other/c.edf">c</a>'
+    )
     assert list(staging.list_remote(f"{server.url}/latest", StopFlag()).files) == ["b.edf"]
-    assert cache.ingest("generic", f"{server.url}/latest", tmp_path / "cache")["counts"]["accepted"] == 1
+    assert (
+        cache.ingest("generic", f"{server.url}/latest", tmp_path / "cache")["counts"]["accepted"]
+        == 1
+    )

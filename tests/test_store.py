@@ -25,14 +25,26 @@ from hypothesis import strategies as st
 from bitimely_core import manifests, storage
 from bitimely_core.errors import Exit, Reason, UserError
 
-CALLS = ("os_open", "os_write", "os_fsync", "os_replace", "os_link", "os_unlink", "os_mkdir", "os_read")
+CALLS = (
+    "os_open",
+    "os_write",
+    "os_fsync",
+    "os_replace",
+    "os_link",
+    "os_unlink",
+    "os_mkdir",
+    "os_read",
+)
 JSON = st.recursive(
     st.none()
     | st.booleans()
     | st.integers()
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(exclude_categories=["Cs"])),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner, max_size=4)
+    ),
     max_leaves=12,
 )
 
@@ -70,7 +82,9 @@ def umask(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def run(code: str, *arguments: object) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)], stdout=subprocess.PIPE, text=True
+    )
 
 
 def attempted(call: Callable[[], object]) -> UserError | None:
@@ -100,9 +114,14 @@ def test_canonical_json_has_one_spelling_and_no_nan() -> None:
 
 def test_hashes_equal_hashlib(tmp_path: Path) -> None:
     data = os.urandom(3 * storage.CHUNK + 17)
-    assert storage.write_bytes(tmp_path / "f", data) == (hashlib.sha256(data).hexdigest(), len(data))
+    assert storage.write_bytes(tmp_path / "f", data) == (
+        hashlib.sha256(data).hexdigest(),
+        len(data),
+    )
     assert storage.hash_with_size(tmp_path / "f") == (hashlib.sha256(data).hexdigest(), len(data))
-    name, digest, _ = storage.write_hashed(tmp_path, "shard", ".bin", lambda stream: stream.write(data))
+    name, digest, _ = storage.write_hashed(
+        tmp_path, "shard", ".bin", lambda stream: stream.write(data)
+    )
     assert name == f"shard-{digest[:16]}.bin"
     assert (tmp_path / name).read_bytes() == data
 
@@ -126,7 +145,9 @@ def test_files_and_folders_are_for_their_owner_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EINTR, errno.EMFILE])
-def test_any_failing_call_leaves_the_former_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_any_failing_call_leaves_the_former_file_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     path = tmp_path / "file"
     storage.write_bytes(path, b"old")
     faults = Faults(monkeypatch)
@@ -136,8 +157,13 @@ def test_any_failing_call_leaves_the_former_file_and_no_other(tmp_path: Path, mo
         faults.at(n, number)
         error = attempted(lambda: storage.write_bytes(path, b"new"))
         passed = faults.seen < n
-        assert (error is None) == passed or number == errno.EINTR  # an interrupted write is repeated
-        assert error is None or (error.code, error.exit_code, error.file) == (codes.get(number, Reason.IO_ERROR), Exit.RESOURCES, str(path))
+        # an interrupted write is repeated
+        assert (error is None) == passed or number == errno.EINTR
+        assert error is None or (error.code, error.exit_code, error.file) == (
+            codes.get(number, Reason.IO_ERROR),
+            Exit.RESOURCES,
+            str(path),
+        )
         faults.at(0, number)
         assert path.read_bytes() in ((b"old", b"new") if error else (b"new",))
         assert names(tmp_path) == ["file"]
@@ -148,7 +174,9 @@ def test_any_failing_call_leaves_the_former_file_and_no_other(tmp_path: Path, mo
     assert n > 8
 
 
-def test_a_full_disk_is_reported_whatever_the_serialiser_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_whatever_the_serialiser_raises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Faults(monkeypatch, ("os_write",)).at(1, errno.ENOSPC)
     frame = pl.DataFrame({"a": [1, 2]})
     with pytest.raises(UserError, match="disk full") as caught:
@@ -159,12 +187,20 @@ def test_a_full_disk_is_reported_whatever_the_serialiser_raises(tmp_path: Path, 
 
 def test_tables_can_be_written_to_the_stream(tmp_path: Path) -> None:
     frame = pl.DataFrame({"a": [1, 2]})
-    storage.write_file(tmp_path / "t.parquet", lambda stream: frame.write_parquet(stream, compression="zstd"))
+    storage.write_file(
+        tmp_path / "t.parquet", lambda stream: frame.write_parquet(stream, compression="zstd")
+    )
     assert pl.read_parquet(tmp_path / "t.parquet").equals(frame)
 
 
-@pytest.mark.parametrize("content", [b"aaa", memoryview(b"aaa"), lambda stream: stream.write(b"aaa")], ids=["bytes", "view", "stream"])
-@pytest.mark.parametrize("found", [[b"aab"], [b"aa"], [b"aaa", b"a"], []], ids=["differs", "shorter", "longer", "empty"])
+@pytest.mark.parametrize(
+    "content",
+    [b"aaa", memoryview(b"aaa"), lambda stream: stream.write(b"aaa")],
+    ids=["bytes", "view", "stream"],
+)
+@pytest.mark.parametrize(
+    "found", [[b"aab"], [b"aa"], [b"aaa", b"a"], []], ids=["differs", "shorter", "longer", "empty"]
+)
 def test_what_reads_back_differently_never_gets_its_name(
     content: storage.Content, found: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,7 +215,10 @@ def test_what_reads_back_differently_never_gets_its_name(
 def test_bytes_of_any_format_land_as_they_are(tmp_path: Path) -> None:
     data = memoryview(bytes(range(256)) * 8192)
     for content in (data, data.cast("b"), data.cast("i"), lambda stream: stream.write(data)):
-        assert storage.write_file(tmp_path / "f", content) == (hashlib.sha256(data).hexdigest(), len(data))
+        assert storage.write_file(tmp_path / "f", content) == (
+            hashlib.sha256(data).hexdigest(),
+            len(data),
+        )
         assert (tmp_path / "f").read_bytes() == data
 
 
@@ -216,7 +255,13 @@ def test_nothing_is_written_through_a_link_or_over_a_file(tmp_path: Path) -> Non
 
 
 def test_sweep_removes_what_dead_runs_left_and_nothing_else(tmp_path: Path) -> None:
-    for name in ("a.parquet.tmp-123-0123abcd", "manifest.json.tmp-9-ffffffff", "a.parquet", "notes.tmp", "x.tmp-y"):
+    for name in (
+        "a.parquet.tmp-123-0123abcd",
+        "manifest.json.tmp-9-ffffffff",
+        "a.parquet",
+        "notes.tmp",
+        "x.tmp-y",
+    ):
         (tmp_path / name).write_text("")
     assert storage.remove_temporary_files(tmp_path) == 2
     assert names(tmp_path) == ["a.parquet", "notes.tmp", "x.tmp-y"]
@@ -260,15 +305,25 @@ def test_what_stands_in_the_lock_decides_nothing(tmp_path: Path) -> None:
 
 
 def test_shared_holders_keep_a_single_one_out(tmp_path: Path) -> None:
-    with storage.lock(tmp_path, shared=True), storage.lock(tmp_path, shared=True), pytest.raises(UserError) as caught:
+    with (
+        storage.lock(tmp_path, shared=True),
+        storage.lock(tmp_path, shared=True),
+        pytest.raises(UserError) as caught,
+    ):
         take(tmp_path)
     assert caught.value.code == Reason.LOCKED
-    with storage.lock(tmp_path), pytest.raises(UserError) as caught, storage.lock(tmp_path, shared=True):
+    with (
+        storage.lock(tmp_path),
+        pytest.raises(UserError) as caught,
+        storage.lock(tmp_path, shared=True),
+    ):
         raise AssertionError("shared beside a single one")
     assert caught.value.code == Reason.LOCKED
 
 
-def test_without_flock_a_file_stands_in_and_is_never_stolen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_flock_a_file_stands_in_and_is_never_stolen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def unsupported(fd: int, kind: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -285,14 +340,20 @@ def test_without_flock_a_file_stands_in_and_is_never_stolen(tmp_path: Path, monk
 
 
 def published(folder: Path, content: bytes = b"rows", generation: int = 1) -> dict[str, Any]:
-    name, digest, size = storage.write_hashed(folder, "part", ".bin", lambda stream: stream.write(content))
-    return manifests.publish(folder, {"dataset": "x"}, {name: {"sha256": digest, "size": size, "rows": 3}}, generation)
+    name, digest, size = storage.write_hashed(
+        folder, "part", ".bin", lambda stream: stream.write(content)
+    )
+    return manifests.publish(
+        folder, {"dataset": "x"}, {name: {"sha256": digest, "size": size, "rows": 3}}, generation
+    )
 
 
 def test_a_manifest_names_everything_and_itself(tmp_path: Path) -> None:
     body = published(tmp_path)
     assert manifests.read_manifest(tmp_path) == body
-    assert body["manifest_sha256"] == storage.fingerprint({k: v for k, v in body.items() if k != "manifest_sha256"})
+    assert body["manifest_sha256"] == storage.fingerprint(
+        {k: v for k, v in body.items() if k != "manifest_sha256"}
+    )
     assert manifests.find_damage(tmp_path, body) == []
     manifests.check_files(tmp_path, body)
 
@@ -308,7 +369,9 @@ def test_nothing_published_is_incomplete(tmp_path: Path) -> None:
     "change",
     [
         lambda raw: raw.replace(b'"rows":3', b'"rows":4'),
-        lambda raw: re.sub(rb'"sha256":"(.)', lambda m: b'"sha256":"' + (b"0" if m[1] != b"0" else b"1"), raw),
+        lambda raw: re.sub(
+            rb'"sha256":"(.)', lambda m: b'"sha256":"' + (b"0" if m[1] != b"0" else b"1"), raw
+        ),
         lambda raw: re.sub(rb'"manifest_sha256":"....', b'"manifest_sha256":"0000', raw),
         lambda raw: raw + b" ",
         lambda raw: raw[:-20],
@@ -318,7 +381,9 @@ def test_nothing_published_is_incomplete(tmp_path: Path) -> None:
         lambda raw: b"{}\n",
     ],
 )
-def test_any_change_of_the_manifest_is_noticed(tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
+def test_any_change_of_the_manifest_is_noticed(
+    tmp_path: Path, change: Callable[[bytes], bytes]
+) -> None:
     published(tmp_path)
     path = tmp_path / "manifest.json"
     path.write_bytes(change(path.read_bytes()))
@@ -330,7 +395,9 @@ def test_any_change_of_the_manifest_is_noticed(tmp_path: Path, change: Callable[
 def test_damaged_missing_and_odd_files_are_named(tmp_path: Path) -> None:
     files = {}
     for i in range(5):
-        name, digest, size = storage.write_hashed(tmp_path, f"part{i}", ".bin", lambda stream, i=i: stream.write(b"%d" % i * 100))  # type: ignore[misc]
+        name, digest, size = storage.write_hashed(
+            tmp_path, f"part{i}", ".bin", lambda stream, i=i: stream.write(b"%d" % i * 100)
+        )  # type: ignore[misc]
         files[name] = {"sha256": digest, "size": size}
     body = manifests.publish(tmp_path, {}, files, 1)
     flipped, short, gone, pipe, good = sorted(files)
@@ -339,13 +406,20 @@ def test_damaged_missing_and_odd_files_are_named(tmp_path: Path) -> None:
     (tmp_path / gone).unlink()
     (tmp_path / pipe).unlink()
     os.mkfifo(tmp_path / pipe)  # must not hang
-    assert [Path(str(f.file)).name for f in manifests.find_damage(tmp_path, body)] == [flipped, short, gone, pipe]
+    assert [Path(str(f.file)).name for f in manifests.find_damage(tmp_path, body)] == [
+        flipped,
+        short,
+        gone,
+        pipe,
+    ]
     with pytest.raises(UserError) as caught:
         manifests.check_files(tmp_path, body)
     assert len(caught.value.details) == 3
     manifests.check_files(tmp_path, body, [good])
     body["files"]["../outside"] = {"sha256": "", "size": 0}
-    assert "leaves the folder" in str(manifests.find_damage(tmp_path, body, ["../outside"])[0].message)
+    assert "leaves the folder" in str(
+        manifests.find_damage(tmp_path, body, ["../outside"])[0].message
+    )
 
 
 def test_times_alone_are_no_change(tmp_path: Path) -> None:
@@ -373,7 +447,9 @@ def test_publish_refuses_files_that_are_not_there(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_a_file_system_without_hard_links_keeps_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_hard_links_keeps_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = published(tmp_path)
     Faults(monkeypatch, ("os_link",)).at(1, errno.EPERM)
     published(tmp_path, b"second", 2)

@@ -23,11 +23,29 @@ SIGNALS = {
     "steps": {"tokenizer": "steps"},
     "channels": {"tokenizer": "patch", "channel_independent": True},
 }
-RETENTION = {"xpos_scale": True}, {"temporal_conv": "causal"}, {"retention_norm": "rms", "form": "recurrent"}, {"form": "parallel"}
+RETENTION = (
+    {"xpos_scale": True},
+    {"temporal_conv": "causal"},
+    {"retention_norm": "rms", "form": "recurrent"},
+    {"form": "parallel"},
+)
 KINDS = [(name, options) for name in ("timelygpt", "s4", "lstm") for options in SIGNALS.values()]
 KINDS += [("timelygpt", {"tokenizer": "patch", **options}) for options in RETENTION]
-KINDS += [("timelygpt", {"tokenizer": "steps", "decay": {"kind": "learnable"}, "xpos_scale": True, "temporal_conv": "causal"})]
-KINDS += [("lstm", {"connections": "residual-norm"}), ("s4", {"norm_first": True, "encoder_norm": "layer"})]
+KINDS += [
+    (
+        "timelygpt",
+        {
+            "tokenizer": "steps",
+            "decay": {"kind": "learnable"},
+            "xpos_scale": True,
+            "temporal_conv": "causal",
+        },
+    )
+]
+KINDS += [
+    ("lstm", {"connections": "residual-norm"}),
+    ("s4", {"norm_first": True, "encoder_norm": "layer"}),
+]
 EVENTS = [
     ("timelygpt", {}),
     ("timelygpt", {"rotary": "time"}),
@@ -49,29 +67,52 @@ def make(name, **options):
 def feed_in_pieces(stream, batch, sizes):
     """Batch fields along time in pieces of these sizes, then the rest."""
     sizes = [*sizes, batch.values.shape[1] - sum(sizes)]
-    fields = {name: getattr(batch, name) for name in ("values", "times", "mask") if getattr(batch, name) is not None}
+    fields = {
+        name: getattr(batch, name)
+        for name in ("values", "times", "mask")
+        if getattr(batch, name) is not None
+    }
     pieces = zip(*(x.split(sizes, 1) for x in fields.values()), strict=True)
-    return [stream.feed(Batch(**dict(zip(fields, piece, strict=True)), person=batch.person)) for piece in pieces]
+    return [
+        stream.feed(Batch(**dict(zip(fields, piece, strict=True)), person=batch.person))
+        for piece in pieces
+    ]
 
 
 def check(narrow, wide, batch, sizes, end=None):
-    full = wide(batch._replace(**{k: v.double() for k, v in batch._asdict().items() if v is not None and v.is_floating_point()}))
+    full = wide(
+        batch._replace(
+            **{
+                k: v.double()
+                for k, v in batch._asdict().items()
+                if v is not None and v.is_floating_point()
+            }
+        )
+    )
     stream = open_stream(narrow)
     parts = feed_in_pieces(stream, batch._replace(end=None), sizes)
     count = stream.tokens
     last, again = stream.finish(end), stream.finish(end)
     assert torch.equal(last.hidden[-1], again.hidden[-1])
-    assert full.tokens.shape[1] == count + last.tokens.shape[1] == sum(part.tokens.shape[1] for part in parts) + int(last.eos[0])
+    assert (
+        full.tokens.shape[1]
+        == count + last.tokens.shape[1]
+        == sum(part.tokens.shape[1] for part in parts) + int(last.eos[0])
+    )
     tokens = torch.cat([part.tokens for part in (*parts, last)], 1)
     torch.testing.assert_close(tokens.to(full.tokens), full.tokens, rtol=0, atol=1e-5)
     for layer, states in enumerate(full.hidden):
         found = torch.cat([part.hidden[layer] for part in (*parts, last)], 1).double()
-        torch.testing.assert_close(found, states[:, 1:], rtol=1e-5, atol=1e-5 * float(states.abs().max()))
+        torch.testing.assert_close(
+            found, states[:, 1:], rtol=1e-5, atol=1e-5 * float(states.abs().max())
+        )
 
 
 @pytest.mark.parametrize(("name", "options"), KINDS)
 def test_a_stream_of_signals_is_the_full_pass(name, options):
-    """To 1e-5 over windows five times as long as the model's, in uneven pieces, with missing samples and an incomplete last token."""
+    """To 1e-5 over windows five times as long as the model's, in uneven pieces, with missing
+    samples and an incomplete last token.
+    """
     narrow, wide = make(name, **options)
     x = torch.randn(2, 257, 3, generator=seeded())
     check(narrow, wide, Batch(x), [1, 2, 5, 0, 64, 3, 1, 1, 90])
@@ -101,27 +142,44 @@ def test_pieces_beyond_those_of_the_stream():
 
 
 def test_the_xpos_scale_has_no_end():
-    """Beyond the positions over which a full pass is refused: as a pass that begins later, since the decay has forgotten what was before."""
-    narrow, wide = make("timelygpt", tokenizer="steps", xpos_scale=True, decay={"from": 8, "to": 64})
+    """Beyond the positions over which a full pass is refused: as a pass that begins later, since
+    the decay has forgotten what was before.
+    """
+    narrow, wide = make(
+        "timelygpt", tokenizer="steps", xpos_scale=True, decay={"from": 8, "to": 64}
+    )
     x = torch.randn(1, 20_000, 3, generator=seeded())
     with pytest.raises(UserError):
         wide(Batch(x.double()))
     found = open_stream(narrow).feed(x).hidden[-1][:, -5:].double()
-    torch.testing.assert_close(found, wide(Batch(x[:, -3000:].double())).hidden[-1][:, -6:-1], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        found, wide(Batch(x[:, -3000:].double())).hidden[-1][:, -6:-1], rtol=1e-5, atol=1e-5
+    )
 
 
 def count_kept(value):
     """Entries of the tensors that an object holds."""
     if isinstance(value, torch.Tensor):
         return value.untyped_storage().nbytes()
-    parts = value if isinstance(value, tuple) else vars(value).values() if hasattr(value, "__dict__") else ()
+    parts = (
+        value
+        if isinstance(value, tuple)
+        else vars(value).values()
+        if hasattr(value, "__dict__")
+        else ()
+    )
     return sum(count_kept(part) for part in parts)
 
 
 @pytest.mark.parametrize("name", ["timelygpt", "s4", "lstm"])
 @pytest.mark.parametrize("tokenizer", ["conv", "patch", "steps"])
 def test_what_a_stream_keeps_does_not_grow(name, tokenizer):
-    model = tiny(name, layers=2, tokenizer=tokenizer, **({"temporal_conv": "causal"} if name == "timelygpt" else {}))
+    model = tiny(
+        name,
+        layers=2,
+        tokenizer=tokenizer,
+        **({"temporal_conv": "causal"} if name == "timelygpt" else {}),
+    )
     stream, kept = open_stream(model), []
     for size in (80, 160, 800):
         stream.feed(torch.randn(2, size, 3, generator=seeded()))
@@ -131,11 +189,22 @@ def test_what_a_stream_keeps_does_not_grow(name, tokenizer):
 
 @pytest.mark.slow
 def test_a_million_tokens_in_constant_memory():
-    """The peak of the process does not grow behind the first hundred thousand tokens; the last states are those of a fresh full pass."""
+    """The peak of the process does not grow behind the first hundred thousand tokens; the last
+    states are those of a fresh full pass.
+    """
     status = Path("/proc/self/status")
     if not status.exists():
         pytest.skip("the peak is read from /proc")
-    narrow, wide = make("timelygpt", tokenizer="steps", channels=1, heads=2, dim=8, value_dim=8, ffn_dim=8, decay={"from": 8, "to": 64})
+    narrow, wide = make(
+        "timelygpt",
+        tokenizer="steps",
+        channels=1,
+        heads=2,
+        dim=8,
+        value_dim=8,
+        ffn_dim=8,
+        decay={"from": 8, "to": 64},
+    )
     stream, generator, peaks, tail = open_stream(narrow), seeded(), [], torch.zeros(1, 0, 1)
     for piece in range(1000):
         x = torch.randn(1, 1000, 1, generator=generator)
@@ -160,7 +229,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in models if name not in {"timelygpt", "s4", "lstm"}])
+@pytest.mark.parametrize(
+    "name", [name for name in models if name not in {"timelygpt", "s4", "lstm"}]
+)
 def test_other_models_refuse_by_name(name):
     model = tiny(name, length=96)
     with pytest.raises(UserError) as caught:
@@ -191,10 +262,16 @@ def test_what_a_stream_cannot_take_is_refused():
         events.feed(Batch(torch.full((1, 1), 6), times=torch.tensor([[1.5]])))
     with pytest.raises(UserError, match="all pieces"):
         events.feed(Batch(torch.full((1, 1), 6)))
-    assert events.feed(Batch(torch.full((1, 1), 6), times=torch.tensor([[2.0]]))).hidden[-1].shape[1] == 1
+    assert (
+        events.feed(Batch(torch.full((1, 1), 6), times=torch.tensor([[2.0]]))).hidden[-1].shape[1]
+        == 1
+    )
 
 
-@pytest.mark.parametrize(("name", "options"), [("timelygpt", {}), ("s4", {}), ("lstm", {}), ("timelygpt", {"index_day": False})])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("timelygpt", {}), ("s4", {}), ("lstm", {}), ("timelygpt", {"index_day": False})],
+)
 def test_the_index_day_of_the_pieces_is_that_of_the_end(name, options):
     """Fed or given at the end; a model without index days has none in a stream either."""
     narrow, wide = make(name, tokenizer="codes", codes=20, **options)
@@ -211,7 +288,9 @@ def test_the_index_day_of_the_pieces_is_that_of_the_end(name, options):
 
 @pytest.mark.parametrize("name", ["timelygpt", "s4", "lstm"])
 def test_rows_that_end_with_padding_have_no_end(name):
-    """[EOS] would stand behind the padding, where a full pass has it behind the last event; a gap within a row is one for both."""
+    """[EOS] would stand behind the padding, where a full pass has it behind the last event; a gap
+    within a row is one for both.
+    """
     narrow, wide = make(name, tokenizer="codes", codes=20)
     codes = torch.randint(5, 20, (2, 30), generator=seeded())
     times = torch.rand(2, 30, generator=seeded(1)).mul(3).cumsum(1)
@@ -229,19 +308,35 @@ def test_rows_that_end_with_padding_have_no_end(name):
 
 
 @pytest.mark.parametrize("name", ["timelygpt", "s4", "lstm"])
-@pytest.mark.parametrize("options", [{}, {"tokenizer": "steps"}, {"tokenizer": "patch", "channel_independent": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"tokenizer": "steps"}, {"tokenizer": "patch", "channel_independent": True}],
+    ids=str,
+)
 def test_rows_that_end_with_missing_samples_have_no_end(name, options):
-    """A full pass has [EOS] before them; a channel by itself ends by itself. The next sample, or zeros for them, give an end again."""
+    """A full pass has [EOS] before them; a channel by itself ends by itself. The next sample, or
+    zeros for them, give an end again.
+    """
     narrow, wide = make(name, **options)
     x = torch.randn(2, 40, 3, generator=seeded())
     x[1, 30:33] = torch.nan
     x[0, 20, 1] = torch.nan  # of the other channels there are samples
     stream = open_stream(narrow)
-    for before, at, ends in ((0, 21, "channel_independent" not in options), (21, 31, False), (31, 33, False), (33, 40, True)):
+    for before, at, ends in (
+        (0, 21, "channel_independent" not in options),
+        (21, 31, False),
+        (31, 33, False),
+        (33, 40, True),
+    ):
         stream.feed(x[:, before:at])
         if ends:
             full = wide(Batch(x[:, :at].nan_to_num().double(), mask=~x[:, :at].isnan()))
-            torch.testing.assert_close(stream.finish().hidden[-1][:, -1].double(), full.hidden[-1][:, -1], rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(
+                stream.finish().hidden[-1][:, -1].double(),
+                full.hidden[-1][:, -1],
+                rtol=1e-5,
+                atol=1e-5,
+            )
         else:
             with pytest.raises(UserError, match="end with padding or missing") as caught:
                 stream.finish()
@@ -251,33 +346,51 @@ def test_rows_that_end_with_missing_samples_have_no_end(name, options):
 @pytest.mark.parametrize("name", ["timelygpt", "s4", "lstm"])
 @pytest.mark.parametrize("tokenizer", ["conv", "patch", "steps"])
 def test_pieces_of_any_kind_are_read_as_the_same_numbers(name, tokenizer):
-    """NaN are missing in tensors, batches and mappings, with a mask beside them or without; arrays of numpy are float64."""
+    """NaN are missing in tensors, batches and mappings, with a mask beside them or without; arrays
+    of numpy are float64.
+    """
     narrow, wide = make(name, tokenizer=tokenizer)
     x = torch.randn(2, 40, 3, generator=seeded())
     x[:, 5], x[0, 17, 1] = torch.nan, torch.nan
     mask = torch.ones(2, 40, 3, dtype=torch.bool)
     states = wide(Batch(x.nan_to_num().double(), mask=~x.isnan())).hidden[-1]
-    for rows in (x, x.double(), Batch(x), Batch(x.double(), mask=mask), {"values": x}, {"values": x.nan_to_num(), "mask": ~x.isnan()}):
+    for rows in (
+        x,
+        x.double(),
+        Batch(x),
+        Batch(x.double(), mask=mask),
+        {"values": x},
+        {"values": x.nan_to_num(), "mask": ~x.isnan()},
+    ):
         stream = open_stream(narrow)
         found = torch.cat((stream.feed(rows).hidden[-1], stream.finish().hidden[-1]), 1)
         assert found.dtype == torch.float32
-        torch.testing.assert_close(found.double(), states[:, 1:], rtol=1e-5, atol=1e-5 * float(states.abs().max()))
+        torch.testing.assert_close(
+            found.double(), states[:, 1:], rtol=1e-5, atol=1e-5 * float(states.abs().max())
+        )
 
 
 EVENT_CODES = {"tokenizer": "codes", "codes": 20}
 
 
 @pytest.mark.parametrize(
-    ("readout", "options"), [("eos", {}), ("eos", {"tokenizer": "patch"}), ("eos", EVENT_CODES), ("last", EVENT_CODES)]
+    ("readout", "options"),
+    [("eos", {}), ("eos", {"tokenizer": "patch"}), ("eos", EVENT_CODES), ("last", EVENT_CODES)],
 )
 @pytest.mark.parametrize("name", ["timelygpt", "s4", "lstm"])
 def test_the_end_of_a_stream_has_the_readouts_of_a_full_pass(name, readout, options):
     narrow, wide = make(name, **options)
-    x = torch.randint(5, 20, (2, 30), generator=seeded()) if "codes" in options else torch.randn(2, 30, 3, generator=seeded())
+    x = (
+        torch.randint(5, 20, (2, 30), generator=seeded())
+        if "codes" in options
+        else torch.randn(2, 30, 3, generator=seeded())
+    )
     stream = open_stream(narrow)
     stream.feed(x)
     wanted = pool(wide(x if "codes" in options else x.double()), wide, readout)
-    torch.testing.assert_close(pool(stream.finish(), narrow, readout).double(), wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        pool(stream.finish(), narrow, readout).double(), wanted, rtol=1e-5, atol=1e-5
+    )
 
 
 def test_a_model_of_several_data_sets_has_no_stream():
@@ -298,7 +411,10 @@ def test_training_after_the_start_of_a_stream_is_refused():
     for call in (partial(stream.feed, torch.ones(1, 4, 3)), stream.finish):
         with pytest.raises(UserError, match="eval"):
             call()
-    assert all(torch.equal(weight.nan_to_num(), before[name].nan_to_num()) for name, weight in model.state_dict().items())
+    assert all(
+        torch.equal(weight.nan_to_num(), before[name].nan_to_num())
+        for name, weight in model.state_dict().items()
+    )
 
 
 @pytest.mark.parametrize("name", ["timelygpt", "s4", "lstm"])

@@ -1,4 +1,6 @@
-"""Time to event: incidence and metrics against scikit-survival, losses against closed forms, heads that find the true risk under censoring."""
+"""Time to event: incidence and metrics against scikit-survival, losses against closed forms, heads
+that find the true risk under censoring.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,11 @@ import numpy as np
 import pytest
 import torch
 from sksurv.metrics import brier_score, concordance_index_censored, cumulative_dynamic_auc
-from sksurv.nonparametric import CensoringDistributionEstimator, cumulative_incidence_competing_risks, kaplan_meier_estimator
+from sksurv.nonparametric import (
+    CensoringDistributionEstimator,
+    cumulative_incidence_competing_risks,
+    kaplan_meier_estimator,
+)
 from sksurv.util import Surv
 from test_event_inputs import GRID, OWN
 
@@ -29,7 +35,8 @@ def draw_times(seed, n=300, days=False, deaths=False):
     event = np.select([time == event_time, time == death_time], [1, 2], 0)
     risk = 1 / (1 + np.exp(-(score + draw.normal(size=n))))
     time, risk = (np.ceil(time / 20), np.round(risk, 2)) if days else (time, risk)
-    return time, np.where(time == time.max(), 1, event), risk  # scikit-survival refuses a censoring at the very end
+    # scikit-survival refuses a censoring at the very end
+    return time, np.where(time == time.max(), 1, event), risk
 
 
 @pytest.mark.parametrize("days", [False, True])
@@ -42,22 +49,34 @@ def test_curves_weights_and_metrics_are_those_of_scikit_survival(seed, days):
     x, y = kaplan_meier_estimator(event == 1, time, reverse=True)
     assert survival.estimate_censoring(time, event).at(x) == pytest.approx(y, abs=1e-12)
     free = CensoringDistributionEstimator().fit(outcome)
-    assert survival.weigh_uncensored(time, event, np.inf) == pytest.approx(free.predict_ipcw(outcome), abs=1e-9)
+    assert survival.weigh_uncensored(time, event, np.inf) == pytest.approx(
+        free.predict_ipcw(outcome), abs=1e-9
+    )
     units = np.arange(len(time))
     found = survival.estimate_concordance(time, event, risk, units, len(time))
-    assert found.value == pytest.approx(concordance_index_censored(event == 1, time, risk)[0], abs=1e-9)
+    assert found.value == pytest.approx(
+        concordance_index_censored(event == 1, time, risk)[0], abs=1e-9
+    )
     for horizon in np.quantile(time, [0.2, 0.5, 0.8]):
         auroc, brier = survival.estimate_horizon(time, event, risk, horizon, units, len(time))
-        assert auroc.value == pytest.approx(cumulative_dynamic_auc(outcome, outcome, risk, [horizon])[0][0], abs=1e-9)
-        assert brier.value == pytest.approx(brier_score(outcome, outcome, (1 - risk)[:, None], [horizon])[1][0], abs=1e-9)
+        assert auroc.value == pytest.approx(
+            cumulative_dynamic_auc(outcome, outcome, risk, [horizon])[0][0], abs=1e-9
+        )
+        assert brier.value == pytest.approx(
+            brier_score(outcome, outcome, (1 - risk)[:, None], [horizon])[1][0], abs=1e-9
+        )
 
 
 def test_incidence_under_competing_risks_is_that_of_scikit_survival():
     time, event, _ = draw_times(0, deaths=True, days=True)
     x, y, _ = cumulative_incidence_competing_risks(event, time, conf_type="log-log")
     for cause in (1, 2):
-        assert survival.estimate_incidence(time, event, cause).at(x) == pytest.approx(y[cause], abs=1e-12)
-    total = survival.estimate_incidence(time, event, 1).at(x) + survival.estimate_incidence(time, event, 2).at(x)
+        assert survival.estimate_incidence(time, event, cause).at(x) == pytest.approx(
+            y[cause], abs=1e-12
+        )
+    total = survival.estimate_incidence(time, event, 1).at(x) + survival.estimate_incidence(
+        time, event, 2
+    ).at(x)
     assert total == pytest.approx(1 - survival.estimate_survival(time, event).at(x), abs=1e-12)
 
 
@@ -78,7 +97,10 @@ def test_influences_are_derivatives_and_death_leaves_a_subject_without_the_event
     assert found.value == pytest.approx(weigh_pairs(time, event, risk, ones), abs=1e-12)
     assert abs(found.influence.sum()) < 1e-12
     for u in range(0, 40, 7):
-        up, down = (weigh_pairs(time, event, risk, ones + sign * 1e-5 * (np.arange(40) == u)) for sign in (1, -1))
+        up, down = (
+            weigh_pairs(time, event, risk, ones + sign * 1e-5 * (np.arange(40) == u))
+            for sign in (1, -1)
+        )
         assert found.influence[u] == pytest.approx((up - down) / 2e-5, abs=1e-8)
 
 
@@ -90,23 +112,39 @@ def test_scores_have_intervals_over_subjects_and_differences():
     prediction = np.stack([risk / 2, risk], 1)
     noise = np.random.default_rng(0).random((400, 2))
     found = evaluate.score(
-        "survival", target, prediction, np.arange(400), class_names=names, baselines={"noise": noise}, train_target=target
+        "survival",
+        target,
+        prediction,
+        np.arange(400),
+        class_names=names,
+        baselines={"noise": noise},
+        train_target=target,
     )
     assert found.main == "c_index"
     own = survival.estimate_concordance(time[7:], event[7:], risk[7:], np.arange(393), 393).value
     assert found.metrics["c_index"].value == pytest.approx(own, abs=1e-12)
-    assert all(found.metrics[name].lo < found.metrics[name].value < found.metrics[name].hi for name in found.metrics)
+    assert all(
+        found.metrics[name].lo < found.metrics[name].value < found.metrics[name].hi
+        for name in found.metrics
+    )
     assert found.baselines["noise"].metrics["c_index"].difference.lo > 0
     assert found.baselines["noise"].metrics["brier"].difference.hi < 0
     assert found.baselines["prior"].metrics["c_index"].value == 0.5
     at_300 = survival.estimate_horizon(time[7:], event[7:], risk[7:] / 2, 300, np.arange(393), 393)
-    assert (found.by_class["chf@300d"].auroc.value, found.by_class["chf@300d"].brier.value) == pytest.approx([one.value for one in at_300])
-    same = evaluate.score("survival", target[::-1], prediction[::-1], np.arange(400)[::-1], class_names=names)
+    assert (
+        found.by_class["chf@300d"].auroc.value,
+        found.by_class["chf@300d"].brier.value,
+    ) == pytest.approx([one.value for one in at_300])
+    same = evaluate.score(
+        "survival", target[::-1], prediction[::-1], np.arange(400)[::-1], class_names=names
+    )
     assert same.metrics == found.metrics
 
 
 def test_a_horizon_that_nobody_is_observed_to_has_no_score():
-    """The weights leave out everybody who is censored, so that a constant would score 0; scikit-survival refuses such a horizon."""
+    """The weights leave out everybody who is censored, so that a constant would score 0;
+    scikit-survival refuses such a horizon.
+    """
     rng = np.random.default_rng(0)
     event = (rng.random(60) < 0.3).astype(float)
     time = rng.integers(10, 300, 60) + np.where(event, 0.0, 0.5)
@@ -118,8 +156,14 @@ def test_a_horizon_that_nobody_is_observed_to_has_no_score():
     for one in (both.by_class["chf@365d"].brier, both.by_class["chf@365d"].auroc):
         assert (one.value, one.undefined_reason) == (None, "nobody is observed past day 365")
     assert both.metrics["brier"].value == both.by_class["chf@200d"].brier.value > 0.5
-    alone = evaluate.score("survival", target[:, 1:], np.ones((60, 1)), np.arange(60), class_names=names[1:])
-    assert alone.metrics["brier"].undefined_reason == alone.metrics["auroc"].undefined_reason == "nobody is observed past day 365"
+    alone = evaluate.score(
+        "survival", target[:, 1:], np.ones((60, 1)), np.arange(60), class_names=names[1:]
+    )
+    assert (
+        alone.metrics["brier"].undefined_reason
+        == alone.metrics["auroc"].undefined_reason
+        == "nobody is observed past day 365"
+    )
     event[time > 300] = 1.0  # the last one has the event: everybody's state is known or stood for
     found = survival.estimate_horizon(time, event, np.full(60, 0.5), 365, np.arange(60), 60)[1]
     assert found.value == pytest.approx(0.25)
@@ -128,7 +172,13 @@ def test_a_horizon_that_nobody_is_observed_to_has_no_score():
 def test_no_interval_of_a_brier_score_exceeds_one():
     time, event = np.arange(1.0, 11.0), np.r_[np.zeros(3), np.ones(7)]
     target = np.stack([time, event], 1)[:, None]
-    found = evaluate.score("survival", target, np.where(event, 0.02, 1.0)[:, None], np.arange(10), class_names=("chf@9d",))
+    found = evaluate.score(
+        "survival",
+        target,
+        np.where(event, 0.02, 1.0)[:, None],
+        np.arange(10),
+        class_names=("chf@9d",),
+    )
     assert found.metrics["brier"].lo < found.metrics["brier"].value < found.metrics["brier"].hi <= 1
 
 
@@ -138,7 +188,9 @@ EDGES = (0.0, 90.0, 250.0, 365.0)
 
 
 def spell_out(kind, logits, time, event):
-    """The negative log-likelihood of one row by its definition, interval by interval, in Python floats."""
+    """The negative log-likelihood of one row by its definition, interval by interval, in Python
+    floats.
+    """
     total = 0.0
     if time > EDGES[-1]:
         time, event = EDGES[-1], 0
@@ -150,7 +202,9 @@ def spell_out(kind, logits, time, event):
             stay = 1 / (1 + first + second)
             total -= math.log((first, second)[event - 1] * stay) if here else lived * math.log(stay)
         else:
-            total += (first + second) * lived * (high - low) / 365.25 - (logits[event - 1][j] if here else 0.0)
+            total += (first + second) * lived * (high - low) / 365.25 - (
+                logits[event - 1][j] if here else 0.0
+            )
     return total
 
 
@@ -165,29 +219,43 @@ def test_losses_and_incidences_are_the_closed_forms(kind):
     for i in range(60):
         for k in range(2):
             assert float(found[i, k]) == pytest.approx(
-                spell_out(kind, logits[i, k].tolist(), float(time[i, k]), int(event[i, k])), abs=1e-10
+                spell_out(kind, logits[i, k].tolist(), float(time[i, k]), int(event[i, k])),
+                abs=1e-10,
             )
     incidence = hazards.compute_incidence(logits, grid)
     days = np.linspace(0, 365, 36501)
     for i in range(3):
         rates = logits[i, 0].exp().numpy()
         if kind == "discrete":
-            rates = -np.log1p(-rates.sum(0) / (1 + rates.sum(0))) * rates / rates.sum(0) / np.diff(EDGES)
+            rates = (
+                -np.log1p(-rates.sum(0) / (1 + rates.sum(0)))
+                * rates
+                / rates.sum(0)
+                / np.diff(EDGES)
+            )
         else:
             rates = rates / 365.25
         place = np.searchsorted(EDGES, (days[1:] + days[:-1]) / 2) - 1
         whole = np.append(0, np.cumsum(rates.sum(0)[place] * 0.01))
-        path = np.append(0, np.cumsum(rates[0][place] * np.exp(-(whole[1:] + whole[:-1]) / 2) * 0.01))
-        assert incidence[i, 0].numpy() == pytest.approx(np.interp(grid.horizons, days, path), abs=1e-6)
+        path = np.append(
+            0, np.cumsum(rates[0][place] * np.exp(-(whole[1:] + whole[:-1]) / 2) * 0.01)
+        )
+        assert incidence[i, 0].numpy() == pytest.approx(
+            np.interp(grid.horizons, days, path), abs=1e-6
+        )
 
 
 @pytest.mark.parametrize("kind", ["discrete", "piecewise-exponential"])
 def test_heads_find_the_true_risk_and_censoring_does_not_bias_them(kind):
-    """Constant rates of event and death that depend on one input; two thirds are censored, more of those with much to come later."""
+    """Constant rates of event and death that depend on one input; two thirds are censored, more of
+    those with much to come later.
+    """
     draw = np.random.default_rng(0)
     n, x = 20000, draw.uniform(-1, 1, 20000)
     rate, deadly = 1.2 / 365 * np.exp(x), 0.5 / 365 * np.exp(-0.5 * x)
-    times = np.stack([draw.exponential(1 / rate), draw.exponential(1 / deadly), draw.exponential(250, n)])
+    times = np.stack(
+        [draw.exponential(1 / rate), draw.exponential(1 / deadly), draw.exponential(250, n)]
+    )
     time, event = times.min(0), np.array([1, 2, 0])[times.argmin(0)]
     assert 0.3 < (event == 0).mean() < 0.6
     grid = hazards.HazardGrid(kind, hazards.make_edges(time, event, 365.0, 8), (365.0,))
@@ -206,14 +274,18 @@ def test_heads_find_the_true_risk_and_censoring_does_not_bias_them(kind):
 
     optimizer.step(loss)
     with torch.no_grad():
-        risk = hazards.compute_incidence((inputs @ weight + start).reshape(n, 1, 2, -1), grid)[:, 0, 0].numpy()
+        risk = hazards.compute_incidence((inputs @ weight + start).reshape(n, 1, 2, -1), grid)[
+            :, 0, 0
+        ].numpy()
     true = rate / (rate + deadly) * (1 - np.exp(-(rate + deadly) * 365))
     slope, offset = np.polyfit(np.log(risk / (1 - risk)), np.log(true / (1 - true)), 1)
     assert slope == pytest.approx(1, abs=0.07)
     assert offset == pytest.approx(0, abs=0.05)
     assert risk.mean() == pytest.approx(true.mean(), abs=0.01)
     null = hazards.compute_incidence(start.reshape(1, 1, 2, -1), grid)
-    assert float(null) == pytest.approx(float(survival.estimate_incidence(time, event).at(365.0)), abs=0.01)
+    assert float(null) == pytest.approx(
+        float(survival.estimate_incidence(time, event).at(365.0)), abs=0.01
+    )
 
 
 @pytest.mark.parametrize("name", [*OWN, *GRID])
@@ -221,12 +293,19 @@ def test_a_head_of_hazards_on_every_event_model_is_stored(tmp_path, name):
     torch.manual_seed(0)
     way = {"tokenizer": "codes"} if name in OWN else {"events": "grid", "horizon": 60}
     model = models.build(name, preset="tiny", codes=9, **way)
-    head = heads.Head(model, task="survival", outputs=4, grid=hazards.HazardGrid("discrete", EDGES, (180.0, 365.0)))
+    head = heads.Head(
+        model,
+        task="survival",
+        outputs=4,
+        grid=hazards.HazardGrid("discrete", EDGES, (180.0, 365.0)),
+    )
     codes = torch.randint(5, 9, (64, 6))
     time = torch.where((codes == 5).any(1), 50.0, 365.5)
     target = torch.stack([time, (time < 100).float()], 1)[:, None].repeat(1, 4, 1)
     target[:5, 2:] = torch.nan
-    batch = Batch(codes, torch.arange(6.0).repeat(64, 1), torch.ones(64, 6, dtype=torch.bool), target)
+    batch = Batch(
+        codes, torch.arange(6.0).repeat(64, 1), torch.ones(64, 6, dtype=torch.bool), target
+    )
     assert 0 < head.standardise(target) < 5
     first = heads.losses["survival"](head, batch)
     first["loss"].backward()

@@ -1,4 +1,6 @@
-"""Singular values against closed forms, the orderings that hold at equal q, k and decay, and the page with its controls."""
+"""Singular values against closed forms, the orderings that hold at equal q, k and decay, and the
+page with its controls.
+"""
 
 import numpy as np
 import pytest
@@ -39,8 +41,16 @@ class Windows:
         return len(self.rows)
 
     def __getitem__(self, split):
-        keep = {"train": self.rows < 32 - self.test, "validation": (self.rows >= 32 - self.test) & (self.rows < 40 - self.test)}
-        return Windows(self.length, self.rows[keep.get(split, self.rows >= 40 - self.test)], self.test, self.fingerprint)
+        keep = {
+            "train": self.rows < 32 - self.test,
+            "validation": (self.rows >= 32 - self.test) & (self.rows < 40 - self.test),
+        }
+        return Windows(
+            self.length,
+            self.rows[keep.get(split, self.rows >= 40 - self.test)],
+            self.test,
+            self.fingerprint,
+        )
 
     def read(self, rows=None):
         return self.x[self.rows if rows is None else rows], None
@@ -55,9 +65,19 @@ class Windows:
 def run(name="bitimelygpt", windows=None, label=None, **config):
     torch.manual_seed(3)
     windows = windows or Windows()
-    options = {"layers": 4, "heads": 2, "dim": 16, "value_dim": 16, "ffn_dim": 16, "tokenizer": "patch", **config}
+    options = {
+        "layers": 4,
+        "heads": 2,
+        "dim": 16,
+        "value_dim": 16,
+        "ffn_dim": 16,
+        "tokenizer": "patch",
+        **config,
+    }
     model = models.build(name, channels=2, length=windows.length, **options).eval()
-    return make_run(label or name, model, windows, versions={"bitimely": "1"}, notices=("leak_free is false.",))
+    return make_run(
+        label or name, model, windows, versions={"bitimely": "1"}, notices=("leak_free is false.",)
+    )
 
 
 # --- closed forms -------------------------------------------------------------------------------------------------------------------------
@@ -81,7 +101,9 @@ def test_identity_and_orthogonal_maps_are_flat():
 def test_rank_one_has_one_direction():
     n = 40
     rng = np.random.default_rng(0)
-    m = measure_rank(singular_values(np.outer(rng.normal(size=n), rng.normal(size=n))[None])[0][0], -np.inf)
+    m = measure_rank(
+        singular_values(np.outer(rng.normal(size=n), rng.normal(size=n))[None])[0][0], -np.inf
+    )
     assert m["effective_rank"] == pytest.approx(1 / n, rel=1e-6)
     assert m["n90"] == m["numerical_rank"] == pytest.approx(1 / n)
     assert m["stable_rank"] == pytest.approx(1 / n)
@@ -119,10 +141,14 @@ def test_factors_of_a_product_and_of_a_triangle():
     rng = np.random.default_rng(0)
     q, k = rng.normal(size=(2, 3, 40, 8))
     values, log_dets = product_singular_values(q, k)
-    assert values == pytest.approx(np.linalg.svd(q @ k.transpose(0, 2, 1), compute_uv=False), abs=1e-10)
+    assert values == pytest.approx(
+        np.linalg.svd(q @ k.transpose(0, 2, 1), compute_uv=False), abs=1e-10
+    )
     assert (log_dets == -np.inf).all()
     wide = product_singular_values(q[:, :6], k[:, :6])
-    assert wide[0] == pytest.approx(np.linalg.svd(q[:, :6] @ k[:, :6].transpose(0, 2, 1), compute_uv=False), abs=1e-10)
+    assert wide[0] == pytest.approx(
+        np.linalg.svd(q[:, :6] @ k[:, :6].transpose(0, 2, 1), compute_uv=False), abs=1e-10
+    )
     lower = np.tril(rng.normal(size=(2, 30, 30)))
     assert singular_values(lower)[1] == pytest.approx(np.linalg.slogdet(lower)[1])
     full = rng.normal(size=(2, 30, 30))
@@ -131,24 +157,39 @@ def test_factors_of_a_product_and_of_a_triangle():
 
 def test_decay_alone_has_determinant_one_in_each_direction():
     log_decay = torch.log1p(-torch.tensor([1 / 32, 1 / 512], dtype=torch.float64))
-    forward, backward = (decay_matrix(log_decay, 60, direction=d, dtype=torch.float64)[0].numpy() for d in ("forward", "backward"))
+    forward, backward = (
+        decay_matrix(log_decay, 60, direction=d, dtype=torch.float64)[0].numpy()
+        for d in ("forward", "backward")
+    )
     for maps in (forward, backward):
         assert singular_values(maps)[1] == pytest.approx(np.zeros(2), abs=1e-9)
     assert singular_values(forward)[0] == pytest.approx(singular_values(backward)[0])
 
 
 def test_orderings_at_equal_queries_keys_and_decay():
-    """Forward > two-sided > q k^T: the mask makes most of the effective rank, whatever was learnt; and a composition has far less."""
+    """Forward > two-sided > q k^T: the mask makes most of the effective rank, whatever was learnt;
+    and a composition has far less.
+    """
     rng = torch.Generator().manual_seed(0)
     q, k = torch.randn(2, 4, 120, 2, 16, generator=rng, dtype=torch.float64)
     log_decay = torch.log1p(-torch.tensor([1 / 32, 1 / 128], dtype=torch.float64))
     rank = {}
-    made = {d: retention_matrix(q, k, log_decay=log_decay, direction=d).numpy() for d in ("forward", "backward", "both")}
+    made = {
+        d: retention_matrix(q, k, log_decay=log_decay, direction=d).numpy()
+        for d in ("forward", "backward", "both")
+    }
     made["composed"] = made["backward"] @ made["forward"]
     for name, maps in made.items():
-        rank[name] = np.mean([measure_rank(s, 0.0)["effective_rank"] for s in singular_values(maps.reshape(-1, 120, 120))[0]])
+        rank[name] = np.mean(
+            [
+                measure_rank(s, 0.0)["effective_rank"]
+                for s in singular_values(maps.reshape(-1, 120, 120))[0]
+            ]
+        )
     plain = torch.einsum("bnhk,bmhk->bhnm", q, k).numpy().reshape(-1, 120, 120)
-    rank["scores"] = np.mean([measure_rank(s, 0.0)["effective_rank"] for s in singular_values(plain)[0]])
+    rank["scores"] = np.mean(
+        [measure_rank(s, 0.0)["effective_rank"] for s in singular_values(plain)[0]]
+    )
     assert rank["forward"] == pytest.approx(rank["backward"], abs=0.05)
     assert rank["forward"] > rank["both"] > rank["scores"]
     assert rank["forward"] > rank["composed"]
@@ -160,25 +201,48 @@ def test_orderings_at_equal_queries_keys_and_decay():
 def test_spectra_are_those_of_the_model():
     one = run()
     found = collect_spectra(one, 3, 0, "none", None)
-    assert (found.sequences, found.split, found.tokens, found.key_width) == (3, "test", [12, 12, 12], 8)
+    assert (found.sequences, found.split, found.tokens, found.key_width) == (
+        3,
+        "test",
+        [12, 12, 12],
+        8,
+    )
     assert sorted(found.layers) == [1, 2, 3, 4]
-    assert set(found.layers[4]) == {"map", "random", "scores", "alone", "combined", "combined_random", "composed", "composed_random"}
+    assert set(found.layers[4]) == {
+        "map",
+        "random",
+        "scores",
+        "alone",
+        "combined",
+        "combined_random",
+        "composed",
+        "composed_random",
+    }
     assert "combined" not in found.layers[3]
     rows = one.windows()["test"].rows
     chosen = np.sort(np.random.default_rng(0).choice(rows, 3, replace=False))
-    layers = compute_mixings(to_float64(one.model()), Batch(values=torch.from_numpy(one.windows().x[chosen[1:2]])))
+    layers = compute_mixings(
+        to_float64(one.model()), Batch(values=torch.from_numpy(one.windows().x[chosen[1:2]]))
+    )
     for name, maps in {
         "map": layers[3].map,
         "combined": combine_pair(layers[2], layers[3]),
         "composed": layers[3].map @ layers[2].map,
     }.items():
-        assert found.layers[4][name].singular[1] == pytest.approx(np.linalg.svd(maps, compute_uv=False)), name
+        assert found.layers[4][name].singular[1] == pytest.approx(
+            np.linalg.svd(maps, compute_uv=False)
+        ), name
     composed = found.layers[4]["composed"].found[1][0]["log_det"]
     assert composed == pytest.approx(sum(np.linalg.slogdet(layers[k].map[0])[1] for k in (2, 3)))
     plain = layers[3].queries @ layers[3].keys.transpose(0, 2, 1)
     assert layers[3].map == pytest.approx(plain * layers[3].alone)
-    assert found.layers[4]["scores"].singular[1] == pytest.approx(np.linalg.svd(plain, compute_uv=False), abs=1e-12)
-    heads = [np.mean([measure_rank(s[h], 0.0)["auc"] for s in found.layers[4]["map"].singular]) for h in range(2)]
+    assert found.layers[4]["scores"].singular[1] == pytest.approx(
+        np.linalg.svd(plain, compute_uv=False), abs=1e-12
+    )
+    heads = [
+        np.mean([measure_rank(s[h], 0.0)["auc"] for s in found.layers[4]["map"].singular])
+        for h in range(2)
+    ]
     assert [found.layers[4]["map"].table(h)["auc"] for h in range(2)] == pytest.approx(heads)
     assert found.layers[4]["map"].table()["auc"] == pytest.approx(np.mean(heads))
 
@@ -193,9 +257,13 @@ def test_curves_are_averaged_after_each_decomposition():
 
 def test_rows_may_be_rescaled():
     one = run()
-    layer = compute_mixings(to_float64(one.model()), Batch(values=torch.from_numpy(one.windows().x[:1])))[0]
+    layer = compute_mixings(
+        to_float64(one.model()), Batch(values=torch.from_numpy(one.windows().x[:1]))
+    )[0]
     assert np.abs(normalise_map(layer, "abs-sum").map).sum(-1) == pytest.approx(1.0)
-    assert normalise_map(layer, "sqrt-decay").map == pytest.approx(layer.map / np.sqrt(layer.alone.sum(-1, keepdims=True)))
+    assert normalise_map(layer, "sqrt-decay").map == pytest.approx(
+        layer.map / np.sqrt(layer.alone.sum(-1, keepdims=True))
+    )
     assert normalise_map(layer, "none") is layer
 
 
@@ -204,8 +272,11 @@ def test_softmax_models_and_their_mask():
     assert found.directions == ["forward", "backward"] * 2
     assert found.layers[4]["combined"].table()["effective_rank"] > 0
     n = found.tokens[0]
-    mean = np.tril(np.ones((n, n))) / np.arange(2, n + 2)[:, None]  # row n also sees [SOS], which is taken out
-    assert found.layers[1]["alone"].singular[0][0] == pytest.approx(np.linalg.svd(mean, compute_uv=False))
+    # row n also sees [SOS], which is taken out
+    mean = np.tril(np.ones((n, n))) / np.arange(2, n + 2)[:, None]
+    assert found.layers[1]["alone"].singular[0][0] == pytest.approx(
+        np.linalg.svd(mean, compute_uv=False)
+    )
 
 
 # --- the page -----------------------------------------------------------------------------------------------------------------------------
@@ -213,7 +284,9 @@ def test_softmax_models_and_their_mask():
 
 def test_page_shows_controls_beside_every_spectrum(tmp_path):
     events = []
-    page = svd([run(), run("timelybert")], sequences=3, progress=lambda *event: events.append(event))
+    page = svd(
+        [run(), run("timelybert")], sequences=3, progress=lambda *event: events.append(event)
+    )
     again = svd([run(), run("timelybert")], sequences=3)
     assert page.summary == again.summary
     assert events[-1] == ("svd timelybert", 3, 3)
@@ -235,7 +308,10 @@ def test_page_shows_controls_beside_every_spectrum(tmp_path):
     assert any("random weights" in s.name for s in figures["spectra-timelybert"].data.series)
     assert next(s.name for s in figures["comparison-12"].data.series) == "bitimelygpt, K = 8"
     first = page.blocks[0]
-    assert first.data.values[0] == page.summary["bitimelygpt"]["4"]["mean"]["combined"]["effective_rank"]
+    assert (
+        first.data.values[0]
+        == page.summary["bitimelygpt"]["4"]["mean"]["combined"]["effective_rank"]
+    )
     tables = [block for block in page.blocks if isinstance(block, Table)]
     assert len(tables) == 4
     assert any("3 sequences" in notice for notice in page.notices)
@@ -245,13 +321,24 @@ def test_page_shows_controls_beside_every_spectrum(tmp_path):
 
 
 def test_runs_that_do_not_compare_are_kept_apart():
-    page = svd([run(), run(windows=Windows(48, fingerprint="b"), label="short"), run(heads=4, label="narrow")], sequences=1)
+    page = svd(
+        [
+            run(),
+            run(windows=Windows(48, fingerprint="b"), label="short"),
+            run(heads=4, label="narrow"),
+        ],
+        sequences=1,
+    )
     figures = [block.name for block in page.blocks if isinstance(block, Figure)]
     assert "comparison-12" in figures
     notices = " ".join(page.notices)
     for words in ("different numbers of tokens", "different key widths", "different windows"):
         assert words in notices
-    compared = next(block for block in page.blocks if isinstance(block, Figure) and block.name == "comparison-12")
+    compared = next(
+        block
+        for block in page.blocks
+        if isinstance(block, Figure) and block.name == "comparison-12"
+    )
     assert not any("short" in s.name for s in compared.data.series)
 
 

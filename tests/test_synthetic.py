@@ -1,4 +1,6 @@
-"""The synthetic cohort: the same for the same seed, planted where it says, learnable and not trivially so, and readable as Sleep-EDF."""
+"""The synthetic cohort: the same for the same seed, planted where it says, learnable and not
+trivially so, and readable as Sleep-EDF.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def stages_of(record: Record) -> np.ndarray:
     labels = np.full(len(record.signals[0].samples) // 3000, -1)
     for note in record.annotations:
         if note.label in module.SCORES:
-            labels[int(note.onset // 30) : int((note.onset + note.duration) // 30)] = module.SCORES.index(note.label)
+            labels[int(note.onset // 30) : int((note.onset + note.duration) // 30)] = (
+                module.SCORES.index(note.label)
+            )
     return labels
 
 
@@ -55,7 +59,12 @@ def test_small_cohort(cohort: list[Record]) -> None:
         assert stages_of(record)[0] == 0
         assert record.start_time is None
     assert sum(np.bincount(stages_of(record), minlength=5) for record in cohort).min() >= 100
-    pairs = {record.subject_id: {r.attributes["age"] for r in cohort if r.subject_id == record.subject_id} for record in cohort}
+    pairs = {
+        record.subject_id: {
+            r.attributes["age"] for r in cohort if r.subject_id == record.subject_id
+        }
+        for record in cohort
+    }
     assert all(len(ages) == 1 for ages in pairs.values())
 
 
@@ -68,7 +77,10 @@ def test_seed_decides(cohort: list[Record]) -> None:
         assert isinstance(record, Record)
         return record
 
-    assert all(np.array_equal(a.samples, b.samples) for a, b in zip(first(0).signals, cohort[0].signals, strict=True))
+    assert all(
+        np.array_equal(a.samples, b.samples)
+        for a, b in zip(first(0).signals, cohort[0].signals, strict=True)
+    )
     assert first(0).annotations == cohort[0].annotations
     assert not np.array_equal(first(1).signals[0].samples, cohort[0].signals[0].samples)
     assert not np.array_equal(cohort[0].signals[0].samples, cohort[1].signals[0].samples)
@@ -83,21 +95,35 @@ def test_staging_can_be_learned_and_is_not_trivial(cohort: list[Record]) -> None
     features, labels, subjects = [], [], []
     for record in cohort:
         rate, power = welch(physical(record, "EEG Fpz-Cz").reshape(-1, 3000), 100, nperseg=400)
-        features.append(np.log([power[:, (rate >= low) & (rate < high)].mean(1) for low, high in module.BANDS.values()]).T)
+        features.append(
+            np.log(
+                [
+                    power[:, (rate >= low) & (rate < high)].mean(1)
+                    for low, high in module.BANDS.values()
+                ]
+            ).T
+        )
         labels.append(stages_of(record))
         subjects += [record.subject_id] * len(labels[-1])
     x, y, who = np.concatenate(features), np.concatenate(labels), np.array(subjects)
     right = np.zeros(len(y), bool)
     for fold in range(3):
         test = np.isin(who, np.unique(who)[fold::3])
-        fitted = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(x[~test], y[~test])
+        fitted = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(
+            x[~test], y[~test]
+        )
         right[test] = fitted.predict(x[test]) == y[test]
     assert 0.65 < right.mean() < 0.85
     assert np.bincount(y).max() / len(y) < 0.4
 
 
 def test_planted_waveforms_are_at_their_recorded_positions(cohort: list[Record]) -> None:
-    notes = [(record, note) for record in cohort for note in record.annotations if note.label.startswith(module.MARK)]
+    notes = [
+        (record, note)
+        for record in cohort
+        for note in record.annotations
+        if note.label.startswith(module.MARK)
+    ]
     assert {note.label.removeprefix(module.MARK) for _, note in notes} == set(module.PLANTED)
     ends: dict[str, float] = {}
     matches: list[float] = []
@@ -123,7 +149,9 @@ def test_values_without_planting_differ_only_there() -> None:
 
 
 def test_in_the_planted_cohort_only_the_waveforms_distinguish_the_stages() -> None:
-    """Between the planted waveforms every stage has the same loudness; in the small cohort N3 is far louder than W."""
+    """Between the planted waveforms every stage has the same loudness; in the small cohort N3 is
+    far louder than W.
+    """
     ratio = {}
     for alike in (False, True):
         level: dict[int, list[float]] = {module.W: [], module.N3: []}
@@ -134,25 +162,36 @@ def test_in_the_planted_cohort_only_the_waveforms_distinguish_the_stages() -> No
                 own[int(note.onset * 100) : int((note.onset + note.duration) * 100)] = np.nan
             for epoch, stage in enumerate(night.stages):
                 if int(stage) in level:
-                    level[int(stage)].append(float(np.nanstd(own[3000 * epoch : 3000 * (epoch + 1)])))
+                    level[int(stage)].append(
+                        float(np.nanstd(own[3000 * epoch : 3000 * (epoch + 1)]))
+                    )
             assert night.planted
         ratio[alike] = np.mean(level[module.N3]) / np.mean(level[module.W])
     assert ratio[False] > 1.8
     assert 0.85 < ratio[True] < 1.15
 
 
-def test_cohort_on_disk_is_sleep_edf(tmp_path: Path, cohort: list[Record], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cohort_on_disk_is_sleep_edf(
+    tmp_path: Path, cohort: list[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(module.SIZES, "small", (2, 20))
     files = write_cohort(tmp_path, "small", 0)
     assert len(files) == 8
-    units = [found for found in sleep_edf(scan_folder(tmp_path), {}) if isinstance(found, IngestUnit)]
+    units = [
+        found for found in sleep_edf(scan_folder(tmp_path), {}) if isinstance(found, IngestUnit)
+    ]
     assert [unit.name for unit in units] == ["SC4001", "SC4002", "SC4011", "SC4012"]
     for unit, made in zip(units, cohort, strict=False):
         assert unit.read is not None
         record = unit.read()
         assert isinstance(record, Record)
-        assert all(np.array_equal(a.samples, b.samples) for a, b in zip(record.signals, made.signals, strict=True))
-        assert record.annotations == [note for note in made.annotations if not note.label.startswith(module.MARK)]
+        assert all(
+            np.array_equal(a.samples, b.samples)
+            for a, b in zip(record.signals, made.signals, strict=True)
+        )
+        assert record.annotations == [
+            note for note in made.annotations if not note.label.startswith(module.MARK)
+        ]
         assert {finding.level for finding in record.findings} == {"info"}
     reader = pyedflib.EdfReader(str(files[0]))
     assert np.array_equal(reader.readSignal(0, digital=True), cohort[0].signals[0].samples)

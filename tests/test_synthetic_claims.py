@@ -1,4 +1,6 @@
-"""The synthetic claims: the same for the same seed, learnable by time and not by counts, with the prevalences and the mess that they promise."""
+"""The synthetic claims: the same for the same seed, learnable by time and not by counts, with the
+prevalences and the mess that they promise.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,12 @@ from bitimely_core.claims.synthetic_config import CohortConfig, resolve_config
 from bitimely_core.errors import Exit, UserError
 from bitimely_core.recipe import load_recipe
 
-MALFORMED = {"XX000", "25.0.0", "I5", "E11.9", "428.0", "8", "2.5E+02", "UNK", "", "NA"}  # the last of 428.0 and E11.9 by vocabulary, below
+# the last of 428.0 and E11.9 by vocabulary, below
+MALFORMED = {"XX000", "25.0.0", "I5", "E11.9", "428.0", "8", "2.5E+02", "UNK", "", "NA"}
 SWITCH = "2010-04-01"
-RULES = {  # CCDSS: ICD-9 and ICD-10 prefixes, youngest age, physician claims, days within which they have to be; a stay always counts
+# CCDSS: ICD-9 and ICD-10 prefixes, youngest age, physician claims, days within which they have to
+# be; a stay always counts
+RULES = {
     "chf": (("428",), ("I50",), 40, 2, 365),
     "copd": (("491", "492", "496"), ("J41", "J42", "J43", "J44"), 35, 1, 0),
     "diabetes": (("250",), ("E10", "E11", "E12", "E13", "E14"), 1, 2, 730),
@@ -48,20 +53,46 @@ class Cohort:
 def cohort(tmp_path_factory: pytest.TempPathFactory) -> Cohort:
     folder = tmp_path_factory.mktemp("claims")
     ledger = write_cohort(folder)
-    tables = {name: pl.read_csv(folder / f"{name}.csv", infer_schema=False) for name in ("claims", "patients", "labels", "truth")}
-    patients = tables["patients"].with_columns(pl.col("obs_start", "obs_end", "death_date").str.to_date())
-    labels = tables["labels"].with_columns(pl.col("tempo").cast(pl.Int8), pl.col("index_date").str.to_date())
-    first = pl.concat_str("birth_date", pl.when(pl.col("birth_date").str.len_chars() == 7).then(pl.lit("-01")).otherwise(pl.lit("")))
+    tables = {
+        name: pl.read_csv(folder / f"{name}.csv", infer_schema=False)
+        for name in ("claims", "patients", "labels", "truth")
+    }
+    patients = tables["patients"].with_columns(
+        pl.col("obs_start", "obs_end", "death_date").str.to_date()
+    )
+    labels = tables["labels"].with_columns(
+        pl.col("tempo").cast(pl.Int8), pl.col("index_date").str.to_date()
+    )
+    first = pl.concat_str(
+        "birth_date",
+        pl.when(pl.col("birth_date").str.len_chars() == 7)
+        .then(pl.lit("-01"))
+        .otherwise(pl.lit("")),
+    )
     text = pl.col("icd").fill_null("").str.strip_chars()
-    wrong = text.is_in(MALFORMED - {"428.0", "E11.9"}) | ((text == "428.0") & (pl.col("vocab") == "icd10"))
+    wrong = text.is_in(MALFORMED - {"428.0", "E11.9"}) | (
+        (text == "428.0") & (pl.col("vocab") == "icd10")
+    )
     wrong |= (text == "E11.9") & (pl.col("vocab") == "icd9")
     claims = (
         tables["claims"]
         .with_columns(day=pl.col("date").str.to_date(), icd=pl.col("icd").fill_null(""))
-        .join(patients.select("patient_id", birth=first.str.to_date()), on="patient_id", how="left", maintain_order="left")
-        .join(labels.select("patient_id", "index_date"), on="patient_id", how="left", maintain_order="left")
+        .join(
+            patients.select("patient_id", birth=first.str.to_date()),
+            on="patient_id",
+            how="left",
+            maintain_order="left",
+        )
+        .join(
+            labels.select("patient_id", "index_date"),
+            on="patient_id",
+            how="left",
+            maintain_order="left",
+        )
         .with_columns(
-            code=text.str.to_uppercase().str.replace_all(".", "", literal=True).str.replace(r"^(490|496|311|462|486)0$", "$1"),
+            code=text.str.to_uppercase()
+            .str.replace_all(".", "", literal=True)
+            .str.replace(r"^(490|496|311|462|486)0$", "$1"),
             kind=pl.when(pl.col("day").is_null())
             .then(pl.lit("no_date"))
             .when(pl.col("day") < pl.col("birth"))
@@ -77,8 +108,12 @@ def cohort(tmp_path_factory: pytest.TempPathFactory) -> Cohort:
 # --- what can be learned
 
 
-def test_tempo_is_in_the_times_more_than_in_the_order_and_in_the_order_more_than_in_the_counts(cohort: Cohort) -> None:
-    """Measured: counts .43, order .55, times .66; .68 with the score that the label was drawn from. Seeds 0 to 2 agree within .02."""
+def test_tempo_is_in_the_times_more_than_in_the_order_and_in_the_order_more_than_in_the_counts(
+    cohort: Cohort,
+) -> None:
+    """Measured: counts .43, order .55, times .66; .68 with the score that the label was drawn from.
+    Seeds 0 to 2 agree within .02.
+    """
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import average_precision_score
     from sklearn.pipeline import make_pipeline
@@ -103,7 +138,9 @@ def test_tempo_is_in_the_times_more_than_in_the_order_and_in_the_order_more_than
     train, test = mixed[: n * 7 // 10], mixed[n * 7 // 10 :]
     found = {"oracle": average_precision_score(y[test], score[test])}
     for name, x in features.items():
-        model = make_pipeline(StandardScaler(), LogisticRegression(C=0.3, max_iter=300)).fit(np.log1p(x[train]), y[train])
+        model = make_pipeline(StandardScaler(), LogisticRegression(C=0.3, max_iter=300)).fit(
+            np.log1p(x[train]), y[train]
+        )
         found[name] = average_precision_score(y[test], model.predict_proba(np.log1p(x[test]))[:, 1])
     assert found["order"] - found["bag"] >= 0.05, found
     assert found["time"] - found["order"] >= 0.04, found
@@ -111,32 +148,48 @@ def test_tempo_is_in_the_times_more_than_in_the_order_and_in_the_order_more_than
 
 
 def _tempo(cohort: Cohort) -> tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarray]:
-    """Events up to the index day (subject, one of 12 codes or -1, position from the end, age in months), labels, scores of the truth."""
+    """Events up to the index day (subject, one of 12 codes or -1, position from the end, age in
+    months), labels, scores of the truth.
+    """
     twelve = [codes[0].replace(".", "") for codes in (*module.PRODROME, *module.BACKGROUND[:9])]
     events = (
         cohort.claims.filter((pl.col("kind") == "valid") & (pl.col("day") <= pl.col("index_date")))
         .unique(["patient_id", "day", "code"])
         .sort("patient_id", "day", "code")
         .select(
-            subject=pl.col("patient_id").replace_strict({name: i for i, name in enumerate(cohort.labels["patient_id"])}),
-            code=pl.col("code").replace_strict({code: i for i, code in enumerate(twelve)}, default=-1),
+            subject=pl.col("patient_id").replace_strict(
+                {name: i for i, name in enumerate(cohort.labels["patient_id"])}
+            ),
+            code=pl.col("code").replace_strict(
+                {code: i for i, code in enumerate(twelve)}, default=-1
+            ),
             position=pl.int_range(pl.len()).reverse().over("patient_id"),
             age=(pl.col("index_date") - pl.col("day")).dt.total_days() / 30.4375,
         )
     )
-    score = cohort.labels.join(cohort.truth, on="patient_id", how="left", maintain_order="left")["tempo_score"].cast(pl.Float64)
-    return tuple(events[name].to_numpy() for name in events.columns), cohort.labels["tempo"].to_numpy(), score.to_numpy()
+    score = cohort.labels.join(cohort.truth, on="patient_id", how="left", maintain_order="left")[
+        "tempo_score"
+    ].cast(pl.Float64)
+    return (
+        tuple(events[name].to_numpy() for name in events.columns),
+        cohort.labels["tempo"].to_numpy(),
+        score.to_numpy(),
+    )
 
 
 def test_tempo_score_and_base_rate(cohort: Cohort) -> None:
     (subject, code, _, age), y, score = _tempo(cohort)
     signal = (code >= 0) & (code < 3)
-    np.testing.assert_allclose(np.bincount(subject[signal], 2.0 ** (-age[signal] / 12), len(y)), score, atol=1e-6)
+    np.testing.assert_allclose(
+        np.bincount(subject[signal], 2.0 ** (-age[signal] / 12), len(y)), score, atol=1e-6
+    )
     assert abs(y.mean() - 0.12) < 0.01
     chance = 1 / (1 + np.exp(-cohort.ledger["solved"]["intercept"] - 1.6 * score))
     for low, high in ((0, 0.05), (0.05, 0.3), (0.3, 1)):
         here = (chance >= low) & (chance < high)
-        assert abs(y[here].mean() - chance[here].mean()) < 4 * np.sqrt(np.mean(chance[here] * (1 - chance[here])) / here.sum())
+        assert abs(y[here].mean() - chance[here].mean()) < 4 * np.sqrt(
+            np.mean(chance[here] * (1 - chance[here])) / here.sum()
+        )
 
 
 # --- rule labels
@@ -144,12 +197,18 @@ def test_tempo_score_and_base_rate(cohort: Cohort) -> None:
 
 @pytest.fixture(scope="module")
 def found(cohort: Cohort) -> dict[str, dict[str, bool | None]]:
-    """Rule -> subject -> label, by counting on fingers; None where the age is unknown and decides."""
-    births = {row[0]: row[1] for row in cohort.claims.select("patient_id", "birth").unique().iter_rows()}
+    """Rule -> subject -> label, by counting on fingers; None where the age is unknown and
+    decides.
+    """
+    births = {
+        row[0]: row[1] for row in cohort.claims.select("patient_id", "birth").unique().iter_rows()
+    }
     out = {}
     for name, (nine, ten, youngest, count, window) in RULES.items():
         pattern = {"icd9": "^(" + "|".join(nine) + ")", "icd10": "^(" + "|".join(ten) + ")"}
-        matches = pl.any_horizontal((pl.col("vocab") == v) & pl.col("code").str.contains(p) for v, p in pattern.items())
+        matches = pl.any_horizontal(
+            (pl.col("vocab") == v) & pl.col("code").str.contains(p) for v, p in pattern.items()
+        )
         rows = cohort.claims.filter((pl.col("kind") == "valid") & matches)
         events = defaultdict(set)
         for subject, day, source in rows.select("patient_id", "day", "source").iter_rows():
@@ -157,8 +216,14 @@ def found(cohort: Cohort) -> dict[str, dict[str, bool | None]]:
         labels: dict[str, bool | None] = dict.fromkeys(cohort.patients["patient_id"], False)
         for subject, those in events.items():
             birth = births[subject]
-            old = {(day, source) for day, source in those if birth is None or completed(birth, day) >= youngest}
-            met = any(s == "inpatient" for _, s in old) or within(sorted({d for d, s in old if s == "physician"}), count, window)
+            old = {
+                (day, source)
+                for day, source in those
+                if birth is None or completed(birth, day) >= youngest
+            }
+            met = any(s == "inpatient" for _, s in old) or within(
+                sorted({d for d, s in old if s == "physician"}), count, window
+            )
             labels[subject] = None if met and birth is None else met
         out[name] = labels
     return out
@@ -169,28 +234,43 @@ def completed(birth: date, day: date) -> int:
 
 
 def within(days: list[date], count: int, window: int) -> bool:
-    return any((later - first).days <= window for first, later in zip(days, days[count - 1 :], strict=False))
+    return any(
+        (later - first).days <= window
+        for first, later in zip(days, days[count - 1 :], strict=False)
+    )
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_prevalence_and_sensitivity(cohort: Cohort, found: dict[str, dict[str, bool | None]], rule: str) -> None:
-    """Measured on seeds 0 to 4: chf 2.9 to 3.2 %, copd 4.7 to 5.2 %, diabetes 7.6 to 8.2 %; sensitivity .84 to .87."""
+def test_prevalence_and_sensitivity(
+    cohort: Cohort, found: dict[str, dict[str, bool | None]], rule: str
+) -> None:
+    """Measured on seeds 0 to 4: chf 2.9 to 3.2 %, copd 4.7 to 5.2 %, diabetes 7.6 to 8.2 %;
+    sensitivity .84 to .87.
+    """
     known = {subject: label for subject, label in found[rule].items() if label is not None}
     assert abs(np.mean(list(known.values())) - PREVALENCE[rule]) <= 0.005
     ill = set(cohort.truth.filter(pl.col(f"onset_{rule}").is_not_null())["patient_id"])
     sensitivity = np.mean([known[subject] for subject in ill if subject in known])
     assert 0.80 <= sensitivity <= 0.90
-    assert np.mean([label for subject, label in known.items() if subject not in ill]) < 0.001  # rule-outs are single claims
+    # rule-outs are single claims
+    assert np.mean([label for subject, label in known.items() if subject not in ill]) < 0.001
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_code_has_a_ratio_above_five(cohort: Cohort, found: dict[str, dict[str, bool | None]], rule: str) -> None:
+def test_a_code_has_a_ratio_above_five(
+    cohort: Cohort, found: dict[str, dict[str, bool | None]], rule: str
+) -> None:
     plain = pl.read_csv(cohort.folder / "icd_phecode_demo.csv", infer_schema=False).with_columns(
-        pl.col("code").str.replace_all(".", "", literal=True), pl.col("phecode").str.replace(r"\..*", "")
+        pl.col("code").str.replace_all(".", "", literal=True),
+        pl.col("phecode").str.replace(r"\..*", ""),
     )
     carriers = defaultdict(set)
-    rows = cohort.claims.filter((pl.col("kind") == "valid") & (pl.col("day") <= pl.col("index_date")))
-    for phecode, subject in rows.join(plain, on=["vocab", "code"]).select("phecode", "patient_id").unique().iter_rows():
+    rows = cohort.claims.filter(
+        (pl.col("kind") == "valid") & (pl.col("day") <= pl.col("index_date"))
+    )
+    for phecode, subject in (
+        rows.join(plain, on=["vocab", "code"]).select("phecode", "patient_id").unique().iter_rows()
+    ):
         carriers[phecode].add(subject)
     known = {subject for subject, label in found[rule].items() if label is not None}
     cases = {subject for subject in known if found[rule][subject]}
@@ -214,8 +294,14 @@ def test_ledger_counts_the_file(cohort: Cohort) -> None:
     plain = pl.read_csv(cohort.folder / "icd_phecode_demo.csv", infer_schema=False).select(
         "vocab", pl.col("code").str.replace_all(".", "", literal=True), mapped=pl.lit(value=True)
     )
-    valid = claims.with_columns(copy=copy).filter(pl.col("kind") == "valid").join(plain, on=["vocab", "code"], how="left")
-    valid = valid.with_columns(mapped=pl.col("mapped").fill_null(value=False), late=pl.col("day") > pl.col("index_date"))
+    valid = (
+        claims.with_columns(copy=copy)
+        .filter(pl.col("kind") == "valid")
+        .join(plain, on=["vocab", "code"], how="left")
+    )
+    valid = valid.with_columns(
+        mapped=pl.col("mapped").fill_null(value=False), late=pl.col("day") > pl.col("index_date")
+    )
     wrong = claims.filter(pl.col("kind") == "malformed")
     texts = claims["icd"]
     digits = texts.str.strip_chars().str.replace_all(".", "", literal=True)
@@ -225,8 +311,18 @@ def test_ledger_counts_the_file(cohort: Cohort) -> None:
         "no_date": kinds["no_date"],
         "before_birth": kinds["before_birth"],
         "malformed": 0,
-        "unknown": int(claims["code"].is_in(["7999", "78099", "7962", "79989", "7993", "Z768", "Z719", "Z013", "Z769", "Z736"]).sum()),
-        "preventive": int(claims["code"].str.contains(r"^(V700|V0481|V7231|V7612|E8889|E8859|Z000|Z251|Z014|Z123|W18|W01)$").sum()),
+        "unknown": int(
+            claims["code"]
+            .is_in(
+                ["7999", "78099", "7962", "79989", "7993", "Z768", "Z719", "Z013", "Z769", "Z736"]
+            )
+            .sum()
+        ),
+        "preventive": int(
+            claims["code"]
+            .str.contains(r"^(V700|V0481|V7231|V7612|E8889|E8859|Z000|Z251|Z014|Z123|W18|W01)$")
+            .sum()
+        ),
         "duplicate": claims.select(copy.sum()).item(),
         "padded": int(digits.is_in(["4900", "4960", "3110", "4620", "4860"]).sum()),
         "lower": int(texts.str.contains("[a-z]").sum()),
@@ -234,26 +330,55 @@ def test_ledger_counts_the_file(cohort: Cohort) -> None:
     }
     assert ledger["mess"]["malformed"] == len(wrong)
     assert ledger["funnel"]["bad_date"] == ledger["reasons"]["date"] == kinds["no_date"]
-    assert ledger["funnel"]["before_birth"] == ledger["reasons"]["date_outside_life"] == kinds["before_birth"]
-    assert ledger["funnel"]["unmapped"] == ledger["reasons"]["unmapped_code"] == valid.filter(~pl.col("mapped")).height
+    assert (
+        ledger["funnel"]["before_birth"]
+        == ledger["reasons"]["date_outside_life"]
+        == kinds["before_birth"]
+    )
+    assert (
+        ledger["funnel"]["unmapped"]
+        == ledger["reasons"]["unmapped_code"]
+        == valid.filter(~pl.col("mapped")).height
+    )
     mapped = valid.filter("mapped")
     zeros = mapped.filter(pl.col("icd").str.contains(r"^(490|496|311|462|486)\.?0 ?$")).height
     assert ledger["funnel"]["mapped"] == {"exact": mapped.height - zeros, "trailing_zero": zeros}
     assert ledger["reasons"]["duplicates"] == valid["copy"].sum() == ledger["mess"]["duplicate"]
-    assert ledger["reasons"]["label_leakage"] == mapped.filter(~pl.col("copy") & pl.col("late")).height
+    assert (
+        ledger["reasons"]["label_leakage"] == mapped.filter(~pl.col("copy") & pl.col("late")).height
+    )
     assert ledger["after_index"] == {
         "duplicates": valid.filter(pl.col("copy") & pl.col("late")).height,
         "unmapped_code": valid.filter(~pl.col("mapped") & pl.col("late")).height,
     }
-    reason_of = {"XX000": "bad_code", "25.0.0": "bad_code", "I5": "bad_code", "8": "ambiguous_code", "2.5E+02": "ambiguous_code"}
-    reason_of |= {"E11.9": "wrong_vocabulary", "428.0": "wrong_vocabulary", "UNK": "empty_code", "NA": "empty_code", "": "empty_code"}
+    reason_of = {
+        "XX000": "bad_code",
+        "25.0.0": "bad_code",
+        "I5": "bad_code",
+        "8": "ambiguous_code",
+        "2.5E+02": "ambiguous_code",
+    }
+    reason_of |= {
+        "E11.9": "wrong_vocabulary",
+        "428.0": "wrong_vocabulary",
+        "UNK": "empty_code",
+        "NA": "empty_code",
+        "": "empty_code",
+    }
     reasons = wrong["icd"].replace_strict(reason_of).value_counts()
-    assert {name: ledger["reasons"][name] for name in set(reason_of.values())} == dict(reasons.iter_rows())
+    assert {name: ledger["reasons"][name] for name in set(reason_of.values())} == dict(
+        reasons.iter_rows()
+    )
     faults = wrong.with_columns(
-        kind=pl.col("icd").replace_strict({"UNK": "missing", "NA": "missing", "": "missing", "8": "ambiguous_short"}, default="bad_format")
+        kind=pl.col("icd").replace_strict(
+            {"UNK": "missing", "NA": "missing", "": "missing", "8": "ambiguous_short"},
+            default="bad_format",
+        )
     )
     assert ledger["funnel"]["bad_code"] == dict(faults["kind"].value_counts().iter_rows())
-    assert sum(ledger["reasons"].values()) + mapped.filter(~pl.col("copy") & ~pl.col("late")).height == len(claims)
+    assert sum(ledger["reasons"].values()) + mapped.filter(
+        ~pl.col("copy") & ~pl.col("late")
+    ).height == len(claims)
 
 
 @pytest.mark.parametrize("vocab_column", [True, False])
@@ -264,44 +389,74 @@ def test_builder_counts_what_the_ledger_says(vocab_column: bool, tmp_path: Path)
     from bitimely_core.formats.source import scan_folder
 
     ledger = write_cohort(tmp_path, subjects=1000, vocab_column=vocab_column)
-    claims = sources.read_source(scan_folder(tmp_path), ClaimsOptions(icd10_from="" if vocab_column else SWITCH))
+    claims = sources.read_source(
+        scan_folder(tmp_path), ClaimsOptions(icd10_from="" if vocab_column else SWITCH)
+    )
     assert claims.findings == []
     assert claims.subjects is not None
     assert claims.labels is not None
     days = {"birth_day": claims.subjects["birth"], "death_day": claims.subjects["death"]}
-    life_dates = claims.subjects.select("subject_id", **{name: dates.parse_days(texts) for name, texts in days.items()}).join(
-        claims.labels.select("subject_id", index_day=dates.parse_days(claims.labels["index_date"])), on="subject_id", how="left"
+    life_dates = claims.subjects.select(
+        "subject_id", **{name: dates.parse_days(texts) for name, texts in days.items()}
+    ).join(
+        claims.labels.select("subject_id", index_day=dates.parse_days(claims.labels["index_date"])),
+        on="subject_id",
+        how="left",
     )
-    book = codes.Codebook(phecode_maps.read_map([tmp_path / "icd_phecode_demo.csv"]).tables, strict=True)
+    book = codes.Codebook(
+        phecode_maps.read_map([tmp_path / "icd_phecode_demo.csv"]).tables, strict=True
+    )
     frames, account = [], clean.RowAccount()
     for frame in claims.events():
-        rows, counted = clean.clean_rows(frame, book, vocab=claims.vocab, source=claims.source, life_dates=life_dates, copy_key=True)
+        rows, counted = clean.clean_rows(
+            frame,
+            book,
+            vocab=claims.vocab,
+            source=claims.source,
+            life_dates=life_dates,
+            copy_key=True,
+        )
         frames.append(rows)
         account += counted
-    valid = pl.concat(frames).select(pl.exclude("subject_id"), subject=pl.col("subject_id").rank("dense").cast(pl.Int32) - 1)
+    valid = pl.concat(frames).select(
+        pl.exclude("subject_id"), subject=pl.col("subject_id").rank("dense").cast(pl.Int32) - 1
+    )
     found = CleaningFindings(files=["claims.csv"], codes=book.codes)
     _, accounts = resolve_duplicates(valid, found)
     funnel = account.funnel().model_dump()
     assert funnel["mapped"].pop("parent") == 0
     assert funnel == {"rows": ledger["rows"], **ledger["funnel"]}
-    assert account.reasons + accounts["claims.csv"].reasons == {reason: rows for reason, rows in ledger["reasons"].items() if rows}
+    assert account.reasons + accounts["claims.csv"].reasons == {
+        reason: rows for reason, rows in ledger["reasons"].items() if rows
+    }
 
 
 def test_shares_of_the_mess(cohort: Cohort) -> None:
     rows, mess = cohort.ledger["rows"], cohort.ledger["mess"]
-    wanted = {"no_date": 0.002, "malformed": 0.002, "unknown": 0.02, "before_birth": 0.0005, "duplicate": 0.02, "blank": 0.01}
+    wanted = {
+        "no_date": 0.002,
+        "malformed": 0.002,
+        "unknown": 0.02,
+        "before_birth": 0.0005,
+        "duplicate": 0.02,
+        "blank": 0.01,
+    }
     for name, share in wanted.items():
         assert 0.85 * share < mess[name] / rows < 1.15 * share, name
     births = cohort.patients["birth_date"].fill_null("").str.len_chars().value_counts()
     shares = {length: count / 20_000 for length, count in births.iter_rows()}
     assert shares == pytest.approx({0: 0.01, 7: 0.198, 10: 0.792}, abs=0.01)
-    diabetes = cohort.claims.filter(pl.col("code") == "25000")["icd"].str.contains(".", literal=True)
+    diabetes = cohort.claims.filter(pl.col("code") == "25000")["icd"].str.contains(
+        ".", literal=True
+    )
     assert abs(diabetes.to_numpy().mean() - 0.5) < 0.02
 
 
 def test_two_rows_are_alike_only_where_the_ledger_says_so(cohort: Cohort) -> None:
     """Spelling and source aside: whatever a reader compares, it finds the same copies."""
-    alike = cohort.claims.select(pl.struct("patient_id", "day", "code", "kind").is_first_distinct().not_().sum()).item()
+    alike = cohort.claims.select(
+        pl.struct("patient_id", "day", "code", "kind").is_first_distinct().not_().sum()
+    ).item()
     assert alike == cohort.ledger["mess"]["duplicate"]
 
 
@@ -317,13 +472,18 @@ def test_lives(cohort: Cohort) -> None:
     assert people["obs_end"].max() == date(2014, 12, 31)
     assert abs((people["sex"] == "2").to_numpy().mean() - 0.52) < 0.01
     seen = cohort.claims.filter(pl.col("kind") == "valid").join(people, on="patient_id")
-    assert seen.filter((pl.col("day") < pl.col("obs_start")) | (pl.col("day") > pl.col("obs_end"))).is_empty()
+    assert seen.filter(
+        (pl.col("day") < pl.col("obs_start")) | (pl.col("day") > pl.col("obs_end"))
+    ).is_empty()
     silent = 1 - cohort.claims["patient_id"].n_unique() / len(people)
     assert 0.05 < silent < 0.07  # and a few whom no visit fell to
     labelled = cohort.labels.join(people, on="patient_id")
     assert set(labelled["patient_id"]) == set(cohort.claims["patient_id"])
     twelve = timedelta(days=round(12 * 365.25))
-    assert all(day == min(start + twelve, end) for day, start, end in labelled.select("index_date", "obs_start", "obs_end").iter_rows())
+    assert all(
+        day == min(start + twelve, end)
+        for day, start, end in labelled.select("index_date", "obs_start", "obs_end").iter_rows()
+    )
 
 
 def test_stays_have_many_codes_on_one_day_and_go_over_to_icd10(cohort: Cohort) -> None:
@@ -340,12 +500,24 @@ def test_stays_have_many_codes_on_one_day_and_go_over_to_icd10(cohort: Cohort) -
 def test_demo_map_is_complete_and_plain() -> None:
     codes = [entry for entry in module.CODES if entry[2]]
     assert 45 <= len(codes) <= 65
-    for column, pattern in ((0, r"\d{3}(\.\d{1,2})?"), (1, r"[A-Z]\d{2}(\.\d)?"), (2, r"\d{3}(\.\d{1,2})?")):
+    for column, pattern in (
+        (0, r"\d{3}(\.\d{1,2})?"),
+        (1, r"[A-Z]\d{2}(\.\d)?"),
+        (2, r"\d{3}(\.\d{1,2})?"),
+    ):
         assert all(re.fullmatch(pattern, entry[column]) for entry in codes)
     for column in (0, 1):
-        keys = [entry[column].replace(".", "") for entry in module.CODES if entry[column] not in MALFORMED - {"428.0", "E11.9"}]
-        unmapped = [entry[column].replace(".", "") for entry in (*module.PREVENTIVE, *module.UNKNOWN)]
-        assert len(set(keys)) == len({entry[column] for entry in module.CODES} - (MALFORMED - {"428.0", "E11.9"}))
+        keys = [
+            entry[column].replace(".", "")
+            for entry in module.CODES
+            if entry[column] not in MALFORMED - {"428.0", "E11.9"}
+        ]
+        unmapped = [
+            entry[column].replace(".", "") for entry in (*module.PREVENTIVE, *module.UNKNOWN)
+        ]
+        assert len(set(keys)) == len(
+            {entry[column] for entry in module.CODES} - (MALFORMED - {"428.0", "E11.9"})
+        )
         heads = {entry[column].replace(".", "")[:3] for entry in codes if "." not in entry[column]}
         assert not {key[:3] for key in unmapped} & heads  # no fallback finds a PheCode for them
         assert not set(unmapped) & {entry[column].replace(".", "") for entry in codes}
@@ -354,19 +526,26 @@ def test_demo_map_is_complete_and_plain() -> None:
 def test_demo_map_agrees_with_phecode_1_2() -> None:
     folder = require_sample(SAMPLES / "phecode")
     real = {
-        row["code"]: row["phecode"] for row in pl.read_csv(folder / "phecode_map_v1_2_icd9cm.csv", infer_schema=False).iter_rows(named=True)
+        row["code"]: row["phecode"]
+        for row in pl.read_csv(
+            folder / "phecode_map_v1_2_icd9cm.csv", infer_schema=False
+        ).iter_rows(named=True)
     }
     for nine, _, phecode in module.CODES:
         if phecode:
             assert real[nine].partition(".")[0] == phecode.partition(".")[0], nine
-    assert not {nine for nine, _, phecode in (*module.PREVENTIVE, *module.UNKNOWN) if not phecode} & set(real)
+    assert not {
+        nine for nine, _, phecode in (*module.PREVENTIVE, *module.UNKNOWN) if not phecode
+    } & set(real)
 
 
 # --- reproducible
 
 
 @pytest.mark.slow
-def test_same_seed_same_bytes_and_subjects_do_not_depend_on_their_number(cohort: Cohort, tmp_path: Path) -> None:
+def test_same_seed_same_bytes_and_subjects_do_not_depend_on_their_number(
+    cohort: Cohort, tmp_path: Path
+) -> None:
     write_cohort(tmp_path / "a", subjects=300)
     write_cohort(tmp_path / "b", subjects=300)
     write_cohort(tmp_path / "c", subjects=1100)
@@ -378,7 +557,9 @@ def test_same_seed_same_bytes_and_subjects_do_not_depend_on_their_number(cohort:
         assert more.startswith(few)
         assert (cohort.folder / name).read_bytes().startswith(more)
         assert few != (tmp_path / "d" / name).read_bytes()
-    assert (tmp_path / "a" / "ledger.json").read_bytes() == (tmp_path / "b" / "ledger.json").read_bytes()
+    assert (tmp_path / "a" / "ledger.json").read_bytes() == (
+        tmp_path / "b" / "ledger.json"
+    ).read_bytes()
     assert {file.name for file in cohort.folder.iterdir()} == {
         "claims.csv", "patients.csv", "labels.csv", "truth.csv", "icd_phecode_demo.csv", "ledger.json"
     }  # fmt: skip
@@ -391,10 +572,18 @@ def test_without_a_vocab_column_the_day_tells(tmp_path: Path) -> None:
     assert len(claims) == ledger["rows"]
     code = pl.col("icd").str.strip_chars().str.to_uppercase()
     good = claims.filter(~code.is_in(MALFORMED) & (pl.col("date") != ""))
-    texts = {vocab: {entry[i].replace(".", "") for entry in module.CODES} for i, vocab in enumerate(("icd9", "icd10"))}
+    texts = {
+        vocab: {entry[i].replace(".", "") for entry in module.CODES}
+        for i, vocab in enumerate(("icd9", "icd10"))
+    }
     texts["icd9"] |= {"4900", "4960", "3110", "4620", "4860"}
     for vocab, rows in (("icd10", pl.col("date") >= SWITCH), ("icd9", pl.col("date") < SWITCH)):
-        written: Iterable[str] = good.filter(rows)["icd"].str.strip_chars().str.to_uppercase().str.replace_all(".", "", literal=True)
+        written: Iterable[str] = (
+            good.filter(rows)["icd"]
+            .str.strip_chars()
+            .str.to_uppercase()
+            .str.replace_all(".", "", literal=True)
+        )
         assert set(written) <= texts[vocab]
 
 
@@ -406,7 +595,9 @@ def test_parameters_come_from_the_recipe_and_can_be_overridden(tmp_path: Path) -
     }
     assert resolve_config({}) == CohortConfig.model_validate(shipped["config"])
     tidy = {name: 0 for name in shipped["config"]["mess"] if name != "dotted"} | {"dotted": 1.0}
-    ledger = write_cohort(tmp_path, subjects=200, config={"mess": tidy, "visits": {"preventive": 0.0}})
+    ledger = write_cohort(
+        tmp_path, subjects=200, config={"mess": tidy, "visits": {"preventive": 0.0}}
+    )
     assert ledger["rows"] == ledger["funnel"]["mapped"]["exact"]
     assert set(ledger["mess"].values()) == {0}
     assert sum(ledger["reasons"].values()) == ledger["reasons"]["label_leakage"]
@@ -424,7 +615,9 @@ def test_parameters_come_from_the_recipe_and_can_be_overridden(tmp_path: Path) -
         ({"config": {"tempo": {"weight": float("nan")}}}, "config.tempo.weight"),
     ],
 )
-def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_wrong_arguments_are_refused(
+    arguments: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(UserError) as error:
         write_cohort(tmp_path / "none", **arguments)
     assert error.value.exit_code == Exit.USAGE

@@ -1,4 +1,6 @@
-"""What belongs to the machine ends with exit 6 and names the resource; what belongs to a file does not."""
+"""What belongs to the machine ends with exit 6 and names the resource; what belongs to a file does
+not.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,11 @@ from bitimely_cli.main import main
 from bitimely_core import storage
 from bitimely_core.errors import Exit, Reason, UserError, integrity_error
 from bitimely_core.formats import edf_header, edf_writer
-from bitimely_core.system_errors import find_system_error, raise_system_error, translate_system_errors
+from bitimely_core.system_errors import (
+    find_system_error,
+    raise_system_error,
+    translate_system_errors,
+)
 
 CORE = Path(__file__).parent.parent / "bitimely_core"
 
@@ -53,13 +59,22 @@ DISK = [
     os_fault(errno.EDQUOT),
     os_fault(errno.EFBIG),
     OSError("No space left on device (os error 28)"),  # of polars: without a number
-    pl.exceptions.ComputeError("parquet: File out of specification: underlying IO error: No space left on device (os error 28)"),
+    pl.exceptions.ComputeError(
+        "parquet: File out of specification: underlying IO error: No space left on device (os error 28)"
+    ),
     SafetensorError("Error while serializing: I/O error: Disk quota exceeded (os error 122)"),
     RuntimeError("PytorchStreamWriter failed writing file: No space left on device"),
 ]
-DESCRIPTORS = [os_fault(errno.EMFILE), os_fault(errno.ENFILE), OSError("Too many open files (os error 24): a.parquet")]
+DESCRIPTORS = [
+    os_fault(errno.EMFILE),
+    os_fault(errno.ENFILE),
+    OSError("Too many open files (os error 24): a.parquet"),
+]
 PLACES = [
-    *(os_fault(number) for number in (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE)),
+    *(
+        os_fault(number)
+        for number in (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE)
+    ),
     PermissionError("Permission denied (os error 13): a.parquet"),
 ]
 KINDS = [
@@ -71,13 +86,21 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize(("error", "code", "words"), KINDS, ids=[f"{type(error).__name__}-{error}"[:60] for error, *_ in KINDS])
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    KINDS,
+    ids=[f"{type(error).__name__}-{error}"[:60] for error, *_ in KINDS],
+)
 def test_a_fault_of_the_machine_has_exit_6_whichever_library_raises_it(
     tmp_path: Path, error: BaseException, code: Reason, words: str
 ) -> None:
     found = find_system_error(error, tmp_path / "file")
     assert found is not None
-    assert (found.code, found.exit_code, found.file) == (code, Exit.RESOURCES, str(tmp_path / "file"))
+    assert (found.code, found.exit_code, found.file) == (
+        code,
+        Exit.RESOURCES,
+        str(tmp_path / "file"),
+    )
     assert words in found.problem
     assert found.hint
     wrapped = RuntimeError("serialisation failed")
@@ -94,7 +117,9 @@ def test_a_fault_of_the_machine_has_exit_6_whichever_library_raises_it(
         pa.ArrowInvalid("CSV conversion error: 'Permission denied'"),
         UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
         OSError("Couldn't deserialize thrift: TProtocolException: Invalid data"),
-        pl.exceptions.ComputeError("parquet: File out of specification: The file must end with PAR1"),
+        pl.exceptions.ComputeError(
+            "parquet: File out of specification: The file must end with PAR1"
+        ),
         zlib.error("Error -3 while decompressing data: invalid stored block lengths"),
         RuntimeError("The size of tensor a (3) must match the size of tensor b (4)"),
         integrity_error("a", "differs from its own checksum"),
@@ -116,7 +141,11 @@ def test_a_full_table_of_inodes_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     fields = [name for name in dir(real) if name.startswith("f_")]
     values = {name: getattr(real, name) for name in fields}
     disk = namedtuple("disk", fields)  # type: ignore[misc]
-    monkeypatch.setattr(os, "statvfs", lambda path: disk(**(values | {"f_files": 5000, "f_ffree": 0, "f_favail": 0})))
+    monkeypatch.setattr(
+        os,
+        "statvfs",
+        lambda path: disk(**(values | {"f_files": 5000, "f_ffree": 0, "f_favail": 0})),
+    )
     found = find_system_error(os_fault(errno.ENOSPC), tmp_path / "new" / "file")
     assert found is not None
     assert "no inodes left: all 5,000" in found.problem
@@ -131,7 +160,9 @@ def test_a_full_table_of_inodes_is_named(tmp_path: Path, monkeypatch: pytest.Mon
         (resource.RLIMIT_FSIZE, 1 << 40, os_fault(errno.EFBIG), "1.1 TB (ulimit -f)"),
     ],
 )
-def test_a_limit_of_the_process_is_named(limit: int, value: int, error: Exception, words: str) -> None:
+def test_a_limit_of_the_process_is_named(
+    limit: int, value: int, error: Exception, words: str
+) -> None:
     former = resource.getrlimit(limit)
     resource.setrlimit(limit, (value, former[1]))
     try:
@@ -161,7 +192,10 @@ def test_a_write_says_how_much_it_needs(tmp_path: Path) -> None:
 
 
 def test_errors_of_a_block_are_translated_but_for_defects(tmp_path: Path) -> None:
-    for error in (RuntimeError("CUDA out of memory"), OSError(errno.ELOOP, "Too many levels of symbolic links")):
+    for error in (
+        RuntimeError("CUDA out of memory"),
+        OSError(errno.ELOOP, "Too many levels of symbolic links"),
+    ):
         with pytest.raises(UserError) as stopped, translate_system_errors(tmp_path):
             raise error
         assert stopped.value.exit_code == Exit.RESOURCES
@@ -183,23 +217,33 @@ BROAD = {
     "SafetensorError",
 }
 BROAD |= {"zlib.error", "UserError"}
-ASKS = {"raise_system_error", "find_system_error", "describe_os_error", "_describe_unreadable", "describe_failure"}
+ASKS = {
+    "raise_system_error",
+    "find_system_error",
+    "describe_os_error",
+    "_describe_unreadable",
+    "describe_failure",
+}
 ALLOWED = {  # file: functions that need not ask
     "datasets/epilepsy.py": {"parse_segment"},  # of bytes in memory, as the next two
     "datasets/physionet_2012.py": {"_parse_cells", "read_set"},
     "formats/nsrr_xml.py": {"_make_event"},  # a cell
     "formats/matlab.py": {"_inflate_head", "_decode"},
     "tokens/unlabelled.py": {"_list_recordings"},  # raised when its recording is read
-    "claims/sources/__init__.py": {"recognize_layout"},  # the reader of the layout meets the fault again, and says it
+    # the reader of the layout meets the fault again, and says it
+    "claims/sources/__init__.py": {"recognize_layout"},
     "storage.py": {"_locked_error", "_try_lock"},  # a message; no locks there
     "manifests.py": {"remove_old_files"},  # leaves the files for the next time
     "claims/engines.py": {"_run_task"},  # asks `find_system_error`; the driver raises what it finds
-    "cache/workers.py": {"collect_results", "_serve_tasks"},  # a pipe that the other side has closed
+    # a pipe that the other side has closed
+    "cache/workers.py": {"collect_results", "_serve_tasks"},
     "pipeline/workers.py": {"_run_process"},  # stored with the stage
     "training/distributed.py": {"claim_report"},  # a store that has ended with its machine
     "training/batches.py": {"read_ahead", "read_batches"},
-    "training/loop.py": {"_read_parts", "_run_step", "_validate"},  # handed to out_of_memory_error, which asks
-    "config.py": {"upgrade_settings"},  # an unknown name; from here on nothing is opened in the block
+    # handed to out_of_memory_error, which asks
+    "training/loop.py": {"_read_parts", "_run_step", "_validate"},
+    # an unknown name; from here on nothing is opened in the block
+    "config.py": {"upgrade_settings"},
     "run.py": {"_fill_defaults"},
     "recipe.py": {"check_stage_name"},
     "datasets/recording_tables.py": {"_parse_attributes", "_parse_annotation", "_make_annotation"},
@@ -218,14 +262,24 @@ def caught_names(handler: ast.ExceptHandler) -> set[str]:
 
 
 def list_deciders(tree: ast.Module) -> set[str]:
-    """Functions with a handler of broad exceptions that neither asks the classifier nor raises the same exception again."""
+    """Functions with a handler of broad exceptions that neither asks the classifier nor raises the
+    same exception again.
+    """
     found = set()
     for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
-        for handler in (node for node in ast.walk(function) if isinstance(node, ast.ExceptHandler) and node.type is not None):
+        for handler in (
+            node
+            for node in ast.walk(function)
+            if isinstance(node, ast.ExceptHandler) and node.type is not None
+        ):
             if not BROAD & caught_names(handler):
                 continue
             inside = [node for statement in handler.body for node in ast.walk(statement)]
-            asks = any(isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in ASKS for node in inside)
+            asks = any(
+                isinstance(node, ast.Call)
+                and getattr(node.func, "id", getattr(node.func, "attr", "")) in ASKS
+                for node in inside
+            )
             again = any(isinstance(node, ast.Raise) and node.exc is None for node in inside)
             if not asks and not again:
                 found.add(function.name)
@@ -243,7 +297,9 @@ def test_every_handler_of_broad_exceptions_asks_the_classifier() -> None:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(Path(__file__).parent / "fixtures" / "v1" / "home", tmp_path / "home"))
+    return Path(
+        shutil.copytree(Path(__file__).parent / "fixtures" / "v1" / "home", tmp_path / "home")
+    )
 
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch, names: str) -> None:
@@ -262,7 +318,9 @@ def write_recordings(folder: Path, *names: str) -> Path:
     folder.mkdir()
     channels = [edf_header.EdfChannel("c", "uV", -100.0, 100.0, -2048, 2047, 16)]
     for number, name in enumerate(names):
-        edf_writer.write_edf(folder / name, channels, [np.arange(number, 256 + number, dtype=np.int16)])
+        edf_writer.write_edf(
+            folder / name, channels, [np.arange(number, 256 + number, dtype=np.int16)]
+        )
     return folder
 
 
@@ -274,9 +332,15 @@ UNWRITABLE = [
 ]
 
 
-@pytest.mark.parametrize(("error", "code"), UNWRITABLE, ids=[repr(error) for error, _ in UNWRITABLE])
+@pytest.mark.parametrize(
+    ("error", "code"), UNWRITABLE, ids=[repr(error) for error, _ in UNWRITABLE]
+)
 def test_a_verb_that_cannot_write_ends_with_6_and_one_line(
-    error: Exception, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: Exception,
+    code: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fail(descriptor: int, data: memoryview) -> int:
         raise error
@@ -289,7 +353,9 @@ def test_a_verb_that_cannot_write_ends_with_6_and_one_line(
     assert re.search(r"\. (Raise the limit|Make room|Choose a folder|Check the disk).*\.$", line)
 
 
-def test_a_verb_without_memory_ends_with_6_and_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_verb_without_memory_ends_with_6_and_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fail(arguments: list[str]) -> int:
         raise MemoryError
 
@@ -300,10 +366,16 @@ def test_a_verb_without_memory_ends_with_6_and_one_line(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("fault", "code"), [(errno.EACCES, "io_error"), (errno.EIO, "io_error"), ("damage", "not_edf")], ids=["EACCES", "EIO", "damage"]
+    ("fault", "code"),
+    [(errno.EACCES, "io_error"), (errno.EIO, "io_error"), ("damage", "not_edf")],
+    ids=["EACCES", "EIO", "damage"],
 )
 def test_a_source_file_that_cannot_be_read_costs_that_file_alone(
-    fault: int | str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fault: int | str,
+    code: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     raw = write_recordings(tmp_path / "raw", "good.edf", "bad.edf")
     open_file = storage.os_open
@@ -318,14 +390,21 @@ def test_a_source_file_that_cannot_be_read_costs_that_file_alone(
         (raw / "bad.edf").write_bytes(bytes(1000))
     assert main(["ingest", "edf", str(raw), "-w", str(tmp_path / "home"), "--json"]) == Exit.PARTIAL
     units = json.loads(capsys.readouterr().out)["units"]
-    assert {unit["unit"]: [reason["code"] for reason in unit["reasons"]] for unit in units} == {"good": [], "bad": [code]}
+    assert {unit["unit"]: [reason["code"] for reason in unit["reasons"]] for unit in units} == {
+        "good": [],
+        "bad": [code],
+    }
 
 
 EVALUATE = ["evaluate", "plain-class", "--bootstrap", "20", "--device", "cpu"]
 
 
-@pytest.mark.parametrize("name", ["predictions.parquet", "scores.json", "model_card.md", "report.html"])
-def test_scores_are_shown_when_the_disk_is_full(home: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str], name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["predictions.parquet", "scores.json", "model_card.md", "report.html"]
+)
+def test_scores_are_shown_when_the_disk_is_full(
+    home: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
     assert main([*EVALUATE, "-w", str(home), "--json"]) == 0
     expected = json.loads(capsys.readouterr().out)["metrics"]
     fill_disk(monkeypatch, name)
@@ -342,16 +421,38 @@ def test_scores_are_shown_when_the_disk_is_full(home: Path, monkeypatch: Any, ca
     assert name in shown.err.splitlines()[-1]
 
 
-def test_losses_and_verdicts_are_shown_when_the_disk_is_full(home: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_losses_and_verdicts_are_shown_when_the_disk_is_full(
+    home: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     fill_disk(monkeypatch, "model.safetensors")
-    train = ["pretrain", "--data", "generic", "--run", "new", "--preset", "tiny", "--batch-size", "8", "--steps", "2", "--device", "cpu"]
+    train = [
+        "pretrain",
+        "--data",
+        "generic",
+        "--run",
+        "new",
+        "--preset",
+        "tiny",
+        "--batch-size",
+        "8",
+        "--steps",
+        "2",
+        "--device",
+        "cpu",
+    ]
     assert main([*train, "-w", str(home)]) == Exit.RESOURCES
     out = capsys.readouterr().out
-    lines = [json.loads(line) for line in (home / "runs" / "new" / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line)
+        for line in (home / "runs" / "new" / "metrics.jsonl").read_text().splitlines()
+    ]
     last = [line for line in lines if line["split"] == "train"][-1]
     assert f"2 steps, loss {last['loss']:.4g}" in out
     fill_disk(monkeypatch, "summary.json")
-    assert main(["analyze", "svd", "plain", "--sequences", "4", "--name", "new", "-w", str(home)]) == Exit.RESOURCES
+    assert (
+        main(["analyze", "svd", "plain", "--sequences", "4", "--name", "new", "-w", str(home)])
+        == Exit.RESOURCES
+    )
     assert capsys.readouterr().out.strip()
 
 
@@ -363,4 +464,7 @@ def test_a_screen_that_cannot_be_written_ends_with_6(options: list[str]) -> None
         assert done.returncode == Exit.RESOURCES
         assert done.stderr.startswith("error[disk_full]")
         assert "Traceback" not in done.stderr
-        assert subprocess.run(command, stdout=full, stderr=full, check=False).returncode == Exit.RESOURCES
+        assert (
+            subprocess.run(command, stdout=full, stderr=full, check=False).returncode
+            == Exit.RESOURCES
+        )

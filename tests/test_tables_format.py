@@ -24,7 +24,12 @@ from bitimely_core.formats import csv_text, tables
 from bitimely_core.formats.tables import TableRow
 from bitimely_core.formats.text import decode_table, use_encoding
 
-FUZZ = settings(max_examples=400, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(
+    max_examples=400,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 
 GOOD = "id,x,y\na1,1,2\na2,3,4\na3,5,6\n"
 
@@ -39,7 +44,9 @@ def read_table(path: Path, *arguments: Any, **options: Any) -> tuple[list[TableR
     """The records and the findings; together they are as many as the independent count says."""
     items = list(tables.read_rows(path, *arguments, **options))
     assert len(items) == tables.count_rows(path)
-    return [item for item in items if isinstance(item, TableRow)], [item for item in items if isinstance(item, Finding)]
+    return [item for item in items if isinstance(item, TableRow)], [
+        item for item in items if isinstance(item, Finding)
+    ]
 
 
 def read_error(path: Path, *arguments: Any, **options: Any) -> UserError:
@@ -58,7 +65,13 @@ def list_codes(findings: list[Finding]) -> list[tuple[str, int | None]]:
 
 @pytest.mark.parametrize(
     "name",
-    ["esr/data.csv", "ptb-xl/ptbxl_database.csv", "ptb-xl/scp_statements.csv", "bidmc/bidmc_csv/bidmc_01_Breaths.csv", "de-synpuf/*.csv"],
+    [
+        "esr/data.csv",
+        "ptb-xl/ptbxl_database.csv",
+        "ptb-xl/scp_statements.csv",
+        "bidmc/bidmc_csv/bidmc_01_Breaths.csv",
+        "de-synpuf/*.csv",
+    ],
 )
 def test_real_tables_read_as_pythons_csv_module_reads_them(name: str) -> None:
     files = sorted(SAMPLES.glob(name))
@@ -84,7 +97,8 @@ def test_real_tables_read_as_pythons_csv_module_reads_them(name: str) -> None:
         "\ufeff" + GOOD,
         GOOD.rstrip("\n"),
         GOOD.replace("\n", "\n\n"),
-        '"id","x","y"\n' + "".join(f'"{i}","{x}","{y}"\n' for i, x, y in (("a1", 1, 2), ("a2", 3, 4), ("a3", 5, 6))),
+        '"id","x","y"\n'
+        + "".join(f'"{i}","{x}","{y}"\n' for i, x, y in (("a1", 1, 2), ("a2", 3, 4), ("a3", 5, 6))),
         GOOD.replace("id,x,y", "id , x, y"),
         gzip.compress(GOOD.encode(), mtime=0),
         gzip.compress(GOOD[:10].encode(), mtime=0) + gzip.compress(GOOD[10:].encode(), mtime=0),
@@ -95,7 +109,11 @@ def test_spellings_of_one_table(tmp_path: Path, content: str | bytes) -> None:
     rows, findings = read_table(path)
     assert findings == []
     assert [row.cells for row in rows] == [("a1", "1", "2"), ("a2", "3", "4"), ("a3", "5", "6")]
-    assert [row.cells for row in read_table(path, ["y", "id"], key=["id"])[0]] == [("2", "a1"), ("4", "a2"), ("6", "a3")]
+    assert [row.cells for row in read_table(path, ["y", "id"], key=["id"])[0]] == [
+        ("2", "a1"),
+        ("4", "a2"),
+        ("6", "a3"),
+    ]
     assert tables.read_types(path) == {"id": "text", "x": "text", "y": "text"}
 
 
@@ -103,13 +121,20 @@ def test_cells_are_text(tmp_path: Path) -> None:
     rows, _ = read_table(write_table(tmp_path, 'id,x\n000123,NA\n123,\n  7 ,"a ""b"", c\r\nd"\n'))
     assert [row.cells for row in rows] == [("000123", "NA"), ("123", ""), ("  7 ", 'a "b", c\nd')]
     assert [row.row for row in rows] == [2, 3, 4]
-    assert read_table(write_table(tmp_path, "a;b\n1;2\n"), delimiter=";")[0] == [TableRow(2, ("1", "2"))]
+    assert read_table(write_table(tmp_path, "a;b\n1;2\n"), delimiter=";")[0] == [
+        TableRow(2, ("1", "2"))
+    ]
 
 
 @FUZZ
 @given(
     table=st.lists(
-        st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size=6), min_size=3, max_size=3), max_size=8
+        st.lists(
+            st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size=6),
+            min_size=3,
+            max_size=3,
+        ),
+        max_size=8,
     )
 )
 def test_what_csv_writes_is_read_back(tmp_path: Path, table: list[list[str]]) -> None:
@@ -138,7 +163,10 @@ def test_what_csv_writes_is_read_back(tmp_path: Path, table: list[list[str]]) ->
     ],
 )
 def test_a_faulty_line_takes_no_other_with_it(tmp_path: Path, line: str, code: str) -> None:
-    for content in (GOOD.replace("a2,3,4", line), GOOD.replace("a2,3,4", line).replace("a3,5,6", '"a3","5","6"')):
+    for content in (
+        GOOD.replace("a2,3,4", line),
+        GOOD.replace("a2,3,4", line).replace("a3,5,6", '"a3","5","6"'),
+    ):
         rows, findings = read_table(write_table(tmp_path, content))
         assert [row.row for row in rows] == [2, 4]
         assert list_codes(findings) == [(code, 3)]
@@ -159,11 +187,17 @@ ENCODED = "id,x,y\na1,Qu\u00e9bec,2\na2,\u0141\u00f3d\u017a,4\n"
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_bytes_that_are_no_utf8_refuse_the_table_by_byte_and_row(tmp_path: Path, packed: bool) -> None:
+def test_bytes_that_are_no_utf8_refuse_the_table_by_byte_and_row(
+    tmp_path: Path, packed: bool
+) -> None:
     path = tmp_path / "table.csv"
     path.write_bytes(gzip.compress(MIXED) if packed else MIXED)
     offset = MIXED.index(b"\xe4")
-    for read in (lambda: read_table(path, ["id", "y"]), lambda: read_frames_as_rows(path, ["id", "y"]), lambda: tables.count_rows(path)):
+    for read in (
+        lambda: read_table(path, ["id", "y"]),
+        lambda: read_frames_as_rows(path, ["id", "y"]),
+        lambda: tables.count_rows(path),
+    ):
         with pytest.raises(UserError) as caught:
             read()
         line = caught.value.finding.line()
@@ -173,7 +207,20 @@ def test_bytes_that_are_no_utf8_refuse_the_table_by_byte_and_row(tmp_path: Path,
         assert "--encoding" in line
 
 
-@pytest.mark.parametrize("name", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "cp1250", "iso8859-2", "gb18030"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "utf-8",
+        "utf-8-sig",
+        "utf-16",
+        "utf-16-le",
+        "utf-16-be",
+        "utf-32",
+        "cp1250",
+        "iso8859-2",
+        "gb18030",
+    ],
+)
 def test_the_same_cells_from_every_encoding(tmp_path: Path, name: str) -> None:
     expected = [("a1", "Qu\u00e9bec", "2"), ("a2", "\u0141\u00f3d\u017a", "4")]
     path = tmp_path / "table.csv"
@@ -205,7 +252,9 @@ def test_a_byte_order_mark_outranks_the_stated_encoding(tmp_path: Path) -> None:
             assert read_table(path, ["x"])[0][0].cells == ("Qu\u00e9bec",)
 
 
-@pytest.mark.parametrize("content", [ENCODED.encode("utf-16-le"), ENCODED.encode("utf-16-be"), ENCODED.encode("utf-32")])
+@pytest.mark.parametrize(
+    "content", [ENCODED.encode("utf-16-le"), ENCODED.encode("utf-16-be"), ENCODED.encode("utf-32")]
+)
 def test_wide_characters_without_a_usable_mark_are_named(tmp_path: Path, content: bytes) -> None:
     error = read_error(write_table(tmp_path, content))
     assert error.code == "encoding"
@@ -221,7 +270,9 @@ def test_damaged_text_of_a_stated_encoding_is_refused_by_its_byte(tmp_path: Path
         assert "byte 7" in str(read_error(path))
 
 
-@pytest.mark.parametrize("name", ["rot13", "hex", "no-such", "unicode_escape", "idna", "utf-7", "a\0b"])
+@pytest.mark.parametrize(
+    "name", ["rot13", "hex", "no-such", "unicode_escape", "idna", "utf-7", "a\0b"]
+)
 def test_what_is_no_encoding_of_texts_is_refused(name: str) -> None:
     with pytest.raises(UserError) as caught:
         use_encoding(name).__enter__()
@@ -254,7 +305,12 @@ def test_records_are_identified_by_their_key(tmp_path: Path) -> None:
     more = "".join(f"b{i},0,0\n" for i in range(6))
     path = write_table(tmp_path, GOOD + more + "a1,1,2\na2,3,9\n,1,1\n")
     rows, findings = read_table(path, ["x", "y"], key=["id"])
-    assert list_codes(findings) == [("duplicate_key", 3), ("duplicates", 11), ("duplicate_key", 12), ("identifier", 13)]
+    assert list_codes(findings) == [
+        ("duplicate_key", 3),
+        ("duplicates", 11),
+        ("duplicate_key", 12),
+        ("identifier", 13),
+    ]
     assert [finding.level for finding in findings] == ["error", "warning", "error", "error"]
     assert [row.row for row in rows] == [2, 4, *range(5, 11)]
     assert not any(name in finding.message for finding in findings for name in ("a1", "a2"))
@@ -264,7 +320,9 @@ def test_records_are_identified_by_their_key(tmp_path: Path) -> None:
 
 
 def test_gzip_that_is_cut_or_damaged_is_no_table(tmp_path: Path) -> None:
-    packed = gzip.compress(("id,x,y\n" + "".join(f"a{i},{i * 7919 % 1000},{i}\n" for i in range(5000))).encode())
+    packed = gzip.compress(
+        ("id,x,y\n" + "".join(f"a{i},{i * 7919 % 1000},{i}\n" for i in range(5000))).encode()
+    )
     path = write_table(tmp_path, packed[: len(packed) * 7 // 10], "t.csv.gz")
     assert read_error(path).code == "truncated"
     flipped = bytearray(packed)
@@ -272,7 +330,10 @@ def test_gzip_that_is_cut_or_damaged_is_no_table(tmp_path: Path) -> None:
     assert read_error(write_table(tmp_path, bytes(flipped), "t.csv.gz")).code == "corrupt"
     flipped = bytearray(packed)
     flipped[len(packed) // 2] ^= 0xFF
-    assert read_error(write_table(tmp_path, bytes(flipped), "t.csv.gz")).code in {"corrupt", "truncated"}
+    assert read_error(write_table(tmp_path, bytes(flipped), "t.csv.gz")).code in {
+        "corrupt",
+        "truncated",
+    }
     with pytest.raises(UserError):
         tables.count_rows(path)
 
@@ -280,7 +341,12 @@ def test_gzip_that_is_cut_or_damaged_is_no_table(tmp_path: Path) -> None:
 def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(csv_text, "MAX_EXPANDED", 10_000)
     assert (
-        read_error(write_table(tmp_path, gzip.compress(b"id,x,y\n" + b"1,2,3\n" * 100_000, mtime=0), "t.csv.gz")).code == "expansion_limit"
+        read_error(
+            write_table(
+                tmp_path, gzip.compress(b"id,x,y\n" + b"1,2,3\n" * 100_000, mtime=0), "t.csv.gz"
+            )
+        ).code
+        == "expansion_limit"
     )
     monkeypatch.setattr(csv_text, "MAX_LINE", 1000)
     assert read_error(write_table(tmp_path, "id,x,y\n" + "1" * 2000)).code == "resource_limit"
@@ -290,13 +356,18 @@ def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list_codes(findings)[0] == ("csv_syntax", 5)
 
 
-def test_the_limit_of_a_line_is_none_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_of_a_line_is_none_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(csv_text, "MAX_LINE", 100)
     monkeypatch.setattr(csv_text, "BLOCK", 64)
-    path = write_table(tmp_path, text := "id,x\n" + "".join(f"{i},{'y' * (i % 40)}\n" for i in range(300)))
+    path = write_table(
+        tmp_path, text := "id,x\n" + "".join(f"{i},{'y' * (i % 40)}\n" for i in range(300))
+    )
     blocks = list(csv_text.read_blocks(path))
     assert b"".join(block for block, _ in blocks) == text.encode()
-    assert all(block.endswith(b"\n") and len(block) <= 164 for block, _ in blocks)  # complete lines, a block and the rest of one before
+    # complete lines, a block and the rest of one before
+    assert all(block.endswith(b"\n") and len(block) <= 164 for block, _ in blocks)
     assert [last for _, last in blocks] == [False] * (len(blocks) - 1) + [True]
 
 
@@ -311,12 +382,18 @@ def test_the_limit_of_a_line_is_none_of_the_file(tmp_path: Path, monkeypatch: py
         ("id,x\n", False),
     ],
 )
-def test_spans_of_a_table_are_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, several: bool) -> None:
+def test_spans_of_a_table_are_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, several: bool
+) -> None:
     monkeypatch.setattr(csv_text, "BLOCK", 100)
     path = write_table(tmp_path, text)
     for name, spans in ((path, tables.split_table(path, 300)), (pack(path), [None])):
         assert tables.split_table(name, 300) == spans
-        parts = [block.frame for span in spans for block in tables.read_frames(name, ["x", "id"], span=span)]
+        parts = [
+            block.frame
+            for span in spans
+            for block in tables.read_frames(name, ["x", "id"], span=span)
+        ]
         expected = pl.concat([block.frame for block in tables.read_frames(path, ["x", "id"])])
         assert pl.concat(parts).equals(expected)
         assert name != path or (len(spans) > 1) == several
@@ -343,11 +420,20 @@ def test_spans_of_parquet_are_row_groups(tmp_path: Path) -> None:
 
 def test_parquet_is_text_too(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
-    table = pa.table({"id": ["000123", "123", None], " code": [250.0, 38.9, None], "n": pa.array([1, None, 3], pa.int32())})
+    table = pa.table(
+        {
+            "id": ["000123", "123", None],
+            " code": [250.0, 38.9, None],
+            "n": pa.array([1, None, 3], pa.int32()),
+        }
+    )
     pq.write_table(table, path, row_group_size=2)
     assert tables.read_types(path) == {"id": "text", "code": "double", "n": "int32"}
     rows, findings = read_table(path, ["n", "id"])
-    assert (findings, [row.cells for row in rows]) == ([], [("1", "000123"), ("", "123"), ("3", "")])
+    assert (findings, [row.cells for row in rows]) == (
+        [],
+        [("1", "000123"), ("", "123"), ("3", "")],
+    )
     assert list_codes(read_table(path, key=["id"])[1]) == [("identifier", 3)]
     assert read_error(path, ["id", "date"]).code == "schema"
     raw = path.read_bytes()
@@ -361,13 +447,24 @@ def test_parquet_is_text_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("1", 1.0), (" -2.5e3 ", -2500.0), (".5", 0.5), ("5.", 5.0), ("", None), ("  ", None), ("007", 7.0)]
+    ("text", "value"),
+    [
+        ("1", 1.0),
+        (" -2.5e3 ", -2500.0),
+        (".5", 0.5),
+        ("5.", 5.0),
+        ("", None),
+        ("  ", None),
+        ("007", 7.0),
+    ],
 )
 def test_numbers(text: str, value: float | None) -> None:
     assert tables.parse_number(text) == value
 
 
-@pytest.mark.parametrize(("text", "value"), [("5", 5), ("5.0", 5), ("-3.", -3), ("", None), (" 15709.0 ", 15709)])
+@pytest.mark.parametrize(
+    ("text", "value"), [("5", 5), ("5.0", 5), ("-3.", -3), ("", None), (" 15709.0 ", 15709)]
+)
 def test_integers(text: str, value: int | None) -> None:
     assert tables.parse_integer(text) == value
 
@@ -408,11 +505,19 @@ def test_rows_of_numbers() -> None:
 # --- frames
 
 
-def read_frames_as_rows(path: Path, columns: list[str], **options: Any) -> tuple[list[TableRow], list[tuple[str, int | None]]]:
+def read_frames_as_rows(
+    path: Path, columns: list[str], **options: Any
+) -> tuple[list[TableRow], list[tuple[str, int | None]]]:
     """What `frames` gives, in the form of `rows`."""
     blocks = list(tables.read_frames(path, columns, **options))
-    kept = [TableRow(row, tuple(cell or "" for cell in cells)) for block in blocks for row, *cells in block.frame.iter_rows()]
-    assert sum(block.seen for block in blocks) == len(kept) + sum(len(block.faults) for block in blocks)
+    kept = [
+        TableRow(row, tuple(cell or "" for cell in cells))
+        for block in blocks
+        for row, *cells in block.frame.iter_rows()
+    ]
+    assert sum(block.seen for block in blocks) == len(kept) + sum(
+        len(block.faults) for block in blocks
+    )
     assert all(block.frame.columns == ["row", *columns] for block in blocks)
     return kept, list_codes([fault for block in blocks for fault in block.faults])
 
@@ -447,7 +552,9 @@ PIECES = [
     piece=st.sampled_from([4, 16, 1 << 16]),
     head=st.sampled_from(["", "\ufeff", "\n", "\r\n\n"]),
 )
-def test_frames_hold_what_rows_gives(tmp_path: Path, body: str, block: int, piece: int, head: str) -> None:
+def test_frames_hold_what_rows_gives(
+    tmp_path: Path, body: str, block: int, piece: int, head: str
+) -> None:
     path = write_table(tmp_path, head + "x,y,z\n" + body)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(csv_text, "BLOCK", block)
@@ -483,14 +590,20 @@ def test_tabs_without_quotes(tmp_path: Path) -> None:
         [("row_width", 4)],
     )
     path = write_table(tmp_path, 'id\tname\n1\t"5" wide\n2\t"\n')
-    assert read_frames_as_rows(path, ["name"], delimiter="\t", quotes=False) == ([TableRow(2, ('"5" wide',)), TableRow(3, ('"',))], [])
+    assert read_frames_as_rows(path, ["name"], delimiter="\t", quotes=False) == (
+        [TableRow(2, ('"5" wide',)), TableRow(3, ('"',))],
+        [],
+    )
 
 
 def test_an_archive_of_one_table_is_read_and_no_other(tmp_path: Path) -> None:
     path = tmp_path / "t.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("inner.csv", GOOD)
-    assert read_frames_as_rows(path, ["y", "id"]) == ([TableRow(2, ("2", "a1")), TableRow(3, ("4", "a2")), TableRow(4, ("6", "a3"))], [])
+    assert read_frames_as_rows(path, ["y", "id"]) == (
+        [TableRow(2, ("2", "a1")), TableRow(3, ("4", "a2")), TableRow(4, ("6", "a3"))],
+        [],
+    )
     assert tables.count_rows(path) == 3
     content = path.read_bytes()
     path.write_bytes(content[:60])
@@ -501,7 +614,9 @@ def test_an_archive_of_one_table_is_read_and_no_other(tmp_path: Path) -> None:
     assert read_error(path).code == "unsupported_format"
 
 
-def test_frames_of_packed_texts_have_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_of_packed_texts_have_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     packed = gzip.compress(b"a,b\n" + b"0,0\n" * 100_000, mtime=0)
     path = write_table(tmp_path, packed, "t.csv.gz")
     assert len(read_frames_as_rows(path, ["b"])[0]) == 100_000
@@ -519,16 +634,23 @@ def test_frames_of_packed_texts_have_limits(tmp_path: Path, monkeypatch: pytest.
 
 def test_frames_of_parquet_are_text_with_civil_times(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
-    late = pa.array([1_262_318_400_000_000, None], pa.timestamp("us", tz="America/Montreal"))  # 2010-01-01 04:00 UTC
-    table = pa.table({"id": pa.array(["01", None]).dictionary_encode(), "at": late, "day": pa.array([0, 1], pa.date32()), "n": [7, 8]})
+    # 2010-01-01 04:00 UTC
+    late = pa.array([1_262_318_400_000_000, None], pa.timestamp("us", tz="America/Montreal"))
+    table = pa.table(
+        {
+            "id": pa.array(["01", None]).dictionary_encode(),
+            "at": late,
+            "day": pa.array([0, 1], pa.date32()),
+            "n": [7, 8],
+        }
+    )
     pq.write_table(table, path)
     assert tables.read_types(path)["id"] == "text"
     rows, faults = read_frames_as_rows(path, ["n", "id", "at", "day"])
     assert faults == []
-    assert [(row.row, row.cells[0], row.cells[1], row.cells[2][:10], row.cells[3]) for row in rows] == [
-        (1, "7", "01", "2009-12-31", "1970-01-01"),
-        (2, "8", "", "", "1970-01-02"),
-    ]
+    assert [
+        (row.row, row.cells[0], row.cells[1], row.cells[2][:10], row.cells[3]) for row in rows
+    ] == [(1, "7", "01", "2009-12-31", "1970-01-01"), (2, "8", "", "", "1970-01-02")]
 
 
 # --- fuzz
@@ -546,7 +668,11 @@ def test_two_ways_of_counting_agree(tmp_path: Path, body: str) -> None:
 
 @FUZZ
 @given(content=st.binary(max_size=200), zipped=st.booleans(), parquet=st.booleans())
-def test_no_bytes_do_more_than_refuse(tmp_path: Path, content: bytes, zipped: bool, parquet: bool) -> None:
-    path = write_table(tmp_path, b"\x1f\x8b" + content if zipped else content, "t.parquet" if parquet else "t.csv")
+def test_no_bytes_do_more_than_refuse(
+    tmp_path: Path, content: bytes, zipped: bool, parquet: bool
+) -> None:
+    path = write_table(
+        tmp_path, b"\x1f\x8b" + content if zipped else content, "t.parquet" if parquet else "t.csv"
+    )
     with suppress(UserError):
         read_table(path)

@@ -1,4 +1,6 @@
-"""TF-C: two encoders, the spectrum and its augmentation, and both objectives against their formulas."""
+"""TF-C: two encoders, the spectrum and its augmentation, and both objectives against their
+formulas.
+"""
 
 import cmath
 import math
@@ -45,8 +47,13 @@ def test_the_spectrum_equals_the_sum_of_its_definition():
     for row, length in enumerate((21, 13)):
         for channel in range(3):
             for f in range(length):
-                turning = (float(x[row, t, channel]) * cmath.exp(-2j * cmath.pi * f * t / length) for t in range(length))
-                assert float(bins.values[row, f, channel]) == pytest.approx(abs(sum(turning)) / math.sqrt(length), abs=1e-10)
+                turning = (
+                    float(x[row, t, channel]) * cmath.exp(-2j * cmath.pi * f * t / length)
+                    for t in range(length)
+                )
+                assert float(bins.values[row, f, channel]) == pytest.approx(
+                    abs(sum(turning)) / math.sqrt(length), abs=1e-10
+                )
     assert torch.equal(bins.mask, mask)
     assert (bins.values[1, 13:] == 0).all()
 
@@ -78,14 +85,24 @@ def test_the_projectors_know_the_length():
     assert caught.value.exit_code == 2
     before = {key: value.clone() for key, value in model.state_dict().items()}
     renewed = model.reset_adapter(channels=3, length=90)
-    assert set(renewed) == {f"projectors.{name}.0.{part}" for name in ("time", "frequency") for part in ("weight", "bias")}
+    assert set(renewed) == {
+        f"projectors.{name}.0.{part}"
+        for name in ("time", "frequency")
+        for part in ("weight", "bias")
+    }
     after = model.state_dict()
-    assert all(torch.equal(before[key], after[key]) for key in before if key not in {*renewed, "target_scale"})
+    assert all(
+        torch.equal(before[key], after[key])
+        for key in before
+        if key not in {*renewed, "target_scale"}
+    )
     assert model(Batch(torch.randn(2, 90, 3))).pooled.shape == (2, 64)
 
 
 def test_rows_do_not_see_each_other_while_training_but_for_batch_statistics():
-    """The reference's attention runs across the batch; here only batch norm does, and not in eval mode."""
+    """The reference's attention runs across the batch; here only batch norm does, and not in eval
+    mode.
+    """
     model = tiny().double()
     x = torch.randn(4, 50, 3, dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad(model(Batch(x)).pooled[0].sum(), x)
@@ -102,9 +119,12 @@ def test_a_tenth_of_the_components_is_removed_and_to_a_tenth_is_added():
     other = perturb_spectrum(Batch(bins), seeded()).values
     removed, raised = (other < bins).float(), (other > bins).float()
     assert float(removed.mean()) == pytest.approx(0.1, abs=0.012)
-    assert float(raised.mean()) == pytest.approx(0.09, abs=0.012)  # a tenth of those that were not removed
+    # a tenth of those that were not removed
+    assert float(raised.mean()) == pytest.approx(0.09, abs=0.012)
     added = (other - bins)[raised.bool()]
-    share = (added / (bins.amax(1, keepdim=True) * 0.1).expand_as(bins)[raised.bool()]).sort().values
+    share = (
+        (added / (bins.amax(1, keepdim=True) * 0.1).expand_as(bins)[raised.bool()]).sort().values
+    )
     assert float(share.max()) <= 1.0 + 1e-4
     assert float(share.mean()) == pytest.approx(0.5, abs=0.03)  # uniform
     assert float(share.var()) == pytest.approx(1 / 12, abs=0.01)
@@ -116,7 +136,9 @@ def test_the_bank_takes_one_augmentation_a_row():
     x = torch.randn(400, 60, 2, generator=seeded(9))
     x = x + 10 * x.sign()  # far from 0
     out = augment_rows(
-        Batch(x, mask=torch.ones(400, 60, dtype=torch.bool)), own.TFCObjectiveConfig(jitter=0.3, scaling=0.5, segments=6), seeded()
+        Batch(x, mask=torch.ones(400, 60, dtype=torch.bool)),
+        own.TFCObjectiveConfig(jitter=0.3, scaling=0.5, segments=6),
+        seeded(),
     )
     kinds = []
     for before, after in zip(x, out.values, strict=True):
@@ -127,9 +149,14 @@ def test_the_bank_takes_one_augmentation_a_row():
         elif (after - before).abs().max() < 2:
             kinds.append("jittered")
         else:
-            torch.testing.assert_close(after[:, 0] / before[:, 0], after[:, 1] / before[:, 1], rtol=1e-3, atol=1e-3)
+            torch.testing.assert_close(
+                after[:, 0] / before[:, 0], after[:, 1] / before[:, 1], rtol=1e-3, atol=1e-3
+            )
             kinds.append("scaled")
-    assert all(kinds.count(kind) == pytest.approx(100, abs=40) for kind in ("permuted", "masked", "jittered", "scaled"))
+    assert all(
+        kinds.count(kind) == pytest.approx(100, abs=40)
+        for kind in ("permuted", "masked", "jittered", "scaled")
+    )
 
 
 # -------------------------------------------------------------------------------------------------------------- the objectives
@@ -139,11 +166,17 @@ def distance(a, b):
     """NT-Xent as cross-entropy on the matrix of cosines."""
     a, b = a.detach(), b.detach()
     unit = F.normalize(torch.cat((a, b)), dim=-1)
-    return float(F.cross_entropy((unit @ unit.T / 0.2).fill_diagonal_(-torch.inf), torch.arange(len(unit)).roll(len(a))))
+    return float(
+        F.cross_entropy(
+            (unit @ unit.T / 0.2).fill_diagonal_(-torch.inf), torch.arange(len(unit)).roll(len(a))
+        )
+    )
 
 
 def polynomial(zis, zjs):
-    """The loss of the trainer, written as its steps: positives first, then the negatives; labels 0; a one-hot of all logits."""
+    """The loss of the trainer, written as its steps: positives first, then the negatives; labels 0;
+    a one-hot of all logits.
+    """
     rows = len(zis)
     unit = F.normalize(torch.cat((zjs, zis)).detach(), dim=-1)
     matrix = unit @ unit.T
@@ -152,7 +185,9 @@ def polynomial(zis, zjs):
     logits = torch.cat((positives, matrix[other].view(2 * rows, -1)), 1) / 0.2
     label = torch.zeros_like(logits)
     label[:, 0] = 1
-    inner = F.cross_entropy(logits, torch.zeros(2 * rows, dtype=torch.int64), reduction="sum") / (2 * rows)
+    inner = F.cross_entropy(logits, torch.zeros(2 * rows, dtype=torch.int64), reduction="sum") / (
+        2 * rows
+    )
     return float(inner + rows * (1 / rows - (label * logits.softmax(-1)).mean()))
 
 
@@ -162,12 +197,19 @@ def test_both_objectives_equal_their_formulas(bank, monkeypatch):
     seen = {}
     plain = own._encode_views
     monkeypatch.setattr(own, "_encode_views", lambda *args: seen.setdefault(args[0], plain(*args)))
-    results = {name: objectives.get(name, bank=bank)(model, batch, seeded()) for name in ("tf-c", "tf-c-code")}
+    results = {
+        name: objectives.get(name, bank=bank)(model, batch, seeded())
+        for name in ("tf-c", "tf-c-code")
+    }
     for name, result in results.items():
         t, t_other, f, f_other = seen[name]
         d = distance if name == "tf-c" else polynomial
         l_t, l_f, s = d(t.flat, t_other.flat), d(f.flat, f_other.flat), d(t.vector, f.vector)
-        pairs = [(t.vector, f_other.vector), (t_other.vector, f.vector), (t_other.vector, f_other.vector)]
+        pairs = [
+            (t.vector, f_other.vector),
+            (t_other.vector, f.vector),
+            (t_other.vector, f_other.vector),
+        ]
         l_c = sum(s - distance(a, b) + 1 for a, b in pairs)
         wanted = 0.5 * (l_t + l_f) + 0.5 * l_c if name == "tf-c" else 0.2 * (l_t + l_f) + s
         assert float(result["loss"].detach()) == pytest.approx(wanted, rel=1e-9)
@@ -181,14 +223,18 @@ def test_one_vector_for_everything_has_rel_1(name):
         nn.init.zeros_(weight)
     result = objectives.get(name)(model, Batch(torch.randn(6, 50, 3)), seeded())
     assert float(result["rel"]) == pytest.approx(1.0)
-    assert float(result["loss"].detach()) == pytest.approx(math.log(11) + 1.5 if name == "tf-c" else 1.4 * (math.log(11) + 1 - 6 / 121))
+    assert float(result["loss"].detach()) == pytest.approx(
+        math.log(11) + 1.5 if name == "tf-c" else 1.4 * (math.log(11) + 1 - 6 / 121)
+    )
 
 
 def test_the_code_doubles_the_augmented_spectrum(monkeypatch):
     calls = []
     plain = contrast.perturb_spectrum
     monkeypatch.setattr(
-        contrast, "perturb_spectrum", lambda bins, generator, twice: calls.append(twice) or plain(bins, generator, twice=twice)
+        contrast,
+        "perturb_spectrum",
+        lambda bins, generator, twice: calls.append(twice) or plain(bins, generator, twice=twice),
     )
     for name in ("tf-c", "tf-c-code"):
         objectives.get(name)(tiny(), Batch(torch.randn(3, 50, 3)), seeded())

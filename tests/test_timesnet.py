@@ -12,14 +12,22 @@ from bitimely_core import models
 from bitimely_core.config import build_model_config, load_preset
 from bitimely_core.errors import UserError
 from bitimely_core.types import Batch
-from bitimely_core.zoo.timesnet import InceptionBlock, TimesBlock, TimesNetConfig, count_block_parameters, find_frequencies
+from bitimely_core.zoo.timesnet import (
+    InceptionBlock,
+    TimesBlock,
+    TimesNetConfig,
+    count_block_parameters,
+    find_frequencies,
+)
 
 torch.set_num_threads(1)
 
 
 def tiny(**options):
     torch.manual_seed(0)
-    return models.build("timesnet", **{"preset": "tiny", "channels": 3, "length": 50, "kernels": 3, **options}).eval()
+    return models.build(
+        "timesnet", **{"preset": "tiny", "channels": 3, "length": 50, "kernels": 3, **options}
+    ).eval()
 
 
 def lively(module):
@@ -33,22 +41,36 @@ def lively(module):
 
 
 def test_planted_periods_are_found_for_each_row():
-    """Two sines a row, at integer numbers of cycles; the larger one first, and the level (frequency 0) never."""
+    """Two sines a row, at integer numbers of cycles; the larger one first, and the level (frequency
+    0) never.
+    """
     t = torch.arange(120, dtype=torch.float64)
     planted = [(5, 24), (30, 8), (7, 2)]
-    rows = [100 + 2 * torch.sin(2 * math.pi * a * t / 120) + torch.sin(2 * math.pi * b * t / 120 + 1) for a, b in planted]
+    rows = [
+        100 + 2 * torch.sin(2 * math.pi * a * t / 120) + torch.sin(2 * math.pi * b * t / 120 + 1)
+        for a, b in planted
+    ]
     x = torch.stack(rows)[..., None].expand(-1, -1, 4)
     frequencies, weights = find_frequencies(x, 2)
     assert frequencies.tolist() == [list(pair) for pair in planted]
     # amplitudes of sines are half of their heights times the length
-    torch.testing.assert_close(weights, torch.tensor([120.0, 60.0], dtype=torch.float64).softmax(0).expand(3, 2), rtol=1e-6, atol=1e-30)
+    torch.testing.assert_close(
+        weights,
+        torch.tensor([120.0, 60.0], dtype=torch.float64).softmax(0).expand(3, 2),
+        rtol=1e-6,
+        atol=1e-30,
+    )
 
 
 def amplitude(x):
     """Mean over the width of |DFT| by its definition, [n // 2 + 1]."""
     n = len(x)
     return [
-        sum(abs(sum(cmath.exp(-2j * math.pi * f * t / n) * float(x[t, d]) for t in range(n))) for d in range(x.shape[1])) / x.shape[1]
+        sum(
+            abs(sum(cmath.exp(-2j * math.pi * f * t / n) * float(x[t, d]) for t in range(n)))
+            for d in range(x.shape[1])
+        )
+        / x.shape[1]
         for f in range(n // 2 + 1)
     ]
 
@@ -65,7 +87,9 @@ def test_frequencies_are_the_strongest_by_definition(n, per_sample):
         wanted = sorted(range(1, n // 2 + 1), key=lambda f: -ranked[f])[:3] or [1]
         assert frequencies[row].tolist() == wanted
         exps = [math.exp(of_row[row][f]) if f < len(of_row[row]) else 1.0 for f in wanted]
-        torch.testing.assert_close(weights[row], torch.tensor([e / sum(exps) for e in exps], dtype=torch.float64))
+        torch.testing.assert_close(
+            weights[row], torch.tensor([e / sum(exps) for e in exps], dtype=torch.float64)
+        )
 
 
 # -------------------------------------------------------------------------------------------------------------- the block
@@ -73,15 +97,27 @@ def test_frequencies_are_the_strongest_by_definition(n, per_sample):
 
 def inception(module, image):
     """Mean of the convolutions one by one."""
-    kernels = [F.conv2d(image, weight, bias, padding=i) for i, (weight, bias) in enumerate(zip(module.weights, module.biases, strict=True))]
+    kernels = [
+        F.conv2d(image, weight, bias, padding=i)
+        for i, (weight, bias) in enumerate(zip(module.weights, module.biases, strict=True))
+    ]
     return torch.stack(kernels).mean(0)
 
 
 def test_one_convolution_is_the_mean_of_all():
     module = lively(InceptionBlock(3, 5, 6))
     image = torch.randn(2, 3, 7, 4, dtype=torch.float64)
-    torch.testing.assert_close(F.conv2d(image, *module.merge_kernels(), padding="same"), inception(module, image))
-    assert [tuple(w.shape[2:]) for w in module.weights] == [(1, 1), (3, 3), (5, 5), (7, 7), (9, 9), (11, 11)]
+    torch.testing.assert_close(
+        F.conv2d(image, *module.merge_kernels(), padding="same"), inception(module, image)
+    )
+    assert [tuple(w.shape[2:]) for w in module.weights] == [
+        (1, 1),
+        (3, 3),
+        (5, 5),
+        (7, 7),
+        (9, 9),
+        (11, 11),
+    ]
 
 
 def by_hand(block, x, frequencies, weights):
@@ -102,13 +138,17 @@ def by_hand(block, x, frequencies, weights):
 @pytest.mark.parametrize("per_sample", [True, False])
 @pytest.mark.parametrize("n", [50, 47, 6, 1])
 def test_the_block_equals_its_definition(n, per_sample):
-    config = build_model_config("timesnet", "tiny", dim=4, ffn_dim=6, kernels=3, top_periods=5, per_sample=per_sample)
+    config = build_model_config(
+        "timesnet", "tiny", dim=4, ffn_dim=6, kernels=3, top_periods=5, per_sample=per_sample
+    )
     block = lively(TimesBlock(config))
     x = 0.3 * torch.randn(3, n, 4, dtype=torch.float64)
     frequencies, weights = find_frequencies(x, 5, per_sample=per_sample)
     out = block(x)
     for row in range(3):
-        torch.testing.assert_close(out[row], by_hand(block, x[row], frequencies[row], weights[row]), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            out[row], by_hand(block, x[row], frequencies[row], weights[row]), rtol=1e-9, atol=1e-9
+        )
 
 
 def test_the_weights_of_the_periods_learn():
@@ -124,7 +164,9 @@ def test_the_model_is_blocks_with_one_norm():
     hidden = model(Batch(x)).hidden
     weight = model.adapter.steps.weight
     for row in range(2):
-        y = torch.stack([sum(weight[:, :, j] @ x[row, (t + j - 1) % 50] for j in range(3)) for t in range(50)])
+        y = torch.stack(
+            [sum(weight[:, :, j] @ x[row, (t + j - 1) % 50] for j in range(3)) for t in range(50)]
+        )
         for t in range(50):
             for i in range(0, 16, 2):
                 y[t, i] += math.sin(t / 10_000 ** (i / 16))
@@ -132,7 +174,9 @@ def test_the_model_is_blocks_with_one_norm():
         for block, ours in zip(model.layers, hidden, strict=True):
             frequencies, weights = find_frequencies(y[None], 3)
             y = by_hand(block, y, frequencies[0], weights[0])
-            y = (y - y.mean(-1, keepdim=True)) / (y.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+            y = (y - y.mean(-1, keepdim=True)) / (
+                y.var(-1, unbiased=False, keepdim=True) + 1e-5
+            ).sqrt()
             y = y * model.layer_norm.weight + model.layer_norm.bias
             torch.testing.assert_close(ours[row], y, rtol=1e-8, atol=1e-8)
 
@@ -149,7 +193,9 @@ def test_periods_of_a_batch_make_rows_depend_on_each_other():
 # -------------------------------------------------------------------------------------------------------------- size
 
 
-@pytest.mark.parametrize(("name", "count"), [("18m", 18_751_367), ("7.5m", 7_327_452), ("7.5m-regression", 7_327_452)])
+@pytest.mark.parametrize(
+    ("name", "count"), [("18m", 18_751_367), ("7.5m", 7_327_452), ("7.5m-regression", 7_327_452)]
+)
 def test_parameters_of_the_presets(name, count):
     config = build_model_config("timesnet", name, **models.default_shape(name))
     d, ff, v = config.dim, config.ffn_dim, config.channels

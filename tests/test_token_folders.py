@@ -3,7 +3,7 @@
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,9 @@ from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.tokens import cutting
 
 
-def test_same_input_same_bytes_and_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_input_same_bytes_and_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held = records()
     first = build(held, tmp_path / "a", view="staging")
     build(held, tmp_path / "b", view="staging")
@@ -28,10 +30,16 @@ def test_same_input_same_bytes_and_nothing_twice(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(storage, "lock", None)
     again = build(held, tmp_path / "a", view="staging")
     assert {p.name: p.stat().st_mtime_ns for p in (tmp_path / "a").iterdir()} == stamps
-    assert again.fingerprint == first.fingerprint == json.loads((tmp_path / "a/manifest.json").read_text())["manifest_sha256"]
+    assert (
+        again.fingerprint
+        == first.fingerprint
+        == json.loads((tmp_path / "a/manifest.json").read_text())["manifest_sha256"]
+    )
 
 
-def test_size_of_files_does_not_change_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_size_of_files_does_not_change_what_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held = missing(records(6))
     single = build(held, tmp_path / "a")
     monkeypatch.setattr(cutting, "PIECE_BYTES", 4 * 240)
@@ -64,25 +72,34 @@ def test_another_cache_makes_new_windows_and_no_leftovers(tmp_path: Path) -> Non
     held = records(5)
     first = build(held, tmp_path, view="staging")
     old = first.values().tobytes()
-    second = build([record(i, seed=50 + i) for i in range(5)], tmp_path, view="staging", generation=2)
+    second = build(
+        [record(i, seed=50 + i) for i in range(5)], tmp_path, view="staging", generation=2
+    )
     assert first.values().tobytes() == old  # the map that is open lives on
     assert second.values().tobytes() != old
     names = {p.name for p in tmp_path.iterdir()} - {storage.LOCK, manifests.MANIFEST}
     assert names == set(second.manifest.files)
 
 
-def test_a_failed_attempt_leaves_the_former_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_attempt_leaves_the_former_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held = records(5)
     build(held, tmp_path)
     before = files(tmp_path)
-    broken = [*held[:3], replace(held[3], signals=[held[3].signals[0]._replace(rate=1e3), *held[3].signals[1:]])]
+    broken = [
+        *held[:3],
+        replace(held[3], signals=[held[3].signals[0]._replace(rate=1e3), *held[3].signals[1:]]),
+    ]
     with pytest.raises(UserError):
         build(broken, tmp_path, generation=2)
     assert files(tmp_path) == before
     assert len(tokens.open_tokens(tmp_path)) == 75
 
 
-def test_a_stop_at_any_write_leaves_the_former_set_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_at_any_write_leaves_the_former_set_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held, changed = records(4), [record(i, seed=50 + i) for i in range(4)]
     former = build(held, tmp_path / "0").fingerprint
     wanted = build(changed, tmp_path / "clean", generation=2).fingerprint
@@ -106,7 +123,9 @@ def test_a_stop_at_any_write_leaves_the_former_set_or_none(tmp_path: Path, monke
         except UserError as error:
             seen.add(error.code)
         assert build(changed, folder, generation=2).fingerprint == wanted
-        assert {p.name for p in folder.iterdir()} == {p.name for p in (tmp_path / "clean").iterdir()}
+        assert {p.name for p in folder.iterdir()} == {
+            p.name for p in (tmp_path / "clean").iterdir()
+        }
     assert seen == {former, Reason.INCOMPLETE}
 
 
@@ -124,7 +143,10 @@ def test_recordings_without_a_channel_are_left_out_and_reported(tmp_path: Path) 
 
 
 def test_a_channel_that_no_recording_has_is_a_mistyped_name(tmp_path: Path) -> None:
-    for make in (lambda: build(records(2), tmp_path / "t", channels=["eeg", "tenp"]), lambda: planned(records(2), channels=["tenp"])):
+    for make in (
+        lambda: build(records(2), tmp_path / "t", channels=["eeg", "tenp"]),
+        lambda: planned(records(2), channels=["tenp"]),
+    ):
         with pytest.raises(UserError, match="Did you mean temp") as error:
             make()
         assert (error.value.code, error.value.exit_code) == (Reason.UNKNOWN_NAME, Exit.USAGE)
@@ -137,7 +159,11 @@ def test_equal_recordings_in_two_splits_are_reported(tmp_path: Path) -> None:
     a = next(i for i, r in enumerate(held) if placed[r.subject_id] == "train")
     b = next(i for i, r in enumerate(held) if placed[r.subject_id] == "test")
     held[b] = replace(held[b], signals=held[a].signals)
-    duplicates = [f for f in build(held, tmp_path).manifest.findings if f.code == Reason.DUPLICATE_ACROSS_SPLITS]
+    duplicates = [
+        f
+        for f in build(held, tmp_path).manifest.findings
+        if f.code == Reason.DUPLICATE_ACROSS_SPLITS
+    ]
     assert [f.count for f in duplicates] == [1]
 
 
@@ -146,14 +172,25 @@ def test_dry_run_counts_what_build_makes(tmp_path: Path) -> None:
     windows = build(held, tmp_path, view="staging")
     memory: Any = Memory(held)
     planned = tokens.plan(memory, view="staging")
-    assert planned["audit"] == {split: counts.model_dump() for split, counts in windows.manifest.counts.items()}
+    assert planned["audit"] == {
+        split: counts.model_dump() for split, counts in windows.manifest.counts.items()
+    }
     assert planned["windows"] == len(windows)
     assert planned["bytes"] == sum(shard.nbytes for shard in windows.shards)
     assert planned["findings"] == [finding.model_dump() for finding in windows.manifest.findings]
 
 
-STORED = ("windows-*.arrow", "index.parquet", "recordings.parquet", "statistics.json", "manifest.json")
-DAMAGE = [(pattern, how) for pattern in STORED for how in ("flip", "append", "truncate", "delete")][:-1]  # the last is an unfinished set
+STORED = (
+    "windows-*.arrow",
+    "index.parquet",
+    "recordings.parquet",
+    "statistics.json",
+    "manifest.json",
+)
+# the last is an unfinished set
+DAMAGE = [(pattern, how) for pattern in STORED for how in ("flip", "append", "truncate", "delete")][
+    :-1
+]
 
 
 @pytest.mark.parametrize(("pattern", "how"), DAMAGE)
@@ -197,7 +234,9 @@ def test_a_moved_subject_is_refused_even_with_matching_hashes(tmp_path: Path) ->
     body = windows.manifest.model_dump(mode="json", exclude={"manifest_sha256"})
     sha256, size = storage.hash_with_size(tmp_path / "index.parquet")
     body["files"] = {**body["files"], "index.parquet": {"sha256": sha256, "size": size}}
-    storage.write_json(tmp_path / "manifest.json", {**body, "manifest_sha256": storage.fingerprint(body)})
+    storage.write_json(
+        tmp_path / "manifest.json", {**body, "manifest_sha256": storage.fingerprint(body)}
+    )
     with pytest.raises(UserError) as error:
         tokens.open_tokens(tmp_path)
     assert (error.value.code, error.value.exit_code) == (Reason.SUBJECT_LEAKAGE, Exit.REFUSED)
@@ -218,8 +257,12 @@ def test_without_verification_a_wrong_layout_is_still_noticed(tmp_path: Path) ->
 
 def test_newer_formats_are_refused(tmp_path: Path) -> None:
     windows = build(records(3), tmp_path)
-    body = windows.manifest.model_dump(mode="json", exclude={"manifest_sha256"}) | {"format_version": 99}
-    storage.write_json(tmp_path / "manifest.json", {**body, "manifest_sha256": storage.fingerprint(body)})
+    body = windows.manifest.model_dump(mode="json", exclude={"manifest_sha256"}) | {
+        "format_version": 99
+    }
+    storage.write_json(
+        tmp_path / "manifest.json", {**body, "manifest_sha256": storage.fingerprint(body)}
+    )
     with pytest.raises(UserError, match="99") as error:
         tokens.open_tokens(tmp_path)
     assert error.value.code == Reason.UNSUPPORTED_FORMAT
@@ -227,6 +270,9 @@ def test_newer_formats_are_refused(tmp_path: Path) -> None:
 
 def test_progress_is_reported(tmp_path: Path) -> None:
     events: list[tuple[str, int, int | None]] = []
-    report: Callable[[str, int, int | None], None] = lambda what, done, total: events.append((what, done, total))  # noqa: E731
+
+    def report(what: str, done: int, total: int | None) -> None:
+        events.append((what, done, total))
+
     build(records(3), tmp_path, progress=report)
     assert events == [("windows", i, 3) for i in range(4)]

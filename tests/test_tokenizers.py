@@ -6,7 +6,12 @@ import torch
 from planted import tiny
 
 from bitimely_core.errors import Reason, UserError
-from bitimely_core.models.tokenizers import CodeTokenizer, ConvTokenizer, PatchTokenizer, find_row_ends
+from bitimely_core.models.tokenizers import (
+    CodeTokenizer,
+    ConvTokenizer,
+    PatchTokenizer,
+    find_row_ends,
+)
 from bitimely_core.registry import models
 from bitimely_core.types import Batch
 
@@ -35,7 +40,9 @@ def test_a_conv_token_sees_seven_samples_and_its_target_is_the_centre():
 
 @pytest.mark.parametrize("channels", [1, 4, 12, 34])
 def test_conv_tokens_start_as_the_low_pass_of_their_channel_in_every_draw(channels):
-    """Two binomial kernels at stride 2 are (1, 2, 3, 4, 3, 2, 1) / 16 around x[4n]; tokens follow it at its size and rise with the level."""
+    """Two binomial kernels at stride 2 are (1, 2, 3, 4, 3, 2, 1) / 16 around x[4n]; tokens follow
+    it at its size and rise with the level.
+    """
     draw = np.random.default_rng(0)
     x = draw.standard_normal((1024, channels))
     kernel = np.array([1, 2, 3, 4, 3, 2, 1]) / 16
@@ -45,7 +52,10 @@ def test_conv_tokens_start_as_the_low_pass_of_their_channel_in_every_draw(channe
         torch.manual_seed(seed)
         conv = ConvTokenizer(channels)
         with torch.no_grad():
-            tokens, rise = conv(Batch(torch.from_numpy(x).float()[None]))[0][0].numpy(), conv(Batch(levels))[0][:, 2].diff(dim=0)
+            tokens, rise = (
+                conv(Batch(torch.from_numpy(x).float()[None]))[0][0].numpy(),
+                conv(Batch(levels))[0][:, 2].diff(dim=0),
+            )
         assert min(np.corrcoef(tokens[:, i], wanted[:, i])[0, 1] for i in range(channels)) > 0.85
         assert np.all(np.abs(np.log(tokens.std(0) / wanted.std(0))) < np.log(1.5))
         assert (rise > 0).all()
@@ -64,11 +74,17 @@ def test_patches_are_the_samples(length, crop):
     tokens, targets, real = patch(Batch(x))
     assert torch.equal(tokens, targets)
     flat = tokens.reshape(-1, 2)
-    wanted = x[0, length % 8 :] if crop == "start" else torch.cat((x[0], x[0, -1:].expand(-length % 8, 2)))
+    wanted = (
+        x[0, length % 8 :]
+        if crop == "start"
+        else torch.cat((x[0], x[0, -1:].expand(-length % 8, 2)))
+    )
     assert torch.equal(flat, wanted)
     assert real.all()
     observed = patch.find_targets(Batch(x)).reshape(-1, 2)
-    assert observed.all(1).tolist() == ([True] * len(wanted) if crop == "start" else [True] * length + [False] * (-length % 8))
+    assert observed.all(1).tolist() == (
+        [True] * len(wanted) if crop == "start" else [True] * length + [False] * (-length % 8)
+    )
 
 
 def test_patch_stride_and_too_short_windows():
@@ -92,7 +108,11 @@ def test_codes_map_to_classes_without_specials():
 
 @pytest.mark.parametrize("name", ["conv", "patch", "patch-start"])
 def test_erase_takes_exactly_the_chosen_samples(name):
-    tokenizer = {"conv": ConvTokenizer(2), "patch": PatchTokenizer(2, 8), "patch-start": PatchTokenizer(2, 8, crop="start")}[name]
+    tokenizer = {
+        "conv": ConvTokenizer(2),
+        "patch": PatchTokenizer(2, 8),
+        "patch-start": PatchTokenizer(2, 8, crop="start"),
+    }[name]
     x = torch.randn(2, 35, 2)
     count = tokenizer.count(35)
     chosen = torch.zeros(2, count, dtype=torch.bool)
@@ -106,13 +126,17 @@ def test_erase_takes_exactly_the_chosen_samples(name):
 def test_row_ends_are_the_last_observed_sample():
     mask = torch.tensor([[1, 0, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]], dtype=torch.bool)
     assert find_row_ends(Batch(torch.zeros(3, 4, 1), mask=mask)).tolist() == [3, 0, 4]
-    assert find_row_ends(Batch(torch.zeros(3, 4, 2), mask=mask[..., None].expand(-1, -1, 2))).tolist() == [3, 0, 4]
+    assert find_row_ends(
+        Batch(torch.zeros(3, 4, 2), mask=mask[..., None].expand(-1, -1, 2))
+    ).tolist() == [3, 0, 4]
 
 
 @pytest.mark.parametrize("name", [name for name in models if name != "patchtst"])
 @pytest.mark.parametrize(("steps", "channels"), [(24, 2), (48, 1), (48, 6)])
 def test_data_of_other_channels_are_refused(name, steps, channels):
-    """Also where a whole number of patches could be made of them; patchtst reads each channel by itself."""
+    """Also where a whole number of patches could be made of them; patchtst reads each channel by
+    itself.
+    """
     model = tiny(name, length=48, tokenizer="patch")
     with pytest.raises(UserError, match=rf"{channels}\].*reads \[B, T, 3\]") as caught:
         model(torch.randn(2, steps, channels))
@@ -126,16 +150,30 @@ def test_windows_without_samples_are_refused(name):
     assert (caught.value.code, caught.value.exit_code) == (Reason.SHAPES_DIFFER, 2)
 
 
-@pytest.mark.parametrize("tokenizer", [ConvTokenizer(3), PatchTokenizer(3), PatchTokenizer(3, stride=3), PatchTokenizer(3, crop="start")])
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        ConvTokenizer(3),
+        PatchTokenizer(3),
+        PatchTokenizer(3, stride=3),
+        PatchTokenizer(3, crop="start"),
+    ],
+)
 @pytest.mark.parametrize("masked", [False, True])
 def test_no_rows_have_no_tokens(tokenizer, masked):
     one = Batch(torch.zeros(1, 48, 3), mask=torch.ones(1, 48, dtype=torch.bool) if masked else None)
     none = one._replace(values=one.values[:0], mask=None if one.mask is None else one.mask[:0])
-    for found, wanted in zip((*tokenizer(none), tokenizer.find_targets(none)), (*tokenizer(one), tokenizer.find_targets(one)), strict=True):
+    for found, wanted in zip(
+        (*tokenizer(none), tokenizer.find_targets(none)),
+        (*tokenizer(one), tokenizer.find_targets(one)),
+        strict=True,
+    ):
         assert found.shape == (0, *wanted.shape[1:])
 
 
-@pytest.mark.parametrize("name", ["bitimelygpt", "gpt", "lstm", "s4", "patchtst", "ts2vec", "timesnet"])
+@pytest.mark.parametrize(
+    "name", ["bitimelygpt", "gpt", "lstm", "s4", "patchtst", "ts2vec", "timesnet"]
+)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int16])
 def test_samples_of_any_precision_are_read_as_the_same_numbers(name, dtype):
     """Arrays of numpy are float64; these numbers are exact in all of them."""

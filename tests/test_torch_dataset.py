@@ -1,4 +1,6 @@
-"""Token sets as torch, numpy and data frames take them: items, workers of both kinds, arrays, models, tables of results."""
+"""Token sets as torch, numpy and data frames take them: items, workers of both kinds, arrays,
+models, tables of results.
+"""
 
 from __future__ import annotations
 
@@ -46,11 +48,27 @@ def read_shards(folder: Path) -> np.ndarray:
 
 
 def standardise_stored(folder: Path) -> np.ndarray:
-    """Physical values of every window, less the mean of their channel over the training windows, over its standard deviation there."""
-    stored, index = read_shards(folder).astype(np.float64), pl.read_parquet(folder / "index.parquet")
-    affine = pl.read_parquet(folder / "recordings.parquet").group_by("recording_id", maintain_order=True).agg("scale", "offset")
-    found = {name: (np.array(scale), np.array(offset)) for name, scale, offset in affine.iter_rows()}
-    physical = np.stack([x * found[name][0] + found[name][1] for x, name in zip(stored, index["recording_id"], strict=True)])
+    """Physical values of every window, less the mean of their channel over the training windows,
+    over its standard deviation there.
+    """
+    stored, index = (
+        read_shards(folder).astype(np.float64),
+        pl.read_parquet(folder / "index.parquet"),
+    )
+    affine = (
+        pl.read_parquet(folder / "recordings.parquet")
+        .group_by("recording_id", maintain_order=True)
+        .agg("scale", "offset")
+    )
+    found = {
+        name: (np.array(scale), np.array(offset)) for name, scale, offset in affine.iter_rows()
+    }
+    physical = np.stack(
+        [
+            x * found[name][0] + found[name][1]
+            for x, name in zip(stored, index["recording_id"], strict=True)
+        ]
+    )
     train = physical[(index["split"] == "train").to_numpy()].reshape(-1, physical.shape[2])
     return (physical - train.mean(0)) / train.std(0)
 
@@ -95,7 +113,9 @@ def test_missing_values_are_nan_and_models_mask_them(task: str) -> None:
     np.testing.assert_array_equal(xs, array)
     if task != "none":
         np.testing.assert_array_equal(torch.stack([y for _, y in items]), held.targets())
-    model = bt.build_model("bitimelygpt", preset="tiny", channels=2, length=6, tokenizer="steps", layers=2).eval()
+    model = bt.build_model(
+        "bitimelygpt", preset="tiny", channels=2, length=6, tokenizer="steps", layers=2
+    ).eval()
     batch = bt.collate(held)
     assert batch.mask is not None
     with torch.inference_mode():
@@ -109,12 +129,19 @@ def test_workers_give_the_rows_in_the_order_of_the_seed(windows: Any, method: st
     train = windows["train"]
     array, labels = np.asarray(train), train.targets()
     loader = DataLoader(
-        train, batch_size=4, shuffle=True, num_workers=2, multiprocessing_context=method, generator=torch.Generator().manual_seed(3)
+        train,
+        batch_size=4,
+        shuffle=True,
+        num_workers=2,
+        multiprocessing_context=method,
+        generator=torch.Generator().manual_seed(3),
     )
     order = torch.randperm(len(train), generator=_skip_seed(torch.Generator().manual_seed(3)))
     xs, ys = (torch.cat(part) for part in zip(*loader, strict=True))
     assert sorted(map(float, xs[:, 0, 0])) == sorted(map(float, array[:, 0, 0]))
-    np.testing.assert_array_equal(ys, labels[[int(np.flatnonzero((array == np.asarray(x)).all((1, 2)))[0]) for x in xs]])
+    np.testing.assert_array_equal(
+        ys, labels[[int(np.flatnonzero((array == np.asarray(x)).all((1, 2)))[0]) for x in xs]]
+    )
     np.testing.assert_array_equal(xs, array[order])
 
 
@@ -127,7 +154,16 @@ def _skip_seed(generator: torch.Generator) -> torch.Generator:
 def test_events_are_dicts_of_one_length_that_models_read() -> None:
     events = bt.open_tokens(EVENTS).limited(40)
     loader = DataLoader(events["test"], batch_size=3)
-    model = bt.build_model("bitimelygpt", preset="3m", codes=events.codes, length=40, layers=2, dim=16, value_dim=16, ffn_dim=16).eval()
+    model = bt.build_model(
+        "bitimelygpt",
+        preset="3m",
+        codes=events.codes,
+        length=40,
+        layers=2,
+        dim=16,
+        value_dim=16,
+        ffn_dim=16,
+    ).eval()
     at = 0
     for batch in loader:
         rows = events["test"].rows[at : at + len(batch["values"])]
@@ -153,10 +189,19 @@ def test_rows_at_irregular_times_are_dicts(missing: bool) -> None:
     values = np.concatenate([held.values(), times], axis=2)
     if missing:
         values[1, 4:] = np.nan
-    options = held.options.model_copy(update={"channels": ("x", "y", "time"), "clock": "time", "grid": None, "rate": 2.0})
+    options = held.options.model_copy(
+        update={"channels": ("x", "y", "time"), "clock": "time", "grid": None, "rate": 2.0}
+    )
     manifest = held.manifest.model_copy(update={"options": options, "missing": missing})
     ones = np.ones((1, 3), np.float32)
-    held = replace(held, manifest=manifest, shards=(values,), firsts=np.array([0, 6]), centre=0 * ones, factor=ones)
+    held = replace(
+        held,
+        manifest=manifest,
+        shards=(values,),
+        firsts=np.array([0, 6]),
+        centre=0 * ones,
+        factor=ones,
+    )
     (batch,) = DataLoader(held, batch_size=6)
     assert batch.keys() == {"values", "times", "target"} | ({"mask"} if missing else set())
     np.testing.assert_allclose(batch["times"], np.nan_to_num(2 * values[..., 2]))
@@ -185,7 +230,13 @@ def test_a_pickle_holds_the_place_and_no_data(windows: Any, tmp_path: Path) -> N
 def test_a_pickle_of_a_set_that_was_replaced_is_refused(tmp_path: Path) -> None:
     home = small.copy_data(tmp_path)
     data = pickle.dumps(bt.open_tokens(home / "tokens" / SIGNALS.name))
-    bt.tokens.build(home / "cache" / "generic", out=home / "tokens" / SIGNALS.name, view="classification", window=50, force_new=True)
+    bt.tokens.build(
+        home / "cache" / "generic",
+        out=home / "tokens" / SIGNALS.name,
+        view="classification",
+        window=50,
+        force_new=True,
+    )
     with pytest.raises(UserError, match="another set") as caught:
         pickle.load(io.BytesIO(data))
     assert caught.value.exit_code == 5
@@ -193,9 +244,17 @@ def test_a_pickle_of_a_set_that_was_replaced_is_refused(tmp_path: Path) -> None:
 
 def test_a_loop_of_torch_trains_a_head(windows: Any) -> None:
     torch.manual_seed(0)
-    train, held = random_split(windows, [len(windows) - 4, 4], generator=torch.Generator().manual_seed(0))
+    train, held = random_split(
+        windows, [len(windows) - 4, 4], generator=torch.Generator().manual_seed(0)
+    )
     model = bt.build_model(
-        "bitimelygpt", preset="tiny", channels=windows.channels, length=windows.length, tokenizer="patch", patch=20, layers=2
+        "bitimelygpt",
+        preset="tiny",
+        channels=windows.channels,
+        length=windows.length,
+        tokenizer="patch",
+        patch=20,
+        layers=2,
     )
     head = bt.Classifier(model, outputs=windows.classes, readout="mean")
     optimizer = torch.optim.AdamW(head.parameters(), lr=1e-3)
@@ -220,18 +279,29 @@ def test_tables_of_results_are_frames(tmp_path: Path) -> None:
     options: dict[str, Any] = {"workspace": home, "bootstrap": 20}
     scored = bt.evaluate("tuned", **options)
     tables = bt.read_tables(scored)
-    assert tables.keys() == bt.read_tables(home / "runs" / "tuned").keys() >= {"metrics", "predictions"}
+    assert (
+        tables.keys()
+        == bt.read_tables(home / "runs" / "tuned").keys()
+        >= {"metrics", "predictions"}
+    )
     metrics = dict(tables["metrics"].select("metric", "value").iter_rows())
     assert metrics["accuracy"] == pytest.approx(scored["metrics"]["accuracy"]["value"])
     predictions = tables["predictions"]
-    assert (predictions["target"] == predictions["prediction"]).mean() == pytest.approx(metrics["accuracy"])
+    assert (predictions["target"] == predictions["prediction"]).mean() == pytest.approx(
+        metrics["accuracy"]
+    )
     bt.evaluate("scratch", **options)
     compared = bt.read_tables(bt.report(["tuned", "scratch"], workspace=home))
-    assert dict(compared["all-scores"].select("run", "accuracy").iter_rows())["tuned"] == pytest.approx(metrics["accuracy"])
+    assert dict(compared["all-scores"].select("run", "accuracy").iter_rows())[
+        "tuned"
+    ] == pytest.approx(metrics["accuracy"])
     assert compared["differences"]["row"].to_list() == ["scratch"]
     vectors = bt.read_tables(bt.embed("tuned", split="test", workspace=home))
     (frame,) = vectors.values()
-    assert frame["window"].to_list() == bt.open_tokens(home / "tokens" / SIGNALS.name)["test"].rows.tolist()
+    assert (
+        frame["window"].to_list()
+        == bt.open_tokens(home / "tokens" / SIGNALS.name)["test"].rows.tolist()
+    )
     assert frame["embedding"].to_numpy().ndim == 2
     with pytest.raises(UserError, match="no table"):
         bt.read_tables(tmp_path / "nothing")

@@ -1,4 +1,6 @@
-"""Curves for TensorBoard: what its own reader finds is what `metrics.jsonl` holds, also after a kill."""
+"""Curves for TensorBoard: what its own reader finds is what `metrics.jsonl` holds, also after a
+kill.
+"""
 
 import json
 import sys
@@ -17,7 +19,9 @@ KEYS = ("step", "epoch", "split")
 
 
 def train(home, *more):
-    return main([*VERBS["pretrain"], "--track", "--set", "train.log_every=1", *more, "-w", str(home)])
+    return main(
+        [*VERBS["pretrain"], "--track", "--set", "train.log_every=1", *more, "-w", str(home)]
+    )
 
 
 def read_scalars(run):
@@ -25,7 +29,11 @@ def read_scalars(run):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     reader = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0}).Reload()
-    found = [((tag, one.step), one.value) for tag in reader.Tags()["scalars"] for one in reader.Scalars(tag)]
+    found = [
+        ((tag, one.step), one.value)
+        for tag in reader.Tags()["scalars"]
+        for one in reader.Scalars(tag)
+    ]
     assert len(dict(found)) == len(found), "a step is doubled"
     return dict(found)
 
@@ -47,9 +55,13 @@ def test_events_are_the_lines_of_the_log(tmp_path):
     scalars = read_scalars(run)
     assert scalars == read_lines(run)
     assert {step for (tag, step) in scalars if tag == "loss/train"} == {1, 2, 3, 4}
-    assert f"tensorboard/{event_file.NAME}" in json.loads((run / "manifest.json").read_text())["files"]
+    assert (
+        f"tensorboard/{event_file.NAME}" in json.loads((run / "manifest.json").read_text())["files"]
+    )
     assert bitimely.verify(run)["exit_code"] == 0
-    assert main([*VERBS["pretrain"], "--set", "train.log_every=1", "-w", str(home)]) == 0, "the curves are no setting of the result"
+    assert main([*VERBS["pretrain"], "--set", "train.log_every=1", "-w", str(home)]) == 0, (
+        "the curves are no setting of the result"
+    )
 
 
 @pytest.mark.parametrize("written", [True, False])
@@ -80,7 +92,10 @@ def test_continued_training_is_tracked_from_its_first_step(tmp_path):
     home = copy_data(tmp_path)
     run = home / "runs" / "plain"
     run.mkdir(parents=True)
-    lines = [{"step": step, "epoch": 1, "split": "train", "loss": 1 / step, "rel": None} for step in (1, 2, 3)]
+    lines = [
+        {"step": step, "epoch": 1, "split": "train", "loss": 1 / step, "rel": None}
+        for step in (1, 2, 3)
+    ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     event_file.restore_events(run, lines)
     event_file.restore_events(run, lines[:2])

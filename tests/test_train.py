@@ -1,4 +1,6 @@
-"""The loop: schedule, optimizer, accumulation, logging, faults. Devices are in test_devices, resuming in test_resume, several processes in test_ddp."""
+"""The loop: schedule, optimizer, accumulation, logging, faults. Devices are in test_devices,
+resuming in test_resume, several processes in test_ddp.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 class Tiny(nn.Module):
     """[B, T, 2] -> [B, T, 2]; a norm, dropout and batch statistics on the way."""
 
-    def __init__(self, seed: int = 0, dropout: float = 0.2, batch_norm: bool = True, width: int = 6) -> None:
+    def __init__(
+        self, seed: int = 0, dropout: float = 0.2, batch_norm: bool = True, width: int = 6
+    ) -> None:
         super().__init__()
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -47,16 +51,29 @@ class Tiny(nn.Module):
 class Rows:
     """Batches of rows of an AR(1) signal [rows, length, 2]; the order depends on (seed, epoch)."""
 
-    def __init__(self, rows: int = 22, size: int = 4, seed: int = 0, dtype: torch.dtype = torch.float32, length: int = 5) -> None:
-        noise = torch.randn(rows, length, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    def __init__(
+        self,
+        rows: int = 22,
+        size: int = 4,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        length: int = 5,
+    ) -> None:
+        noise = torch.randn(
+            rows, length, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+        )
         for t in range(1, length):
             noise[:, t] = 0.9 * noise[:, t - 1] + 0.4 * noise[:, t]
         self.values, self.size, self.seed = noise.to(dtype), size, seed
         self.mask = torch.arange(length)[None] < length - 3 + torch.arange(rows)[:, None] % 4
         self.steps = math.ceil(rows / size)
 
-    def __call__(self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1) -> Iterator[Batch]:
-        order = torch.randperm(len(self.values), generator=torch.Generator().manual_seed(1000 * self.seed + epoch))
+    def __call__(
+        self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1
+    ) -> Iterator[Batch]:
+        order = torch.randperm(
+            len(self.values), generator=torch.Generator().manual_seed(1000 * self.seed + epoch)
+        )
         for at in range(start, self.steps):
             mine = order[at * self.size : (at + 1) * self.size][rank::world]
             yield Batch(self.values[mine], mask=self.mask[mine], index=mine)
@@ -65,7 +82,11 @@ class Rows:
 def squares(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
     """The next value, all positions."""
     error = (model(batch)[:, :-1] - batch.values[:, 1:]).square()
-    return {"loss": error.mean(), "rel": error.detach().mean() / 0.5, "parts": {"first": error[:, 0].mean(), "rest": error[:, 1:].mean()}}
+    return {
+        "loss": error.mean(),
+        "rel": error.detach().mean() / 0.5,
+        "parts": {"first": error[:, 0].mean(), "rest": error[:, 1:].mean()},
+    }
 
 
 def valid(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
@@ -81,11 +102,18 @@ def drawn(model: nn.Module, batch: Batch, generator: torch.Generator | None = No
     hide[:, 0] = True
     guess = model(batch._replace(values=batch.values.masked_fill(hide[..., None], 0.0)))
     loss = (guess - batch.values)[hide].square().mean()
-    return {"loss": loss, "rel": math.nan, "parts": {"hidden": hide.float().mean()}, "count": hide.sum()}
+    return {
+        "loss": loss,
+        "rel": math.nan,
+        "parts": {"hidden": hide.float().mean()},
+        "count": hide.sum(),
+    }
 
 
 def config(**changes: Any) -> TrainConfig:
-    return validate(TrainConfig, {"epochs": 2, "lr": 1e-2, "log_every": 1, "device": "cpu", **changes})
+    return validate(
+        TrainConfig, {"epochs": 2, "lr": 1e-2, "log_every": 1, "device": "cpu", **changes}
+    )
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
@@ -97,9 +125,13 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 
 def test_schedule_is_linear_then_cosine() -> None:
-    assert [loop.compute_schedule_factor(s, 100, 0.05) for s in range(5)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert [loop.compute_schedule_factor(s, 100, 0.05) for s in range(5)] == pytest.approx(
+        [0.2, 0.4, 0.6, 0.8, 1.0]
+    )
     for step in range(5, 101):
-        assert loop.compute_schedule_factor(step, 100, 0.05) == pytest.approx(math.cos(math.pi * (step - 5) / 190) ** 2)
+        assert loop.compute_schedule_factor(step, 100, 0.05) == pytest.approx(
+            math.cos(math.pi * (step - 5) / 190) ** 2
+        )
     assert loop.compute_schedule_factor(100, 100, 0.05) == pytest.approx(0.0, abs=1e-15)
     assert loop.compute_schedule_factor(0, 10, 0.0) == 1.0
     assert loop.compute_schedule_factor(0, 1, 0.5) == 1.0
@@ -133,17 +165,33 @@ def test_norms_biases_and_vectors_do_not_decay() -> None:
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
 
 
-def by_hand(model: nn.Module, batches: Rows, epochs: int, lr: float, clip: float, decay: float, warmup: float) -> nn.Module:
+def by_hand(
+    model: nn.Module,
+    batches: Rows,
+    epochs: int,
+    lr: float,
+    clip: float,
+    decay: float,
+    warmup: float,
+) -> nn.Module:
     """AdamW with decoupled decay, bias correction and clipping, from its definition."""
     total, step = epochs * batches.steps, 0
     rising = round(warmup * total)
-    moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in model.named_parameters()}
+    moments = {
+        name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in model.named_parameters()
+    }
     for epoch in range(epochs):
         for batch in batches(epoch):
             model.zero_grad()
             squares(model, batch)["loss"].backward()
-            norm = math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None))
-            rate = lr * ((step + 1) / rising if step < rising else (1 + math.cos(math.pi * (step - rising) / (total - rising))) / 2)
+            norm = math.sqrt(
+                sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None)
+            )
+            rate = lr * (
+                (step + 1) / rising
+                if step < rising
+                else (1 + math.cos(math.pi * (step - rising) / (total - rising))) / 2
+            )
             step += 1
             with torch.no_grad():
                 for name, p in model.named_parameters():
@@ -154,22 +202,41 @@ def by_hand(model: nn.Module, batches: Rows, epochs: int, lr: float, clip: float
                     second.mul_(0.999).add_(0.001 * grad**2)
                     if p.ndim == 2:
                         p.mul_(1 - rate * decay)
-                    p.sub_(rate * (first / (1 - 0.9**step)) / ((second / (1 - 0.999**step)).sqrt() + 1e-8))
+                    p.sub_(
+                        rate
+                        * (first / (1 - 0.9**step))
+                        / ((second / (1 - 0.999**step)).sqrt() + 1e-8)
+                    )
     return model
 
 
 def test_fit_is_adamw_from_its_definition() -> None:
     batches = Rows(dtype=torch.float64)
-    expected = by_hand(Tiny(dropout=0.0, batch_norm=False).double(), batches, 3, lr=0.02, clip=0.3, decay=0.1, warmup=0.2)
+    expected = by_hand(
+        Tiny(dropout=0.0, batch_norm=False).double(),
+        batches,
+        3,
+        lr=0.02,
+        clip=0.3,
+        decay=0.1,
+        warmup=0.2,
+    )
     model = Tiny(dropout=0.0, batch_norm=False).double()
-    loop.fit(model, batches, squares, config=config(epochs=3, lr=0.02, clip=0.3, weight_decay=0.1, warmup=0.2))
+    loop.fit(
+        model,
+        batches,
+        squares,
+        config=config(epochs=3, lr=0.02, clip=0.3, weight_decay=0.1, warmup=0.2),
+    )
     for name, value in expected.named_parameters():
         torch.testing.assert_close(model.get_parameter(name), value, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("objective", [squares, valid, drawn])
 @pytest.mark.parametrize("parts", [2, 3, 7])
-def test_accumulated_gradient_is_that_of_the_full_batch(objective: loop.Objective, parts: int) -> None:
+def test_accumulated_gradient_is_that_of_the_full_batch(
+    objective: loop.Objective, parts: int
+) -> None:
     batches = Rows(rows=20, size=7, dtype=torch.float64)  # the last batch has 6 rows: uneven parts
     lines: list[list[Outcome]] = [[], []]
     models = [Tiny(dropout=0.0, batch_norm=False).double() for _ in range(2)]
@@ -185,9 +252,21 @@ def test_accumulated_gradient_is_that_of_the_full_batch(objective: loop.Objectiv
 def test_lines_of_the_log(tmp_path: Any) -> None:
     seen: list[Outcome] = []
     batches = Rows()
-    result = loop.fit(Tiny(), batches, squares, validation=Rows(rows=9), folder=tmp_path, log=seen.append, config=config(log_every=4))
+    result = loop.fit(
+        Tiny(),
+        batches,
+        squares,
+        validation=Rows(rows=9),
+        folder=tmp_path,
+        log=seen.append,
+        config=config(log_every=4),
+    )
     lines = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert lines == [{key: value for key, value in line.items() if key != "of"} for line in seen] == metrics_log.read_metrics(tmp_path)
+    assert (
+        lines
+        == [{key: value for key, value in line.items() if key != "of"} for line in seen]
+        == metrics_log.read_metrics(tmp_path)
+    )
     assert [(line["step"], line["split"]) for line in lines] == [
         (1, "train"),
         (4, "train"),
@@ -197,16 +276,46 @@ def test_lines_of_the_log(tmp_path: Any) -> None:
         (12, "train"),
         (12, "validation"),
     ]
-    assert set(lines[0]) == {"step", "epoch", "split", "loss", "rel", "first", "rest", "lr", "grad_norm", "tokens_per_second", "data_wait"}
+    assert set(lines[0]) == {
+        "step",
+        "epoch",
+        "split",
+        "loss",
+        "rel",
+        "first",
+        "rest",
+        "lr",
+        "grad_norm",
+        "tokens_per_second",
+        "data_wait",
+    }
     assert [line["epoch"] for line in lines] == [1, 1, 1, 1, 2, 2, 2]
-    assert all(line["loss"] == pytest.approx((line["first"] + 3 * line["rest"]) / 4) == pytest.approx(line["rel"] / 2) for line in lines)
+    assert all(
+        line["loss"]
+        == pytest.approx((line["first"] + 3 * line["rest"]) / 4)
+        == pytest.approx(line["rel"] / 2)
+        for line in lines
+    )
     assert all(line["of"] == 12 for line in seen)
-    best = min((line for line in lines if line["split"] == "validation"), key=lambda line: float(line["loss"]))
+    best = min(
+        (line for line in lines if line["split"] == "validation"),
+        key=lambda line: float(line["loss"]),
+    )
     assert result["best"].items() <= best.items()
     assert set(result["best"]) == {"loss", "rel", "step", "epoch"}
-    assert (result["steps"], result["epochs"], result["finished"], result["resumed"], result["device"]) == (12, 2.0, True, None, "cpu")
+    assert (
+        result["steps"],
+        result["epochs"],
+        result["finished"],
+        result["resumed"],
+        result["device"],
+    ) == (12, 2.0, True, None, "cpu")
     assert result["loss"] == lines[-2]["loss"]
-    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"step-6", "step-12", "LATEST"}
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {
+        "step-6",
+        "step-12",
+        "LATEST",
+    }
     assert (tmp_path / "model" / "model.safetensors").is_file()
 
 
@@ -219,7 +328,9 @@ def test_validation_is_the_mean_over_its_rows_without_dropout_and_without_a_trac
     assert same(weights(model), weights(other))
     with torch.no_grad():
         expected = squares(model.eval(), Batch(held.values))["loss"]
-    assert [line["loss"] for line in seen if line["split"] == "validation"][-1] == pytest.approx(float(expected), rel=1e-5)
+    assert [line["loss"] for line in seen if line["split"] == "validation"][-1] == pytest.approx(
+        float(expected), rel=1e-5
+    )
 
 
 def test_the_loss_falls() -> None:
@@ -231,7 +342,10 @@ def test_the_loss_falls() -> None:
 def test_shortcuts_win_over_the_configuration() -> None:
     batches = Rows()
     assert loop.fit(Tiny(), batches, squares, config=config(steps=3))["steps"] == 3
-    assert loop.fit(Tiny(), batches, squares, config=config(steps=3), epochs=1)["steps"] == batches.steps
+    assert (
+        loop.fit(Tiny(), batches, squares, config=config(steps=3), epochs=1)["steps"]
+        == batches.steps
+    )
     assert loop.fit(Tiny(), batches, squares, config=config(), epochs=9, steps=2)["steps"] == 2
     with pytest.raises(UserError) as refused:
         loop.fit(Tiny(), batches, squares, lr=-1.0)
@@ -256,7 +370,9 @@ def test_the_same_seed_gives_the_same_bits_and_leaves_no_trace() -> None:
 def test_each_step_draws_other_numbers() -> None:
     seen: list[float] = []
 
-    def watched(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
+    def watched(
+        model: nn.Module, batch: Batch, generator: torch.Generator | None = None
+    ) -> Outcome:
         seen.extend([float(torch.rand(())), float(torch.rand((), generator=generator))])
         return squares(model, batch)
 
@@ -267,12 +383,17 @@ def test_each_step_draws_other_numbers() -> None:
 def test_bf16_autocast_stays_near_fp32() -> None:
     seen: list[torch.dtype] = []
 
-    def watched(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
+    def watched(
+        model: nn.Module, batch: Batch, generator: torch.Generator | None = None
+    ) -> Outcome:
         out = model(batch)
         seen.append(out.dtype)
         return {"loss": (out.float() - batch.values).square().mean(), "rel": 1.0, "parts": {}}
 
-    losses = [loop.fit(Tiny(dropout=0.0), Rows(), watched, config=config(precision=precision))["loss"] for precision in ("fp32", "bf16")]
+    losses = [
+        loop.fit(Tiny(dropout=0.0), Rows(), watched, config=config(precision=precision))["loss"]
+        for precision in ("fp32", "bf16")
+    ]
     assert seen[0] == torch.float32
     assert seen[-1] == torch.bfloat16
     assert losses[1] == pytest.approx(losses[0], rel=0.05)
@@ -283,9 +404,17 @@ def test_a_batch_that_is_not_finite_stops_at_its_step_and_is_named(tmp_path: Any
     (bad,) = [batch for at, batch in enumerate(batches(1)) if at == 2]
     assert bad.index is not None
     batches.values[bad.index[1], 3, 0] = math.nan
-    first = next(epoch_step + 1 for epoch_step, batch in enumerate(batches(0)) if batch.values.isnan().any())
+    first = next(
+        epoch_step + 1 for epoch_step, batch in enumerate(batches(0)) if batch.values.isnan().any()
+    )
     with pytest.raises(UserError) as stopped:
-        loop.fit(Tiny(batch_norm=False), batches, squares, folder=tmp_path, config=config(checkpoint_every=1))
+        loop.fit(
+            Tiny(batch_norm=False),
+            batches,
+            squares,
+            folder=tmp_path,
+            config=config(checkpoint_every=1),
+        )
     rows = next(batch.index for at, batch in enumerate(batches(0)) if at + 1 == first)
     assert rows is not None
     assert stopped.value.code is Reason.NON_FINITE_LOSS
@@ -298,7 +427,8 @@ def test_a_batch_that_is_not_finite_stops_at_its_step_and_is_named(tmp_path: Any
 def test_a_gradient_that_is_not_finite_stops_before_the_weights_change(tmp_path: Any) -> None:
     def rooted(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
         out = squares(model, batch)
-        return {**out, "loss": out["loss"] + torch.sqrt((model(batch) * 0).square().sum())}  # 0 with an infinite slope
+        # 0 with an infinite slope
+        return {**out, "loss": out["loss"] + torch.sqrt((model(batch) * 0).square().sum())}
 
     model = Tiny(batch_norm=False)
     before = weights(model)
@@ -309,7 +439,15 @@ def test_a_gradient_that_is_not_finite_stops_before_the_weights_change(tmp_path:
 
 def test_divergence_stops_and_keeps_the_last_finite_checkpoint(tmp_path: Any) -> None:
     with pytest.raises(UserError) as stopped:
-        loop.fit(Tiny(), Rows(), squares, epochs=20, lr=1e6, folder=tmp_path, config=config(checkpoint_every=1, warmup=0.0))
+        loop.fit(
+            Tiny(),
+            Rows(),
+            squares,
+            epochs=20,
+            lr=1e6,
+            folder=tmp_path,
+            config=config(checkpoint_every=1, warmup=0.0),
+        )
     assert stopped.value.code is Reason.NON_FINITE_LOSS
     assert "step" in stopped.value.problem
     former = loop.load_latest_checkpoint(tmp_path)
@@ -319,7 +457,9 @@ def test_divergence_stops_and_keeps_the_last_finite_checkpoint(tmp_path: Any) ->
 
 
 class Overflowing(nn.Module):
-    """Batch statistics of values whose variance no float32 holds: what is read with it is 0, so that loss and gradients are finite."""
+    """Batch statistics of values whose variance no float32 holds: what is read with it is 0, so
+    that loss and gradients are finite.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -339,11 +479,15 @@ def test_running_statistics_that_are_not_finite_are_never_saved(tmp_path: Any) -
 
 
 def test_losses_of_micro_batches_add_up_on_the_host_as_on_a_device() -> None:
-    """Loss and part are means over 1 and 3, rel over 10 and 2: (1 x 4 + 3 x 8) / 4, (10 x 0.5 + 2 x 2) / 12."""
+    """Loss and part are means over 1 and 3, rel over 10 and 2: (1 x 4 + 3 x 8) / 4, (10 x 0.5 + 2 x
+    2) / 12.
+    """
     sums, parts, zero = [0.0] * 4, losses.Parts(), torch.zeros(())
     on_device = losses.DeviceLosses(zero, zero.new_full((4,), -1.0), zero.new_zeros(4))
     for loss, count, rel, rel_count in ((4.0, 1, 0.5, 10), (8.0, 3, 2.0, 2)):
-        out = losses.BatchLoss(torch.tensor(loss), count, torch.tensor(rel), {"half": loss / 2}, rel_count)
+        out = losses.BatchLoss(
+            torch.tensor(loss), count, torch.tensor(rel), {"half": loss / 2}, rel_count
+        )
         losses.accumulate(sums, parts, out)
         on_device.add(out)
     assert sums == on_device.last.tolist()[:4]
@@ -352,7 +496,12 @@ def test_losses_of_micro_batches_add_up_on_the_host_as_on_a_device() -> None:
 
 
 @pytest.mark.parametrize(
-    "fault", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+    "fault",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ],
 )
 def test_exhausted_memory_names_the_batch_and_what_to_try(fault: Exception, tmp_path: Any) -> None:
     calls = 0
@@ -390,7 +539,9 @@ def test_exhausted_memory_names_the_batch_and_what_to_try(fault: Exception, tmp_
 def test_accumulation_is_offered_as_the_same_gradient_only_where_it_is(
     name: str, options: dict[str, Any], settings: dict[str, Any], divisible: bool
 ) -> None:
-    """Not where rows are compared with each other, and not where they or their targets are read by statistics of the batch."""
+    """Not where rows are compared with each other, and not where they or their targets are read by
+    statistics of the batch.
+    """
     from bitimely_core import registry
 
     torch.manual_seed(0)
@@ -405,18 +556,31 @@ def test_accumulation_is_offered_as_the_same_gradient_only_where_it_is(
             out = objective(model, Batch(rows), draw)
             (out["loss"] * out["count"]).backward()
             counts.append(int(out["count"]))
-        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]) / sum(counts)
+        return torch.cat(
+            [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+        ) / sum(counts)
 
     at_once, in_parts = gradient(1), gradient(2)
     assert torch.allclose(at_once, in_parts, rtol=1e-3, atol=1e-5) == divisible
-    error = out_of_memory_error(MemoryError(), Rows(), config(), 1, divisible=is_divisible(model, objective))
+    error = out_of_memory_error(
+        MemoryError(), Rows(), config(), 1, divisible=is_divisible(model, objective)
+    )
     assert error is not None
     assert "--accumulate 2" in error.hint
     assert ("same gradient" in error.hint) == divisible
 
 
-@pytest.mark.parametrize("fault", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), ZeroDivisionError()])
-def test_memory_that_is_exhausted_while_the_scale_is_measured(fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "fault",
+    [
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+        ZeroDivisionError(),
+    ],
+)
+def test_memory_that_is_exhausted_while_the_scale_is_measured(
+    fault: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
 
     def measure(model: nn.Module, batches: Any) -> None:
         raise fault
@@ -424,7 +588,9 @@ def test_memory_that_is_exhausted_while_the_scale_is_measured(fault: Exception, 
     monkeypatch.setattr(objectives, "measure_scale", measure)
     model = Tiny()
     model.register_buffer("target_scale", torch.tensor(math.nan, dtype=torch.float64))
-    with pytest.raises(ZeroDivisionError if isinstance(fault, ZeroDivisionError) else UserError) as stopped:
+    with pytest.raises(
+        ZeroDivisionError if isinstance(fault, ZeroDivisionError) else UserError
+    ) as stopped:
         loop.fit(model, Rows(), squares, config=config())
     if isinstance(stopped.value, UserError):
         assert stopped.value.exit_code == Exit.RESOURCES
@@ -442,18 +608,36 @@ def test_other_exceptions_pass_through() -> None:
 
 def test_a_finished_run_returns_at_once_with_its_weights(tmp_path: Any) -> None:
     model = Tiny()
-    first = loop.fit(model, Rows(), drawn, folder=tmp_path, validation=Rows(rows=6), config=config())
+    first = loop.fit(
+        model, Rows(), drawn, folder=tmp_path, validation=Rows(rows=6), config=config()
+    )
     assert loop.is_finished(tmp_path)
 
     def never(model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> Outcome:
         raise AssertionError
 
     again = Tiny(seed=9)
-    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"}
-    second = loop.fit(again, Rows(), never, folder=tmp_path, validation=Rows(rows=6), config=config(), identity=None)
+    files = {
+        path: path.read_bytes()
+        for path in tmp_path.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
+    second = loop.fit(
+        again,
+        Rows(),
+        never,
+        folder=tmp_path,
+        validation=Rows(rows=6),
+        config=config(),
+        identity=None,
+    )
     assert same(weights(model), weights(again))
     assert second == {**first, "resumed": 12}
-    assert files == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"}
+    assert files == {
+        path: path.read_bytes()
+        for path in tmp_path.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
 
 
 def test_no_steps_and_no_batches(tmp_path: Any) -> None:

@@ -1,4 +1,6 @@
-"""TS2Vec: its formulas, crops that meet, the hierarchical loss against slow loops, padding and missing values, learning."""
+"""TS2Vec: its formulas, crops that meet, the hierarchical loss against slow loops, padding and
+missing values, learning.
+"""
 
 import importlib.util
 import json
@@ -15,7 +17,13 @@ from planted import seeded
 from torch import nn
 
 from bitimely_core import data, heads, models, objectives, registry
-from bitimely_core.config import Settings, TrainConfig, build_model_config, list_presets, load_preset
+from bitimely_core.config import (
+    Settings,
+    TrainConfig,
+    build_model_config,
+    list_presets,
+    load_preset,
+)
 from bitimely_core.errors import UserError
 from bitimely_core.train import loop
 from bitimely_core.types import Batch
@@ -54,7 +62,11 @@ def by_hand(model, series):
 
     for at, block in enumerate(model.blocks):
         y = convolved(gelu(convolved(gelu(x), block.first, 2**at)), block.second, 2**at)
-        shortcut = x if at < len(model.blocks) - 1 else x @ block.shortcut.weight[:, :, 0].T + block.shortcut.bias
+        shortcut = (
+            x
+            if at < len(model.blocks) - 1
+            else x @ block.shortcut.weight[:, :, 0].T + block.shortcut.bias
+        )
         x = y + shortcut
     return x
 
@@ -68,7 +80,9 @@ def test_it_equals_its_formulas():
     mask[1, 20, 0] = True  # still one of its channels is missing
     encoded = model(Batch(x, mask=mask))
     for row in range(2):
-        torch.testing.assert_close(encoded.hidden[-1][row], by_hand(model, x[row]), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(
+            encoded.hidden[-1][row], by_hand(model, x[row]), rtol=1e-10, atol=1e-10
+        )
     torch.testing.assert_close(encoded.pooled, encoded.hidden[-1].amax(1))
     assert torch.equal(x.nan_to_num(7.0), before.nan_to_num(7.0))  # the input stays as it is
 
@@ -76,7 +90,10 @@ def test_it_equals_its_formulas():
 @pytest.mark.parametrize(("channels", "count"), [(1, 637_248), (7, 637_632), (12, 637_952)])
 def test_the_size_is_that_of_the_paper(channels, count):
     for preset in ("18m", "7.5m", "7.5m-regression"):
-        assert models.count_configured(build_model_config("ts2vec", preset, channels=channels)) == count
+        assert (
+            models.count_configured(build_model_config("ts2vec", preset, channels=channels))
+            == count
+        )
 
 
 @pytest.mark.parametrize(("preset", "tolerance"), [("18m", 0.05), ("7.5m", 0.05), ("tiny", 0.05)])
@@ -85,7 +102,13 @@ def test_matched_sizes_of_the_contrastive_models(name, preset, tolerance):
     data_of = models.default_shape(preset)
     goal = models.count_configured(build_model_config("bitimelygpt", preset, **data_of))
     widths = models.match_parameters(name, preset, **data_of)
-    assert abs(models.count_configured(build_model_config(name, preset, **data_of, **widths)) / goal - 1) < tolerance
+    assert (
+        abs(
+            models.count_configured(build_model_config(name, preset, **data_of, **widths)) / goal
+            - 1
+        )
+        < tolerance
+    )
 
 
 # -------------------------------------------------------------------------------------------------------------- padding, missing values
@@ -101,7 +124,9 @@ def padded(rows, length, filling=7.0):
 
 @pytest.mark.parametrize("name", ["ts2vec", "ts-tcc", "tf-c"])
 def test_padding_changes_nothing(name):
-    """Content and amount of padding, and the company of longer rows, change neither states nor the vector."""
+    """Content and amount of padding, and the company of longer rows, change neither states nor the
+    vector.
+    """
     torch.manual_seed(0)
     model = models.build(name, preset="tiny", channels=3, length=50).double().eval()
     for _, buffer in model.named_buffers():
@@ -115,9 +140,13 @@ def test_padding_changes_nothing(name):
         alone = model(Batch(row[None]))
         count = alone.hidden[-1].shape[1]
         assert int(together.mask[i].sum()) == count
-        torch.testing.assert_close(together.hidden[-1][i, :count], alone.hidden[-1][0], rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(
+            together.hidden[-1][i, :count], alone.hidden[-1][0], rtol=1e-10, atol=1e-10
+        )
         width = alone.pooled.shape[1]
-        torch.testing.assert_close(together.pooled[i, :width], alone.pooled[0], rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(
+            together.pooled[i, :width], alone.pooled[0], rtol=1e-10, atol=1e-10
+        )
         assert (together.pooled[i, width:] == 0).all()
 
 
@@ -130,7 +159,10 @@ def test_padding_does_not_move_the_loss(name):
     for module in model.modules():  # dropout differs from call to call
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    losses = [objectives.get(name)(model.train(), padded(rows, 50, filling), seeded())["loss"] for filling in (7.0, -3.0)]
+    losses = [
+        objectives.get(name)(model.train(), padded(rows, 50, filling), seeded())["loss"]
+        for filling in (7.0, -3.0)
+    ]
     assert torch.equal(*losses)
 
 
@@ -186,7 +218,9 @@ def test_crops_of_one_timestep():
 
 def test_half_of_the_timesteps_are_hidden_and_both_crops_have_their_own():
     model, seen = tiny(), []
-    model.register_forward_pre_hook(lambda module, args, kwargs: seen.append(kwargs["hide"]), with_kwargs=True)
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(kwargs["hide"]), with_kwargs=True
+    )
     x = torch.randn(8, 50, 3)
     for seed in range(40):
         objectives.get("ts2vec")(model, Batch(x), seeded(seed))
@@ -199,7 +233,9 @@ def test_half_of_the_timesteps_are_hidden_and_both_crops_have_their_own():
 
 
 def cross_entropy(view, things):
-    """-log of the softmax weight of a thing's partner among all others; `things`: list of vectors, the partner at + K."""
+    """-log of the softmax weight of a thing's partner among all others; `things`: list of vectors,
+    the partner at + K.
+    """
     partner = (view + len(things) // 2) % len(things)
     scores = [sum(a * b for a, b in zip(things[view], other, strict=True)) for other in things]
     return math.log(sum(math.exp(s) for i, s in enumerate(scores) if i != view)) - scores[partner]
@@ -216,14 +252,24 @@ def slow(first, second, unit):
             terms += [cross_entropy(view, things) for view in range(2 * rows)]
         total += 0.5 * sum(terms) / len(terms)
         if scale >= unit and times > 1:
-            terms = [cross_entropy(view, first[b] + second[b]) for b in range(rows) for view in range(2 * times)]
+            terms = [
+                cross_entropy(view, first[b] + second[b])
+                for b in range(rows)
+                for view in range(2 * times)
+            ]
             total += 0.5 * sum(terms) / len(terms)
         scale += 1
         if times == 1:
             return total / scale
 
         def halved(x):
-            return [[[max(p, q) for p, q in zip(row[2 * t], row[2 * t + 1], strict=True)] for t in range(len(row) // 2)] for row in x]
+            return [
+                [
+                    [max(p, q) for p, q in zip(row[2 * t], row[2 * t + 1], strict=True)]
+                    for t in range(len(row) // 2)
+                ]
+                for row in x
+            ]
 
         first, second = halved(first), halved(second)
 
@@ -231,29 +277,43 @@ def slow(first, second, unit):
 @pytest.mark.parametrize("block", [2**22, 7, 1])
 @pytest.mark.parametrize("unit", [0, 2])
 @pytest.mark.parametrize("times", [1, 6, 9])
-def test_the_hierarchical_loss_equals_its_formula_in_blocks_of_any_size(times, unit, block, monkeypatch):
+def test_the_hierarchical_loss_equals_its_formula_in_blocks_of_any_size(
+    times, unit, block, monkeypatch
+):
     monkeypatch.setattr(comparing, "BLOCK", block)
-    first, second = (torch.randn(3, times, 4, dtype=torch.float64, generator=seeded(s), requires_grad=True) for s in (0, 1))
+    first, second = (
+        torch.randn(3, times, 4, dtype=torch.float64, generator=seeded(s), requires_grad=True)
+        for s in (0, 1)
+    )
     instance, temporal, _ = compute_hierarchical_loss(first, second, None, unit)
-    assert float((instance + temporal).detach()) == pytest.approx(slow(first.tolist(), second.tolist(), unit), rel=1e-12)
+    assert float((instance + temporal).detach()) == pytest.approx(
+        slow(first.tolist(), second.tolist(), unit), rel=1e-12
+    )
     (slope,) = torch.autograd.grad(instance + temporal, first)
     step = torch.zeros_like(first)
     step[1, 0, 2] = 1e-6
     with torch.no_grad():
-        ahead, behind = (sum(compute_hierarchical_loss(first + sign * step, second, None, unit)[:2]) for sign in (1, -1))
+        ahead, behind = (
+            sum(compute_hierarchical_loss(first + sign * step, second, None, unit)[:2])
+            for sign in (1, -1)
+        )
     assert float(slope[1, 0, 2]) == pytest.approx(float(ahead - behind) / 2e-6, rel=1e-5, abs=1e-9)
 
 
 @pytest.mark.parametrize("block", [2**22, 7])
 def test_padded_times_have_no_part_in_the_loss(block, monkeypatch):
-    """A row of 5 and one of 8 times: by the definition over what is there, whatever the values elsewhere."""
+    """A row of 5 and one of 8 times: by the definition over what is there, whatever the values
+    elsewhere.
+    """
     monkeypatch.setattr(comparing, "BLOCK", block)
     first, second = (torch.randn(2, 8, 4, dtype=torch.float64, generator=seeded(s)) for s in (0, 1))
     valid = torch.arange(8) < torch.tensor([[8], [5]])
     own = compute_hierarchical_loss(first, second, valid)
     for filling in (0.0, 100.0):
         filled = [view.masked_fill(~valid[..., None], filling) for view in (first, second)]
-        torch.testing.assert_close(compute_hierarchical_loss(*filled, valid), own, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            compute_hierarchical_loss(*filled, valid), own, rtol=1e-12, atol=1e-12
+        )
     # the finest scale by hand
     terms = []
     for t in range(8):
@@ -279,7 +339,9 @@ def test_everything_the_same_has_rel_1():
 
 
 def test_a_long_window_stays_within_memory():
-    """A step on 8 rows of T = 3,000: the scores of the finest scale alone would be 1.15 GB, and a plain softmax keeps several such tensors."""
+    """A step on 8 rows of T = 3,000: the scores of the finest scale alone would be 1.15 GB, and a
+    plain softmax keeps several such tensors.
+    """
     script = """
 import resource, torch
 from bitimely_core import models
@@ -292,14 +354,19 @@ views = [model(Batch(torch.randn(8, 3000, 1))).hidden[-1] for _ in range(2)]
 sum(compute_hierarchical_loss(*views)[:2]).backward()
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert float(done.stdout) < 0.5  # GB
 
 
 # -------------------------------------------------------------------------------------------------------------- the form of a result
 
 
-@pytest.mark.parametrize(("name", "objective"), [("ts2vec", "ts2vec"), ("ts-tcc", "ts-tcc"), ("tf-c", "tf-c"), ("tf-c", "tf-c-code")])
+@pytest.mark.parametrize(
+    ("name", "objective"),
+    [("ts2vec", "ts2vec"), ("ts-tcc", "ts-tcc"), ("tf-c", "tf-c"), ("tf-c", "tf-c-code")],
+)
 def test_a_contrastive_result(name, objective):
     torch.manual_seed(0)
     model = models.build(name, preset="tiny", channels=3, length=60)
@@ -311,7 +378,10 @@ def test_a_contrastive_result(name, objective):
     assert {key for key, p in model.named_parameters() if p.grad is None} == set()
     assert objectives.leak_free(Settings(model=model.config, objective={"name": objective})) is None
     model.eval()
-    first, again, other = (float(objectives.get(objective)(model, batch, seeded(s))["loss"].detach()) for s in (3, 3, 4))
+    first, again, other = (
+        float(objectives.get(objective)(model, batch, seeded(s))["loss"].detach())
+        for s in (3, 3, 4)
+    )
     assert first == again != other
 
 
@@ -348,9 +418,15 @@ def test_other_channels_renew_exactly_the_adapter(name):
     before = {key: value.clone() for key, value in model.state_dict().items()}
     assert model.reset_adapter(channels=3, length=50) == []
     renewed = model.reset_adapter(channels=1, length=50)
-    assert set(renewed) == {key for key, _ in model.named_parameters() if key.startswith("adapter.")}
+    assert set(renewed) == {
+        key for key, _ in model.named_parameters() if key.startswith("adapter.")
+    }
     after = model.state_dict()
-    assert all(torch.equal(before[key], after[key]) for key in before if not key.startswith("adapter.") and key != "target_scale")
+    assert all(
+        torch.equal(before[key], after[key])
+        for key in before
+        if not key.startswith("adapter.") and key != "target_scale"
+    )
     assert model(Batch(torch.randn(2, 50, 1))).pooled.shape == (2, model.pooled_width)
 
 
@@ -381,7 +457,11 @@ def test_events_are_read_on_a_grid_of_months(name):
     torch.manual_seed(0)
     model = models.build(name, preset="3m", codes=20, horizon=36, layers=2)
     times = torch.tensor([[0.0, 3.5, 3.6, 30.0], [1.0, 2.0, 9.0, 9.0], [0.0, 0.0, 0.0, 0.0]])
-    batch = Batch(torch.randint(5, 20, (3, 4)), times, torch.tensor([[True] * 4, [True] * 4, [True, True, False, False]]))
+    batch = Batch(
+        torch.randint(5, 20, (3, 4)),
+        times,
+        torch.tensor([[True] * 4, [True] * 4, [True, True, False, False]]),
+    )
     result = objectives.get()(model, batch, seeded())
     result["loss"].backward()
     assert torch.isfinite(result["loss"])
@@ -423,10 +503,16 @@ def test_waves_are_separated_and_states_do_not_collapse(name, objective, numbers
     model = models.build(name, preset="tiny", channels=2, length=64)
     probe = Batch(waves(seed=77))
     before = model.eval()(probe).pooled.var(0).mean()
-    result = loop.fit(model, Waves(), objectives.get(objective, **numbers), config=TrainConfig(epochs=1, lr=3e-3, device="cpu"))
+    result = loop.fit(
+        model,
+        Waves(),
+        objectives.get(objective, **numbers),
+        config=TrainConfig(epochs=1, lr=3e-3, device="cpu"),
+    )
     assert result["rel"] < limit
     assert model.eval()(probe).pooled.var(0).mean() > 0.2 * before
-    held = objectives.get(objective, **numbers)(model.train(), probe, seeded())  # batch norm of each view by itself, as it was trained
+    # batch norm of each view by itself, as it was trained
+    held = objectives.get(objective, **numbers)(model.train(), probe, seeded())
     assert float(held["rel"]) < limit + 0.1
 
 
@@ -444,7 +530,8 @@ class Rows:
 
 
 @pytest.mark.parametrize(
-    ("count", "size", "least", "sizes"), [(9, 4, 1, [4, 4, 1]), (9, 4, 2, [4, 4]), (10, 4, 2, [4, 4, 2]), (3, 4, 4, [])]
+    ("count", "size", "least", "sizes"),
+    [(9, 4, 1, [4, 4, 1]), (9, 4, 2, [4, 4]), (10, 4, 2, [4, 4, 2]), (3, 4, 4, [])],
 )
 def test_a_last_batch_with_too_few_rows_is_left_out(count, size, least, sizes):
     for shuffle in (True, False):
@@ -455,7 +542,10 @@ def test_a_last_batch_with_too_few_rows_is_left_out(count, size, least, sizes):
 
 def test_rows_left_out_of_one_epoch_are_in_another():
     batches = data.EpochBatches((Rows(9),), 4, 0, True, "canonical", 2)
-    seen = [{row for _, positions in batches.order(epoch) for row in positions.tolist()} for epoch in range(6)]
+    seen = [
+        {row for _, positions in batches.order(epoch) for row in positions.tolist()}
+        for epoch in range(6)
+    ]
     assert all(len(rows) == 8 for rows in seen)
     assert set.union(*seen) == set(range(9))
 
@@ -491,11 +581,19 @@ with torch.no_grad():
 
 @pytest.mark.parity
 def test_parity_with_pypots(tmp_path):
-    """Encoder and loss of the reference, as PyPOTS carries it; in a process of its own: it writes to the home folder on import."""
+    """Encoder and loss of the reference, as PyPOTS carries it; in a process of its own: it writes
+    to the home folder on import.
+    """
     if importlib.util.find_spec("pypots") is None:
         pytest.skip("pypots is not installed: pip install 'bitimely[parity]'")
-    env = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    done = subprocess.run([sys.executable, "-c", PARITY], capture_output=True, text=True, env=env, check=False)
+    env = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PARITY], capture_output=True, text=True, env=env, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     states, size, *losses = json.loads(done.stdout.splitlines()[-1])
     assert states <= 1e-6 * size

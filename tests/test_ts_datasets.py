@@ -1,4 +1,6 @@
-"""Data sets in .ts files and their other forms: ts, ppg-dalia, ieee-ppg, bidmc; the bad inputs one by one; the real samples."""
+"""Data sets in .ts files and their other forms: ts, ppg-dalia, ieee-ppg, bidmc; the bad inputs one
+by one; the real samples.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,11 @@ def codes(report: dict[str, Any]) -> set[str]:
 
 def cases() -> list[str]:
     script = BAD_INPUTS / "make_bad_inputs.py"
-    return sorted(re.findall(r'"(TS\d\d-[\w-]+|SE0[1235678]-[\w-]+)"', script.read_text())) if script.is_file() else []
+    return (
+        sorted(re.findall(r'"(TS\d\d-[\w-]+|SE0[1235678]-[\w-]+)"', script.read_text()))
+        if script.is_file()
+        else []
+    )
 
 
 @pytest.fixture(scope="session")
@@ -69,11 +75,15 @@ def test_bad_inputs_exist(bad_inputs: dict[str, dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("name", cases())
-def test_bad_inputs_behave_as_their_manifest_states(bad_inputs: dict[str, dict[str, Any]], name: str, tmp_path: Path) -> None:
+def test_bad_inputs_behave_as_their_manifest_states(
+    bad_inputs: dict[str, dict[str, Any]], name: str, tmp_path: Path
+) -> None:
     case = bad_inputs[name]
     argv = case["command"]["argv"]
     source = Path(argv[2].format(dir=case["folder"]))
-    before = sorted((p.relative_to(case["folder"]), p.stat().st_size) for p in case["folder"].rglob("*"))
+    before = sorted(
+        (p.relative_to(case["folder"]), p.stat().st_size) for p in case["folder"].rglob("*")
+    )
     report = attempt(argv[1], source, tmp_path / "cache")
     verdicts = {"accept": {0}, "accept_warn": {0}, "quarantine": {3}, "fail": {4}}
     allowed = set(case["exits"]).union(*(verdicts[verdict] for verdict in case["alt"]))
@@ -82,20 +92,29 @@ def test_bad_inputs_behave_as_their_manifest_states(bad_inputs: dict[str, dict[s
         assert codes(report) & {case["reason"], *case["reason_alt"]}, report["reason_counts"]
         reported = json.dumps([*report["units"], *report["reasons"], report.get("message", "")])
         assert any(file in reported for file in case["names"])
-    assert sorted((p.relative_to(case["folder"]), p.stat().st_size) for p in case["folder"].rglob("*")) == before
+    assert (
+        sorted((p.relative_to(case["folder"]), p.stat().st_size) for p in case["folder"].rglob("*"))
+        == before
+    )
     for rows in report["rows"]:
         assert rows["seen"] == rows["used"] + rows["dropped"] + rows["quarantined"]
     assert attempt(argv[1], source, tmp_path / "cache")["reason_counts"] == report["reason_counts"]
 
 
-def test_good_cases_are_the_same_with_and_without_a_bad_one(bad_inputs: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+def test_good_cases_are_the_same_with_and_without_a_bad_one(
+    bad_inputs: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
     source = tmp_path / "raw"
     source.mkdir()
     for path in bad_inputs["TS06-dims-mismatch"]["folder"].iterdir():
         (source / path.name).write_bytes(path.read_bytes())
     report = attempt("ts", source, tmp_path / "cache")
     (rows,) = [rows for rows in report["rows"] if "TRAIN" in rows["file"]]
-    assert (report["exit_code"], rows["used"], rows["quarantined_by_reason"]) == (3, 5, {"dimensions": 1})
+    assert (report["exit_code"], rows["used"], rows["quarantined_by_reason"]) == (
+        3,
+        5,
+        {"dimensions": 1},
+    )
     found = {r.recording_id: r.signals[0].samples for r in open_cache(tmp_path / "cache").records()}
     raw = list(ts.read_cases(source / "PPGDalia_TRAIN.ts"))
     good = [case for case in raw if isinstance(case, ts.TsCase)]
@@ -105,7 +124,9 @@ def test_good_cases_are_the_same_with_and_without_a_bad_one(bad_inputs: dict[str
         np.testing.assert_array_equal(samples, case.channels[0])
 
 
-def test_a_mended_file_gives_the_cache_of_a_clean_ingest(bad_inputs: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+def test_a_mended_file_gives_the_cache_of_a_clean_ingest(
+    bad_inputs: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
     clean, raw = bad_inputs["TS00-control"]["folder"], tmp_path / "raw"
     raw.mkdir()
     for path in clean.iterdir():
@@ -113,9 +134,19 @@ def test_a_mended_file_gives_the_cache_of_a_clean_ingest(bad_inputs: dict[str, d
         (raw / path.name).write_text(text if "TEST" in path.name else text.replace(":60.5", ":nan"))
     assert attempt("ts", raw, tmp_path / "a")["exit_code"] == 3
     (raw / "PPGDalia_TRAIN.ts").write_bytes((clean / "PPGDalia_TRAIN.ts").read_bytes())
-    corrected, expected = attempt("ts", raw, tmp_path / "a"), attempt("ts", clean, tmp_path / "b", jobs=2)
+    corrected, expected = (
+        attempt("ts", raw, tmp_path / "a"),
+        attempt("ts", clean, tmp_path / "b", jobs=2),
+    )
     assert (corrected["exit_code"], corrected["content_sha256"]) == (0, expected["content_sha256"])
-    shards = [{name for name in manifests.read_manifest(tmp_path / cache)["files"] if name.startswith("recordings")} for cache in "ab"]
+    shards = [
+        {
+            name
+            for name in manifests.read_manifest(tmp_path / cache)["files"]
+            if name.startswith("recordings")
+        }
+        for cache in "ab"
+    ]
     assert shards[0] == shards[1]
 
 
@@ -123,13 +154,29 @@ def test_a_mended_file_gives_the_cache_of_a_clean_ingest(bad_inputs: dict[str, d
 
 
 def write_ts(
-    path: Path, series: Sequence[Sequence[np.ndarray]], labels: Sequence[Any], *, classes: Sequence[str] = (), equal: bool | None = None
+    path: Path,
+    series: Sequence[Sequence[np.ndarray]],
+    labels: Sequence[Any],
+    *,
+    classes: Sequence[str] = (),
+    equal: bool | None = None,
 ) -> None:
     lengths = {len(x) for case in series for x in case}
-    head = ["@problemName x", "@timeStamps false", "@missing false", f"@univariate {str(len(series[0]) == 1).lower()}"]
-    head += [f"@dimensions {len(series[0])}", f"@equalLength {str(len(lengths) == 1 if equal is None else equal).lower()}"]
+    head = [
+        "@problemName x",
+        "@timeStamps false",
+        "@missing false",
+        f"@univariate {str(len(series[0]) == 1).lower()}",
+    ]
+    head += [
+        f"@dimensions {len(series[0])}",
+        f"@equalLength {str(len(lengths) == 1 if equal is None else equal).lower()}",
+    ]
     head += [f"@classLabel true {' '.join(classes)}" if classes else "@targetlabel true", "@data"]
-    body = [":".join([",".join(f"{v:.6g}" for v in x) for x in case]) + f":{label}" for case, label in zip(series, labels, strict=True)]
+    body = [
+        ":".join([",".join(f"{v:.6g}" for v in x) for x in case]) + f":{label}"
+        for case, label in zip(series, labels, strict=True)
+    ]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join([*head, *body]) + "\n")
 
@@ -141,7 +188,9 @@ def cut_windows(long: np.ndarray, length: int, step: int) -> list[list[np.ndarra
 
 def splits_of(cache: Path) -> dict[str, tuple[str, str]]:
     """Recording -> (subject, split)."""
-    return {r.recording_id: (r.subject_id, r.attributes["split"]) for r in open_cache(cache).records()}
+    return {
+        r.recording_id: (r.subject_id, r.attributes["split"]) for r in open_cache(cache).records()
+    }
 
 
 @pytest.mark.parametrize("quantum", [1e-6, 0.5])  # the latter repeats values often
@@ -153,12 +202,18 @@ def test_cases_of_one_recording_are_found_in_any_order(tmp_path: Path, quantum: 
     test = [(i, case) for i, case in windows if i >= 7]
     train = [(i, case) for i, case in windows if i < 7]
     for name, part in (("TRAIN", train), ("TEST", test)):
-        write_ts(tmp_path / "raw" / f"W_{name}.ts", [case for _, case in part], [i for i, _ in part])
+        write_ts(
+            tmp_path / "raw" / f"W_{name}.ts", [case for _, case in part], [i for i, _ in part]
+        )
     report = attempt("ts", tmp_path / "raw", tmp_path / "cache")
     assert report["exit_code"] == 0
     assert not codes(report)
     found = splits_of(tmp_path / "cache")
-    truth = {f"W_{name}-{k + 1:06d}": i for name, part in (("TRAIN", train), ("TEST", test)) for k, (i, _) in enumerate(part)}
+    truth = {
+        f"W_{name}-{k + 1:06d}": i
+        for name, part in (("TRAIN", train), ("TEST", test))
+        for k, (i, _) in enumerate(part)
+    }
     pairs = {(truth[name], subject) for name, (subject, _) in found.items()}
     assert len(pairs) == 10 == len({subject for _, subject in pairs})
     assert {split for name, (_, split) in found.items() if "TEST" in name} == {"test"}
@@ -175,14 +230,21 @@ def test_files_that_split_inside_recordings_are_split_again(tmp_path: Path) -> N
     windows = [(i, case) for i, walk in enumerate(walks) for case in cut_windows(walk, 128, 32)]
     rng.shuffle(windows)  # type: ignore[arg-type]
     for name, part in (("TRAIN", windows[:100]), ("TEST", windows[100:])):
-        write_ts(tmp_path / "raw" / f"W_{name}.ts", [case for _, case in part], [i for i, _ in part])
+        write_ts(
+            tmp_path / "raw" / f"W_{name}.ts", [case for _, case in part], [i for i, _ in part]
+        )
     report = attempt("ts", tmp_path / "raw", tmp_path / "cache")
     assert codes(report) == {"duplicate_across_splits"}
     by_subject: dict[str, set[str]] = {}
     for subject, split in splits_of(tmp_path / "cache").values():
         by_subject.setdefault(subject, set()).add(split)
-    assert sorted(split for (split,) in by_subject.values()) == ["test", *["train"] * 8, "validation"]
-    tokens.build(tmp_path / "cache", out=tmp_path / "tokens")  # asserts that no subject stands in two splits
+    assert sorted(split for (split,) in by_subject.values()) == [
+        "test",
+        *["train"] * 8,
+        "validation",
+    ]
+    # asserts that no subject stands in two splits
+    tokens.build(tmp_path / "cache", out=tmp_path / "tokens")
 
 
 def test_flat_and_independent_series_join_nothing(tmp_path: Path) -> None:
@@ -201,7 +263,9 @@ def test_unequal_cases_are_filled_up_with_missing_values(tmp_path: Path) -> None
     write_ts(tmp_path / "raw" / "U_TRAIN.ts", series[:3], "aba", classes="ab")
     write_ts(tmp_path / "raw" / "U_TEST.ts", series[3:], "b", classes="ab", equal=False)
     assert attempt("ts", tmp_path / "raw", tmp_path / "cache")["exit_code"] == 0
-    made = tokens.build(tmp_path / "cache", view="classification", out=tmp_path / "tokens", normalise="none")
+    made = tokens.build(
+        tmp_path / "cache", view="classification", out=tmp_path / "tokens", normalise="none"
+    )
     assert (len(made), made.length, list(made.class_names)) == (4, 12, ["a", "b"])
     mask = made.mask(None)
     assert mask is not None
@@ -256,9 +320,18 @@ def test_real_problems(tmp_path: Path, folder: str, windows: int | None, view: s
 def dalia(subject: str, windows: int, seed: int) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     seconds = 8 + 2 * (windows - 1)
-    wrist = {"BVP": rng.normal(size=(seconds * 64, 1)), "ACC": rng.normal(size=(seconds * 32, 3)), "EDA": rng.normal(size=(seconds * 4, 1))}
+    wrist = {
+        "BVP": rng.normal(size=(seconds * 64, 1)),
+        "ACC": rng.normal(size=(seconds * 32, 3)),
+        "EDA": rng.normal(size=(seconds * 4, 1)),
+    }
     answers = {"AGE": 31, "Gender": " f", "NAME": "Somebody"}
-    return {"signal": {"wrist": wrist, "chest": {}}, "label": 60 + np.arange(windows) * 1.5, "questionnaire": answers, "subject": subject}
+    return {
+        "signal": {"wrist": wrist, "chest": {}},
+        "label": 60 + np.arange(windows) * 1.5,
+        "questionnaire": answers,
+        "subject": subject,
+    }
 
 
 def test_both_forms_of_ppg_dalia_give_the_same_windows(tmp_path: Path) -> None:
@@ -267,19 +340,30 @@ def test_both_forms_of_ppg_dalia_give_the_same_windows(tmp_path: Path) -> None:
     (tmp_path / "pickles" / "S1" / "S1.pkl").write_bytes(pickle.dumps(content, protocol=2))
     assert attempt("ppg-dalia", tmp_path / "pickles", tmp_path / "a")["exit_code"] == 0
     wrist = content["signal"]["wrist"]
-    series = [[wrist["BVP"][128 * i : 128 * i + 512, 0], *wrist["ACC"][64 * i : 64 * i + 256].T] for i in range(12)]
+    series = [
+        [wrist["BVP"][128 * i : 128 * i + 512, 0], *wrist["ACC"][64 * i : 64 * i + 256].T]
+        for i in range(12)
+    ]
     write_ts(tmp_path / "ts" / "PPGDalia_TRAIN.ts", series, content["label"].tolist())
     assert attempt("ppg-dalia", tmp_path / "ts", tmp_path / "b")["exit_code"] == 0
-    one, other = (tokens.build(tmp_path / name, out=tmp_path / f"{name}-tokens", normalise="none") for name in "ab")
+    one, other = (
+        tokens.build(tmp_path / name, out=tmp_path / f"{name}-tokens", normalise="none")
+        for name in "ab"
+    )
     assert list(one.channel_names) == ["PPG", "ACC x", "ACC y", "ACC z"]
     assert (one.rate, one.length, len(one), len(other)) == (32.0, 256, 12, 12)
     np.testing.assert_allclose(one.targets(None), content["label"], rtol=1e-6)
     np.testing.assert_allclose(one.values(None)[..., 1:], other.values(None)[..., 1:], atol=1e-5)
-    np.testing.assert_allclose(one.values(None)[3, 20:-20, 0], other.values(None)[3, 20:-20, 0], atol=0.05)  # the filter's edges differ
+    # the filter's edges differ
+    np.testing.assert_allclose(
+        one.values(None)[3, 20:-20, 0], other.values(None)[3, 20:-20, 0], atol=0.05
+    )
     assert len(set(other.subjects())) == 1
     (record,) = open_cache(tmp_path / "a").records()
     assert {key: record.attributes[key] for key in ("age", "sex")} == {"age": 31, "sex": "F"}
-    assert b"Somebody" not in b"".join(path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file())
+    assert b"Somebody" not in b"".join(
+        path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()
+    )
 
 
 @pytest.mark.parametrize(
@@ -293,7 +377,9 @@ def test_both_forms_of_ppg_dalia_give_the_same_windows(tmp_path: Path) -> None:
         ({"signal": 3}, Reason.SCHEMA),
     ],
 )
-def test_pickles_with_another_content_are_refused(tmp_path: Path, change: dict[str, Any], code: Reason) -> None:
+def test_pickles_with_another_content_are_refused(
+    tmp_path: Path, change: dict[str, Any], code: Reason
+) -> None:
     path = tmp_path / "S1.pkl"
     path.write_bytes(pickle.dumps(dalia("S1", 12, 0) | change, protocol=2))
     with pytest.raises(UserError) as caught:
@@ -323,14 +409,28 @@ def test_ieee_ppg(tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     walks = np.cumsum(rng.standard_normal((4, 5, 2000)), axis=-1)
     windows = [(i, case) for i, walk in enumerate(walks) for case in cut_windows(walk, 1000, 250)]
-    write_ts(tmp_path / "raw" / "IEEEPPG_TRAIN.ts", [c for i, c in windows if i < 3], [80 + i for i, _ in windows if i < 3])
+    write_ts(
+        tmp_path / "raw" / "IEEEPPG_TRAIN.ts",
+        [c for i, c in windows if i < 3],
+        [80 + i for i, _ in windows if i < 3],
+    )
     write_ts(tmp_path / "raw" / "IEEEPPG_TEST.ts", [c for i, c in windows if i == 3], [70] * 5)
     assert attempt("ieee-ppg", tmp_path / "raw", tmp_path / "cache")["exit_code"] == 0
     made = tokens.build(tmp_path / "cache", out=tmp_path / "tokens")
     assert (made.channels, made.rate, made.length, len(set(made.subjects()))) == (5, 125.0, 1000, 4)
     assert (len(made["train"]), len(made["validation"]), len(made["test"])) == (10, 5, 5)
-    write_ts(tmp_path / "raw" / "IEEEPPG_TEST.ts", [[np.ones(1000)] * 3 + [np.ones(999)] * 2], [70], equal=False)
-    write_ts(tmp_path / "raw" / "IEEEPPG_TRAIN.ts", [c for i, c in windows if i < 3], [80] * 15, equal=False)
+    write_ts(
+        tmp_path / "raw" / "IEEEPPG_TEST.ts",
+        [[np.ones(1000)] * 3 + [np.ones(999)] * 2],
+        [70],
+        equal=False,
+    )
+    write_ts(
+        tmp_path / "raw" / "IEEEPPG_TRAIN.ts",
+        [c for i, c in windows if i < 3],
+        [80] * 15,
+        equal=False,
+    )
     report = attempt("ieee-ppg", tmp_path / "raw", tmp_path / "other", max_bad=1.0)
     assert [rows["quarantined_by_reason"] for rows in report["rows"]] == [{"length": 1}, {}]
 
@@ -353,27 +453,47 @@ def write_bidmc(folder: Path, seconds: int = 60) -> None:
     (folder / "bidmc_02_Numerics.csv").write_text("Time [s], HR, SpO2\n" + "\n".join(lines) + "\n")
     breaths = [f"{k * 500},{k * 500 + 10 if k < 12 else ''}" for k in range(15)]
     (folder / "bidmc_02_Breaths.csv").write_text(
-        "breaths ann1 [signal sample no], breaths ann2 [signal sample no]\n" + "\n".join(breaths) + "\n"
+        "breaths ann1 [signal sample no], breaths ann2 [signal sample no]\n"
+        + "\n".join(breaths)
+        + "\n"
     )
 
 
 def test_bidmc_in_tables_gives_every_view(tmp_path: Path) -> None:
     write_bidmc(tmp_path / "raw")
     report = attempt("bidmc", tmp_path / "raw", tmp_path / "cache")
-    assert (report["exit_code"], [u["unit"] for u in report["units"]], codes(report)) == (0, ["bidmc_02"], {"missing_values"})
-    found = {(reason["file"], reason["field"]): reason["count"] for unit in report["units"] for reason in unit["reasons"]}
+    assert (report["exit_code"], [u["unit"] for u in report["units"]], codes(report)) == (
+        0,
+        ["bidmc_02"],
+        {"missing_values"},
+    )
+    found = {
+        (reason["file"], reason["field"]): reason["count"]
+        for unit in report["units"]
+        for reason in unit["reasons"]
+    }
     assert found == {("bidmc_02_Breaths.csv", "ann2"): 3, ("bidmc_02_Numerics.csv", "SpO2"): 20}
     made = {
-        view: tokens.build(tmp_path / "cache", view=view, out=tmp_path / f"t{view}", normalise="none") for view in ("", "rr", "hr", "spo2")
+        view: tokens.build(
+            tmp_path / "cache", view=view, out=tmp_path / f"t{view}", normalise="none"
+        )
+        for view in ("", "rr", "hr", "spo2")
     }
     assert len(made[""]) == 1
     starts = np.arange(10) * 3
     assert made["hr"].index["start"].to_list() == starts.tolist()
-    np.testing.assert_allclose(made["hr"].targets(None), [np.mean(70 + np.arange(t, t + 32) / 10) for t in starts], rtol=1e-5)
+    np.testing.assert_allclose(
+        made["hr"].targets(None),
+        [np.mean(70 + np.arange(t, t + 32) / 10) for t in starts],
+        rtol=1e-5,
+    )
     np.testing.assert_allclose(made["rr"].targets(None), 15.0, rtol=1e-6)  # a breath every 4 s
-    assert made["spo2"].index["start"].to_list() == [6, 9, 12, 15, 18, 21, 24, 27]  # sixteen of 32 seconds known
+    # sixteen of 32 seconds known
+    assert made["spo2"].index["start"].to_list() == [6, 9, 12, 15, 18, 21, 24, 27]
     ppg, ecg, _ = numbers(60)
-    np.testing.assert_allclose(made["hr"].values(None)[4], np.stack([ppg, ecg], -1)[1500:5500], atol=1e-5)
+    np.testing.assert_allclose(
+        made["hr"].values(None)[4], np.stack([ppg, ecg], -1)[1500:5500], atol=1e-5
+    )
 
 
 def copy_as(folder: Path, number: int, to: Path) -> None:
@@ -403,10 +523,16 @@ def test_the_patients_are_those_of_the_published_files() -> None:
     folder = require_sample(SAMPLES / "complete" / "bidmc")
     patients: dict[str, list[str]] = {}
     for path in sorted((folder / "bidmc_csv").glob("*_Fix.txt")):
-        subject = next(line for line in path.read_text().splitlines() if line.startswith("MIMIC II matched wdb ID"))
+        subject = next(
+            line
+            for line in path.read_text().splitlines()
+            if line.startswith("MIMIC II matched wdb ID")
+        )
         patients.setdefault(subject, []).append(path.name[:8])
     assert len(patients) == 46
-    assert {name: same[0] for same in patients.values() for name in same} == {name: bidmc.find_patient(name) for name in bidmc.RECORDINGS}
+    assert {name: same[0] for same in patients.values() for name in same} == {
+        name: bidmc.find_patient(name) for name in bidmc.RECORDINGS
+    }
 
 
 def test_copies_of_bidmc_are_used_once_or_not_at_all(tmp_path: Path) -> None:
@@ -414,35 +540,59 @@ def test_copies_of_bidmc_are_used_once_or_not_at_all(tmp_path: Path) -> None:
     copy_as(tmp_path / "raw" / "bidmc_csv", 3, tmp_path / "raw" / "bidmc_csv")
     shutil.copytree(tmp_path / "raw" / "bidmc_csv", tmp_path / "raw" / "old")
     report = attempt("bidmc", tmp_path / "raw", tmp_path / "cache")
-    assert (report["exit_code"], len(report["units"]), codes(report)) == (0, 2, {"missing_values", "duplicates"})
+    assert (report["exit_code"], len(report["units"]), codes(report)) == (
+        0,
+        2,
+        {"missing_values", "duplicates"},
+    )
     other = tmp_path / "raw" / "old" / "bidmc_02_Numerics.csv"
     other.write_text(other.read_text().replace(",97", ",70"))
     report = attempt("bidmc", tmp_path / "raw", tmp_path / "cache")
     assert report["exit_code"] == 3
     (unit,) = [unit for unit in report["units"] if unit["status"] == "quarantined"]
     named = {reason["file"] for reason in unit["reasons"]}
-    assert (unit["unit"], named) == ("bidmc_02", {"bidmc_csv/bidmc_02_Numerics.csv", "old/bidmc_02_Numerics.csv"})
+    assert (unit["unit"], named) == (
+        "bidmc_02",
+        {"bidmc_csv/bidmc_02_Numerics.csv", "old/bidmc_02_Numerics.csv"},
+    )
 
 
 def test_a_part_of_a_recording_has_the_labels_of_its_time(tmp_path: Path) -> None:
-    """Signals from the 30th second on; breaths and numbers are counted from the beginning of the whole."""
+    """Signals from the 30th second on; breaths and numbers are counted from the beginning of the
+    whole.
+    """
     write_bidmc(tmp_path / "raw", 100)
     folder = tmp_path / "raw"
     (folder / "bidmc_02_Breaths.csv").write_text(
-        "breaths ann1, breaths ann2\n" + "\n".join(f"{x},{x}" for x in range(0, 3750, 250)) + "\n4250,4250\n4750,4750\n"
+        "breaths ann1, breaths ann2\n"
+        + "\n".join(f"{x},{x}" for x in range(0, 3750, 250))
+        + "\n4250,4250\n4750,4750\n"
     )
     signals = folder / "bidmc_02_Signals.csv"
     head, *rows = signals.read_text().splitlines()
     signals.write_text("\n".join([head, *rows[3750:]]) + "\n")
     report = attempt("bidmc", folder, tmp_path / "cache")
-    assert (report["exit_code"], codes(report)) == (0, {"timestamps", "missing_values", "annotation_out_of_range"})
-    made = {view: tokens.build(tmp_path / "cache", view=view, out=tmp_path / view, normalise="none") for view in ("hr", "rr")}
+    assert (report["exit_code"], codes(report)) == (
+        0,
+        {"timestamps", "missing_values", "annotation_out_of_range"},
+    )
+    made = {
+        view: tokens.build(tmp_path / "cache", view=view, out=tmp_path / view, normalise="none")
+        for view in ("hr", "rr")
+    }
     starts = np.arange(13) * 3
-    np.testing.assert_allclose(made["hr"].targets(None), [np.mean(70 + np.arange(t, t + 32) / 10) for t in 30 + starts], rtol=1e-5)
-    np.testing.assert_allclose(made["rr"].targets(None)[:2], 15.0, rtol=1e-6)  # breaths at 34 and 38 s alone
+    np.testing.assert_allclose(
+        made["hr"].targets(None),
+        [np.mean(70 + np.arange(t, t + 32) / 10) for t in 30 + starts],
+        rtol=1e-5,
+    )
+    # breaths at 34 and 38 s alone
+    np.testing.assert_allclose(made["rr"].targets(None)[:2], 15.0, rtol=1e-6)
 
 
-def write_wfdb(folder: Path, name: str, rate: int, signals: dict[str, tuple[np.ndarray, int, str]]) -> None:
+def write_wfdb(
+    folder: Path, name: str, rate: int, signals: dict[str, tuple[np.ndarray, int, str]]
+) -> None:
     """A record of format 16: name -> values, steps a unit, unit."""
     digital = np.stack([np.round(x * gain) for x, gain, _ in signals.values()], -1).astype("<i2")
     lines = [f"{name} {len(signals)} {rate} {len(digital)}"]
@@ -456,13 +606,19 @@ def write_wfdb(folder: Path, name: str, rate: int, signals: dict[str, tuple[np.n
 def test_bidmc_in_wfdb_gives_the_same_labels(tmp_path: Path) -> None:
     ppg, ecg, hr = numbers(60)
     (tmp_path / "raw").mkdir()
-    write_wfdb(tmp_path / "raw", "bidmc02", 125, {"PLETH,": (ppg, 1000, "NU"), "II,": (ecg, 1000, "mV")})
+    write_wfdb(
+        tmp_path / "raw", "bidmc02", 125, {"PLETH,": (ppg, 1000, "NU"), "II,": (ecg, 1000, "mV")}
+    )
     write_wfdb(tmp_path / "raw", "bidmc02n", 1, {"HR,": (hr, 100, "bpm")})
     report = attempt("bidmc", tmp_path / "raw", tmp_path / "cache")
     assert (report["exit_code"], [u["unit"] for u in report["units"]]) == (0, ["bidmc_02"])
     assert codes(report) == {"unmatched_labels"}  # no breaths, no SpO2
     made = tokens.build(tmp_path / "cache", view="hr", out=tmp_path / "t", normalise="none")
-    np.testing.assert_allclose(made.targets(None), [np.mean(70 + np.arange(t, t + 32) / 10) for t in np.arange(10) * 3], rtol=1e-4)
+    np.testing.assert_allclose(
+        made.targets(None),
+        [np.mean(70 + np.arange(t, t + 32) / 10) for t in np.arange(10) * 3],
+        rtol=1e-4,
+    )
     (tmp_path / "raw" / "bidmc02.dat").unlink()
     report = attempt("bidmc", tmp_path / "raw", tmp_path / "cache")
     assert (report["exit_code"], codes(report)) == (4, {"missing_signal_file"})
@@ -472,12 +628,21 @@ def test_bidmc_problems_share_their_recordings(tmp_path: Path) -> None:
     rng = np.random.default_rng(4)
     walks = np.cumsum(rng.standard_normal((3, 2, 6000)), axis=-1)
     for kind, low in (("RR", 12), ("HR", 60)):
-        windows = [(i, case) for i, walk in enumerate(walks) for case in cut_windows(walk, 4000, 500)]
+        windows = [
+            (i, case) for i, walk in enumerate(walks) for case in cut_windows(walk, 4000, 500)
+        ]
         for name, keep in (("TRAIN", (0, 1)), ("TEST", (2,))):
             part = [(i, case) for i, case in windows if i in keep]
-            write_ts(tmp_path / "raw" / f"BIDMC32{kind}_{name}.ts", [case for _, case in part], [low + i for i, _ in part])
+            write_ts(
+                tmp_path / "raw" / f"BIDMC32{kind}_{name}.ts",
+                [case for _, case in part],
+                [low + i for i, _ in part],
+            )
     assert attempt("bidmc", tmp_path / "raw", tmp_path / "cache")["exit_code"] == 0
-    made = {view: tokens.build(tmp_path / "cache", view=view, out=tmp_path / view) for view in ("rr", "hr")}
+    made = {
+        view: tokens.build(tmp_path / "cache", view=view, out=tmp_path / view)
+        for view in ("rr", "hr")
+    }
     assert sorted(made["rr"].targets(None).tolist()) == sorted([12.0] * 5 + [13.0] * 5 + [14.0] * 5)
     assert set(made["rr"].subjects()) == set(made["hr"].subjects())
     assert len(set(made["rr"].subjects())) == 3
@@ -494,7 +659,9 @@ def test_bidmc_problems_share_their_recordings(tmp_path: Path) -> None:
         ("Time [s]", "t", "schema"),
     ],
 )
-def test_bidmc_tables_with_faults_are_quarantined(tmp_path: Path, old: str, new: str, code: str) -> None:
+def test_bidmc_tables_with_faults_are_quarantined(
+    tmp_path: Path, old: str, new: str, code: str
+) -> None:
     write_bidmc(tmp_path / "raw", 40)
     path = tmp_path / "raw" / "bidmc_02_Signals.csv"
     path.write_text(path.read_text().replace(old, new, 1))
@@ -522,19 +689,33 @@ def test_breaths_by_hand() -> None:
 
 
 @pytest.mark.parametrize("absent", ["NaN", "nan", ""])
-def test_breaths_that_one_annotator_lacks_are_a_warning_with_counts(tmp_path: Path, absent: str) -> None:
+def test_breaths_that_one_annotator_lacks_are_a_warning_with_counts(
+    tmp_path: Path, absent: str
+) -> None:
     write_bidmc(tmp_path / "raw", 100)
     rows = [[f"{k * 500}", f"{k * 500 + 10}"] for k in range(25)]  # a breath every 4 s
     for k in (4, *range(8, 25)):
         rows[k][1] = absent
-    lines = ["breaths ann1 [signal sample no], breaths ann2 [signal sample no]", *(",".join(row) for row in rows)]
+    lines = [
+        "breaths ann1 [signal sample no], breaths ann2 [signal sample no]",
+        *(",".join(row) for row in rows),
+    ]
     (tmp_path / "raw" / "bidmc_02_Breaths.csv").write_text("\n".join(lines) + "\n")
     report = attempt("bidmc", tmp_path / "raw", tmp_path / "cache")
     assert report["exit_code"] == 0
-    found = [reason for unit in report["units"] for reason in unit["reasons"] if reason["field"] == "ann2"]
-    assert [(reason["level"], reason["count"]) for reason in found] == [("warning", 17), ("warning", 1)]
+    found = [
+        reason
+        for unit in report["units"]
+        for reason in unit["reasons"]
+        if reason["field"] == "ann2"
+    ]
+    assert [(reason["level"], reason["count"]) for reason in found] == [
+        ("warning", 17),
+        ("warning", 1),
+    ]
     made = tokens.build(tmp_path / "cache", view="rr", out=tmp_path / "t", normalise="none")
-    np.testing.assert_allclose(made.targets(None), 15.0, rtol=1e-6)  # neither the gap nor the early end changes the rate
+    # neither the gap nor the early end changes the rate
+    np.testing.assert_allclose(made.targets(None), 15.0, rtol=1e-6)
 
 
 @pytest.mark.long
@@ -542,7 +723,11 @@ def test_all_real_recordings_of_bidmc_are_published(tmp_path: Path) -> None:
     """Labels against the tables as pandas reads them."""
     folder = require_sample(SAMPLES / "complete" / "bidmc")
     report = attempt("bidmc", folder, tmp_path / "cache")
-    assert (report["exit_code"], report["counts"]["quarantined"], len(report["units"])) == (0, 0, 53)
+    assert (report["exit_code"], report["counts"]["quarantined"], len(report["units"])) == (
+        0,
+        0,
+        53,
+    )
     lost = {
         (unit["unit"], reason["field"]): reason["count"]
         for unit in report["units"]
@@ -558,13 +743,23 @@ def test_all_real_recordings_of_bidmc_are_published(tmp_path: Path) -> None:
             assert lost.get((name, f"ann{i}"), 0) == breaths[column].isna().sum()
         windows = [(t, t + 32) for t in range(0, 449, 3)]
         for key, column in (("hr", "HR"), ("spo2", "SpO2")):
-            parts = [numerics[column][(numerics["Time [s]"] >= a) & (numerics["Time [s]"] < b)] for a, b in windows]
+            parts = [
+                numerics[column][(numerics["Time [s]"] >= a) & (numerics["Time [s]"] < b)]
+                for a, b in windows
+            ]
             expected = [part.mean() if part.notna().sum() >= 16 else np.nan for part in parts]
             np.testing.assert_allclose(signals[key], expected, rtol=1e-5)
         rates = []
         for a, b in windows:
-            inside = [times[(times >= 125 * a) & (times < 125 * b)].dropna() for _, times in breaths.items()]
-            found = [60 * 125 * (len(times) - 1) / (times.max() - times.min()) for times in inside if len(times) > 1]
+            inside = [
+                times[(times >= 125 * a) & (times < 125 * b)].dropna()
+                for _, times in breaths.items()
+            ]
+            found = [
+                60 * 125 * (len(times) - 1) / (times.max() - times.min())
+                for times in inside
+                if len(times) > 1
+            ]
             rates.append(np.mean(found) if found else np.nan)
         np.testing.assert_allclose(signals["rr"], rates, rtol=1e-5)
 
@@ -572,5 +767,7 @@ def test_all_real_recordings_of_bidmc_are_published(tmp_path: Path) -> None:
 def test_readers_return_what_the_cache_takes(tmp_path: Path) -> None:
     write_bidmc(tmp_path / "raw", 40)
     files = {kind: f"bidmc_02_{kind}.csv" for kind in ("Signals", "Breaths", "Numerics")}
-    assert isinstance(bidmc.read_recording("bidmc_02", scan_folder(tmp_path / "raw"), files, "train"), Record)
+    assert isinstance(
+        bidmc.read_recording("bidmc_02", scan_folder(tmp_path / "raw"), files, "train"), Record
+    )
     assert Records(records=[]).rows == []

@@ -13,7 +13,14 @@ from torch.nn import functional as F
 from bitimely_core import heads, models, objectives
 from bitimely_core.types import Batch
 from bitimely_core.zoo import contrast as comparing
-from bitimely_core.zoo.contrast import AugmentationConfig, add_jitter, count_map_steps, nt_xent, permute_segments, scale_timesteps
+from bitimely_core.zoo.contrast import (
+    AugmentationConfig,
+    add_jitter,
+    count_map_steps,
+    nt_xent,
+    permute_segments,
+    scale_timesteps,
+)
 from bitimely_core.zoo.ts_tcc import contrast_future
 
 torch.set_num_threads(1)
@@ -30,18 +37,27 @@ def by_hand(trunk, first, x):
     """The three blocks on [V, T] in eval mode, by torch's own layers: no masks, no adapters."""
     for at, conv in enumerate((first, *trunk.convs)):
         plain = nn.Conv1d(
-            conv.in_channels, conv.out_channels, conv.kernel_size[0], conv.stride, conv.kernel_size[0] // 2, bias=False
+            conv.in_channels,
+            conv.out_channels,
+            conv.kernel_size[0],
+            conv.stride,
+            conv.kernel_size[0] // 2,
+            bias=False,
         ).double()
         plain.weight.copy_(conv.weight)
         y, norm = plain(x[None])[0], trunk.norms[at]
-        y = (y - norm.running_mean[:, None]) / (norm.running_var[:, None] + 1e-5).sqrt() * norm.weight[:, None] + norm.bias[:, None]
+        y = (y - norm.running_mean[:, None]) / (
+            norm.running_var[:, None] + 1e-5
+        ).sqrt() * norm.weight[:, None] + norm.bias[:, None]
         y = torch.cat((torch.full((len(y), 1), -math.inf, dtype=y.dtype), y.clamp(min=0)), 1)
         y = F.pad(y, (0, y.shape[1] % 2), value=-math.inf)
         x = y.unflatten(1, (-1, 2)).amax(2)
     return x
 
 
-@pytest.mark.parametrize(("kernel", "stride", "length"), [(25, 3, 100), (8, 1, 50), (8, 2, 33), (7, 3, 8)])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "length"), [(25, 3, 100), (8, 1, 50), (8, 2, 33), (7, 3, 8)]
+)
 def test_it_equals_its_formulas(kernel, stride, length):
     model = tiny(length=length, first_kernel=kernel, first_stride=stride).double()
     for name, buffer in model.named_buffers():
@@ -59,10 +75,15 @@ def test_it_equals_its_formulas(kernel, stride, length):
         torch.testing.assert_close(encoded.pooled[row], wanted.T.flatten(), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize(("length", "kernel", "stride", "steps", "ahead"), [(3000, 25, 3, 127, 50), (128, 8, 1, 18, 7), (178, 8, 1, 24, 9)])
+@pytest.mark.parametrize(
+    ("length", "kernel", "stride", "steps", "ahead"),
+    [(3000, 25, 3, 127, 50), (128, 8, 1, 18, 7), (178, 8, 1, 24, 9)],
+)
 def test_the_map_is_as_long_as_the_papers_data_sets_have_it(length, kernel, stride, steps, ahead):
     """Sleep-EDF 127, HAR 18, Epilepsy 24."""
-    model = models.build("ts-tcc", preset="18m", length=length, first_kernel=kernel, first_stride=stride)
+    model = models.build(
+        "ts-tcc", preset="18m", length=length, first_kernel=kernel, first_stride=stride
+    )
     assert model.adapter.tokenizer.count(length) == steps
     assert model.pooled_width == 128 * steps
     assert model.config.ahead == ahead  # of the paper: 50, 6, 10
@@ -74,7 +95,10 @@ def test_the_parameters_are_counted_by_hand():
     layer = 4 * 64 + 3 * 64 * 64 + 64 * 64 + 64 + 2 * (64 * 64 + 64)
     context = 128 * 64 + 64 + 64 + 4 * layer
     ahead, projection = 50 * (64 * 128 + 128), 64 * 64 + 64 + 2 * 64 + 64 * 32 + 32
-    assert models.count_parameters(models.build("ts-tcc", preset="18m")) == encoder + context + ahead + projection
+    assert (
+        models.count_parameters(models.build("ts-tcc", preset="18m"))
+        == encoder + context + ahead + projection
+    )
 
 
 def test_other_lengths_give_other_vectors_and_survive_saving(tmp_path):
@@ -82,8 +106,11 @@ def test_other_lengths_give_other_vectors_and_survive_saving(tmp_path):
     assert model.reset_adapter(channels=3, length=20) == []
     assert model(Batch(torch.randn(2, 20, 3))).pooled.shape == (2, model.pooled_width)
     model.save(tmp_path)
-    assert models.load(tmp_path).pooled_width == model.pooled_width  # though fewer steps are left than it predicts
-    assert torch.isfinite(objectives.get()(model.train(), Batch(torch.randn(4, 20, 3)), seeded())["loss"])
+    # though fewer steps are left than it predicts
+    assert models.load(tmp_path).pooled_width == model.pooled_width
+    assert torch.isfinite(
+        objectives.get()(model.train(), Batch(torch.randn(4, 20, 3)), seeded())["loss"]
+    )
 
 
 def test_the_context_reads_the_past_alone_and_no_order():
@@ -106,7 +133,9 @@ def test_attention_of_the_context_is_divided_by_the_full_width():
         out.append(weights @ v[0, :, part])
     mixed = x + torch.cat(out, -1) @ layer.merge.weight.T + layer.merge.bias
     inner = (layer.norm_ffn(mixed) @ layer.first.weight.T + layer.first.bias).clamp(min=0)
-    torch.testing.assert_close(layer(x, None)[0], mixed + inner @ layer.out.weight.T + layer.out.bias)
+    torch.testing.assert_close(
+        layer(x, None)[0], mixed + inner @ layer.out.weight.T + layer.out.bias
+    )
 
 
 # -------------------------------------------------------------------------------------------------------------- augmentations
@@ -161,7 +190,10 @@ def test_padding_stays_where_it_is_and_missing_samples_go_with_their_values():
 
 def test_rows_are_drawn_one_by_one():
     x = torch.randn(4, 40, 2)
-    assert torch.equal(permute_segments(Batch(x), 8, seeded()).values[0], permute_segments(Batch(x[:1]), 8, seeded()).values[0])
+    assert torch.equal(
+        permute_segments(Batch(x), 8, seeded()).values[0],
+        permute_segments(Batch(x[:1]), 8, seeded()).values[0],
+    )
 
 
 # -------------------------------------------------------------------------------------------------------------- contrasts
@@ -171,7 +203,9 @@ def test_rows_are_drawn_one_by_one():
 def test_nt_xent_equals_its_formula(block, monkeypatch):
     """Also as cross-entropy on the matrix of cosines with -inf on the diagonal."""
     monkeypatch.setattr(comparing, "BLOCK", block)
-    first, second = (torch.randn(5, 7, dtype=torch.float64, generator=seeded(s)) * 3 for s in (0, 1))
+    first, second = (
+        torch.randn(5, 7, dtype=torch.float64, generator=seeded(s)) * 3 for s in (0, 1)
+    )
     both = [row.tolist() for row in (*first, *second)]
 
     def cosine(a, b):
@@ -184,13 +218,18 @@ def test_nt_xent_equals_its_formula(block, monkeypatch):
     assert float(nt_xent(first, second)) == pytest.approx(wanted, rel=1e-12)
     unit = F.normalize(torch.cat((first, second)), dim=-1)
     matrix = (unit @ unit.T / 0.2).fill_diagonal_(-torch.inf)
-    assert float(nt_xent(first, second)) == pytest.approx(float(F.cross_entropy(matrix, torch.arange(10).roll(5))), rel=1e-12)
-    torch.testing.assert_close(nt_xent(first * 4, second), nt_xent(first, second))  # cosines: sizes do not matter
+    assert float(nt_xent(first, second)) == pytest.approx(
+        float(F.cross_entropy(matrix, torch.arange(10).roll(5))), rel=1e-12
+    )
+    # cosines: sizes do not matter
+    torch.testing.assert_close(nt_xent(first * 4, second), nt_xent(first, second))
     torch.testing.assert_close(nt_xent(second, first), nt_xent(first, second))
 
 
 def test_the_future_is_found_among_the_rows():
-    future, predicted = (torch.randn(4, 3, 6, dtype=torch.float64, generator=seeded(s)) for s in (0, 1))
+    future, predicted = (
+        torch.randn(4, 3, 6, dtype=torch.float64, generator=seeded(s)) for s in (0, 1)
+    )
     there = torch.ones(4, 3, dtype=torch.bool)
     there[1, 2] = there[3, 1:] = False
     for mask in (None, there):
@@ -200,7 +239,9 @@ def test_the_future_is_found_among_the_rows():
                 if mask is None or mask[i, k]:
                     scores = [float(future[i, k] @ predicted[j, k]) for j in range(4)]
                     terms.append(math.log(sum(math.exp(s) for s in scores)) - scores[i])
-        assert float(contrast_future(future, predicted, mask)) == pytest.approx(sum(terms) / len(terms), rel=1e-12)
+        assert float(contrast_future(future, predicted, mask)) == pytest.approx(
+            sum(terms) / len(terms), rel=1e-12
+        )
 
 
 def test_the_loss_has_its_weights_and_reads_past_and_future_of_different_views(monkeypatch):
@@ -209,16 +250,24 @@ def test_the_loss_has_its_weights_and_reads_past_and_future_of_different_views(m
 
     calls = []
     monkeypatch.setattr(
-        own, "contrast_future", lambda future, predicted, there=None: calls.append((future, predicted)) or torch.tensor(2.0)
+        own,
+        "contrast_future",
+        lambda future, predicted, there=None: (
+            calls.append((future, predicted)) or torch.tensor(2.0)
+        ),
     )
     monkeypatch.setattr(comparing, "nt_xent", lambda a, b: torch.tensor(3.0))
     model = tiny(length=200, ahead=5)
     seen, maps = [], []
     model.context.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-    model.trunk.register_forward_hook(lambda module, args, out: maps.append(F.normalize(out, dim=-1)))
+    model.trunk.register_forward_hook(
+        lambda module, args, out: maps.append(F.normalize(out, dim=-1))
+    )
     result = objectives.get("ts-tcc")(model, Batch(torch.randn(3, 200, 3)), seeded())
     assert float(result["loss"]) == pytest.approx(2 * 2.0 + 0.7 * 3.0)
-    for past, (future, predicted), (mine, other) in zip(seen, calls, (maps, maps[::-1]), strict=True):
+    for past, (future, predicted), (mine, other) in zip(
+        seen, calls, (maps, maps[::-1]), strict=True
+    ):
         now = past.shape[1]
         assert torch.equal(past, mine[:, :now])
         assert torch.equal(future, other[:, now : now + 5])

@@ -30,7 +30,9 @@ tiny = partial(planted.tiny, "tst", length=20)
 
 @torch.no_grad()
 def of_torch(layer, x, padding, training):
-    """A layer of ours in the parts of torch: MultiheadAttention, Linear and BatchNorm1d, the norm over the real tokens."""
+    """A layer of ours in the parts of torch: MultiheadAttention, Linear and BatchNorm1d, the norm
+    over the real tokens.
+    """
     dim, heads_ = x.shape[2], layer.mix.heads
     attend = nn.MultiheadAttention(dim, heads_, batch_first=True).double().eval()
     attend.load_state_dict(
@@ -61,15 +63,24 @@ def test_it_equals_the_parts_of_torch(training):
     mask = torch.arange(20) < torch.tensor([[20], [13], [5]])
     linear = model.adapter.embedding
     with torch.no_grad():
-        state = (x * mask[..., None] @ linear.weight.T + linear.bias) * math.sqrt(64) + model.positions
+        state = (x * mask[..., None] @ linear.weight.T + linear.bias) * math.sqrt(
+            64
+        ) + model.positions
     wanted = []
     for layer in model.layers:
         state, maps = of_torch(layer, state, ~mask, training)
         wanted.append((state, maps))
     encoded = model.train(training)(Batch(x, mask=mask), attention=True)
-    for ours, map_, (theirs, their_map) in zip(encoded.hidden, encoded.attention, wanted, strict=True):
+    for ours, map_, (theirs, their_map) in zip(
+        encoded.hidden, encoded.attention, wanted, strict=True
+    ):
         torch.testing.assert_close(ours[mask], theirs[mask], rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(map_[mask[:, None].expand(-1, 4, -1)], their_map[mask[:, None].expand(-1, 4, -1)], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            map_[mask[:, None].expand(-1, 4, -1)],
+            their_map[mask[:, None].expand(-1, 4, -1)],
+            rtol=1e-9,
+            atol=1e-9,
+        )
 
 
 def test_predictions_and_vectors_read_gelu_of_the_states():
@@ -77,12 +88,16 @@ def test_predictions_and_vectors_read_gelu_of_the_states():
     batch = Batch(torch.randn(2, 20, 3), mask=torch.arange(20) < torch.tensor([[20], [12]]))
     states = F.gelu(model(batch).hidden[-1])
     linear = model.adapter.output["next"]
-    torch.testing.assert_close(model.output(model(batch).hidden[-1]), states @ linear.weight.T + linear.bias)
+    torch.testing.assert_close(
+        model.output(model(batch).hidden[-1]), states @ linear.weight.T + linear.bias
+    )
     head = heads.Classifier(model, outputs=4).eval()
     assert head.readout == "flatten"
     assert head.linear.in_features == 20 * 64
     states[1, 12:] = 0.0  # padding is 0 before it is flattened
-    torch.testing.assert_close(head(batch), states.flatten(1) @ head.linear.weight.T + head.linear.bias)
+    torch.testing.assert_close(
+        head(batch), states.flatten(1) @ head.linear.weight.T + head.linear.bias
+    )
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -92,12 +107,20 @@ def test_padding_changes_nothing(training):
     mask = torch.arange(20) < torch.tensor([[20], [13], [5]])
     for fill, more in ((0.0, 0), (7.0, 0), (torch.nan, 9)):
         model = lively(tiny(channels=2, length=32)).train(training)
-        values = F.pad(torch.where(mask[..., None], x, fill), (0, 0, 0, more), value=fill).requires_grad_()
+        values = F.pad(
+            torch.where(mask[..., None], x, fill), (0, 0, 0, more), value=fill
+        ).requires_grad_()
         encoded = model(Batch(values, mask=F.pad(mask, (0, more))))
         encoded.hidden[-1][encoded.mask].square().sum().backward()
         slope = values.grad[:, :20]
         assert (slope[~mask] == 0).all()
-        kept.append((encoded.hidden[-1][encoded.mask], slope, model.layers[2].norm_ffn.batch.running_mean.clone()))
+        kept.append(
+            (
+                encoded.hidden[-1][encoded.mask],
+                slope,
+                model.layers[2].norm_ffn.batch.running_mean.clone(),
+            )
+        )
     for other in kept[1:]:
         for a, b in zip(kept[0], other, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
@@ -117,7 +140,9 @@ def test_missing_values_are_neither_read_nor_targets():
 
 
 def machine(count, ratio, mean, draw):
-    """The two states step by step: p_stop(masked) = 1 / lm, p_stop(kept) = r / (1 - r) / lm, masked at the start with r."""
+    """The two states step by step: p_stop(masked) = 1 / lm, p_stop(kept) = r / (1 - r) / lm, masked
+    at the start with r.
+    """
     masked, out = draw() < ratio, []
     for _ in range(count):
         out.append(masked)
@@ -128,7 +153,9 @@ def machine(count, ratio, mean, draw):
 
 def lengths_of(rows):
     """Inner masked and kept runs: those at the ends are cut."""
-    inner = [[(state, len(list(group))) for state, group in itertools.groupby(row)][1:-1] for row in rows]
+    inner = [
+        [(state, len(list(group))) for state, group in itertools.groupby(row)][1:-1] for row in rows
+    ]
     return [[n for row in inner for state, n in row if state == wanted] for wanted in (True, False)]
 
 
@@ -136,18 +163,28 @@ def lengths_of(rows):
 def test_runs_are_those_of_the_two_state_machine(ratio):
     count, draw = 20_000, seeded(3)
     ours = draw_runs(count, 8, MaskedRunsConfig(ratio=ratio), seeded()).T.tolist()
-    slow = [machine(count, ratio, 3.0, lambda: float(torch.rand((), generator=draw))) for _ in range(1)]
+    slow = [
+        machine(count, ratio, 3.0, lambda: float(torch.rand((), generator=draw))) for _ in range(1)
+    ]
     assert sum(map(sum, ours)) / count / 8 == pytest.approx(ratio, abs=0.01)
-    for mine, theirs, mean in zip(lengths_of(ours), lengths_of(slow), (3.0, 3.0 * (1 - ratio) / ratio), strict=True):
+    for mine, theirs, mean in zip(
+        lengths_of(ours), lengths_of(slow), (3.0, 3.0 * (1 - ratio) / ratio), strict=True
+    ):
         assert sum(mine) / len(mine) == pytest.approx(mean, rel=0.03)
         assert sum(theirs) / len(theirs) == pytest.approx(mean, rel=0.1)
         for n in (1, 2, 5):  # geometric
-            assert sum(m == n for m in mine) / len(mine) == pytest.approx((1 - 1 / mean) ** (n - 1) / mean, abs=0.01)
+            assert sum(m == n for m in mine) / len(mine) == pytest.approx(
+                (1 - 1 / mean) ** (n - 1) / mean, abs=0.01
+            )
 
 
 def test_every_place_is_masked_as_often():
     config = MaskedRunsConfig(ratio=0.4)
-    share = torch.stack([draw_runs(12, 40, config, seeded(seed)) for seed in range(100)]).double().mean((0, 2))
+    share = (
+        torch.stack([draw_runs(12, 40, config, seeded(seed)) for seed in range(100)])
+        .double()
+        .mean((0, 2))
+    )
     assert share.tolist() == pytest.approx([0.4] * 12, abs=0.03)
 
 
@@ -163,7 +200,9 @@ def test_options_of_the_runs():
     alone = draw_runs(20_000, 3, MaskedRunsConfig(ratio=0.4, bernoulli=True), seeded())
     masked, _ = lengths_of(alone.T.tolist())
     assert sum(masked) / len(masked) == pytest.approx(1 / 0.6, rel=0.03)
-    together = objectives.get(concurrent=True)(tiny(), Batch(torch.randn(2, 20, 3)), seeded())["valid"]
+    together = objectives.get(concurrent=True)(tiny(), Batch(torch.randn(2, 20, 3)), seeded())[
+        "valid"
+    ]
     apart = objectives.get()(tiny(), Batch(torch.randn(2, 20, 3)), seeded())["valid"]
     assert (together.any(-1) == together.all(-1)).all()
     assert not (apart.any(-1) == apart.all(-1)).all()
@@ -179,7 +218,10 @@ def test_masked_values_are_zero_and_the_loss_is_the_mean_over_them():
     valid = result["valid"]
     assert torch.equal(seen["values"] == 0, valid)
     assert not valid[~mask].any()
-    errors = [float((result["prediction"][at] - x[at]).detach().square()) for at in map(tuple, valid.nonzero().tolist())]
+    errors = [
+        float((result["prediction"][at] - x[at]).detach().square())
+        for at in map(tuple, valid.nonzero().tolist())
+    ]
     assert float(result["loss"].detach()) == pytest.approx(sum(errors) / len(errors), rel=1e-5)
     assert int(result["count"]) == len(errors)
     again = objectives.get()(model, Batch(x[:1], mask=mask[:1]), seeded())["valid"]
@@ -195,7 +237,10 @@ def test_it_is_free_of_leaks():
     for name in ("", "masked"):
         for training in (False, True):
             found = leaking.measure_jacobian(
-                leaking._shrink_config(tiny(channels=2, length=40).config), objectives.get(name), 0, training=training
+                leaking._shrink_config(tiny(channels=2, length=40).config),
+                objectives.get(name),
+                0,
+                training=training,
             )
             assert found.own == found.beyond == 0 < found.allowed
 
@@ -207,12 +252,19 @@ def test_white_noise_stays_unpredicted():
 
 def test_sines_are_learned():
     torch.manual_seed(0)
-    model = models.build("tst", preset="tiny", channels=2, length=24, layers=2, positions="sinusoid")
+    model = models.build(
+        "tst", preset="tiny", channels=2, length=24, layers=2, positions="sinusoid"
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     draw, found = seeded(), []
     for _ in range(130):
-        phase, rate = 6.3 * torch.rand(16, 1, 2, generator=draw), 0.2 + 0.1 * torch.rand(16, 1, 2, generator=draw)
-        result = objectives.get(concurrent=True)(model, Batch(torch.sin(phase + rate * torch.arange(24)[None, :, None])), draw)
+        phase, rate = (
+            6.3 * torch.rand(16, 1, 2, generator=draw),
+            0.2 + 0.1 * torch.rand(16, 1, 2, generator=draw),
+        )
+        result = objectives.get(concurrent=True)(
+            model, Batch(torch.sin(phase + rate * torch.arange(24)[None, :, None])), draw
+        )
         optimizer.zero_grad()
         result["loss"].backward()
         optimizer.step()
@@ -244,5 +296,7 @@ def test_longer_windows_and_other_channels():
 
 def test_timestep_objectives_need_models_that_read_timesteps():
     with pytest.raises(UserError, match="timesteps") as caught:
-        objectives.get("masked-runs")(models.build("bitimelygpt", preset="tiny"), Batch(torch.randn(1, 40, 1)))
+        objectives.get("masked-runs")(
+            models.build("bitimelygpt", preset="tiny"), Batch(torch.randn(1, 40, 1))
+        )
     assert caught.value.exit_code == 2

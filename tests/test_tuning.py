@@ -37,12 +37,20 @@ def pretrained(home: Path, run: str, **more: Any) -> dict[str, Any]:
     """`run.json` of a small pre-training."""
     force_new = more.pop("force_new", False)
     flags = merge_layers(SMALL, more)
-    return read_run(workflows.pretrain(preset="tiny", flags=flags, run=run, workspace=home, force_new=force_new)["folder"])
+    return read_run(
+        workflows.pretrain(
+            preset="tiny", flags=flags, run=run, workspace=home, force_new=force_new
+        )["folder"]
+    )
 
 
 def finetuned(home: Path, run: str, **more: Any) -> dict[str, Any]:
     flags = merge_layers({"train": TRAIN, "data": {"limit": 24, "fraction": 1.0}}, more)
-    return read_run(workflows.finetune("base", data="synthetic/staging", flags=flags, run=run, workspace=home)["folder"])
+    return read_run(
+        workflows.finetune("base", data="synthetic/staging", flags=flags, run=run, workspace=home)[
+            "folder"
+        ]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +63,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_grid_is_half_a_decade_apart_around_the_rate() -> None:
     assert tuning.make_rate_grid(3, 1e-3) == (3.16e-4, 1e-3, 3.16e-3)
     assert tuning.make_rate_grid(4, 3e-4) == (9.49e-5, 3e-4, 9.49e-4, 3e-3)
-    assert tuning.make_rate_grid(2, 1 / 3000) == (1 / 3000, 1.05e-3), "the rate itself is tried as it is"
+    assert tuning.make_rate_grid(2, 1 / 3000) == (1 / 3000, 1.05e-3), (
+        "the rate itself is tried as it is"
+    )
     assert tuning.make_rate_grid((0.1, 0.01), 1e-3) == (0.01, 0.1)
 
 
@@ -64,15 +74,41 @@ def trial(lr: float, reason: str = "", **scores: float | None) -> TuningTrial:
 
 
 def test_the_best_wins_ties_go_on_and_what_diverged_loses() -> None:
-    assert tuning.select_trial([trial(1, rel=0.5, loss=9), trial(2, rel=0.4, loss=9)], LOWER_IS_BETTER) == (2, ("rel", "loss"))
-    assert tuning.select_trial([trial(1, accuracy=0.5, rel=0.5), trial(2, accuracy=0.6, rel=0.9)], LOWER_IS_BETTER)[0] == 2
-    assert tuning.select_trial([trial(1, loss=0.1, mae=3), trial(2, loss=0.2, mae=2)], LOWER_IS_BETTER) == (2, ("mae", "loss"))
-    assert tuning.select_trial([trial(1, accuracy=0.5, loss=0.5), trial(2, accuracy=0.5, loss=0.4)], LOWER_IS_BETTER)[0] == 2
-    assert tuning.select_trial([trial(1, accuracy=0.5, loss=0.5), trial(2, accuracy=0.5, loss=0.5)], LOWER_IS_BETTER)[0] == 1
-    assert tuning.select_trial([trial(1, auprc=None, loss=0.5), trial(2, auprc=0.9, loss=0.9)], LOWER_IS_BETTER) == (1, ("loss",))
-    assert tuning.select_trial([trial(1, rel=0.9), trial(2, "non-finite loss")], LOWER_IS_BETTER)[0] == 1
+    assert tuning.select_trial(
+        [trial(1, rel=0.5, loss=9), trial(2, rel=0.4, loss=9)], LOWER_IS_BETTER
+    ) == (2, ("rel", "loss"))
+    assert (
+        tuning.select_trial(
+            [trial(1, accuracy=0.5, rel=0.5), trial(2, accuracy=0.6, rel=0.9)], LOWER_IS_BETTER
+        )[0]
+        == 2
+    )
+    assert tuning.select_trial(
+        [trial(1, loss=0.1, mae=3), trial(2, loss=0.2, mae=2)], LOWER_IS_BETTER
+    ) == (2, ("mae", "loss"))
+    assert (
+        tuning.select_trial(
+            [trial(1, accuracy=0.5, loss=0.5), trial(2, accuracy=0.5, loss=0.4)], LOWER_IS_BETTER
+        )[0]
+        == 2
+    )
+    assert (
+        tuning.select_trial(
+            [trial(1, accuracy=0.5, loss=0.5), trial(2, accuracy=0.5, loss=0.5)], LOWER_IS_BETTER
+        )[0]
+        == 1
+    )
+    assert tuning.select_trial(
+        [trial(1, auprc=None, loss=0.5), trial(2, auprc=0.9, loss=0.9)], LOWER_IS_BETTER
+    ) == (1, ("loss",))
+    assert (
+        tuning.select_trial([trial(1, rel=0.9), trial(2, "non-finite loss")], LOWER_IS_BETTER)[0]
+        == 1
+    )
     with pytest.raises(UserError, match="all of 2 learning rates diverge: 1, 2") as caught:
-        tuning.select_trial([trial(1, "non-finite loss"), trial(2, "non-finite loss")], LOWER_IS_BETTER)
+        tuning.select_trial(
+            [trial(1, "non-finite loss"), trial(2, "non-finite loss")], LOWER_IS_BETTER
+        )
     assert (caught.value.code, caught.value.exit_code) == (Reason.NON_FINITE_LOSS, 4)
 
 
@@ -80,8 +116,11 @@ def test_the_tuned_run_is_the_run_with_that_rate(home: Path) -> None:
     body = pretrained(home, "tuned", tune=TUNE)
     record = body["tuning"]
     assert [one["lr"] for one in record["trials"]] == list(TUNE["rates"])
-    for one in record["trials"]:  # a trial is the training that the same settings make without --tune
-        alone = pretrained(home, f"alone-{one['lr']:g}", train={"lr": one["lr"], "steps": TUNE["steps"]})
+    # a trial is the training that the same settings make without --tune
+    for one in record["trials"]:
+        alone = pretrained(
+            home, f"alone-{one['lr']:g}", train={"lr": one["lr"], "steps": TUNE["steps"]}
+        )
         assert one["scores"] == {key: alone["final"]["validation"][key] for key in ("loss", "rel")}
     lowest = min(record["trials"], key=lambda one: one["scores"]["rel"])["lr"]
     assert record["lr"] == body["settings"]["train"]["lr"] == lowest
@@ -89,8 +128,13 @@ def test_the_tuned_run_is_the_run_with_that_rate(home: Path) -> None:
     folder = home / "runs" / "tuned"
     assert not list(folder.glob("tuning/*/checkpoints")) + list(folder.glob("tuning/*/model"))
     for page in ("model_card.md", "report.html"):
-        assert tuning.describe_tuning(TuningRecord.model_validate(record)).split(",")[0] in (folder / page).read_text()
-    again = workflows.pretrain(preset="tiny", flags=merge_layers(SMALL, {"tune": TUNE}), run="tuned", workspace=home)
+        assert (
+            tuning.describe_tuning(TuningRecord.model_validate(record)).split(",")[0]
+            in (folder / page).read_text()
+        )
+    again = workflows.pretrain(
+        preset="tiny", flags=merge_layers(SMALL, {"tune": TUNE}), run="tuned", workspace=home
+    )
     assert again["trained"] is False
     with pytest.raises(UserError, match=r"settings\.tune\.rates"):
         pretrained(home, "tuned", tune={**TUNE, "rates": (1e-4, 1e-2)})
@@ -102,12 +146,19 @@ def test_a_head_is_tuned_by_the_metric_of_its_task(home: Path) -> None:
     body = finetuned(home, "head", tune=TUNE)
     assert body["tuning"]["by"][0] == "accuracy"
     windows = tokens.open_tokens(home / "tokens" / "synthetic-staging")
-    kept = data.limit_windows(windows, DATA["limit"], 0)["validation"].index["window"]  # what a training with this limit sees
+    # what a training with this limit sees
+    kept = data.limit_windows(windows, DATA["limit"], 0)["validation"].index["window"]
     for one in body["tuning"]["trials"]:
         finetuned(home, "alone", train={"lr": one["lr"], "steps": TUNE["steps"]})
-        assert workflows.evaluate("alone", split="validation", bootstrap=0, workspace=home)["n"] == len(windows["validation"])
-        rows = pl.read_parquet(home / "runs" / "alone" / "predictions.parquet").filter(pl.col("window").is_in(kept.implode()))
-        assert one["scores"]["accuracy"] == pytest.approx((rows["target"] == rows["prediction"]).mean())
+        assert workflows.evaluate("alone", split="validation", bootstrap=0, workspace=home)[
+            "n"
+        ] == len(windows["validation"])
+        rows = pl.read_parquet(home / "runs" / "alone" / "predictions.parquet").filter(
+            pl.col("window").is_in(kept.implode())
+        )
+        assert one["scores"]["accuracy"] == pytest.approx(
+            (rows["target"] == rows["prediction"]).mean()
+        )
         shutil.rmtree(home / "runs" / "alone")
 
 
@@ -130,7 +181,11 @@ def test_no_test_window_is_within_reach(home: Path) -> None:
         return {"accuracy": float(len(views[0]["test"]))}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["bitimely_core.workflows.finetune"], "measure_task", lambda head, views, device: measure(head, views))
+        patch.setattr(
+            sys.modules["bitimely_core.workflows.finetune"],
+            "measure_task",
+            lambda head, views, device: measure(head, views),
+        )
         with pytest.raises(UserError, match="split to choose on") as caught:
             finetuned(home, "reads-test", tune=TUNE)
     assert measured == ["test"]
@@ -151,7 +206,9 @@ def test_a_rate_that_diverges_loses_and_says_why(home: Path) -> None:
 
 
 @pytest.mark.parametrize("stopped", ["in the second trial", "in the training"])
-def test_a_stopped_run_keeps_its_trials(home: Path, stopped: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_keeps_its_trials(
+    home: Path, stopped: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = f"stopped-{stopped.split()[-1]}"
     fit, fitted = loop.fit, []
 
@@ -203,26 +260,58 @@ def test_without_validation_windows_there_is_no_choice(
 
 
 @pytest.mark.slow
-def test_the_command_line_and_recipes(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_and_recipes(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     w = ["-w", str(home)]
-    common = ["pretrain", "--preset", "tiny", "--data", "synthetic/staging", "--set", "data.limit=24", "--batch-size", "8", "--json", *w]
+    common = [
+        "pretrain",
+        "--preset",
+        "tiny",
+        "--data",
+        "synthetic/staging",
+        "--set",
+        "data.limit=24",
+        "--batch-size",
+        "8",
+        "--json",
+        *w,
+    ]
     for wrong in ("1", "x", "1e-3", "1e-3,-1", "1e-3,1e-3"):
         assert main([*common, "--tune", wrong]) == 2
         assert "2 to 9" in capsys.readouterr().err
     assert main([*common, "--steps", "1000", "--tune", "3", "--dry-run"]) == 0
     planned = json.loads(capsys.readouterr().out)
     assert planned["tuning"]["steps"] == 100
-    assert planned["tuning"]["rates"] == pytest.approx([3e-4 * 10**-0.5, 3e-4, 3e-4 * 10**0.5], rel=1e-2)
+    assert planned["tuning"]["rates"] == pytest.approx(
+        [3e-4 * 10**-0.5, 3e-4, 3e-4 * 10**0.5], rel=1e-2
+    )
     assert planned["tuning"]["seconds"] == pytest.approx(300 * planned["seconds_per_step"])
     assert main([*common, "--steps", "30", "--tune", "2", "--dry-run"]) == 0
-    assert json.loads(capsys.readouterr().out)["tuning"]["steps"] == 30, "a trial is never longer than the training"
+    assert json.loads(capsys.readouterr().out)["tuning"]["steps"] == 30, (
+        "a trial is never longer than the training"
+    )
     recipe = tmp_path / "recipe.toml"
     recipe.write_text("[pretrain]\ntune = [1e-3, 1e-4]\n[finetune]\ntune = 3\n")
     assert main([*common, "--steps", "4", "--config", str(recipe), "--dry-run"]) == 0
     assert json.loads(capsys.readouterr().out)["tuning"]["rates"] == [1e-4, 1e-3]
-    tuned = ["finetune", "base", "--data", "synthetic/staging", "--batch-size", "8", "--config", str(recipe), "--dry-run", "--json", *w]
+    tuned = [
+        "finetune",
+        "base",
+        "--data",
+        "synthetic/staging",
+        "--batch-size",
+        "8",
+        "--config",
+        str(recipe),
+        "--dry-run",
+        "--json",
+        *w,
+    ]
     assert main(tuned) == 0
-    assert np.diff(np.log10(json.loads(capsys.readouterr().out)["tuning"]["rates"])) == pytest.approx([0.5, 0.5], abs=1e-2)
+    assert np.diff(
+        np.log10(json.loads(capsys.readouterr().out)["tuning"]["rates"])
+    ) == pytest.approx([0.5, 0.5], abs=1e-2)
     cell = RecipeStage.model_validate({"model": "gpt", "tune": 4}).flags()
     assert cell["tune"] == {"rates": 4}
 

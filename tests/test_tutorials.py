@@ -1,4 +1,6 @@
-"""The tutorials: every command runs from an empty folder within ten minutes of one core, and prints what the page shows."""
+"""The tutorials: every command runs from an empty folder within ten minutes of one core, and prints
+what the page shows.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,17 @@ def measure_children() -> float:
 def test_a_tutorial_runs_and_prints_what_it_shows(page: Path, tmp_path: Path) -> None:
     start, text = measure_children(), page.read_text()
     found = tutorials.run_page(text, tmp_path)
-    assert tutorials.hide_numbers(found) == tutorials.hide_numbers(text), "run: python docs/tutorials.py"
-    assert measure_children() - start < tutorials.LIMIT, "seconds of one core; on a busy machine the clock says more"
+    assert tutorials.hide_numbers(found) == tutorials.hide_numbers(text), (
+        "run: python docs/tutorials.py"
+    )
+    assert measure_children() - start < tutorials.LIMIT, (
+        "seconds of one core; on a busy machine the clock says more"
+    )
     sample = SAMPLES / "sleep-edf" / "sleep-cassette" / "SC4001E0-PSG.edf"
     if page.stem == "sleep" and sample.is_file():  # what the page says about nights of one's own
-        output = tutorials.run_command(f"bitimely predict tiny-staging '{sample}' --out own", tmp_path)
+        output = tutorials.run_command(
+            f"bitimely predict tiny-staging '{sample}' --out own", tmp_path
+        )
         assert "1 recordings in own" in output or "1 recording in own" in output
 
 
@@ -43,7 +51,9 @@ def test_there_is_a_tutorial_for_each_reader_with_outputs_of_all_its_blocks() ->
         assert len(blocks) >= 3
         for block in blocks:
             assert block.startswith(("$ bitimely ", "$ python "))
-            assert re.search(r"^(?!\$).", block, flags=re.M), "a block without output; run: python docs/tutorials.py"
+            assert re.search(r"^(?!\$).", block, flags=re.M), (
+                "a block without output; run: python docs/tutorials.py"
+            )
 
 
 def test_the_runner_stores_outputs_and_files_and_stops_at_a_fault(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Two processes on one workspace: the same command twice at once ends as once, or one of them ends with 7 and nothing is damaged."""
+"""Two processes on one workspace: the same command twice at once ends as once, or one of them ends
+with 7 and nothing is damaged.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,27 @@ from bitimely_core import storage
 from bitimely_core.errors import UserError
 
 STEPS = ["--steps", "1", "--batch-size", "8"]
-PRETRAIN = ["pretrain", "--preset", "tiny", "--data", "synthetic/staging", *STEPS, "--set", "model.tokenizer=patch"]
+PRETRAIN = [
+    "pretrain",
+    "--preset",
+    "tiny",
+    "--data",
+    "synthetic/staging",
+    *STEPS,
+    "--set",
+    "model.tokenizer=patch",
+]
 FINETUNE = ["finetune", "tiny", "--data", "synthetic/staging", "--fraction", "1", *STEPS]
-TIMED = ("pipelines/*/*/*.json",)  # seconds of stages; the speed of trainings is that of a clock that stands still
+# seconds of stages; the speed of trainings is that of a clock that stands still
+TIMED = ("pipelines/*/*/*.json",)
 RECIPE = "two.toml"  # beside the workspace
 VERBS: dict[str, tuple[list[str], list[str]]] = {  # what is removed before, the command
     "ingest": (["cache", "tokens"], ["ingest", "synthetic"]),
     "ingest-anew": ([], ["ingest", "synthetic", "--force-new"]),
-    "ingest-claims": ([], ["ingest", "synthetic-claims", "--subjects", "60", "--no-select", "--min-codes", "2"]),
+    "ingest-claims": (
+        [],
+        ["ingest", "synthetic-claims", "--subjects", "60", "--no-select", "--min-codes", "2"],
+    ),
     "tokenize": (["tokens"], ["tokenize", "synthetic/staging"]),
     "pretrain": (["runs"], PRETRAIN),
     "pretrain-anew": ([], [*PRETRAIN, "--force-new"]),
@@ -70,8 +85,14 @@ def wait_for(*pids: int) -> list[int]:
 
 def hash_tree(ws: Path) -> dict[str, str]:
     timed = {path for pattern in TIMED for path in ws.glob(pattern)}
-    files = (path for path in ws.rglob("*") if path.is_file() and path not in timed and path.name != ".lock")
-    return {str(path.relative_to(ws)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    files = (
+        path
+        for path in ws.rglob("*")
+        if path.is_file() and path not in timed and path.name != ".lock"
+    )
+    return {
+        str(path.relative_to(ws)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files
+    }
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +103,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ws.mkdir()
     (ws / "id.key").write_bytes(bytes(32))  # else the pseudonyms differ
     for argv in (PRETRAIN, FINETUNE, ["evaluate", "tiny-staging", "--bootstrap", "20"]):
-        assert wait_for(fork([*argv, "-w", str(ws)], home / "log")) == [0], (home / "log").read_text()
+        assert wait_for(fork([*argv, "-w", str(ws)], home / "log")) == [0], (
+            home / "log"
+        ).read_text()
     return ws
 
 
@@ -99,12 +122,23 @@ def test_the_same_command_twice_at_once(verb: str, base: Path, tmp_path: Path) -
         for part in removed:
             shutil.rmtree(ws / part)
         logs = [tmp_path / f"{name}{k}.log" for k in range(len(delays))]
-        codes = wait_for(*(fork([*argv, "-w", str(ws)], log, delay) for log, delay in zip(logs, delays, strict=True)))
+        codes = wait_for(
+            *(
+                fork([*argv, "-w", str(ws)], log, delay)
+                for log, delay in zip(logs, delays, strict=True)
+            )
+        )
         texts = [log.read_text() for log in logs]
         done = {3} if verb == "ingest-claims" else {0}  # some rows cannot be used
         assert set(codes) in (done, done | {7}), texts
-        assert all("in use by process" in text for text, code in zip(texts, codes, strict=True) if code == 7), texts
-        assert wait_for(fork(["verify", "--deep", "-w", str(ws)], tmp_path / "verify.log")) == [0], (tmp_path / "verify.log").read_text()
+        assert all(
+            "in use by process" in text
+            for text, code in zip(texts, codes, strict=True)
+            if code == 7
+        ), texts
+        assert wait_for(fork(["verify", "--deep", "-w", str(ws)], tmp_path / "verify.log")) == [
+            0
+        ], (tmp_path / "verify.log").read_text()
         trees.append(hash_tree(ws))
         assert not [path for path in ws.rglob("*") if storage.TEMPORARY_NAME.search(path.name)]
     assert trees[0].keys() == trees[1].keys()
@@ -112,11 +146,17 @@ def test_the_same_command_twice_at_once(verb: str, base: Path, tmp_path: Path) -
 
 
 @pytest.mark.long
-def test_a_reader_sees_one_generation_while_another_is_published(base: Path, tmp_path: Path) -> None:
+def test_a_reader_sees_one_generation_while_another_is_published(
+    base: Path, tmp_path: Path
+) -> None:
     ws = Path(shutil.copytree(base, tmp_path / "ws"))
     writer = fork(["ingest", "synthetic", "--force-new", "-w", str(ws)], tmp_path / "writer.log")
-    readers = [fork(["verify", "--deep", "-w", str(ws)], tmp_path / f"{k}.log", 0.3 * k) for k in range(4)]
-    assert wait_for(writer, *readers) == [0] * 5, [(tmp_path / f"{k}.log").read_text() for k in range(4)]
+    readers = [
+        fork(["verify", "--deep", "-w", str(ws)], tmp_path / f"{k}.log", 0.3 * k) for k in range(4)
+    ]
+    assert wait_for(writer, *readers) == [0] * 5, [
+        (tmp_path / f"{k}.log").read_text() for k in range(4)
+    ]
 
 
 @pytest.mark.long
@@ -129,12 +169,20 @@ def test_a_killed_holder_leaves_no_lock(base: Path, tmp_path: Path) -> None:
         time.sleep(0.01)
     os.kill(holder, 9)
     assert wait_for(holder) == [-9]
-    assert wait_for(fork(["ingest", "synthetic", "-w", str(ws)], tmp_path / "next.log")) == [0], (tmp_path / "next.log").read_text()
-    assert wait_for(fork(["verify", "--deep", "-w", str(ws)], tmp_path / "v.log")) == [0], (tmp_path / "v.log").read_text()
+    assert wait_for(fork(["ingest", "synthetic", "-w", str(ws)], tmp_path / "next.log")) == [0], (
+        tmp_path / "next.log"
+    ).read_text()
+    assert wait_for(fork(["verify", "--deep", "-w", str(ws)], tmp_path / "v.log")) == [0], (
+        tmp_path / "v.log"
+    ).read_text()
 
 
-@pytest.mark.parametrize("remove", [shutil.rmtree, lambda folder: folder.rename(folder.with_name("old"))])
-def test_who_waits_for_a_folder_that_is_replaced_locks_the_new_one(remove: Callable[[Path], object], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "remove", [shutil.rmtree, lambda folder: folder.rename(folder.with_name("old"))]
+)
+def test_who_waits_for_a_folder_that_is_replaced_locks_the_new_one(
+    remove: Callable[[Path], object], tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     held, end = threading.Event(), threading.Event()
 

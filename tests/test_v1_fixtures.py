@@ -1,4 +1,6 @@
-"""What version 0.1 wrote still opens, verifies, evaluates, resumes and exports (`fixtures/v1`, made by `fixtures/make_v1.py`)."""
+"""What version 0.1 wrote still opens, verifies, evaluates, resumes and exports (`fixtures/v1`, made
+by `fixtures/make_v1.py`).
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def call(*argv: str | Path, home: Path, code: int = 0) -> None:
     assert main([*map(str, argv), "-w", str(home)]) == code
 
 
-def call_json(capsys: pytest.CaptureFixture[str], *argv: str | Path, home: Path, code: int = 0) -> dict[str, Any]:
+def call_json(
+    capsys: pytest.CaptureFixture[str], *argv: str | Path, home: Path, code: int = 0
+) -> dict[str, Any]:
     capsys.readouterr()
     call(*argv, "--json", home=home, code=code)
     return json.loads(capsys.readouterr().out)
@@ -62,7 +66,10 @@ def read_log(run: Path) -> list[dict[str, Any]]:
 def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
     """Content and time of every file, but for the empty files of locks."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
-    return {str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+    return {
+        str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in files
+    }
 
 
 def assert_close(found: Any, expected: Any, where: str = "") -> None:
@@ -86,17 +93,36 @@ def test_the_fixture_is_small_and_names_no_path_of_a_machine() -> None:
     assert sum(path.stat().st_size for path in files) < 1_500_000
     texts = [path for path in files if path.suffix in {".json", ".jsonl", ".md", ".html"}]
     assert len(texts) > 30
-    assert not [path for path in texts if re.search(r'"/\w|/(tmp|root|work|home/\w+|Users)/', path.read_text())]
-    assert not [path for path in files if path.suffix in {".parquet", ".arrow"} and re.search(rb"/(tmp|root|work)/", path.read_bytes())]
+    assert not [
+        path
+        for path in texts
+        if re.search(r'"/\w|/(tmp|root|work|home/\w+|Users)/', path.read_text())
+    ]
+    assert not [
+        path
+        for path in files
+        if path.suffix in {".parquet", ".arrow"}
+        and re.search(rb"/(tmp|root|work)/", path.read_bytes())
+    ]
 
 
 def test_the_cache_of_recordings_holds_the_source(home: Path) -> None:
     opened = cache.open_cache(home / "cache" / "generic")
-    assert opened.report.counts.model_dump() == {"units_seen": 30, "accepted": 30, "accepted_with_warning": 0, "quarantined": 0}
+    assert opened.report.counts.model_dump() == {
+        "units_seen": 30,
+        "accepted": 30,
+        "accepted_with_warning": 0,
+        "quarantined": 0,
+    }
     records = list(opened.records())
-    assert [record.subject_id for record in records] == [f"p{subject:02d}" for subject in range(make_v1.SUBJECTS)]
+    assert [record.subject_id for record in records] == [
+        f"p{subject:02d}" for subject in range(make_v1.SUBJECTS)
+    ]
     for record, expected in zip(records, SIGNALS, strict=True):
-        assert [(s.channel, s.rate, s.unit) for s in record.signals] == [("C3", 50.0, "uV"), ("C4", 50.0, "uV")]
+        assert [(s.channel, s.rate, s.unit) for s in record.signals] == [
+            ("C3", 50.0, "uV"),
+            ("C4", 50.0, "uV"),
+        ]
         for signal, column in zip(record.signals, expected.T, strict=True):
             np.testing.assert_array_equal(signal.samples * signal.scale + signal.offset, column)
 
@@ -104,7 +130,13 @@ def test_the_cache_of_recordings_holds_the_source(home: Path) -> None:
 @pytest.mark.parametrize("name", ["generic", "generic-classification"])
 def test_tokens_of_recordings_hold_the_normalised_source(home: Path, name: str) -> None:
     windows = tokens.open_tokens(home / "tokens" / name)
-    assert (len(windows), windows.length, windows.channels, windows.rate, windows.split) == (30, 200, 2, 50.0, "subject")
+    assert (len(windows), windows.length, windows.channels, windows.rate, windows.split) == (
+        30,
+        200,
+        2,
+        50.0,
+        "subject",
+    )
     assert [len(windows[split]) for split in ("train", "validation", "test")] == [23, 2, 5]
     subjects = [int(subject[1:]) for subject in windows.subjects()]
     train = np.isin(subjects, [int(subject[1:]) for subject in windows["train"].subjects()])
@@ -116,7 +148,9 @@ def test_tokens_of_recordings_hold_the_normalised_source(home: Path, name: str) 
         assert windows.task == "none"
     else:
         assert (windows.task, windows.class_names) == ("classification", ("fast", "slow"))
-        assert [windows.class_names[target] for target in windows.targets(None)] == [LABELS[subject] for subject in subjects]
+        assert [windows.class_names[target] for target in windows.targets(None)] == [
+            LABELS[subject] for subject in subjects
+        ]
 
 
 def test_the_cache_of_events_holds_the_same_rows(home: Path) -> None:
@@ -135,7 +169,9 @@ def test_tokens_of_events_hold_the_same_sequences(home: Path) -> None:
         np.testing.assert_allclose(arrays[name], expected, rtol=1e-12, err_msg=name)
 
 
-def test_verify_names_the_unfinished_run_alone(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_names_the_unfinished_run_alone(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     checked = call_json(capsys, "verify", home=home, code=4)["checked"]
     states = {Path(item["path"]).name: item["state"] for item in checked if item["kind"] == "run"}
     assert states == {**dict.fromkeys(FINISHED, "good"), "unfinished": "incomplete"}
@@ -154,21 +190,30 @@ def test_verify_finds_damage(home: Path) -> None:
 
 
 @pytest.mark.parametrize("run", FINISHED)
-def test_a_finished_run_under_the_same_command_is_left_alone(home: Path, capsys: pytest.CaptureFixture[str], run: str) -> None:
+def test_a_finished_run_under_the_same_command_is_left_alone(
+    home: Path, capsys: pytest.CaptureFixture[str], run: str
+) -> None:
     before = snapshot(home)
     body = call_json(capsys, *make_v1.COMMANDS[run], "--run", run, home=home)
     assert body["trained"] is False
-    assert {name: file for name, file in snapshot(home).items() if name != "index.html"} == before  # the page of the workspace is new
+    # the page of the workspace is new
+    assert {name: file for name, file in snapshot(home).items() if name != "index.html"} == before
 
 
-def test_a_finished_run_refuses_another_value_of_a_setting_of_its_model(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_refuses_another_value_of_a_setting_of_its_model(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     argv = make_v1.COMMANDS["timesnet"]
-    body = call_json(capsys, *argv, "--set", "model.top_periods=3", "--run", "timesnet", home=home, code=2)
+    body = call_json(
+        capsys, *argv, "--set", "model.top_periods=3", "--run", "timesnet", home=home, code=2
+    )
     assert body["error"]["code"] == "settings_differ"
     assert body["error"]["field"] == "settings.model.top_periods"
 
 
-def test_the_unfinished_run_resumes_to_the_end_of_the_undisturbed_one(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_unfinished_run_resumes_to_the_end_of_the_undisturbed_one(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run, undisturbed = home / "runs" / "unfinished", home / "runs" / "plain"
     assert read(run / "run.json")["finished"] is False
     assert read_log(run)[-1]["step"] == 7, "killed in the step after the checkpoint of step 6"
@@ -179,7 +224,9 @@ def test_the_unfinished_run_resumes_to_the_end_of_the_undisturbed_one(home: Path
     assert body["trained"] is True
     assert body["steps"] == 9
     after = (run / "metrics.jsonl").read_text().splitlines()
-    assert after[:8] == kept, "continued from the checkpoint: a repeated step would log another speed"
+    assert after[:8] == kept, (
+        "continued from the checkpoint: a repeated step would log another speed"
+    )
     assert_close(read_log(run), read_log(undisturbed))
     weights = load_file(undisturbed / "model" / "model.safetensors")
     resumed = load_file(run / "model" / "model.safetensors")
@@ -194,33 +241,62 @@ def test_the_unfinished_run_resumes_to_the_end_of_the_undisturbed_one(home: Path
 def test_an_evaluation_gives_the_same_scores(home: Path, run: str) -> None:
     folder = home / "runs" / run
     expected = read(folder / "scores.json")
-    predictions = pl.read_parquet(folder / "predictions.parquet") if (folder / "predictions.parquet").is_file() else None
+    predictions = (
+        pl.read_parquet(folder / "predictions.parquet")
+        if (folder / "predictions.parquet").is_file()
+        else None
+    )
     for name in ("scores.json", "predictions.parquet"):
         (folder / name).unlink(missing_ok=True)
     call("evaluate", run, *make_v1.EVALUATIONS[run], home=home)
     scores = read(folder / "scores.json")
-    for key in ("run", "data", "split", "n", "n_subjects", "leak_free", "subjects_shared_with_training"):
+    for key in (
+        "run",
+        "data",
+        "split",
+        "n",
+        "n_subjects",
+        "leak_free",
+        "subjects_shared_with_training",
+    ):
         assert scores[key] == expected[key]
-    assert {name: set(value) for name, value in scores["metrics"].items()} == {name: set(v) for name, v in expected["metrics"].items()}
+    assert {name: set(value) for name, value in scores["metrics"].items()} == {
+        name: set(v) for name, v in expected["metrics"].items()
+    }
     for name, values in expected["metrics"].items():
         found = scores["metrics"][name]
         assert_close(found["value"], values["value"], name)
-        assert found["lo"] is None or found["lo"] <= found["value"] <= found["hi"], name  # no longer by percentiles of a bootstrap
+        # no longer by percentiles of a bootstrap
+        assert found["lo"] is None or found["lo"] <= found["value"] <= found["hi"], name
     for name, baseline in expected["baselines"].items():
         for metric in set(baseline) & set(expected["metrics"]):
-            assert_close(scores["baselines"][name][metric]["value"], baseline[metric]["value"], f"{name} {metric}")
+            assert_close(
+                scores["baselines"][name][metric]["value"],
+                baseline[metric]["value"],
+                f"{name} {metric}",
+            )
     for name, values in expected.get("comparison", {}).get("metrics", {}).items():
-        assert_close(scores["comparison"]["metrics"][name]["difference"], values["difference"], name)
+        assert_close(
+            scores["comparison"]["metrics"][name]["difference"], values["difference"], name
+        )
     assert (folder / "report.html").stat().st_size > 1000
     if predictions is not None:
-        assert_close(pl.read_parquet(folder / "predictions.parquet").to_dict(as_series=False), predictions.to_dict(as_series=False))
+        assert_close(
+            pl.read_parquet(folder / "predictions.parquet").to_dict(as_series=False),
+            predictions.to_dict(as_series=False),
+        )
 
 
 def test_settings_of_single_models_and_objectives_are_read(home: Path) -> None:
     timesnet = models.load(home / "runs" / "timesnet" / "model").config
     assert (timesnet.name, timesnet.top_periods, timesnet.kernels) == ("timesnet", 2, 2)
     fedformer = models.load(home / "runs" / "fedformer" / "model").config
-    assert (fedformer.name, fedformer.modes, fedformer.mode_select, fedformer.moving_average) == ("fedformer", 4, "lowest", (5,))
+    assert (fedformer.name, fedformer.modes, fedformer.mode_select, fedformer.moving_average) == (
+        "fedformer",
+        4,
+        "lowest",
+        (5,),
+    )
     assert read(home / "runs" / "masked" / "run.json")["settings"]["objective"]["ratio"] == 0.3
 
 
@@ -246,40 +322,61 @@ def test_exports_load(home: Path) -> None:
 
 
 def test_an_export_starts_a_new_run(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = [*make_v1.COMMANDS["plain"], "--init", str(home / "exports" / "plain"), "--run", "continued"]
+    argv = [
+        *make_v1.COMMANDS["plain"],
+        "--init",
+        str(home / "exports" / "plain"),
+        "--run",
+        "continued",
+    ]
     assert call_json(capsys, *argv, home=home)["trained"] is True
-    assert read_log(home / "runs" / "continued")[0]["loss"] < read_log(home / "runs" / "plain")[0]["loss"]
+    assert (
+        read_log(home / "runs" / "continued")[0]["loss"]
+        < read_log(home / "runs" / "plain")[0]["loss"]
+    )
 
 
 def test_embeddings_are_the_same(home: Path) -> None:
     call("embed", "plain", "--split", "test", "--out", home / "embeddings.parquet", home=home)
-    assert_close(pl.read_parquet(home / "embeddings.parquet").to_dict(as_series=False), EXPECTED["embeddings"])
+    assert_close(
+        pl.read_parquet(home / "embeddings.parquet").to_dict(as_series=False),
+        EXPECTED["embeddings"],
+    )
 
 
 def test_an_analysis_gives_the_same_summary(home: Path) -> None:
     expected = read(home / "reports" / "svd-plain" / "summary.json")
     call("analyze", "svd", "plain", "--sequences", "4", "--name", "again", home=home)
     found = read(home / "reports" / "again" / "summary.json")
-    numbers = ("effective_rank", "auc", "n90", "stable_rank")  # the condition number of a rank-deficient map is rounding
+    # the condition number of a rank-deficient map is rounding
+    numbers = ("effective_rank", "auc", "n90", "stable_rank")
     compared = 0
     for layer, head in ((layer, head) for layer in ("1", "2") for head in ("1", "2")):
         maps = expected["plain"][layer][head]
         for kind, name in ((kind, name) for kind in maps for name in numbers):
-            assert found["plain"][layer][head][kind][name] == pytest.approx(maps[kind][name], rel=1e-4), (layer, head, kind, name)
+            assert found["plain"][layer][head][kind][name] == pytest.approx(
+                maps[kind][name], rel=1e-4
+            ), (layer, head, kind, name)
             compared += 1
     assert compared >= 32
 
 
 def test_a_report_compares_two_runs(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    body = call_json(capsys, "report", "plain-class", "plain-scratch", "--out", home / "page", home=home)
+    body = call_json(
+        capsys, "report", "plain-class", "plain-scratch", "--out", home / "page", home=home
+    )
     page = Path(body["report"]).read_text()
     assert "plain-class" in page
     assert "plain-scratch" in page
 
 
 @pytest.mark.parametrize("run", ["timesnet", "fedformer"])
-def test_a_run_with_masks_is_repeated_with_masks_by_row(home: Path, capsys: pytest.CaptureFixture[str], run: str) -> None:
-    """Version 0.1 drew the masks of a batch from one stream: the repetition says that they are others, and is itself reproduced."""
+def test_a_run_with_masks_is_repeated_with_masks_by_row(
+    home: Path, capsys: pytest.CaptureFixture[str], run: str
+) -> None:
+    """Version 0.1 drew the masks of a batch from one stream: the repetition says that they are
+    others, and is itself reproduced.
+    """
     body = call_json(capsys, "reproduce", run, home=home, code=5)
     assert "masked draws each row from a stream of its own since version 0.2" in body["differences"]
     assert body["reproduced"] is False
@@ -293,20 +390,39 @@ def test_a_run_is_reproduced(home: Path, capsys: pytest.CaptureFixture[str], run
     body = call_json(capsys, "reproduce", run, home=home)
     assert body["reproduced"] is True
     assert body["loss"][1] == pytest.approx(body["loss"][0], rel=CLOSE)
-    for at, folder in enumerate(home / "runs" / name for name in (run, f"{run}-again") if body["metrics"]):
+    for at, folder in enumerate(
+        home / "runs" / name for name in (run, f"{run}-again") if body["metrics"]
+    ):
         shown = Scores.load_shared(folder).metrics
-        assert {name: pair[at] for name, pair in body["metrics"].items()} == {name: shown[name].value for name in body["metrics"]}
+        assert {name: pair[at] for name, pair in body["metrics"].items()} == {
+            name: shown[name].value for name in body["metrics"]
+        }
 
 
 @pytest.mark.parametrize("source", ["masked", "fedformer"])
 def test_a_run_is_fine_tuned(home: Path, capsys: pytest.CaptureFixture[str], source: str) -> None:
-    argv = ["finetune", source, "--data", make_v1.VIEW, "--fraction", "1", "--steps", "2", "--batch-size", "8", "--run", "new"]
+    argv = [
+        "finetune",
+        source,
+        "--data",
+        make_v1.VIEW,
+        "--fraction",
+        "1",
+        "--steps",
+        "2",
+        "--batch-size",
+        "8",
+        "--run",
+        "new",
+    ]
     body = call_json(capsys, *argv, home=home)
     assert body["steps"] == 2
     assert read(home / "runs" / "new" / "run.json")["source"]["run"] == source
 
 
-def test_a_second_ingest_reads_nothing_new(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_ingest_reads_nothing_new(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_v1.write_raw(tmp_path / "raw")
     monkeypatch.chdir(tmp_path)
     before = snapshot(home / "cache" / "generic")
@@ -314,7 +430,10 @@ def test_a_second_ingest_reads_nothing_new(home: Path, tmp_path: Path, monkeypat
     shards = {name: content for name, content in before.items() if name.startswith("recordings-")}
     assert shards
     assert {name: snapshot(home / "cache" / "generic").get(name) for name in shards} == shards
-    assert read(home / "cache" / "generic" / "manifest.json")["generation"] == json.loads(before["manifest.json"][0])["generation"]
+    assert (
+        read(home / "cache" / "generic" / "manifest.json")["generation"]
+        == json.loads(before["manifest.json"][0])["generation"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Vectors of any encoder: the file format, what is refused, the probe against scikit-learn, our own vectors against `analyze probing`."""
+"""Vectors of any encoder: the file format, what is refused, the probe against scikit-learn, our own
+vectors against `analyze probing`.
+"""
 
 import json
 import os
@@ -16,7 +18,13 @@ import pytest
 import small
 from fixtures import make_v1
 from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.metrics import accuracy_score, cohen_kappa_score, log_loss, mean_absolute_error, roc_auc_score
+from sklearn.metrics import (
+    accuracy_score,
+    cohen_kappa_score,
+    log_loss,
+    mean_absolute_error,
+    roc_auc_score,
+)
 from sklearn.preprocessing import StandardScaler
 
 from bitimely_cli.main import main
@@ -29,7 +37,9 @@ DATA = "generic-classification"
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A pre-trained and a fine-tuned run on one window of each of 30 subjects, and the index of the windows."""
+    """A pre-trained and a fine-tuned run on one window of each of 30 subjects, and the index of the
+    windows.
+    """
     home = small.copy_data(tmp_path_factory.mktemp("home"))
     for verb in ("pretrain", "finetune"):
         small.call(home, verb)
@@ -55,7 +65,11 @@ def call(capsys, home, file, *more, code=0, data=VIEW):
     ]
     assert main(argv) == code, capsys.readouterr()
     out, err = capsys.readouterr()
-    return json.loads(out) if code == 0 else next(line for line in err.splitlines() if line.startswith("error["))
+    return (
+        json.loads(out)
+        if code == 0
+        else next(line for line in err.splitlines() if line.startswith("error["))
+    )
 
 
 def draw_vectors(index, width=4, seed=0):
@@ -67,37 +81,82 @@ def draw_vectors(index, width=4, seed=0):
 
 
 def write(path, index, vectors):
-    frame = index.select("window", "recording_id", "start").with_columns(vector=pl.Series([list(row) for row in vectors]))
+    frame = index.select("window", "recording_id", "start").with_columns(
+        vector=pl.Series([list(row) for row in vectors])
+    )
     frame.write_parquet(path)
     return path
 
 
 def split_of(index, x):
-    return {split: x[(index["split"] == split).to_numpy()] for split in ("train", "validation", "test")}
+    return {
+        split: x[(index["split"] == split).to_numpy()] for split in ("train", "validation", "test")
+    }
 
 
 def test_own_vectors_through_the_file_equal_probing(home, capsys, tmp_path):
     for run, readout in (("plain", "sos"), ("plain", "mean")):
         file = tmp_path / f"{readout}.parquet"
-        assert main(["embed", run, "--data", VIEW, "--readout", readout, "--out", str(file), "-w", str(home)]) == 0
+        assert (
+            main(
+                [
+                    "embed",
+                    run,
+                    "--data",
+                    VIEW,
+                    "--readout",
+                    readout,
+                    "--out",
+                    str(file),
+                    "-w",
+                    str(home),
+                ]
+            )
+            == 0
+        )
         found = call(capsys, home, file, "--run", "plain")
-        assert (found["encoder"]["pretrained_on"], found["subjects_shared_with_training"]) == (["generic"], 0)
+        assert (found["encoder"]["pretrained_on"], found["subjects_shared_with_training"]) == (
+            ["generic"],
+            0,
+        )
         assert not any("not declared" in notice for notice in found["notices"])
         capsys.readouterr()
-        assert main(["analyze", "probing", run, "--data", VIEW, "--readouts", readout, "-w", str(home), "--json"]) == 0
+        assert (
+            main(
+                [
+                    "analyze",
+                    "probing",
+                    run,
+                    "--data",
+                    VIEW,
+                    "--readouts",
+                    readout,
+                    "-w",
+                    str(home),
+                    "--json",
+                ]
+            )
+            == 0
+        )
         probing = json.loads(capsys.readouterr().out)["summary"]
         cell = probing["cells"][readout]["last"]
         assert found["encoder"]["penalty"] == cell["penalty"]
         for name, metric in cell["metrics"].items():
             for key in ("value", "se", "lo", "hi"):
                 assert found["metrics"][name][key] == (
-                    metric[key] if metric[key] is None else pytest.approx(metric[key], abs=1e-12, rel=0)
+                    metric[key]
+                    if metric[key] is None
+                    else pytest.approx(metric[key], abs=1e-12, rel=0)
                 ), name
         if readout == probing["default"]["readout"]:
-            assert found["baselines"]["random_weights"]["accuracy"]["value"] == pytest.approx(cell["random"], abs=1e-12)
+            assert found["baselines"]["random_weights"]["accuracy"]["value"] == pytest.approx(
+                cell["random"], abs=1e-12
+            )
             assert found["compared"]["plain (probe)"]["accuracy"]["difference"]["difference"] == 0
         raw = probing["controls"]["raw"]
-        assert found["baselines"]["simple_features"]["accuracy"]["value"] == pytest.approx(raw["value"], abs=1e-12)
+        assert found["baselines"]["simple_features"]["accuracy"]["value"] == pytest.approx(
+            raw["value"], abs=1e-12
+        )
 
 
 @pytest.fixture(scope="module")
@@ -110,25 +169,45 @@ def cohort(tmp_path_factory):
 
 def test_classes_are_scored_as_by_scikit_learn(cohort, capsys, tmp_path):
     index = pl.read_parquet(cohort / "tokens" / "synthetic-staging" / "index.parquet")
-    order = np.random.default_rng(1).permutation(index.height)  # rows of the file may stand in any order
+    # rows of the file may stand in any order
+    order = np.random.default_rng(1).permutation(index.height)
     x = draw_vectors(index, 12)
     file = write(tmp_path / "stages.parquet", index[order], x[order])
     found = call(capsys, cohort, file, "--baselines", "cheap", data="synthetic/staging")
-    parts, names = split_of(index, x), tokens.open_tokens(cohort / "tokens" / "synthetic-staging").class_names
-    y = {split: np.array([names.index(name) for name in of]) for split, of in split_of(index, index["label"].to_numpy()).items()}
-    scaled = {split: StandardScaler().fit(parts["train"]).transform(of) for split, of in parts.items()}
-    fitted = {p: LogisticRegression(C=1 / p, max_iter=5000, tol=1e-8).fit(scaled["train"], y["train"]) for p in PENALTIES}
-    best = min(PENALTIES, key=lambda p: log_loss(y["validation"], fitted[p].predict_proba(scaled["validation"])))
+    parts, names = (
+        split_of(index, x),
+        tokens.open_tokens(cohort / "tokens" / "synthetic-staging").class_names,
+    )
+    y = {
+        split: np.array([names.index(name) for name in of])
+        for split, of in split_of(index, index["label"].to_numpy()).items()
+    }
+    scaled = {
+        split: StandardScaler().fit(parts["train"]).transform(of) for split, of in parts.items()
+    }
+    fitted = {
+        p: LogisticRegression(C=1 / p, max_iter=5000, tol=1e-8).fit(scaled["train"], y["train"])
+        for p in PENALTIES
+    }
+    best = min(
+        PENALTIES,
+        key=lambda p: log_loss(y["validation"], fitted[p].predict_proba(scaled["validation"])),
+    )
     predicted = fitted[best].predict(scaled["test"])
     assert found["encoder"]["penalty"] == [best]
-    assert found["metrics"]["accuracy"]["value"] == pytest.approx(accuracy_score(y["test"], predicted), abs=0.005)
-    assert found["metrics"]["kappa"]["value"] == pytest.approx(cohen_kappa_score(y["test"], predicted), abs=0.005)
+    assert found["metrics"]["accuracy"]["value"] == pytest.approx(
+        accuracy_score(y["test"], predicted), abs=0.005
+    )
+    assert found["metrics"]["kappa"]["value"] == pytest.approx(
+        cohen_kappa_score(y["test"], predicted), abs=0.005
+    )
     assert found["n"] == 320
     assert found["n_subjects"] == found["intervals"]["units"] == 8
     assert set(found["baselines"]) == {"majority", "prior"}
     gap = found["baselines"]["majority"]["accuracy"]["difference"]
     assert gap["difference"] == pytest.approx(
-        found["metrics"]["accuracy"]["value"] - np.bincount(y["test"])[np.bincount(y["train"]).argmax()] / 320
+        found["metrics"]["accuracy"]["value"]
+        - np.bincount(y["test"])[np.bincount(y["train"]).argmax()] / 320
     )
     assert gap["lo"] < gap["difference"] < gap["hi"]
 
@@ -137,10 +216,15 @@ def test_classes_are_scored_as_by_scikit_learn(cohort, capsys, tmp_path):
 def test_a_better_encoder_is_found_and_seeds_limit_the_words(cohort, capsys, tmp_path):
     index = pl.read_parquet(cohort / "tokens" / "synthetic-staging" / "index.parquet")
     x = draw_vectors(index, 12)
-    good, noise = write(tmp_path / "good.parquet", index, x), write(tmp_path / "noise.parquet", index, x[:, 1:])
+    good, noise = (
+        write(tmp_path / "good.parquet", index, x),
+        write(tmp_path / "noise.parquet", index, x[:, 1:]),
+    )
     found = call(capsys, cohort, [good, noise], data="synthetic/staging")
     gap = found["compared"]["noise"]["accuracy"]["difference"]
-    assert gap["difference"] == pytest.approx(found["metrics"]["accuracy"]["value"] - found["compared"]["noise"]["accuracy"]["value"])
+    assert gap["difference"] == pytest.approx(
+        found["metrics"]["accuracy"]["value"] - found["compared"]["noise"]["accuracy"]["value"]
+    )
     assert gap["lo"] > 0
     assert "On synthetic-staging these trained models differ by" in found["verdict"]
     assert "good is better" not in found["verdict"]
@@ -157,24 +241,49 @@ def test_numbers_are_probed_by_ridge_regression(capsys, tmp_path):
     (raw / "data").mkdir(parents=True)
     lines = ["recording,person,dose"]
     for i in range(60):
-        np.savetxt(raw / "data" / f"r{i}.csv", rng.normal(size=(100, 1)), delimiter=",", header="I", comments="", fmt="%.4f")
+        np.savetxt(
+            raw / "data" / f"r{i}.csv",
+            rng.normal(size=(100, 1)),
+            delimiter=",",
+            header="I",
+            comments="",
+            fmt="%.4f",
+        )
         lines.append(f"r{i},p{i // 2},{rng.normal():.3f}")
     (raw / "recordings.csv").write_text("\n".join(lines) + "\n")
-    table = '[table]\npath = "recordings.csv"\nfile = "recording"\nsubject = "person"\nvalue = "dose"\n'
-    (tmp_path / "map.toml").write_text(f'[[files]]\npattern = "data/*.csv"\nrate = 50\nunit = "mV"\nchannels = ["I"]\n{table}')
-    cache.ingest("generic", raw, tmp_path / "cache" / "generic", options={"map": str(tmp_path / "map.toml")})
-    windows = tokens.build(tmp_path / "cache" / "generic", view="regression", out=tmp_path / "tokens" / "generic-regression", window=100)
+    table = (
+        '[table]\npath = "recordings.csv"\nfile = "recording"\nsubject = "person"\nvalue = "dose"\n'
+    )
+    (tmp_path / "map.toml").write_text(
+        f'[[files]]\npattern = "data/*.csv"\nrate = 50\nunit = "mV"\nchannels = ["I"]\n{table}'
+    )
+    cache.ingest(
+        "generic", raw, tmp_path / "cache" / "generic", options={"map": str(tmp_path / "map.toml")}
+    )
+    windows = tokens.build(
+        tmp_path / "cache" / "generic",
+        view="regression",
+        out=tmp_path / "tokens" / "generic-regression",
+        window=100,
+    )
     x = np.random.default_rng(2).normal(size=(len(windows), 3))
     x[:, 0] += windows.targets()
     file = write(tmp_path / "dose.parquet", windows.index, x)
     found = call(capsys, tmp_path, file, data="generic/regression")
     parts = split_of(windows.index, x)
     y = {split: windows[split].targets().astype(float) for split in parts}
-    scaled = {split: StandardScaler().fit(parts["train"]).transform(of) for split, of in parts.items()}
+    scaled = {
+        split: StandardScaler().fit(parts["train"]).transform(of) for split, of in parts.items()
+    }
     fitted = {p: Ridge(alpha=p).fit(scaled["train"], y["train"]) for p in PENALTIES}
-    best = min(PENALTIES, key=lambda p: np.square(fitted[p].predict(scaled["validation"]) - y["validation"]).mean())
+    best = min(
+        PENALTIES,
+        key=lambda p: np.square(fitted[p].predict(scaled["validation"]) - y["validation"]).mean(),
+    )
     assert found["encoder"]["penalty"] == [best]
-    assert found["metrics"]["mae"]["value"] == pytest.approx(mean_absolute_error(y["test"], fitted[best].predict(scaled["test"])), abs=1e-6)
+    assert found["metrics"]["mae"]["value"] == pytest.approx(
+        mean_absolute_error(y["test"], fitted[best].predict(scaled["test"])), abs=1e-6
+    )
 
 
 CUTS = {  # name -> change of the frame, what the message says
@@ -202,7 +311,9 @@ CUTS = {  # name -> change of the frame, what the message says
 
 
 @pytest.mark.parametrize("case", CUTS)
-def test_files_that_do_not_fit_are_refused_with_a_count_and_an_example(case, home, index, capsys, tmp_path):
+def test_files_that_do_not_fit_are_refused_with_a_count_and_an_example(
+    case, home, index, capsys, tmp_path
+):
     change, text = CUTS[case]
     write(tmp_path / "faulty.parquet", index, draw_vectors(index))
     change(pl.read_parquet(tmp_path / "faulty.parquet")).write_parquet(tmp_path / "faulty.parquet")
@@ -216,7 +327,9 @@ def test_numbers_that_are_not_finite_are_refused(value, columns, home, index, ca
     x = [list(map(float, row)) for row in draw_vectors(index)]
     x[11][2] = value
     if columns:
-        frame = index.select("window").with_columns(pl.DataFrame(x, schema=[f"v{k}" for k in range(4)], orient="row"))
+        frame = index.select("window").with_columns(
+            pl.DataFrame(x, schema=[f"v{k}" for k in range(4)], orient="row")
+        )
         frame.write_parquet(tmp_path / "x.parquet")
     else:
         write(tmp_path / "x.parquet", index, x)
@@ -238,13 +351,19 @@ def test_all_forms_of_the_vectors_give_the_same_scores(home, index, capsys, tmp_
     found = {}
     for name, columns in tables.items():
         pq.write_table(
-            pa.table({"window": pa.array(index["window"].to_numpy()), **columns}), tmp_path / f"{name}.parquet", row_group_size=7
+            pa.table({"window": pa.array(index["window"].to_numpy()), **columns}),
+            tmp_path / f"{name}.parquet",
+            row_group_size=7,
         )
         found[name] = call(capsys, home, tmp_path / f"{name}.parquet")
         assert any("by number alone" in line for line in found[name]["notices"])
     first = found["list"]
     assert first["encoder"]["width"] == 4
-    assert all(one["metrics"] == first["metrics"] and one["encoder"]["penalty"] == first["encoder"]["penalty"] for one in found.values())
+    assert all(
+        one["metrics"] == first["metrics"]
+        and one["encoder"]["penalty"] == first["encoder"]["penalty"]
+        for one in found.values()
+    )
 
 
 @pytest.mark.parametrize(
@@ -266,14 +385,28 @@ def test_damaged_bytes_never_end_with_a_traceback(home, index, capsys, tmp_path)
             data[at] = rng.integers(256)
         (tmp_path / "y.parquet").write_bytes(data)
         capsys.readouterr()
-        code = main(["evaluate", "--data", VIEW, "--vectors", str(tmp_path / "y.parquet"), "--baselines", "cheap", "-w", str(home)])
+        code = main(
+            [
+                "evaluate",
+                "--data",
+                VIEW,
+                "--vectors",
+                str(tmp_path / "y.parquet"),
+                "--baselines",
+                "cheap",
+                "-w",
+                str(home),
+            ]
+        )
         assert code in {0, 4}, capsys.readouterr()
 
 
 def declare(home, index, capsys, path, *, split="test", **keys):
     """Scores of vectors with a TOML file beside them."""
     write(path, index, draw_vectors(index))
-    path.with_suffix(".toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items()))
+    path.with_suffix(".toml").write_text(
+        "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
+    )
     return call(capsys, home, path, "--baselines", "cheap")
 
 
@@ -282,7 +415,15 @@ def test_declared_training_data_that_overlap_are_stamped(cohort, home, index, ca
     test = sorted(index.filter(split="test")["subject_id"].unique())
     train = sorted(index.filter(split="train")["subject_id"].unique())
     file = tmp_path / "x.parquet"
-    found = declare(home, index, capsys, file, encoder="Big one", pretrained_on=["ours"], pretrained_subjects=[*test[:2], *train])
+    found = declare(
+        home,
+        index,
+        capsys,
+        file,
+        encoder="Big one",
+        pretrained_on=["ours"],
+        pretrained_subjects=[*test[:2], *train],
+    )
     assert found["run"] == "Big one"
     assert found["subjects_shared_with_training"] == 2
     stamp = "2 of 5 subjects of the test split were in the declared pre-training of Big one"
@@ -295,24 +436,43 @@ def test_declared_training_data_that_overlap_are_stamped(cohort, home, index, ca
     found = declare(home, index, capsys, file, pretrained_subjects=["nobody"])
     assert any("are these its subject_id?" in line for line in found["notices"])
     for keys in ({}, {"pretrained_on": ["TUEG"]}):  # a name says nothing about data of one's own
-        assert any("is unknown" in line for line in declare(home, index, capsys, file, **keys)["notices"])
-    tokens_of = tokens.open_tokens(home / "tokens" / DATA).fingerprint  # unless the tokens are named
+        assert any(
+            "is unknown" in line for line in declare(home, index, capsys, file, **keys)["notices"]
+        )
+    # unless the tokens are named
+    tokens_of = tokens.open_tokens(home / "tokens" / DATA).fingerprint
     for names, count in ((["generic:train"], 0), (["generic"], 5)):
-        found = declare(home, index, capsys, file, encoder="plain", pretrained_on=names, tokens=tokens_of)
+        found = declare(
+            home, index, capsys, file, encoder="plain", pretrained_on=names, tokens=tokens_of
+        )
         assert found["subjects_shared_with_training"] == count
         assert not any("is unknown" in line for line in found["notices"])
     own = pl.read_parquet(cohort / "tokens" / "synthetic-staging" / "index.parquet")
     for names, count in (
         (["TUEG", "Sleep-EDF"], 0), (["Synthetic cohort"], 8), (["synthetic:train"], 0), (["synthetic:test"], 8), (["synthetics"], 0), ([], 0),
     ):  # fmt: skip
-        frame = own.select("window", "recording_id", "start").with_columns(vector=pl.Series(draw_vectors(own).tolist()))
+        frame = own.select("window", "recording_id", "start").with_columns(
+            vector=pl.Series(draw_vectors(own).tolist())
+        )
         frame.write_parquet(file, metadata={"encoder": "x", "pretrained_on": json.dumps(names)})
         file.with_suffix(".toml").unlink(missing_ok=True)
         found = call(capsys, cohort, file, "--baselines", "cheap", data="synthetic/staging")
-        assert (found["subjects_shared_with_training"], found["encoder"]["pretrained_on"]) == (count, names)
+        assert (found["subjects_shared_with_training"], found["encoder"]["pretrained_on"]) == (
+            count,
+            names,
+        )
 
 
-@pytest.mark.parametrize("text", ["encoder = 3", "pretrained_on = 'sleep-edf'", "pretrain_on = []", "encoder = ", "pretrained_on = [1]"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "encoder = 3",
+        "pretrained_on = 'sleep-edf'",
+        "pretrain_on = []",
+        "encoder = ",
+        "pretrained_on = [1]",
+    ],
+)
 def test_declarations_that_cannot_be_read_are_refused(text, home, index, capsys, tmp_path):
     write(tmp_path / "x.parquet", index, draw_vectors(index))
     (tmp_path / "x.toml").write_text(text)
@@ -344,7 +504,11 @@ def test_options_that_do_not_fit_are_refused(home, index, capsys, tmp_path):
     file.with_suffix(".toml").unlink()
     assert "given twice" in call(capsys, home, file, "--run", "plain", "--run", "plain", code=2)
     assert "no labels" in call(capsys, home, file, code=2, data="generic")
-    for argv in (["evaluate"], ["evaluate", "--vectors", str(file)], ["evaluate", "tuned", "--run", "plain"]):
+    for argv in (
+        ["evaluate"],
+        ["evaluate", "--vectors", str(file)],
+        ["evaluate", "tuned", "--run", "plain"],
+    ):
         assert main([*argv, "-w", str(home)]) == 2
     before = sorted(home.rglob("*"))
     plan = call(capsys, home, file, "--dry-run")
@@ -354,23 +518,40 @@ def test_options_that_do_not_fit_are_refused(home, index, capsys, tmp_path):
 
 def test_runs_stand_beside_the_encoder(home, index, capsys, tmp_path):
     file = write(tmp_path / "x.parquet", index, draw_vectors(index))
-    found = call(capsys, home, file, "--run", "plain", "--run", "tuned", "--out", str(tmp_path / "out"))
+    found = call(
+        capsys, home, file, "--run", "plain", "--run", "tuned", "--out", str(tmp_path / "out")
+    )
     assert set(found["compared"]) == {"plain (probe)", "tuned (probe)", "tuned (fine-tuned)"}
-    assert {"random_weights_of_plain", "random_weights_of_tuned", "simple_features", "majority"} <= set(found["baselines"])
+    assert {
+        "random_weights_of_plain",
+        "random_weights_of_tuned",
+        "simple_features",
+        "majority",
+    } <= set(found["baselines"])
     capsys.readouterr()
     assert main(["evaluate", "tuned", "-w", str(home), "--json", "--bootstrap", "20"]) == 0
     alone = json.loads(capsys.readouterr().out)
     for name in alone["metrics"]:
-        assert found["compared"]["tuned (fine-tuned)"][name]["value"] == alone["metrics"][name]["value"], name
-    assert found["verdict"].count("with fewer than 3 seeds nothing is said about the methods") + found["verdict"].count("no verdict") >= 3
+        assert (
+            found["compared"]["tuned (fine-tuned)"][name]["value"]
+            == alone["metrics"][name]["value"]
+        ), name
+    assert (
+        found["verdict"].count("with fewer than 3 seeds nothing is said about the methods")
+        + found["verdict"].count("no verdict")
+        >= 3
+    )
     shutil.rmtree(tmp_path / "out")
 
 
 @pytest.mark.slow
-def test_labels_of_histories_are_probed_one_by_one_and_counts_of_few_people_withheld(capsys, tmp_path):
+def test_labels_of_histories_are_probed_one_by_one_and_counts_of_few_people_withheld(
+    capsys, tmp_path
+):
     home = tmp_path / "home"
     argv = ["ingest", "synthetic-claims", "--subjects", "150", "--seed", "1", "-w", str(home)]
-    assert main([*argv, "--small-counts", "--no-select", "--min-codes", "1"]) == 3  # some rows are faulty
+    # some rows are faulty
+    assert main([*argv, "--small-counts", "--no-select", "--min-codes", "1"]) == 3
     windows = tokens.open_tokens(home / "tokens" / "synthetic-claims")
     labels, split = windows.targets(), windows.index["split"].to_numpy()
     rng = np.random.default_rng(0)
@@ -379,31 +560,46 @@ def test_labels_of_histories_are_probed_one_by_one_and_counts_of_few_people_with
     frame.write_parquet(tmp_path / "x.parquet", metadata={"encoder": "x", "pretrained_on": "[]"})
     found = call(capsys, home, tmp_path / "x.parquet", data="synthetic-claims")
     parts = {name: x[split == name] for name in ("train", "validation", "test")}
-    scaled = {name: StandardScaler().fit(parts["train"]).transform(of) for name, of in parts.items()}
+    scaled = {
+        name: StandardScaler().fit(parts["train"]).transform(of) for name, of in parts.items()
+    }
     for k, name in enumerate(windows.class_names):
         y = {part: labels[split == part, k] for part in parts}
         known = {part: np.isfinite(of) for part, of in y.items()}
         if len(np.unique(y["train"][known["train"]])) < 2:
             continue
         fitted = {
-            p: LogisticRegression(C=1 / p, max_iter=5000, tol=1e-8).fit(scaled["train"][known["train"]], y["train"][known["train"]])
+            p: LogisticRegression(C=1 / p, max_iter=5000, tol=1e-8).fit(
+                scaled["train"][known["train"]], y["train"][known["train"]]
+            )
             for p in PENALTIES
         }
-        held, truth = scaled["validation"][known["validation"]], y["validation"][known["validation"]]
+        held, truth = (
+            scaled["validation"][known["validation"]],
+            y["validation"][known["validation"]],
+        )
         loss = {p: log_loss(truth, fitted[p].predict_proba(held), labels=[0, 1]) for p in PENALTIES}
         chosen = found["encoder"]["penalty"][k]
-        assert loss[chosen] == pytest.approx(min(loss.values()), abs=2e-3), name  # fits end at their tolerance; two penalties may tie
-        test, chance = y["test"][known["test"]], fitted[chosen].predict_proba(scaled["test"][known["test"]])[:, 1]
+        # fits end at their tolerance; two penalties may tie
+        assert loss[chosen] == pytest.approx(min(loss.values()), abs=2e-3), name
+        test, chance = (
+            y["test"][known["test"]],
+            fitted[chosen].predict_proba(scaled["test"][known["test"]])[:, 1],
+        )
         value = found["by_class"][name]["auroc"]["value"]
         if 0 < test.mean() < 1:
             assert value == pytest.approx(roc_auc_score(test, chance), abs=0.02), name
         else:
             assert value is None
-    assert {"length_only", "single_code", "simple_features", "random_weights"} <= set(found["baselines"])
+    assert {"length_only", "single_code", "simple_features", "random_weights"} <= set(
+        found["baselines"]
+    )
     small = tmp_path / "fixture"
     shutil.copytree(Path(__file__).parent / "fixtures" / "v1" / "home" / "tokens", small / "tokens")
     own = tokens.open_tokens(small / "tokens" / "synthetic-claims").index
-    own.select("window").with_columns(vector=pl.Series(np.ones((own.height, 2)).tolist())).write_parquet(tmp_path / "y.parquet")
+    own.select("window").with_columns(
+        vector=pl.Series(np.ones((own.height, 2)).tolist())
+    ).write_parquet(tmp_path / "y.parquet")
     hidden = call(capsys, small, tmp_path / "y.parquet", data="synthetic-claims")
     assert (hidden["n"], hidden["n_subjects"], hidden["encoder"]["fitted_on"]) == (None, None, {})
     assert all(one["value"] is None for one in hidden["metrics"].values())
@@ -413,7 +609,9 @@ def test_labels_of_histories_are_probed_one_by_one_and_counts_of_few_people_with
 
 
 @pytest.mark.slow
-def test_seeds_of_an_encoder_are_one_row_and_three_of_each_allow_a_verdict(cohort, capsys, tmp_path):
+def test_seeds_of_an_encoder_are_one_row_and_three_of_each_allow_a_verdict(
+    cohort, capsys, tmp_path
+):
     index = pl.read_parquet(cohort / "tokens" / "synthetic-staging" / "index.parquet")
     frame, files = index.select("window", "recording_id", "start"), []
     for name, skip in (("good", 0), ("noise", 1)):
@@ -421,33 +619,65 @@ def test_seeds_of_an_encoder_are_one_row_and_three_of_each_allow_a_verdict(cohor
             files.append(tmp_path / f"{name}{seed}.parquet")
             x = draw_vectors(index, 8, seed)[:, skip:]
             about = {"encoder": name, "seed": str(seed), "pretrained_on": "[]"}
-            frame.with_columns(vector=pl.Series(x.tolist())).write_parquet(files[-1], metadata=about)
+            frame.with_columns(vector=pl.Series(x.tolist())).write_parquet(
+                files[-1], metadata=about
+            )
     found = call(capsys, cohort, files, "--baselines", "cheap", data="synthetic/staging")
     assert found["run"] == "good"
     assert list(found["compared_rows"]) == ["noise"]
-    row, each = found["compared_rows"]["noise"], {name: one["accuracy"]["value"] for name, one in found["compared"].items()}
-    good = np.array([found["metrics"]["accuracy"]["value"], each["good, seed 1"], each["good, seed 2"]])
+    row, each = (
+        found["compared_rows"]["noise"],
+        {name: one["accuracy"]["value"] for name, one in found["compared"].items()},
+    )
+    good = np.array(
+        [found["metrics"]["accuracy"]["value"], each["good, seed 1"], each["good, seed 2"]]
+    )
     noise = np.array([each[f"noise, seed {seed}"] for seed in range(3)])
     assert row["models"] == [f"noise, seed {seed}" for seed in range(3)]
     assert row["difference"] == pytest.approx(good.mean() - noise.mean())
-    assert row["total_se"] ** 2 == pytest.approx(row["se"] ** 2 + good.var(ddof=1) / 3 + noise.var(ddof=1) / 3)
+    assert row["total_se"] ** 2 == pytest.approx(
+        row["se"] ** 2 + good.var(ddof=1) / 3 + noise.var(ddof=1) / 3
+    )
     assert "good is better than noise on synthetic-staging" in found["verdict"]
     assert "3 seeds" in found["verdict"]
     two = call(capsys, cohort, files[:5], "--baselines", "cheap", data="synthetic/staging")
     assert "is better than noise" not in two["verdict"]
-    assert "two encoders" in call(capsys, cohort, [files[0], files[0]], code=2, data="synthetic/staging")
+    assert "two encoders" in call(
+        capsys, cohort, [files[0], files[0]], code=2, data="synthetic/staging"
+    )
 
 
 @pytest.mark.slow
 def test_the_examples_write_files_that_are_scored(cohort, capsys, tmp_path):
-    folder, examples = cohort / "tokens" / "synthetic-staging", Path(__file__).parent.parent / "examples" / "encoders"
+    folder, examples = (
+        cohort / "tokens" / "synthetic-staging",
+        Path(__file__).parent.parent / "examples" / "encoders",
+    )
     files = []
-    for name, *more in (("mne_band_power.py",), ("torch_convolutions.py",), ("torch_convolutions.py", "1")):
+    for name, *more in (
+        ("mne_band_power.py",),
+        ("torch_convolutions.py",),
+        ("torch_convolutions.py", "1"),
+    ):
         files.append(tmp_path / f"{len(files)}.parquet")
-        argv = [sys.executable, "-W", "error", str(examples / name), str(folder), str(files[-1]), *more]
-        done = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(examples.parent.parent)})
+        argv = [
+            sys.executable,
+            "-W",
+            "error",
+            str(examples / name),
+            str(folder),
+            str(files[-1]),
+            *more,
+        ]
+        done = subprocess.run(
+            argv,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(examples.parent.parent)},
+        )
         assert done.returncode == 0, done.stderr
     found = call(capsys, cohort, files, "--baselines", "cheap", data="synthetic/staging")
-    assert found["metrics"]["accuracy"]["value"] > 0.75  # stages of this cohort follow from band powers
+    # stages of this cohort follow from band powers
+    assert found["metrics"]["accuracy"]["value"] > 0.75
     assert list(found["compared"]) == ["convolutions, 0 epochs", "convolutions, 1 epochs"]
     assert found["notices"] == []

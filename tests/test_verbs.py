@@ -1,4 +1,6 @@
-"""Every verb with wrong arguments, signals, closed streams and broken plug-ins: one clear line, never exit 1, nothing written in vain."""
+"""Every verb with wrong arguments, signals, closed streams and broken plug-ins: one clear line,
+never exit 1, nothing written in vain.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ VERBS = [
 def run(*argv: str | bytes, cwd: Path, **more: object) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")])
+        ),
     }
     settings = {"env": environment, "capture_output": True, "text": True, "timeout": 120, **more}
     return subprocess.run([*BITIMELY, *argv], cwd=cwd, check=False, **settings)  # type: ignore[call-overload, no-any-return]
@@ -64,7 +68,9 @@ def test_bare_command_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
         ["embed", "x", "--batch-size", "0"], ["tokenize", "sleep-edf", "--window", "-1"], ["run", "smoke", "--jobs"],
     ],
 )  # fmt: skip
-def test_usage_errors_are_objects_under_json(argv: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_usage_errors_are_objects_under_json(
+    argv: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert main([*argv, "--json"]) == 2
     out, err = capsys.readouterr()
     body = json.loads(out)
@@ -82,7 +88,10 @@ def test_usage_errors_are_objects_under_json(argv: list[str], capsys: pytest.Cap
     ids=" ".join,
 )  # fmt: skip
 def test_dry_runs_leave_an_empty_folder_empty(
-    argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    argv: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     raw, home = tmp_path / "raw", tmp_path / "home"
     raw.mkdir()
@@ -97,10 +106,23 @@ def test_dry_runs_leave_an_empty_folder_empty(
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-@pytest.mark.parametrize("argv", [["ingest", "synthetic-claims", "--subjects", "200000"], ["run", "smoke"]], ids=lambda argv: argv[0])
-def test_a_signal_ends_a_verb_within_seconds(argv: list[str], number: int, code: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "argv",
+    [["ingest", "synthetic-claims", "--subjects", "200000"], ["run", "smoke"]],
+    ids=lambda argv: argv[0],
+)
+def test_a_signal_ends_a_verb_within_seconds(
+    argv: list[str], number: int, code: int, tmp_path: Path
+) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    process = subprocess.Popen([*BITIMELY, *argv], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*BITIMELY, *argv],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     deadline = time.monotonic() + 60
     while not (tmp_path / "workspace").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -122,7 +144,8 @@ def test_a_signal_in_native_code_ends_the_verb_too(tmp_path: Path) -> None:
         "from bitimely_cli import main, signals, verbs\n"
         "signals.GRACE = 0.5\n"
         "def stuck(arguments):\n"
-        "    signal.signal(signal.SIGTERM, lambda number, frame: None)\n"  # no handler of Python acts
+        # no handler of Python acts
+        "    signal.signal(signal.SIGTERM, lambda number, frame: None)\n"
         "    print('ready', flush=True)\n"
         "    time.sleep(60)\n"
         "verbs.run_command = stuck\n"
@@ -139,8 +162,12 @@ def test_a_signal_in_native_code_ends_the_verb_too(tmp_path: Path) -> None:
     assert err.startswith("error[interrupted] stopped by SIGTERM")
 
 
-@pytest.mark.parametrize("swallow", ["weakref.finalize(thing, stop)", "thing.__class__.__del__ = stop"])
-def test_a_signal_in_a_callback_that_swallows_errors_ends_the_verb_too(swallow: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "swallow", ["weakref.finalize(thing, stop)", "thing.__class__.__del__ = stop"]
+)
+def test_a_signal_in_a_callback_that_swallows_errors_ends_the_verb_too(
+    swallow: str, tmp_path: Path
+) -> None:
     script = (
         "import signal, sys, time, weakref\n"
         "from bitimely_cli import main, verbs\n"
@@ -175,7 +202,14 @@ def test_closed_and_narrow_streams(tmp_path: Path) -> None:
         (f"PYTHONIOENCODING=ascii {command}", {0}),
         (f"PYTHONIOENCODING=ascii {command.replace('list models', '--help')}", {0}),
     ):
-        found = subprocess.run(["/bin/bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, timeout=120, check=False)
+        found = subprocess.run(
+            ["/bin/bash", "-c", line],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            timeout=120,
+            check=False,
+        )
         assert found.returncode in expected, line
         assert b"Traceback" not in found.stderr
         assert b"Exception ignored" not in found.stderr
@@ -187,7 +221,9 @@ def test_bytes_that_are_no_utf_8_are_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     bad = os.fsdecode(b"a\xff")
-    assert main([verb, *([bad] if verb not in {"doctor", "demo", "pretrain"} else []), "-w", bad]) == 2
+    assert (
+        main([verb, *([bad] if verb not in {"doctor", "demo", "pretrain"} else []), "-w", bad]) == 2
+    )
     assert capsys.readouterr().err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
@@ -197,14 +233,24 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The source of an installed plug-in package."""
     site = tmp_path / "site"
     (site / "sleeplab-1.0.dist-info").mkdir(parents=True)
-    (site / "sleeplab-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: sleeplab\nVersion: 1.0\n")
-    (site / "sleeplab-1.0.dist-info" / "entry_points.txt").write_text("[bitimely.plugins]\nsleeplab = sleeplab_data\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(Path(__file__).parent.parent)]))
+    (site / "sleeplab-1.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: sleeplab\nVersion: 1.0\n"
+    )
+    (site / "sleeplab-1.0.dist-info" / "entry_points.txt").write_text(
+        "[bitimely.plugins]\nsleeplab = sleeplab_data\n"
+    )
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(site), str(Path(__file__).parent.parent)])
+    )
     return site / "sleeplab_data.py"
 
 
-@pytest.mark.parametrize("fault", ["import nothing_like_this", "def broken(:", "raise SystemExit(3)", "1 / 0"])
-def test_a_broken_plug_in_is_named_and_other_work_goes_on(plugin: Path, tmp_path: Path, fault: str) -> None:
+@pytest.mark.parametrize(
+    "fault", ["import nothing_like_this", "def broken(:", "raise SystemExit(3)", "1 / 0"]
+)
+def test_a_broken_plug_in_is_named_and_other_work_goes_on(
+    plugin: Path, tmp_path: Path, fault: str
+) -> None:
     plugin.write_text(fault + "\n")
     environment = dict(os.environ)
     good = run("list", "datasets", "--json", cwd=tmp_path, env=environment)
@@ -243,7 +289,10 @@ CONFLICTS = [  # refused before anything is read; the source has enough rows to 
 
 @pytest.mark.parametrize("options", CONFLICTS, ids=" ".join)
 def test_conflicts_of_options_are_found_before_any_work(
-    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    options: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     from bitimely_core import storage
 
@@ -258,7 +307,10 @@ def test_conflicts_of_options_are_found_before_any_work(
 
 @pytest.mark.parametrize("verb", [["ingest", "pophr", "."], ["tokenize", "pophr"]], ids=" ".join)
 def test_an_unknown_engine_is_answered_with_the_known_ones(
-    verb: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    verb: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "claims.csv").write_text("patient_id,date,icd9\np1,2001-02-03,250.00\n")
@@ -271,22 +323,48 @@ def test_an_unknown_engine_is_answered_with_the_known_ones(
     assert "polars, spark" in err
 
 
-MAKERS = {"usage_error", "input_error", "integrity_error", "input_warning", "Finding", "UserError", "unknown", "replace", "note"}
+MAKERS = {
+    "usage_error",
+    "input_error",
+    "integrity_error",
+    "input_warning",
+    "Finding",
+    "UserError",
+    "unknown",
+    "replace",
+    "note",
+}
 
 
 def list_advice() -> list[tuple[str, str]]:
-    """(place, text) of every text in a call that makes a message, or that is assigned as a hint; `{}` in the place of values."""
+    """(place, text) of every text in a call that makes a message, or that is assigned as a hint;
+    `{}` in the place of values.
+    """
     found = []
     root = Path(__file__).parent.parent
-    for path in sorted([*(root / "bitimely_core").rglob("*.py"), *(root / "bitimely_cli").rglob("*.py")]):
+    for path in sorted(
+        [*(root / "bitimely_core").rglob("*.py"), *(root / "bitimely_cli").rglob("*.py")]
+    ):
         for node in ast.walk(ast.parse(path.read_text())):
-            makes = isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in MAKERS
-            names = [getattr(t, "id", getattr(t, "attr", "")).lower() for t in node.targets] if isinstance(node, ast.Assign) else []
-            if not makes and not any(name in {"hint", "action", "text", "problem", "expected"} or name.endswith("_hint") for name in names):
+            makes = (
+                isinstance(node, ast.Call)
+                and getattr(node.func, "id", getattr(node.func, "attr", "")) in MAKERS
+            )
+            names = (
+                [getattr(t, "id", getattr(t, "attr", "")).lower() for t in node.targets]
+                if isinstance(node, ast.Assign)
+                else []
+            )
+            if not makes and not any(
+                name in {"hint", "action", "text", "problem", "expected"} or name.endswith("_hint")
+                for name in names
+            ):
                 continue
             for part in ast.walk(node):
                 if isinstance(part, ast.JoinedStr):
-                    text = "".join(str(v.value) if isinstance(v, ast.Constant) else "{}" for v in part.values)
+                    text = "".join(
+                        str(v.value) if isinstance(v, ast.Constant) else "{}" for v in part.values
+                    )
                 elif isinstance(part, ast.Constant) and isinstance(part.value, str):
                     text = part.value
                 else:
@@ -299,8 +377,15 @@ def list_advice() -> list[tuple[str, str]]:
 def list_options() -> dict[str, set[str]]:
     """Verb -> its options."""
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    own = {name: {flag for p in command.params for flag in (*p.opts, *p.secondary_opts)} | {"--help"} for name, command in commands.items()}
-    kinds = {f"--{name.replace('_', '-')}" for e in registry.analyses.values() for name in inspect.signature(e.function).parameters}
+    own = {
+        name: {flag for p in command.params for flag in (*p.opts, *p.secondary_opts)} | {"--help"}
+        for name, command in commands.items()
+    }
+    kinds = {
+        f"--{name.replace('_', '-')}"
+        for e in registry.analyses.values()
+        for name in inspect.signature(e.function).parameters
+    }
     return {**own, "analyze": own["analyze"] | kinds}
 
 
@@ -315,12 +400,18 @@ def test_advice_names_commands_and_options_that_exist() -> None:
             if verb not in options:
                 wrong.append(f"{place}: bitimely {verb}")
             wrong += [
-                f"{place}: {verb} {flag}" for flag in re.findall(r"--[a-z][a-z0-9-]+[a-z0-9]", rest) if flag not in options.get(verb, set())
+                f"{place}: {verb} {flag}"
+                for flag in re.findall(r"--[a-z][a-z0-9-]+[a-z0-9]", rest)
+                if flag not in options.get(verb, set())
             ]
         for verb, flag in re.findall(r"\b([a-z]+) (--[a-z][a-z0-9-]+[a-z0-9])", text):
             if verb in options and flag not in options[verb]:
                 wrong.append(f"{place}: {verb} {flag}")
-        wrong += [f"{place}: {flag}" for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+[a-z0-9]", text) if flag not in everywhere]
+        wrong += [
+            f"{place}: {flag}"
+            for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+[a-z0-9]", text)
+            if flag not in everywhere
+        ]
     assert not wrong, "\n".join(sorted(set(wrong)))
 
 
@@ -335,11 +426,23 @@ def test_a_lost_process_of_a_training_is_named(tmp_path: Path, lost: int) -> Non
     )  # fmt: skip
     checkpoints = tmp_path / "workspace" / "runs" / "tiny" / "checkpoints"
     deadline = time.monotonic() + 120
-    while not (checkpoints / "step-2").is_dir() and time.monotonic() < deadline and process.poll() is None:
+    while (
+        not (checkpoints / "step-2").is_dir()
+        and time.monotonic() < deadline
+        and process.poll() is None
+    ):
         time.sleep(0.1)
-    children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
-    ranks = {pid: re.search(rb"\0RANK=(\d)", b"\0" + Path(f"/proc/{pid}/environ").read_bytes()) for pid in children}
-    os.kill(next(pid for pid, found in ranks.items() if found and int(found[1]) == lost), signal.SIGKILL)
+    children = [
+        int(pid)
+        for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ]
+    ranks = {
+        pid: re.search(rb"\0RANK=(\d)", b"\0" + Path(f"/proc/{pid}/environ").read_bytes())
+        for pid in children
+    }
+    os.kill(
+        next(pid for pid, found in ranks.items() if found and int(found[1]) == lost), signal.SIGKILL
+    )
     killed = time.monotonic()
     _, err = process.communicate(timeout=60)
     assert time.monotonic() - killed < 10

@@ -28,7 +28,12 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # its import sets off pandas'
     import wfdb
 
-FUZZ = settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(
+    max_examples=250,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 NAMES = ("I", "II", "V1")
 
 
@@ -36,7 +41,9 @@ def samples(frames: int = 50, channels: int = 3) -> np.ndarray:
     return np.random.default_rng(7).integers(-900, 900, (frames, channels)).astype("<i2")
 
 
-def signal_line(values: np.ndarray, name: str, file: str = "r.dat", code: str = "16", gain: str = "1000.0(0)/mV") -> str:
+def signal_line(
+    values: np.ndarray, name: str, file: str = "r.dat", code: str = "16", gain: str = "1000.0(0)/mV"
+) -> str:
     return f"{file} {code} {gain} 16 0 {int(values[0])} {int(values.sum(dtype=np.int64)) & 0xFFFF} 0 {name}"
 
 
@@ -94,18 +101,40 @@ def written_by_wfdb(folder: Path, **fields: Any) -> Path:
 def same_as_wfdb(path: Path) -> None:
     ours = own.read_recording(path)
     theirs = wfdb.rdrecord(str(path), smooth_frames=False)
-    assert [signal.channel for signal in ours.signals] == [name or f"signal {i}" for i, name in enumerate(theirs.sig_name, 1)]
-    for signal, values, spf in zip(ours.signals, theirs.e_p_signal, theirs.samps_per_frame, strict=True):
+    assert [signal.channel for signal in ours.signals] == [
+        name or f"signal {i}" for i, name in enumerate(theirs.sig_name, 1)
+    ]
+    for signal, values, spf in zip(
+        ours.signals, theirs.e_p_signal, theirs.samps_per_frame, strict=True
+    ):
         assert signal.rate == pytest.approx(theirs.fs * spf, rel=1e-12)
         rough = 1e-6 if signal.samples.dtype == np.float32 and signal.scale == 1 else 1e-12
         biggest = max(abs(signal.offset), np.nanmax(np.abs(values), initial=0))
-        np.testing.assert_allclose(physical(signal), values[: len(signal.samples)], rtol=rough, atol=rough * biggest)
-        assert len(values) - len(signal.samples) in {spf * channel.skew for channel in ours.header.channels}
+        np.testing.assert_allclose(
+            physical(signal), values[: len(signal.samples)], rtol=rough, atol=rough * biggest
+        )
+        assert len(values) - len(signal.samples) in {
+            spf * channel.skew for channel in ours.header.channels
+        }
 
 
 SINGLE = (
-    *(f"robust/wfdb/{name}" for name in ("100", "100-no-len", "a103l", "binformats", "s0010_re", "test01_00s", "test01_00s_frame")),
-    *(f"robust/wfdb-multi/{name}" for name in ("s25047/s25047-2704-05-04-10-44n", "s25047/3234460_0018", "fixed1/v102s_1")),
+    *(
+        f"robust/wfdb/{name}"
+        for name in (
+            "100",
+            "100-no-len",
+            "a103l",
+            "binformats",
+            "s0010_re",
+            "test01_00s",
+            "test01_00s_frame",
+        )
+    ),
+    *(
+        f"robust/wfdb-multi/{name}"
+        for name in ("s25047/s25047-2704-05-04-10-44n", "s25047/3234460_0018", "fixed1/v102s_1")
+    ),
     *(f"emg/emg_{name}" for name in ("healthy", "myopathy", "neuropathy")),
     *(f"ptb-xl/records100/00000/{name}_lr" for name in ("00001", "00728")),
 )
@@ -149,7 +178,9 @@ def test_a_real_stale_initial_value_is_a_warning() -> None:
 
 @pytest.mark.parametrize("code", [8, 16, 24, 32, 61, 80, 160, 212, 310, 311])
 @pytest.mark.parametrize(("frames", "each"), [(10, (1, 1)), (11, (1,)), (13, (2, 1, 3)), (1, (1,))])
-def test_every_sample_format_decodes_as_in_wfdb(tmp_path: Path, code: int, frames: int, each: tuple[int, ...]) -> None:
+def test_every_sample_format_decodes_as_in_wfdb(
+    tmp_path: Path, code: int, frames: int, each: tuple[int, ...]
+) -> None:
     raw = np.random.default_rng(code).integers(0, 256, 4 * frames * sum(each), np.uint8)
     if code == 311:
         raw[3::4] &= 0x3F  # wfdb lets one of the two unused bits into the third sample
@@ -170,13 +201,29 @@ def test_the_two_unused_bits_of_format_311_are_not_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "bits"), [("16", 16), ("24", 24), ("32", 32), ("80", 8), ("212", 12), ("508", 8), ("516", 16), ("524", 24)]
+    ("code", "bits"),
+    [
+        ("16", 16),
+        ("24", 24),
+        ("32", 32),
+        ("80", 8),
+        ("212", 12),
+        ("508", 8),
+        ("516", 16),
+        ("524", 24),
+    ],
 )
 def test_what_wfdb_writes_is_read_back(tmp_path: Path, code: str, bits: int) -> None:
     most = 1 << (bits - 1)
     digital = np.random.default_rng(1).integers(1 - most, most, (333, 2))
     digital[7:9, 0], digital[50, 1] = most - 1, 1 - most
-    fields = {"sig_name": ["a", "b"], "units": ["mV", "uV"], "fmt": [code] * 2, "adc_gain": [123.4, 2.0], "baseline": [-7, 30]}
+    fields = {
+        "sig_name": ["a", "b"],
+        "units": ["mV", "uV"],
+        "fmt": [code] * 2,
+        "adc_gain": [123.4, 2.0],
+        "baseline": [-7, 30],
+    }
     written_by_wfdb(tmp_path, fs=250, d_signal=digital, **fields)
     same_as_wfdb(tmp_path / "r")
     for signal, values in zip(own.read_recording(tmp_path / "r").signals, digital.T, strict=True):
@@ -190,8 +237,16 @@ def test_what_wfdb_writes_is_read_back(tmp_path: Path, code: str, bits: int) -> 
 
 def test_flac_with_several_samples_a_frame_reads_as_wfdb_reads_it(tmp_path: Path) -> None:
     digital = [np.arange(40, dtype=np.int64) - 20, 3 * np.arange(40, dtype=np.int64)]
-    fields = {"sig_name": ["a", "b"], "units": ["mV", "mV"], "fmt": ["516"] * 2, "adc_gain": [200.0] * 2, "baseline": [0, 0]}
-    ours = own.read_recording(written_by_wfdb(tmp_path, fs=62.5, e_d_signal=digital, samps_per_frame=[4, 4], **fields))
+    fields = {
+        "sig_name": ["a", "b"],
+        "units": ["mV", "mV"],
+        "fmt": ["516"] * 2,
+        "adc_gain": [200.0] * 2,
+        "baseline": [0, 0],
+    }
+    ours = own.read_recording(
+        written_by_wfdb(tmp_path, fs=62.5, e_d_signal=digital, samps_per_frame=[4, 4], **fields)
+    )
     assert [signal.rate for signal in ours.signals] == [250.0, 250.0]
     for signal, values in zip(ours.signals, digital, strict=True):
         assert np.array_equal(signal.samples, values)
@@ -203,11 +258,19 @@ def test_the_least_value_of_flac_samples_marks_a_missing_one(tmp_path: Path, bit
     digital = np.arange(80).reshape(40, 2) - 40
     digital[[3, 17, 18], 1] = least
     digital[5, 0] = least + 1
-    fields = {"sig_name": ["a", "b"], "units": ["mV"] * 2, "fmt": [str(500 + bits)] * 2, "adc_gain": [200.0] * 2, "baseline": [0, 0]}
+    fields = {
+        "sig_name": ["a", "b"],
+        "units": ["mV"] * 2,
+        "fmt": [str(500 + bits)] * 2,
+        "adc_gain": [200.0] * 2,
+        "baseline": [0, 0],
+    }
     path = written_by_wfdb(tmp_path, fs=250, d_signal=digital, **fields)
     same_as_wfdb(path)
     recording = own.read_recording(path)
-    assert [(str(finding.code), finding.count) for finding in recording.findings] == [("missing_samples", 3)]
+    assert [(str(finding.code), finding.count) for finding in recording.findings] == [
+        ("missing_samples", 3)
+    ]
     assert np.array_equal(recording.signals[0].samples, digital[:, 0])
     assert np.flatnonzero(np.isnan(recording.signals[1].samples)).tolist() == [3, 17, 18]
 
@@ -218,7 +281,10 @@ def test_skewed_signals_line_up_as_in_wfdb(tmp_path: Path) -> None:
     ours = own.read_recording(path).signals
     assert [len(signal.samples) for signal in ours] == [50, 47, 50]
     assert np.array_equal(ours[1].samples, samples()[3:, 1])
-    assert read_error(write(tmp_path, lines={1: "r.dat 16:50 1000/mV 16 0"})).code == "header_implausible"
+    assert (
+        read_error(write(tmp_path, lines={1: "r.dat 16:50 1000/mV 16 0"})).code
+        == "header_implausible"
+    )
 
 
 # --- values
@@ -228,7 +294,9 @@ def test_digital_values_are_the_files_own(tmp_path: Path) -> None:
     recording = own.read_recording(write(tmp_path))
     assert recording.findings == []
     assert [signal.channel for signal in recording.signals] == list(NAMES)
-    assert np.array_equal(np.stack([signal.samples for signal in recording.signals], axis=1), samples())
+    assert np.array_equal(
+        np.stack([signal.samples for signal in recording.signals], axis=1), samples()
+    )
     assert recording.segments == [(0.0, 0.5)]
     only = own.read_signals(recording.header, ["V1"])
     assert [signal.channel for signal in only] == ["V1"]
@@ -240,7 +308,11 @@ def test_invalid_samples_become_missing(tmp_path: Path) -> None:
     recording = own.read_recording(write(tmp_path, values=values))
     assert codes(recording.findings) == {"missing_samples"}
     assert recording.findings[0].count == 5
-    assert [signal.samples.dtype.name for signal in recording.signals] == ["int16", "float32", "int16"]
+    assert [signal.samples.dtype.name for signal in recording.signals] == [
+        "int16",
+        "float32",
+        "int16",
+    ]
     assert np.flatnonzero(np.isnan(recording.signals[1].samples)).tolist() == [10, 11, 12, 13, 14]
     assert np.nanmin(physical(recording.signals[1])) > -1
 
@@ -260,13 +332,24 @@ def test_defaults_of_the_format_are_used_with_a_warning(tmp_path: Path) -> None:
     (tmp_path / "r.dat").write_bytes(samples(20, 1).tobytes())
     recording = own.read_recording(tmp_path / "r")
     (signal,) = recording.signals
-    assert (signal.channel, signal.rate, signal.unit, signal.scale, len(signal.samples)) == ("signal 1", 250.0, "mV", 1 / 200, 20)
+    assert (signal.channel, signal.rate, signal.unit, signal.scale, len(signal.samples)) == (
+        "signal 1",
+        250.0,
+        "mV",
+        1 / 200,
+        20,
+    )
     assert codes(recording.findings, "warning") == {"sampling_rate", "gain"}
     assert codes(recording.findings, "info") == {"unit", "length"}
 
 
 @pytest.mark.parametrize(
-    ("gain", "scale", "offset", "unit"), [("-20(5)/degC", -0.05, 0.25, "degC"), ("2e3/mv", 5e-4, -0.0, "mV"), ("4/µV", 0.25, -0.0, "uV")]
+    ("gain", "scale", "offset", "unit"),
+    [
+        ("-20(5)/degC", -0.05, 0.25, "degC"),
+        ("2e3/mv", 5e-4, -0.0, "mV"),
+        ("4/µV", 0.25, -0.0, "uV"),
+    ],
 )
 def test_calibrations(tmp_path: Path, gain: str, scale: float, offset: float, unit: str) -> None:
     signal = own.read_recording(write(tmp_path, gain=gain)).signals[0]
@@ -279,9 +362,14 @@ def test_a_missing_baseline_is_the_adc_zero(tmp_path: Path) -> None:
 
 
 def test_times_are_read_where_they_are_valid(tmp_path: Path) -> None:
-    header = own.read_header(write(tmp_path, record="{name} {channels} 100/100(5) {frames} 8:26:04.5 26/10/1994"))
+    header = own.read_header(
+        write(tmp_path, record="{name} {channels} 100/100(5) {frames} 8:26:04.5 26/10/1994")
+    )
     assert header.start == datetime(1994, 10, 26, 8, 26, 4, 500_000)
-    assert own.read_header(write(tmp_path, record="{name} {channels} 100 {frames} 0:07")).clock is not None
+    assert (
+        own.read_header(write(tmp_path, record="{name} {channels} 100 {frames} 0:07")).clock
+        is not None
+    )
     for clock in ("05-May-2020 09:49:17", "2020", "25:00:00", "8:26:04 31/02/1994"):
         header = own.read_header(write(tmp_path, record="{name} {channels} 100 {frames} " + clock))
         assert header.start is None
@@ -320,8 +408,14 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "cut": ({"data": samples().tobytes()[:-1]}, "truncated"),
     "empty signal file": ({"data": b""}, "truncated"),
     "empty signal file, no length": ({"record": "{name} {channels} 100", "data": b""}, "truncated"),
-    "bit flip": ({"data": samples().tobytes()[:100] + b"\x55" + samples().tobytes()[101:]}, "checksum"),
-    "rotated by a frame": ({"data": samples().tobytes()[6:] + samples().tobytes()[:6]}, "initial_value"),
+    "bit flip": (
+        {"data": samples().tobytes()[:100] + b"\x55" + samples().tobytes()[101:]},
+        "checksum",
+    ),
+    "rotated by a frame": (
+        {"data": samples().tobytes()[6:] + samples().tobytes()[:6]},
+        "initial_value",
+    ),
     "unknown format": ({"code": "999"}, "format"),
     "format no number": ({"code": "16bit"}, "header_syntax"),
     "no samples a frame": ({"code": "16x0"}, "header_implausible"),
@@ -332,7 +426,10 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "checksum no number": ({"lines": {1: "r.dat 16 1000/mV 16 0 1 6x58 0 II"}}, "header_field"),
     "signals twice": ({"lines": {2: signal_line(samples()[:, 2], "II")}}, "duplicate_channel"),
     "two formats in one file": ({"lines": {2: "r.dat 212 1000/mV"}}, "header_syntax"),
-    "signals of one file apart": ({"lines": {1: "s.dat 16 1000/mV"}, "tail": ""}, "missing_signal_file"),
+    "signals of one file apart": (
+        {"lines": {1: "s.dat 16 1000/mV"}, "tail": ""},
+        "missing_signal_file",
+    ),
     "only null signals": ({"code": "0"}, "missing_channel"),
     "out of the folder": ({"lines": {0: "../../secret.dat 16 1000/mV"}}, "path_escape"),
     "absolute": ({"lines": {0: "/etc/hostname 16 1000/mV"}}, "path_escape"),
@@ -391,45 +488,71 @@ def test_optional_signals_of_one_name_are_numbered(tmp_path: Path) -> None:
 
 
 def test_foreign_text_is_made_fit_to_store(tmp_path: Path) -> None:
-    recording = own.read_recording(write(tmp_path, lines={0: signal_line(samples()[:, 0], "<b>=1+1[/red]")}))
+    recording = own.read_recording(
+        write(tmp_path, lines={0: signal_line(samples()[:, 0], "<b>=1+1[/red]")})
+    )
     assert codes(recording.findings) == {"label_chars"}
     assert not set(recording.signals[0].channel) & set("<>[]")
 
 
 def test_null_signals_are_left_out(tmp_path: Path) -> None:
-    recording = own.read_recording(write(tmp_path, lines={1: "~ 0 86/mV 11 0 -1024 0 0 II"}, data=samples()[:, [0, 2]].tobytes()))
+    recording = own.read_recording(
+        write(
+            tmp_path, lines={1: "~ 0 86/mV 11 0 -1024 0 0 II"}, data=samples()[:, [0, 2]].tobytes()
+        )
+    )
     assert [signal.channel for signal in recording.signals] == ["I", "V1"]
     assert codes(recording.findings) == {"missing_channel"}
 
 
-def test_checksums_are_compared_modulo_65536_and_only_where_the_format_promises_them(tmp_path: Path) -> None:
+def test_checksums_are_compared_modulo_65536_and_only_where_the_format_promises_them(
+    tmp_path: Path,
+) -> None:
     total = int(samples()[:, 0].sum(dtype=np.int64))
     for written in (total, total & 0xFFFF, total - 65536):
-        assert own.read_recording(write(tmp_path, lines={0: f"r.dat 16 1000/mV 16 0 {samples()[0, 0]} {written} 0 I"})).signals
+        assert own.read_recording(
+            write(tmp_path, lines={0: f"r.dat 16 1000/mV 16 0 {samples()[0, 0]} {written} 0 I"})
+        ).signals
     wrong = {0: f"r.dat 16 1000/mV 16 0 {samples()[0, 0]} {total + 1} 0 I"}
     assert read_error(write(tmp_path, lines=wrong)).code == "checksum"
-    assert codes(own.read_recording(write(tmp_path, lines=wrong, record="{name} {channels} 100")).findings, "warning") == {"checksum"}
+    assert codes(
+        own.read_recording(write(tmp_path, lines=wrong, record="{name} {channels} 100")).findings,
+        "warning",
+    ) == {"checksum"}
     empty = {i: f"r.dat 16 1000/mV 16 0 0 0 0 {name}" for i, name in enumerate(NAMES)}
-    assert codes(own.read_recording(write(tmp_path, lines=empty)).findings, "warning") == {"checksum", "initial_value"}
+    assert codes(own.read_recording(write(tmp_path, lines=empty)).findings, "warning") == {
+        "checksum",
+        "initial_value",
+    }
     assert read_error(write(tmp_path, lines={0: empty[0]})).code == "checksum"
 
 
 def test_a_stale_initial_value_is_distinguished_from_shifted_samples(tmp_path: Path) -> None:
     stale = signal_line(samples()[:, 0], "I").replace(f" {samples()[0, 0]} ", " 12345 ")
-    assert codes(own.read_recording(write(tmp_path, lines={0: stale})).findings, "warning") == {"initial_value"}
+    assert codes(own.read_recording(write(tmp_path, lines={0: stale})).findings, "warning") == {
+        "initial_value"
+    }
     unsummed = " ".join(stale.split()[:6])
-    assert read_error(write(tmp_path, lines={0: unsummed})).code == "initial_value"  # nothing vouches for the samples
+    # nothing vouches for the samples
+    assert read_error(write(tmp_path, lines={0: unsummed})).code == "initial_value"
     rotated = np.roll(samples(), 20, axis=0)
     assert read_error(write(tmp_path, data=rotated.tobytes())).code == "initial_value"
 
 
 def test_bytes_after_the_samples_give_a_warning(tmp_path: Path) -> None:
-    assert codes(own.read_recording(write(tmp_path, data=samples().tobytes() + bytes(10))).findings) == {"size_mismatch"}
+    assert codes(
+        own.read_recording(write(tmp_path, data=samples().tobytes() + bytes(10))).findings
+    ) == {"size_mismatch"}
     assert own.read_recording(write(tmp_path, data=samples().tobytes() + bytes(2))).findings == []
 
 
 def test_a_flac_file_cannot_promise_more_than_it_may_hold(tmp_path: Path) -> None:
-    streaminfo = (100).to_bytes(2, "big") * 2 + bytes(6) + (8000 << 44 | 15 << 36 | (1 << 36) - 1).to_bytes(8, "big") + bytes(16)
+    streaminfo = (
+        (100).to_bytes(2, "big") * 2
+        + bytes(6)
+        + (8000 << 44 | 15 << 36 | (1 << 36) - 1).to_bytes(8, "big")
+        + bytes(16)
+    )
     (tmp_path / "r.dat").write_bytes(b"fLaC" + b"\x80\0\0\x22" + streaminfo + bytes(100))
     for frames, code in ((1 << 35, "expansion_limit"), (10, "expansion_limit")):
         (tmp_path / "r.hea").write_text(f"r 1 100 {frames}\nr.dat 516 1000/mV 16 0")
@@ -467,17 +590,25 @@ def test_a_source_gives_relative_names(tmp_path: Path) -> None:
 # --- several segments
 
 
-def segments(folder: Path, lines: list[str], record: str = "m/{n} 3 100 {frames}", **parts: dict[str, Any]) -> Path:
-    """A record `m` whose segment lines are given; its segments are written by `write` with the options in `parts`."""
+def segments(
+    folder: Path, lines: list[str], record: str = "m/{n} 3 100 {frames}", **parts: dict[str, Any]
+) -> Path:
+    """A record `m` whose segment lines are given; its segments are written by `write` with the
+    options in `parts`.
+    """
     for name, how in parts.items():
         write(folder, name, **how)
     frames = sum(int(line.split()[1]) for line in lines)
-    (folder / "m.hea").write_text("\n".join([record.format(n=len(lines), frames=frames), *lines]) + "\n")
+    (folder / "m.hea").write_text(
+        "\n".join([record.format(n=len(lines), frames=frames), *lines]) + "\n"
+    )
     return folder / "m"
 
 
 def test_adjacent_segments_are_joined(tmp_path: Path) -> None:
-    path = segments(tmp_path, ["a 50", "~ 30", "b 50", "c 50", "d 50"], a={}, b={}, c={}, d={"gain": "500/mV"})
+    path = segments(
+        tmp_path, ["a 50", "~ 30", "b 50", "c 50", "d 50"], a={}, b={}, c={}, d={"gain": "500/mV"}
+    )
     recording = own.read_recording(path)
     assert recording.header.layout == "fixed"
     assert [(s.channel, s.onset, len(s.samples), s.scale) for s in recording.signals[:3]] == [
@@ -488,7 +619,10 @@ def test_adjacent_segments_are_joined(tmp_path: Path) -> None:
     assert recording.segments == [(0.0, 0.5), (0.8, 2.3)]
     assert codes(recording.findings) == {"discontinuous"}
     assert recording.header.seconds == 2.3
-    assert set(recording.header.files) == {"m.hea", *(f"{x}.{e}" for x in "abcd" for e in ("hea", "dat"))}
+    assert set(recording.header.files) == {
+        "m.hea",
+        *(f"{x}.{e}" for x in "abcd" for e in ("hea", "dat")),
+    }
 
 
 def test_a_variable_layout_names_the_signals(tmp_path: Path) -> None:
@@ -498,12 +632,18 @@ def test_a_variable_layout_names_the_signals(tmp_path: Path) -> None:
     recording = own.read_recording(path)
     assert recording.header.layout == "variable"
     assert [channel.name for channel in recording.header.channels] == list(NAMES)
-    assert [(s.channel, len(s.samples)) for s in recording.signals] == [("I", 100), ("II", 100), ("V1", 50)]
+    assert [(s.channel, len(s.samples)) for s in recording.signals] == [
+        ("I", 100),
+        ("II", 100),
+        ("V1", 50),
+    ]
     assert codes(recording.findings, "warning") == {"discontinuous"}
 
 
 def test_a_layout_is_no_segment(tmp_path: Path) -> None:
-    tmp_path.joinpath("lay.hea").write_text("\n".join(["lay 3 100 0", *(f"~ 0 86/mV 11 0 -1024 0 0 {name}" for name in NAMES)]))
+    tmp_path.joinpath("lay.hea").write_text(
+        "\n".join(["lay 3 100 0", *(f"~ 0 86/mV 11 0 -1024 0 0 {name}" for name in NAMES)])
+    )
     assert read_error(segments(tmp_path, ["lay 0", "lay 50"])).code == "missing_channel"
 
 
@@ -532,10 +672,17 @@ def test_segments_in_a_folder_of_their_own(tmp_path: Path) -> None:
     ],
 )
 def test_faults_of_segments(tmp_path: Path, lines: list[str], record: str, code: str) -> None:
-    parts = {"a": {}, "b": {}, "cut": {"data": samples().tobytes()[:200]}, "bad": {"data": samples().tobytes()[:-1] + b"\x7f"}}
+    parts = {
+        "a": {},
+        "b": {},
+        "cut": {"data": samples().tobytes()[:200]},
+        "bad": {"data": samples().tobytes()[:-1] + b"\x7f"},
+    }
     for name, how in parts.items():
         write(tmp_path, name, **how)
-    (tmp_path / "m.hea").write_text("\n".join([record.format(n=len(lines), frames=50 * len(lines)), *lines]))
+    (tmp_path / "m.hea").write_text(
+        "\n".join([record.format(n=len(lines), frames=50 * len(lines)), *lines])
+    )
     assert read_error(tmp_path / "m").code == code
 
 
@@ -555,7 +702,9 @@ def test_one_small_file_cannot_be_named_over_and_over(tmp_path: Path) -> None:
 def test_no_header_does_more_than_refuse(tmp_path: Path, data: st.DataObject) -> None:
     if not (tmp_path / "a.hea").is_file():
         segments(tmp_path, ["a 50", "~ 10", "b 50"], a={}, b={})
-    good = data.draw(st.sampled_from([(tmp_path / name).read_bytes() for name in ("a.hea", "m.hea")]))
+    good = data.draw(
+        st.sampled_from([(tmp_path / name).read_bytes() for name in ("a.hea", "m.hea")])
+    )
     tokens = st.sampled_from(
         [
             b"0",
@@ -582,7 +731,9 @@ def test_no_header_does_more_than_refuse(tmp_path: Path, data: st.DataObject) ->
     text = bytearray(good)
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(text)))
-        text[place : place + data.draw(st.integers(0, 6))] = data.draw(st.one_of(tokens, st.binary(max_size=4)))
+        text[place : place + data.draw(st.integers(0, 6))] = data.draw(
+            st.one_of(tokens, st.binary(max_size=4))
+        )
     stem = "a" if good.startswith(b"a") else "m"
     (tmp_path / f"{stem}.hea").write_bytes(text)
     try:
@@ -590,7 +741,10 @@ def test_no_header_does_more_than_refuse(tmp_path: Path, data: st.DataObject) ->
     except UserError as error:
         named = error.file
     else:
-        assert all(np.isfinite([signal.rate, signal.scale, signal.offset, signal.onset]).all() for signal in recording.signals)
+        assert all(
+            np.isfinite([signal.rate, signal.scale, signal.offset, signal.onset]).all()
+            for signal in recording.signals
+        )
         assert all(signal.rate > 0 and signal.samples.ndim == 1 for signal in recording.signals)
         named = recording.header.where
     finally:
@@ -605,7 +759,9 @@ def test_any_text_is_a_header_or_refused(text: str) -> None:
         wfdb_header.parse_header(text.encode("utf-8", "replace"), "r")
 
 
-def test_thousands_of_equal_names_take_linear_time(seconds: Callable[[Callable[[], object]], float]) -> None:
+def test_thousands_of_equal_names_take_linear_time(
+    seconds: Callable[[Callable[[], object]], float],
+) -> None:
     lines = [f"r.dat 16 1 0 0 0 0 0 x{i // 2}" for i in range(30_000)]
     few, many = ("\n".join([f"r {n} 100", *lines[:n]]).encode() for n in (5000, 30_000))
     assert seconds(lambda: wfdb_header.parse_header(many, "r", required=())) < 15 * seconds(

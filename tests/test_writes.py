@@ -1,4 +1,6 @@
-"""Everything is written through `storage`, where faults can be injected: no other module changes the disk."""
+"""Everything is written through `storage`, where faults can be injected: no other module changes
+the disk.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,52 @@ from pathlib import Path
 PACKAGES = ("bitimely", "bitimely_cli", "bitimely_core")
 ROOT = Path(__file__).parent.parent
 METHODS = {  # of paths, frames, arrays and figures, whatever the object is called
-    *("write_text", "touch", "mkdir", "unlink", "rmdir", "symlink_to", "hardlink_to", "savefig", "to_parquet", "to_csv", "write_csv"),
+    *(
+        "write_text",
+        "touch",
+        "mkdir",
+        "unlink",
+        "rmdir",
+        "symlink_to",
+        "hardlink_to",
+        "savefig",
+        "to_parquet",
+        "to_csv",
+        "write_csv",
+    ),
     *("write_ipc", "sink_parquet", "sink_csv", "tofile", "savetxt", "savez", "savez_compressed"),
 }
 FUNCTIONS = {
-    *("os.replace", "os.rename", "os.unlink", "os.remove", "os.mkdir", "os.makedirs", "os.rmdir", "os.link", "os.symlink", "os.truncate"),
-    *("os.ftruncate", "os.write", "shutil.rmtree", "shutil.copy", "shutil.copy2", "shutil.copyfile", "shutil.copytree"),
-    *("shutil.move", "torch.save", "np.save", "safetensors.torch.save_file", "pickle.dump", "json.dump", "tempfile.mkdtemp"),
+    *(
+        "os.replace",
+        "os.rename",
+        "os.unlink",
+        "os.remove",
+        "os.mkdir",
+        "os.makedirs",
+        "os.rmdir",
+        "os.link",
+        "os.symlink",
+        "os.truncate",
+    ),
+    *(
+        "os.ftruncate",
+        "os.write",
+        "shutil.rmtree",
+        "shutil.copy",
+        "shutil.copy2",
+        "shutil.copyfile",
+        "shutil.copytree",
+    ),
+    *(
+        "shutil.move",
+        "torch.save",
+        "np.save",
+        "safetensors.torch.save_file",
+        "pickle.dump",
+        "json.dump",
+        "tempfile.mkdtemp",
+    ),
 }
 ALLOWED = {  # place -> why
     "bitimely_core/datasets/synthetic.py:write_bytes": "a copy in a TemporaryDirectory of the system",
@@ -36,15 +77,29 @@ def name_writes(tree: ast.Module) -> list[tuple[int, str]]:
             continue
         called = ast.unparse(node.func)
         method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-        arguments = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg == "mode")]
-        texts = [one.value for one in arguments if isinstance(one, ast.Constant) and isinstance(one.value, str)]
-        opens = (called == "open" or method == "open") and any(set(text) <= set("wxarbt+") and set(text) & set("wxa+") for text in texts)
+        arguments = [
+            *node.args,
+            *(keyword.value for keyword in node.keywords if keyword.arg == "mode"),
+        ]
+        texts = [
+            one.value
+            for one in arguments
+            if isinstance(one, ast.Constant) and isinstance(one.value, str)
+        ]
+        opens = (called == "open" or method == "open") and any(
+            set(text) <= set("wxarbt+") and set(text) & set("wxa+") for text in texts
+        )
         through_storage = called.startswith("storage.")
         if opens or called in FUNCTIONS or (method in METHODS and not through_storage):
             found.append((node.lineno, method or called))
         elif method == "write_bytes" and not through_storage:
             found.append((node.lineno, method))
-        elif method in {"rename", "replace"} and len(node.args) == 1 and not node.keywords and not through_storage:
+        elif (
+            method in {"rename", "replace"}
+            and len(node.args) == 1
+            and not node.keywords
+            and not through_storage
+        ):
             if isinstance(node.args[0], ast.Dict) or called.startswith("pl.col"):
                 continue  # of frames
             if method == "replace" or "path" in called:
@@ -53,7 +108,12 @@ def name_writes(tree: ast.Module) -> list[tuple[int, str]]:
 
 
 def test_only_storage_writes() -> None:
-    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")) if path.name != "storage.py"]
+    paths = [
+        path
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if path.name != "storage.py"
+    ]
     found = [
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for path in paths
@@ -77,5 +137,10 @@ def test_the_search_finds_writes() -> None:
     ]
     assert len(name_writes(ast.parse("\n".join(lines)))) == len(lines)
     assert (
-        name_writes(ast.parse("open(p)\np.read_text()\nstorage.write_bytes(p, x)\nframe.rename({'a': 'b'})\ntext.replace('a', 'b')")) == []
+        name_writes(
+            ast.parse(
+                "open(p)\np.read_text()\nstorage.write_bytes(p, x)\nframe.rename({'a': 'b'})\ntext.replace('a', 'b')"
+            )
+        )
+        == []
     )

@@ -11,14 +11,20 @@ REGULAR = sorted(name for name, entry in registry.models.items() if "regular" in
 EVENTS = sorted(  # of those whose tokens are the events
     name
     for name, entry in registry.models.items()
-    if "events" in entry.facts.input and entry.facts.family in {"retention", "attention", "recurrent", "s4"}
+    if "events" in entry.facts.input
+    and entry.facts.family in {"retention", "attention", "recurrent", "s4"}
 )
 STACKS = ["bitimelygpt", "gpt", "gpt-baar", "timelybert", "timelygpt"]
 
 
 def combine(names, options):
     """Every model with every choice of options that it has."""
-    return [(name, chosen) for name in names for chosen in options if chosen.keys() <= find_model_config(name).model_fields.keys()]
+    return [
+        (name, chosen)
+        for name in names
+        for chosen in options
+        if chosen.keys() <= find_model_config(name).model_fields.keys()
+    ]
 
 
 def tiny(name, **options):

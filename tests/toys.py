@@ -1,4 +1,6 @@
-"""A data set of small recordings, one JSON file each, which can be bad in every way; fixtures `toys` and `raw` are those of conftest.py."""
+"""A data set of small recordings, one JSON file each, which can be bad in every way; fixtures
+`toys` and `raw` are those of conftest.py.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,14 @@ from bitimely_core.types import Annotation, IngestUnit, Record, Records, Signal,
 HERE = Path(__file__).parent
 READ: list[str] = []  # units that were read in this process
 FACTS = registry.DatasetFacts(
-    title="", views={}, licence="", url="", download="", paper={}, rules={"gain": "as given"}, options={"gain": 0.5}
+    title="",
+    views={},
+    licence="",
+    url="",
+    download="",
+    paper={},
+    rules={"gain": "as given"},
+    options={"gain": 0.5},
 )
 
 
@@ -38,7 +47,9 @@ def read_toy(path: Path, gain: float) -> Record | Records:
     body = json.loads(path.read_bytes())
     fault = body.get("fault")
     if fault == "header":
-        raise input_error(Reason.HEADER_BYTES, "found 1024", "expected 2048", file=str(path), field="header_bytes")
+        raise input_error(
+            Reason.HEADER_BYTES, "found 1024", "expected 2048", file=str(path), field="header_bytes"
+        )
     if fault == "memory":
         raise MemoryError
     if fault == "bug":
@@ -54,18 +65,42 @@ def read_toy(path: Path, gain: float) -> Record | Records:
     rng = np.random.default_rng(body["seed"])
     n = body.get("n", 400)
     signals = [
-        Signal("EEG", 100.0, "uV", rng.integers(-2048, 2048, n).astype(np.int16), gain, 0.1, rails=body.get("rails")),
+        Signal(
+            "EEG",
+            100.0,
+            "uV",
+            rng.integers(-2048, 2048, n).astype(np.int16),
+            gain,
+            0.1,
+            rails=body.get("rails"),
+        ),
         Signal("temperature", 1.0, "degC", np.float32(rng.normal(size=n // 100 + 1)), 1.0, 37.0),
     ]
     if fault == "inf":
         signals[1].samples[0] = np.inf
     if fault == "table":
-        lost = SourceRows(file=path.name, kind="segments", seen=10, quarantined={"not_numeric": body["bad"]}, dropped={"duplicates": 1})
+        lost = SourceRows(
+            file=path.name,
+            kind="segments",
+            seen=10,
+            quarantined={"not_numeric": body["bad"]},
+            dropped={"duplicates": 1},
+        )
         parts = [
-            Record(recording_id=f"{path.stem}/{i}", subject_id=f"s{i}", signals=signals[:1], attributes={"label": i}) for i in range(3)
+            Record(
+                recording_id=f"{path.stem}/{i}",
+                subject_id=f"s{i}",
+                signals=signals[:1],
+                attributes={"label": i},
+            )
+            for i in range(3)
         ]
         return Records(records=parts, rows=[lost])
-    findings = [Finding(code=Reason.CLIPPED, level="warning", problem="80 % at the rail", file=path.name)] if fault == "warn" else []
+    findings = (
+        [Finding(code=Reason.CLIPPED, level="warning", problem="80 % at the rail", file=path.name)]
+        if fault == "warn"
+        else []
+    )
     return Record(
         recording_id=path.stem,
         subject_id=path.stem[:2],
@@ -77,23 +112,32 @@ def read_toy(path: Path, gain: float) -> Record | Records:
     )
 
 
-def list_toys(source: Source | None, options: dict[str, Any]) -> Iterator[IngestUnit | Finding | SourceRows]:
+def list_toys(
+    source: Source | None, options: dict[str, Any]
+) -> Iterator[IngestUnit | Finding | SourceRows]:
     """Recordings described by JSON files."""
     assert source is not None
     if "refuse" in source.files:
         raise input_error(Reason.SCHEMA_MISMATCH, "train and test differ", file="refuse")
     for name in source.files:
         if name.endswith(".json"):
-            yield IngestUnit(name=name[:-5], files=(name,), read=functools.partial(read_toy, source.path(name), options["gain"]))
+            yield IngestUnit(
+                name=name[:-5],
+                files=(name,),
+                read=functools.partial(read_toy, source.path(name), options["gain"]),
+            )
         elif name.endswith(".csv"):
             yield SourceRows(file=name, seen=5, dropped={"duplicates": 1})
         elif name != "SHA256SUMS.txt":
-            yield Finding(code=Reason.FILE_NAME, level="warning", problem="belongs to no unit", file=name)
+            yield Finding(
+                code=Reason.FILE_NAME, level="warning", problem="belongs to no unit", file=name
+            )
 
 
 @pytest.fixture
 def toys(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(storage, "os_fsync", lambda fd: None)  # slow, and no test can see what it does
+    # slow, and no test can see what it does
+    monkeypatch.setattr(storage, "os_fsync", lambda fd: None)
     registry.datasets._items["toy"] = registry.Entry("toy", list_toys, FACTS)
     READ.clear()
     yield
@@ -128,7 +172,11 @@ def refused(raw: Path, out: Path, **options: Any) -> UserError:
 
 def tree(out: Path) -> dict[str, bytes]:
     """Every file but locks and notes."""
-    return {p.name: p.read_bytes() for p in sorted(out.iterdir()) if p.is_file() and not p.name.startswith(".")}
+    return {
+        p.name: p.read_bytes()
+        for p in sorted(out.iterdir())
+        if p.is_file() and not p.name.startswith(".")
+    }
 
 
 def clean(raw: Path, tmp_path: Path, **options: Any) -> dict[str, bytes]:
@@ -146,7 +194,10 @@ def content(out: Path) -> dict[str, bytes]:
 
 def same(one: Record, other: Record) -> bool:
     return all(
-        a[:3] == b[:3] and a[4:7] == b[4:7] and a.samples.dtype == b.samples.dtype and a.samples.tobytes() == b.samples.tobytes()
+        a[:3] == b[:3]
+        and a[4:7] == b[4:7]
+        and a.samples.dtype == b.samples.dtype
+        and a.samples.tobytes() == b.samples.tobytes()
         for a, b in zip(one.signals, other.signals, strict=True)
     ) and (one.recording_id, one.subject_id, one.annotations, one.attributes) == (
         other.recording_id,
@@ -156,10 +207,19 @@ def same(one: Record, other: Record) -> bool:
     )
 
 
-def start(raw: Path, out: Path, *, jobs: int = 1, big: int = units.LARGE_UNIT, **limits: int) -> subprocess.Popen[str]:
+def start(
+    raw: Path, out: Path, *, jobs: int = 1, big: int = units.LARGE_UNIT, **limits: int
+) -> subprocess.Popen[str]:
     """`ingest` of the toy data in a process group of its own; exits with the code of the report."""
     return subprocess.Popen(
-        [sys.executable, "-c", "import toys; toys.main()", str(raw), str(out), json.dumps({"jobs": jobs, "big": big, **limits})],
+        [
+            sys.executable,
+            "-c",
+            "import toys; toys.main()",
+            str(raw),
+            str(out),
+            json.dumps({"jobs": jobs, "big": big, **limits}),
+        ],
         env={**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parent}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -181,7 +241,9 @@ def main() -> None:
         resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
     registry.datasets._items["toy"] = registry.Entry("toy", list_toys, FACTS)
     try:
-        report = cache.ingest("toy", raw, out, jobs=jobs, progress=lambda what, done, total: show(done))
+        report = cache.ingest(
+            "toy", raw, out, jobs=jobs, progress=lambda what, done, total: show(done)
+        )
     except UserError as error:
         show(error)
         sys.exit(error.exit_code)

@@ -1,9 +1,12 @@
-"""Do embeddings separate labels or subjects? Vectors of held-out windows in two dimensions, and numbers from the full space.
+"""Do embeddings separate labels or subjects? Vectors of held-out windows in two dimensions, and
+numbers from the full space.
 
-The vectors of a readout are shown by their first two principal components and by t-SNE, coloured by label and by subject. Projections are no
-evidence, so the numbers are computed in the full space on standardised columns: the share of the nearest neighbours with the same label
-(neighbours of the same subject are excluded, because a model that recognises subjects would seem to recognise labels), the share of the same
-subject, and the silhouettes by label and by subject, each beside chance, random weights, and features that need no model.
+The vectors of a readout are shown by their first two principal components and by t-SNE, coloured by
+label and by subject. Projections are no evidence, so the numbers are computed in the full space on
+standardised columns: the share of the nearest neighbours with the same label (neighbours of the
+same subject are excluded, because a model that recognises subjects would seem to recognise labels),
+the share of the same subject, and the silhouettes by label and by subject, each beside chance,
+random weights, and features that need no model.
 
 Legend: n rows, D width of a vector, k neighbours, K classes or labels, U subjects.
 """
@@ -38,7 +41,9 @@ TSNE_COMPONENTS = 50  # principal components that t-SNE starts from
 
 
 def nearest_neighbours(x: Array, k: int, allowed: Array) -> Array:
-    """The k nearest rows of each row among those that `allowed` [n, n] permits, [n, k]; -1 where there are fewer. Euclidean."""
+    """The k nearest rows of each row among those that `allowed` [n, n] permits, [n, k]; -1 where
+    there are fewer. Euclidean.
+    """
     from scipy.spatial.distance import cdist
 
     distance = np.where(allowed, cdist(x, x), np.inf)
@@ -49,7 +54,9 @@ def nearest_neighbours(x: Array, k: int, allowed: Array) -> Array:
 
 
 def neighbour_agreement(nearest: Array, group: Array) -> Array:
-    """Share of each row's neighbours that are of its group, [n]; NaN without neighbours or group (-1)."""
+    """Share of each row's neighbours that are of its group, [n]; NaN without neighbours or group
+    (-1).
+    """
     there = nearest >= 0
     same = (group[nearest] == group[:, None]) & there
     with np.errstate(invalid="ignore"):
@@ -58,7 +65,9 @@ def neighbour_agreement(nearest: Array, group: Array) -> Array:
 
 
 def chance_agreement(group: Array, allowed: Array) -> Array:
-    """Share of all permitted rows that are of its group, [n]: what `agreement` expects of neighbours at random."""
+    """Share of all permitted rows that are of its group, [n]: what `agreement` expects of
+    neighbours at random.
+    """
     allowed = allowed & ~np.eye(len(group), dtype=bool)
     with np.errstate(invalid="ignore"):
         share = (allowed & (group[:, None] == group)).sum(1) / allowed.sum(1)
@@ -66,7 +75,9 @@ def chance_agreement(group: Array, allowed: Array) -> Array:
 
 
 def compute_silhouettes(x: Array, group: Array) -> Array:
-    """Silhouette of each row, [n] in -1 .. 1: near 1 = far nearer to its own group than to the next one; NaN without two groups."""
+    """Silhouette of each row, [n] in -1 .. 1: near 1 = far nearer to its own group than to the next
+    one; NaN without two groups.
+    """
     from sklearn.metrics import silhouette_samples
 
     kept = group >= 0
@@ -88,16 +99,27 @@ class SpaceMeasures(NamedTuple):
 
 
 def measure_space(
-    x: Array, label: Array, units: Array, n_units: int, k: int, bootstrap: int, seed: int, counted: Array | None = None
+    x: Array,
+    label: Array,
+    units: Array,
+    n_units: int,
+    k: int,
+    bootstrap: int,
+    seed: int,
+    counted: Array | None = None,
 ) -> SpaceMeasures:
-    """Measures of `x` [n, D] standardised, with `label` [n] groups (-1 = none), `units` [n] subjects from 0 on, and `k` neighbours.
+    """Measures of `x` [n, D] standardised, with `label` [n] groups (-1 = none), `units` [n]
+    subjects from 0 on, and `k` neighbours.
 
-    `counted` [n] bool marks the rows that count for the label: of a rare label those that have it, as most neighbours of the others lack
-    it.
+    `counted` [n] bool marks the rows that count for the label: of a rare label those that have it,
+    as most neighbours of the others lack it.
     """
-    other = units[:, None] != units if n_units > 1 else np.ones((len(units), len(units)), dtype=bool)
+    other = (
+        units[:, None] != units if n_units > 1 else np.ones((len(units), len(units)), dtype=bool)
+    )
     anybody = np.ones_like(other)
-    several = np.bincount(units, minlength=n_units)[units] > 1  # a subject with one row has no neighbour of the same subject
+    # a subject with one row has no neighbour of the same subject
+    several = np.bincount(units, minlength=n_units)[units] > 1
     subject = np.where(several, units, -1) if n_units > 1 else np.full(len(units), -1)
     kept = np.ones(len(x), dtype=bool) if counted is None else counted
     values = (
@@ -110,11 +132,18 @@ def measure_space(
     )
     kinds = ("share", "mean", "share", "mean", "mean", "mean")
     pairs = zip(values, kinds, strict=True)
-    return SpaceMeasures(*(evaluate.average_over_units(np.asarray(v), units, n_units, kind, bootstrap) for v, kind in pairs))
+    return SpaceMeasures(
+        *(
+            evaluate.average_over_units(np.asarray(v), units, n_units, kind, bootstrap)
+            for v, kind in pairs
+        )
+    )
 
 
 def principal_components(x: Array, parts: int) -> tuple[Array, Array]:
-    """The first principal components [n, parts] and their shares of the variance; signs so that the largest entry is positive."""
+    """The first principal components [n, parts] and their shares of the variance; signs so that the
+    largest entry is positive.
+    """
     centred = x - x.mean(0)
     u, s, _ = np.linalg.svd(centred, full_matrices=False)
     out = (u * s)[:, :parts]
@@ -125,7 +154,9 @@ def principal_components(x: Array, parts: int) -> tuple[Array, Array]:
 
 
 def compute_tsne(x: Array, perplexity: float, seed: int) -> Array | None:
-    """t-SNE of scikit-learn from the first 50 principal components, [n, 2]; None below ten rows. `perplexity` is below n."""
+    """t-SNE of scikit-learn from the first 50 principal components, [n, 2]; None below ten rows.
+    `perplexity` is below n.
+    """
     from sklearn.manifold import TSNE
 
     if len(x) < 10:
@@ -133,11 +164,20 @@ def compute_tsne(x: Array, perplexity: float, seed: int) -> Array | None:
     start = principal_components(x, min(TSNE_COMPONENTS, x.shape[1], len(x)))[0]
     if start.shape[1] < 2 or not start.std(0)[:2].all():
         return None
-    return np.asarray(TSNE(2, perplexity=perplexity, init="pca", random_state=seed, max_iter=750).fit_transform(start), np.float64)
+    return np.asarray(
+        TSNE(2, perplexity=perplexity, init="pca", random_state=seed, max_iter=750).fit_transform(
+            start
+        ),
+        np.float64,
+    )
 
 
 @analyses(
-    AnalysisFacts(takes="run", scores=True, help="Do embeddings separate labels or subjects? Neighbours, silhouettes and projections")
+    AnalysisFacts(
+        takes="run",
+        scores=True,
+        help="Do embeddings separate labels or subjects? Neighbours, silhouettes and projections",
+    )
 )
 def embedding(
     runs: list[Run],
@@ -153,37 +193,62 @@ def embedding(
     device: str = "auto",
     progress: Progress | None = None,
 ) -> Page:
-    """Vectors of held-out windows: neighbours, silhouettes and projections by label and by subject, beside random weights and plain
-    features.
+    """Vectors of held-out windows: neighbours, silhouettes and projections by label and by subject,
+    beside random weights and plain features.
 
-    `runs` is one run, pre-trained or fine-tuned, on labelled windows, of which `sequences` rows are drawn from the test split. `readout` is
-    a key of `heads.POOLS` ("": that of fine-tuning), `layers` last, last-two or the number of a layer, `neighbours` k (None: 10,
-    of few rows all others), `perplexity` that of t-SNE (None: 30, at most a third of the other rows), `label` the one of several labels to
-    analyze ("": the most frequent).
+    `runs` is one run, pre-trained or fine-tuned, on labelled windows, of which `sequences` rows are
+    drawn from the test split. `readout` is a key of `heads.POOLS` ("": that of fine-tuning),
+    `layers` last, last-two or the number of a layer, `neighbours` k (None: 10, of few rows all
+    others), `perplexity` that of t-SNE (None: 30, at most a third of the other rows), `label` the
+    one of several labels to analyze ("": the most frequent).
 
-    Returns a page; its summary holds `spaces`: trained, random, raw -> `SpaceMeasures`. No subject id is stored. Raises UserError: windows
-    without labels, unknown readout or label, more neighbours or a larger perplexity than the rows allow (exit 2); no_input without rows.
+    Returns a page; its summary holds `spaces`: trained, random, raw -> `SpaceMeasures`. No subject
+    id is stored. Raises UserError: windows without labels, unknown readout or label, more
+    neighbours or a larger perplexity than the rows allow (exit 2); no_input without rows.
     """
     run = runs[0]
     windows = features.require_labels(run, "embedding")
     rows, split = draw_held_out(windows, sequences, seed)
     if len(rows) < 3:
-        raise input_error(Reason.NO_INPUT, f"{len(rows)} rows in the {split} split", "expected at least 3", "Tokenize more subjects")
+        raise input_error(
+            Reason.NO_INPUT,
+            f"{len(rows)} rows in the {split} split",
+            "expected at least 3",
+            "Tokenize more subjects",
+        )
     neighbours = int(_limit_option("--neighbours", neighbours, 10, len(rows) - 1, len(rows)))
     perplexity = _limit_option("--perplexity", perplexity, 30.0, (len(rows) - 1) / 3, len(rows))
     choice = _choose_vector(run, readout, layers)
     labels = _group_labels(windows, rows, label)
-    units, n_units = features.number_subjects(windows.whole_index["subject_id"].to_numpy()[rows], seed)
+    units, n_units = features.number_subjects(
+        windows.whole_index["subject_id"].to_numpy()[rows], seed
+    )
     spaces = {}
-    for name, model in {"trained": run.model(), "random": randomise_model(run.model(), seed).float()}.items():
-        vectors = features.extract_vectors(model, windows, rows, [choice], device=device, progress=progress, label=f"{name} vectors")
+    for name, model in {
+        "trained": run.model(),
+        "random": randomise_model(run.model(), seed).float(),
+    }.items():
+        vectors = features.extract_vectors(
+            model,
+            windows,
+            rows,
+            [choice],
+            device=device,
+            progress=progress,
+            label=f"{name} vectors",
+        )
         spaces[name] = standardise(vectors[choice])[0]
     spaces["raw"] = standardise(extract_simple_features(windows, rows))[0]
     counted = labels.group == 1 if windows.task == "multilabel" else None
-    found = {name: measure_space(x, labels.group, units, n_units, neighbours, bootstrap, seed, counted) for name, x in spaces.items()}
+    found = {
+        name: measure_space(x, labels.group, units, n_units, neighbours, bootstrap, seed, counted)
+        for name, x in spaces.items()
+    }
     page = features.start_scored_page(f"Embeddings of {run.name}", run, split, n_units, seed)
     if len(rows) < len(windows[split]):
-        page.notice(f"{len(rows):,} of the {len(windows[split]):,} {split} windows were used (--sequences).")
+        page.notice(
+            f"{len(rows):,} of the {len(windows[split]):,} {split} windows were used (--sequences)."
+        )
     if windows.task == "regression":
         page.notice("The targets are numbers; tertiles of the target serve as labels.")
     page.fact("Rows", f"{len(rows):,} of the {split} split, {n_units} subjects, numbered at random")
@@ -194,19 +259,44 @@ def embedding(
     names = {"trained": run.name, "random": "random weights", "raw": features_name}
     _add_measures(page, found, names, neighbours, labels.name)
     group, largest = _select_largest(units, n_units)
-    subjects = RowGroups(group, [f"subject {k + 1}" for k in range(len(largest))], "subject") if n_units < len(rows) else None
+    subjects = (
+        RowGroups(group, [f"subject {k + 1}" for k in range(len(largest))], "subject")
+        if n_units < len(rows)
+        else None
+    )
     _add_projections(page, spaces, names, labels, subjects, perplexity, seed)
     if subjects is None:
-        page.text("Every subject has one sequence here, so separation of subjects cannot be measured.")
-    about = {"run": run.name, "data": windows.name, "split": split, "n": len(rows), "n_subjects": n_units, **choice._asdict()}
-    summary = {**about, "label": labels.name, "neighbours": neighbours, "spaces": found, "seed": seed}
+        page.text(
+            "Every subject has one sequence here, so separation of subjects cannot be measured."
+        )
+    about = {
+        "run": run.name,
+        "data": windows.name,
+        "split": split,
+        "n": len(rows),
+        "n_subjects": n_units,
+        **choice._asdict(),
+    }
+    summary = {
+        **about,
+        "label": labels.name,
+        "neighbours": neighbours,
+        "spaces": found,
+        "seed": seed,
+    }
     return page.finish(_verdict(found, neighbours, labels.name), summary)
 
 
 def _limit_option(flag: str, value: float | None, default: float, most: float, rows: int) -> float:
-    """The value of an option, None: its default, at most `most`. Raises UserError (config, exit 2) for a value that is 0 or beyond `most`."""
+    """The value of an option, None: its default, at most `most`. Raises UserError (config, exit 2)
+    for a value that is 0 or beyond `most`.
+    """
     if value is not None and not 0 < value <= most:
-        raise usage_error(f"found {value:g}", f"expected a number above 0 and at most {most:g}, of {rows} rows", field=flag)
+        raise usage_error(
+            f"found {value:g}",
+            f"expected a number above 0 and at most {most:g}, of {rows} rows",
+            field=flag,
+        )
     return min(default, most) if value is None else value
 
 
@@ -216,8 +306,12 @@ def _choose_vector(run: Run, readout: str, layers: str) -> features.VectorChoice
     default = features.default_choice(run)
     depth = run.model().config.layers
     if layers not in {"last", "last-two"} and not (layers.isdigit() and 1 <= int(layers) <= depth):
-        raise usage_error(f"layers {layers[:20]!r}", f"expected last, last-two or 1 to {depth}", field="--layers")
-    return features.VectorChoice(readout or default.readout, layers if readout or layers != "last" else default.layers)
+        raise usage_error(
+            f"layers {layers[:20]!r}", f"expected last, last-two or 1 to {depth}", field="--layers"
+        )
+    return features.VectorChoice(
+        readout or default.readout, layers if readout or layers != "last" else default.layers
+    )
 
 
 HOW_TO_READ = (
@@ -271,7 +365,11 @@ def _group_labels(windows: Windows, rows: Array, label: str) -> RowGroups:
         return RowGroups(target.astype(np.int64), list(windows.class_names), "label")
     if windows.task == "regression":
         edges = np.quantile(target, [1 / 3, 2 / 3])
-        return RowGroups(np.searchsorted(edges, target, side="right"), ["low third", "middle third", "high third"], "thirds of the target")
+        return RowGroups(
+            np.searchsorted(edges, target, side="right"),
+            ["low third", "middle third", "high third"],
+            "thirds of the target",
+        )
     names = list(windows.class_names)
     if label and label not in names:
         raise unknown_name_error("label", label, names)
@@ -281,7 +379,9 @@ def _group_labels(windows: Windows, rows: Array, label: str) -> RowGroups:
 
 
 def _select_largest(group: Array, n_groups: int) -> tuple[Array, Array]:
-    """The groups with the most rows renumbered from 0, all others -1, [n]; and their former numbers."""
+    """The groups with the most rows renumbered from 0, all others -1, [n]; and their former
+    numbers.
+    """
     counts = np.bincount(group[group >= 0], minlength=n_groups)
     largest = np.sort(np.argsort(-counts, kind="stable")[:MAX_GROUPS])
     place = np.full(n_groups + 1, -1)  # the last is that of -1
@@ -289,17 +389,34 @@ def _select_largest(group: Array, n_groups: int) -> tuple[Array, Array]:
     return place[group], largest
 
 
-def _add_measures(page: PageBuilder, found: Mapping[str, SpaceMeasures], names: Mapping[str, str], k: int, label: str) -> None:
+def _add_measures(
+    page: PageBuilder,
+    found: Mapping[str, SpaceMeasures],
+    names: Mapping[str, str],
+    k: int,
+    label: str,
+) -> None:
     chance = found["trained"].label_chance.model_copy(update={"lo": None, "hi": None})
     bars = {**{names[key]: one.label_agreement for key, one in found.items()}, "chance": chance}
-    page.figure("main-score", "Neighbours of the same label", AGREEMENT, BarPlot.from_metrics(bars, "share of the neighbours"))
+    page.figure(
+        "main-score",
+        "Neighbours of the same label",
+        AGREEMENT,
+        BarPlot.from_metrics(bars, "share of the neighbours"),
+    )
     page.text(HOW_TO_READ)
     page.table(
         "numbers",
         "Labels or subjects",
         TABLE.format(k=k, groups="" if label == "label" else f", groups by {label}"),
         ["vectors", *COLUMNS],
-        [[names[key], *(m.value if name.endswith("chance") else m for name, m in one._asdict().items())] for key, one in found.items()],
+        [
+            [
+                names[key],
+                *(m.value if name.endswith("chance") else m for name, m in one._asdict().items()),
+            ]
+            for key, one in found.items()
+        ],
     )
 
 
@@ -314,28 +431,54 @@ def _add_projections(
 ) -> None:
     components = {key: principal_components(x, 2) for key, x in spaces.items()}
     planes = {key: plane for key, (plane, _) in components.items()}
-    shares = {key: f"{names[key]}, {100 * share.sum():.0f} % of the variance" for key, (_, share) in components.items()}
-    page.figure("pca-labels", f"Principal components by {labels.name}", PCA, _make_scatter(planes, shares, labels))
+    shares = {
+        key: f"{names[key]}, {100 * share.sum():.0f} % of the variance"
+        for key, (_, share) in components.items()
+    }
+    page.figure(
+        "pca-labels",
+        f"Principal components by {labels.name}",
+        PCA,
+        _make_scatter(planes, shares, labels),
+    )
     maps = {key: compute_tsne(x, perplexity, seed) for key, x in spaces.items()}
     drawn = {key: one for key, one in maps.items() if one is not None}
     if drawn:
-        page.figure("tsne-labels", f"t-SNE by {labels.name}", TSNE_LABELS, _make_scatter(drawn, names, labels))
+        page.figure(
+            "tsne-labels",
+            f"t-SNE by {labels.name}",
+            TSNE_LABELS,
+            _make_scatter(drawn, names, labels),
+        )
     if subjects is not None:
         name = "tsne-subjects" if drawn else "pca-subjects"
-        page.figure(name, "The same points by subject", SUBJECTS, _make_scatter(drawn or planes, names, subjects))
+        page.figure(
+            name,
+            "The same points by subject",
+            SUBJECTS,
+            _make_scatter(drawn or planes, names, subjects),
+        )
 
 
-def _make_scatter(planes: Mapping[str, Array], titles: Mapping[str, str], groups: RowGroups) -> ScatterPlot:
+def _make_scatter(
+    planes: Mapping[str, Array], titles: Mapping[str, str], groups: RowGroups
+) -> ScatterPlot:
     group, names = groups.group, groups.names
     if len(names) > MAX_GROUPS:
         group, largest = _select_largest(group, len(names))
         names = [names[k] for k in largest]
-    return ScatterPlot([ScatterPanel(titles[key], xy[:, 0], xy[:, 1], group) for key, xy in planes.items()], names)
+    return ScatterPlot(
+        [ScatterPanel(titles[key], xy[:, 0], xy[:, 1], group) for key, xy in planes.items()], names
+    )
 
 
 def _verdict(found: Mapping[str, SpaceMeasures], k: int, label: str) -> str:
     trained, random, raw, chance = (
-        one.value for one in (*(found[key].label_agreement for key in ("trained", "random", "raw")), found["trained"].label_chance)
+        one.value
+        for one in (
+            *(found[key].label_agreement for key in ("trained", "random", "raw")),
+            found["trained"].label_chance,
+        )
     )
     if trained is None or random is None or raw is None or chance is None:
         return "Separation of labels cannot be measured: there is one group, or one subject."
@@ -344,7 +487,10 @@ def _verdict(found: Mapping[str, SpaceMeasures], k: int, label: str) -> str:
         f"Of the {k} nearest neighbours from other subjects{rows} {100 * trained:.0f} % have the same label "
         f"(random weights {100 * random:.0f} %, plain features {100 * raw:.0f} %, chance {100 * chance:.0f} %)."
     )
-    by_label, by_subject = found["trained"].label_silhouette.value, found["trained"].subject_silhouette.value
+    by_label, by_subject = (
+        found["trained"].label_silhouette.value,
+        found["trained"].subject_silhouette.value,
+    )
     if by_label is None or by_subject is None:
         return text
     which = "labels more than subjects" if by_label > by_subject else "subjects more than labels"

@@ -1,4 +1,5 @@
-"""Vectors of every readout and layer of a model, and the metrics of rows grouped by subject, for calibration, embedding and probing.
+"""Vectors of every readout and layer of a model, and the metrics of rows grouped by subject, for
+calibration, embedding and probing.
 
 Legend: n rows, V channels, T samples, D width of a vector, K classes or labels.
 """
@@ -48,8 +49,12 @@ class VectorChoice(NamedTuple):
 
     def describe(self) -> str:
         """As the paper's table calls it."""
-        layers = {"last": "l = L", "last-two": "l = {L − 1, L}"}.get(self.layers, f"l = {self.layers}")
-        return WORDS[self.readout] if self.readout == "native" else f"{WORDS[self.readout]} ({layers})"
+        layers = {"last": "l = L", "last-two": "l = {L − 1, L}"}.get(
+            self.layers, f"l = {self.layers}"
+        )
+        return (
+            WORDS[self.readout] if self.readout == "native" else f"{WORDS[self.readout]} ({layers})"
+        )
 
 
 def require_labels(run: Run, kind: str) -> Windows:
@@ -66,9 +71,15 @@ def require_labels(run: Run, kind: str) -> Windows:
 
 
 def draw_rows(windows: Windows, split: str, count: int, seed: int) -> Array:
-    """Positions in the index of up to `count` rows of a split, drawn without replacement, ascending; () for an empty split."""
+    """Positions in the index of up to `count` rows of a split, drawn without replacement,
+    ascending; () for an empty split.
+    """
     rows = windows[split].rows
-    return np.sort(np.random.default_rng(seed).choice(rows, min(count, len(rows)), replace=False)) if len(rows) else rows
+    return (
+        np.sort(np.random.default_rng(seed).choice(rows, min(count, len(rows)), replace=False))
+        if len(rows)
+        else rows
+    )
 
 
 def default_choice(run: Run) -> VectorChoice:
@@ -79,9 +90,11 @@ def default_choice(run: Run) -> VectorChoice:
     return VectorChoice(models[str(run.model().config.name)].facts.readout, "last")
 
 
-def list_choices(model: Any, windows: Windows, row: int, readouts: Sequence[str] | None = None) -> list[VectorChoice]:
-    """Every readout of every layer of a model, by default without `flatten`. Raises UserError (unknown_name, exit 2) for an unknown
-    readout.
+def list_choices(
+    model: Any, windows: Windows, row: int, readouts: Sequence[str] | None = None
+) -> list[VectorChoice]:
+    """Every readout of every layer of a model, by default without `flatten`. Raises UserError
+    (unknown_name, exit 2) for an unknown readout.
     """
     for name in readouts or ():
         check_choice("readout", name, POOLS)
@@ -91,7 +104,11 @@ def list_choices(model: Any, windows: Windows, row: int, readouts: Sequence[str]
         encoded = model(data.to_device(batch, data.find_device(model)))
         depth = len(encoded.hidden)
         for readout in readouts or [name for name in POOLS if name != "flatten"]:
-            layers = ["last"] if readout == "native" else ["last", *(["last-two"] if depth > 1 else []), *map(str, range(1, depth))]
+            layers = (
+                ["last"]
+                if readout == "native"
+                else ["last", *(["last-two"] if depth > 1 else []), *map(str, range(1, depth))]
+            )
             try:
                 width = pool(encoded, model, readout, "last").shape[-1]
             except UserError:  # the model has no such vector
@@ -113,14 +130,22 @@ def extract_vectors(
     progress: Progress | None = None,
     label: str = "vectors",
 ) -> dict[VectorChoice, Array]:
-    """The vectors of `rows` for each of `choices`, [n, D] float32, from one pass through the model; on one device the bits of `embed`."""
+    """The vectors of `rows` for each of `choices`, [n, D] float32, from one pass through the model;
+    on one device the bits of `embed`.
+    """
     widths: list[int] = []
 
     def compute(batch: Batch) -> torch.Tensor:
         encoded, found = model(batch), []
         for choice in choices:
-            below = encoded._replace(hidden=encoded.hidden[: int(choice.layers)]) if choice.layers.isdigit() else encoded
-            vectors = pool(below, model, choice.readout, "last-two" if choice.layers == "last-two" else "last")
+            below = (
+                encoded._replace(hidden=encoded.hidden[: int(choice.layers)])
+                if choice.layers.isdigit()
+                else encoded
+            )
+            vectors = pool(
+                below, model, choice.readout, "last-two" if choice.layers == "last-two" else "last"
+            )
             found.append(average_channels(vectors, batch))
         widths[:] = [one.shape[1] for one in found]
         return torch.cat(found, 1)
@@ -128,7 +153,9 @@ def extract_vectors(
     parts = map_batches(model, compute, windows, label, device=device, rows=rows, progress=progress)
     if not parts:
         return {choice: np.zeros((0, 1), np.float32) for choice in choices}
-    return dict(zip(choices, np.split(np.concatenate(parts), np.cumsum(widths)[:-1], axis=1), strict=True))
+    return dict(
+        zip(choices, np.split(np.concatenate(parts), np.cumsum(widths)[:-1], axis=1), strict=True)
+    )
 
 
 class TestSplit(NamedTuple):
@@ -144,7 +171,12 @@ class TestSplit(NamedTuple):
         """Of the rows, [n]."""
         return self.windows.whole_index["subject_id"].to_numpy()[self.rows].astype(str)
 
-    def score(self, prediction: Array, baselines: Mapping[str, Array] | None = None, train_target: Array | None = None) -> TaskScores:
+    def score(
+        self,
+        prediction: Array,
+        baselines: Mapping[str, Array] | None = None,
+        train_target: Array | None = None,
+    ) -> TaskScores:
         """Scores of a prediction, with paired differences to `baselines`."""
         return evaluate.score(
             self.windows.task,
@@ -161,7 +193,9 @@ class TestSplit(NamedTuple):
 
 
 def make_metric(value: float, draws: Array, units: int, bootstrap: int) -> MetricValue:
-    """A metric with its bootstrap standard error and 95 % interval from the `draws` of its replicates; below 5 subjects without."""
+    """A metric with its bootstrap standard error and 95 % interval from the `draws` of its
+    replicates; below 5 subjects without.
+    """
     kept = draws[np.isfinite(draws)]
     if not np.isfinite(value):
         return MetricValue(n_defined=len(kept), undefined_reason="not defined by these rows")
@@ -171,28 +205,51 @@ def make_metric(value: float, draws: Array, units: int, bootstrap: int) -> Metri
         reason = "no CI: defined in too few replicates"
     else:
         lo, hi = np.percentile(kept, [2.5, 97.5])
-        return MetricValue(value=float(value), se=float(kept.std(ddof=1)), lo=float(lo), hi=float(hi), n_defined=len(kept))
+        return MetricValue(
+            value=float(value),
+            se=float(kept.std(ddof=1)),
+            lo=float(lo),
+            hi=float(hi),
+            n_defined=len(kept),
+        )
     return MetricValue(value=float(value), n_defined=len(kept), undefined_reason=reason)
 
 
 def number_subjects(subjects: Array, seed: int) -> tuple[Array, int]:
-    """Subjects as numbers from 0 in random order, which does not disclose their names, [n], and their count."""
+    """Subjects as numbers from 0 in random order, which does not disclose their names, [n], and
+    their count.
+    """
     names, codes = np.unique(subjects.astype(str), return_inverse=True)
     return np.random.default_rng([seed, len(names)]).permutation(len(names))[codes], len(names)
 
 
 def format_metric(metric: MetricValue | Difference) -> str:
     """A metric or a difference as text: 0.842 (95 % CI 0.801 to 0.880)."""
-    value, form, factor, unit = metric.value if isinstance(metric, MetricValue) else None, ".3f", 1.0, ""
+    value, form, factor, unit = (
+        metric.value if isinstance(metric, MetricValue) else None,
+        ".3f",
+        1.0,
+        "",
+    )
     if isinstance(metric, Difference):
         printed = evaluate.MetricUnit(metric.unit or "1", metric.factor or 1.0)
-        bounds = (None if one is None else one * printed.factor for one in (metric.se, metric.lo, metric.hi))
+        bounds = (
+            None if one is None else one * printed.factor
+            for one in (metric.se, metric.lo, metric.hi)
+        )
         places = choose_places(1 if printed.factor > 1 else 3, *bounds)
-        value, form, factor, unit = metric.difference, f"+.{places}f", printed.factor, printed.suffix
+        value, form, factor, unit = (
+            metric.difference,
+            f"+.{places}f",
+            printed.factor,
+            printed.suffix,
+        )
     if value is None:
         return "undefined"
     lo, hi = (f"{(end or 0.0) * factor:{form}}" for end in (metric.lo, metric.hi))
-    return f"{value * factor:{form}}{unit} " + (f"(95 % CI {lo} to {hi})" if metric.lo is not None else "(no CI)")
+    return f"{value * factor:{form}}{unit} " + (
+        f"(95 % CI {lo} to {hi})" if metric.lo is not None else "(no CI)"
+    )
 
 
 def start_scored_page(title: str, run: Run, split: str, n_subjects: int, seed: int) -> PageBuilder:
@@ -201,7 +258,9 @@ def start_scored_page(title: str, run: Run, split: str, n_subjects: int, seed: i
     page.notice(*run.windows().notices)
     shared = run.count_shared_subjects()
     if shared:
-        page.notice(f"{shared} subjects of the test split were also in the training (split: {run.windows().split}).")
+        page.notice(
+            f"{shared} subjects of the test split were also in the training (split: {run.windows().split})."
+        )
     if n_subjects < evaluate.MINIMUM_UNITS:
         page.notice(
             f"The {split} split has {n_subjects} subject{'s' * (n_subjects != 1)}: there are no confidence intervals, and the variance "
@@ -215,4 +274,6 @@ def describe_rows(page: PageBuilder, windows: Windows, rows: Mapping[str, Array]
     page.fact("Rows", ", ".join(f"{len(at):,} {split}" for split, at in rows.items()))
     for split, at in rows.items():
         if len(at) < len(windows[split]):
-            page.notice(f"{len(at):,} of the {len(windows[split]):,} {split} windows were used (--sequences).")
+            page.notice(
+                f"{len(at):,} of the {len(windows[split]):,} {split} windows were used (--sequences)."
+            )

@@ -1,10 +1,13 @@
 """Linear probes by layer and readout of a frozen model (the paper's probing study).
 
-On each vector a logistic regression (numbers: ridge regression) of scikit-learn is fitted to the training split, its penalty is chosen by the
-loss on the validation split, and it is scored on the test split. All probes are scored on the same windows, so differences to the default
-readout are paired; those of all readouts and layers that are shown are one family with Holm correction. There are two controls, which are a second family: the same architecture with random weights, and features
-that need no model (means and spectra of signals, counts of codes). The predictions of fine-tuned runs are scored on the same windows, and
-compared with each other and with the frozen probe of the vector that each reads.
+On each vector a logistic regression (numbers: ridge regression) of scikit-learn is fitted to the
+training split, its penalty is chosen by the loss on the validation split, and it is scored on the
+test split. All probes are scored on the same windows, so differences to the default readout are
+paired; those of all readouts and layers that are shown are one family with Holm correction. There
+are two controls, which are a second family: the same architecture with random weights, and features
+that need no model (means and spectra of signals, counts of codes). The predictions of fine-tuned
+runs are scored on the same windows, and compared with each other and with the frozen probe of the
+vector that each reads.
 
 Legend: n rows, D width of a vector, K classes or labels, L layers.
 """
@@ -22,8 +25,19 @@ from bitimely_core.analyses import features
 from bitimely_core.analyses.calibration import predict_rows
 from bitimely_core.analyses.controls import randomise_model
 from bitimely_core.errors import Reason, input_error, usage_error
-from bitimely_core.evaluate.linear import DEFAULT_PENALTY, LinearProbe, extract_simple_features, fit_windows
-from bitimely_core.evaluate.verdicts import PrintedMetric, describe_difference, describe_interval, name_verdict, print_bounds
+from bitimely_core.evaluate.linear import (
+    DEFAULT_PENALTY,
+    LinearProbe,
+    extract_simple_features,
+    fit_windows,
+)
+from bitimely_core.evaluate.verdicts import (
+    PrintedMetric,
+    describe_difference,
+    describe_interval,
+    name_verdict,
+    print_bounds,
+)
 from bitimely_core.page import BarPlot, Line, LinePlot, Page, PageBuilder
 from bitimely_core.registry import AnalysisFacts, analyses
 from bitimely_core.run import SPLITS, Run
@@ -35,7 +49,8 @@ Array = npt.NDArray[Any]
 
 DEFAULT_ROWS = 2000  # of each split
 PAPER_READOUTS = ("sos", "eos", "sos+eos", "mean")  # rows of its table
-CONSTANTS = {"majority": "majority class", "mean": "mean of the training split"}  # baselines of `evaluate`
+# baselines of `evaluate`
+CONSTANTS = {"majority": "majority class", "mean": "mean of the training split"}
 
 
 class ProbeScores(NamedTuple):
@@ -58,7 +73,11 @@ class ProbeScores(NamedTuple):
 
     def all_metrics(self, key: str) -> dict[str, MetricValue]:
         """All metrics of a probe or baseline."""
-        return self.scores.metrics if key == make_key("trained", self.default) else self.scores.baselines[key].metrics
+        return (
+            self.scores.metrics
+            if key == make_key("trained", self.default)
+            else self.scores.baselines[key].metrics
+        )
 
     def metric(self, key: str) -> MetricValue:
         """The main metric of a probe or baseline."""
@@ -70,19 +89,35 @@ class ProbeScores(NamedTuple):
         return PrintedMetric(self.main, self.scores.unit)
 
     def differences(self) -> dict[str, CorrectedDifference]:
-        """The main metric of every other readout and layer less that of the default readout: one family."""
-        keys = [key for choice in self.choices if (key := make_key("trained", choice)) != make_key("trained", self.default)]
-        return evaluate.correct_pairs({key: negate_difference(self.metric(key).difference or Difference()) for key in keys})
+        """The main metric of every other readout and layer less that of the default readout: one
+        family.
+        """
+        keys = [
+            key
+            for choice in self.choices
+            if (key := make_key("trained", choice)) != make_key("trained", self.default)
+        ]
+        return evaluate.correct_pairs(
+            {key: negate_difference(self.metric(key).difference or Difference()) for key in keys}
+        )
 
     def control_differences(self) -> dict[str, CorrectedDifference]:
-        """The main metric of the default readout less that of random weights and of features without a model: the second family."""
-        keys = [key for key in (make_key("random", self.default), "raw") if key in self.scores.baselines]
-        return evaluate.correct_pairs({key: self.metric(key).difference or Difference() for key in keys})
+        """The main metric of the default readout less that of random weights and of features
+        without a model: the second family.
+        """
+        keys = [
+            key for key in (make_key("random", self.default), "raw") if key in self.scores.baselines
+        ]
+        return evaluate.correct_pairs(
+            {key: self.metric(key).difference or Difference() for key in keys}
+        )
 
 
 @analyses(
     AnalysisFacts(
-        takes="runs", scores=True, help="Linear probes by layer and readout of a frozen model, beside random weights and fine-tuned runs"
+        takes="runs",
+        scores=True,
+        help="Linear probes by layer and readout of a frozen model, beside random weights and fine-tuned runs",
     )
 )
 def probing(
@@ -96,17 +131,20 @@ def probing(
     device: str = "auto",
     progress: Progress | None = None,
 ) -> Page:
-    """Linear probes on the readouts of all layers of a frozen model, beside random weights and features that need no model.
+    """Linear probes on the readouts of all layers of a frozen model, beside random weights and
+    features that need no model.
 
-    The first of `runs` is frozen and probed, on windows that have labels; fine-tuned ones (the first, too) are also scored as they are, so
-    that those of all readouts make the fine-tuned half of the paper's table. `sequences` rows of each split are drawn at random. `readouts`
-    are names separated by commas; all = every one of the model except `flatten`, which is wider by the number of tokens. With `control`
-    random weights are probed, too, which doubles the time.
+    The first of `runs` is frozen and probed, on windows that have labels; fine-tuned ones (the
+    first, too) are also scored as they are, so that those of all readouts make the fine-tuned half
+    of the paper's table. `sequences` rows of each split are drawn at random. `readouts` are names
+    separated by commas; all = every one of the model except `flatten`, which is wider by the number
+    of tokens. With `control` random weights are probed, too, which doubles the time.
 
-    Returns a page; its summary holds `cells`: readout -> layers -> main metric, paired difference to the default readout, all metrics,
-    penalty and the same cell with random weights; `fine_tuned`: run -> its cell, metric and paired differences; and `controls`. Raises
-    UserError: windows without labels or not the same ones, unknown readouts, a second run without a head (exit 2); no_input without
-    training or test rows.
+    Returns a page; its summary holds `cells`: readout -> layers -> main metric, paired difference
+    to the default readout, all metrics, penalty and the same cell with random weights;
+    `fine_tuned`: run -> its cell, metric and paired differences; and `controls`. Raises UserError:
+    windows without labels or not the same ones, unknown readouts, a second run without a head (exit
+    2); no_input without training or test rows.
     """
     run = runs[0]
     windows = features.require_labels(run, "probing")
@@ -118,26 +156,55 @@ def probing(
     choices = features.list_choices(run.model(), windows, int(rows["train"][0]), names)
     if default not in choices:
         choices.insert(0, default)
-    models = {"trained": run.model(), **({"random": draw_random_weights(run.model(), seed)} if control else {})}
-    probes = fit_model_probes(models, windows, rows, target, choices, device=device, progress=progress)
+    models = {
+        "trained": run.model(),
+        **({"random": draw_random_weights(run.model(), seed)} if control else {}),
+    }
+    probes = fit_model_probes(
+        models, windows, rows, target, choices, device=device, progress=progress
+    )
     probes["raw"] = fit_simple_features(windows, rows, target)
     test = features.TestSplit(windows, rows["test"], target["test"], bootstrap)
     first = make_key("trained", default)
     baselines = {name: probe.prediction for name, probe in probes.items() if name != first}
-    found = ProbeScores(probes, test.score(probes[first].prediction, baselines, target["train"]), choices, default)
-    tuned = _score_fine_tuned([one for one in runs if one.head() is not None], test, found, device, progress)
-    page = features.start_scored_page(f"Probes on {run.name}", run, "test", found.scores.n_subjects or 0, seed)
+    found = ProbeScores(
+        probes, test.score(probes[first].prediction, baselines, target["train"]), choices, default
+    )
+    tuned = _score_fine_tuned(
+        [one for one in runs if one.head() is not None], test, found, device, progress
+    )
+    page = features.start_scored_page(
+        f"Probes on {run.name}", run, "test", found.scores.n_subjects or 0, seed
+    )
     for one in runs[1:]:
-        page.notice(*features.start_scored_page("", one, "test", found.scores.n_subjects or 0, seed).notices)
+        page.notice(
+            *features.start_scored_page("", one, "test", found.scores.n_subjects or 0, seed).notices
+        )
     page.notice(*found.scores.remarks)
     features.describe_rows(page, windows, rows)
     model = "ridge" if windows.task == "regression" else "logistic"
     page.fact("Probe", f"{model} regression on standardised vectors, penalty by validation loss")
     page.fact("Intervals", f"over {found.scores.n_subjects} subjects")
-    _add_notices(page, found, has_validation=len(rows["validation"]) > 0, all_readouts=names is None)
+    _add_notices(
+        page, found, has_validation=len(rows["validation"]) > 0, all_readouts=names is None
+    )
     plain = "counts of codes, no model" if windows.vocabulary else "means and spectra, no model"
-    shown = {first: default.describe(), make_key("random", default): "random weights", "raw": plain, **CONSTANTS}
-    _add_scores(page, found, {key: words for key, words in shown.items() if key == first or key in found.scores.baselines}, tuned)
+    shown = {
+        first: default.describe(),
+        make_key("random", default): "random weights",
+        "raw": plain,
+        **CONSTANTS,
+    }
+    _add_scores(
+        page,
+        found,
+        {
+            key: words
+            for key, words in shown.items()
+            if key == first or key in found.scores.baselines
+        },
+        tuned,
+    )
     summary = _summarize(run, found, rows, seed)
     if tuned:
         summary["fine_tuned"] = {name: one.to_json() for name, one in tuned.items()}
@@ -145,10 +212,16 @@ def probing(
 
 
 def _check_comparable(runs: Sequence[Run]) -> None:
-    """Raises UserError (config, exit 2): runs on other windows than the first one, or further ones that were only pre-trained."""
+    """Raises UserError (config, exit 2): runs on other windows than the first one, or further ones
+    that were only pre-trained.
+    """
     for run in runs[1:]:
         if run.windows().fingerprint != runs[0].windows().fingerprint:
-            raise usage_error(f"{run.name} reads other windows", f"expected those of {runs[0].name}", field="--data")
+            raise usage_error(
+                f"{run.name} reads other windows",
+                f"expected those of {runs[0].name}",
+                field="--data",
+            )
         if run.head() is None:
             raise usage_error(
                 f"{run.name} was only pre-trained",
@@ -158,11 +231,15 @@ def _check_comparable(runs: Sequence[Run]) -> None:
 
 
 def draw_splits(windows: Windows, fitted: int, scored: int, seed: int) -> dict[str, Array]:
-    """Split -> rows: up to `fitted` of train and validation, up to `scored` of test, drawn at random.
+    """Split -> rows: up to `fitted` of train and validation, up to `scored` of test, drawn at
+    random.
 
     Raises UserError (no_input, exit 4) where train or test has none.
     """
-    rows = {split: features.draw_rows(windows, split, scored if split == "test" else fitted, seed) for split in SPLITS}
+    rows = {
+        split: features.draw_rows(windows, split, scored if split == "test" else fitted, seed)
+        for split in SPLITS
+    }
     for split in ("train", "test"):
         if not len(rows[split]):
             raise input_error(
@@ -174,9 +251,13 @@ def draw_splits(windows: Windows, fitted: int, scored: int, seed: int) -> dict[s
     return rows
 
 
-def fit_simple_features(windows: Windows, rows: Mapping[str, Array], target: Mapping[str, Array]) -> LinearProbe:
+def fit_simple_features(
+    windows: Windows, rows: Mapping[str, Array], target: Mapping[str, Array]
+) -> LinearProbe:
     """The probe of the features that need no model."""
-    return fit_windows(windows, {split: extract_simple_features(windows, at) for split, at in rows.items()}, target)
+    return fit_windows(
+        windows, {split: extract_simple_features(windows, at) for split, at in rows.items()}, target
+    )
 
 
 def draw_random_weights(model: Any, seed: int) -> Any:
@@ -194,22 +275,36 @@ def fit_model_probes(
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> dict[str, LinearProbe]:
-    """Probes of every choice on the models, by the `make_key` of their source (trained, random) and the choice."""
+    """Probes of every choice on the models, by the `make_key` of their source (trained, random) and
+    the choice.
+    """
     probes: dict[str, LinearProbe] = {}
     for name, model in models.items():
         x = {
-            split: features.extract_vectors(model, windows, at, choices, device=device, progress=progress, label=f"{name}: {split}")
+            split: features.extract_vectors(
+                model,
+                windows,
+                at,
+                choices,
+                device=device,
+                progress=progress,
+                label=f"{name}: {split}",
+            )
             for split, at in rows.items()
         }
         for choice in choices:
-            probes[make_key(name, choice)] = fit_windows(windows, {split: vectors[choice] for split, vectors in x.items()}, target)
+            probes[make_key(name, choice)] = fit_windows(
+                windows, {split: vectors[choice] for split, vectors in x.items()}, target
+            )
             if progress is not None:
                 progress("probes", len(probes), len(choices) * len(models))
     return probes
 
 
 class FineTunedScores(NamedTuple):
-    """Main metric of a fine-tuned run, its difference to the run with the default readout, and to the frozen probe of its vector."""
+    """Main metric of a fine-tuned run, its difference to the run with the default readout, and to
+    the frozen probe of its vector.
+    """
 
     choice: features.VectorChoice
     metric: MetricValue
@@ -226,20 +321,35 @@ class FineTunedScores(NamedTuple):
             **self.metric.model_dump(),
             "difference": self.difference,
             "frozen": self.frozen,
-            "beyond_frozen": None if beyond is None else {**beyond.model_dump(), "value": beyond.difference},
+            "beyond_frozen": None
+            if beyond is None
+            else {**beyond.model_dump(), "value": beyond.difference},
         }
 
 
 def _score_fine_tuned(
-    runs: Sequence[Run], test: features.TestSplit, found: ProbeScores, device: str, progress: Progress | None
+    runs: Sequence[Run],
+    test: features.TestSplit,
+    found: ProbeScores,
+    device: str,
+    progress: Progress | None,
 ) -> dict[str, FineTunedScores]:
-    """Scores of fine-tuned runs; the first that reads the default vector, else the first, is the reference of the differences."""
+    """Scores of fine-tuned runs; the first that reads the default vector, else the first, is the
+    reference of the differences.
+    """
     if not runs:
         return {}
-    predictions = {run.name: predict_rows(run.head(), test.windows, test.rows, progress, f"predict {run.name}", device) for run in runs}
+    predictions = {
+        run.name: predict_rows(
+            run.head(), test.windows, test.rows, progress, f"predict {run.name}", device
+        )
+        for run in runs
+    }
     choices = {run.name: features.default_choice(run) for run in runs}
     first = next((name for name in predictions if choices[name] == found.default), runs[0].name)
-    between = test.score(predictions[first], {name: part for name, part in predictions.items() if name != first})
+    between = test.score(
+        predictions[first], {name: part for name, part in predictions.items() if name != first}
+    )
     main = str(between.main)
     out: dict[str, FineTunedScores] = {}
     for name, prediction in predictions.items():
@@ -273,7 +383,10 @@ def _scale_difference(difference: Difference | None) -> MetricValue | None:
     """The difference as it is printed, in its unit."""
     if difference is None:
         return None
-    value, lo, hi = (None if v is None else v * (difference.factor or 1) for v in (difference.difference, difference.lo, difference.hi))
+    value, lo, hi = (
+        None if v is None else v * (difference.factor or 1)
+        for v in (difference.difference, difference.lo, difference.hi)
+    )
     return MetricValue(value=value, lo=lo, hi=hi)
 
 
@@ -315,7 +428,9 @@ CONTROLS = (
 )
 
 
-def _add_notices(page: PageBuilder, found: ProbeScores, *, has_validation: bool, all_readouts: bool) -> None:
+def _add_notices(
+    page: PageBuilder, found: ProbeScores, *, has_validation: bool, all_readouts: bool
+) -> None:
     if not has_validation:
         page.notice(f"No validation split: all penalties are {DEFAULT_PENALTY:g}.")
     unfinished = sum(probe.unfinished for probe in found.probes.values())
@@ -327,7 +442,12 @@ def _add_notices(page: PageBuilder, found: ProbeScores, *, has_validation: bool,
         )
 
 
-def _add_scores(page: PageBuilder, found: ProbeScores, controls: Mapping[str, str], tuned: Mapping[str, FineTunedScores]) -> None:
+def _add_scores(
+    page: PageBuilder,
+    found: ProbeScores,
+    controls: Mapping[str, str],
+    tuned: Mapping[str, FineTunedScores],
+) -> None:
     """Figures and tables; `controls` names the default readout and what it is compared with."""
     name = evaluate.NAMES[found.main]
     side = "lower" if found.main in evaluate.LOWER_IS_BETTER else "higher"
@@ -338,27 +458,57 @@ def _add_scores(page: PageBuilder, found: ProbeScores, controls: Mapping[str, st
     bars = BarPlot.from_metrics({words: found.metric(key) for key, words in controls.items()}, name)
     page.figure("main-score", f"Probe: {name}", caption, bars)
     page.text(HOW_TO_READ)
-    order = [features.VectorChoice(readout, layers) for layers in ("last", "last-two") for readout in PAPER_READOUTS]
+    order = [
+        features.VectorChoice(readout, layers)
+        for layers in ("last", "last-two")
+        for readout in PAPER_READOUTS
+    ]
     of_paper = sorted((choice for choice in found.choices if choice in order), key=order.index)
     others = [choice for choice in found.choices if choice not in order]
     differences, controlled = found.differences(), found.control_differences()
-    minus = f"minus the default, paired ({evaluate.find_unit(found.main, found.scores.unit).name})".replace(" (1)", "")
+    minus = f"minus the default, paired ({evaluate.find_unit(found.main, found.scores.unit).name})".replace(
+        " (1)", ""
+    )
     columns = ["sequence representation", name, "standard error", minus, *FAMILY]
     columns += [*(["random weights"] if found.has_control else []), "penalty"]
     if of_paper:
-        page.table("probing", "The paper's probing table", TABLE, columns, [_make_row(found, choice, differences) for choice in of_paper])
+        page.table(
+            "probing",
+            "The paper's probing table",
+            TABLE,
+            columns,
+            [_make_row(found, choice, differences) for choice in of_paper],
+        )
     if tuned:
         words = ["run", "sequence representation", name, "standard error", minus, "frozen probe"]
         rows = []
         for run, one in tuned.items():
-            cells = [one.metric, one.metric.se, _scale_difference(one.difference), one.frozen, _scale_difference(one.beyond_frozen)]
+            cells = [
+                one.metric,
+                one.metric.se,
+                _scale_difference(one.difference),
+                one.frozen,
+                _scale_difference(one.beyond_frozen),
+            ]
             rows.append([run, one.choice.describe(), *cells])
-        page.table("fine-tuned", "Fine-tuned", TUNED, [*words, minus.replace("default", "frozen probe")], rows)
+        page.table(
+            "fine-tuned",
+            "Fine-tuned",
+            TUNED,
+            [*words, minus.replace("default", "frozen probe")],
+            rows,
+        )
     depth = 1 + max((int(c.layers) for c in found.choices if c.layers.isdigit()), default=0)
     if depth > 1:
         _add_layers(page, found, depth, name)
     if others:
-        page.table("others", "Other readouts and layers", REST, columns, [_make_row(found, choice, differences) for choice in others])
+        page.table(
+            "others",
+            "Other readouts and layers",
+            REST,
+            columns,
+            [_make_row(found, choice, differences) for choice in others],
+        )
     beside: list[list[object]] = []
     for key, title in controls.items():
         m, d = found.metric(key), controlled.get(key)
@@ -371,25 +521,47 @@ def _add_scores(page: PageBuilder, found: ProbeScores, controls: Mapping[str, st
 
 def _name_control(d: CorrectedDifference, found: ProbeScores) -> str:
     """The verdict on a control, whose difference is that of the default less it."""
-    return {"better": "worse", "worse": "better"}.get(word := name_verdict(d, found.print_metric), word)
+    return {"better": "worse", "worse": "better"}.get(
+        word := name_verdict(d, found.print_metric), word
+    )
 
 
-def _make_row(found: ProbeScores, choice: features.VectorChoice, differences: Mapping[str, CorrectedDifference]) -> list[object]:
+def _make_row(
+    found: ProbeScores,
+    choice: features.VectorChoice,
+    differences: Mapping[str, CorrectedDifference],
+) -> list[object]:
     key = make_key("trained", choice)
     metric = found.metric(key)
     control = [found.metric(make_key("random", choice)).value] if found.has_control else []
     penalty = float(np.median(found.probes[key].penalty))
-    return [choice.describe(), metric, metric.se, *_make_cells(differences.get(key), found.print_metric), *control, penalty]
+    return [
+        choice.describe(),
+        metric,
+        metric.se,
+        *_make_cells(differences.get(key), found.print_metric),
+        *control,
+        penalty,
+    ]
 
 
 def _add_layers(page: PageBuilder, found: ProbeScores, depth: int, name: str) -> None:
     """Score against layer, a line a readout; of random weights the default readout and the mean."""
-    readouts = sorted({c.readout for c in found.choices if c.layers.isdigit()}, key=list(features.WORDS).index)
+    readouts = sorted(
+        {c.readout for c in found.choices if c.layers.isdigit()}, key=list(features.WORDS).index
+    )
     lines = []
     for source in ("trained", *(["random"] if found.has_control else [])):
-        for readout in readouts if source == "trained" else [r for r in readouts if r in {found.default.readout, "mean"}]:
+        for readout in (
+            readouts
+            if source == "trained"
+            else [r for r in readouts if r in {found.default.readout, "mean"}]
+        ):
             layers = [*map(str, range(1, depth)), "last"]
-            metrics = [found.metric(make_key(source, features.VectorChoice(readout, layer))) for layer in layers]
+            metrics = [
+                found.metric(make_key(source, features.VectorChoice(readout, layer)))
+                for layer in layers
+            ]
             label = features.WORDS[readout] + (", random weights" if source == "random" else "")
             band = source == "trained" and readout == found.default.readout
             lines.append(Line.from_metrics(label, np.arange(1, depth + 1), metrics, band=band))
@@ -397,20 +569,36 @@ def _add_layers(page: PageBuilder, found: ProbeScores, depth: int, name: str) ->
 
 
 def _verdict(found: ProbeScores, data: str) -> str:
-    name, metric, default = evaluate.NAMES[found.main], found.print_metric, found.metric(make_key("trained", found.default))
+    name, metric, default = (
+        evaluate.NAMES[found.main],
+        found.print_metric,
+        found.metric(make_key("trained", found.default)),
+    )
     words = found.default.describe()
     if default.value is None:
         return f"{words}: {name} is undefined here ({default.undefined_reason})."
     out = [f"A probe on {words} reaches {name} {features.format_metric(default)}."]
-    titles = {make_key("random", found.default): "random weights", "raw": "features without a model"}
-    out += [describe_difference((words, titles[key]), data, d, metric) for key, d in found.control_differences().items()]
-    differences = {
-        choice: d for choice in found.choices if (d := found.differences().get(make_key("trained", choice))) and d.difference is not None
+    titles = {
+        make_key("random", found.default): "random weights",
+        "raw": "features without a model",
     }
-    judged = {choice: d for choice, d in differences.items() if evaluate.explain_no_verdict(d) is None}
+    out += [
+        describe_difference((words, titles[key]), data, d, metric)
+        for key, d in found.control_differences().items()
+    ]
+    differences = {
+        choice: d
+        for choice in found.choices
+        if (d := found.differences().get(make_key("trained", choice))) and d.difference is not None
+    }
+    judged = {
+        choice: d for choice, d in differences.items() if evaluate.explain_no_verdict(d) is None
+    }
     if differences and not judged:
         reason = evaluate.explain_no_verdict(next(iter(differences.values()))) or ""
-        out.append(f"No verdict on the {len(differences)} other readouts and layers ({reason.removeprefix('no CI: ')}).")
+        out.append(
+            f"No verdict on the {len(differences)} other readouts and layers ({reason.removeprefix('no CI: ')})."
+        )
     elif judged:
         sides = [evaluate.significance_sign(d) * metric.sign for d in judged.values()]
         best = max(judged, key=lambda choice: metric.sign * (judged[choice].difference or 0.0))
@@ -423,12 +611,17 @@ def _verdict(found: ProbeScores, data: str) -> str:
     return " ".join(out)
 
 
-def _summarize(run: Run, found: ProbeScores, rows: Mapping[str, Array], seed: int) -> dict[str, object]:
+def _summarize(
+    run: Run, found: ProbeScores, rows: Mapping[str, Array], seed: int
+) -> dict[str, object]:
     cells: dict[str, dict[str, object]] = {}
     differences = found.differences()
     for choice in found.choices:
         key = make_key("trained", choice)
-        metrics = {name: one.model_copy(update={"difference": None}).model_dump() for name, one in found.all_metrics(key).items()}
+        metrics = {
+            name: one.model_copy(update={"difference": None}).model_dump()
+            for name, one in found.all_metrics(key).items()
+        }
         cells.setdefault(choice.readout, {})[choice.layers] = {
             **metrics[found.main],
             "difference": differences.get(key),
@@ -437,8 +630,27 @@ def _summarize(run: Run, found: ProbeScores, rows: Mapping[str, Array], seed: in
             "random": found.metric(make_key("random", choice)).value if found.has_control else None,
         }
     constants = ("raw", "majority", "prior", "mean", "median")
-    about = {"run": run.name, "data": run.windows().name, "task": run.windows().task, "main": found.main, "default": found.default}
+    about = {
+        "run": run.name,
+        "data": run.windows().name,
+        "task": run.windows().task,
+        "main": found.main,
+        "default": found.default,
+    }
     controls = {key: found.metric(key) for key in constants if key in found.scores.baselines}
-    counts = {"n": {split: len(at) for split, at in rows.items()}, "n_subjects": found.scores.n_subjects}
-    family = {"random weights" if key != "raw" else key: d for key, d in found.control_differences().items()}
-    return {**about, **counts, "cells": cells, "controls": controls, "control_differences": family, "seed": seed}
+    counts = {
+        "n": {split: len(at) for split, at in rows.items()},
+        "n_subjects": found.scores.n_subjects,
+    }
+    family = {
+        "random weights" if key != "raw" else key: d
+        for key, d in found.control_differences().items()
+    }
+    return {
+        **about,
+        **counts,
+        "cells": cells,
+        "controls": controls,
+        "control_differences": family,
+        "seed": seed,
+    }

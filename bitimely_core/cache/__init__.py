@@ -1,6 +1,8 @@
-"""Recordings cache: raw files in, Parquet shards and a manifest out. All later steps read the cache, never a raw file.
+"""Recordings cache: raw files in, Parquet shards and a manifest out. All later steps read the
+cache, never a raw file.
 
-`ingest` fills the cache of one data set, `open_cache` reads it back, `verify` compares everything with its checksums.
+`ingest` fills the cache of one data set, `open_cache` reads it back, `verify` compares everything
+with its checksums.
 
     cache/<dataset>/
       manifest.json            names every file below with its SHA-256; written last: without it the cache is incomplete

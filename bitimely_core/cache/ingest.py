@@ -1,7 +1,9 @@
-"""`ingest`: raw files to the cache of one data set. Bad units are quarantined, and a second run reads only what has changed.
+"""`ingest`: raw files to the cache of one data set. Bad units are quarantined, and a second run
+reads only what has changed.
 
-First the shards, each in an atomic write, and for each finished part a note in `.progress/`; then, under the lock, one manifest that names
-everything. A kill leaves the previous generation or none, and the same command resumes from the notes.
+First the shards, each in an atomic write, and for each finished part a note in `.progress/`; then,
+under the lock, one manifest that names everything. A kill leaves the previous generation or none,
+and the same command resumes from the notes.
 """
 
 from __future__ import annotations
@@ -17,10 +19,27 @@ from bitimely_core.cache import ingest_report, shards, staging
 from bitimely_core.cache.ingest_run import REPORT, IngestRun
 from bitimely_core.cache.units import MEAN_BYTES, MEAN_UNITS, IngestTask, find_copies, group_units
 from bitimely_core.cache.workers import IngestWorker, catch_signals, run_tasks, start_workers
-from bitimely_core.errors import Reason, UserError, check_choice, hide_credentials, input_error, raise_differences, safe_text, usage_error
+from bitimely_core.errors import (
+    Reason,
+    UserError,
+    check_choice,
+    hide_credentials,
+    input_error,
+    raise_differences,
+    safe_text,
+    usage_error,
+)
 from bitimely_core.formats.text import use_encoding
 from bitimely_core.records import StoredFile
-from bitimely_core.schemas.ingest import CachedPart, CachedUnit, CacheManifest, CacheSettings, IngestPart, IngestReport, RecordingsManifest
+from bitimely_core.schemas.ingest import (
+    CachedPart,
+    CachedUnit,
+    CacheManifest,
+    CacheSettings,
+    IngestPart,
+    IngestReport,
+    RecordingsManifest,
+)
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.types import Progress
 
@@ -60,8 +79,10 @@ def ingest(
         options: the data set's own.
         jobs: worker processes; 1 reads in this process. The result does not depend on it.
         strict: refuse when anything is quarantined.
-        max_bad: refuse when a larger share of the units, or of the rows of one table, is quarantined.
-        shard: (k, n): do part k of n of the units (k from 1); the process that finds all parts done publishes.
+        max_bad: refuse when a larger share of the units, or of the rows of one table, is
+            quarantined.
+        shard: (k, n): do part k of n of the units (k from 1); the process that finds all parts done
+            publishes.
         follow_symlinks: follow links that leave the source.
         keep_phi: keep identifying header fields, where the reader knows them.
         keep_dates: keep start times of recordings.
@@ -71,15 +92,19 @@ def ingest(
         wait: seconds to wait for another process that works on this cache.
         progress: called with the current step, units done and units in all.
         dry_run: return what would be read, and write nothing.
-        keep_staged: of a URL keep the files that were brought here; else they are removed once the cache is published.
+        keep_staged: of a URL keep the files that were brought here; else they are removed once the
+            cache is published.
 
     Returns:
-        The ingest report (`schemas.IngestReport`) as JSON, status published or partial. A part that is not the last: `{"schema": "bitimely.ingest_part/1", ...}`; a dry run: `{"schema": "bitimely.ingest_plan/1", ...}`.
+        The ingest report (`schemas.IngestReport`) as JSON, status published or partial. A part that
+        is not the last: `{"schema": "bitimely.ingest_part/1", ...}`; a dry run: `{"schema":
+        "bitimely.ingest_plan/1", ...}`.
 
     Raises:
-        UserError: usage, and settings that differ from those of the cache (exit 2), refused (4), a damaged manifest (5), disk or memory
-            (6), locked (7), interrupted (130, 143). Once the source is being read, its `report` is that of `ingest_report.json`, and
-            `details` are the findings.
+        UserError: usage, and settings that differ from those of the cache (exit 2), refused (4), a
+            damaged manifest (5), disk or memory (6), locked (7), interrupted (130, 143). Once the
+            source is being read, its `report` is that of `ingest_report.json`, and `details` are
+            the findings.
     """
     folder = Path(out)
     entry, resolved = _resolve_options(dataset, options or {})
@@ -87,16 +112,29 @@ def ingest(
     kind = registry.data_kinds[entry.facts.kind]
 
     def pin(values: dict[str, Any], *, scratch: bool) -> dict[str, Any]:
-        with use_encoding(encoding), tempfile.TemporaryDirectory() as home:  # where a dry run makes the key
+        # where a dry run makes the key
+        with use_encoding(encoding), tempfile.TemporaryDirectory() as home:
             return kind.pin_options(values, Path(home) / dataset if scratch else folder)
 
     if staging.is_remote(source):
-        pin({**resolved}, scratch=True)  # what is wrong with them is found before anything is downloaded
+        # what is wrong with them is found before anything is downloaded
+        pin({**resolved}, scratch=True)
         if dry_run:
             return _plan_download(entry.name, str(source), folder)
-    with staging.open_source(source, folder, follow_symlinks=follow_symlinks, keep=keep_staged, wait=wait, progress=progress) as scanned:
+    with staging.open_source(
+        source,
+        folder,
+        follow_symlinks=follow_symlinks,
+        keep=keep_staged,
+        wait=wait,
+        progress=progress,
+    ) as scanned:
         if scanned is not None:
-            resolved |= {name: value for name, value in kind.recognize_source(scanned).items() if name not in (options or {})}
+            resolved |= {
+                name: value
+                for name, value in kind.recognize_source(scanned).items()
+                if name not in (options or {})
+            }
         stated = {} if encoding is None else {"encoding": encoding}
         pinned = pin(resolved, scratch=dry_run)
         with use_encoding(encoding), catch_signals() as stop:
@@ -107,7 +145,12 @@ def ingest(
                 out=folder,
                 options={**pinned, "keep_phi": keep_phi, "keep_dates": keep_dates, **stated},
                 given_options=resolved,
-                run_options={"strict": strict, "max_bad": max_bad, "follow_symlinks": follow_symlinks, "verify": verify},
+                run_options={
+                    "strict": strict,
+                    "max_bad": max_bad,
+                    "follow_symlinks": follow_symlinks,
+                    "verify": verify,
+                },
                 jobs=jobs,
                 progress=progress,
                 stop=stop,
@@ -117,7 +160,9 @@ def ingest(
             return kind.ingest(run, shard, wait, force_new=force_new).to_json()
 
 
-def ingest_recordings(run: IngestRun, shard: tuple[int, int] | None, wait: float, *, force_new: bool) -> IngestReport | IngestPart:
+def ingest_recordings(
+    run: IngestRun, shard: tuple[int, int] | None, wait: float, *, force_new: bool
+) -> IngestReport | IngestPart:
     """Recordings: part k of n of the units, or all that is left to do."""
     folder = run.out
     if shard is not None and shard[1] > 1:
@@ -129,24 +174,36 @@ def ingest_recordings(run: IngestRun, shard: tuple[int, int] | None, wait: float
             with storage.lock(folder, max(wait, PART_LOCK_WAIT)):
                 return _ingest_all(run, force_new=force_new)
         except UserError as error:
-            if error.code == Reason.LOCKED:  # the process that holds the lock finds all parts finished and publishes
+            # the process that holds the lock finds all parts finished and publishes
+            if error.code == Reason.LOCKED:
                 return part
             raise
     with storage.lock(folder, wait):
         return _ingest_all(run, force_new=force_new)
 
 
-def _resolve_options(dataset: str, given: dict[str, Any]) -> tuple[registry.Entry[registry.DatasetFacts], dict[str, Any]]:
-    """The data set and its options, defaults filled in. Raises UserError (exit 2) for unknown names."""
+def _resolve_options(
+    dataset: str, given: dict[str, Any]
+) -> tuple[registry.Entry[registry.DatasetFacts], dict[str, Any]]:
+    """The data set and its options, defaults filled in. Raises UserError (exit 2) for unknown
+    names.
+    """
     entry = registry.datasets[dataset]
     known = entry.facts.options or {}
     for name in given:
         check_choice(f"option of {entry.name}", name, known)
-    return entry, {name: str(value) if isinstance(value, Path) else value for name, value in {**known, **given}.items()}
+    return entry, {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in {**known, **given}.items()
+    }
 
 
 def _check_arguments(
-    entry: registry.Entry[registry.DatasetFacts], source: str | Path | None, jobs: int, max_bad: float, shard: tuple[int, int] | None
+    entry: registry.Entry[registry.DatasetFacts],
+    source: str | Path | None,
+    jobs: int,
+    max_bad: float,
+    shard: tuple[int, int] | None,
 ) -> None:
     if entry.facts.needs_source and source is None:
         raise usage_error(f"no source for {entry.name}", "expected a folder in the official layout")
@@ -160,13 +217,16 @@ def _check_arguments(
         raise usage_error(f"shard is {shard[0]}/{shard[1]}", "expected k/n with k from 1 to n")
     if shard is not None and shard[1] > 1 and staging.is_remote(source):
         raise usage_error(
-            "--shard with a URL", "expected a folder that all parts can read", "Ingest without --shard, or copy the files first"
+            "--shard with a URL",
+            "expected a folder that all parts can read",
+            "Ingest without --shard, or copy the files first",
         )
 
 
 def _plan_ingest(run: IngestRun) -> dict[str, Any]:
     """What an ingest would read, and an estimate of its duration."""
-    if run.source is not None or run.dataset.facts.kind != "events":  # else its files are not made yet
+    # else its files are not made yet
+    if run.source is not None or run.dataset.facts.kind != "events":
         run.list_units()
     sizes = run.sizes
     bytes_of = [sum(sizes.get(file, 0) for file in unit.files) for unit in run.units]
@@ -179,12 +239,20 @@ def _plan_ingest(run: IngestRun) -> dict[str, Any]:
         "source": {"path": run.source_path, "files": len(sizes), "bytes": sum(sizes.values())},
         "out": str(run.out),
         "units": [
-            {"unit": unit.name, "files": list(unit.files), "bytes": size, "readable": unit.read is not None}
+            {
+                "unit": unit.name,
+                "files": list(unit.files),
+                "bytes": size,
+                "readable": unit.read is not None,
+            }
             for unit, size in zip(run.units, bytes_of, strict=True)
         ],
         "bytes": total,
         "options": run.options | run.run_options,
-        "estimate": {"cache_bytes": int(total * staging.CACHE_RATIO), "seconds": round(total / SOURCE_SPEED / run.jobs, 1)},
+        "estimate": {
+            "cache_bytes": int(total * staging.CACHE_RATIO),
+            "seconds": round(total / SOURCE_SPEED / run.jobs, 1),
+        },
     }
 
 
@@ -203,7 +271,10 @@ def _plan_download(dataset: str, source: str, folder: Path) -> dict[str, Any]:
         "bytes": remote.size,
         "staged": str(staging.locate_folder(source, folder)),
         "rejected": [finding.message for finding in remote.rejected.values()],
-        "estimate": {"cache_bytes": int(remote.size * staging.CACHE_RATIO), "free_bytes": staging.measure_free(folder)},
+        "estimate": {
+            "cache_bytes": int(remote.size * staging.CACHE_RATIO),
+            "free_bytes": staging.measure_free(folder),
+        },
     }
 
 
@@ -215,19 +286,26 @@ def _ingest_all(run: IngestRun, *, force_new: bool) -> IngestReport:
     storage.remove_temporary_files(notes)
     try:
         with run.record_failure():
-            early = len(run.sizes) // (2 * MEAN_UNITS) + sum(run.sizes.values()) // MEAN_BYTES  # workers that the source needs at least
+            # workers that the source needs at least
+            early = len(run.sizes) // (2 * MEAN_UNITS) + sum(run.sizes.values()) // MEAN_BYTES
             early = min(run.jobs, early) if run.jobs > 1 else 0
-            with start_workers(early, (run.dataset.function.__module__, "pyarrow.parquet")) as workers:
+            with start_workers(
+                early, (run.dataset.function.__module__, "pyarrow.parquet")
+            ) as workers:
                 run.list_units()
                 run.read_checksums()
-                done = _run_tasks(run, _make_tasks(run, parts + _read_finished_parts(notes)), workers)
+                done = _run_tasks(
+                    run, _make_tasks(run, parts + _read_finished_parts(notes)), workers
+                )
             run.hash_remaining()
             run.reasons += find_copies(run.entries, run.sizes)
             refusal = run.find_refusal()
             if refusal is not None:
                 raise refusal
             manifest = _publish_cache(run, previous, done)
-            report = ingest_report.publish_report(run.report(), manifest.generation, manifest.content_sha256)
+            report = ingest_report.publish_report(
+                run.report(), manifest.generation, manifest.content_sha256
+            )
             report = report.model_copy(update={"manifest_sha256": manifest.manifest_sha256})
             _clean_up(run.out, manifest, report)
     finally:
@@ -237,7 +315,9 @@ def _ingest_all(run: IngestRun, *, force_new: bool) -> IngestReport:
 
 
 def load_previous(run: IngestRun, *, force_new: bool) -> CacheManifest | None:
-    """The published manifest of the folder; None without one. Raises UserError: settings_differ (exit 2), integrity (exit 5)."""
+    """The published manifest of the folder; None without one. Raises UserError: settings_differ
+    (exit 2), integrity (exit 5).
+    """
     path = run.out / manifests.MANIFEST
     if not path.exists():
         return None
@@ -256,7 +336,9 @@ def load_previous(run: IngestRun, *, force_new: bool) -> CacheManifest | None:
     return previous
 
 
-def load_previous_parts(run: IngestRun, *, force_new: bool) -> tuple[RecordingsManifest | None, list[CachedPart]]:
+def load_previous_parts(
+    run: IngestRun, *, force_new: bool
+) -> tuple[RecordingsManifest | None, list[CachedPart]]:
     """As `load_previous`, and the units of the cache, unless everything is to be read again."""
     previous = load_previous(run, force_new=force_new)
     if previous is None:
@@ -270,12 +352,20 @@ def load_previous_parts(run: IngestRun, *, force_new: bool) -> tuple[RecordingsM
 
 def _compare_settings(old: CacheSettings, new: CacheSettings, path: Path) -> None:
     """Raises UserError (settings_differ, exit 2) with one finding for each key that differs."""
-    before, now = ({"dataset": one.dataset, "version": one.version, **one.options} for one in (old, new))
-    raise_differences(before, now, path, "Give the same options, another folder, or --force-new to read everything again")
+    before, now = (
+        {"dataset": one.dataset, "version": one.version, **one.options} for one in (old, new)
+    )
+    raise_differences(
+        before,
+        now,
+        path,
+        "Give the same options, another folder, or --force-new to read everything again",
+    )
 
 
 def _open_notes(run: IngestRun, *, force_new: bool) -> Path:
-    """The folder of finished parts; emptied when everything is to be read again, unless such an ingest is under way.
+    """The folder of finished parts; emptied when everything is to be read again, unless such an
+    ingest is under way.
 
     Raises UserError (settings_differ, exit 2).
     """
@@ -301,15 +391,23 @@ def _read_json(path: Path) -> Any:
 
 
 def _remove_notes(folder: Path) -> None:
-    """Remove all notes; the settings last, so that after a kill in between the others still have them."""
+    """Remove all notes; the settings last, so that after a kill in between the others still have
+    them.
+    """
     for path in sorted(folder.glob("*.json"), key=lambda path: path.name == "settings.json"):
         storage.os_unlink(path)
 
 
 def _read_finished_parts(notes: Path) -> list[CachedPart]:
     """The parts that were finished before; a note that differs from its own hash is ignored."""
-    found = [_read_json(path) for path in sorted(notes.glob("*.json")) if path.name != "settings.json"]
-    bodies = [note["body"] for note in found if isinstance(note, dict) and note.get("sha256") == storage.fingerprint(note.get("body"))]
+    found = [
+        _read_json(path) for path in sorted(notes.glob("*.json")) if path.name != "settings.json"
+    ]
+    bodies = [
+        note["body"]
+        for note in found
+        if isinstance(note, dict) and note.get("sha256") == storage.fingerprint(note.get("body"))
+    ]
     return [CachedPart(**body) for body in bodies]
 
 
@@ -336,7 +434,12 @@ def _make_tasks(run: IngestRun, known: list[CachedPart]) -> list[IngestTask]:
                 sizes={file: run.sizes[file] for file in sources if file in run.sizes},
                 checksums={file: run.checksums[file] for file in sources if file in run.checksums},
                 previous=previous,
-                files={name: files[name] for entry in previous.values() for name in entry.shard if name in files},
+                files={
+                    name: files[name]
+                    for entry in previous.values()
+                    for name in entry.shard
+                    if name in files
+                },
                 keep_dates=run.options["keep_dates"],
                 encoding=run.options.get("encoding"),
             )
@@ -344,8 +447,12 @@ def _make_tasks(run: IngestRun, known: list[CachedPart]) -> list[IngestTask]:
     return tasks
 
 
-def _run_tasks(run: IngestRun, tasks: list[IngestTask], workers: list[IngestWorker]) -> list[CachedPart]:
-    """Run `tasks` in any order and note each that is finished. The parts in the order of the tasks."""
+def _run_tasks(
+    run: IngestRun, tasks: list[IngestTask], workers: list[IngestWorker]
+) -> list[CachedPart]:
+    """Run `tasks` in any order and note each that is finished. The parts in the order of the
+    tasks.
+    """
     step, total = f"ingest {run.dataset.name}", sum(len(task.units) for task in tasks)
     show = run.progress or (lambda step, done, total: None)
     seen: set[str] = set()
@@ -356,10 +463,14 @@ def _run_tasks(run: IngestRun, tasks: list[IngestTask], workers: list[IngestWork
             seen.add(unit)
 
     parts: dict[str, CachedPart] = {}
-    with closing(run_tasks(tasks, run.jobs, run.stop, count_unit, workers)) as results:  # an error here leaves no worker behind
+    # an error here leaves no worker behind
+    with closing(run_tasks(tasks, run.jobs, run.stop, count_unit, workers)) as results:
         for task, part in results:
             body = part.model_dump(mode="json")
-            storage.write_json(run.out / PROGRESS / f"{task.group}.json", {"body": body, "sha256": storage.fingerprint(body)})
+            storage.write_json(
+                run.out / PROGRESS / f"{task.group}.json",
+                {"body": body, "sha256": storage.fingerprint(body)},
+            )
             parts[task.group] = part
             run.entries |= part.units
             for entry in part.units.values():
@@ -368,10 +479,13 @@ def _run_tasks(run: IngestRun, tasks: list[IngestTask], workers: list[IngestWork
     return [parts[task.group] for task in tasks]
 
 
-def _publish_cache(run: IngestRun, previous: RecordingsManifest | None, parts: list[CachedPart]) -> RecordingsManifest:
+def _publish_cache(
+    run: IngestRun, previous: RecordingsManifest | None, parts: list[CachedPart]
+) -> RecordingsManifest:
     """Name everything in a manifest; the previous one is returned when nothing has changed.
 
-    Raises UserError: duplicate_key (exit 4) when two units hold the same recording, and those of `manifests.publish`.
+    Raises UserError: duplicate_key (exit 4) when two units hold the same recording, and those of
+    `manifests.publish`.
     """
     subjects: dict[str, tuple[str, str, str]] = {}
     files: dict[str, StoredFile] = {}
@@ -381,16 +495,30 @@ def _publish_cache(run: IngestRun, previous: RecordingsManifest | None, parts: l
         for name in sorted(part.units):
             for recording, subject, attributes, *_ in part.units[name].recordings:
                 if (holder := holders.setdefault(recording, name)) != name or recording in subjects:
-                    again = f", and the unit {safe_text(holder)} too" if holder != name else " twice"
+                    again = (
+                        f", and the unit {safe_text(holder)} too" if holder != name else " twice"
+                    )
                     text = f"the unit {safe_text(name)} holds the recording {safe_text(recording)}{again}"
                     action = "Remove or rename one of them"
-                    raise input_error(Reason.DUPLICATE_KEY, text, "expected unique recording names", action, file=run.source_path)
+                    raise input_error(
+                        Reason.DUPLICATE_KEY,
+                        text,
+                        "expected unique recording names",
+                        action,
+                        file=run.source_path,
+                    )
                 subjects[recording] = (recording, subject, storage.encode_json(attributes).decode())
     table, files[table] = shards.write_subjects(run.out, list(subjects.values()))
-    entries = {"units": {name: entry.model_dump(mode="json") for name, entry in run.entries.items()}}
-    units, digest, size = storage.write_hashed(run.out, "units", ".json", storage.encode_json(entries) + b"\n")
+    entries = {
+        "units": {name: entry.model_dump(mode="json") for name, entry in run.entries.items()}
+    }
+    units, digest, size = storage.write_hashed(
+        run.out, "units", ".json", storage.encode_json(entries) + b"\n"
+    )
     reports = [entry.report for entry in run.entries.values() if entry.report is not None]
-    content = shards.hash_lines(report.content_sha256 for report in reports if report.content_sha256)
+    content = shards.hash_lines(
+        report.content_sha256 for report in reports if report.content_sha256
+    )
     generation = previous.generation + 1 if previous else 1
     manifest = RecordingsManifest(
         dataset=run.dataset.name,
@@ -410,20 +538,30 @@ def _publish_cache(run: IngestRun, previous: RecordingsManifest | None, parts: l
 
 def _find_shard(part: CachedPart) -> tuple[str | None, str | None]:
     """The files of recordings and annotations of a part."""
-    recordings, annotations = (next((n for n in part.files if n.startswith(stem)), None) for stem in ("recordings-", "annotations-"))
+    recordings, annotations = (
+        next((n for n in part.files if n.startswith(stem)), None)
+        for stem in ("recordings-", "annotations-")
+    )
     return recordings, annotations
 
 
 def _hash_content(manifest: RecordingsManifest) -> str:
-    """Hash of a manifest without generation, the words of the rules, path of the source, versions of libraries and options of the run."""
-    body = manifest.model_dump(mode="json", include=set(RecordingsManifest.model_fields) - {"report", "generation", "manifest_sha256"})
+    """Hash of a manifest without generation, the words of the rules, path of the source, versions
+    of libraries and options of the run.
+    """
+    body = manifest.model_dump(
+        mode="json",
+        include=set(RecordingsManifest.model_fields) - {"report", "generation", "manifest_sha256"},
+    )
     source = manifest.report.source.model_copy(update={"path": None})
     report = manifest.report.model_dump(mode="json", include={"units", "counts", "rows", "reasons"})
     return storage.fingerprint([body, report, source.model_dump(mode="json")])
 
 
 def _clean_up(out: Path, manifest: RecordingsManifest, report: IngestReport) -> None:
-    """After the commit: write the report and the copy of the subjects, remove old files and notes."""
+    """After the commit: write the report and the copy of the subjects, remove old files and
+    notes.
+    """
     report.save(out / REPORT)
     subjects = (out / manifest.subjects).read_bytes()
     if not (out / SUBJECTS_COPY).is_file() or (out / SUBJECTS_COPY).read_bytes() != subjects:
@@ -442,5 +580,7 @@ def _ingest_part(run: IngestRun, shard: tuple[int, int], *, force_new: bool) -> 
         run.read_checksums()
         tasks = _make_tasks(run, previous + _read_finished_parts(notes))
         _run_tasks(run, [task for task in tasks if int(task.group, 16) % n == k - 1], [])
-    missing = {int(task.group, 16) % n for task in tasks if not (notes / f"{task.group}.json").is_file()}
+    missing = {
+        int(task.group, 16) % n for task in tasks if not (notes / f"{task.group}.json").is_file()
+    }
     return IngestPart.of(run.report(), shard, len(missing))

@@ -1,4 +1,6 @@
-"""One run of `ingest`: its options, its source, what has been found so far, and the report of it."""
+"""One run of `ingest`: its options, its source, what has been found so far, and the report of
+it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ from bitimely_core.cache.workers import StopFlag
 from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, safe_text
 from bitimely_core.formats.source import CHECKSUM_FILE, Source, parse_checksums
 from bitimely_core.registry import DatasetFacts, Entry
-from bitimely_core.schemas.ingest import CachedUnit, CacheSettings, ChecksumStatus, IngestReport, SourceReport, TableReport
+from bitimely_core.schemas.ingest import (
+    CachedUnit,
+    CacheSettings,
+    ChecksumStatus,
+    IngestReport,
+    SourceReport,
+    TableReport,
+)
 from bitimely_core.system_errors import raise_system_error, translate_system_errors
 from bitimely_core.types import IngestUnit, Progress, SourceRows
 
@@ -36,7 +45,8 @@ class IngestRun:
     jobs: int
     progress: Progress | None
     stop: StopFlag
-    given_options: dict[str, Any] = field(default_factory=dict)  # as given; `options` has hashes of files instead of paths
+    # as given; `options` has hashes of files instead of paths
+    given_options: dict[str, Any] = field(default_factory=dict)
     units: list[IngestUnit] = field(default_factory=list)  # sorted by name
     reasons: list[Finding] = field(default_factory=list)  # about the data set
     rows: list[TableReport] = field(default_factory=list)  # of tables that are no units
@@ -60,7 +70,9 @@ class IngestRun:
         return replace(self, units=[], reasons=[], rows=[], checksums={}, entries={}, hashes={})
 
     def list_units(self) -> None:
-        """Run the data set's function: units, rows of tables, findings. Raises UserError when it refuses the data set."""
+        """Run the data set's function: units, rows of tables, findings. Raises UserError when it
+        refuses the data set.
+        """
         for item in self.dataset.function(self.source, dict(self.options)):
             if isinstance(item, IngestUnit):
                 self.units.append(item)
@@ -72,13 +84,26 @@ class IngestRun:
         for unit, following in zip(self.units, self.units[1:], strict=False):
             if unit.name == following.name:
                 text = f"the unit {safe_text(unit.name)} is there twice"
-                raise input_error(Reason.DUPLICATE_KEY, text, "expected one", file=next(iter(following.files), None))
+                raise input_error(
+                    Reason.DUPLICATE_KEY,
+                    text,
+                    "expected one",
+                    file=next(iter(following.files), None),
+                )
         if self.source is not None:
-            named = {file for unit in self.units for file in unit.files} | {reason.file for reason in self.reasons}
-            self.reasons += [replace(fault, level="warning") for name, fault in self.source.rejected.items() if name not in named]
+            named = {file for unit in self.units for file in unit.files} | {
+                reason.file for reason in self.reasons
+            }
+            self.reasons += [
+                replace(fault, level="warning")
+                for name, fault in self.source.rejected.items()
+                if name not in named
+            ]
 
     def read_checksums(self) -> None:
-        """Read SHA256SUMS.txt at the root of the source; one warning each for unlisted and for absent files."""
+        """Read SHA256SUMS.txt at the root of the source; one warning each for unlisted and for
+        absent files.
+        """
         source = self.source
         if source is None or CHECKSUM_FILE not in source.files:
             return
@@ -87,7 +112,9 @@ class IngestRun:
             return
         self.checksum_status = "verified"
         try:
-            listed = parse_checksums(source.path(CHECKSUM_FILE).read_text("utf-8", errors="replace"))
+            listed = parse_checksums(
+                source.path(CHECKSUM_FILE).read_text("utf-8", errors="replace")
+            )
         except OSError as error:
             raise_system_error(error, source.path(CHECKSUM_FILE), stored=False)
             self.reasons.append(_warn_of_unreadable(CHECKSUM_FILE, error))
@@ -96,7 +123,9 @@ class IngestRun:
         self.reasons += listed.compare(source)
 
     def hash_remaining(self) -> None:
-        """Hash the files that have no hash yet, and compare those of no unit with SHA256SUMS.txt. Raises UserError when interrupted."""
+        """Hash the files that have no hash yet, and compare those of no unit with SHA256SUMS.txt.
+        Raises UserError when interrupted.
+        """
         if self.source is None:
             return
         claimed = {file for unit in self.units for file in unit.files}
@@ -115,7 +144,9 @@ class IngestRun:
                 self.checksum_status = "mismatch"
                 if name not in claimed:
                     level = "error" if name in self.tables else "warning"
-                    self.reasons.append(describe_mismatch(name, self.hashes[name], listed, level=level))
+                    self.reasons.append(
+                        describe_mismatch(name, self.hashes[name], listed, level=level)
+                    )
 
     @property
     def tables(self) -> set[str]:
@@ -127,8 +158,18 @@ class IngestRun:
         for reason in self.reasons:
             if reason.code == Reason.SOURCE_CHECKSUM and reason.level == "error":
                 problem, requirement, hint = reason.problem, reason.requirement, reason.hint
-                return input_error(reason.code, problem, requirement, hint, file=reason.file, found=reason.found, expected=reason.expected)
-        found = ingest_report.find_refusal(self.report(), strict=self.run_options["strict"], max_bad=self.run_options["max_bad"])
+                return input_error(
+                    reason.code,
+                    problem,
+                    requirement,
+                    hint,
+                    file=reason.file,
+                    found=reason.found,
+                    expected=reason.expected,
+                )
+        found = ingest_report.find_refusal(
+            self.report(), strict=self.run_options["strict"], max_bad=self.run_options["max_bad"]
+        )
         if found is not None and found.file is None:
             found.file = self.source_path
         return found
@@ -139,7 +180,8 @@ class IngestRun:
             path=self.source_path,
             kind=self.options.get("source"),
             files=len(self.hashes),
-            bytes=sum(self.sizes.get(name, 0) for name in self.hashes),  # those of a generated source are gone
+            # those of a generated source are gone
+            bytes=sum(self.sizes.get(name, 0) for name in self.hashes),
             sha256=shards.hash_lines(f"{digest}  {name}" for name, digest in self.hashes.items()),
             sha256sums=self.checksum_status,
         )
@@ -147,14 +189,19 @@ class IngestRun:
             self.dataset,
             source,
             [entry.report for entry in self.entries.values() if entry.report is not None],
-            rows=[*self.rows, *(row for name in sorted(self.entries) for row in self.entries[name].rows)],
+            rows=[
+                *self.rows,
+                *(row for name in sorted(self.entries) for row in self.entries[name].rows),
+            ],
             reasons=self.reasons,
             options=self.options | self.run_options,
         )
 
     @contextmanager
     def record_failure(self, *, write: bool = True) -> Iterator[None]:
-        """Give an error of the block the report of the run; `write`: also write it into the folder."""
+        """Give an error of the block the report of the run; `write`: also write it into the
+        folder.
+        """
         try:
             with translate_system_errors(self.out):
                 yield
@@ -162,14 +209,25 @@ class IngestRun:
             if error.exit_code in {Exit.USAGE, Exit.LOCKED}:  # nothing was tried
                 raise
             with suppress(UserError):  # interrupted once more
-                if error.exit_code == Exit.REFUSED:  # else there may be much left to hash, and little time or disk
+                # else there may be much left to hash, and little time or disk
+                if error.exit_code == Exit.REFUSED:
                     self.hash_remaining()
-            if error.exit_code == Exit.REFUSED and str(error.code) not in self.report().reason_counts:
+            if (
+                error.exit_code == Exit.REFUSED
+                and str(error.code) not in self.report().reason_counts
+            ):
                 self.reasons.append(error.finding)
             report = ingest_report.fail_report(self.report(), error)
             error.report = report.to_json()
             line = error.finding.line()
-            error.details = [*error.details, *(finding for finding in ingest_report.list_findings(report) if finding.line() != line)]
+            error.details = [
+                *error.details,
+                *(
+                    finding
+                    for finding in ingest_report.list_findings(report)
+                    if finding.line() != line
+                ),
+            ]
             if write:
                 with suppress(UserError):  # the disk may be the fault
                     report.save(self.out / REPORT)

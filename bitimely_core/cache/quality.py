@@ -1,6 +1,7 @@
 """Quality figures of channels, for reports and filters; data are never changed by them.
 
-Channels of equal shape are measured together: for short recordings the calls take the time, not the samples.
+Channels of equal shape are measured together: for short recordings the calls take the time, not the
+samples.
 """
 
 from __future__ import annotations
@@ -19,14 +20,19 @@ SHARES = ("missing", "flat", "clipped", "out_of_range", "line_noise")
 FIGURES = (*SHARES, "flat_longest", "line_frequency", "min", "max", "median", "iqr")
 QUARTILE_SAMPLES = 1 << 16  # fewest samples for median and interquartile range
 COUNTING_LENGTH = 1 << 14  # samples from which on values are counted, not sorted
-GROUP_SAMPLES = 1 << 17  # samples of all channels that are measured together: they fit into the processor's cache
+# samples of all channels that are measured together: they fit into the processor's cache
+GROUP_SAMPLES = 1 << 17
 STRETCH_SAMPLES, STRETCH_SECONDS = 128, 1.0  # a constant stretch is at least as long as both
 STRETCH_STEP = 32  # samples; a coarse look passes over all but some of them
-REPEATS = 0.05  # share of samples that equal the one before, in channels where a constant stretch means something
+# share of samples that equal the one before, in channels where a constant stretch means something
+REPEATS = 0.05
 BLOCK_LENGTH, BLOCK_VALUES = 64, 16  # of a repeated block, at least; different values in it
 ANCHOR_VALUES = 1 << 18  # values that are looked at together: they stay in the processor's cache
 BINARY = (".edf", ".bdf", ".dat")  # files whose samples are numbers of two or three bytes
-REPEATED, COMPARE = "a part of the file may have been copied over another", "Compare it with its source"
+REPEATED, COMPARE = (
+    "a part of the file may have been copied over another",
+    "Compare it with its source",
+)
 HASH = np.uint64(0x9E3779B97F4A7C15)  # odd, its bits without a pattern
 CHOSEN = np.uint64(1 << 58)  # of products with HASH one in 64 is below it
 MAINS = (50.0, 60.0)  # Hz
@@ -40,12 +46,15 @@ Figures = dict[str, float | None]
 
 
 def measure_quality(signals: Sequence[Signal]) -> list[Figures]:
-    """Cheap robust figures of channels, in their order; None where the source does not say or nothing was measured.
+    """Cheap robust figures of channels, in their order; None where the source does not say or
+    nothing was measured.
 
-    Shares of the samples: `missing` (NaN), `flat` (in stretches of a second, or 16 samples, without any change), `clipped` (at the
-    lowest or highest value of the converter, or of the channel where the source does not say), `out_of_range` (beyond it). Share of
-    the power: `line_noise` (see `line_noise`) at `line_frequency`. Longest flat stretch in seconds; physical minimum, maximum, median
-    and interquartile range, the last two of at most 131,071 samples.
+    Shares of the samples: `missing` (NaN), `flat` (in stretches of a second, or 16 samples, without
+    any change), `clipped` (at the lowest or highest value of the converter, or of the channel where
+    the source does not say), `out_of_range` (beyond it). Share of
+    the power: `line_noise` (see `line_noise`) at `line_frequency`. Longest flat stretch in seconds;
+    physical minimum, maximum, median and interquartile range, the last two of at most 131,071
+    samples.
     """
     alike: dict[tuple[str, int, float, bool], list[int]] = defaultdict(list)
     for i, signal in enumerate(signals):
@@ -68,7 +77,8 @@ def _measure_group(signals: Sequence[Signal], *, holes: bool) -> list[Figures]:
     x = np.stack([s.samples for s in signals]) if len(signals) > 1 else signals[0].samples[None]
     missing = np.isnan(x).sum(axis=1) if holes else np.zeros(len(x))
     block = max(16, math.ceil(rate))
-    smallest, largest = (np.fmin, np.fmax) if holes else (np.minimum, np.maximum)  # fmin and fmax pass NaN over, slowly
+    # fmin and fmax pass NaN over, slowly
+    smallest, largest = (np.fmin, np.fmax) if holes else (np.minimum, np.maximum)
     least, most = smallest.reduce(x, axis=1), largest.reduce(x, axis=1)
     flat = _find_flat_blocks(x, block, still=least == most, holes=holes)
     excess = flat.shape[1] * block - n  # of the last block
@@ -82,7 +92,10 @@ def _measure_group(signals: Sequence[Signal], *, holes: bool) -> list[Figures]:
         "missing": missing / n,
         "flat": (np.count_nonzero(flat, axis=1) * block - flat[:, -1] * excess) / n,
         "flat_longest": [_find_longest_run(row, block, n) / rate for row in flat],
-        "clipped": np.where(floor < ceiling, _count_beyond(x, least, most, floor, ceiling, np.less_equal), 0) / n,
+        "clipped": np.where(
+            floor < ceiling, _count_beyond(x, least, most, floor, ceiling, np.less_equal), 0
+        )
+        / n,
         "out_of_range": has_limits * _count_beyond(x, least, most, floor, ceiling, np.less) / n,
         "line_noise": hum,
         "line_frequency": mains,
@@ -92,14 +105,22 @@ def _measure_group(signals: Sequence[Signal], *, holes: bool) -> list[Figures]:
         "iqr": np.abs((third - first) * scale),
     }
     listed = [np.asarray(columns[name]).tolist() for name in FIGURES]
-    found = [dict(zip(FIGURES, map(_round_figure, row), strict=True)) for row in zip(*listed, strict=True)]
-    return [row | dict.fromkeys(("out_of_range",)) if lost == n else row for row, lost in zip(found, missing, strict=True)]
+    found = [
+        dict(zip(FIGURES, map(_round_figure, row), strict=True))
+        for row in zip(*listed, strict=True)
+    ]
+    return [
+        row | dict.fromkeys(("out_of_range",)) if lost == n else row
+        for row, lost in zip(found, missing, strict=True)
+    ]
 
 
 def _find_flat_blocks(x: np.ndarray, block: int, *, still: np.ndarray, holes: bool) -> np.ndarray:
-    """Which blocks of samples hold one value alone (besides NaN): bool [k, blocks]; the last is shorter, and no stretch if it is a sample.
+    """Which blocks of samples hold one value alone (besides NaN): bool [k, blocks]; the last is
+    shorter, and no stretch if it is a sample.
 
-    `still`: channels that never change, [k]. A changing block mostly differs at two of its samples; only the others are compared in full.
+    `still`: channels that never change, [k]. A changing block mostly differs at two of its samples;
+    only the others are compared in full.
     """
     n = x.shape[1]
     if holes:
@@ -108,7 +129,11 @@ def _find_flat_blocks(x: np.ndarray, block: int, *, still: np.ndarray, holes: bo
     else:
         many = n // block
         flat = np.empty((len(x), -(-n // block)), bool)
-        full, body, tail = flat[:, :many], x[:, : many * block].reshape(len(x), many, block), x[:, many * block :]
+        full, body, tail = (
+            flat[:, :many],
+            x[:, : many * block].reshape(len(x), many, block),
+            x[:, many * block :],
+        )
         np.equal(body[..., 0], body[..., block // 2], out=full)
         row, place = np.nonzero(full & ~still[:, None])
         full[row, place] = (body[row, place] == body[row, place, :1]).all(axis=1)
@@ -120,16 +145,29 @@ def _find_flat_blocks(x: np.ndarray, block: int, *, still: np.ndarray, holes: bo
 
 
 def _find_limits(signals: Sequence[Signal], least: np.ndarray, most: np.ndarray) -> np.ndarray:
-    """Lowest and highest value of the converter, or of the channel where the source does not say: [2, k], of the samples' type."""
+    """Lowest and highest value of the converter, or of the channel where the source does not say:
+    [2, k], of the samples' type.
+    """
     limits = [s.rails or (a, b) for s, a, b in zip(signals, least, most, strict=True)]
     if least.dtype.kind == "i":  # else the samples would be converted to be compared
         info = np.iinfo(least.dtype)
-        return np.clip(np.rint(np.array(limits, np.float64).T), info.min, info.max).astype(least.dtype)
+        return np.clip(np.rint(np.array(limits, np.float64).T), info.min, info.max).astype(
+            least.dtype
+        )
     return np.array(limits, least.dtype).T
 
 
-def _count_beyond(x: np.ndarray, least: np.ndarray, most: np.ndarray, floor: np.ndarray, ceiling: np.ndarray, less: np.ufunc) -> np.ndarray:
-    """Samples of each channel below the floor or above the ceiling (`less_equal`: or at them): [k]. Mostly there are none to count."""
+def _count_beyond(
+    x: np.ndarray,
+    least: np.ndarray,
+    most: np.ndarray,
+    floor: np.ndarray,
+    ceiling: np.ndarray,
+    less: np.ufunc,
+) -> np.ndarray:
+    """Samples of each channel below the floor or above the ceiling (`less_equal`: or at them): [k].
+    Mostly there are none to count.
+    """
     count = np.zeros(len(x), np.int64)
     if less(least, floor).any():
         count += np.count_nonzero(less(x, floor[:, None]), axis=1)
@@ -143,7 +181,12 @@ def _compute_quartiles(x: np.ndarray, *, holes: bool) -> np.ndarray:
     if x.dtype.kind == "i":  # as below, and many times as fast
         at = (x.shape[1] - 1) * np.array([0.25, 0.5, 0.75])
         low = at.astype(np.int64)
-        below, above = np.hsplit(_select_ranks(x, np.concatenate([low, np.ceil(at).astype(np.int64)])).astype(np.float64), 2)
+        below, above = np.hsplit(
+            _select_ranks(x, np.concatenate([low, np.ceil(at).astype(np.int64)])).astype(
+                np.float64
+            ),
+            2,
+        )
         return np.asarray(below + (above - below) * (at - low)).T
     if not holes:
         return np.percentile(x, [25, 50, 75], axis=1)
@@ -155,12 +198,20 @@ def _compute_quartiles(x: np.ndarray, *, holes: bool) -> np.ndarray:
 
 
 def _select_ranks(x: np.ndarray, ranks: np.ndarray) -> np.ndarray:
-    """The integers of these ranks (from 0) in each row: [k, ranks]. Counting the values of a long row is faster than sorting it."""
+    """The integers of these ranks (from 0) in each row: [k, ranks]. Counting the values of a long
+    row is faster than sorting it.
+    """
     if x.shape[1] < COUNTING_LENGTH:
         return np.sort(x, axis=1)[:, ranks]
     least = x.min(axis=1).astype(np.int64)
-    up_to = (np.bincount(row - low).cumsum() for row, low in zip(x, least, strict=True))  # samples of this value or a lower one
-    return np.array([low + np.searchsorted(held, ranks, side="right") for held, low in zip(up_to, least, strict=True)])
+    # samples of this value or a lower one
+    up_to = (np.bincount(row - low).cumsum() for row, low in zip(x, least, strict=True))
+    return np.array(
+        [
+            low + np.searchsorted(held, ranks, side="right")
+            for held, low in zip(up_to, least, strict=True)
+        ]
+    )
 
 
 def _find_longest_run(flat: np.ndarray, block: int, n: int) -> int:
@@ -172,14 +223,16 @@ def _find_longest_run(flat: np.ndarray, block: int, n: int) -> int:
 
 
 def measure_line_noise(x: np.ndarray, rate: float) -> tuple[np.ndarray, np.ndarray]:
-    """How much of a channel is hum of the mains: the share of its power within 1 Hz of 50 or of 60 Hz, whichever is larger.
+    """How much of a channel is hum of the mains: the share of its power within 1 Hz of 50 or of 60
+    Hz, whichever is larger.
 
-    Power is the mean of at most 8 Hann-windowed spectra of 4 s (Welch 1967, without overlap, spread over the recording), above 0.5 Hz, so
-    that drift does not hide the hum. White noise sampled at 200 Hz has a share of about 0.02. In `x`, samples [k, n] at `rate` Hz, stretches
-    with NaN are passed over.
+    Power is the mean of at most 8 Hann-windowed spectra of 4 s (Welch 1967, without overlap, spread
+    over the recording), above 0.5 Hz, so that drift does not hide the hum. White noise sampled at
+    200 Hz has a share of about 0.02. In `x`, samples [k, n] at `rate` Hz, stretches with NaN are
+    passed over.
 
-    Returns share and frequency, [k] each: NaN below 122 Hz (the band is not covered), of less than 2 s (the peak of a sine would be wider
-    than the band), and for constant channels.
+    Returns share and frequency, [k] each: NaN below 122 Hz (the band is not covered), of less than
+    2 s (the peak of a sine would be wider than the band), and for constant channels.
     """
     k, n = x.shape
     share, mains = np.full((2, k), np.nan)
@@ -204,10 +257,12 @@ def measure_line_noise(x: np.ndarray, rate: float) -> tuple[np.ndarray, np.ndarr
 
 
 def find_constant_stretch(signal: Signal) -> tuple[int, int] | None:
-    """First sample and length of the longest constant stretch of a channel that else seldom repeats a value, None without one.
+    """First sample and length of the longest constant stretch of a channel that else seldom repeats
+    a value, None without one.
 
-    A hole in a file, a detached electrode or a saturated amplifier; in channels that repeat values (markers, counts, slow sensors) a
-    stretch means nothing. Constant channels have none either: they are in the figures.
+    A hole in a file, a detached electrode or a saturated amplifier; in channels that repeat values
+    (markers, counts, slow sensors) a stretch means nothing. Constant channels have none either:
+    they are in the figures.
     """
     x = signal.samples
     fewest = max(STRETCH_SAMPLES, math.ceil(STRETCH_SECONDS * signal.rate))
@@ -219,7 +274,11 @@ def find_constant_stretch(signal: Signal) -> tuple[int, int] | None:
         return None
     start, length = _find_longest_equal(x)
     rest = np.concatenate([x[:start], x[start + length :]])
-    if length < fewest or not len(rest) or np.count_nonzero(rest[1:] == rest[:-1]) > REPEATS * len(rest):
+    if (
+        length < fewest
+        or not len(rest)
+        or np.count_nonzero(rest[1:] == rest[:-1]) > REPEATS * len(rest)
+    ):
         return None
     return start, length
 
@@ -237,7 +296,10 @@ def report_constant_stretches(records: Sequence[Record]) -> list[Finding]:
         (signal, *stretch)
         for record in records
         for signal in record.signals
-        if not any(finding.code == Reason.FLAT_CHANNEL and finding.field == signal.channel for finding in record.findings)
+        if not any(
+            finding.code == Reason.FLAT_CHANNEL and finding.field == signal.channel
+            for finding in record.findings
+        )
         if (stretch := find_constant_stretch(signal)) is not None
     ]
     if not found:
@@ -247,23 +309,37 @@ def report_constant_stretches(records: Sequence[Record]) -> list[Finding]:
     problem = f"{length} samples of {value} in a row, from {signal.onset + start / signal.rate:g} s"
     others = f", and stretches in {len(found) - 1} more channels" if len(found) > 1 else ""
     requirement = "is it a hole in the file, or was the sensor detached"
-    return [input_warning(Reason.FLAT_CHANNEL, problem + others, requirement + "?", field=signal.channel, count=len(found))]
+    return [
+        input_warning(
+            Reason.FLAT_CHANNEL,
+            problem + others,
+            requirement + "?",
+            field=signal.channel,
+            count=len(found),
+        )
+    ]
 
 
 def find_repeated_block(x: np.ndarray) -> tuple[int, int, int] | None:
-    """First value, length and origin of a long block of `x` [n] that equals an earlier one, None without one.
+    """First value, length and origin of a long block of `x` [n] that equals an earlier one, None
+    without one.
 
-    A part of a file that was copied over another. Noise does not repeat `BLOCK_LENGTH` values; what is there more than twice is periodic (a
-    calibration, a counter, a simulation), and blocks that hardly change (markers, steps, detached electrodes) mean nothing.
+    A part of a file that was copied over another. Noise does not repeat `BLOCK_LENGTH` values; what
+    is there more than twice is periodic (a calibration, a counter, a simulation), and blocks that
+    hardly change (markers, steps, detached electrodes) mean nothing.
     """
     places, codes = _choose_anchors(x)
     if len(places) < 2:
         return None
-    keys = (codes[:-1] * HASH) ^ (codes[1:] + np.diff(places).astype(np.uint64))  # of what lies between two anchors
+    # of what lies between two anchors
+    keys = (codes[:-1] * HASH) ^ (codes[1:] + np.diff(places).astype(np.uint64))
     ordered = np.sort(keys)
-    if not (ordered[1:] == ordered[:-1]).any():  # as in nearly every file: what follows takes many times as long
+    # as in nearly every file: what follows takes many times as long
+    if not (ordered[1:] == ordered[:-1]).any():
         return None
-    _, first, of, times = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
+    _, first, of, times = np.unique(
+        keys, return_index=True, return_inverse=True, return_counts=True
+    )
     again = np.flatnonzero((first[of] != np.arange(len(keys))) & (times[of] == 2))
     if not len(again):
         return None
@@ -272,17 +348,29 @@ def find_repeated_block(x: np.ndarray) -> tuple[int, int, int] | None:
     lag = int(lags[counts.argmax()])
     differs = np.flatnonzero(x[lag:] != x[:-lag]) + lag
     after = int(np.searchsorted(differs, places[again][distances == lag][0]))
-    begin, end = int(differs[after - 1]) + 1 if after else lag, int(differs[after]) if after < len(differs) else len(x)
+    begin, end = (
+        int(differs[after - 1]) + 1 if after else lag,
+        int(differs[after]) if after < len(differs) else len(x),
+    )
     block = x[begin:end]
-    if len(block) < BLOCK_LENGTH or 2 * np.count_nonzero(block[1:] != block[:-1]) < len(block) or len(np.unique(block)) < BLOCK_VALUES:
+    if (
+        len(block) < BLOCK_LENGTH
+        or 2 * np.count_nonzero(block[1:] != block[:-1]) < len(block)
+        or len(np.unique(block)) < BLOCK_VALUES
+    ):
         return None
     return begin, end - begin, begin - lag
 
 
 def _choose_anchors(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Values that the eight bytes from them on choose, some one in 64 of those that change, wherever they are: places and these bytes."""
+    """Values that the eight bytes from them on choose, some one in 64 of those that change,
+    wherever they are: places and these bytes.
+    """
     many = max(1, 8 // x.itemsize)
-    products, chosen = np.empty(ANCHOR_VALUES // many + 1, np.uint64), np.empty(ANCHOR_VALUES // many + 1, bool)
+    products, chosen = (
+        np.empty(ANCHOR_VALUES // many + 1, np.uint64),
+        np.empty(ANCHOR_VALUES // many + 1, bool),
+    )
     found = [(np.zeros(0, np.int64), np.zeros(0, np.uint64))]
     for start in range(0, len(x) - many, ANCHOR_VALUES):
         piece = np.ascontiguousarray(x[start : start + ANCHOR_VALUES + many])
@@ -303,25 +391,56 @@ def _choose_anchors(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def report_repeated_blocks(records: Sequence[Record], files: Sequence[Path]) -> list[Finding]:
-    """A warning for each file of samples that repeats a block of its bytes; of other files one for the repeated blocks of all channels."""
-    binary = [path for path in files if path.suffix.lower() in BINARY and path.stat().st_size >= 2 * BLOCK_LENGTH]
+    """A warning for each file of samples that repeats a block of its bytes; of other files one for
+    the repeated blocks of all channels.
+    """
+    binary = [
+        path
+        for path in files
+        if path.suffix.lower() in BINARY and path.stat().st_size >= 2 * BLOCK_LENGTH
+    ]
     found = []
     for path in binary:
         with path.open("rb") as file:
-            header = file.read(192)[184:] if path.suffix.lower() != ".dat" else b""  # of EDF: the bytes of its header
+            # of EDF: the bytes of its header
+            header = file.read(192)[184:] if path.suffix.lower() != ".dat" else b""
         skipped = int(header) if header.strip().isdigit() else 0
         values = max(0, path.stat().st_size - skipped) // 2
-        if values and (block := find_repeated_block(np.memmap(path, "<i2", "r", skipped, (values,)))) is not None:
+        if (
+            values
+            and (block := find_repeated_block(np.memmap(path, "<i2", "r", skipped, (values,))))
+            is not None
+        ):
             start, length, origin = skipped + 2 * block[0], 2 * block[1], skipped + 2 * block[2]
             problem = f"{length:,} bytes from byte {start:,} equal those from byte {origin:,}"
-            found.append(input_warning(Reason.DUPLICATES, problem, REPEATED, COMPARE, file=str(path)))
-    signals = [] if binary else [(s, *block) for record in records for s in record.signals if (block := find_repeated_block(s.samples))]
+            found.append(
+                input_warning(Reason.DUPLICATES, problem, REPEATED, COMPARE, file=str(path))
+            )
+    signals = (
+        []
+        if binary
+        else [
+            (s, *block)
+            for record in records
+            for s in record.signals
+            if (block := find_repeated_block(s.samples))
+        ]
+    )
     if signals:
         signal, start, length, origin = max(signals, key=lambda one: one[2] / one[0].rate)
         here, there = (f"{signal.onset + at / signal.rate:g} s" for at in (start, origin))
         others = f", and blocks in {len(signals) - 1} more channels" if len(signals) > 1 else ""
         problem = f"{length} samples from {here} equal those from {there}{others}"
-        found.append(input_warning(Reason.DUPLICATES, problem, REPEATED, COMPARE, field=signal.channel, count=len(signals)))
+        found.append(
+            input_warning(
+                Reason.DUPLICATES,
+                problem,
+                REPEATED,
+                COMPARE,
+                field=signal.channel,
+                count=len(signals),
+            )
+        )
     return found
 
 

@@ -1,7 +1,8 @@
 """One group of units, in this process or in a worker: hash, compare, read, quarantine, write.
 
-Units are sorted by name and cut into groups, one shard each. Where a group ends depends on names and sizes near the cut alone, so a
-unit that is added, removed or corrected changes its own shard and no other.
+Units are sorted by name and cut into groups, one shard each. Where a group ends depends on names
+and sizes near the cut alone, so a unit that is added, removed or corrected changes its own shard
+and no other.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ MEAN_BYTES = 16 << 20  # bytes of source of a shard of small units, on average
 MAX_BYTES = 64 << 20  # and at most
 COPY_BYTES = 1 << 10
 MEAN_UNITS = 512  # units of a shard, on average; at most four times as many
-TRANSIENT_FAULTS = {Reason.IO_ERROR, Reason.READER_CRASH, Reason.RESOURCE_LIMIT, Reason.INTERNAL}  # faults that may be gone the next time
+# faults that may be gone the next time
+TRANSIENT_FAULTS = {Reason.IO_ERROR, Reason.READER_CRASH, Reason.RESOURCE_LIMIT, Reason.INTERNAL}
 V1_NAMES = {  # names as they are in the keys of stored units, which would else be read again
     "RecordingInfo": "Told",
     "TserFile": "File",
@@ -45,7 +47,15 @@ V1_NAMES = {  # names as they are in the keys of stored units, which would else 
     "bitimely_core.datasets.tser.read_problem": "bitimely_core.datasets.tser.read",
     **{
         f"bitimely_core.recordings.readers.{name}": f"bitimely_core.datasets.generic.{name}"
-        for name in ("read_edf", "read_mat", "read_mne", "read_npy", "read_series", "read_table", "read_wfdb")
+        for name in (
+            "read_edf",
+            "read_mat",
+            "read_mne",
+            "read_npy",
+            "read_series",
+            "read_table",
+            "read_wfdb",
+        )
     },
 }
 
@@ -83,7 +93,11 @@ def group_units(units: Sequence[IngestUnit], sizes: dict[str, int]) -> Iterator[
         group.append(unit)
         total += size
         chance = int.from_bytes(hashlib.sha256(unit.name.encode()).digest()[:8], "big") / 2**64
-        if chance < max(size / MEAN_BYTES, 1 / MEAN_UNITS) or total >= MAX_BYTES or len(group) >= 4 * MEAN_UNITS:
+        if (
+            chance < max(size / MEAN_BYTES, 1 / MEAN_UNITS)
+            or total >= MAX_BYTES
+            or len(group) >= 4 * MEAN_UNITS
+        ):
             yield group
             group, total = [], 0
     if group:
@@ -93,8 +107,9 @@ def group_units(units: Sequence[IngestUnit], sizes: dict[str, int]) -> Iterator[
 def ingest_group(task: IngestTask, alive: Callable[[str], None]) -> CachedPart:
     """Bring the units of `task` into the cache.
 
-    `alive` is called with the name of a unit before it is hashed and before it is read, with "" before the shard is written; it may raise.
-    Raises UserError: faults of our own files (exit 5, 6) or of this machine; never those of a unit.
+    `alive` is called with the name of a unit before it is hashed and before it is read, with ""
+    before the shard is written; it may raise. Raises UserError: faults of our own files (exit 5, 6)
+    or of this machine; never those of a unit.
     """
     entries: dict[str, CachedUnit] = {}
     changed: set[str] = set()
@@ -105,21 +120,30 @@ def ingest_group(task: IngestTask, alive: Callable[[str], None]) -> CachedPart:
         if name is None:
             return True
         facts = task.files.get(name)
-        return facts is not None and not manifests.find_damage(task.out, {"files": {name: facts.model_dump()}})
+        return facts is not None and not manifests.find_damage(
+            task.out, {"files": {name: facts.model_dump()}}
+        )
 
     for unit in task.units:
         alive(unit.name)
         entry = entries[unit.name] = _hash_unit(unit, task, stamps)
         previous = task.previous.get(unit.name)
         if entry.report is None:
-            if previous and entry.key and entry.key == previous.key and all(is_intact(name) for name in previous.shard):
+            if (
+                previous
+                and entry.key
+                and entry.key == previous.key
+                and all(is_intact(name) for name in previous.shard)
+            ):
                 entries[unit.name] = previous
             else:
                 changed.add(unit.name)
     files = None if changed else _find_complete_shard(entries, task.files)
     if files is not None:
         return CachedPart(units=entries, files=files)
-    kept, figures = _read_cached([entry for name, entry in entries.items() if name not in changed], task.out)
+    kept, figures = _read_cached(
+        [entry for name, entry in entries.items() if name not in changed], task.out
+    )
     records: list[Record] = []
     for unit in task.units:
         if unit.name in changed:
@@ -130,12 +154,18 @@ def ingest_group(task: IngestTask, alive: Callable[[str], None]) -> CachedPart:
             records += [kept[row[0]] for row in entries[unit.name].recordings]
     alive("")
     shard, files = shards.write_shard(task.out, records, task.dataset, figures)
-    shard_of = {name: tuple(shard) if entry.recordings else (None, None) for name, entry in entries.items()}
-    units = {name: entry.model_copy(update={"shard": shard_of[name]}) for name, entry in entries.items()}
+    shard_of = {
+        name: tuple(shard) if entry.recordings else (None, None) for name, entry in entries.items()
+    }
+    units = {
+        name: entry.model_copy(update={"shard": shard_of[name]}) for name, entry in entries.items()
+    }
     return CachedPart(units=units, files=files)
 
 
-def _find_complete_shard(entries: dict[str, CachedUnit], files: dict[str, StoredFile]) -> dict[str, StoredFile] | None:
+def _find_complete_shard(
+    entries: dict[str, CachedUnit], files: dict[str, StoredFile]
+) -> dict[str, StoredFile] | None:
     """The files of the one shard that holds exactly `entries`; None when there is no such shard."""
     pairs = {entry.shard for entry in entries.values() if entry.recordings}
     if len(pairs) > 1:
@@ -143,24 +173,37 @@ def _find_complete_shard(entries: dict[str, CachedUnit], files: dict[str, Stored
     pair = next(iter(pairs), (None, None))
     rows = [row for entry in entries.values() for row in entry.recordings]
     counts = sum(row[3] for row in rows), sum(row[4] for row in rows)
-    if any(name is not None and files[name].rows != count for name, count in zip(pair, counts, strict=True)):
+    if any(
+        name is not None and files[name].rows != count
+        for name, count in zip(pair, counts, strict=True)
+    ):
         return None
     return {name: files[name] for name in pair if name is not None}
 
 
-def _read_cached(entries: list[CachedUnit], out: Path) -> tuple[dict[str, Record], dict[tuple[str, str, float], str]]:
+def _read_cached(
+    entries: list[CachedUnit], out: Path
+) -> tuple[dict[str, Record], dict[tuple[str, str, float], str]]:
     """recording_id -> record, of units that are in the cache; and their quality figures."""
     records: dict[str, Record] = {}
     figures: dict[tuple[str, str, float], str] = {}
     for pair in sorted({entry.shard for entry in entries if entry.recordings}):
-        subjects = {row[0]: row[2] for entry in entries if entry.shard == pair for row in entry.recordings}
-        records |= {record.recording_id: record for record in shards.read_shard(out, shards.CacheShard(*pair), subjects)}
+        subjects = {
+            row[0]: row[2] for entry in entries if entry.shard == pair for row in entry.recordings
+        }
+        records |= {
+            record.recording_id: record
+            for record in shards.read_shard(out, shards.CacheShard(*pair), subjects)
+        }
         figures |= shards.read_figures(out, shards.CacheShard(*pair), subjects)
     return records, figures
 
 
-def _hash_unit(unit: IngestUnit, task: IngestTask, stamps: dict[str, tuple[int, int]]) -> CachedUnit:
-    """A unit before it is read: hashes of its files, its key, and its report when it is quarantined already.
+def _hash_unit(
+    unit: IngestUnit, task: IngestTask, stamps: dict[str, tuple[int, int]]
+) -> CachedUnit:
+    """A unit before it is read: hashes of its files, its key, and its report when it is quarantined
+    already.
 
     Adds size and time of each file to `stamps`.
     """
@@ -182,12 +225,17 @@ def _hash_unit(unit: IngestUnit, task: IngestTask, stamps: dict[str, tuple[int, 
         if listed is not None and listed != sources[file]:
             faults.append(describe_mismatch(file, sources[file], listed))
     if faults or unit.read is None:
-        return CachedUnit(key=None, sources=sources, report=report_unit(unit, [*unit.findings, *faults]))
+        return CachedUnit(
+            key=None, sources=sources, report=report_unit(unit, [*unit.findings, *faults])
+        )
     key = None
-    with contextlib.suppress(TypeError):  # arguments that cannot be compared: the unit is read every time
+    # arguments that cannot be compared: the unit is read every time
+    with contextlib.suppress(TypeError):
         findings = [finding.as_dict() for finding in unit.findings]
         arguments = describe_arguments(unit.read, task.root)
-        key = storage.fingerprint([task.identity, unit.name, list(unit.files), sources, findings, arguments])
+        key = storage.fingerprint(
+            [task.identity, unit.name, list(unit.files), sources, findings, arguments]
+        )
     return CachedUnit(key=key, sources=sources, report=None)
 
 
@@ -198,56 +246,97 @@ def _stat_file(path: Path) -> tuple[int, int]:
 
 def describe_mismatch(file: str, found: str, listed: str, *, level: Any = "error") -> Finding:
     """A file differs from its line in SHA256SUMS.txt."""
-    texts = f"sha256 is {found[:16]}", f"SHA256SUMS.txt says {safe_text(listed[:16])}", "Download the file again"
-    return Finding(Reason.SOURCE_CHECKSUM, *texts, level=level, file=file, found=found[:16], expected=listed[:16])
+    texts = (
+        f"sha256 is {found[:16]}",
+        f"SHA256SUMS.txt says {safe_text(listed[:16])}",
+        "Download the file again",
+    )
+    return Finding(
+        Reason.SOURCE_CHECKSUM,
+        *texts,
+        level=level,
+        file=file,
+        found=found[:16],
+        expected=listed[:16],
+    )
 
 
 def _hash_samples(record: Record) -> str:
-    """The same for recordings with the same samples, whatever their files say of them; empty where all channels are constant."""
+    """The same for recordings with the same samples, whatever their files say of them; empty where
+    all channels are constant.
+    """
     digest = hashlib.blake2b(digest_size=16)
     for signal in record.signals:
         digest.update(signal.samples.data)
-    return digest.hexdigest() if any((signal.samples != signal.samples[:1]).any() for signal in record.signals) else ""
+    return (
+        digest.hexdigest()
+        if any((signal.samples != signal.samples[:1]).any() for signal in record.signals)
+        else ""
+    )
 
 
 def find_copies(entries: Mapping[str, CachedUnit], sizes: Mapping[str, int]) -> Iterator[Finding]:
-    """Warnings about recordings of two subjects that are equal to the sample: one of them is the other's.
+    """Warnings about recordings of two subjects that are equal to the sample: one of them is the
+    other's.
 
     Between units those of less than `COPY_BYTES` may be equal by chance.
     """
     owners: dict[str, list[tuple[str, str]]] = {}
     for name, unit in sorted(entries.items()):
         file = max(unit.sources, key=lambda file: sizes.get(file, 0), default=name)
-        within: dict[str, tuple[str, str]] = {}  # digest -> subject and recording that have it first
+        # digest -> subject and recording that have it first
+        within: dict[str, tuple[str, str]] = {}
         pairs: list[str] = []
         for (recording, subject, *_), digest in zip(unit.recordings, unit.samples, strict=False):
             if digest:
                 owner, first = within.setdefault(digest, (subject, recording))
-                pairs += [f"{safe_text(recording)} as {safe_text(first)}"] if owner != subject else []
+                pairs += (
+                    [f"{safe_text(recording)} as {safe_text(first)}"] if owner != subject else []
+                )
         for digest, (subject, _) in within.items() if sizes.get(file, 0) >= COPY_BYTES else ():
             owners.setdefault(digest, []).append((subject, file))
         if pairs:
             problem = f"recordings with the samples of another subject's: {len(pairs)}, {pairs[0]}{' and so on' * (len(pairs) > 1)}"
-            place = file if len(unit.sources) == 1 else name  # of several files none is known to hold them
+            # of several files none is known to hold them
+            place = file if len(unit.sources) == 1 else name
             requirement, shown = "they can be in training and test", tuple(pairs[:5])
             yield input_warning(
-                Reason.DUPLICATE_ACROSS_SPLITS, problem, requirement, "Remove the wrong ones", file=place, count=len(pairs), examples=shown
+                Reason.DUPLICATE_ACROSS_SPLITS,
+                problem,
+                requirement,
+                "Remove the wrong ones",
+                file=place,
+                count=len(pairs),
+                examples=shown,
             )
     for same in owners.values():
         subject, first = same[0]
-        copies = list(dict.fromkeys(file for other, file in same if other != subject and file != first))
+        copies = list(
+            dict.fromkeys(file for other, file in same if other != subject and file != first)
+        )
         if copies:
             more = f" and {len(copies) - 1} more" if len(copies) > 1 else ""
             problem = f"has the same samples as {safe_text(Path(copies[0]).name)}{more}, of another subject"
             requirement = "one recording under two subjects can be in training and test"
             hint = "Remove the wrong one, or give both the same subject"
-            yield input_warning(Reason.DUPLICATE_ACROSS_SPLITS, problem, requirement, hint, file=first, count=len(copies))
+            yield input_warning(
+                Reason.DUPLICATE_ACROSS_SPLITS,
+                problem,
+                requirement,
+                hint,
+                file=first,
+                count=len(copies),
+            )
 
 
 def _describe_unreadable(error: OSError, path: Path, file: str | None) -> Finding:
-    """A file of the source that cannot be read. Raises UserError (exit 6) when this machine lacks resources."""
+    """A file of the source that cannot be read. Raises UserError (exit 6) when this machine lacks
+    resources.
+    """
     raise_system_error(error, path, stored=False)
-    return Finding(Reason.IO_ERROR, f"cannot be read ({error.strerror or type(error).__name__})", file=file)
+    return Finding(
+        Reason.IO_ERROR, f"cannot be read ({error.strerror or type(error).__name__})", file=file
+    )
 
 
 def _read_unit(
@@ -260,39 +349,81 @@ def _read_unit(
         with use_encoding(task.encoding):
             read = unit.read()
         content = read if isinstance(read, Records) else Records(records=[read])
-        records = [shards.validate_record(record, keep_dates=task.keep_dates) for record in content.records]
+        records = [
+            shards.validate_record(record, keep_dates=task.keep_dates) for record in content.records
+        ]
         if not records and not content.rows:
             raise ValueError("a unit without records")
         digest = shards.hash_content(records)
         for name in entry.sources:
             if task.root is not None and _stat_file(task.root / name) != stamps[name]:
-                raise input_error(Reason.IO_ERROR, "changed while it was read", hint="Repeat the command", file=name)
+                raise input_error(
+                    Reason.IO_ERROR,
+                    "changed while it was read",
+                    hint="Repeat the command",
+                    file=name,
+                )
     except Exception as error:
         return _quarantine_unit(unit, entry, describe_failure(error, task.root, file)), []
-    findings = [*unit.findings, *content.findings, *(finding for record in records for finding in record.findings)]
+    findings = [
+        *unit.findings,
+        *content.findings,
+        *(finding for record in records for finding in record.findings),
+    ]
     findings = [_make_relative(finding, task.root) for finding in findings]
     tables = [report_rows(rows) for rows in content.rows]
-    lost = {code: count for table in tables for code, count in (*table.quarantined_by_reason.items(), *table.dropped_by_reason.items())}
+    lost = {
+        code: count
+        for table in tables
+        for code, count in (*table.quarantined_by_reason.items(), *table.dropped_by_reason.items())
+    }
     if lost and not any(finding.level != "info" for finding in findings):
-        findings += [input_warning(Reason(code), f"{count} rows", count=count, file=file) for code, count in lost.items()]
-    repeated = report_repeated_blocks(records, [] if task.root is None else [task.root / name for name in unit.files])
-    findings += [*report_constant_stretches(records), *(_make_relative(one, task.root) for one in repeated)]
-    samples, channels = sum(map(_count_samples, records)), {signal.channel for record in records for signal in record.signals}
+        findings += [
+            input_warning(Reason(code), f"{count} rows", count=count, file=file)
+            for code, count in lost.items()
+        ]
+    repeated = report_repeated_blocks(
+        records, [] if task.root is None else [task.root / name for name in unit.files]
+    )
+    findings += [
+        *report_constant_stretches(records),
+        *(_make_relative(one, task.root) for one in repeated),
+    ]
+    samples, channels = (
+        sum(map(_count_samples, records)),
+        {signal.channel for record in records for signal in record.signals},
+    )
     report = report_unit(unit, findings, content=digest, samples=samples, channels=len(channels))
-    recordings = [(r.recording_id, r.subject_id, r.attributes, len(r.signals), len(r.annotations)) for r in records]
+    recordings = [
+        (r.recording_id, r.subject_id, r.attributes, len(r.signals), len(r.annotations))
+        for r in records
+    ]
     return entry.model_copy(
-        update={"report": report, "rows": tables, "recordings": recordings, "samples": [_hash_samples(r) for r in records]}
+        update={
+            "report": report,
+            "rows": tables,
+            "recordings": recordings,
+            "samples": [_hash_samples(r) for r in records],
+        }
     ), records
 
 
 def describe_failure(error: Exception, root: Path | None, file: str) -> list[Finding]:
     """Why a unit is quarantined, with files relative to `root`.
 
-    Raises UserError (exit 6) where this machine lacks something. Lack of memory alone costs the unit, which may be too large.
+    Raises UserError (exit 6) where this machine lacks something. Lack of memory alone costs the
+    unit, which may be too large.
     """
     fault = find_system_error(error, file, stored=False)
     if fault is not None and is_out_of_memory(fault):
-        return [Finding(Reason.RESOURCE_LIMIT, "does not fit into memory", hint="Use fewer --jobs or a larger machine", file=file)]
+        return [
+            Finding(
+                Reason.RESOURCE_LIMIT,
+                "does not fit into memory",
+                hint="Use fewer --jobs or a larger machine",
+                file=file,
+            )
+        ]
     if fault is not None:
         raise fault from error
     if isinstance(error, UserError):
@@ -306,7 +437,9 @@ def describe_failure(error: Exception, root: Path | None, file: str) -> list[Fin
 def _count_samples(record: Record) -> int:
     """Samples of the channel with the highest rate."""
     fastest = max(record.signals, key=lambda signal: (signal.rate, len(signal.samples)))
-    return sum(len(signal.samples) for signal in record.signals if signal.channel == fastest.channel)
+    return sum(
+        len(signal.samples) for signal in record.signals if signal.channel == fastest.channel
+    )
 
 
 def _quarantine_unit(unit: IngestUnit, entry: CachedUnit, faults: list[Finding]) -> CachedUnit:
@@ -323,19 +456,24 @@ def _make_relative(finding: Finding, root: Path | None) -> Finding:
 
 
 def _locate_exception(error: BaseException) -> str:
-    """Kind and place of an unexpected exception; never its text, which may hold values of the data."""
+    """Kind and place of an unexpected exception; never its text, which may hold values of the
+    data.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     where = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
     return f"unexpected {type(error).__name__}{where}"
 
 
 def is_later_default(part: dataclasses.Field[Any], value: Any) -> bool:
-    """Whether a field that version 0.1 did not have (`later` in its metadata) has its default: what that version read is not read again."""
+    """Whether a field that version 0.1 did not have (`later` in its metadata) has its default: what
+    that version read is not read again.
+    """
     return bool(part.metadata.get("later")) and getattr(value, part.name) == part.default
 
 
 def describe_arguments(value: Any, root: Path | None) -> Any:
-    """The arguments of a reader as JSON, with paths relative to the source: a moved folder changes nothing.
+    """The arguments of a reader as JSON, with paths relative to the source: a moved folder changes
+    nothing.
 
     Raises TypeError for what may hide a difference.
     """
@@ -353,19 +491,42 @@ def describe_arguments(value: Any, root: Path | None) -> Any:
         case list() | tuple():
             return [describe_arguments(item, root) for item in value]
         case set() | frozenset():
-            return ["set", *sorted(storage.encode_json(describe_arguments(item, root)).decode() for item in value)]
+            return [
+                "set",
+                *sorted(
+                    storage.encode_json(describe_arguments(item, root)).decode() for item in value
+                ),
+            ]
         case dict():
-            items = ([str(key), storage.encode_json(describe_arguments(item, root)).decode()] for key, item in value.items())
+            items = (
+                [str(key), storage.encode_json(describe_arguments(item, root)).decode()]
+                for key, item in value.items()
+            )
             return ["dict", *sorted(items)]
         case functools.partial():
-            return ["partial", *(describe_arguments(part, root) for part in (value.func, value.args, value.keywords))]
+            return [
+                "partial",
+                *(
+                    describe_arguments(part, root)
+                    for part in (value.func, value.args, value.keywords)
+                ),
+            ]
         case np.ndarray():
-            return ["array", value.dtype.str, list(value.shape), hashlib.sha256(np.ascontiguousarray(value).data).hexdigest()]
+            return [
+                "array",
+                value.dtype.str,
+                list(value.shape),
+                hashlib.sha256(np.ascontiguousarray(value).data).hexdigest(),
+            ]
         case FunctionType() if value.__closure__ is None:
             name = f"{value.__module__}.{value.__qualname__}"
             return V1_NAMES.get(name, name)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         name = type(value).__qualname__
-        parts = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if not is_later_default(f, value)}
+        parts = {
+            f.name: getattr(value, f.name)
+            for f in dataclasses.fields(value)
+            if not is_later_default(f, value)
+        }
         return [V1_NAMES.get(name, name), describe_arguments(parts, root)]
     raise TypeError(f"{type(value).__name__} cannot be compared")

@@ -1,4 +1,6 @@
-"""Worker processes: a reader that kills its process costs its unit, not the ingest; and the signals that stop an ingest."""
+"""Worker processes: a reader that kills its process costs its unit, not the ingest; and the signals
+that stop an ingest.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.schemas.ingest import CachedPart
 from bitimely_core.system_errors import find_system_error
 
-MAX_TRIES = 2  # times that a unit is tried during which workers died: they may have been killed from outside
+# times that a unit is tried during which workers died: they may have been killed from outside
+MAX_TRIES = 2
 POLL_SECONDS = 0.2  # seconds between two checks of the stop flag
 
 
@@ -36,12 +39,19 @@ class StopFlag:
         if self.signal is not None:
             code = Exit.INTERRUPTED if self.signal == signal.SIGINT else Exit.TERMINATED
             text = f"stopped by {signal.Signals(self.signal).name}"
-            raise UserError(Reason.INTERRUPTED, text, hint="Give the same command again: it goes on where it stopped", exit_code=code)
+            raise UserError(
+                Reason.INTERRUPTED,
+                text,
+                hint="Give the same command again: it goes on where it stopped",
+                exit_code=code,
+            )
 
 
 @contextmanager
 def catch_signals() -> Iterator[StopFlag]:
-    """While the block runs SIGINT and SIGTERM only set a flag; a second one stops at once. Outside of the main thread nothing changes."""
+    """While the block runs SIGINT and SIGTERM only set a flag; a second one stops at once. Outside
+    of the main thread nothing changes.
+    """
     stop = StopFlag()
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -61,12 +71,18 @@ def catch_signals() -> Iterator[StopFlag]:
 
 
 def run_tasks(
-    tasks: Sequence[IngestTask], jobs: int, stop: StopFlag, seen: Callable[[str], None], ready: Sequence[IngestWorker] = ()
+    tasks: Sequence[IngestTask],
+    jobs: int,
+    stop: StopFlag,
+    seen: Callable[[str], None],
+    ready: Sequence[IngestWorker] = (),
 ) -> Generator[tuple[IngestTask, CachedPart], None, None]:
-    """The results of `tasks`, each as soon as it is ready, from `jobs` processes (1: from this one).
+    """The results of `tasks`, each as soon as it is ready, from `jobs` processes (1: from this
+    one).
 
-    `stop` is checked before every unit; `seen` is called with the name of every unit that is started, perhaps twice, and at times with "";
-    `ready`: processes of `start_workers`. Raises UserError: of a task, or interrupted.
+    `stop` is checked before every unit; `seen` is called with the name of every unit that is
+    started, perhaps twice, and at times with ""; `ready`: processes of `start_workers`. Raises
+    UserError: of a task, or interrupted.
     """
     if min(jobs, len(tasks)) <= 1:
 
@@ -82,7 +98,9 @@ def run_tasks(
 
 @contextmanager
 def start_workers(count: int, modules: Sequence[str]) -> Iterator[list[IngestWorker]]:
-    """`count` processes, which import `modules` while this one lists the units; all are ended at the end."""
+    """`count` processes, which import `modules` while this one lists the units; all are ended at
+    the end.
+    """
     workers: list[IngestWorker] = []
     try:
         while len(workers) < count:
@@ -99,9 +117,12 @@ class IngestWorker:
     def __init__(self, modules: Sequence[str] = ()) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would inherit locks and threads
         self.pipe, worker_end = context.Pipe()
-        self.process: SpawnProcess = context.Process(target=_serve_tasks, args=(worker_end, tuple(modules)), daemon=True)
+        self.process: SpawnProcess = context.Process(
+            target=_serve_tasks, args=(worker_end, tuple(modules)), daemon=True
+        )
         resource_tracker.ensure_running()  # it would change the mask below
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})  # the child inherits it: its parent decides
+        # the child inherits it: its parent decides
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             self.process.start()
         finally:
@@ -124,9 +145,15 @@ class _IngestPool:
     """Gives each idle worker the next task and replaces workers that die."""
 
     def __init__(
-        self, tasks: Sequence[IngestTask], jobs: int, stop: StopFlag, seen: Callable[[str], None], ready: Sequence[IngestWorker] = ()
+        self,
+        tasks: Sequence[IngestTask],
+        jobs: int,
+        stop: StopFlag,
+        seen: Callable[[str], None],
+        ready: Sequence[IngestWorker] = (),
     ) -> None:
-        self.waiting = deque(sorted(tasks, key=lambda task: -sum(task.sizes.values())))  # a large one at the end would leave others idle
+        # a large one at the end would leave others idle
+        self.waiting = deque(sorted(tasks, key=lambda task: -sum(task.sizes.values())))
         self.workers = list(ready)
         self.jobs, self.stop, self.seen = min(jobs, len(tasks)), stop, seen
         self.deaths: dict[str, int] = {}

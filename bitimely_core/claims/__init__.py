@@ -1,4 +1,5 @@
-"""Claims and EHR histories: sources to a cleaned cache, to labels, to sequences of PheCodes on an irregular clock.
+"""Claims and EHR histories: sources to a cleaned cache, to labels, to sequences of PheCodes on an
+irregular clock.
 
 dates, codes, phecode_maps           texts to days, codes and PheCodes; each distinct text is read once
 label_rules, labels                  labels as data; onsets, index dates and labels of subjects

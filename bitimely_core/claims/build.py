@@ -1,4 +1,5 @@
-"""`build_sequences`: longitudinal claims in memory to irregularly timed PheCode sequences with rule-based labels.
+"""`build_sequences`: longitudinal claims in memory to irregularly timed PheCode sequences with
+rule-based labels.
 
 The steps and their order are normative (section 2 of the builder's reference).
 """
@@ -14,10 +15,24 @@ from typing import Any, TypedDict
 import numpy as np
 import polars as pl
 
-from bitimely_core.claims import clean, dates, engines, phecode_maps, prevalence, sequence_builder, splits, steps
+from bitimely_core.claims import (
+    clean,
+    dates,
+    engines,
+    phecode_maps,
+    prevalence,
+    sequence_builder,
+    splits,
+    steps,
+)
 from bitimely_core.claims.choices import SequenceChoices, check_value, parse_landmark
 from bitimely_core.claims.codes import FAMILIES, STEPS, Codebook
-from bitimely_core.claims.label_rules import LabelRule, RuleTable, find_defining_phecodes, parse_rules
+from bitimely_core.claims.label_rules import (
+    LabelRule,
+    RuleTable,
+    find_defining_phecodes,
+    parse_rules,
+)
 from bitimely_core.claims.prevalence import CodeCounts, CodeSelection
 from bitimely_core.claims.sequence_builder import SPECIAL, CodeSequences
 from bitimely_core.claims.steps import ClaimsShard
@@ -68,55 +83,76 @@ def build_sequences(
     split_override: Mapping[str, str] | None = None,
     **choices: Any,
 ) -> BuildResult:
-    """Sequences, labels, ratios and funnel from tables in memory: the steps of the commands on raw ids and true days.
+    """Sequences, labels, ratios and funnel from tables in memory: the steps of the commands on raw
+    ids and true days.
 
     Args:
-        events: subject_id (String or Int64), date, code, optional vocab and source; one row per claim line, all text.
-        subjects: the registered population: subject_id, optional birth, obs_end; None: the subjects with a valid row.
+        events: subject_id (String or Int64), date, code, optional vocab and source; one row per
+            claim line, all text.
+        subjects: the registered population: subject_id, optional birth, obs_end; None: the subjects
+            with a valid row.
         phemap: vocab (icd9 or icd10), code (normalised), phecode, in long form.
         engine: polars: in this process; spark: on executors of Spark, with the same result.
         vocab: of rows without one.
-        pad_undotted: read an undotted ICD-9 number of 1 or 2 digits as a category that has lost its zeros.
+        pad_undotted: read an undotted ICD-9 number of 1 or 2 digits as a category that has lost its
+            zeros.
         fallback: steps of the lookup that are allowed.
         rules: label rules (`label_rules.parse_rules`).
         landmark: landmark_days or date, gap_days, horizon_days.
         split: seed, train, validation of the hash split.
         split_override: subject -> split instead.
-        choices: the other fields of `choices.SequenceChoices`, with its defaults; `select` is True or False.
+        choices: the other fields of `choices.SequenceChoices`, with its defaults; `select` is True
+            or False.
 
-    Raises ValueError: for invalid parameters and tables. Bad rows never raise, they are counted in the funnel.
+    Raises ValueError: for invalid parameters and tables. Bad rows never raise, they are counted in
+    the funnel.
     """
     parsed = parse_rules(rules)
     check_value("select", choices.get("select", True), (True, False))
     chosen = SequenceChoices(landmark=parse_landmark(landmark), **choices)
     if isinstance(fallback, str) or not set(fallback) <= set(STEPS):
         raise ValueError(f"fallback is a list of {', '.join(STEPS)}, found {fallback!r}")
-    book = Codebook(_read_phemap(phemap), tuple(fallback), check_value("pad_undotted", pad_undotted, (True, False)))
+    book = Codebook(
+        _read_phemap(phemap),
+        tuple(fallback),
+        check_value("pad_undotted", pad_undotted, (True, False)),
+    )
     check_value("vocab", vocab, tuple(FAMILIES))
     check_value("engine", engine, engines.ENGINES)
     rows, cohort, account = _clean_events(events, _select_registered(subjects, events), book, vocab)
-    defining = {phecode for phecodes in find_defining_phecodes(parsed, book.tables).values() for phecode in phecodes}
+    defining = {
+        phecode
+        for phecodes in find_defining_phecodes(parsed, book.tables).values()
+        for phecode in phecodes
+    }
     cohort = _assign_splits(cohort, split, split_override)
     shard = ClaimsShard(rows=rows, codes=book.codes, cohort=cohort, rules=parsed, defining=defining)
     on_spark = engine == "spark"
     apply: Callable[..., Iterable[Any]] = engines.run_tasks if on_spark else map
     shards = _split_shard(shard, engines.open_spark().defaultParallelism if on_spark else 1)
-    labelled, counts = zip(*apply(partial(_label_and_count, chosen, shard.last_day), shards), strict=True)
+    labelled, counts = zip(
+        *apply(partial(_label_and_count, chosen, shard.last_day), shards), strict=True
+    )
     selection = steps.select_vocabulary(sum(counts, start=CodeCounts()), labelled[0].labels, chosen)
     every = prevalence.sort_phecodes([*selection.phecodes, *selection.unseen])
-    selection = replace(selection, phecodes=every, unseen=())  # only what a model reads has a vocabulary of training subjects
+    # only what a model reads has a vocabulary of training subjects
+    selection = replace(selection, phecodes=every, unseen=())
     built = list(apply(partial(steps.build_shard, choices=chosen, selection=selection), labelled))
     return _assemble_result(labelled, selection, built, account, parsed)
 
 
-def _label_and_count(choices: SequenceChoices, data_end: int | None, shard: ClaimsShard) -> tuple[ClaimsShard, CodeCounts]:
+def _label_and_count(
+    choices: SequenceChoices, data_end: int | None, shard: ClaimsShard
+) -> tuple[ClaimsShard, CodeCounts]:
     """Pass 1 over a shard: the shard with labels at the index days, and its counts."""
     labelled = steps.set_index_days(steps.label_shard(shard), choices, data_end)
     return labelled, steps.count_shard(labelled, choices)
 
 
 def _split_shard(shard: ClaimsShard, parts: int) -> list[ClaimsShard]:
-    """Shards of consecutive subjects, about equally many, each with the rows of its subjects; one shard where there are no subjects."""
+    """Shards of consecutive subjects, about equally many, each with the rows of its subjects; one
+    shard where there are no subjects.
+    """
     parts = max(1, min(parts, shard.cohort.height))
     bounds = np.linspace(0, shard.cohort.height, parts + 1).astype(int).tolist()
     shards = []
@@ -161,7 +197,9 @@ def _select_registered(subjects: pl.DataFrame | None, events: pl.DataFrame) -> p
     _require_columns(events, "events", ("subject_id", "date", "code"))
     dtype = _check_subject_ids(events, "events").schema["subject_id"]
     if subjects is None:
-        return pl.DataFrame(schema={"subject_id": dtype, "birth_day": pl.Int32, "obs_end": pl.Int32})
+        return pl.DataFrame(
+            schema={"subject_id": dtype, "birth_day": pl.Int32, "obs_end": pl.Int32}
+        )
     _require_columns(subjects, "subjects", ("subject_id",))
     own = _check_subject_ids(subjects, "subjects").schema["subject_id"]
     if subjects["subject_id"].is_duplicated().any():
@@ -169,7 +207,10 @@ def _select_registered(subjects: pl.DataFrame | None, events: pl.DataFrame) -> p
     if own != dtype and not (events.is_empty() or subjects.is_empty()):
         raise ValueError(f"subject_id is {dtype} in events and {own} in subjects")
     known = {"birth_day": "birth", "obs_end": "obs_end"}
-    days = {new: dates.parse_days(subjects[old]) if old in subjects.columns else pl.lit(None, pl.Int32) for new, old in known.items()}
+    days = {
+        new: dates.parse_days(subjects[old]) if old in subjects.columns else pl.lit(None, pl.Int32)
+        for new, old in known.items()
+    }
     return subjects.select(pl.col("subject_id").cast(dtype if subjects.is_empty() else own), **days)
 
 
@@ -177,22 +218,33 @@ def _clean_events(
     events: pl.DataFrame, registered: pl.DataFrame, book: Codebook, vocab: str
 ) -> tuple[pl.DataFrame, pl.DataFrame, clean.RowAccount]:
     """The valid rows, and the subjects: registered, or with a valid row."""
-    used = events.select(name for name in ("subject_id", "date", "code", "vocab", "source") if name in events.columns)
+    used = events.select(
+        name for name in ("subject_id", "date", "code", "vocab", "source") if name in events.columns
+    )
     events = used.cast({"subject_id": registered.schema["subject_id"]}) if used.is_empty() else used
-    rows, account = clean.clean_rows(events, book, vocab=vocab, life_dates=registered.select("subject_id", "birth_day"))
+    rows, account = clean.clean_rows(
+        events, book, vocab=vocab, life_dates=registered.select("subject_id", "birth_day")
+    )
     known = pl.concat([registered.select("subject_id"), rows.select("subject_id")]).unique()
     cohort = known.join(registered, on="subject_id", how="left").sort("subject_id")
     numbers = cohort.select("subject_id", subject=pl.int_range(pl.len(), dtype=pl.Int32))
-    rows = rows.join(numbers, on="subject_id", maintain_order="left").select("subject", "day", "code", "source", "row")
+    rows = rows.join(numbers, on="subject_id", maintain_order="left").select(
+        "subject", "day", "code", "source", "row"
+    )
     return rows, cohort, account
 
 
-def _assign_splits(cohort: pl.DataFrame, split: Mapping[str, object] | None, override: Mapping[str, str] | None) -> pl.DataFrame:
+def _assign_splits(
+    cohort: pl.DataFrame, split: Mapping[str, object] | None, override: Mapping[str, str] | None
+) -> pl.DataFrame:
     """The subjects with their split: that of `override`, or by their hash."""
     subjects = [str(subject) for subject in cohort["subject_id"]]
     seed, train, validation = _read_shares(split)
     if override is None:
-        names = [splits.assign_split(splits.hash_subject(subject, seed), train, validation) for subject in subjects]
+        names = [
+            splits.assign_split(splits.hash_subject(subject, seed), train, validation)
+            for subject in subjects
+        ]
     else:
         if missing := [subject for subject in subjects if subject not in override]:
             raise ValueError(f"split_override misses {len(missing)} of {len(subjects)} subjects")
@@ -201,14 +253,25 @@ def _assign_splits(cohort: pl.DataFrame, split: Mapping[str, object] | None, ove
 
 
 def _read_shares(split: Mapping[str, object] | None) -> tuple[int, float, float]:
-    """Seed and shares of the hash split, with the defaults of those that are absent. Raises ValueError."""
-    chosen: dict[str, object] = {"seed": splits.SEED, "train": splits.TRAIN, "validation": splits.VALIDATION, **(split or {})}
+    """Seed and shares of the hash split, with the defaults of those that are absent. Raises
+    ValueError.
+    """
+    chosen: dict[str, object] = {
+        "seed": splits.SEED,
+        "train": splits.TRAIN,
+        "validation": splits.VALIDATION,
+        **(split or {}),
+    }
     if len(chosen) > 3:
         raise ValueError(f"split has seed, train and validation, found {split!r}")
     seed = chosen["seed"]
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise ValueError(f"seed of split is an integer, found {seed!r}")  # noqa: TRY004
-    return seed, _check_share("train", chosen["train"]), _check_share("validation", chosen["validation"])
+    return (
+        seed,
+        _check_share("train", chosen["train"]),
+        _check_share("validation", chosen["validation"]),
+    )
 
 
 def _check_share(name: str, value: object) -> float:
@@ -233,13 +296,20 @@ def _assemble_result(
         subjects = [str(subject) for subject in shard.cohort["subject_id"]]
         for subject, facts in zip(subjects, shard.cohort.iter_rows(named=True), strict=True):
             labels[subject] = {rule.name: facts[f"y_{rule.name}"] for rule in rules}
-            onsets[subject] = {rule.name: _format_onset(facts[f"onset_{rule.name}"]) for rule in rules}
+            onsets[subject] = {
+                rule.name: _format_onset(facts[f"onset_{rule.name}"]) for rule in rules
+            }
             split[subject] = facts["split"]
         ages = sequence_builder.compute_ages(shard_sequences, shard.cohort)
         for i, (row, age) in enumerate(zip(shard_sequences.subjects.tolist(), ages, strict=True)):
             subject = subjects[row]
             sequence = _read_sequence(shard_sequences, i, selection.phecodes)
-            sequences[subject] = {**sequence, "split": split[subject], "labels": dict(labels[subject]), "age0_months": age}
+            sequences[subject] = {
+                **sequence,
+                "split": split[subject],
+                "labels": dict(labels[subject]),
+                "age0_months": age,
+            }
     counts = {
         "events": sum(len(shard_sequences.ids) for shard_sequences in built),
         "subjects_in": len(labels),
@@ -252,7 +322,10 @@ def _assemble_result(
         "labels": labels,
         "onset": onsets,
         "split": split,
-        "ratios": {name: {phecode: ratio.counts() for phecode, ratio in ratios.items()} for name, ratios in selection.ratios.items()},
+        "ratios": {
+            name: {phecode: ratio.counts() for phecode, ratio in ratios.items()}
+            for name, ratios in selection.ratios.items()
+        },
         "sequences": sequences,
         "funnel": account.funnel().model_dump() | counts,
     }

@@ -1,4 +1,6 @@
-"""The choices of sequences that do not require reading the source again, checked; and the presets."""
+"""The choices of sequences that do not require reading the source again, checked; and the
+presets.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,18 @@ CHOICES = {
     "values": ("none", "deciles", "raw"),
 }
 LEAST_VALUES = {"top_k": 0, "min_case_support": 1, "min_codes": 0}
-VALUE_RANGES = {"threshold": (-math.inf, math.inf), "min_case_fraction": (0.0, 1.0), "min_record_frequency": (0.0, 1.0)}
+VALUE_RANGES = {
+    "threshold": (-math.inf, math.inf),
+    "min_case_fraction": (0.0, 1.0),
+    "min_record_frequency": (0.0, 1.0),
+}
 
 
 def check_value(name: str, value: T, choices: Sequence[object]) -> T:
     """`value`, if it is one of the choices; else a ValueError. 1 is not True."""
-    if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
+    if not any(
+        value is choice or (isinstance(value, str) and value == choice) for choice in choices
+    ):
         raise ValueError(f"{name} is one of {', '.join(map(str, choices))}, found {value!r}")
     return value
 
@@ -56,21 +64,26 @@ class SequenceChoices:
     level: str = "integer"  # roll-up of PheCodes: integer, first_decimal or full
     leakage: str = "keep"  # keep, drop_icd or drop_phecode
     landmark: Landmark | None = None
-    population: str = "subjects"  # reference population of the ratios: all subjects, or observed: those with a record
+    # reference population of the ratios: all subjects, or observed: those with a record
+    population: str = "subjects"
     denominator: str = "all"  # reference group: all of them, or controls
     threshold: float = 5.0  # PheCodes with a greater ratio are selected
     top_k: int = 5  # number selected for a label without any such PheCode
     min_case_support: int = 1  # carriers among the cases that a PheCode needs to be considered
     min_case_fraction: float = 0.0  # the same as a share of the cases
-    select: bool | str = True  # False: every one of a training subject; frequency: by `min_record_frequency`
+    # False: every one of a training subject; frequency: by `min_record_frequency`
+    select: bool | str = True
     min_record_frequency: float = 0.001
     dedupe: str = "day"  # day, month, none or first_per_age30
     min_codes: int = 10  # subjects with fewer are excluded
     min_codes_unit: str = "events"  # events, records or unique
     max_events: int | None = None  # only the last ones are kept
     time: str = "months"  # clock: months, calendar_month or age30
-    values: str = "none"  # numbers of codes that are not ICD: none; deciles, of the training subjects, in the code; raw, as they are
-    time_to_event: tuple[int, ...] | None = None  # labels are times to event; horizons of the predicted risks in days
+    # numbers of codes that are not ICD: none; deciles, of the training subjects, in the code; raw,
+    # as they are
+    values: str = "none"
+    # labels are times to event; horizons of the predicted risks in days
+    time_to_event: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "time_to_event", event_times.parse_horizons(self.time_to_event))
@@ -91,22 +104,40 @@ class SequenceChoices:
 
 PRESETS = {
     "paper": SequenceChoices(),
-    "original": SequenceChoices(select="frequency", min_codes=50, min_codes_unit="records", time="age30", dedupe="first_per_age30"),
-    "strict": SequenceChoices(landmark=Landmark(), leakage="drop_phecode", min_case_support=20, min_case_fraction=0.005),
+    "original": SequenceChoices(
+        select="frequency",
+        min_codes=50,
+        min_codes_unit="records",
+        time="age30",
+        dedupe="first_per_age30",
+    ),
+    "strict": SequenceChoices(
+        landmark=Landmark(), leakage="drop_phecode", min_case_support=20, min_case_fraction=0.005
+    ),
 }
 
 
 def parse_landmark(parameters: Mapping[str, object] | None) -> Landmark | None:
-    """A landmark from its parameters: landmark_days or date, gap_days, horizon_days; defaults for those that are absent.
+    """A landmark from its parameters: landmark_days or date, gap_days, horizon_days; defaults for
+    those that are absent.
 
     Raises ValueError: for other parameters or values.
     """
     if parameters is None:
         return None
     names = {"landmark_days", "gap_days", "horizon_days"}
-    if not isinstance(parameters, Mapping) or not set(parameters) <= names | {"date"} or {"date", "landmark_days"} <= set(parameters):
-        raise ValueError(f"a landmark has landmark_days or date, gap_days and horizon_days, found {parameters!r}")
-    landmark = replace(Landmark(), **{name: check_integer(name, parameters[name], 0) for name in names & set(parameters)})
+    if (
+        not isinstance(parameters, Mapping)
+        or not set(parameters) <= names | {"date"}
+        or {"date", "landmark_days"} <= set(parameters)
+    ):
+        raise ValueError(
+            f"a landmark has landmark_days or date, gap_days and horizon_days, found {parameters!r}"
+        )
+    landmark = replace(
+        Landmark(),
+        **{name: check_integer(name, parameters[name], 0) for name in names & set(parameters)},
+    )
     if "date" not in parameters:
         return landmark
     day = dates.parse_day(parameters["date"]) if isinstance(parameters["date"], str) else None

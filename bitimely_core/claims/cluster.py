@@ -1,9 +1,11 @@
-"""The first pass of an ingest on the executors of a Spark cluster; each task runs the polars code in Python.
+"""The first pass of an ingest on the executors of a Spark cluster; each task runs the polars code
+in Python.
 
-Executors read their part of the source, clean it and write one row group per shard of subjects to the folder of unfinished work. In the second
-pass a task of a shard reads its row groups of all parts and writes the finished shard. So rows are exchanged through the folder of the
-workspace, which all executors and the driver share, and finished parts and shards survive a killed run. Only counts and names of files come
-back.
+Executors read their part of the source, clean it and write one row group per shard of subjects to
+the folder of unfinished work. In the second pass a task of a shard reads its row groups of all
+parts and writes the finished shard. So rows are exchanged through the folder of the workspace,
+which all executors and the driver share, and finished parts and shards survive a killed run. Only
+counts and names of files come back.
 """
 
 from __future__ import annotations
@@ -21,14 +23,19 @@ PART_BYTES = 64 << 20  # of the source that one task cleans: about a spill file
 
 
 def clean_parts(job: ClaimsJob) -> tuple[ClaimsJob, int]:
-    """The first pass: the source in parts, those that are not finished cleaned on executors; the job under the name of this work, and the parts.
+    """The first pass: the source in parts, those that are not finished cleaned on executors; the
+    job under the name of this work, and the parts.
 
     Raises UserError: as `pass1_clean.clean_source` and `engines.run_tasks`.
     """
     parts = job.claims.events.split(PART_BYTES)
     job = replace(job, stem=f"{job.stem}-spark{len(parts)}")
     every = range(1, len(parts) + 1)
-    missing = [part for part in every if not CleaningFindings.load(pass1_clean.findings_path(job.home, job.stem, part)).done]
+    missing = [
+        part
+        for part in every
+        if not CleaningFindings.load(pass1_clean.findings_path(job.home, job.stem, part)).done
+    ]
     engines.run_tasks(partial(_clean_part, detach_job(job), parts), missing, job.run.stop)
     return job, len(parts)
 
@@ -40,5 +47,7 @@ def _clean_part(job: ClaimsJob, parts: Sequence[Any], part: int) -> None:
 
 def detach_job(job: ClaimsJob) -> ClaimsJob:
     """The job without what belongs to this process, with paths that hold on other machines."""
-    run = replace(job.run.restart(), out=job.run.out.resolve(), progress=None, stop=StopFlag(), source=None)
+    run = replace(
+        job.run.restart(), out=job.run.out.resolve(), progress=None, stop=StopFlag(), source=None
+    )
     return replace(job, run=run, home=job.home.resolve())

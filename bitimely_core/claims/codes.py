@@ -1,6 +1,8 @@
-"""ICD codes as written -> one spelling -> PheCodes. Plain Python on text, once per distinct (vocabulary, text).
+"""ICD codes as written -> one spelling -> PheCodes. Plain Python on text, once per distinct
+(vocabulary, text).
 
-Four vocabularies, two families: `icd9` and `icd9cm` are written alike, so are `icd10` and `icd10cm`.
+Four vocabularies, two families: `icd9` and `icd9cm` are written alike, so are `icd10` and
+`icd10cm`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from bitimely_core.errors import Reason
 
 FAMILIES = {"icd9": "icd9", "icd9cm": "icd9", "icd10": "icd10", "icd10cm": "icd10"}
 STEPS = ("exact", "trailing_zero", "parent")
-OTHER = "other"  # vocabulary, family and step of codes that are not ICD: each is a token of its own (`--codes all`)
+# vocabulary, family and step of codes that are not ICD: each is a token of its own (`--codes all`)
+OTHER = "other"
 MARK = "//"  # in every token of theirs, and in no PheCode
 LEVELS = ("integer", "first_decimal", "full")
 UNMAPPED = "unmapped"
@@ -24,7 +27,8 @@ MISSING = {"", "NA", "N/A", "NAN", "NULL", "NONE", "-", "UNK", "UNKNOWN", "OTHER
 ICD9_DOTTED = re.compile(r"(E\d{3}|V\d{2}|\d{1,3})\.(\d{1,2})", re.ASCII)
 ICD9_PLAIN = re.compile(r"(E\d{3})(\d?)|(V\d{2})(\d{0,2})|(\d{3})(\d{0,2})", re.ASCII)
 ICD9_SHORT = re.compile(r"\d{1,2}", re.ASCII)
-ICD9_EXTERNAL = re.compile(r"E(0[012]\d|030|[89]\d\d)(\.\d)?", re.ASCII)  # E000-E030, E800-E999: the E codes that there are
+# E000-E030, E800-E999: the E codes that there are
+ICD9_EXTERNAL = re.compile(r"E(0[012]\d|030|[89]\d\d)(\.\d)?", re.ASCII)
 ICD10 = re.compile(r"[A-Z]\d[A-Z0-9][A-Z0-9]{0,4}", re.ASCII)
 NOT_ICD10 = re.compile(r"[^A-Z0-9]")
 SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?E[+-]?\d+", re.ASCII)
@@ -53,14 +57,19 @@ class IcdCode(NamedTuple):
         return self.code if self.vocab == OTHER else f"{self.vocab.upper()}{MARK}{self.code}"
 
 
-def normalise_code(raw: str | None, vocab: str, *, pad_undotted: bool = False) -> tuple[str | None, str | None]:
-    """(code, None) in the one spelling of its vocabulary (sections 4.1, 4.2), or (None, `missing`, `bad_format` or `ambiguous_short`).
+def normalise_code(
+    raw: str | None, vocab: str, *, pad_undotted: bool = False
+) -> tuple[str | None, str | None]:
+    """(code, None) in the one spelling of its vocabulary (sections 4.1, 4.2), or (None, `missing`,
+    `bad_format` or `ambiguous_short`).
 
-    `vocab`: icd9, icd9cm, icd10 or icd10cm. `pad_undotted`: read an undotted ICD-9 number of 1 or 2 digits as a category that has lost its
-    zeros.
+    `vocab`: icd9, icd9cm, icd10 or icd10cm. `pad_undotted`: read an undotted ICD-9 number of 1 or 2
+    digits as a category that has lost its zeros.
     """
     icd9 = FAMILIES[vocab] == "icd9"
-    text = (re.sub(r"[\s'\"]", "", raw or "") if icd9 else NOT_ICD10.sub("", (raw or "").upper())).upper()
+    text = (
+        re.sub(r"[\s'\"]", "", raw or "") if icd9 else NOT_ICD10.sub("", (raw or "").upper())
+    ).upper()
     if text in MISSING:
         return None, "missing"
     if icd9:
@@ -85,7 +94,9 @@ def _normalise_icd9(text: str, pad: bool) -> tuple[str | None, str | None]:
 
 
 def classify_fault(raw: str | None, vocab: str, fault: str) -> Reason:
-    """The reason code under which the command quarantines a code with a `fault` of `normalise_code` (section 3.3)."""
+    """The reason code under which the command quarantines a code with a `fault` of `normalise_code`
+    (section 3.3).
+    """
     text = "".join((raw or "").split()).upper()
     if fault == "missing" or not any(c.isalnum() for c in text):
         return Reason.EMPTY_CODE
@@ -101,15 +112,25 @@ def is_foreign_code(code: str, vocab: str) -> bool:
 
 
 def shorten_code(code: str, *, zeros: bool) -> Iterator[str]:
-    """The code without its last decimal, its last two, ... down to the category; `zeros`: only as long as it ends in 0."""
+    """The code without its last decimal, its last two, ... down to the category; `zeros`: only as
+    long as it ends in 0.
+    """
     while "." in code and (code.endswith("0") or not zeros):
         code = code[:-1].removesuffix(".")
         yield code
 
 
-def find_phecodes(code: str, table: PhecodeTable, fallback: Collection[str] = STEPS) -> tuple[tuple[str, ...], str]:
-    """PheCodes of a normalised code, and the step that found them (section 4.3); ((), `unmapped`) when none does."""
-    candidates = {"exact": (code,), "trailing_zero": shorten_code(code, zeros=True), "parent": shorten_code(code, zeros=False)}
+def find_phecodes(
+    code: str, table: PhecodeTable, fallback: Collection[str] = STEPS
+) -> tuple[tuple[str, ...], str]:
+    """PheCodes of a normalised code, and the step that found them (section 4.3); ((), `unmapped`)
+    when none does.
+    """
+    candidates = {
+        "exact": (code,),
+        "trailing_zero": shorten_code(code, zeros=True),
+        "parent": shorten_code(code, zeros=False),
+    }
     for step in STEPS:
         if step in fallback:
             for candidate in candidates[step]:
@@ -119,9 +140,17 @@ def find_phecodes(code: str, table: PhecodeTable, fallback: Collection[str] = ST
 
 
 def roll_up_phecode(phecode: str, level: str) -> str:
-    """A PheCode at `level`: the part before the dot (zeros kept), with one decimal, or unchanged (section 4.4)."""
+    """A PheCode at `level`: the part before the dot (zeros kept), with one decimal, or unchanged
+    (section 4.4).
+    """
     head, dot, decimals = phecode.partition(".")
-    return phecode if level == "full" or not dot or is_other(phecode) else head if level == "integer" else f"{head}.{decimals[:1]}"
+    return (
+        phecode
+        if level == "full" or not dot or is_other(phecode)
+        else head
+        if level == "integer"
+        else f"{head}.{decimals[:1]}"
+    )
 
 
 def is_other(phecode: str) -> bool:
@@ -130,20 +159,26 @@ def is_other(phecode: str) -> bool:
 
 
 def make_token(raw: str) -> str:
-    """The token of a code that is not ICD: as written, with `CODE//` before one that names no vocabulary."""
+    """The token of a code that is not ICD: as written, with `CODE//` before one that names no
+    vocabulary.
+    """
     return raw if MARK in raw else f"CODE{MARK}{raw}"
 
 
 def phecode_sort_key(phecode: str) -> tuple[str, float, str]:
-    """Sort key of PheCodes, (letters, number, text): 008 < 250 < 250.2 < 1000. Other texts come after those of their first letters."""
+    """Sort key of PheCodes, (letters, number, text): 008 < 250 < 250.2 < 1000. Other texts come
+    after those of their first letters.
+    """
     found = PHECODE.fullmatch(phecode)
     return (found[1], float(found[2]), phecode) if found else (phecode, math.inf, phecode)
 
 
 def choose_table(tables: Mapping[str, PhecodeTable], vocab: str) -> PhecodeTable:
-    """The table for a vocabulary: its own where the map has one, else the one of its family; empty when there is none.
+    """The table for a vocabulary: its own where the map has one, else the one of its family; empty
+    when there is none.
 
-    A map with separate WHO and CM tables is used by exact vocabulary, one with a single table by family.
+    A map with separate WHO and CM tables is used by exact vocabulary, one with a single table by
+    family.
     """
     if vocab in tables:
         return tables[vocab]
@@ -160,9 +195,11 @@ class CodeReading(NamedTuple):
 
 @dataclass
 class Codebook:
-    """The distinct codes of a data set. Each spelling is read, and each code looked up, when it is first seen.
+    """The distinct codes of a data set. Each spelling is read, and each code looked up, when it is
+    first seen.
 
-    `strict` refuses what only the command refuses: ICD-9 E codes that do not exist (and in `clean.clean_rows` empty subject ids).
+    `strict` refuses what only the command refuses: ICD-9 E codes that do not exist (and in
+    `clean.clean_rows` empty subject ids).
     """
 
     tables: Mapping[str, PhecodeTable]
@@ -189,7 +226,11 @@ class Codebook:
         if vocab == OTHER:
             token = make_token((raw or "").strip())
             known = token != make_token("")
-            return self._number(IcdCode(OTHER, token, (token,), OTHER)) if known else CodeReading(-1, "missing", Reason.EMPTY_CODE)
+            return (
+                self._number(IcdCode(OTHER, token, (token,), OTHER))
+                if known
+                else CodeReading(-1, "missing", Reason.EMPTY_CODE)
+            )
         code, fault = normalise_code(raw, vocab, pad_undotted=self.pad_undotted)
         if code is None:
             return CodeReading(-1, fault, classify_fault(raw, vocab, fault or ""))
@@ -197,7 +238,11 @@ class Codebook:
             return CodeReading(-1, UNMAPPED, Reason.WRONG_VOCABULARY)
         if (vocab, code) in self._indices:
             return CodeReading(self._indices[vocab, code])
-        return self._number(IcdCode(vocab, code, *find_phecodes(code, choose_table(self.tables, vocab), self.fallback)))
+        return self._number(
+            IcdCode(
+                vocab, code, *find_phecodes(code, choose_table(self.tables, vocab), self.fallback)
+            )
+        )
 
     def _number(self, code: IcdCode) -> CodeReading:
         """A code, added to the book if it is new."""

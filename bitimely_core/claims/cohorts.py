@@ -1,8 +1,10 @@
 """Cohorts: who is at risk of an outcome, from which day to which, and who is left out and why.
 
-A cohort is a TOML file, as the shipped ones in `cohort_definitions/`: label rules (`[[rule]]`), an index day and what it requires (`[index]`), an outcome
-by one of the rules (`[outcome]`), the time at risk (`[risk]`), and matched controls (`[controls]`). docs/pophr.md compares the settings with
-the population settings of PatientLevelPrediction. Days are integers on any clock; a limit in days is inclusive.
+A cohort is a TOML file, as the shipped ones in `cohort_definitions/`: label rules (`[[rule]]`), an
+index day and what it requires (`[index]`), an outcome by one of the rules (`[outcome]`), the time
+at risk (`[risk]`), and matched controls (`[controls]`). docs/pophr.md compares the settings with
+the population settings of PatientLevelPrediction. Days are integers on any clock; a limit in days
+is inclusive.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ from bitimely_core.claims.label_rules import LabelRule
 from bitimely_core.errors import Reason, safe_text, usage_error
 from bitimely_core.system_errors import raise_system_error
 
-SHIPPED = {path.stem: path for path in sorted((Path(__file__).parent / "cohort_definitions").glob("*.toml"))}
+SHIPPED = {
+    path.stem: path
+    for path in sorted((Path(__file__).parent / "cohort_definitions").glob("*.toml"))
+}
 YEAR = 365.25  # days
 SEXES = {"male": 1, "female": 2}
 UNMATCHED = "unmatched"
@@ -32,7 +37,9 @@ Days = Annotated[int, Field(ge=0)]
 
 
 class CohortPart(BaseModel):
-    """A part of a definition; unknown fields are refused, since a misspelt `washout_days` must not widen a cohort silently."""
+    """A part of a definition; unknown fields are refused, since a misspelt `washout_days` must not
+    widen a cohort silently.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -40,7 +47,8 @@ class CohortPart(BaseModel):
 class CohortIndex(CohortPart):
     """The index day of a subject, and what is required of it.
 
-    `at`: the start of observation; the first valid row; the first day on which `rule` is met (event); a calendar day (`date`).
+    `at`: the start of observation; the first valid row; the first day on which `rule` is met
+    (event); a calendar day (`date`).
     """
 
     at: Literal["observation_start", "first_row", "event", "date"] = "observation_start"
@@ -48,7 +56,8 @@ class CohortIndex(CohortPart):
     date: Annotated[datetime.date | None, Field(strict=False)] = None
     after_days: Days = 0  # added to that day
     min_observation_days: Days = 0  # from the start of observation to the index day
-    require_start: bool = False  # leave out subjects without a known start of observation; else it is their first valid row
+    # leave out subjects without a known start of observation; else it is their first valid row
+    require_start: bool = False
     min_age_years: Days | None = None  # completed years on the index day, as is the maximum
     max_age_years: Days | None = None
     sex: Literal["male", "female"] | None = None
@@ -57,8 +66,8 @@ class CohortIndex(CohortPart):
 class CohortOutcome(CohortPart):
     """The outcome: days on which `rule` is met.
 
-    `first`: the first such day of a subject; `all`: each day that completes a set of claims which the rule requires. incident: an outcome in
-    the time at risk; prevalent: one up to the index day.
+    `first`: the first such day of a subject; `all`: each day that completes a set of claims which
+    the rule requires. incident: an outcome in the time at risk; prevalent: one up to the index day.
     """
 
     rule: str
@@ -66,7 +75,8 @@ class CohortOutcome(CohortPart):
     events: Literal["first", "all"] = "first"
     washout_days: Days = 0  # from the start of observation, without any row with a code of the rule
     exclude_prior: bool = True  # leave out subjects with an outcome before the time at risk
-    lookback_days: Days | None = None  # an outcome so many days before the index day or earlier does not count; None: all do
+    # an outcome so many days before the index day or earlier does not count; None: all do
+    lookback_days: Days | None = None
 
 
 class CohortRisk(CohortPart):
@@ -80,10 +90,13 @@ class CohortRisk(CohortPart):
 
 
 class CohortControls(CohortPart):
-    """Controls for each case, drawn without replacement among the subjects without outcome in the same split."""
+    """Controls for each case, drawn without replacement among the subjects without outcome in the
+    same split.
+    """
 
     ratio: Annotated[int, Field(ge=1)]
-    caliper_years: Annotated[float, Field(ge=0, strict=False)] = 1.0  # greatest difference of the ages on the index days
+    # greatest difference of the ages on the index days
+    caliper_years: Annotated[float, Field(ge=0, strict=False)] = 1.0
     sex: bool = True  # the same
     seed: int = 0
 
@@ -108,12 +121,18 @@ class CohortRules(CohortPart):
         at, outcome, risk = self.index, self.outcome, self.risk or CohortRisk()
         for where, name in (("outcome", outcome.rule), ("index", at.rule)):
             if name is not None and name not in names:
-                raise ValueError(f"{where}.rule is one of {', '.join(sorted(names))}, found {name!r}")
+                raise ValueError(
+                    f"{where}.rule is one of {', '.join(sorted(names))}, found {name!r}"
+                )
         for key in ("rule", "date"):
             if (getattr(at, key) is None) == (at.at == {"rule": "event", "date": "date"}[key]):
-                raise ValueError(f"index.{key} is given exactly where index.at is {'event' if key == 'rule' else 'date'!r}")
+                raise ValueError(
+                    f"index.{key} is given exactly where index.at is {'event' if key == 'rule' else 'date'!r}"
+                )
         if risk.to_day is not None and risk.to_day < risk.from_day:
-            raise ValueError(f"risk.to_day is at least risk.from_day, found {risk.to_day} and {risk.from_day}")
+            raise ValueError(
+                f"risk.to_day is at least risk.from_day, found {risk.to_day} and {risk.from_day}"
+            )
         if outcome.kind == "prevalent" and (self.risk or outcome.washout_days):
             raise ValueError("a prevalent outcome has neither [risk] nor washout_days")
         return self
@@ -121,50 +140,82 @@ class CohortRules(CohortPart):
     @property
     def outcome_rule(self) -> LabelRule:
         """The rule of the outcome, whose name is that of the label."""
-        return next(rule for rule in label_rules.parse_rules(self.rule) if rule.name == self.outcome.rule)
+        return next(
+            rule for rule in label_rules.parse_rules(self.rule) if rule.name == self.outcome.rule
+        )
 
 
 def load_cohort(name: str | Path) -> CohortRules:
-    """A shipped definition or that of a TOML file. Raises UserError: not_found or config (exit 2)."""
+    """A shipped definition or that of a TOML file. Raises UserError: not_found or config (exit
+    2).
+    """
     path = SHIPPED.get(str(name), Path(name))
     try:
         return CohortRules.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise_system_error(error, path, stored=False)
         text, shipped = f"cannot be read ({error.strerror})", f"shipped are {', '.join(SHIPPED)}"
-        raise usage_error(text, shipped, "Check --cohort", code=Reason.NOT_FOUND, file=str(path)) from None
+        raise usage_error(
+            text, shipped, "Check --cohort", code=Reason.NOT_FOUND, file=str(path)
+        ) from None
     except ValidationError as error:
         first = error.errors()[0]
         where, hint = ".".join(map(str, first["loc"])), "Correct the definition"
-        raise usage_error(safe_text(first["msg"]), hint=hint, file=str(path), field=where or None) from None
+        raise usage_error(
+            safe_text(first["msg"]), hint=hint, file=str(path), field=where or None
+        ) from None
     except ValueError as error:
-        raise usage_error(safe_text(str(error)), hint="Correct the definition", file=str(path)) from None
+        raise usage_error(
+            safe_text(str(error)), hint="Correct the definition", file=str(path)
+        ) from None
 
 
 def apply_cohort(
-    rules: CohortRules, rows: pl.DataFrame, codes: Sequence[IcdCode], subjects: pl.DataFrame, data_end: int | None = None
+    rules: CohortRules,
+    rows: pl.DataFrame,
+    codes: Sequence[IcdCode],
+    subjects: pl.DataFrame,
+    data_end: int | None = None,
 ) -> pl.DataFrame:
-    """The cohort record of every subject of a shard, before the matching of controls: see `select_subjects`.
+    """The cohort record of every subject of a shard, before the matching of controls: see
+    `select_subjects`.
 
     Args:
         rules: of the cohort.
         rows: all valid rows: subject (row of `subjects`), day, code (index into `codes`), source.
         codes: of the rows.
         subjects: subject_id, first_day, birth_day, obs_start, obs_end, death_day, sex, split.
-        data_end: the last valid day of the data set, used where the end of observation is not known.
+        data_end: the last valid day of the data set, used where the end of observation is not
+            known.
     """
-    wanted = [rule for rule in label_rules.parse_rules(rules.rule) if rule.name in {rules.outcome.rule, rules.index.rule}]
+    wanted = [
+        rule
+        for rule in label_rules.parse_rules(rules.rule)
+        if rule.name in {rules.outcome.rule, rules.index.rule}
+    ]
     outcomes = pl.DataFrame(schema={"subject": pl.Int64, "day": pl.Int64})
     for rule, subject, day, source in labels.iter_rule_rows(rows, codes, wanted, subjects):
-        sets = [label_rules.find_completed_sets(own, days, c) for c, own, days in labels.iter_clause_rows(rule, subject, day, source)]
-        met = pl.DataFrame({"subject": np.concatenate([s for s, _ in sets]), "day": np.concatenate([d for _, d in sets])}).unique()
+        sets = [
+            label_rules.find_completed_sets(own, days, c)
+            for c, own, days in labels.iter_clause_rows(rule, subject, day, source)
+        ]
+        met = pl.DataFrame(
+            {
+                "subject": np.concatenate([s for s, _ in sets]),
+                "day": np.concatenate([d for _, d in sets]),
+            }
+        ).unique()
         if rule.name == rules.index.rule:
             subjects = _add_first(subjects, met, "event_day")
         if rule.name == rules.outcome.rule:
             outcomes = met
-            rows_of_rule = pl.DataFrame({"subject": subject.astype(np.int64), "day": day.astype(np.int64)})
+            rows_of_rule = pl.DataFrame(
+                {"subject": subject.astype(np.int64), "day": day.astype(np.int64)}
+            )
             subjects = _add_first(subjects, rows_of_rule, "diagnosis_day")
-            doubtful = pl.col("birth_day").is_null() & pl.int_range(pl.len()).is_in(met["subject"].implode())
+            doubtful = pl.col("birth_day").is_null() & pl.int_range(pl.len()).is_in(
+                met["subject"].implode()
+            )
             subjects = subjects.with_columns(doubtful=doubtful & (rule.min_age_years is not None))
     return select_subjects(rules, subjects, outcomes, data_end)
 
@@ -172,35 +223,49 @@ def apply_cohort(
 def _add_first(subjects: pl.DataFrame, days: pl.DataFrame, name: str) -> pl.DataFrame:
     """`subjects` with the first day of each in `days` (subject, day) as column `name`."""
     first = days.group_by("subject").agg(pl.col("day").min())
-    column = pl.repeat(None, subjects.height, dtype=pl.Int64, eager=True).scatter(first["subject"], first["day"])
+    column = pl.repeat(None, subjects.height, dtype=pl.Int64, eager=True).scatter(
+        first["subject"], first["day"]
+    )
     return subjects.with_columns(column.alias(name))
 
 
-def select_subjects(rules: CohortRules, subjects: pl.DataFrame, outcomes: pl.DataFrame, data_end: int | None = None) -> pl.DataFrame:
-    """The cohort record: who belongs to a cohort, and from which day to which everybody is observed and at risk.
+def select_subjects(
+    rules: CohortRules, subjects: pl.DataFrame, outcomes: pl.DataFrame, data_end: int | None = None
+) -> pl.DataFrame:
+    """The cohort record: who belongs to a cohort, and from which day to which everybody is observed
+    and at risk.
 
     Args:
         rules: of the cohort.
-        subjects: subject_id, first_day (of the first valid row), birth_day, obs_start, obs_end, death_day, sex, split; optional event_day (first
-            day on which `index.rule` is met), diagnosis_day (first row with a code of the outcome's rule) and doubtful (the rule is met, but
-            has an age limit, and the age is not known). Unknown days are null.
+        subjects: subject_id, first_day (of the first valid row), birth_day, obs_start, obs_end,
+            death_day, sex, split; optional event_day (first day on which `index.rule` is met),
+            diagnosis_day (first row with a code of the outcome's rule) and doubtful (the rule is
+            met, but has an age limit, and the age is not known). Unknown days are null.
         outcomes: subject (row of `subjects`) and day: every day that completes the outcome's rule.
         data_end: end of observation where obs_end is null.
 
     Returns:
-        One row per row of `subjects`, in their order. subject_id, sex, split, and in Int64, null where there is none:
-        `index_day`; `observation_start` (obs_start, else the first valid row); `observation_end` (obs_end or `data_end`, or the death before
-        it); `death_day`; `risk_start` and `risk_end`, the first and last day at risk, both included, the last at most `observation_end`;
-        `risk_full`, the last day if nothing cuts it short; `outcome_day`, the first outcome in the time at risk (prevalent: the last one up
-        to the index day); `age_days` on the index day. `left_out`: null for the members of the cohort, for others the first reason of
-        `list_reasons` that holds; then all days are what they would be.
-        An event of survival analysis is `outcome_day`; else death is at `death_day` if that is at most `risk_end`; else the subject is censored
-        after `risk_end`.
+        One row per row of `subjects`, in their order. subject_id, sex, split, and in Int64, null
+        where there is none: `index_day`; `observation_start` (obs_start, else the first valid row);
+        `observation_end` (obs_end or `data_end`, or the death before it); `death_day`; `risk_start`
+        and `risk_end`, the first and last day at risk, both included, the last at most
+        `observation_end`; `risk_full`, the last day if nothing cuts it short; `outcome_day`, the
+        first outcome in the time at risk (prevalent: the last one up to the index day); `age_days`
+        on the index day. `left_out`: null for the members of the cohort, for others the first
+        reason of `list_reasons` that holds; then all days are what they would be. An event of
+        survival analysis is `outcome_day`; else death is at `death_day` if that is at most
+        `risk_end`; else the subject is censored after `risk_end`.
     """
     index, outcome, risk = rules.index, rules.outcome, rules.risk or CohortRisk()
     absent = {"event_day": pl.Int64, "diagnosis_day": pl.Int64, "doubtful": pl.Boolean}
-    frame = subjects.with_columns(pl.lit(None, kind).alias(name) for name, kind in absent.items() if name not in subjects.columns)
-    frame = frame.with_columns(pl.col("first_day", "birth_day", "obs_start", "obs_end", "death_day").cast(pl.Int64))
+    frame = subjects.with_columns(
+        pl.lit(None, kind).alias(name)
+        for name, kind in absent.items()
+        if name not in subjects.columns
+    )
+    frame = frame.with_columns(
+        pl.col("first_day", "birth_day", "obs_start", "obs_end", "death_day").cast(pl.Int64)
+    )
     start = pl.col("obs_start") if index.require_start else pl.coalesce("obs_start", "first_day")
     end = pl.min_horizontal(pl.col("obs_end").fill_null(pl.lit(data_end, pl.Int64)), "death_day")
     frame = frame.with_columns(observation_start=start, observation_end=end)
@@ -210,16 +275,25 @@ def select_subjects(rules: CohortRules, subjects: pl.DataFrame, outcomes: pl.Dat
         "event": pl.col("event_day"),
         "date": pl.lit(index.date and dates.to_day(index.date), pl.Int64),
     }[index.at]
-    frame = frame.with_columns(index_day=anchor + index.after_days).with_columns(age_days=pl.col("index_day") - pl.col("birth_day"))
+    frame = frame.with_columns(index_day=anchor + index.after_days).with_columns(
+        age_days=pl.col("index_day") - pl.col("birth_day")
+    )
     if outcome.kind == "incident":
-        full = pl.col("observation_end") if risk.to_day is None else pl.col("index_day") + risk.to_day
+        full = (
+            pl.col("observation_end") if risk.to_day is None else pl.col("index_day") + risk.to_day
+        )
         frame = frame.with_columns(risk_start=pl.col("index_day") + risk.from_day, risk_full=full)
         frame = frame.with_columns(risk_end=pl.min_horizontal("risk_full", "observation_end"))
     else:
-        frame = frame.with_columns(pl.lit(None, pl.Int64).alias(name) for name in ("risk_start", "risk_full", "risk_end"))
+        frame = frame.with_columns(
+            pl.lit(None, pl.Int64).alias(name) for name in ("risk_start", "risk_full", "risk_end")
+        )
     frame = _add_outcomes(rules, frame, outcomes)
     reasons = _list_tests(rules, frame)
-    left = pl.coalesce(pl.when(test.fill_null(value=False)).then(pl.lit(reason)) for reason, test in reasons.items())
+    left = pl.coalesce(
+        pl.when(test.fill_null(value=False)).then(pl.lit(reason))
+        for reason, test in reasons.items()
+    )
     days = (
         "index_day",
         "observation_start",
@@ -238,15 +312,25 @@ def _add_outcomes(rules: CohortRules, frame: pl.DataFrame, outcomes: pl.DataFram
     """`frame` with outcome_day and prior (an outcome before the time at risk that counts)."""
     if rules.outcome.events == "first":
         outcomes = outcomes.group_by("subject").agg(pl.col("day").min())
-    spans = frame.select("index_day", "risk_start", "risk_end", subject=pl.int_range(pl.len(), dtype=pl.Int64))
+    spans = frame.select(
+        "index_day", "risk_start", "risk_end", subject=pl.int_range(pl.len(), dtype=pl.Int64)
+    )
     day, lookback = pl.col("day"), rules.outcome.lookback_days
     recent = pl.lit(value=True) if lookback is None else day > pl.col("index_day") - lookback
     found = outcomes.select(pl.all().cast(pl.Int64)).join(spans, on="subject")
     if rules.outcome.kind == "prevalent":
-        ends = found.filter(recent & (day <= pl.col("index_day"))).group_by("subject").agg(outcome_day=day.max())
+        ends = (
+            found.filter(recent & (day <= pl.col("index_day")))
+            .group_by("subject")
+            .agg(outcome_day=day.max())
+        )
         prior = found.clear()
     else:
-        ends = found.filter(day.is_between("risk_start", "risk_end")).group_by("subject").agg(outcome_day=day.min())
+        ends = (
+            found.filter(day.is_between("risk_start", "risk_end"))
+            .group_by("subject")
+            .agg(outcome_day=day.min())
+        )
         prior = found.filter(recent & (day < pl.col("risk_start")))
     return (
         frame.with_columns(subject=pl.int_range(pl.len(), dtype=pl.Int64))
@@ -256,14 +340,25 @@ def _add_outcomes(rules: CohortRules, frame: pl.DataFrame, outcomes: pl.DataFram
 
 
 def _list_tests(rules: CohortRules, frame: pl.DataFrame) -> dict[str, pl.Expr]:
-    """Reason to leave a subject out -> test of `frame`, in order; without those that the definition does not ask for."""
+    """Reason to leave a subject out -> test of `frame`, in order; without those that the definition
+    does not ask for.
+    """
     index, outcome, risk = rules.index, rules.outcome, rules.risk or CohortRisk()
     day, start, end = pl.col("index_day"), pl.col("observation_start"), pl.col("observation_end")
-    tests = {"no index day": day.is_null() | start.is_null(), "outside the observation": ~day.is_between(start, end)}
+    tests = {
+        "no index day": day.is_null() | start.is_null(),
+        "outside the observation": ~day.is_between(start, end),
+    }
     if index.min_age_years is not None or index.max_age_years is not None:
         low = labels.find_birthdays(frame["birth_day"], index.min_age_years or 0)
-        high = labels.find_birthdays(frame["birth_day"], index.max_age_years + 1) if index.max_age_years is not None else low + 10**6
-        tests["age"] = pl.col("birth_day").is_null() | (day < pl.Series(low)) | (day >= pl.Series(high))
+        high = (
+            labels.find_birthdays(frame["birth_day"], index.max_age_years + 1)
+            if index.max_age_years is not None
+            else low + 10**6
+        )
+        tests["age"] = (
+            pl.col("birth_day").is_null() | (day < pl.Series(low)) | (day >= pl.Series(high))
+        )
     if index.sex is not None:
         tests["sex"] = pl.col("sex").fill_null(0) != SEXES[index.sex]
     if index.min_observation_days:
@@ -281,7 +376,11 @@ def _list_tests(rules: CohortRules, frame: pl.DataFrame) -> dict[str, pl.Expr]:
     if least := full if risk.min_days is None else risk.min_days:
         short = pl.col("risk_end") < pl.col("risk_start") + least
         short &= pl.col("outcome_day").is_null() if risk.keep_outcomes else pl.lit(value=True)
-        short &= (pl.col("death_day") > pl.col("risk_end")).fill_null(value=True) if risk.keep_deaths else pl.lit(value=True)
+        short &= (
+            (pl.col("death_day") > pl.col("risk_end")).fill_null(value=True)
+            if risk.keep_deaths
+            else pl.lit(value=True)
+        )
         tests["short follow-up"] = short
     return tests
 
@@ -302,7 +401,9 @@ def describe_reasons(rules: CohortRules) -> dict[str, str]:
         "date": str(index.date),
     }[index.at]
     low, high = index.min_age_years or 0, index.max_age_years
-    since = "ever" if outcome.lookback_days is None else f"in the {outcome.lookback_days} days up to it"
+    since = (
+        "ever" if outcome.lookback_days is None else f"in the {outcome.lookback_days} days up to it"
+    )
     end = "the end of observation" if risk.to_day is None else f"day {risk.to_day}"
     full = 0 if risk.to_day is None else risk.to_day - risk.from_day
     least = full if risk.min_days is None else risk.min_days
@@ -319,17 +420,19 @@ def describe_reasons(rules: CohortRules) -> dict[str, str]:
         "diagnosis in the washout": f"a claim with a code of {outcome.rule} in the first {outcome.washout_days} days of observation (prevalent)",
         "prior outcome": f"{outcome.rule} before the time at risk, {since}",
         "no time at risk": f"no day at risk (day {risk.from_day} to {end} after the index day)",
-        "short follow-up": f"followed for fewer than {least} days after the first at risk" + (kept and f", without {kept}"),
+        "short follow-up": f"followed for fewer than {least} days after the first at risk"
+        + (kept and f", without {kept}"),
         UNMATCHED: f"not matched ({rules.controls.ratio if rules.controls else 0} controls a case)",
     }
 
 
 def match_controls(rules: CohortRules, record: pl.DataFrame) -> pl.DataFrame:
-    """The cohort record (of all subjects, `select_subjects`) after the matching: controls that are not drawn, cases without any control, and members
-    without age or, where it counts, sex are left out as unmatched; `case` is the subject_id of the case to which a member belongs.
+    """The cohort record (of all subjects, `select_subjects`) after the matching: controls that are
+    not drawn, cases without any control, and members without age or, where it counts, sex are left
+    out as unmatched; `case` is the subject_id of the case to which a member belongs.
 
-    Cases choose in the order of subject_id, each the first of a seeded order of the controls that are free and within the caliper. The result
-    does not depend on the order of the rows.
+    Cases choose in the order of subject_id, each the first of a seeded order of the controls that
+    are free and within the caliper. The result does not depend on the order of the rows.
     """
     record = record.with_row_index("row").sort("subject_id")
     if rules.controls is None:
@@ -340,9 +443,15 @@ def match_controls(rules: CohortRules, record: pl.DataFrame) -> pl.DataFrame:
     usable = pl.col("left_out").is_null() & pl.col("age_days").is_not_null()
     usable &= (pl.col("sex").fill_null(0) > 0) if rule.sex else pl.lit(value=True)
     kept = record.with_columns(place=pl.int_range(pl.len())).filter(usable)
-    for _, stratum in kept.group_by(["split", "sex"] if rule.sex else ["split"], maintain_order=True):
+    for _, stratum in kept.group_by(
+        ["split", "sex"] if rule.sex else ["split"], maintain_order=True
+    ):
         cases = stratum.filter(pl.col("outcome_day").is_not_null())["place"].to_numpy()
-        controls = stratum.filter(pl.col("outcome_day").is_null()).sort("age_days", maintain_order=True)["place"].to_numpy()
+        controls = (
+            stratum.filter(pl.col("outcome_day").is_null())
+            .sort("age_days", maintain_order=True)["place"]
+            .to_numpy()
+        )
         reach = rule.caliper_years * YEAR
         low = np.searchsorted(age[controls], age[cases] - reach, "left")
         high = np.searchsorted(age[controls], age[cases] + reach, "right")
@@ -354,7 +463,8 @@ def match_controls(rules: CohortRules, record: pl.DataFrame) -> pl.DataFrame:
     missed = pl.col("left_out").is_null() & pl.Series(case < 0)
     own = pl.Series(case).replace(-1, None)
     record = record.with_columns(
-        case=record["subject_id"].gather(own), left_out=pl.when(missed).then(pl.lit(UNMATCHED)).otherwise("left_out")
+        case=record["subject_id"].gather(own),
+        left_out=pl.when(missed).then(pl.lit(UNMATCHED)).otherwise("left_out"),
     )
     return record.sort("row").drop("row")
 

@@ -1,4 +1,6 @@
-"""Days as integers: 1970-01-01 is day 0 (int32), so that no date arithmetic is needed. Each distinct text is read once."""
+"""Days as integers: 1970-01-01 is day 0 (int32), so that no date arithmetic is needed. Each
+distinct text is read once.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,24 @@ MONTH = 30.4375  # days: 365.25 / 12 = 487 / 16
 AGE_MONTH = 30  # days of the "age months" of the released code
 CLOCK = r"[T ] ?[0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]+)?)?"
 ZONE = r" ?(?:Z|UTC|GMT|[+-][0-9]{2}:?(?:[0-9]{2})?)"
-DATE_FORMS = re.compile(rf"([0-9]{{4}})-([0-9]{{1,2}})(?:-([0-9]{{1,2}})(?:{CLOCK})?(?:{ZONE})?)?|([0-9]{{4}})([0-9]{{2}})([0-9]{{2}})")
+DATE_FORMS = re.compile(
+    rf"([0-9]{{4}})-([0-9]{{1,2}})(?:-([0-9]{{1,2}})(?:{CLOCK})?(?:{ZONE})?)?|([0-9]{{4}})([0-9]{{2}})([0-9]{{2}})"
+)
 ZONED = rf"^[0-9]{{4}}-[0-9]{{1,2}}-[0-9]{{1,2}}(?:{CLOCK})?{ZONE}$"  # texts that state a zone
-SERIALS = {"excel": 25569, "excel-1904": 24107}  # forms of serial numbers of spreadsheets -> the number of 1970-01-01
+# forms of serial numbers of spreadsheets -> the number of 1970-01-01
+SERIALS = {"excel": 25569, "excel-1904": 24107}
 SERIAL = re.compile(r"([0-9]{3,6})(?:\.[0-9]+)?")
-PARTS = re.compile(r"([0-9]{1,4}|[A-Za-z]+)([-/. ]?)([0-9]{1,2}|[A-Za-z]+)([-/. ]?|, )([0-9]{4}|[0-9]{1,2})(\D.*)?")
-TIMES = ("", *(f"{gap}{clock}" for gap in (" ", "T", ":") for clock in ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p")))
+PARTS = re.compile(
+    r"([0-9]{1,4}|[A-Za-z]+)([-/. ]?)([0-9]{1,2}|[A-Za-z]+)([-/. ]?|, )([0-9]{4}|[0-9]{1,2})(\D.*)?"
+)
+TIMES = (
+    "",
+    *(
+        f"{gap}{clock}"
+        for gap in (" ", "T", ":")
+        for clock in ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p")
+    ),
+)
 ZONES = ("", "%z", " %z")
 EARLIEST, LATEST = date.min.toordinal() - EPOCH, date.max.toordinal() - EPOCH  # what a date can be
 
@@ -39,8 +53,9 @@ def parse_day(text: str | None, form: str | None = None, near: int | None = None
     """The day of a text, None where it is not a date.
 
     Args:
-        text: `YYYY-MM-DD` or `YYYY-MM` (day 1; month and day may have one digit), or `YYYYMMDD`; a time of day and a zone after the first do
-            not count: the date is that of the clock that wrote it.
+        text: `YYYY-MM-DD` or `YYYY-MM` (day 1; month and day may have one digit), or `YYYYMMDD`; a
+            time of day and a zone after the first do not count: the date is that of the clock that
+            wrote it.
         form: a `strptime` format that the trimmed text has instead, or a key of `SERIALS`.
         near: a year; a two-digit year of `form` takes the century that brings it nearest to it.
     """
@@ -65,9 +80,15 @@ def parse_day(text: str | None, form: str | None = None, near: int | None = None
 
 
 def suggest_forms(texts: Sequence[str]) -> list[str]:
-    """The forms of `parse_day`, most likely first, that read most of some texts and no fewer than any other form does; [] where none reads half."""
+    """The forms of `parse_day`, most likely first, that read most of some texts and no fewer than
+    any other form does; [] where none reads half.
+    """
     plain = [text.strip() for text in texts]
-    if sum(SERIAL.fullmatch(text) is not None and text[0] != "0" and float(text) < 73051 for text in plain) * 2 > len(plain):  # to 2099
+    # to 2099
+    if sum(
+        SERIAL.fullmatch(text) is not None and text[0] != "0" and float(text) < 73051
+        for text in plain
+    ) * 2 > len(plain):
         return list(SERIALS)
     counts = Counter(
         form
@@ -92,8 +113,17 @@ def _list_forms(text: str) -> Iterator[str]:
             continue
         marks = {"d": "%d", "m": "%m", "y": "%Y" if len(words["y"]) == 4 else "%y"}
         for month in ("%m",) if words["m"].isdigit() else ("%b", "%B"):
-            stem = gap.join((marks | {"m": month})[key] for key in order[:2]) + second + (marks | {"m": month})[order[2]]
-            yield from (f"{stem}{clock}{zone}" for clock in TIMES for zone in (ZONES if clock else ZONES[:1]) if bool(rest) == bool(clock))
+            stem = (
+                gap.join((marks | {"m": month})[key] for key in order[:2])
+                + second
+                + (marks | {"m": month})[order[2]]
+            )
+            yield from (
+                f"{stem}{clock}{zone}"
+                for clock in TIMES
+                for zone in (ZONES if clock else ZONES[:1])
+                if bool(rest) == bool(clock)
+            )
 
 
 def parse_days(texts: pl.Series, form: str | None = None) -> pl.Series:
@@ -101,7 +131,9 @@ def parse_days(texts: pl.Series, form: str | None = None) -> pl.Series:
 
     Raises ValueError: for a column of another type: numbers are not read as dates.
     """
-    if texts.dtype not in (pl.String, pl.Date, pl.Null) and not isinstance(texts.dtype, pl.Categorical):
+    if texts.dtype not in (pl.String, pl.Date, pl.Null) and not isinstance(
+        texts.dtype, pl.Categorical
+    ):
         raise ValueError(f"column {texts.name!r} is {texts.dtype}, expected text or dates")
     if texts.dtype == pl.Date:
         return texts.to_physical()
@@ -112,7 +144,10 @@ def parse_days(texts: pl.Series, form: str | None = None) -> pl.Series:
 
 def read_minutes(text: pl.Expr) -> pl.Expr:
     """The minute of the day of ISO texts with a time, Int16; 0 without one."""
-    hour, minute = (text.str.extract(r"^[0-9-]+[T ] ?([0-9]{2}):([0-9]{2})", group).cast(pl.Int16).fill_null(0) for group in (1, 2))
+    hour, minute = (
+        text.str.extract(r"^[0-9-]+[T ] ?([0-9]{2}):([0-9]{2})", group).cast(pl.Int16).fill_null(0)
+        for group in (1, 2)
+    )
     return hour.clip(0, 23) * 60 + minute.clip(0, 59)
 
 
@@ -127,7 +162,9 @@ def get_year(day: int) -> int:
 
 
 def find_birthday(birth: int, years: int) -> int:
-    """The day on which a subject born on day `birth` has completed `years` years; 1 March in common years for 29 February."""
+    """The day on which a subject born on day `birth` has completed `years` years; 1 March in common
+    years for 29 February.
+    """
     born = date.fromordinal(birth + EPOCH)
     if born.year + years > date.max.year:
         return LATEST
@@ -143,7 +180,9 @@ def to_calendar_months(of: NDArray[np.integer]) -> NDArray[np.int64]:
 
 
 def to_age_months(since_birth: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Days since birth / 30, rounded half to even: 105 -> 4, 135 -> 4, 136 -> 5. Halves are exact in binary."""
+    """Days since birth / 30, rounded half to even: 105 -> 4, 135 -> 4, 136 -> 5. Halves are exact
+    in binary.
+    """
     return np.rint(since_birth / AGE_MONTH).astype(np.int64)
 
 

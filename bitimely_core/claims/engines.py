@@ -1,4 +1,6 @@
-"""Where the work on shards of claims runs: in this process, or as tasks on the executors of a Spark cluster. Both run the same polars code."""
+"""Where the work on shards of claims runs: in this process, or as tasks on the executors of a Spark
+cluster. Both run the same polars code.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,18 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 ENGINES = ("polars", "spark")
-SPARK_DEFAULTS = {"spark.master": "local[*]", "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+SPARK_DEFAULTS = {
+    "spark.master": "local[*]",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
 
 
 def open_spark() -> Any:
     """The `SparkContext` of this process.
 
-    Where there is none, one is started: on the master that `spark-submit` or Spark's settings name, else in this machine. It stays open,
+    Where there is none, one is started: on the master that `spark-submit` or Spark's settings name,
+    else in this machine. It stays open,
     because a start takes most of a minute. Raises UserError: missing_extra (exit 2).
     """
     try:
@@ -37,7 +44,8 @@ def open_spark() -> Any:
             code=Reason.MISSING_EXTRA,
         ) from None
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # the executors would take any python3
-    pyspark.SparkContext._ensure_initialized()  # before it SparkConf lacks the settings of spark-submit
+    # before it SparkConf lacks the settings of spark-submit
+    pyspark.SparkContext._ensure_initialized()
     settings = pyspark.SparkConf()
     for name, value in SPARK_DEFAULTS.items():
         settings.setIfMissing(name, value)
@@ -47,9 +55,11 @@ def open_spark() -> Any:
 
 
 def run_tasks(task: Callable[[S], T], inputs: Sequence[S], stop: StopFlag | None = None) -> list[T]:
-    """The results of `task` for some inputs, in their order. Each is a Spark task of its own on an executor.
+    """The results of `task` for some inputs, in their order. Each is a Spark task of its own on an
+    executor.
 
-    Raises UserError: of a task; interrupted; resource_limit (exit 6) when the cluster gives a task up; missing_extra.
+    Raises UserError: of a task; interrupted; resource_limit (exit 6) when the cluster gives a task
+    up; missing_extra.
     """
     if not inputs:
         return []
@@ -76,13 +86,24 @@ def run_tasks(task: Callable[[S], T], inputs: Sequence[S], stop: StopFlag | None
 
 
 def _get_results(collect: Callable[[], list[Any]]) -> list[Any]:
-    """The results of a finished job. Raises UserError: resource_limit where Spark has given it up."""
+    """The results of a finished job. Raises UserError: resource_limit where Spark has given it
+    up.
+    """
     try:
         return collect()
     except Exception as error:  # of Java too, whose classes are not known here
         raise_system_error(error)
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-        cause = next((line for line in reversed(lines) if "Error" in line and not line.startswith(("at ", "File "))), lines[0])
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
+            type(error).__name__
+        ]
+        cause = next(
+            (
+                line
+                for line in reversed(lines)
+                if "Error" in line and not line.startswith(("at ", "File "))
+            ),
+            lines[0],
+        )
         raise UserError(
             Reason.RESOURCE_LIMIT,
             f"Spark has given up a task ({safe_text(cause, 200)})",

@@ -1,7 +1,9 @@
-"""Times to event from onsets, ends of observation and deaths: one more form of the labels, for time at risk (docs/survival.md).
+"""Times to event from onsets, ends of observation and deaths: one more form of the labels, for time
+at risk (docs/survival.md).
 
-Day 1 is the first at risk. A subject without event is censored at the end of its last day, half a day behind an event on it, so that it counts as
-without the event on that day. Events: 1 the onset, 2 death before it, 0 neither.
+Day 1 is the first at risk. A subject without event is censored at the end of its last day, half a
+day behind an event on it, so that it counts as without the event on that day. Events: 1 the onset,
+2 death before it, 0 neither.
 """
 
 from __future__ import annotations
@@ -21,44 +23,84 @@ def parse_horizons(value: object) -> tuple[int, ...] | None:
         return None
     parts = [
         str(part).strip()
-        for part in (value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value])
+        for part in (
+            value.split(",")
+            if isinstance(value, str)
+            else value
+            if isinstance(value, list | tuple)
+            else [value]
+        )
     ]
     found = tuple(sorted({int(part) for part in parts if part.isdecimal()}))
     if len(found) != len(parts) or not found or found[0] < 1:
-        raise ValueError(f"horizons of time to event are different numbers of days, as 365,730; found {value!r}")
+        raise ValueError(
+            f"horizons of time to event are different numbers of days, as 365,730; found {value!r}"
+        )
     return found
 
 
 def add_event_times(
-    cohort: pl.DataFrame, known: pl.DataFrame, names: Sequence[str], landmark: Landmark, data_end: int | None
+    cohort: pl.DataFrame,
+    known: pl.DataFrame,
+    names: Sequence[str],
+    landmark: Landmark,
+    data_end: int | None,
 ) -> pl.DataFrame:
-    """`cohort` with `time_<name>` (Float32 days) and `event_<name>` (Int8) for each of `names`; null without time at risk, or where the label is
-    not known or begins before it.
+    """`cohort` with `time_<name>` (Float32 days) and `event_<name>` (Int8) for each of `names`;
+    null without time at risk, or where the label is not known or begins before it.
 
-    `cohort`: with index_day, obs_end, onset_<name> and perhaps death_day; `known`: its labels y_<name> before the landmark. The time at risk is
-    that of the labels at the landmark: the horizon behind the gap, cut at the end of observation (`data_end` where it is not known).
+    `cohort`: with index_day, obs_end, onset_<name> and perhaps death_day; `known`: its labels
+    y_<name> before the landmark. The time at risk is
+    that of the labels at the landmark: the horizon behind the gap, cut at the end of observation
+    (`data_end` where it is not known).
     """
     low = pl.col("index_day") + landmark.gap_days
-    death = pl.col("death_day").cast(pl.Int64) if "death_day" in cohort.columns else pl.lit(None, pl.Int64)
-    end = pl.min_horizontal(low + landmark.horizon_days, pl.col("obs_end").fill_null(pl.lit(data_end, pl.Int32)), death)
+    death = (
+        pl.col("death_day").cast(pl.Int64)
+        if "death_day" in cohort.columns
+        else pl.lit(None, pl.Int64)
+    )
+    end = pl.min_horizontal(
+        low + landmark.horizon_days, pl.col("obs_end").fill_null(pl.lit(data_end, pl.Int32)), death
+    )
     out = []
     for name in names:
         onset = pl.col(f"onset_{name}")
-        known_time = ~(pl.Series(known[f"y_{name}"].is_null()) | (end <= low) | (onset <= low).fill_null(value=False))
-        out += _make_columns(name, low, end, onset, death, known_time & pl.col("index_day").is_not_null())
+        known_time = ~(
+            pl.Series(known[f"y_{name}"].is_null())
+            | (end <= low)
+            | (onset <= low).fill_null(value=False)
+        )
+        out += _make_columns(
+            name, low, end, onset, death, known_time & pl.col("index_day").is_not_null()
+        )
     return cohort.with_columns(out)
 
 
 def add_record_times(subjects: pl.DataFrame, record: pl.DataFrame, name: str) -> pl.DataFrame:
-    """`subjects` with the same columns of the outcome `name` of a cohort record (`cohorts.select_subjects`, in the same order); null for others."""
+    """`subjects` with the same columns of the outcome `name` of a cohort record
+    (`cohorts.select_subjects`, in the same order); null for others.
+    """
     low, end, member = pl.col("risk_start") - 1, pl.col("risk_end"), pl.col("left_out").is_null()
-    return subjects.with_columns(record.select(_make_columns(name, low, end, pl.col("outcome_day"), pl.col("death_day"), member)))
+    return subjects.with_columns(
+        record.select(
+            _make_columns(name, low, end, pl.col("outcome_day"), pl.col("death_day"), member)
+        )
+    )
 
 
-def _make_columns(name: str, low: pl.Expr, end: pl.Expr, onset: pl.Expr, death: pl.Expr, known: pl.Expr) -> list[pl.Expr]:
+def _make_columns(
+    name: str, low: pl.Expr, end: pl.Expr, onset: pl.Expr, death: pl.Expr, known: pl.Expr
+) -> list[pl.Expr]:
     """Time and event from the days: at risk are those behind `low` up to `end`."""
     dies, has_event = (death <= end).fill_null(value=False), (onset <= end).fill_null(value=False)
-    time = pl.when(has_event).then(onset - low).when(dies).then(death - low).otherwise(end - low + END_OF_DAY)
+    time = (
+        pl.when(has_event)
+        .then(onset - low)
+        .when(dies)
+        .then(death - low)
+        .otherwise(end - low + END_OF_DAY)
+    )
     event = pl.when(has_event).then(1).when(dies).then(2).otherwise(0)
     return [
         pl.when(known).then(time).cast(pl.Float32).alias(f"time_{name}"),

@@ -1,4 +1,6 @@
-"""The report of an ingest of claims: one unit per table, every row accounted for, and findings on all tables."""
+"""The report of an ingest of claims: one unit per table, every row accounted for, and findings on
+all tables.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from bitimely_core.claims.clean import RowAccount
 from bitimely_core.claims.job import ClaimsJob, CleaningFindings
 from bitimely_core.claims.label_rules import SOURCES
 from bitimely_core.errors import Finding, Level, Reason, input_warning, safe_text
-from bitimely_core.schemas.ingest import CachedUnit, FindingRecord, IngestPart, IngestReport, TableReport
+from bitimely_core.schemas.ingest import (
+    CachedUnit,
+    FindingRecord,
+    IngestPart,
+    IngestReport,
+    TableReport,
+)
 from bitimely_core.types import IngestUnit, SourceRows
 
 Report = TypeVar("Report", IngestReport, IngestPart)
@@ -46,19 +54,32 @@ def write_ingest_report(job: ClaimsJob, found: CleaningFindings, content: str) -
         if account is not None:
             dropped, quarantined = account.split()
             findings[table.file] += _list_reasons(table, account, dropped)
-            dropped, quarantined = Counter(table.dropped) + Counter(dropped), Counter(table.quarantined) + Counter(quarantined)
+            dropped, quarantined = (
+                Counter(table.dropped) + Counter(dropped),
+                Counter(table.quarantined) + Counter(quarantined),
+            )
             table = replace(table, dropped=dict(dropped), quarantined=dict(quarantined))
         run.rows.append(ingest_report.report_rows(table))
         digest = content if account is not None else run.hashes.get(table.file, content)
         add_unit(run, table.file, findings[table.file], digest)
 
 
-def _list_reasons(table: SourceRows, account: RowAccount, dropped: Mapping[str, int]) -> Iterator[Finding]:
+def _list_reasons(
+    table: SourceRows, account: RowAccount, dropped: Mapping[str, int]
+) -> Iterator[Finding]:
     for reason, n in sorted(account.reasons.items()):
         if n:
             level: Level = "warning" if str(reason) in dropped else "error"
             examples, wanted = tuple(account.examples.get(reason, ())), REQUIREMENTS.get(reason, "")
-            yield Finding(reason, f"{n} {table.kind}", wanted, level=level, file=table.file, count=n, examples=examples)
+            yield Finding(
+                reason,
+                f"{n} {table.kind}",
+                wanted,
+                level=level,
+                file=table.file,
+                count=n,
+                examples=examples,
+            )
 
 
 def _find_unmet_rules(job: ClaimsJob, findings: CleaningFindings) -> Iterator[Finding]:
@@ -75,15 +96,21 @@ def _find_unmet_rules(job: ClaimsJob, findings: CleaningFindings) -> Iterator[Fi
 def add_unit(run: IngestRun, file: str, reasons: list[Finding], content: str | None) -> None:
     """Enter a table into the report."""
     one = IngestUnit(name=file, files=(file,), read=None)
-    run.entries[file] = CachedUnit(key=None, sources={}, report=ingest_report.report_unit(one, reasons, content=content))
+    run.entries[file] = CachedUnit(
+        key=None, sources={}, report=ingest_report.report_unit(one, reasons, content=content)
+    )
 
 
 def round_report(found: Report) -> Report:
-    """An ingest report, or that of a part, as it is printed: counts of rows rounded up, without tables of subjects and examples of few rows.
+    """An ingest report, or that of a part, as it is printed: counts of rows rounded up, without
+    tables of subjects and examples of few rows.
 
     Totals are sums of rounded counts, so that seen = used + dropped + quarantined still.
     """
-    units = [unit.model_copy(update={"reasons": list(map(round_reason, unit.reasons))}) for unit in found.units]
+    units = [
+        unit.model_copy(update={"reasons": list(map(round_reason, unit.reasons))})
+        for unit in found.units
+    ]
     return found.model_copy(
         update={
             "rows": [_round_table(table) for table in found.rows if table.kind != SUBJECTS],
@@ -97,7 +124,10 @@ def round_report(found: Report) -> Report:
 def round_reason(reason: FindingRecord) -> FindingRecord:
     """A finding without exact counts of rows and subjects."""
     examples: list[str] = [] if privacy.is_small(reason.count) else reason.examples
-    rounded = {"message": privacy.round_message(reason.message), "count": privacy.round_rows(reason.count)}
+    rounded = {
+        "message": privacy.round_message(reason.message),
+        "count": privacy.round_rows(reason.count),
+    }
     return reason.model_copy(update={**rounded, "examples": examples})
 
 
@@ -106,7 +136,26 @@ def _round_counts(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _round_table(table: TableReport) -> TableReport:
-    dropped, quarantined, warned = map(_round_counts, (table.dropped_by_reason, table.quarantined_by_reason, table.warned_by_reason))
-    used, lost, faulty = privacy.round_rows(table.used), sum(dropped.values()), sum(quarantined.values())
-    by_reason = {"dropped_by_reason": dropped, "quarantined_by_reason": quarantined, "warned_by_reason": warned}
-    return table.model_copy(update={**by_reason, "used": used, "dropped": lost, "quarantined": faulty, "seen": used + lost + faulty})
+    dropped, quarantined, warned = map(
+        _round_counts,
+        (table.dropped_by_reason, table.quarantined_by_reason, table.warned_by_reason),
+    )
+    used, lost, faulty = (
+        privacy.round_rows(table.used),
+        sum(dropped.values()),
+        sum(quarantined.values()),
+    )
+    by_reason = {
+        "dropped_by_reason": dropped,
+        "quarantined_by_reason": quarantined,
+        "warned_by_reason": warned,
+    }
+    return table.model_copy(
+        update={
+            **by_reason,
+            "used": used,
+            "dropped": lost,
+            "quarantined": faulty,
+            "seen": used + lost + faulty,
+        }
+    )

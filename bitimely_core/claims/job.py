@@ -1,4 +1,6 @@
-"""The configuration of an ingest of claims, checked before any row is read, and what its first pass has found so far."""
+"""The configuration of an ingest of claims, checked before any row is read, and what its first pass
+has found so far.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ from bitimely_core.claims.sources import ClaimsSource
 
 FILE_SHIFT = 40  # bits of a line number; those above number the file
 SPAN_DAYS = 1 << 19  # days, before and after 1970, are fewer than half of it
-SUBJECT_DATES = {"birth": "birth_day", "obs_start": "obs_start", "obs_end": "obs_end", "death": "death_day"}
+SUBJECT_DATES = {
+    "birth": "birth_day",
+    "obs_start": "obs_start",
+    "obs_end": "obs_end",
+    "death": "death_day",
+}
 DAY_COLUMNS = (*SUBJECT_DATES.values(), "index_day")
 
 
@@ -45,12 +52,16 @@ class ClaimsJob:
 
     @property
     def ruled(self) -> bool:
-        """Whether the rules make the labels; else the columns of the source do, and rules are only compared with them."""
+        """Whether the rules make the labels; else the columns of the source do, and rules are only
+        compared with them.
+        """
         return not self.flags or bool(self.options.rules)
 
     @property
     def names(self) -> list[str]:
-        """The labels: of the rules, and the columns; a column that shares the name of a rule is called `<name>_source`."""
+        """The labels: of the rules, and the columns; a column that shares the name of a rule is
+        called `<name>_source`.
+        """
         own = [rule.name for rule in self.rules] if self.ruled else []
         return [*own, *(f"{flag}_source" if flag in own else flag for flag in self.flags)]
 
@@ -95,7 +106,9 @@ class CleaningFindings(BaseModel):
 
 
 def clear_folder(folder: Path, *stems: str) -> None:
-    """Remove the files of a folder but for those whose names begin with one of some stems, and the folder when it is empty."""
+    """Remove the files of a folder but for those whose names begin with one of some stems, and the
+    folder when it is empty.
+    """
     if folder.is_dir():
         for path in folder.iterdir():
             if not path.name.startswith(stems):

@@ -31,30 +31,54 @@ PAPER_CODES = 52  # 47 PheCodes of PopHR and 5 special ids
 
 
 def split_choices(options: Choices, choices: Choices | None) -> tuple[Choices, Choices | None]:
-    """Options of the cache and choices of the sequences that are made with it; a split file has the ids of the source: an option."""
+    """Options of the cache and choices of the sequences that are made with it; a split file has the
+    ids of the source: an option.
+    """
     if choices is None:
         return options, None
     shared: Choices = {name: choices[name] for name in ("engine", "split_file") if name in choices}
-    return {**options, **shared}, {name: value for name, value in choices.items() if name != "split_file"}
+    return {**options, **shared}, {
+        name: value for name, value in choices.items() if name != "split_file"
+    }
 
 
 def check_arguments(choices: Choices, arguments: Choices, folder: Path) -> None:
-    """Refuse choices of sequences, and options of the ingest that they follow, which cannot be together. Raises UserError (exit 2)."""
+    """Refuse choices of sequences, and options of the ingest that they follow, which cannot be
+    together. Raises UserError (exit 2).
+    """
     names = {"split_file", "seed", "small_counts", "individual_timelines", "cohort"}
-    preset, chosen = sequence_plan.parse_choices(**{name: value for name, value in choices.items() if name not in names})
+    preset, chosen = sequence_plan.parse_choices(
+        **{name: value for name, value in choices.items() if name not in names}
+    )
     if cohort := choices.get("cohort"):
-        sequence_plan.check_cohort(load_cohort(cohort), chosen, dated=bool(arguments.get("keep_dates")))
-    sequence_plan.check_choices(preset, chosen, dated=bool(arguments.get("keep_dates")), ignored=bool(arguments.get("keep_ignored")))
+        sequence_plan.check_cohort(
+            load_cohort(cohort), chosen, dated=bool(arguments.get("keep_dates"))
+        )
+    sequence_plan.check_choices(
+        preset,
+        chosen,
+        dated=bool(arguments.get("keep_dates")),
+        ignored=bool(arguments.get("keep_ignored")),
+    )
     if keep_ids := arguments.get("keep_ids"):
         subjects.refuse_inside_workspace(Path(keep_ids), folder.parent.parent)
         if (arguments.get("shard") or (1, 1))[1] > 1:
-            raise usage_error("--keep-ids with --shard", "raw ids are in several processes", "Ingest without --shard")
+            raise usage_error(
+                "--keep-ids with --shard",
+                "raw ids are in several processes",
+                "Ingest without --shard",
+            )
 
 
 def _find_base(out: Path, dataset: str, choices: Choices) -> Path:
-    """The sequences whose codes those of a task use. Raises UserError (config, exit 2) for other choices or no name."""
+    """The sequences whose codes those of a task use. Raises UserError (config, exit 2) for other
+    choices or no name.
+    """
     base = out.with_name(dataset)
-    problem = next((f"--{key.replace('_', '-')}" for key in choices if key not in {"task", "ids"}), "" if out != base else "no --name")
+    problem = next(
+        (f"--{key.replace('_', '-')}" for key in choices if key not in {"task", "ids"}),
+        "" if out != base else "no --name",
+    )
     if problem:
         expected = f"expected only --name: the choices are those of {base.name}"
         raise usage_error(problem, expected, "Give --task with another --name", field="--task")
@@ -62,13 +86,20 @@ def _find_base(out: Path, dataset: str, choices: Choices) -> Path:
 
 
 def plan_sequences(cache: Path, out: Path, view: str = "", **choices: Any) -> Choices:
-    """What `write_sequences` would make: subjects, or with `task` prediction times. Raises UserError: as that."""
+    """What `write_sequences` would make: subjects, or with `task` prediction times. Raises
+    UserError: as that.
+    """
     opened = open_cache(cache, verify=False)
     if "task" in choices:
         base = _find_base(out, opened.dataset, choices)
-        return {"folder": str(out), "base": str(base), "rows": tasks.read_task_labels(choices["task"]).height}
+        return {
+            "folder": str(out),
+            "base": str(base),
+            "rows": tasks.read_task_labels(choices["task"]).height,
+        }
     plan = sequence_plan.resolve_plan(opened, **choices)
-    n = opened.cohort().height if plan.small_counts else None  # beside the number of sequences it would show how few have none
+    # beside the number of sequences it would show how few have none
+    n = opened.cohort().height if plan.small_counts else None
     return {"folder": str(out), "options": plan.options, "subjects": n}
 
 
@@ -84,21 +115,27 @@ def write_sequences(
 ) -> None:
     """Sequences of a cache of events, with the choices of `sequence_plan.resolve_plan`.
 
-    With `task`, a folder of MEDS labels (and `ids`): up to its prediction times, of the codes of the sequences called as the data set.
+    With `task`, a folder of MEDS labels (and `ids`): up to its prediction times, of the codes of
+    the sequences called as the data set.
 
-    Raises UserError: as `resolve_plan`, `tokenize.write_sequences` and `tasks.write_task_sequences`.
+    Raises UserError: as `resolve_plan`, `tokenize.write_sequences` and
+    `tasks.write_task_sequences`.
     """
     opened = open_cache(cache, verify=False) if isinstance(cache, str | Path) else cache
     if "task" in choices:
         base = open_sequences(_find_base(out, opened.dataset, choices), verify)
-        tasks.write_task_sequences(opened, base, out=out, verify=verify, force_new=force_new, progress=progress, **choices)
+        tasks.write_task_sequences(
+            opened, base, out=out, verify=verify, force_new=force_new, progress=progress, **choices
+        )
     else:
         plan = sequence_plan.resolve_plan(opened, **choices)
         tokenize.write_sequences(plan, out, verify=verify, force_new=force_new, progress=progress)
 
 
 def write_extras(cache: Path, folder: Path) -> Path | None:
-    """The page of sequences, and where dates are true an export as MEDS; neither of those of a task."""
+    """The page of sequences, and where dates are true an export as MEDS; neither of those of a
+    task.
+    """
     if SequenceManifest.read(folder).base:
         return None
     path: Path = importlib.import_module(PAGE).write_claims_page(folder)
@@ -109,18 +146,34 @@ def write_extras(cache: Path, folder: Path) -> Path | None:
 
 
 def summarize_sequences(folder: Path) -> Choices:
-    """Counts, notices, findings, audit and shortcut baselines of the sequences in `folder`, which may not fit into memory; None: withheld."""
-    manifest, audit, shown = SequenceManifest.read(folder), count_splits(folder), open_disclosure(folder)
+    """Counts, notices, findings, audit and shortcut baselines of the sequences in `folder`, which
+    may not fit into memory; None: withheld.
+    """
+    manifest, audit, shown = (
+        SequenceManifest.read(folder),
+        count_splits(folder),
+        open_disclosure(folder),
+    )
     statistics = None if manifest.base else SequenceStatistics.load(folder / "statistics.json")
     windows = shown.get(sum(split["windows"] for split in audit.values()), "out", ALL)
     for part, found in audit.items():
         found |= {kind: shown.get(found[kind], "out", part) for kind in ("windows", "subjects")}
-        found["classes"] = {label: shown.get(n, label, "after", part, "cases") for label, n in found["classes"].items()}
-    findings = [(finding if shown.exact else round_reason(finding)).model_dump() for finding in manifest.findings]
+        found["classes"] = {
+            label: shown.get(n, label, "after", part, "cases")
+            for label, n in found["classes"].items()
+        }
+    findings = [
+        (finding if shown.exact else round_reason(finding)).model_dump()
+        for finding in manifest.findings
+    ]
     if statistics and not shown.exact:
         made = tokenize.list_findings(statistics, _read_choices(manifest), shown)
-        files = [finding.file for finding in manifest.findings] + [None] * len(made)  # those of the build are stored in the same order
-        findings = [replace(finding, file=file).as_dict() for finding, file in zip(made, files, strict=False)]
+        # those of the build are stored in the same order
+        files = [finding.file for finding in manifest.findings] + [None] * len(made)
+        findings = [
+            replace(finding, file=file).as_dict()
+            for finding, file in zip(made, files, strict=False)
+        ]
     return {
         "windows": windows,
         "events": manifest.events,
@@ -135,20 +188,33 @@ def summarize_sequences(folder: Path) -> Choices:
         "audit": audit,
         "honesty": shortcut_table(statistics, shown) if statistics else [],
         **({"selected": statistics.selected} if statistics else {}),
-        **({"cohort": [row._asdict() for row in flow_table(statistics, shown)]} if statistics and statistics.cohort else {}),
+        **(
+            {"cohort": [row._asdict() for row in flow_table(statistics, shown)]}
+            if statistics and statistics.cohort
+            else {}
+        ),
     }
 
 
 def _read_choices(manifest: SequenceManifest) -> SequenceChoices:
     """The choices of a token set that its findings depend on."""
     options, more = manifest.options, manifest.options.model_extra or {}
-    incident = options.cohort is not None and CohortRules.model_validate(options.cohort).outcome.kind == "incident"
+    incident = (
+        options.cohort is not None
+        and CohortRules.model_validate(options.cohort).outcome.kind == "incident"
+    )
     given = {name: more[name] for name in ("min_codes", "min_codes_unit") if name in more}
-    return SequenceChoices(leakage=options.leakage, landmark=Landmark() if options.landmark or incident else None, **given)
+    return SequenceChoices(
+        leakage=options.leakage,
+        landmark=Landmark() if options.landmark or incident else None,
+        **given,
+    )
 
 
 def protect_report(found: Choices) -> Choices:
-    """An ingest report as it is printed: rounded, unless its sequences are built with `small_counts`."""
+    """An ingest report as it is printed: rounded, unless its sequences are built with
+    `small_counts`.
+    """
     if "rows" not in found or (found.get("tokens") or {}).get("small_counts") == "shown":
         return found
     path = Path("ingest_report.json")
@@ -159,16 +225,23 @@ def protect_report(found: Choices) -> Choices:
 
 def describe_sequences(summary: Choices) -> tuple[str, str]:
     """Number and place of new sequences, and the next verb."""
-    text = (
-        f"{format_count(summary['windows'])} sequences, {summary['events']:,} events of {summary['codes']} PheCodes in {summary['folder']}"
-    )
+    text = f"{format_count(summary['windows'])} sequences, {summary['events']:,} events of {summary['codes']} PheCodes in {summary['folder']}"
     return text, "pretrain --preset 3m" if "selected" in summary else "finetune RUN"
 
 
-def estimate_sequences(facts: DatasetFacts, view: str, cache: Cache | None, window: int | None, rate: float | None) -> Choices:
-    """Subjects (None: unknown), length and vocabulary of the sequences of a cache, else of the paper."""
+def estimate_sequences(
+    facts: DatasetFacts, view: str, cache: Cache | None, window: int | None, rate: float | None
+) -> Choices:
+    """Subjects (None: unknown), length and vocabulary of the sequences of a cache, else of the
+    paper.
+    """
     subjects = cache.events_manifest.funnel.subjects if cache else None
-    return {"windows": subjects or facts.paper.get("subjects"), "channels": 1, "length": MAX_EVENTS, "codes": PAPER_CODES}
+    return {
+        "windows": subjects or facts.paper.get("subjects"),
+        "channels": 1,
+        "length": MAX_EVENTS,
+        "codes": PAPER_CODES,
+    }
 
 
 def recognize_source(source: Source) -> Choices:

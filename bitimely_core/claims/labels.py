@@ -1,7 +1,9 @@
-"""Onsets and labels of subjects by the rules; under a landmark, index days and the labels at them (sections 6, 7).
+"""Onsets and labels of subjects by the rules; under a landmark, index days and the labels at them
+(sections 6, 7).
 
-`cohort` is a frame with one row per subject; `subject` in the rows of claims is the number of that row. Labels are in the columns
-`y_<name>` (Int8: 1, 0, null) and `onset_<name>` (Int32 days, null: none).
+`cohort` is a frame with one row per subject; `subject` in the rows of claims is the number of that
+row. Labels are in the columns `y_<name>` (Int8: 1, 0, null) and `onset_<name>` (Int32 days, null:
+none).
 """
 
 from __future__ import annotations
@@ -15,7 +17,13 @@ from numpy.typing import NDArray
 
 from bitimely_core.claims import dates
 from bitimely_core.claims.codes import IcdCode
-from bitimely_core.claims.label_rules import SOURCES, LabelRule, RuleClause, find_completion_days, match_rules
+from bitimely_core.claims.label_rules import (
+    SOURCES,
+    LabelRule,
+    RuleClause,
+    find_completion_days,
+    match_rules,
+)
 
 RowValues = NDArray[np.integer]
 """A column of rows of claims."""
@@ -23,7 +31,9 @@ RowValues = NDArray[np.integer]
 
 @dataclass(frozen=True, kw_only=True)
 class Landmark:
-    """Index day: days after the subject's first valid row, or a calendar day. Labels cover `horizon_days` after a gap."""
+    """Index day: days after the subject's first valid row, or a calendar day. Labels cover
+    `horizon_days` after a gap.
+    """
 
     landmark_days: int | None = 1095
     day: int | None = None
@@ -32,17 +42,24 @@ class Landmark:
 
 
 def add_first_days(rows: pl.DataFrame, cohort: pl.DataFrame) -> pl.DataFrame:
-    """`cohort` with `first_day`, the day of the subject's first valid row, mapped or not; null without any."""
+    """`cohort` with `first_day`, the day of the subject's first valid row, mapped or not; null
+    without any.
+    """
     first = np.full(cohort.height, dates.LATEST + 1, np.int32)
     np.minimum.at(first, rows["subject"].to_numpy(), rows["day"].to_numpy())
-    return cohort.with_columns(first_day=pl.Series(first).set(pl.Series(first > dates.LATEST), None))
+    return cohort.with_columns(
+        first_day=pl.Series(first).set(pl.Series(first > dates.LATEST), None)
+    )
 
 
-def add_onsets(rows: pl.DataFrame, codes: Sequence[IcdCode], rules: Sequence[LabelRule], cohort: pl.DataFrame) -> pl.DataFrame:
-    """`cohort` (with `birth_day`) with the onset and the label of every rule, in the order of `rules`, from all valid rows.
+def add_onsets(
+    rows: pl.DataFrame, codes: Sequence[IcdCode], rules: Sequence[LabelRule], cohort: pl.DataFrame
+) -> pl.DataFrame:
+    """`cohort` (with `birth_day`) with the onset and the label of every rule, in the order of
+    `rules`, from all valid rows.
 
-    `rows`: subject, day, code (index into `codes`), source. Without a known birth, a rule with an age limit gives null label and onset
-    where it has an onset without the limit, else label 0.
+    `rows`: subject, day, code (index into `codes`), source. Without a known birth, a rule with an
+    age limit gives null label and onset where it has an onset without the limit, else label 0.
     """
     unknown = cohort["birth_day"].is_null()
     for rule, *columns in iter_rule_rows(rows, codes, rules, cohort):
@@ -54,7 +71,9 @@ def add_onsets(rows: pl.DataFrame, codes: Sequence[IcdCode], rules: Sequence[Lab
         doubtful = pl.Series(case) & unknown & (rule.min_age_years is not None)
         cohort = cohort.with_columns(
             pl.Series(f"y_{rule.name}", case, dtype=pl.Int8).set(doubtful, None),
-            pl.Series(f"onset_{rule.name}", onset, dtype=pl.Int32).set(pl.Series(~case) | doubtful, None),
+            pl.Series(f"onset_{rule.name}", onset, dtype=pl.Int32).set(
+                pl.Series(~case) | doubtful, None
+            ),
         )
     return cohort
 
@@ -62,9 +81,13 @@ def add_onsets(rows: pl.DataFrame, codes: Sequence[IcdCode], rules: Sequence[Lab
 def iter_rule_rows(
     rows: pl.DataFrame, codes: Sequence[IcdCode], rules: Sequence[LabelRule], cohort: pl.DataFrame
 ) -> Iterator[tuple[LabelRule, RowValues, RowValues, RowValues]]:
-    """Of each rule the subject, day and source of the rows with a code of it, at an age that it admits or that is not known."""
+    """Of each rule the subject, day and source of the rows with a code of it, at an age that it
+    admits or that is not known.
+    """
     marked, patterns = _select_marked_rows(rows, [match_rules(rules, code) for code in codes])
-    subject, day, source, pattern = (marked[name].to_numpy() for name in ("subject", "day", "source", "pattern"))
+    subject, day, source, pattern = (
+        marked[name].to_numpy() for name in ("subject", "day", "source", "pattern")
+    )
     unknown = cohort["birth_day"].is_null().to_numpy()
     for number, rule in enumerate(rules):
         matching = np.array([number in marks for marks in patterns], bool)[pattern]
@@ -89,8 +112,11 @@ def find_birthdays(births: pl.Series, years: int) -> NDArray[np.int64]:
     return np.array([dates.find_birthday(int(birth), years) for birth in known], np.int64)[place]
 
 
-def _select_marked_rows(rows: pl.DataFrame, marks: Sequence[tuple[int, ...]]) -> tuple[pl.DataFrame, list[tuple[int, ...]]]:
-    """The distinct subject, day, source, pattern of the rows with a marked code; `pattern` indexes the list of sets of marks.
+def _select_marked_rows(
+    rows: pl.DataFrame, marks: Sequence[tuple[int, ...]]
+) -> tuple[pl.DataFrame, list[tuple[int, ...]]]:
+    """The distinct subject, day, source, pattern of the rows with a marked code; `pattern` indexes
+    the list of sets of marks.
 
     `marks`: of each code its marks, empty for most.
     """
@@ -102,34 +128,53 @@ def _select_marked_rows(rows: pl.DataFrame, marks: Sequence[tuple[int, ...]]) ->
 
 
 def exclude_controls(
-    rows: pl.DataFrame, codes: Sequence[IcdCode], related: Mapping[str, frozenset[str]], cohort: pl.DataFrame
+    rows: pl.DataFrame,
+    codes: Sequence[IcdCode],
+    related: Mapping[str, frozenset[str]],
+    cohort: pl.DataFrame,
 ) -> pl.DataFrame:
     """`cohort` with label null instead of 0 for non-cases with a PheCode related to the label.
 
-    `rows`: subject, day, code (index into `codes`), source. `related`: label -> PheCodes that exclude controls
-    (`phecode_maps.related_phecodes`).
+    `rows`: subject, day, code (index into `codes`), source. `related`: label -> PheCodes that
+    exclude controls (`phecode_maps.related_phecodes`).
     """
     names = list(related)
-    marks = [tuple(i for i, name in enumerate(names) if not related[name].isdisjoint(code.phecodes)) for code in codes]
+    marks = [
+        tuple(i for i, name in enumerate(names) if not related[name].isdisjoint(code.phecodes))
+        for code in codes
+    ]
     marked, patterns = _select_marked_rows(rows, marks)
     for i, name in enumerate(names):
         has_mark = pl.Series([i in pattern for pattern in patterns], dtype=pl.Boolean)
         bears = marked["subject"].filter(has_mark.gather(marked["pattern"]))
-        control = pl.int_range(pl.len()).is_in(bears.cast(pl.Int64).implode()) & (pl.col(f"y_{name}") == 0)
+        control = pl.int_range(pl.len()).is_in(bears.cast(pl.Int64).implode()) & (
+            pl.col(f"y_{name}") == 0
+        )
         cohort = cohort.with_columns(pl.when(~control).then(f"y_{name}").alias(f"y_{name}"))
     return cohort
 
 
-def apply_landmark(cohort: pl.DataFrame, names: Sequence[str], landmark: Landmark | None, data_end: int | None = None) -> pl.DataFrame:
-    """`cohort` with `index_day` and the labels at it: the table of section 7. Without a landmark nothing changes.
+def apply_landmark(
+    cohort: pl.DataFrame,
+    names: Sequence[str],
+    landmark: Landmark | None,
+    data_end: int | None = None,
+) -> pl.DataFrame:
+    """`cohort` with `index_day` and the labels at it: the table of section 7. Without a landmark
+    nothing changes.
 
-    `cohort`: with first_day, obs_end, and y_ and onset_ of each of `names`; labels without onsets stay as they are. `data_end`: the last
-    valid day of the data set, used where the end of observation is unknown.
+    `cohort`: with first_day, obs_end, and y_ and onset_ of each of `names`; labels without onsets
+    stay as they are. `data_end`: the last valid day of the data set, used where the end of
+    observation is unknown.
     """
     if landmark is None:
         return cohort
     seen = pl.col("first_day").is_not_null()
-    index = pl.lit(landmark.day) if landmark.day is not None else pl.col("first_day").cast(pl.Int64) + landmark.landmark_days
+    index = (
+        pl.lit(landmark.day)
+        if landmark.day is not None
+        else pl.col("first_day").cast(pl.Int64) + landmark.landmark_days
+    )
     cohort = cohort.with_columns(index_day=pl.when(seen).then(index).cast(pl.Int64))
     low = pl.col("index_day") + landmark.gap_days
     high = low + landmark.horizon_days
@@ -148,8 +193,20 @@ def apply_landmark(cohort: pl.DataFrame, names: Sequence[str], landmark: Landmar
 
 
 def to_long_labels(cohort: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
-    """The labels in the form of the cache: subject_id, name, value Int8, onset_day Int32, one row per subject and label."""
+    """The labels in the form of the cache: subject_id, name, value Int8, onset_day Int32, one row
+    per subject and label.
+    """
     if not names:
-        return pl.DataFrame(schema={"subject_id": pl.Int64, "name": pl.String, "value": pl.Int8, "onset_day": pl.Int32})
-    parts = [cohort.select("subject_id", name=pl.lit(name), value=f"y_{name}", onset_day=f"onset_{name}") for name in names]
+        return pl.DataFrame(
+            schema={
+                "subject_id": pl.Int64,
+                "name": pl.String,
+                "value": pl.Int8,
+                "onset_day": pl.Int32,
+            }
+        )
+    parts = [
+        cohort.select("subject_id", name=pl.lit(name), value=f"y_{name}", onset_day=f"onset_{name}")
+        for name in names
+    ]
     return pl.concat(parts).sort("subject_id", "name", maintain_order=True)

@@ -1,7 +1,9 @@
-"""The first pass: rows are cleaned as they stream by and kept by shard as integers under pseudonyms, those of a small source in memory.
+"""The first pass: rows are cleaned as they stream by and kept by shard as integers under
+pseudonyms, those of a small source in memory.
 
-Those of a larger one are spilled to disk. After each spill file the counts so far are saved, so that a run continues where a killed one ended.
-Memory does not grow with the data. The parts of a job array have separate spill files; `join_parts` renumbers codes and files of all parts.
+Those of a larger one are spilled to disk. After each spill file the counts so far are saved, so
+that a run continues where a killed one ended. Memory does not grow with the data. The parts of a
+job array have separate spill files; `join_parts` renumbers codes and files of all parts.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from bitimely_core.claims.job import FILE_SHIFT, ClaimsJob, CleaningFindings
 from bitimely_core.claims.spill import PartNumbers, Stretch
 
 SPILL_ROWS = 1 << 20  # valid rows of a stretch
-HELD_BYTES = 320 << 20  # of the stretches that one process keeps in memory from one pass to the next: some ten million rows
+# of the stretches that one process keeps in memory from one pass to the next: some ten million rows
+HELD_BYTES = 320 << 20
 CACHED_SUBJECTS = 1 << 21  # subjects whose number is kept in memory: 24 bytes each
 
 
@@ -32,8 +35,12 @@ def findings_path(home: Path, stem: str, part: int) -> Path:
     return home / f"{stem}-{part}.json"
 
 
-def clean_source(job: ClaimsJob, part: int = 1, parts: int = 1, *, held: int = 0) -> tuple[CleaningFindings, list[Stretch]]:
-    """Clean all rows, or every `parts`-th block from the `part`-th on; more than `held` bytes are spilled. Continues from what is spilled."""
+def clean_source(
+    job: ClaimsJob, part: int = 1, parts: int = 1, *, held: int = 0
+) -> tuple[CleaningFindings, list[Stretch]]:
+    """Clean all rows, or every `parts`-th block from the `part`-th on; more than `held` bytes are
+    spilled. Continues from what is spilled.
+    """
     run, claims = job.run, job.claims
     notes = findings_path(job.home, job.stem, part)
     findings, stretches = load_part(job, part)
@@ -43,7 +50,8 @@ def clean_source(job: ClaimsJob, part: int = 1, parts: int = 1, *, held: int = 0
     findings.codes = job.book.codes
     findings.subjects = findings.subjects or [0] * job.shards
     life_dates, seen = _select_life_dates(claims.subjects, claims.labels), PseudonymCache()
-    blocks: list[tuple[list[pl.DataFrame], list[pl.DataFrame]]] = []  # of the stretch: rows and subjects by shard
+    # of the stretch: rows and subjects by shard
+    blocks: list[tuple[list[pl.DataFrame], list[pl.DataFrame]]] = []
     waiting = size = 0  # rows of the stretch; bytes of all stretches
 
     def keep() -> None:
@@ -75,13 +83,21 @@ def clean_source(job: ClaimsJob, part: int = 1, parts: int = 1, *, held: int = 0
             minutes=job.options.time_unit == "minute",
         )
         findings.accounts.setdefault(file, clean.RowAccount()).__iadd__(account)
-        for counts, column in ((findings.days, "day"), (findings.code_counts, "code"), (findings.sources, "source")):
+        for counts, column in (
+            (findings.days, "day"),
+            (findings.code_counts, "code"),
+            (findings.sources, "source"),
+        ):
             counts.update(count_integers(valid[column]))
         if valid.height:
             numbers, shards, fresh = pseudonymize(seen, valid["subject_id"], job, findings.subjects)
             row = pl.col("row") + (findings.files.index(file) << FILE_SHIFT)
-            rows = valid.drop("subject_id").with_columns(row, subject=pl.Series(numbers), shard=pl.Series(shards))
-            blocks.append((spill.partition_rows(rows, job.shards), spill.partition_rows(fresh, job.shards)))
+            rows = valid.drop("subject_id").with_columns(
+                row, subject=pl.Series(numbers), shard=pl.Series(shards)
+            )
+            blocks.append(
+                (spill.partition_rows(rows, job.shards), spill.partition_rows(fresh, job.shards))
+            )
             waiting += valid.height
         findings.blocks = number + 1
         if waiting >= SPILL_ROWS:
@@ -89,7 +105,11 @@ def clean_source(job: ClaimsJob, part: int = 1, parts: int = 1, *, held: int = 0
             if findings.stretches:
                 findings.save(notes)
         if run.progress is not None:
-            run.progress(f"clean {run.dataset.name}", sum(account.rows for account in findings.accounts.values()), None)
+            run.progress(
+                f"clean {run.dataset.name}",
+                sum(account.rows for account in findings.accounts.values()),
+                None,
+            )
     if blocks:
         keep()
     findings.done = True
@@ -101,24 +121,37 @@ def clean_source(job: ClaimsJob, part: int = 1, parts: int = 1, *, held: int = 0
 def load_part(job: ClaimsJob, part: int) -> tuple[CleaningFindings, list[Stretch]]:
     """The saved findings of a part, and its spill files."""
     findings = CleaningFindings.load(findings_path(job.home, job.stem, part))
-    return findings, [Stretch(*_name_spill_files(job, part, number)) for number in range(findings.stretches)]
+    return findings, [
+        Stretch(*_name_spill_files(job, part, number)) for number in range(findings.stretches)
+    ]
 
 
-def _select_life_dates(subjects: pl.DataFrame | None, labels: pl.DataFrame | None) -> pl.DataFrame | None:
-    """Days that decide which rows of a subject are valid: subject_id, birth_day, death_day, index_day, as far as known."""
+def _select_life_dates(
+    subjects: pl.DataFrame | None, labels: pl.DataFrame | None
+) -> pl.DataFrame | None:
+    """Days that decide which rows of a subject are valid: subject_id, birth_day, death_day,
+    index_day, as far as known.
+    """
     life_dates: pl.DataFrame | None = None
     if subjects is not None:
         birth, death = dates.parse_days(subjects["birth"]), dates.parse_days(subjects["death"])
         life_dates = subjects.select("subject_id", birth_day=birth, death_day=death)
     if labels is not None and "index_date" in labels.columns:
         ends = labels.select("subject_id", index_day=dates.parse_days(labels["index_date"]))
-        life_dates = ends if life_dates is None else life_dates.join(ends, on="subject_id", how="full", coalesce=True)
+        life_dates = (
+            ends
+            if life_dates is None
+            else life_dates.join(ends, on="subject_id", how="full", coalesce=True)
+        )
     return life_dates
 
 
 def _name_spill_files(job: ClaimsJob, part: int, number: int) -> tuple[Path, Path]:
     """Of the rows of a stretch, and of its subjects."""
-    return job.home / f"{job.stem}-{part}-rows-{number}.parquet", job.home / f"{job.stem}-{part}-people-{number}.parquet"
+    return (
+        job.home / f"{job.stem}-{part}-rows-{number}.parquet",
+        job.home / f"{job.stem}-{part}-people-{number}.parquet",
+    )
 
 
 def _spill_stretch(job: ClaimsJob, part: int, number: int, stretch: Stretch) -> Stretch:
@@ -134,14 +167,19 @@ def _spill_stretch(job: ClaimsJob, part: int, number: int, stretch: Stretch) -> 
 class PseudonymCache:
     """Subjects seen so far, sorted by `marks`; of two with equal marks only the first."""
 
-    marks: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))  # two hashes of the raw id, together 128 bits
+    # two hashes of the raw id, together 128 bits
+    marks: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))
     checks: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))
     numbers: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint32))  # in the shard
     shards: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
 
 
-def pseudonymize(seen: PseudonymCache, ids: pl.Series, job: ClaimsJob, counts: list[int]) -> tuple[np.ndarray, np.ndarray, pl.DataFrame]:
-    """Of rows with raw ids: number and shard of each; and `compute_digests` of ids not seen before, numbered by shard from `counts` on, which grows."""
+def pseudonymize(
+    seen: PseudonymCache, ids: pl.Series, job: ClaimsJob, counts: list[int]
+) -> tuple[np.ndarray, np.ndarray, pl.DataFrame]:
+    """Of rows with raw ids: number and shard of each; and `compute_digests` of ids not seen before,
+    numbered by shard from `counts` on, which grows.
+    """
     marks, checks = ids.hash().to_numpy(), ids.hash(seed=1).to_numpy()
     numbers, shards = np.zeros(len(ids), np.uint32), np.zeros(len(ids), np.int32)
     order = _sort_marks(marks)  # a search goes much faster in order
@@ -154,8 +192,14 @@ def pseudonymize(seen: PseudonymCache, ids: pl.Series, job: ClaimsJob, counts: l
     new = np.flatnonzero(~known)
     row, number = number_texts(ids.gather(new))
     fresh = compute_digests(ids.gather(new[row]).to_list(), job)
-    own = {"marks": marks[new[row]], "checks": checks[new[row]], "shards": fresh["shard"].to_numpy()}
-    in_block = fresh.select(pl.int_range(pl.len(), dtype=pl.UInt32).over("shard")).to_series().to_numpy()
+    own = {
+        "marks": marks[new[row]],
+        "checks": checks[new[row]],
+        "shards": fresh["shard"].to_numpy(),
+    }
+    in_block = (
+        fresh.select(pl.int_range(pl.len(), dtype=pl.UInt32).over("shard")).to_series().to_numpy()
+    )
     own["numbers"] = np.array(counts, np.uint32)[own["shards"]] + in_block
     counts[:] = (counts + np.bincount(own["shards"], minlength=len(counts))).tolist()
     numbers[new], shards[new] = own["numbers"][number], own["shards"][number]
@@ -167,7 +211,9 @@ def pseudonymize(seen: PseudonymCache, ids: pl.Series, job: ClaimsJob, counts: l
 
 
 def _sort_marks(marks: np.ndarray) -> np.ndarray:
-    """The order of numbers by their first bits, [n] int64: numpy sorts integers several times faster than it finds an order."""
+    """The order of numbers by their first bits, [n] int64: numpy sorts integers several times
+    faster than it finds an order.
+    """
     bits = np.uint64(max(len(marks), 1).bit_length())
     packed: NDArray[Any] = (marks >> bits << bits) + np.arange(len(marks), dtype=np.uint64)
     packed.sort()
@@ -178,9 +224,13 @@ def compute_digests(names: list[str], job: ClaimsJob) -> pl.DataFrame:
     """Of raw ids: digest (Binary: HMAC-SHA256 under the key), split_bin UInt16, shard Int32."""
     return pl.DataFrame(
         {
-            "digest": pl.Series([hmac.digest(job.key, name.encode(), "sha256") for name in names], dtype=pl.Binary),
+            "digest": pl.Series(
+                [hmac.digest(job.key, name.encode(), "sha256") for name in names], dtype=pl.Binary
+            ),
             "split_bin": splits.compute_bins(names, job.options.seed),
-            "shard": splits.assign_shards(names, job.shards) if job.shards > 1 else np.zeros(len(names), np.int32),
+            "shard": splits.assign_shards(names, job.shards)
+            if job.shards > 1
+            else np.zeros(len(names), np.int32),
         }
     )
 
@@ -190,7 +240,9 @@ def to_keys(digests: pl.Series) -> np.ndarray:
     return digests.bin.head(8).bin.reinterpret(dtype=pl.UInt64, endianness="big").to_numpy()
 
 
-def join_parts(cleaned: Sequence[tuple[CleaningFindings, list[Stretch]]]) -> tuple[CleaningFindings, list[Stretch]]:
+def join_parts(
+    cleaned: Sequence[tuple[CleaningFindings, list[Stretch]]],
+) -> tuple[CleaningFindings, list[Stretch]]:
     """The findings and stretches of all parts, with common numbers of codes and files."""
     total, spilled = CleaningFindings(done=True), []
     code_of: dict[IcdCode, int] = {}

@@ -1,6 +1,8 @@
-"""Published PheCode maps, read in their layouts and refused when a spreadsheet has damaged them (section 5).
+"""Published PheCode maps, read in their layouts and refused when a spreadsheet has damaged them
+(section 5).
 
-No map is shipped. Spreadsheets remove leading zeros, after which `1` is both 001 and 001.0: such a table is refused. Archives and installed
+No map is shipped. Spreadsheets remove leading zeros, after which `1` is both 001 and 001.0: such a
+table is refused. Archives and installed
 packages are read in place: nothing is extracted, nothing imported.
 """
 
@@ -35,9 +37,9 @@ from bitimely_core.system_errors import raise_system_error
 MAX_BYTES = 1 << 28  # bytes of a table when unpacked; the largest one in circulation has 30 MB
 BLOCK = 1 << 20  # bytes
 FULL_ROWS = 10_000  # ICD-9 rows from which on a 1.2 table must be complete
-STRAY_SHARE = (
-    1e-3  # of the ICD-9 codes of such a table: fewer in no form of ICD-9 are errors of its authors (PhecodeX has 51.692), not damage
-)
+# of the ICD-9 codes of such a table: fewer in no form of ICD-9 are errors of its authors
+# (PhecodeX has 51.692), not damage
+STRAY_SHARE = 1e-3
 TABLE_ENDINGS = (".csv", ".csv.gz", ".parquet")
 ARCHIVE_ENDINGS = (".zip", ".whl", ".tar.gz", ".tgz", ".tar")
 SEXES = {"male": 1, "female": 2}
@@ -45,20 +47,39 @@ REPAIRS = ("phecode-zeros",)
 PREFERRED_TABLE = "phecode12.csv"  # of an archive with several tables
 PACKAGE = "phetk"  # has all published maps
 PUBLISHED_MAPS = {  # name -> table of PheTK, and licence
-    "phecode12": ("phecode12.csv", "PheCode 1.2: cite phewascatalog.org; the package is under GPL-3.0"),
-    "phecodex": ("phecodeX.csv", "PhecodeX states no licence of its own; the package is under GPL-3.0"),
-    "phecodex-who": ("phecodeX_WHO.csv", "PhecodeX states no licence of its own; the package is under GPL-3.0"),
+    "phecode12": (
+        "phecode12.csv",
+        "PheCode 1.2: cite phewascatalog.org; the package is under GPL-3.0",
+    ),
+    "phecodex": (
+        "phecodeX.csv",
+        "PhecodeX states no licence of its own; the package is under GPL-3.0",
+    ),
+    "phecodex-who": (
+        "phecodeX_WHO.csv",
+        "PhecodeX states no licence of its own; the package is under GPL-3.0",
+    ),
 }
 DOWNLOAD_HINT = "Get the full PheCode 1.2 map with `pip download --no-deps phetk` and give the .whl file as --phecode-map"
 
 NUMERIC = re.compile(r"\d+(\.\d*)?", re.ASCII)
 PLAIN_KEY = re.compile(r"[A-Z0-9.]+", re.ASCII)
-VOCABULARIES = {"icd9": "icd9", "icd9cm": "icd9", "9": "icd9", "icd10": "icd10", "icd10who": "icd10", "icd10cm": "icd10cm", "10": "icd10cm"}
+VOCABULARIES = {
+    "icd9": "icd9",
+    "icd9cm": "icd9",
+    "9": "icd9",
+    "icd10": "icd10",
+    "icd10who": "icd10",
+    "icd10cm": "icd10cm",
+    "10": "icd10cm",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class MapLayout:
-    """Columns by which a published table is recognised, and those that are read; lower-case names."""
+    """Columns by which a published table is recognised, and those that are read; lower-case
+    names.
+    """
 
     name: str
     needs: frozenset[str]
@@ -73,19 +94,44 @@ class MapLayout:
 def _make_catalog_layout(column: str) -> MapLayout:
     needs = frozenset({column, f"{column} string", "phecode"})
     return MapLayout(
-        name=f"catalog-{column}", needs=needs, code=column, vocab=VOCABULARIES[column], title="phenotype", single=column == "icd9"
+        name=f"catalog-{column}",
+        needs=needs,
+        code=column,
+        vocab=VOCABULARIES[column],
+        title="phenotype",
+        single=column == "icd9",
     )
 
 
-_phetk = partial(MapLayout, code="icd", vocab_column="flag", title="phecode_string", category="phecode_category")
+_phetk = partial(
+    MapLayout, code="icd", vocab_column="flag", title="phecode_string", category="phecode_category"
+)
 
 LAYOUTS = (
     *(_make_catalog_layout(column) for column in ("icd9", "icd10", "icd10cm")),
     _phetk(name="phetk-1.2", needs=frozenset({"phecode", "icd", "flag", "phecode_unrolled"})),
     _phetk(name="phetk-x", needs=frozenset({"phecode", "icd", "flag", "code_val"})),
-    MapLayout(name="r", needs=frozenset({"vocabulary_id", "code", "phecode"}), code="code", vocab_column="vocabulary_id", single=True),
-    *(MapLayout(name="plain", needs=frozenset({name, "phecode"}), code=name, vocab=name, vocab_column="vocab") for name in VOCABULARIES),
-    *(MapLayout(name="plain", needs=frozenset({name, "phecode"}), code=name, vocab_column="vocab") for name in ("icd", "code")),
+    MapLayout(
+        name="r",
+        needs=frozenset({"vocabulary_id", "code", "phecode"}),
+        code="code",
+        vocab_column="vocabulary_id",
+        single=True,
+    ),
+    *(
+        MapLayout(
+            name="plain",
+            needs=frozenset({name, "phecode"}),
+            code=name,
+            vocab=name,
+            vocab_column="vocab",
+        )
+        for name in VOCABULARIES
+    ),
+    *(
+        MapLayout(name="plain", needs=frozenset({name, "phecode"}), code=name, vocab_column="vocab")
+        for name in ("icd", "code")
+    ),
 )
 
 
@@ -100,7 +146,8 @@ class MapSheet(NamedTuple):
     sha256: str
     columns: dict[str, list[str]]  # lower-case name -> cells
     numbers: frozenset[str]  # columns that were stored as numbers
-    fault: UserError | None = None  # of a malformed record: raised only if this is the table to read
+    # of a malformed record: raised only if this is the table to read
+    fault: UserError | None = None
 
 
 @dataclass
@@ -110,46 +157,80 @@ class PhecodeMap:
     tables: dict[str, dict[str, tuple[str, ...]]]
     names: dict[str, str] = field(default_factory=dict)  # PheCode -> phenotype
     categories: dict[str, str] = field(default_factory=dict)
-    exclusions: dict[str, tuple[str, ...]] = field(default_factory=dict)  # PheCode -> PheCodes and ranges `001-009.99`
-    sexes: dict[str, int] = field(default_factory=dict)  # PheCode of one sex alone -> 1 male, 2 female
+    # PheCode -> PheCodes and ranges `001-009.99`
+    exclusions: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    # PheCode of one sex alone -> 1 male, 2 female
+    sexes: dict[str, int] = field(default_factory=dict)
     facts: list[MapFacts] = field(default_factory=list)  # of each file, for the manifest
     findings: list[Finding] = field(default_factory=list)
 
     def frame(self) -> pl.DataFrame:
         """The long form: vocab, code, phecode (text)."""
-        rows = [(vocab, code, p) for vocab, table in self.tables.items() for code, found in sorted(table.items()) for p in found]
-        return pl.DataFrame(rows, schema={"vocab": pl.String, "code": pl.String, "phecode": pl.String}, orient="row")
+        rows = [
+            (vocab, code, p)
+            for vocab, table in self.tables.items()
+            for code, found in sorted(table.items())
+            for p in found
+        ]
+        return pl.DataFrame(
+            rows, schema={"vocab": pl.String, "code": pl.String, "phecode": pl.String}, orient="row"
+        )
 
 
 def group_phecodes(rows: Iterable[tuple[str, str, str]]) -> dict[str, dict[str, tuple[str, ...]]]:
-    """(vocab, code, phecode) in any order -> the PheCodes of each code, distinct and in numeric order."""
+    """(vocab, code, phecode) in any order -> the PheCodes of each code, distinct and in numeric
+    order.
+    """
     grouped: dict[str, defaultdict[str, set[str]]] = {}
     for vocab, code, phecode in rows:
         grouped.setdefault(vocab, defaultdict(set))[code].add(phecode)
     return {
-        vocab: {code: tuple(sorted(own, key=codes.phecode_sort_key)) for code, own in table.items()} for vocab, table in grouped.items()
+        vocab: {code: tuple(sorted(own, key=codes.phecode_sort_key)) for code, own in table.items()}
+        for vocab, table in grouped.items()
     }
 
 
 def is_excluded(phecode: str, items: Iterable[str]) -> bool:
-    """Whether a PheCode is among exclusions, each a PheCode or a range `714-716.99` with both ends included."""
+    """Whether a PheCode is among exclusions, each a PheCode or a range `714-716.99` with both ends
+    included.
+    """
     prefix, number, _ = codes.phecode_sort_key(phecode)
     for item in items:
         low, dash, high = item.partition("-")
-        if item == phecode or (dash and not prefix and codes.phecode_sort_key(low)[1] <= number <= codes.phecode_sort_key(high)[1]):
+        if item == phecode or (
+            dash
+            and not prefix
+            and codes.phecode_sort_key(low)[1] <= number <= codes.phecode_sort_key(high)[1]
+        ):
             return True
     return False
 
 
-def related_phecodes(codemap: PhecodeMap, defining: Mapping[str, Iterable[str]]) -> dict[str, frozenset[str]]:
-    """Label -> the PheCodes that exclude its controls: those in the exclusions of the label's own (`find_defining_phecodes`)."""
-    every = {phecode for table in codemap.tables.values() for found in table.values() for phecode in found}
-    items = {name: [item for phecode in own for item in codemap.exclusions.get(phecode, ())] for name, own in defining.items()}
-    return {name: frozenset(phecode for phecode in every if is_excluded(phecode, own)) for name, own in items.items()}
+def related_phecodes(
+    codemap: PhecodeMap, defining: Mapping[str, Iterable[str]]
+) -> dict[str, frozenset[str]]:
+    """Label -> the PheCodes that exclude its controls: those in the exclusions of the label's own
+    (`find_defining_phecodes`).
+    """
+    every = {
+        phecode
+        for table in codemap.tables.values()
+        for found in table.values()
+        for phecode in found
+    }
+    items = {
+        name: [item for phecode in own for item in codemap.exclusions.get(phecode, ())]
+        for name, own in defining.items()
+    }
+    return {
+        name: frozenset(phecode for phecode in every if is_excluded(phecode, own))
+        for name, own in items.items()
+    }
 
 
 def locate_map(path: str) -> str:
-    """The table of a published map given by its name: in a wheel of PheTK in the current folder, else in the installed package. Other paths stay as they are.
+    """The table of a published map given by its name: in a wheel of PheTK in the current folder,
+    else in the installed package. Other paths stay as they are.
 
     Raises UserError: not_found (exit 2) for a name whose table is in neither.
     """
@@ -161,14 +242,20 @@ def locate_map(path: str) -> str:
     try:
         metadata.distribution(PACKAGE)
     except metadata.PackageNotFoundError:
-        found = f"no {PACKAGE}-*.whl in the current folder, and the package {PACKAGE} is not installed"
+        found = (
+            f"no {PACKAGE}-*.whl in the current folder, and the package {PACKAGE} is not installed"
+        )
         hint = f"Get it with `pip download --no-deps {PACKAGE}` ({licence})"
-        raise usage_error(found, f"expected one of them for --phecode-map {path}", hint, code=Reason.NOT_FOUND) from None
+        raise usage_error(
+            found, f"expected one of them for --phecode-map {path}", hint, code=Reason.NOT_FOUND
+        ) from None
     return f"pkg:{PACKAGE}/{member}"
 
 
 def hash_map(path: str) -> str:
-    """SHA-256 of a map file, of a published map its name and that of its wheel; the text of another place."""
+    """SHA-256 of a map file, of a published map its name and that of its wheel; the text of another
+    place.
+    """
     if (place := locate_map(path)) != path:
         return f"{path.lower()} {storage.hash_file(Path(place).parent) if Path(place).parent.is_file() else place}"
     return storage.hash_file(Path(path)) if Path(path).is_file() else safe_text(path)
@@ -185,18 +272,26 @@ def read_map(
     """One or more map files as one map.
 
     Args:
-        paths: a name of `PUBLISHED_MAPS`; .csv, .csv.gz, .parquet; .zip, .whl or .tar.gz with such a table inside, or `ARCHIVE/member`; `pkg:NAME[/path]` of an
-            installed package.
-        repair: `phecode-zeros` restores the leading zeros of PheCodes if the map has no other damage.
-        overrides: a csv with code, vocab, phecode that replaces the PheCodes of its codes; an empty PheCode removes the code.
+        paths: a name of `PUBLISHED_MAPS`; .csv, .csv.gz, .parquet; .zip, .whl or .tar.gz with such
+            a table inside, or `ARCHIVE/member`; `pkg:NAME[/path]` of an installed package.
+        repair: `phecode-zeros` restores the leading zeros of PheCodes if the map has no other
+            damage.
+        overrides: a csv with code, vocab, phecode that replaces the PheCodes of its codes; an empty
+            PheCode removes the code.
         keep_ignored: keep the catalog's PheCodes marked Ignore.
         vocab: vocabulary of the ICD-10 codes, and of a plain table without one (default icd9).
 
     Raises:
-        UserError: no_input without a path (exit 2); map_damaged, format, not_found, duplicate_key for two tables of one vocabulary.
+        UserError: no_input without a path (exit 2); map_damaged, format, not_found, duplicate_key
+            for two tables of one vocabulary.
     """
     if not paths:
-        raise usage_error("no PheCode map", "expected --phecode-map, none is shipped", DOWNLOAD_HINT, code=Reason.NO_INPUT)
+        raise usage_error(
+            "no PheCode map",
+            "expected --phecode-map, none is shipped",
+            DOWNLOAD_HINT,
+            code=Reason.NO_INPUT,
+        )
     if repair is not None and repair not in REPAIRS:
         raise usage_error(f"unknown repair {safe_text(repair)}", f"expected {', '.join(REPAIRS)}")
     codemap = PhecodeMap({})
@@ -205,7 +300,13 @@ def read_map(
         twice = sorted(set(one.tables) & set(codemap.tables))
         if twice:
             text = f"a second table for {', '.join(twice)}"
-            raise input_error(Reason.DUPLICATE_KEY, text, "expected one a vocabulary", "Give one of them", file=path)
+            raise input_error(
+                Reason.DUPLICATE_KEY,
+                text,
+                "expected one a vocabulary",
+                "Give one of them",
+                file=path,
+            )
         _add_companions(path, one)
         for merged, other in (
             (codemap.tables, one.tables),
@@ -226,7 +327,9 @@ def read_map(
 
 
 def _open_sheet(path: str) -> MapSheet:
-    """The table at a path, in an archive, or in an installed package. Raises UserError: not_found (exit 2), format, corrupt."""
+    """The table at a path, in an archive, or in an installed package. Raises UserError: not_found
+    (exit 2), format, corrupt.
+    """
     try:
         sheet = _open_package(path) if path.startswith("pkg:") else _open_file(path)
     except (
@@ -241,7 +344,12 @@ def _open_sheet(path: str) -> MapSheet:
         ValueError,
     ) as error:
         raise_system_error(error, path, stored=False)
-        raise input_error(Reason.CORRUPT, f"cannot be read ({type(error).__name__})", hint="Download it again", file=path) from None
+        raise input_error(
+            Reason.CORRUPT,
+            f"cannot be read ({type(error).__name__})",
+            hint="Download it again",
+            file=path,
+        ) from None
     if sheet.fault:
         raise sheet.fault
     return sheet
@@ -249,10 +357,14 @@ def _open_sheet(path: str) -> MapSheet:
 
 def _open_file(path: str) -> MapSheet:
     parts = Path(path).parts
-    place = next((file for n in range(len(parts), 0, -1) if (file := Path(*parts[:n])).is_file()), None)
+    place = next(
+        (file for n in range(len(parts), 0, -1) if (file := Path(*parts[:n])).is_file()), None
+    )
     member = "/".join(parts[len(place.parts) :]) if place else path
     if place is None or (member and not place.name.lower().endswith(ARCHIVE_ENDINGS)):
-        raise usage_error("no such file", hint="Check the path of the map", code=Reason.NOT_FOUND, file=path)
+        raise usage_error(
+            "no such file", hint="Check the path of the map", code=Reason.NOT_FOUND, file=path
+        )
     with place.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
         stream.seek(0)
@@ -262,8 +374,11 @@ def _open_file(path: str) -> MapSheet:
         stream.seek(0)
         if place.name.lower().endswith(ARCHIVE_ENDINGS):
             with tarfile.open(fileobj=_unpack(stream, place.name), mode="r:") as bundle:
-                items = {item.name: item for item in bundle if item.isfile()}  # opened as they are: a link of the same name is not followed
-                return _open_member(path, digest, items, lambda name: bundle.extractfile(items[name]), member)
+                # opened as they are: a link of the same name is not followed
+                items = {item.name: item for item in bundle if item.isfile()}
+                return _open_member(
+                    path, digest, items, lambda name: bundle.extractfile(items[name]), member
+                )
         return _read_sheet(place.name, digest, stream)
 
 
@@ -273,14 +388,24 @@ def _open_package(path: str) -> MapSheet:
     try:
         files = metadata.distribution(name).files or []
     except metadata.PackageNotFoundError:
-        raise usage_error(f"package {safe_text(name)} is not installed", hint=DOWNLOAD_HINT, code=Reason.NOT_FOUND) from None
+        raise usage_error(
+            f"package {safe_text(name)} is not installed", hint=DOWNLOAD_HINT, code=Reason.NOT_FOUND
+        ) from None
     places = {str(file): file.locate() for file in files}
-    return _open_member(path, None, list(places), lambda name: Path(str(places[name])).open("rb"), member)
+    return _open_member(
+        path, None, list(places), lambda name: Path(str(places[name])).open("rb"), member
+    )
 
 
-def _open_member(path: str, digest: str | None, names: Iterable[str], opened: Callable[[str], Any], wanted: str) -> MapSheet:
+def _open_member(
+    path: str, digest: str | None, names: Iterable[str], opened: Callable[[str], Any], wanted: str
+) -> MapSheet:
     """The only map table of a collection of files; `wanted` is the end of its name."""
-    candidates = [name for name in sorted(names) if name.lower().endswith(TABLE_ENDINGS) and name.endswith(wanted)]
+    candidates = [
+        name
+        for name in sorted(names)
+        if name.lower().endswith(TABLE_ENDINGS) and name.endswith(wanted)
+    ]
     found = []
     for name in candidates:
         with opened(name) as stream:
@@ -291,12 +416,18 @@ def _open_member(path: str, digest: str | None, names: Iterable[str], opened: Ca
         if _detect_layout(sheet) is not None:
             found.append(sheet)
     if len(found) > 1:
-        found = [sheet for sheet in found if sheet.name.rpartition("/")[2] == PREFERRED_TABLE] or found
+        found = [
+            sheet for sheet in found if sheet.name.rpartition("/")[2] == PREFERRED_TABLE
+        ] or found
     if len(found) == 1:
         return found[0]
     text = f"holds {len(found)} map tables" if found else "holds no map table"
-    listed = ", ".join(safe_text(sheet.name) for sheet in found[:5]) or f"{len(candidates)} other tables"
-    raise input_error(Reason.FORMAT, text, f"found {listed}", "Give the map as ARCHIVE/member", file=path)
+    listed = (
+        ", ".join(safe_text(sheet.name) for sheet in found[:5]) or f"{len(candidates)} other tables"
+    )
+    raise input_error(
+        Reason.FORMAT, text, f"found {listed}", "Give the map as ARCHIVE/member", file=path
+    )
 
 
 def _read_sheet(name: str, digest: str, stream: BinaryIO) -> MapSheet:
@@ -308,17 +439,26 @@ def _read_sheet(name: str, digest: str, stream: BinaryIO) -> MapSheet:
     kept: list[list[str]] = []
     fault = None
     try:
-        lines = split_lines(decode_table(data, fallback="latin-1"))  # as published maps are: their codes are ASCII
+        # as published maps are: their codes are ASCII
+        lines = split_lines(decode_table(data, fallback="latin-1"))
         header = parse_header(lines, ",")
         for row, cells, _ in parse_records(lines, len(header), ","):
             if isinstance(cells, UserError):
-                raise input_error(cells.code, cells.problem, cells.requirement, "Correct the table; none of it is used", row=row)
+                raise input_error(
+                    cells.code,
+                    cells.problem,
+                    cells.requirement,
+                    "Correct the table; none of it is used",
+                    row=row,
+                )
             if any(cells):
                 kept.append(cells)
     except UserError as error:
         raise_system_error(error)
         error.file, fault = name, error
-    columns = {column.lower(): [cells[i].strip() for cells in kept] for i, column in enumerate(header)}
+    columns = {
+        column.lower(): [cells[i].strip() for cells in kept] for i, column in enumerate(header)
+    }
     return MapSheet(name, digest, columns, frozenset(), fault)
 
 
@@ -335,7 +475,12 @@ def _read_limited(stream: IO[bytes] | gzip.GzipFile, name: str) -> bytes:
     """Everything, in pieces: one call with a limit reserves all of it."""
     blocks = islice(iter(lambda: stream.read(BLOCK), b""), MAX_BYTES // BLOCK + 1)
     if len(data := b"".join(blocks)) > MAX_BYTES:
-        raise input_error(Reason.EXPANSION_LIMIT, f"more than {MAX_BYTES} bytes", "expected a smaller map", file=name)
+        raise input_error(
+            Reason.EXPANSION_LIMIT,
+            f"more than {MAX_BYTES} bytes",
+            "expected a smaller map",
+            file=name,
+        )
     return data
 
 
@@ -344,9 +489,16 @@ def _read_parquet(name: str, digest: str, data: bytes) -> MapSheet:
         frame = pl.read_parquet(io.BytesIO(data))
     except pl.exceptions.PolarsError as error:
         raise_system_error(error, name, stored=False)
-        raise input_error(Reason.CORRUPT, f"does not open as Parquet ({type(error).__name__})", file=name) from None
-    numbers = frozenset(column.strip().lower() for column, dtype in frame.schema.items() if dtype.is_numeric())
-    columns = {column.strip().lower(): frame[column].cast(pl.String).fill_null("").to_list() for column in frame.columns}
+        raise input_error(
+            Reason.CORRUPT, f"does not open as Parquet ({type(error).__name__})", file=name
+        ) from None
+    numbers = frozenset(
+        column.strip().lower() for column, dtype in frame.schema.items() if dtype.is_numeric()
+    )
+    columns = {
+        column.strip().lower(): frame[column].cast(pl.String).fill_null("").to_list()
+        for column in frame.columns
+    }
     return MapSheet(name, digest, columns, numbers)
 
 
@@ -357,27 +509,51 @@ def _detect_layout(sheet: MapSheet) -> MapLayout | None:
     return next((layout for layout in LAYOUTS if layout.needs <= set(sheet.columns)), None)
 
 
-def _parse_map(sheet: MapSheet, *, repair: str | None, keep_ignored: bool, vocab: str | None) -> PhecodeMap:
+def _parse_map(
+    sheet: MapSheet, *, repair: str | None, keep_ignored: bool, vocab: str | None
+) -> PhecodeMap:
     """One table, checked."""
     layout = _detect_layout(sheet)
     if layout is None:
         found = ", ".join(safe_text(name) for name in list(sheet.columns)[:12]) or "nothing"
         wanted = "expected a code column (ICD9, ICD10, ICD, code) and one called phecode"
-        raise input_error(Reason.FORMAT, f"is in no layout of a PheCode map: found columns {found}", wanted, file=sheet.name)
+        raise input_error(
+            Reason.FORMAT,
+            f"is in no layout of a PheCode map: found columns {found}",
+            wanted,
+            file=sheet.name,
+        )
     kept, left = _select_rows(sheet, layout, keep_ignored=keep_ignored, vocab=vocab)
     if not kept:
-        raise input_error(Reason.FORMAT, "maps no code", "expected rows with a code and a PheCode", "Download it again", file=sheet.name)
+        raise input_error(
+            Reason.FORMAT,
+            "maps no code",
+            "expected rows with a code and a PheCode",
+            "Download it again",
+            file=sheet.name,
+        )
     stray = _find_stray(kept)
     kept = [row for row in kept if row[1] not in stray]
     failed = _find_damage(kept, layout, sheet.numbers)
     findings = []
     if stray:
         text = f"{len(stray)} ICD-9 codes have no form of ICD-9 and are left out ({', '.join(map(safe_text, stray[:3]))})"
-        findings.append(Finding(Reason.MAP_DAMAGED, text, level="warning", file=sheet.name, count=len(stray)))
+        findings.append(
+            Finding(Reason.MAP_DAMAGED, text, level="warning", file=sheet.name, count=len(stray))
+        )
     if layout.name == "plain" and 5 in failed:
         shown = tuple(failed.pop(5))
         text = f"holds numbers as a spreadsheet writes them ({', '.join(shown)})"
-        findings.append(Finding(Reason.MAP_DAMAGED, text, level="warning", hint="Check the map", file=sheet.name, examples=shown))
+        findings.append(
+            Finding(
+                Reason.MAP_DAMAGED,
+                text,
+                level="warning",
+                hint="Check the map",
+                file=sheet.name,
+                examples=shown,
+            )
+        )
     repaired = 0
     if set(failed) == {3} and repair == "phecode-zeros":
         repaired_rows = [(own, code, _pad_zeros(phecode)) for own, code, phecode in kept]
@@ -405,7 +581,11 @@ def _parse_map(sheet: MapSheet, *, repair: str | None, keep_ignored: bool, vocab
             for column in ("excl. phecodes", "exclude_range")
             for code, text in _read_descriptions(sheet, column, fill).items()
         },
-        {code: SEXES[text.lower()] for code, text in _read_descriptions(sheet, "sex", fill).items() if text.lower() in SEXES},
+        {
+            code: SEXES[text.lower()]
+            for code, text in _read_descriptions(sheet, "sex", fill).items()
+            if text.lower() in SEXES
+        },
         [facts],
         findings,
     )
@@ -414,16 +594,23 @@ def _parse_map(sheet: MapSheet, *, repair: str | None, keep_ignored: bool, vocab
 def _select_rows(
     sheet: MapSheet, layout: MapLayout, *, keep_ignored: bool, vocab: str | None
 ) -> tuple[list[tuple[str, str, str]], Counter[str]]:
-    """(vocab, code, phecode) of the used rows, and the number of others by reason. ICD-9 codes stay as written, to be tested."""
+    """(vocab, code, phecode) of the used rows, and the number of others by reason. ICD-9 codes stay
+    as written, to be tested.
+    """
     kept, left = [], Counter[str]()
     cells = sheet.columns
     ignored = cells.get("ignore bool", [""] * len(cells["phecode"]))
     for own, code, phecode, ignore in zip(
-        _read_vocabularies(sheet, layout, vocab), cells[layout.code], cells["phecode"], ignored, strict=True
+        _read_vocabularies(sheet, layout, vocab),
+        cells[layout.code],
+        cells["phecode"],
+        ignored,
+        strict=True,
     ):
         text: str | None = code
         if codes.FAMILIES[own] == "icd10":
-            text = codes.normalise_code(code, own)[0] if PLAIN_KEY.fullmatch(code.upper()) else None  # blocks such as A00-A09 are no codes
+            # blocks such as A00-A09 are no codes
+            text = codes.normalise_code(code, own)[0] if PLAIN_KEY.fullmatch(code.upper()) else None
         if not phecode:
             left["without_phecode"] += 1
         elif ignore.lower() in {"1", "true"} and not keep_ignored:
@@ -443,20 +630,36 @@ def _read_vocabularies(sheet: MapSheet, layout: MapLayout, vocab: str | None) ->
     icd10 = vocab or ("icd10" if "who" in sheet.name.rpartition("/")[2].lower() else None)
     known: dict[str, str] = {"": fallback}
     for cell in set(cells) - {""}:
-        name = re.sub(r"[^a-z0-9]", "", cell.lower()).removesuffix("0" if cell.endswith(".0") else "")
+        name = re.sub(r"[^a-z0-9]", "", cell.lower()).removesuffix(
+            "0" if cell.endswith(".0") else ""
+        )
         if name not in VOCABULARIES:
             text = f"names the vocabulary {safe_text(cell)}"
-            raise input_error(Reason.FORMAT, text, f"known: {', '.join(VOCABULARIES)}", file=sheet.name, field=layout.vocab_column)
+            raise input_error(
+                Reason.FORMAT,
+                text,
+                f"known: {', '.join(VOCABULARIES)}",
+                file=sheet.name,
+                field=layout.vocab_column,
+            )
         known[cell] = VOCABULARIES[name]
     if icd10 is not None and codes.FAMILIES[icd10] == "icd10":
-        known = {cell: icd10 if codes.FAMILIES[own] == "icd10" else own for cell, own in known.items()}
+        known = {
+            cell: icd10 if codes.FAMILIES[own] == "icd10" else own for cell, own in known.items()
+        }
     return [known[cell] for cell in cells]
 
 
-def _read_descriptions(sheet: MapSheet, column: str | None, fill: Callable[[str], str]) -> dict[str, str]:
+def _read_descriptions(
+    sheet: MapSheet, column: str | None, fill: Callable[[str], str]
+) -> dict[str, str]:
     """PheCode -> its cell in a descriptive column; empty without such a column."""
     cells = sheet.columns.get(column or "", [])
-    return {fill(code): cell for code, cell in zip(sheet.columns["phecode"], cells, strict=False) if code and cell}
+    return {
+        fill(code): cell
+        for code, cell in zip(sheet.columns["phecode"], cells, strict=False)
+        if code and cell
+    }
 
 
 # --- damage
@@ -469,30 +672,45 @@ def _pad_zeros(phecode: str) -> str:
 
 
 def _find_stray(rows: Sequence[tuple[str, str, str]]) -> list[str]:
-    """The ICD-9 codes of a full table that are in no form of ICD-9, if they are very few and not written as a spreadsheet writes numbers."""
+    """The ICD-9 codes of a full table that are in no form of ICD-9, if they are very few and not
+    written as a spreadsheet writes numbers.
+    """
     keys = {code for vocab, code, _ in rows if vocab == "icd9"}
     found = sorted(
-        code for code in keys if codes.normalise_code(code, "icd9")[1] == "bad_format" and not codes.SCIENTIFIC.fullmatch(code.upper())
+        code
+        for code in keys
+        if codes.normalise_code(code, "icd9")[1] == "bad_format"
+        and not codes.SCIENTIFIC.fullmatch(code.upper())
     )
     return found if len(keys) >= FULL_ROWS and len(found) < STRAY_SHARE * len(keys) else []
 
 
-def _find_damage(rows: Sequence[tuple[str, str, str]], layout: MapLayout, numbers: frozenset[str]) -> dict[int, list[str]]:
+def _find_damage(
+    rows: Sequence[tuple[str, str, str]], layout: MapLayout, numbers: frozenset[str]
+) -> dict[int, list[str]]:
     """The tests of section 5 that a table fails, by number, each with up to three damaged keys."""
     icd9 = [(code, phecode) for vocab, code, phecode in rows if vocab == "icd9"]
     keys, targets = Counter(code for code, _ in icd9), {phecode for _, _, phecode in rows}
-    original = all(NUMERIC.fullmatch(p) or codes.SCIENTIFIC.fullmatch(p.upper()) for p in targets)  # PheCode 1.2, not PhecodeX
+    # PheCode 1.2, not PhecodeX
+    original = all(NUMERIC.fullmatch(p) or codes.SCIENTIFIC.fullmatch(p.upper()) for p in targets)
     failed = {
         1: [code for code in keys if codes.normalise_code(code, "icd9")[0] != code],
         2: [code for code, n in keys.items() if n > 1] if layout.single and original else [],
         3: [phecode for phecode in sorted(targets) if _pad_zeros(phecode) != phecode],
         4: [],
         5: [code for _, code, _ in rows if codes.SCIENTIFIC.fullmatch(code.upper())]
-        + [p for p in sorted(targets) if codes.SCIENTIFIC.fullmatch(p.upper()) or (original and re.fullmatch(r"\d+\.\d*0", p, re.ASCII))],
+        + [
+            p
+            for p in sorted(targets)
+            if codes.SCIENTIFIC.fullmatch(p.upper())
+            or (original and re.fullmatch(r"\d+\.\d*0", p, re.ASCII))
+        ],
         6: sorted(numbers & {layout.code, "phecode"}),
     }
     if len(icd9) >= FULL_ROWS and original:
-        failed[4] = [f"no {code}" for code in ("001", "001.0") if code not in keys] + ["no PheCode 008"] * ("008" not in targets)
+        failed[4] = [f"no {code}" for code in ("001", "001.0") if code not in keys] + [
+            "no PheCode 008"
+        ] * ("008" not in targets)
     return {test: list(dict.fromkeys(found))[:3] for test, found in failed.items() if found}
 
 
@@ -507,16 +725,30 @@ DAMAGE = {
 
 
 def _damage_error(name: str, failed: Mapping[int, Sequence[str]]) -> UserError:
-    text = "; ".join(f"{DAMAGE[test]} ({', '.join(map(safe_text, found))})" for test, found in failed.items())
-    action = "Give --map-repair phecode-zeros" if set(failed) == {3} else f"It cannot be repaired: use an intact copy. {DOWNLOAD_HINT}"
-    return input_error(Reason.MAP_DAMAGED, f"is damaged: {text}", hint=action, file=name, found=next(iter(failed.values()))[0])
+    text = "; ".join(
+        f"{DAMAGE[test]} ({', '.join(map(safe_text, found))})" for test, found in failed.items()
+    )
+    action = (
+        "Give --map-repair phecode-zeros"
+        if set(failed) == {3}
+        else f"It cannot be repaired: use an intact copy. {DOWNLOAD_HINT}"
+    )
+    return input_error(
+        Reason.MAP_DAMAGED,
+        f"is damaged: {text}",
+        hint=action,
+        file=name,
+        found=next(iter(failed.values()))[0],
+    )
 
 
 # --- companions, overrides
 
 
 def _add_companions(path: str, one: PhecodeMap) -> None:
-    """Names, categories, exclusions and sexes from the files that are published beside the R export."""
+    """Names, categories, exclusions and sexes from the files that are published beside the R
+    export.
+    """
     folder = Path(path).parent
     if one.facts[0]["layout"] != "r" or not Path(path).is_file():
         return
@@ -528,7 +760,9 @@ def _add_companions(path: str, one: PhecodeMap) -> None:
             one.names.update(zip(columns["phecode"], columns["description"], strict=True))
             one.categories.update(zip(columns["phecode"], columns["group"], strict=True))
         elif {"phecode", "male_only", "female_only"} <= set(columns):
-            for phecode, *flags in zip(columns["phecode"], columns["male_only"], columns["female_only"], strict=True):
+            for phecode, *flags in zip(
+                columns["phecode"], columns["male_only"], columns["female_only"], strict=True
+            ):
                 only = [flag.lower() in {"true", "1"} for flag in flags]
                 one.sexes.update({phecode: 1 if only[0] else 2} if any(only) else {})
         elif {"code", "exclusion_criteria"} <= set(columns):
@@ -539,17 +773,29 @@ def _add_companions(path: str, one: PhecodeMap) -> None:
 
 
 def _apply_overrides(codemap: PhecodeMap, sheet: MapSheet) -> None:
-    """Replace the PheCodes of the codes of a table; a code without PheCode is removed from the map."""
+    """Replace the PheCodes of the codes of a table; a code without PheCode is removed from the
+    map.
+    """
     wanted = ("code", "vocab", "phecode")
     if not set(wanted) <= set(sheet.columns):
-        raise usage_error("columns are missing", f"expected {', '.join(wanted)}", code=Reason.FORMAT, file=sheet.name)
+        raise usage_error(
+            "columns are missing",
+            f"expected {', '.join(wanted)}",
+            code=Reason.FORMAT,
+            file=sheet.name,
+        )
     overrides: dict[tuple[str, str], set[str]] = {}
     for code, vocab, phecode in zip(*(sheet.columns[name] for name in wanted), strict=True):
         own = VOCABULARIES.get(re.sub(r"[^a-z0-9]", "", vocab.lower()))
         text = codes.normalise_code(code, own)[0] if own else None
         if own is None or text is None or (phecode and not codes.PHECODE.fullmatch(phecode)):
             row = f"row {safe_text(code)}, {safe_text(vocab)}, {safe_text(phecode)}"
-            raise input_error(Reason.FORMAT, row, "expected an ICD code, its vocabulary, a PheCode", file=sheet.name)
+            raise input_error(
+                Reason.FORMAT,
+                row,
+                "expected an ICD code, its vocabulary, a PheCode",
+                file=sheet.name,
+            )
         overrides.setdefault((own, text), set()).update({phecode} - {""})
     for (vocab, code), phecodes in overrides.items():
         table = codemap.tables.setdefault(vocab, {})

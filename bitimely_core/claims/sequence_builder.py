@@ -1,7 +1,8 @@
-"""Selected records -> sequences: dedupe, order, minimum codes, truncation, times, gaps (section 2, step 8; section 9).
+"""Selected records -> sequences: dedupe, order, minimum codes, truncation, times, gaps (section 2,
+step 8; section 9).
 
-Each record that the dedupe keeps becomes one integer, (subject, day, id) packed in this order: sorting integers is fast. Lists are made last,
-from the places where another subject begins.
+Each record that the dedupe keeps becomes one integer, (subject, day, id) packed in this order:
+sorting integers is fast. Lists are made last, from the places where another subject begins.
 
 Legend: S sequences, E events of all of them together.
 """
@@ -29,7 +30,9 @@ MAX_AGE_MONTHS = 1080  # months: ages of 90 and over are one
 
 @dataclass(frozen=True, kw_only=True)
 class CodeSequences:
-    """All kept sequences of a shard, flat: events of sequence i are `offsets[i]:offsets[i + 1]`. In order of subject, then (day, id)."""
+    """All kept sequences of a shard, flat: events of sequence i are `offsets[i]:offsets[i + 1]`. In
+    order of subject, then (day, id).
+    """
 
     subjects: NDArray[np.int64]  # [S] rows of `cohort`
     offsets: NDArray[np.int64]  # [S + 1]
@@ -38,12 +41,15 @@ class CodeSequences:
     times: NDArray[np.float64]  # [E] on the chosen clock, in months
     ends: NDArray[np.float64]  # [S] time of [EOS]
     minutes: NDArray[np.int64] | None = None  # [E] of the day, where they are kept
-    values: NDArray[np.float32] | None = None  # [E] numbers of the events, NaN: none; where they are read as they are
+    # [E] numbers of the events, NaN: none; where they are read as they are
+    values: NDArray[np.float32] | None = None
     indexed: bool = False  # whether the ends are index days
     no_birth: int = 0  # subjects excluded because the clock needs a birth date
 
     def gaps(self, i: int) -> NDArray[np.float64]:
-        """Time since the previous position, for [SOS], the events and [EOS] of sequence i [n + 2]. [SOS] has the time of the first event."""
+        """Time since the previous position, for [SOS], the events and [EOS] of sequence i [n + 2].
+        [SOS] has the time of the first event.
+        """
         times = self.times[self.offsets[i] : self.offsets[i + 1]]
         return np.diff(times, prepend=[times[0], times[0]], append=self.ends[i])
 
@@ -54,16 +60,22 @@ def number_phecodes(phecodes: Sequence[str]) -> dict[str, int]:
 
 
 def build_code_sequences(
-    records: pl.DataFrame, phecodes: Sequence[str], vocab: Mapping[str, int], cohort: pl.DataFrame, choices: SequenceChoices
+    records: pl.DataFrame,
+    phecodes: Sequence[str],
+    vocab: Mapping[str, int],
+    cohort: pl.DataFrame,
+    choices: SequenceChoices,
 ) -> CodeSequences:
     """The sequences of one shard; subjects without any event have none.
 
     Args:
-        records: subject, day, phecode (index into `phecodes`), and `row` for dedupe first_per_age30.
+        records: subject, day, phecode (index into `phecodes`), and `row` for dedupe
+            first_per_age30.
         phecodes: names of the PheCodes.
         vocab: the selected ones -> id.
         cohort: with `birth_day`, and `index_day` under a landmark.
-        choices: dedupe, min_codes with its unit, max_events (applied after the test on min_codes; the clock restarts) and time.
+        choices: dedupe, min_codes with its unit, max_events (applied after the test on min_codes;
+            the clock restarts) and time.
     """
     size = len(SPECIAL) + len(vocab)
     records, no_birth = _number_records(records, phecodes, vocab), 0
@@ -72,13 +84,21 @@ def build_code_sequences(
     events = _sort_events(_deduplicate(records, choices.dedupe, size), size, choices.dedupe)
     starts = find_starts(events["subject"])
     subjects, lengths = events["subject"][starts], np.diff(starts, append=len(events["subject"]))
-    enough = _count_codes(records, events, choices.min_codes_unit, size, cohort.height)[subjects] >= choices.min_codes
-    from_end = np.repeat(starts + lengths, lengths) - np.arange(len(events["subject"]))  # 1 for the last event
+    enough = (
+        _count_codes(records, events, choices.min_codes_unit, size, cohort.height)[subjects]
+        >= choices.min_codes
+    )
+    # 1 for the last event
+    from_end = np.repeat(starts + lengths, lengths) - np.arange(len(events["subject"]))
     stays = np.repeat(enough, lengths) & (from_end <= (choices.max_events or len(from_end)))
     events = {name: column[stays] for name, column in events.items()}
     subjects = subjects[enough]
-    offsets = np.append(np.searchsorted(events["subject"], subjects).astype(np.int64), len(events["subject"]))
-    times, ends = _compute_times(choices.time, subjects, offsets, events["day"], cohort, events.get("minute"))
+    offsets = np.append(
+        np.searchsorted(events["subject"], subjects).astype(np.int64), len(events["subject"])
+    )
+    times, ends = _compute_times(
+        choices.time, subjects, offsets, events["day"], cohort, events.get("minute")
+    )
     return CodeSequences(
         subjects=subjects,
         offsets=offsets,
@@ -93,14 +113,18 @@ def build_code_sequences(
     )
 
 
-def _number_records(records: pl.DataFrame, phecodes: Sequence[str], vocab: Mapping[str, int]) -> pl.DataFrame:
+def _number_records(
+    records: pl.DataFrame, phecodes: Sequence[str], vocab: Mapping[str, int]
+) -> pl.DataFrame:
     """The records of selected PheCodes, with `id` instead of `phecode`."""
     ids = pl.Series([vocab.get(phecode) for phecode in phecodes], dtype=pl.Int32)
     return records.with_columns(id=ids.gather(records["phecode"])).drop("phecode").drop_nulls("id")
 
 
 def _add_births(records: pl.DataFrame, cohort: pl.DataFrame) -> tuple[pl.DataFrame, int]:
-    """The records of subjects with a known birth, with its day as `birth`, and how many subjects have records but no known birth."""
+    """The records of subjects with a known birth, with its day as `birth`, and how many subjects
+    have records but no known birth.
+    """
     births = cohort["birth_day"].gather(records["subject"])
     no_birth = records["subject"].filter(births.is_null()).n_unique()
     return records.with_columns(birth=births).drop_nulls("birth"), no_birth
@@ -109,10 +133,13 @@ def _add_births(records: pl.DataFrame, cohort: pl.DataFrame) -> tuple[pl.DataFra
 def _deduplicate(records: pl.DataFrame, dedupe: str, size: int) -> pl.DataFrame:
     """The records that the dedupe keeps; equal (subject, day, id) may still occur several times.
 
-    month: of a PheCode the earliest day in a calendar month; first_per_age30: one event in an age month, the first in input order.
+    month: of a PheCode the earliest day in a calendar month; first_per_age30: one event in an age
+    month, the first in input order.
     """
     if dedupe == "month":
-        records = records.with_columns(month=pl.Series(dates.to_calendar_months(records["day"].to_numpy())))
+        records = records.with_columns(
+            month=pl.Series(dates.to_calendar_months(records["day"].to_numpy()))
+        )
         return records.filter(pl.col("day") == pl.col("day").min().over("subject", "month", "id"))
     if dedupe == "first_per_age30":
         age = records["day"] - records["birth"]
@@ -123,26 +150,47 @@ def _deduplicate(records: pl.DataFrame, dedupe: str, size: int) -> pl.DataFrame:
 
 
 def _sort_events(records: pl.DataFrame, size: int, dedupe: str) -> dict[str, NDArray[Any]]:
-    """subject, day and id of the records (int64), sorted by them, with their minutes and values if they have any.
+    """subject, day and id of the records (int64), sorted by them, with their minutes and values if
+    they have any.
 
     Of records with equal subject, day and id one stays, but for dedupe none.
     """
     if not MEASURES.isdisjoint(records.columns):
         return _sort_measured(records, dedupe)
     day_bits, id_bits = (dates.LATEST - dates.EARLIEST).bit_length(), size.bit_length()
-    subject_day = pl.col("subject").cast(pl.Int64) * (1 << day_bits) + (pl.col("day") - dates.EARLIEST)
-    packed: NDArray[np.int64] = records.select(subject_day * (1 << id_bits) + pl.col("id")).to_series().to_numpy()
+    subject_day = pl.col("subject").cast(pl.Int64) * (1 << day_bits) + (
+        pl.col("day") - dates.EARLIEST
+    )
+    packed: NDArray[np.int64] = (
+        records.select(subject_day * (1 << id_bits) + pl.col("id")).to_series().to_numpy()
+    )
     packed = np.sort(packed) if dedupe == "none" else sort_distinct(packed)
     place = packed >> id_bits
-    return {"subject": place >> day_bits, "day": (place & (1 << day_bits) - 1) + dates.EARLIEST, "id": packed & (1 << id_bits) - 1}
+    return {
+        "subject": place >> day_bits,
+        "day": (place & (1 << day_bits) - 1) + dates.EARLIEST,
+        "id": packed & (1 << id_bits) - 1,
+    }
 
 
 def _sort_measured(records: pl.DataFrame, dedupe: str) -> dict[str, NDArray[Any]]:
-    """As `_sort_events` of records with a minute or a value. Of equal ones the first stays, by minute and value."""
+    """As `_sort_events` of records with a minute or a value. Of equal ones the first stays, by
+    minute and value.
+    """
     measures = MEASURES.intersection(records.columns)
-    columns: dict[str, NDArray[Any]] = {name: records[name].to_numpy().astype(np.int64) for name in ("subject", "day", "id")}
-    columns["minute"] = records["minute"].to_numpy().astype(np.int64) if "minute" in measures else np.zeros(records.height, np.int64)
-    columns["value"] = records["value"].fill_null(float("nan")).to_numpy() if "value" in measures else np.zeros(records.height, np.float32)
+    columns: dict[str, NDArray[Any]] = {
+        name: records[name].to_numpy().astype(np.int64) for name in ("subject", "day", "id")
+    }
+    columns["minute"] = (
+        records["minute"].to_numpy().astype(np.int64)
+        if "minute" in measures
+        else np.zeros(records.height, np.int64)
+    )
+    columns["value"] = (
+        records["value"].fill_null(float("nan")).to_numpy()
+        if "value" in measures
+        else np.zeros(records.height, np.float32)
+    )
     if dedupe != "none":
         columns = _order_columns(columns, ("subject", "day", "id", "minute", "value"))
         key = np.stack([columns[name] for name in ("subject", "day", "id")], 1)
@@ -152,14 +200,20 @@ def _sort_measured(records: pl.DataFrame, dedupe: str) -> dict[str, NDArray[Any]
     return {name: columns[name] for name in ("subject", "day", "id", *measures)}
 
 
-def _order_columns(columns: Mapping[str, NDArray[Any]], names: Sequence[str]) -> dict[str, NDArray[Any]]:
+def _order_columns(
+    columns: Mapping[str, NDArray[Any]], names: Sequence[str]
+) -> dict[str, NDArray[Any]]:
     """The columns sorted by some of them, the first of which counts most."""
     order = np.lexsort([columns[name] for name in reversed(names)])
     return {name: column[order] for name, column in columns.items()}
 
 
-def _count_codes(records: pl.DataFrame, events: Mapping[str, NDArray[Any]], unit: str, size: int, n_subjects: int) -> NDArray[np.int64]:
-    """Of each subject the number that is compared with min_codes: of its events, of its records before the dedupe, or of its unique ids."""
+def _count_codes(
+    records: pl.DataFrame, events: Mapping[str, NDArray[Any]], unit: str, size: int, n_subjects: int
+) -> NDArray[np.int64]:
+    """Of each subject the number that is compared with min_codes: of its events, of its records
+    before the dedupe, or of its unique ids.
+    """
     subject = events["subject"]
     if unit == "records":
         subject = records["subject"].to_numpy()
@@ -169,12 +223,18 @@ def _count_codes(records: pl.DataFrame, events: Mapping[str, NDArray[Any]], unit
 
 
 def hide_codes(sequences: CodeSequences, first: int) -> CodeSequences:
-    """The same events with [UNK] for every id from `first` on; equal days stay in the order of ids."""
+    """The same events with [UNK] for every id from `first` on; equal days stay in the order of
+    ids.
+    """
     ids = np.where(sequences.ids < first, sequences.ids, SPECIAL.index("[UNK]")).astype(np.int32)
     subject = np.repeat(np.arange(len(sequences.subjects)), np.diff(sequences.offsets))
     minutes = np.zeros(len(ids), np.int64) if sequences.minutes is None else sequences.minutes
     order = np.lexsort((ids, minutes, sequences.days, subject))
-    return replace(sequences, ids=ids[order], values=None if sequences.values is None else sequences.values[order])
+    return replace(
+        sequences,
+        ids=ids[order],
+        values=None if sequences.values is None else sequences.values[order],
+    )
 
 
 def _compute_times(
@@ -185,20 +245,27 @@ def _compute_times(
     cohort: pl.DataFrame,
     minute: NDArray[np.int64] | None = None,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Times of the events and of [EOS], which is the (end of the) index day under a landmark with months."""
+    """Times of the events and of [EOS], which is the (end of the) index day under a landmark with
+    months.
+    """
     lengths = np.diff(offsets)
     exact: NDArray[Any] = day if minute is None else day + minute / DAY_MINUTES
     first = exact[offsets[:-1]]
     if time == "months":
         times = (exact - np.repeat(first, lengths)) / dates.MONTH
     elif time == "calendar_month":
-        times = (dates.to_calendar_months(day) - np.repeat(dates.to_calendar_months(day[offsets[:-1]]), lengths)).astype(np.float64)
+        times = (
+            dates.to_calendar_months(day)
+            - np.repeat(dates.to_calendar_months(day[offsets[:-1]]), lengths)
+        ).astype(np.float64)
     else:
         births = cohort["birth_day"].gather(subjects).to_numpy()
         times = dates.to_age_months(day - np.repeat(births, lengths)).astype(np.float64)
     if time == "months" and "index_day" in cohort.columns:
         index = cohort["index_day"].gather(subjects).to_numpy()
-        return times, ((index if minute is None else index + (DAY_MINUTES - 1) / DAY_MINUTES) - first) / dates.MONTH
+        return times, (
+            (index if minute is None else index + (DAY_MINUTES - 1) / DAY_MINUTES) - first
+        ) / dates.MONTH
     return times, times[offsets[1:] - 1]
 
 
@@ -207,40 +274,72 @@ def compute_ages(sequences: CodeSequences, cohort: pl.DataFrame) -> list[int | N
     births = cohort["birth_day"].gather(sequences.subjects)
     first = sequences.days[sequences.offsets[:-1]].astype(np.int64)
     months = dates.to_completed_months(first - births.fill_null(0).to_numpy())
-    return [None if unknown else int(n) for n, unknown in zip(months, births.is_null(), strict=True)]
+    return [
+        None if unknown else int(n) for n, unknown in zip(months, births.is_null(), strict=True)
+    ]
 
 
 def to_table(sequences: CodeSequences, cohort: pl.DataFrame, names: Sequence[str]) -> pa.Table:
-    """The sequences of a shard in the form of `sequences-*.parquet` (section 11), sorted by subject_id when `cohort` is.
+    """The sequences of a shard in the form of `sequences-*.parquet` (section 11), sorted by
+    subject_id when `cohort` is.
 
-    `cohort`: subject_id (int64), split, and where known birth_day, sex, index_day; `names`: of the labels.
+    `cohort`: subject_id (int64), split, and where known birth_day, sex, index_day; `names`: of the
+    labels.
     """
     own = cohort[sequences.subjects]
-    offsets = pl.Series(sequences.offsets, dtype=pl.Int32).to_arrow()  # not pa.array, which imports pandas
-    months = pl.Series([None if age is None else min(age, MAX_AGE_MONTHS) for age in compute_ages(sequences, cohort)], dtype=pl.Int16)
+    # not pa.array, which imports pandas
+    offsets = pl.Series(sequences.offsets, dtype=pl.Int32).to_arrow()
+    months = pl.Series(
+        [
+            None if age is None else min(age, MAX_AGE_MONTHS)
+            for age in compute_ages(sequences, cohort)
+        ],
+        dtype=pl.Int16,
+    )
     columns = {
         "subject_id": own["subject_id"].cast(pl.Int64).to_arrow(),
-        "codes": pa.ListArray.from_arrays(offsets, pl.Series(sequences.ids, dtype=pl.Int32).to_arrow()),
-        "times": pa.ListArray.from_arrays(offsets, pl.Series(sequences.times.astype(np.float32)).to_arrow()),
+        "codes": pa.ListArray.from_arrays(
+            offsets, pl.Series(sequences.ids, dtype=pl.Int32).to_arrow()
+        ),
+        "times": pa.ListArray.from_arrays(
+            offsets, pl.Series(sequences.times.astype(np.float32)).to_arrow()
+        ),
         **(
             {}
             if sequences.values is None
-            else {"values": pa.ListArray.from_arrays(offsets, pl.Series(sequences.values, dtype=pl.Float32).to_arrow())}
+            else {
+                "values": pa.ListArray.from_arrays(
+                    offsets, pl.Series(sequences.values, dtype=pl.Float32).to_arrow()
+                )
+            }
         ),
         "split": own["split"].cast(pl.String).to_arrow().cast(pa.string()).dictionary_encode(),
         "age0_months": months.to_arrow(),
-        "sex": own["sex"].cast(pl.UInt8).to_arrow() if "sex" in own.columns else pa.nulls(own.height, pa.uint8()),
+        "sex": own["sex"].cast(pl.UInt8).to_arrow()
+        if "sex" in own.columns
+        else pa.nulls(own.height, pa.uint8()),
         **{f"y_{name}": own[f"y_{name}"].cast(pl.Int8).to_arrow() for name in names},
-        **{name: own[name].to_arrow() for label in names for name in (f"time_{label}", f"event_{label}") if name in own.columns},
-        "t_index": pl.Series(sequences.ends.astype(np.float32)).to_arrow() if sequences.indexed else pa.nulls(own.height, pa.float32()),
+        **{
+            name: own[name].to_arrow()
+            for label in names
+            for name in (f"time_{label}", f"event_{label}")
+            if name in own.columns
+        },
+        "t_index": pl.Series(sequences.ends.astype(np.float32)).to_arrow()
+        if sequences.indexed
+        else pa.nulls(own.height, pa.float32()),
     }
     return pa.table(columns)
 
 
-def count_usage(sequences: CodeSequences, cohort: pl.DataFrame, size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def count_usage(
+    sequences: CodeSequences, cohort: pl.DataFrame, size: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Of the training sequences: subjects and events by id [size each]; they add up over shards."""
     train = (cohort["split"].gather(sequences.subjects) == "train").to_numpy()
     of_event = np.repeat(np.arange(len(train)), np.diff(sequences.offsets))
     in_train = train[of_event]
     pairs = sort_distinct(of_event[in_train] * size + sequences.ids[in_train])
-    return np.bincount(pairs % size, minlength=size), np.bincount(sequences.ids[in_train], minlength=size)
+    return np.bincount(pairs % size, minlength=size), np.bincount(
+        sequences.ids[in_train], minlength=size
+    )

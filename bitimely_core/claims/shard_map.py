@@ -1,4 +1,6 @@
-"""Shards of cached claims, one after another or on the executors of a Spark cluster, with subjects, labels and numbers as a plan wants them."""
+"""Shards of cached claims, one after another or on the executors of a Spark cluster, with subjects,
+labels and numbers as a plan wants them.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,22 @@ from bitimely_core.privacy import round_message
 
 T = TypeVar("T")
 DAY, MINUTE = 86_400_000_000, 60_000_000  # microseconds
-HELD_ROWS = 1 << 24  # rows of all shards, some 13 bytes each, up to which they stay in memory from one pass to the next
+# rows of all shards, some 13 bytes each, up to which they stay in memory from one pass to the next
+HELD_ROWS = 1 << 24
 
 
 @dataclass
 class ShardMap:
-    """Applies functions to the shards of a plan, in their order: in this process, or on the executors of a Spark cluster."""
+    """Applies functions to the shards of a plan, in their order: in this process, or on the
+    executors of a Spark cluster.
+    """
 
     plan: SequencePlan
     cohort: pl.DataFrame | None  # None: each executor reads it
-    held: dict[int, ClaimsShard] = field(default_factory=dict)  # shards by number, where all of them fit
-    phecodes: PhecodesOfCodes = field(default_factory=dict)  # of the codes of the shards read so far
+    # shards by number, where all of them fit
+    held: dict[int, ClaimsShard] = field(default_factory=dict)
+    # of the codes of the shards read so far
+    phecodes: PhecodesOfCodes = field(default_factory=dict)
 
     def apply(self, function: Callable[[ClaimsShard, int], T]) -> Iterator[T]:
         """`function` of each shard and its number; for Spark it can be pickled."""
@@ -40,15 +47,25 @@ class ShardMap:
         if self.plan.engine == "spark":
             cache = replace(self.plan.cache, folder=self.plan.cache.folder.resolve())
             split_file = self.plan.split_file and str(Path(self.plan.split_file).resolve())
-            task = partial(_apply_remotely, replace(self.plan, cache=cache, split_file=split_file), self.cohort, function)
+            task = partial(
+                _apply_remotely,
+                replace(self.plan, cache=cache, split_file=split_file),
+                self.cohort,
+                function,
+            )
             yield from engines.run_tasks(task, range(total))
             return
         assert self.cohort is not None
         eventless = np.ones(self.cohort.height, bool)
         files = self.plan.manifest.files
-        fits = total == 1 or sum(files[name].rows or 0 for name in self.plan.manifest.shards) <= HELD_ROWS
+        fits = (
+            total == 1
+            or sum(files[name].rows or 0 for name in self.plan.manifest.shards) <= HELD_ROWS
+        )
         for number in range(total):
-            shard = self.held.get(number) or _read_shard(self.plan, self.cohort, number, eventless, self.phecodes)
+            shard = self.held.get(number) or _read_shard(
+                self.plan, self.cohort, number, eventless, self.phecodes
+            )
             if fits:
                 self.held[number] = shard
             result = function(shard, number)
@@ -59,10 +76,17 @@ class ShardMap:
 _subjects: dict[str, pl.DataFrame] = {}  # of an executor: the last table of subjects, by plan
 
 
-def _apply_remotely(plan: SequencePlan, cohort: pl.DataFrame | None, function: Callable[[ClaimsShard, int], T], number: int) -> T:
+def _apply_remotely(
+    plan: SequencePlan,
+    cohort: pl.DataFrame | None,
+    function: Callable[[ClaimsShard, int], T],
+    number: int,
+) -> T:
     """On an executor: `function` of one shard."""
     if cohort is None:
-        key = storage.fingerprint([str(plan.cache.folder), plan.manifest.manifest_sha256, plan.options])
+        key = storage.fingerprint(
+            [str(plan.cache.folder), plan.manifest.manifest_sha256, plan.options]
+        )
         if key not in _subjects:
             _subjects.clear()
             _subjects[key] = load_subjects(plan)
@@ -70,23 +94,42 @@ def _apply_remotely(plan: SequencePlan, cohort: pl.DataFrame | None, function: C
     eventless = np.ones(cohort.height, bool)
     if number == len(plan.manifest.shards) - 1:
         for other in range(number):
-            eventless[plan.cache.shard(other, ("subject_id",))["subject_id"].unique().to_numpy()] = False
+            eventless[
+                plan.cache.shard(other, ("subject_id",))["subject_id"].unique().to_numpy()
+            ] = False
     return function(_read_shard(plan, cohort, number, eventless, {}), number)
 
 
 def load_subjects(plan: SequencePlan) -> pl.DataFrame:
-    """Every subject with its split and labels, row i the subject i: some 26 bytes each with three labels."""
-    more = [*["obs_start"] * (plan.cohort is not None), *["death_day"] * bool(plan.cohort or plan.choices.time_to_event)]
-    cohort = plan.cache.cohort(("subject_id", "birth_day", "obs_end", "index_day", "sex", "split_bin", "split", *more))
+    """Every subject with its split and labels, row i the subject i: some 26 bytes each with three
+    labels.
+    """
+    more = [
+        *["obs_start"] * (plan.cohort is not None),
+        *["death_day"] * bool(plan.cohort or plan.choices.time_to_event),
+    ]
+    cohort = plan.cache.cohort(
+        ("subject_id", "birth_day", "obs_end", "index_day", "sex", "split_bin", "split", *more)
+    )
     bins = sorted(cohort["split_bin"].unique().to_list())
     places = pl.Enum(splits.SPLITS)
-    placed = pl.col("split_bin").replace_strict(bins, [splits.assign_split_of_bin(number) for number in bins], return_dtype=places)
-    cohort = cohort.with_columns(split=pl.col("split").cast(places).fill_null(placed) if "split" in cohort.columns else placed)
+    placed = pl.col("split_bin").replace_strict(
+        bins, [splits.assign_split_of_bin(number) for number in bins], return_dtype=places
+    )
+    cohort = cohort.with_columns(
+        split=pl.col("split").cast(places).fill_null(placed)
+        if "split" in cohort.columns
+        else placed
+    )
     cohort = cohort.drop("split_bin")
     if plan.split_file:
-        given = splits.read_split_file(Path(plan.split_file), "as in subjects.parquet", numbers=True)
+        given = splits.read_split_file(
+            Path(plan.split_file), "as in subjects.parquet", numbers=True
+        )
         given = given.with_columns(pl.col("split").cast(places))
-        cohort = cohort.drop("split").join(given, on="subject_id", how="left", maintain_order="left")
+        cohort = cohort.drop("split").join(
+            given, on="subject_id", how="left", maintain_order="left"
+        )
         if missing := cohort["split"].null_count():
             text = round_message(f"misses {missing} of {cohort.height} subjects")
             raise usage_error(text, "expected all", file=plan.split_file, field="--split-file")
@@ -96,7 +139,11 @@ def load_subjects(plan: SequencePlan) -> pl.DataFrame:
         table = plan.cache.labels((of,))  # by subject and name
         columns |= {f"{kind}_{name}": table[of][i :: len(names)] for i, name in enumerate(names)}
         del table
-    cohort = cohort.with_columns(columns[f"{kind}_{name}"].alias(f"{kind}_{name}") for name in names for kind in ("y", "onset"))
+    cohort = cohort.with_columns(
+        columns[f"{kind}_{name}"].alias(f"{kind}_{name}")
+        for name in names
+        for kind in ("y", "onset")
+    )
     pa.default_memory_pool().release_unused()
     return cohort.drop("subject_id")
 
@@ -110,8 +157,15 @@ def iter_shards(plan: SequencePlan, cohort: pl.DataFrame) -> Iterator[ClaimsShar
         del shard
 
 
-def _read_shard(plan: SequencePlan, cohort: pl.DataFrame, number: int, eventless: np.ndarray, phecodes: PhecodesOfCodes) -> ClaimsShard:
-    """One shard; `eventless` [subjects] becomes False for its subjects, and the last shard takes those for whom it is still True.
+def _read_shard(
+    plan: SequencePlan,
+    cohort: pl.DataFrame,
+    number: int,
+    eventless: np.ndarray,
+    phecodes: PhecodesOfCodes,
+) -> ClaimsShard:
+    """One shard; `eventless` [subjects] becomes False for its subjects, and the last shard takes
+    those for whom it is still True.
 
     `phecodes` grows by those of its codes.
     """
@@ -123,7 +177,9 @@ def _read_shard(plan: SequencePlan, cohort: pl.DataFrame, number: int, eventless
     if number == len(manifest.shards) - 1:
         member |= eventless
     rows, place = np.flatnonzero(member), pl.Series(np.cumsum(member, dtype=np.int32) - 1)
-    shard_cohort = cohort[rows].select(pl.Series("subject_id", rows), pl.all().exclude("split"), pl.col("split").cast(pl.String))
+    shard_cohort = cohort[rows].select(
+        pl.Series("subject_id", rows), pl.all().exclude("split"), pl.col("split").cast(pl.String)
+    )
     events = events.with_columns(subject=place.gather(events["subject_id"]))
     rules = parse_rules(manifest.rules)
     shard = steps.load_shard(
@@ -140,7 +196,11 @@ def _read_shard(plan: SequencePlan, cohort: pl.DataFrame, number: int, eventless
     if not choices.input_order:
         shard = replace(shard, rows=shard.rows.drop("row"))
     shard = steps.set_index_days(shard, choices, manifest.data_end)
-    return shard if plan.fitted is None or choices.values != "deciles" else code_values.bin_values(shard, plan.fitted)
+    return (
+        shard
+        if plan.fitted is None or choices.values != "deciles"
+        else code_values.bin_values(shard, plan.fitted)
+    )
 
 
 def _has_sex_restrictions(plan: SequencePlan) -> bool:
@@ -149,7 +209,8 @@ def _has_sex_restrictions(plan: SequencePlan) -> bool:
 
 
 def _read_events(plan: SequencePlan, number: int, phecodes: PhecodesOfCodes) -> pl.DataFrame:
-    """subject_id, day, code, source of the rows of a shard, in the order of the input where it matters, with minute and value where needed.
+    """subject_id, day, code, source of the rows of a shard, in the order of the input where it
+    matters, with minute and value where needed.
 
     The column of PheCodes, half of the time of reading, is read only where `phecodes` lacks a code.
     """
@@ -168,7 +229,10 @@ def _read_events(plan: SequencePlan, number: int, phecodes: PhecodesOfCodes) -> 
     since = pl.col("time").cast(pl.Int64)
     measures = {"minute": since % DAY // MINUTE} if options.get("time_unit") == "minute" else {}
     if numeric:
-        measures["value"] = pl.when(pl.col("numeric_value") == 0).then(0.0).otherwise("numeric_value")  # without -0, which sorts as 0
+        # without -0, which sorts as 0
+        measures["value"] = (
+            pl.when(pl.col("numeric_value") == 0).then(0.0).otherwise("numeric_value")
+        )
     return events.with_columns(day=(since // DAY).cast(pl.Int32), **measures)
 
 
@@ -180,4 +244,6 @@ def _fill_index_days(cohort: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame
         return cohort.drop("index_day")
     last = events.group_by("subject_id").agg(last=pl.col("day").max())
     cohort = cohort.join(last, on="subject_id", how="left", maintain_order="left")
-    return cohort.with_columns(index_day=pl.coalesce("index_day", "last").cast(pl.Int64)).drop("last")
+    return cohort.with_columns(index_day=pl.coalesce("index_day", "last").cast(pl.Int64)).drop(
+        "last"
+    )

@@ -1,7 +1,10 @@
-"""The steps of section 2 for one shard of subjects, in the two passes of section 13. `build_sequences` is one shard.
+"""The steps of section 2 for one shard of subjects, in the two passes of section 13.
+`build_sequences` is one shard.
 
-Pass 1: `label_shard` each shard; the latest of their last days is the end of the data; `set_index_days` and `count_shard` each shard; add up
-the counts. Between the passes: `select_vocabulary`, in plain Python. Pass 2: `build_shard` each shard. No global decision is made in a shard.
+Pass 1: `label_shard` each shard; the latest of their last days is the end of the data;
+`set_index_days` and `count_shard` each shard; add up
+the counts. Between the passes: `select_vocabulary`, in plain Python. Pass 2: `build_shard` each
+shard. No global decision is made in a shard.
 """
 
 from __future__ import annotations
@@ -29,13 +32,17 @@ PhecodesOfCodes = dict[str, Sequence[str]]
 class ClaimsShard:
     """Some subjects with all their valid rows, as integers."""
 
-    rows: pl.DataFrame  # Int32 subject (row of `cohort`), day and code (index into `codes`), Int8 source; Int64 row for input_order
+    # Int32 subject (row of `cohort`), day and code (index into `codes`), Int8 source; Int64 row for
+    # input_order
+    rows: pl.DataFrame
     codes: Sequence[IcdCode]
     cohort: pl.DataFrame  # subject_id, birth_day Int32, obs_end Int32, split; steps add columns
     labels: tuple[str, ...] = ()  # names with a column y_<name> in `cohort`
-    rule_labels: frozenset[str] = frozenset()  # those made by rules: only they have onsets and change under a landmark
+    # those made by rules: only they have onsets and change under a landmark
+    rule_labels: frozenset[str] = frozenset()
     rules: Sequence[LabelRule] = ()
-    defining: Collection[str] = ()  # PheCodes that the map gives to the code sets of the rules (`rules.defining`)
+    # PheCodes that the map gives to the code sets of the rules (`rules.defining`)
+    defining: Collection[str] = ()
 
     @property
     def last_day(self) -> int | None:
@@ -56,16 +63,26 @@ def load_shard(
 ) -> ClaimsShard:
     """A shard from the cache's rows.
 
-    `events`: subject (row of `cohort`) and day Int32, code (`ICD9CM//428.0`), source, phecodes, perhaps minute and value, in any order.
-    `cohort`: one row a subject, with the columns of `ClaimsShard.cohort` and of its labels. `rule_labels`: labels made by rules. `rules` of the
-    ingest and `defining` PheCodes of their code sets: for the leakage policies. `by_sex`: rows of one code may have other PheCodes.
-    `phecodes_of_codes`: grows by the codes of the shard, and gives their PheCodes where `events` has none.
+    `events`: subject (row of `cohort`) and day Int32, code (`ICD9CM//428.0`), source, phecodes,
+    perhaps minute and value, in any order.
+    `cohort`: one row a subject, with the columns of `ClaimsShard.cohort` and of its labels.
+    `rule_labels`: labels made by rules. `rules` of the
+    ingest and `defining` PheCodes of their code sets: for the leakage policies. `by_sex`: rows of
+    one code may have other PheCodes.
+    `phecodes_of_codes`: grows by the codes of the shard, and gives their PheCodes where `events`
+    has none.
     """
-    keys = pl.concat_str(pl.col("code").cast(pl.String), pl.col("phecodes").cast(pl.List(pl.String)).list.join(","), separator="|")
+    keys = pl.concat_str(
+        pl.col("code").cast(pl.String),
+        pl.col("phecodes").cast(pl.List(pl.String)).list.join(","),
+        separator="|",
+    )
     first, code = _number_texts(events.select(keys if by_sex else "code").to_series())
     source = events["source"]
     if source.dtype != pl.Enum(SOURCES):
-        source = source.cast(pl.String).replace_strict(SOURCES, range(len(SOURCES)), default=SOURCES.index("other"), return_dtype=pl.Int8)
+        source = source.cast(pl.String).replace_strict(
+            SOURCES, range(len(SOURCES)), default=SOURCES.index("other"), return_dtype=pl.Int8
+        )
     measures = [name for name in sequence_builder.MEASURES if name in events.columns]
     numbered: dict[str, pl.Series | pl.Expr] = {
         "code": pl.Series(code),
@@ -76,7 +93,9 @@ def load_shard(
         rows=events.select("subject", "day", **numbered).with_columns(events.select(measures)),
         codes=_read_codes(events[first], {} if phecodes_of_codes is None else phecodes_of_codes),
         cohort=cohort,
-        labels=tuple(column.removeprefix("y_") for column in cohort.columns if column.startswith("y_")),
+        labels=tuple(
+            column.removeprefix("y_") for column in cohort.columns if column.startswith("y_")
+        ),
         rule_labels=frozenset(rule_labels),
         rules=rules,
         defining=defining,
@@ -86,7 +105,11 @@ def load_shard(
 def _read_codes(rows: pl.DataFrame, phecodes_of_codes: PhecodesOfCodes) -> list[IcdCode]:
     """The codes of some rows of the cache; `phecodes_of_codes` as in `load_shard`."""
     texts = rows["code"].cast(pl.String).to_list()
-    phecodes = rows["phecodes"].to_list() if "phecodes" in rows.columns else [phecodes_of_codes[text] for text in texts]
+    phecodes = (
+        rows["phecodes"].to_list()
+        if "phecodes" in rows.columns
+        else [phecodes_of_codes[text] for text in texts]
+    )
     phecodes_of_codes.update(zip(texts, phecodes, strict=True))
     return list(map(_parse_code, texts, phecodes))
 
@@ -100,7 +123,9 @@ def _parse_code(text: str, phecodes: Sequence[str] | None) -> IcdCode:
 
 
 def _number_texts(texts: pl.Series) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Of the distinct texts in their order a row that holds each, and of each row the number of its text [n]."""
+    """Of the distinct texts in their order a row that holds each, and of each row the number of its
+    text [n].
+    """
     row, number = number_texts(texts)
     order = texts.gather(row).cast(pl.String).arg_sort().to_numpy()
     rank = np.zeros(len(row), np.int32)
@@ -113,11 +138,20 @@ def label_shard(shard: ClaimsShard) -> ClaimsShard:
     cohort = labels.add_first_days(shard.rows, shard.cohort)
     cohort = labels.add_onsets(shard.rows, shard.codes, shard.rules, cohort)
     names = tuple(rule.name for rule in shard.rules)
-    return replace(shard, cohort=cohort, labels=(*shard.labels, *names), rule_labels=shard.rule_labels.union(names))
+    return replace(
+        shard,
+        cohort=cohort,
+        labels=(*shard.labels, *names),
+        rule_labels=shard.rule_labels.union(names),
+    )
 
 
-def set_index_days(shard: ClaimsShard, choices: SequenceChoices, data_end: int | None) -> ClaimsShard:
-    """Pass 1: index days and the labels at them. `data_end`: last valid day of all shards; None where every obs_end is known."""
+def set_index_days(
+    shard: ClaimsShard, choices: SequenceChoices, data_end: int | None
+) -> ClaimsShard:
+    """Pass 1: index days and the labels at them. `data_end`: last valid day of all shards; None
+    where every obs_end is known.
+    """
     cohort = shard.cohort
     if "first_day" not in cohort.columns:
         cohort = labels.add_first_days(shard.rows, cohort)
@@ -132,47 +166,87 @@ def count_shard(shard: ClaimsShard, choices: SequenceChoices) -> CodeCounts:
     """Pass 1: the counts for ratios and selection."""
     records, phecodes = _select_records(shard, choices)
     frequency = choices.select == "frequency"
-    return prevalence.count_codes(records, phecodes, shard.cohort, shard.labels, population=choices.population, frequency=frequency)
+    return prevalence.count_codes(
+        records,
+        phecodes,
+        shard.cohort,
+        shard.labels,
+        population=choices.population,
+        frequency=frequency,
+    )
 
 
 def select_vocabulary(
-    counts: CodeCounts, names: Sequence[str], choices: SequenceChoices, floor: int = 0, exempt: Collection[str] = ()
+    counts: CodeCounts,
+    names: Sequence[str],
+    choices: SequenceChoices,
+    floor: int = 0,
+    exempt: Collection[str] = (),
 ) -> CodeSelection:
-    """Between the passes: ratios and vocabulary; `floor`, `exempt`: of codes that are not ICD, as `prevalence.select_codes`."""
-    wanted = ("select", "denominator", "threshold", "top_k", "min_case_support", "min_case_fraction", "min_record_frequency")
-    return prevalence.select_codes(counts, names, **{name: getattr(choices, name) for name in wanted}, floor=floor, exempt=exempt)
+    """Between the passes: ratios and vocabulary; `floor`, `exempt`: of codes that are not ICD, as
+    `prevalence.select_codes`.
+    """
+    wanted = (
+        "select",
+        "denominator",
+        "threshold",
+        "top_k",
+        "min_case_support",
+        "min_case_fraction",
+        "min_record_frequency",
+    )
+    return prevalence.select_codes(
+        counts,
+        names,
+        **{name: getattr(choices, name) for name in wanted},
+        floor=floor,
+        exempt=exempt,
+    )
 
 
-def build_shard(shard: ClaimsShard, choices: SequenceChoices, selection: CodeSelection) -> CodeSequences:
+def build_shard(
+    shard: ClaimsShard, choices: SequenceChoices, selection: CodeSelection
+) -> CodeSequences:
     """Pass 2: the sequences."""
     records, phecodes = _select_records(shard, choices)
     numbers = sequence_builder.number_phecodes([*selection.phecodes, *selection.unseen])
     built = sequence_builder.build_code_sequences(records, phecodes, numbers, shard.cohort, choices)
-    return sequence_builder.hide_codes(built, numbers[selection.unseen[0]]) if selection.unseen else built
+    return (
+        sequence_builder.hide_codes(built, numbers[selection.unseen[0]])
+        if selection.unseen
+        else built
+    )
 
 
 def _select_records(shard: ClaimsShard, choices: SequenceChoices) -> tuple[pl.DataFrame, list[str]]:
-    """Records that may enter the input, and the PheCodes, in numeric order, that their `phecode` indexes.
+    """Records that may enter the input, and the PheCodes, in numeric order, that their `phecode`
+    indexes.
 
-    A row up to the index day gives a record for each of its distinct rolled-up PheCodes. Records: subject, day and phecode, with row, minute
-    and value where the rows have them and they are needed.
+    A row up to the index day gives a record for each of its distinct rolled-up PheCodes. Records:
+    subject, day and phecode, with row, minute and value where the rows have them and they are
+    needed.
     """
     phecodes_of_codes = _roll_up_codes(shard, choices)
     phecodes = prevalence.sort_phecodes(set().union(*phecodes_of_codes))
     index = {phecode: i for i, phecode in enumerate(phecodes)}
-    pairs = [(code, number) for code, names in enumerate(phecodes_of_codes) for number in sorted(index[name] for name in names)]
+    pairs = [
+        (code, number)
+        for code, names in enumerate(phecodes_of_codes)
+        for number in sorted(index[name] for name in names)
+    ]
     table = pl.DataFrame(pairs, schema={"code": pl.Int32, "phecode": pl.Int32}, orient="row")
     rows = shard.rows.drop("source", *([] if choices.input_order else ["row"]), strict=False)
     if "index_day" in shard.cohort.columns:
-        rows = rows.filter(rows["day"] <= shard.cohort["index_day"].gather(rows["subject"]))  # none of subjects without an index day
+        # none of subjects without an index day
+        rows = rows.filter(rows["day"] <= shard.cohort["index_day"].gather(rows["subject"]))
     return rows.join(table, on="code").drop("code"), phecodes
 
 
 def _roll_up_codes(shard: ClaimsShard, choices: SequenceChoices) -> list[set[str]]:
     """Of each code the rolled-up PheCodes that may enter the input.
 
-    drop_icd: none for codes in the code set of any rule. drop_phecode: none of the PheCodes that the map gives to these code sets, at any
-    level.
+    drop_icd: none for codes in the code set of any rule. drop_phecode: none of the PheCodes that
+    the map gives to these code sets, at any level.
     """
     dropped = set[str]()
     if choices.leakage == "drop_phecode":
@@ -182,5 +256,8 @@ def _roll_up_codes(shard: ClaimsShard, choices: SequenceChoices) -> list[set[str
         if choices.leakage == "drop_icd" and match_rules(shard.rules, code):
             phecodes_of_codes.append(set[str]())
         else:
-            phecodes_of_codes.append({codes.roll_up_phecode(phecode, choices.level) for phecode in code.phecodes} - dropped)
+            phecodes_of_codes.append(
+                {codes.roll_up_phecode(phecode, choices.level) for phecode in code.phecodes}
+                - dropped
+            )
     return phecodes_of_codes

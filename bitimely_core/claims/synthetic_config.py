@@ -1,4 +1,6 @@
-"""Parameters of `synthetic-claims`; values, units and meaning are in `pipelines/demo_claims.toml`."""
+"""Parameters of `synthetic-claims`; values, units and meaning are in
+`pipelines/demo_claims.toml`.
+"""
 
 from __future__ import annotations
 
@@ -134,11 +136,15 @@ def resolve_config(values: Mapping[str, object]) -> CohortConfig:
     except ValidationError as error:
         first = error.errors()[0]
         raise usage_error(
-            f"found {safe_text(first['input'])}", first["msg"], field=".".join(map(str, ("config", *first["loc"])))
+            f"found {safe_text(first['input'])}",
+            first["msg"],
+            field=".".join(map(str, ("config", *first["loc"]))),
         ) from error
 
 
-def _merge_config(base: Mapping[str, object], values: Mapping[str, object], where: str) -> dict[str, object]:
+def _merge_config(
+    base: Mapping[str, object], values: Mapping[str, object], where: str
+) -> dict[str, object]:
     """`base` with `values` in their place, nested; keys and types stay as they are."""
     merged = dict(base)
     for key, value in values.items():
@@ -146,8 +152,15 @@ def _merge_config(base: Mapping[str, object], values: Mapping[str, object], wher
         default = base[key]
         if isinstance(default, dict) and isinstance(value, dict):
             merged[key] = _merge_config(default, value, f"{where}.{key}")
-        elif (type(value) is type(default) or (isinstance(default, float) and type(value) is int)) and value == value:  # no NaN
+        elif (
+            type(value) is type(default) or (isinstance(default, float) and type(value) is int)
+        ) and value == value:
+            # no NaN
             merged[key] = value
         else:
-            raise usage_error(f"found {safe_text(value)}", f"expected a value like {default!r}", field=f"{where}.{key}")
+            raise usage_error(
+                f"found {safe_text(value)}",
+                f"expected a value like {default!r}",
+                field=f"{where}.{key}",
+            )
     return merged

@@ -1,9 +1,12 @@
-"""Epileptic Seizure Recognition: the 500 EEG segments of Bonn (Andrzejak et al. 2001), each cut into 23 chunks of 178 samples.
+"""Epileptic Seizure Recognition: the 500 EEG segments of Bonn (Andrzejak et al. 2001), each cut
+into 23 chunks of 178 samples.
 
-Two forms: Bonn's sets Z, O, N, F and S, a text file a segment, as folders or as the archives of their site; and the csv table of UCI, which
-was cut from them. Both give the same chunks. The id of a row of the table says where it comes from: X21.V1.791 is chunk 21 of segment V1.791.
-The segment is the subject: its chunks are neighbours in time, and a split by rows would put them into training and test. Segments are not
-people.
+Two forms: Bonn's sets Z, O, N, F and S, a text file a segment, as folders or as the archives of
+their site; and the csv table of UCI, which
+was cut from them. Both give the same chunks. The id of a row of the table says where it comes from:
+X21.V1.791 is chunk 21 of segment V1.791.
+The segment is the subject: its chunks are neighbours in time, and a split by rows would put them
+into training and test. Segments are not people.
 """
 
 from __future__ import annotations
@@ -20,7 +23,16 @@ from typing import NamedTuple
 import numpy as np
 
 from bitimely_core.datasets import physiology
-from bitimely_core.errors import Exit, Finding, Reason, UserError, input_error, input_warning, safe_text, usage_error
+from bitimely_core.errors import (
+    Exit,
+    Finding,
+    Reason,
+    UserError,
+    input_error,
+    input_warning,
+    safe_text,
+    usage_error,
+)
 from bitimely_core.formats import archives, tables
 from bitimely_core.formats.source import (
     Source,
@@ -33,7 +45,17 @@ from bitimely_core.formats.source import (
 )
 from bitimely_core.formats.text import decode_table
 from bitimely_core.registry import DatasetBaseline, DatasetFacts, View, datasets
-from bitimely_core.types import Attributes, AttributeValue, IngestOptions, IngestUnit, Record, Records, Signal, SourceRows, count_reasons
+from bitimely_core.types import (
+    Attributes,
+    AttributeValue,
+    IngestOptions,
+    IngestUnit,
+    Record,
+    Records,
+    Signal,
+    SourceRows,
+    count_reasons,
+)
 
 TABLE = "data.csv"
 TABLES = {TABLE, "epileptic seizure recognition.csv"}  # its name at UCI, and in copies of it
@@ -48,7 +70,9 @@ BINARY = ("no seizure", "seizure")
 SETS = {"S": 1, "F": 2, "N": 3, "O": 4, "Z": 5}  # of Bonn -> label of UCI
 BONN = "bonn"  # the unit of its sets
 SEGMENT = re.compile(r"(?:.*/)?([ZONFS](?:0(?!00)\d\d|100))\.txt", re.IGNORECASE | re.ASCII)
-ARCHIVE = re.compile(r"(?:.*/)?(?:set[ _-]?)?[A-FNOSZ]\.(?:zip|tar\.gz|tgz|tar)", re.IGNORECASE | re.ASCII)
+ARCHIVE = re.compile(
+    r"(?:.*/)?(?:set[ _-]?)?[A-FNOSZ]\.(?:zip|tar\.gz|tgz|tar)", re.IGNORECASE | re.ASCII
+)
 LAYOUT = re.compile(r"(SHA256SUMS|README|LICENSE).*", re.IGNORECASE)
 SEGMENTS, CHUNKS = 100, 23  # of a set, of a segment
 LENGTHS = (4097, 4096)  # samples of a segment; some copies end a sample early
@@ -111,7 +135,14 @@ RULES = {
         layout="data.csv: one row a second of EEG, with the id of the segment first, X1 to X178, and the label y last; or the sets of Bonn, as "
         "folders with Z001.txt to S100.txt (4,097 lines of one integer) or as their zip archives",
         paper={
-            "": {"channels": 1, "timesteps": 2_000_000, "sequences": 11_500, "length": 178, "subjects": 500, "classes": 2},
+            "": {
+                "channels": 1,
+                "timesteps": 2_000_000,
+                "sequences": 11_500,
+                "length": 178,
+                "subjects": 500,
+                "classes": 2,
+            },
             "note": "the 500 subjects are segments of 23.6 s, 100 a class; they come from 10 people",
         },
         rules=RULES,
@@ -125,14 +156,18 @@ RULES = {
     )
 )
 def epilepsy(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | Finding]:
-    """Epileptic Seizure Recognition (UCI table, or the sets of Bonn): 11,500 seconds of EEG in five conditions."""
+    """Epileptic Seizure Recognition (UCI table, or the sets of Bonn): 11,500 seconds of EEG in five
+    conditions.
+    """
     source = require_source(source)
     every = sorted({*source.files, *source.rejected})
     found = [rel for rel in every if PurePosixPath(rel).name.lower() in TABLES]
     sets = [rel for rel in every if SEGMENT.fullmatch(rel) or ARCHIVE.fullmatch(rel)]
     if found and sets:
         raise usage_error(
-            f"{TABLE} and {len(sets)} files of the sets of Bonn", "expected one form of the data", "Give the folder of one form"
+            f"{TABLE} and {len(sets)} files of the sets of Bonn",
+            "expected one form of the data",
+            "Give the folder of one form",
         )
     if not found and not sets:
         action = "Give the folder that holds it; tables in another form are read by `ingest generic` with --map"
@@ -140,10 +175,18 @@ def epilepsy(source: Source | None, options: IngestOptions) -> Iterator[IngestUn
         raise input_error(Reason.NO_INPUT, text, "expected one", action)
     yield from report_unclaimed(source, {"": {rel: rel for rel in (*found, *sets)}}, LAYOUT)
     if sets:
-        yield input_warning(Reason.IDENTIFIER, "the segments are not people", "they come from 10 people, and which is whose is unknown")
-        faults = tuple(replace(source.rejected[rel], level="warning") for rel in sets if rel in source.rejected)
+        yield input_warning(
+            Reason.IDENTIFIER,
+            "the segments are not people",
+            "they come from 10 people, and which is whose is unknown",
+        )
+        faults = tuple(
+            replace(source.rejected[rel], level="warning") for rel in sets if rel in source.rejected
+        )
         readable = {rel: source.path(rel) for rel in sets if rel not in source.rejected}
-        yield IngestUnit(name=BONN, files=tuple(readable), read=partial(read_segments, readable), findings=faults)
+        yield IngestUnit(
+            name=BONN, files=tuple(readable), read=partial(read_segments, readable), findings=faults
+        )
         return
     rel, findings = choose_copy(source, found)
     is_faulty = any(finding.level == "error" for finding in findings)
@@ -152,10 +195,11 @@ def epilepsy(source: Source | None, options: IngestOptions) -> Iterator[IngestUn
 
 
 def read_table(path: Path, rel: str) -> Records:
-    """All valid rows of the table: one record a row, `binary` and `condition` as its attributes; `rel` names the file in findings.
+    """All valid rows of the table: one record a row, `binary` and `condition` as its attributes;
+    `rel` names the file in findings.
 
-    Raises UserError: header or schema where columns are missing, identifier where ids, label where labels are all invalid, and as
-    `tables.read_rows`.
+    Raises UserError: header or schema where columns are missing, identifier where ids, label where
+    labels are all invalid, and as `tables.read_rows`.
     """
     with locate_errors(rel):
         key = _find_id_column(tables.read_names(path))
@@ -166,28 +210,52 @@ def read_table(path: Path, rel: str) -> Records:
             seen += 1
             found = item if isinstance(item, Finding) else _parse_row(item, key)
             if isinstance(found, Finding):
-                faults.append(replace(found, field=found.field or ("id" if found.field == "" else None)))
+                faults.append(
+                    replace(found, field=found.field or ("id" if found.field == "" else None))
+                )
             else:
                 records.append(found)
         if (counted := tables.count_rows(path)) != seen:
-            raise input_error(Reason.CSV_SYNTAX, f"{counted} records were counted, {seen} read", "expected the same number")
+            raise input_error(
+                Reason.CSV_SYNTAX,
+                f"{counted} records were counted, {seen} read",
+                "expected the same number",
+            )
         findings = tables.group_findings(faults)
         if not records:
             raise _no_rows_error(findings, seen)
     quarantined = count_reasons(fault for fault in faults if fault.level == "error")
     dropped = count_reasons(fault for fault in faults if fault.level != "error")
-    flat = _report_flat("rows", {record.recording_id: record.signals[0].samples for record in records})
+    flat = _report_flat(
+        "rows", {record.recording_id: record.signals[0].samples for record in records}
+    )
     return Records(
         records=records,
-        rows=[SourceRows(file=rel, kind="segments", seen=seen, dropped=dropped, quarantined=quarantined)],
-        findings=[finding.at(rel) for finding in (*findings, *flat, *_report_mixed_segments(records))],
+        rows=[
+            SourceRows(
+                file=rel, kind="segments", seen=seen, dropped=dropped, quarantined=quarantined
+            )
+        ],
+        findings=[
+            finding.at(rel) for finding in (*findings, *flat, *_report_mixed_segments(records))
+        ],
     )
 
 
 def _no_rows_error(findings: list[Finding], seen: int) -> UserError:
     """The error for a table without a usable row, with the commonest fault."""
-    worst = max(findings, key=lambda finding: finding.count, default=Finding(Reason.EMPTY_FILE, "has no rows"))
-    return input_error(worst.code, f"no row of {seen} can be used: {worst.problem}", worst.requirement, field=worst.field, row=worst.row)
+    worst = max(
+        findings,
+        key=lambda finding: finding.count,
+        default=Finding(Reason.EMPTY_FILE, "has no rows"),
+    )
+    return input_error(
+        worst.code,
+        f"no row of {seen} can be used: {worst.problem}",
+        worst.requirement,
+        field=worst.field,
+        row=worst.row,
+    )
 
 
 def _find_id_column(names: tuple[str, ...]) -> str:
@@ -209,12 +277,21 @@ def _parse_row(row: tables.TableRow, key: str) -> Record | Finding:
     identifier = ID.fullmatch(name.strip())
     if identifier is None:
         text = f"the id in row {row.row} is not of the form X21.V1.791"
-        return Finding(Reason.IDENTIFIER, text, "it states which rows belong together", field=key or "id", row=row.row)
+        return Finding(
+            Reason.IDENTIFIER,
+            text,
+            "it states which rows belong together",
+            field=key or "id",
+            row=row.row,
+        )
     number = None
     with suppress(UserError):
         number = tables.parse_integer(label)
     if number not in CONDITIONS:
-        text, wanted = f"the label in row {row.row} is not a class", f"expected {', '.join(map(str, CONDITIONS))}"
+        text, wanted = (
+            f"the label in row {row.row} is not a class",
+            f"expected {', '.join(map(str, CONDITIONS))}",
+        )
         return Finding(Reason.LABEL, text, wanted, field=LABEL, row=row.row)
     values = tables.parse_numbers(tables.TableRow(row.row, tuple(cells)), VALUES)
     if isinstance(values, Finding):
@@ -226,20 +303,34 @@ def _make_record(values: np.ndarray, name: str, chunk: int, segment: str, label:
     """One chunk: `values` float64 [178], stored as int16 where that holds them."""
     is_integer = np.abs(values).max() <= 32767 and np.array_equal(values, np.rint(values))
     signal = Signal(CHANNEL, RATE, UNIT, values.astype(np.int16 if is_integer else np.float32))
-    attributes: Attributes = {"binary": BINARY[label == 1], "condition": CONDITIONS[label], "chunk": chunk}
+    attributes: Attributes = {
+        "binary": BINARY[label == 1],
+        "condition": CONDITIONS[label],
+        "chunk": chunk,
+    }
     return Record(recording_id=name, subject_id=segment, signals=[signal], attributes=attributes)
 
 
 def _report_flat(what: str, values: Mapping[str, np.ndarray]) -> list[Finding]:
     """A warning that names rows or segments of one value alone."""
     flat = [name for name, x in values.items() if (x == x[0]).all()]
-    return _name_odd(Reason.FLAT_CHANNEL, f"{what} of one value alone", flat, "they are used", "Was the electrode detached?")
+    return _name_odd(
+        Reason.FLAT_CHANNEL,
+        f"{what} of one value alone",
+        flat,
+        "they are used",
+        "Was the electrode detached?",
+    )
 
 
 def _name_odd(code: Reason, text: str, names: list[str], wanted: str, action: str) -> list[Finding]:
     """A warning about what is odd and used, with names and their number."""
     shown = f"{text}: {len(names)}, {', '.join(names[:5])}{' and so on' * (len(names) > 5)}"
-    return [input_warning(code, shown, wanted, action, count=len(names), examples=tuple(names[:5]))] if names else []
+    return (
+        [input_warning(code, shown, wanted, action, count=len(names), examples=tuple(names[:5]))]
+        if names
+        else []
+    )
 
 
 def _report_mixed_segments(records: list[Record]) -> list[Finding]:
@@ -249,7 +340,11 @@ def _report_mixed_segments(records: list[Record]) -> list[Finding]:
         classes.setdefault(record.subject_id, set()).add(record.attributes["condition"])
     mixed = sum(len(found) > 1 for found in classes.values())
     text = f"segments whose chunks have different classes: {mixed}"
-    return [input_warning(Reason.LABEL, text, "expected one class a segment", count=mixed)] if mixed else []
+    return (
+        [input_warning(Reason.LABEL, text, "expected one class a segment", count=mixed)]
+        if mixed
+        else []
+    )
 
 
 # --- the sets of Bonn
@@ -265,9 +360,11 @@ class BonnSegment(NamedTuple):
 
 
 def read_segments(files: Mapping[str, Path]) -> Records:
-    """The chunks of all segments; `files`: path relative to the source -> a segment's text, or the archive of a set.
+    """The chunks of all segments; `files`: path relative to the source -> a segment's text, or the
+    archive of a set.
 
-    A segment that is damaged, or there twice with different values, is counted as quarantined, and so is an archive that is damaged: the other
+    A segment that is damaged, or there twice with different values, is counted as quarantined, and
+    so is an archive that is damaged: the other
     sets are used. Raises UserError: as `archives.read_members` where nothing else is left.
     """
     copies: dict[str, list[BonnSegment]] = {}
@@ -282,16 +379,26 @@ def read_segments(files: Mapping[str, Path]) -> Records:
     faults: list[tuple[str, Finding]] = []
     used: dict[str, np.ndarray] = {}
     for name, same in sorted(copies.items()):
-        faults += [(one.place, one.values.at(one.file)) for one in same if isinstance(one.values, Finding)]
+        faults += [
+            (one.place, one.values.at(one.file)) for one in same if isinstance(one.values, Finding)
+        ]
         usable = [(one, one.values) for one in same if not isinstance(one.values, Finding)]
-        repeated = compare_copies([(one.file, (values + 0.0).tobytes()) for one, values in usable], name) if len(usable) > 1 else []
+        repeated = (
+            compare_copies([(one.file, (values + 0.0).tobytes()) for one, values in usable], name)
+            if len(usable) > 1
+            else []
+        )
         differ = any(finding.level == "error" for finding in repeated)
         for (one, _), finding in zip(usable[len(usable) - len(repeated) :], repeated, strict=True):
-            faults.append((one.place, finding if differ else replace(finding, file=one.place)))  # equal ones are counted by place
+            # equal ones are counted by place
+            faults.append((one.place, finding if differ else replace(finding, file=one.place)))
         if usable and not differ:
             used[name] = usable[0][1]
             parts = used[name][: CHUNKS * SAMPLES].reshape(CHUNKS, SAMPLES)
-            records += [_make_record(part, f"X{chunk}.{name}", chunk, name, SETS[name[0]]) for chunk, part in enumerate(parts, 1)]
+            records += [
+                _make_record(part, f"X{chunk}.{name}", chunk, name, SETS[name[0]])
+                for chunk, part in enumerate(parts, 1)
+            ]
     findings = tables.group_findings(fault for _, fault in faults)
     seen = Counter(segment.place for same in copies.values() for segment in same)
     if not records and damaged:
@@ -300,70 +407,127 @@ def read_segments(files: Mapping[str, Path]) -> Records:
         raise _no_rows_error(findings, seen.total())
     findings += [*remarks, *_report_segments(used)]
     rows = []
-    if damaged:  # how many segments such an archive has is unknown: it is counted among the folders and archives
+    # how many segments such an archive has is unknown: it is counted among the folders and archives
+    if damaged:
         findings = [*damaged, *findings]
-        rows.append(SourceRows(file=str(damaged[0].file), kind="sets", seen=len(seen) + len(damaged), quarantined=count_reasons(damaged)))
+        rows.append(
+            SourceRows(
+                file=str(damaged[0].file),
+                kind="sets",
+                seen=len(seen) + len(damaged),
+                quarantined=count_reasons(damaged),
+            )
+        )
     for place, count in sorted(seen.items()):
-        lost = [[fault for at, fault in faults if at == place and (fault.level == "error") == error] for error in (False, True)]
+        lost = [
+            [fault for at, fault in faults if at == place and (fault.level == "error") == error]
+            for error in (False, True)
+        ]
         dropped, quarantined = map(count_reasons, lost)
-        rows.append(SourceRows(file=place, kind="segments", seen=count, dropped=dropped, quarantined=quarantined))
+        rows.append(
+            SourceRows(
+                file=place, kind="segments", seen=count, dropped=dropped, quarantined=quarantined
+            )
+        )
     return Records(records=records, rows=rows, findings=findings)
 
 
 def _report_segments(used: Mapping[str, np.ndarray]) -> Iterator[Finding]:
-    """Warnings about segments that are used, with counts: flat ones, values that Bonn does not have, and sets that lack some."""
+    """Warnings about segments that are used, with counts: flat ones, values that Bonn does not
+    have, and sets that lack some.
+    """
     broken = [name for name, values in used.items() if not np.array_equal(values, np.rint(values))]
     text, wanted = "segments with values that are not whole numbers", f"they are taken for {UNIT}"
-    odd = [*_report_flat("segments", used), *_name_odd(Reason.UNIT, text, broken, wanted, "Give the files as published")]
+    odd = [
+        *_report_flat("segments", used),
+        *_name_odd(Reason.UNIT, text, broken, wanted, "Give the files as published"),
+    ]
     yield from (finding.at(BONN) for finding in odd)
     counts = Counter(name[0] for name in used)
     for name, label in SETS.items():
         if counts[name] < SEGMENTS:
-            text = f"set {name} ({CONDITIONS[label]}): {counts[name]} of {SEGMENTS} segments are used"
-            yield input_warning(Reason.CLASS_MISSING, text, "expected all", file=BONN, count=SEGMENTS - counts[name])
+            text = (
+                f"set {name} ({CONDITIONS[label]}): {counts[name]} of {SEGMENTS} segments are used"
+            )
+            yield input_warning(
+                Reason.CLASS_MISSING, text, "expected all", file=BONN, count=SEGMENTS - counts[name]
+            )
 
 
 def _read_segment_file(rel: str, path: Path) -> tuple[list[BonnSegment], Finding | None]:
-    """The segments of a text or an archive, and why none of an archive can be used, or what else it holds.
+    """The segments of a text or an archive, and why none of an archive can be used, or what else it
+    holds.
 
     Raises UserError: io_error, and faults of this machine.
     """
     if (named := SEGMENT.fullmatch(rel)) is not None:
         size = path.stat().st_size
         content = path.read_bytes() if size <= SEGMENT_BYTES else bytes(SEGMENT_BYTES + 1)
-        return [BonnSegment(PurePosixPath(rel).parent.as_posix(), rel, named[1].upper(), parse_segment(content))], None
+        return [
+            BonnSegment(
+                PurePosixPath(rel).parent.as_posix(), rel, named[1].upper(), parse_segment(content)
+            )
+        ], None
     found, others = list[BonnSegment](), list[str]()
     try:
         for inner, content in archives.read_members(path):
             if (named := SEGMENT.fullmatch(inner)) is not None:
-                found.append(BonnSegment(rel, rel, named[1].upper(), parse_segment(content, f"{named[1]}: ")))
+                found.append(
+                    BonnSegment(rel, rel, named[1].upper(), parse_segment(content, f"{named[1]}: "))
+                )
             elif not LAYOUT.fullmatch(PurePosixPath(inner).name):
                 others.append(inner)
     except UserError as error:
-        if error.exit_code != Exit.REFUSED or error.code == Reason.IO_ERROR:  # it may be gone the next time
+        # it may be gone the next time
+        if error.exit_code != Exit.REFUSED or error.code == Reason.IO_ERROR:
             raise
         lost = "none of its segments is used"
         wanted = f"{error.requirement}: {lost}" if error.requirement else lost
-        return [], replace(error.finding, file=rel, requirement=wanted, hint=error.hint or "Download it again")
+        return [], replace(
+            error.finding, file=rel, requirement=wanted, hint=error.hint or "Download it again"
+        )
     if not found:
-        return [], Finding(Reason.NO_INPUT, "holds no segment", "expected files such as Z001.txt", "Download it again", file=rel)
+        return [], Finding(
+            Reason.NO_INPUT,
+            "holds no segment",
+            "expected files such as Z001.txt",
+            "Download it again",
+            file=rel,
+        )
     if not others:
         return found, None
-    text, shown = f"files that are no segments: {len(others)}, {safe_text(others[0])} first", tuple(map(safe_text, others[:5]))
-    return found, input_warning(Reason.FILE_NAME, text, "not read", file=rel, count=len(others), examples=shown)
+    text, shown = (
+        f"files that are no segments: {len(others)}, {safe_text(others[0])} first",
+        tuple(map(safe_text, others[:5])),
+    )
+    return found, input_warning(
+        Reason.FILE_NAME, text, "not read", file=rel, count=len(others), examples=shown
+    )
 
 
 def parse_segment(content: bytes, prefix: str = "") -> np.ndarray | Finding:
-    """The values of a segment, float64 [4097], or why it cannot be used; `prefix` begins the message."""
+    """The values of a segment, float64 [4097], or why it cannot be used; `prefix` begins the
+    message.
+    """
     if len(content) > SEGMENT_BYTES:
-        return Finding(Reason.LENGTH, f"{prefix}more than {SEGMENT_BYTES} bytes", f"expected {LENGTHS[0]} integers, one a line")
+        return Finding(
+            Reason.LENGTH,
+            f"{prefix}more than {SEGMENT_BYTES} bytes",
+            f"expected {LENGTHS[0]} integers, one a line",
+        )
     try:
         cells = decode_table(content).split()
     except UserError as error:
         return replace(error.finding, problem=prefix + error.problem)
     if len(cells) not in LENGTHS:
-        return Finding(Reason.LENGTH, f"{prefix}{len(cells)} values", f"expected {LENGTHS[0]}, one a line")
-    values = tables.parse_numbers(tables.TableRow(1, tuple(cells)), [f"line {i}" for i in range(1, len(cells) + 1)])
+        return Finding(
+            Reason.LENGTH, f"{prefix}{len(cells)} values", f"expected {LENGTHS[0]}, one a line"
+        )
+    values = tables.parse_numbers(
+        tables.TableRow(1, tuple(cells)), [f"line {i}" for i in range(1, len(cells) + 1)]
+    )
     if isinstance(values, Finding):
-        return Finding(values.code, f"{prefix}{values.field} is no usable number", values.requirement)
+        return Finding(
+            values.code, f"{prefix}{values.field} is no usable number", values.requirement
+        )
     return values

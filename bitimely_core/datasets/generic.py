@@ -1,7 +1,8 @@
-"""A user's own recordings as data sets: `generic` for all formats and a BIDS folder as it is, `edf` and `wfdb` for files of that one format.
+"""A user's own recordings as data sets: `generic` for all formats and a BIDS folder as it is, `edf`
+and `wfdb` for files of that one format.
 
-What files do not state (subjects, channels of a table, rates, labels) comes from a mapping file in TOML (`--map`), whose keys are those of
-`recordings.mapping.RecordingMap`.
+What files do not state (subjects, channels of a table, rates, labels) comes from a mapping file in
+TOML (`--map`), whose keys are those of `recordings.mapping.RecordingMap`.
 """
 
 from __future__ import annotations
@@ -28,10 +29,21 @@ RULES = {
     "views": "channels are those that the largest number of recordings have together, of two such sets the larger; the rate is that of most of "
     "these recordings, those of a higher rate are left out without --rate; a window is 10 s, or the commonest annotation, unless --window says otherwise",
 }
-WINDOWS = View(channels=(), rate=0.0, window=0, seconds=10.0, help="the channels that most recordings have, windows of 10 s, no labels")
+WINDOWS = View(
+    channels=(),
+    rate=0.0,
+    window=0,
+    seconds=10.0,
+    help="the channels that most recordings have, windows of 10 s, no labels",
+)
 OPEN = {
     "": WINDOWS,
-    "annotations": replace(WINDOWS, task="classification", epoch=0.0, help="windows of annotations that last, whose texts are the classes"),
+    "annotations": replace(
+        WINDOWS,
+        task="classification",
+        epoch=0.0,
+        help="windows of annotations that last, whose texts are the classes",
+    ),
     "staging": replace(
         WINDOWS,
         task="classification",
@@ -51,11 +63,23 @@ OPEN = {
     ),
 }
 LABELLED = {
-    "classification": replace(WINDOWS, task="classification", target="label", help="the class of the recording"),
-    "multilabel": replace(WINDOWS, task="multilabel", target="labels", help="all classes of it, by the columns `labels` of the table"),
-    "regression": replace(WINDOWS, task="regression", target="value", help="the number of the recording"),
+    "classification": replace(
+        WINDOWS, task="classification", target="label", help="the class of the recording"
+    ),
+    "multilabel": replace(
+        WINDOWS,
+        task="multilabel",
+        target="labels",
+        help="all classes of it, by the columns `labels` of the table",
+    ),
+    "regression": replace(
+        WINDOWS, task="regression", target="value", help="the number of the recording"
+    ),
     "values": replace(
-        WINDOWS, task="regression", overlap=0.5, help="the mean of the numeric annotations over the window, where they cover half of it"
+        WINDOWS,
+        task="regression",
+        overlap=0.5,
+        help="the mean of the numeric annotations over the window, where they cover half of it",
     ),
 }
 
@@ -65,7 +89,9 @@ def name_unit(subjects: Iterable[str], recordings: Iterable[str]) -> str:
     return "recording" if all(map(operator.eq, subjects, recordings)) else "subject"
 
 
-def _make_facts(title: str, layout: str, views: dict[str, View], options: dict[str, None] | None = None) -> DatasetFacts:
+def _make_facts(
+    title: str, layout: str, views: dict[str, View], options: dict[str, None] | None = None
+) -> DatasetFacts:
     return DatasetFacts(
         subject_unit=name_unit,
         title=title,
@@ -88,24 +114,42 @@ def _make_facts(title: str, layout: str, views: dict[str, View], options: dict[s
         {"map": None},
     )
 )
-def generic(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | Finding | SourceRows]:
-    """Your own files: EDF, BDF, WFDB, csv, Parquet, npy, mat (--map), BrainVision, EEGLAB, GDF, FIF, or a BIDS folder."""
+def generic(
+    source: Source | None, options: IngestOptions
+) -> Iterator[IngestUnit | Finding | SourceRows]:
+    """Your own files: EDF, BDF, WFDB, csv, Parquet, npy, mat (--map), BrainVision, EEGLAB, GDF,
+    FIF, or a BIDS folder.
+    """
     path = options.get("map")
     if path is None:
         refuse_tables_alone(require_source(source))
-        yield from list_units(require_source(source), RecordingMap(), ("edf", "wfdb", "mne"), options)
+        yield from list_units(
+            require_source(source), RecordingMap(), ("edf", "wfdb", "mne"), options
+        )
         return
     chosen = read_map(Path(path))
-    yield from list_units(require_source(source), chosen, ("edf", "wfdb", "table", "npy", "mat", "mne"), options)
+    yield from list_units(
+        require_source(source), chosen, ("edf", "wfdb", "table", "npy", "mat", "mne"), options
+    )
 
 
-@datasets(_make_facts("Recordings in EDF, EDF+ or BDF files", "any folders of .edf and .bdf files", OPEN))
-def edf(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | Finding | SourceRows]:
+@datasets(
+    _make_facts("Recordings in EDF, EDF+ or BDF files", "any folders of .edf and .bdf files", OPEN)
+)
+def edf(
+    source: Source | None, options: IngestOptions
+) -> Iterator[IngestUnit | Finding | SourceRows]:
     """All .edf and .bdf files of a folder, one recording each."""
     yield from list_units(require_source(source), RecordingMap(), ("edf",), options)
 
 
-@datasets(_make_facts("Recordings in WFDB format", "any folders of .hea files with their signal files", OPEN))
-def wfdb(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | Finding | SourceRows]:
+@datasets(
+    _make_facts(
+        "Recordings in WFDB format", "any folders of .hea files with their signal files", OPEN
+    )
+)
+def wfdb(
+    source: Source | None, options: IngestOptions
+) -> Iterator[IngestUnit | Finding | SourceRows]:
     """All WFDB records of a folder, single and multi-segment, one recording each."""
     yield from list_units(require_source(source), RecordingMap(), ("wfdb",), options)

@@ -1,7 +1,8 @@
 """IEEEPPG: heart rate while running, from two PPG and three acceleration channels.
 
-Two forms: the .ts files of the regression archive, and what they were cut from, the recordings of the IEEE Signal Processing Cup 2015 (TROIKA) as
-MATLAB 5 files. Both give the same windows; only the recordings say who is who.
+Two forms: the .ts files of the regression archive, and what they were cut from, the recordings of
+the IEEE Signal Processing Cup 2015 (TROIKA) as MATLAB 5 files. Both give the same windows; only the
+recordings say who is who.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ import numpy as np
 from bitimely_core.datasets import physiology, tser
 from bitimely_core.errors import Finding, Reason, input_error, input_warning, safe_text, usage_error
 from bitimely_core.formats import matlab
-from bitimely_core.formats.source import Source, choose_copy, locate_errors, report_unclaimed, require_source
+from bitimely_core.formats.source import (
+    Source,
+    choose_copy,
+    locate_errors,
+    report_unclaimed,
+    require_source,
+)
 from bitimely_core.formats.units import narrow_samples
 from bitimely_core.registry import DatasetBaseline, DatasetFacts, View, datasets
 from bitimely_core.types import IngestOptions, IngestUnit, Record, Signal
@@ -46,7 +53,9 @@ class CupRecording:
     labels: list[str] = field(default_factory=list)
 
 
-def _measure_rate(first: np.ndarray, second: np.ndarray, x: np.ndarray, y: np.ndarray, z: np.ndarray, rate: float) -> float:
+def _measure_rate(
+    first: np.ndarray, second: np.ndarray, x: np.ndarray, y: np.ndarray, z: np.ndarray, rate: float
+) -> float:
     return physiology.measure_motion_free_rate((first, second), (x, y, z), rate)
 
 
@@ -73,7 +82,15 @@ def _measure_rate(first: np.ndarray, second: np.ndarray, x: np.ndarray, y: np.nd
         "https://sites.google.com/site/researchbyzhang/ieeespcup2015",
         layout="IEEEPPG_TRAIN.ts and IEEEPPG_TEST.ts; or DATA_01_TYPE01.mat with DATA_01_TYPE01_BPMtrace.mat to DATA_12_TYPE02.mat, and "
         "TEST_S01_T01.mat with True_S01_T01.mat and so on, in any folders",
-        paper={"": {"channels": 5, "timesteps": 3_100_000, "sequences": 3096, "length": 1000, "classes": None}},
+        paper={
+            "": {
+                "channels": 5,
+                "timesteps": 3_100_000,
+                "sequences": 3096,
+                "length": 1000,
+                "classes": None,
+            }
+        },
         rules={
             **tser.RULES,
             "channels": ".ts files name no channels: the order is that of the challenge's recordings without the ECG, from which the label comes; "
@@ -99,7 +116,9 @@ def _measure_rate(first: np.ndarray, second: np.ndarray, x: np.ndarray, y: np.nd
     )
 )
 def ieee_ppg(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | Finding]:
-    """IEEEPPG (.ts of the regression archive, or .mat of the Signal Processing Cup 2015): heart rate of runners from 5 channels."""
+    """IEEEPPG (.ts of the regression archive, or .mat of the Signal Processing Cup 2015): heart
+    rate of runners from 5 channels.
+    """
     source = require_source(source)
     found = tser.find_problems(source)
     recordings = _find_recordings(source)
@@ -107,12 +126,20 @@ def ieee_ppg(source: Source | None, options: IngestOptions) -> Iterator[IngestUn
         text = f"{len(found)} problems in .ts files and {len(recordings)} recordings"
         raise usage_error(text, "expected one form of one data set", "Give the folder of one form")
     if len(found) > 1:
-        raise usage_error(f"{len(found)} problems in .ts files", "expected one", "Give the folder of IEEEPPG_TRAIN.ts and IEEEPPG_TEST.ts")
-    claimed = {name: {rel: rel for rel in (*one.signals, *one.labels)} for name, one in recordings.items()}
+        raise usage_error(
+            f"{len(found)} problems in .ts files",
+            "expected one",
+            "Give the folder of IEEEPPG_TRAIN.ts and IEEEPPG_TEST.ts",
+        )
+    claimed = {
+        name: {rel: rel for rel in (*one.signals, *one.labels)} for name, one in recordings.items()
+    }
     yield from report_unclaimed(source, {**found, **claimed}, LAYOUT)
     for files in found.values():
         yield from tser.list_units(
-            source, {"": files}, {"": tser.TserLayout(target="hr", channels=CHANNELS, subject="ieee-ppg", windows=True)}
+            source,
+            {"": files},
+            {"": tser.TserLayout(target="hr", channels=CHANNELS, subject="ieee-ppg", windows=True)},
         )
     yield from _list_recordings(source, recordings, options.get("extra"))
 
@@ -127,21 +154,37 @@ def _find_recordings(source: Source) -> dict[str, CupRecording]:
         if (named := FILE.fullmatch(rel)) is None:
             continue
         if named["train"]:
-            name, person, part, is_label = named["train"].upper(), f"train-{named['number']}", "train", bool(named["trace"])
+            name, person, part, is_label = (
+                named["train"].upper(),
+                f"train-{named['number']}",
+                "train",
+                bool(named["trace"]),
+            )
         else:
             part = "test" if named["kind"].lower() in {"test", "true"} else "extra"
             name = f"{'TEST' if part == 'test' else 'DATA'}_{named['test'].upper()}"
-            person, is_label = f"test-{named['person'].upper()}", named["kind"].lower() in {"true", "bpm"}
+            person, is_label = (
+                f"test-{named['person'].upper()}",
+                named["kind"].lower() in {"true", "bpm"},
+            )
         one = found.setdefault(name, CupRecording(person=person, part=part))
         (one.labels if is_label else one.signals).append(rel)
     return found
 
 
-def _list_recordings(source: Source, recordings: Mapping[str, CupRecording], extra: str | None) -> Iterator[IngestUnit | Finding]:
+def _list_recordings(
+    source: Source, recordings: Mapping[str, CupRecording], extra: str | None
+) -> Iterator[IngestUnit | Finding]:
     """The units; `extra`: name of a recording that is left out by default."""
-    others = {name.removeprefix("DATA_"): name for name, one in recordings.items() if one.part == "extra"}
+    others = {
+        name.removeprefix("DATA_"): name for name, one in recordings.items() if one.part == "extra"
+    }
     if extra is not None and extra.upper() not in others:
-        known = f"expected {', '.join(others) or 'none'}" if recordings else "expected none: the files are not those of the cup"
+        known = (
+            f"expected {', '.join(others) or 'none'}"
+            if recordings
+            else "expected none: the files are not those of the cup"
+        )
         raise usage_error(f"no extra recording {safe_text(extra)}", known, field="--extra")
     people = sorted({one.person for one in recordings.values() if one.part == "train"})
     placed = tser.split_by_hash(people, test=False)
@@ -150,24 +193,45 @@ def _list_recordings(source: Source, recordings: Mapping[str, CupRecording], ext
             if extra is None or name != others[extra.upper()]:
                 text, wanted = f"{name} is not part of the official training set", "left out"
                 action = f"To include it: --extra {name.removeprefix('DATA_')}"
-                yield input_warning(Reason.LEFT_OUT, text, wanted, action, file=[*one.signals, *one.labels][0], level="info")
+                yield input_warning(
+                    Reason.LEFT_OUT,
+                    text,
+                    wanted,
+                    action,
+                    file=[*one.signals, *one.labels][0],
+                    level="info",
+                )
                 continue
-            text, wanted = f"{name} is of the test person {one.person[-3:]}", "it is added to the test set"
+            text, wanted = (
+                f"{name} is of the test person {one.person[-3:]}",
+                "it is added to the test set",
+            )
             yield input_warning(Reason.LEFT_OUT, text, wanted, file=[*one.signals, *one.labels][0])
         split = placed[one.person] if one.part == "train" else "test"
         chosen = [choose_copy(source, same) for same in (one.signals, one.labels) if same]
         findings = tuple(finding for _, found in chosen for finding in found)
         if not one.signals:
             text = f"has no {name}.mat beside it"
-            findings = (Finding(Reason.MISSING_SIGNAL_FILE, text, hint="Download it again", file=one.labels[0]),)
+            findings = (
+                Finding(
+                    Reason.MISSING_SIGNAL_FILE, text, hint="Download it again", file=one.labels[0]
+                ),
+            )
         is_faulty = any(finding.level == "error" for finding in findings)
         files = [(source.path(rel), rel) for rel, _ in chosen] if not is_faulty else []
         read = partial(read_recording, name, one.person, split, *files) if files else None
         yield IngestUnit(name=name, files=(*one.signals, *one.labels), read=read, findings=findings)
 
 
-def read_recording(name: str, person: str, split: str, file: tuple[Path, str], labels: tuple[Path, str] | None = None) -> Record:
-    """A recording with the heart rates of its windows as a channel `hr` (one every 2 s), where it has `labels`; files with their names.
+def read_recording(
+    name: str,
+    person: str,
+    split: str,
+    file: tuple[Path, str],
+    labels: tuple[Path, str] | None = None,
+) -> Record:
+    """A recording with the heart rates of its windows as a channel `hr` (one every 2 s), where it
+    has `labels`; files with their names.
 
     Raises UserError: dimensions, non_finite, physical_range, and as `matlab.read_array`.
     """
@@ -175,9 +239,16 @@ def read_recording(name: str, person: str, split: str, file: tuple[Path, str], l
         rows = matlab.read_array(file[0], "sig")
         if rows.ndim != 2 or rows.shape[0] not in ROWS or rows.shape[1] < WINDOW:
             text = f"`sig` is {' x '.join(map(str, rows.shape))}"
-            raise input_error(Reason.DIMENSIONS, text, "expected 5 or 6 rows of at least 1,000 samples", field="sig")
+            raise input_error(
+                Reason.DIMENSIONS,
+                text,
+                "expected 5 or 6 rows of at least 1,000 samples",
+                field="sig",
+            )
         if np.isinf(rows).any():
-            raise input_error(Reason.NON_FINITE, "holds infinite values", "expected finite numbers", field="sig")
+            raise input_error(
+                Reason.NON_FINITE, "holds infinite values", "expected finite numbers", field="sig"
+            )
     findings = []
     signals = []
     for channel, values in zip(ROWS[len(rows)], rows, strict=True):
@@ -186,13 +257,21 @@ def read_recording(name: str, person: str, split: str, file: tuple[Path, str], l
         if (values == values[0]).all():
             findings.append(input_warning(Reason.FLAT_CHANNEL, "is constant", field=channel))
         if lost := int(np.isnan(values).sum()):
-            findings.append(input_warning(Reason.MISSING_VALUES, f"missing values: {lost}", field=channel, count=lost))
+            findings.append(
+                input_warning(
+                    Reason.MISSING_VALUES, f"missing values: {lost}", field=channel, count=lost
+                )
+            )
         if low := int((values == LOWEST).sum()):
             text = f"samples at the lowest value of the converter, {LOWEST:g}: {low}"
             findings.append(input_warning(Reason.CLIPPED, text, "kept", field=channel, count=low))
     windows = (rows.shape[1] - WINDOW) // STEP + 1
     if labels is None:
-        findings.append(input_warning(Reason.UNMATCHED_LABELS, "has no file of heart rates", "its windows have no labels"))
+        findings.append(
+            input_warning(
+                Reason.UNMATCHED_LABELS, "has no file of heart rates", "its windows have no labels"
+            )
+        )
     else:
         with locate_errors(labels[1]):
             rates, remarks = _read_rates(labels[0], windows)
@@ -201,15 +280,25 @@ def read_recording(name: str, person: str, split: str, file: tuple[Path, str], l
     findings = [finding.at(file[1]) for finding in findings]
     programme = PurePosixPath(name).name.rpartition("_")[2]
     return Record(
-        recording_id=name, subject_id=person, signals=signals, attributes={"split": split, "programme": programme}, findings=findings
+        recording_id=name,
+        subject_id=person,
+        signals=signals,
+        attributes={"split": split, "programme": programme},
+        findings=findings,
     )
 
 
 def _read_rates(path: Path, windows: int) -> tuple[np.ndarray, list[Finding]]:
     """Heart rate of each window, float32, NaN where it is not plausible; findings."""
     values = matlab.read_array(path, "BPM0")
-    if values.ndim != 2 or (values.size and 1 not in values.shape):  # MATLAB writes an empty column as 0 x 0
-        raise input_error(Reason.DIMENSIONS, f"`BPM0` is {' x '.join(map(str, values.shape))}", "expected one column", field="BPM0")
+    # MATLAB writes an empty column as 0 x 0
+    if values.ndim != 2 or (values.size and 1 not in values.shape):
+        raise input_error(
+            Reason.DIMENSIONS,
+            f"`BPM0` is {' x '.join(map(str, values.shape))}",
+            "expected one column",
+            field="BPM0",
+        )
     rates = values.ravel().astype(np.float64)
     findings = []
     wrong = ~((rates >= PLAUSIBLE[0]) & (rates <= PLAUSIBLE[1]))
@@ -221,5 +310,9 @@ def _read_rates(path: Path, windows: int) -> tuple[np.ndarray, list[Finding]]:
             f"{len(rates)} heart rates for {windows} windows",
             "the others have none" if len(rates) < windows else "the last are not used",
         )
-        findings.append(input_warning(Reason.UNMATCHED_LABELS, text, wanted, field="BPM0", count=abs(len(rates) - windows)))
+        findings.append(
+            input_warning(
+                Reason.UNMATCHED_LABELS, text, wanted, field="BPM0", count=abs(len(rates) - windows)
+            )
+        )
     return np.where(wrong, np.nan, rates).astype(np.float32), findings

@@ -1,4 +1,6 @@
-"""Signal processing without training: heart, pulse and breathing rates, band powers of the EEG, widths and intervals of the ECG, as baselines of data sets."""
+"""Signal processing without training: heart, pulse and breathing rates, band powers of the EEG,
+widths and intervals of the ECG, as baselines of data sets.
+"""
 
 from __future__ import annotations
 
@@ -14,35 +16,56 @@ Array = npt.NDArray[np.float64]
 BEATS = (0.5, 3.7)  # Hz: 30 to 220 a minute
 STEPS = (0.67, 3.33)  # Hz: 40 to 200 a minute, of runners
 BREATHS = (0.1, 0.5)  # Hz: 6 to 30 a minute
-BANDS = {"delta": (0.5, 4.0), "theta": (4.0, 8.0), "alpha": (8.0, 13.0), "beta": (13.0, 30.0), "gamma": (30.0, 60.0)}  # Hz
+# Hz
+BANDS = {
+    "delta": (0.5, 4.0),
+    "theta": (4.0, 8.0),
+    "alpha": (8.0, 13.0),
+    "beta": (13.0, 30.0),
+    "gamma": (30.0, 60.0),
+}
 LENGTH = 1 << 15  # of a padded spectrum at least
 
 
 def fill_gaps(x: npt.ArrayLike) -> Array:
-    """The samples less the first, float64 [n], with lines over missing ones: zeros, without a rounding error, where all are equal or missing."""
+    """The samples less the first, float64 [n], with lines over missing ones: zeros, without a
+    rounding error, where all are equal or missing.
+    """
     y = np.array(x, np.float64)
     known = np.isfinite(y)
-    return np.interp(np.arange(len(y)), np.flatnonzero(known), y[known] - y[known][0]) if known.any() else np.zeros(len(y))
+    return (
+        np.interp(np.arange(len(y)), np.flatnonzero(known), y[known] - y[known][0])
+        if known.any()
+        else np.zeros(len(y))
+    )
 
 
 def filter_band(x: Array, rate: float, low: float, high: float) -> Array:
-    """Band-pass without phase shift (Butterworth, second order both ways); unchanged where there are too few samples."""
+    """Band-pass without phase shift (Butterworth, second order both ways); unchanged where there
+    are too few samples.
+    """
     from scipy.signal import butter, sosfiltfilt
 
     if len(x) < 30:
         return x - x.mean()
-    filtered: Array = sosfiltfilt(butter(2, (low, min(high, 0.45 * rate)), "bandpass", fs=rate, output="sos"), x)
+    filtered: Array = sosfiltfilt(
+        butter(2, (low, min(high, 0.45 * rate)), "bandpass", fs=rate, output="sos"), x
+    )
     return filtered
 
 
 def find_beats(x: Array, rate: float) -> npt.NDArray[np.int64]:
-    """Places of the maxima that stand out: at least 60 / 220 s apart, by two fifths of the height of the strong ones."""
+    """Places of the maxima that stand out: at least 60 / 220 s apart, by two fifths of the height
+    of the strong ones.
+    """
     from scipy.signal import find_peaks
 
     height = np.percentile(x, 98) - np.median(x)
     if not height > 0:
         return np.zeros(0, np.int64)
-    found: npt.NDArray[np.int64] = find_peaks(x, distance=max(1, int(rate / BEATS[1])), prominence=0.4 * height)[0]
+    found: npt.NDArray[np.int64] = find_peaks(
+        x, distance=max(1, int(rate / BEATS[1])), prominence=0.4 * height
+    )[0]
     return found
 
 
@@ -52,24 +75,32 @@ def _rate_of(beats: npt.NDArray[np.int64], rate: float) -> float:
 
 
 def measure_pulse_rate(ppg: npt.ArrayLike, rate: float) -> float:
-    """Beats a minute from the peaks of a PPG [n] at `rate` Hz, band-passed from 0.5 to 8 Hz (Elgendi et al. 2013); NaN without peaks."""
+    """Beats a minute from the peaks of a PPG [n] at `rate` Hz, band-passed from 0.5 to 8 Hz
+    (Elgendi et al. 2013); NaN without peaks.
+    """
     return _rate_of(find_beats(filter_band(fill_gaps(ppg), rate, 0.5, 8.0), rate), rate)
 
 
 def measure_heart_rate(ecg: npt.ArrayLike, rate: float) -> float:
-    """Beats a minute from the R peaks of an ECG [n] at `rate` Hz: energy of the slopes from 5 to 15 Hz (Pan and Tompkins 1985)."""
+    """Beats a minute from the R peaks of an ECG [n] at `rate` Hz: energy of the slopes from 5 to 15
+    Hz (Pan and Tompkins 1985).
+    """
     return _rate_of(find_heartbeats(fill_gaps(ecg)[:, None], rate), rate)
 
 
 def find_heartbeats(x: Array, rate: float) -> npt.NDArray[np.int64]:
-    """Places of the QRS complexes of leads [n, V]: maxima of the energy of the slopes from 5 to 15 Hz, all leads together."""
+    """Places of the QRS complexes of leads [n, V]: maxima of the energy of the slopes from 5 to 15
+    Hz, all leads together.
+    """
     slope = np.sum([np.gradient(filter_band(lead, rate, 5.0, 15.0)) ** 2 for lead in x.T], 0)
     width = max(1, round(0.15 * rate))
     return find_beats(np.sqrt(np.convolve(slope, np.ones(width) / width, "same")), rate)
 
 
 def compute_spectrum(x: Array, rate: float, band: tuple[float, float]) -> tuple[Array, Array]:
-    """Frequencies in `band` and the amplitude spectrum there, Hann-windowed and padded, with a maximum of 1."""
+    """Frequencies in `band` and the amplitude spectrum there, Hann-windowed and padded, with a
+    maximum of 1.
+    """
     size = max(LENGTH, len(x))
     frequency: Array = np.fft.rfftfreq(size, 1 / rate).astype(np.float64)
     inside = (frequency >= band[0]) & (frequency <= band[1])
@@ -77,26 +108,39 @@ def compute_spectrum(x: Array, rate: float, band: tuple[float, float]) -> tuple[
     return frequency[inside], amplitude / max(float(amplitude.max()), 1e-12)
 
 
-def measure_motion_free_rate(ppg: Sequence[npt.ArrayLike], acceleration: Sequence[npt.ArrayLike], rate: float) -> float:
-    """Beats a minute of PPGs in motion: the strongest frequency of their mean power less the largest of the acceleration's axes; NaN of flat PPGs.
+def measure_motion_free_rate(
+    ppg: Sequence[npt.ArrayLike], acceleration: Sequence[npt.ArrayLike], rate: float
+) -> float:
+    """Beats a minute of PPGs in motion: the strongest frequency of their mean power less the
+    largest of the acceleration's axes; NaN of flat PPGs.
 
     Subtraction of spectra as in JOSS (Zhang 2015), each window by itself, without tracking.
     """
-    spectra = [[compute_spectrum(filter_band(fill_gaps(x), rate, *BEATS), rate, STEPS) for x in group] for group in (ppg, acceleration)]
+    spectra = [
+        [compute_spectrum(filter_band(fill_gaps(x), rate, *BEATS), rate, STEPS) for x in group]
+        for group in (ppg, acceleration)
+    ]
     pulse = np.mean([amplitude**2 for _, amplitude in spectra[0]], axis=0)
     motion = np.max([amplitude**2 for _, amplitude in spectra[1]], axis=0)
-    return 60 * float(spectra[0][0][0][np.argmax(pulse / pulse.max() - motion)]) if pulse.any() else float("nan")
+    return (
+        60 * float(spectra[0][0][0][np.argmax(pulse / pulse.max() - motion)])
+        if pulse.any()
+        else float("nan")
+    )
 
 
 def measure_breathing_rate(ppg: npt.ArrayLike, rate: float) -> float:
-    """Breaths a minute from a PPG [n] at `rate` Hz: the strongest frequency of its level, which follows the breath (Karlen et al. 2013); NaN if flat."""
+    """Breaths a minute from a PPG [n] at `rate` Hz: the strongest frequency of its level, which
+    follows the breath (Karlen et al. 2013); NaN if flat.
+    """
     level = filter_band(fill_gaps(ppg), rate, *BREATHS)
     frequency, amplitude = compute_spectrum(level, rate, BREATHS)
     return 60 * float(frequency[np.argmax(amplitude)]) if amplitude.any() else float("nan")
 
 
 def measure_eeg(x: npt.ArrayLike, rate: float) -> Array:
-    """Features of an EEG [n] at `rate` Hz: logarithms of the power in five bands, of the standard deviation and of the line length.
+    """Features of an EEG [n] at `rate` Hz: logarithms of the power in five bands, of the standard
+    deviation and of the line length.
 
     Line length (Esteller et al. 2001) is the mean step between neighbours.
     """
@@ -108,33 +152,48 @@ def measure_eeg(x: npt.ArrayLike, rate: float) -> Array:
 
 
 def measure_ecg(leads: Sequence[npt.ArrayLike], rate: float) -> Array:
-    """Intervals, widths and amplitudes of an ECG, V leads [n] in mV at `rate` Hz: [6 + 5 V], seconds and mV, NaN without beats.
+    """Intervals, widths and amplitudes of an ECG, V leads [n] in mV at `rate` Hz: [6 + 5 V],
+    seconds and mV, NaN without beats.
 
-    Of all leads the median RR interval, SDNN and RMSSD (Task Force 1996), and of the median beat the width of the QRS, the PR interval to the
-    top of the P wave and QT to the end of the T wave by the tangent (Lepeschkin and Surawicz 1952); of each lead the heights of P, R, S,
-    the ST segment 60 ms after the QRS, and T, above the level before the QRS. At 500 Hz or more.
+    Of all leads the median RR interval, SDNN and RMSSD (Task Force 1996), and of the median beat
+    the width of the QRS, the PR interval to the top of the P wave and QT to the end of the T wave
+    by the tangent (Lepeschkin and Surawicz 1952); of each lead the heights of P, R, S, the ST
+    segment 60 ms after the QRS, and T, above the level before the QRS. At 500 Hz or more.
     """
     from scipy.signal import resample_poly
 
     fine = max(1, int(np.ceil(500 / rate)))
     rate *= fine
-    x = np.stack([resample_poly(filter_band(fill_gaps(lead), rate / fine, 0.5, 40.0), fine, 1) for lead in leads], 1)
+    x = np.stack(
+        [
+            resample_poly(filter_band(fill_gaps(lead), rate / fine, 0.5, 40.0), fine, 1)
+            for lead in leads
+        ],
+        1,
+    )
     size, reach = np.sqrt((x**2).sum(1)), round(0.1 * rate)
     beats = np.array(
-        [max(at - reach, 0) + int(size[max(at - reach, 0) : at + reach].argmax()) for at in find_heartbeats(x, rate)], np.int64
+        [
+            max(at - reach, 0) + int(size[max(at - reach, 0) : at + reach].argmax())
+            for at in find_heartbeats(x, rate)
+        ],
+        np.int64,
     )
     before, after = round(0.35 * rate), round(0.6 * rate)
     inside = beats[(beats >= before) & (beats + after <= len(x))]
     if len(beats) < 3 or not len(inside):
         return np.full(6 + 5 * x.shape[1], np.nan)
     rr = np.diff(beats) / rate
-    beat = np.median([x[at - before : at + after] for at in inside], 0)  # of the beats, sample by sample
+    # of the beats, sample by sample
+    beat = np.median([x[at - before : at + after] for at in inside], 0)
     slope = np.sqrt((np.gradient(beat, axis=0) ** 2).sum(1))
     near = slice(before - reach, before + reach)
     steep = np.flatnonzero(slope[near] > 0.15 * slope[near].max()) + near.start
     on, off = int(steep[0]), int(steep[-1])
     beat = beat - beat[max(on - round(0.04 * rate), 0) : on + 1].mean(0)
-    cycle = float(np.median(rr)) * rate  # samples from beat to beat: at high rates the waves of the beats before and after are within reach
+    # samples from beat to beat: at high rates the waves of the beats before and after are within
+    # reach
+    cycle = float(np.median(rr)) * rate
     early, late = max(on - round(0.04 * rate), 1), min(on + round(0.7 * cycle), len(beat))
     p = slice(min(max(before - round(0.5 * cycle), 0), early - 1), early)
     st = off + round(0.06 * rate)
@@ -143,21 +202,46 @@ def measure_ecg(leads: Sequence[npt.ArrayLike], rate: float) -> Array:
     tops = p.start + int(shape[p].argmax()), t.start + int(shape[t].argmax())
     fall = np.gradient(shape)[tops[1] : max(late, tops[1] + 1)]
     steepest = int(fall.argmin())
-    down = shape[tops[1] + steepest] / max(-float(fall[steepest]), 1e-9)  # samples from the steepest point to the level
+    # samples from the steepest point to the level
+    down = shape[tops[1] + steepest] / max(-float(fall[steepest]), 1e-9)
     end = min(tops[1] + steepest + down, float(late))
-    intervals = [np.median(rr), rr.std(), np.sqrt((np.diff(rr) ** 2).mean()), (off - on) / rate, (on - tops[0]) / rate, (end - on) / rate]
-    return np.concatenate([intervals, beat[tops[0]], beat[on : off + 1].max(0), beat[on : off + 1].min(0), beat[st], beat[tops[1]]])
+    intervals = [
+        np.median(rr),
+        rr.std(),
+        np.sqrt((np.diff(rr) ** 2).mean()),
+        (off - on) / rate,
+        (on - tops[0]) / rate,
+        (end - on) / rate,
+    ]
+    return np.concatenate(
+        [
+            intervals,
+            beat[tops[0]],
+            beat[on : off + 1].max(0),
+            beat[on : off + 1].min(0),
+            beat[st],
+            beat[tops[1]],
+        ]
+    )
 
 
 # --- baselines of data sets
 
 
-def predict_rates(given: BaselineInput, channels: Sequence[str], measure: Callable[..., float]) -> Array:
-    """`measure(samples of each channel..., rate)` of every scored window, [n]; the mean of the training labels where there is no rate."""
+def predict_rates(
+    given: BaselineInput, channels: Sequence[str], measure: Callable[..., float]
+) -> Array:
+    """`measure(samples of each channel..., rate)` of every scored window, [n]; the mean of the
+    training labels where there is no rate.
+    """
 
     def measure_window(window: NativeWindow) -> float:
         samples = [window.samples[channel] for channel in channels]
-        return measure(*samples, window.rates[channels[0]]) if min(map(len, samples)) >= 30 else float("nan")
+        return (
+            measure(*samples, window.rates[channels[0]])
+            if min(map(len, samples)) >= 30
+            else float("nan")
+        )
 
     found = np.array(given.test.map_native(channels, measure_window), np.float64)
     assert given.train.targets is not None
@@ -170,19 +254,35 @@ def predict_mean(given: BaselineInput) -> Array:
     return np.full(given.test.n, np.nanmean(given.train.targets))
 
 
-def predict_from_features(given: BaselineInput, channels: Sequence[str], measure: Callable[[NativeWindow], Array]) -> Array:
-    """Logistic regression (numbers: ridge) on `measure` of every window [D]; a feature that cannot be measured has its training median."""
+def predict_from_features(
+    given: BaselineInput, channels: Sequence[str], measure: Callable[[NativeWindow], Array]
+) -> Array:
+    """Logistic regression (numbers: ridge) on `measure` of every window [D]; a feature that cannot
+    be measured has its training median.
+    """
     parts = {"train": given.train, "validation": given.validation, "test": given.test}
     found = {name: np.array(part.map_native(channels, measure)) for name, part in parts.items()}
-    middle = np.array([np.median(x[np.isfinite(x)]) if np.isfinite(x).any() else 0.0 for x in found["train"].T])
-    return given.fit_linear({name: np.where(np.isfinite(x), x, middle) if len(x) else x for name, x in found.items()})
+    middle = np.array(
+        [np.median(x[np.isfinite(x)]) if np.isfinite(x).any() else 0.0 for x in found["train"].T]
+    )
+    return given.fit_linear(
+        {name: np.where(np.isfinite(x), x, middle) if len(x) else x for name, x in found.items()}
+    )
 
 
 def predict_from_eeg(given: BaselineInput, channel: str) -> Array:
     """Logistic regression on `measure_eeg` of one channel."""
-    return predict_from_features(given, (channel,), lambda window: measure_eeg(window.samples[channel], window.rates[channel]))
+    return predict_from_features(
+        given,
+        (channel,),
+        lambda window: measure_eeg(window.samples[channel], window.rates[channel]),
+    )
 
 
 def predict_from_ecg(given: BaselineInput, leads: Sequence[str]) -> Array:
     """Logistic regression on `measure_ecg` of the leads."""
-    return predict_from_features(given, leads, lambda window: measure_ecg([window.samples[k] for k in leads], window.rates[leads[0]]))
+    return predict_from_features(
+        given,
+        leads,
+        lambda window: measure_ecg([window.samples[k] for k in leads], window.rates[leads[0]]),
+    )

@@ -1,4 +1,6 @@
-"""Claims and EHR tables of diagnoses as the data set `pophr`. What is done with them is in `bitimely_core.claims`."""
+"""Claims and EHR tables of diagnoses as the data set `pophr`. What is done with them is in
+`bitimely_core.claims`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from bitimely_core.types import IngestUnit
 if TYPE_CHECKING:
     from bitimely_core.claims.build import build_sequences as build_sequences
 
-VIEW = View(channels=(), rate=0.0, window=0, task="multilabel", classes=LABELS, help="sequences of PheCodes, one a subject")
+VIEW = View(
+    channels=(),
+    rate=0.0,
+    window=0,
+    task="multilabel",
+    classes=LABELS,
+    help="sequences of PheCodes, one a subject",
+)
 OPTIONS = asdict(ClaimsOptions())
 RULES = {
     "codes": "ICD-9 and ICD-10 in one spelling; looked up as they are, without trailing zeros, then by their parents",
@@ -33,7 +42,12 @@ RULES = {
         url="",
         download="your own claims; DE-SynPUF from cms.gov, MIMIC from physionet.org; a PheCode map: pip download --no-deps phetk",
         layout="claims.csv with patient_id, date, icd9 (patients.csv, labels.csv beside it), or the layout that --source names",
-        paper={"subjects": 47_000, "records": 2_200_000, "codes": 47, "labels": "CHF, COPD, diabetes"},
+        paper={
+            "subjects": 47_000,
+            "records": 2_200_000,
+            "codes": 47,
+            "labels": "CHF, COPD, diabetes",
+        },
         rules=RULES,
         options=OPTIONS,
         kind="events",

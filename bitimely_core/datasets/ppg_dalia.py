@@ -1,7 +1,9 @@
-"""PPG-DaLiA: wrist PPG and acceleration of 15 subjects in daily life, with the heart rate of every 8 seconds.
+"""PPG-DaLiA: wrist PPG and acceleration of 15 subjects in daily life, with the heart rate of every
+8 seconds.
 
-Two forms: the regression archive's PPGDalia_TRAIN.ts and PPGDalia_TEST.ts (windows of 8 s without subjects), and the original archive's
-S1/S1.pkl ... S15/S15.pkl (full recordings), which are read without running their code. Both give the same channels and windows.
+Two forms: the regression archive's PPGDalia_TRAIN.ts and PPGDalia_TEST.ts (windows of 8 s without
+subjects), and the original archive's S1/S1.pkl ... S15/S15.pkl (full recordings), which are read
+without running their code. Both give the same channels and windows.
 """
 
 from __future__ import annotations
@@ -15,7 +17,15 @@ from typing import Any
 import numpy as np
 
 from bitimely_core.datasets import tser
-from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text, usage_error
+from bitimely_core.errors import (
+    Finding,
+    Reason,
+    UserError,
+    input_error,
+    input_warning,
+    safe_text,
+    usage_error,
+)
 from bitimely_core.formats import pickles
 from bitimely_core.formats.source import Source, locate_errors, report_unclaimed, require_source
 from bitimely_core.registry import DatasetFacts, View, datasets
@@ -25,11 +35,18 @@ PPG, ACC = 64.0, 32.0  # Hz
 WINDOW, STEP = 8.0, 2.0  # s of a label, and from one to the next
 SUBJECTS = tuple(f"S{i}" for i in range(1, 16))
 AXES = ("ACC x", "ACC y", "ACC z")
-SLACK = 4  # largest difference of numbers of labels and windows that counts as rounding of the clocks
+# largest difference of numbers of labels and windows that counts as rounding of the clocks
+SLACK = 4
 
-CHANNELS = (tser.TserChannel("PPG", PPG, "", 512), *(tser.TserChannel(axis, ACC, "g", 256) for axis in AXES))
+CHANNELS = (
+    tser.TserChannel("PPG", PPG, "", 512),
+    *(tser.TserChannel(axis, ACC, "g", 256) for axis in AXES),
+)
 PICKLE = re.compile(r"(?:.*/)?(S\d{1,3})\.pkl", re.IGNORECASE)
-LAYOUT = re.compile(r"(RECORDS|SHA256SUMS|LICENSE|README|index\.html).*|.*\.(txt|md|pdf)|S\d+_.*\.(h5|csv|zip|txt)", re.IGNORECASE)
+LAYOUT = re.compile(
+    r"(RECORDS|SHA256SUMS|LICENSE|README|index\.html).*|.*\.(txt|md|pdf)|S\d+_.*\.(h5|csv|zip|txt)",
+    re.IGNORECASE,
+)
 
 VIEW = View(
     channels=("PPG", *AXES),
@@ -55,7 +72,16 @@ VIEW = View(
         download="PPGDalia_TRAIN.ts and PPGDalia_TEST.ts from https://zenodo.org/records/3902728, or the original archive from the url, unpacked",
         native_rates={"PPG": PPG},
         layout="PPGDalia_TRAIN.ts and PPGDalia_TEST.ts, or S1/S1.pkl to S15/S15.pkl",
-        paper={"": {"channels": 4, "timesteps": 16_600_000, "sequences": 64_697, "length": "256 & 512", "subjects": 15, "classes": None}},
+        paper={
+            "": {
+                "channels": 4,
+                "timesteps": 16_600_000,
+                "sequences": 64_697,
+                "length": "256 & 512",
+                "subjects": 15,
+                "classes": None,
+            }
+        },
         rules={
             **tser.RULES,
             "channels": "in .ts files the channel of 512 values is the PPG (64 Hz), those of 256 the acceleration (32 Hz) in x, y, z; in pickles "
@@ -67,10 +93,16 @@ VIEW = View(
     )
 )
 def ppg_dalia(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | Finding]:
-    """PPG-DaLiA (.ts of the regression archive, or the original pickles): heart rate of 15 subjects."""
+    """PPG-DaLiA (.ts of the regression archive, or the original pickles): heart rate of 15
+    subjects.
+    """
     source = require_source(source)
     found = tser.find_problems(source)
-    pickled = {rel: named[1].upper() for rel in [*source.files, *source.rejected] if (named := PICKLE.fullmatch(rel))}
+    pickled = {
+        rel: named[1].upper()
+        for rel in [*source.files, *source.rejected]
+        if (named := PICKLE.fullmatch(rel))
+    }
     if len(found) > 1 or (found and pickled):
         text = f"{len(found)} problems in .ts files and {len(pickled)} pickles"
         raise usage_error(text, "expected one form of one data set", "Give the folder of one form")
@@ -81,16 +113,27 @@ def ppg_dalia(source: Source | None, options: IngestOptions) -> Iterator[IngestU
     placed = tser.split_by_hash(SUBJECTS, sizes=(1, 2))
     for rel, subject in pickled.items():
         if rel in source.rejected:
-            yield IngestUnit(name=PurePosixPath(rel).stem, files=(rel,), read=None, findings=(source.rejected[rel],))
+            yield IngestUnit(
+                name=PurePosixPath(rel).stem,
+                files=(rel,),
+                read=None,
+                findings=(source.rejected[rel],),
+            )
         else:
             split = placed.get(subject, "train")
-            yield IngestUnit(name=PurePosixPath(rel).stem, files=(rel,), read=partial(read_subject, source.path(rel), rel, subject, split))
+            yield IngestUnit(
+                name=PurePosixPath(rel).stem,
+                files=(rel,),
+                read=partial(read_subject, source.path(rel), rel, subject, split),
+            )
 
 
 def read_subject(path: Path, rel: str, subject: str, split: str) -> Record:
-    """One subject of the original archive: PPG, acceleration, and the heart rate as a channel whose values belong to the 8 s that follow.
+    """One subject of the original archive: PPG, acceleration, and the heart rate as a channel whose
+    values belong to the 8 s that follow.
 
-    Raises UserError: unsafe_pickle, truncated, corrupt; schema for another content; record_name for another subject's file; length, label.
+    Raises UserError: unsafe_pickle, truncated, corrupt; schema for another content; record_name for
+    another subject's file; length, label.
     """
     with locate_errors(rel):
         content = pickles.load_pickle(path)
@@ -99,7 +142,9 @@ def read_subject(path: Path, rel: str, subject: str, split: str) -> Record:
         wrist = _get_entry(_get_entry(content, "signal"), "wrist")
         if content.get("subject", subject) != subject:
             text = f"is of subject {safe_text(content['subject'])}"
-            raise input_error(Reason.RECORD_NAME, text, f"the name of the file states {subject}", field="subject")
+            raise input_error(
+                Reason.RECORD_NAME, text, f"the name of the file states {subject}", field="subject"
+            )
         ppg = _to_numbers(_get_entry(wrist, "BVP", dict_=False), "BVP", 1)[:, 0]
         motion = _to_numbers(_get_entry(wrist, "ACC", dict_=False), "ACC", len(AXES))
         rates = _to_numbers(_get_entry(content, "label", dict_=False), "label", 1)[:, 0]
@@ -107,32 +152,65 @@ def read_subject(path: Path, rel: str, subject: str, split: str) -> Record:
         windows = int((seconds - WINDOW) / STEP + 1e-6) + 1 if seconds >= WINDOW else 0
         if abs(len(ppg) / PPG - len(motion) / ACC) > WINDOW or abs(windows - len(rates)) > SLACK:
             text = f"{len(rates)} labels, {len(ppg) / PPG:g} s of PPG and {len(motion) / ACC:g} s of acceleration"
-            raise input_error(Reason.LENGTH, text, f"expected a label every {STEP:g} s, for {WINDOW:g} s each", field="label")
+            raise input_error(
+                Reason.LENGTH,
+                text,
+                f"expected a label every {STEP:g} s, for {WINDOW:g} s each",
+                field="label",
+            )
         findings = []
         if windows != len(rates):
             text = f"{len(rates)} labels for {windows} windows"
-            findings.append(input_warning(Reason.UNMATCHED_LABELS, text, "what has no counterpart is dropped", field="label", file=rel))
+            findings.append(
+                input_warning(
+                    Reason.UNMATCHED_LABELS,
+                    text,
+                    "what has no counterpart is dropped",
+                    field="label",
+                    file=rel,
+                )
+            )
         rates = rates[:windows].copy()
         invalid = ~np.isfinite(rates) | (rates <= 0)
         if invalid.all():
-            raise input_error(Reason.LABEL, "no heart rate is positive", "expected beats a minute", field="label")
+            raise input_error(
+                Reason.LABEL, "no heart rate is positive", "expected beats a minute", field="label"
+            )
         if invalid.any():
             text = f"{int(invalid.sum())} heart rates are not positive"
             findings.append(
-                input_warning(Reason.LABEL, text, "their windows have no label", field="label", count=int(invalid.sum()), file=rel)
+                input_warning(
+                    Reason.LABEL,
+                    text,
+                    "their windows have no label",
+                    field="label",
+                    count=int(invalid.sum()),
+                    file=rel,
+                )
             )
         rates[invalid] = np.nan
         signals = [
             Signal("PPG", PPG, "", _to_float32(ppg, "BVP")),
-            *(Signal(axis, ACC, "g", _to_float32(motion[:, i], "ACC")) for i, axis in enumerate(AXES)),
+            *(
+                Signal(axis, ACC, "g", _to_float32(motion[:, i], "ACC"))
+                for i, axis in enumerate(AXES)
+            ),
             Signal("hr", 1.0 / STEP, "bpm", rates.astype(np.float32)),
         ]
         attributes = {"split": split, **_parse_person(content.get("questionnaire"))}
-        return Record(recording_id=subject, subject_id=subject, signals=signals, attributes=attributes, findings=findings)
+        return Record(
+            recording_id=subject,
+            subject_id=subject,
+            signals=signals,
+            attributes=attributes,
+            findings=findings,
+        )
 
 
 def _schema_error(field: str, text: str) -> UserError:
-    return input_error(Reason.SCHEMA, text, "expected the layout of the official archive", field=field)
+    return input_error(
+        Reason.SCHEMA, text, "expected the layout of the official archive", field=field
+    )
 
 
 def _get_entry(content: dict[Any, Any], name: str, *, dict_: bool = True) -> Any:
@@ -146,8 +224,17 @@ def _get_entry(content: dict[Any, Any], name: str, *, dict_: bool = True) -> Any
 
 def _to_numbers(values: Any, name: str, width: int) -> np.ndarray:
     """Values as float64 [n, width]. Raises UserError (schema)."""
-    array = np.array(values) if isinstance(values, list) and all(isinstance(x, int | float) for x in values) else values
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "iuf" or array.ndim > 2 or array.size == 0:
+    array = (
+        np.array(values)
+        if isinstance(values, list) and all(isinstance(x, int | float) for x in values)
+        else values
+    )
+    if (
+        not isinstance(array, np.ndarray)
+        or array.dtype.kind not in "iuf"
+        or array.ndim > 2
+        or array.size == 0
+    ):
         raise _schema_error(name, "is not an array of numbers")
     array = array.reshape(-1, 1) if array.ndim < 2 else array
     if array.shape[1] != width:
@@ -160,7 +247,9 @@ def _to_float32(values: np.ndarray, name: str) -> np.ndarray:
     with np.errstate(over="ignore"):
         out = np.ascontiguousarray(values, np.float32)
     if np.isinf(out).any():
-        raise input_error(Reason.NON_FINITE, "holds infinite values", "expected finite numbers", field=name)
+        raise input_error(
+            Reason.NON_FINITE, "holds infinite values", "expected finite numbers", field=name
+        )
     return out
 
 

@@ -1,9 +1,11 @@
-"""A synthetic cohort of nights in the form of Sleep-EDF, for demonstrations and tests, without data of persons.
+"""A synthetic cohort of nights in the form of Sleep-EDF, for demonstrations and tests, without data
+of persons.
 
-Every night is written as a real pair of EDF+ files and read back by the reader of Sleep-EDF. Stages follow a Markov chain; each stage has
-its own band powers; subjects differ in gain, alpha peak and 1/f slope, epochs jitter; known waveforms are planted at recorded positions.
-Stages can be learned, and not trivially: logistic regression on the log band powers of Fpz-Cz classifies about three of four epochs of
-new subjects correctly.
+Every night is written as a real pair of EDF+ files and read back by the reader of Sleep-EDF. Stages
+follow a Markov chain; each stage has its own band powers; subjects differ in gain, alpha peak and
+1/f slope, epochs jitter; known waveforms are planted at recorded positions. Stages can be learned,
+and not trivially: logistic regression on the log band powers of Fpz-Cz classifies about three of
+four epochs of new subjects correctly.
 
 Legend: E epochs of a night, T samples of a 100-Hz channel (3000 an epoch).
 """
@@ -27,9 +29,17 @@ from bitimely_core.formats import edf_header, edf_writer
 from bitimely_core.formats.source import Source
 from bitimely_core.registry import DatasetBaseline, DatasetFacts, datasets
 from bitimely_core.system_errors import describe_os_error
-from bitimely_core.types import Annotation, BaselineInput, IngestOptions, IngestUnit, NativeWindow, Record
+from bitimely_core.types import (
+    Annotation,
+    BaselineInput,
+    IngestOptions,
+    IngestUnit,
+    NativeWindow,
+    Record,
+)
 
-# Subjects, epochs a night; two nights each. Forty: enough test subjects for an interval. "planted" is "small" in which nothing but the planted
+# Subjects, epochs a night; two nights each. Forty: enough test subjects for an interval. "planted"
+# is "small" in which nothing but the planted
 # waveforms distinguishes the stages.
 SIZES = {"small": (40, 20), "large": (60, 240), "planted": (40, 20)}
 NIGHTS = 2
@@ -37,7 +47,8 @@ PER_EPOCH = int(RATE * EPOCH)
 MARK = "shapelet "  # begins the annotations that say where a waveform was planted
 
 W, N1, N2, N3, REM = range(5)
-CHAIN = np.array(  # rows: from; stages change faster than in life, so that a short night has them all
+# rows: from; stages change faster than in life, so that a short night has them all
+CHAIN = np.array(
     [
         [0.78, 0.20, 0.02, 0.00, 0.00],
         [0.08, 0.58, 0.30, 0.00, 0.04],
@@ -46,7 +57,14 @@ CHAIN = np.array(  # rows: from; stages change faster than in life, so that a sh
         [0.06, 0.06, 0.03, 0.00, 0.85],
     ]
 )
-BANDS = {"delta": (0.5, 4.0), "theta": (4.0, 8.0), "alpha": (8.0, 12.0), "sigma": (12.0, 15.0), "beta": (15.0, 30.0)}  # Hz
+# Hz
+BANDS = {
+    "delta": (0.5, 4.0),
+    "theta": (4.0, 8.0),
+    "alpha": (8.0, 12.0),
+    "sigma": (12.0, 15.0),
+    "beta": (15.0, 30.0),
+}
 MICROVOLTS = np.array(  # rms at Fpz-Cz; rows: stage, columns: band
     [
         [8.0, 5.5, 9.0, 3.0, 5.0],
@@ -63,14 +81,18 @@ ROLLING = np.array([12.0, 35.0, 6.0, 6.0, 10.0])  # uV of slow eye movements by 
 RAPID = np.array([30.0, 8.0, 5.0, 5.0, 40.0])  # uV of fast eye movements by stage
 CHIN = np.array([2.4, 1.8, 1.5, 1.4, 0.7])  # uV of the EMG envelope by stage
 
-PLANTED = {  # waveform -> mean number an epoch by stage, (shortest, longest) s, (smallest, largest) peak in uV at Fpz-Cz
+# waveform -> mean number an epoch by stage, (shortest, longest) s, (smallest, largest) peak in uV
+# at Fpz-Cz
+PLANTED = {
     "k-complex": ((0.0, 0.0, 0.7, 0.2, 0.0), (0.8, 1.2), (70.0, 120.0)),
     "spindle": ((0.0, 0.0, 1.2, 0.3, 0.0), (0.7, 1.5), (18.0, 35.0)),
     "vertex-wave": ((0.0, 0.8, 0.1, 0.0, 0.0), (0.2, 0.4), (40.0, 80.0)),
     "sawtooth": ((0.0, 0.0, 0.0, 0.0, 0.7), (1.5, 2.5), (20.0, 35.0)),
     "blink": ((1.5, 0.3, 0.0, 0.0, 0.0), (0.3, 0.5), (40.0, 80.0)),
 }
-QUIET, OFTEN = 0.35, 2.0  # of "planted": share of the amplitude of N1 that is the background of every stage, and times as many waveforms
+# of "planted": share of the amplitude of N1 that is the background of every stage, and times as
+# many waveforms
+QUIET, OFTEN = 0.35, 2.0
 SLOT = 3.0  # s; each planted waveform has a slot to itself, so none overlap
 
 CHANNELS = (  # ranges as in the official files
@@ -87,7 +109,9 @@ SCORES = ("Sleep stage W", "Sleep stage 1", "Sleep stage 2", "Sleep stage 3", "S
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticNight:
-    """One synthetic night. `stages` int [E], `values` physical values of each of `CHANNELS`, `planted` positions of waveforms."""
+    """One synthetic night. `stages` int [E], `values` physical values of each of `CHANNELS`,
+    `planted` positions of waveforms.
+    """
 
     stages: np.ndarray
     values: list[np.ndarray]
@@ -95,19 +119,26 @@ class SyntheticNight:
 
 
 def measure_band_powers(window: NativeWindow) -> np.ndarray:
-    """Logarithms of the power of a window in the five bands of the EEG, summed over its channels, [channels x bands]."""
+    """Logarithms of the power of a window in the five bands of the EEG, summed over its channels,
+    [channels x bands].
+    """
     out = []
     for channel, samples in window.samples.items():
         frequency = np.fft.rfftfreq(max(len(samples), 2), 1 / (window.rates[channel] or 1.0))
         power = np.abs(np.fft.rfft(samples - samples.mean() if len(samples) else np.zeros(2))) ** 2
-        out += [np.log(power[(frequency >= low) & (frequency < high)].sum() + 1e-9) for low, high in BANDS.values()]
+        out += [
+            np.log(power[(frequency >= low) & (frequency < high)].sum() + 1e-9)
+            for low, high in BANDS.values()
+        ]
     return np.array(out)
 
 
 def predict_from_band_powers(given: BaselineInput) -> np.ndarray:
     """Logistic regression on the band powers of the recordings under the windows."""
     parts = {"train": given.train, "validation": given.validation, "test": given.test}
-    powers = {name: part.map_native(given.channels, measure_band_powers) for name, part in parts.items()}
+    powers = {
+        name: part.map_native(given.channels, measure_band_powers) for name, part in parts.items()
+    }
     return given.fit_linear({name: np.array(found) for name, found in powers.items()})
 
 
@@ -120,7 +151,10 @@ def predict_from_band_powers(given: BaselineInput) -> np.ndarray:
         download="nothing to download: it is made from its seed",
         layout="none: no SOURCE is given",
         paper={},
-        rules={**RULES, "planted": f"annotations that begin with '{MARK}' say where a waveform was planted; they are no labels"},
+        rules={
+            **RULES,
+            "planted": f"annotations that begin with '{MARK}' say where a waveform was planted; they are no labels",
+        },
         native_rates=NATIVE_RATES,
         clinical=False,
         options={"size": "small", "seed": 0},
@@ -136,16 +170,22 @@ def predict_from_band_powers(given: BaselineInput) -> np.ndarray:
     )
 )
 def synthetic(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | Finding]:
-    """Synthetic nights of 40 (small: ten minutes each) or 60 (large: two hours) subjects, the same for the same seed.
+    """Synthetic nights of 40 (small: ten minutes each) or 60 (large: two hours) subjects, the same
+    for the same seed.
 
-    planted: as small, but all stages have one quiet background, so that the planted waveforms alone distinguish them.
+    planted: as small, but all stages have one quiet background, so that the planted waveforms alone
+    distinguish them.
     """
     if source is not None:
-        raise usage_error("takes no folder", "its data are generated", "Leave SOURCE away", code=Reason.NO_INPUT)
+        raise usage_error(
+            "takes no folder", "its data are generated", "Leave SOURCE away", code=Reason.NO_INPUT
+        )
     size, seed = check_options(options.get("size", "small"), options.get("seed", 0))
     for subject in range(SIZES[size][0]):
         for night in range(1, NIGHTS + 1):
-            read = partial(read_night, size, seed, subject, night, keep_dates=bool(options.get("keep_dates")))
+            read = partial(
+                read_night, size, seed, subject, night, keep_dates=bool(options.get("keep_dates"))
+            )
             yield IngestUnit(name=f"SYN{subject:02d}{night}", files=(), read=read)
 
 
@@ -158,7 +198,9 @@ def check_options(size: object, seed: object) -> tuple[str, int]:
     return str(size), seed
 
 
-def read_night(size: str, seed: int, subject: int, night: int, *, keep_dates: bool = False) -> Record:
+def read_night(
+    size: str, seed: int, subject: int, night: int, *, keep_dates: bool = False
+) -> Record:
     """Make one night, write it as EDF+, read it as Sleep-EDF is read."""
     rng = np.random.default_rng([seed, subject, NIGHTS + 1])
     name = f"SYN{subject:02d}{night}"
@@ -175,49 +217,80 @@ def read_night(size: str, seed: int, subject: int, night: int, *, keep_dates: bo
             names=(files[0].name, files[1].name),
             recording_id=name,
             subject_id=name[:5],
-            attributes={"night": night, "age": int(rng.integers(20, 80)), "sex": "FM"[int(rng.integers(2))]},
+            attributes={
+                "night": night,
+                "age": int(rng.integers(20, 80)),
+                "sex": "FM"[int(rng.integers(2))],
+            },
             keep_dates=keep_dates,
             marks=MARK,
         )
 
 
 def write_cohort(folder: Path, size: str = "small", seed: int = 0) -> list[Path]:
-    """The cohort in the official layout of Sleep-EDF under `folder`, so that `ingest sleep-edf` reads it; returns the files written."""
+    """The cohort in the official layout of Sleep-EDF under `folder`, so that `ingest sleep-edf`
+    reads it; returns the files written.
+    """
     size, seed = check_options(size, seed)
     cassette = folder / "sleep-cassette"
     storage.make_folder(cassette)
     written = []
     for subject in range(SIZES[size][0]):
         for night in range(1, NIGHTS + 1):
-            for end, data in zip(("0-PSG", "C-Hypnogram"), encode_night(size, seed, subject, night), strict=True):
+            for end, data in zip(
+                ("0-PSG", "C-Hypnogram"), encode_night(size, seed, subject, night), strict=True
+            ):
                 written.append(cassette / f"SC4{subject:02d}{night}E{end}.edf")
                 storage.write_bytes(written[-1], data)
     return written
 
 
 def encode_night(size: str, seed: int, subject: int, night: int) -> tuple[bytes, bytes]:
-    """One night as two EDF+ files: signals with the planted waveforms as annotations, and the hypnogram."""
+    """One night as two EDF+ files: signals with the planted waveforms as annotations, and the
+    hypnogram.
+    """
     generated = make_night(SIZES[size][1], seed, subject, night, alike=size == "planted")
     digital = [
-        np.clip(np.round((values - channel.offset) / channel.scale), channel.digital_min, channel.digital_max).astype(np.int16)
+        np.clip(
+            np.round((values - channel.offset) / channel.scale),
+            channel.digital_min,
+            channel.digital_max,
+        ).astype(np.int16)
         for channel, values in zip(CHANNELS, generated.values, strict=True)
     ]
     start = datetime(2001, 1, 1, 22) + timedelta(days=7 * (night - 1))
     edges = [0, *(np.flatnonzero(np.diff(generated.stages)) + 1).tolist(), len(generated.stages)]
-    scores = [Annotation(a * EPOCH, (b - a) * EPOCH, SCORES[generated.stages[a]]) for a, b in pairwise(edges)]
-    return edf_writer.encode_edf(CHANNELS, digital, duration=EPOCH, notes=generated.planted, start=start), edf_writer.encode_edf(
-        (), (), notes=scores, start=start
-    )
+    scores = [
+        Annotation(a * EPOCH, (b - a) * EPOCH, SCORES[generated.stages[a]])
+        for a, b in pairwise(edges)
+    ]
+    return edf_writer.encode_edf(
+        CHANNELS, digital, duration=EPOCH, notes=generated.planted, start=start
+    ), edf_writer.encode_edf((), (), notes=scores, start=start)
 
 
 # --- one night
 
 
-def make_night(epochs: int, seed: int, subject: int, night: int, *, alike: bool = False) -> SyntheticNight:
-    """Stages, signals and planted waveforms of one night; the same for the same arguments. `alike`: one quiet background for all stages."""
-    subject_rng, rng = np.random.default_rng([seed, subject, 0]), np.random.default_rng([seed, subject, night])
-    gain = np.exp(SUBJECT_SPREAD * subject_rng.standard_normal(len(BANDS)) + 0.5 * SUBJECT_SPREAD * subject_rng.standard_normal())
-    peak, slope, chin = subject_rng.uniform(8.5, 11.5), subject_rng.uniform(1.0, 1.6), np.exp(0.3 * subject_rng.standard_normal())
+def make_night(
+    epochs: int, seed: int, subject: int, night: int, *, alike: bool = False
+) -> SyntheticNight:
+    """Stages, signals and planted waveforms of one night; the same for the same arguments. `alike`:
+    one quiet background for all stages.
+    """
+    subject_rng, rng = (
+        np.random.default_rng([seed, subject, 0]),
+        np.random.default_rng([seed, subject, night]),
+    )
+    gain = np.exp(
+        SUBJECT_SPREAD * subject_rng.standard_normal(len(BANDS))
+        + 0.5 * SUBJECT_SPREAD * subject_rng.standard_normal()
+    )
+    peak, slope, chin = (
+        subject_rng.uniform(8.5, 11.5),
+        subject_rng.uniform(1.0, 1.6),
+        np.exp(0.3 * subject_rng.standard_normal()),
+    )
     spindle_rate, breath = subject_rng.uniform(12.5, 14.5), subject_rng.uniform(0.2, 0.3)
     stages = draw_stages(epochs, rng)
     total = epochs * PER_EPOCH
@@ -232,10 +305,18 @@ def make_night(epochs: int, seed: int, subject: int, night: int, *, alike: bool 
         front, back = _make_band_noise(total, rng, low, high, shape)
         loud = _make_envelope(amplitude[:, band])
         frontal += loud * front
-        posterior += loud * POSTERIOR[band] * (0.6 * front + 0.8 * back)  # the two derivations share a part
-    rolling, rapid = _make_band_noise(total, rng, 0.2, 0.6)[0], _make_band_noise(total, rng, 0.7, 3.0)[0]
+        # the two derivations share a part
+        posterior += loud * POSTERIOR[band] * (0.6 * front + 0.8 * back)
+    rolling, rapid = (
+        _make_band_noise(total, rng, 0.2, 0.6)[0],
+        _make_band_noise(total, rng, 0.7, 3.0)[0],
+    )
     eye = np.exp(0.25 * rng.standard_normal((epochs, 2)))
-    eyes = _make_envelope(ROLLING[level] * eye[:, 0]) * rolling + _make_envelope(RAPID[level] * eye[:, 1]) * rapid + 0.3 * frontal
+    eyes = (
+        _make_envelope(ROLLING[level] * eye[:, 0]) * rolling
+        + _make_envelope(RAPID[level] * eye[:, 1]) * rapid
+        + 0.3 * frontal
+    )
 
     planted = []
     for name, at, length, size in _draw_positions(stages, rng, OFTEN if alike else 1.0):
@@ -248,15 +329,24 @@ def make_night(epochs: int, seed: int, subject: int, night: int, *, alike: bool 
     seconds = np.arange(epochs * int(EPOCH))
     per_second = np.repeat(level, int(EPOCH))
     calm = np.where(per_second == W, 0.25, 0.08)
-    breathing = 500 * np.sin(2 * np.pi * breath * seconds + np.cumsum(calm * rng.standard_normal(len(seconds))))
+    breathing = 500 * np.sin(
+        2 * np.pi * breath * seconds + np.cumsum(calm * rng.standard_normal(len(seconds)))
+    )
     muscle = CHIN[per_second] * chin * np.exp(0.25 * rng.standard_normal(len(seconds)))
     warmth = 37.2 - 0.4 * seconds / 28800 + 0.02 * rng.standard_normal(len(seconds))
-    marker = np.where(seconds // 2 == 5, 1000.0, 0.0)  # lights off, ten seconds after the start, held for two
-    return SyntheticNight(stages=stages, values=[frontal, posterior, eyes, breathing, muscle, warmth, marker], planted=planted)
+    # lights off, ten seconds after the start, held for two
+    marker = np.where(seconds // 2 == 5, 1000.0, 0.0)
+    return SyntheticNight(
+        stages=stages,
+        values=[frontal, posterior, eyes, breathing, muscle, warmth, marker],
+        planted=planted,
+    )
 
 
 def draw_stages(epochs: int, rng: np.random.Generator) -> np.ndarray:
-    """Stages from the Markov chain, int [E], drawn again until each stage occurs twice; starts awake."""
+    """Stages from the Markov chain, int [E], drawn again until each stage occurs twice; starts
+    awake.
+    """
     steps = np.cumsum(CHAIN, axis=1)
     while True:
         draws = rng.random(epochs)
@@ -269,11 +359,23 @@ def draw_stages(epochs: int, rng: np.random.Generator) -> np.ndarray:
             return stages
 
 
-def _make_band_noise(total: int, rng: np.random.Generator, low: float, high: float, peak: tuple[float, float] | None = None) -> np.ndarray:
-    """Two independent noises [2, T] of unit variance between `low` and `high` Hz, or around a peak (centre, width)."""
+def _make_band_noise(
+    total: int,
+    rng: np.random.Generator,
+    low: float,
+    high: float,
+    peak: tuple[float, float] | None = None,
+) -> np.ndarray:
+    """Two independent noises [2, T] of unit variance between `low` and `high` Hz, or around a peak
+    (centre, width).
+    """
     rate = np.fft.rfftfreq(total, 1 / RATE)
     first, last = np.searchsorted(rate, [low, high])
-    weight = np.ones(last - first) if peak is None else np.exp(-0.5 * ((rate[first:last] - peak[0]) / peak[1]) ** 2)
+    weight = (
+        np.ones(last - first)
+        if peak is None
+        else np.exp(-0.5 * ((rate[first:last] - peak[0]) / peak[1]) ** 2)
+    )
     return _make_noise(total, rng, first, weight)
 
 
@@ -285,7 +387,9 @@ def _make_power_law_noise(total: int, rng: np.random.Generator, slope: float) ->
 
 
 def _make_noise(total: int, rng: np.random.Generator, first: int, weight: np.ndarray) -> np.ndarray:
-    """Gaussian noise [2, T] of unit variance with the given amplitudes from frequency bin `first` on."""
+    """Gaussian noise [2, T] of unit variance with the given amplitudes from frequency bin `first`
+    on.
+    """
     spectrum = np.zeros((2, total // 2 + 1), complex)
     parts = rng.standard_normal((2, 2, len(weight)))
     spectrum[:, first : first + len(weight)] = weight * (parts[0] + 1j * parts[1])
@@ -293,30 +397,46 @@ def _make_noise(total: int, rng: np.random.Generator, first: int, weight: np.nda
 
 
 def _make_envelope(levels: np.ndarray) -> np.ndarray:
-    """Amplitude [T] from one level an epoch [E], with a transition of two seconds between epochs."""
+    """Amplitude [T] from one level an epoch [E], with a transition of two seconds between
+    epochs.
+    """
     steps = np.repeat(levels, PER_EPOCH)
     width = int(2 * RATE)
-    padded = np.concatenate([np.full(width // 2, levels[0]), steps, np.full(width - width // 2, levels[-1])])
+    padded = np.concatenate(
+        [np.full(width // 2, levels[0]), steps, np.full(width - width // 2, levels[-1])]
+    )
     sums = np.cumsum(padded)
     return (sums[width:] - sums[:-width]) / width
 
 
-def _draw_positions(stages: np.ndarray, rng: np.random.Generator, often: float) -> list[tuple[str, int, int, float]]:
-    """(waveform, first sample, samples, peak in uV) of everything that is planted, in order of time."""
+def _draw_positions(
+    stages: np.ndarray, rng: np.random.Generator, often: float
+) -> list[tuple[str, int, int, float]]:
+    """(waveform, first sample, samples, peak in uV) of everything that is planted, in order of
+    time.
+    """
     places = []
     slots = int(EPOCH / SLOT)
     for epoch, stage in enumerate(stages):
-        names = [name for name, (rates, _, _) in PLANTED.items() for _ in range(rng.poisson(often * rates[stage]))]
+        names = [
+            name
+            for name, (rates, _, _) in PLANTED.items()
+            for _ in range(rng.poisson(often * rates[stage]))
+        ]
         for slot, name in zip(np.sort(rng.permutation(slots)[: len(names)]), names, strict=False):
             _, (shortest, longest), (smallest, largest) = PLANTED[name]
             length = round(rng.uniform(shortest, longest) * RATE)
-            at = epoch * PER_EPOCH + int((slot + rng.random() * (1 - length / RATE / SLOT)) * SLOT * RATE)
+            at = epoch * PER_EPOCH + int(
+                (slot + rng.random() * (1 - length / RATE / SLOT)) * SLOT * RATE
+            )
             places.append((name, at, length, float(rng.uniform(smallest, largest))))
     return places
 
 
 def make_waveform(name: str, length: int, rate: float = 13.5) -> np.ndarray:
-    """A planted waveform [length] with a largest value of about 1; `rate` is the frequency of the spindles in Hz."""
+    """A planted waveform [length] with a largest value of about 1; `rate` is the frequency of the
+    spindles in Hz.
+    """
     x = np.linspace(0.0, 1.0, length)
     seconds = np.arange(length) / RATE
     if name == "spindle":
@@ -324,7 +444,9 @@ def make_waveform(name: str, length: int, rate: float = 13.5) -> np.ndarray:
     if name == "sawtooth":
         return np.sin(np.pi * x) * (2 * ((3.0 * seconds) % 1.0) - 1)
     if name == "k-complex":  # a sharp negative wave, then a slower positive one
-        return -np.exp(-0.5 * ((x - 0.3) / 0.07) ** 2) + 0.7 * np.exp(-0.5 * ((x - 0.6) / 0.13) ** 2)
+        return -np.exp(-0.5 * ((x - 0.3) / 0.07) ** 2) + 0.7 * np.exp(
+            -0.5 * ((x - 0.6) / 0.13) ** 2
+        )
     if name == "vertex-wave":
         return 0.4 * np.exp(-0.5 * ((x - 0.3) / 0.08) ** 2) - np.exp(-0.5 * ((x - 0.5) / 0.08) ** 2)
     return np.sin(np.pi * x) ** 2  # blink

@@ -1,12 +1,15 @@
-"""Metrics that may be undefined: intervals over subjects, baselines, paired comparisons. Records are in `schemas`.
+"""Metrics that may be undefined: intervals over subjects, baselines, paired comparisons. Records
+are in `schemas`.
 
-The value of a metric is null where the rows cannot define it (an absent class, one class only), never a silent 0, 1 or NaN. `se`, `lo`, `hi`
-are null, with the reason, below the stated minima (`intervals`). Macro means also count their classes.
+The value of a metric is null where the rows cannot define it (an absent class, one class only),
+never a silent 0, 1 or NaN. `se`, `lo`, `hi` are null, with the reason, below the stated minima
+(`intervals`). Macro means also count their classes.
 
-The unit of the variance is the subject: every metric is known with its derivative with respect to the weight of each subject, which one
-pass over the rows and one sort a class give.
+The unit of the variance is the subject: every metric is known with its derivative with respect to
+the weight of each subject, which one pass over the rows and one sort a class give.
 
-Legend: n rows, U units (subjects, or rows with by="window"), R replicates, K classes or labels, G groups of equal scores.
+Legend: n rows, U units (subjects, or rows with by="window"), R replicates, K classes or labels, G
+groups of equal scores.
 """
 
 from __future__ import annotations
@@ -14,7 +17,16 @@ from __future__ import annotations
 from bitimely_core.evaluate import survival  # it registers its metrics
 from bitimely_core.evaluate.bootstrap import MINIMUM_DEFINED, draw_counts
 from bitimely_core.evaluate.intervals import MINIMUM_UNITS, average_over_units
-from bitimely_core.evaluate.metrics import LOWER_IS_BETTER, MAIN, METRICS, NAMES, ROUNDING, MetricUnit, find_unit, to_probabilities
+from bitimely_core.evaluate.metrics import (
+    LOWER_IS_BETTER,
+    MAIN,
+    METRICS,
+    NAMES,
+    ROUNDING,
+    MetricUnit,
+    find_unit,
+    to_probabilities,
+)
 from bitimely_core.evaluate.multiple import (
     RunEstimates,
     apply_margins,
@@ -42,7 +54,14 @@ from bitimely_core.evaluate.paired import (
     parse_predictions,
     predictions_frame,
 )
-from bitimely_core.evaluate.scores import constant_baselines, describe_units, length_baseline, name_unit, score, score_figure
+from bitimely_core.evaluate.scores import (
+    constant_baselines,
+    describe_units,
+    length_baseline,
+    name_unit,
+    score,
+    score_figure,
+)
 
 replicates, contrast = estimate_runs, paired_difference  # names of version 0.1
 

@@ -1,8 +1,10 @@
-"""Baselines without pre-training: linear models on simple features and on random convolution kernels, and those that data sets register.
+"""Baselines without pre-training: linear models on simple features and on random convolution
+kernels, and those that data sets register.
 
-All are fitted on training windows of the fine-tuned run, choose on the validation split, and predict the split that the run was scored on,
-whose labels they cannot read. Kernels follow ROCKET (Dempster et al. 2020) with the weights of
-MiniRocket (Dempster et al. 2021): nine taps of -1, three of them 2, dilated; features are the maximum and the share of values above a bias.
+All are fitted on training windows of the fine-tuned run, choose on the validation split, and
+predict the split that the run was scored on, whose labels they cannot read. Kernels follow ROCKET
+(Dempster et al. 2020) with the weights of MiniRocket (Dempster et al. 2021): nine taps of -1, three
+of them 2, dilated; features are the maximum and the share of values above a bias.
 
 Legend: n windows, T samples, V channels, K kernels, C classes.
 """
@@ -21,7 +23,14 @@ import numpy.typing as npt
 from bitimely_core import evaluate, registry, storage
 from bitimely_core.errors import Reason, UserError, clean, input_error, usage_error
 from bitimely_core.evaluate import hazard_baselines, window_counts
-from bitimely_core.evaluate.linear import DEFAULT_PENALTY, MIN_PROBABILITY, PENALTIES, extract_simple_features, fit_windows, standardise
+from bitimely_core.evaluate.linear import (
+    DEFAULT_PENALTY,
+    MIN_PROBABILITY,
+    PENALTIES,
+    extract_simple_features,
+    fit_windows,
+    standardise,
+)
 from bitimely_core.records import has_result, read_result_table, write_results
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import Scores, TaskScores
@@ -37,7 +46,8 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 CACHE_VERSION = 4  # of stored predictions: raise it where they change
-MOST_TRAINING = 5_000  # windows of train and of validation that a baseline is fitted on, drawn at random
+# windows of train and of validation that a baseline is fitted on, drawn at random
+MOST_TRAINING = 5_000
 MOST_SCORED = 20_000  # windows of the page of one run that a baseline predicts, likewise
 FOLDER = "baselines"  # in the folder of a run: stored predictions
 GROUPS, PATTERNS, TAPS = 40, 8, 9  # kernels share dilation and channels in groups
@@ -50,7 +60,8 @@ DESCRIPTIONS = {
     **hazard_baselines.DESCRIPTIONS,
 }
 TITLES = {"features": "simple features", "kernels": "random kernels", **window_counts.TITLES}
-COUNTED = (*window_counts.TITLES, *hazard_baselines.DESCRIPTIONS)  # from counts in windows, tuned with the budget of the run
+# from counts in windows, tuned with the budget of the run
+COUNTED = (*window_counts.TITLES, *hazard_baselines.DESCRIPTIONS)
 CONSTANT = ("majority", "prior", "mean", "median")
 
 
@@ -71,12 +82,21 @@ def draw_kernels(length: int, channels: int, seed: int) -> list[KernelGroup]:
     for k in range(GROUPS):
         size = int(2 ** draw.uniform(0, np.log2(min(channels, TAPS) + 1)))
         taps = np.stack([np.sort(draw.choice(TAPS, 3, replace=False)) for _ in range(PATTERNS)])
-        out.append(KernelGroup(int(2 ** draw.uniform(0, widest)), np.sort(draw.choice(channels, size, replace=False)), taps, k % 2 == 0))
+        out.append(
+            KernelGroup(
+                int(2 ** draw.uniform(0, widest)),
+                np.sort(draw.choice(channels, size, replace=False)),
+                taps,
+                k % 2 == 0,
+            )
+        )
     return out
 
 
 def convolve(x: Array, group: KernelGroup) -> Iterator[Array]:
-    """The responses [n, T'] of windows [n, T, V] to each kernel of a group, one after the other in the same memory; T' = T where they are padded with zeros."""
+    """The responses [n, T'] of windows [n, T, V] to each kernel of a group, one after the other in
+    the same memory; T' = T where they are padded with zeros.
+    """
     reach = (TAPS - 1) * group.dilation
     s = x[:, :, group.channels].sum(2)
     padded = group.padded or s.shape[1] <= reach
@@ -94,12 +114,17 @@ def convolve(x: Array, group: KernelGroup) -> Iterator[Array]:
 
 
 def choose_biases(x: Array, groups: Sequence[KernelGroup], seed: int) -> Array:
-    """A bias a kernel, [K]: a random quantile of its response to a random one of the windows [n, T, V]."""
+    """A bias a kernel, [K]: a random quantile of its response to a random one of the windows [n, T,
+    V].
+    """
     draw = np.random.default_rng([seed, len(x)])
     out = []
     for group in groups:
         responses = convolve(x[draw.integers(len(x))][None], group)
-        out += [float(np.quantile(r[0], q)) for r, q in zip(responses, draw.uniform(size=len(group.taps)), strict=True)]
+        out += [
+            float(np.quantile(r[0], q))
+            for r, q in zip(responses, draw.uniform(size=len(group.taps)), strict=True)
+        ]
     return np.array(out, np.float32)
 
 
@@ -111,23 +136,30 @@ def kernel_features(x: Array, groups: Sequence[KernelGroup], bias: Array) -> Arr
         responses = itertools.chain.from_iterable(convolve(part, group) for group in groups)
         for k, response in enumerate(responses):
             response.max(1, out=found[:, 0, k])
-            above = np.greater(response, bias[k]).astype(np.float32) @ np.ones(response.shape[1], np.float32)  # a product counts fastest
+            # a product counts fastest
+            above = np.greater(response, bias[k]).astype(np.float32) @ np.ones(
+                response.shape[1], np.float32
+            )
             found[:, 1, k] = above.astype(np.float64) / response.shape[1]
     return out.reshape(len(x), -1)
 
 
 def fit_ridge(task: str, x: dict[str, Array], y: dict[str, Array], classes: int) -> Array:
-    """Ridge regression on standardised features, the penalty with the least squared error on the validation split.
+    """Ridge regression on standardised features, the penalty with the least squared error on the
+    validation split.
 
-    Classes are regressed as indicators, whose predictions sum to one; they and labels are clipped to a probability. `x`: split ->
-    features [n, D]; `y`: train, validation -> class ids [n], labels [n, C] (NaN: not known) or values [n]. Returns [n, C] probabilities
-    or [n] values of the rows of test.
+    Classes are regressed as indicators, whose predictions sum to one; they and labels are clipped
+    to a probability. `x`: split -> features [n, D]; `y`: train, validation -> class ids [n], labels
+    [n, C] (NaN: not known) or values [n]. Returns [n, C] probabilities or [n] values of the rows of
+    test.
     """
     from sklearn.linear_model import Ridge
 
     train, held, new = standardise(x["train"], x["validation"], x["test"])
     target = {
-        k: np.eye(classes)[v.astype(np.int64)] if task == "classification" else v.astype(np.float64).reshape(len(v), -1)
+        k: np.eye(classes)[v.astype(np.int64)]
+        if task == "classification"
+        else v.astype(np.float64).reshape(len(v), -1)
         for k, v in y.items()
     }
 
@@ -138,7 +170,12 @@ def fit_ridge(task: str, x: dict[str, Array], y: dict[str, Array], classes: int)
         for penalty in PENALTIES if known.any() else (DEFAULT_PENALTY,):
             model = Ridge(alpha=penalty).fit(train[k], target["train"][k, of])
             loss = (
-                float(np.square(model.predict(held[known]).reshape(int(known.sum()), -1) - target["validation"][known, of]).mean())
+                float(
+                    np.square(
+                        model.predict(held[known]).reshape(int(known.sum()), -1)
+                        - target["validation"][known, of]
+                    ).mean()
+                )
                 if known.any()
                 else 0.0
             )
@@ -159,12 +196,24 @@ def fit_ridge(task: str, x: dict[str, Array], y: dict[str, Array], classes: int)
 
 
 def _predict_from_features(
-    windows: Any, parts: Mapping[str, Windows], y: Mapping[str, Array], seed: int, progress: Progress | None
+    windows: Any,
+    parts: Mapping[str, Windows],
+    y: Mapping[str, Array],
+    seed: int,
+    progress: Progress | None,
 ) -> Array:
-    return fit_windows(windows, {name: extract_simple_features(part, part.rows) for name, part in parts.items()}, y).prediction
+    return fit_windows(
+        windows, {name: extract_simple_features(part, part.rows) for name, part in parts.items()}, y
+    ).prediction
 
 
-def _predict_from_kernels(windows: Any, parts: Mapping[str, Windows], y: dict[str, Array], seed: int, progress: Progress | None) -> Array:
+def _predict_from_kernels(
+    windows: Any,
+    parts: Mapping[str, Windows],
+    y: dict[str, Array],
+    seed: int,
+    progress: Progress | None,
+) -> Array:
     groups = draw_kernels(windows.length, windows.channels, seed)
     draw = np.random.default_rng(seed)
     sample = np.sort(draw.choice(parts["train"].rows, min(64, len(parts["train"])), replace=False))
@@ -187,7 +236,10 @@ def count_observed(part: Any) -> Array | None:
         return np.asarray(part.lengths())
     if not part.manifest.missing:
         return None
-    found = [part.mask(part.rows[start : start + 256]).any(2).sum(1) for start in range(0, len(part), 256)]
+    found = [
+        part.mask(part.rows[start : start + 256]).any(2).sum(1)
+        for start in range(0, len(part), 256)
+    ]
     return np.concatenate(found) if found else np.zeros(0)
 
 
@@ -196,8 +248,11 @@ def _read_blocks(part: Any) -> Iterator[Array]:
         yield part.values(part.rows[start : start + 256])
 
 
-def map_native(part: Any, channels: Collection[str], function: Callable[[NativeWindow], Any]) -> list[Any]:
-    """`function` of the recording under each window of `part`, in their order, from the cache that the windows were made of.
+def map_native(
+    part: Any, channels: Collection[str], function: Callable[[NativeWindow], Any]
+) -> list[Any]:
+    """`function` of the recording under each window of `part`, in their order, from the cache that
+    the windows were made of.
 
     Raises UserError (incomplete, exit 4) where that cache has gone or changed.
     """
@@ -207,7 +262,11 @@ def map_native(part: Any, channels: Collection[str], function: Callable[[NativeW
     opened = cache.open_cache(folder, verify=False)
     if opened.manifest.manifest_sha256 != part.manifest.cache:
         raise input_error(
-            Reason.INCOMPLETE, "another cache than that of the windows", "expected the recordings", "Tokenize again", file=str(folder)
+            Reason.INCOMPLETE,
+            "another cache than that of the windows",
+            "expected the recordings",
+            "Tokenize again",
+            file=str(folder),
         )
     owner, start = part.index["recording_id"].to_list(), part.index["start"].to_list()
     places: dict[str, list[int]] = {}
@@ -219,16 +278,24 @@ def map_native(part: Any, channels: Collection[str], function: Callable[[NativeW
             samples, rates = dict.fromkeys(channels, np.zeros(0)), dict.fromkeys(channels, 0.0)
             for signal in record.signals:
                 first = round((start[k] - signal.onset) * signal.rate)
-                found = signal.samples[max(first, 0) : max(first + round(part.length / part.rate * signal.rate), 0)]
+                found = signal.samples[
+                    max(first, 0) : max(first + round(part.length / part.rate * signal.rate), 0)
+                ]
                 if len(found) > len(samples[signal.channel]):
-                    samples[signal.channel], rates[signal.channel] = found * float(signal.scale) + signal.offset, signal.rate
+                    samples[signal.channel], rates[signal.channel] = (
+                        found * float(signal.scale) + signal.offset,
+                        signal.rate,
+                    )
             out[k] = function(NativeWindow(samples, rates))
     return out
 
 
 def _describe_split(part: Any, targets: Array | None) -> BaselineSplit:
     return BaselineSplit(
-        n=len(part), targets=targets, read=lambda: _read_blocks(part), map_native=lambda names, of: map_native(part, names, of)
+        n=len(part),
+        targets=targets,
+        read=lambda: _read_blocks(part),
+        map_native=lambda names, of: map_native(part, names, of),
     )
 
 
@@ -241,7 +308,11 @@ def find_registered(windows: Any) -> dict[str, registry.DatasetBaseline]:
 
 
 def _predict_registered(
-    one: registry.DatasetBaseline, windows: Any, parts: Mapping[str, Windows], y: Mapping[str, Array], seed: int
+    one: registry.DatasetBaseline,
+    windows: Any,
+    parts: Mapping[str, Windows],
+    y: Mapping[str, Array],
+    seed: int,
 ) -> Array:
     given = BaselineInput(
         task=windows.task,
@@ -254,10 +325,16 @@ def _predict_registered(
         fit_linear=lambda x: fit_windows(windows, x, y).prediction,
     )
     found = np.asarray(one.predict(given), np.float64)
-    shape = (len(parts["test"]),) if windows.task == "regression" else (len(parts["test"]), windows.classes)
+    shape = (
+        (len(parts["test"]),)
+        if windows.task == "regression"
+        else (len(parts["test"]), windows.classes)
+    )
     if found.shape != shape or not np.isfinite(found).all():
         raise usage_error(
-            f"its predictions have the shape {found.shape}" if found.shape != shape else "its predictions hold NaN or infinity",
+            f"its predictions have the shape {found.shape}"
+            if found.shape != shape
+            else "its predictions hold NaN or infinity",
             f"expected finite numbers of shape {shape}",
             "Correct the function in the registration of the data set",
             field=f"baseline {one.name} of {windows.dataset}",
@@ -265,10 +342,9 @@ def _predict_registered(
     return found
 
 
-PREDICTORS: dict[str, Callable[[Any, dict[str, Windows], dict[str, Array], int, Progress | None], Array]] = {
-    "features": _predict_from_features,
-    "kernels": _predict_from_kernels,
-}
+PREDICTORS: dict[
+    str, Callable[[Any, dict[str, Windows], dict[str, Array], int, Progress | None], Array]
+] = {"features": _predict_from_features, "kernels": _predict_from_kernels}
 
 
 class BaselinePredictions(NamedTuple):
@@ -308,10 +384,12 @@ def predict_baseline(
     most: int | None = None,
     progress: Progress | None = None,
 ) -> BaselinePredictions | str:
-    """Predictions of one baseline (a key of `DESCRIPTIONS`, or one that the data set registers) on `split`, or why there are none.
+    """Predictions of one baseline (a key of `DESCRIPTIONS`, or one that the data set registers) on
+    `split`, or why there are none.
 
-    Training windows (limit, share of the subjects, seed) are those of `record`, at most `MOST_TRAINING` of them; `most` windows are
-    predicted. Predictions are stored in `keep`, and found there and in `also`.
+    Training windows (limit, share of the subjects, seed) are those of `record`, at most
+    `MOST_TRAINING` of them; `most` windows are predicted. Predictions are stored in `keep`, and
+    found there and in `also`.
     """
     import polars as pl
 
@@ -321,13 +399,28 @@ def predict_baseline(
     if registered is None and kind not in list_baselines(windows):
         if kind == "kernels":
             return "events have no samples to convolve"
-        return "it is for other inputs or labels" if kind in DESCRIPTIONS else "the data set does not register it"
+        return (
+            "it is for other inputs or labels"
+            if kind in DESCRIPTIONS
+            else "the data set does not register it"
+        )
     chosen = record.settings.data
-    seed = record.seed if chosen.fraction < 1 or chosen.limit is not None else 0  # else all seeds share one
-    inputs = {"kind": kind, "version": [CACHE_VERSION, registered.version if registered else 0], "data": windows.fingerprint}
+    # else all seeds share one
+    seed = record.seed if chosen.fraction < 1 or chosen.limit is not None else 0
+    inputs = {
+        "kind": kind,
+        "version": [CACHE_VERSION, registered.version if registered else 0],
+        "data": windows.fingerprint,
+    }
     settings = window_counts.count_settings(record) if kind in COUNTED else None
     inputs |= {"settings": settings} if settings else {}
-    inputs |= {"fraction": chosen.fraction, "limit": chosen.limit, "seed": seed, "split": split, "most": [MOST_TRAINING, most]}
+    inputs |= {
+        "fraction": chosen.fraction,
+        "limit": chosen.limit,
+        "seed": seed,
+        "split": split,
+        "most": [MOST_TRAINING, most],
+    }
     limited = data.limit_windows(windows, chosen.limit, seed)
     parts = {
         "train": data.sample_subjects(limited["train"], chosen.fraction, seed),
@@ -339,7 +432,9 @@ def predict_baseline(
         return "a split holds no windows"
     fitted = window_counts.MOST_TRAINING if settings else MOST_TRAINING
     for name, count in (("train", fitted), ("validation", fitted), ("test", most)):
-        parts[name] = parts[name].subset(np.isin(np.arange(len(parts[name])), draw_positions(len(parts[name]), count)))
+        parts[name] = parts[name].subset(
+            np.isin(np.arange(len(parts[name])), draw_positions(len(parts[name]), count))
+        )
     file = f"{kind}-{storage.fingerprint(inputs)[:24]}.parquet"
     stored = next((folder / file for folder in (keep, *also) if has_result(folder / file)), None)
     if stored is None:
@@ -355,20 +450,36 @@ def predict_baseline(
                 prediction = window_counts.predict_from_counts(kind, windows, rows_of, y, settings)
         else:
             prediction = PREDICTORS[kind](windows, parts, y, seed, progress)
-        columns = pl.DataFrame(prediction.reshape(len(prediction), -1), schema=[f"p{k}" for k in range(max(windows.classes, 1))])
+        columns = pl.DataFrame(
+            prediction.reshape(len(prediction), -1),
+            schema=[f"p{k}" for k in range(max(windows.classes, 1))],
+        )
         stored = keep / file
-        write_results(keep, {file: storage.encode_parquet(columns)})  # no windows: they name subjects
+        # no windows: they name subjects
+        write_results(keep, {file: storage.encode_parquet(columns)})
     found = read_result_table(stored).to_numpy()
-    return BaselinePredictions(rows, found[:, 0] if windows.task == "regression" else found, len(parts["train"]), of, settings)
+    return BaselinePredictions(
+        rows,
+        found[:, 0] if windows.task == "regression" else found,
+        len(parts["train"]),
+        of,
+        settings,
+    )
 
 
-def _predict_hazards(kind: str, windows: Any, rows: dict[str, Array], y: dict[str, Array], settings: int) -> Array:
-    """Risks by a baseline of times to event on counts of codes; `rows`: split -> positions in the full index."""
+def _predict_hazards(
+    kind: str, windows: Any, rows: dict[str, Array], y: dict[str, Array], settings: int
+) -> Array:
+    """Risks by a baseline of times to event on counts of codes; `rows`: split -> positions in the
+    full index.
+    """
     x = {name: window_counts.count_windows(windows, at) for name, at in rows.items()}
     if kind == hazard_baselines.TREES:
         return hazard_baselines.predict_from_trees(x, y, windows.class_names, settings)
     logs = {name: of.log1p() for name, of in x.items()}
-    return hazard_baselines.predict_from_hazards(logs, y, windows.class_names, window_counts.PENALTIES[:settings])
+    return hazard_baselines.predict_from_hazards(
+        logs, y, windows.class_names, window_counts.PENALTIES[:settings]
+    )
 
 
 def list_baselines(windows: Any) -> dict[str, str]:
@@ -387,28 +498,55 @@ def title_baseline(kind: str) -> str:
 
 def describe_baseline(kind: str) -> str:
     """What a baseline is, one that a data set registers, too."""
-    every = [one for entry in registry.datasets.values() for one in entry.facts.baselines if one.name == kind]
+    every = [
+        one
+        for entry in registry.datasets.values()
+        for one in entry.facts.baselines
+        if one.name == kind
+    ]
     return DESCRIPTIONS.get(kind) or (every[0].about if every else kind)
 
 
 def predict_baselines(
     record: RunRecord, windows: Any, split: str, *, folder: Path, progress: Progress | None = None
 ) -> tuple[dict[str, tuple[str, BaselinePredictions]], list[str]]:
-    """All fitted baselines of a run in `folder`: key of scores.json -> description and predictions; and a remark for each that there is not.
+    """All fitted baselines of a run in `folder`: key of scores.json -> description and predictions;
+    and a remark for each that there is not.
 
     Runs beside it on the same windows share their predictions.
     """
     out, remarks = {}, []
-    also = [one for one in sorted(folder.parent.glob(f"*/{FOLDER}")) if one.parent != folder] if folder.parent.name == "runs" else []
+    also = (
+        [one for one in sorted(folder.parent.glob(f"*/{FOLDER}")) if one.parent != folder]
+        if folder.parent.name == "runs"
+        else []
+    )
     for kind, about in list_baselines(windows).items():
         try:
-            found = predict_baseline(kind, record, windows, split, keep=folder / FOLDER, also=also, most=MOST_SCORED, progress=progress)
+            found = predict_baseline(
+                kind,
+                record,
+                windows,
+                split,
+                keep=folder / FOLDER,
+                also=also,
+                most=MOST_SCORED,
+                progress=progress,
+            )
         except UserError as error:
             raise_system_error(error)
             found = clean(error.finding.line(), 300)
         if not isinstance(found, str):
-            drawn = "" if found.training == found.of else f", on {found.training:,} of {found.of:,} training windows"
-            tried = f", the best of {found.settings} settings on the validation split" if found.settings else ""
+            drawn = (
+                ""
+                if found.training == found.of
+                else f", on {found.training:,} of {found.of:,} training windows"
+            )
+            tried = (
+                f", the best of {found.settings} settings on the validation split"
+                if found.settings
+                else ""
+            )
             out[title_baseline(kind).replace(" ", "_")] = (about + tried + drawn, found)
         else:
             remarks.append(f"The baseline of {title_baseline(kind)} was left out: {found}.")
@@ -425,14 +563,18 @@ def fit_baseline(
     also: Sequence[Path] = (),
     progress: Progress | None = None,
 ) -> tuple[TaskScores, pl.DataFrame] | str:
-    """One baseline on the data of a fine-tuned run: its scores and a frame as `predictions.parquet`, or why there are none.
+    """One baseline on the data of a fine-tuned run: its scores and a frame as
+    `predictions.parquet`, or why there are none.
 
-    Split, unit of resampling and replicates are those of `scores`; see `predict_baseline`. Raises UserError: those of opening the tokens.
+    Split, unit of resampling and replicates are those of `scores`; see `predict_baseline`. Raises
+    UserError: those of opening the tokens.
     """
     options, windows = scores.settings, open_windows(scores.data)
     if windows.fingerprint != record.data[0].fingerprint:
         return "the windows of the run no longer exist"
-    made = predict_baseline(kind, record, windows, scores.split, keep=keep, also=also, progress=progress)
+    made = predict_baseline(
+        kind, record, windows, scores.split, keep=keep, also=also, progress=progress
+    )
     if isinstance(made, str):
         return made
     test = windows[scores.split]
@@ -448,5 +590,7 @@ def fit_baseline(
         unit=windows.target_unit,
         subject=windows.subject_unit,
     )
-    frame: pl.DataFrame = evaluate.predictions_frame(test.index, windows.task, windows.class_names, target, made.prediction)
+    frame: pl.DataFrame = evaluate.predictions_frame(
+        test.index, windows.task, windows.class_names, target, made.prediction
+    )
     return found, frame

@@ -1,9 +1,11 @@
 """Split-conformal sets and intervals with the subject as the unit.
 
-Windows of one person are alike, so the usual quantile over windows covers a new person less often than it promises. Here every calibration
-subject counts alike: the threshold is the smallest t at which the mean over the U subjects and a new one, of which nothing is known, of the
-share of windows with a score up to t reaches the level (hierarchical conformal prediction, Lee, Barber and Willett 2023). A window of a new
-subject is then covered with at least that probability, whatever the model and however subjects differ.
+Windows of one person are alike, so the usual quantile over windows covers a new person less often
+than it promises. Here every calibration subject counts alike: the threshold is the smallest t at
+which the mean over the U subjects and a new one, of which nothing is known, of the share of windows
+with a score up to t reaches the level (hierarchical conformal prediction, Lee, Barber and Willett
+2023). A window of a new subject is then covered with at least that probability, whatever the model
+and however subjects differ.
 
 Legend: n windows, K classes, U subjects.
 """
@@ -22,21 +24,30 @@ COVERAGE = 0.9
 
 
 class ConformalThreshold(NamedTuple):
-    """The largest score that a set or interval holds; None with the reason: the sets hold everything."""
+    """The largest score that a set or interval holds; None with the reason: the sets hold
+    everything.
+    """
 
     value: float | None
     reason: str | None = None
 
 
 def score_windows(task: str, prediction: Array, target: Array) -> Array:
-    """Nonconformity [n]: one less the probability [n, K] of the true class, or the absolute error of a value [n]."""
+    """Nonconformity [n]: one less the probability [n, K] of the true class, or the absolute error
+    of a value [n].
+    """
     if task == "classification":
-        return np.asarray(1.0 - prediction[np.arange(len(target)), target.astype(np.int64)], np.float64)
+        return np.asarray(
+            1.0 - prediction[np.arange(len(target)), target.astype(np.int64)], np.float64
+        )
     return np.abs(np.asarray(prediction, np.float64) - target)
 
 
-def find_threshold(scores: Array, units: Array | None, level: float = COVERAGE, subject: str = "subject") -> ConformalThreshold:
-    """The threshold for `scores` [n] of the subjects `units` [n]; None: each window is a unit (of one person's own windows).
+def find_threshold(
+    scores: Array, units: Array | None, level: float = COVERAGE, subject: str = "subject"
+) -> ConformalThreshold:
+    """The threshold for `scores` [n] of the subjects `units` [n]; None: each window is a unit (of
+    one person's own windows).
 
     `subject`: word for what `units` are.
     """
@@ -45,18 +56,33 @@ def find_threshold(scores: Array, units: Array | None, level: float = COVERAGE, 
     n_units, what = len(count), "windows" if units is None else f"{subject}s"
     least = math.ceil(level / (1 - level) - 1e-9)
     if n_units < least:
-        return ConformalThreshold(None, f"{n_units} calibration {what}, at least {least} required for {level:.0%} coverage")
+        return ConformalThreshold(
+            None,
+            f"{n_units} calibration {what}, at least {least} required for {level:.0%} coverage",
+        )
     order = np.argsort(scores, kind="stable")
     reached = np.cumsum(1 / ((n_units + 1) * count[group[order]]))
-    return ConformalThreshold(float(scores[order][min(int(np.searchsorted(reached, level - 1e-12)), len(scores) - 1)]))
+    return ConformalThreshold(
+        float(scores[order][min(int(np.searchsorted(reached, level - 1e-12)), len(scores) - 1)])
+    )
 
 
 def predict_sets(prediction: Array, threshold: float | None) -> npt.NDArray[np.bool_]:
-    """Which classes each set holds [n, K]: those of a probability of at least 1 - threshold; all without one."""
-    return np.ones(prediction.shape, bool) if threshold is None else np.asarray(1.0 - prediction <= threshold)
+    """Which classes each set holds [n, K]: those of a probability of at least 1 - threshold; all
+    without one.
+    """
+    return (
+        np.ones(prediction.shape, bool)
+        if threshold is None
+        else np.asarray(1.0 - prediction <= threshold)
+    )
 
 
 def measure_coverage(covered: Array, units: Array) -> dict[str, float]:
     """Share of covered windows of each subject."""
     names, group = np.unique(units, return_inverse=True)
-    return dict(zip(names.tolist(), (np.bincount(group, covered) / np.bincount(group)).tolist(), strict=True))
+    return dict(
+        zip(
+            names.tolist(), (np.bincount(group, covered) / np.bincount(group)).tolist(), strict=True
+        )
+    )

@@ -1,8 +1,11 @@
-"""Confidence intervals of scores and of differences, without replicates: linearised variances over subjects (docs/statistics.md).
+"""Confidence intervals of scores and of differences, without replicates: linearised variances over
+subjects (docs/statistics.md).
 
-The variance of a score is the sum of the squared influences of its units, each over one less its leverage (CR2); Student's t has the
-effective number of units less one as degrees of freedom. Scores between 0 and 1 are taken on the logit scale, kappa on Fisher's z, errors on
-the logarithm; near a boundary the interval is that of Korn and Graubard, at the boundary that of Clopper and Pearson. Legend: `evaluate`.
+The variance of a score is the sum of the squared influences of its units, each over one less its
+leverage (CR2); Student's t has the effective number of units less one as degrees of freedom. Scores
+between 0 and 1 are taken on the logit scale, kappa on Fisher's z, errors on the logarithm; near a
+boundary the interval is that of Korn and Graubard, at the boundary that of Clopper and Pearson.
+Legend: `evaluate`.
 """
 
 from __future__ import annotations
@@ -23,18 +26,28 @@ from bitimely_core.evaluate.metrics import (
     find_unit,
     weigh_units,
 )
-from bitimely_core.schemas.scores import ClassCounts, ClassScores, Difference, IntervalMethod, MetricValue
+from bitimely_core.schemas.scores import (
+    ClassCounts,
+    ClassScores,
+    Difference,
+    IntervalMethod,
+    MetricValue,
+)
 from bitimely_core.types import parse_horizon
 
 MINIMUM_UNITS = 5  # subjects required for an interval
 MINIMUM_EFFECTIVE = 2.0  # effective number of subjects required for an interval
-MINIMUM_ROWS = 5  # rows of a class, and of all others together, required where a metric compares classes
+# rows of a class, and of all others together, required where a metric compares classes
+MINIMUM_ROWS = 5
 MINIMUM_CLASS_UNITS = 2  # subjects on each of the two sides, likewise
 LEVEL = 0.95
-NO_WIDTH = 1e-10  # a standard error below is rounding: of scores between 0 and 1 as it is, of others as a share of the value
+# a standard error below is rounding: of scores between 0 and 1 as it is, of others as a share of
+# the value
+NO_WIDTH = 1e-10
 NEAR_BOUNDARY = 5.0  # variances: a score whose squared distance to 0 or 1 is less is near it
 HIGHEST_LEVERAGE = 0.99
-NO_SPREAD = ("identical on every unit", "every unit differs alike")  # why a difference has no interval though there are enough units
+# why a difference has no interval though there are enough units
+NO_SPREAD = ("identical on every unit", "every unit differs alike")
 
 
 def estimate_variance(influence: Array, leverage: Array) -> float:
@@ -43,12 +56,16 @@ def estimate_variance(influence: Array, leverage: Array) -> float:
 
 
 def is_rounding(size: float, *values: float, scaled: bool) -> bool:
-    """Whether a standard error or a difference is rounding; `scaled`: relative to `values`, so that no unit of them matters."""
+    """Whether a standard error or a difference is rounding; `scaled`: relative to `values`, so that
+    no unit of them matters.
+    """
     return abs(size) <= NO_WIDTH * (max(map(abs, values)) if scaled else 1.0)
 
 
 def is_scaled(metric: str) -> bool:
-    """Whether a metric has the unit of what it is computed from: an error, or a `mean` or `ratio` as of `find_interval`."""
+    """Whether a metric has the unit of what it is computed from: an error, or a `mean` or `ratio`
+    as of `find_interval`.
+    """
     return metric in ("mean", "ratio") or find_unit(metric).scaled
 
 
@@ -62,11 +79,16 @@ def bound_share(share: float, trials: float, level: float = LEVEL) -> tuple[floa
 
 
 def find_interval(metric: str, one: Estimate, level: float = LEVEL) -> tuple[float, float] | None:
-    """The confidence interval of a metric, or of a `mean` of any sign, a positive `ratio`, a `share`; None where the units do not vary."""
+    """The confidence interval of a metric, or of a `mean` of any sign, a positive `ratio`, a
+    `share`; None where the units do not vary.
+    """
     from scipy.special import ndtri, stdtrit
 
     value, weights = one.value, one.weights
-    variance, t = estimate_variance(one.influence, weights.leverage), float(stdtrit(weights.df, (1 + level) / 2))
+    variance, t = (
+        estimate_variance(one.influence, weights.leverage),
+        float(stdtrit(weights.df, (1 + level) / 2)),
+    )
     se = float(np.sqrt(variance))
     alike = is_rounding(se, value, scaled=is_scaled(metric))
     if metric == "mean":
@@ -74,7 +96,10 @@ def find_interval(metric: str, one: Estimate, level: float = LEVEL) -> tuple[flo
     if metric == "ratio" or metric in LOWER_IS_BETTER:
         highest = 1.0 if metric == "brier" else float("inf")
         return (
-            (value * float(np.exp(-t * se / value)), min(value * float(np.exp(t * se / value)), highest))
+            (
+                value * float(np.exp(-t * se / value)),
+                min(value * float(np.exp(t * se / value)), highest),
+            )
             if value > 0 and not alike
             else None
         )
@@ -90,29 +115,51 @@ def find_interval(metric: str, one: Estimate, level: float = LEVEL) -> tuple[flo
     z, reach = float(np.log(value / (1 - value))), t * se / (value * (1 - value))
     lo, hi = float(1 / (1 + np.exp(-(z - reach)))), float(1 / (1 + np.exp(-(z + reach))))
     if edge**2 < NEAR_BOUNDARY * variance:
-        trials = min(weights.rows, value * (1 - value) / variance * (float(ndtri((1 + level) / 2)) / t) ** 2)
+        trials = min(
+            weights.rows, value * (1 - value) / variance * (float(ndtri((1 + level) / 2)) / t) ** 2
+        )
         low, high = bound_share(value, trials, level)
-        return (min(lo, low), max(hi, high)) if metric in {"auroc", "auprc", "auprc_micro"} else (low, high)
+        return (
+            (min(lo, low), max(hi, high))
+            if metric in {"auroc", "auprc", "auprc_micro"}
+            else (low, high)
+        )
     return lo, hi
 
 
 def build_metric(
-    metric: str, one: Estimate, undefined: str | None, uncertain: str | None, classes: ClassCounts | None = None
+    metric: str,
+    one: Estimate,
+    undefined: str | None,
+    uncertain: str | None,
+    classes: ClassCounts | None = None,
 ) -> MetricValue:
-    """A metric from its estimate. `undefined`: why there is no value; `uncertain`: why there is no interval."""
+    """A metric from its estimate. `undefined`: why there is no value; `uncertain`: why there is no
+    interval.
+    """
     units = int((one.weights.leverage > 0).sum())
     if not np.isfinite(one.value):
-        return MetricValue(undefined_reason=undefined or "not defined by these rows", classes=classes)
+        return MetricValue(
+            undefined_reason=undefined or "not defined by these rows", classes=classes
+        )
     if uncertain is None and one.weights.effective < MINIMUM_EFFECTIVE:
         uncertain = f"effectively {one.weights.effective:.2f} units of equal weight, at least {MINIMUM_EFFECTIVE:.0f} required"
     found = find_interval(metric, one) if uncertain is None else None
     if found is None:
-        alike = "no row has an error" if metric in LOWER_IS_BETTER and one.value == 0 else "all units are alike"
+        alike = (
+            "no row has an error"
+            if metric in LOWER_IS_BETTER and one.value == 0
+            else "all units are alike"
+        )
         reason = f"no CI: {uncertain or alike}"
-        return MetricValue(value=one.value, n_defined=units, undefined_reason=reason, classes=classes)
+        return MetricValue(
+            value=one.value, n_defined=units, undefined_reason=reason, classes=classes
+        )
     se = float(np.sqrt(estimate_variance(one.influence, one.weights.leverage)))
     known = None if is_rounding(se, one.value, scaled=is_scaled(metric)) else se
-    return MetricValue(value=one.value, se=known, lo=found[0], hi=found[1], n_defined=units, classes=classes)
+    return MetricValue(
+        value=one.value, se=known, lo=found[0], hi=found[1], n_defined=units, classes=classes
+    )
 
 
 def estimate_mean(values: Array, units: Array, n_units: int) -> Estimate:
@@ -120,17 +167,29 @@ def estimate_mean(values: Array, units: Array, n_units: int) -> Estimate:
     count = np.bincount(units, minlength=n_units).astype(np.float64)
     total = max(count.sum(), 1.0)
     mean = float(values.sum() / total) if len(values) else float("nan")
-    return Estimate(mean, (np.bincount(units, values, n_units) - count * mean) / total, weigh_units(count / total, len(values)))
+    return Estimate(
+        mean,
+        (np.bincount(units, values, n_units) - count * mean) / total,
+        weigh_units(count / total, len(values)),
+    )
 
 
 def explain_few(units: int, bootstrap: int = 1000) -> str | None:
     """Why a mean over so many subjects has no interval, or None."""
-    few = f"{units} subject{'s' * (units != 1)}, at least {MINIMUM_UNITS} required" if units < MINIMUM_UNITS else None
+    few = (
+        f"{units} subject{'s' * (units != 1)}, at least {MINIMUM_UNITS} required"
+        if units < MINIMUM_UNITS
+        else None
+    )
     return "none was requested" if bootstrap < 2 else few
 
 
-def average_over_units(values: Array, units: Array, n_units: int, kind: str = "mean", bootstrap: int = 1000) -> MetricValue:
-    """Mean of the finite `values` [n] with its interval over `units` [n]; `kind`: mean, ratio or share, see `find_interval`."""
+def average_over_units(
+    values: Array, units: Array, n_units: int, kind: str = "mean", bootstrap: int = 1000
+) -> MetricValue:
+    """Mean of the finite `values` [n] with its interval over `units` [n]; `kind`: mean, ratio or
+    share, see `find_interval`.
+    """
     known = np.isfinite(values)
     if not known.any():
         return MetricValue(undefined_reason="not defined by these rows")
@@ -138,11 +197,19 @@ def average_over_units(values: Array, units: Array, n_units: int, kind: str = "m
     return build_metric(kind, one, None, explain_few(len(np.unique(units[known])), bootstrap))
 
 
-def build_difference(first: Estimate, second: Estimate, uncertain: str | None, unit: MetricUnit) -> Difference:
-    """The paired difference, first less second, on the same rows, with its two-sided p and its unit."""
+def build_difference(
+    first: Estimate, second: Estimate, uncertain: str | None, unit: MetricUnit
+) -> Difference:
+    """The paired difference, first less second, on the same rows, with its two-sided p and its
+    unit.
+    """
     from scipy.special import stdtr, stdtrit
 
-    value, weights, printed = first.value - second.value, first.weights, {"unit": unit.name, "factor": unit.factor}
+    value, weights, printed = (
+        first.value - second.value,
+        first.weights,
+        {"unit": unit.name, "factor": unit.factor},
+    )
     units = int((weights.leverage > 0).sum())
     if not np.isfinite(value):
         return Difference(undefined_reason="one of the two is not defined", **printed)
@@ -152,10 +219,21 @@ def build_difference(first: Estimate, second: Estimate, uncertain: str | None, u
     if uncertain is None and is_rounding(se, first.value, second.value, scaled=unit.scaled):
         uncertain = NO_SPREAD[not is_rounding(value, first.value, second.value, scaled=unit.scaled)]
     if uncertain is not None:
-        return Difference(difference=value, n_defined=units, undefined_reason=f"no CI: {uncertain}", **printed)
+        return Difference(
+            difference=value, n_defined=units, undefined_reason=f"no CI: {uncertain}", **printed
+        )
     reach = float(stdtrit(weights.df, (1 + LEVEL) / 2)) * se
     p = 2 * float(stdtr(weights.df, -abs(value) / se))
-    return Difference(difference=value, se=se, lo=value - reach, hi=value + reach, n_defined=units, df=weights.df, p=p, **printed)
+    return Difference(
+        difference=value,
+        se=se,
+        lo=value - reach,
+        hi=value + reach,
+        n_defined=units,
+        df=weights.df,
+        p=p,
+        **printed,
+    )
 
 
 def explain_few_units(rows: ScoredRows, bootstrap: int = 1000) -> str | None:
@@ -165,22 +243,34 @@ def explain_few_units(rows: ScoredRows, bootstrap: int = 1000) -> str | None:
         return "none was requested"
     if rows.n_units == 1:
         return f"one {unit}, between-{unit} variance cannot be estimated"
-    return f"{rows.n_units} {unit}s, at least {MINIMUM_UNITS} required" if rows.n_units < MINIMUM_UNITS else None
+    return (
+        f"{rows.n_units} {unit}s, at least {MINIMUM_UNITS} required"
+        if rows.n_units < MINIMUM_UNITS
+        else None
+    )
 
 
 def explain_rare_class(rows: ScoredRows, k: int) -> str | None:
     """Why metrics that compare class k with the rest have no confidence interval, or None."""
     unit = rows.unit
-    for side, words in ((rows.positive[:, k], "of"), (rows.known[:, k] & ~rows.positive[:, k], "outside of")):
+    for side, words in (
+        (rows.positive[:, k], "of"),
+        (rows.known[:, k] & ~rows.positive[:, k], "outside of"),
+    ):
         units = len(np.unique(rows.units[side]))
-        for count, least, what in ((int(side.sum()), MINIMUM_ROWS, "row"), (units, MINIMUM_CLASS_UNITS, unit)):
+        for count, least, what in (
+            (int(side.sum()), MINIMUM_ROWS, "row"),
+            (units, MINIMUM_CLASS_UNITS, unit),
+        ):
             if count < least:
                 return f"{count} {what}{'s' * (count != 1)} {words} class {rows.names[k]}, at least {least} required"
     return None
 
 
 def explain_no_interval(rows: ScoredRows, metric: str, bootstrap: int = 1000) -> str | None:
-    """Why a metric has no confidence interval, or None. Metrics that compare classes need enough rows of every class."""
+    """Why a metric has no confidence interval, or None. Metrics that compare classes need enough
+    rows of every class.
+    """
     few = explain_few_units(rows, bootstrap)
     if few or metric not in COMPARES_CLASSES or rows.task == "regression":
         return few
@@ -213,22 +303,36 @@ def build_metrics(rows: ScoredRows, found: Estimates, bootstrap: int) -> dict[st
     reasons = {name: explain_no_interval(rows, name, bootstrap) for name in METRICS[rows.task]}
     absent: dict[str, str | None] = dict.fromkeys(METRICS[rows.task], undefined)
     if rows.task == "survival":
-        why = [explain_no_followup(rows, k) for k in np.argsort([parse_horizon(name)[1] for name in rows.names])]
-        shortest = next(iter(why), None)  # without anybody past the shortest horizon there is nobody past the others
+        why = [
+            explain_no_followup(rows, k)
+            for k in np.argsort([parse_horizon(name)[1] for name in rows.names])
+        ]
+        # without anybody past the shortest horizon there is nobody past the others
+        shortest = next(iter(why), None)
         absent |= {"brier": shortest, "auroc": shortest or undefined}
     return {
-        name: build_metric(name, found.metrics[name], absent[name], reasons[name], counts if name in MACRO else None)
+        name: build_metric(
+            name,
+            found.metrics[name],
+            absent[name],
+            reasons[name],
+            counts if name in MACRO else None,
+        )
         for name in METRICS[rows.task]
     }
 
 
-def build_class_scores(rows: ScoredRows, found: Estimates, bootstrap: int) -> dict[str, ClassScores]:
+def build_class_scores(
+    rows: ScoredRows, found: Estimates, bootstrap: int
+) -> dict[str, ClassScores]:
     """Support, base rate and the metrics of every class or label."""
     few, out = explain_few_units(rows, bootstrap), {}
     for k, name in enumerate(rows.names):
         absent, support = explain_absent_class(rows, k), int(rows.support[k])
         binary = rows.task == "classification" and len(rows.names) == 2 and k == 0
-        area = f"of two classes the second, {rows.names[1]}, is the positive one" if binary else absent
+        area = (
+            f"of two classes the second, {rows.names[1]}, is the positive one" if binary else absent
+        )
         missing = {
             "precision": absent or f"class {name} is never predicted",
             **dict.fromkeys(("recall", "f1"), None if support else absent),
@@ -241,9 +345,14 @@ def build_class_scores(rows: ScoredRows, found: Estimates, bootstrap: int) -> di
         out[name] = ClassScores(
             support=support,
             subjects=len(np.unique(rows.groups[rows.positive[:, k]])),
-            base_rate=None if rows.task == "survival" else float(support / max(support + rows.others[k], 1)),
+            base_rate=None
+            if rows.task == "survival"
+            else float(support / max(support + rows.others[k], 1)),
             unknown=int((~rows.known[:, k]).sum()) if rows.task == "multilabel" else None,
-            **{metric: build_metric(metric, each[k], missing.get(metric), rare) for metric, each in found.each.items()},
+            **{
+                metric: build_metric(metric, each[k], missing.get(metric), rare)
+                for metric, each in found.each.items()
+            },
         )
     return out
 

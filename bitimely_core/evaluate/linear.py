@@ -1,4 +1,5 @@
-"""Linear models on vectors and on simple features: probes of frozen representations, and their baselines.
+"""Linear models on vectors and on simple features: probes of frozen representations, and their
+baselines.
 
 Legend: n rows, V channels, D width of a vector, K classes or labels.
 """
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 BANDS = 16  # of a spectrum, of equal width in the logarithm of the frequency
-PENALTIES = (1e4, 1e3, 1e2, 1e1, 1e0, 1e-1)  # of the squared weights on standardised vectors, strongest first; 1 / C of scikit-learn
+# of the squared weights on standardised vectors, strongest first; 1 / C of scikit-learn
+PENALTIES = (1e4, 1e3, 1e2, 1e1, 1e0, 1e-1)
 DEFAULT_PENALTY = 1e2  # without a validation split
 MIN_PROBABILITY = 1e-6  # of a class that the training split lacks
 
@@ -26,7 +28,8 @@ MIN_PROBABILITY = 1e-6  # of a class that the training split lacks
 def extract_simple_features(windows: Windows, rows: Array) -> Array:
     """Features without a model, float32.
 
-    Signals: mean, logarithm of the standard deviation and logarithm of the power in 16 bands of frequency of each channel, [n, 18 V].
+    Signals: mean, logarithm of the standard deviation and logarithm of the power in 16 bands of
+    frequency of each channel, [n, 18 V].
     Events: log(1 + count) of every code that is read, and of all, [n, codes + 1].
     """
     out = []
@@ -51,7 +54,9 @@ def extract_simple_features(windows: Windows, rows: Array) -> Array:
 
 
 def standardise(train: Array, *others: Array) -> list[Array]:
-    """Each column less its mean over `train`, over its standard deviation there (1 where it is constant), float64."""
+    """Each column less its mean over `train`, over its standard deviation there (1 where it is
+    constant), float64.
+    """
     mean, std = train.mean(0, dtype=np.float64), train.std(0, dtype=np.float64)
     return [(part - mean) / np.where(std > 1e-12, std, 1.0) for part in (train, *others)]
 
@@ -64,33 +69,66 @@ class LinearProbe(NamedTuple):
     unfinished: int  # fits that did not converge
 
 
-def fit_probe(task: str, x: Mapping[str, Array], y: Mapping[str, Array], classes: int) -> LinearProbe:
+def fit_probe(
+    task: str, x: Mapping[str, Array], y: Mapping[str, Array], classes: int
+) -> LinearProbe:
     """Fit on `train`, choose the penalty on `validation`, predict `test`.
 
-    `x`: split -> vectors [n, D]; `y`: train, validation -> class ids [n], labels [n, K] (NaN: not known) or values [n]; K = `classes`.
+    `x`: split -> vectors [n, D]; `y`: train, validation -> class ids [n], labels [n, K] (NaN: not
+    known) or values [n]; K = `classes`.
     """
     train, validation, test = standardise(x["train"], x["validation"], x["test"])
     if task == "regression":
         return _fit_ridge(train, validation, test, y)
     if task == "classification":
-        found = _fit_logistic(train, validation, test, y["train"].astype(np.int64), y["validation"].astype(np.int64), classes)
+        found = _fit_logistic(
+            train,
+            validation,
+            test,
+            y["train"].astype(np.int64),
+            y["validation"].astype(np.int64),
+            classes,
+        )
         return LinearProbe(found[0], [found[1]], found[2])
     each = []
     for k in range(classes):
-        known = {split: np.isfinite(y[split][:, k].astype(np.float64)) for split in ("train", "validation")}
+        known = {
+            split: np.isfinite(y[split][:, k].astype(np.float64))
+            for split in ("train", "validation")
+        }
         labels = [y[split][known[split], k].astype(np.int64) for split in ("train", "validation")]
-        each.append(_fit_logistic(train[known["train"]], validation[known["validation"]], test, labels[0], labels[1], 2))
-    return LinearProbe(np.stack([p[:, 1] for p, _, _ in each], 1), [c for _, c, _ in each], sum(u for _, _, u in each))
+        each.append(
+            _fit_logistic(
+                train[known["train"]],
+                validation[known["validation"]],
+                test,
+                labels[0],
+                labels[1],
+                2,
+            )
+        )
+    return LinearProbe(
+        np.stack([p[:, 1] for p, _, _ in each], 1),
+        [c for _, c, _ in each],
+        sum(u for _, _, u in each),
+    )
 
 
 def fit_windows(windows: Windows, x: Mapping[str, Array], y: Mapping[str, Array]) -> LinearProbe:
-    """`fit_probe` for the labels of `windows`; a split without rows may have vectors of any width."""
+    """`fit_probe` for the labels of `windows`; a split without rows may have vectors of any
+    width.
+    """
     width = np.asarray(x["train"]).shape[1]
-    given = {name: np.asarray(v).reshape(len(v), width) if len(v) else np.zeros((0, width), np.float32) for name, v in x.items()}
+    given = {
+        name: np.asarray(v).reshape(len(v), width) if len(v) else np.zeros((0, width), np.float32)
+        for name, v in x.items()
+    }
     return fit_probe(windows.task, given, y, max(windows.classes, 1))
 
 
-def _fit_logistic(x: Array, held: Array, new: Array, y: Array, held_y: Array, classes: int) -> tuple[Array, float, int]:
+def _fit_logistic(
+    x: Array, held: Array, new: Array, y: Array, held_y: Array, classes: int
+) -> tuple[Array, float, int]:
     """Probabilities [n, K] of `new`, the penalty, and how many fits did not converge."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
@@ -115,7 +153,9 @@ def _fit_logistic(x: Array, held: Array, new: Array, y: Array, held_y: Array, cl
             warnings.simplefilter("always", ConvergenceWarning)
             model.fit(x, y)
         unfinished += any(issubclass(w.category, ConvergenceWarning) for w in caught)
-        loss = -float(np.log(predict(held)[np.arange(len(held)), held_y]).mean()) if len(held) else 0.0
+        loss = (
+            -float(np.log(predict(held)[np.arange(len(held)), held_y]).mean()) if len(held) else 0.0
+        )
         if loss < best:
             best, chosen, prediction = loss, penalty, predict(new)
     return prediction, chosen, unfinished

@@ -1,4 +1,6 @@
-"""Predictions of runs on the same windows, as stored, and paired comparisons of two. Legend: `evaluate`."""
+"""Predictions of runs on the same windows, as stored, and paired comparisons of two. Legend:
+`evaluate`.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bitimely_core.errors import Reason, input_error
-from bitimely_core.evaluate.intervals import build_difference, describe_intervals, explain_no_interval
-from bitimely_core.evaluate.metrics import EMPTY, ESTIMATORS, MAIN, METRICS, Array, Unit, check_rows, find_unit
+from bitimely_core.evaluate.intervals import (
+    build_difference,
+    describe_intervals,
+    explain_no_interval,
+)
+from bitimely_core.evaluate.metrics import (
+    EMPTY,
+    ESTIMATORS,
+    MAIN,
+    METRICS,
+    Array,
+    Unit,
+    check_rows,
+    find_unit,
+)
 from bitimely_core.schemas.scores import PairedComparison, PairedScores
 
 IDENTITY = ("recording_id", "start", "window")  # columns that identify a window
@@ -25,18 +40,27 @@ class Predictions(NamedTuple):
 
 
 def align_runs(runs: Mapping[str, Predictions]) -> tuple[Array, Array, dict[str, Array]]:
-    """Target and subjects of the rows that all runs share, and the predictions of each in that order.
+    """Target and subjects of the rows that all runs share, and the predictions of each in that
+    order.
 
-    Raises UserError (settings_differ, exit 4) where the windows, their targets or their subjects differ.
+    Raises UserError (settings_differ, exit 4) where the windows, their targets or their subjects
+    differ.
     """
-    orders = {name: np.argsort(np.asarray(p.rows).astype(str), kind="stable") for name, p in runs.items()}
+    orders = {
+        name: np.argsort(np.asarray(p.rows).astype(str), kind="stable") for name, p in runs.items()
+    }
     first = next(iter(runs))
-    common = {field: np.asarray(getattr(runs[first], field))[orders[first]] for field in ("rows", "target", "groups")}
+    common = {
+        field: np.asarray(getattr(runs[first], field))[orders[first]]
+        for field in ("rows", "target", "groups")
+    }
     for name, p in runs.items():
         for field, a in common.items():
             b = np.asarray(getattr(p, field))[orders[name]]
             kind, nan = (np.float64, True) if field == "target" else (str, False)
-            if a.shape != b.shape or not np.array_equal(a.astype(kind), b.astype(kind), equal_nan=nan):
+            if a.shape != b.shape or not np.array_equal(
+                a.astype(kind), b.astype(kind), equal_nan=nan
+            ):
                 raise input_error(
                     Reason.SETTINGS_DIFFER,
                     f"the runs differ in the {field if field != 'groups' else 'subjects'} of their windows ({len(a)} and {len(b)} rows)",
@@ -60,17 +84,28 @@ def compare(
 ) -> PairedComparison:
     """Two runs on the same windows: the difference first - second of every metric.
 
-    Arguments are those of `score`. Raises UserError: settings_differ (exit 4), where the windows, their targets or their subjects
-    differ; non_finite.
+    Arguments are those of `score`. Raises UserError: settings_differ (exit 4), where the windows,
+    their targets or their subjects differ; non_finite.
     """
     target, groups, both = align_runs({"run": first, "other": second})
-    rows = check_rows(task, target, both, groups, class_names, by)._replace(subject=subject) if len(target) else None
+    rows = (
+        check_rows(task, target, both, groups, class_names, by)._replace(subject=subject)
+        if len(target)
+        else None
+    )
     metrics = dict.fromkeys(METRICS[task], PairedScores(undefined_reason=EMPTY))
     if rows is not None:
-        one, other = (ESTIMATORS[task](rows, rows.predictions[name], None).metrics for name in ("run", "other"))
+        one, other = (
+            ESTIMATORS[task](rows, rows.predictions[name], None).metrics
+            for name in ("run", "other")
+        )
         for m in METRICS[task]:
-            scores = [value if np.isfinite(value) else None for value in (one[m].value, other[m].value)]
-            difference = build_difference(one[m], other[m], explain_no_interval(rows, m, bootstrap), find_unit(m, unit))
+            scores = [
+                value if np.isfinite(value) else None for value in (one[m].value, other[m].value)
+            ]
+            difference = build_difference(
+                one[m], other[m], explain_no_interval(rows, m, bootstrap), find_unit(m, unit)
+            )
             metrics[m] = PairedScores(first=scores[0], second=scores[1], **difference.model_dump())
     return PairedComparison(
         task=task,
@@ -82,22 +117,35 @@ def compare(
     )
 
 
-def predictions_frame(index: Any, task: str, class_names: Sequence[str], target: Array, prediction: Array) -> Any:
-    """Rows of a tokens' index with targets and predictions (as for `score`): the content of `predictions.parquet`."""
+def predictions_frame(
+    index: Any, task: str, class_names: Sequence[str], target: Array, prediction: Array
+) -> Any:
+    """Rows of a tokens' index with targets and predictions (as for `score`): the content of
+    `predictions.parquet`.
+    """
     import polars as pl
 
     prediction = np.asarray(prediction)
     if task == "regression":
         columns = {"target": target, "prediction": prediction.reshape(-1)}
     elif task == "classification":
-        columns = {"target": target, "prediction": prediction.argmax(1) if len(prediction) else np.zeros(0, np.int64)}
+        columns = {
+            "target": target,
+            "prediction": prediction.argmax(1) if len(prediction) else np.zeros(0, np.int64),
+        }
     elif task == "survival":
-        columns = {f"{what}_{name}": target[:, k, at] for k, name in enumerate(class_names) for at, what in enumerate(("time", "event"))}
+        columns = {
+            f"{what}_{name}": target[:, k, at]
+            for k, name in enumerate(class_names)
+            for at, what in enumerate(("time", "event"))
+        }
     else:
         columns = {f"target_{name}": target[:, k] for k, name in enumerate(class_names)}
     if task != "regression":
         columns |= {f"p_{name}": prediction[:, k] for k, name in enumerate(class_names)}
-    return index.select("window", "subject_id", *IDENTITY[:2]).with_columns(**{k: pl.Series(v) for k, v in columns.items()})
+    return index.select("window", "subject_id", *IDENTITY[:2]).with_columns(
+        **{k: pl.Series(v) for k, v in columns.items()}
+    )
 
 
 def parse_predictions(task: str, frame: Any, class_names: Sequence[str] = ()) -> Predictions:
@@ -106,13 +154,18 @@ def parse_predictions(task: str, frame: Any, class_names: Sequence[str] = ()) ->
     def matrix(prefix: str) -> Array:
         return np.stack([np.asarray(frame[f"{prefix}_{name}"]) for name in class_names], axis=1)
 
-    ids = [f"{recording}:{start}:{window}" for recording, start, window in zip(*(frame[c] for c in IDENTITY), strict=True)]
+    ids = [
+        f"{recording}:{start}:{window}"
+        for recording, start, window in zip(*(frame[c] for c in IDENTITY), strict=True)
+    ]
     if task == "survival":
         target = np.stack([matrix("time"), matrix("event")], 2)
     else:
         target = matrix("target") if task == "multilabel" else np.asarray(frame["target"])
     prediction = np.asarray(frame["prediction"]) if task == "regression" else matrix("p")
-    return Predictions(np.array(ids, dtype=str), target, prediction, np.asarray(frame["subject_id"]).astype(str))
+    return Predictions(
+        np.array(ids, dtype=str), target, prediction, np.asarray(frame["subject_id"]).astype(str)
+    )
 
 
 def list_classes(frame: Any) -> list[str]:
@@ -133,8 +186,18 @@ def compare_frames(
 ) -> dict[str, PairedScores]:
     """`compare` for two `predictions.parquet` as data frames; returns its metrics.
 
-    Columns: window, subject_id, recording_id, start, then `target` and `p_<class>` (classification), `target_<label>` and `p_<label>`
-    (multi-label), or `target` and `prediction` (regression). Raises as `compare`.
+    Columns: window, subject_id, recording_id, start, then `target` and `p_<class>`
+    (classification), `target_<label>` and `p_<label>` (multi-label), or `target` and `prediction`
+    (regression). Raises as `compare`.
     """
     one, other = (parse_predictions(task, frame, class_names) for frame in (first, second))
-    return compare(task, one, other, class_names=class_names, bootstrap=bootstrap, by=by, unit=unit, subject=subject).metrics
+    return compare(
+        task,
+        one,
+        other,
+        class_names=class_names,
+        bootstrap=bootstrap,
+        by=by,
+        unit=unit,
+        subject=subject,
+    ).metrics

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from bitimely_core.train.tuning import TrainValidation, TrialScores
 
 EVALUATION_BATCH = 64
-CPU_BATCH = 32  # of predictions: the activations of fewer rows stay in the cache of the processor, and give the same bits
+# of predictions: the activations of fewer rows stay in the cache of the processor, and give the
+# same bits
+CPU_BATCH = 32
 
 
 def map_batches(
@@ -30,11 +32,11 @@ def map_batches(
     rows: np.ndarray | None = None,
     progress: Progress | None = None,
 ) -> list[np.ndarray]:
-    """`call` of each batch of the windows (of `rows`, positions in the full index) on the device, without gradients; `model` is moved there first.
-    `action` names it on the screen.
+    """`call` of each batch of the windows (of `rows`, positions in the full index) on the device,
+    without gradients; `model` is moved there first. `action` names it on the screen.
 
-    The last batch is filled up with repeated rows: in batches of one shape the result of a row does not depend on the rows beside it, so
-    that the same windows give the same bits in another set.
+    The last batch is filled up with repeated rows: in batches of one shape the result of a row does
+    not depend on the rows beside it, so that the same windows give the same bits in another set.
     """
     import torch
 
@@ -53,26 +55,50 @@ def map_batches(
             batch = data.collate(windows, np.pad(part, (0, size - len(part)), mode="edge"))
             out.append(call(data.to_device(batch, place)).float().cpu().numpy()[: len(part)])
             if progress is not None:
-                progress(action if rows is not None else f"{action} {windows.name}", step + 1, steps)
+                progress(
+                    action if rows is not None else f"{action} {windows.name}", step + 1, steps
+                )
     return out
 
 
 def predict(
-    model: Any, windows: Windows, *, batch_size: int | None = None, device: str = "auto", progress: Progress | None = None
+    model: Any,
+    windows: Windows,
+    *,
+    batch_size: int | None = None,
+    device: str = "auto",
+    progress: Progress | None = None,
 ) -> np.ndarray:
-    """Predictions of a fine-tuned run, in the order of the rows: probabilities [n, K], or values [n] in the target's unit."""
-    out = map_batches(model, model.predict, windows, "predict", batch_size=batch_size, device=device, progress=progress)
+    """Predictions of a fine-tuned run, in the order of the rows: probabilities [n, K], or values
+    [n] in the target's unit.
+    """
+    out = map_batches(
+        model,
+        model.predict,
+        windows,
+        "predict",
+        batch_size=batch_size,
+        device=device,
+        progress=progress,
+    )
     return np.concatenate(out) if out else np.zeros((0, max(windows.classes, 1)), np.float32)
 
 
 def measure_task(head: Any, views: Sequence[TrainValidation], device: str = "auto") -> TrialScores:
-    """The main metric of the task on the validation windows; a `measure` of a learning-rate search."""
+    """The main metric of the task on the validation windows; a `measure` of a learning-rate
+    search.
+    """
     from bitimely_core import evaluate
 
     rows = views[0]["validation"]
     target = rows.targets(None)
     assert target is not None, "a view with a task has targets"
     found = evaluate.score(
-        rows.task, target, predict(head, rows, device=device), rows.subjects(), class_names=rows.class_names, bootstrap=0
+        rows.task,
+        target,
+        predict(head, rows, device=device),
+        rows.subjects(),
+        class_names=rows.class_names,
+        bootstrap=0,
     )
     return {str(found.main): found.metrics[str(found.main)].value}

@@ -1,4 +1,6 @@
-"""Scores of many runs as a table: rows and columns, seeds, paired comparisons, one family of tests."""
+"""Scores of many runs as a table: rows and columns, seeds, paired comparisons, one family of
+tests.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,8 @@ class ScoredRun(NamedTuple):
     folder: Path
     record: RunRecord
     scores: Scores
-    parts: tuple[ScoredRun, ...] = ()  # test folds that are scored together; folder and record are those of the first
+    # test folds that are scored together; folder and record are those of the first
+    parts: tuple[ScoredRun, ...] = ()
 
     @property
     def runs(self) -> tuple[ScoredRun, ...]:
@@ -90,13 +93,19 @@ class ScoreColumn:
         """The metric as a heading."""
         if self.metric is None:
             return ""
-        return evaluate.NAMES[self.metric] + (f" of {self.label}" if self.label else "") + (", %" if self.factor > 1 else "")
+        return (
+            evaluate.NAMES[self.metric]
+            + (f" of {self.label}" if self.label else "")
+            + (", %" if self.factor > 1 else "")
+        )
 
     def metric_in(self, scores: TaskScores) -> MetricValue | None:
         """The metric of this column, or None."""
         if self.label is None:
             return scores.metrics.get(self.metric or "")
-        found: MetricValue | None = getattr(scores.by_class.get(self.label, ClassScores()), self.metric or "", None)
+        found: MetricValue | None = getattr(
+            scores.by_class.get(self.label, ClassScores()), self.metric or "", None
+        )
         return found if self.label in scores.by_class else None
 
 
@@ -110,52 +119,92 @@ class ResultTable:
     reference: str  # row
     results: Mapping[str, ColumnResult]  # by column
     names: Mapping[str, str] = field(default_factory=dict)  # row or column -> printed name
-    margins: Mapping[str, float] = field(default_factory=dict)  # column, "": all others -> margin in printed units
+    # column, "": all others -> margin in printed units
+    margins: Mapping[str, float] = field(default_factory=dict)
     planned: bool = False  # the margins were set before training
 
     @cached_property
     def cells(self) -> dict[Key, CellScore]:
         """All cells."""
-        return {(row, key): cell for key, result in self.results.items() for row, cell in result.cells.items()}
+        return {
+            (row, key): cell
+            for key, result in self.results.items()
+            for row, cell in result.cells.items()
+        }
 
     @cached_property
     def differences(self) -> dict[Key, CorrectedDifference]:
         """All differences as one family after Holm correction."""
-        found = {(row, column): d for column, result in self.results.items() for row, d in result.differences.items()}
+        found = {
+            (row, column): d
+            for column, result in self.results.items()
+            for row, d in result.differences.items()
+        }
         columns = [self.column(key) for _, key in found]
-        margins = [None if (margin := self.margins.get(c.key, self.margins.get(""))) is None else margin / c.factor for c in columns]
+        margins = [
+            None
+            if (margin := self.margins.get(c.key, self.margins.get(""))) is None
+            else margin / c.factor
+            for c in columns
+        ]
         corrected = evaluate.holm_correct(list(found.values()))
-        return dict(zip(found, evaluate.apply_margins(corrected, margins, [-1 if c.lower else 1 for c in columns]), strict=True))
+        return dict(
+            zip(
+                found,
+                evaluate.apply_margins(corrected, margins, [-1 if c.lower else 1 for c in columns]),
+                strict=True,
+            )
+        )
 
     @cached_property
     def baseline_differences(self) -> dict[BaselinePair, CorrectedDifference]:
-        """Each row less each of its baselines, seeds together, as one family after Holm correction: those of the runs, and those fitted for the page."""
+        """Each row less each of its baselines, seeds together, as one family after Holm correction:
+        those of the runs, and those fitted for the page.
+        """
         seeds: dict[tuple[str, str], list[Scores]] = {}
         for one in self.found:
             seeds.setdefault((one.row, one.data), []).append(one.scores)
         family: dict[BaselinePair, MeanDifference] = {}
         for (row, data), of in seeds.items():
-            own = {c.key: c.metric for c in self.columns if c.data == data and c.metric and not c.label} or {data: str(of[0].main)}
+            own = {
+                c.key: c.metric for c in self.columns if c.data == data and c.metric and not c.label
+            } or {data: str(of[0].main)}
             for (key, metric), name in itertools.product(own.items(), of[0].baselines):
                 values = [s.baselines[name].metrics.get(metric) for s in of if name in s.baselines]
-                each = [v.difference for v in values if v and v.difference and v.difference.difference is not None]
+                each = [
+                    v.difference
+                    for v in values
+                    if v and v.difference and v.difference.difference is not None
+                ]
                 if len(each) == len(of):
-                    family[BaselinePair(row, key, name.replace("_", " "))] = evaluate.average_differences(each)
+                    family[BaselinePair(row, key, name.replace("_", " "))] = (
+                        evaluate.average_differences(each)
+                    )
         for key, result in self.results.items():
-            family |= {BaselinePair(row, key, name): d for row, of_row in result.baselines.items() for name, d in of_row.items()}
+            family |= {
+                BaselinePair(row, key, name): d
+                for row, of_row in result.baselines.items()
+                for name, d in of_row.items()
+            }
         return dict(zip(family, evaluate.holm_correct(list(family.values())), strict=True))
 
     def metric(self, key: str) -> str:
         """The metric of a column, or the main one of a data set."""
         known = [column.metric for column in self.columns if column.key == key and column.metric]
-        return known[0] if known else str(next(one.scores.main for one in self.found if one.data == key))
+        return (
+            known[0]
+            if known
+            else str(next(one.scores.main for one in self.found if one.data == key))
+        )
 
     def name(self, key: str) -> str:
         """The printed name of a row or column."""
         return self.names.get(key, key)
 
     def unit(self, data: str | None = None) -> str:
-        """The word for the units of the intervals, of one data set or of all; subject where they differ."""
+        """The word for the units of the intervals, of one data set or of all; subject where they
+        differ.
+        """
         words = {evaluate.name_unit(one.scores) for one in self.found if data in {None, one.data}}
         return words.pop() if len(words) == 1 else "subject"
 
@@ -168,13 +217,24 @@ class ResultTable:
         cell = self.cells.get((row, column.key))
         return None if cell is None else cell.value
 
-    def ranks(self, rows: Sequence[str], columns: Sequence[ScoreColumn]) -> dict[str, list[float | None]]:
+    def ranks(
+        self, rows: Sequence[str], columns: Sequence[ScoreColumn]
+    ) -> dict[str, list[float | None]]:
         """Ranks of `rows` in each column, 1 the best: column -> [rows]."""
-        return {c.key: evaluate.rank_values([self.value(row, c) for row in rows], lower_is_better=c.lower) for c in columns}
+        return {
+            c.key: evaluate.rank_values(
+                [self.value(row, c) for row in rows], lower_is_better=c.lower
+            )
+            for c in columns
+        }
 
     def side(self, key: Key) -> int:
-        """1 where a row is significantly better than the reference, -1 where it is worse, else 0."""
-        return evaluate.significance_sign(self.differences[key]) * (-1 if self.column(key[1]).lower else 1)
+        """1 where a row is significantly better than the reference, -1 where it is worse, else
+        0.
+        """
+        return evaluate.significance_sign(self.differences[key]) * (
+            -1 if self.column(key[1]).lower else 1
+        )
 
 
 def read_scored_run(row: str, data: str, seed: int, folder: Path) -> ScoredRun | None:
@@ -187,7 +247,9 @@ def read_scored_run(row: str, data: str, seed: int, folder: Path) -> ScoredRun |
 
 
 def assign_rows(found: Sequence[Path]) -> list[ScoredRun]:
-    """Runs in rows: by model where models differ for the same data and seed, else by the pre-trained run, else by name."""
+    """Runs in rows: by model where models differ for the same data and seed, else by the
+    pre-trained run, else by name.
+    """
     made = [one for folder in found if (one := read_scored_run("", "", 0, folder)) is not None]
     made = [one._replace(data=one.scores.data, seed=one.record.seed) for one in made]
     rows: list[Callable[[ScoredRun], str]] = [
@@ -200,9 +262,12 @@ def assign_rows(found: Sequence[Path]) -> list[ScoredRun]:
     return [one._replace(row=one.name) for one in made]
 
 
-def group_columns(found: Sequence[ScoredRun], requested: Iterable[str], stated: Iterable[str] = ()) -> list[ScoreColumn]:
-    """The columns of a page, in order: those of the planned cells (`requested`); data become the columns that the recipe or the paper
-    (`stated`) has of them, multi-label data else one column per label.
+def group_columns(
+    found: Sequence[ScoredRun], requested: Iterable[str], stated: Iterable[str] = ()
+) -> list[ScoreColumn]:
+    """The columns of a page, in order: those of the planned cells (`requested`); data become the
+    columns that the recipe or the paper (`stated`) has of them, multi-label data else one column
+    per label.
     """
     tasks = {one.data: one.scores for one in found}
     stated = list(stated)
@@ -215,11 +280,19 @@ def group_columns(found: Sequence[ScoredRun], requested: Iterable[str], stated: 
         if part or not (finer or task == "multilabel"):
             kept = [key]
         else:
-            kept = finer or [f"{data}:{label}" for label in (scores.by_class if scores else ())] or [key]
+            kept = (
+                finer
+                or [f"{data}:{label}" for label in (scores.by_class if scores else ())]
+                or [key]
+            )
         for one in kept:
             what = one.partition(":")[2]
-            metric = what if what in evaluate.NAMES else "auprc" if what else evaluate.MAIN.get(task)
-            out[one] = ScoreColumn(one, data, metric, what if what and what not in evaluate.NAMES else None, task)
+            metric = (
+                what if what in evaluate.NAMES else "auprc" if what else evaluate.MAIN.get(task)
+            )
+            out[one] = ScoreColumn(
+                one, data, metric, what if what and what not in evaluate.NAMES else None, task
+            )
     return list(out.values())
 
 
@@ -234,7 +307,9 @@ def _infer_task(data: str) -> str:
 
 
 def read_predictions(one: ScoredRun) -> tuple[list[str], evaluate.Predictions] | None:
-    """Classes of a run, in order, and its predictions; None where the file is missing or has other columns."""
+    """Classes of a run, in order, and its predictions; None where the file is missing or has other
+    columns.
+    """
     import polars as pl
 
     paths = [run.folder / "predictions.parquet" for run in one.runs]
@@ -259,28 +334,50 @@ def compare_column(
 ) -> ColumnResult:
     """Cells of one column and the paired difference of every row to the row `reference`.
 
-    Runs on other data are ignored. `others`: baselines of all rows, name -> content of a `predictions.parquet`; `keep`: folder of stored results.
+    Runs on other data are ignored. `others`: baselines of all rows, name -> content of a
+    `predictions.parquet`; `keep`: folder of stored results.
     """
-    scored = [one for one in found if one.data == column.data and column.metric_in(one.scores) is not None]
+    scored = [
+        one for one in found if one.data == column.data and column.metric_in(one.scores) is not None
+    ]
     if not scored or column.metric is None:
         return ColumnResult()
-    if any((metric := column.metric_in(one.scores)) and metric.undefined_reason == WITHHELD for one in scored):
-        return ColumnResult(cells=_build_cells(column, scored, None, {}))  # the predictions would show it
+    if any(
+        (metric := column.metric_in(one.scores)) and metric.undefined_reason == WITHHELD
+        for one in scored
+    ):
+        # the predictions would show it
+        return ColumnResult(cells=_build_cells(column, scored, None, {}))
     settings = scored[0].scores.settings
     files = [[run.folder / "predictions.parquet" for run in one.runs] for one in scored]
     marks = [
         [one.row, one.seed, *(storage.hash_file(file) if file.is_file() else None for file in of)]
         for one, of in zip(scored, files, strict=True)
     ]
-    added = {name: storage.fingerprint([frame.columns, frame.hash_rows(seed=0).sum()]) for name, frame in (others or {}).items()}
-    inputs = [CACHE_VERSION, column.key, column.metric, column.label, reference, settings.bootstrap, settings.by, marks, added]
+    added = {
+        name: storage.fingerprint([frame.columns, frame.hash_rows(seed=0).sum()])
+        for name, frame in (others or {}).items()
+    }
+    inputs = [
+        CACHE_VERSION,
+        column.key,
+        column.metric,
+        column.label,
+        reference,
+        settings.bootstrap,
+        settings.by,
+        marks,
+        added,
+    ]
     path = keep / f"pairs-{storage.fingerprint(inputs)[:24]}.json" if keep else None
     if path is not None and has_result(path):
         result = ColumnResult.model_validate_json(read_result(path))
     else:
         result = _compare_rows(column, scored, reference, others or {})
         if path is not None:
-            write_results(path.parent, {path.name: storage.encode_json(result.model_dump()) + b"\n"})
+            write_results(
+                path.parent, {path.name: storage.encode_json(result.model_dump()) + b"\n"}
+            )
     order = dict.fromkeys(one.row for one in scored)  # of the page, not of the file
     return ColumnResult(
         cells={row: result.cells[row] for row in order if row in result.cells},
@@ -291,33 +388,51 @@ def compare_column(
 
 
 def has_withheld(scores: TaskScores) -> bool:
-    """Whether scores or counts of few people are withheld: what is computed on the same rows would show them."""
+    """Whether scores or counts of few people are withheld: what is computed on the same rows would
+    show them.
+    """
     labels = scores.by_class.values()
     hidden = any(one.undefined_reason == WITHHELD for one in scores.metrics.values())
-    return hidden or scores.n is None or scores.n_subjects is None or any(one.support is None for one in labels)
+    return (
+        hidden
+        or scores.n is None
+        or scores.n_subjects is None
+        or any(one.support is None for one in labels)
+    )
 
 
 def _label_run(one: ScoredRun) -> str:
     return f"{one.row}, seed {one.seed}"
 
 
-def _compare_rows(column: ScoreColumn, scored: Sequence[ScoredRun], reference: str, others: Mapping[str, pl.DataFrame]) -> ColumnResult:
+def _compare_rows(
+    column: ScoreColumn,
+    scored: Sequence[ScoredRun],
+    reference: str,
+    others: Mapping[str, pl.DataFrame],
+) -> ColumnResult:
     first = next((one for one in scored if one.row == reference), scored[0])
     settings, task = first.scores.settings, first.scores.task or ""
     read = {_label_run(one): p for one in scored if (p := read_predictions(one)) is not None}
     names = next((classes for classes, _ in read.values()), [])
     same = {name: p for name, (classes, p) in read.items() if classes == names}
     same |= {
-        name: evaluate.parse_predictions(task, frame, names) for name, frame in others.items() if evaluate.list_classes(frame) == names
+        name: evaluate.parse_predictions(task, frame, names)
+        for name, frame in others.items()
+        if evaluate.list_classes(frame) == names
     }
     remarks: list[str] = []
     kept: dict[str, evaluate.Predictions] = {}
     for name, predictions in same.items():
         try:
-            evaluate.align_runs({"reference": same.get(_label_run(first), predictions), "run": predictions})
+            evaluate.align_runs(
+                {"reference": same.get(_label_run(first), predictions), "run": predictions}
+            )
         except UserError as error:
             raise_system_error(error)
-            remarks.append(f"{name} on {column.key}: excluded from comparisons, evaluated on different windows.")
+            remarks.append(
+                f"{name} on {column.key}: excluded from comparisons, evaluated on different windows."
+            )
         else:
             kept[name] = predictions
     runs: dict[str, dict[int, str]] = {}
@@ -340,21 +455,43 @@ def _compare_rows(column: ScoreColumn, scored: Sequence[ScoredRun], reference: s
     differences = {}
     base = list(runs.get(reference, {}).values())
     if base and np.isfinite(measured.runs[base[0]].value):
-        differences = {row: evaluate.paired_difference(measured, list(of.values()), base) for row, of in runs.items() if row != reference}
+        differences = {
+            row: evaluate.paired_difference(measured, list(of.values()), base)
+            for row, of in runs.items()
+            if row != reference
+        }
     fitted = [name for name in others if name in kept and np.isfinite(measured.runs[name].value)]
     baselines = {
-        row: {name: evaluate.compare_with_baseline(measured, list(of.values()), name) for name in fitted} for row, of in runs.items()
+        row: {
+            name: evaluate.compare_with_baseline(measured, list(of.values()), name)
+            for name in fitted
+        }
+        for row, of in runs.items()
     }
     cells = _build_cells(column, scored, measured, runs)
     remarks += _list_diverged(column, cells, first.scores)
-    return ColumnResult(cells=cells, differences=differences, baselines=baselines if fitted else {}, remarks=remarks)
+    return ColumnResult(
+        cells=cells, differences=differences, baselines=baselines if fitted else {}, remarks=remarks
+    )
 
 
-def _list_diverged(column: ScoreColumn, cells: Mapping[str, CellScore], scores: TaskScores) -> list[str]:
-    """A remark for each seed that is no better than a constant though its row is by more than the standard error over subjects, or far from its row as seeds vary."""
+def _list_diverged(
+    column: ScoreColumn, cells: Mapping[str, CellScore], scores: TaskScores
+) -> list[str]:
+    """A remark for each seed that is no better than a constant though its row is by more than the
+    standard error over subjects, or far from its row as seeds vary.
+    """
     sign = -1.0 if column.lower else 1.0
-    baselines = [one.metrics[column.metric].value for one in scores.baselines.values() if column.metric in one.metrics]
-    constant = max((sign * value for value in baselines if value is not None), default=-np.inf) if column.label is None else -np.inf
+    baselines = [
+        one.metrics[column.metric].value
+        for one in scores.baselines.values()
+        if column.metric in one.metrics
+    ]
+    constant = (
+        max((sign * value for value in baselines if value is not None), default=-np.inf)
+        if column.label is None
+        else -np.inf
+    )
     spread = [cell.seed_sd for cell in cells.values() if cell.seed_sd is not None]
     limit = 10 * float(np.median(spread)) if spread else np.inf
     out = []
@@ -371,13 +508,22 @@ def _list_diverged(column: ScoreColumn, cells: Mapping[str, CellScore], scores: 
 
 
 def _build_cells(
-    column: ScoreColumn, scored: Sequence[ScoredRun], measured: evaluate.RunEstimates | None, runs: Mapping[str, Mapping[int, str]]
+    column: ScoreColumn,
+    scored: Sequence[ScoredRun],
+    measured: evaluate.RunEstimates | None,
+    runs: Mapping[str, Mapping[int, str]],
 ) -> dict[str, CellScore]:
-    """A cell per row; its interval is that of the mean over seeds where the predictions of all seeds are there."""
+    """A cell per row; its interval is that of the mean over seeds where the predictions of all
+    seeds are there.
+    """
     cells = {}
     for row in dict.fromkeys(one.row for one in scored):
         seeds = [
-            SeedScore(seed=one.seed, run=one.name, **(column.metric_in(one.scores) or MetricValue()).model_dump())
+            SeedScore(
+                seed=one.seed,
+                run=one.name,
+                **(column.metric_in(one.scores) or MetricValue()).model_dump(),
+            )
             for one in scored
             if one.row == row
         ]
@@ -385,8 +531,14 @@ def _build_cells(
         if measured is not None and len(runs.get(row, {})) == len(seeds):
             score = evaluate.mean_over_seeds(measured, list(runs[row].values()))
         else:
-            score = MetricValue(**seeds[0].model_dump(include=set(MetricValue.model_fields))) if len(seeds) == 1 else MetricValue()
-            score = score.model_copy(update={"value": float(np.mean(values)) if values else None, "classes": None})
+            score = (
+                MetricValue(**seeds[0].model_dump(include=set(MetricValue.model_fields)))
+                if len(seeds) == 1
+                else MetricValue()
+            )
+            score = score.model_copy(
+                update={"value": float(np.mean(values)) if values else None, "classes": None}
+            )
         sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
         test = next(one.scores for one in scored if one.row == row)
         cells[row] = CellScore(
@@ -401,10 +553,16 @@ def _build_cells(
 
 
 def read_speed(folder: Path, record: RunRecord) -> tuple[float | None, float | None]:
-    """Seconds of training and windows per second (median of the logged steps, signals of one length only); None where not logged."""
+    """Seconds of training and windows per second (median of the logged steps, signals of one length
+    only); None where not logged.
+    """
     from bitimely_core.train import metrics_log
 
-    lines = [line for line in metrics_log.read_metrics(folder) if line.get("split") == "train" and line.get("tokens_per_second")]
+    lines = [
+        line
+        for line in metrics_log.read_metrics(folder)
+        if line.get("split") == "train" and line.get("tokens_per_second")
+    ]
     if not lines or len({one.length for one in record.data}) > 1 or record.data[0].vocabulary:
         return None, None
     rate = np.array([line["tokens_per_second"] / record.data[0].length for line in lines])
@@ -413,10 +571,18 @@ def read_speed(folder: Path, record: RunRecord) -> tuple[float | None, float | N
 
 
 def read_curve(folder: Path, split: str) -> tuple[str, np.ndarray, np.ndarray]:
-    """The plotted quantity of a training (`rel` where it is logged, else `loss`), its steps and values in one split."""
+    """The plotted quantity of a training (`rel` where it is logged, else `loss`), its steps and
+    values in one split.
+    """
     from bitimely_core.train import metrics_log
 
     lines = metrics_log.read_metrics(folder)
-    key: Literal["rel", "loss"] = "rel" if any(line.get("rel") is not None for line in lines) else "loss"
-    points = [(line["step"], line[key]) for line in lines if line.get("split") == split and line.get(key) is not None]
+    key: Literal["rel", "loss"] = (
+        "rel" if any(line.get("rel") is not None for line in lines) else "loss"
+    )
+    points = [
+        (line["step"], line[key])
+        for line in lines
+        if line.get("split") == split and line.get(key) is not None
+    ]
     return key, np.array([x for x, _ in points]), np.array([y for _, y in points], dtype=float)

@@ -1,4 +1,6 @@
-"""Sentences on differences: when the words better, non-inferior and equivalent may be used (docs/statistics.md). Legend: `evaluate`."""
+"""Sentences on differences: when the words better, non-inferior and equivalent may be used
+(docs/statistics.md). Legend: `evaluate`.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,21 @@ from bitimely_core.evaluate.intervals import MINIMUM_UNITS
 from bitimely_core.evaluate.metrics import LOWER_IS_BETTER, NAMES, find_unit
 from bitimely_core.evaluate.multiple import correct_pairs, explain_no_verdict, significance_sign
 from bitimely_core.page import rename_units
-from bitimely_core.schemas.scores import BaselineLift, CorrectedDifference, MetricValue, Scores, TaskScores
+from bitimely_core.schemas.scores import (
+    BaselineLift,
+    CorrectedDifference,
+    MetricValue,
+    Scores,
+    TaskScores,
+)
 
 VANISHING = 1e-6  # a number below this share of the largest beside it is printed as 0
 
 
 def choose_places(least: int, spread: float | None, *numbers: float | None) -> int:
-    """Decimals at which none of `numbers` that is not 0 is printed as 0: `least` where they suffice, else two digits of `spread` or more."""
+    """Decimals at which none of `numbers` that is not 0 is printed as 0: `least` where they
+    suffice, else two digits of `spread` or more.
+    """
     known = [abs(one) for one in numbers if one]
     lost = [one for one in known if one < 0.5 * 10.0**-least and one > VANISHING * max(known)]
     digits = [-math.floor(math.log10(one)) for one in lost]
@@ -69,7 +79,9 @@ class PrintedMetric(NamedTuple):
         return self.fit(None, value) if find_unit(self.name).scaled else self
 
     def fit_difference(self, d: CorrectedDifference) -> PrintedMetric:
-        """With the decimals for the bounds of a difference, or for the difference where it has none."""
+        """With the decimals for the bounds of a difference, or for the difference where it has
+        none.
+        """
         bounds = (d.corrected_lo, d.corrected_hi)
         return self.fit_value(d.difference) if None in bounds else self.fit(d.total_se, *bounds)
 
@@ -83,8 +95,16 @@ def count_units(count: int | None, unit: str = "subject") -> str:
     return f"{count or 0} {unit}{'s' * (count != 1)}"
 
 
-def describe_difference(pair: tuple[str, str], data: str, d: CorrectedDifference, metric: PrintedMetric, unit: str = "subject") -> str:
-    """The difference of `pair`, first less second, as a sentence; better or worse only where `explain_no_verdict` allows it."""
+def describe_difference(
+    pair: tuple[str, str],
+    data: str,
+    d: CorrectedDifference,
+    metric: PrintedMetric,
+    unit: str = "subject",
+) -> str:
+    """The difference of `pair`, first less second, as a sentence; better or worse only where
+    `explain_no_verdict` allows it.
+    """
     (row, reference), side = pair, significance_sign(d) * metric.sign
     if (reason := rename_units(explain_no_verdict(d), unit)) is not None:
         metric = metric.fit_value(d.difference)
@@ -105,15 +125,20 @@ def describe_difference(pair: tuple[str, str], data: str, d: CorrectedDifference
     return describe_no_difference(pair, data, d, metric)
 
 
-def describe_margin(pair: tuple[str, str], d: CorrectedDifference, metric: PrintedMetric, *, planned: bool) -> str:
-    """Non-inferiority of the first of `pair` and equivalence as sentences; empty without a margin, and where no verdict is allowed.
+def describe_margin(
+    pair: tuple[str, str], d: CorrectedDifference, metric: PrintedMetric, *, planned: bool
+) -> str:
+    """Non-inferiority of the first of `pair` and equivalence as sentences; empty without a margin,
+    and where no verdict is allowed.
 
     `planned`: the margin stands in the recipe, and so was set before training.
     """
     one = d.against_margin
     if one is None or one.worst is None or explain_no_verdict(d) is not None:
         return ""
-    metric = metric.fit(d.total_se, one.margin, max(one.worst, 0.0) if one.non_inferior else one.worst)
+    metric = metric.fit(
+        d.total_se, one.margin, max(one.worst, 0.0) if one.non_inferior else one.worst
+    )
     (row, reference), margin = pair, metric.number(one.margin)
     unit = metric.suffix
     if one.non_inferior:
@@ -122,11 +147,19 @@ def describe_margin(pair: tuple[str, str], d: CorrectedDifference, metric: Print
     else:
         reaches = metric.number(-metric.sign * one.worst)
         text = f"Non-inferiority is not shown: the interval reaches {reaches} (margin {metric.number(-metric.sign * one.margin)})."
-    return f"{text} {row} and {reference} are equivalent within ± {margin}{unit}." if one.equivalent else text
+    return (
+        f"{text} {row} and {reference} are equivalent within ± {margin}{unit}."
+        if one.equivalent
+        else text
+    )
 
 
-def describe_margin_of_models(pair: tuple[str, str], data: str, d: CorrectedDifference, metric: PrintedMetric) -> str:
-    """Where the interval of two trained models lies against a margin; their methods are not called non-inferior or equivalent. Empty without a margin."""
+def describe_margin_of_models(
+    pair: tuple[str, str], data: str, d: CorrectedDifference, metric: PrintedMetric
+) -> str:
+    """Where the interval of two trained models lies against a margin; their methods are not called
+    non-inferior or equivalent. Empty without a margin.
+    """
     one, bounds = d.against_margin, (d.corrected_lo, d.corrected_hi)
     if one is None:
         return ""
@@ -145,10 +178,14 @@ def describe_margin_of_models(pair: tuple[str, str], data: str, d: CorrectedDiff
     )
 
 
-def describe_no_difference(pair: tuple[str, str], data: str, d: CorrectedDifference, metric: PrintedMetric) -> str:
+def describe_no_difference(
+    pair: tuple[str, str], data: str, d: CorrectedDifference, metric: PrintedMetric
+) -> str:
     """The sentence where the corrected interval holds 0."""
     metric = metric.fit_difference(d)
-    reach = metric.difference(max(abs(d.corrected_lo or 0.0), abs(d.corrected_hi or 0.0))).removeprefix("+")
+    reach = metric.difference(
+        max(abs(d.corrected_lo or 0.0), abs(d.corrected_hi or 0.0))
+    ).removeprefix("+")
     return (
         f"No significant difference between {pair[0]} and {pair[1]} on {data}: {metric.difference(d.difference)} "
         f"({describe_interval(d, metric)}); differences of up to {reach} either way cannot be excluded."
@@ -158,11 +195,15 @@ def describe_no_difference(pair: tuple[str, str], data: str, d: CorrectedDiffere
 def name_verdict(d: CorrectedDifference, metric: PrintedMetric) -> str:
     """The verdict as one cell of a table."""
     words = {1: "better", -1: "worse", 0: "no significant difference"}
-    return (explain_no_verdict(d) or words[significance_sign(d) * metric.sign]).removeprefix("no CI: ")
+    return (explain_no_verdict(d) or words[significance_sign(d) * metric.sign]).removeprefix(
+        "no CI: "
+    )
 
 
 def name_margin_verdict(d: CorrectedDifference, metric: PrintedMetric) -> str:
-    """The verdict against a margin as one cell of a table: inferior where the whole interval of `find_margin_interval` is beyond it."""
+    """The verdict against a margin as one cell of a table: inferior where the whole interval of
+    `find_margin_interval` is beyond it.
+    """
     reason = explain_no_verdict(d)
     if d.against_margin is None or d.against_margin.worst is None or reason is not None:
         return (reason or "no interval").removeprefix("no CI: ")
@@ -170,14 +211,28 @@ def name_margin_verdict(d: CorrectedDifference, metric: PrintedMetric) -> str:
 
 
 def _place_against_margin(d: CorrectedDifference, metric: PrintedMetric) -> str:
-    """Non-inferior, inferior or inconclusive, by where the interval of a difference with a margin lies."""
+    """Non-inferior, inferior or inconclusive, by where the interval of a difference with a margin
+    lies.
+    """
     one, (lo, hi) = d.against_margin, find_margin_interval(d, metric) or (-math.inf, math.inf)
     least = -hi if metric.sign > 0 else lo  # how much worse it is at least
-    return "inconclusive" if one is None else "non-inferior" if one.non_inferior else "inferior" if least > one.margin else "inconclusive"
+    return (
+        "inconclusive"
+        if one is None
+        else "non-inferior"
+        if one.non_inferior
+        else "inferior"
+        if least > one.margin
+        else "inconclusive"
+    )
 
 
-def find_margin_interval(d: CorrectedDifference, metric: PrintedMetric) -> tuple[float, float] | None:
-    """The interval of a difference in the family of the tests of non-inferiority, which is not that of the tests against 0; None without one."""
+def find_margin_interval(
+    d: CorrectedDifference, metric: PrintedMetric
+) -> tuple[float, float] | None:
+    """The interval of a difference in the family of the tests of non-inferiority, which is not that
+    of the tests against 0; None without one.
+    """
     one = d.against_margin
     if one is None or one.worst is None or d.difference is None:
         return None
@@ -197,14 +252,25 @@ def print_bounds(d: CorrectedDifference, metric: PrintedMetric) -> str:
 
 
 def compare_baselines(scores: TaskScores) -> dict[str, CorrectedDifference]:
-    """The main metric of a run less that of each of its baselines, as one family; baselines without a difference are left out."""
-    values = {name: one.metrics.get(str(scores.main), MetricValue()) for name, one in scores.baselines.items()}
-    found = {name: one.difference for name, one in values.items() if one.difference is not None and one.difference.difference is not None}
+    """The main metric of a run less that of each of its baselines, as one family; baselines without
+    a difference are left out.
+    """
+    values = {
+        name: one.metrics.get(str(scores.main), MetricValue())
+        for name, one in scores.baselines.items()
+    }
+    found = {
+        name: one.difference
+        for name, one in values.items()
+        if one.difference is not None and one.difference.difference is not None
+    }
     return correct_pairs(found)
 
 
 def find_lift(scores: TaskScores) -> BaselineLift | None:
-    """How much a run exceeds the baseline with the best main metric on the scored rows; None without a difference to any."""
+    """How much a run exceeds the baseline with the best main metric on the scored rows; None
+    without a difference to any.
+    """
     sign, family = PrintedMetric(str(scores.main)).sign, compare_baselines(scores)
     best = min(family, key=lambda name: sign * (family[name].difference or 0.0), default=None)
     return None if best is None else BaselineLift(**family[best].model_dump(), baseline=best)
@@ -213,38 +279,55 @@ def find_lift(scores: TaskScores) -> BaselineLift | None:
 def describe_lift(lift: BaselineLift, metric: PrintedMetric) -> str:
     """The lift as text."""
     metric = metric.fit_difference(lift)
-    interval = describe_interval(lift, metric) if lift.corrected_lo is not None else str(explain_no_verdict(lift) or "no CI")
+    interval = (
+        describe_interval(lift, metric)
+        if lift.corrected_lo is not None
+        else str(explain_no_verdict(lift) or "no CI")
+    )
     return f"{metric.difference(lift.difference)} over {lift.baseline.replace('_', ' ')} ({interval.removeprefix('no CI: ')})"
 
 
 def compare_models(scores: Scores) -> dict[str, CorrectedDifference]:
-    """The main metric of an encoder less that of each row of trained models that it is compared with, as one family; else of one seed each."""
+    """The main metric of an encoder less that of each row of trained models that it is compared
+    with, as one family; else of one seed each.
+    """
     if scores.compared_rows is not None:
         return dict(scores.compared_rows)
-    values = {name: one.metrics.get(str(scores.main), MetricValue()).difference for name, one in (scores.compared or {}).items()}
-    return correct_pairs({name: d for name, d in values.items() if d is not None and d.difference is not None}, (1, 1))
+    values = {
+        name: one.metrics.get(str(scores.main), MetricValue()).difference
+        for name, one in (scores.compared or {}).items()
+    }
+    return correct_pairs(
+        {name: d for name, d in values.items() if d is not None and d.difference is not None},
+        (1, 1),
+    )
 
 
 class BaselineVerdict(NamedTuple):
     """How a trained model compares with its baselines."""
 
-    case: str  # exceeded, unclear (no verdict allowed), equal (no significant difference), exceeds (all), none
+    # exceeded, unclear (no verdict allowed), equal (no significant difference), exceeds (all), none
+    case: str
     baseline: str  # printed name of the one that decides
     sentence: str
 
 
 def find_closest(family: Mapping[str, CorrectedDifference], sign: int) -> tuple[str, str]:
-    """How a model compares with the strongest of its baselines, and the name of that one; `family`: model less baseline, each difference
-    known, at least one; `sign` as of the metric.
+    """How a model compares with the strongest of its baselines, and the name of that one; `family`:
+    model less baseline, each difference known, at least one; `sign` as of the metric.
 
-    exceeded: it beats the model; unclear: no verdict is allowed; equal: no significant difference; exceeds: the model significantly beats all.
-    A baseline without a verdict comes before the equal ones where it reaches as much as the model, else behind them.
+    exceeded: it beats the model; unclear: no verdict is allowed; equal: no significant difference;
+    exceeds: the model significantly beats all. A baseline without a verdict comes before the equal
+    ones where it reaches as much as the model, else behind them.
     """
     silent = [name for name, d in family.items() if explain_no_verdict(d) is not None]
     found = [
         ("exceeded", [name for name, d in family.items() if significance_sign(d) * sign < 0]),
         ("unclear", [name for name in silent if sign * (family[name].difference or 0.0) <= 0]),
-        ("equal", [name for name, d in family.items() if name not in silent and not significance_sign(d)]),
+        (
+            "equal",
+            [name for name, d in family.items() if name not in silent and not significance_sign(d)],
+        ),
         ("unclear", silent),
         ("exceeds", list(family)),
     ]
@@ -259,9 +342,15 @@ def judge_baselines(scores: TaskScores, data: str) -> BaselineVerdict:
         return BaselineVerdict("none", "", "")
     case, name = find_closest(family, metric.sign)
     d, words = family[name], f"the {name.replace('_', ' ')} baseline"
-    unit, start = scores.intervals.unit if scores.intervals else "subject", f"{words[0].upper()}{words[1:]}"
+    unit, start = (
+        scores.intervals.unit if scores.intervals else "subject",
+        f"{words[0].upper()}{words[1:]}",
+    )
     metric = metric.fit_difference(d)
-    own, value = metric.number(scores.metrics[metric.name].value), metric.number(scores.baselines[name].metrics[metric.name].value)
+    own, value = (
+        metric.number(scores.metrics[metric.name].value),
+        metric.number(scores.baselines[name].metrics[metric.name].value),
+    )
     seed = "; this is one trained model, and nothing is said about the method"
     if case == "exceeded":
         over = f"Holm-corrected over {len(family)} baselines; {count_units(d.n_defined, unit)}"
@@ -271,7 +360,11 @@ def judge_baselines(scores: TaskScores, data: str) -> BaselineVerdict:
     elif case == "unclear":
         why = str(explain_no_verdict(d)).removeprefix("no CI: ")
         ahead = metric.sign * (d.difference or 0.0) > 0
-        behind = f", the closest of {count_units(len(family), 'baseline')}," if ahead and len(family) > 1 else ""
+        behind = (
+            f", the closest of {count_units(len(family), 'baseline')},"
+            if ahead and len(family) > 1
+            else ""
+        )
         text = f"{start}{behind} reaches {value} in {NAMES[metric.name]} on {data}, this trained model {own}; no verdict ({why})."
     elif case == "equal":
         text = describe_no_difference(("this trained model", words), data, d, metric)

@@ -1,1 +1,3 @@
-"""Readers of file formats, one module per format. Damaged or hostile files raise `UserError`, nothing else. Imports no torch."""
+"""Readers of file formats, one module per format. Damaged or hostile files raise `UserError`,
+nothing else. Imports no torch.
+"""

@@ -1,9 +1,11 @@
-"""Grammar of csv text: lines, records and cells, with the record count that checks the parser. `tables` builds rows and frames on it.
+"""Grammar of csv text: lines, records and cells, with the record count that checks the parser.
+`tables` builds rows and frames on it.
 
-Cells are separated by a delimiter. A cell that begins with '"' ends with '"', holds '""' for a quote, and may hold line breaks; no other
-cell holds a quote. A byte order mark, CRLF, CR, blank lines and a last line without an end are allowed. A line that opens a quote which
-nothing closes properly is one faulty record, and parsing goes on with the next line. Files may be packed with gzip or zip; their encoding
-is that of `formats.text`, and every text that leaves this module is UTF-8.
+Cells are separated by a delimiter. A cell that begins with '"' ends with '"', holds '""' for a
+quote, and may hold line breaks; no other cell holds a quote. A byte order mark, CRLF, CR, blank
+lines and a last line without an end are allowed. A line that opens a quote which nothing closes
+properly is one faulty record, and parsing goes on with the next line. Files may be packed with gzip
+or zip; their encoding is that of `formats.text`, and every text that leaves this module is UTF-8.
 """
 
 from __future__ import annotations
@@ -23,13 +25,20 @@ from typing import IO, BinaryIO, NamedTuple
 import numpy as np
 
 from bitimely_core.errors import Reason, UserError, input_error
-from bitimely_core.formats.text import UTF8, DecodedStream, detect_encoding, require_plain_names, require_utf8
+from bitimely_core.formats.text import (
+    UTF8,
+    DecodedStream,
+    detect_encoding,
+    require_plain_names,
+    require_utf8,
+)
 from bitimely_core.system_errors import raise_system_error
 
 MAX_LINE = 1 << 24  # bytes
 MAX_LINES = 256  # that one row with quoted line breaks may run over
 MAX_TEXT = 1 << 17  # characters of such a row
-MAX_EXPANDED = 1 << 30  # bytes that a compressed table may always hold; beyond it at most MAX_RATIO times its size
+# bytes that a compressed table may always hold; beyond it at most MAX_RATIO times its size
+MAX_EXPANDED = 1 << 30
 MAX_RATIO = 200
 BLOCK = 1 << 24  # bytes of text that become one frame
 PIECE = 1 << 16  # bytes that go to the careful parser together where a block is not plain
@@ -48,8 +57,12 @@ def record_pattern(width: int, delimiter: str) -> re.Pattern[str]:
     return re.compile(rf"{cell}(?:{mark}{cell}){{{width - 1}}}")
 
 
-def count_records(lines: Iterable[str], pattern: re.Pattern[str], waiting: list[str], *, last: bool = True) -> Iterator[int]:
-    """1 for each record, 0 for each blank line; `waiting` holds lines whose record may go on in later ones, unless these are the `last`."""
+def count_records(
+    lines: Iterable[str], pattern: re.Pattern[str], waiting: list[str], *, last: bool = True
+) -> Iterator[int]:
+    """1 for each record, 0 for each blank line; `waiting` holds lines whose record may go on in
+    later ones, unless these are the `last`.
+    """
     for line in lines:
         waiting.append(line)
         while waiting and (length := record_length(waiting, pattern)):
@@ -74,7 +87,9 @@ def record_length(waiting: Sequence[str], pattern: re.Pattern[str]) -> int:
 
 
 def max_record_span(waiting: Sequence[str]) -> tuple[int, bool]:
-    """How many of the lines read so far may belong to one record, and whether no further one may."""
+    """How many of the lines read so far may belong to one record, and whether no further one
+    may.
+    """
     many = 1
     length = len(waiting[0])
     while many < min(len(waiting), MAX_LINES) and length + len(waiting[many]) <= MAX_TEXT:
@@ -91,14 +106,19 @@ def parse_header(lines: Iterator[tuple[int, bytes, bool]], delimiter: str) -> tu
             continue
         cells = split_cells(text, delimiter)
         if not isinstance(cells, list):
-            raise input_error(Reason.CSV_SYNTAX, f"line {row}, the header, is not well formed", "expected column names")
+            raise input_error(
+                Reason.CSV_SYNTAX,
+                f"line {row}, the header, is not well formed",
+                "expected column names",
+            )
         names = tuple(cell.strip() for cell in cells)
         require_plain_names(names)
         return names
     raise input_error(Reason.EMPTY_FILE, "holds nothing but blank lines")
 
 
-ParsedRecord = tuple[int, list[str] | UserError, bool]  # line, cells or fault, whether the line has an end
+# line, cells or fault, whether the line has an end
+ParsedRecord = tuple[int, list[str] | UserError, bool]
 
 
 def parse_records(
@@ -109,11 +129,17 @@ def parse_records(
     *,
     last: bool = True,
 ) -> Iterator[ParsedRecord]:
-    """All records; blank lines are none. `waiting` keeps lines whose record may go on in later ones, unless these are the `last`."""
+    """All records; blank lines are none. `waiting` keeps lines whose record may go on in later
+    ones, unless these are the `last`.
+    """
     waiting = [] if waiting is None else waiting  # where there are several, the first opens a quote
     for row, raw, ended in lines:
         waiting.append((row, raw.decode(), ended))
-        if len(waiting) > 1 and b'"' not in raw and not max_record_span([text for _, text, _ in waiting])[1]:
+        if (
+            len(waiting) > 1
+            and b'"' not in raw
+            and not max_record_span([text for _, text, _ in waiting])[1]
+        ):
             continue  # this line cannot close it
         while waiting:
             used, record = _parse_record(waiting, width, delimiter, last=False)
@@ -129,8 +155,12 @@ def parse_records(
         del waiting[:used]
 
 
-def _parse_record(waiting: Sequence[tuple[int, str, bool]], width: int, delimiter: str, *, last: bool) -> tuple[int, ParsedRecord | None]:
-    """Lines used (0: more are needed) and the record at the head of the lines read so far (none for a blank line)."""
+def _parse_record(
+    waiting: Sequence[tuple[int, str, bool]], width: int, delimiter: str, *, last: bool
+) -> tuple[int, ParsedRecord | None]:
+    """Lines used (0: more are needed) and the record at the head of the lines read so far (none for
+    a blank line).
+    """
     row, text, ended = waiting[0]
     if not text.strip():
         return 1, None
@@ -144,11 +174,26 @@ def _parse_record(waiting: Sequence[tuple[int, str, bool]], width: int, delimite
             cells = split_cells(text, delimiter) if '"' in waiting[used - 1][1] else OPEN
         if cells is OPEN and not full and not last:
             return 0, None
-    if not isinstance(cells, list) or (used > 1 and len(cells) != width):  # the latter: what closed the quote was another cell's
-        what = "a quote in the wrong place, or a NUL character" if cells is BROKEN else "a quote is opened and not closed"
-        return 1, (row, input_error(Reason.CSV_SYNTAX, what, "the line is dropped, reading goes on with the next"), ended)
+    # the latter: what closed the quote was another cell's
+    if not isinstance(cells, list) or (used > 1 and len(cells) != width):
+        what = (
+            "a quote in the wrong place, or a NUL character"
+            if cells is BROKEN
+            else "a quote is opened and not closed"
+        )
+        return 1, (
+            row,
+            input_error(
+                Reason.CSV_SYNTAX, what, "the line is dropped, reading goes on with the next"
+            ),
+            ended,
+        )
     if len(cells) != width:
-        return 1, (row, input_error(Reason.ROW_WIDTH, f"has {len(cells)} cells", f"the header has {width}"), ended)
+        return 1, (
+            row,
+            input_error(Reason.ROW_WIDTH, f"has {len(cells)} cells", f"the header has {width}"),
+            ended,
+        )
     return used, (row, cells, waiting[used - 1][2])
 
 
@@ -192,14 +237,16 @@ class TextStream(NamedTuple):
     file: BinaryIO | io.BufferedReader
     limit: float  # bytes that it may hold
     start: int  # bytes before the first of `file`: a mark
-    verified: bool  # it was decoded: else its bytes are those of the source, to be compared with UTF-8
+    # it was decoded: else its bytes are those of the source, to be compared with UTF-8
+    verified: bool
 
 
 @contextmanager
 def open_text(path: Path) -> Iterator[TextStream]:
     """The text of a table, unpacked where it begins like gzip or like a zip archive of one table.
 
-    Raises UserError: also from the block: truncated or corrupt (gzip, zip), unsupported_format (zip), encoding, io_error.
+    Raises UserError: also from the block: truncated or corrupt (gzip, zip), unsupported_format
+    (zip), encoding, io_error.
     """
     try:
         most = max(MAX_EXPANDED, MAX_RATIO * path.stat().st_size)
@@ -231,29 +278,48 @@ def _decode_stream(file: io.BufferedReader, limit: float) -> TextStream:
     mac = b"\r" in head and b"\n" not in head
     if encoding == UTF8 and not mac:
         return TextStream(file, limit, mark, verified=False)
-    return TextStream(io.BufferedReader(DecodedStream(file, encoding, mark, mac=mac)), limit, 0, verified=True)
+    return TextStream(
+        io.BufferedReader(DecodedStream(file, encoding, mark, mac=mac)), limit, 0, verified=True
+    )
 
 
 @contextmanager
 def open_member(packed: BinaryIO) -> Iterator[tuple[str, IO[bytes]]]:
     """Name and content of the one table that a zip archive holds.
 
-    Raises UserError: unsupported_format where there is not exactly one, or it is encrypted or packed in an unknown way; corrupt.
+    Raises UserError: unsupported_format where there is not exactly one, or it is encrypted or
+    packed in an unknown way; corrupt.
     """
-    unusual = input_error(Reason.UNSUPPORTED_FORMAT, "is an archive that is encrypted or packed in an unusual way", "expected a table")
+    unusual = input_error(
+        Reason.UNSUPPORTED_FORMAT,
+        "is an archive that is encrypted or packed in an unusual way",
+        "expected a table",
+    )
     with ExitStack() as stack:
         try:
             archive = stack.enter_context(zipfile.ZipFile(packed))
-            members = [info for info in archive.infolist() if not info.is_dir() and not info.filename.startswith("__MACOSX/")]
+            members = [
+                info
+                for info in archive.infolist()
+                if not info.is_dir() and not info.filename.startswith("__MACOSX/")
+            ]
             if len(members) != 1:
-                raise input_error(Reason.UNSUPPORTED_FORMAT, f"is an archive of {len(members)} files", "expected a table")
-            if members[0].flag_bits & 1 or members[0].compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+                raise input_error(
+                    Reason.UNSUPPORTED_FORMAT,
+                    f"is an archive of {len(members)} files",
+                    "expected a table",
+                )
+            if members[0].flag_bits & 1 or members[0].compress_type not in {
+                zipfile.ZIP_STORED,
+                zipfile.ZIP_DEFLATED,
+            }:
                 raise unusual
             content = stack.enter_context(archive.open(members[0]))
         except RuntimeError as error:  # of zipfile, for what it cannot unpack
             raise_system_error(error, stored=False)
             raise unusual from None
-        except (zipfile.BadZipFile, EOFError, LookupError, ValueError, struct.error) as error:  # LookupError, ValueError: names
+        except (zipfile.BadZipFile, EOFError, LookupError, ValueError, struct.error) as error:
+            # LookupError, ValueError: names
             raise_system_error(error, stored=False)
             raise input_error(Reason.CORRUPT, "the packed text is damaged") from None
         yield members[0].filename, content
@@ -283,34 +349,57 @@ def read_lines(path: Path) -> Generator[tuple[int, bytes, bool], None, None]:
 
 def split_lines(text: str) -> Iterator[tuple[int, bytes, bool]]:
     """As `read_lines`, of a text in memory."""
-    lines = text.replace("\r\n", "\n").replace("\r", "\r" if "\n" in text else "\n").encode().split(b"\n")
+    lines = (
+        text.replace("\r\n", "\n")
+        .replace("\r", "\r" if "\n" in text else "\n")
+        .encode()
+        .split(b"\n")
+    )
     for row, line in enumerate(lines, 1):
         if line or row < len(lines):
             yield row, line, row < len(lines)
 
 
 def _line_error(row: int) -> UserError:
-    return input_error(Reason.RESOURCE_LIMIT, f"line {row} has more than {MAX_LINE} bytes", "no row is that long")
+    return input_error(
+        Reason.RESOURCE_LIMIT, f"line {row} has more than {MAX_LINE} bytes", "no row is that long"
+    )
 
 
 def _expansion_error(most: float) -> UserError:
-    return input_error(Reason.EXPANSION_LIMIT, f"holds more than {most:.0f} bytes when unpacked", "no table is compressed that well")
+    return input_error(
+        Reason.EXPANSION_LIMIT,
+        f"holds more than {most:.0f} bytes when unpacked",
+        "no table is compressed that well",
+    )
 
 
-def split_unquoted(lines: Iterable[tuple[int, bytes, bool]], width: int, delimiter: str) -> Iterator[ParsedRecord]:
+def split_unquoted(
+    lines: Iterable[tuple[int, bytes, bool]], width: int, delimiter: str
+) -> Iterator[ParsedRecord]:
     """Records of a text in which a quote is an ordinary character: one a line."""
     for row, raw, ended in lines:
         cells = raw.decode().split(delimiter)
         if b"\0" in raw:
-            yield row, input_error(Reason.CSV_SYNTAX, "holds a NUL character", "the line is dropped"), ended
+            yield (
+                row,
+                input_error(Reason.CSV_SYNTAX, "holds a NUL character", "the line is dropped"),
+                ended,
+            )
         elif len(cells) == width:
             yield row, cells, ended
         elif raw.strip():
-            yield row, input_error(Reason.ROW_WIDTH, f"has {len(cells)} cells", f"the header has {width}"), ended
+            yield (
+                row,
+                input_error(Reason.ROW_WIDTH, f"has {len(cells)} cells", f"the header has {width}"),
+                ended,
+            )
 
 
 class TableSpan(NamedTuple):
-    """A part of a table with complete records, read alone: bytes of a plain text, or row groups of a Parquet file."""
+    """A part of a table with complete records, read alone: bytes of a plain text, or row groups of
+    a Parquet file.
+    """
 
     start: int
     stop: int
@@ -318,7 +407,8 @@ class TableSpan(NamedTuple):
 
 
 def split_text(path: Path, width: int, delimiter: str, size: int) -> list[TableSpan | None]:
-    """Spans of about `size` bytes, cut where all text before is plainly one record a line; None for a text that is packed or not in UTF-8.
+    """Spans of about `size` bytes, cut where all text before is plainly one record a line; None for
+    a text that is packed or not in UTF-8.
 
     What follows a block that is not plain is one span. Raises UserError: as `open_text`.
     """
@@ -330,7 +420,11 @@ def split_text(path: Path, width: int, delimiter: str, size: int) -> list[TableS
         while chunk := file.read(BLOCK):
             rest += chunk
             text = rest[: rest.rfind(b"\n") + 1]
-            if not text or _count_plain_records(_normalize_line_ends(text), width, delimiter, quotes=True) is None:
+            if (
+                not text
+                or _count_plain_records(_normalize_line_ends(text), width, delimiter, quotes=True)
+                is None
+            ):
                 break
             place, row, rest = place + len(text), row + text.count(b"\n"), rest[len(text) :]
             if place - cut[0] >= size:
@@ -342,7 +436,8 @@ def split_text(path: Path, width: int, delimiter: str, size: int) -> list[TableS
 
 
 def read_blocks(path: Path, span: TableSpan | None = None) -> Iterator[tuple[bytes, bool]]:
-    """Blocks of complete lines in UTF-8, each ended by a line feed (the last one may have none), and whether a block is the last.
+    """Blocks of complete lines in UTF-8, each ended by a line feed (the last one may have none),
+    and whether a block is the last.
 
     `span`: of `split_text`, to read only that. Raises UserError: as `read_lines`.
     """
@@ -357,10 +452,12 @@ def read_blocks(path: Path, span: TableSpan | None = None) -> Iterator[tuple[byt
             if size > limit:
                 raise _expansion_error(limit)
             rest += chunk
-            if end := rest.rfind(b"\n", 0, -1) + 1:  # the last line stays: the reader must know which block is the last
+            # the last line stays: the reader must know which block is the last
+            if end := rest.rfind(b"\n", 0, -1) + 1:
                 if not verified:
                     require_utf8(rest[:end], start + size - len(rest), lines + 1)
-                lines += int(np.count_nonzero(np.frombuffer(rest, np.uint8, end) == LINE_FEED))  # three times as fast as bytes.count
+                # three times as fast as bytes.count
+                lines += int(np.count_nonzero(np.frombuffer(rest, np.uint8, end) == LINE_FEED))
                 yield _normalize_line_ends(rest[:end]), False
                 rest = rest[end:]
             if len(rest) > MAX_LINE:
@@ -374,8 +471,12 @@ def _normalize_line_ends(text: bytes) -> bytes:
     return text.replace(b"\r\n", b"\n") if b"\r" in text else text
 
 
-def split_plain_blocks(text: bytes, width: int, delimiter: str, *, quotes: bool) -> Iterator[tuple[bytes, int | None]]:
-    """(text, number of its lines where each is plainly a record): the full text, or many small ones where it is not plain throughout."""
+def split_plain_blocks(
+    text: bytes, width: int, delimiter: str, *, quotes: bool
+) -> Iterator[tuple[bytes, int | None]]:
+    """(text, number of its lines where each is plainly a record): the full text, or many small ones
+    where it is not plain throughout.
+    """
     plain = _count_plain_records(text, width, delimiter, quotes=quotes)
     if plain is not None or 0 < len(text) <= PIECE:
         yield text, plain
@@ -383,15 +484,20 @@ def split_plain_blocks(text: bytes, width: int, delimiter: str, *, quotes: bool)
     start = 0
     while start < len(text):
         end = text.find(b"\n", start + PIECE) + 1 or len(text)
-        yield text[start:end], _count_plain_records(text[start:end], width, delimiter, quotes=quotes)
+        yield (
+            text[start:end],
+            _count_plain_records(text[start:end], width, delimiter, quotes=quotes),
+        )
         start = end
 
 
 def _count_plain_records(text: bytes, width: int, delimiter: str, *, quotes: bool) -> int | None:
-    """Number of lines of a text whose delimiters, line ends and quotes show that each line is one record; None where they do not.
+    """Number of lines of a text whose delimiters, line ends and quotes show that each line is one
+    record; None where they do not.
 
-    Without quotes the marks must repeat `width - 1` delimiters and a line end. With quotes each pair must fill a cell of one line (a quote
-    in a cell or a line break in quotes is left to the careful parser), and the marks outside of quotes must repeat so.
+    Without quotes the marks must repeat `width - 1` delimiters and a line end. With quotes each
+    pair must fill a cell of one line (a quote in a cell or a line break in quotes is left to the
+    careful parser), and the marks outside of quotes must repeat so.
     """
     mark = ord(delimiter)
     kept = {mark, 10, 0, 13, 34} if quotes else {mark, 10, 0, 13}
@@ -410,7 +516,8 @@ def _count_plain_records(text: bytes, width: int, delimiter: str, *, quotes: boo
     at = np.flatnonzero(is_quote)
     edge = np.zeros(256, bool)
     edge[[mark, 10]] = True
-    if len(at) % 2 or not (edge[data[at[::2] - 1]].all() and edge[data[at[1::2] + 1]].all()):  # [-1], before the first, is a line's end
+    # [-1], before the first, is a line's end
+    if len(at) % 2 or not (edge[data[at[::2] - 1]].all() and edge[data[at[1::2] + 1]].all()):
         return None
     if marks.replace(b'""', b"") == expected:  # no delimiter or line end is inside quotes
         return height

@@ -1,4 +1,6 @@
-"""EDF+ hypnograms of automatic scoring, written by pyedflib: one annotation an epoch, and the stages as a signal."""
+"""EDF+ hypnograms of automatic scoring, written by pyedflib: one annotation an epoch, and the
+stages as a signal.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,20 @@ import numpy as np
 
 from bitimely_core.system_errors import describe_os_error
 
-STANDARD_TEXTS = {"REM": "R", "WAKE": "W", "S1": "1", "S2": "2", "S3": "3", "S4": "4"}  # of EDF+; others are as the class
+# of EDF+; others are as the class
+STANDARD_TEXTS = {"REM": "R", "WAKE": "W", "S1": "1", "S2": "2", "S3": "3", "S4": "4"}
 NOT_SCORED = "Sleep stage ?"
 
 
-def encode_hypnogram(starts: Sequence[float], stages: Sequence[int], class_names: Sequence[str], epoch: float) -> bytes:
-    """The content of an EDF+C file: annotations `Sleep stage W` .. of `epoch` seconds at `starts`, and a signal of class numbers.
+def encode_hypnogram(
+    starts: Sequence[float], stages: Sequence[int], class_names: Sequence[str], epoch: float
+) -> bytes:
+    """The content of an EDF+C file: annotations `Sleep stage W` .. of `epoch` seconds at `starts`,
+    and a signal of class numbers.
 
-    `stages` are positions in `class_names`, -1 for an epoch without one. The file states no person and no date (1 January 1985). Raises
-    UserError: the temporary folder is full or cannot be written (exit 6).
+    `stages` are positions in `class_names`, -1 for an epoch without one. The file states no person
+    and no date (1 January 1985). Raises UserError: the temporary folder is full or cannot be
+    written (exit 6).
     """
     import pyedflib
 
@@ -49,7 +56,9 @@ def encode_hypnogram(starts: Sequence[float], stages: Sequence[int], class_names
                 writer.setSignalHeader(0, header)
                 writer.writeSamples([signal], digital=True)
                 for start, stage in zip(starts, stages, strict=True):
-                    writer.writeAnnotation(float(start), epoch, texts[stage] if stage >= 0 else NOT_SCORED)
+                    writer.writeAnnotation(
+                        float(start), epoch, texts[stage] if stage >= 0 else NOT_SCORED
+                    )
             return path.read_bytes()
     except OSError as error:
         raise describe_os_error(error, Path(tempfile.gettempdir())) from None

@@ -29,9 +29,11 @@ def encode_edf(
 
     Args:
         channels: calibration and samples a record; `start` is not used.
-        samples: int16 digital values, one array [R * S] a channel. None at all: a file of annotations alone, one record of duration 0.
+        samples: int16 digital values, one array [R * S] a channel. None at all: a file of
+            annotations alone, one record of duration 0.
         duration: seconds a record.
-        notes: annotations, seconds from `start`; each lands in the record that holds its onset, else in the last.
+        notes: annotations, seconds from `start`; each lands in the record that holds its onset,
+            else in the last.
         onsets: seconds from `start` at which each record begins; EDF+D when they leave a gap.
         start: date and time in the header.
         patient: field of the header; the default is EDF+ for unknown.
@@ -40,7 +42,10 @@ def encode_edf(
         ValueError: what the format cannot hold.
     """
     records = len(samples[0]) // channels[0].samples if channels else 1
-    if not records or any(len(values) != records * channel.samples for channel, values in zip(channels, samples, strict=True)):
+    if not records or any(
+        len(values) != records * channel.samples
+        for channel, values in zip(channels, samples, strict=True)
+    ):
         raise ValueError("the channels do not fill the same whole number of records")
     if not 1985 <= start.year <= 2084:
         raise ValueError("EDF holds the years 1985 to 2084")
@@ -56,10 +61,15 @@ def encode_edf(
     text_bytes = max(map(len, blocks), default=0)
     text_bytes += text_bytes % 2
     gaps = any(abs(b - a - duration) > 1e-9 for a, b in pairwise(times))
-    rows = [(c.label, c.unit, c.physical_min, c.physical_max, c.digital_min, c.digital_max, c.samples) for c in channels]
+    rows = [
+        (c.label, c.unit, c.physical_min, c.physical_max, c.digital_min, c.digital_max, c.samples)
+        for c in channels
+    ]
     if plus:
         rows.append(("EDF Annotations", "", -1.0, 1.0, -32768, 32767, text_bytes // 2))
-    month = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")[start.month - 1]
+    month = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")[
+        start.month - 1
+    ]
     fixed: dict[str, str | float] = {
         "version": "0",
         "patient": patient,
@@ -72,14 +82,35 @@ def encode_edf(
         "record_duration": duration,
         "n_signals": len(rows),
     }
-    names = ("label", "unit", "physical_min", "physical_max", "digital_min", "digital_max", "samples_per_record")
+    names = (
+        "label",
+        "unit",
+        "physical_min",
+        "physical_max",
+        "digital_min",
+        "digital_max",
+        "samples_per_record",
+    )
     table = dict(zip(names, zip(*rows, strict=True), strict=True))
     out = io.BytesIO()
     out.write(b"".join(_format_field(fixed[name], width) for name, width in FIELDS))
-    out.write(b"".join(_format_field(value, width) for name, width in SIGNAL_FIELDS for value in table.get(name, [""] * len(rows))))
-    columns = [np.ascontiguousarray(values, "<i2").reshape(records, -1).view(np.uint8) for values in samples]
+    out.write(
+        b"".join(
+            _format_field(value, width)
+            for name, width in SIGNAL_FIELDS
+            for value in table.get(name, [""] * len(rows))
+        )
+    )
+    columns = [
+        np.ascontiguousarray(values, "<i2").reshape(records, -1).view(np.uint8)
+        for values in samples
+    ]
     if plus:
-        columns.append(np.frombuffer(b"".join(block.ljust(text_bytes, b"\x00") for block in blocks), np.uint8).reshape(records, -1))
+        columns.append(
+            np.frombuffer(
+                b"".join(block.ljust(text_bytes, b"\x00") for block in blocks), np.uint8
+            ).reshape(records, -1)
+        )
     out.write(np.concatenate(columns, axis=1).tobytes())
     return out.getvalue()
 
@@ -96,12 +127,29 @@ def write_edf(
     patient: str = "X X X X",
 ) -> None:
     """Write the file of `encode_edf` with the same arguments to `path`, atomically."""
-    storage.write_bytes(path, encode_edf(channels, samples, duration=duration, notes=notes, onsets=onsets, start=start, patient=patient))
+    storage.write_bytes(
+        path,
+        encode_edf(
+            channels,
+            samples,
+            duration=duration,
+            notes=notes,
+            onsets=onsets,
+            start=start,
+            patient=patient,
+        ),
+    )
 
 
 def _format_field(value: str | float, width: int) -> bytes:
     """A header field: text as it is, numbers so that they read back the same."""
-    text = value if isinstance(value, str) else repr(value) if isinstance(value, int) else _format_number(value, width)
+    text = (
+        value
+        if isinstance(value, str)
+        else repr(value)
+        if isinstance(value, int)
+        else _format_number(value, width)
+    )
     raw = text.encode("utf-8")
     if len(raw) > width:
         raise ValueError(f"{text!r} does not fit into {width} bytes")

@@ -1,7 +1,8 @@
-"""Annotation files of the National Sleep Research Resource (`-nsrr.xml`): scored events, with their concepts, in seconds.
+"""Annotation files of the National Sleep Research Resource (`-nsrr.xml`): scored events, with their
+concepts, in seconds.
 
-The parser reads elements alone: a document type, hence every entity, is refused. Concepts are coded as `Stage 1 sleep|1`; other texts,
-such as start times and comments, are not read.
+The parser reads elements alone: a document type, hence every entity, is refused. Concepts are coded
+as `Stage 1 sleep|1`; other texts, such as start times and comments, are not read.
 """
 
 from __future__ import annotations
@@ -19,21 +20,35 @@ FIELDS = ("EventConcept", "Start", "Duration")
 
 
 def read_events(path: Path) -> list[Annotation]:
-    """The scored events whose concepts are coded, in the order of the file; their labels are the concepts.
+    """The scored events whose concepts are coded, in the order of the file; their labels are the
+    concepts.
 
-    Raises UserError: annotation_syntax for a file that is no such XML, for a document type, and for an event without times.
+    Raises UserError: annotation_syntax for a file that is no such XML, for a document type, and for
+    an event without times.
     """
     if path.stat().st_size > MAX_BYTES:
-        raise input_error(Reason.ANNOTATION_SYNTAX, f"holds more than {MAX_BYTES >> 20} MiB", "expected scored events")
+        raise input_error(
+            Reason.ANNOTATION_SYNTAX,
+            f"holds more than {MAX_BYTES >> 20} MiB",
+            "expected scored events",
+        )
     rows: list[dict[str, str]] = []
     names: list[str] = []
 
     def refuse(*_: object) -> None:
-        raise input_error(Reason.ANNOTATION_SYNTAX, "declares a document type or an entity", "expected elements alone")
+        raise input_error(
+            Reason.ANNOTATION_SYNTAX,
+            "declares a document type or an entity",
+            "expected elements alone",
+        )
 
     def open_element(name: str, _: dict[str, str]) -> None:
         if not names and name != "PSGAnnotation":
-            raise input_error(Reason.ANNOTATION_SYNTAX, f"begins with the element {safe_text(name)}", "expected PSGAnnotation")
+            raise input_error(
+                Reason.ANNOTATION_SYNTAX,
+                f"begins with the element {safe_text(name)}",
+                "expected PSGAnnotation",
+            )
         names.append(name)
         if name == "ScoredEvent":
             rows.append({})
@@ -43,22 +58,37 @@ def read_events(path: Path) -> list[Annotation]:
             rows[-1][names[-1]] = rows[-1].get(names[-1], "") + text
 
     parser = expat.ParserCreate()
-    parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = parser.ExternalEntityRefHandler = refuse  # type: ignore[assignment]
+    parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = parser.ExternalEntityRefHandler = (
+        refuse  # type: ignore[assignment]
+    )
     parser.StartElementHandler, parser.CharacterDataHandler = open_element, add_text
     parser.EndElementHandler = lambda _: names.pop()
     try:
         parser.Parse(path.read_bytes(), True)  # noqa: FBT003
-    except (expat.ExpatError, ValueError, LookupError) as error:  # LookupError: of an unknown encoding
+    except (expat.ExpatError, ValueError, LookupError) as error:
+        # LookupError: of an unknown encoding
         text = f"is no XML ({safe_text(str(error))})"
-        raise input_error(Reason.ANNOTATION_SYNTAX, text, "expected scored events", "Download it again") from None
-    return [_make_event(row, number) for number, row in enumerate(rows, 1) if "|" in row.get("EventConcept", "")]
+        raise input_error(
+            Reason.ANNOTATION_SYNTAX, text, "expected scored events", "Download it again"
+        ) from None
+    return [
+        _make_event(row, number)
+        for number, row in enumerate(rows, 1)
+        if "|" in row.get("EventConcept", "")
+    ]
 
 
 def _make_event(row: dict[str, str], number: int) -> Annotation:
     try:
-        start, duration = (tables.parse_number(row.get(name, "").strip()) for name in ("Start", "Duration"))
+        start, duration = (
+            tables.parse_number(row.get(name, "").strip()) for name in ("Start", "Duration")
+        )
     except UserError:
         start = duration = None
     if start is None or duration is None or not (math.isfinite(start + duration) and duration >= 0):
-        raise input_error(Reason.ANNOTATION_SYNTAX, f"scored event {number} has no start or duration in seconds", "expected numbers")
+        raise input_error(
+            Reason.ANNOTATION_SYNTAX,
+            f"scored event {number} has no start or duration in seconds",
+            "expected numbers",
+        )
     return Annotation(start, duration, row["EventConcept"].strip())

@@ -1,8 +1,9 @@
 """Pickles of numpy arrays, read without running their code.
 
-A pickle is a program: the ordinary reader calls whatever it names. This one knows five names, of the seven globals by which old and new
-numpy write arrays, and gives each a stand-in that only records its arguments; arrays are made from the recorded bytes afterwards. An opcode
-that could reach anything else is refused, so even a file that is crafted against this reader runs no code.
+A pickle is a program: the ordinary reader calls whatever it names. This one knows five names, of
+the seven globals by which old and new numpy write arrays, and gives each a stand-in that only
+records its arguments; arrays are made from the recorded bytes afterwards. An opcode that could
+reach anything else is refused, so even a file that is crafted against this reader runs no code.
 """
 
 from __future__ import annotations
@@ -36,7 +37,12 @@ class _DtypeStandIn:
 
     def build(self, state: Any) -> None:
         """Sets the byte order; the other fields of the state are those of structured types."""
-        if not isinstance(state, tuple) or len(state) < 5 or state[1] not in {"<", ">", "|", "="} or any(state[2:5]):
+        if (
+            not isinstance(state, tuple)
+            or len(state) < 5
+            or state[1] not in {"<", ">", "|", "="}
+            or any(state[2:5])
+        ):
             raise _UnsafePickle("a structured array")
         self.order = state[1]
 
@@ -80,7 +86,11 @@ NAMES = {
     ("numpy", "ndarray"): _AllowedName("ndarray"),
     ("numpy", "dtype"): _AllowedName("dtype"),
     ("_codecs", "encode"): _AllowedName("encode"),
-    **{(f"numpy.{core}.multiarray", name): _AllowedName(name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")},
+    **{
+        (f"numpy.{core}.multiarray", name): _AllowedName(name)
+        for core in ("core", "_core")
+        for name in ("_reconstruct", "scalar")
+    },
 }
 
 
@@ -100,13 +110,16 @@ def _apply_call(function: Any, arguments: Any) -> Any:
 
 
 def _insert_items(target: Any, items: list[Any]) -> None:
-    """Inserts `[key, value, ...]` into a dictionary. Keys are texts and numbers: hashing nested tuples can take exponential time."""
+    """Inserts `[key, value, ...]` into a dictionary. Keys are texts and numbers: hashing nested
+    tuples can take exponential time.
+    """
     if not isinstance(target, dict) or not all(isinstance(key, SCALARS) for key in items[::2]):
         raise _UnsafePickle("a dictionary with other keys than texts and numbers")
     target.update(zip(items[::2], items[1::2], strict=True))
 
 
-class _ArrayUnpickler(pickle._Unpickler):  # the Python version: the memo of the C version can be made to grow without bound
+# the Python version: the memo of the C version can be made to grow without bound
+class _ArrayUnpickler(pickle._Unpickler):
     """An unpickler that knows the names above and the opcodes below."""
 
     stack: list[Any]
@@ -164,7 +177,14 @@ for _code in (
     pickle.EXT4,
 ):
     _ArrayUnpickler.dispatch[_code[0]] = _ArrayUnpickler.refuse
-for _code in (pickle.NEXT_BUFFER, pickle.READONLY_BUFFER, pickle.BYTEARRAY8, pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET):
+for _code in (
+    pickle.NEXT_BUFFER,
+    pickle.READONLY_BUFFER,
+    pickle.BYTEARRAY8,
+    pickle.EMPTY_SET,
+    pickle.ADDITEMS,
+    pickle.FROZENSET,
+):
     _ArrayUnpickler.dispatch[_code[0]] = _ArrayUnpickler.refuse
 _ArrayUnpickler.dispatch |= {
     pickle.REDUCE[0]: _ArrayUnpickler.load_reduce,
@@ -193,7 +213,8 @@ class _BoundedFile:
 
 
 def load_pickle(path: Path) -> Any:
-    """Content of a pickle of containers, numbers, texts and numeric arrays; texts of Python 2 are read as Latin-1.
+    """Content of a pickle of containers, numbers, texts and numeric arrays; texts of Python 2 are
+    read as Latin-1.
 
     Args:
         path: a regular file; it is read into memory.
@@ -202,7 +223,8 @@ def load_pickle(path: Path) -> Any:
         Dictionaries, lists and tuples of numbers, texts, bytes and numpy arrays (read-only).
 
     Raises:
-        UserError: unsafe_pickle for a name, call or type that is not on the list; truncated, corrupt, empty_file, io_error.
+        UserError: unsafe_pickle for a name, call or type that is not on the list; truncated,
+            corrupt, empty_file, io_error.
     """
     with locate_errors(path, replace=False):
         try:
@@ -212,28 +234,48 @@ def load_pickle(path: Path) -> Any:
             if info.st_size == 0:
                 raise input_error(Reason.EMPTY_FILE, "has 0 bytes")
             with path.open("rb") as file:
-                return _replace_stand_ins(_ArrayUnpickler(_BoundedFile(file, info.st_size), encoding="latin1").load(), {}, 0)
+                return _replace_stand_ins(
+                    _ArrayUnpickler(_BoundedFile(file, info.st_size), encoding="latin1").load(),
+                    {},
+                    0,
+                )
         except OSError as error:
             raise_system_error(error, path, stored=False)
             raise input_error(Reason.IO_ERROR, f"cannot be read ({error.strerror})") from None
         except _UnsafePickle as error:
-            hint = "Do not open this file with other tools; download it again from its official source"
-            raise input_error(Reason.UNSAFE_PICKLE, str(error), "only arrays of numbers are read, and nothing was run", hint) from None
+            hint = (
+                "Do not open this file with other tools; download it again from its official source"
+            )
+            raise input_error(
+                Reason.UNSAFE_PICKLE,
+                str(error),
+                "only arrays of numbers are read, and nothing was run",
+                hint,
+            ) from None
         except EOFError:
             raise input_error(Reason.TRUNCATED, "the pickle ends early") from None
         except pickle.UnpicklingError as error:
-            code = Reason.TRUNCATED if "truncated" in str(error) or "exhausted" in str(error) else Reason.CORRUPT
-            raise input_error(code, "the pickle does not decode", hint="Download it again") from None
+            code = (
+                Reason.TRUNCATED
+                if "truncated" in str(error) or "exhausted" in str(error)
+                else Reason.CORRUPT
+            )
+            raise input_error(
+                code, "the pickle does not decode", hint="Download it again"
+            ) from None
         except UserError:
             raise
-        except Exception as error:  # damaged bytes can make the interpreter of opcodes raise anything
+        except Exception as error:
+            # damaged bytes can make the interpreter of opcodes raise anything
             raise_system_error(error, path, stored=False)
             problem = f"the pickle does not decode ({type(error).__name__})"
             raise input_error(Reason.CORRUPT, problem) from None
 
 
 def _replace_stand_ins(value: Any, seen: dict[int, Any], depth: int) -> Any:
-    """The value with arrays in the place of their stand-ins. Shared objects stay shared, as in the pickle."""
+    """The value with arrays in the place of their stand-ins. Shared objects stay shared, as in the
+    pickle.
+    """
     if isinstance(value, SCALARS):
         return value
     if isinstance(value, _ArrayStandIn):
@@ -248,7 +290,9 @@ def _replace_stand_ins(value: Any, seen: dict[int, Any], depth: int) -> Any:
         case dict():
             replaced: Any = {}
             seen[id(value)] = replaced
-            replaced |= {key: _replace_stand_ins(item, seen, depth + 1) for key, item in value.items()}
+            replaced |= {
+                key: _replace_stand_ins(item, seen, depth + 1) for key, item in value.items()
+            }
         case list():
             replaced = []
             seen[id(value)] = replaced

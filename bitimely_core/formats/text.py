@@ -1,7 +1,8 @@
 """Text from foreign files: the encoding of tables, and labels made safe to store and to show.
 
-A table is UTF-8 with or without a byte order mark, UTF-16 with one, or in the encoding that `--encoding` states (`use_encoding`). A mark
-outranks that statement; bytes that do not decode refuse the table.
+A table is UTF-8 with or without a byte order mark, UTF-16 with one, or in the encoding that
+`--encoding` states (`use_encoding`). A mark outranks that statement; bytes that do not decode
+refuse the table.
 """
 
 from __future__ import annotations
@@ -15,15 +16,32 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import IO
 
-from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text, usage_error
+from bitimely_core.errors import (
+    Finding,
+    Reason,
+    UserError,
+    input_error,
+    input_warning,
+    safe_text,
+    usage_error,
+)
 
 UTF8 = "utf-8"
 BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": UTF8, b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 UTF32_MARKS = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
-NO_ENCODING_OF_TABLES = {"idna", "punycode", "unicode-escape", "raw-unicode-escape", "utf-7", "undefined"}
+NO_ENCODING_OF_TABLES = {
+    "idna",
+    "punycode",
+    "unicode-escape",
+    "raw-unicode-escape",
+    "utf-7",
+    "undefined",
+}
 DECODED_BYTES = 1 << 20  # decoded at once
 ENCODING: ContextVar[str] = ContextVar("encoding", default=UTF8)
-"""Encoding of tables without a byte order mark in this context: set by `use_encoding` for an ingest, read by every reader of text tables."""
+"""Encoding of tables without a byte order mark in this context: set by `use_encoding` for an
+ingest, read by every reader of text tables.
+"""
 
 MARKUP = re.compile(r"[<>\[\]`]|&#?\w+;")
 FORMULA = ("=", "+", "-", "@")
@@ -31,7 +49,8 @@ FORMULA = ("=", "+", "-", "@")
 
 @contextmanager
 def use_encoding(name: str | None) -> Iterator[None]:
-    """Tables without a byte order mark are read in the encoding `name` within the block; None: UTF-8.
+    """Tables without a byte order mark are read in the encoding `name` within the block; None:
+    UTF-8.
 
     Raises UserError: config (exit 2) for a name that is no encoding of texts.
     """
@@ -42,7 +61,9 @@ def use_encoding(name: str | None) -> Iterator[None]:
         usable = False
     if not usable:
         expected = "expected an encoding such as latin-1, cp1252, utf-16 or shift_jis"
-        raise usage_error(f"{safe_text(name)} is no encoding of texts", expected, field="--encoding")
+        raise usage_error(
+            f"{safe_text(name)} is no encoding of texts", expected, field="--encoding"
+        )
     token = ENCODING.set(known.name)
     try:
         yield
@@ -63,28 +84,43 @@ def detect_encoding(head: bytes) -> tuple[str, int]:
             raise encoding_error(0, 1, "UTF-8 (it looks like UTF-16 without a byte order mark)")
     elif stated.startswith("utf-32"):
         return stated, 0
-    return next(((name, len(mark)) for mark, name in BYTE_ORDER_MARKS.items() if head.startswith(mark)), (stated, 0))
+    return next(
+        ((name, len(mark)) for mark, name in BYTE_ORDER_MARKS.items() if head.startswith(mark)),
+        (stated, 0),
+    )
 
 
 def encoding_error(offset: int, row: int | None, expected: str = "UTF-8") -> UserError:
     """A table whose byte `offset`, from 0, in line `row` is not in the expected encoding."""
     hint = "Save it as UTF-8, or give its encoding, for instance --encoding latin-1"
     where = "" if row is None else f" in row {row}"
-    return input_error(Reason.ENCODING, f"byte {offset}{where} is not valid {expected}", "none of the table is used", hint, row=row)
+    return input_error(
+        Reason.ENCODING,
+        f"byte {offset}{where} is not valid {expected}",
+        "none of the table is used",
+        hint,
+        row=row,
+    )
 
 
 def require_utf8(text: bytes, offset: int = 0, row: int = 1) -> None:
-    """Raises UserError (encoding) for bytes that are not UTF-8; they begin at byte `offset` of the table, in line `row`."""
+    """Raises UserError (encoding) for bytes that are not UTF-8; they begin at byte `offset` of the
+    table, in line `row`.
+    """
     if text.isascii():
         return
     try:
         text.decode(UTF8)
     except UnicodeDecodeError as error:
-        raise encoding_error(offset + error.start, row + text.count(b"\n", 0, error.start)) from None
+        raise encoding_error(
+            offset + error.start, row + text.count(b"\n", 0, error.start)
+        ) from None
 
 
 def decode_table(data: bytes, *, fallback: str | None = None) -> str:
-    """The text of a table, without its byte order mark; `fallback`: the encoding of what is not UTF-8. Raises UserError: encoding."""
+    """The text of a table, without its byte order mark; `fallback`: the encoding of what is not
+    UTF-8. Raises UserError: encoding.
+    """
     encoding, mark = detect_encoding(data)
     try:
         return data[mark:].decode(encoding).removeprefix("\ufeff")
@@ -96,7 +132,9 @@ def decode_table(data: bytes, *, fallback: str | None = None) -> str:
 
 
 class DecodedStream(io.RawIOBase):
-    """The bytes of a text in some encoding, after its mark of `start` bytes, as UTF-8. With `mac` line ends are single carriage returns."""
+    """The bytes of a text in some encoding, after its mark of `start` bytes, as UTF-8. With `mac`
+    line ends are single carriage returns.
+    """
 
     def __init__(self, file: IO[bytes], encoding: str, start: int, *, mac: bool) -> None:
         self.file, self.encoding, self.offset, self.mac = file, encoding, start, mac
@@ -117,7 +155,9 @@ class DecodedStream(io.RawIOBase):
             try:
                 text = self.decoder.decode(raw, final=self.ended)
             except UnicodeDecodeError as error:
-                raise encoding_error(self.offset - pending + error.start, None, self.encoding.upper()) from None
+                raise encoding_error(
+                    self.offset - pending + error.start, None, self.encoding.upper()
+                ) from None
             self.offset += len(raw)
             self.waiting = (text.replace("\r", "\n") if self.mac else text).encode(UTF8)
         given, self.waiting = self.waiting[: len(buffer)], self.waiting[len(buffer) :]
@@ -145,25 +185,39 @@ def is_utf8(raw: bytes) -> bool:
 
 
 def sanitize_label(label: str) -> str:
-    """A foreign label made safe to store: control, markup and leading formula characters become underscores."""
-    kept = "".join("_" if unicodedata.category(c)[0] == "C" or unicodedata.category(c) in {"Zl", "Zp"} else c for c in label)
+    """A foreign label made safe to store: control, markup and leading formula characters become
+    underscores.
+    """
+    kept = "".join(
+        "_" if unicodedata.category(c)[0] == "C" or unicodedata.category(c) in {"Zl", "Zp"} else c
+        for c in label
+    )
     kept = MARKUP.sub("_", kept).strip()
     return "_" + kept[1:] if kept.startswith(FORMULA) else kept
 
 
 def escape_controls(text: str) -> str:
-    """Text without control, format and surrogate characters: each becomes its escape, so that different texts stay different."""
+    """Text without control, format and surrogate characters: each becomes its escape, so that
+    different texts stay different.
+    """
     if text.isprintable():
         return text
-    return "".join(f"\\x{ord(c):02x}" if unicodedata.category(c)[0] == "C" or c in "\u2028\u2029" else c for c in text)
+    return "".join(
+        f"\\x{ord(c):02x}" if unicodedata.category(c)[0] == "C" or c in "\u2028\u2029" else c
+        for c in text
+    )
 
 
 def require_plain_names(names: Sequence[str]) -> None:
-    """Raises UserError: label_chars, for names of columns with control or format characters, which no one sees; tabs may be delimiters."""
+    """Raises UserError: label_chars, for names of columns with control or format characters, which
+    no one sees; tabs may be delimiters.
+    """
     for number, name in enumerate((name.replace("\t", " ") for name in names), 1):
         if escape_controls(name) != name:
             problem = f"the name of column {number} holds control characters: {safe_text(escape_controls(name))}"
-            raise input_error(Reason.LABEL_CHARS, problem, "expected plain text", "Correct the header", row=1)
+            raise input_error(
+                Reason.LABEL_CHARS, problem, "expected plain text", "Correct the header", row=1
+            )
 
 
 def has_unsafe_characters(label: str) -> bool:
@@ -173,18 +227,26 @@ def has_unsafe_characters(label: str) -> bool:
 
 def list_names(names: Sequence[str], limit: int = 30) -> str:
     """The first names, safe to show, and how many more there are."""
-    return ", ".join(map(safe_text, names[:limit])) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+    return ", ".join(map(safe_text, names[:limit])) + (
+        f" and {len(names) - limit} more" if len(names) > limit else ""
+    )
 
 
 def list_numbers(numbers: Sequence[int]) -> str:
     """The first ten numbers, and how many more there are."""
-    return ", ".join(map(str, numbers[:10])) + (f" and {len(numbers) - 10} more" if len(numbers) > 10 else "")
+    return ", ".join(map(str, numbers[:10])) + (
+        f" and {len(numbers) - 10} more" if len(numbers) > 10 else ""
+    )
 
 
-def number_duplicates(names: dict[int, str], required: Collection[str] | None, field: str, findings: list[Finding]) -> dict[int, str]:
-    """Unique names of signals by 1-based number: those with equal names get their numbers, and a warning is added to `findings`.
+def number_duplicates(
+    names: dict[int, str], required: Collection[str] | None, field: str, findings: list[Finding]
+) -> dict[int, str]:
+    """Unique names of signals by 1-based number: those with equal names get their numbers, and a
+    warning is added to `findings`.
 
-    `required`: names that must be unique (None: all); `field`: of the header, for messages. Raises UserError: duplicate_channel.
+    `required`: names that must be unique (None: all); `field`: of the header, for messages. Raises
+    UserError: duplicate_channel.
     """
     unique = dict(names)
     bearers: dict[str, list[int]] = {}
@@ -195,9 +257,28 @@ def number_duplicates(names: dict[int, str], required: Collection[str] | None, f
             continue
         problem = f"{len(same)} signals are called {safe_text(name)}: {list_numbers(same)}"
         if required is None or name in required:
-            raise input_error(Reason.DUPLICATE_CHANNEL, problem, "expected one", field=field, found=safe_text(name))
-        findings.append(input_warning(Reason.DUPLICATE_CHANNEL, problem, "stored with their numbers", field=field, count=len(same)))
+            raise input_error(
+                Reason.DUPLICATE_CHANNEL,
+                problem,
+                "expected one",
+                field=field,
+                found=safe_text(name),
+            )
+        findings.append(
+            input_warning(
+                Reason.DUPLICATE_CHANNEL,
+                problem,
+                "stored with their numbers",
+                field=field,
+                count=len(same),
+            )
+        )
         unique |= {i: f"{name} ({i})" for i in same}
     if len(set(unique.values())) < len(unique):
-        raise input_error(Reason.DUPLICATE_CHANNEL, f"signals have equal {field}s", "expected different ones", field=field)
+        raise input_error(
+            Reason.DUPLICATE_CHANNEL,
+            f"signals have equal {field}s",
+            "expected different ones",
+            field=field,
+        )
     return unique

@@ -1,8 +1,10 @@
-"""The .ts files of the UEA, UCR and Monash archives: classification and regression, channels of unequal length, timestamps, missing values.
+"""The .ts files of the UEA, UCR and Monash archives: classification and regression, channels of
+unequal length, timestamps, missing values.
 
-One line a case: channels separated by ':', values by ',', the label last. Files are read line by line, twice: the first pass counts the cases
-and their shapes, the second parses them. So memory does not grow with the file, and a damaged case is found even where the header states
-no shape. A faulty case is a finding with its line number; values, labels and dates are never shown.
+One line a case: channels separated by ':', values by ',', the label last. Files are read line by
+line, twice: the first pass counts the cases and their shapes, the second parses them. So memory
+does not grow with the file, and a damaged case is found even where the header states no shape. A
+faulty case is a finding with its line number; values, labels and dates are never shown.
 """
 
 import math
@@ -56,8 +58,10 @@ class TsCase(NamedTuple):
     """One line of data."""
 
     row: int  # 1-based line of the file
-    channels: tuple[np.ndarray, ...]  # float32 [n], NaN where a value is missing; n may differ between channels
-    times: tuple[np.ndarray, ...] | None  # float64 [n], from the earliest of the case: seconds, or the unit of a numeric clock
+    # float32 [n], NaN where a value is missing; n may differ between channels
+    channels: tuple[np.ndarray, ...]
+    # float64 [n], from the earliest of the case: seconds, or the unit of a numeric clock
+    times: tuple[np.ndarray, ...] | None
     label: str | float | None
 
 
@@ -70,7 +74,8 @@ class TsHeader:
     classes: tuple[str, ...]  # in the header's order; empty where it lists none
     timestamps: bool
     dimensions: int  # channels a case
-    lengths: tuple[int, ...] | None  # values of each channel, where they are the same in all cases, or promised to be
+    # values of each channel, where they are the same in all cases, or promised to be
+    lengths: tuple[int, ...] | None
     equal: bool  # the header promises equal lengths, hence enforced
     cases: int  # lines of data, counted without parsing them
     data: int  # 1-based line of @data
@@ -84,7 +89,8 @@ class TsHeader:
 def read_header(path: Path) -> TsHeader:
     """Header of the file at `path`, and the number and shape of its cases: one pass over the file.
 
-    Raises UserError: empty_file, header_syntax, dimensions, truncated (no case), resource_limit, io_error.
+    Raises UserError: empty_file, header_syntax, dimensions, truncated (no case), resource_limit,
+    io_error.
     """
     with locate_errors(path, replace=False):
         return _read_header(path)
@@ -94,17 +100,35 @@ def _read_header(path: Path) -> TsHeader:
     rest = read_lines(path)
     findings: list[Finding] = []
     keys, data = parse_keys(rest, findings)
-    flags = {key: _parse_flag(keys, key) for key in ("timestamps", "missing", "univariate", "equal", "classes", "target")}
+    flags = {
+        key: _parse_flag(keys, key)
+        for key in ("timestamps", "missing", "univariate", "equal", "classes", "target")
+    }
     if flags["classes"] and flags["target"]:
-        raise input_error(Reason.HEADER_SYNTAX, "@classLabel and @targetLabel are both true", "a case has one label", field="classLabel")
+        raise input_error(
+            Reason.HEADER_SYNTAX,
+            "@classLabel and @targetLabel are both true",
+            "a case has one label",
+            field="classLabel",
+        )
     if flags["classes"] is None and flags["target"] is None:
         raise input_error(
-            Reason.HEADER_SYNTAX, "neither @classLabel nor @targetLabel is given", "the last field may be a channel", field="classLabel"
+            Reason.HEADER_SYNTAX,
+            "neither @classLabel nor @targetLabel is given",
+            "the last field may be a channel",
+            field="classLabel",
         )
-    task: TsTask = "classification" if flags["classes"] else "regression" if flags["target"] else "none"
+    task: TsTask = (
+        "classification" if flags["classes"] else "regression" if flags["target"] else "none"
+    )
     classes = tuple(keys["classes"][1:]) if flags["classes"] else ()
     if any(name != escape_controls(name) for name in classes):
-        raise input_error(Reason.LABEL_CHARS, "the classes hold control characters", "expected plain text", field="classLabel")
+        raise input_error(
+            Reason.LABEL_CHARS,
+            "the classes hold control characters",
+            "expected plain text",
+            field="classLabel",
+        )
     dimensions = _parse_count(keys, "dimensions") or (1 if flags["univariate"] else None)
     length = _parse_count(keys, "length")
     equal = bool(flags["equal"]) or (length is not None and flags["equal"] is None)
@@ -120,8 +144,15 @@ def _read_header(path: Path) -> TsHeader:
         else:
             others = True
     if not cases:
-        raise input_error(Reason.TRUNCATED, "ends after @data", "expected at least one case", field="data")
-    widths = Counter({n: sum(k for shape, k in shapes.items() if len(shape) == n) for n in {len(shape) for shape in shapes}})
+        raise input_error(
+            Reason.TRUNCATED, "ends after @data", "expected at least one case", field="data"
+        )
+    widths = Counter(
+        {
+            n: sum(k for shape, k in shapes.items() if len(shape) == n)
+            for n in {len(shape) for shape in shapes}
+        }
+    )
     usual = _find_commonest(widths, dimensions)
     if dimensions is not None and dimensions not in widths:
         problem = f"the header states {dimensions} channel{'s' * (dimensions > 1)}, the cases have {usual}"
@@ -129,23 +160,39 @@ def _read_header(path: Path) -> TsHeader:
     dimensions = dimensions or usual
     if flags["univariate"] is not None and flags["univariate"] != (dimensions == 1):
         problem = f"@univariate is {str(flags['univariate']).lower()}, the cases have {dimensions} channels"
-        findings.append(input_warning(Reason.DIMENSIONS, problem, "the cases decide", field="univariate"))
+        findings.append(
+            input_warning(Reason.DIMENSIONS, problem, "the cases decide", field="univariate")
+        )
     same = Counter({shape: k for shape, k in shapes.items() if len(shape) == dimensions})
     lengths: tuple[int, ...] | None = None
     if equal:
         lengths = _find_commonest(same, None if length is None else (length,) * dimensions)
         if length is not None and set(lengths) != {length}:
             problem = f"the header states {length} values, the channels have {', '.join(map(str, lengths[:8]))}"
-            findings.append(input_warning(Reason.LENGTH, problem, "the cases decide", field="seriesLength"))
+            findings.append(
+                input_warning(Reason.LENGTH, problem, "the cases decide", field="seriesLength")
+            )
     elif len(same) == 1 and not others:
         lengths = next(iter(same))
     if flags["timestamps"]:
         problem = "the cases have timestamps"
         findings.append(
-            input_warning(Reason.TIMESTAMPS, problem, "kept as times from the beginning of each case, without dates", field="timeStamps")
+            input_warning(
+                Reason.TIMESTAMPS,
+                problem,
+                "kept as times from the beginning of each case, without dates",
+                field="timeStamps",
+            )
         )
     if not ended:
-        findings.append(input_warning(Reason.TRUNCATED, "the last line has no end", "the file may be truncated", field="data"))
+        findings.append(
+            input_warning(
+                Reason.TRUNCATED,
+                "the last line has no end",
+                "the file may be truncated",
+                field="data",
+            )
+        )
     return TsHeader(
         problem=sanitize_label(" ".join(keys.get("problem", ()))),
         task=task,
@@ -161,24 +208,42 @@ def _read_header(path: Path) -> TsHeader:
     )
 
 
-def parse_keys(lines: Iterator[tuple[int, bytes, bool]], findings: list[Finding]) -> tuple[dict[str, list[str]], int]:
+def parse_keys(
+    lines: Iterator[tuple[int, bytes, bool]], findings: list[Finding]
+) -> tuple[dict[str, list[str]], int]:
     """Values of the header's keys, and the line of @data, at which reading stops."""
     keys: dict[str, list[str]] = {}
     unknown, first = 0, ""
     for row, line, _ in lines:
         if not line.startswith(b"@"):
-            raise input_error(Reason.HEADER_SYNTAX, f"line {row} is no key before @data", "is @data absent?", field="data")
+            raise input_error(
+                Reason.HEADER_SYNTAX,
+                f"line {row} is no key before @data",
+                "is @data absent?",
+                field="data",
+            )
         key, *values = decode_text(line[1:]).split() or [""]
         if key.lower() == "data":
             if unknown:
-                findings.append(input_warning(Reason.HEADER_SYNTAX, f"unknown key {first}", "not read", count=unknown))
+                findings.append(
+                    input_warning(
+                        Reason.HEADER_SYNTAX, f"unknown key {first}", "not read", count=unknown
+                    )
+                )
             return keys, row
         name = KEYS.get(key.lower())
         if name is None:
             unknown, first = unknown + 1, first or f"{safe_text('@' + key)} in line {row}"
         elif keys.setdefault(name, values) != values:
-            raise input_error(Reason.HEADER_SYNTAX, f"{safe_text('@' + key)} is set twice, line {row} differs", "expected once", field=key)
-    raise input_error(Reason.HEADER_SYNTAX, "has no @data", "expected before the cases", field="data")
+            raise input_error(
+                Reason.HEADER_SYNTAX,
+                f"{safe_text('@' + key)} is set twice, line {row} differs",
+                "expected once",
+                field=key,
+            )
+    raise input_error(
+        Reason.HEADER_SYNTAX, "has no @data", "expected before the cases", field="data"
+    )
 
 
 def _parse_flag(keys: dict[str, list[str]], key: str) -> bool | None:
@@ -187,7 +252,9 @@ def _parse_flag(keys: dict[str, list[str]], key: str) -> bool | None:
         return None
     value = keys[key][0].lower() if keys[key] else ""
     if value not in {"true", "false"}:
-        raise input_error(Reason.HEADER_SYNTAX, f"found {safe_text(value)}", "expected true or false", field=key)
+        raise input_error(
+            Reason.HEADER_SYNTAX, f"found {safe_text(value)}", "expected true or false", field=key
+        )
     return value == "true"
 
 
@@ -197,25 +264,37 @@ def _parse_count(keys: dict[str, list[str]], key: str) -> int | None:
         return None
     value = keys[key][0] if keys[key] else ""
     if not re.fullmatch(r"\d{1,9}", value, re.ASCII) or int(value) == 0:
-        raise input_error(Reason.HEADER_SYNTAX, f"found {safe_text(value)}", "expected a whole number above 0", field=key)
+        raise input_error(
+            Reason.HEADER_SYNTAX,
+            f"found {safe_text(value)}",
+            "expected a whole number above 0",
+            field=key,
+        )
     return int(value)
 
 
 def _find_commonest(counts: Counter[Key], stated: Key | None) -> Key:
     """The commonest key; of several equally common ones that of the header."""
     best = max(counts.values())
-    return stated if stated is not None and counts[stated] == best else next(key for key, k in counts.items() if k == best)
+    return (
+        stated
+        if stated is not None and counts[stated] == best
+        else next(key for key, k in counts.items() if k == best)
+    )
 
 
 def count_values(line: bytes, *, timestamps: bool, labelled: bool) -> tuple[int, ...]:
     """Values a channel, by the separators alone."""
     fields = BETWEEN.split(line) if timestamps else line.split(b":")
     mark = b"(" if timestamps else b","
-    return tuple(field.count(mark) + (not timestamps) for field in (fields[:-1] if labelled else fields))
+    return tuple(
+        field.count(mark) + (not timestamps) for field in (fields[:-1] if labelled else fields)
+    )
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
-    """(1-based number, text without blanks at both ends, whether it has an end) of the lines that are neither blank nor a comment.
+    """(1-based number, text without blanks at both ends, whether it has an end) of the lines that
+    are neither blank nor a comment.
 
     Raises UserError: empty_file, resource_limit, io_error.
     """
@@ -225,7 +304,11 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
             while line := file.readline(MAX_LINE):
                 row += 1
                 if len(line) == MAX_LINE:
-                    raise input_error(Reason.RESOURCE_LIMIT, f"line {row} has more than {MAX_LINE} bytes", "no case is that long")
+                    raise input_error(
+                        Reason.RESOURCE_LIMIT,
+                        f"line {row} has more than {MAX_LINE} bytes",
+                        "no case is that long",
+                    )
                 text = line.removeprefix(b"\xef\xbb\xbf").strip() if row == 1 else line.strip()
                 if text and text[:1] not in b"#%":
                     yield row, text, line.endswith(b"\n")
@@ -246,9 +329,9 @@ def read_cases(path: Path, header: TsHeader | None = None) -> Iterator[TsCase | 
         path: the file.
         header: its header; read here when absent.
 
-    Yields:
-        One item a line of data, in the order of the file: the case, or a finding of level error with its `row` when it must be dropped.
-        Last, without a row, warnings about the file (missing_values, with their number).
+    Yields: One item a line of data, in the order of the file: the case, or a finding of level error
+        with its `row` when it must be dropped. Last, without a row, warnings about the file
+        (missing_values, with their number).
 
     Raises:
         UserError: as `read_header`.
@@ -276,27 +359,42 @@ def read_cases(path: Path, header: TsHeader | None = None) -> Iterator[TsCase | 
             yield case
     if missing:
         yield input_warning(
-            Reason.MISSING_VALUES, f"{missing} missing values in {n_incomplete} cases", "kept as missing (NaN)", count=missing
+            Reason.MISSING_VALUES,
+            f"{missing} missing values in {n_incomplete} cases",
+            "kept as missing (NaN)",
+            count=missing,
         )
 
 
 def _parse_case(row: int, line: bytes, header: TsHeader, known: frozenset[str]) -> TsCase:
     """One line of data.
 
-    Raises UserError: dimensions, label, length, not_numeric, non_finite, timestamps; the text holds neither values nor labels.
+    Raises UserError: dimensions, label, length, not_numeric, non_finite, timestamps; the text holds
+    neither values nor labels.
     """
     if line.startswith(b"@"):
         problem = "is a key of the header below @data"
-        raise input_error(Reason.HEADER_SYNTAX, problem, "expected a case", "Are two files joined, or is @data there twice?")
+        raise input_error(
+            Reason.HEADER_SYNTAX,
+            problem,
+            "expected a case",
+            "Are two files joined, or is @data there twice?",
+        )
     fields = BETWEEN.split(line) if header.timestamps else line.split(b":")
     label: str | float | None = None
     if header.task != "none":
         last = fields.pop().strip()
-        if len(fields) < header.dimensions and (last.startswith(b"(") if header.timestamps else b"," in last):
+        if len(fields) < header.dimensions and (
+            last.startswith(b"(") if header.timestamps else b"," in last
+        ):
             raise input_error(Reason.LABEL, "ends with a channel", "expected the label")
         label = _parse_label(last, header, known)
     if len(fields) != header.dimensions:
-        raise input_error(Reason.DIMENSIONS, f"has {len(fields)} channel{'s' * (len(fields) != 1)}", f"expected {header.dimensions}")
+        raise input_error(
+            Reason.DIMENSIONS,
+            f"has {len(fields)} channel{'s' * (len(fields) != 1)}",
+            f"expected {header.dimensions}",
+        )
     stamps: list[list[bytes]] = []
     channels = []
     for number, field in enumerate(fields, 1):
@@ -307,8 +405,14 @@ def _parse_case(row: int, line: bytes, header: TsHeader, known: frozenset[str]) 
         channels.append(_parse_values(tokens, f"channel {number}"))
     lengths = tuple(map(len, channels))
     if header.equal and header.lengths is not None and lengths != header.lengths:
-        wrong = next(i for i, (a, b) in enumerate(zip(lengths, header.lengths, strict=True)) if a != b)
-        raise input_error(Reason.LENGTH, f"channel {wrong + 1} has {lengths[wrong]} values", f"the others have {header.lengths[wrong]}")
+        wrong = next(
+            i for i, (a, b) in enumerate(zip(lengths, header.lengths, strict=True)) if a != b
+        )
+        raise input_error(
+            Reason.LENGTH,
+            f"channel {wrong + 1} has {lengths[wrong]} values",
+            f"the others have {header.lengths[wrong]}",
+        )
     return TsCase(row, tuple(channels), _parse_times(stamps) if header.timestamps else None, label)
 
 
@@ -316,13 +420,23 @@ def _parse_label(raw: bytes, header: TsHeader, known: frozenset[str]) -> str | f
     if header.task == "regression":
         value = float(raw) if NUMBER.fullmatch(raw) else math.nan
         if not abs(value) <= LARGEST:
-            raise input_error(Reason.LABEL, "the label is not a finite number", f"expected a regression target up to {LARGEST:g}")
+            raise input_error(
+                Reason.LABEL,
+                "the label is not a finite number",
+                f"expected a regression target up to {LARGEST:g}",
+            )
         return value
     text = decode_text(raw)
     if text != escape_controls(text):
-        raise input_error(Reason.LABEL_CHARS, "the label holds control characters", "expected plain text")
+        raise input_error(
+            Reason.LABEL_CHARS, "the label holds control characters", "expected plain text"
+        )
     if not text or text == "?" or (known and text not in known):
-        wanted = f"expected one of the {len(header.classes)} classes of the header" if header.classes else "expected a class"
+        wanted = (
+            f"expected one of the {len(header.classes)} classes of the header"
+            if header.classes
+            else "expected a class"
+        )
         raise input_error(Reason.LABEL, "the label is not a class", wanted)
     return text
 
@@ -331,26 +445,39 @@ def _parse_values(tokens: list[bytes], where: str) -> np.ndarray:
     """float32 [n], NaN where a value is missing."""
     try:
         if b"".join(tokens).translate(None, PLAIN):
-            tokens = [b"nan" if token.strip() in MISSING else _check_number(token.strip(), where) for token in tokens]
+            tokens = [
+                b"nan" if token.strip() in MISSING else _check_number(token.strip(), where)
+                for token in tokens
+            ]
         with np.errstate(over="ignore"):
             values = np.array(list(map(float, tokens)), np.float64).astype(np.float32)
     except ValueError:
         raise input_error(
-            Reason.NOT_NUMERIC, f"{where} holds a text that is not a number", "expected numbers, or ? where one is missing"
+            Reason.NOT_NUMERIC,
+            f"{where} holds a text that is not a number",
+            "expected numbers, or ? where one is missing",
         ) from None
     if np.isinf(values).any():
-        raise input_error(Reason.NON_FINITE, f"{where} holds a number beyond 10^38", "expected finite numbers")
+        raise input_error(
+            Reason.NON_FINITE, f"{where} holds a number beyond 10^38", "expected finite numbers"
+        )
     if np.fmax.reduce(np.abs(values), initial=0.0) > LARGEST:
         raise input_error(
-            Reason.PHYSICAL_RANGE, f"{where} holds a number beyond {LARGEST:g}", "expected values whose squares float32 holds"
+            Reason.PHYSICAL_RANGE,
+            f"{where} holds a number beyond {LARGEST:g}",
+            "expected values whose squares float32 holds",
         )
     return values
 
 
 def _check_number(token: bytes, where: str) -> bytes:
-    """The token, if it is a number: float() alone would take 'inf', '1_0' and digits of other scripts."""
+    """The token, if it is a number: float() alone would take 'inf', '1_0' and digits of other
+    scripts.
+    """
     if INFINITE.fullmatch(token):
-        raise input_error(Reason.NON_FINITE, f"{where} holds an infinite value", "expected finite numbers")
+        raise input_error(
+            Reason.NON_FINITE, f"{where} holds an infinite value", "expected finite numbers"
+        )
     if not NUMBER.fullmatch(token):
         raise ValueError
     return token
@@ -359,13 +486,17 @@ def _check_number(token: bytes, where: str) -> bytes:
 def _split_pairs(field: bytes, where: str) -> tuple[list[bytes], list[bytes]]:
     """Timestamps and values of one channel '(time,value),(time,value)', as text."""
     if not SERIES.fullmatch(field):
-        raise input_error(Reason.TIMESTAMPS, f"{where} is not a list of (time,value)", "as @timeStamps requires")
+        raise input_error(
+            Reason.TIMESTAMPS, f"{where} is not a list of (time,value)", "as @timeStamps requires"
+        )
     stamps, tokens = zip(*TUPLES.findall(field), strict=True)
     return [stamp.strip() for stamp in stamps], list(tokens)
 
 
 def _parse_times(stamps: list[list[bytes]]) -> tuple[np.ndarray, ...]:
-    """Times of each channel, from the earliest of the case: seconds for dates, else the numbers' own unit."""
+    """Times of each channel, from the earliest of the case: seconds for dates, else the numbers'
+    own unit.
+    """
     flat = [stamp for channel in stamps for stamp in channel]
     try:
         if all(NUMBER.fullmatch(stamp) for stamp in flat):
@@ -376,10 +507,14 @@ def _parse_times(stamps: list[list[bytes]]) -> tuple[np.ndarray, ...]:
             first = min(dates)
             clock = np.array([(moment - first).total_seconds() for moment in dates])
     except ValueError:
-        raise input_error(Reason.TIMESTAMPS, "a timestamp is neither date nor number", "as @timeStamps requires") from None
+        raise input_error(
+            Reason.TIMESTAMPS, "a timestamp is neither date nor number", "as @timeStamps requires"
+        ) from None
     times = tuple(np.split(clock, np.cumsum([len(channel) for channel in stamps])[:-1]))
     if not np.isfinite(clock).all() or any((np.diff(channel) <= 0).any() for channel in times):
-        raise input_error(Reason.TIMESTAMPS, "the timestamps do not increase", "two values cannot have one time")
+        raise input_error(
+            Reason.TIMESTAMPS, "the timestamps do not increase", "two values cannot have one time"
+        )
     return times
 
 
@@ -394,13 +529,17 @@ def _parse_date(stamp: bytes) -> datetime:
 
 
 def check_compatible(train: TsHeader, test: TsHeader, file: str | None = None) -> None:
-    """Refuse a test file (`file`) that does not fit the training file. Raises UserError: schema_mismatch, with what differs."""
+    """Refuse a test file (`file`) that does not fit the training file. Raises UserError:
+    schema_mismatch, with what differs.
+    """
     pairs: dict[str, tuple[object, object]] = {
         "dimensions": (train.dimensions, test.dimensions),
         "timeStamps": (train.timestamps, test.timestamps),
         "label": (train.task, test.task),
         "classLabel": (sorted(train.classes), sorted(test.classes)),
-        "seriesLength": (train.lengths, test.lengths) if train.equal and test.equal else (None, None),
+        "seriesLength": (train.lengths, test.lengths)
+        if train.equal and test.equal
+        else (None, None),
     }
     for field, (one, other) in pairs.items():
         if one != other:
@@ -415,7 +554,9 @@ def check_compatible(train: TsHeader, test: TsHeader, file: str | None = None) -
 
 
 def find_duplicates(train: Path, test: Path) -> Finding | None:
-    """A warning about cases of `test` whose series are, to the byte, those of a case of `train`, whatever their labels."""
+    """A warning about cases of `test` whose series are, to the byte, those of a case of `train`,
+    whatever their labels.
+    """
     heads = (read_header(train), read_header(test))
     known = {digest for _, digest in _hash_cases(train, heads[0])}
     rows = [row for row, digest in _hash_cases(test, heads[1]) if digest in known]

@@ -1,6 +1,8 @@
-"""Plausible ranges of sampling rates and physical values, checks of a signal's rate and unit, and factors between units of voltage.
+"""Plausible ranges of sampling rates and physical values, checks of a signal's rate and unit, and
+factors between units of voltage.
 
-What leaves these ranges cannot be normalized in float32: it is refused when it is read, by whichever reader.
+What leaves these ranges cannot be normalized in float32: it is refused when it is read, by
+whichever reader.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ FACTORS = {  # to unit -> from unit, in lower case -> factor
 }
 
 SLOWEST, FASTEST = 1e-5, 1e6  # Hz: a sample a day is 1.2e-5
-SMALLEST, LARGEST = 1e-18, 1e18  # physical values: float32 holds their squares, and sums of some of them
+# physical values: float32 holds their squares, and sums of some of them
+SMALLEST, LARGEST = 1e-18, 1e18
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 LEVELS = 256  # steps of the converter that one step of float32 may hide
 CONVERTER = 1 << 16  # its steps over the middle of the values, where a file states none
@@ -35,7 +38,9 @@ def find_rate_fault(rate: float) -> str:
 
 
 def find_range_fault(low: float, high: float, step: float, unit: str = "") -> str:
-    """What is wrong with physical values from `low` to `high` in steps of `step` (0: unknown) of `unit`; "" for plausible ones."""
+    """What is wrong with physical values from `low` to `high` in steps of `step` (0: unknown) of
+    `unit`; "" for plausible ones.
+    """
     largest, span = max(abs(low), abs(high)), abs(high - low)
     volts = VOLTS.get(unit.strip().lower())
     if not largest <= LARGEST:
@@ -44,7 +49,11 @@ def find_range_fault(low: float, high: float, step: float, unit: str = "") -> st
         return f"expected a range above {SMALLEST:g}: float32 holds no squares of smaller values"
     if step and np.spacing(np.float32(largest)) > LEVELS * abs(step):
         return f"steps of {abs(step):g} vanish beside {largest:g} in float32"
-    if step and volts is not None and (abs(step) * volts > MOST_VOLTS or span * volts < LEAST_VOLTS):
+    if (
+        step
+        and volts is not None
+        and (abs(step) * volts > MOST_VOLTS or span * volts < LEAST_VOLTS)
+    ):
         return f"expected steps up to {MOST_VOLTS:g} V and a range above {LEAST_VOLTS:g} V"
     return ""
 
@@ -52,8 +61,9 @@ def find_range_fault(low: float, high: float, step: float, unit: str = "") -> st
 def narrow_samples(values: np.ndarray, name: str) -> np.ndarray:
     """Samples of the channel `name`, [samples] of real numbers, as float32.
 
-    Raises UserError (physical_range) where they vary so little beside their offset that float32 drops it, by `find_range_fault`: a file of
-    numbers states no converter, so 90 % of the values are taken for the range of one of 16 bits.
+    Raises UserError (physical_range) where they vary so little beside their offset that float32
+    drops it, by `find_range_fault`: a file of numbers states no converter, so 90 % of the values
+    are taken for the range of one of 16 bits.
     """
     with np.errstate(over="ignore"):
         narrow = np.ascontiguousarray(values, np.float32)
@@ -68,24 +78,49 @@ def narrow_samples(values: np.ndarray, name: str) -> np.ndarray:
     if not find_range_fault(low, high, 0.0) and find_range_fault(low, high, step):
         kept, count = (len(np.unique(one)) for one in (finite.astype(np.float32), finite))
         text = f"values from {low:.12g} to {high:.12g}, of which float32 keeps {kept} of {count}"
-        wanted, hint = "expected values that are not small beside their offset", "Subtract the offset, or leave the channel out"
+        wanted, hint = (
+            "expected values that are not small beside their offset",
+            "Subtract the offset, or leave the channel out",
+        )
         raise input_error(Reason.PHYSICAL_RANGE, text, wanted, hint, field=name)
     return narrow
 
 
-def require_rate(signal: Signal, rate: float, name: str = "", *, field: str = "sampling_rate") -> None:
+def require_rate(
+    signal: Signal, rate: float, name: str = "", *, field: str = "sampling_rate"
+) -> None:
     """Raises UserError (sampling_rate) for a signal, called `name`, with another rate in Hz."""
     if not math.isclose(signal.rate, rate, rel_tol=1e-6):
-        problem, found, expected = f"{name} is sampled at {signal.rate:g} Hz".strip(), f"{signal.rate:g}", f"{rate:g}"
-        raise input_error(Reason.SAMPLING_RATE, problem, f"expected {rate:g} Hz", field=field, found=found, expected=expected)
+        problem, found, expected = (
+            f"{name} is sampled at {signal.rate:g} Hz".strip(),
+            f"{signal.rate:g}",
+            f"{rate:g}",
+        )
+        raise input_error(
+            Reason.SAMPLING_RATE,
+            problem,
+            f"expected {rate:g} Hz",
+            field=field,
+            found=found,
+            expected=expected,
+        )
 
 
 def find_factor(signal: Signal, unit: Literal["mV", "uV"], name: str = "") -> float:
-    """Factor from the unit of a signal, called `name`, to `unit`. Raises UserError (unit) for what is no voltage."""
+    """Factor from the unit of a signal, called `name`, to `unit`. Raises UserError (unit) for what
+    is no voltage.
+    """
     factor = FACTORS[unit].get(signal.unit.lower())
     if factor is None:
         found = safe_text(signal.unit)
-        raise input_error(Reason.UNIT, f"{name} is in {found}".strip(), "expected mV, uV or V", field="unit", found=found, expected=unit)
+        raise input_error(
+            Reason.UNIT,
+            f"{name} is in {found}".strip(),
+            "expected mV, uV or V",
+            field="unit",
+            found=found,
+            expected=unit,
+        )
     return factor
 
 

@@ -1,6 +1,8 @@
-"""Samples of WFDB signal files: the packed formats and FLAC, decoded block by block, with checksums, initial values and calibration.
+"""Samples of WFDB signal files: the packed formats and FLAC, decoded block by block, with
+checksums, initial values and calibration.
 
-Digital values are the file's own, bit for bit. Legend: F frames, W samples of all signals of one file in a frame.
+Digital values are the file's own, bit for bit. Legend: F frames, W samples of all signals of one
+file in a frame.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from bitimely_core.errors import Finding, Reason, input_error, input_warning, sa
 from bitimely_core.formats.text import list_numbers
 from bitimely_core.system_errors import raise_system_error
 
-MAX_EXPANDED = 1 << 28  # bytes that a compressed file may always hold; beyond it at most MAX_RATIO times its size
+# bytes that a compressed file may always hold; beyond it at most MAX_RATIO times its size
+MAX_EXPANDED = 1 << 28
 MAX_RATIO = 1000
 BLOCK = 1 << 17  # samples, or pairs or triplets of them, that are decoded at once
 
@@ -80,7 +83,9 @@ def _decode_310(raw: np.ndarray) -> np.ndarray:
 def _decode_311(raw: np.ndarray) -> np.ndarray:
     """Three 10-bit values in the low 30 bits of a double word."""
     word = raw.view("<u4")
-    return (np.stack([word << 22, word << 12, word << 2], axis=1).view(np.int32).reshape(-1) >> 22).astype(np.int16)
+    return (
+        np.stack([word << 22, word << 12, word << 2], axis=1).view(np.int32).reshape(-1) >> 22
+    ).astype(np.int16)
 
 
 def _decode_24(raw: np.ndarray) -> np.ndarray:
@@ -99,13 +104,16 @@ class SampleFormat(NamedTuple):
 
 
 FORMATS = {
-    8: SampleFormat((0, 1), None, np.int8, lambda raw: raw.view(np.int8)),  # differences, summed up later
+    # differences, summed up later
+    8: SampleFormat((0, 1), None, np.int8, lambda raw: raw.view(np.int8)),
     16: SampleFormat((0, 2), -(1 << 15), np.int16, lambda raw: raw.view("<i2")),
     24: SampleFormat((0, 3), -(1 << 23), np.int32, _decode_24),
     32: SampleFormat((0, 4), -(1 << 31), np.int32, lambda raw: raw.view("<i4")),
     61: SampleFormat((0, 2), -(1 << 15), np.int16, lambda raw: raw.view(">i2")),
     80: SampleFormat((0, 1), -(1 << 7), np.int16, lambda raw: raw.astype(np.int16) - 128),
-    160: SampleFormat((0, 2), -(1 << 15), np.int16, lambda raw: (raw.view("<u2") ^ 0x8000).view(np.int16)),
+    160: SampleFormat(
+        (0, 2), -(1 << 15), np.int16, lambda raw: (raw.view("<u2") ^ 0x8000).view(np.int16)
+    ),
     212: SampleFormat((0, 2, 3), -(1 << 11), np.int16, _decode_212),
     310: SampleFormat((0, 2, 4, 4), -(1 << 9), np.int16, _decode_310),
     311: SampleFormat((0, 2, 3, 4), -(1 << 9), np.int16, _decode_311),
@@ -136,18 +144,38 @@ def count_flac_frames(head: bytes, size: int, group: WfdbSignalGroup) -> int:
     """
     file = safe_text(group.name)
     if len(head) < 42 or head[:4] != b"fLaC" or head[4] & 0x7F != 0:
-        raise input_error(Reason.CORRUPT, f"{file} does not begin like a FLAC file", f"expected for format {group.code}", field="file_name")
-    packed = int.from_bytes(head[18:26], "big")  # 20 bits of rate, 3 of channels - 1, 5 of bits - 1, 36 of length
-    channels, bits, length = (packed >> 41 & 7) + 1, (packed >> 36 & 31) + 1, packed & ((1 << 36) - 1)
+        raise input_error(
+            Reason.CORRUPT,
+            f"{file} does not begin like a FLAC file",
+            f"expected for format {group.code}",
+            field="file_name",
+        )
+    # 20 bits of rate, 3 of channels - 1, 5 of bits - 1, 36 of length
+    packed = int.from_bytes(head[18:26], "big")
+    channels, bits, length = (
+        (packed >> 41 & 7) + 1,
+        (packed >> 36 & 31) + 1,
+        packed & ((1 << 36) - 1),
+    )
     if channels != len(group.channels):
         raise input_error(
-            Reason.HEADER_SYNTAX, f"{file} has {channels} signals", f"the header says {len(group.channels)}", field="n_signals"
+            Reason.HEADER_SYNTAX,
+            f"{file} has {channels} signals",
+            f"the header says {len(group.channels)}",
+            field="n_signals",
         )
     if bits > FLAC[group.code]:
-        raise input_error(Reason.FORMAT, f"{file} has {bits} bits a sample", f"format {group.code} has {FLAC[group.code]}", field="format")
+        raise input_error(
+            Reason.FORMAT,
+            f"{file} has {bits} bits a sample",
+            f"format {group.code} has {FLAC[group.code]}",
+            field="format",
+        )
     if 4 * channels * length > max(MAX_EXPANDED, MAX_RATIO * size):
         problem = f"{file} says that {4 * channels * length} bytes of samples are in {size}"
-        raise input_error(Reason.EXPANSION_LIMIT, problem, "no recording is compressed that well", field="length")
+        raise input_error(
+            Reason.EXPANSION_LIMIT, problem, "no recording is compressed that well", field="length"
+        )
     return max(0, length - group.start) // group.channels[0].samples
 
 
@@ -160,14 +188,18 @@ def decode_group(group: WfdbSignalGroup, frames: int) -> Sequence[np.ndarray] | 
     edges = np.cumsum([0, *(channel.samples for channel in group.channels)]).tolist()
     columns = [np.ascontiguousarray(rows[:, a:b]).reshape(-1) for a, b in pairwise(edges)]
     if group.code == 8:
-        columns = [(c.initial or 0) + np.cumsum(v, dtype=np.int64) for c, v in zip(group.channels, columns, strict=True)]
+        columns = [
+            (c.initial or 0) + np.cumsum(v, dtype=np.int64)
+            for c, v in zip(group.channels, columns, strict=True)
+        ]
     return columns
 
 
 def _decode_packed(group: WfdbSignalGroup, frames: int) -> np.ndarray:
     """All samples of a file without compression, in its order: [F * W], int8, int16 or int32.
 
-    Block by block: the processor's cache holds what is decoded, and a file that shrinks meanwhile gives an error instead of a SIGBUS.
+    Block by block: the processor's cache holds what is decoded, and a file that shrinks meanwhile
+    gives an error instead of a SIGBUS.
     """
     code = FORMATS[group.code]
     samples = frames * group.width
@@ -186,12 +218,16 @@ def _decode_packed(group: WfdbSignalGroup, frames: int) -> np.ndarray:
                 here[:] = code.decode(raw)[: len(here)]
     except OSError as error:
         raise_system_error(error, group.path, stored=False)
-        raise input_error(Reason.IO_ERROR, f"{safe_text(group.name)} cannot be read ({error.strerror})") from None
+        raise input_error(
+            Reason.IO_ERROR, f"{safe_text(group.name)} cannot be read ({error.strerror})"
+        ) from None
     return values
 
 
 def _decode_flac(group: WfdbSignalGroup, frames: int) -> np.ndarray:
-    """All samples of a FLAC file, in the order of one without compression: [F * W], int16 or int32."""
+    """All samples of a FLAC file, in the order of one without compression: [F * W], int16 or
+    int32.
+    """
     import soundfile  # type: ignore[import-untyped]
 
     each = group.channels[0].samples
@@ -205,38 +241,79 @@ def _decode_flac(group: WfdbSignalGroup, frames: int) -> np.ndarray:
                 wide = stream.read(min(BLOCK, len(values) - first), dtype="int32", always_2d=True)
                 if len(wide) != min(BLOCK, len(values) - first):
                     problem = f"{file} ends before its last sample"
-                    raise input_error(Reason.TRUNCATED, problem, "expected a complete FLAC stream", field="file_name")
-                values[first : first + len(wide)] = wide >> (32 - {"PCM_S8": 8, "PCM_16": 16, "PCM_24": 24}[stream.subtype])
-    except (OSError, RuntimeError, KeyError, ValueError, AssertionError) as error:  # soundfile's own errors are RuntimeErrors
+                    raise input_error(
+                        Reason.TRUNCATED,
+                        problem,
+                        "expected a complete FLAC stream",
+                        field="file_name",
+                    )
+                values[first : first + len(wide)] = wide >> (
+                    32 - {"PCM_S8": 8, "PCM_16": 16, "PCM_24": 24}[stream.subtype]
+                )
+    except (OSError, RuntimeError, KeyError, ValueError, AssertionError) as error:
+        # soundfile's own errors are RuntimeErrors
         raise_system_error(error, group.path, stored=False)
-        raise input_error(Reason.CORRUPT, f"{file} does not decode ({type(error).__name__})", "expected FLAC", field="file_name") from None
+        raise input_error(
+            Reason.CORRUPT,
+            f"{file} does not decode ({type(error).__name__})",
+            "expected FLAC",
+            field="file_name",
+        ) from None
     return values.reshape(frames, each, -1).transpose(0, 2, 1).reshape(-1)
 
 
-def verify_checksums(group: WfdbSignalGroup, values: Sequence[np.ndarray] | np.ndarray, findings: list[Finding], *, sized: bool) -> None:
-    """Compares checksums (sum of all digital samples modulo 65,536, signed or unsigned in headers) and initial values with the header's.
+def verify_checksums(
+    group: WfdbSignalGroup,
+    values: Sequence[np.ndarray] | np.ndarray,
+    findings: list[Finding],
+    *,
+    sized: bool,
+) -> None:
+    """Compares checksums (sum of all digital samples modulo 65,536, signed or unsigned in headers)
+    and initial values with the header's.
 
-    Where the header states no length the format does not promise a checksum; where all of its checksums and initial values are 0 they were
-    never filled in: both are warned about, not refused. Outside of format 8 initial values are redundant, and tools leave stale ones: a
-    wrong one is refused unless the checksums are right and no frame of the file has the header's values, since else samples may be shifted.
+    Where the header states no length the format does not promise a checksum; where all of its
+    checksums and initial values are 0 they were never filled in: both are warned about, not
+    refused. Outside of format 8 initial values are redundant, and tools leave stale ones: a wrong
+    one is refused unless the checksums are right and no frame of the file has the header's values,
+    since else samples may be shifted.
 
     Raises UserError: checksum, initial_value.
     """
     file = safe_text(group.name)
     channels = group.channels
     unfilled = all(not c.checksum and not c.initial for c in channels)
-    together = values.sum(axis=1, dtype=np.int64).tolist() if isinstance(values, np.ndarray) else None  # one call for many signals
+    # one call for many signals
+    together = (
+        values.sum(axis=1, dtype=np.int64).tolist() if isinstance(values, np.ndarray) else None
+    )
     sums = together or [int(v.sum(dtype=np.int64)) for v in values]
-    bad = [c for c, total in zip(channels, sums, strict=True) if c.checksum is not None and (total - c.checksum) & 0xFFFF]
+    bad = [
+        c
+        for c, total in zip(channels, sums, strict=True)
+        if c.checksum is not None and (total - c.checksum) & 0xFFFF
+    ]
     if bad:
         problem = f"the samples of signal {list_numbers([c.number for c in bad])} in {file} do not add up to the checksum of the header"
         if sized and not unfilled:
             raise input_error(Reason.CHECKSUM, problem, "one of them is damaged", field="checksum")
         why = "the header states no length" if not sized else "all are 0 in the header"
-        findings.append(input_warning(Reason.CHECKSUM, problem, f"not refused because {why}", field="checksum", count=len(bad)))
+        findings.append(
+            input_warning(
+                Reason.CHECKSUM,
+                problem,
+                f"not refused because {why}",
+                field="checksum",
+                count=len(bad),
+            )
+        )
     if group.code == 8:  # the initial value is what the differences are added to
         return
-    wrong = [c for c, v in zip(channels, values, strict=True) if c.initial is not None and int(v[0]) != c.initial]
+    wrong = [
+        c
+        for c, v in zip(channels, values, strict=True)
+        if c.initial is not None and int(v[0]) != c.initial
+    ]
     if not wrong:
         return
     problem = f"the first sample of signal {list_numbers([c.number for c in wrong])} in {file} is not the initial value of the header"
@@ -244,16 +321,36 @@ def verify_checksums(group: WfdbSignalGroup, values: Sequence[np.ndarray] | np.n
     verified = not bad and all(c.checksum is not None for c in channels)
     shifted = np.logical_and.reduce([v[:: c.samples] == c.initial for c, v in known]).any()
     if not unfilled and (shifted or not verified):
-        raise input_error(Reason.INITIAL_VALUE, problem, "the samples are shifted or damaged", field="initial_value")
-    why = "all are 0 in the header" if unfilled else "the checksums are right and the values occur nowhere in the file"
-    findings.append(input_warning(Reason.INITIAL_VALUE, problem, f"not refused because {why}", field="initial_value", count=len(wrong)))
+        raise input_error(
+            Reason.INITIAL_VALUE,
+            problem,
+            "the samples are shifted or damaged",
+            field="initial_value",
+        )
+    why = (
+        "all are 0 in the header"
+        if unfilled
+        else "the checksums are right and the values occur nowhere in the file"
+    )
+    findings.append(
+        input_warning(
+            Reason.INITIAL_VALUE,
+            problem,
+            f"not refused because {why}",
+            field="initial_value",
+            count=len(wrong),
+        )
+    )
 
 
-def calibrate_samples(channel: WfdbChannel, digital: np.ndarray, code: int) -> tuple[np.ndarray, float, float, int]:
+def calibrate_samples(
+    channel: WfdbChannel, digital: np.ndarray, code: int
+) -> tuple[np.ndarray, float, float, int]:
     """Samples to keep, their scale and offset, and number of missing ones.
 
-    int16 as long as the values fit; float32, which holds 24 bits exactly, for missing samples and longer values; beyond 24 bits float32 of
-    the physical values, because a float32 of such digital values could lose all that is above a large baseline.
+    int16 as long as the values fit; float32, which holds 24 bits exactly, for missing samples and
+    longer values; beyond 24 bits float32 of the physical values, because a float32 of such digital
+    values could lose all that is above a large baseline.
     """
     invalid = FORMATS[code].invalid if code in FORMATS else -(1 << (FLAC[code] - 1))
     lost = np.zeros(len(digital), bool) if invalid is None else digital == invalid
@@ -261,13 +358,20 @@ def calibrate_samples(channel: WfdbChannel, digital: np.ndarray, code: int) -> t
     bits = 16
     if digital.dtype.itemsize > 2 and missing < len(digital):
         real = digital[~lost] if missing else digital
-        bits = 1 + max(int(edge if edge >= 0 else ~edge).bit_length() for edge in (real.min(), real.max()))
+        bits = 1 + max(
+            int(edge if edge >= 0 else ~edge).bit_length() for edge in (real.min(), real.max())
+        )
     scale, offset = channel.scale, channel.offset
     if bits > 25:  # sign and 24 bits
         with np.errstate(over="ignore"):
             samples = ((digital - float(channel.baseline)) / channel.gain).astype(np.float32)
         if not np.isfinite(samples[~lost]).all():
-            raise input_error(Reason.GAIN, f"signal {channel.number} has values beyond 10^38", "expected a usable gain", field="gain")
+            raise input_error(
+                Reason.GAIN,
+                f"signal {channel.number} has values beyond 10^38",
+                "expected a usable gain",
+                field="gain",
+            )
         scale, offset = 1.0, 0.0
     else:
         samples = digital.astype(np.float32 if missing or bits > 16 else np.int16, copy=False)

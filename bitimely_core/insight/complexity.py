@@ -1,9 +1,12 @@
-"""Time and memory against sequence length: retention in its three forms, softmax attention, and a complete model.
+"""Time and memory against sequence length: retention in its three forms, softmax attention, and a
+complete model.
 
-One call is a forward and a backward pass on one sequence of N tokens. Every candidate is measured at every length once a round, in CPU time
-of one thread, so that load on the machine affects all of them alike; medians over the rounds are shown. A slope is that of the log-log
-regression line: 1 = linear, 2 = quadratic. Memory is counted, not sampled: the largest number of bytes in tensors alive at one time, beyond
-the inputs (parameters of the model and their gradients included); memory inside a kernel is not counted.
+One call is a forward and a backward pass on one sequence of N tokens. Every candidate is measured
+at every length once a round, in CPU time of one thread, so that load on the machine affects all of
+them alike; medians over the rounds are shown. A slope is that of the log-log regression line: 1 =
+linear, 2 = quadratic. Memory is counted, not sampled: the largest number of bytes in tensors alive
+at one time, beyond the inputs (parameters of the model and their gradients included); memory inside
+a kernel is not counted.
 
 Legend: N tokens, H heads, K key width of a head, V value width of a head, R rounds.
 """
@@ -40,13 +43,26 @@ Call = Callable[[], Any]
 
 CHANNELS = 1
 CODES = 100  # vocabulary of an events model that is timed
-PARALLEL, CHUNKWISE, RECURRENT = "retention, parallel", "retention, chunkwise", "retention, recurrent"
+PARALLEL, CHUNKWISE, RECURRENT = (
+    "retention, parallel",
+    "retention, chunkwise",
+    "retention, recurrent",
+)
 SOFTMAX, FUSED = "softmax attention", "softmax attention, fused"
-EXPECTED = {PARALLEL: (2.0, 2.0), CHUNKWISE: (1.0, 1.0), RECURRENT: (1.0, 1.0), SOFTMAX: (2.0, 2.0), FUSED: (2.0, 1.0)}  # time, memory
+# time, memory
+EXPECTED = {
+    PARALLEL: (2.0, 2.0),
+    CHUNKWISE: (1.0, 1.0),
+    RECURRENT: (1.0, 1.0),
+    SOFTMAX: (2.0, 2.0),
+    FUSED: (2.0, 1.0),
+}
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of tensors that operations make and that are still alive, and their largest sum."""
+    """Counts the bytes of tensors that operations make and that are still alive, and their largest
+    sum.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -85,9 +101,14 @@ def peak_bytes(call: Call) -> int:
 
 
 def time_calls(
-    calls: Mapping[Any, Call], rounds: int, clock: Callable[[], float] = time.process_time, report: Callable[[int], None] | None = None
+    calls: Mapping[Any, Call],
+    rounds: int,
+    clock: Callable[[], float] = time.process_time,
+    report: Callable[[int], None] | None = None,
 ) -> dict[Any, list[float]]:
-    """CPU seconds of each call in each round; in a round every call runs twice, one after the other; the second is timed."""
+    """CPU seconds of each call in each round; in a round every call runs twice, one after the
+    other; the second is timed.
+    """
     seconds: dict[Any, list[float]] = {name: [] for name in calls}
     for number in range(rounds):
         for name, call in calls.items():
@@ -101,7 +122,9 @@ def time_calls(
 
 
 def fit_slope(lengths: Sequence[int], values: Sequence[float]) -> float | None:
-    """Slope of the log-log regression line; None below two lengths or for values that are not positive."""
+    """Slope of the log-log regression line; None below two lengths or for values that are not
+    positive.
+    """
     if len(lengths) < 2 or min(values) <= 0:
         return None
     return float(np.polyfit(np.log(lengths), np.log(values), 1)[0])
@@ -137,28 +160,45 @@ class Growth(NamedTuple):
 def fit_slopes(lengths: Sequence[int], rounds: Sequence[Sequence[float]]) -> TimeSlope:
     """Slopes of times [lengths][R]."""
     medians = [float(np.median(of)) for of in rounds]
-    each = [s for r in range(min(map(len, rounds), default=0)) if (s := fit_slope(lengths, [of[r] for of in rounds])) is not None]
+    each = [
+        s
+        for r in range(min(map(len, rounds), default=0))
+        if (s := fit_slope(lengths, [of[r] for of in rounds])) is not None
+    ]
     lo, hi = (min(each), max(each)) if each else (None, None)
     return TimeSlope(fit_slope(lengths, medians), lo, hi, fit_slope(lengths[-2:], medians[-2:]))
 
 
 def make_operators(config: ModelConfig, n: int, seed: int) -> dict[str, Call]:
-    """One forward and backward pass of each mixer on one sequence of n tokens, at the widths of `config`."""
+    """One forward and backward pass of each mixer on one sequence of n tokens, at the widths of
+    `config`.
+    """
     heads = config.heads
-    key, value, plain = config.dim // heads, (config.value_dim or config.dim) // heads, config.dim // heads
+    key, value, plain = (
+        config.dim // heads,
+        (config.value_dim or config.dim) // heads,
+        config.dim // heads,
+    )
     draw = torch.Generator().manual_seed(seed)
 
     def leaf(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=draw).requires_grad_()
 
-    q, k, v, out = leaf(1, n, heads, key), leaf(1, n, heads, key), leaf(1, n, heads, value), torch.randn(1, n, heads, value, generator=draw)
+    q, k, v, out = (
+        leaf(1, n, heads, key),
+        leaf(1, n, heads, key),
+        leaf(1, n, heads, value),
+        torch.randn(1, n, heads, value, generator=draw),
+    )
     sq, sk, sv, s_out = (leaf(1, heads, n, plain) for _ in range(4))
     s_out = s_out.detach()
     decay = torch.log1p(-torch.exp(torch.linspace(-np.log(32), -np.log(512), heads)))
     mask = torch.ones(n, n, dtype=torch.bool).tril()
 
     def retain(form: Any) -> Call:
-        return lambda: torch.autograd.grad(retention(q, k, v, log_decay=decay, form=form), (q, k, v), out)
+        return lambda: torch.autograd.grad(
+            retention(q, k, v, log_decay=decay, form=form), (q, k, v), out
+        )
 
     def softmax() -> Any:
         scores = (sq @ sk.mT * plain**-0.5).masked_fill(~mask, -torch.inf)
@@ -169,22 +209,37 @@ def make_operators(config: ModelConfig, n: int, seed: int) -> dict[str, Call]:
         CHUNKWISE: retain("chunkwise"),
         RECURRENT: retain("recurrent"),
         SOFTMAX: softmax,
-        FUSED: lambda: torch.autograd.grad(scaled_dot_product_attention(sq, sk, sv, is_causal=True), (sq, sk, sv), s_out),
+        FUSED: lambda: torch.autograd.grad(
+            scaled_dot_product_attention(sq, sk, sv, is_causal=True), (sq, sk, sv), s_out
+        ),
     }
 
 
 def make_model_call(config: ModelConfig, n: int, seed: int) -> Call:
-    """One forward and backward pass of the model of `config`, made for n tokens, on one sequence."""
+    """One forward and backward pass of the model of `config`, made for n tokens, on one
+    sequence.
+    """
     codes = config.tokenizer == "codes"
     step = 1 if codes else samples_per_token(config)
     vocabulary = {"codes": FIRST + CODES} if codes else {}
-    sized = config.model_copy(update={"length": n * step, "channels": CHANNELS, "others": (), "dropout": 0.0, **vocabulary})
+    sized = config.model_copy(
+        update={
+            "length": n * step,
+            "channels": CHANNELS,
+            "others": (),
+            "dropout": 0.0,
+            **vocabulary,
+        }
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = building.from_config(sized).train()
     draw = torch.Generator().manual_seed(seed)
     batch = (
-        Batch(torch.randint(FIRST, FIRST + CODES, (1, n), generator=draw), torch.arange(n, dtype=torch.float32)[None])
+        Batch(
+            torch.randint(FIRST, FIRST + CODES, (1, n), generator=draw),
+            torch.arange(n, dtype=torch.float32)[None],
+        )
         if codes
         else Batch(torch.randn(1, n * step, CHANNELS, generator=draw))
     )
@@ -200,7 +255,10 @@ def make_model_call(config: ModelConfig, n: int, seed: int) -> Call:
 
 
 @analyses(
-    AnalysisFacts(takes="model", help="Time and memory against length: retention in three forms, softmax attention, a complete model")
+    AnalysisFacts(
+        takes="model",
+        help="Time and memory against length: retention in three forms, softmax attention, a complete model",
+    )
 )
 def complexity(
     runs: list[Run] | None = None,
@@ -214,15 +272,18 @@ def complexity(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Page:
-    """Measured CPU seconds and bytes of a forward and backward pass against the number of tokens, with fitted log-log slopes.
+    """Measured CPU seconds and bytes of a forward and backward pass against the number of tokens,
+    with fitted log-log slopes.
 
-    The model is that of the one run of `runs`, with the widths that it was trained at, else `model` with the widths of `preset`;
-    `objective` is not used (leakage takes the same arguments). `lengths` are ascending numbers of tokens, separated by commas; medians over
-    `rounds` repetitions are shown. A candidate of which one call takes more than `slowest` seconds at a length is excluded there and at
-    longer ones.
+    The model is that of the one run of `runs`, with the widths that it was trained at, else `model`
+    with the widths of `preset`; `objective` is not used (leakage takes the same arguments).
+    `lengths` are ascending numbers of tokens, separated by commas; medians over `rounds`
+    repetitions are shown. A candidate of which one call takes more than `slowest` seconds at a
+    length is excluded there and at longer ones.
 
-    Returns a page; its summary holds, for each candidate, `seconds` and `bytes` by length and their `slope`. Raises UserError: lengths that
-    are no ascending numbers, more than one run, unknown names (exit 2).
+    Returns a page; its summary holds, for each candidate, `seconds` and `bytes` by length and their
+    `slope`. Raises UserError: lengths that are no ascending numbers, more than one run, unknown
+    names (exit 2).
     """
     numbers = _parse_lengths(lengths)
     if rounds < 1:
@@ -232,7 +293,11 @@ def complexity(
     torch.set_num_threads(1)
     try:
         calls, excluded = _make_calls(config, numbers, slowest, seed, progress)
-        seconds = time_calls(calls, rounds, report=None if progress is None else lambda r: progress("rounds", r, rounds))
+        seconds = time_calls(
+            calls,
+            rounds,
+            report=None if progress is None else lambda r: progress("rounds", r, rounds),
+        )
         memory = {key: peak_bytes(call) for key, call in calls.items()}
     finally:
         torch.set_num_threads(threads)
@@ -243,7 +308,10 @@ def complexity(
         found[candidate] = Growth(
             at,
             {str(n): float(np.median(of)) for n, of in zip(at, times, strict=True)},
-            {str(n): [float(q) for q in np.percentile(of, [25, 75])] for n, of in zip(at, times, strict=True)},
+            {
+                str(n): [float(q) for q in np.percentile(of, [25, 75])]
+                for n, of in zip(at, times, strict=True)
+            },
             {str(n): size for n, size in zip(at, sizes, strict=True)},
             fit_slopes(at, times),
             MemorySlope(fit_slope(at, sizes), fit_slope(at[-2:], sizes[-2:])),
@@ -252,7 +320,14 @@ def complexity(
     page.notice(*excluded)
     _add_facts(page, config, name, numbers[-1], rounds, seed)
     _add_blocks(page, found)
-    summary = {"candidates": found, "left_out": excluded, "lengths": numbers, "rounds": rounds, "seed": seed, "model": config.name}
+    summary = {
+        "candidates": found,
+        "left_out": excluded,
+        "lengths": numbers,
+        "rounds": rounds,
+        "seed": seed,
+        "model": config.name,
+    }
     return page.finish(_verdict(found), summary)
 
 
@@ -287,7 +362,11 @@ def _choose_config(runs: list[Run] | None, model: str, preset: str) -> tuple[Mod
 
 
 def _make_calls(
-    config: ModelConfig, lengths: Sequence[int], slowest: float, seed: int, progress: Progress | None
+    config: ModelConfig,
+    lengths: Sequence[int],
+    slowest: float,
+    seed: int,
+    progress: Progress | None,
 ) -> tuple[dict[tuple[str, int], Call], list[str]]:
     """The calls that are fast enough, warmed up, and a notice of each candidate that is not."""
     calls: dict[tuple[str, int], Call] = {}
@@ -307,7 +386,8 @@ def _make_calls(
         if progress is not None:
             progress("warm-up", k + 1, len(lengths))
     return calls, [
-        f"{candidate} from {n:,} tokens on: one call took more than {slowest:g} s (--slowest)." for candidate, n in too_slow.items()
+        f"{candidate} from {n:,} tokens on: one call took more than {slowest:g} s (--slowest)."
+        for candidate, n in too_slow.items()
     ]
 
 
@@ -332,18 +412,24 @@ TABLE = (
 )
 
 
-def _add_facts(page: PageBuilder, config: ModelConfig, name: str, longest: int, rounds: int, seed: int) -> None:
+def _add_facts(
+    page: PageBuilder, config: ModelConfig, name: str, longest: int, rounds: int, seed: int
+) -> None:
     cores, width = os.cpu_count() or 1, config.dim // config.heads
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if load > cores:
-        page.notice(f"The machine was busy ({load:.0f} processes on {cores} cores): compare times within this page only.")
+        page.notice(
+            f"The machine was busy ({load:.0f} processes on {cores} cores): compare times within this page only."
+        )
     if longest < 4096:
         page.notice(
             f"The longest sequence has {longest:,} tokens, so fixed costs still matter. For longer ones: --lengths 1024,2048,4096,8192"
         )
     page.fact("Model", f"{config.name}, {name}: {config.layers} layers, width {config.dim}")
     values = (config.value_dim or config.dim) // config.heads
-    page.fact("Operators", f"{config.heads} heads; retention K = {width}, V = {values}; softmax {width}")
+    page.fact(
+        "Operators", f"{config.heads} heads; retention K = {width}, V = {values}; softmax {width}"
+    )
     page.fact("Rows", "1 sequence, float32, CPU, causal")
     page.fact("Rounds", f"{rounds}, interleaved")
     page.fact("Clock", "CPU time of one thread")
@@ -363,23 +449,60 @@ def _add_blocks(page: PageBuilder, found: Mapping[str, Growth]) -> None:
             memory_lines.append(Line(candidate, growth.lengths, sizes))
         expected = EXPECTED.get(candidate, (None, None))
         slope = {"value": growth.slope.value, "lo": growth.slope.lo, "hi": growth.slope.hi}
-        cells = [slope, growth.slope.last, expected[0], *growth.memory_slope, expected[1], times[-1], sizes[-1], growth.lengths[-1]]
+        cells = [
+            slope,
+            growth.slope.last,
+            expected[0],
+            *growth.memory_slope,
+            expected[1],
+            times[-1],
+            sizes[-1],
+            growth.lengths[-1],
+        ]
         rows.append([candidate, *cells])
     page.text(HOW_TO_READ)
-    for name, caption, lines, unit in (("time", TIME, time_lines, "milliseconds"), ("memory", MEMORY, memory_lines, "MiB")):
+    for name, caption, lines, unit in (
+        ("time", TIME, time_lines, "milliseconds"),
+        ("memory", MEMORY, memory_lines, "MiB"),
+    ):
         plot = LinePlot(lines, xlabel="tokens N", ylabel=unit, logx=True, logy=True)
         page.figure(name, f"{name.capitalize()} of a forward and backward pass", caption, plot)
-    columns = ["candidate", "slope of time", "last slope", "expected", "slope of memory", "last slope of memory", "expected of memory"]
-    page.table("slopes", "Growth", TABLE, [*columns, "ms at the longest", "MiB at the longest", "longest N"], rows)
+    columns = [
+        "candidate",
+        "slope of time",
+        "last slope",
+        "expected",
+        "slope of memory",
+        "last slope of memory",
+        "expected of memory",
+    ]
+    page.table(
+        "slopes",
+        "Growth",
+        TABLE,
+        [*columns, "ms at the longest", "MiB at the longest", "longest N"],
+        rows,
+    )
 
 
 def _verdict(found: Mapping[str, Growth]) -> str:
-    shown = [(c, found[c]) for c in (CHUNKWISE, PARALLEL, SOFTMAX) if c in found and found[c].slope.last is not None]
+    shown = [
+        (c, found[c])
+        for c in (CHUNKWISE, PARALLEL, SOFTMAX)
+        if c in found and found[c].slope.last is not None
+    ]
     if not shown:
         return "Too few lengths were fast enough to fit a slope."
-    parts = [f"{candidate} {growth.slope.last:.2f} in time and {growth.memory_slope.last:.2f} in memory" for candidate, growth in shown]
+    parts = [
+        f"{candidate} {growth.slope.last:.2f} in time and {growth.memory_slope.last:.2f} in memory"
+        for candidate, growth in shown
+    ]
     text = f"Slopes between the two longest lengths (1 linear, 2 quadratic): {'; '.join(parts)}."
-    if CHUNKWISE in found and PARALLEL in found and (longest := str(found[CHUNKWISE].lengths[-1])) in found[PARALLEL].seconds:
+    if (
+        CHUNKWISE in found
+        and PARALLEL in found
+        and (longest := str(found[CHUNKWISE].lengths[-1])) in found[PARALLEL].seconds
+    ):
         ratio = found[PARALLEL].seconds[longest] / found[CHUNKWISE].seconds[longest]
         text += f" At {int(longest):,} tokens the chunkwise form is {ratio:.1f} times as fast as the parallel one."
     return text

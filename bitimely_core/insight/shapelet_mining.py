@@ -1,14 +1,18 @@
-"""Mining of shapelets: segments of a signal whose presence separates the classes, scored against permuted labels.
+"""Mining of shapelets: segments of a signal whose presence separates the classes, scored against
+permuted labels.
 
-A candidate s [m] is a segment of a training window. Its distance to a window x is the minimum over all segments of x,
+A candidate s [m] is a segment of a training window. Its distance to a window x is the minimum over
+all segments of x,
 
     d(s, x) = min_t || z(s) - z(x[t : t + m]) ||^2 = min_t 2 m (1 - corr(s, x[t : t + m])),
 
-with z the standardisation of a segment (without it amplitude decides, not shape). A candidate is good when the distances of the classes
-differ: one-way F, or the information gain of the best threshold on d. The best of thousands scores well on noise, too, so its score is
-compared with the best score of all candidates under permuted labels, and tested again on held-out windows.
+with z the standardisation of a segment (without it amplitude decides, not shape). A candidate is
+good when the distances of the classes differ: one-way F, or the information gain of the best
+threshold on d. The best of thousands scores well on noise, too, so its score is compared with the
+best score of all candidates under permuted labels, and tested again on held-out windows.
 
-Legend: n windows, T samples, V channels, m samples of a shapelet, C candidates, K classes, R permutations.
+Legend: n windows, T samples, V channels, m samples of a shapelet, C candidates, K classes, R
+permutations.
 """
 
 from __future__ import annotations
@@ -31,12 +35,17 @@ Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 MIN_SAMPLES = 8  # samples
-FLAT_SHARE = 1e-3  # standard deviation, relative to that of the series, below which a segment has no shape
-SAME_SHAPE = 0.9  # correlation, at the best shift, from which two shapelets of a channel count as one
+# standard deviation, relative to that of the series, below which a segment has no shape
+FLAT_SHARE = 1e-3
+# correlation, at the best shift, from which two shapelets of a channel count as one
+SAME_SHAPE = 0.9
 OVERLAP = 0.75  # of the shorter one, that a shift must leave
 BLOCK = 1 << 22  # entries of a matrix of counts at a time
-CACHED = 1 << 19  # entries of a matrix of distances at a time: as many as stay in the cache between the product and its least entries
-MIN_ORDERS = 100  # distinct permutations of the labels, below which the lower bound of p is reported
+# entries of a matrix of distances at a time: as many as stay in the cache between the product and
+# its least entries
+CACHED = 1 << 19
+# distinct permutations of the labels, below which the lower bound of p is reported
+MIN_ORDERS = 100
 MIN_SUBJECTS = 5  # below which results do not generalise to other subjects
 
 
@@ -47,24 +56,31 @@ def subtract_mean(segments: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def standardise_segments(segments: Tensor, least: Tensor | float = 0.0) -> Tensor:
-    """Stretches [..., m] less their mean, over their standard deviation; zeros where that is no more than `least`."""
+    """Stretches [..., m] less their mean, over their standard deviation; zeros where that is no
+    more than `least`.
+    """
     shape, _ = subtract_mean(segments)
     spread = shape.square().mean(-1, keepdim=True).sqrt()
     return torch.where(spread > least, shape / spread.clamp(min=1e-30), 0.0)
 
 
 @torch.no_grad()
-def compute_distances(series: Tensor, shapelets: Tensor, *, normalised: bool = True, placed: bool = True) -> tuple[Tensor, Tensor]:
-    """Minimum squared distance of each shapelet [C, m] to each series [n, T], m <= T, and its position.
+def compute_distances(
+    series: Tensor, shapelets: Tensor, *, normalised: bool = True, placed: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Minimum squared distance of each shapelet [C, m] to each series [n, T], m <= T, and its
+    position.
 
-    `normalised` compares standardised segments; a flat segment of a series then counts as uncorrelated, 2 m. Positions take 1.5 times as
-    long.
+    `normalised` compares standardised segments; a flat segment of a series then counts as
+    uncorrelated, 2 m. Positions take 1.5 times as long.
 
-    Returns distances [C, n] in the dtype of the series and the first samples of the closest segments [C, n] int64 (without `placed`
-    [0]).
+    Returns distances [C, n] in the dtype of the series and the first samples of the closest
+    segments [C, n] int64 (without `placed` [0]).
     """
     m = shapelets.shape[1]
-    wanted, level = (standardise_segments(shapelets), None) if normalised else subtract_mean(shapelets)
+    wanted, level = (
+        (standardise_segments(shapelets), None) if normalised else subtract_mean(shapelets)
+    )
     own = 2.0 * m if normalised else wanted.square().sum(-1)[:, None]
     found = series.new_empty(len(shapelets), len(series))
     places = torch.empty((len(shapelets), len(series)) if placed else 0, dtype=torch.int64)
@@ -74,7 +90,9 @@ def compute_distances(series: Tensor, shapelets: Tensor, *, normalised: bool = T
         if normalised:
             segments = standardise_segments(segments, FLAT_SHARE * one.std(unbiased=False))
             sizes = segments.new_zeros(len(segments))
-        else:  # shapes and levels separately: an offset of the signal would eat the digits of a difference of squares
+        else:
+            # shapes and levels separately: an offset of the signal would eat the digits of a
+            # difference of squares
             segments, levels = subtract_mean(segments)
             sizes = segments.square().sum(-1)
         for start in range(0, len(wanted), block):
@@ -90,7 +108,9 @@ def compute_distances(series: Tensor, shapelets: Tensor, *, normalised: bool = T
 
 
 def f_statistic(d: Tensor, labels: Tensor) -> Tensor:
-    """One-way F of distances [C, n] over the classes of labels [n] int64, [C] float64; NaN without two classes and n > K."""
+    """One-way F of distances [C, n] over the classes of labels [n] int64, [C] float64; NaN without
+    two classes and n > K.
+    """
     d = d.double()
     d = d - d.mean(1, keepdim=True)
     onehot = _onehot(labels)
@@ -100,12 +120,14 @@ def f_statistic(d: Tensor, labels: Tensor) -> Tensor:
         return torch.full((len(d),), torch.nan, dtype=torch.float64)
     between = (d @ onehot).square() @ (1 / counts)
     within = (d.square().sum(1) - between).clamp(min=0)
-    within = torch.where(within < 1e-12 * between, 0.0, within)  # what rounding leaves of a perfect separation
+    # what rounding leaves of a perfect separation
+    within = torch.where(within < 1e-12 * between, 0.0, within)
     return torch.where(between > 0, between / (k - 1) / (within / (n - k)), 0.0)
 
 
 def information_gain(d: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Gain [C] float64 in bits about labels [n] of the best threshold on distances [C, n], H(labels) - mean entropy of the two sides.
+    """Gain [C] float64 in bits about labels [n] of the best threshold on distances [C, n],
+    H(labels) - mean entropy of the two sides.
 
     Also the threshold [C], half way between two distances (NaN where all are equal).
     """
@@ -137,18 +159,23 @@ def _entropy(counts: Tensor) -> Tensor:
     return torch.special.entr(share).sum(-1) / math.log(2)
 
 
-SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"f": f_statistic, "information-gain": lambda d, y: information_gain(d, y)[0]}
+SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "f": f_statistic,
+    "information-gain": lambda d, y: information_gain(d, y)[0],
+}
 
 
 def subject_classes(labels: Ints, subjects: npt.NDArray[Any]) -> Ints | None:
-    """The class of each subject, in the order of their names, where each of at least two subjects has one class; else None."""
+    """The class of each subject, in the order of their names, where each of at least two subjects
+    has one class; else None.
+    """
     _, first, whose = np.unique(subjects, return_index=True, return_inverse=True)
     return labels[first] if len(first) > 1 and (labels[first][whose] == labels).all() else None
 
 
 def permute_labels(labels: Ints, subjects: npt.NDArray[Any], rng: np.random.Generator) -> Ints:
-    """Labels [n], permuted within each subject; where every subject has one class, the classes of the subjects. Their windows stay
-    exchangeable.
+    """Labels [n], permuted within each subject; where every subject has one class, the classes of
+    the subjects. Their windows stay exchangeable.
     """
     names, whose = np.unique(subjects, return_inverse=True)
     by_subject = subject_classes(labels, subjects)
@@ -163,21 +190,39 @@ def permute_labels(labels: Ints, subjects: npt.NDArray[Any], rng: np.random.Gene
 def count_orders(labels: Ints, subjects: npt.NDArray[Any]) -> float:
     """Number of distinct results of `permute_labels`: no p below its inverse is possible."""
     by_subject = subject_classes(labels, subjects)
-    groups = [by_subject] if by_subject is not None else [labels[subjects == name] for name in np.unique(subjects)]
-    log = sum(math.lgamma(len(g) + 1) - sum(math.lgamma(c + 1) for c in np.unique(g, return_counts=True)[1]) for g in groups)
+    groups = (
+        [by_subject]
+        if by_subject is not None
+        else [labels[subjects == name] for name in np.unique(subjects)]
+    )
+    log = sum(
+        math.lgamma(len(g) + 1)
+        - sum(math.lgamma(c + 1) for c in np.unique(g, return_counts=True)[1])
+        for g in groups
+    )
     return round(math.exp(log)) if log < 30 else math.inf
 
 
 def p_value(observed: float, null: Array) -> float:
-    """Share of the null values that reach the observed one, which is counted, too: valid for any number of permutations, never 0."""
+    """Share of the null values that reach the observed one, which is counted, too: valid for any
+    number of permutations, never 0.
+    """
     reached = null >= observed * (1 - 1e-9) - 1e-12
     return float(1 + reached.sum()) / (1 + len(null))
 
 
 def null_maxima(
-    d: Tensor, labels: Ints, subjects: npt.NDArray[Any], score: str, permutations: int, seed: int, progress: Progress | None = None
+    d: Tensor,
+    labels: Ints,
+    subjects: npt.NDArray[Any],
+    score: str,
+    permutations: int,
+    seed: int,
+    progress: Progress | None = None,
 ) -> Array:
-    """The best score of all candidates, distances [C, n], under permuted labels, [R]: corrects p for the selection."""
+    """The best score of all candidates, distances [C, n], under permuted labels, [R]: corrects p
+    for the selection.
+    """
     rng = np.random.default_rng([seed, 1])
     out = np.empty(permutations)
     for r in range(permutations):
@@ -233,10 +278,14 @@ class MinedShapelets(NamedTuple):
     notices: list[str]
 
 
-def draw_windows(windows: Windows, splits: Sequence[str], count: int, seed: int) -> LabelledWindows | None:
-    """Up to `count` windows of the first non-empty one of `splits`, balanced over classes, with subjects in turn; None without windows.
+def draw_windows(
+    windows: Windows, splits: Sequence[str], count: int, seed: int
+) -> LabelledWindows | None:
+    """Up to `count` windows of the first non-empty one of `splits`, balanced over classes, with
+    subjects in turn; None without windows.
 
-    Windows with missing values are excluded. Raises UserError: config (exit 2), where the windows have no classes.
+    Windows with missing values are excluded. Raises UserError: config (exit 2), where the windows
+    have no classes.
     """
     if windows.task != "classification":
         raise usage_error(
@@ -258,17 +307,31 @@ def draw_windows(windows: Windows, splits: Sequence[str], count: int, seed: int)
             key = (int(labels[i]), str(subjects[i]))
             rank[i] = turn[key] = turn.get(key, -1) + 1
         classes = np.unique(labels)
-        lists = [sorted((i for i in order.tolist() if labels[i] == c), key=lambda i: rank[i]) for c in classes]
+        lists = [
+            sorted((i for i in order.tolist() if labels[i] == c), key=lambda i: rank[i])
+            for c in classes
+        ]
         chosen: list[int] = []
-        for k, one in enumerate(sorted(lists, key=len)):  # what a rare class lacks goes to the others
+        # what a rare class lacks goes to the others
+        for k, one in enumerate(sorted(lists, key=len)):
             chosen += one[: (count - len(chosen)) // (len(lists) - k)]
         at = np.sort(np.array(chosen, np.int64))
         rows = np.asarray(part.rows)[at]
         arrays: Any = windows.arrays(rows)
-        complete = np.ones(len(rows), bool) if arrays.get("mask") is None else arrays["mask"].reshape(len(rows), -1).all(1)
+        complete = (
+            np.ones(len(rows), bool)
+            if arrays.get("mask") is None
+            else arrays["mask"].reshape(len(rows), -1).all(1)
+        )
         if complete.any():
             values = torch.from_numpy(np.ascontiguousarray(arrays["values"][complete]))
-            return LabelledWindows(rows[complete], values, labels[at][complete].astype(np.int64), subjects[at][complete], split)
+            return LabelledWindows(
+                rows[complete],
+                values,
+                labels[at][complete].astype(np.int64),
+                subjects[at][complete],
+                split,
+            )
     return None
 
 
@@ -279,7 +342,8 @@ class MiningOptions:
     lengths: seconds; none: `default_lengths`.
     count: how many to keep: at most one a window, and none that resembles a better one.
     sequences: training windows to mine, balanced over classes.
-    candidates: segments to try, drawn from all of them at a tenth of their length (at least 1 sample) apart.
+    candidates: segments to try, drawn from all of them at a tenth of their length (at least 1
+    sample) apart.
     score: f or information-gain.
     normalised: standardise segments.
     permutations: of the labels.
@@ -298,10 +362,13 @@ class MiningOptions:
     seed: int = 0
 
 
-def mine_shapelets(windows: Windows, options: MiningOptions, progress: Progress | None = None) -> MinedShapelets:
+def mine_shapelets(
+    windows: Windows, options: MiningOptions, progress: Progress | None = None
+) -> MinedShapelets:
     """The best shapelets of the training split of labelled windows.
 
-    Raises UserError: no classes, no length that fits, an unknown channel or score (exit 2); no_input without two classes of two windows.
+    Raises UserError: no classes, no length that fits, an unknown channel or score (exit 2);
+    no_input without two classes of two windows.
     """
     check_choice("score", options.score, SCORES)
     if options.channel and options.channel not in windows.channel_names:
@@ -309,35 +376,60 @@ def mine_shapelets(windows: Windows, options: MiningOptions, progress: Progress 
     lengths = options.lengths or default_lengths(windows)
     fitting = _fit_lengths(windows, lengths, stated=bool(options.lengths))
     train = draw_windows(windows, ("train",), options.sequences, options.seed)
-    if train is None or min((np.unique(train.labels, return_counts=True)[1] > 1).sum(), len(train.labels) - 2) < 2:
-        raise input_error(Reason.NO_INPUT, f"{windows.name} has too few training windows", "expected two classes of two windows each")
-    channels = [windows.channel_names.index(options.channel)] if options.channel else list(range(windows.channels))
+    if (
+        train is None
+        or min((np.unique(train.labels, return_counts=True)[1] > 1).sum(), len(train.labels) - 2)
+        < 2
+    ):
+        raise input_error(
+            Reason.NO_INPUT,
+            f"{windows.name} has too few training windows",
+            "expected two classes of two windows each",
+        )
+    channels = (
+        [windows.channel_names.index(options.channel)]
+        if options.channel
+        else list(range(windows.channels))
+    )
     tried = _draw_candidates(train, channels, fitting, options.candidates, options.seed)
     if not len(tried):
-        raise input_error(Reason.NO_INPUT, f"every segment of {windows.name} is flat", "expected a signal with variance")
+        raise input_error(
+            Reason.NO_INPUT,
+            f"every segment of {windows.name} is flat",
+            "expected a signal with variance",
+        )
     d = _distances_to_all(train.values, tried, options.normalised, progress)
-    null = null_maxima(d, train.labels, train.subjects, options.score, options.permutations, options.seed, progress)
+    null = null_maxima(
+        d, train.labels, train.subjects, options.score, options.permutations, options.seed, progress
+    )
     shapelets = _select_best(windows, train, tried, d, null, options)
     excluded = [f"{s:g} s" for s in lengths if round(s * windows.rate) not in fitting]
     notices = []
     if excluded:
-        notices.append(f"Excluded lengths, longer than half a window or shorter than {MIN_SAMPLES} samples: {', '.join(excluded)}.")
+        notices.append(
+            f"Excluded lengths, longer than half a window or shorter than {MIN_SAMPLES} samples: {', '.join(excluded)}."
+        )
     if train.n_subjects < MIN_SUBJECTS:
         notices.append(
             f"Mined from {train.n_subjects} subject{'s' * (train.n_subjects != 1)}: shapelets may not generalise to other subjects."
         )
     possible = count_orders(train.labels, train.subjects)
     if possible < MIN_ORDERS:
-        notices.append(f"The labels have only {possible:,.0f} distinct permutations: no p below {1 / possible:.2g} is possible.")
+        notices.append(
+            f"The labels have only {possible:,.0f} distinct permutations: no p below {1 / possible:.2g} is possible."
+        )
     return MinedShapelets(shapelets, train, len(tried), null, notices)
 
 
 def _fit_lengths(windows: Windows, lengths: Sequence[float], *, stated: bool) -> list[int]:
     """Samples of the lengths that are long enough and at most half a window.
 
-    Raises UserError (config, exit 2) without any, and where one of lengths that were `stated` does not fit.
+    Raises UserError (config, exit 2) without any, and where one of lengths that were `stated` does
+    not fit.
     """
-    outside = [s for s in lengths if not MIN_SAMPLES <= round(s * windows.rate) <= windows.length // 2]
+    outside = [
+        s for s in lengths if not MIN_SAMPLES <= round(s * windows.rate) <= windows.length // 2
+    ]
     fitting = sorted({round(s * windows.rate) for s in lengths if s not in outside})
     if not fitting or (stated and outside):
         shortest, longest = MIN_SAMPLES / windows.rate, windows.length // 2 / windows.rate
@@ -349,20 +441,36 @@ def _fit_lengths(windows: Windows, lengths: Sequence[float], *, stated: bool) ->
     return fitting
 
 
-def _select_best(windows: Windows, train: LabelledWindows, tried: Ints, d: Tensor, null: Array, options: MiningOptions) -> list[Shapelet]:
+def _select_best(
+    windows: Windows,
+    train: LabelledWindows,
+    tried: Ints,
+    d: Tensor,
+    null: Array,
+    options: MiningOptions,
+) -> list[Shapelet]:
     """The best candidates by their distances [C, n], each moved to the best start nearby."""
     labels, score = torch.from_numpy(train.labels), SCORES[options.score]
     scores = score(d, labels).nan_to_num(0.0)
     shapelets: list[Shapelet] = []
     kept: list[tuple[int, int, Array]] = []
-    for at in np.lexsort((-f_statistic(d, labels).nan_to_num(0.0).numpy(), -scores.numpy())).tolist():
+    for at in np.lexsort(
+        (-f_statistic(d, labels).nan_to_num(0.0).numpy(), -scores.numpy())
+    ).tolist():
         row, v, m, start = tried[at].tolist()
         if len(shapelets) == options.count:
             break
         if _is_redundant(kept, row, v, train.values[row, start : start + m, v]):
             continue
         step = _step_size(m)
-        near = np.array([[row, v, m, s] for s in range(max(0, start - step + 1), min(windows.length - m, start + step - 1) + 1)])
+        near = np.array(
+            [
+                [row, v, m, s]
+                for s in range(
+                    max(0, start - step + 1), min(windows.length - m, start + step - 1) + 1
+                )
+            ]
+        )
         around = _distances_to_all(train.values, near, options.normalised)
         best = int(score(around, labels).nan_to_num(0.0).argmax())
         moved, begin = around[best : best + 1], int(near[best, 3])
@@ -384,14 +492,18 @@ def _select_best(windows: Windows, train: LabelledWindows, tried: Ints, d: Tenso
                 f=float(f_statistic(moved, labels)),
                 gain=float(gain),
                 threshold=float(threshold),
-                p=p_value(float(scores[at]), null),  # of the candidate before its start was moved, which used the labels
+                # of the candidate before its start was moved, which used the labels
+                p=p_value(float(scores[at]), null),
             )
         )
-    return sorted(shapelets, key=lambda one: -(one.f if options.score == "f" else one.gain))  # moving may change the order
+    # moving may change the order
+    return sorted(shapelets, key=lambda one: -(one.f if options.score == "f" else one.gain))
 
 
 def default_lengths(windows: Windows) -> tuple[float, ...]:
-    """Default lengths, seconds: 0.5, 1 and 2 s; of windows shorter than 1 s a 16th, an 8th and a quarter."""
+    """Default lengths, seconds: 0.5, 1 and 2 s; of windows shorter than 1 s a 16th, an 8th and a
+    quarter.
+    """
     half = windows.length / windows.rate / 2
     return (0.5, 1.0, 2.0) if half >= 0.5 else (half / 8, half / 4, half / 2)
 
@@ -400,23 +512,33 @@ def _step_size(m: int) -> int:
     return max(1, m // 10)
 
 
-def _draw_candidates(train: LabelledWindows, channels: list[int], lengths: list[int], count: int, seed: int) -> Ints:
-    """Row, channel, length, start of up to `count` segments that are not flat, [C, 4], balanced over lengths."""
+def _draw_candidates(
+    train: LabelledWindows, channels: list[int], lengths: list[int], count: int, seed: int
+) -> Ints:
+    """Row, channel, length, start of up to `count` segments that are not flat, [C, 4], balanced
+    over lengths.
+    """
     n, samples, _ = train.values.shape
     rng = np.random.default_rng([seed, 3])
     out = []
     for k, m in enumerate(lengths):
         starts = np.arange(0, samples - m + 1, _step_size(m))
-        every = np.stack(np.meshgrid(np.arange(n), channels, [m], starts, indexing="ij"), -1).reshape(-1, 4)
+        every = np.stack(
+            np.meshgrid(np.arange(n), channels, [m], starts, indexing="ij"), -1
+        ).reshape(-1, 4)
         want = count // len(lengths) + (k < count % len(lengths))
         some = every[np.sort(rng.permutation(len(every))[:want])]
-        moves = np.array([float(train.values[i, s : s + m, v].std(unbiased=False)) for i, v, _, s in some])
+        moves = np.array(
+            [float(train.values[i, s : s + m, v].std(unbiased=False)) for i, v, _, s in some]
+        )
         own = train.values.std(1, unbiased=False).numpy()[some[:, 0], some[:, 1]]
         out.append(some[moves > FLAT_SHARE * own])
     return np.concatenate(out)
 
 
-def _distances_to_all(values: Tensor, tried: Ints, normalised: bool, progress: Progress | None = None) -> Tensor:
+def _distances_to_all(
+    values: Tensor, tried: Ints, normalised: bool, progress: Progress | None = None
+) -> Tensor:
     """Distances [C, n] of segments of the windows to all of them, each on its own channel."""
     out = torch.empty(len(tried), len(values), dtype=torch.float64)
     groups = sorted({(int(v), int(m)) for v, m in tried[:, 1:3]})
@@ -424,7 +546,9 @@ def _distances_to_all(values: Tensor, tried: Ints, normalised: bool, progress: P
         here = np.flatnonzero((tried[:, 1] == v) & (tried[:, 2] == m))
         segments = torch.stack([values[i, s : s + m, v] for i, _, _, s in tried[here]])
         for i in range(len(values)):
-            out[here, i] = compute_distances(values[i : i + 1, :, v], segments, normalised=normalised, placed=False)[0][:, 0].double()
+            out[here, i] = compute_distances(
+                values[i : i + 1, :, v], segments, normalised=normalised, placed=False
+            )[0][:, 0].double()
             if progress is not None and (i + 1) % 10 == 0:
                 progress("distances", k * len(values) + i + 1, len(groups) * len(values))
     return out
@@ -433,17 +557,24 @@ def _distances_to_all(values: Tensor, tried: Ints, normalised: bool, progress: P
 def _is_redundant(kept: list[tuple[int, int, Array]], row: int, v: int, segment: Tensor) -> bool:
     """Whether a better one is of the same window, or has the same shape."""
     shape = segment.double().numpy()
-    return any(row == r or (v == w and max_correlation(shape, other) >= SAME_SHAPE) for r, w, other in kept)
+    return any(
+        row == r or (v == w and max_correlation(shape, other) >= SAME_SHAPE) for r, w, other in kept
+    )
 
 
 def max_correlation(a: Array, b: Array) -> float:
-    """Largest correlation of two segments over all shifts with 75 % of the shorter one inside the longer one."""
+    """Largest correlation of two segments over all shifts with 75 % of the shorter one inside the
+    longer one.
+    """
     short, long = sorted((a, b), key=len)
     spare = len(short) - max(2, round(OVERLAP * len(short)))
     found = 0.0
     for shift in range(-spare, len(long) - len(short) + spare + 1):
         first, last = max(0, -shift), min(len(short), len(long) - shift)
-        x, y = short[first:last] - short[first:last].mean(), long[first + shift : last + shift] - long[first + shift : last + shift].mean()
+        x, y = (
+            short[first:last] - short[first:last].mean(),
+            long[first + shift : last + shift] - long[first + shift : last + shift].mean(),
+        )
         size = float(np.sqrt((x**2).sum() * (y**2).sum()))
         found = max(found, float((x * y).sum()) / size if size > 0 else 0.0)
     return found

@@ -1,12 +1,16 @@
-"""The models under one interface: `build`, `load`, `count_parameters`; the comparison models are in `bitimely_core.zoo`.
+"""The models under one interface: `build`, `load`, `count_parameters`; the comparison models are in
+`bitimely_core.zoo`.
 
-A model's `forward(batch, *, directions=None, hide=None, attention=False)` returns `Encoded`, always in forward time order.
+A model's `forward(batch, *, directions=None, hide=None, attention=False)` returns `Encoded`, always
+in forward time order.
 """
 
 import gc
 
 _collects = gc.isenabled()
-gc.disable()  # to look for garbage again and again while torch and pydantic are loaded takes a fifth of the import, and finds none
+# to look for garbage again and again while torch and pydantic are loaded takes a fifth of the
+# import, and finds none
+gc.disable()
 try:
     from bitimely_core.models.base import Model
     from bitimely_core.models.factory import (

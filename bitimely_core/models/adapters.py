@@ -1,12 +1,14 @@
-"""Conversion of event sequences to regular monthly grids, and of either kind of data to rows with times for models of irregular series.
+"""Conversion of event sequences to regular monthly grids, and of either kind of data to rows with
+times for models of irregular series.
 
-* `grid`: one row per month, one channel per code, 1 where the code occurs; for models of signals (`model.events = "grid"`), made by
-  `Model.expand_channels`.
-* `rows`: only the times (signals: timesteps) with observations, with observation masks; for models of irregular times. The index day, or the
-  last event, is a row without observations, and the clock ends there: at `get_time_span`.
+* `grid`: one row per month, one channel per code, 1 where the code occurs; for models of signals
+  (`model.events = "grid"`), made by `Model.expand_channels`.
+* `rows`: only the times (signals: timesteps) with observations, with observation masks; for models
+  of irregular times. The index day, or the last event, is a row without observations, and the clock
+  ends there: at `get_time_span`.
 
-A month is 1 / 12 year, counted from the first event of the row: month(t) = floor(t). Rows are months without `exact_times`, and without
-`index_day` their clock begins with the first event.
+A month is 1 / 12 year, counted from the first event of the row: month(t) = floor(t). Rows are
+months without `exact_times`, and without `index_day` their clock begins with the first event.
 
 Legend: B batch, N events, M months, T rows, V channels (events: codes).
 """
@@ -29,7 +31,9 @@ PERSON = 4  # width of `Batch.person`
 
 
 def configure_events(config: ModelConfig) -> ModelConfig:
-    """Without events none of `EVENT_SETTINGS`; for models that read events as a grid one channel per code and `horizon` months."""
+    """Without events none of `EVENT_SETTINGS`; for models that read events as a grid one channel
+    per code and `horizon` months.
+    """
     if config.codes is None:
         return config.model_copy(update={**dict.fromkeys(EVENT_SETTINGS, False), "numbers": None})
     if config.events != "grid":
@@ -45,11 +49,15 @@ def grid_shape(codes: int, horizon: int, *, numbers: bool = False) -> dict[str, 
 
 
 def _read_events(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Codes from 0 on (int64), which events have one, which are real (bool), and months (0 for padding), each [B, N]."""
+    """Codes from 0 on (int64), which events have one, which are real (bool), and months (0 for
+    padding), each [B, N].
+    """
     ids = batch.values.long()
     real = torch.ones_like(ids, dtype=torch.bool) if batch.mask is None else batch.mask.bool()
     times = (
-        torch.arange(ids.shape[1], device=ids.device).expand_as(ids).to(torch.get_default_dtype()) if batch.times is None else batch.times
+        torch.arange(ids.shape[1], device=ids.device).expand_as(ids).to(torch.get_default_dtype())
+        if batch.times is None
+        else batch.times
     )
     return ids - FIRST, real & (ids >= FIRST), real, torch.where(real, times, 0.0)
 
@@ -61,12 +69,15 @@ def find_end_times(batch: Batch) -> Tensor:
 
 
 def make_grid(batch: Batch, codes: int, months: int, scale: NumberScale | None = None) -> Batch:
-    """Events on a grid of M = `months`: values [B, M, V] are 1 where a code occurs, else 0, in the dtype of the times.
+    """Events on a grid of M = `months`: values [B, M, V] are 1 where a code occurs, else 0, in the
+    dtype of the times.
 
-    The batch holds ids [B, N] and times [B, N] in months; `codes` is the size of the vocabulary, of which special ids have no channel. The
-    last month is that of `batch.end` (the index day under a landmark), else of the last event. Longer rows keep the last `months`. The mask
-    [B, M] marks the months of the row in order; none for a row without events. With the `scale` of numbers V more channels hold the mean
-    standardised number of each code in the month, 0 without any, and V more are 1 where there is one.
+    The batch holds ids [B, N] and times [B, N] in months; `codes` is the size of the vocabulary, of
+    which special ids have no channel. The last month is that of `batch.end` (the index day under a
+    landmark), else of the last event. Longer rows keep the last `months`. The mask [B, M] marks the
+    months of the row in order; none for a row without events. With the `scale` of numbers V more
+    channels hold the mean standardised number of each code in the month, 0 without any, and V more
+    are 1 where there is one.
     """
     code, counted, real, times = _read_events(batch)
     last = find_end_times(batch)
@@ -75,17 +86,29 @@ def make_grid(batch: Batch, codes: int, months: int, scale: NumberScale | None =
     kept = counted & (month >= 0)
     values = times.new_zeros(code.shape[0], months, codes - FIRST)
     row = torch.arange(code.shape[0], device=code.device)[:, None].expand_as(code)
-    values.index_put_((row, month.clamp(min=0), code.clamp(min=0)), kept.to(values), accumulate=True).clamp_(max=1)  # no wait
+    # no wait
+    values.index_put_(
+        (row, month.clamp(min=0), code.clamp(min=0)), kept.to(values), accumulate=True
+    ).clamp_(max=1)
     if scale is not None:
-        values = torch.cat((values, *_average_numbers(scale, batch, values, (row, month, code), kept)), -1)
+        values = torch.cat(
+            (values, *_average_numbers(scale, batch, values, (row, month, code), kept)), -1
+        )
     inside = torch.arange(months, device=code.device) <= (last.floor().long() - shift)[:, None]
-    return batch._replace(values=values, times=None, mask=inside & real.any(1, keepdim=True), end=None, numbers=None)
+    return batch._replace(
+        values=values, times=None, mask=inside & real.any(1, keepdim=True), end=None, numbers=None
+    )
 
 
 def _average_numbers(
-    scale: NumberScale, batch: Batch, like: Tensor, places: tuple[Tensor, Tensor, Tensor], kept: Tensor
+    scale: NumberScale,
+    batch: Batch,
+    like: Tensor,
+    places: tuple[Tensor, Tensor, Tensor],
+    kept: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Mean standardised number of each code in each row of time, 0 without any, and 1 where there is one, as `like` [B, T, V].
+    """Mean standardised number of each code in each row of time, 0 without any, and 1 where there
+    is one, as `like` [B, T, V].
 
     `places` [B, N] of the events in it, of which those `kept` [B, N] count.
     """
@@ -98,12 +121,16 @@ def _average_numbers(
 
 
 def get_time_span(config: ModelConfig) -> float:
-    """Unit of time of models of irregular times: `horizon` months; signals: window length in samples."""
+    """Unit of time of models of irregular times: `horizon` months; signals: window length in
+    samples.
+    """
     return float(config.horizon if config.tokenizer == "codes" else config.length)
 
 
 def encode_times(times: Tensor, span: float, width: int) -> Tensor:
-    """[sin(t / s_j), cos(t / s_j)] of times [B, T] -> [B, T, width], s_j = span^(j / (width / 2 - 1)) for j = 0 .. width / 2 - 1."""
+    """[sin(t / s_j), cos(t / s_j)] of times [B, T] -> [B, T, width], s_j = span^(j / (width / 2 -
+    1)) for j = 0 .. width / 2 - 1.
+    """
     half = width // 2
     scales = send_constants([span ** (j / max(half - 1, 1)) for j in range(half)], times)
     angle = times[..., None] / scales
@@ -120,17 +147,29 @@ class TimedRows(NamedTuple):
 
 
 class RowTokenizer(StepTokenizer):
-    """Rows as tokens, of `width` = `target_width` = V: times with events, with the count of each code; timesteps of signals.
+    """Rows as tokens, of `width` = `target_width` = V: times with events, with the count of each
+    code; timesteps of signals.
 
-    A code is observed where it occurs; with `absent` all codes are observed at these times, absent ones as 0. With numbers of events V more
-    channels, no targets, hold the mean standardised number of each code, observed where there is one: `width` = 2 V.
+    A code is observed where it occurs; with `absent` all codes are observed at these times, absent
+    ones as 0. With numbers of events V more channels, no targets, hold the mean standardised number
+    of each code, observed where there is one: `width` = 2 V.
     """
 
     def __init__(self, config: ModelConfig, *, absent: bool = False) -> None:
         self.events = config.tokenizer == "codes"
         if self.events and (config.codes is None or config.codes <= FIRST):
-            raise usage_error(f"{config.codes} codes", f"expected the size of the input vocabulary, above {FIRST}", field="model.codes")
-        super().__init__((config.codes or 0) - FIRST if self.events else 1 if config.channel_independent else config.channels)
+            raise usage_error(
+                f"{config.codes} codes",
+                f"expected the size of the input vocabulary, above {FIRST}",
+                field="model.codes",
+            )
+        super().__init__(
+            (config.codes or 0) - FIRST
+            if self.events
+            else 1
+            if config.channel_independent
+            else config.channels
+        )
         self.absent, self.exact, self.span = absent, config.exact_times, get_time_span(config)
         self.ends = self.events and config.index_day
         self.numbers = NumberScale(config.codes or 0) if self.events and config.numbers else None
@@ -141,8 +180,14 @@ class RowTokenizer(StepTokenizer):
         if self.events:
             return self._group_events(batch)
         values, _, real = super().forward(batch)
-        times = torch.arange(values.shape[1], device=values.device, dtype=values.dtype).expand(values.shape[0], -1)
-        times = times if batch.times is None else torch.where(real, batch.times, 0.0).to(values).cummax(1).values
+        times = torch.arange(values.shape[1], device=values.device, dtype=values.dtype).expand(
+            values.shape[0], -1
+        )
+        times = (
+            times
+            if batch.times is None
+            else torch.where(real, batch.times, 0.0).to(values).cummax(1).values
+        )
         return TimedRows(values, super().find_targets(batch) & real[..., None], times, real)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
@@ -162,13 +207,16 @@ class RowTokenizer(StepTokenizer):
         code, counted, _, times = _read_events(batch)
         month = times if self.exact else times.floor()
         latest = torch.where(counted, month, -1.0).cummax(1).values
-        new = counted & (month > F.pad(latest, (1, 0), value=-1.0)[:, :-1])  # the first event of each time
+        # the first event of each time
+        new = counted & (month > F.pad(latest, (1, 0), value=-1.0)[:, :-1])
         group = (new.cumsum(1) - 1).clamp(min=0)
         counts = new.sum(1)
         most = max(int(counts.max()) + self.ends, 1) if len(counts) else 1
         row = torch.arange(code.shape[0], device=code.device)[:, None].expand_as(code)
         values = times.new_zeros(code.shape[0], most, self.target_width)
-        values.index_put_((row[counted], group[counted], code[counted]), times.new_ones(()), accumulate=True)
+        values.index_put_(
+            (row[counted], group[counted], code[counted]), times.new_ones(()), accumulate=True
+        )
         at = times.new_zeros(code.shape[0], most)
         at[row[new], group[new]] = month[new]
         number = torch.arange(most, device=code.device)

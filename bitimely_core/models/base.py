@@ -1,4 +1,5 @@
-"""Base class of all models: adapter of a data set, final norm and output projection, targets, saving.
+"""Base class of all models: adapter of a data set, final norm and output projection, targets,
+saving.
 
 Legend: B batch, T timesteps, V channels, N tokens, D width, P target width, L layers.
 """
@@ -17,7 +18,15 @@ from bitimely_core.config import ModelConfig
 from bitimely_core.errors import Reason, usage_error
 from bitimely_core.models.adapters import make_grid
 from bitimely_core.models.contract import Direction, Which, config_error
-from bitimely_core.models.tokenizers import FIRST, CodeTokenizer, ConvTokenizer, NumberEmbedding, NumberScale, PatchTokenizer, StepTokenizer
+from bitimely_core.models.tokenizers import (
+    FIRST,
+    CodeTokenizer,
+    ConvTokenizer,
+    NumberEmbedding,
+    NumberScale,
+    PatchTokenizer,
+    StepTokenizer,
+)
 from bitimely_core.registry import models
 from bitimely_core.types import Batch, Encoded
 
@@ -25,7 +34,9 @@ FORMAT = 3  # of config.json; 1 held the settings of all models, 2 had no manife
 
 
 class Adapter(nn.Module):
-    """Tokenizer, input and output projections of a data set. `norm_width`: width of the states that the output reads, None = D."""
+    """Tokenizer, input and output projections of a data set. `norm_width`: width of the states that
+    the output reads, None = D.
+    """
 
     def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
         super().__init__()
@@ -35,28 +46,51 @@ class Adapter(nn.Module):
         if config.tokenizer == "codes":
             if config.channel_independent:
                 raise config_error(
-                    "true for codes", "expected signals: events have no channels", "model.channel_independent", "Leave it out"
+                    "true for codes",
+                    "expected signals: events have no channels",
+                    "model.channel_independent",
+                    "Leave it out",
                 )
             if config.codes is None or config.codes <= FIRST:
-                raise config_error(f"{config.codes} codes", f"expected the size of the input vocabulary, above {FIRST}", "model.codes")
+                raise config_error(
+                    f"{config.codes} codes",
+                    f"expected the size of the input vocabulary, above {FIRST}",
+                    "model.codes",
+                )
             self.tokenizer = CodeTokenizer(config.codes)
             self.embedding = nn.Embedding(self.tokenizer.width, config.dim)
             if config.numbers:
-                with torch.random.fork_rng(devices=[]):  # the other weights do not depend on what is read beside the codes
+                # the other weights do not depend on what is read beside the codes
+                with torch.random.fork_rng(devices=[]):
                     self.numbers = NumberEmbedding(config.codes, config.dim)
         else:
             channels = 1 if config.channel_independent else config.channels
             if config.tokenizer == "patch":
-                self.tokenizer = PatchTokenizer(channels, config.patch, stride=config.stride, crop=config.crop)
+                self.tokenizer = PatchTokenizer(
+                    channels, config.patch, stride=config.stride, crop=config.crop
+                )
             else:
-                self.tokenizer = StepTokenizer(channels) if config.tokenizer == "steps" else ConvTokenizer(channels)
+                self.tokenizer = (
+                    StepTokenizer(channels)
+                    if config.tokenizer == "steps"
+                    else ConvTokenizer(channels)
+                )
             self.embedding = nn.Linear(self.tokenizer.width, config.dim)
-            nn.init.normal_(self.embedding.bias, std=0.02)  # as [SOS] and [EOS]; hidden tokens are embedded as the bias alone
+            # as [SOS] and [EOS]; hidden tokens are embedded as the bias alone
+            nn.init.normal_(self.embedding.bias, std=0.02)
         names = ("next", "previous") if config.output_heads == "separate" else ("next",)
-        self.output = nn.ModuleDict({name: nn.Linear(norm_width or config.dim, self.tokenizer.target_width) for name in names})
+        self.output = nn.ModuleDict(
+            {
+                name: nn.Linear(norm_width or config.dim, self.tokenizer.target_width)
+                for name in names
+            }
+        )
         if models[config.name].facts.family == "attention":
-            looked_up = isinstance(self.embedding, nn.Embedding)  # a map of samples that starts at 0.02 makes every token nearly its bias
-            nn.init.normal_(self.embedding.weight, std=0.02 if looked_up else (3 * self.tokenizer.width) ** -0.5)
+            # a map of samples that starts at 0.02 makes every token nearly its bias
+            looked_up = isinstance(self.embedding, nn.Embedding)
+            nn.init.normal_(
+                self.embedding.weight, std=0.02 if looked_up else (3 * self.tokenizer.width) ** -0.5
+            )
             for module in self.output.values():
                 nn.init.normal_(cast(Tensor, module.weight), std=0.02)
             self._scale_numbers(0.02)
@@ -67,7 +101,9 @@ class Adapter(nn.Module):
             weight.mul_(factor)
 
     def embed(self, tokens: Tensor, numbers: Tensor | None = None) -> Tensor:
-        """Tokens [B, N, F] or ids [B, N] with `numbers` [B, N] -> [B, N, D], pointwise over time."""
+        """Tokens [B, N, F] or ids [B, N] with `numbers` [B, N] -> [B, N, D], pointwise over
+        time.
+        """
         if not isinstance(self.tokenizer, CodeTokenizer):
             return self.embedding(tokens)
         x = self.embedding((tokens - FIRST + 1).clamp(min=0))
@@ -76,15 +112,21 @@ class Adapter(nn.Module):
     @property
     def blank(self) -> Tensor:
         """The learned vector [D] at hidden positions: the embedding of zeros (codes: of [MASK])."""
-        return self.embedding.weight[0] if isinstance(self.embedding, nn.Embedding) else self.embedding.bias
+        return (
+            self.embedding.weight[0]
+            if isinstance(self.embedding, nn.Embedding)
+            else self.embedding.bias
+        )
 
 
 class Model(nn.Module):
-    """Base class of models. A subclass adds `forward(batch, *, directions=None, hide=None, attention=False) -> Encoded`.
+    """Base class of models. A subclass adds `forward(batch, *, directions=None, hide=None,
+    attention=False) -> Encoded`.
 
     Attributes:
         config: all dimensions and switches.
-        target_scale: float32 scalar; Var(target), for codes the unigram entropy in nats, of the training split; NaN until measured.
+        target_scale: float32 scalar; Var(target), for codes the unigram entropy in nats, of the
+            training split; NaN until measured.
         pooled_width: width of the native sequence vector `Encoded.pooled`, None if there is none.
         adapter_type: class of its adapters.
         penalty: term that the last training forward pass adds to a supervised loss, or None.
@@ -100,17 +142,24 @@ class Model(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.grid_numbers = NumberScale(config.codes or 0) if config.numbers and config.events == "grid" else None
+        self.grid_numbers = (
+            NumberScale(config.codes or 0) if config.numbers and config.events == "grid" else None
+        )
         self.adapter = self.adapter_type(config, self.norm_width)
         self.others = nn.ModuleList(
-            self.adapter_type(config.model_copy(update={"channels": channels}), self.norm_width) for channels in config.others
+            self.adapter_type(config.model_copy(update={"channels": channels}), self.norm_width)
+            for channels in config.others
         )
-        self.norms = nn.ModuleDict({name: nn.LayerNorm(self.norm_width) for name in self.adapter.output})
+        self.norms = nn.ModuleDict(
+            {name: nn.LayerNorm(self.norm_width) for name in self.adapter.output}
+        )
         self.register_buffer("target_scale", torch.tensor(torch.nan))
 
     def __call__(self, batch: Batch | Tensor | Mapping[str, Tensor], **options: Any) -> Encoded:
         """As `forward`, of whatever `to_batch` reads."""
-        encoded: Encoded = super().__call__(to_batch(batch, next(self.parameters()).dtype), **options)
+        encoded: Encoded = super().__call__(
+            to_batch(batch, next(self.parameters()).dtype), **options
+        )
         return encoded
 
     @property
@@ -139,16 +188,32 @@ class Model(nn.Module):
         return cast(Adapter, self.others[at - 1]) if at else self.adapter
 
     def expand_channels(self, batch: Batch) -> Batch:
-        """The input of the model: events as configured; one row per channel, [B, T, V] -> [B * V, T, 1], if channel-independent."""
+        """The input of the model: events as configured; one row per channel, [B, T, V] -> [B * V,
+        T, 1], if channel-independent.
+        """
         if self.config.codes is not None and batch.values.dim() == 2:
             batch = batch if self.config.index_day else batch._replace(end=None)
-            batch = batch if self.config.exact_times or batch.times is None else batch._replace(times=batch.times.floor())
-        if self.config.events == "grid" and self.config.codes is not None and batch.values.dim() == 2:
+            batch = (
+                batch
+                if self.config.exact_times or batch.times is None
+                else batch._replace(times=batch.times.floor())
+            )
+        if (
+            self.config.events == "grid"
+            and self.config.codes is not None
+            and batch.values.dim() == 2
+        ):
             batch = make_grid(batch, self.config.codes, self.config.horizon, self.grid_numbers)
         if not self.config.channel_independent or batch.values.shape[-1] == 1:
             return batch
         rows, steps, channels = batch.values.shape
-        mask = None if batch.mask is None else batch.mask if batch.mask.dim() == 3 else batch.mask[..., None].expand_as(batch.values)
+        mask = (
+            None
+            if batch.mask is None
+            else batch.mask
+            if batch.mask.dim() == 3
+            else batch.mask[..., None].expand_as(batch.values)
+        )
         return Batch(
             values=batch.values.transpose(1, 2).reshape(rows * channels, steps, 1),
             times=None if batch.times is None else batch.times.repeat_interleave(channels, 0),
@@ -156,8 +221,12 @@ class Model(nn.Module):
         )
 
     def output(self, hidden: Tensor, which: Which = "next", batch: Batch | None = None) -> Tensor:
-        """Final norm and output projection of the data set of `batch` (None: the first): states [..., D] -> predictions [..., P] (codes: logits)."""
-        return self.adapter_of(batch).output[which if which in self.norms else "next"](self.norm(hidden, which))
+        """Final norm and output projection of the data set of `batch` (None: the first): states
+        [..., D] -> predictions [..., P] (codes: logits).
+        """
+        return self.adapter_of(batch).output[which if which in self.norms else "next"](
+            self.norm(hidden, which)
+        )
 
     @torch.no_grad()
     def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -175,13 +244,17 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def measure(self, batches: Iterable[Batch]) -> float:
-        """Var(target) around the mean of each target dimension over `batches`; codes: unigram entropy in nats, of sets the mean binary entropy."""
+        """Var(target) around the mean of each target dimension over `batches`; codes: unigram
+        entropy in nats, of sets the mean binary entropy.
+        """
         zero = torch.zeros((), dtype=torch.float64)
         count = total = zero
-        sums: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # per data set: target dimensions differ
+        # per data set: target dimensions differ
+        sums: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         tokenizer = self.adapter.tokenizer
         for batch in batches:
-            target, valid = (part.cpu() for part in self.targets(batch))  # some devices have no float64
+            # some devices have no float64
+            target, valid = (part.cpu() for part in self.targets(batch))
             if isinstance(tokenizer, CodeTokenizer):
                 if self.config.ties == "group":
                     sets = tokenizer.sets(batch)[0].cpu()
@@ -192,49 +265,84 @@ class Model(nn.Module):
             target = torch.where(valid, target, 0.0).double().flatten(0, 1)
             at = 0 if batch.source is None else int(batch.source[0])
             added = (valid.flatten(0, 1).sum(0), target.sum(0), target.square().sum(0))
-            sums[at] = cast(tuple[Tensor, Tensor, Tensor], tuple(a + b for a, b in zip(sums.get(at, (zero,) * 3), added, strict=True)))
+            sums[at] = cast(
+                tuple[Tensor, Tensor, Tensor],
+                tuple(a + b for a, b in zip(sums.get(at, (zero,) * 3), added, strict=True)),
+            )
         if isinstance(tokenizer, CodeTokenizer) and self.config.ties == "group":
             return float(bernoulli_entropy(total / count).mean())
         if isinstance(tokenizer, CodeTokenizer):
             return float(torch.special.entr(total / total.sum()).sum())
-        within = torch.stack([(square - total.square() / count.clamp(min=1)).sum() for count, total, square in sums.values()])
-        return float(within.sum() / torch.stack([count.sum() for count, _, _ in sums.values()]).sum())
+        within = torch.stack(
+            [
+                (square - total.square() / count.clamp(min=1)).sum()
+                for count, total, square in sums.values()
+            ]
+        )
+        return float(
+            within.sum() / torch.stack([count.sum() for count, _, _ in sums.values()]).sum()
+        )
 
     def select_adapter(self, source: int) -> None:
         """After a joint pre-training: keep only the adapter of data set `source`."""
         if source:
             self.adapter = cast(Adapter, self.others[source - 1])
-            self.config = self.config.model_copy(update={"channels": self.config.others[source - 1]})
+            self.config = self.config.model_copy(
+                update={"channels": self.config.others[source - 1]}
+            )
         self.others = nn.ModuleList()
         self.config = self.config.model_copy(update={"others": ()})
 
     @torch.no_grad()
-    def reset_adapter(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
-        """Adapt to another data set: a new adapter if the number of channels (or codes) differs; trunk, [SOS], [EOS] and final norm stay.
+    def reset_adapter(
+        self, channels: int, length: int, codes: int | None = None, *, renew: bool = False
+    ) -> list[str]:
+        """Adapt to another data set: a new adapter if the number of channels (or codes) differs;
+        trunk, [SOS], [EOS] and final norm stay.
 
-        `channels` V and windows of `length` T, or the vocabulary of `codes`; `renew` replaces the adapter even for the same number of
-        codes. Returns the names of the randomly initialised parameters.
+        `channels` V and windows of `length` T, or the vocabulary of `codes`; `renew` replaces the
+        adapter even for the same number of codes. Returns the names of the randomly initialised
+        parameters.
         """
         old, fresh = self.config, []
         self.others = nn.ModuleList()
-        changes = {"channels": channels, "length": length, "codes": old.codes if codes is None else codes, "others": ()}
+        changes = {
+            "channels": channels,
+            "length": length,
+            "codes": old.codes if codes is None else codes,
+            "others": (),
+        }
         self.config = old.model_copy(update=changes)
-        if not (old.channels == channels or old.channel_independent) or old.codes != self.config.codes or (renew and old.codes):
+        if (
+            not (old.channels == channels or old.channel_independent)
+            or old.codes != self.config.codes
+            or (renew and old.codes)
+        ):
             like = next(self.parameters())
-            self.adapter = self.adapter_type(self.config, self.norm_width).to(like.device, like.dtype)
-            self.grid_numbers = None if self.grid_numbers is None else NumberScale(self.config.codes or 0).to(like.device)
+            self.adapter = self.adapter_type(self.config, self.norm_width).to(
+                like.device, like.dtype
+            )
+            self.grid_numbers = (
+                None
+                if self.grid_numbers is None
+                else NumberScale(self.config.codes or 0).to(like.device)
+            )
             self.target_scale.fill_(torch.nan)
             fresh = [f"adapter.{name}" for name, _ in self.adapter.named_parameters()]
         return fresh + self._fit_length(old.length)
 
     def fit_numbers(self, moments: Mapping[int, tuple[float, float]]) -> None:
-        """Standardise numbers of events by mean and standard deviation of each id; a model that has moments keeps its own."""
+        """Standardise numbers of events by mean and standard deviation of each id; a model that has
+        moments keeps its own.
+        """
         for part in self.modules():
             if isinstance(part, NumberScale) and bool(part.mean.isnan().all()):
                 part.fit(moments)
 
     def _fit_length(self, before: int) -> list[str]:
-        """Adapt what depends on the length of the windows, which was `before`; the names of the randomly initialised parameters."""
+        """Adapt what depends on the length of the windows, which was `before`; the names of the
+        randomly initialised parameters.
+        """
         return []
 
     def save(self, folder: str | Path) -> None:
@@ -242,19 +350,29 @@ class Model(nn.Module):
         write_model(folder, self, self.describe())
 
     def describe(self) -> dict[str, Any]:
-        """Contents of `config.json`: format version, configuration as plain values, convention of the rotation."""
+        """Contents of `config.json`: format version, configuration as plain values, convention of
+        the rotation.
+        """
         model = self.config.model_dump(mode="json", by_alias=True)
         return {"format_version": FORMAT, "model": model, "rotary_convention": "absolute-forward"}
 
 
-def to_batch(rows: Batch | Tensor | Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Batch:
-    """A batch with samples in `dtype`, from one; its fields by name; or values alone, [B, T, V] or [B, T], of which NaN are missing."""
+def to_batch(
+    rows: Batch | Tensor | Mapping[str, Tensor], dtype: torch.dtype | None = None
+) -> Batch:
+    """A batch with samples in `dtype`, from one; its fields by name; or values alone, [B, T, V] or
+    [B, T], of which NaN are missing.
+    """
     if not isinstance(rows, Tensor):
         batch = rows if isinstance(rows, Batch) else Batch(**rows)
     else:
         values = rows[..., None] if rows.dim() == 2 and rows.is_floating_point() else rows
         missing = values.isnan()
-        batch = Batch(values.masked_fill(missing, 0.0), mask=~missing) if bool(missing.any()) else Batch(values)
+        batch = (
+            Batch(values.masked_fill(missing, 0.0), mask=~missing)
+            if bool(missing.any())
+            else Batch(values)
+        )
     if dtype is None:
         return batch
     values = batch.values if batch.values.dim() == 2 else batch.values.to(dtype)
@@ -268,9 +386,14 @@ def write_model(folder: str | Path, module: nn.Module, values: dict[str, Any]) -
     from bitimely_core import storage
     from bitimely_core.records import write_results
 
-    data = save({name: weight.detach().cpu().contiguous() for name, weight in module.state_dict().items()})
+    data = save(
+        {name: weight.detach().cpu().contiguous() for name, weight in module.state_dict().items()}
+    )
 
-    write_results(Path(folder), {"model.safetensors": data, "config.json": storage.encode_json(values) + b"\n"})
+    write_results(
+        Path(folder),
+        {"model.safetensors": data, "config.json": storage.encode_json(values) + b"\n"},
+    )
 
 
 def bernoulli_entropy(share: Tensor) -> Tensor:
@@ -278,14 +401,18 @@ def bernoulli_entropy(share: Tensor) -> Tensor:
     return torch.special.entr(share) + torch.special.entr(1 - share)
 
 
-def extend_positions(positions: Tensor, count: int, draw: Callable[[int, int], Tensor]) -> nn.Parameter:
+def extend_positions(
+    positions: Tensor, count: int, draw: Callable[[int, int], Tensor]
+) -> nn.Parameter:
     """Learned positions [N, D] cut to `count`, or continued by random ones from `draw`."""
     more = draw(max(0, count - len(positions)), positions.shape[1]).to(positions)
     return nn.Parameter(torch.cat((positions.detach(), more))[:count])
 
 
 def require_learned_positions(count: int, learned: int, what: str = "positions") -> None:
-    """Raises UserError (shapes_differ, exit 2) if `count` exceeds the number of learned positions."""
+    """Raises UserError (shapes_differ, exit 2) if `count` exceeds the number of learned
+    positions.
+    """
     if count > learned:
         raise usage_error(
             f"{count} {what}",
@@ -296,7 +423,9 @@ def require_learned_positions(count: int, learned: int, what: str = "positions")
 
 
 def standardise_tokens(tokens: Tensor, real: Tensor) -> Tensor:
-    """Detached tokens as targets, each channel standardised over the real tokens of the batch to fix the scale of the loss."""
+    """Detached tokens as targets, each channel standardised over the real tokens of the batch to
+    fix the scale of the loss.
+    """
     tokens = tokens.detach()
     weight = real[..., None] / real.sum().clamp(min=1)
     centred = tokens - (tokens * weight).sum((0, 1))

@@ -1,4 +1,6 @@
-"""What all models agree on: the directions in which a layer reads, the two predictions, and the errors of settings that do not fit together."""
+"""What all models agree on: the directions in which a layer reads, the two predictions, and the
+errors of settings that do not fit together.
+"""
 
 from __future__ import annotations
 
@@ -19,4 +21,9 @@ def config_error(problem: str, requirement: str, field: str, hint: str = "") -> 
 
 def objective_error(config: ModelConfig, problem: str, requirement: str) -> UserError:
     """An objective that asks for what a model cannot do (config, exit 2)."""
-    return config_error(problem, requirement, "objective.name", f"Use the objective {models[config.name].facts.objective}")
+    return config_error(
+        problem,
+        requirement,
+        "objective.name",
+        f"Use the objective {models[config.name].facts.objective}",
+    )

@@ -1,7 +1,8 @@
 """Convolutions in float32 on the CPU, whatever autocast wants.
 
-oneDNN's convolutions in bfloat16 are wrong on processors with AMX for some shapes, without a word: torch 2.13, kernel 8, 8 channels, 9 timesteps are off
-by the size of the result (https://github.com/pytorch/pytorch/issues/169688 is a case of it).
+oneDNN's convolutions in bfloat16 are wrong on processors with AMX for some shapes, without a word:
+torch 2.13, kernel 8, 8 channels, 9 timesteps are off by the size of the result
+(https://github.com/pytorch/pytorch/issues/169688 is a case of it).
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ import torch
 from torch import Tensor, nn
 
 
-def convolve(function: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None = None, **options: Any) -> Tensor:
+def convolve(
+    function: Callable[..., Tensor],
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    **options: Any,
+) -> Tensor:
     """`function`, F.conv1d or F.conv2d, of a signal and its weights."""
     if not (x.device.type == "cpu" and torch.is_autocast_enabled("cpu")):
         return function(x, weight, bias, **options)

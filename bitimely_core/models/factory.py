@@ -1,4 +1,6 @@
-"""Models by name or configuration, randomly initialised or from a folder; their numbers of parameters."""
+"""Models by name or configuration, randomly initialised or from a folder; their numbers of
+parameters.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from bitimely_core.models.base import FORMAT, Model
 from bitimely_core.records import ResultManifest, check_result, read_result
 from bitimely_core.system_errors import raise_system_error
 
-DEFAULT_SHAPES: dict[str, dict[str, Any]] = {  # shapes of the paper's pre-training data; PopHR: 47 PheCodes and 5 special ids
+# shapes of the paper's pre-training data; PopHR: 47 PheCodes and 5 special ids
+DEFAULT_SHAPES: dict[str, dict[str, Any]] = {
     "18m": {"channels": 7, "length": 3000},
     "7.5m": {"channels": 12, "length": 5000},
     "7.5m-regression": {"channels": 12, "length": 5000},
@@ -35,26 +38,33 @@ DEFAULT_SHAPES: dict[str, dict[str, Any]] = {  # shapes of the paper's pre-train
 }
 
 
-def build(name: str, *, preset: str | None = None, channels: int = 1, length: int = 3000, **overrides: Any) -> Model:
+def build(
+    name: str, *, preset: str | None = None, channels: int = 1, length: int = 3000, **overrides: Any
+) -> Model:
     """A randomly initialised model, from torch's global generator.
 
     Args:
         name: a registered model, for instance `bitimelygpt`.
-        preset: `18m`, `7.5m`, `7.5m-regression`, `3.8m-ecg`, `3m` or `tiny`; the section of the model's family gives the dimensions.
+        preset: `18m`, `7.5m`, `7.5m-regression`, `3.8m-ecg`, `3m` or `tiny`; the section of the
+            model's family gives the dimensions.
         channels: V of the windows.
         length: T of the windows; only learned positions and readout `flatten` depend on it.
-        overrides: fields of `ModelConfig`, for instance `layers=2`, `tokenizer="patch"`; events need `codes`, the size of the input
-            vocabulary.
+        overrides: fields of `ModelConfig`, for instance `layers=2`, `tokenizer="patch"`; events
+            need `codes`, the size of the input vocabulary.
 
     Raises:
         UserError: unknown name or preset, or invalid settings (exit 2).
     """
     entry = registry.models[name]
-    return from_config(build_model_config(entry.name, preset, channels=channels, length=length, **overrides))
+    return from_config(
+        build_model_config(entry.name, preset, channels=channels, length=length, **overrides)
+    )
 
 
 def from_config(config: ModelConfig) -> Model:
-    """A randomly initialised model of a configuration. Raises UserError (config, exit 2) for unknown settings."""
+    """A randomly initialised model of a configuration. Raises UserError (config, exit 2) for
+    unknown settings.
+    """
     kind = find_model_config(config.name)
     own = config if isinstance(config, kind) else validate(kind, config.model_dump(by_alias=True))
     model: Model = registry.models[config.name](configure_events(own))
@@ -73,7 +83,9 @@ def count_configured(config: ModelConfig) -> int:
 
 
 def default_shape(preset: str) -> dict[str, Any]:
-    """Channels and length (events: vocabulary size) of the data of a preset, to count parameters without data."""
+    """Channels and length (events: vocabulary size) of the data of a preset, to count parameters
+    without data.
+    """
     return dict(DEFAULT_SHAPES.get(preset, {}))
 
 
@@ -88,10 +100,12 @@ def match_parameters(
     person: bool = True,
     numbers: bool | None = None,
 ) -> dict[str, Any]:
-    """The widths at which model `name` comes closest to the parameter count of BiTimelyGPT at `preset` (`--budget matched`).
+    """The widths at which model `name` comes closest to the parameter count of BiTimelyGPT at
+    `preset` (`--budget matched`).
 
-    Layers and heads stay. The width is a multiple of 2 x heads and the other widths keep their ratio to it; if the count is still more than
-    5 % off, the feed-forward width is adjusted. The result includes `ModelFacts.budget_changes`.
+    Layers and heads stay. The width is a multiple of 2 x heads and the other widths keep their
+    ratio to it; if the count is still more than 5 % off, the feed-forward width is adjusted. The
+    result includes `ModelFacts.budget_changes`.
     """
     entry = registry.models[name]
     data = {
@@ -108,12 +122,18 @@ def match_parameters(
     base = base.model_copy(update=first)
 
     def widths(dim: int) -> dict[str, int]:
-        return {"dim": dim, "value_dim": base.value_dim * dim // base.dim, "ffn_dim": base.ffn_dim * dim // base.dim}
+        return {
+            "dim": dim,
+            "value_dim": base.value_dim * dim // base.dim,
+            "ffn_dim": base.ffn_dim * dim // base.dim,
+        }
 
     def size(dim: int) -> int:
         return count_configured(base.model_copy(update=widths(dim)))
 
-    step = entry.facts.step or 2 * (base.heads if "heads" in load_preset(preset).get(entry.facts.family, {}) else 1)
+    step = entry.facts.step or 2 * (
+        base.heads if "heads" in load_preset(preset).get(entry.facts.family, {}) else 1
+    )
     low, high = 1, 2
     while size(high * step) < goal:
         low, high = high, 2 * high
@@ -122,21 +142,31 @@ def match_parameters(
         low, high = (middle, high) if size(middle * step) < goal else (low, middle)
     chosen = widths(min((low * step, high * step), key=lambda dim: abs(size(dim) - goal)))
     now = count_configured(base.model_copy(update=chosen))
-    if abs(now / goal - 1) > 0.05:  # the steps of the width are too coarse (raindrop: one width per channel)
-        one = count_configured(base.model_copy(update={**chosen, "ffn_dim": chosen["ffn_dim"] + 1})) - now
+    # the steps of the width are too coarse (raindrop: one width per channel)
+    if abs(now / goal - 1) > 0.05:
+        one = (
+            count_configured(base.model_copy(update={**chosen, "ffn_dim": chosen["ffn_dim"] + 1}))
+            - now
+        )
         chosen["ffn_dim"] = max(1, chosen["ffn_dim"] + (round((goal - now) / one) if one else 0))
     return {**first, **chosen}
 
 
 def load(folder: str | Path) -> Model:
-    """The model that `Model.save` wrote into `folder`, in eval mode; of a fine-tuned model without its head.
+    """The model that `Model.save` wrote into `folder`, in eval mode; of a fine-tuned model without
+    its head.
 
     Raises:
-        UserError: a file is missing (exit 2) or damaged (exit 5), or the weights do not match config.json (exit 5).
+        UserError: a file is missing (exit 2) or damaged (exit 5), or the weights do not match
+            config.json (exit 5).
     """
     stored, weights = read_model(folder)
     if "head" in stored:
-        weights = {key.removeprefix("model."): weight for key, weight in weights.items() if key.startswith("model.")}
+        weights = {
+            key.removeprefix("model."): weight
+            for key, weight in weights.items()
+            if key.startswith("model.")
+        }
     model = from_config(read_config(stored, folder))
     load_weights(model, weights, Path(folder) / "model.safetensors")
     return model.eval()
@@ -161,8 +191,14 @@ def read_model(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         ) from error
     except (OSError, SafetensorError, ValueError, RecursionError) as error:
         raise_system_error(error, folder)
-        raise integrity_error(str(folder), f"damaged ({safe_text(str(error))})", hint="Restore it from a copy") from error
-    if not isinstance(stored, dict) or stored.get("format_version") not in {1, 2, FORMAT} or not isinstance(stored.get("model"), dict):
+        raise integrity_error(
+            str(folder), f"damaged ({safe_text(str(error))})", hint="Restore it from a copy"
+        ) from error
+    if (
+        not isinstance(stored, dict)
+        or stored.get("format_version") not in {1, 2, FORMAT}
+        or not isinstance(stored.get("model"), dict)
+    ):
         found = safe_text(stored.get("format_version")) if isinstance(stored, dict) else "no object"
         raise UserError(
             Reason.UNSUPPORTED_FORMAT,
@@ -173,23 +209,40 @@ def read_model(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             exit_code=Exit.INTEGRITY,
         )
     if stored["format_version"] == FORMAT and ResultManifest.find(path.parent) is None:
-        raise integrity_error(str(path.with_name("manifest.json")), "is missing", "expected the checksums of this folder", "Restore a copy")
+        raise integrity_error(
+            str(path.with_name("manifest.json")),
+            "is missing",
+            "expected the checksums of this folder",
+            "Restore a copy",
+        )
     return (upgrade_settings(stored) if stored["format_version"] == 1 else stored), weights
 
 
 def read_config(stored: dict[str, Any], folder: str | Path) -> ModelConfig:
-    """The configuration in the `config.json` of a saved model. Raises UserError (config, unknown_name, exit 2)."""
+    """The configuration in the `config.json` of a saved model. Raises UserError (config,
+    unknown_name, exit 2).
+    """
     return validate(
-        find_model_config(str(stored["model"].get("name"))), fill_event_settings(stored["model"]), str(Path(folder) / "config.json")
+        find_model_config(str(stored["model"].get("name"))),
+        fill_event_settings(stored["model"]),
+        str(Path(folder) / "config.json"),
     )
 
 
 def load_weights(module: nn.Module, weights: dict[str, Tensor], file: Path) -> None:
-    """Load all weights. Raises UserError (shapes_differ, exit 5) that names missing, unexpected and misshapen ones."""
+    """Load all weights. Raises UserError (shapes_differ, exit 5) that names missing, unexpected and
+    misshapen ones.
+    """
     own = module.state_dict()
-    wrong = [f"{key} is missing" for key in own.keys() - weights.keys()] + [f"{key} is unexpected" for key in weights.keys() - own.keys()]
+    wrong = [f"{key} is missing" for key in own.keys() - weights.keys()] + [
+        f"{key} is unexpected" for key in weights.keys() - own.keys()
+    ]
     both = own.keys() & weights.keys()
-    wrong += [f"{key} is {list(weights[key].shape)} for {list(own[key].shape)}" for key in both if own[key].shape != weights[key].shape]
+    wrong += [
+        f"{key} is {list(weights[key].shape)} for {list(own[key].shape)}"
+        for key in both
+        if own[key].shape != weights[key].shape
+    ]
     if wrong:
         raise UserError(
             Reason.SHAPES_DIFFER,

@@ -1,4 +1,5 @@
-"""Layers that read a sequence in a given direction: retention, softmax attention, feed-forward networks, and the layer that joins them.
+"""Layers that read a sequence in a given direction: retention, softmax attention, feed-forward
+networks, and the layer that joins them.
 
 Legend: B batch, M positions, D width, H heads, K key width of a head, W value width of a head.
 """
@@ -30,15 +31,26 @@ from bitimely_core.ops.rotary import rotate, xpos
 class BidirectionalConfig(ModelConfig):
     """Settings of models whose layers read in given directions."""
 
-    clock: Literal["time", "index"] = Field("time", description="Clock of events: months, or positions alone (a control for the times).")
+    clock: Literal["time", "index"] = Field(
+        "time", description="Clock of events: months, or positions alone (a control for the times)."
+    )
 
 
 class Decay(Section):
-    """The decay of the retention heads (method.md 1.4). `from`, `to`: gamma = 1 - 1/x, log-spaced over the heads."""
+    """The decay of the retention heads (method.md 1.4). `from`, `to`: gamma = 1 - 1/x, log-spaced
+    over the heads.
+    """
 
     model_config = ConfigDict(populate_by_name=True)
-    kind: Literal["log", "retnet", "half-life", "learnable"] = Field("log", description="Law of gamma over the heads.")
-    start: float = Field(32.0, alias="from", gt=1, description="First head, gamma = 1 - 1 / from; kinds log and learnable.")
+    kind: Literal["log", "retnet", "half-life", "learnable"] = Field(
+        "log", description="Law of gamma over the heads."
+    )
+    start: float = Field(
+        32.0,
+        alias="from",
+        gt=1,
+        description="First head, gamma = 1 - 1 / from; kinds log and learnable.",
+    )
     end: float = Field(512.0, alias="to", gt=1, description="Last head.")
     months: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = Field(
         (6.0, 24.0, 96.0, 384.0), description="Half-lives, for kind half-life."
@@ -49,14 +61,26 @@ class StackConfig(BidirectionalConfig):
     """Settings of the retention models."""
 
     decay: Decay = Field(Decay(), description="Decay of the heads.")
-    retention_norm: Literal["group", "rms"] = Field("group", description="Norm of the retention of each head and token.")
+    retention_norm: Literal["group", "rms"] = Field(
+        "group", description="Norm of the retention of each head and token."
+    )
     xpos_scale: bool = Field(False, description="Scale of xPos in the rotation.")
-    rotary: Literal["index", "time"] = Field("index", description="Rotation by position, or by the months of events.")
-    temporal_conv: Literal["off", "causal"] = Field("off", description="TimelyGPT's convolution module.")
-    temporal_norm: Literal["batch", "layer"] = Field("batch", description="Norm within the convolution module.")
-    form: Literal["auto", "parallel", "chunkwise", "recurrent"] = Field("auto", description="How retention is computed.")
+    rotary: Literal["index", "time"] = Field(
+        "index", description="Rotation by position, or by the months of events."
+    )
+    temporal_conv: Literal["off", "causal"] = Field(
+        "off", description="TimelyGPT's convolution module."
+    )
+    temporal_norm: Literal["batch", "layer"] = Field(
+        "batch", description="Norm within the convolution module."
+    )
+    form: Literal["auto", "parallel", "chunkwise", "recurrent"] = Field(
+        "auto", description="How retention is computed."
+    )
     chunk: int = Field(64, ge=1, description="Tokens of a chunk.")
-    core_precision: Literal["fp32", "bf16"] = Field("fp32", description="Precision of the retention core; set by train.core_precision.")
+    core_precision: Literal["fp32", "bf16"] = Field(
+        "fp32", description="Precision of the retention core; set by train.core_precision."
+    )
 
     def leak_conditions(self) -> tuple[str, ...]:
         """As `ModelConfig.leak_conditions`; batch norm over time adds one."""
@@ -70,16 +94,33 @@ class Carry:
     state: State | None = None  # of the retention
     past: Tensor | None = None  # [B, D, width - 1], of the convolution module
 
-    def retain(self, q: Tensor, k: Tensor, v: Tensor, *, log_decay: Tensor, scaled: bool, **options: Unpack[RetentionOptions]) -> Tensor:
-        """`retention` behind the pieces before; `scaled` by xPos from the first position of the piece on: the state moves to the next one's."""
+    def retain(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        log_decay: Tensor,
+        scaled: bool,
+        **options: Unpack[RetentionOptions],
+    ) -> Tensor:
+        """`retention` behind the pieces before; `scaled` by xPos from the first position of the
+        piece on: the state moves to the next one's.
+        """
         options["state"] = self.state
         o, state = retention(q, k, v, log_decay=log_decay, return_state=True, **options)
-        memory = xpos(state.memory.mT, torch.tensor([q.shape[1]]), "forward", key=False, origin=0.0).mT if scaled else state.memory
+        memory = (
+            xpos(state.memory.mT, torch.tensor([q.shape[1]]), "forward", key=False, origin=0.0).mT
+            if scaled
+            else state.memory
+        )
         self.state = state._replace(memory=memory)
         return o
 
     def prepend(self, y: Tensor, count: int) -> Tensor:
-        """Positions y [B, D, M] behind the `count` positions before, which are 0 before the first."""
+        """Positions y [B, D, M] behind the `count` positions before, which are 0 before the
+        first.
+        """
         past = y.new_zeros(*y.shape[:2], count) if self.past is None else self.past
         y = torch.cat((past, y), -1)
         self.past = y[..., -count:].clone()
@@ -102,11 +143,19 @@ def log_decays(config: StackConfig) -> Tensor:
     decay, heads = config.decay, config.heads
     if decay.kind == "half-life":
         if len(decay.months) != heads:
-            raise config_error(f"{len(decay.months)} half-lives", f"expected one per head, {heads}", "model.decay.months")
+            raise config_error(
+                f"{len(decay.months)} half-lives",
+                f"expected one per head, {heads}",
+                "model.decay.months",
+            )
         return -math.log(2) / torch.tensor(decay.months, dtype=torch.float64)
     if decay.kind == "retnet":
         return torch.log1p(-(2.0 ** (-5.0 - torch.arange(heads, dtype=torch.float64))))
-    return torch.log1p(-torch.exp(torch.linspace(-math.log(decay.start), -math.log(decay.end), heads, dtype=torch.float64)))
+    return torch.log1p(
+        -torch.exp(
+            torch.linspace(-math.log(decay.start), -math.log(decay.end), heads, dtype=torch.float64)
+        )
+    )
 
 
 def _apply_linear(linear: nn.Linear, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
@@ -115,7 +164,8 @@ def _apply_linear(linear: nn.Linear, x: Tensor, weights: Sequence[Tensor]) -> Te
 
 
 class Retention(nn.Module):
-    """Multi-head retention with rotation and decay (paper Eq. 3, 4, 8, 10): W_O( SiLU(x W_G) * norm(Ret(x)) ), no biases.
+    """Multi-head retention with rotation and decay (paper Eq. 3, 4, 8, 10): W_O( SiLU(x W_G) *
+    norm(Ret(x)) ), no biases.
 
     The norm is per head and token, after the sum over keys, and does not mix time.
     """
@@ -127,11 +177,15 @@ class Retention(nn.Module):
         self.config = config
         dim, values = config.dim, config.value_dim
         self.query, self.key = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
-        self.value, self.gate = nn.Linear(dim, values, bias=False), nn.Linear(dim, values, bias=False)
+        self.value, self.gate = (
+            nn.Linear(dim, values, bias=False),
+            nn.Linear(dim, values, bias=False),
+        )
         self.out = nn.Linear(values, dim, bias=False)
         decays = log_decays(config)
         if config.decay.kind == "learnable":
-            self.logit = nn.Parameter((decays.exp() / -torch.expm1(decays)).log().float())  # gamma = sigmoid(logit)
+            # gamma = sigmoid(logit)
+            self.logit = nn.Parameter((decays.exp() / -torch.expm1(decays)).log().float())
         else:
             self.register_buffer("log_decay", decays.float())
 
@@ -142,31 +196,60 @@ class Retention(nn.Module):
 
     def list_weights(self) -> list[list[Tensor]]:
         """Those of one input together, as `forward` takes them joined."""
-        return [[linear.weight for linear in (self.query, self.key, self.value, self.gate)], [self.out.weight]]
+        return [
+            [linear.weight for linear in (self.query, self.key, self.value, self.gate)],
+            [self.out.weight],
+        ]
 
     def forward(
-        self, x: Tensor, places: Positions, direction: Direction, *, attention: bool = False, weights: Sequence[Tensor] = ()
+        self,
+        x: Tensor,
+        places: Positions,
+        direction: Direction,
+        *,
+        attention: bool = False,
+        weights: Sequence[Tensor] = (),
     ) -> tuple[Tensor, Tensor | None]:
-        """[B, M, D] -> [B, M, D] and the map R [B, H, M, M] on request; `weights`: those of `list_weights`, joined."""
+        """[B, M, D] -> [B, M, D] and the map R [B, H, M, M] on request; `weights`: those of
+        `list_weights`, joined.
+        """
         config = self.config
         if weights:
-            q, k, v, gate = F.linear(x, weights[0]).split([len(weight) for weight in self.list_weights()[0]], -1)
+            q, k, v, gate = F.linear(x, weights[0]).split(
+                [len(weight) for weight in self.list_weights()[0]], -1
+            )
         else:
             q, k, v, gate = (linear(x) for linear in (self.query, self.key, self.value, self.gate))
         q, k, v = (part.unflatten(-1, (config.heads, -1)) for part in (q, k, v))
         if places.rotation is None or attention:
             q, k = rotate(q, places.positions), rotate(k, places.positions)
         if config.xpos_scale:
-            index = torch.arange(x.shape[1])  # on the host, where their range is checked without a wait
+            # on the host, where their range is checked without a wait
+            index = torch.arange(x.shape[1])
             origin = None if places.carry is None else 0.0
-            q, k = (xpos(x, index, direction, key=key, origin=origin) for x, key in ((q, False), (k, True)))  # type: ignore[arg-type]
+            q, k = (
+                xpos(x, index, direction, key=key, origin=origin)  # type: ignore[arg-type]
+                for x, key in ((q, False), (k, True))
+            )
         ties: Literal["index", "group"] = "group" if config.ties == "group" else "index"
         if attention:
-            maps = retention_matrix(q, k, log_decay=self.decays, times=places.times, mask=places.keep, direction=direction, ties=ties)
+            maps = retention_matrix(
+                q,
+                k,
+                log_decay=self.decays,
+                times=places.times,
+                mask=places.keep,
+                direction=direction,
+                ties=ties,
+            )
             o = torch.einsum("bhnm,bmhw->bnhw", maps, v)
         else:
             maps = None
-            read = retention if places.carry is None else partial(places.carry.retain, scaled=config.xpos_scale)
+            read = (
+                retention
+                if places.carry is None
+                else partial(places.carry.retain, scaled=config.xpos_scale)
+            )
             o = read(
                 q,
                 k,
@@ -186,28 +269,47 @@ class Retention(nn.Module):
 
 
 class Attention(nn.Module):
-    """Softmax attention of GPT-2 with biases; masked pairs get -inf before the softmax (paper Eq. 1, 2; its product would leave a logit of 0)."""
+    """Softmax attention of GPT-2 with biases; masked pairs get -inf before the softmax (paper Eq.
+    1, 2; its product would leave a logit of 0).
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.heads, self.dropout = config.heads, config.dropout
-        self.qkv, self.out = nn.Linear(config.dim, 3 * config.dim), nn.Linear(config.dim, config.dim)
+        self.qkv, self.out = (
+            nn.Linear(config.dim, 3 * config.dim),
+            nn.Linear(config.dim, config.dim),
+        )
 
     def list_weights(self) -> list[list[Tensor]]:
         """As those of `Retention`."""
         return [[self.qkv.weight], [self.out.weight]]
 
     def forward(
-        self, x: Tensor, places: Positions, direction: Direction, *, attention: bool = False, weights: Sequence[Tensor] = ()
+        self,
+        x: Tensor,
+        places: Positions,
+        direction: Direction,
+        *,
+        attention: bool = False,
+        weights: Sequence[Tensor] = (),
     ) -> tuple[Tensor, Tensor | None]:
-        """[B, M, D] -> [B, M, D] and the map A [B, H, M, M] on request; its rows sum to 1. `weights` as those of `Retention`."""
-        q, k, v = _apply_linear(self.qkv, x, weights[:1]).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        """[B, M, D] -> [B, M, D] and the map A [B, H, M, M] on request; its rows sum to 1.
+        `weights` as those of `Retention`.
+        """
+        q, k, v = (
+            _apply_linear(self.qkv, x, weights[:1])
+            .unflatten(-1, (3, self.heads, -1))
+            .permute(2, 0, 3, 1, 4)
+        )
         dropout = self.dropout if self.training else 0.0
         allowed = self._allowed_pairs(places, x.shape[1], direction, x.device)
         maps = None
         if attention:
             logits = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-            maps = (logits if allowed is None else logits.masked_fill(~allowed, -torch.inf)).softmax(-1)
+            maps = (
+                logits if allowed is None else logits.masked_fill(~allowed, -torch.inf)
+            ).softmax(-1)
             o = F.dropout(maps, dropout) @ v
         elif direction == "forward" and places.keep is None:
             o = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
@@ -216,16 +318,22 @@ class Attention(nn.Module):
         return _apply_linear(self.out, o.transpose(1, 2).flatten(-2), weights[1:]), maps
 
     @staticmethod
-    def _allowed_pairs(places: Positions, count: int, direction: Direction, device: torch.device) -> Tensor | None:
-        """Allowed pairs (query, key), bool [M, M], [B, 1, M, M] or (the same for all queries) [B, 1, 1, M]; None = all."""
-        if direction == "both" and places.keep is not None:  # one row of keys for all queries; a row without any key would be NaN
+    def _allowed_pairs(
+        places: Positions, count: int, direction: Direction, device: torch.device
+    ) -> Tensor | None:
+        """Allowed pairs (query, key), bool [M, M], [B, 1, M, M] or (the same for all queries) [B,
+        1, 1, M]; None = all.
+        """
+        # one row of keys for all queries; a row without any key would be NaN
+        if direction == "both" and places.keep is not None:
             return (places.keep | ~places.keep.any(1, keepdim=True))[:, None, None]
         pairs = torch.ones(count, count, dtype=torch.bool, device=device)
         if places.keep is None:
             return {"forward": pairs.tril(), "backward": pairs.triu(), "both": None}[direction]
         pairs = pairs.tril() if direction == "forward" else pairs.triu()
         assert places.real is not None
-        padding = ~places.real[:, :, None] & torch.eye(count, dtype=torch.bool, device=device)  # a row without any key would be NaN
+        # a row without any key would be NaN
+        padding = ~places.real[:, :, None] & torch.eye(count, dtype=torch.bool, device=device)
         return (pairs & places.keep[:, None, :] | padding)[:, None]
 
 
@@ -234,7 +342,10 @@ class GLU(nn.Module):
 
     def __init__(self, dim: int, hidden: int, act: str) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(dim, hidden, bias=False), nn.Linear(dim, hidden, bias=False)
+        self.first, self.second = (
+            nn.Linear(dim, hidden, bias=False),
+            nn.Linear(dim, hidden, bias=False),
+        )
         self.out = nn.Linear(hidden, dim, bias=False)
         self.act = act
 
@@ -263,14 +374,19 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor, weights: Sequence[Tensor] = ()) -> Tensor:
         """[B, M, D] -> [B, M, D]; `weights` as those of `GLU`."""
-        return _apply_linear(self.out, self.act(_apply_linear(self.first, x, weights[:1])), weights[1:])
+        return _apply_linear(
+            self.out, self.act(_apply_linear(self.first, x, weights[:1])), weights[1:]
+        )
 
 
 def normalise_tokens(norm: nn.Module, x: Tensor, real: Tensor | None) -> Tensor:
-    """The `real` [R, N] tokens (None: all) of x [R, N, D] through a norm of [n, D], 0 for the others."""
+    """The `real` [R, N] tokens (None: all) of x [R, N, D] through a norm of [n, D], 0 for the
+    others.
+    """
     if real is None:
         return norm(x.flatten(0, 1)).view_as(x)
-    if not norm.training:  # pointwise: no selection whose size depends on the data, which graphs do not have
+    # pointwise: no selection whose size depends on the data, which graphs do not have
+    if not norm.training:
         return torch.where(real[..., None], norm(x.flatten(0, 1)).view_as(x).to(x.dtype), 0.0)
     normed = torch.zeros_like(x)
     normed[real] = norm(x[real]).to(x.dtype)
@@ -278,10 +394,12 @@ def normalise_tokens(norm: nn.Module, x: Tensor, real: Tensor | None) -> Tensor:
 
 
 class TemporalConv(nn.Module):
-    """TimelyGPT's convolution module: norm, pointwise D -> 2D, GLU, depthwise (31 steps), norm, SiLU, pointwise, dropout 0.1.
+    """TimelyGPT's convolution module: norm, pointwise D -> 2D, GLU, depthwise (31 steps), norm,
+    SiLU, pointwise, dropout 0.1.
 
-    The depthwise kernel covers 30 past positions in the layer's direction (15 to each side in a two-sided layer): symmetric padding would
-    show 15 future tokens to a next-token model. In training batch norm, unlike layer norm, mixes rows and times of real positions.
+    The depthwise kernel covers 30 past positions in the layer's direction (15 to each side in a
+    two-sided layer): symmetric padding would show 15 future tokens to a next-token model. In
+    training batch norm, unlike layer norm, mixes rows and times of real positions.
     """
 
     width = 31
@@ -290,7 +408,9 @@ class TemporalConv(nn.Module):
         super().__init__()
         self.norm, self.widen = nn.LayerNorm(dim), nn.Linear(dim, 2 * dim)
         self.depthwise = nn.Conv1d(dim, dim, self.width, groups=dim, bias=False)
-        self.inner: nn.BatchNorm1d | nn.LayerNorm = nn.BatchNorm1d(dim) if norm == "batch" else nn.LayerNorm(dim)
+        self.inner: nn.BatchNorm1d | nn.LayerNorm = (
+            nn.BatchNorm1d(dim) if norm == "batch" else nn.LayerNorm(dim)
+        )
         self.out = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, places: Positions, direction: Direction) -> Tensor:
@@ -298,16 +418,32 @@ class TemporalConv(nn.Module):
         y = F.glu(self.widen(self.norm(x)), -1)
         if places.real is not None:  # zeros right of [EOS], whatever the padding
             y = y * places.real[..., None]
-        past = {"forward": (self.width - 1, 0), "backward": (0, self.width - 1), "both": (self.width // 2, self.width // 2)}[direction]
-        weight = self.depthwise.weight.flip(-1) if direction == "backward" else self.depthwise.weight
-        y = F.pad(y.mT, past) if places.carry is None else places.carry.prepend(y.mT, self.width - 1)
+        past = {
+            "forward": (self.width - 1, 0),
+            "backward": (0, self.width - 1),
+            "both": (self.width // 2, self.width // 2),
+        }[direction]
+        weight = (
+            self.depthwise.weight.flip(-1) if direction == "backward" else self.depthwise.weight
+        )
+        y = (
+            F.pad(y.mT, past)
+            if places.carry is None
+            else places.carry.prepend(y.mT, self.width - 1)
+        )
         y = convolve(F.conv1d, y, weight, groups=y.shape[1]).transpose(1, 2)
-        y = self.inner(y) if isinstance(self.inner, nn.LayerNorm) else normalise_tokens(self.inner, y, places.real)
+        y = (
+            self.inner(y)
+            if isinstance(self.inner, nn.LayerNorm)
+            else normalise_tokens(self.inner, y, places.real)
+        )
         return F.dropout(self.out(F.silu(y)), 0.1 if self.training else 0.0)
 
 
 class StackLayer(nn.Module):
-    """Pre-norm residual: y = x + mix(norm(x)); y = y + conv(y) if configured; z = y + ffn(norm(y))."""
+    """Pre-norm residual: y = x + mix(norm(x)); y = y + conv(y) if configured; z = y +
+    ffn(norm(y)).
+    """
 
     def __init__(self, config: BidirectionalConfig) -> None:
         super().__init__()
@@ -317,7 +453,11 @@ class StackLayer(nn.Module):
         if isinstance(config, StackConfig) and config.temporal_conv == "causal":
             self.conv = TemporalConv(config.dim, config.temporal_norm)
         act = config.ffn_act if isinstance(config, StackConfig) else "tanh"
-        self.ffn = GLU(config.dim, config.ffn_dim, act) if config.ffn == "glu" else MLP(config.dim, config.ffn_dim, act)
+        self.ffn = (
+            GLU(config.dim, config.ffn_dim, act)
+            if config.ffn == "glu"
+            else MLP(config.dim, config.ffn_dim, act)
+        )
         self.dropout = nn.Dropout(config.dropout)
 
     def list_weights(self) -> list[list[Tensor]]:
@@ -325,31 +465,52 @@ class StackLayer(nn.Module):
         return [*self.mix.list_weights(), *self.ffn.list_weights()]
 
     def forward(
-        self, x: Tensor, places: Positions, direction: Direction, *, attention: bool = False, weights: Sequence[Tensor] = ()
+        self,
+        x: Tensor,
+        places: Positions,
+        direction: Direction,
+        *,
+        attention: bool = False,
+        weights: Sequence[Tensor] = (),
     ) -> tuple[Tensor, Tensor | None]:
-        """[B, M, D] -> [B, M, D] and the mixer's map on request; `weights`: those of `list_weights`, joined."""
+        """[B, M, D] -> [B, M, D] and the mixer's map on request; `weights`: those of
+        `list_weights`, joined.
+        """
         x, y = fused.residual_norm(x, None, self.norm_mix)
         mixed, maps = self.mix(y, places, direction, attention=attention, weights=weights[:2])
         if self.conv is not None:
             x = x + self.dropout(mixed)
             mixed = self.conv(x, places, direction)
-        x, y = fused.residual_norm(x, self.dropout(mixed) if self.conv is None else mixed, self.norm_ffn)
+        x, y = fused.residual_norm(
+            x, self.dropout(mixed) if self.conv is None else mixed, self.norm_ffn
+        )
         return x + self.dropout(self.ffn(y, weights[2:])), maps
 
     def advance(self, x: Tensor, places: Positions, carry: Carry | None) -> tuple[Tensor, Carry]:
-        """The next positions of a stream, [B, M, D] -> [B, M, D], and what the ones after them need."""
+        """The next positions of a stream, [B, M, D] -> [B, M, D], and what the ones after them
+        need.
+        """
         carry = copy.copy(carry or Carry())
         return self(x, places._replace(carry=carry), "forward")[0], carry
 
 
 class PreNormLayer(nn.Module):
-    """Pre-norm residual without positions: attention (logits times `scale`, no biases but that of the output), then an MLP.
+    """Pre-norm residual without positions: attention (logits times `scale`, no biases but that of
+    the output), then an MLP.
 
     `inner` is the width of queries, keys and values, `hidden` that of the MLP.
     """
 
     def __init__(
-        self, width: int, hidden: int, *, heads: int, inner: int, scale: float, dropout: float, act: Callable[[Tensor], Tensor]
+        self,
+        width: int,
+        hidden: int,
+        *,
+        heads: int,
+        inner: int,
+        scale: float,
+        dropout: float,
+        act: Callable[[Tensor], Tensor],
     ) -> None:
         super().__init__()
         self.heads, self.scale, self.act = heads, scale, act
@@ -358,13 +519,21 @@ class PreNormLayer(nn.Module):
         self.first, self.out = nn.Linear(width, hidden), nn.Linear(hidden, width)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, keys: Tensor | None, *, attention: bool = False) -> tuple[Tensor, Tensor | None]:
-        """[B, M, D] and usable keys [B, M] (None: all) -> [B, M, D] and the map [B, H, M, M] on request."""
-        q, k, v = self.qkv(self.norm_mix(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+    def forward(
+        self, x: Tensor, keys: Tensor | None, *, attention: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """[B, M, D] and usable keys [B, M] (None: all) -> [B, M, D] and the map [B, H, M, M] on
+        request.
+        """
+        q, k, v = (
+            self.qkv(self.norm_mix(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        )
         allowed, maps = None if keys is None else keys[:, None, None], None
         if attention:
             logits = q @ k.transpose(-1, -2) * self.scale
-            maps = (logits if allowed is None else logits.masked_fill(~allowed, -torch.inf)).softmax(-1)
+            maps = (
+                logits if allowed is None else logits.masked_fill(~allowed, -torch.inf)
+            ).softmax(-1)
             mixed = maps @ v
         else:
             mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, scale=self.scale)
@@ -378,7 +547,9 @@ _recomputes = [False]  # no context variable: torch.compile cannot trace them
 
 @contextmanager
 def recompute_layers(*, active: bool) -> Iterator[None]:
-    """Inside, layers that are trained keep their inputs alone for the backward pass, which computes them again (`train.recompute`)."""
+    """Inside, layers that are trained keep their inputs alone for the backward pass, which computes
+    them again (`train.recompute`).
+    """
     before, _recomputes[0] = _recomputes[0], active
     try:
         yield
@@ -389,7 +560,11 @@ def recompute_layers(*, active: bool) -> Iterator[None]:
 @contextmanager
 def _keep_statistics(layer: nn.Module) -> Iterator[None]:
     """Inside, where a layer is computed again, its batch norms do not count the batch once more."""
-    kept = [(part, part.momentum, part.num_batches_tracked) for part in layer.modules() if isinstance(part, nn.BatchNorm1d)]
+    kept = [
+        (part, part.momentum, part.num_batches_tracked)
+        for part in layer.modules()
+        if isinstance(part, nn.BatchNorm1d)
+    ]
     try:
         for norm, _, _ in kept:
             norm.momentum, norm.num_batches_tracked = 0.0, None
@@ -401,9 +576,13 @@ def _keep_statistics(layer: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def compile_layers(model: nn.Module) -> Iterator[None]:
-    """Inside, the layers of a stack are compiled, with one graph for all that read in one direction; other models as a unit."""
+    """Inside, the layers of a stack are compiled, with one graph for all that read in one
+    direction; other models as a unit.
+    """
     fused.allow_graphs()
-    parts: list[nn.Module] = [module for module in model.modules() if isinstance(module, StackLayer)] or [model]
+    parts: list[nn.Module] = [
+        module for module in model.modules() if isinstance(module, StackLayer)
+    ] or [model]
     for part in parts:
         part.compile()
     try:
@@ -414,23 +593,39 @@ def compile_layers(model: nn.Module) -> Iterator[None]:
 
 
 def join_layers(layers: Iterable[Any], x: Tensor) -> list[dict[str, list[Tensor]]]:
-    """The `weights` of each layer for `run_layers`, cast for products with `x` and joined; none on a CPU."""
+    """The `weights` of each layer for `run_layers`, cast for products with `x` and joined; none on
+    a CPU.
+    """
     if x.device.type != "cuda":
         return []
     groups = [layer.list_weights() for layer in layers]
-    joined = iter(fused.join_weights([group for own in groups for group in own], fused.find_dtype(x)))
+    joined = iter(
+        fused.join_weights([group for own in groups for group in own], fused.find_dtype(x))
+    )
     return [{"weights": [next(joined) for _ in own]} for own in groups]
 
 
 def run_layers(
-    layers: Iterable[nn.Module], x: Tensor, plan: Iterable[Direction], given: Any, *, each: Sequence[dict[str, Any]] = (), **options: Any
+    layers: Iterable[nn.Module],
+    x: Tensor,
+    plan: Iterable[Direction],
+    given: Any,
+    *,
+    each: Sequence[dict[str, Any]] = (),
+    **options: Any,
 ) -> tuple[list[Tensor], list[Any]]:
-    """States [B, M, ..] and map (or None) of each layer; `plan` gives the direction of each, `each` further arguments of each."""
+    """States [B, M, ..] and map (or None) of each layer; `plan` gives the direction of each, `each`
+    further arguments of each.
+    """
     states, maps = [], []
-    for (layer, direction), own in zip(zip(layers, plan, strict=True), each or itertools.repeat({}), strict=False):
+    for (layer, direction), own in zip(
+        zip(layers, plan, strict=True), each or itertools.repeat({}), strict=False
+    ):
         if _recomputes[0] and torch.is_grad_enabled():
             again = partial(lambda layer: (nullcontext(), _keep_statistics(layer)), layer)
-            x, of_layer = checkpoint(layer, x, given, direction, use_reentrant=False, context_fn=again, **options, **own)
+            x, of_layer = checkpoint(
+                layer, x, given, direction, use_reentrant=False, context_fn=again, **options, **own
+            )
         else:
             x, of_layer = layer(x, given, direction, **options, **own)
         states.append(x)

@@ -1,8 +1,10 @@
-"""The grid mixer x direction: BiTimelyGPT, TimelyGPT, TimelyBERT (retention), GPT and GPT-BAAR (softmax attention).
+"""The grid mixer x direction: BiTimelyGPT, TimelyGPT, TimelyBERT (retention), GPT and GPT-BAAR
+(softmax attention).
 
-Everything stays in forward time order: the direction is an argument of a layer, nothing is flipped. Positions 0 and n+1 of a row
-with n tokens hold [SOS] and [EOS]; token i is at position i+1; padding follows [EOS] and is masked in every direction.
-Alternation (BAAR, paper section "Bidirectional Alternating AutoRegressive Modeling"): odd layers forward, even ones backward, from 1 on.
+Everything stays in forward time order: the direction is an argument of a layer, nothing is flipped.
+Positions 0 and n+1 of a row with n tokens hold [SOS] and [EOS]; token i is at position i+1; padding
+follows [EOS] and is masked in every direction. Alternation (BAAR, paper section "Bidirectional
+Alternating AutoRegressive Modeling"): odd layers forward, even ones backward, from 1 on.
 
 Legend: B batch, N tokens, M = N + 2 positions, D width, H heads, L layers.
 """
@@ -19,9 +21,21 @@ from torch.nn import functional as F  # noqa: N812
 
 from bitimely_core.config import ModelConfig
 from bitimely_core.models.adapters import PERSON, encode_times, get_time_span
-from bitimely_core.models.base import Model, extend_positions, require_learned_positions, standardise_tokens
+from bitimely_core.models.base import (
+    Model,
+    extend_positions,
+    require_learned_positions,
+    standardise_tokens,
+)
 from bitimely_core.models.contract import Direction, config_error
-from bitimely_core.models.layers import BidirectionalConfig, Positions, StackConfig, StackLayer, join_layers, run_layers
+from bitimely_core.models.layers import (
+    BidirectionalConfig,
+    Positions,
+    StackConfig,
+    StackLayer,
+    join_layers,
+    run_layers,
+)
 from bitimely_core.ops import operator
 from bitimely_core.ops.rotary import make_rotation
 from bitimely_core.registry import ModelFacts, models
@@ -34,7 +48,9 @@ LayerDirections = tuple[Direction, ...]  # one per layer
 
 
 class BidirectionalModel(Model, ABC):
-    """[SOS], tokens and [EOS] through layers with a direction each. A subclass adds `read`; `takes` lists its allowed directions."""
+    """[SOS], tokens and [EOS] through layers with a direction each. A subclass adds `read`; `takes`
+    lists its allowed directions.
+    """
 
     takes: tuple[Direction, ...] = ("forward", "backward", "both")
     config: BidirectionalConfig
@@ -42,21 +58,40 @@ class BidirectionalModel(Model, ABC):
     def __init__(self, config: BidirectionalConfig) -> None:
         super().__init__(config)
         self.special = nn.Parameter(torch.randn(2, config.dim) * 0.02)  # [SOS], [EOS]
-        untimed = config.exact_times and models[config.name].facts.family in {"attention", "recurrent"}
-        with torch.random.fork_rng(devices=[]):  # the weights of the layers do not depend on what is read beside the codes
-            self.person_map = nn.Linear(PERSON, config.dim, bias=False) if config.person and config.tokenizer == "codes" else None
-            self.time_map = nn.Linear(TIME_CODE + 1, config.dim, bias=False) if untimed and config.tokenizer == "codes" else None
+        untimed = config.exact_times and models[config.name].facts.family in {
+            "attention",
+            "recurrent",
+        }
+        # the weights of the layers do not depend on what is read beside the codes
+        with torch.random.fork_rng(devices=[]):
+            self.person_map = (
+                nn.Linear(PERSON, config.dim, bias=False)
+                if config.person and config.tokenizer == "codes"
+                else None
+            )
+            self.time_map = (
+                nn.Linear(TIME_CODE + 1, config.dim, bias=False)
+                if untimed and config.tokenizer == "codes"
+                else None
+            )
 
     def forward(
-        self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
+        self,
+        batch: Batch,
+        *,
+        directions: Iterable[Direction] | None = None,
+        hide: Tensor | None = None,
+        attention: bool = False,
     ) -> Encoded:
         """Encode a batch.
 
         Args:
             batch: signals [B, T, V], or events [B, N] with times in months.
             directions: one per layer, instead of the model's own.
-            hide: bool [B, N]; these tokens are replaced by a learned vector and masked as keys in every layer (their times stay).
-            attention: also return the maps [B, H, N+2, N+2] of each layer (parallel form); recurrent layers have none.
+            hide: bool [B, N]; these tokens are replaced by a learned vector and masked as keys in
+                every layer (their times stay).
+            attention: also return the maps [B, H, N+2, N+2] of each layer (parallel form);
+                recurrent layers have none.
 
         Raises:
             UserError: unsupported or too few directions; more positions than were learned (exit 2).
@@ -68,10 +103,23 @@ class BidirectionalModel(Model, ABC):
         if self.config.target == "tokens" and self.config.tokenizer != "codes":
             targets = standardise_tokens(tokens, real)
         eos = real.sum(1) + 1
-        return Encoded(tokens, targets, real, tuple(states), maps, pooled, eos, eos if self.config.index_day else None)
+        return Encoded(
+            tokens,
+            targets,
+            real,
+            tuple(states),
+            maps,
+            pooled,
+            eos,
+            eos if self.config.index_day else None,
+        )
 
-    def embed(self, batch: Batch, hide: Tensor | None = None) -> tuple[Batch, Tensor, Tensor, Tensor, Tensor]:
-        """The batch on the model's clock, its tokens, targets and mask [B, N], and the embedded positions [B, M, D]; `hide` as in `forward`."""
+    def embed(
+        self, batch: Batch, hide: Tensor | None = None
+    ) -> tuple[Batch, Tensor, Tensor, Tensor, Tensor]:
+        """The batch on the model's clock, its tokens, targets and mask [B, N], and the embedded
+        positions [B, M, D]; `hide` as in `forward`.
+        """
         batch, adapter = self.expand_channels(batch), self.adapter_of(batch)
         if self.config.clock == "index":
             batch = batch._replace(times=None, end=None)
@@ -80,11 +128,22 @@ class BidirectionalModel(Model, ABC):
         if hide is not None:
             x = torch.where(hide[..., None], adapter.blank.to(x.dtype), x)
         x = add_special_tokens(x, self.special, None if batch.mask is None else real.sum(1))
-        x, times = self._add_person(x, batch, real), None if self.time_map is None else place_times(batch, real)
-        return batch, tokens, targets, real, x if times is None else self.add_clock(x, times, times[:, :1], times[:, :1])
+        x, times = (
+            self._add_person(x, batch, real),
+            None if self.time_map is None else place_times(batch, real),
+        )
+        return (
+            batch,
+            tokens,
+            targets,
+            real,
+            x if times is None else self.add_clock(x, times, times[:, :1], times[:, :1]),
+        )
 
     def _add_person(self, x: Tensor, batch: Batch, real: Tensor) -> Tensor:
-        """Age and sex, on [SOS] and [EOS]: one of them reaches every position in either direction."""
+        """Age and sex, on [SOS] and [EOS]: one of them reaches every position in either
+        direction.
+        """
         if self.person_map is None or batch.person is None:
             return x
         index = torch.arange(x.shape[1], device=x.device)
@@ -92,7 +151,9 @@ class BidirectionalModel(Model, ABC):
         return x + special[..., None] * self.person_map(batch.person.to(x.dtype))[:, None]
 
     def add_clock(self, x: Tensor, times: Tensor, first: Tensor, before: Tensor) -> Tensor:
-        """Of layers that read no times: months of positions [B, M] since the `first` event [B, 1], and since the one `before` [B, 1]."""
+        """Of layers that read no times: months of positions [B, M] since the `first` event [B, 1],
+        and since the one `before` [B, 1].
+        """
         if self.time_map is None:
             return x
         times = times - first
@@ -106,13 +167,26 @@ class BidirectionalModel(Model, ABC):
 
     @abstractmethod
     def read(
-        self, x: Tensor, batch: Batch, real: Tensor, plan: LayerDirections, *, hide: Tensor | None, attention: bool
+        self,
+        x: Tensor,
+        batch: Batch,
+        real: Tensor,
+        plan: LayerDirections,
+        *,
+        hide: Tensor | None,
+        attention: bool,
     ) -> tuple[list[Tensor], tuple[Tensor, ...] | None, Tensor | None]:
-        """States of each layer, maps on request, and the native vector, from embedded positions [B, M, D]; `real` [B, N]."""
+        """States of each layer, maps on request, and the native vector, from embedded positions [B,
+        M, D]; `real` [B, N].
+        """
 
     def _check(self, plan: LayerDirections) -> None:
         if len(plan) != self.config.layers:
-            raise config_error(f"{len(plan)} directions", f"expected one per layer, {self.config.layers}", "directions")
+            raise config_error(
+                f"{len(plan)} directions",
+                f"expected one per layer, {self.config.layers}",
+                "directions",
+            )
         if not set(plan) <= set(self.takes):
             raise config_error(
                 f"{', '.join(sorted(set(plan)))} layers of {self.config.name}",
@@ -123,7 +197,9 @@ class BidirectionalModel(Model, ABC):
 
 
 class Stack(BidirectionalModel):
-    """Layers between [SOS] and [EOS]: retention under a `StackConfig`, else softmax attention as in GPT-2."""
+    """Layers between [SOS] and [EOS]: retention under a `StackConfig`, else softmax attention as in
+    GPT-2.
+    """
 
     config: BidirectionalConfig
 
@@ -133,34 +209,55 @@ class Stack(BidirectionalModel):
         self.positions: nn.Parameter | None = None
         self.layers = nn.ModuleList(StackLayer(config) for _ in range(config.layers))
         if not isinstance(config, StackConfig):
-            self.positions = nn.Parameter(self._draw_positions(self.adapter.tokenizer.count(config.length) + 2, config.dim))
+            self.positions = nn.Parameter(
+                self._draw_positions(self.adapter.tokenizer.count(config.length) + 2, config.dim)
+            )
             self._start_like_gpt2()
 
     def _draw_positions(self, count: int, dim: int) -> Tensor:
-        """Learned positions at the start, about half as large as the tokens, as in GPT-2: N(0, 0.02) for codes, N(0, 0.1) for signals."""
+        """Learned positions at the start, about half as large as the tokens, as in GPT-2: N(0,
+        0.02) for codes, N(0, 0.1) for signals.
+        """
         return torch.randn(count, dim) * (0.02 if self.config.tokenizer == "codes" else 0.1)
 
     def _start_like_gpt2(self) -> None:
-        """Layers: N(0, 0.02), biases 0, projections into the residual stream divided by sqrt(2 L)."""
+        """Layers: N(0, 0.02), biases 0, projections into the residual stream divided by sqrt(2
+        L).
+        """
         for name, weight in self.layers.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(weight)
             elif "norm" not in name:
-                nn.init.normal_(weight, std=0.02 / math.sqrt(2 * len(self.layers)) if ".out." in name else 0.02)
+                nn.init.normal_(
+                    weight, std=0.02 / math.sqrt(2 * len(self.layers)) if ".out." in name else 0.02
+                )
 
     def read(
-        self, x: Tensor, batch: Batch, real: Tensor, plan: LayerDirections, *, hide: Tensor | None, attention: bool
+        self,
+        x: Tensor,
+        batch: Batch,
+        real: Tensor,
+        plan: LayerDirections,
+        *,
+        hide: Tensor | None,
+        attention: bool,
     ) -> tuple[list[Tensor], tuple[Tensor, ...] | None, Tensor | None]:
         """As `BidirectionalModel.read`; there is no native vector."""
         places = self._places(batch, real, real.sum(1), hide)
         if self.positions is not None:
             require_learned_positions(x.shape[1], len(self.positions))
             x = F.dropout(x + self.positions[: x.shape[1]], self.config.dropout, self.training)
-        states, maps = run_layers(self.layers, x, plan, places, each=join_layers(self.layers, x), attention=attention)
+        states, maps = run_layers(
+            self.layers, x, plan, places, each=join_layers(self.layers, x), attention=attention
+        )
         return states, tuple(maps) if attention else None, None
 
-    def _places(self, batch: Batch, real: Tensor, lengths: Tensor, hide: Tensor | None) -> Positions:
-        """The N + 2 positions: t_SOS = t_first, t_EOS = t_last; padding has t_EOS so that gaps stay finite."""
+    def _places(
+        self, batch: Batch, real: Tensor, lengths: Tensor, hide: Tensor | None
+    ) -> Positions:
+        """The N + 2 positions: t_SOS = t_first, t_EOS = t_last; padding has t_EOS so that gaps stay
+        finite.
+        """
         index = torch.arange(real.shape[1] + 2, device=real.device)
         inside = None if batch.mask is None and hide is None else index <= lengths[:, None] + 1
         keep = inside
@@ -169,25 +266,36 @@ class Stack(BidirectionalModel):
         times = place_times(batch, real, GROUP_GAP if self.config.ties == "group" else 0.0)
         if not isinstance(self.config, StackConfig):
             return Positions(index, times, keep, inside)
-        positions = index if times is None or self.config.rotary == "index" else times - times[:, :1]
-        exact = self.config.xpos_scale or positions.requires_grad or self.special.dtype == torch.float64
+        positions = (
+            index if times is None or self.config.rotary == "index" else times - times[:, :1]
+        )
+        exact = (
+            self.config.xpos_scale or positions.requires_grad or self.special.dtype == torch.float64
+        )
         inner = not exact and operator.is_used(index.device)
         table = make_rotation(positions, self.config.dim // self.config.heads) if inner else None
         return Positions(positions, times, keep, inside, table)
 
     @torch.no_grad()
-    def reset_adapter(self, channels: int, length: int, codes: int | None = None, *, renew: bool = False) -> list[str]:
-        """As `Model.reset_adapter`; learned positions are cut, or continued by random ones (then `positions` is among the names)."""
+    def reset_adapter(
+        self, channels: int, length: int, codes: int | None = None, *, renew: bool = False
+    ) -> list[str]:
+        """As `Model.reset_adapter`; learned positions are cut, or continued by random ones (then
+        `positions` is among the names).
+        """
         fresh = super().reset_adapter(channels, length, codes, renew=renew)
         if self.positions is not None:
             before = len(self.positions)
-            self.positions = extend_positions(self.positions, self.adapter.tokenizer.count(length) + 2, self._draw_positions)
+            self.positions = extend_positions(
+                self.positions, self.adapter.tokenizer.count(length) + 2, self._draw_positions
+            )
             fresh += ["positions"] if len(self.positions) > before else []
         return fresh
 
 
 def place_times(batch: Batch, real: Tensor, apart: float = 0.0) -> Tensor | None:
-    """Months of the N + 2 positions [B, M]: t_SOS = t_first, t_EOS = t_last or the index day, which padding has too; None on a regular clock.
+    """Months of the N + 2 positions [B, M]: t_SOS = t_first, t_EOS = t_last or the index day, which
+    padding has too; None on a regular clock.
 
     [SOS] and [EOS] stand `apart` from the events: tied with them, they would not see them.
     """
@@ -196,13 +304,18 @@ def place_times(batch: Batch, real: Tensor, apart: float = 0.0) -> Tensor | None
     lengths = real.sum(1)
     known = torch.where(real, batch.times, 0.0)
     first, last = known[:, :1], known.gather(1, (lengths - 1).clamp(min=0)[:, None])
-    last = last if batch.end is None else batch.end[:, None].to(last)  # under a landmark the index day
-    inner = torch.where(torch.arange(real.shape[1], device=real.device) < lengths[:, None], known, last + apart)
+    # under a landmark the index day
+    last = last if batch.end is None else batch.end[:, None].to(last)
+    inner = torch.where(
+        torch.arange(real.shape[1], device=real.device) < lengths[:, None], known, last + apart
+    )
     return torch.cat((first - apart, inner, last + apart), 1)
 
 
 def add_special_tokens(x: Tensor, special: Tensor, lengths: Tensor | None) -> Tensor:
-    """[SOS] before and [EOS] right after the real tokens of each row, [B, N, D] -> [B, N + 2, D]; `special` [2, D]: both vectors."""
+    """[SOS] before and [EOS] right after the real tokens of each row, [B, N, D] -> [B, N + 2, D];
+    `special` [2, D]: both vectors.
+    """
     sos, eos = special[:, None, None].expand(-1, x.shape[0], 1, -1)
     x = torch.cat((sos, x, eos), 1)
     if lengths is None:
@@ -212,26 +325,46 @@ def add_special_tokens(x: Tensor, special: Tensor, lengths: Tensor | None) -> Te
 
 
 def _validate_config(config: BidirectionalConfig) -> BidirectionalConfig:
-    """The effective configuration. Raises UserError (config, exit 2) for incompatible widths, heads, layers or options."""
-    if not isinstance(config, StackConfig):  # GPT-2 has one width for keys and values, and a plain FFN
-        config = config.model_copy(update={"value_dim": config.dim, "ffn": "plain", "ties": "canonical"})
+    """The effective configuration. Raises UserError (config, exit 2) for incompatible widths,
+    heads, layers or options.
+    """
+    # GPT-2 has one width for keys and values, and a plain FFN
+    if not isinstance(config, StackConfig):
+        config = config.model_copy(
+            update={"value_dim": config.dim, "ffn": "plain", "ties": "canonical"}
+        )
     for name, width in (("dim", config.dim), ("value_dim", config.value_dim)):
         if width % config.heads:
-            raise config_error(f"{width} for {config.heads} heads", "expected a multiple of the heads", f"model.{name}")
+            raise config_error(
+                f"{width} for {config.heads} heads",
+                "expected a multiple of the heads",
+                f"model.{name}",
+            )
     if config.dim // config.heads % 2:
         raise config_error(
-            f"{config.dim // config.heads} key dimensions a head", "expected an even number, rotation works in pairs", "model.dim"
+            f"{config.dim // config.heads} key dimensions a head",
+            "expected an even number, rotation works in pairs",
+            "model.dim",
         )
     require_even_layers(config)
-    if isinstance(config, StackConfig) and config.xpos_scale and "both" in models[config.name].facts.directions:
+    if (
+        isinstance(config, StackConfig)
+        and config.xpos_scale
+        and "both" in models[config.name].facts.directions
+    ):
         raise config_error(
-            "xpos_scale in two-sided layers", "expected forward or backward layers", "model.xpos_scale", "Leave xpos_scale off"
+            "xpos_scale in two-sided layers",
+            "expected forward or backward layers",
+            "model.xpos_scale",
+            "Leave xpos_scale off",
         )
     return config
 
 
 def require_even_layers(config: ModelConfig) -> None:
-    """Directions that alternate need an even number of layers. Raises UserError (config, exit 2)."""
+    """Directions that alternate need an even number of layers. Raises UserError (config, exit
+    2).
+    """
     if config.layers % len(models[config.name].facts.directions):
         raise config_error(
             f"{config.layers} layers",
@@ -244,12 +377,18 @@ def require_even_layers(config: ModelConfig) -> None:
 # ---------------------------------------------------------------------------------------------------------------- the rows of the grid
 
 ALTERNATING: LayerDirections = ("forward", "backward")
-DIRECTED_CAPABILITIES = ("alternating", "one-way", "hidden")  # of a stack whose layers can read in either direction
+# of a stack whose layers can read in either direction
+DIRECTED_CAPABILITIES = ("alternating", "one-way", "hidden")
 PAPER = "Song et al. 2024, Bidirectional Generative Pre-training for Improving Healthcare Time-series Representation Learning"
 
 
 def _describe_row(
-    config: type[BidirectionalConfig], directions: LayerDirections, objective: str, readout: str, known: str, source: str = PAPER
+    config: type[BidirectionalConfig],
+    directions: LayerDirections,
+    objective: str,
+    readout: str,
+    known: str,
+    source: str = PAPER,
 ) -> ModelFacts:
     return ModelFacts(
         config=config,
@@ -308,7 +447,11 @@ def timelybert(config: StackConfig) -> Stack:
     return Stack(config)
 
 
-@models(_describe_row(BidirectionalConfig, ("forward",), "next", "eos", "", "Radford et al. 2019, GPT-2"))
+@models(
+    _describe_row(
+        BidirectionalConfig, ("forward",), "next", "eos", "", "Radford et al. 2019, GPT-2"
+    )
+)
 def gpt(config: BidirectionalConfig) -> Stack:
     """GPT-2: causal softmax attention, learned positions."""
     return Stack(config)
@@ -316,7 +459,11 @@ def gpt(config: BidirectionalConfig) -> Stack:
 
 @models(
     _describe_row(
-        BidirectionalConfig, ALTERNATING, "next-previous", "sos", "Its objective shows the targets to the model, as BiTimelyGPT's does"
+        BidirectionalConfig,
+        ALTERNATING,
+        "next-previous",
+        "sos",
+        "Its objective shows the targets to the model, as BiTimelyGPT's does",
     )
 )
 def gpt_baar(config: BidirectionalConfig) -> Stack:

@@ -1,7 +1,9 @@
-"""Live use of a one-way model: samples or events arrive in pieces, the states of their tokens are returned, and the memory stays constant.
+"""Live use of a one-way model: samples or events arrive in pieces, the states of their tokens are
+returned, and the memory stays constant.
 
-Equal to one pass over the sequence so far: [SOS] before the first token, positions and times counted from there, whatever the length of the
-training windows. A token is read as soon as its samples are complete; `finish` reads the incomplete rest and [EOS].
+Equal to one pass over the sequence so far: [SOS] before the first token, positions and times
+counted from there, whatever the length of the training windows. A token is read as soon as its
+samples are complete; `finish` reads the incomplete rest and [EOS].
 
 Legend: B batch, T timesteps, V channels, N tokens, M positions, D width, L layers.
 """
@@ -32,7 +34,8 @@ class Progress(NamedTuple):
 
     layers: tuple[Any, ...]  # state of each layer
     positions: int = 0  # read so far, with [SOS]
-    samples: Tensor | None = None  # [B, t, V] or [B, t], of which some before the next token are its context
+    # [B, t, V] or [B, t], of which some before the next token are its context
+    samples: Tensor | None = None
     context: int = 0
     first: Tensor | None = None  # [B, 1] months of the first event and of the last one
     last: Tensor | None = None
@@ -44,14 +47,18 @@ class Progress(NamedTuple):
 def open_stream(model: Model) -> Stream:
     """A sequence that arrives in pieces, read by a model in eval mode in constant memory.
 
-    Raises UserError (config, exit 2) for a model that needs the future, or all of the past, or is in training mode.
+    Raises UserError (config, exit 2) for a model that needs the future, or all of the past, or is
+    in training mode.
     """
     if not isinstance(model, BidirectionalModel):
         raise stream_error(model.config, "it reads windows as a unit")
     if set(model.directions) != {"forward"}:
         raise stream_error(model.config, "its layers also read backward and need the future")
     if models[model.config.name].facts.family == "attention":
-        raise stream_error(model.config, "softmax attention keeps every token, and its positions are learned up to a length")
+        raise stream_error(
+            model.config,
+            "softmax attention keeps every token, and its positions are learned up to a length",
+        )
     return Stream(model)
 
 
@@ -62,22 +69,37 @@ def stream_error(config: ModelConfig, why: str) -> UserError:
 
 
 class Stream:
-    """A sequence in pieces, made by `open_stream`. Rows of a batch are sequences side by side that all advance by the same samples."""
+    """A sequence in pieces, made by `open_stream`. Rows of a batch are sequences side by side that
+    all advance by the same samples.
+    """
 
     def __init__(self, model: BidirectionalModel) -> None:
         config, tokenizer = model.config, model.adapter.tokenizer
         _require_eval(model)
         if model.others:
             wanted = "expected a model with the adapter of one data set"
-            raise config_error("a stream of a model of several data sets", wanted, "model.others", "Call model.select_adapter(k) before")
+            raise config_error(
+                "a stream of a model of several data sets",
+                wanted,
+                "model.others",
+                "Call model.select_adapter(k) before",
+            )
         if isinstance(config, StackConfig) and config.ties == "group":
-            raise stream_error(config, "with ties = group no event is read before all of its time are known")
+            raise stream_error(
+                config, "with ties = group no event is read before all of its time are known"
+            )
         if config.tokenizer == "codes" and config.events == "grid":
             raise stream_error(config, "a grid of months ends with the last event")
-        if isinstance(tokenizer, PatchTokenizer) and (tokenizer.crop == "start" or tokenizer.stride > tokenizer.patch):
-            raise stream_error(config, "patches that start according to the length (crop = start) or leave samples out (stride > patch)")
+        if isinstance(tokenizer, PatchTokenizer) and (
+            tokenizer.crop == "start" or tokenizer.stride > tokenizer.patch
+        ):
+            raise stream_error(
+                config,
+                "patches that start according to the length (crop = start) or leave samples out (stride > patch)",
+            )
         self.model = model
-        self.stride, self.span, self.context = 1, 1, 0  # samples from token to token, of a token, and before it
+        # samples from token to token, of a token, and before it
+        self.stride, self.span, self.context = 1, 1, 0
         if isinstance(tokenizer, PatchTokenizer):
             self.stride, self.span = tokenizer.stride, tokenizer.patch
         elif isinstance(tokenizer, ConvTokenizer):
@@ -94,13 +116,15 @@ class Stream:
         """Read the next samples or events; any number, also none of a token's last ones.
 
         Args:
-            rows: as a model takes them: signals [B, T, V], or events [B, N] with times in months that never decrease. NaN and what is
-                masked are missing values. `end` [B] is kept for `finish`.
+            rows: as a model takes them: signals [B, T, V], or events [B, N] with times in months
+                that never decrease. NaN and what is masked are missing values. `end` [B] is kept
+                for `finish`.
 
-        Returns the tokens that are complete now, their targets and states: `hidden` are L states [B, N, D], N = 0 possible. `model.output`
-        of the last one predicts the next token.
-        Raises UserError: `shapes_differ` for other rows or channels than before or than the model's, `timestamps` for times that are not
-        finite or lie before those read, `config` in training mode (exit 2).
+        Returns the tokens that are complete now, their targets and states: `hidden` are L states
+        [B, N, D], N = 0 possible. `model.output` of the last one predicts the next token.
+        Raises UserError: `shapes_differ` for other rows or channels than before or than the
+        model's, `timestamps` for times that are not finite or lie before those read, `config` in
+        training mode (exit 2).
         """
         model, before = self.model, self._progress
         _require_eval(model)
@@ -126,32 +150,52 @@ class Stream:
 
     @torch.no_grad()
     def finish(self, end: Tensor | None = None) -> Encoded:
-        """The incomplete last token, if there is one, and [EOS] at the index day `end` [B] in months (None: as fed, else the last event).
+        """The incomplete last token, if there is one, and [EOS] at the index day `end` [B] in
+        months (None: as fed, else the last event).
 
         As in a full pass, models of events without `index_day` have no index day.
 
-        The stream itself stays as it is: it may be fed further, and finished again. `hidden` are L states [B, N + 1, D], N <= 1, and `eos`
-        is the index of [EOS], which the readouts `eos` and, with `index_day`, `last` read.
-        Raises UserError: `config` for a stream without samples or in training mode, `timestamps` for an end before the last event,
-        `shapes_differ` for another number of ends than rows, and for rows that end with padding or missing samples, not with [EOS] (exit 2).
+        The stream itself stays as it is: it may be fed further, and finished again. `hidden` are L
+        states [B, N + 1, D], N <= 1, and `eos` is the index of [EOS], which the readouts `eos` and,
+        with `index_day`, `last` read.
+        Raises UserError: `config` for a stream without samples or in training mode, `timestamps`
+        for an end before the last event, `shapes_differ` for another number of ends than rows, and
+        for rows that end with padding or missing samples, not with [EOS] (exit 2).
         """
         before = self._progress
         _require_eval(self.model)
         rest = 0 if before.samples is None else before.samples.shape[1] - before.context
         if before.samples is None or not (before.positions or rest):
-            raise usage_error("a stream without samples", "samples before its end", "call feed first")
+            raise usage_error(
+                "a stream without samples", "samples before its end", "call feed first"
+            )
         if before.padded:
-            wanted, hint = "rows that end with an event or a sample", "Feed other lengths in streams of their own, 0 for missing samples"
-            raise usage_error("rows that end with padding or missing samples", wanted, hint, code=Reason.SHAPES_DIFFER)
+            wanted, hint = (
+                "rows that end with an event or a sample",
+                "Feed other lengths in streams of their own, 0 for missing samples",
+            )
+            raise usage_error(
+                "rows that end with padding or missing samples",
+                wanted,
+                hint,
+                code=Reason.SHAPES_DIFFER,
+            )
         end = self._choose_end(before.end if end is None else end)
         more = rest > (self.span - self.stride if before.positions else 0)
-        return self._read(before, before.samples if more else before.samples[:, :0], None, finish=True, end=end)[0]
+        return self._read(
+            before, before.samples if more else before.samples[:, :0], None, finish=True, end=end
+        )[0]
 
     def _fill_missing(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Samples with 0 and events with [PAD] where there is none, and where a row has some, bool [B, T]."""
+        """Samples with 0 and events with [PAD] where there is none, and where a row has some, bool
+        [B, T].
+        """
         seen = ~batch.values.isnan()
         if batch.mask is not None:
-            seen = seen & (batch.mask if batch.mask.dim() == seen.dim() else batch.mask[..., None]).bool()
+            seen = (
+                seen
+                & (batch.mask if batch.mask.dim() == seen.dim() else batch.mask[..., None]).bool()
+            )
         samples = batch.values.masked_fill(~seen, PAD)
         return samples, samples != PAD if samples.dim() == 2 else seen.any(-1)
 
@@ -161,26 +205,52 @@ class Stream:
         if end is None or last is None or (config.codes is not None and not config.index_day):
             return None
         if end.shape != last.shape[:1]:
-            raise usage_error(f"ends {list(end.shape)}", f"expected [{len(last)}], one a row", code=Reason.SHAPES_DIFFER)
+            raise usage_error(
+                f"ends {list(end.shape)}",
+                f"expected [{len(last)}], one a row",
+                code=Reason.SHAPES_DIFFER,
+            )
         if not bool((end.to(last) >= last[:, 0]).all() & end.isfinite().all()):
-            raise usage_error("an end before the last event", "an index day at it or later", code=Reason.TIMESTAMPS)
+            raise usage_error(
+                "an end before the last event",
+                "an index day at it or later",
+                code=Reason.TIMESTAMPS,
+            )
         return end
 
     def _check(self, samples: Tensor, times: Tensor | None) -> None:
         before = self._progress
         if times is not None and self.span > 1:
-            raise config_error("times of samples", f"expected none: a token has {self.span} samples", "model.tokenizer")
-        known = times if before.last is None or times is None else torch.cat((before.last, times), 1)
+            raise config_error(
+                "times of samples",
+                f"expected none: a token has {self.span} samples",
+                "model.tokenizer",
+            )
+        known = (
+            times if before.last is None or times is None else torch.cat((before.last, times), 1)
+        )
         if known is not None and not bool((known.diff(dim=1) >= 0).all() & known.isfinite().all()):
             order = "finite times that never decrease, also from piece to piece"
             raise usage_error("times decrease or are not finite", order, code=Reason.TIMESTAMPS)
         if before.samples is None:
             return
-        if (samples.shape[0], samples.shape[2:]) != (before.samples.shape[0], before.samples.shape[2:]):
+        if (samples.shape[0], samples.shape[2:]) != (
+            before.samples.shape[0],
+            before.samples.shape[2:],
+        ):
             found, wanted = ([*x.shape[:1], "T", *x.shape[2:]] for x in (samples, before.samples))
-            raise usage_error(f"samples {found}", f"expected {wanted} as before", "start a new stream", code=Reason.SHAPES_DIFFER)
+            raise usage_error(
+                f"samples {found}",
+                f"expected {wanted} as before",
+                "start a new stream",
+                code=Reason.SHAPES_DIFFER,
+            )
         if before.positions and (times is None) != (before.last is None):
-            raise usage_error("times in some pieces alone", "times in all pieces or in none", code=Reason.TIMESTAMPS)
+            raise usage_error(
+                "times in some pieces alone",
+                "times in all pieces or in none",
+                code=Reason.TIMESTAMPS,
+            )
 
     def _read(
         self,
@@ -192,7 +262,9 @@ class Stream:
         finish: bool = False,
         end: Tensor | None = None,
     ) -> tuple[Encoded, Progress]:
-        """Tokens of `samples`, behind their context, through the layers, with [SOS] before the first one and [EOS] on `finish`."""
+        """Tokens of `samples`, behind their context, through the layers, with [SOS] before the
+        first one and [EOS] on `finish`.
+        """
         model, adapter = self.model, self.model.adapter
         skip = before.context // self.stride
         if not samples.shape[1]:  # a token of zeros, which is left out
@@ -206,10 +278,15 @@ class Stream:
             first, last = times[:, :1].clone() if first is None else first, times[:, -1:].clone()
         clock = [] if times is None else [times]
         if begins:
-            parts, clock = [self._special(0, parts[0], before.person), *parts], [] if first is None else [first, *clock]
+            parts, clock = (
+                [self._special(0, parts[0], before.person), *parts],
+                [] if first is None else [first, *clock],
+            )
         if finish:
             parts.append(self._special(1, parts[0], before.person))
-            clock = [*clock, last if end is None else end[:, None].to(last)] if last is not None else []
+            clock = (
+                [*clock, last if end is None else end[:, None].to(last)] if last is not None else []
+            )
         x = torch.cat(parts, 1)
         at = torch.cat(clock, 1) if clock else None
         if at is not None and first is not None:
@@ -217,16 +294,28 @@ class Stream:
         states, layers = self._run(x, at, first, before)
         hidden = tuple(state[:, 1:] if begins else state for state in states)
         eos = torch.full((len(x),), count, device=x.device) if finish else None
-        after = before._replace(layers=layers, positions=before.positions + x.shape[1], first=first, last=last)
-        return Encoded(tokens, targets, real, hidden, eos=eos, last=eos if model.config.index_day else None), after
+        after = before._replace(
+            layers=layers, positions=before.positions + x.shape[1], first=first, last=last
+        )
+        return Encoded(
+            tokens, targets, real, hidden, eos=eos, last=eos if model.config.index_day else None
+        ), after
 
     def _special(self, which: int, like: Tensor, person: Tensor | None) -> Tensor:
         """[SOS] (0) or [EOS] (1), [B, 1, D], with age and sex."""
         vector = self.model.special[which].to(like.dtype).expand(len(like), 1, -1)
-        return vector if self.model.person_map is None or person is None else vector + self.model.person_map(person.to(like.dtype))[:, None]
+        return (
+            vector
+            if self.model.person_map is None or person is None
+            else vector + self.model.person_map(person.to(like.dtype))[:, None]
+        )
 
-    def _run(self, x: Tensor, times: Tensor | None, first: Tensor | None, before: Progress) -> tuple[list[Tensor], tuple[Any, ...]]:
-        """States of each layer [B, M, D] and what the layers keep, in pieces so that the memory does not grow with M."""
+    def _run(
+        self, x: Tensor, times: Tensor | None, first: Tensor | None, before: Progress
+    ) -> tuple[list[Tensor], tuple[Any, ...]]:
+        """States of each layer [B, M, D] and what the layers keep, in pieces so that the memory
+        does not grow with M.
+        """
         config, layers = self.model.config, list(before.layers)
         by_time = isinstance(config, StackConfig) and config.rotary == "time" and times is not None
         pieces: list[list[Tensor]] = [[] for _ in layers]
@@ -236,7 +325,9 @@ class Stream:
             index = torch.arange(y.shape[1], device=x.device) + before.positions + start
             positions = at - first if by_time and at is not None and first is not None else index
             for depth, layer in enumerate(cast(nn.ModuleList, self.model.layers)):
-                y, layers[depth] = layer.advance(y, Positions(positions, at, None, None), layers[depth])  # type: ignore[operator]
+                y, layers[depth] = layer.advance(
+                    y, Positions(positions, at, None, None), layers[depth]
+                )  # type: ignore[operator]
                 pieces[depth].append(y)
         empty = x.new_zeros(len(x), 0, self.model.width)
         return [torch.cat(piece, 1) if piece else empty for piece in pieces], tuple(layers)
@@ -245,4 +336,9 @@ class Stream:
 def _require_eval(model: BidirectionalModel) -> None:
     """Training would drop states out and overwrite statistics, also after the stream was made."""
     if model.training:
-        raise config_error("a stream of a model in training mode", "expected eval mode", "model", "Call model.eval() before")
+        raise config_error(
+            "a stream of a model in training mode",
+            "expected eval mode",
+            "model",
+            "Call model.eval() before",
+        )

@@ -1,11 +1,14 @@
-"""Hazards for time to event with death as a competing risk: losses under censoring, and cumulative incidences.
+"""Hazards for time to event with death as a competing risk: losses under censoring, and cumulative
+incidences.
 
-Both kinds have one output per label, cause (the event, death) and interval of a grid of days; the intervals are those that `make_edges` draws from the
-training events. discrete: the share of those at risk at the start of an interval who have the event, or die, in it (Lee et al. 2018 without the
-ranking loss; Gensheimer and Narasimhan 2019). piecewise-exponential: a constant rate of each cause within an interval (Friedman 1982; MOTOR,
-Steinberg et al. 2023).
+Both kinds have one output per label, cause (the event, death) and interval of a grid of days; the
+intervals are those that `make_edges` draws from the training events. discrete: the share of those
+at risk at the start of an interval who have the event, or die, in it (Lee et al. 2018 without the
+ranking loss; Gensheimer and Narasimhan 2019). piecewise-exponential: a constant rate of each cause
+within an interval (Friedman 1982; MOTOR, Steinberg et al. 2023).
 
-Legend: B rows, K labels, J intervals, H horizons; logits [B, K, 2, J], time [B, K] days, event [B, K] 0, 1 (event) or 2 (death).
+Legend: B rows, K labels, J intervals, H horizons; logits [B, K, 2, J], time [B, K] days, event [B,
+K] 0, 1 (event) or 2 (death).
 """
 
 from __future__ import annotations
@@ -48,10 +51,18 @@ class HazardGrid(NamedTuple):
         return time.clamp(max=self.edges[-1]), torch.where(late, 0, event)
 
 
-def make_edges(time: np.ndarray, event: np.ndarray, end: float, intervals: int) -> tuple[float, ...]:
-    """Edges in days: quantiles of the times [n] of the events (1), so that each interval holds as many, from 0 to `end`."""
+def make_edges(
+    time: np.ndarray, event: np.ndarray, end: float, intervals: int
+) -> tuple[float, ...]:
+    """Edges in days: quantiles of the times [n] of the events (1), so that each interval holds as
+    many, from 0 to `end`.
+    """
     own = time[(event == 1) & (time < end)]
-    inner = np.unique(np.round(np.quantile(own, np.arange(1, intervals) / intervals))) if len(own) else np.empty(0)
+    inner = (
+        np.unique(np.round(np.quantile(own, np.arange(1, intervals) / intervals)))
+        if len(own)
+        else np.empty(0)
+    )
     inner = inner[(inner > 0) & (inner < end)]
     return (0.0, *map(float, inner), float(end))
 
@@ -59,7 +70,8 @@ def make_edges(time: np.ndarray, event: np.ndarray, end: float, intervals: int) 
 def measure_loss(logits: Tensor, time: Tensor, event: Tensor, grid: HazardGrid) -> Tensor:
     """Negative log-likelihood [B, K].
 
-    An interval that a row leaves by censoring counts with its share: a share f of it without event is (1 - h)^f, exp(-f a) of a rate.
+    An interval that a row leaves by censoring counts with its share: a share f of it without event
+    is (1 - h)^f, exp(-f a) of a rate.
     """
     time, event = grid.censor(time, event)
     lived, at = grid.measure_exposure(time), grid.find_interval(time)
@@ -76,10 +88,15 @@ def measure_loss(logits: Tensor, time: Tensor, event: Tensor, grid: HazardGrid) 
     return (logits.exp().sum(2) * years).sum(-1) - torch.where(happened, own, 0.0)
 
 
-def compute_incidence(logits: Tensor, grid: HazardGrid, days: Sequence[float] | None = None) -> Tensor:
-    """Cumulative incidence of the event at `days` (None: the horizons), [B, K, H]; hazards are constant within an interval."""
+def compute_incidence(
+    logits: Tensor, grid: HazardGrid, days: Sequence[float] | None = None
+) -> Tensor:
+    """Cumulative incidence of the event at `days` (None: the horizons), [B, K, H]; hazards are
+    constant within an interval.
+    """
     if grid.kind == "discrete":
-        total = torch.logsumexp(F.pad(logits, (0, 0, 1, 0)), 2)  # the hazard of an interval, summed over its time
+        # the hazard of an interval, summed over its time
+        total = torch.logsumexp(F.pad(logits, (0, 0, 1, 0)), 2)
         share = logits.softmax(2)[:, :, 0]
     else:
         rates = logits.exp() * send_constants(np.diff(grid.edges) / YEAR, logits)
@@ -92,26 +109,51 @@ def compute_incidence(logits: Tensor, grid: HazardGrid, days: Sequence[float] | 
 
 
 def find_null_logits(time: Tensor, event: Tensor, grid: HazardGrid) -> Tensor:
-    """Logits [K, 2, J] of the hazards of all rows together; time and event [n, K], NaN: not known."""
+    """Logits [K, 2, J] of the hazards of all rows together; time and event [n, K], NaN: not
+    known.
+    """
     known = torch.isfinite(time)
-    time, event = grid.censor(torch.where(known, time, 0.0).double(), torch.where(known, event, 0.0))
-    lived, at = grid.measure_exposure(time), F.one_hot(grid.find_interval(time), len(grid.edges) - 1)
-    cases = torch.stack([(at * (event == code)[..., None]).sum(0) for code in (1, 2)], 1) + SMOOTHING  # [K, 2, J]
+    time, event = grid.censor(
+        torch.where(known, time, 0.0).double(), torch.where(known, event, 0.0)
+    )
+    lived, at = (
+        grid.measure_exposure(time),
+        F.one_hot(grid.find_interval(time), len(grid.edges) - 1),
+    )
+    # [K, 2, J]
+    cases = (
+        torch.stack([(at * (event == code)[..., None]).sum(0) for code in (1, 2)], 1) + SMOOTHING
+    )
     if grid.kind == "discrete":
-        ended = torch.where((event > 0)[..., None], torch.maximum(lived, at.double()), lived).sum(0)[:, None]
-        return torch.log(cases) - torch.log((ended - cases.sum(1, keepdim=True)).clamp(min=SMOOTHING))
+        ended = torch.where((event > 0)[..., None], torch.maximum(lived, at.double()), lived).sum(
+            0
+        )[:, None]
+        return torch.log(cases) - torch.log(
+            (ended - cases.sum(1, keepdim=True)).clamp(min=SMOOTHING)
+        )
     years = lived.sum(0)[:, None] * send_constants(np.diff(grid.edges) / YEAR, lived)
     return torch.log(cases) - torch.log(years.clamp(min=SMOOTHING / YEAR))
 
 
-def survival_loss(head: Any, batch: Any, generator: torch.Generator | None = None) -> dict[str, Any]:
-    """The loss of a head on targets [B, K H, 2] (times and events, NaN: not known) in the objective form."""
+def survival_loss(
+    head: Any, batch: Any, generator: torch.Generator | None = None
+) -> dict[str, Any]:
+    """The loss of a head on targets [B, K H, 2] (times and events, NaN: not known) in the objective
+    form.
+    """
     grid: HazardGrid = head.grid
     target = batch.target[:, :: len(grid.horizons)]
     logits = head(batch)
-    logits = (logits if logits.dtype == torch.float64 else logits.float()).reshape(*target.shape[:2], 2, -1)
+    logits = (logits if logits.dtype == torch.float64 else logits.float()).reshape(
+        *target.shape[:2], 2, -1
+    )
     valid = torch.isfinite(target).all(-1)
     time, event = torch.where(valid[..., None], target, 0.0).to(logits.dtype).unbind(-1)
     each = torch.where(valid, measure_loss(logits, time, event, grid), 0.0)
     loss = each.sum() / valid.sum().clamp(min=1)
-    return {"loss": loss, "prediction": compute_incidence(logits, grid)[..., -1], "target": event, "valid": valid}
+    return {
+        "loss": loss,
+        "prediction": compute_incidence(logits, grid)[..., -1],
+        "target": event,
+        "valid": valid,
+    }

@@ -1,7 +1,9 @@
-"""From a batch to tokens, their targets and the mask of real tokens (paper, appendix "Pre-training overview").
+"""From a batch to tokens, their targets and the mask of real tokens (paper, appendix "Pre-training
+overview").
 
-Targets are raw values of the input, never a learned tensor: learned targets collapse (the tokens shrink until any prediction is good).
-Missing and padded samples are set to 0, the mean after normalisation, and excluded from the loss; padding is on the right.
+Targets are raw values of the input, never a learned tensor: learned targets collapse (the tokens
+shrink until any prediction is good). Missing and padded samples are set to 0, the mean after
+normalisation, and excluded from the loss; padding is on the right.
 
 Legend: B batch, T timesteps, V channels, N tokens, F token width, P target width.
 """
@@ -26,7 +28,9 @@ IGNORE = -100  # class of a target that is not predicted
 
 
 def find_row_ends(batch: Batch) -> Tensor:
-    """The true length of each row, int64 [B]: one past its last sample or event that any channel observed."""
+    """The true length of each row, int64 [B]: one past its last sample or event that any channel
+    observed.
+    """
     if batch.mask is None:
         return torch.full(batch.values.shape[:1], batch.values.shape[1], device=batch.values.device)
     seen = batch.mask.any(-1) if batch.mask.dim() == 3 else batch.mask
@@ -42,7 +46,8 @@ def get_observed(batch: Batch) -> Tensor:
 
 
 def require_channels(batch: Batch, channels: int) -> None:
-    """Refuse other samples than [B, T, V] of V `channels`: patches would mix time and channels. Raises UserError (shapes_differ, exit 2).
+    """Refuse other samples than [B, T, V] of V `channels`: patches would mix time and channels.
+    Raises UserError (shapes_differ, exit 2).
 
     Shapes alone are read: no wait for a device, no break of a graph.
     """
@@ -56,16 +61,21 @@ def require_channels(batch: Batch, channels: int) -> None:
 
 
 def _fill_missing(batch: Batch, channels: int) -> Tensor:
-    """The samples with 0 where nothing was observed, [B, T, V]. Raises UserError as `require_channels`."""
+    """The samples with 0 where nothing was observed, [B, T, V]. Raises UserError as
+    `require_channels`.
+    """
     require_channels(batch, channels)
-    return batch.values if batch.mask is None else batch.values.masked_fill(~get_observed(batch), 0.0)
+    return (
+        batch.values if batch.mask is None else batch.values.masked_fill(~get_observed(batch), 0.0)
+    )
 
 
 class ConvTokenizer(nn.Module):
     """Two convolutions V -> V (kernel 3, stride 2, padding 1) with GELU: N = ceil(T / 4).
 
-    Token n reads samples 4n-3 .. 4n+3. Its target is the raw centre sample x[4n], which its neighbours (up to 4n-1, from 4n+1) do not
-    read: leak-free in both directions. `width` = `target_width` = V.
+    Token n reads samples 4n-3 .. 4n+3. Its target is the raw centre sample x[4n], which its
+    neighbours (up to 4n-1, from 4n+1) do not read: leak-free in both directions. `width` =
+    `target_width` = V.
     """
 
     def __init__(self, channels: int) -> None:
@@ -77,22 +87,28 @@ class ConvTokenizer(nn.Module):
 
     @torch.no_grad()
     def _start_convolutions(self) -> None:
-        """Each channel starts as its own low-pass of gain 1 through both convolutions, with a tenth of fan-in noise.
+        """Each channel starts as its own low-pass of gain 1 through both convolutions, with a tenth
+        of fan-in noise.
 
-        The paper gives no start. Two random kernels from one channel to one leave it to eight numbers how much of the input is left: with a
-        negative second sum GELU squashes what the first let through, and what the kernels read is aliased by their stride. The binomial
-        kernel is the filter before a decimation by two of Burt and Adelson (1983), here on the identity between channels. At the bias 0.5
-        both signs of the input pass GELU, and its curvature lets the envelope of waves through that are too fast for the tokens.
+        The paper gives no start. Two random kernels from one channel to one leave it to eight
+        numbers how much of the input is left: with a negative second sum GELU squashes what the
+        first let through, and what the kernels read is aliased by their stride. The binomial kernel
+        is the filter before a decimation by two of Burt and Adelson (1983), here on the identity
+        between channels. At the bias 0.5 both signs of the input pass GELU, and its curvature lets
+        the envelope of waves through that are too fast for the tokens.
         """
         for conv, level in ((self.first, 0.0), (self.second, GELU_LEVEL)):
             nn.init.normal_(conv.weight, std=0.1 / math.sqrt(3 * self.width))
-            conv.weight.diagonal().add_(conv.weight.new_tensor([0.25, 0.5, 0.25])[:, None] / GELU_SLOPE)
+            conv.weight.diagonal().add_(
+                conv.weight.new_tensor([0.25, 0.5, 0.25])[:, None] / GELU_SLOPE
+            )
             assert conv.bias is not None
             conv.bias.copy_(0.5 - level * conv.weight.sum((1, 2)))
 
     def count(self, length: int) -> int:
         """N of windows of `length` samples."""
-        return (length + 3) // 4  # here and below no quotient of negative numbers: ONNX rounds it towards 0
+        # here and below no quotient of negative numbers: ONNX rounds it towards 0
+        return (length + 3) // 4
 
     def find_real(self, batch: Batch) -> Tensor:
         """Which tokens are real, bool [B, N]; without any weight, so wherever the batch is."""
@@ -113,7 +129,9 @@ class ConvTokenizer(nn.Module):
         return get_observed(batch)[:, ::4]
 
     def erase(self, batch: Batch, chosen: Tensor) -> Batch:
-        """The batch with the samples 4n .. 4n+3 of the `chosen` [B, N] tokens set to 0, all channels together."""
+        """The batch with the samples 4n .. 4n+3 of the `chosen` [B, N] tokens set to 0, all
+        channels together.
+        """
         gone = chosen.repeat_interleave(4, dim=1)[:, : batch.values.shape[1]]
         return batch._replace(values=batch.values.masked_fill(gone.unsqueeze(-1), 0.0))
 
@@ -148,19 +166,25 @@ class StepTokenizer(nn.Module):
 
 
 class PatchTokenizer(nn.Module):
-    """Patches of P samples, flattened over time and channels; the target of a token is its raw patch (the paper's figures: 3000 -> 375).
+    """Patches of P samples, flattened over time and channels; the target of a token is its raw
+    patch (the paper's figures: 3000 -> 375).
 
-    If P does not divide the length, the last sample is repeated (`crop="pad"`, excluded from the loss), or the first samples are dropped
-    (`crop="start"`). Overlapping patches show a token parts of its neighbours' targets. `width` = `target_width` = P * V.
+    If P does not divide the length, the last sample is repeated (`crop="pad"`, excluded from the
+    loss), or the first samples are dropped (`crop="start"`). Overlapping patches show a token parts
+    of its neighbours' targets. `width` = `target_width` = P * V.
     """
 
-    def __init__(self, channels: int, patch: int = 8, *, stride: int | None = None, crop: str = "pad") -> None:
+    def __init__(
+        self, channels: int, patch: int = 8, *, stride: int | None = None, crop: str = "pad"
+    ) -> None:
         super().__init__()
         self.channels, self.patch, self.stride, self.crop = channels, patch, stride or patch, crop
         self.width = self.target_width = patch * channels
 
     def count(self, length: int) -> int:
-        """N of windows of `length` samples. Raises UserError (shapes_differ, exit 2) when not one patch fits."""
+        """N of windows of `length` samples. Raises UserError (shapes_differ, exit 2) when not one
+        patch fits.
+        """
         if length < self.patch and self.crop == "start":
             raise usage_error(
                 f"windows of {length} samples",
@@ -175,23 +199,34 @@ class PatchTokenizer(nn.Module):
 
     def _starts(self, ends: Tensor) -> Tensor:
         """First sample that is used, [B]."""
-        return (ends - self.patch).clamp(min=0) % self.stride if self.crop == "start" else torch.zeros_like(ends)
+        return (
+            (ends - self.patch).clamp(min=0) % self.stride
+            if self.crop == "start"
+            else torch.zeros_like(ends)
+        )
 
     def _index(self, batch: Batch) -> Tensor:
         """The sample behind each entry of each patch, before repetition, [B, N * P]."""
         count, device = self.count(batch.values.shape[1]), batch.values.device
-        steps = torch.arange(count, device=device)[:, None] * self.stride + torch.arange(self.patch, device=device)
+        steps = torch.arange(count, device=device)[:, None] * self.stride + torch.arange(
+            self.patch, device=device
+        )
         return self._starts(find_row_ends(batch))[:, None] + steps.flatten()
 
     def _is_view(self, batch: Batch) -> bool:
         """Whether patches are just a view of the window."""
-        if batch.mask is not None or self.stride != self.patch or torch.compiler.is_exporting():  # whose graph is for other lengths, too
+        # whose graph is for other lengths, too
+        if batch.mask is not None or self.stride != self.patch or torch.compiler.is_exporting():
             return False
         return batch.values.shape[1] % self.patch == 0
 
     def _cut(self, samples: Tensor, index: Tensor) -> Tensor:
         """[B, T, V] -> [B, N, P * V]."""
-        return samples.gather(1, index.unsqueeze(-1).expand(-1, -1, samples.shape[2])).unflatten(1, (-1, self.patch)).flatten(2)
+        return (
+            samples.gather(1, index.unsqueeze(-1).expand(-1, -1, samples.shape[2]))
+            .unflatten(1, (-1, self.patch))
+            .flatten(2)
+        )
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens [B, N, P * V], targets (the same values), mask of real tokens [B, N]."""
@@ -199,7 +234,9 @@ class PatchTokenizer(nn.Module):
         if self._is_view(batch):
             tokens = x.unflatten(1, (-1, self.patch)).flatten(2)
         else:
-            tokens = self._cut(x, torch.minimum(self._index(batch), (ends - 1).clamp(min=0)[:, None]))
+            tokens = self._cut(
+                x, torch.minimum(self._index(batch), (ends - 1).clamp(min=0)[:, None])
+            )
         return tokens, tokens.detach(), self.find_real(batch)
 
     def find_real(self, batch: Batch) -> Tensor:
@@ -209,20 +246,39 @@ class PatchTokenizer(nn.Module):
         if self.crop == "start":
             counts = torch.where(beyond < 0, 0, beyond // self.stride + 1)
         else:
-            counts = torch.where(ends > 0, (beyond.clamp(min=0) + self.stride - 1) // self.stride + 1, 0)
+            counts = torch.where(
+                ends > 0, (beyond.clamp(min=0) + self.stride - 1) // self.stride + 1, 0
+            )
         return mask_before(counts, self.count(batch.values.shape[1]))
 
     def find_targets(self, batch: Batch) -> Tensor:
         """Which target values were observed (repeated samples were not), bool [B, N, P * V]."""
         if self._is_view(batch):
-            return torch.ones_like(batch.values, dtype=torch.bool).unflatten(1, (-1, self.patch)).flatten(2)
+            return (
+                torch.ones_like(batch.values, dtype=torch.bool)
+                .unflatten(1, (-1, self.patch))
+                .flatten(2)
+            )
         index, ends = self._index(batch), find_row_ends(batch)[:, None]
-        inside = (index < ends).unsqueeze(-1).expand(-1, -1, batch.values.shape[2]).unflatten(1, (-1, self.patch)).flatten(2)
-        return inside & self._cut(get_observed(batch), torch.minimum(index, (ends - 1).clamp(min=0)))
+        inside = (
+            (index < ends)
+            .unsqueeze(-1)
+            .expand(-1, -1, batch.values.shape[2])
+            .unflatten(1, (-1, self.patch))
+            .flatten(2)
+        )
+        return inside & self._cut(
+            get_observed(batch), torch.minimum(index, (ends - 1).clamp(min=0))
+        )
 
     def erase(self, batch: Batch, chosen: Tensor) -> Batch:
-        """The batch with the patches of the `chosen` [B, N] tokens set to 0, all channels together (patches that do not overlap)."""
-        samples = torch.arange(batch.values.shape[1], device=chosen.device) - self._starts(find_row_ends(batch))[:, None]
+        """The batch with the patches of the `chosen` [B, N] tokens set to 0, all channels together
+        (patches that do not overlap).
+        """
+        samples = (
+            torch.arange(batch.values.shape[1], device=chosen.device)
+            - self._starts(find_row_ends(batch))[:, None]
+        )
         token, within = samples // self.stride, samples % self.stride
         inside = (samples >= 0) & (token < chosen.shape[1]) & (within < self.patch)
         gone = chosen.gather(1, token.clamp(0, chosen.shape[1] - 1)) & inside
@@ -230,12 +286,15 @@ class PatchTokenizer(nn.Module):
 
 
 class CodeTokenizer(StepTokenizer):
-    """Events: a token is the id of a code; its target is the output class. Classes: the codes in the order of their ids, one for [EOS].
+    """Events: a token is the id of a code; its target is the output class. Classes: the codes in
+    the order of their ids, one for [EOS].
 
-    [PAD], [SOS], [EOS], [MASK] and [UNK] are ids of the input only; `classes` holds the map, `IGNORE` where an id has no class.
+    [PAD], [SOS], [EOS], [MASK] and [UNK] are ids of the input only; `classes` holds the map,
+    `IGNORE` where an id has no class.
 
     Attributes:
-        width: rows of the embedding: one a code, and one for all ids below them (pads are never read: it is that of [MASK] and [UNK]).
+        width: rows of the embedding: one a code, and one for all ids below them (pads are never
+            read: it is that of [MASK] and [UNK]).
         target_width: output classes, codes + 1.
     """
 
@@ -270,26 +329,37 @@ class CodeTokenizer(StepTokenizer):
         return batch._replace(values=batch.values.masked_fill(chosen, MASK))
 
     def sets(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The codes of each distinct time, for models that do not order equal times, and the number j of each event's time, int64 [B, N].
+        """The codes of each distinct time, for models that do not order equal times, and the number
+        j of each event's time, int64 [B, N].
 
-        The sets, float [B, N + 1, P], hold a 1 for each code of the row's j-th distinct time; the one behind the last holds [EOS] alone.
+        The sets, float [B, N + 1, P], hold a 1 for each code of the row's j-th distinct time; the
+        one behind the last holds [EOS] alone.
         """
         _, targets, real = self(batch)
-        times = torch.arange(targets.shape[1], device=targets.device).expand_as(targets) if batch.times is None else batch.times
+        times = (
+            torch.arange(targets.shape[1], device=targets.device).expand_as(targets)
+            if batch.times is None
+            else batch.times
+        )
         group = F.pad((times[:, 1:] > times[:, :-1]) & real[:, 1:], (1, 0)).cumsum(1)
-        sets = torch.zeros(*targets.shape[:1], targets.shape[1] + 1, self.target_width, device=targets.device)
+        sets = torch.zeros(
+            *targets.shape[:1], targets.shape[1] + 1, self.target_width, device=targets.device
+        )
         row = torch.arange(len(sets), device=targets.device)
         at = (row[:, None].expand_as(group), group, targets.clamp(min=0))
-        sets.index_put_(at, (targets != IGNORE).to(sets), accumulate=True).clamp_(max=1.0)  # no selection: no wait for a device
+        # no selection: no wait for a device
+        sets.index_put_(at, (targets != IGNORE).to(sets), accumulate=True).clamp_(max=1.0)
         sets[row, torch.where(real.any(1), group[:, -1] + 1, 0), self.eos] = 1.0
         return sets, group
 
 
 class NumberScale(nn.Module):
-    """Numbers of codes, standardised: z = asinh((x - mean) / std), by mean and standard deviation of each code in the training split.
+    """Numbers of codes, standardised: z = asinh((x - mean) / std), by mean and standard deviation
+    of each code in the training split.
 
-    asinh is the identity around 0 and a logarithm in the tails: a number of 1000 standard deviations becomes 7.6. A code without moments
-    has no numbers. Models keep the moments of their own training.
+    asinh is the identity around 0 and a logarithm in the tails: a number of 1000 standard
+    deviations becomes 7.6. A code without moments has no numbers. Models keep the moments of their
+    own training.
     """
 
     mean: Tensor
@@ -316,18 +386,25 @@ class NumberScale(nn.Module):
 
 
 class NumberEmbedding(nn.Module):
-    """What the number of an event adds to the embedding of its code: a + z W of the code; nothing where there is none."""
+    """What the number of an event adds to the embedding of its code: a + z W of the code; nothing
+    where there is none.
+    """
 
     def __init__(self, codes: int, dim: int) -> None:
         super().__init__()
         self.scale = NumberScale(codes)
         self.slope = nn.Embedding(codes, dim)  # W
-        self.presence = nn.Parameter(torch.randn(dim))  # a: a mean number is another input than none
+        # a: a mean number is another input than none
+        self.presence = nn.Parameter(torch.randn(dim))
 
     def forward(self, ids: Tensor, numbers: Tensor | None) -> Tensor:
         """Ids and numbers [B, N] -> [B, N, D]."""
         z, known = self.scale(ids, numbers)
-        return torch.where(known[..., None], self.presence + z[..., None].to(self.presence.dtype) * self.slope(ids), 0.0)
+        return torch.where(
+            known[..., None],
+            self.presence + z[..., None].to(self.presence.dtype) * self.slope(ids),
+            0.0,
+        )
 
 
 def mask_before(ends: Tensor, count: int) -> Tensor:

@@ -1,6 +1,7 @@
 """Pre-training objectives: functions (model, batch) -> loss and its parts.
 
-`tokens` holds the objectives that predict tokens; those of one method each stand beside their model in `bitimely_core.zoo`.
+`tokens` holds the objectives that predict tokens; those of one method each stand beside their model
+in `bitimely_core.zoo`.
 """
 
 from __future__ import annotations
@@ -46,14 +47,20 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Objective:
-    """A registered objective with its settings, ready to be called. An empty name is the model's own objective."""
+    """A registered objective with its settings, ready to be called. An empty name is the model's
+    own objective.
+    """
 
     config: ObjectiveConfig
 
     def __call__(self, model: Model, batch: Batch, generator: Generator | None = None) -> Result:
         """See `get`."""
         entry, config = self._find_entry(model)
-        batch = batch if batch.draws is not None else self.draw(model, batch, [generator] * len(batch.values))
+        batch = (
+            batch
+            if batch.draws is not None
+            else self.draw(model, batch, [generator] * len(batch.values))
+        )
         rows = model.expand_channels(batch)
         if batch.draws is not None:
             rows = rows._replace(draws=batch.draws.flatten(0, 1).to(rows.values.device))
@@ -61,7 +68,8 @@ class Objective:
         return result
 
     def draw(self, model: Model, batch: Batch, generators: Iterable[Generator | None]) -> Batch:
-        """`batch` with what the objective draws for each of its rows (`draws`), each from a generator of its own, where it draws by row.
+        """`batch` with what the objective draws for each of its rows (`draws`), each from a
+        generator of its own, where it draws by row.
 
         Neither weights nor the progress of the training decide it: `fit` draws ahead, on the host.
         """
@@ -70,7 +78,9 @@ class Objective:
             return batch
         rows = model.expand_channels(batch)
         times = len(rows.values) // len(batch.values)
-        drawn = entry.facts.draw(model, rows, [one for one in generators for _ in range(times)], config)
+        drawn = entry.facts.draw(
+            model, rows, [one for one in generators for _ in range(times)], config
+        )
         return batch if drawn is None else batch._replace(draws=drawn.unflatten(0, (-1, times)))
 
     def _find_entry(self, model: Model) -> tuple[Entry[ObjectiveFacts], ObjectiveConfig]:
@@ -78,24 +88,35 @@ class Objective:
         name = self.config.name or models[model.config.name].facts.objective
         check_compatible(model.config, name)
         kind = find_objective_config(name)
-        return objectives[name], self.config if type(self.config) is kind else validate(kind, self.config.model_dump())
+        return objectives[name], self.config if type(self.config) is kind else validate(
+            kind, self.config.model_dump()
+        )
 
 
 def get(name: str | ObjectiveConfig = "", **settings: Any) -> Objective:
-    """The objective `name` with its settings (for example `ratio`, `span`), or that of a configuration.
+    """The objective `name` with its settings (for example `ratio`, `span`), or that of a
+    configuration.
 
     Returns:
-        `f(model, batch, generator=None)` -> dict of `loss` (scalar with gradient), `rel` (loss / Var(target), codes: / unigram entropy,
-        mean over the parts), `parts` (scalars), `prediction` and `target` [B, M, P] (codes: logits [B, M, P] and class ids [B, M]; the
-        parts one after another along M), `valid` (bool, as the target), `slices` (name of a part -> its slice of M), `count` (valid targets, by
-        which micro-batches are weighted) and `rel_count` (what `rel` is a mean over). Random choices are those of `Batch.draws`, else drawn
-        row by row from `generator` (CPU), else from torch's global one.
+        `f(model, batch, generator=None)` -> dict of `loss` (scalar with gradient), `rel` (loss /
+        Var(target), codes: / unigram entropy, mean over the parts), `parts` (scalars), `prediction`
+        and `target` [B, M, P] (codes: logits [B, M, P] and class ids [B, M]; the parts one after
+        another along M), `valid` (bool, as the target), `slices` (name of a part -> its slice of
+        M), `count` (valid targets, by which micro-batches are weighted) and `rel_count` (what `rel`
+        is a mean over). Random choices are those of `Batch.draws`, else drawn row by row from
+        `generator` (CPU), else from torch's global one.
 
-    Raises UserError: unknown name, or settings that it does not have or that are out of range (exit 2).
+    Raises UserError: unknown name, or settings that it does not have or that are out of range (exit
+    2).
     """
     if isinstance(name, ObjectiveConfig):
         return Objective(name)
-    return Objective(validate(find_objective_config(name) if name else StoredObjectiveConfig, {"name": name, **settings}))
+    return Objective(
+        validate(
+            find_objective_config(name) if name else StoredObjectiveConfig,
+            {"name": name, **settings},
+        )
+    )
 
 
 REASONS = {
@@ -106,52 +127,89 @@ REASONS = {
 
 
 def list_capabilities(model: str) -> tuple[str, ...]:
-    """The requirements of objectives that a model meets: those that it declares, else that of its own objective."""
+    """The requirements of objectives that a model meets: those that it declares, else that of its
+    own objective.
+    """
     facts = models[model].facts
-    return (objectives[facts.objective].facts.requires,) if facts.capabilities is None else facts.capabilities
+    return (
+        (objectives[facts.objective].facts.requires,)
+        if facts.capabilities is None
+        else facts.capabilities
+    )
 
 
 def compatible_objectives(model: str) -> list[str]:
-    """The objectives that a model can be pre-trained with, its own first; some of them only with certain settings (`check_compatible`)."""
+    """The objectives that a model can be pre-trained with, its own first; some of them only with
+    certain settings (`check_compatible`).
+    """
     own, capabilities = models[model].facts.objective, list_capabilities(model)
-    return [own, *(name for name, entry in objectives.items() if name != own and entry.facts.requires in capabilities)]
+    return [
+        own,
+        *(
+            name
+            for name, entry in objectives.items()
+            if name != own and entry.facts.requires in capabilities
+        ),
+    ]
 
 
 def check_name(model: str, objective: str) -> None:
-    """Refuse an objective that no configuration of a model meets. Raises UserError (config, exit 2) naming those that fit."""
+    """Refuse an objective that no configuration of a model meets. Raises UserError (config, exit 2)
+    naming those that fit.
+    """
     requires, capabilities = objectives[objective].facts.requires, list_capabilities(model)
     if not requires or requires in capabilities:
         return
     *others, last = compatible_objectives(model)
     hint = "Leave --objective out for the model's own"
     if models[model].facts.capabilities is None:
-        why, hint = f"it does not declare the capability {requires}", f"If it has it, name it in ModelFacts.capabilities. {hint}"
+        why, hint = (
+            f"it does not declare the capability {requires}",
+            f"If it has it, name it in ModelFacts.capabilities. {hint}",
+        )
     elif not capabilities:
         why = "it has no pre-training"
     else:
-        owners = [name for name, entry in models.items() if requires in (entry.facts.capabilities or ())]
+        owners = [
+            name for name, entry in models.items() if requires in (entry.facts.capabilities or ())
+        ]
         why = REASONS.get(requires, f"that is the objective of {' and '.join(owners)}")
     expected = f"{', '.join(others)} or {last}" if others else last
-    raise config_error(f"{objective} for {model}", f"{why}; expected {expected}", "objective.name", hint)
+    raise config_error(
+        f"{objective} for {model}", f"{why}; expected {expected}", "objective.name", hint
+    )
 
 
 def check_compatible(config: ModelConfig, objective: str) -> None:
-    """Refuse an objective that a model of this configuration cannot be pre-trained with. Raises UserError (config, exit 2)."""
+    """Refuse an objective that a model of this configuration cannot be pre-trained with. Raises
+    UserError (config, exit 2).
+    """
     check_name(config.name, objective)
     facts = objectives[objective].facts
     if facts.requires == "alternating" and config.layers % 2:
         requirement = "expected an even number: the objective alternates directions"
-        raise config_error(f"{config.layers} layers", requirement, "model.layers", f"Use {config.layers + 1} layers")
+        raise config_error(
+            f"{config.layers} layers",
+            requirement,
+            "model.layers",
+            f"Use {config.layers + 1} layers",
+        )
     facts.check(config)
 
 
 def leak_free(
-    settings: Settings | dict[str, Any], *, normalise: str | None = None, preparation: Sequence[SamplePreparation | None] = ()
+    settings: Settings | dict[str, Any],
+    *,
+    normalise: str | None = None,
+    preparation: Sequence[SamplePreparation | None] = (),
 ) -> bool | str | None:
-    """The stamp of a run: True, False, None (the objective has no target of its own), or a text with the condition.
+    """The stamp of a run: True, False, None (the objective has no target of its own), or a text
+    with the condition.
 
-    `settings` are resolved, or plain values; `normalise` is how the windows were really normalised (None: as the settings say);
-    `preparation` is that of the data sets (None: unknown; without any: the values are what was recorded). Raises UserError: overlapping patches under an objective that claims to be leak-free (exit 2).
+    `settings` are resolved, or plain values; `normalise` is how the windows were really normalised
+    (None: as the settings say); `preparation` is that of the data sets (None: unknown; without any:
+    the values are what was recorded). Raises UserError: overlapping patches under an objective that
+    claims to be leak-free (exit 2).
     """
     chosen = settings if isinstance(settings, Settings) else validate_settings(settings)
     name = chosen.objective.name or models[chosen.model.name].facts.objective
@@ -161,19 +219,27 @@ def leak_free(
     model = chosen.model
     refuse_overlap(model)
     if (model.target == "tokens" or facts.states) and model.tokenizer == "conv":
-        return False  # neighbouring tokens share samples, and a tokenizer that is trained moves its content there
+        # neighbouring tokens share samples, and a tokenizer that is trained moves its content there
+        return False
     windowed = (normalise or chosen.data.normalise) == "window" and model.tokenizer != "codes"
     statistics = ("given window statistics",) if windowed else ()
-    conditions = dict.fromkeys((*list_conditions(preparation, model, facts.context), *statistics, *model.leak_conditions()))
+    conditions = dict.fromkeys(
+        (*list_conditions(preparation, model, facts.context), *statistics, *model.leak_conditions())
+    )
     return " and ".join(conditions) or True
 
 
 @torch.no_grad()
 def measure_scale(model: nn.Module, batches: Batches | Iterable[Batch], limit: int = 256) -> float:
-    """Measure Var(target) (codes: unigram entropy; heads: that of the labels) on up to `limit` batches; kept in `model.target_scale`."""
+    """Measure Var(target) (codes: unigram entropy; heads: that of the labels) on up to `limit`
+    batches; kept in `model.target_scale`.
+    """
     stream = batches(0) if callable(batches) else batches
     where = next(model.parameters()).device
-    limited = (Batch(*(None if part is None else part.to(where) for part in batch)) for batch in itertools.islice(stream, limit))  # type: ignore[arg-type]
+    limited = (
+        Batch(*(None if part is None else part.to(where) for part in batch))  # type: ignore[arg-type]
+        for batch in itertools.islice(stream, limit)
+    )
     scale = float(model.measure(limited))  # type: ignore[operator]
     model.target_scale.fill_(scale)  # type: ignore[operator]
     return scale

@@ -1,12 +1,14 @@
-"""What a layer does between its matrix products, one operator of torch each on CUDA: norms, gates, residual sums, and casts of weights.
+"""What a layer does between its matrix products, one operator of torch each on CUDA: norms, gates,
+residual sums, and casts of weights.
 
     residual_norm(x, branch, norm)   x + branch, and its layer norm
     norm_gate(o, gate, norm)         SiLU(gate) * norm(o), the norm of each head and token
     glu(joined, act)                 act(a) * b of the halves of joined
     join_weights(groups, dtype)      the weights of several linear maps of one input as one matrix, all groups with one copy
 
-On a CPU, and in graphs of torch.compile, these are the plain operations. On CUDA each is an operator `bitimely::` with a backward written by
-hand, which saves no more than the inputs (of `residual_norm`: the sum), and the functions of both are compiled where Triton is.
+On a CPU, and in graphs of torch.compile, these are the plain operations. On CUDA each is an
+operator `bitimely::` with a backward written by hand, which saves no more than the inputs (of
+`residual_norm`: the sum), and the functions of both are compiled where Triton is.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from bitimely_core.ops.operator import LIBRARY
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": F.gelu}
 Item = TypeVar("Item")
-COPIED = 6_500_000  # parameters, 25 MiB: gradients of the last layers are there before those of the first
+# parameters, 25 MiB: gradients of the last layers are there before those of the first
+COPIED = 6_500_000
 RMS_EPS, GROUP_EPS = 1e-6, 1e-5
 
 
@@ -36,7 +39,11 @@ def is_used(x: Tensor) -> bool:
 
 def find_dtype(x: Tensor) -> torch.dtype:
     """In which matrix products read `x`: that of autocast, where it is on, else that of `x`."""
-    return torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+    return (
+        torch.get_autocast_dtype(x.device.type)
+        if torch.is_autocast_enabled(x.device.type)
+        else x.dtype
+    )
 
 
 def residual_norm(x: Tensor, branch: Tensor | None, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
@@ -45,12 +52,16 @@ def residual_norm(x: Tensor, branch: Tensor | None, norm: nn.LayerNorm) -> tuple
         total = x if branch is None else x + branch
         return total, norm(total)
     x = x if branch is None else x.to(torch.promote_types(x.dtype, branch.dtype))
-    total, normed = torch.ops.bitimely.residual_norm(x, branch, norm.weight, norm.bias, norm.eps, find_dtype(x))
+    total, normed = torch.ops.bitimely.residual_norm(
+        x, branch, norm.weight, norm.bias, norm.eps, find_dtype(x)
+    )
     return (x if branch is None else total), normed
 
 
 def norm_gate(o: Tensor, gate: Tensor, norm: str) -> Tensor:
-    """SiLU(gate) * norm(o), [B, M, H W] from o [B, M, H, W]; `norm`: group or rms, of each head and token, without weights."""
+    """SiLU(gate) * norm(o), [B, M, H W] from o [B, M, H, W]; `norm`: group or rms, of each head and
+    token, without weights.
+    """
     if not is_used(o):
         return _norm_gate(o, gate, norm)
     gated: Tensor = torch.ops.bitimely.norm_gate(o, gate, norm)
@@ -58,7 +69,9 @@ def norm_gate(o: Tensor, gate: Tensor, norm: str) -> Tensor:
 
 
 def glu(joined: Tensor, act: str) -> Tensor:
-    """act(a) * b [..., F], a and b the halves of joined [..., 2 F]; `act`: a key of `ACTIVATIONS`."""
+    """act(a) * b [..., F], a and b the halves of joined [..., 2 F]; `act`: a key of
+    `ACTIVATIONS`.
+    """
     if not is_used(joined):
         return _glu(joined, act)
     gated: Tensor = torch.ops.bitimely.glu(joined, act)
@@ -66,12 +79,20 @@ def glu(joined: Tensor, act: str) -> Tensor:
 
 
 def join_weights(groups: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> list[Tensor]:
-    """The matrices [O, I] of each group below each other, in `dtype`: one copy for about every `COPIED` parameters."""
-    starts = itertools.accumulate((sum(weight.numel() for weight in group) for group in groups), initial=0)
+    """The matrices [O, I] of each group below each other, in `dtype`: one copy for about every
+    `COPIED` parameters.
+    """
+    starts = itertools.accumulate(
+        (sum(weight.numel() for weight in group) for group in groups), initial=0
+    )
     joined: list[Tensor] = []
-    for _, some in itertools.groupby(zip(groups, starts, strict=False), key=lambda pair: pair[1] // COPIED):
+    for _, some in itertools.groupby(
+        zip(groups, starts, strict=False), key=lambda pair: pair[1] // COPIED
+    ):
         own = [group for group, _ in some]
-        joined += torch.ops.bitimely.join_weights([weight for group in own for weight in group], [*map(len, own)], dtype)
+        joined += torch.ops.bitimely.join_weights(
+            [weight for group in own for weight in group], [*map(len, own)], dtype
+        )
     return joined
 
 
@@ -83,8 +104,12 @@ def _widen(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.to(torch.promote_types(x.dtype, torch.float32)) for x in tensors)
 
 
-def _differentiate_norm(grad: Tensor, x: Tensor, eps: float, *, centred: bool = True) -> tuple[Tensor, Tensor]:
-    """The normalised rows of `x` and the gradient of `x`, from that of the rows; not `centred`: of the root mean square."""
+def _differentiate_norm(
+    grad: Tensor, x: Tensor, eps: float, *, centred: bool = True
+) -> tuple[Tensor, Tensor]:
+    """The normalised rows of `x` and the gradient of `x`, from that of the rows; not `centred`: of
+    the root mean square.
+    """
     x = x - x.mean(-1, keepdim=True) if centred else x
     scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     x = x * scale
@@ -92,29 +117,47 @@ def _differentiate_norm(grad: Tensor, x: Tensor, eps: float, *, centred: bool = 
     return x, scale * (slope - grad.mean(-1, keepdim=True) if centred else slope)
 
 
-def _residual_norm(x: Tensor, branch: Tensor | None, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _residual_norm(
+    x: Tensor, branch: Tensor | None, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     total = x if branch is None else x + branch
     wide = _widen(total)[0]
-    normed = F.layer_norm(wide, wide.shape[-1:], weight.to(wide.dtype), bias.to(wide.dtype), eps).to(dtype)
+    normed = F.layer_norm(
+        wide, wide.shape[-1:], weight.to(wide.dtype), bias.to(wide.dtype), eps
+    ).to(dtype)
     return (x.new_empty(0) if branch is None else total), normed
 
 
 def _residual_norm_backward(
-    passed: Tensor | None, grad: Tensor, total: Tensor, weight: Tensor, eps: float, branch: torch.dtype | None
+    passed: Tensor | None,
+    grad: Tensor,
+    total: Tensor,
+    weight: Tensor,
+    eps: float,
+    branch: torch.dtype | None,
 ) -> list[Tensor]:
-    """Gradients of x, weight and bias, and of the branch where it has another dtype than x; `passed` is that of the sum."""
+    """Gradients of x, weight and bias, and of the branch where it has another dtype than x;
+    `passed` is that of the sum.
+    """
     grad, wide = _widen(grad, total)
     normed, slope = _differentiate_norm(grad * weight.to(wide.dtype), wide, eps)
     slope = slope if passed is None else slope + passed
     rows = grad.flatten(0, -2)
     sums = ((rows * normed.flatten(0, -2)).sum(0).to(weight.dtype), rows.sum(0).to(weight.dtype))
-    return [slope.to(total.dtype), *sums, *([] if branch in (None, total.dtype) else [slope.to(branch)])]
+    return [
+        slope.to(total.dtype),
+        *sums,
+        *([] if branch in (None, total.dtype) else [slope.to(branch)]),
+    ]
 
 
 def _norm_gate(o: Tensor, gate: Tensor, norm: str) -> Tensor:
     if norm == "rms":
-        return F.silu(gate) * (o * torch.rsqrt(o.square().mean(-1, keepdim=True) + RMS_EPS)).flatten(-2)
-    return F.silu(gate) * F.layer_norm(o, o.shape[-1:], eps=GROUP_EPS).flatten(-2)  # = group norm with H groups on each token by itself
+        return F.silu(gate) * (
+            o * torch.rsqrt(o.square().mean(-1, keepdim=True) + RMS_EPS)
+        ).flatten(-2)
+    # = group norm with H groups on each token by itself
+    return F.silu(gate) * F.layer_norm(o, o.shape[-1:], eps=GROUP_EPS).flatten(-2)
 
 
 def _norm_gate_wide(o: Tensor, gate: Tensor, norm: str) -> Tensor:
@@ -127,8 +170,13 @@ def _norm_gate_backward(grad: Tensor, o: Tensor, gate: Tensor, norm: str) -> lis
     wide, grad, x = _widen(o, grad, gate)
     share = x.sigmoid()
     centred = norm != "rms"
-    normed, slope = _differentiate_norm((grad * x * share).view(o.shape), wide, GROUP_EPS if centred else RMS_EPS, centred=centred)
-    return [slope.to(o.dtype), (grad * normed.flatten(-2) * share * (1 + x * (1 - share))).to(gate.dtype)]
+    normed, slope = _differentiate_norm(
+        (grad * x * share).view(o.shape), wide, GROUP_EPS if centred else RMS_EPS, centred=centred
+    )
+    return [
+        slope.to(o.dtype),
+        (grad * normed.flatten(-2) * share * (1 + x * (1 - share))).to(gate.dtype),
+    ]
 
 
 def _glu(joined: Tensor, act: str) -> Tensor:
@@ -156,15 +204,26 @@ def _glu_backward(grad: Tensor, joined: Tensor, act: str) -> Tensor:
 def _join_weights(weights: list[Tensor], counts: list[int], dtype: torch.dtype) -> list[Tensor]:
     heights = _cut([*map(len, weights)], counts)
     first = [weight for weight, *_ in _cut(weights, counts)]
-    joined = [weight.new_empty(sum(rows), weight.shape[1], dtype=dtype) for weight, rows in zip(first, heights, strict=True)]
-    torch._foreach_copy_([part for one, rows in zip(joined, heights, strict=True) for part in one.split(rows)], weights)
+    joined = [
+        weight.new_empty(sum(rows), weight.shape[1], dtype=dtype)
+        for weight, rows in zip(first, heights, strict=True)
+    ]
+    torch._foreach_copy_(
+        [part for one, rows in zip(joined, heights, strict=True) for part in one.split(rows)],
+        weights,
+    )
     return joined
 
 
 def _split_gradients(grads: list[Tensor], weights: list[Tensor], counts: list[int]) -> list[Tensor]:
     """Gradients of the weights from those of the joined matrices."""
-    heights, out = _cut([*map(len, weights)], counts), [torch.empty_like(weight) for weight in weights]
-    torch._foreach_copy_(out, [part for grad, rows in zip(grads, heights, strict=True) for part in grad.split(rows)])
+    heights, out = (
+        _cut([*map(len, weights)], counts),
+        [torch.empty_like(weight) for weight in weights],
+    )
+    torch._foreach_copy_(
+        out, [part for grad, rows in zip(grads, heights, strict=True) for part in grad.split(rows)]
+    )
     return out
 
 
@@ -178,7 +237,9 @@ def _cut(items: list[Item], counts: list[int]) -> list[list[Item]]:
 
 
 def allow_graphs() -> None:
-    """Torch may keep more than 8 graphs of a function: of both directions, training and validation, precisions, sizes of several models."""
+    """Torch may keep more than 8 graphs of a function: of both directions, training and validation,
+    precisions, sizes of several models.
+    """
     import torch._dynamo.config as limits
 
     limits.recompile_limit = max(limits.recompile_limit, 64)
@@ -191,7 +252,9 @@ def compile_region(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, fullgraph=True)
 
 
-def _define(schema: str, function: Callable[..., Any], fake: Callable[..., Any], *, fuses: bool = True) -> None:
+def _define(
+    schema: str, function: Callable[..., Any], fake: Callable[..., Any], *, fuses: bool = True
+) -> None:
     """The operator `schema` of `function`, and what it gives for fake tensors."""
     name = schema.partition("(")[0]
 
@@ -199,7 +262,8 @@ def _define(schema: str, function: Callable[..., Any], fake: Callable[..., Any],
         if not fuses:
             return function(*given)
         device = next(x.device for x in given if isinstance(x, Tensor))
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):  # so that training and evaluation have one graph
+        # so that training and evaluation have one graph
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
             return (compile_region(function) if operator.has_kernels(device) else function)(*given)
 
     LIBRARY.define(schema)
@@ -218,13 +282,24 @@ def _save_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor])
     ctx.save_for_backward(x if branch is None else output[0], weight)
 
 
-def _differentiate_residual_norm(ctx: Any, passed: Tensor | None, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+def _differentiate_residual_norm(
+    ctx: Any, passed: Tensor | None, grad: Tensor | None
+) -> tuple[Tensor | None, ...]:
     total, weight = ctx.saved_tensors
     passed = None if ctx.branch is None else passed
     if grad is None:
         return passed, None if passed is None else passed.to(ctx.branch), None, None, None, None
-    found = torch.ops.bitimely.residual_norm_backward(passed, grad, total, weight, ctx.eps, ctx.branch)
-    return found[0], None if ctx.branch is None else found[-1] if len(found) > 3 else found[0], found[1], found[2], None, None
+    found = torch.ops.bitimely.residual_norm_backward(
+        passed, grad, total, weight, ctx.eps, ctx.branch
+    )
+    return (
+        found[0],
+        None if ctx.branch is None else found[-1] if len(found) > 3 else found[0],
+        found[1],
+        found[2],
+        None,
+        None,
+    )
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -242,7 +317,10 @@ def _register() -> None:
     _define(
         f"residual_norm(Tensor x, Tensor? branch, {norm}) -> (Tensor, Tensor)",
         _residual_norm,
-        lambda x, branch, weight, bias, eps, dtype: (x.new_empty(0) if branch is None else _like(x), _like(x, dtype)),
+        lambda x, branch, weight, bias, eps, dtype: (
+            x.new_empty(0) if branch is None else _like(x),
+            _like(x, dtype),
+        ),
     )
     _define(
         "residual_norm_backward(Tensor? passed, Tensor grad, Tensor total, Tensor weight, float eps, ScalarType? branch) -> Tensor[]",
@@ -251,26 +329,66 @@ def _register() -> None:
             _like(total), _like(weight), _like(weight), *([] if branch in (None, total.dtype) else [_like(total, branch)])
         ],
     )  # fmt: skip
-    _define("norm_gate(Tensor o, Tensor gate, str norm) -> Tensor", _norm_gate_wide, lambda o, gate, norm: _like(gate))
+    _define(
+        "norm_gate(Tensor o, Tensor gate, str norm) -> Tensor",
+        _norm_gate_wide,
+        lambda o, gate, norm: _like(gate),
+    )
     _define(
         "norm_gate_backward(Tensor grad, Tensor o, Tensor gate, str norm) -> Tensor[]",
         _norm_gate_backward,
         lambda grad, o, gate, norm: [_like(o), _like(gate)],
     )
-    _define("glu(Tensor joined, str act) -> Tensor", _glu_wide, lambda joined, act: _like(joined.chunk(2, -1)[0]))
-    _define("glu_backward(Tensor grad, Tensor joined, str act) -> Tensor", _glu_backward, lambda grad, joined, act: _like(joined))
+    _define(
+        "glu(Tensor joined, str act) -> Tensor",
+        _glu_wide,
+        lambda joined, act: _like(joined.chunk(2, -1)[0]),
+    )
+    _define(
+        "glu_backward(Tensor grad, Tensor joined, str act) -> Tensor",
+        _glu_backward,
+        lambda grad, joined, act: _like(joined),
+    )
     counts = "Tensor[] weights, int[] counts"
-    _define(f"join_weights({counts}, ScalarType dtype) -> Tensor[]", _join_weights, _join_weights, fuses=False)
-    _define(f"split_gradients(Tensor[] grads, {counts}) -> Tensor[]", _split_gradients, _split_gradients, fuses=False)
+    _define(
+        f"join_weights({counts}, ScalarType dtype) -> Tensor[]",
+        _join_weights,
+        _join_weights,
+        fuses=False,
+    )
+    _define(
+        f"split_gradients(Tensor[] grads, {counts}) -> Tensor[]",
+        _split_gradients,
+        _split_gradients,
+        fuses=False,
+    )
 
     ops = torch.ops.bitimely
     for name, gradients, save in (
         ("residual_norm", _differentiate_residual_norm, _save_norm),
-        ("norm_gate", lambda ctx, grad: (*ops.norm_gate_backward(grad, *ctx.saved_tensors, ctx.option), None), _save_inputs),
-        ("glu", lambda ctx, grad: (ops.glu_backward(grad, *ctx.saved_tensors, ctx.option), None), _save_inputs),
-        ("join_weights", lambda ctx, grads: (ops.split_gradients(grads, ctx.saved_tensors, ctx.counts), None, None), _save_weights),
+        (
+            "norm_gate",
+            lambda ctx, grad: (*ops.norm_gate_backward(grad, *ctx.saved_tensors, ctx.option), None),
+            _save_inputs,
+        ),
+        (
+            "glu",
+            lambda ctx, grad: (ops.glu_backward(grad, *ctx.saved_tensors, ctx.option), None),
+            _save_inputs,
+        ),
+        (
+            "join_weights",
+            lambda ctx, grads: (
+                ops.split_gradients(grads, ctx.saved_tensors, ctx.counts),
+                None,
+                None,
+            ),
+            _save_weights,
+        ),
     ):
-        torch.library.register_autograd(f"bitimely::{name}", gradients, setup_context=save, lib=LIBRARY)
+        torch.library.register_autograd(
+            f"bitimely::{name}", gradients, setup_context=save, lib=LIBRARY
+        )
 
 
 _register()

@@ -1,10 +1,12 @@
-"""`bitimely::retention`: the chunkwise form as one operator of torch, with fake tensors, gradients and Triton kernels on CUDA.
+"""`bitimely::retention`: the chunkwise form as one operator of torch, with fake tensors, gradients
+and Triton kernels on CUDA.
 
     retention(q, k, v, log_decay, times?, mask?, rotation?, direction, chunk, core) -> o
 
-Arguments as those of `ops.retention.retention`; `rotation` is a table of `rotary.make_rotation`. Without a kernel (a CPU, or CUDA without
-Triton) the operator calls the forms of `ops.retention`, and its backward repeats them. It is registered with `torch.library.Library`,
-because `torch.library.custom_op` imports the compiler with every program that uses a model.
+Arguments as those of `ops.retention.retention`; `rotation` is a table of `rotary.make_rotation`.
+Without a kernel (a CPU, or CUDA without Triton) the operator calls the forms of `ops.retention`,
+and its backward repeats them. It is registered with `torch.library.Library`, because
+`torch.library.custom_op` imports the compiler with every program that uses a model.
 """
 
 from __future__ import annotations
@@ -22,21 +24,28 @@ from torch import Tensor
 
 from bitimely_core.errors import usage_error
 
-INPUTS = "Tensor q, Tensor k, Tensor v, Tensor log_decay, Tensor? times, Tensor? mask, Tensor? rotation"
+INPUTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor log_decay, Tensor? times, Tensor? mask, Tensor? rotation"
+)
 OPTIONS = "str direction, int chunk, str core"
 WIDEST = 128  # K of a head; states of wider ones are left to matrix products
-COMPILER = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")  # of C, with which Triton builds the launcher of a kernel
+# of C, with which Triton builds the launcher of a kernel
+COMPILER = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
 LIBRARY = torch.library.Library("bitimely", "FRAGMENT")
 
 
 @functools.cache
 def find_backend() -> str:
-    """What computes chunkwise retention on CUDA: `triton`, or `torch` where Triton or the C compiler that it needs is missing."""
+    """What computes chunkwise retention on CUDA: `triton`, or `torch` where Triton or the C
+    compiler that it needs is missing.
+    """
     return "triton" if COMPILER and importlib.util.find_spec("triton") is not None else "torch"
 
 
 def is_used(device: torch.device) -> bool:
-    """Whether retention is the operator on a device: in graphs of torch.compile, and on CUDA where it has kernels (if `fits_kernels`)."""
+    """Whether retention is the operator on a device: in graphs of torch.compile, and on CUDA where
+    it has kernels (if `fits_kernels`).
+    """
     if torch.compiler.is_compiling():
         return not torch.compiler.is_exporting()
     return has_kernels(device)
@@ -48,26 +57,48 @@ def has_kernels(device: torch.device) -> bool:
 
 
 def fits_kernels(*tensors: Tensor) -> bool:
-    """Whether the tensors, of which the first are queries [B, N, H, K], lie on CUDA, in a precision and of a width that the kernels read."""
+    """Whether the tensors, of which the first are queries [B, N, H, K], lie on CUDA, in a precision
+    and of a width that the kernels read.
+    """
     wanted = (torch.float32, torch.bfloat16, torch.float16)
-    return all(has_kernels(x.device) and x.dtype in wanted for x in tensors) and tensors[0].shape[-1] <= WIDEST
+    return (
+        all(has_kernels(x.device) and x.dtype in wanted for x in tensors)
+        and tensors[0].shape[-1] <= WIDEST
+    )
 
 
 def register(compute: Callable[..., Tensor]) -> None:
-    """Define the operator and its backward; `compute` takes the same arguments and is differentiable."""
+    """Define the operator and its backward; `compute` takes the same arguments and is
+    differentiable.
+    """
 
     def run(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *given: Any) -> Tensor:
         if fits_kernels(q, k, v):
             return _load_kernels().forward(q, k, v, log_decay, *given)
-        with torch.no_grad():  # whether the clocks learn is not known here: tensors of a compiled graph do not say
-            return compute(q, k, v, *(x.detach() if isinstance(x, Tensor) else x for x in (log_decay, *given))).contiguous()
+        # whether the clocks learn is not known here: tensors of a compiled graph do not say
+        with torch.no_grad():
+            return compute(
+                q, k, v, *(x.detach() if isinstance(x, Tensor) else x for x in (log_decay, *given))
+            ).contiguous()
 
-    def run_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, times: Tensor | None, *given: Any) -> list[Tensor]:
+    def run_backward(
+        grad: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor,
+        times: Tensor | None,
+        *given: Any,
+    ) -> list[Tensor]:
         if fits_kernels(q, k, v):
             return _load_kernels().backward(grad, q, k, v, log_decay, times, *given)
         learnt = given[-1] != "bf16"  # which counts for no decay and times that learn
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-        clocks = [x.detach().requires_grad_(learnt and x.is_floating_point()) for x in (log_decay, times) if x is not None]
+        clocks = [
+            x.detach().requires_grad_(learnt and x.is_floating_point())
+            for x in (log_decay, times)
+            if x is not None
+        ]
         wanted = [x for x in (*leaves, *clocks) if x.requires_grad]
 
         def differentiate() -> tuple[Tensor | None, ...]:
@@ -83,8 +114,13 @@ def register(compute: Callable[..., Tensor]) -> None:
             with ThreadPoolExecutor(1) as fresh:
                 slopes = fresh.submit(differentiate).result()
         found = dict(zip(map(id, wanted), slopes, strict=True))
-        out = [torch.zeros_like(x) if (part := found.get(id(x))) is None else part.contiguous() for x in (*leaves, *clocks)]
-        return out if times is not None and times.is_floating_point() else [*out[:4], q.new_empty(0)]
+        out = [
+            torch.zeros_like(x) if (part := found.get(id(x))) is None else part.contiguous()
+            for x in (*leaves, *clocks)
+        ]
+        return (
+            out if times is not None and times.is_floating_point() else [*out[:4], q.new_empty(0)]
+        )
 
     LIBRARY.define(f"retention({INPUTS}, {OPTIONS}) -> Tensor")
     LIBRARY.define(f"retention_backward(Tensor grad, {INPUTS}, {OPTIONS}) -> Tensor[]")
@@ -92,11 +128,17 @@ def register(compute: Callable[..., Tensor]) -> None:
         LIBRARY.impl("retention", run, key)
         LIBRARY.impl("retention_backward", run_backward, key)
     torch.library.register_fake(
-        "bitimely::retention", lambda q, k, v, *given: torch.empty_like(v, memory_format=torch.contiguous_format), lib=LIBRARY
+        "bitimely::retention",
+        lambda q, k, v, *given: torch.empty_like(v, memory_format=torch.contiguous_format),
+        lib=LIBRARY,
     )
     torch.library.register_fake("bitimely::retention_backward", _make_fake_gradients, lib=LIBRARY)
-    torch.library.register_autograd("bitimely::retention", _differentiate, setup_context=_save, lib=LIBRARY)
-    torch.library.register_autograd("bitimely::retention_backward", _refuse_second_derivative, lib=LIBRARY)
+    torch.library.register_autograd(
+        "bitimely::retention", _differentiate, setup_context=_save, lib=LIBRARY
+    )
+    torch.library.register_autograd(
+        "bitimely::retention_backward", _refuse_second_derivative, lib=LIBRARY
+    )
 
 
 def _load_kernels() -> Any:
@@ -107,7 +149,13 @@ def _load_kernels() -> Any:
 
 
 def _make_fake_gradients(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, times: Tensor | None, *given: Any
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    times: Tensor | None,
+    *given: Any,
 ) -> list[Tensor]:
     timed = times is not None and times.is_floating_point()
     shaped = [x for x in (q, k, v, log_decay, times if timed else None) if x is not None]
@@ -121,11 +169,18 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    learns = any(ctx.needs_input_grad[3:5]) and not fits_kernels(*ctx.saved_tensors[:3])  # in bf16 decay and times have no gradients there
-    *found, clock = torch.ops.bitimely.retention_backward(grad, *ctx.saved_tensors, *ctx.options[:2], "fp32" if learns else ctx.options[2])
+    # in bf16 decay and times have no gradients there
+    learns = any(ctx.needs_input_grad[3:5]) and not fits_kernels(*ctx.saved_tensors[:3])
+    *found, clock = torch.ops.bitimely.retention_backward(
+        grad, *ctx.saved_tensors, *ctx.options[:2], "fp32" if learns else ctx.options[2]
+    )
     return (*found, clock if ctx.needs_input_grad[4] else None, None, None, None, None, None)
 
 
 def _refuse_second_derivative(ctx: Any, grads: Any) -> None:
     """Without a rule torch would take the gradients for constants."""
-    raise usage_error("a second derivative of retention", "its chunkwise form is once differentiable", "set form = parallel")
+    raise usage_error(
+        "a second derivative of retention",
+        "its chunkwise form is once differentiable",
+        "set form = parallel",
+    )

@@ -1,4 +1,5 @@
-"""Retention: attention without softmax whose weights decay with time (BiTimelyGPT, equations 4, 5, 8 and 10).
+"""Retention: attention without softmax whose weights decay with time (BiTimelyGPT, equations 4, 5,
+8 and 10).
 
     o_n = sum over m of  s (q_n . k_m) D_nm keep_m v_m        s = K^(-1/2),  D_nm = exp(g |t_n - t_m|),  g = log_decay <= 0
 
@@ -7,12 +8,14 @@
     backward      m >= n
     both          all: forward + backward - diagonal
 
-Three forms of the same: `parallel` (an N x N matrix, O(N^2)), `recurrent` (a K x V state, one step a token) and `chunkwise` (matrices
-inside chunks, states between them, O(N)). Nothing is ever flipped: in `backward` the clock has the opposite sign, triangles are upper ones
-and chunks are visited from the last to the first.
+Three forms of the same: `parallel` (an N x N matrix, O(N^2)), `recurrent` (a K x V state, one step
+a token) and `chunkwise` (matrices inside chunks, states between them, O(N)). Nothing is ever
+flipped: in `backward` the clock has the opposite sign, triangles are upper ones and chunks are
+visited from the last to the first.
 
-Legend: B batch, N tokens, H heads, K key width, V value width, C rows of a chunk, n chunks, G chunks of a group. The clock is the time with
-the sign of the direction, so that it never decreases in the order of processing.
+Legend: B batch, N tokens, H heads, K key width, V value width, C rows of a chunk, n chunks, G
+chunks of a group. The clock is the time with the sign of the direction, so that it never decreases
+in the order of processing.
 """
 
 from __future__ import annotations
@@ -36,18 +39,26 @@ Ties = Literal["index", "group"]
 Precision = Literal["fp32", "bf16"]
 
 OPTIONS = {"direction": Direction, "form": Form, "ties": Ties, "core_precision": Precision}
-SMALLEST = -87.0  # exp below it is a float32 denormal: slow on a CPU and nothing to the result, so it is exactly 0
-GUARD = 60.0  # largest exponent that the folded form may give to a key; float32 and bfloat16 overflow at 88
-GROUP = 8  # chunks whose states the form with masks scans by one matrix product; a loop carries the state from group to group
+# exp below it is a float32 denormal: slow on a CPU and nothing to the result, so it is exactly 0
+SMALLEST = -87.0
+# largest exponent that the folded form may give to a key; float32 and bfloat16 overflow at 88
+GUARD = 60.0
+# chunks whose states the form with masks scans by one matrix product; a loop carries the state from
+# group to group
+GROUP = 8
 CACHE = 2**20  # bytes of the second-level cache that the scores of one block may take
 
 
 class State(NamedTuple):
     """The recurrent state after a piece of a sequence (equation 5), without the scale K^(-1/2)."""
 
-    memory: Tensor  # [B, H, K, V] = sum over m of exp(g |time - t_m|) keep_m k_m^T v_m; float32, or float64 for float64 inputs
-    time: Tensor  # [B] float64, of the last row processed: the last one in `forward`, the first one in `backward`
-    direction: Literal["forward", "backward"] | None = None  # of the pieces that it is the state of; None: not known
+    # [B, H, K, V] = sum over m of exp(g |time - t_m|) keep_m k_m^T v_m; float32, or float64 for
+    # float64 inputs
+    memory: Tensor
+    # [B] float64, of the last row processed: the last one in `forward`, the first one in `backward`
+    time: Tensor
+    # of the pieces that it is the state of; None: not known
+    direction: Literal["forward", "backward"] | None = None
 
 
 class RetentionOptions(TypedDict, total=False):
@@ -66,11 +77,23 @@ class RetentionOptions(TypedDict, total=False):
 
 @overload
 def retention(
-    q: Tensor, k: Tensor, v: Tensor, *, log_decay: Tensor, return_state: Literal[False] = ..., **options: Unpack[RetentionOptions]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    log_decay: Tensor,
+    return_state: Literal[False] = ...,
+    **options: Unpack[RetentionOptions],
 ) -> Tensor: ...
 @overload
 def retention(
-    q: Tensor, k: Tensor, v: Tensor, *, log_decay: Tensor, return_state: Literal[True], **options: Unpack[RetentionOptions]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    log_decay: Tensor,
+    return_state: Literal[True],
+    **options: Unpack[RetentionOptions],
 ) -> tuple[Tensor, State]: ...
 def retention(
     q: Tensor,
@@ -89,12 +112,15 @@ def retention(
     chunk: int = 64,
     core_precision: Precision = "fp32",
 ) -> Tensor | tuple[Tensor, State]:
-    """Retention of `v` by `q` and `k`. The scale K^(-1/2) is inside; gate and group norm are outside.
+    """Retention of `v` by `q` and `k`. The scale K^(-1/2) is inside; gate and group norm are
+    outside.
 
-    On CUDA with Triton, and in graphs of torch.compile, the chunkwise form is the operator `bitimely::retention` (see `operator`).
+    On CUDA with Triton, and in graphs of torch.compile, the chunkwise form is the operator
+    `bitimely::retention` (see `operator`).
 
-    Products are accumulated in float32 (float64 inputs in float64) whatever autocast says, unless `core_precision` is "bf16": then operands
-    and states are bfloat16. `q`, `k`, `v`, `log_decay`, `times` and `state.memory` may all need gradients (once).
+    Products are accumulated in float32 (float64 inputs in float64) whatever autocast says, unless
+    `core_precision` is "bf16": then operands and states are bfloat16. `q`, `k`, `v`, `log_decay`,
+    `times` and `state.memory` may all need gradients (once).
 
     Args:
         q: [B, N, H, K] queries, rotated where there is no `rotation`.
@@ -102,27 +128,38 @@ def retention(
         v: [B, N, H, V] values.
         log_decay: [H] ln(gamma) of each head, <= 0, per unit of time.
         times: [B, N], never decreasing along a row; None = 0, 1, 2 ... In the unit of `log_decay`.
-        mask: [B, N] bool, True = the key may be read. Masked keys and their values get gradients of exactly 0.
+        mask: [B, N] bool, True = the key may be read. Masked keys and their values get gradients of
+            exactly 0.
         direction: `forward`, `backward` or `both`.
-        form: `parallel`, `chunkwise`, `recurrent`; `auto` = recurrent for one token with a state, parallel up to 2 chunks, else chunkwise.
-        ties: `index` orders equal times by index; `group` lets no token read another of the same time (parallel form only).
-        rotation: table of `rotary.make_rotation`, by which queries and keys are rotated; it gets no gradient.
-        state: left by the rows before these (`backward`: after). Rows without `times` follow it at a distance of one.
-        return_state: return the state after these rows as well. Like `state` for `forward` and `backward` only.
+        form: `parallel`, `chunkwise`, `recurrent`; `auto` = recurrent for one token with a state,
+            parallel up to 2 chunks, else chunkwise.
+        ties: `index` orders equal times by index; `group` lets no token read another of the same
+            time (parallel form only).
+        rotation: table of `rotary.make_rotation`, by which queries and keys are rotated; it gets no
+            gradient.
+        state: left by the rows before these (`backward`: after). Rows without `times` follow it at
+            a distance of one.
+        return_state: return the state after these rows as well. Like `state` for `forward` and
+            `backward` only.
         chunk: rows of a chunk.
-        core_precision: `fp32` or `bf16`; the latter counts for neither float64 inputs nor a `log_decay` or `times` that need gradients.
+        core_precision: `fp32` or `bf16`; the latter counts for neither float64 inputs nor a
+            `log_decay` or `times` that need gradients.
 
     Returns [B, N, H, V] in the dtype of `v`; with `return_state` the pair of it and the `State`.
-    Raises UserError: `timestamps` for times that decrease, are not finite or contradict the state; `config` for options that exclude
-    others, for a state of the other direction, and for inputs that are not of floating point; `shapes_differ` for a state of other rows or
-    heads.
+    Raises UserError: `timestamps` for times that decrease, are not finite or contradict the state;
+    `config` for options that exclude others, for a state of the other direction, and for inputs
+    that are not of floating point; `shapes_differ` for a state of other rows or heads.
 
-    Times are checked once: a tensor that was in order is checked again after operations of torch have changed it, but not after a write
-    through numpy's view of it or through `.data`, which torch does not count.
+    Times are checked once: a tensor that was in order is checked again after operations of torch
+    have changed it, but not after a write through numpy's view of it or through `.data`, which
+    torch does not count.
     """
     stateful = state is not None or return_state
     _check_shapes(q, k, v, log_decay, times, mask)
-    _check_options({"direction": direction, "form": form, "ties": ties, "core_precision": core_precision}, stateful=stateful)
+    _check_options(
+        {"direction": direction, "form": form, "ties": ties, "core_precision": core_precision},
+        stateful=stateful,
+    )
     _check_inputs(q, k, v, chunk)
     _check_state(q, v, direction, state)
     if not q.shape[0] * q.shape[1]:
@@ -130,15 +167,33 @@ def retention(
     if times is not None and not torch.compiler.is_compiling():
         check_order(times)
     wide = torch.float64 if torch.float64 in (q.dtype, k.dtype, v.dtype) else torch.float32
-    learns = log_decay.requires_grad or (times is not None and times.requires_grad)  # gradients that are differences, lost in bfloat16
+    # gradients that are differences, lost in bfloat16
+    learns = log_decay.requires_grad or (times is not None and times.requires_grad)
     length, dtype, backward = q.shape[1], v.dtype, direction == "backward"
     if form == "auto":
-        form = "recurrent" if stateful and length == 1 else "parallel" if ties == "group" or length <= 2 * chunk else "chunkwise"
-    fused = operator.is_used(q.device) and (torch.compiler.is_compiling() or operator.fits_kernels(q, k, v))
+        form = (
+            "recurrent"
+            if stateful and length == 1
+            else "parallel"
+            if ties == "group" or length <= 2 * chunk
+            else "chunkwise"
+        )
+    fused = operator.is_used(q.device) and (
+        torch.compiler.is_compiling() or operator.fits_kernels(q, k, v)
+    )
     if form != "parallel" and not stateful and fused:
         precision = "fp32" if learns and not operator.fits_kernels(q, k, v) else core_precision
-        return cast(Tensor, torch.ops.bitimely.retention(q, k, v, log_decay, times, mask, rotation, direction, chunk, precision))
-    core = torch.bfloat16 if core_precision == "bf16" and wide == torch.float32 and not learns else wide
+        return cast(
+            Tensor,
+            torch.ops.bitimely.retention(
+                q, k, v, log_decay, times, mask, rotation, direction, chunk, precision
+            ),
+        )
+    core = (
+        torch.bfloat16
+        if core_precision == "bf16" and wide == torch.float32 and not learns
+        else wide
+    )
     one_way = _recurrent if form == "recurrent" else _chunkwise
 
     with torch.autocast(q.device.type, enabled=False):
@@ -146,10 +201,13 @@ def retention(
             q, k = apply_rotation(q, rotation), apply_rotation(k, rotation)
         k = _apply_mask(k, mask)
         if form == "parallel":
-            scores = retention_matrix(q, k, log_decay=log_decay, times=times, direction=direction, ties=ties, dtype=core)
+            scores = retention_matrix(
+                q, k, log_decay=log_decay, times=times, direction=direction, ties=ties, dtype=core
+            )
             o = (scores @ v.to(core).transpose(1, 2)).transpose(1, 2)
         elif direction == "both":
-            q, k, v = q.to(core), k.to(core), v.to(core)  # the sum of three terms is rounded once, at the end
+            # the sum of three terms is rounded once, at the end
+            q, k, v = q.to(core), k.to(core), v.to(core)
             o = (q * k).sum(-1, keepdim=True) * -(q.shape[-1] ** -0.5) * v
             for way in (False, True):
                 o = o + one_way(q, k, v, log_decay, _clock(q, times, way), way, chunk, core)
@@ -157,7 +215,9 @@ def retention(
             o = one_way(q, k, v, log_decay, _clock(q, times, backward), backward, chunk, core)
         if not stateful:
             return o.to(dtype)
-        received, left = _carry_state(q.to(wide), k.to(wide), v.to(wide), log_decay.to(wide), times, backward, state)
+        received, left = _carry_state(
+            q.to(wide), k.to(wide), v.to(wide), log_decay.to(wide), times, backward, state
+        )
         o = (o if received is None else o + received).to(dtype)
     return (o, left) if return_state else o
 
@@ -172,14 +232,20 @@ def decay_matrix(
     ties: Ties = "index",
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """D [B, H, N, N] of equations 4, 8 and 10: weights by time alone, exactly 0 where a pair is not allowed or its weight is below e^-87.
+    """D [B, H, N, N] of equations 4, 8 and 10: weights by time alone, exactly 0 where a pair is not
+    allowed or its weight is below e^-87.
 
-    Arguments as those of `retention`; the columns of masked keys are 0. Without `times` the regular clock has `length` N. `dtype` is that
-    of the result, float32 or float64, by default of `log_decay`. Row = query, column = key; the first size is 1 without `times` and `mask`.
+    Arguments as those of `retention`; the columns of masked keys are 0. Without `times` the regular
+    clock has `length` N. `dtype` is that of the result, float32 or float64, by default of
+    `log_decay`. Row = query, column = key; the first size is 1 without `times` and `mask`.
     """
     dtype = dtype or torch.promote_types(log_decay.dtype, torch.float32)
     wide = find_widest_float(log_decay.device)
-    t = torch.arange(length or 0, device=log_decay.device, dtype=wide)[None] if times is None else times.to(wide)
+    t = (
+        torch.arange(length or 0, device=log_decay.device, dtype=wide)[None]
+        if times is None
+        else times.to(wide)
+    )
     index = torch.arange(t.shape[1], device=t.device)
     later = index[:, None] >= index  # the query is not before the key
     gap = t[:, :, None] - t[:, None, :]
@@ -191,7 +257,10 @@ def decay_matrix(
         gap, allowed = torch.where(later, gap, -gap), torch.ones_like(later)
     if ties == "group":
         allowed = allowed & ((gap > 0) | (index[:, None] == index))
-    weights = _decay(log_decay.to(dtype)[:, None, None] * gap.to(dtype)[:, None], allowed.expand(gap.shape)[:, None])
+    weights = _decay(
+        log_decay.to(dtype)[:, None, None] * gap.to(dtype)[:, None],
+        allowed.expand(gap.shape)[:, None],
+    )
     return weights if mask is None else weights * mask[:, None, None, :]
 
 
@@ -206,27 +275,37 @@ def retention_matrix(
     ties: Ties = "index",
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """R = K^(-1/2) q k^T * D of equations 4, 8 and 10, the map of retention [B, H, N, N]: signed, not normalised, in forward time order.
+    """R = K^(-1/2) q k^T * D of equations 4, 8 and 10, the map of retention [B, H, N, N]: signed,
+    not normalised, in forward time order.
 
-    Arguments as those of `retention`; row = query, column = key, and the columns of masked keys are 0. Everything is cast to `dtype` before
-    it is multiplied, for instance float64 for singular values; by default that of `q`, float32 at least.
+    Arguments as those of `retention`; row = query, column = key, and the columns of masked keys are
+    0. Everything is cast to `dtype` before it is multiplied, for instance float64 for singular
+    values; by default that of `q`, float32 at least.
     """
     dtype = dtype or torch.promote_types(q.dtype, torch.float32)
     wide = torch.promote_types(dtype, torch.float32)
     with torch.autocast(q.device.type, enabled=False):
-        weights = decay_matrix(log_decay, q.shape[1], times=times, direction=direction, ties=ties, dtype=wide).to(dtype)
+        weights = decay_matrix(
+            log_decay, q.shape[1], times=times, direction=direction, ties=ties, dtype=wide
+        ).to(dtype)
         q, k = q.to(dtype).transpose(1, 2), _apply_mask(k, mask).to(dtype).transpose(1, 2)
         return ((q * q.shape[-1] ** -0.5) @ k.transpose(2, 3)).mul_(weights)
 
 
-def _check_shapes(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, times: Tensor | None, mask: Tensor | None) -> None:
+def _check_shapes(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, times: Tensor | None, mask: Tensor | None
+) -> None:
     """Programmers' errors."""
     batch, length, heads, _ = q.shape
     assert k.shape == q.shape, f"k {list(k.shape)} is not shaped like q {list(q.shape)}"
     assert v.shape[:3] == q.shape[:3], f"v {list(v.shape)} does not fit q {list(q.shape)}"
     assert log_decay.shape == (heads,), f"log_decay {list(log_decay.shape)} is not [H] = [{heads}]"
-    assert times is None or times.shape == (batch, length), f"times are not [B, N] = [{batch}, {length}]"
-    assert mask is None or mask.shape == (batch, length), f"mask is not [B, N] = [{batch}, {length}]"
+    assert times is None or times.shape == (batch, length), (
+        f"times are not [B, N] = [{batch}, {length}]"
+    )
+    assert mask is None or mask.shape == (batch, length), (
+        f"mask is not [B, N] = [{batch}, {length}]"
+    )
 
 
 def _check_options(options: dict[str, Any], *, stateful: bool) -> None:
@@ -234,9 +313,17 @@ def _check_options(options: dict[str, Any], *, stateful: bool) -> None:
         if options[name] not in get_args(kind):
             raise usage_error(f"{name} is {options[name]!r}", f"one of {', '.join(get_args(kind))}")
     if options["ties"] == "group" and options["form"] not in {"auto", "parallel"}:
-        raise usage_error(f"ties = group in the {options['form']} form", "the parallel form", "set form = parallel or ties = index")
+        raise usage_error(
+            f"ties = group in the {options['form']} form",
+            "the parallel form",
+            "set form = parallel or ties = index",
+        )
     if options["ties"] == "group" and stateful:
-        raise usage_error("ties = group with a state", "whole sequences", "set ties = index or feed the sequence at once")
+        raise usage_error(
+            "ties = group with a state",
+            "whole sequences",
+            "set ties = index or feed the sequence at once",
+        )
     if options["direction"] == "both" and stateful:
         raise usage_error("a state of both directions at once", "direction forward or backward")
 
@@ -244,7 +331,11 @@ def _check_options(options: dict[str, Any], *, stateful: bool) -> None:
 def _check_inputs(q: Tensor, k: Tensor, v: Tensor, chunk: int) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not x.is_floating_point():
-            raise usage_error(f"{name} of {str(x.dtype).removeprefix('torch.')}", "floating-point numbers", f"convert it: {name}.float()")
+            raise usage_error(
+                f"{name} of {str(x.dtype).removeprefix('torch.')}",
+                "floating-point numbers",
+                f"convert it: {name}.float()",
+            )
     if chunk < 1:
         raise usage_error(f"chunk is {chunk}", "at least one row")
 
@@ -254,28 +345,44 @@ def _check_state(q: Tensor, v: Tensor, direction: str, state: State | None) -> N
         return
     if state.direction not in {None, direction}:
         found = f"a state of {state.direction} retention in {direction} retention"
-        raise usage_error(found, f"one that {direction} retention has left", "begin without a state")
+        raise usage_error(
+            found, f"one that {direction} retention has left", "begin without a state"
+        )
     wanted = [q.shape[0], q.shape[2], q.shape[3], v.shape[3]]
     if list(state.memory.shape) != wanted or list(state.time.shape) != wanted[:1]:
         found = f"a state of {list(state.memory.shape)} at {list(state.time.shape)} times"
-        raise usage_error(found, f"{wanted} at {wanted[:1]}", "give each sequence its own state", code=Reason.SHAPES_DIFFER)
+        raise usage_error(
+            found,
+            f"{wanted} at {wanted[:1]}",
+            "give each sequence its own state",
+            code=Reason.SHAPES_DIFFER,
+        )
 
 
-def _read_nothing(q: Tensor, k: Tensor, v: Tensor, state: State | None, *, return_state: bool) -> Tensor | tuple[Tensor, State]:
+def _read_nothing(
+    q: Tensor, k: Tensor, v: Tensor, state: State | None, *, return_state: bool
+) -> Tensor | tuple[Tensor, State]:
     """Retention of no rows: nothing, and the state as it was."""
     o = ((q * k).sum(-1, keepdim=True) * v).to(v.dtype)
     if not return_state:
         return o
     if state is None:
-        raise usage_error("the state after no rows", "rows, or the state before them", "begin with the first piece that has rows")
+        raise usage_error(
+            "the state after no rows",
+            "rows, or the state before them",
+            "begin with the first piece that has rows",
+        )
     return o, state
 
 
-_ordered: tuple[weakref.ref[Tensor], int] | None = None  # the times found in order last, and their version
+# the times found in order last, and their version
+_ordered: tuple[weakref.ref[Tensor], int] | None = None
 
 
 def check_order(times: Tensor) -> None:
-    """Refuse times that decrease. One synchronisation with a GPU a batch, not one a layer: the last tensor found good is remembered."""
+    """Refuse times that decrease. One synchronisation with a GPU a batch, not one a layer: the last
+    tensor found good is remembered.
+    """
     global _ordered
     version = -1 if times.is_inference() else times._version
     if _ordered is not None and version >= 0 and _ordered[0]() is times and _ordered[1] == version:
@@ -295,25 +402,41 @@ def check_order(times: Tensor) -> None:
 def _clock(q: Tensor, times: Tensor | None, backward: bool) -> Tensor:
     """[B, N], or [1, N] for the regular clock."""
     wide = find_widest_float(q.device)
-    t = torch.arange(q.shape[1], device=q.device, dtype=wide)[None] if times is None else times.to(wide)
+    t = (
+        torch.arange(q.shape[1], device=q.device, dtype=wide)[None]
+        if times is None
+        else times.to(wide)
+    )
     return -t if backward else t
 
 
 def _apply_mask(k: Tensor, mask: Tensor | None) -> Tensor:
-    """Keys with the masked ones set to 0: they give nothing, and the gradients of them and of their values are exactly 0."""
+    """Keys with the masked ones set to 0: they give nothing, and the gradients of them and of their
+    values are exactly 0.
+    """
     return k if mask is None else k.masked_fill(~mask[:, :, None, None], 0.0)
 
 
 def _decay(exponent: Tensor, allowed: Tensor | None = None, smallest: float = SMALLEST) -> Tensor:
-    """The exp of a fresh tensor, in place; 0 below `smallest` and where not allowed: selected before exp, so that no gradient is NaN."""
+    """The exp of a fresh tensor, in place; 0 below `smallest` and where not allowed: selected
+    before exp, so that no gradient is NaN.
+    """
     gone = exponent < smallest
     return exponent.masked_fill_(gone if allowed is None else gone | ~allowed, -math.inf).exp_()
 
 
 def _carry_state(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, times: Tensor | None, backward: bool, state: State | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    times: Tensor | None,
+    backward: bool,
+    state: State | None,
 ) -> tuple[Tensor | None, State]:
-    """Contribution of the state to the rows, [B, N, H, V], and the state after them; for every form, exponents <= 0."""
+    """Contribution of the state to the rows, [B, N, H, V], and the state after them; for every
+    form, exponents <= 0.
+    """
     clock, g = _clock(q, times, backward), log_decay[:, None]
     sign, end = (-1.0, clock[:, :1]) if backward else (1.0, clock[:, -1:])
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -337,17 +460,33 @@ def _carry_state(
                 "feed the pieces in this order, each with the state of the one before",
             )
     before = state.memory.to(q.dtype)
-    received = (q * (_decay(g * (clock - start).to(g.dtype)[:, None]) * width**-0.5)[..., None]) @ before
+    received = (
+        q * (_decay(g * (clock - start).to(g.dtype)[:, None]) * width**-0.5)[..., None]
+    ) @ before
     faded = _decay(g * (end - start).to(g.dtype)[:, None])[..., None] * before
     return received.transpose(1, 2), State(memory + faded, time, way)
 
 
-def _recurrent(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, clock: Tensor, backward: bool, chunk: int, core: torch.dtype) -> Tensor:
+def _recurrent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    clock: Tensor,
+    backward: bool,
+    chunk: int,
+    core: torch.dtype,
+) -> Tensor:
     """One update of the state a row, in float32 at least; `chunk` has no meaning here."""
     wide = torch.promote_types(core, torch.float32)
-    q, k, v = ((q * q.shape[-1] ** -0.5).to(core).to(wide), k.to(core).to(wide), v.to(core).to(wide))
+    q, k, v = (
+        (q * q.shape[-1] ** -0.5).to(core).to(wide),
+        k.to(core).to(wide),
+        v.to(core).to(wide),
+    )
     gaps = clock[:, :-1] - clock[:, 1:] if backward else clock[:, 1:] - clock[:, :-1]
-    fades = _decay(log_decay.to(wide)[:, None] * gaps.to(wide)[:, None])[:, :, None, None]  # [B, H, 1, 1, N - 1]
+    # [B, H, 1, 1, N - 1]
+    fades = _decay(log_decay.to(wide)[:, None] * gaps.to(wide)[:, None])[:, :, None, None]
     memory, rows = k.new_zeros(()), []
     for step, n in enumerate(range(q.shape[1])[:: -1 if backward else 1]):
         if step:
@@ -357,8 +496,18 @@ def _recurrent(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, clock: Tensor
     return torch.stack(rows[:: -1 if backward else 1], 1)
 
 
-def _chunkwise(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, clock: Tensor, backward: bool, chunk: int, core: torch.dtype) -> Tensor:
-    """Folded on a CPU where no key is scaled by more than exp(GUARD), else masked: on a GPU the guard would cost a wait a layer.
+def _chunkwise(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    clock: Tensor,
+    backward: bool,
+    chunk: int,
+    core: torch.dtype,
+) -> Tensor:
+    """Folded on a CPU where no key is scaled by more than exp(GUARD), else masked: on a GPU the
+    guard would cost a wait a layer.
 
     Exported graphs are masked, too: they cannot depend on the clock, and may run on another device.
     """
@@ -366,7 +515,10 @@ def _chunkwise(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, clock: Tensor
     if q.device.type == "cpu" and not torch.compiler.is_exporting():
         first, last = _chunk_ends(clock.detach(), chunk)
         if bool((last - first).abs().max() * log_decay.detach().abs().max() < GUARD):
-            return cast(Tensor, _FoldedRetention.apply(q, k, v, log_decay, clock, backward, chunk, core))  # type: ignore[no-untyped-call]
+            return cast(
+                Tensor,
+                _FoldedRetention.apply(q, k, v, log_decay, clock, backward, chunk, core),  # type: ignore[no-untyped-call]
+            )
     return _chunkwise_with_masks(q, k, v, log_decay, clock, backward, chunk, core)
 
 
@@ -389,11 +541,20 @@ def _group_chunks(chunks: int, backward: bool) -> list[slice]:
 
 
 def _chunkwise_with_masks(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, clock: Tensor, backward: bool, chunk: int, core: torch.dtype
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    clock: Tensor,
+    backward: bool,
+    chunk: int,
+    core: torch.dtype,
 ) -> Tensor:
-    """Chunkwise with a decay matrix a chunk: all exponents <= 0, so any gap will do; any device; plain autograd.
+    """Chunkwise with a decay matrix a chunk: all exponents <= 0, so any gap will do; any device;
+    plain autograd.
 
-    The state of a chunk is referenced to its far end e (the row processed last), the state entering a chunk to its near end r:
+    The state of a chunk is referenced to its far end e (the row processed last), the state entering
+    a chunk to its near end r:
     U_c = (exp(g (e - t)) k)^T v,  S_c = sum over chunks j before c of exp(g (r_c - e_j)) U_j.
     """
     length, width = q.shape[1], q.shape[-1]
@@ -402,27 +563,43 @@ def _chunkwise_with_masks(
     g = log_decay.to(wide)[:, None, None]
 
     def split(x: Tensor) -> Tensor:  # [B, N, H, K] -> [B, H, n, C, K]
-        return pad(x.to(core), (0, 0, 0, 0, 0, missing)).unflatten(1, (-1, chunk)).permute(0, 3, 1, 2, 4)
+        return (
+            pad(x.to(core), (0, 0, 0, 0, 0, missing))
+            .unflatten(1, (-1, chunk))
+            .permute(0, 3, 1, 2, 4)
+        )
 
     near, far = _chunk_ends(clock, chunk)[:: -1 if backward else 1]
-    rows = torch.cat((clock, clock[:, -1:].expand(-1, missing)), 1).unflatten(1, (-1, chunk))  # [B, n, C]
+    # [B, n, C]
+    rows = torch.cat((clock, clock[:, -1:].expand(-1, missing)), 1).unflatten(1, (-1, chunk))
     q, k, v = split(q * width**-0.5), split(k), split(v)
     gap = (rows[..., :, None] - rows[..., None, :]).to(wide)[:, None]
-    weights = _decay(g[..., None] * gap, ~_mask_before(chunk, not backward, q.device))  # the diagonal included
+    # the diagonal included
+    weights = _decay(g[..., None] * gap, ~_mask_before(chunk, not backward, q.device))
     scores = (q @ k.mT).mul_(weights.to(core))
     receiving = (q * _decay(g * (rows - near[..., None]).to(wide)[:, None])[..., None]).to(core)
     giving = (k * _decay(g * (far[..., None] - rows).to(wide)[:, None])[..., None]).to(core)
     own = (giving.mT @ v).flatten(-2)  # [B, H, n, K V]
 
-    carry, since = own[:, :, :0], far[:, :0]  # the state that goes on to the next group, and its time
+    # the state that goes on to the next group, and its time
+    carry, since = own[:, :, :0], far[:, :0]
     entering: list[Tensor] = []
     for group in _group_chunks(own.shape[2], backward):
         ahead = far[:, group][:, :1] if backward else far[:, group][:, -1:]
-        states, sources = torch.cat((own[:, :, group], carry), 2), torch.cat((far[:, group], since), 1)
+        states, sources = (
+            torch.cat((own[:, :, group], carry), 2),
+            torch.cat((far[:, group], since), 1),
+        )
         targets = torch.cat((near[:, group], ahead), 1)
         before = _mask_before(group.stop - group.start, backward, q.device)
-        before = pad(before, (0, carry.shape[2], 0, 1), value=True)  # the carry is before all, what goes on after all
-        moved = _decay(g * (targets[:, :, None] - sources[:, None, :]).to(wide)[:, None], before).to(core) @ states
+        # the carry is before all, what goes on after all
+        before = pad(before, (0, carry.shape[2], 0, 1), value=True)
+        moved = (
+            _decay(g * (targets[:, :, None] - sources[:, None, :]).to(wide)[:, None], before).to(
+                core
+            )
+            @ states
+        )
         entering.append(moved[:, :, :-1])
         carry, since = moved[:, :, -1:], ahead
     S = torch.cat(entering[:: -1 if backward else 1], 2).unflatten(-1, (width, -1))
@@ -430,10 +607,14 @@ def _chunkwise_with_masks(
     return o.permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :length]
 
 
-# The folded form: row n of q is scaled by a_n = s exp(g (t_n - r)) and row m of k by b_m = exp(-g (t_m - r)), r = the clock at the row that
-# is processed first in the chunk. So no C x C decay matrix is ever formed. With c - 1 for the chunk processed before c:
-#     A = lower(q~ k~^T)    U_c = k~^T v    S_c = exp(g (r_c - r_(c-1))) (S_(c-1) + U_(c-1))    o = A v + q~ S_c
-# All products are done block by block (some chunks of some heads of some sequences), so that a block stays in the cache.
+# The folded form: row n of q is scaled by a_n = s exp(g (t_n - r)) and row m of k by b_m = exp(-g
+# (t_m - r)), r = the clock at the row that
+# is processed first in the chunk. So no C x C decay matrix is ever formed. With c - 1 for the chunk
+# processed before c:
+# A = lower(q~ k~^T)    U_c = k~^T v    S_c = exp(g (r_c - r_(c-1))) (S_(c-1) + U_(c-1))    o = A v
+# + q~ S_c
+# All products are done block by block (some chunks of some heads of some sequences), so that a
+# block stays in the cache.
 
 
 class _ChunkBlock(NamedTuple):
@@ -449,15 +630,25 @@ class _ChunkPlan(NamedTuple):
     elapsed: Tensor  # [B, N] t - r
     step: Tensor  # [B, n] r - r of the chunk processed before, 0 for the first one
     fades: Tensor  # [B, H, n, 1] exp(g step)
-    queries: Tensor  # [B, H, N, 1] a, at most s; in the precision of the products, because mixed ones are slow
+    # [B, H, N, 1] a, at most s; in the precision of the products, because mixed ones are slow
+    queries: Tensor
     keys: Tensor  # [B, H, N, 1] b, at most exp(GUARD); likewise
-    blocks: list[list[_ChunkBlock]]  # those of the same sequences and heads, in the order of processing
+    # those of the same sequences and heads, in the order of processing
+    blocks: list[list[_ChunkBlock]]
 
 
-def _plan_chunks(shape: torch.Size, log_decay: Tensor, clock: Tensor, backward: bool, chunk: int, core: torch.dtype) -> _ChunkPlan:
+def _plan_chunks(
+    shape: torch.Size,
+    log_decay: Tensor,
+    clock: Tensor,
+    backward: bool,
+    chunk: int,
+    core: torch.dtype,
+) -> _ChunkPlan:
     batch, length, heads, width = shape
     wide = torch.promote_types(core, torch.float32)
-    smallest = SMALLEST if wide == torch.float32 else -700.0  # what it drops was scaled by up to exp(GUARD): float64 would notice
+    # what it drops was scaled by up to exp(GUARD): float64 would notice
+    smallest = SMALLEST if wide == torch.float32 else -700.0
     g = log_decay.to(clock.dtype)[:, None]
     reference = _chunk_ends(clock, chunk)[1 if backward else 0]
     elapsed = clock - reference.repeat_interleave(chunk, 1)[:, :length]
@@ -465,22 +656,43 @@ def _plan_chunks(shape: torch.Size, log_decay: Tensor, clock: Tensor, backward: 
     step = torch.zeros_like(reference)
     later, earlier = (slice(-1), slice(1, None)) if backward else (slice(1, None), slice(-1))
     step[:, later] = reference[:, later] - reference[:, earlier]
-    fades, queries, keys = _decay(g * step[:, None], smallest=smallest), exponent.exp().mul_(width**-0.5), exponent.neg().exp_()
-    fades, queries, keys = (x.to(dtype).expand(batch, -1, -1)[..., None] for x, dtype in ((fades, wide), (queries, core), (keys, core)))
+    fades, queries, keys = (
+        _decay(g * step[:, None], smallest=smallest),
+        exponent.exp().mul_(width**-0.5),
+        exponent.neg().exp_(),
+    )
+    fades, queries, keys = (
+        x.to(dtype).expand(batch, -1, -1)[..., None]
+        for x, dtype in ((fades, wide), (queries, core), (keys, core))
+    )
 
-    chunks, most = step.shape[1], max(1, CACHE // (chunk**2 * core.itemsize))  # matrices of scores in a block
+    # matrices of scores in a block
+    chunks, most = step.shape[1], max(1, CACHE // (chunk**2 * core.itemsize))
     few = min(heads, most)
     size = -(-chunks // -(-chunks // (most // few)))  # chunks, split evenly
     many = max(1, most // (few * size))
-    groups = [slice(c, min(c + size, chunks)) for c in range(0, chunks, size)][:: -1 if backward else 1]
-    some = [(slice(b, min(b + many, batch)), slice(h, min(h + few, heads))) for b in range(0, batch, many) for h in range(0, heads, few)]
+    groups = [slice(c, min(c + size, chunks)) for c in range(0, chunks, size)][
+        :: -1 if backward else 1
+    ]
+    some = [
+        (slice(b, min(b + many, batch)), slice(h, min(h + few, heads)))
+        for b in range(0, batch, many)
+        for h in range(0, heads, few)
+    ]
     tokens = [slice(group.start * chunk, min(group.stop * chunk, length)) for group in groups]
-    blocks = [[_ChunkBlock((*rows, at), (*rows, group)) for at, group in zip(tokens, groups, strict=True)] for rows in some]
-    return _ChunkPlan(elapsed.expand(batch, -1), step.expand(batch, -1), fades, queries, keys, blocks)
+    blocks = [
+        [_ChunkBlock((*rows, at), (*rows, group)) for at, group in zip(tokens, groups, strict=True)]
+        for rows in some
+    ]
+    return _ChunkPlan(
+        elapsed.expand(batch, -1), step.expand(batch, -1), fades, queries, keys, blocks
+    )
 
 
 def _make_scratch(dtype: torch.dtype) -> Callable[..., Tensor]:
-    """Buffers by name and shape, allocated once and used again by every block: `room(name, *shape)`."""
+    """Buffers by name and shape, allocated once and used again by every block: `room(name,
+    *shape)`.
+    """
     kept: dict[tuple[Any, ...], Tensor] = {}
 
     def room(*key: Any) -> Tensor:
@@ -491,8 +703,17 @@ def _make_scratch(dtype: torch.dtype) -> Callable[..., Tensor]:
     return room
 
 
-def _load(x: Tensor, block: _ChunkBlock, chunk: int, room: Callable[..., Tensor], name: str, factor: Tensor | None = None) -> Tensor:
-    """The block of `x` [B, H, N, K], times that of `factor` [B, H, N, 1], filled up with zeros to whole chunks: [R G, C, K]."""
+def _load(
+    x: Tensor,
+    block: _ChunkBlock,
+    chunk: int,
+    room: Callable[..., Tensor],
+    name: str,
+    factor: Tensor | None = None,
+) -> Tensor:
+    """The block of `x` [B, H, N, K], times that of `factor` [B, H, N, 1], filled up with zeros to
+    whole chunks: [R G, C, K].
+    """
     x = x[block.at]
     many, few, length, width = x.shape
     rows = out = room(name, many, few, length + -length % chunk, width)
@@ -507,7 +728,9 @@ def _load(x: Tensor, block: _ChunkBlock, chunk: int, room: Callable[..., Tensor]
 
 
 def _save(x: Tensor, block: _ChunkBlock, out: Tensor, factor: Tensor | None = None) -> None:
-    """[R G, C, K], times the block of `factor`, into the block of `out`: the way back from `_load`."""
+    """[R G, C, K], times the block of `factor`, into the block of `out`: the way back from
+    `_load`.
+    """
     out = out[block.at]
     x = x.view(*out.shape[:2], -1, out.shape[-1])[:, :, : out.shape[2]]
     if factor is None:
@@ -517,7 +740,9 @@ def _save(x: Tensor, block: _ChunkBlock, out: Tensor, factor: Tensor | None = No
 
 
 def _scan_states(own: Tensor, fades: Tensor, carry: Tensor, out: Tensor, order: range) -> Tensor:
-    """The states [.., G, K V] on entering each chunk, as `out`; `carry` [.., K V] becomes the state after the last one, in float32 at least."""
+    """The states [.., G, K V] on entering each chunk, as `out`; `carry` [.., K V] becomes the state
+    after the last one, in float32 at least.
+    """
     for c in order:
         out[:, :, c] = carry.mul_(fades[:, :, c])
         carry += own[:, :, c]
@@ -525,11 +750,21 @@ def _scan_states(own: Tensor, fades: Tensor, carry: Tensor, out: Tensor, order: 
 
 
 class _FoldedRetention(torch.autograd.Function):
-    """Chunkwise retention of one direction on a CPU with its own backward: saves the states between chunks, recomputes the scores."""
+    """Chunkwise retention of one direction on a CPU with its own backward: saves the states between
+    chunks, recomputes the scores.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, clock: Tensor, backward: bool, chunk: int, core: torch.dtype
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor,
+        clock: Tensor,
+        backward: bool,
+        chunk: int,
+        core: torch.dtype,
     ) -> Tensor:
         plan = _plan_chunks(q.shape, log_decay, clock, backward, chunk, core)
         room, triangle = _make_scratch(core), Tensor.triu_ if backward else Tensor.tril_
@@ -549,7 +784,9 @@ class _FoldedRetention(torch.autograd.Function):
                 if any(ctx.needs_input_grad):
                     states.append(S)
                 A = triangle(torch.bmm(Q, K.mT, out=room("a", len(K), chunk, chunk)))
-                out = torch.bmm(A, V, out=room("o", len(K), chunk, value)).baddbmm_(Q, S.view(-1, width, value))
+                out = torch.bmm(A, V, out=room("o", len(K), chunk, value)).baddbmm_(
+                    Q, S.view(-1, width, value)
+                )
                 _save(out, block, o_)
         ctx.save_for_backward(q, k, v, log_decay, clock, *states)
         ctx.options = backward, chunk, core
@@ -560,9 +797,14 @@ class _FoldedRetention(torch.autograd.Function):
         with torch.autocast("cpu", enabled=False):
             if not torch.is_grad_enabled():
                 return (*_folded_backward(ctx, do), None, None, None)
-            given = [x.view_as(x) for x in ctx.saved_tensors[:5]]  # the gradients are to have a graph: as the form with masks
+            # the gradients are to have a graph: as the form with masks
+            given = [x.view_as(x) for x in ctx.saved_tensors[:5]]
             wanted = [x for x in given if x.requires_grad]
-            found = iter(torch.autograd.grad(_chunkwise_with_masks(*given, *ctx.options), wanted, do, create_graph=True))
+            found = iter(
+                torch.autograd.grad(
+                    _chunkwise_with_masks(*given, *ctx.options), wanted, do, create_graph=True
+                )
+            )
             return (*(next(found) if x.requires_grad else None for x in given), None, None, None)
 
 
@@ -571,7 +813,8 @@ def _folded_backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
 
     With W_c = q~^T dO, G_c = exp(g (r_(c+1) - r_c)) (G_(c+1) + W_(c+1)) and P = lower(dO v^T):
         dv = A^T dO + k~ G_c        dq = a (P k~ + dO S_c^T)        dk = b (P^T q~ + v G_c^T)
-    With x_n = q_n . dq_n - k_n . dk_n, and F_c = <S_c, W_c + G_c>, which is all that flows over the border before chunk c:
+    With x_n = q_n . dq_n - k_n . dk_n, and F_c = <S_c, W_c + G_c>, which is all that flows over the
+    border before chunk c:
         dt_n = g x_n                dg = sum of (t_n - r) x_n + sum of (r_c - r of the chunk before) F_c
     The latter is dg = sum of t_n x_n summed by parts: nothing cancels at large t.
     """
@@ -585,7 +828,8 @@ def _folded_backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
     wide = plan.elapsed.dtype
     g = log_decay.to(wide)
     dg, dt = torch.zeros_like(g), torch.zeros(q.shape[:2], dtype=wide)
-    fades = plan.fades.roll(1 if backward else -1, 2)  # those of the chunk processed after; nothing is carried into the last one
+    # those of the chunk processed after; nothing is carried into the last one
+    fades = plan.fades.roll(1 if backward else -1, 2)
     for blocks in reversed(plan.blocks):
         carry = fades.new_zeros(*fades[blocks[0].chunks].shape[:2], width * value)
         for block in reversed(blocks):
@@ -595,7 +839,13 @@ def _folded_backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
             V = _load(v_, block, chunk, room, "v")
             dO = _load(do_, block, chunk, room, "do")
             W = torch.bmm(Q.mT, dO, out=room("w", len(K), width, value)).view(S.shape)
-            G = _scan_states(W, fades[block.chunks], carry, room("g", *S.shape), range(S.shape[2])[:: 1 if backward else -1])
+            G = _scan_states(
+                W,
+                fades[block.chunks],
+                carry,
+                room("g", *S.shape),
+                range(S.shape[2])[:: 1 if backward else -1],
+            )
             S_, G_ = S.view(-1, width, value), G.view(-1, width, value)
 
             A = triangle(torch.bmm(Q, K.mT, out=room("a", len(K), chunk, chunk)))
@@ -611,7 +861,9 @@ def _folded_backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
                 x = (Q * dQ - K * dK).sum(-1, dtype=wide).view(*sizes[:2], -1)[..., : sizes[2]]
                 F = (S * (W + G)).sum(-1, dtype=wide)
                 dt[some, tokens] += (g[few, None] * x).sum(1)
-                dg[few] += (x * plan.elapsed[some, None, tokens]).sum((0, 2)) + (F * plan.step[some, None, block.chunks[2]]).sum((0, 2))
+                dg[few] += (x * plan.elapsed[some, None, tokens]).sum((0, 2)) + (
+                    F * plan.step[some, None, block.chunks[2]]
+                ).sum((0, 2))
     return dq, dk, dv, dg.to(log_decay.dtype), dt if ctx.needs_input_grad[4] else None
 
 

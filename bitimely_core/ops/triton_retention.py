@@ -1,7 +1,9 @@
-"""Chunkwise retention as four Triton kernels, forward and backward; see `retention` for the legend and `operator` for the operator.
+"""Chunkwise retention as four Triton kernels, forward and backward; see `retention` for the legend
+and `operator` for the operator.
 
-With S_c the state entering chunk c (referenced to the row of the chunk that is processed first), r = `rel`, the time since that row,
-hop_c the time from it to that of the next chunk, and A_nm = s (q_n . k_m) exp(g (r_n - r_m)) inside the chunk:
+With S_c the state entering chunk c (referenced to the row of the chunk that is processed first), r
+= `rel`, the time since that row, hop_c the time from it to that of the next chunk, and A_nm = s
+(q_n . k_m) exp(g (r_n - r_m)) inside the chunk:
 
     o_n     = sum_{m <= n} A_nm v_m + s exp(g r_n) q_n S_c
     S_{c+1} = exp(g hop_c) S_c + sum_m exp(g (hop_c - r_m)) k_m^T v_m
@@ -12,11 +14,14 @@ hop_c the time from it to that of the next chunk, and A_nm = s (q_n . k_m) exp(g
     dt_n    = sum over heads of g (q_n . dq_n - k_n . dk_n), its sign reversed in `backward`
     dg      = sum of the time between the rows of every pair times its own term, where the term is formed: nothing cancels
 
-Every exponent is g times a number >= 0: no guard, no overflow, any gap. Times are float64 differences, as high + low float32. States are
-computed again in the backward pass; nothing N x N and no [C, C] is in device memory. `both` is forward plus a backward pass without its
-diagonal. Rotation turns the pairs of q and k where they are loaded, and dq and dk back where they are stored; masked keys are loaded as 0.
+Every exponent is g times a number >= 0: no guard, no overflow, any gap. Times are float64
+differences, as high + low float32. States are computed again in the backward pass; nothing N x N
+and no [C, C] is in device memory. `both` is forward plus a backward pass without its diagonal.
+Rotation turns the pairs of q and k where they are loaded, and dq and dk back where they are stored;
+masked keys are loaded as 0.
 
-On a CPU the kernels run in Triton's interpreter (TRITON_INTERPRET=1); it cannot run `triton.autotune`, so the blocks are a table.
+On a CPU the kernels run in Triton's interpreter (TRITON_INTERPRET=1); it cannot run
+`triton.autotune`, so the blocks are a table.
 """
 
 # mypy: ignore-errors
@@ -29,13 +34,37 @@ import torch
 import triton
 import triton.language as tl
 
-BLOCKS = {  # by precision of the products: rows of a chunk at most; of each kernel columns of V in a tile, warps. In bfloat16 no registers are
-    # spilled at K 40, V 80 (tests/compile_retention.py); Hopper (compute capability 9) multiplies 64 rows at once
-    "fp32": (32, {"_scan_states": (32, 8), "_write_outputs": (64, 8), "_write_value_gradients": (64, 8), "_write_key_gradients": (32, 8)}),
-    "bf16": (32, {"_scan_states": (32, 8), "_write_outputs": (32, 4), "_write_value_gradients": (64, 8), "_write_key_gradients": (32, 8)}),
+# by precision of the products: rows of a chunk at most; of each kernel columns of V in a tile,
+# warps. In bfloat16 no registers are
+BLOCKS = {
+    # spilled at K 40, V 80 (tests/compile_retention.py); Hopper (compute capability 9) multiplies
+    # 64 rows at once
+    "fp32": (
+        32,
+        {
+            "_scan_states": (32, 8),
+            "_write_outputs": (64, 8),
+            "_write_value_gradients": (64, 8),
+            "_write_key_gradients": (32, 8),
+        },
+    ),
+    "bf16": (
+        32,
+        {
+            "_scan_states": (32, 8),
+            "_write_outputs": (32, 4),
+            "_write_value_gradients": (64, 8),
+            "_write_key_gradients": (32, 8),
+        },
+    ),
     "bf16 on Hopper": (
         64,
-        {"_scan_states": (32, 8), "_write_outputs": (64, 4), "_write_value_gradients": (32, 4), "_write_key_gradients": (32, 8)},
+        {
+            "_scan_states": (32, 8),
+            "_write_outputs": (64, 4),
+            "_write_value_gradients": (32, 4),
+            "_write_key_gradients": (32, 8),
+        },
     ),
 }
 
@@ -43,12 +72,30 @@ BLOCKS = {  # by precision of the products: rows of a chunk at most; of each ker
 @functools.cache
 def find_generation(device: torch.device) -> int:
     """Compute capability of a GPU without its fraction; 0 for others and in the interpreter."""
-    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" and torch.version.cuda else 0
+    return (
+        torch.cuda.get_device_capability(device)[0]
+        if device.type == "cuda" and torch.version.cuda
+        else 0
+    )
 
 
 @triton.jit
-def _turn(x, COS, rows, ok, kk, stride, b, DK: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BACK: tl.constexpr):
-    """The pairs of x [C, BK] rotated by the table [B or 1, N, DK / 2, 2], or with BACK by its inverse."""
+def _turn(
+    x,
+    COS,
+    rows,
+    ok,
+    kk,
+    stride,
+    b,
+    DK: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    BACK: tl.constexpr,
+):
+    """The pairs of x [C, BK] rotated by the table [B or 1, N, DK / 2, 2], or with BACK by its
+    inverse.
+    """
     half = tl.arange(0, BK // 2)
     at = COS + b * stride + (rows[:, None] * (DK // 2) + half[None, :]) * 2
     inside = ok[:, None] & (half[None, :] < DK // 2)
@@ -61,7 +108,9 @@ def _turn(x, COS, rows, ok, kk, stride, b, DK: tl.constexpr, C: tl.constexpr, BK
 
 @triton.jit
 def _find_sequence(bh, H):
-    """The sequence, of 64 bits, since what lies before it may be more than 2^31 numbers, and the head of a program."""
+    """The sequence, of 64 bits, since what lies before it may be more than 2^31 numbers, and the
+    head of a program.
+    """
     return (bh // H).to(tl.int64), bh % H
 
 
@@ -73,20 +122,34 @@ def _find_state(bh, c, NC, DK: tl.constexpr, DV: tl.constexpr):
 
 @triton.jit
 def _find_rows(REL, LOW, b, h, c, N, H, clock, C: tl.constexpr):
-    """Rows of chunk `c`, which of them there are, their places in [N, H], and their times from the chunk's first with their low parts."""
+    """Rows of chunk `c`, which of them there are, their places in [N, H], and their times from the
+    chunk's first with their low parts.
+    """
     rows = c * C + tl.arange(0, C)
     ok = rows < N
-    return rows, ok, rows * H + h, tl.load(REL + b * clock + rows, ok, 0.0), tl.load(LOW + b * clock + rows, ok, 0.0)
+    return (
+        rows,
+        ok,
+        rows * H + h,
+        tl.load(REL + b * clock + rows, ok, 0.0),
+        tl.load(LOW + b * clock + rows, ok, 0.0),
+    )
 
 
 @triton.jit
 def _load_keys(X, MASK, COS, row, h, rows, ok, kk, b, N, turn, KEY: tl.constexpr, MASKED: tl.constexpr, ROTATED: tl.constexpr,
                DK: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, CORE: tl.constexpr):  # fmt: skip
-    """Rows of q or (KEY) k [C, BK], `row` numbers apart: rotated, 0 where masked, in the precision of the products."""
+    """Rows of q or (KEY) k [C, BK], `row` numbers apart: rotated, 0 where masked, in the precision
+    of the products.
+    """
     keep = ok
     if KEY and MASKED:
         keep = ok & (tl.load(MASK + b * N + rows, ok, 0) != 0)
-    x = tl.load(X + b * N * row + (rows * row + h * DK)[:, None] + kk[None, :], keep[:, None] & (kk[None, :] < DK), 0.0).to(tl.float32)
+    x = tl.load(
+        X + b * N * row + (rows * row + h * DK)[:, None] + kk[None, :],
+        keep[:, None] & (kk[None, :] < DK),
+        0.0,
+    ).to(tl.float32)
     if ROTATED:
         x = _turn(x, COS, rows, ok, kk, turn, b, DK, C, BK, False)
     return x.to(CORE)
@@ -107,7 +170,9 @@ def _decay_pairs(rel, low, cc, g, BACKWARD: tl.constexpr, STRICT: tl.constexpr):
 def _scan_states(X, V_, MASK, COS, REL, LOW, HOP, G, S, xr, vr, N, H, NC, scale, clock, hops, turn, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr,
                  BK: tl.constexpr, BV: tl.constexpr, BACKWARD: tl.constexpr, STRICT: tl.constexpr, ADJOINT: tl.constexpr, MASKED: tl.constexpr,
                  ROTATED: tl.constexpr, CORE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """S [B, H, NC, K, V] that enters each chunk from k (X) and v, or with ADJOINT the gradient of it from q (X) and do, the other way."""
+    """S [B, H, NC, K, V] that enters each chunk from k (X) and v, or with ADJOINT the gradient of
+    it from q (X) and do, the other way.
+    """
     tiles: tl.constexpr = (DV + BV - 1) // BV
     tile, bh = tl.program_id(0) % tiles, tl.program_id(0) // tiles
     b, h = _find_sequence(bh, H)
@@ -118,8 +183,31 @@ def _scan_states(X, V_, MASK, COS, REL, LOW, HOP, G, S, xr, vr, N, H, NC, scale,
         c = i if BACKWARD == ADJOINT else NC - 1 - i
         rows, ok, _, rel, low = _find_rows(REL, LOW, b, h, c, N, H, clock, C)
         hop, hop_low = tl.load(HOP + 2 * (b * hops + c)), tl.load(HOP + 2 * (b * hops + c) + 1)
-        x = _load_keys(X, MASK, COS, xr, h, rows, ok, kk, b, N, turn, not ADJOINT, MASKED, ROTATED, DK, C, BK, tl.float32)
-        v = tl.load(V_ + b * N * vr + (rows * vr + h * DV)[:, None] + vv[None, :], ok[:, None] & (vv[None, :] < DV), 0.0).to(CORE)
+        x = _load_keys(
+            X,
+            MASK,
+            COS,
+            xr,
+            h,
+            rows,
+            ok,
+            kk,
+            b,
+            N,
+            turn,
+            not ADJOINT,
+            MASKED,
+            ROTATED,
+            DK,
+            C,
+            BK,
+            tl.float32,
+        )
+        v = tl.load(
+            V_ + b * N * vr + (rows * vr + h * DV)[:, None] + vv[None, :],
+            ok[:, None] & (vv[None, :] < DV),
+            0.0,
+        ).to(CORE)
         place = S + _find_state(bh, c, NC, DK, DV) + kk[:, None] * DV + vv[None, :]
         inside = (kk[:, None] < DK) & (vv[None, :] < DV)
         fade = tl.exp(g * hop)
@@ -137,18 +225,32 @@ def _scan_states(X, V_, MASK, COS, REL, LOW, HOP, G, S, xr, vr, N, H, NC, scale,
 def _write_outputs(Q, K_, V_, MASK, COS, REL, LOW, G, S, OUT, qr, kr, vr, N, H, NC, scale, clock, turn, DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr,
                    BK: tl.constexpr, BV: tl.constexpr, BACKWARD: tl.constexpr, STRICT: tl.constexpr, MASKED: tl.constexpr, ROTATED: tl.constexpr,
                    CORE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """The output of one chunk and tile; with STRICT, the second pass of `both`, it is added to that of the first."""
+    """The output of one chunk and tile; with STRICT, the second pass of `both`, it is added to that
+    of the first.
+    """
     tiles: tl.constexpr = (DV + BV - 1) // BV
-    tile, c, bh = tl.program_id(0) % tiles, tl.program_id(0) // tiles % NC, tl.program_id(0) // tiles // NC
+    tile, c, bh = (
+        tl.program_id(0) % tiles,
+        tl.program_id(0) // tiles % NC,
+        tl.program_id(0) // tiles // NC,
+    )
     b, h = _find_sequence(bh, H)
     g = tl.load(G + h).to(tl.float32)
     kk, vv, cc = tl.arange(0, BK), tile * BV + tl.arange(0, BV), tl.arange(0, C)
     rows, ok, at, rel, low = _find_rows(REL, LOW, b, h, c, N, H, clock, C)
     wv = ok[:, None] & (vv[None, :] < DV)
-    q = _load_keys(Q, MASK, COS, qr, h, rows, ok, kk, b, N, turn, False, MASKED, ROTATED, DK, C, BK, CORE)
-    k = _load_keys(K_, MASK, COS, kr, h, rows, ok, kk, b, N, turn, True, MASKED, ROTATED, DK, C, BK, CORE)
+    q = _load_keys(
+        Q, MASK, COS, qr, h, rows, ok, kk, b, N, turn, False, MASKED, ROTATED, DK, C, BK, CORE
+    )
+    k = _load_keys(
+        K_, MASK, COS, kr, h, rows, ok, kk, b, N, turn, True, MASKED, ROTATED, DK, C, BK, CORE
+    )
     v = tl.load(V_ + b * N * vr + (rows * vr + h * DV)[:, None] + vv[None, :], wv, 0.0).to(CORE)
-    s = tl.load(S + _find_state(bh, c, NC, DK, DV) + kk[:, None] * DV + vv[None, :], (kk[:, None] < DK) & (vv[None, :] < DV), 0.0)
+    s = tl.load(
+        S + _find_state(bh, c, NC, DK, DV) + kk[:, None] * DV + vv[None, :],
+        (kk[:, None] < DK) & (vv[None, :] < DV),
+        0.0,
+    )
     decay, _ = _decay_pairs(rel, low, cc, g, BACKWARD, STRICT)
     a = tl.dot(q, tl.trans(k), input_precision=PRECISION) * decay
     o = tl.dot(a.to(CORE), v, input_precision=PRECISION)
@@ -164,25 +266,38 @@ def _write_value_gradients(Q, K_, DO, MASK, COS, REL, LOW, HOP, G, DS, DVAL, qr,
                            MASKED: tl.constexpr, ROTATED: tl.constexpr, CORE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Dv of one chunk and tile; with STRICT added to that of the first pass."""
     tiles: tl.constexpr = (DV + BV - 1) // BV
-    tile, c, bh = tl.program_id(0) % tiles, tl.program_id(0) // tiles % NC, tl.program_id(0) // tiles // NC
+    tile, c, bh = (
+        tl.program_id(0) % tiles,
+        tl.program_id(0) // tiles % NC,
+        tl.program_id(0) // tiles // NC,
+    )
     b, h = _find_sequence(bh, H)
     g = tl.load(G + h).to(tl.float32)
     kk, vv, cc = tl.arange(0, BK), tile * BV + tl.arange(0, BV), tl.arange(0, C)
     rows, ok, at, rel, low = _find_rows(REL, LOW, b, h, c, N, H, clock, C)
     hop, hop_low = tl.load(HOP + 2 * (b * hops + c)), tl.load(HOP + 2 * (b * hops + c) + 1)
     wv = ok[:, None] & (vv[None, :] < DV)
-    q = _load_keys(Q, MASK, COS, qr, h, rows, ok, kk, b, N, turn, False, MASKED, ROTATED, DK, C, BK, CORE)
-    k = _load_keys(K_, MASK, COS, kr, h, rows, ok, kk, b, N, turn, True, MASKED, ROTATED, DK, C, BK, CORE)
+    q = _load_keys(
+        Q, MASK, COS, qr, h, rows, ok, kk, b, N, turn, False, MASKED, ROTATED, DK, C, BK, CORE
+    )
+    k = _load_keys(
+        K_, MASK, COS, kr, h, rows, ok, kk, b, N, turn, True, MASKED, ROTATED, DK, C, BK, CORE
+    )
     do = tl.load(DO + b * N * H * DV + at[:, None] * DV + vv[None, :], wv, 0.0).to(CORE)
     following = c - 1 if BACKWARD else c + 1  # the chunk that this one's state enters
     top = tl.where((following >= 0) & (following < NC), DK, 0)
     ds = tl.load(
-        DS + _find_state(bh, following, NC, DK, DV) + kk[:, None] * DV + vv[None, :], (kk[:, None] < top) & (vv[None, :] < DV), 0.0
+        DS + _find_state(bh, following, NC, DK, DV) + kk[:, None] * DV + vv[None, :],
+        (kk[:, None] < top) & (vv[None, :] < DV),
+        0.0,
     )
     decay, _ = _decay_pairs(rel, low, cc, g, BACKWARD, STRICT)
     a = tl.dot(q, tl.trans(k), input_precision=PRECISION) * decay * scale
     out = tl.exp(tl.minimum(g * ((hop - rel) + (hop_low - low)), 0.0))
-    dv = tl.dot(tl.trans(a.to(CORE)), do, input_precision=PRECISION) + tl.dot(k, ds.to(CORE), input_precision=PRECISION) * out[:, None]
+    dv = (
+        tl.dot(tl.trans(a.to(CORE)), do, input_precision=PRECISION)
+        + tl.dot(k, ds.to(CORE), input_precision=PRECISION) * out[:, None]
+    )
     if STRICT:
         dv += tl.load(DVAL + b * N * H * DV + at[:, None] * DV + vv[None, :], wv, 0.0)
     tl.store(DVAL + b * N * H * DV + at[:, None] * DV + vv[None, :], dv, wv)
@@ -192,14 +307,20 @@ def _write_value_gradients(Q, K_, DO, MASK, COS, REL, LOW, HOP, G, DS, DVAL, qr,
 def _write_key_gradients(Q, K_, V_, DO, MASK, COS, REL, LOW, HOP, G, S, DS, DQ, DKEY, DG, DT, qr, kr, vr, N, H, NC, scale, clock, hops, turn,
                          DK: tl.constexpr, DV: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BACKWARD: tl.constexpr,
                          STRICT: tl.constexpr, MASKED: tl.constexpr, ROTATED: tl.constexpr, CORE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """dq, dk, and the shares of dg (of the chunk) and dt (of the head); V in tiles of BV, since with more sums the registers spill."""
+    """dq, dk, and the shares of dg (of the chunk) and dt (of the head); V in tiles of BV, since
+    with more sums the registers spill.
+    """
     c, bh = tl.program_id(0) % NC, tl.program_id(0) // NC
     b, h = _find_sequence(bh, H)
     kk, cc = tl.arange(0, BK), tl.arange(0, C)
     rows = c * C + cc
     ok = rows < N
     at = rows * H + h
-    p, dq, dk = tl.zeros((C, C), tl.float32), tl.zeros((C, BK), tl.float32), tl.zeros((C, BK), tl.float32)
+    p, dq, dk = (
+        tl.zeros((C, C), tl.float32),
+        tl.zeros((C, BK), tl.float32),
+        tl.zeros((C, BK), tl.float32),
+    )
     flow = 0.0  # <S_c, dS_{c+1}>
     following = c - 1 if BACKWARD else c + 1
     top = tl.where((following >= 0) & (following < NC), DK, 0)
@@ -210,7 +331,9 @@ def _write_key_gradients(Q, K_, V_, DO, MASK, COS, REL, LOW, HOP, G, S, DS, DQ, 
         do = tl.load(DO + b * N * H * DV + at[:, None] * DV + vv[None, :], wv, 0.0).to(CORE)
         s = tl.load(S + _find_state(bh, c, NC, DK, DV) + kk[:, None] * DV + vv[None, :], ws, 0.0)
         ds = tl.load(
-            DS + _find_state(bh, following, NC, DK, DV) + kk[:, None] * DV + vv[None, :], (kk[:, None] < top) & (vv[None, :] < DV), 0.0
+            DS + _find_state(bh, following, NC, DK, DV) + kk[:, None] * DV + vv[None, :],
+            (kk[:, None] < top) & (vv[None, :] < DV),
+            0.0,
         )
         flow += tl.sum(s * ds)
         p += tl.dot(do, tl.trans(v), input_precision=PRECISION)
@@ -222,9 +345,17 @@ def _write_key_gradients(Q, K_, V_, DO, MASK, COS, REL, LOW, HOP, G, S, DS, DQ, 
     far = (hop - rel) + (hop_low - low)
     dq *= (tl.exp(g * rel) * scale)[:, None]
     dk *= tl.exp(tl.minimum(g * far, 0.0))[:, None]
-    q = _load_keys(Q, MASK, COS, qr, h, rows, ok, kk, b, N, turn, False, MASKED, ROTATED, DK, C, BK, CORE)
-    k = _load_keys(K_, MASK, COS, kr, h, rows, ok, kk, b, N, turn, True, MASKED, ROTATED, DK, C, BK, CORE)
-    dg = tl.sum(rel * tl.sum(q * dq, 1)) + tl.sum(tl.where(ok, far, 0.0) * tl.sum(k * dk, 1)) + (hop + hop_low) * tl.exp(g * hop) * flow
+    q = _load_keys(
+        Q, MASK, COS, qr, h, rows, ok, kk, b, N, turn, False, MASKED, ROTATED, DK, C, BK, CORE
+    )
+    k = _load_keys(
+        K_, MASK, COS, kr, h, rows, ok, kk, b, N, turn, True, MASKED, ROTATED, DK, C, BK, CORE
+    )
+    dg = (
+        tl.sum(rel * tl.sum(q * dq, 1))
+        + tl.sum(tl.where(ok, far, 0.0) * tl.sum(k * dk, 1))
+        + (hop + hop_low) * tl.exp(g * hop) * flow
+    )
     decay, gap = _decay_pairs(rel, low, cc, g, BACKWARD, STRICT)
     p *= decay * scale
     dg += tl.sum(p * tl.dot(q, tl.trans(k), input_precision=PRECISION) * gap)
@@ -252,7 +383,9 @@ def _write_key_gradients(Q, K_, V_, DO, MASK, COS, REL, LOW, HOP, G, S, DS, DQ, 
 
 
 def make_clock(times, length, chunk, backward, device):
-    """Time since the first row of the chunk, high and low part [B or 1, N], and times between the chunks [B or 1, n, 2], all float32."""
+    """Time since the first row of the chunk, high and low part [B or 1, N], and times between the
+    chunks [B or 1, n, 2], all float32.
+    """
     if times is None:
         return _make_regular_clock(length, chunk, backward, device)
     return _make_clock(times.detach().double(), chunk, backward)
@@ -260,18 +393,27 @@ def make_clock(times, length, chunk, backward, device):
 
 @functools.lru_cache(maxsize=32)
 def _make_regular_clock(length, chunk, backward, device):
-    return _make_clock(torch.arange(length, dtype=torch.float64, device=device)[None], chunk, backward)
+    return _make_clock(
+        torch.arange(length, dtype=torch.float64, device=device)[None], chunk, backward
+    )
 
 
 def _make_clock(t, chunk, backward):
     length = t.shape[1]
     first = torch.arange(0, length, chunk, device=t.device)
     start = t[:, (first + chunk - 1).clamp(max=length - 1) if backward else first]
-    rel = (t - start.repeat_interleave(chunk, 1, output_size=start.shape[1] * chunk)[:, :length]).abs()
-    between, last = start.diff(dim=1), rel[:, :1] if backward else rel[:, -1:]  # of the last one: nobody receives it, but it is >= rel
+    rel = (
+        t - start.repeat_interleave(chunk, 1, output_size=start.shape[1] * chunk)[:, :length]
+    ).abs()
+    # of the last one: nobody receives it, but it is >= rel
+    between, last = start.diff(dim=1), rel[:, :1] if backward else rel[:, -1:]
     hop = torch.cat((last, between) if backward else (between, last), 1)
     high, wide = rel.float(), hop.float()
-    return high.contiguous(), (rel - high).float().contiguous(), torch.stack((wide, (hop - wide).float()), -1).contiguous()
+    return (
+        high.contiguous(),
+        (rel - high).float().contiguous(),
+        torch.stack((wide, (hop - wide).float()), -1).contiguous(),
+    )
 
 
 class _Call:
@@ -279,16 +421,25 @@ class _Call:
 
     def __init__(self, q, v, log_decay, times, mask, rotation, chunk, core, *, backward, strict):
         self.batch, self.length, self.heads, width = q.shape
-        most, self.blocks = BLOCKS["bf16 on Hopper" if core == "bf16" and find_generation(q.device) == 9 else core]
+        most, self.blocks = BLOCKS[
+            "bf16 on Hopper" if core == "bf16" and find_generation(q.device) == 9 else core
+        ]
         rows = min(most, max(16, triton.next_power_of_2(min(chunk, self.length))))
         self.chunks, self.scale, self.decay = triton.cdiv(self.length, rows), width**-0.5, log_decay
         self.rel, self.low, self.hop = make_clock(times, self.length, rows, backward, q.device)
         self.mask = self.rel if mask is None else mask.contiguous().view(torch.uint8)
         self.table = self.rel if rotation is None else rotation.contiguous()
         self.strides = (self.length, self.chunks) if self.rel.shape[0] > 1 else (0, 0)
-        self.turn = 0 if rotation is None or rotation.dim() == 3 or rotation.shape[0] == 1 else rotation[0].numel()
-        interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # which multiplies the bits of bfloat16 as integers
-        wide = "ieee" if interpreted else "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+        self.turn = (
+            0
+            if rotation is None or rotation.dim() == 3 or rotation.shape[0] == 1
+            else rotation[0].numel()
+        )
+        # which multiplies the bits of bfloat16 as integers
+        interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+        wide = (
+            "ieee" if interpreted else "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+        )
         self.options = {
             "DK": width, "DV": v.shape[-1], "C": rows, "BK": max(16, triton.next_power_of_2(width)), "BACKWARD": backward, "STRICT": strict,
             "MASKED": mask is not None, "ROTATED": rotation is not None, "CORE": tl.bfloat16 if core == "bf16" and not interpreted else tl.float32,
@@ -296,13 +447,23 @@ class _Call:
         }  # fmt: skip
 
     def run(self, kernel, count, *arguments, **options):
-        """One kernel; `count(tiles)` gives its programs, in the one dimension of a grid that may have more than 65535. Where shared memory is too small, nothing is loaded ahead, then the tiles are narrower."""
+        """One kernel; `count(tiles)` gives its programs, in the one dimension of a grid that may
+        have more than 65535. Where shared memory is too small, nothing is loaded ahead, then the
+        tiles are narrower.
+        """
         most, warps = self.blocks[getattr(kernel, "fn", kernel).__name__]
         for columns, stages in ((most, 3), (most, 1), (16, 1)):
             columns = min(columns, max(16, triton.next_power_of_2(self.options["DV"])))
             launch = kernel[(count(triton.cdiv(self.options["DV"], columns)),)]
             try:
-                launch(*arguments, **self.options, BV=columns, num_warps=warps, num_stages=stages, **options)
+                launch(
+                    *arguments,
+                    **self.options,
+                    BV=columns,
+                    num_warps=warps,
+                    num_stages=stages,
+                    **options,
+                )
                 return
             except triton.OutOfResources:
                 if (columns, stages) == (16, 1):
@@ -310,18 +471,62 @@ class _Call:
 
     def scan(self, x, v, *, adjoint):
         """The state that enters each chunk, or its gradient."""
-        S = torch.empty(self.batch, self.heads, self.chunks, self.options["DK"], self.options["DV"], device=x.device)
+        S = torch.empty(
+            self.batch,
+            self.heads,
+            self.chunks,
+            self.options["DK"],
+            self.options["DV"],
+            device=x.device,
+        )
         sizes = self.length, self.heads, self.chunks, self.scale, *self.strides, self.turn
-        given = x, v, self.mask, self.table, self.rel, self.low, self.hop, self.decay, S, x.stride(1), v.stride(1)
-        self.run(_scan_states, lambda tiles: tiles * self.batch * self.heads, *given, *sizes, ADJOINT=adjoint)
+        given = (
+            x,
+            v,
+            self.mask,
+            self.table,
+            self.rel,
+            self.low,
+            self.hop,
+            self.decay,
+            S,
+            x.stride(1),
+            v.stride(1),
+        )
+        self.run(
+            _scan_states,
+            lambda tiles: tiles * self.batch * self.heads,
+            *given,
+            *sizes,
+            ADJOINT=adjoint,
+        )
         return S
 
     def write_outputs(self, q, k, v, o):
         """Into o [B, N, H, V]."""
         S = self.scan(k, v, adjoint=False)
-        given = q, k, v, self.mask, self.table, self.rel, self.low, self.decay, S, o, q.stride(1), k.stride(1), v.stride(1)
+        given = (
+            q,
+            k,
+            v,
+            self.mask,
+            self.table,
+            self.rel,
+            self.low,
+            self.decay,
+            S,
+            o,
+            q.stride(1),
+            k.stride(1),
+            v.stride(1),
+        )
         sizes = self.length, self.heads, self.chunks, self.scale, self.strides[0], self.turn
-        self.run(_write_outputs, lambda tiles: tiles * self.chunks * self.batch * self.heads, *given, *sizes)
+        self.run(
+            _write_outputs,
+            lambda tiles: tiles * self.chunks * self.batch * self.heads,
+            *given,
+            *sizes,
+        )
 
     def write_gradients(self, q, k, v, do, dq, dk, dv, dg, dt):
         """Into dq, dk, dv, the shares of the chunks dg [B, H, n] and of the heads dt [B, N, H]."""
@@ -330,23 +535,60 @@ class _Call:
         sizes = self.length, self.heads, self.chunks, self.scale, *self.strides, self.turn
         rows = q.stride(1), k.stride(1), v.stride(1)
         programs = self.chunks * self.batch * self.heads
-        self.run(_write_value_gradients, lambda tiles: tiles * programs, q, k, do, *clock, dS, dv, *rows[:2], *sizes)
-        self.run(_write_key_gradients, lambda _: programs, q, k, v, do, *clock, S, dS, dq, dk, dg, dt, *rows, *sizes)
+        self.run(
+            _write_value_gradients,
+            lambda tiles: tiles * programs,
+            q,
+            k,
+            do,
+            *clock,
+            dS,
+            dv,
+            *rows[:2],
+            *sizes,
+        )
+        self.run(
+            _write_key_gradients,
+            lambda _: programs,
+            q,
+            k,
+            v,
+            do,
+            *clock,
+            S,
+            dS,
+            dq,
+            dk,
+            dg,
+            dt,
+            *rows,
+            *sizes,
+        )
 
 
 def _list_calls(q, v, log_decay, times, mask, rotation, direction, chunk, core):
-    ways = {"forward": [(False, False)], "backward": [(True, False)], "both": [(False, False), (True, True)]}[direction]
+    ways = {
+        "forward": [(False, False)],
+        "backward": [(True, False)],
+        "both": [(False, False), (True, True)],
+    }[direction]
     log_decay = log_decay.float().contiguous()
-    return [_Call(q, v, log_decay, times, mask, rotation, chunk, core, backward=back, strict=strict) for back, strict in ways]
+    return [
+        _Call(q, v, log_decay, times, mask, rotation, chunk, core, backward=back, strict=strict)
+        for back, strict in ways
+    ]
 
 
 def _align_rows(x):
-    """[B, N, H, K] itself where its heads lie beside each other and its rows at equal distances, as in a part of a joined product."""
+    """[B, N, H, K] itself where its heads lie beside each other and its rows at equal distances, as
+    in a part of a joined product.
+    """
     _, length, heads, width = x.shape
     row = x.stride(1)
     if x.stride() == (length * row, row, width, 1) and row >= heads * width:
         return x
-    return x.clone(memory_format=torch.contiguous_format)  # a contiguous tensor may have any stride where its size is 1
+    # a contiguous tensor may have any stride where its size is 1
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 _like = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)

@@ -1,4 +1,6 @@
-"""Experiments: a recipe is planned as a graph of stages; `run` executes it, skips finished stages and continues stopped ones."""
+"""Experiments: a recipe is planned as a graph of stages; `run` executes it, skips finished stages
+and continues stopped ones.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,16 @@ class ExperimentStatus(NamedTuple):
 Watch = Callable[[ExperimentStatus], object]
 
 
-def load(name: str, *, leak_free: bool = False, preset: str | None = None, changes: dict[str, Any] | None = None) -> Recipe:
-    """A shipped recipe by name, or a TOML file by path, at another `preset` where one is given. Raises UserError (unknown_name or config, exit 2)."""
+def load(
+    name: str,
+    *,
+    leak_free: bool = False,
+    preset: str | None = None,
+    changes: dict[str, Any] | None = None,
+) -> Recipe:
+    """A shipped recipe by name, or a TOML file by path, at another `preset` where one is given.
+    Raises UserError (unknown_name or config, exit 2).
+    """
     shipped = {p.stem: p for p in registry.RECIPES.glob("*.toml")}
     path = Path(name)
     if name in shipped:
@@ -72,32 +82,41 @@ def run(
     watch: Watch | None = None,
     began: float | None = None,
 ) -> dict[str, Any]:
-    """Run a recipe: ingest, tokenize, then for each cell pretrain, finetune, evaluate, then the analyses and the page of results.
+    """Run a recipe: ingest, tokenize, then for each cell pretrain, finetune, evaluate, then the
+    analyses and the page of results.
 
-    A stage that fails is reported, stages that depend on it are left out, the others go on; the next call tries it again. Several calls may
-    work on one workspace at once: each stage is run by one of them.
+    A stage that fails is reported, stages that depend on it are left out, the others go on; the
+    next call tries it again. Several calls may work on one workspace at once: each stage is run by
+    one of them.
 
     Args:
         pipeline: name of a shipped recipe, or path of a TOML file.
         workspace: folder of caches, tokens, runs and reports.
-        only: stages that hold one of these texts in a value of the matrix, an arm, a block, or the row and the data of a fine-tuning, and
-            what they need; the page shows all.
+        only: stages that hold one of these texts in a value of the matrix, an arm, a block, or the
+            row and the data of a fine-tuning, and what they need; the page shows all.
         jobs: processes that share the work; each has a GPU of its own where there are several.
         devices: of each training, data-parallel.
         shard: (k, n), part k of n of the cells, for a job array.
         leak_free: leave the recipe's section `[literal]` out; names end in -leak-free.
-        preset: of all trainings in the place of the recipe's, `paper` for the one that it names as the paper's; names end in it.
-        assignments: `section.key=value`; sections of a recipe (ingest, tokenize, build, evaluate, matrix) change the recipe, the others all trainings.
-        dry_run: only show what would be done, with estimates of parameters, operations, hours and disk.
-        on: an accelerator (a key of `costs.ACCELERATORS`) whose hours the estimates are; None: the present device.
+        preset: of all trainings in the place of the recipe's, `paper` for the one that it names as
+            the paper's; names end in it.
+        assignments: `section.key=value`; sections of a recipe (ingest, tokenize, build, evaluate,
+            matrix) change the recipe, the others all trainings.
+        dry_run: only show what would be done, with estimates of parameters, operations, hours and
+            disk.
+        on: an accelerator (a key of `costs.ACCELERATORS`) whose hours the estimates are; None: the
+            present device.
         progress: called with what is counted, how far, of how many.
         say: called with one line of information.
-        watch: called whenever a stage changes: states, and `left`, the estimated seconds to the end.
-        began: seconds since the epoch, of processes that share the work; what failed since is not tried again. None: now.
+        watch: called whenever a stage changes: states, and `left`, the estimated seconds to the
+            end.
+        began: seconds since the epoch, of processes that share the work; what failed since is not
+            tried again. None: now.
 
     Returns:
-        stages (stage, state, detail, exit_code, seconds), report, exit_code: 0, 3 when a data set was partly quarantined, else that of the first
-        failed stage; of a dry run stages (stage, and of trainings parameters, flops, seconds, bytes) and totals.
+        stages (stage, state, detail, exit_code, seconds), report, exit_code: 0, 3 when a data set
+        was partly quarantined, else that of the first failed stage; of a dry run stages (stage, and
+        of trainings parameters, flops, seconds, bytes) and totals.
 
     Raises:
         UserError: unknown_name, config (2).
@@ -117,9 +136,18 @@ def run(
             run, workspace=workspace, only=only, jobs=jobs, devices=devices, shard=shard, preset=preset, assignments=assignments,
             dry_run=dry_run, on=on, progress=progress, say=say, watch=watch, began=began,
         )  # fmt: skip
-        return _join_recipes(recipe, plans, pipeline, home, workspace, {one: call(one) for one in chosen}, progress)
+        return _join_recipes(
+            recipe, plans, pipeline, home, workspace, {one: call(one) for one in chosen}, progress
+        )
     plan = plan_experiment(
-        recipe, name, workspace, assignments=per_training, devices=devices, leak_free=leak_free, progress=progress, say=say
+        recipe,
+        name,
+        workspace,
+        assignments=per_training,
+        devices=devices,
+        leak_free=leak_free,
+        progress=progress,
+        say=say,
     )
     if only and not find_matches(plan, only):
         raise _no_match_error(only, [plan])
@@ -132,8 +160,18 @@ def run(
         assignments=assignments, began=began,
     )  # fmt: skip
     with workers.limit_threads(jobs), helpers:
-        states = graph.execute(plan.nodes, home, selected=selected, began=began, watch=_add_time_left(plan, selected, watch, jobs))
-    stages = [{"stage": label, **state._asdict()} for label, state in states.items() if state.state != "not run"]
+        states = graph.execute(
+            plan.nodes,
+            home,
+            selected=selected,
+            began=began,
+            watch=_add_time_left(plan, selected, watch, jobs),
+        )
+    stages = [
+        {"stage": label, **state._asdict()}
+        for label, state in states.items()
+        if state.state != "not run"
+    ]
     failed = [state.exit_code for state in states.values() if state.state == "failed"]
     partial = any(state.state == "partial" for state in states.values())
     page /= "report.html"
@@ -151,12 +189,24 @@ def _name_experiment(pipeline: str, *, leak_free: bool = False, preset: str | No
     return "-".join(filter(None, [Path(pipeline).stem, "leak-free" if leak_free else "", preset]))
 
 
-def _plan_recipes(recipe: Recipe, pipeline: str, preset: str | None, workspace: Path) -> dict[str, ExperimentPlan]:
-    """The plan of each recipe of several, which are checked before any of them runs. Raises UserError (config, exit 2)."""
+def _plan_recipes(
+    recipe: Recipe, pipeline: str, preset: str | None, workspace: Path
+) -> dict[str, ExperimentPlan]:
+    """The plan of each recipe of several, which are checked before any of them runs. Raises
+    UserError (config, exit 2).
+    """
     parts = {one: load(one, preset=preset) for one in recipe.recipes}
     if nested := [one for one, part in parts.items() if part.recipes]:
-        raise usage_error(f"{nested[0]} lists recipes itself", "expected recipes with stages of their own", field="recipes", file=pipeline)
-    plans = {one: plan_experiment(part, _name_experiment(one, preset=preset), workspace, assignments=[]) for one, part in parts.items()}
+        raise usage_error(
+            f"{nested[0]} lists recipes itself",
+            "expected recipes with stages of their own",
+            field="recipes",
+            file=pipeline,
+        )
+    plans = {
+        one: plan_experiment(part, _name_experiment(one, preset=preset), workspace, assignments=[])
+        for one, part in parts.items()
+    }
     families.check_families(recipe, list(plans.values()))
     return plans
 
@@ -170,8 +220,14 @@ def _join_recipes(
     results: dict[str, dict[str, Any]],
     progress: Progress | None,
 ) -> dict[str, Any]:
-    """The results of several recipes as one, and the page of the families that are tested over them."""
-    stages = [{**stage, "stage": f"{stage['stage']} ({plans[one].name})"} for one, result in results.items() for stage in result["stages"]]
+    """The results of several recipes as one, and the page of the families that are tested over
+    them.
+    """
+    stages = [
+        {**stage, "stage": f"{stage['stage']} ({plans[one].name})"}
+        for one, result in results.items()
+        for stage in result["stages"]
+    ]
     totals = [result["total"] for result in results.values() if "total" in result]
     if totals:
         total = {key: sum(one[key] for one in totals) for key in totals[0]}
@@ -187,7 +243,9 @@ def _join_recipes(
 
     read = tuple(workspace / "reports" / plans[one].name / "summary.json" for one in results)
     settings = {"families": [one.model_dump() for one in recipe.family]}
-    node = graph.Node(label="families", settings=settings, call=call, output=page / "summary.json", inputs=read)
+    node = graph.Node(
+        label="families", settings=settings, call=call, output=page / "summary.json", inputs=read
+    )
     state = graph.execute({"families": node}, home)["families"]
     codes = [result["exit_code"] for result in results.values()]
     failed = [code for code in (*codes, state.exit_code) if code not in {Exit.OK, Exit.PARTIAL}]
@@ -203,18 +261,31 @@ def _join_recipes(
 def _split_assignments(pairs: list[str]) -> tuple[dict[str, Any], list[str]]:
     """`--set`: changes of the recipe itself, and the pairs that every training gets."""
     own = ("ingest", "tokenize", "build", "evaluate", "matrix")
-    return parse_assignments([p for p in pairs if p.split(".")[0] in own]), [p for p in pairs if p.split(".")[0] not in own]
+    return parse_assignments([p for p in pairs if p.split(".")[0] in own]), [
+        p for p in pairs if p.split(".")[0] not in own
+    ]
 
 
 def find_matches(plan: ExperimentPlan, only: list[str]) -> set[str]:
     """Labels of the stages in whose block, values, arm, row or data one of the texts occurs."""
-    return {label for label, words in plan.search_texts.items() if any(text in words for text in only)}
+    return {
+        label for label, words in plan.search_texts.items() if any(text in words for text in only)
+    }
 
 
 def _no_match_error(only: list[str], plans: Iterable[ExperimentPlan]) -> UserError:
-    rows = dict.fromkeys(f"{entry.row} {entry.column}".strip() for plan in plans for entry in plan.table if entry.run is not None)
+    rows = dict.fromkeys(
+        f"{entry.row} {entry.column}".strip()
+        for plan in plans
+        for entry in plan.table
+        if entry.run is not None
+    )
     examples = ", ".join(list(rows)[:5])
-    return usage_error(f"no cell holds {' or '.join(map(repr, only))}", f"expected a part of a cell such as {examples}", field="--only")
+    return usage_error(
+        f"no cell holds {' or '.join(map(repr, only))}",
+        f"expected a part of a cell such as {examples}",
+        field="--only",
+    )
 
 
 def select_stages(plan: ExperimentPlan, only: list[str], shard: tuple[int, int] | None) -> set[str]:
@@ -222,14 +293,19 @@ def select_stages(plan: ExperimentPlan, only: list[str], shard: tuple[int, int] 
     selected = {label for label in plan.nodes if label not in plan.cell_of}
     matched = find_matches(plan, only)
     for label, owner in plan.cell_of.items():
-        in_shard = shard is None or int(sha256(owner.encode()).hexdigest(), 16) % shard[1] == shard[0] - 1
+        in_shard = (
+            shard is None or int(sha256(owner.encode()).hexdigest(), 16) % shard[1] == shard[0] - 1
+        )
         if in_shard and (not only or label in matched):
             selected.add(label)
     return selected
 
 
-def _add_time_left(plan: ExperimentPlan, selected: set[str], watch: Watch | None, jobs: int) -> Callable[[graph.States], object] | None:
-    """`watch` with the time left: a training takes as long as those of the same verb and model took, else as those of the same verb.
+def _add_time_left(
+    plan: ExperimentPlan, selected: set[str], watch: Watch | None, jobs: int
+) -> Callable[[graph.States], object] | None:
+    """`watch` with the time left: a training takes as long as those of the same verb and model
+    took, else as those of the same verb.
 
     `jobs`: processes that share the trainings.
     """
@@ -247,7 +323,11 @@ def _add_time_left(plan: ExperimentPlan, selected: set[str], watch: Watch | None
             if label not in states or states[label].state == "running":
                 verb = plan.trainings[label].verb
                 left += mean(took.get((verb, plan.model_name(label))) or took.get((verb,)) or [0.0])
-        rows = [StageRow(label, states.get(label, StageState("waiting"))) for label in plan.nodes if label in selected]
+        rows = [
+            StageRow(label, states.get(label, StageState("waiting")))
+            for label in plan.nodes
+            if label in selected
+        ]
         watch(ExperimentStatus(rows, left / jobs or None))
 
     return report

@@ -1,7 +1,9 @@
-"""A graph of stages, each run once: by one process, by several that share a workspace, or by one that was killed and started again.
+"""A graph of stages, each run once: by one process, by several that share a workspace, or by one
+that was killed and started again.
 
-A stage is named by the hash of its settings and has a folder of that name. The process that runs it holds the folder's lock; `stage.json` in it is
-written last, with the hashes of the stage's inputs and output. A stage whose `stage.json` still agrees with the files is not run again.
+A stage is named by the hash of its settings and has a folder of that name. The process that runs it
+holds the folder's lock; `stage.json` in it is written last, with the hashes of the stage's inputs
+and output. A stage whose `stage.json` still agrees with the files is not run again.
 """
 
 from __future__ import annotations
@@ -49,8 +51,9 @@ class StageResult(NamedTuple):
 class Node:
     """One stage.
 
-    `output` is the small file whose SHA-256 represents the complete output of the stage; `inputs` are such files from outside of this graph.
-    `needs` must have succeeded; `after` must only have ended.
+    `output` is the small file whose SHA-256 represents the complete output of the stage; `inputs`
+    are such files from outside of this graph. `needs` must have succeeded; `after` must only have
+    ended.
     """
 
     label: str
@@ -63,7 +66,9 @@ class Node:
 
     @property
     def key(self) -> str:
-        """The first 16 hexadecimal digits of the SHA-256 of what the stage is and of its settings."""
+        """The first 16 hexadecimal digits of the SHA-256 of what the stage is and of its
+        settings.
+        """
         return storage.fingerprint({"stage": self.label, "settings": self.settings})[:16]
 
 
@@ -87,11 +92,13 @@ def execute(
     began: float | None = None,
     watch: Callable[[States], object] | None = None,
 ) -> dict[str, StageState]:
-    """Run `nodes` (label -> Node) in their order, each as soon as its inputs exist; stages that other processes run are waited for.
+    """Run `nodes` (label -> Node) in their order, each as soon as its inputs exist; stages that
+    other processes run are waited for.
 
-    `folder` holds the stages' own folders. Of labels that are not `selected` only the last state is read. A stage that failed in another
-    process after `began` (seconds since the epoch; None: now) is not tried again. `watch` is called with all states whenever one has
-    changed. Returns the state of each label.
+    `folder` holds the stages' own folders. Of labels that are not `selected` only the last state is
+    read. A stage that failed in another process after `began` (seconds since the epoch; None: now)
+    is not tried again. `watch` is called with all states whenever one has changed. Returns the
+    state of each label.
     """
     began = time.time() if began is None else began
     states: dict[str, StageState] = {}
@@ -108,7 +115,11 @@ def execute(
         record_result(label, known or StageState("not run", "not in this part"))
     while waiting:
         for label, node in list(waiting.items()):
-            failed = [need for need in node.needs if need in states and states[need].state not in SUCCEEDED]
+            failed = [
+                need
+                for need in node.needs
+                if need in states and states[need].state not in SUCCEEDED
+            ]
             if failed:
                 record_result(label, StageState("left out", f"needs {failed[0]}"))
                 break
@@ -133,16 +144,28 @@ def execute(
     return {label: states[label] for label in nodes}
 
 
-def _load_state(node: Node, nodes: Mapping[str, Node], folder: Path, began: float, states: States) -> StageState | None:
-    """The stored state where it still holds: no input or output has changed since, or the stage failed since `began`."""
+def _load_state(
+    node: Node, nodes: Mapping[str, Node], folder: Path, began: float, states: States
+) -> StageState | None:
+    """The stored state where it still holds: no input or output has changed since, or the stage
+    failed since `began`.
+    """
     path = folder / node.key / "stage.json"
     if not has_result(path):
         return None
     known = StageRecord.load(path)
     is_recent = began <= known.time <= time.time()  # a time in the future: the clock was set back
     if known.state == "failed":
-        return StageState("failed", known.detail, known.exit_code, known.seconds) if is_recent else None
-    changed = known.made is None or known.made != _hash(node.output) or known.read != _hash_inputs(node, nodes, folder, states)
+        return (
+            StageState("failed", known.detail, known.exit_code, known.seconds)
+            if is_recent
+            else None
+        )
+    changed = (
+        known.made is None
+        or known.made != _hash(node.output)
+        or known.read != _hash_inputs(node, nodes, folder, states)
+    )
     if changed or find_missing(node.output.parent):
         return None
     state = "already done" if known.state == "done" and not is_recent else known.state
@@ -159,15 +182,31 @@ def _run_stage(node: Node, nodes: Mapping[str, Node], folder: Path, states: Stat
         result = node.call(states)
         code, detail = result.exit_code, result.detail
         state = "partial" if code == Exit.PARTIAL else "done" if result.is_new else "already done"
-    except Exception as error:  # a defect fails one stage, not the experiment; the frames give the place without the values of the data
-        fault = error if isinstance(error, UserError) else find_system_error(error) or find_plugin_error(error)
+    except Exception as error:
+        # a defect fails one stage, not the experiment; the frames give the place without the values
+        # of the data
+        fault = (
+            error
+            if isinstance(error, UserError)
+            else find_system_error(error) or find_plugin_error(error)
+        )
         if fault is not None and fault.exit_code in {Exit.INTERRUPTED, Exit.TERMINATED}:
             raise
-        frames = [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
-        state, code, detail = "failed", int(Exit.INTERNAL_ERROR), f"{type(error).__name__} in {frames[-1]}: a bug; see {path}"
+        frames = [
+            f"{Path(frame.filename).name}:{frame.lineno} {frame.name}"
+            for frame in traceback.extract_tb(error.__traceback__)
+        ]
+        state, code, detail = (
+            "failed",
+            int(Exit.INTERNAL_ERROR),
+            f"{type(error).__name__} in {frames[-1]}: a bug; see {path}",
+        )
         if fault is not None:
-            if fault.code == Reason.SETTINGS_DIFFER:  # a recipe has no --run or --force-new, which the error of a verb advises
-                fault.hint = f"Give the changed recipe another file name, or remove {node.output.parent}"
+            # a recipe has no --run or --force-new, which the error of a verb advises
+            if fault.code == Reason.SETTINGS_DIFFER:
+                fault.hint = (
+                    f"Give the changed recipe another file name, or remove {node.output.parent}"
+                )
             frames, code, detail = [], int(fault.exit_code), fault.finding.line()
     ended = StageState(state, detail, int(code), round(time.monotonic() - start, 3))
     record = StageRecord(
@@ -182,19 +221,35 @@ def _run_stage(node: Node, nodes: Mapping[str, Node], folder: Path, states: Stat
         read=read,
         made=_hash(node.output),
     )
-    with attach_result(lambda: {"stages": [{"stage": label, **one._asdict()} for label, one in {**states, node.label: ended}.items()]}):
+    with attach_result(
+        lambda: {
+            "stages": [
+                {"stage": label, **one._asdict()}
+                for label, one in {**states, node.label: ended}.items()
+            ]
+        }
+    ):
         write_results(path.parent, {path.name: record.encode()}, held=True)
     return ended
 
 
-def _hash_inputs(node: Node, nodes: Mapping[str, Node], folder: Path, states: States) -> dict[str, str | None]:
-    """SHA-256 of every input by its path from `folder`, so that a workspace can be moved; None where it is missing, or where the stage that
-    makes it has not succeeded now.
+def _hash_inputs(
+    node: Node, nodes: Mapping[str, Node], folder: Path, states: States
+) -> dict[str, str | None]:
+    """SHA-256 of every input by its path from `folder`, so that a workspace can be moved; None
+    where it is missing, or where the stage that makes it has not succeeded now.
     """
     ended = [label for label in node.after if label in states and states[label].state in SUCCEEDED]
-    found = {nodes[label].output: _hash(nodes[label].output) if label in ended else None for label in node.after}
-    found |= {path: _hash(path) for path in (*(nodes[need].output for need in node.needs), *node.inputs)}
-    return {Path(os.path.relpath(path, folder)).as_posix(): content for path, content in found.items()}
+    found = {
+        nodes[label].output: _hash(nodes[label].output) if label in ended else None
+        for label in node.after
+    }
+    found |= {
+        path: _hash(path) for path in (*(nodes[need].output for need in node.needs), *node.inputs)
+    }
+    return {
+        Path(os.path.relpath(path, folder)).as_posix(): content for path, content in found.items()
+    }
 
 
 def _hash(path: Path) -> str | None:

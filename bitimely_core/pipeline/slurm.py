@@ -1,4 +1,6 @@
-"""A recipe as an array of jobs of Slurm: tasks that share the stages by their locks, and that are requeued when they are stopped."""
+"""A recipe as an array of jobs of Slurm: tasks that share the stages by their locks, and that are
+requeued when they are stopped.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from pathlib import Path
 from bitimely_core import storage
 from bitimely_core.errors import Reason, safe_text, usage_error
 
-OWN = {"array", "requeue", "no-requeue", "open-mode", "signal"}  # options of sbatch that the script needs as they are
+# options of sbatch that the script needs as they are
+OWN = {"array", "requeue", "no-requeue", "open-mode", "signal"}
 FIRST_LINES = "#!/usr/bin/env bash\n# Written by `bitimely run --slurm`"
 SCRIPT = """{first}: the {tasks} tasks of the array share the stages of one recipe. Submit it with sbatch.
 #SBATCH --job-name={name}
@@ -50,9 +53,11 @@ exit "$code"
 
 
 def format_script(recipe: str, arguments: Sequence[str], tasks: int, options: Sequence[str]) -> str:
-    """The script of `bitimely run ARGUMENTS` in this folder as an array of `tasks`; `options` are further ones of sbatch, `name=value` or `name`.
+    """The script of `bitimely run ARGUMENTS` in this folder as an array of `tasks`; `options` are
+    further ones of sbatch, `name=value` or `name`.
 
-    Raises UserError (config, exit 2) for what is no option of sbatch, and for one that the script sets itself.
+    Raises UserError (config, exit 2) for what is no option of sbatch, and for one that the script
+    sets itself.
     """
     lines = []
     for option in options:
@@ -60,9 +65,19 @@ def format_script(recipe: str, arguments: Sequence[str], tasks: int, options: Se
         is_option = re.fullmatch(r"[a-z][a-z0-9-]*", name) and (value or not given)
         if not (is_option and value.isprintable()):  # a second line would be a command
             requirement = "expected NAME=VALUE of an option of sbatch"
-            raise usage_error(safe_text(option), requirement, "For example --sbatch time=4:00:00", field="--sbatch")
+            raise usage_error(
+                safe_text(option),
+                requirement,
+                "For example --sbatch time=4:00:00",
+                field="--sbatch",
+            )
         if name in OWN:
-            raise usage_error(name, "is set by the script", "Leave it out; --jobs N is the size of the array", field="--sbatch")
+            raise usage_error(
+                name,
+                "is set by the script",
+                "Leave it out; --jobs N is the size of the array",
+                field="--sbatch",
+            )
         lines.append(f"#SBATCH --{name}{given}{shlex.quote(value) if value else ''}")
     return SCRIPT.format(
         first=FIRST_LINES,
@@ -75,9 +90,22 @@ def format_script(recipe: str, arguments: Sequence[str], tasks: int, options: Se
 
 
 def check_script(out: Path) -> None:
-    """Whether a script can be written. Raises UserError (exit 2) where its folder is missing, and for a file that is no script of `run --slurm`."""
+    """Whether a script can be written. Raises UserError (exit 2) where its folder is missing, and
+    for a file that is no script of `run --slurm`.
+    """
     storage.refuse_link(out)
     if not out.parent.is_dir():
-        raise usage_error("its folder is missing", "expected one that is there", "Make it", code=Reason.NOT_FOUND, file=str(out))
+        raise usage_error(
+            "its folder is missing",
+            "expected one that is there",
+            "Make it",
+            code=Reason.NOT_FOUND,
+            file=str(out),
+        )
     if out.is_dir() or (out.exists() and not out.read_bytes().startswith(FIRST_LINES.encode())):
-        raise usage_error("is there already", "expected no file, or a script of run --slurm", "Give another name", file=str(out))
+        raise usage_error(
+            "is there already",
+            "expected no file, or a script of run --slurm",
+            "Give another name",
+            file=str(out),
+        )

@@ -1,4 +1,6 @@
-"""Several processes on one experiment: each calls `run` on the same workspace, and the locks of the stages divide the work."""
+"""Several processes on one experiment: each calls `run` on the same workspace, and the locks of the
+stages divide the work.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from typing import Any
 
 @contextmanager
 def start_processes(jobs: int, **call: Any) -> Iterator[None]:
-    """`jobs` - 1 further processes that make the same call; at the end of the block they are waited for, or stopped when it fails."""
+    """`jobs` - 1 further processes that make the same call; at the end of the block they are waited
+    for, or stopped when it fails.
+    """
     context = multiprocessing.get_context("spawn")
     gpus = list_gpus() if jobs > 1 else []
     started: list[SpawnProcess] = []
@@ -49,7 +53,9 @@ def _threads_per_process(jobs: int) -> int:
 
 
 def list_gpus() -> list[str]:
-    """The GPUs that this process may use, as `CUDA_VISIBLE_DEVICES` names them: numbers, or the identifiers of GPUs and their parts."""
+    """The GPUs that this process may use, as `CUDA_VISIBLE_DEVICES` names them: numbers, or the
+    identifiers of GPUs and their parts.
+    """
     import torch
 
     count = torch.cuda.device_count()
@@ -58,12 +64,20 @@ def list_gpus() -> list[str]:
 
 
 def choose_gpus(gpus: Sequence[str], number: int, devices: int) -> list[str]:
-    """The GPUs of process `number`, as many as a training takes, in turn; none where there is one for all."""
-    return [gpus[(number * devices + k) % len(gpus)] for k in range(min(devices, len(gpus)))] if len(gpus) > 1 else []
+    """The GPUs of process `number`, as many as a training takes, in turn; none where there is one
+    for all.
+    """
+    return (
+        [gpus[(number * devices + k) % len(gpus)] for k in range(min(devices, len(gpus)))]
+        if len(gpus) > 1
+        else []
+    )
 
 
 def _run_process(jobs: int, gpus: Sequence[str], call: dict[str, Any]) -> None:
-    """One further process: GPUs and a share of the cores of its own, nothing on the screen; failures are stored with the stage."""
+    """One further process: GPUs and a share of the cores of its own, nothing on the screen;
+    failures are stored with the stage.
+    """
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     os.environ["OMP_NUM_THREADS"] = str(_threads_per_process(jobs))

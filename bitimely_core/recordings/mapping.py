@@ -1,4 +1,6 @@
-"""The mapping file of a user's own recordings (`--map`): its keys, and what it says of one recording."""
+"""The mapping file of a user's own recordings (`--map`): its keys, and what it says of one
+recording.
+"""
 
 from __future__ import annotations
 
@@ -45,19 +47,25 @@ class ChannelRule(Section):
 class FileRule(Section):
     """[[files]]: a group of files, and the properties that they do not state."""
 
-    pattern: str = "*"  # of the path relative to the source; * also matches folders; capitals of the ending do not count
+    # of the path relative to the source; * also matches folders; capitals of the ending do not
+    # count
+    pattern: str = "*"
     format: Format | None = None  # else by the ending
-    match: str = ""  # regular expression on the path, with groups named subject, label, value or recording
+    # regular expression on the path, with groups named subject, label, value or recording
+    match: str = ""
     subject: str = ""  # of all these files
     label: str = ""
-    rate: float | None = Field(None, gt=0)  # Hz: of tables, npy and mat; other formats are compared with it
+    # Hz: of tables, npy and mat; other formats are compared with it
+    rate: float | None = Field(None, gt=0)
     unit: str = ""
     channels: (
         tuple[str, ...] | dict[str, str | ChannelRule]
     ) = ()  # () all; names as in the file, or name in the file -> name or {name, unit}
     variable: str = ""  # of MATLAB files: name of the array; else the only one
     time: str = ""  # column with seconds, of tables
-    series: str = ""  # pattern of columns: each row is a recording of one channel, with these columns as its samples in their order
+    # pattern of columns: each row is a recording of one channel, with these columns as its samples
+    # in their order
+    series: str = ""
     id_column: str = ""  # of such rows; else they are numbered
     subject_column: str = ""
     label_column: str = ""
@@ -74,9 +82,12 @@ class TableRule(Section):
     file: str = ""  # column: path without ending, or file name, of the recording
     subject: str = ""  # column
     label: str = ""  # column with a class
-    labels: tuple[str, ...] = ()  # columns with 0 or 1, one a class, of which a recording may have several
+    # columns with 0 or 1, one a class, of which a recording may have several
+    labels: tuple[str, ...] = ()
     value: str = ""  # column with a number
-    split: str = ""  # column with train, validation or test, or with folds: 1 to 10, or 1-8 for those that are training
+    # column with train, validation or test, or with folds: 1 to 10, or 1-8 for those that are
+    # training
+    split: str = ""
     attributes: tuple[str, ...] = ()  # further columns to keep
     delimiter: str = ","
 
@@ -87,7 +98,8 @@ class AnnotationRule(Section):
     path: str
     file: str  # column: path without ending, or file name, of the recording
     onset: str = "onset"  # column: seconds
-    duration: str = "duration"  # column: seconds; "": a row lasts until the next one of its recording, the last to the end
+    # column: seconds; "": a row lasts until the next one of its recording, the last to the end
+    duration: str = "duration"
     label: str = "label"
     value: str = ""  # column with a number, read instead of the label
     delimiter: str = ","
@@ -99,7 +111,8 @@ class RecordingMap(Section):
     files: tuple[FileRule, ...] = (FileRule(),)
     table: TableRule | None = None
     annotations: AnnotationRule | None = None
-    labels: dict[str, str] | None = None  # text of an annotation -> class; other texts are counted and excluded
+    # text of an annotation -> class; other texts are counted and excluded
+    labels: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +123,8 @@ class RecordingInfo:
     subject_id: str
     attributes: dict[str, AttributeValue] = field(default_factory=dict)
     notes: tuple[Annotation, ...] = ()  # from tables
-    numbers: tuple[Annotation, ...] = ()  # from a table of numbers: their texts are numbers, not labels
+    # from a table of numbers: their texts are numbers, not labels
+    numbers: tuple[Annotation, ...] = ()
     channels: dict[str, tuple[str, str]] = field(default_factory=dict)
     labels: dict[str, str] | None = None
     rate: float | None = None
@@ -118,13 +132,16 @@ class RecordingInfo:
     variable: str = field(default="", metadata={"later": True})
     time: str = ""
     series: str = ""
-    columns: dict[str, str] = field(default_factory=dict)  # id, subject, label, value -> column of a table of series
+    # id, subject, label, value -> column of a table of series
+    columns: dict[str, str] = field(default_factory=dict)
     delimiter: str = ","
     keep_dates: bool = False
     keep_phi: bool = False
     events: AnnotationKind = field(default="both", metadata={"later": True})
-    stages: bool = field(default=False, metadata={"later": True})  # texts of sleep stages in the file are read without a map
-    annotation_files: tuple[str, ...] = field(default=(), metadata={"later": True})  # beside the recording
+    # texts of sleep stages in the file are read without a map
+    stages: bool = field(default=False, metadata={"later": True})
+    # beside the recording
+    annotation_files: tuple[str, ...] = field(default=(), metadata={"later": True})
 
 
 def read_map(path: Path) -> RecordingMap:
@@ -135,7 +152,10 @@ def read_map(path: Path) -> RecordingMap:
             re.compile(files.match)
         except re.error as error:
             raise usage_error(
-                f"found {safe_text(files.match)}", f"expected a regular expression ({error})", file=str(path), field=f"files.{i}.match"
+                f"found {safe_text(files.match)}",
+                f"expected a regular expression ({error})",
+                file=str(path),
+                field=f"files.{i}.match",
             ) from None
     return chosen
 
@@ -143,7 +163,9 @@ def read_map(path: Path) -> RecordingMap:
 def find_suffix(rel: str) -> str:
     """The ending of a file's name, in lower case."""
     name = rel.lower()
-    return next((end for end in (".csv.gz", ".fif.gz") if name.endswith(end)), PurePosixPath(name).suffix)
+    return next(
+        (end for end in (".csv.gz", ".fif.gz") if name.endswith(end)), PurePosixPath(name).suffix
+    )
 
 
 def strip_suffix(rel: str) -> str:
@@ -152,7 +174,9 @@ def strip_suffix(rel: str) -> str:
 
 
 def matches_pattern(rel: str, pattern: str) -> bool:
-    """Whether a file is of a group: capitals count in its path and not in its ending, which some systems write in capitals."""
+    """Whether a file is of a group: capitals count in its path and not in its ending, which some
+    systems write in capitals.
+    """
     folded, wanted = (strip_suffix(text) + find_suffix(text) for text in (rel, pattern))
     return fnmatch.fnmatchcase(rel, pattern) or fnmatch.fnmatchcase(folded, wanted)
 
@@ -166,17 +190,27 @@ class RecordingKeys(NamedTuple):
     """Which names tables may use for which files."""
 
     of: dict[str, tuple[str, ...]]  # file -> its names
-    shared: dict[str, list[str]]  # name without a folder that several recordings have, and none alone -> their files
+    # name without a folder that several recordings have, and none alone -> their files
+    shared: dict[str, list[str]]
 
 
 def assign_recording_keys(rels: Iterable[str]) -> RecordingKeys:
-    """The names of every recording among `rels`; a name without its folder only where no recording of another path has it, too."""
+    """The names of every recording among `rels`; a name without its folder only where no recording
+    of another path has it, too.
+    """
     keys = {rel: list_recording_keys(rel) for rel in rels}
     bearers: dict[str, list[str]] = {}
     for rel, (*_, stem, name) in keys.items():
         for key in {stem, name}:
             bearers.setdefault(key, []).append(rel)
-    shared = {key: files for key, files in bearers.items() if len({strip_suffix(rel) for rel in files}) > 1}
-    of = {rel: (*own[:2], *(key for key in own[2:] if key not in shared)) for rel, own in keys.items()}
-    exact = {key for own in of.values() for key in own}  # at the root of the source a name without a folder is a path
+    shared = {
+        key: files
+        for key, files in bearers.items()
+        if len({strip_suffix(rel) for rel in files}) > 1
+    }
+    of = {
+        rel: (*own[:2], *(key for key in own[2:] if key not in shared)) for rel, own in keys.items()
+    }
+    # at the root of the source a name without a folder is a path
+    exact = {key for own in of.values() for key in own}
     return RecordingKeys(of, {key: files for key, files in shared.items() if key not in exact})

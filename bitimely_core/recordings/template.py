@@ -1,4 +1,6 @@
-"""A mapping file for a folder, made of what is found there, with comments where the files leave a choice."""
+"""A mapping file for a folder, made of what is found there, with comments where the files leave a
+choice.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ from bitimely_core.formats import edf, edf_header, tables, wfdb
 from bitimely_core.formats.source import Source
 from bitimely_core.formats.wfdb_annotations import read_annotations
 from bitimely_core.recordings.files import BIDS_FILES, DERIVED, LAYOUT, find_segments
-from bitimely_core.recordings.mapping import EMPTY_CELLS, SUFFIXES, RecordingMap, find_suffix, list_recording_keys
+from bitimely_core.recordings.mapping import (
+    EMPTY_CELLS,
+    SUFFIXES,
+    RecordingMap,
+    find_suffix,
+    list_recording_keys,
+)
 from bitimely_core.system_errors import raise_system_error
 
 FILES = 200  # of a group whose headers are read
@@ -28,10 +36,41 @@ NIGHTS = 20  # of a group whose annotations are read
 ROWS = 1000  # of a table
 GROUPS = 12  # folders and endings in groups of their own
 ASSUMED_RATE = 1.0  # Hz, of files that state none
-TIMES = {"t", "time", "times", "sec", "seconds", "time_s", "time_sec", "time (s)", "time[s]", "timestamp"}
+TIMES = {
+    "t",
+    "time",
+    "times",
+    "sec",
+    "seconds",
+    "time_s",
+    "time_sec",
+    "time (s)",
+    "time[s]",
+    "timestamp",
+}
 ROLES = {  # key of [table] -> usual names of its column
-    "subject": {"subject", "subject_id", "patient", "patient_id", "participant", "participant_id", "person", "person_id", "id"},
-    "label": {"label", "class", "diagnosis", "target", "group", "condition", "y", "category", "outcome"},
+    "subject": {
+        "subject",
+        "subject_id",
+        "patient",
+        "patient_id",
+        "participant",
+        "participant_id",
+        "person",
+        "person_id",
+        "id",
+    },
+    "label": {
+        "label",
+        "class",
+        "diagnosis",
+        "target",
+        "group",
+        "condition",
+        "y",
+        "category",
+        "outcome",
+    },
     "split": {"split", "fold", "strat_fold"},
 }
 
@@ -43,18 +82,32 @@ class TableContent(NamedTuple):
 
     def list_numeric(self) -> list[str]:
         """Columns of numbers and empty cells alone."""
-        return [name for name, cells in self.columns.items() if name and all(_is_number(cell) for cell in cells)]
+        return [
+            name
+            for name, cells in self.columns.items()
+            if name and all(_is_number(cell) for cell in cells)
+        ]
 
 
 def write_template(source: Source) -> str:
-    """The text of a map with which `source` is read as it is; what has to be filled in is marked so.
+    """The text of a map with which `source` is read as it is; what has to be filled in is marked
+    so.
 
     Raises UserError: no_input (exit 4) for a folder without recordings.
     """
     rels = list(_list_recordings(source))
-    contents = {rel: found for rel in rels if SUFFIXES[find_suffix(rel)] == "table" and (found := _read_content(source, rel)) is not None}
+    contents = {
+        rel: found
+        for rel in rels
+        if SUFFIXES[find_suffix(rel)] == "table"
+        and (found := _read_content(source, rel)) is not None
+    }
     keys = {key for rel in rels if rel not in contents for key in list_recording_keys(rel)}
-    beside = {rel: column for rel, content in contents.items() if (column := _find_file_column(rel, content, rels, keys))}
+    beside = {
+        rel: column
+        for rel, content in contents.items()
+        if (column := _find_file_column(rel, content, rels, keys))
+    }
     groups: dict[tuple[str, str], list[str]] = {}
     for rel in (rel for rel in rels if rel not in beside):
         groups.setdefault((str(PurePosixPath(rel).parent), find_suffix(rel)), []).append(rel)
@@ -64,15 +117,26 @@ def write_template(source: Source) -> str:
             merged.setdefault((".", ending), []).extend(members)
         groups = merged
     if not groups:
-        raise input_error(Reason.NO_INPUT, "no recordings there", f"expected {', '.join(SUFFIXES)}", file=str(source.root))
+        raise input_error(
+            Reason.NO_INPUT,
+            "no recordings there",
+            f"expected {', '.join(SUFFIXES)}",
+            file=str(source.root),
+        )
     lines = [
         "# Map of a folder for: bitimely ingest generic FOLDER --map THIS-FILE",
         "# All keys: docs/generic.md. Lines with TO STATE hold what no file says.",
     ]
     texts: Counter[str] = Counter()
-    for (folder, ending), members in sorted(groups.items(), key=lambda item: (-item[0][0].count("/"), item[0][0] == ".", item[0])):
+    for (folder, ending), members in sorted(
+        groups.items(), key=lambda item: (-item[0][0].count("/"), item[0][0] == ".", item[0])
+    ):
         pattern = f"*{ending}" if folder == "." else f"{glob.escape(folder)}/*{ending}"
-        lines += ["", "[[files]]", f"pattern = {_quote(pattern)}  # {len(members)} files, such as {clean(members[0], 100)}"]
+        lines += [
+            "",
+            "[[files]]",
+            f"pattern = {_quote(pattern)}  # {len(members)} files, such as {clean(members[0], 100)}",
+        ]
         lines += [
             '# match = "(?P<subject>[^/_]+)_"  # TO STATE where several recordings are of one person: a regular expression on the path'
         ]
@@ -80,21 +144,39 @@ def write_template(source: Source) -> str:
     for rel, column in beside.items():
         lines += ["", *_describe_table(rel, column, contents[rel])]
     if texts:
-        lines += ["", "# [labels]  # texts of annotations -> classes; with this section the texts that are not in it are left out"]
-        lines += [f"# {_quote(text)} = {_quote(text)}  # {count} times" for text, count in texts.most_common(100)]
+        lines += [
+            "",
+            "# [labels]  # texts of annotations -> classes; with this section the texts that are not in it are left out",
+        ]
+        lines += [
+            f"# {_quote(text)} = {_quote(text)}  # {count} times"
+            for text, count in texts.most_common(100)
+        ]
     text = "\n".join(lines) + "\n"
     validate(RecordingMap, tomllib.loads(text), "the map")
     return text
 
 
 def _list_recordings(source: Source) -> Iterator[str]:
-    """Files that are recordings or tables of them; .mat files, which are often copies, where there are no others."""
+    """Files that are recordings or tables of them; .mat files, which are often copies, where there
+    are no others.
+    """
     bids = any(name in source.files for name in BIDS_FILES)
-    known = [rel for rel in source.files if find_suffix(rel) in SUFFIXES and not (bids and rel.startswith(DERIVED))]
+    known = [
+        rel
+        for rel in source.files
+        if find_suffix(rel) in SUFFIXES and not (bids and rel.startswith(DERIVED))
+    ]
     segments = find_segments(source, [rel for rel in known if find_suffix(rel) == ".hea"])
     others = {".mat", ".tsv"} if bids else {".mat"}
-    kept = [rel for rel in known if not LAYOUT.fullmatch(PurePosixPath(rel).name) and find_suffix(rel) not in others]
-    yield from [rel for rel in kept if rel not in segments] or (rel for rel in known if find_suffix(rel) == ".mat")
+    kept = [
+        rel
+        for rel in known
+        if not LAYOUT.fullmatch(PurePosixPath(rel).name) and find_suffix(rel) not in others
+    ]
+    yield from [rel for rel in kept if rel not in segments] or (
+        rel for rel in known if find_suffix(rel) == ".mat"
+    )
 
 
 def _quote(text: str) -> str:
@@ -110,7 +192,11 @@ def _read_content(source: Source, rel: str) -> TableContent | None:
     try:
         mark = "\t" if find_suffix(rel) == ".tsv" else ","
         names = tables.read_names(source.path(rel), delimiter=mark)
-        rows = [row for row in islice(tables.read_rows(source.path(rel), delimiter=mark), ROWS) if not isinstance(row, Finding)]
+        rows = [
+            row
+            for row in islice(tables.read_rows(source.path(rel), delimiter=mark), ROWS)
+            if not isinstance(row, Finding)
+        ]
     except UserError as error:
         raise_system_error(error)
         return None  # the ingest says why
@@ -118,7 +204,9 @@ def _read_content(source: Source, rel: str) -> TableContent | None:
 
 
 def _find_file_column(rel: str, content: TableContent, rels: Sequence[str], keys: set[str]) -> str:
-    """The column of a table that names most of the recordings, "" for a table that is a recording."""
+    """The column of a table that names most of the recordings, "" for a table that is a
+    recording.
+    """
     others = keys or {key for other in rels if other != rel for key in list_recording_keys(other)}
     for name, cells in content.columns.items():
         if name and cells and 2 * sum(cell.strip() in others for cell in cells) > len(cells):
@@ -126,22 +214,37 @@ def _find_file_column(rel: str, content: TableContent, rels: Sequence[str], keys
     return ""
 
 
-def _describe_group(source: Source, rels: Sequence[str], contents: dict[str, TableContent], texts: Counter[str]) -> list[str]:
+def _describe_group(
+    source: Source, rels: Sequence[str], contents: dict[str, TableContent], texts: Counter[str]
+) -> list[str]:
     """Lines of a group of files: rates and channels; their annotations are counted in `texts`."""
     kind = SUFFIXES[find_suffix(rels[0])]
     if kind == "table":
         return _describe_columns([contents[rel] for rel in rels if rel in contents])
     if kind in {"npy", "mat"}:
-        shown = ['# variable = "..."  # TO STATE: the array, unless it is the only one'] if kind == "mat" else []
-        return [*shown, *_format_assumed_rate(), '# channels = ["..."]  # TO STATE: names of the columns; else channel 1, channel 2 ...']
+        shown = (
+            ['# variable = "..."  # TO STATE: the array, unless it is the only one']
+            if kind == "mat"
+            else []
+        )
+        return [
+            *shown,
+            *_format_assumed_rate(),
+            '# channels = ["..."]  # TO STATE: names of the columns; else channel 1, channel 2 ...',
+        ]
     channels: Counter[tuple[str, float]] = Counter()
     for number, rel in enumerate(rels[:FILES]):
         try:
-            channels.update(set(_read_header(source, rel, kind, texts if number < NIGHTS else None)))
+            channels.update(
+                set(_read_header(source, rel, kind, texts if number < NIGHTS else None))
+            )
         except UserError as error:
             raise_system_error(error)  # the ingest says what is wrong with the file
     seen = min(len(rels), FILES)
-    lines = [f"#   {_quote(name)} at {rate:g} Hz, in {count} of {seen} files" for (name, rate), count in channels.most_common(60)]
+    lines = [
+        f"#   {_quote(name)} at {rate:g} Hz, in {count} of {seen} files"
+        for (name, rate), count in channels.most_common(60)
+    ]
     most = _quote(channels.most_common(1)[0][0][0]) if channels else '"name in the file"'
     return [
         *(["# channels:"] if lines else []),
@@ -150,7 +253,9 @@ def _describe_group(source: Source, rels: Sequence[str], contents: dict[str, Tab
     ]
 
 
-def _read_header(source: Source, rel: str, kind: str, texts: Counter[str] | None) -> Iterator[tuple[str, float]]:
+def _read_header(
+    source: Source, rel: str, kind: str, texts: Counter[str] | None
+) -> Iterator[tuple[str, float]]:
     """Channels and rates by the header of a file; its annotations are counted in `texts`."""
     if kind == "edf":
         header = edf_header.read_header(source.path(rel), required=())
@@ -162,11 +267,18 @@ def _read_header(source: Source, rel: str, kind: str, texts: Counter[str] | None
         yield from ((channel.name, record.rate(channel)) for channel in record.channels)
         beside = f"{rel.removesuffix('.hea')}.atr"
         if texts is not None and beside in source.files:
-            texts.update(note.label for note in read_annotations(source.path(beside), record.frame_rate).list_codes("both"))
+            texts.update(
+                note.label
+                for note in read_annotations(source.path(beside), record.frame_rate).list_codes(
+                    "both"
+                )
+            )
 
 
 def _format_assumed_rate() -> list[str]:
-    return [f"rate = {ASSUMED_RATE}  # TO STATE: Hz; no file says it, and {ASSUMED_RATE:g} is assumed"]
+    return [
+        f"rate = {ASSUMED_RATE}  # TO STATE: Hz; no file says it, and {ASSUMED_RATE:g} is assumed"
+    ]
 
 
 def _describe_columns(found: Sequence[TableContent]) -> list[str]:
@@ -178,14 +290,23 @@ def _describe_columns(found: Sequence[TableContent]) -> list[str]:
     rates = [_measure_rate(content.columns.get(time, ())) for content in found] if time else []
     often = Counter(name for content in found for name in content.list_numeric() if name != time)
     common = [name for name in numeric if often[name] == len(found)]
-    lines = [f"#   {_quote(name)} in {count} of {len(found)} files" for name, count in often.most_common(60)]
-    clock = [f"time = {_quote(time)}  # seconds, at {rates[0]:g} Hz"] if rates and all(rates) else _format_assumed_rate()
+    lines = [
+        f"#   {_quote(name)} in {count} of {len(found)} files"
+        for name, count in often.most_common(60)
+    ]
+    clock = (
+        [f"time = {_quote(time)}  # seconds, at {rates[0]:g} Hz"]
+        if rates and all(rates)
+        else _format_assumed_rate()
+    )
     return [*clock, "# channels:", *lines, f"channels = [{', '.join(map(_quote, common))}]"]
 
 
 def _measure_rate(cells: Iterable[str]) -> float:
     """Hz of a column with the times of the rows in seconds, 0.0 where it is no clock."""
-    times = np.array([float(cell) if tables.NUMBER.fullmatch(cell.strip()) else math.nan for cell in cells])
+    times = np.array(
+        [float(cell) if tables.NUMBER.fullmatch(cell.strip()) else math.nan for cell in cells]
+    )
     if len(times) < 2 or not np.isfinite(times).all() or times[-1] <= times[0]:
         return 0.0
     rate = (len(times) - 1) / float(times[-1] - times[0])
@@ -195,12 +316,34 @@ def _measure_rate(cells: Iterable[str]) -> float:
 def _describe_table(rel: str, column: str, content: TableContent) -> list[str]:
     """Lines of a table with one row a recording, or an annotation."""
     names = {name.strip().lower(): name for name in content.columns if name and name != column}
-    onset = next((names[name] for name in ("onset", "start", "begin", "onset_s") if name in names), "")
-    roles = {role: found for role, usual in ROLES.items() if (found := next((names[name] for name in names if name in usual), ""))}
-    head = [f"path = {_quote(rel)}", f"file = {_quote(column)}", *(['delimiter = "\\t"'] if find_suffix(rel) == ".tsv" else [])]
+    onset = next(
+        (names[name] for name in ("onset", "start", "begin", "onset_s") if name in names), ""
+    )
+    roles = {
+        role: found
+        for role, usual in ROLES.items()
+        if (found := next((names[name] for name in names if name in usual), ""))
+    }
+    head = [
+        f"path = {_quote(rel)}",
+        f"file = {_quote(column)}",
+        *(['delimiter = "\\t"'] if find_suffix(rel) == ".tsv" else []),
+    ]
     if onset and "label" in roles:
         duration = names.get("duration", "")
-        return ["[annotations]", *head, f"onset = {_quote(onset)}", f"duration = {_quote(duration)}", f"label = {_quote(roles['label'])}"]
+        return [
+            "[annotations]",
+            *head,
+            f"onset = {_quote(onset)}",
+            f"duration = {_quote(duration)}",
+            f"label = {_quote(roles['label'])}",
+        ]
     shown = ", ".join(map(_quote, names.values()))
     asked = [] if "label" in roles else ['# label = "..."  # TO STATE: the column of the classes']
-    return ["[table]", *head, *(f"{role} = {_quote(name)}" for role, name in roles.items()), *asked, f"# columns: {shown}"]
+    return [
+        "[table]",
+        *head,
+        *(f"{role} = {_quote(name)}" for role, name in roles.items()),
+        *asked,
+        f"# columns: {shown}",
+    ]

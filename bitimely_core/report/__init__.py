@@ -1,4 +1,6 @@
-"""Reports: pages of runs, comparisons, recipes, data sets and ingests, and the renderer that turns a `Page` into one HTML file."""
+"""Reports: pages of runs, comparisons, recipes, data sets and ingests, and the renderer that turns
+a `Page` into one HTML file.
+"""
 
 from __future__ import annotations
 

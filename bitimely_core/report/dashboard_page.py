@@ -1,7 +1,9 @@
-"""The page of a workspace: runs with scores and curves, reports, data sets, tokens, recipes, exports, with links to their own pages.
+"""The page of a workspace: runs with scores and curves, reports, data sets, tokens, recipes,
+exports, with links to their own pages.
 
-It is made from records alone, without torch and without tables, so that every verb can write it again; equal workspaces give equal bytes.
-Counts of people in histories are left out: the pages of the token sets print what may be known of them.
+It is made from records alone, without torch and without tables, so that every verb can write it
+again; equal workspaces give equal bytes. Counts of people in histories are left out: the pages of
+the token sets print what may be known of them.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ class TableSpec(NamedTuple):
 
 @dataclass
 class WorkspaceReader:
-    """Reads the records of a workspace into rows; `start`: the folder of the page, from which its links go."""
+    """Reads the records of a workspace into rows; `start`: the folder of the page, from which its
+    links go.
+    """
 
     workspace: Path
     start: Path
@@ -67,14 +71,21 @@ class WorkspaceReader:
     unfinished: list[str] = field(default_factory=list)
 
     def link(self, folder: Path, *names: str, text: str = "") -> Link:
-        """A link to the first of the files `names` that is in `folder`; the text is the name of the folder."""
+        """A link to the first of the files `names` that is in `folder`; the text is the name of the
+        folder.
+        """
         for name in names:
             if has_result(folder / name):
-                return Link(text or folder.name, quote(Path(os.path.relpath(folder / name, self.start)).as_posix()))
+                return Link(
+                    text or folder.name,
+                    quote(Path(os.path.relpath(folder / name, self.start)).as_posix()),
+                )
         return Link(text or folder.name)
 
     def make_table(self, spec: TableSpec) -> Table | None:
-        """The rows of all folders of a kind; None without any. A folder with damaged records is a row that says so."""
+        """The rows of all folders of a kind; None without any. A folder with damaged records is a
+        row that says so.
+        """
         rows = []
         for folder in list_folders(self.workspace / spec.kind):
             try:
@@ -83,9 +94,19 @@ class WorkspaceReader:
                 raise_system_error(error)
                 problem = error.problem if isinstance(error, UserError) else safe_text(str(error))
                 self.damaged.append(f"{spec.kind}/{folder.name}")
-                rows.append([Link(folder.name), f"{DAMAGED}: {problem}", *[None] * (len(spec.columns) - 2)])
+                rows.append(
+                    [Link(folder.name), f"{DAMAGED}: {problem}", *[None] * (len(spec.columns) - 2)]
+                )
         return (
-            Table(name=spec.kind, title=spec.title, caption=spec.caption, columns=list(spec.columns), rows=to_cells(rows)) if rows else None
+            Table(
+                name=spec.kind,
+                title=spec.title,
+                caption=spec.caption,
+                columns=list(spec.columns),
+                rows=to_cells(rows),
+            )
+            if rows
+            else None
         )
 
     def describe_run(self, folder: Path) -> list[Any]:
@@ -96,11 +117,19 @@ class WorkspaceReader:
         name = "" if scores is None else scores.main or "rel"
         if scores is not None and metric is not None:
             self.scores.append(ScoreLine(record.run, scores.data, scores.split, name, metric))
-        state = f"finished, {record.final.step:,} steps" if record.finished and record.final else "finished"
+        state = (
+            f"finished, {record.final.step:,} steps"
+            if record.finished and record.final
+            else "finished"
+        )
         if not record.finished:
             state = "not finished"
             self.unfinished.append(folder.name)
-        stamp = {True: "yes", False: "no", None: None}[record.leak_free] if not isinstance(record.leak_free, str) else record.leak_free
+        stamp = (
+            {True: "yes", False: "no", None: None}[record.leak_free]
+            if not isinstance(record.leak_free, str)
+            else record.leak_free
+        )
         data = ", ".join(one.name for one in record.data)
         shown = None if metric is None or metric.value is None else metric
         words = NAMES.get(name, name) or None
@@ -127,7 +156,13 @@ class WorkspaceReader:
         counts = manifest.report.counts
         used = f"{counts.accepted + counts.accepted_with_warning:,} of {counts.units_seen:,} units"
         recordings = manifest.recordings if isinstance(manifest, RecordingsManifest) else None
-        return [self.link(folder, "report.html"), used, recordings, counts.quarantined, manifest.report.tool.version]
+        return [
+            self.link(folder, "report.html"),
+            used,
+            recordings,
+            counts.quarantined,
+            manifest.report.tool.version,
+        ]
 
     def describe_tokens(self, folder: Path) -> list[Any]:
         """Cells of a token set."""
@@ -137,10 +172,21 @@ class WorkspaceReader:
         cells: list[Any] = [None, None, None]
         if isinstance(manifest, WindowManifest):
             rate = f"{manifest.options.rate:g} Hz, {manifest.options.length:g} s"
-            subjects = sum(one.subjects for one in manifest.counts.values()) if options.split in {"subject", "official"} else None
+            subjects = (
+                sum(one.subjects for one in manifest.counts.values())
+                if options.split in {"subject", "official"}
+                else None
+            )
             cells = [manifest.windows, subjects, rate]
         classes = ", ".join(manifest.class_names) or None
-        return [self.link(folder, "report.html"), view, options.task, options.split, *cells, classes]
+        return [
+            self.link(folder, "report.html"),
+            view,
+            options.task,
+            options.split,
+            *cells,
+            classes,
+        ]
 
     def describe_recipe(self, folder: Path) -> list[Any]:
         """Cells of a recipe, from the records of its stages."""
@@ -150,7 +196,11 @@ class WorkspaceReader:
                 state = StageRecord.load(stage / "stage.json").state
                 states[state] = states.get(state, 0) + 1
         page = self.link(self.workspace / "reports" / folder.name, "report.html", text=folder.name)
-        return [page, ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "no stage yet"]
+        return [
+            page,
+            ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+            or "no stage yet",
+        ]
 
     def describe_export(self, folder: Path) -> list[Any]:
         """Cells of an exported run."""
@@ -161,12 +211,19 @@ class WorkspaceReader:
 def list_folders(parent: Path) -> list[Path]:
     """Folders in `parent` by name, without those of killed commands and links."""
     found = parent.iterdir() if parent.is_dir() and not parent.is_symlink() else ()
-    return sorted(path for path in found if path.is_dir() and not path.is_symlink() and not storage.is_temporary(path.name))
+    return sorted(
+        path
+        for path in found
+        if path.is_dir() and not path.is_symlink() and not storage.is_temporary(path.name)
+    )
 
 
 def to_cells(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
     """Rows with metrics as plain values; links and curves stay."""
-    return [[cell if isinstance(cell, Link | Sparkline) else to_plain(cell) for cell in row] for row in rows]
+    return [
+        [cell if isinstance(cell, Link | Sparkline) else to_plain(cell) for cell in row]
+        for row in rows
+    ]
 
 
 def read_curves(folder: Path) -> Sparkline | None:
@@ -177,13 +234,27 @@ def read_curves(folder: Path) -> Sparkline | None:
         found = re.search(rb'"split": ?"(train|validation)"', line)
         if found:
             lines[found[1].decode()].append(line)
-    parsed = [list(filter(None, map(parse_point, thin(lines[split])))) for split in ("train", "validation")]
+    parsed = [
+        list(filter(None, map(parse_point, thin(lines[split]))))
+        for split in ("train", "validation")
+    ]
     has_rel = any(rel is not None for points in parsed for _, _, rel in points)
-    curves = [[(step, value) for step, loss, rel in points if (value := rel if has_rel else loss) is not None] for points in parsed]
+    curves = [
+        [
+            (step, value)
+            for step, loss, rel in points
+            if (value := rel if has_rel else loss) is not None
+        ]
+        for points in parsed
+    ]
     if not (drawn := [curve for curve in curves if curve]):
         return None
     name, last = "validation" if curves[1] else "training", drawn[-1][-1][1]
-    return Sparkline(last, drawn, f"{'relative loss' if has_rel else 'loss'} by step, the last of {name} is {last:.4g}")
+    return Sparkline(
+        last,
+        drawn,
+        f"{'relative loss' if has_rel else 'loss'} by step, the last of {name} is {last:.4g}",
+    )
 
 
 def thin(lines: Sequence[bytes]) -> list[bytes]:
@@ -200,25 +271,34 @@ def parse_point(line: bytes) -> tuple[float, float | None, float | None] | None:
         step, loss, rel = (values.get(name) for name in ("step", "loss", "rel"))
     except (ValueError, AttributeError):
         return None
-    numbers = [float(v) if isinstance(v, int | float) and math.isfinite(v) else None for v in (step, loss, rel)]
+    numbers = [
+        float(v) if isinstance(v, int | float) and math.isfinite(v) else None
+        for v in (step, loss, rel)
+    ]
     return None if numbers[0] is None else (numbers[0], numbers[1], numbers[2])
 
 
 def choose_scores(scores: Sequence[ScoreLine]) -> list[ScoreLine]:
-    """The runs of the key figure, the best first: those with the metric, data set and split that most runs are scored on."""
+    """The runs of the key figure, the best first: those with the metric, data set and split that
+    most runs are scored on.
+    """
     groups: dict[tuple[str, str, str], list[ScoreLine]] = {}
     for one in scores:
         if one.value.value is not None:
             groups.setdefault((one.metric, one.data, one.split), []).append(one)
     if not groups:
         return []
-    (metric, *_), members = max(groups.items(), key=lambda item: (item[0][0] in NAMES, len(item[1]), item[0]))
+    (metric, *_), members = max(
+        groups.items(), key=lambda item: (item[0][0] in NAMES, len(item[1]), item[0])
+    )
     sign = 1 if metric in LOWER_IS_BETTER or metric not in NAMES else -1
     return sorted(members, key=lambda one: (sign * (one.value.value or 0.0), one.run))
 
 
 def dashboard_page(workspace: Path, start: Path) -> Page:
-    """The page of `workspace`, for `report.render_index`; its links are relative to the folder `start`."""
+    """The page of `workspace`, for `report.render_index`; its links are relative to the folder
+    `start`.
+    """
     reader = WorkspaceReader(workspace, start)
     specs = (
         TableSpec(
@@ -226,7 +306,17 @@ def dashboard_page(workspace: Path, start: Path) -> Page:
             "Runs",
             "Curve: loss of the validation split (in colour) and of the training split, relative to the mean as prediction where that is known; the number is the last "
             "one. Score: the main metric with its 95 % CI on the split of the evaluation. Names lead to the page of the run.",
-            ("run", "state", "model", "data", "curve", "score", "metric", "leak-free", "parameters"),
+            (
+                "run",
+                "state",
+                "model",
+                "data",
+                "curve",
+                "score",
+                "metric",
+                "leak-free",
+                "parameters",
+            ),
             reader.describe_run,
         ),
         TableSpec(
@@ -250,8 +340,20 @@ def dashboard_page(workspace: Path, start: Path) -> Page:
             ("tokens", "data", "task", "split", "windows", "subjects", "window", "classes"),
             reader.describe_tokens,
         ),
-        TableSpec("pipelines", "Recipes", "Stages by their last state.", ("recipe", "stages"), reader.describe_recipe),
-        TableSpec("exports", "Exports", "Runs as folders for others.", ("export", "model", "parameters"), reader.describe_export),
+        TableSpec(
+            "pipelines",
+            "Recipes",
+            "Stages by their last state.",
+            ("recipe", "stages"),
+            reader.describe_recipe,
+        ),
+        TableSpec(
+            "exports",
+            "Exports",
+            "Runs as folders for others.",
+            ("export", "model", "parameters"),
+            reader.describe_export,
+        ),
     )
     tables = {spec.kind: table for spec in specs if (table := reader.make_table(spec)) is not None}
     page, best = PageBuilder("Workspace"), choose_scores(reader.scores)
@@ -265,14 +367,29 @@ def dashboard_page(workspace: Path, start: Path) -> Page:
     if reader.damaged:
         page.notice(f"Damaged, see bitimely verify: {', '.join(reader.damaged)}.")
     if reader.unfinished:
-        page.notice(f"Not finished: {', '.join(reader.unfinished)}. The command that started a run continues it.")
-    return page.finish(" ".join([*count_tables(tables), *describe_best(best)]) or "Nothing here yet. Start with: bitimely demo")
+        page.notice(
+            f"Not finished: {', '.join(reader.unfinished)}. The command that started a run continues it."
+        )
+    return page.finish(
+        " ".join([*count_tables(tables), *describe_best(best)])
+        or "Nothing here yet. Start with: bitimely demo"
+    )
 
 
 def count_tables(tables: dict[FolderKind, Table]) -> list[str]:
     """The sentence of what there is."""
-    nouns = {"runs": "run", "reports": "report", "cache": "data set", "tokens": "token set", "pipelines": "recipe", "exports": "export"}
-    counts = [f"{len(table.rows)} {nouns[kind]}{'s' * (len(table.rows) != 1)}" for kind, table in tables.items()]
+    nouns = {
+        "runs": "run",
+        "reports": "report",
+        "cache": "data set",
+        "tokens": "token set",
+        "pipelines": "recipe",
+        "exports": "export",
+    }
+    counts = [
+        f"{len(table.rows)} {nouns[kind]}{'s' * (len(table.rows) != 1)}"
+        for kind, table in tables.items()
+    ]
     return [f"{', '.join(counts[:-1])}{' and ' * (len(counts) > 1)}{counts[-1]}."] if counts else []
 
 
@@ -282,7 +399,11 @@ def describe_best(scores: Sequence[ScoreLine]) -> list[str]:
         return []
     first = scores[0]
     value = first.value
-    interval = f" (95 % CI {value.lo:.3f} to {value.hi:.3f})" if value.lo is not None and value.hi is not None else ""
+    interval = (
+        f" (95 % CI {value.lo:.3f} to {value.hi:.3f})"
+        if value.lo is not None and value.hi is not None
+        else ""
+    )
     order = "lowest" if first.metric in LOWER_IS_BETTER or first.metric not in NAMES else "highest"
     words = NAMES.get(first.metric, first.metric)
     rank = f"the {order} {words} of {len(scores)} runs is" if len(scores) > 1 else f"the {words} is"
@@ -294,6 +415,8 @@ def make_key_figure(scores: Sequence[ScoreLine]) -> Figure:
     first = scores[0]
     words = NAMES.get(first.metric, first.metric)
     more = f" The best {SHOWN} of {len(scores)} runs." if len(scores) > SHOWN else ""
-    caption = f"{words[:1].upper()}{words[1:]} on {first.data}, split {first.split}, with 95 % CI.{more}"
+    caption = (
+        f"{words[:1].upper()}{words[1:]} on {first.data}, split {first.split}, with 95 % CI.{more}"
+    )
     data = BarPlot.from_metrics({one.run: one.value for one in scores[:SHOWN]}, words)
     return Figure(name="scores", title=f"{words} of {first.run}", caption=caption, data=data)

@@ -10,7 +10,12 @@ import numpy.typing as npt
 
 from bitimely_core import evaluate
 from bitimely_core.evaluate.metrics import NAMES
-from bitimely_core.evaluate.verdicts import PrintedMetric, compare_models, name_verdict, print_bounds
+from bitimely_core.evaluate.verdicts import (
+    PrintedMetric,
+    compare_models,
+    name_verdict,
+    print_bounds,
+)
 from bitimely_core.page import Page, PageBuilder, Table, make_table, rename_units
 from bitimely_core.report.run_page import add_score_blocks, verdict_text
 from bitimely_core.schemas.scores import ComparedRow, MetricValue, Scores
@@ -26,12 +31,18 @@ ABOUT = (
 
 
 def encoder_page(windows: Windows, scores: Scores, columns: Mapping[str, npt.NDArray[Any]]) -> Page:
-    """The page of scored vectors. `windows`: those of the scores; `columns`: their target and prediction, empty for a part of a split."""
+    """The page of scored vectors. `windows`: those of the scores; `columns`: their target and
+    prediction, empty for a part of a split.
+    """
     encoder = scores.encoder
     assert encoder is not None, "scores of vectors"
     page = PageBuilder(f"Vectors of {scores.run} on {scores.data}")
     page.notice(*scores.notices, *scores.remarks)
-    declared = "not declared" if encoder.pretrained_on is None else ", ".join(encoder.pretrained_on) or "none (declared)"
+    declared = (
+        "not declared"
+        if encoder.pretrained_on is None
+        else ", ".join(encoder.pretrained_on) or "none (declared)"
+    )
     task = "ridge" if windows.task == "regression" else "logistic"
     facts = {
         "Encoder": f"{scores.run}, vectors of {encoder.width:,} numbers",
@@ -39,7 +50,11 @@ def encoder_page(windows: Windows, scores: Scores, columns: Mapping[str, npt.NDA
         "Pre-training data": declared,
         "Probe": f"{task} regression on standardised vectors, penalty {np.median(encoder.penalty):g} by validation loss",
         **(
-            {"Fitted on": ", ".join(f"{count:,} {split} windows" for split, count in encoder.fitted_on.items())}
+            {
+                "Fitted on": ", ".join(
+                    f"{count:,} {split} windows" for split, count in encoder.fitted_on.items()
+                )
+            }
             if encoder.fitted_on
             else {}
         ),
@@ -53,13 +68,21 @@ def encoder_page(windows: Windows, scores: Scores, columns: Mapping[str, npt.NDA
 
 
 def compared_table(scores: Scores) -> list[Table]:
-    """Trained models on the same windows, and the paired differences of the encoder to them, Holm-corrected."""
+    """Trained models on the same windows, and the paired differences of the encoder to them,
+    Holm-corrected.
+    """
     metric, family, rows = PrintedMetric(str(scores.main), scores.unit), compare_models(scores), []
     compared = scores.compared or {}
     for name, d in family.items():
         models = [compared[key] for key in (d.models if isinstance(d, ComparedRow) else (name,))]
         values = [one.metrics.get(metric.name, MetricValue()) for one in models]
-        mean = values[0] if len(values) == 1 else MetricValue(value=float(np.mean([one.value for one in values if one.value is not None])))
+        mean = (
+            values[0]
+            if len(values) == 1
+            else MetricValue(
+                value=float(np.mean([one.value for one in values if one.value is not None]))
+            )
+        )
         corrected = None if d.corrected_lo is None else print_bounds(d, metric)
         rows.append(
             [
@@ -78,5 +101,18 @@ def compared_table(scores: Scores) -> list[Table]:
         f"The same windows. Difference: the encoder less the model, paired {evaluate.name_unit(scores)} by {evaluate.name_unit(scores)}, of the {words}; all "
         f"{len(family)} are one family with Holm correction, whose intervals match the tests and are not simultaneous. They speak of these trained models: with fewer than 3 seeds of each nothing is said about the methods."
     )
-    heads = ["model", words, "seeds", "encoder less model", "corrected 95 % CI", "p, Holm", "significant?", "method"]
-    return [make_table("compared", "Other models on the same windows", caption, heads, rows)] if rows else []
+    heads = [
+        "model",
+        words,
+        "seeds",
+        "encoder less model",
+        "corrected 95 % CI",
+        "p, Holm",
+        "significant?",
+        "method",
+    ]
+    return (
+        [make_table("compared", "Other models on the same windows", caption, heads, rows)]
+        if rows
+        else []
+    )

@@ -36,7 +36,8 @@ PIXELS = 240  # rows and columns of a drawn matrix
 COLUMNS = 620  # pixel columns of a drawn trace
 WIDTH = 7.5  # inches of a drawing
 
-# Colours on white; in the page each becomes a variable of that name, which the dark scheme sets to the second one.
+# Colours on white; in the page each becomes a variable of that name, which the dark scheme sets to
+# the second one.
 COLOURS = {
     "ink": ("#1d2329", "#e7e3da"),
     "muted": ("#5a636b", "#a3a8ac"),
@@ -67,7 +68,11 @@ STYLE: dict[Any, Any] = {
     "axes.edgecolor": MUTED,
     "axes.labelcolor": MUTED,
     "axes.linewidth": 0.6,
-    **{f"{axis}tick.{k}": v for axis in "xy" for k, v in (("color", MUTED), ("labelsize", 7), ("major.size", 2.5), ("major.width", 0.6))},
+    **{
+        f"{axis}tick.{k}": v
+        for axis in "xy"
+        for k, v in (("color", MUTED), ("labelsize", 7), ("major.size", 2.5), ("major.width", 0.6))
+    },
     "axes.unicode_minus": True,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -87,7 +92,11 @@ def _format_decade(value: float, _: int = 0) -> str:
     exponent = math.log10(value) if value > 0 else math.nan
     if abs(exponent - round(exponent)) > 1e-6:
         return ""
-    return format_tick(value) if -3 <= exponent <= 4 else "10" + str(round(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return (
+        format_tick(value)
+        if -3 <= exponent <= 4
+        else "10" + str(round(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    )
 
 
 def _set_plain_ticks(*axes: Axis, log: bool = False) -> None:
@@ -99,13 +108,16 @@ def _set_plain_ticks(*axes: Axis, log: bool = False) -> None:
         axis.set_minor_formatter(NullFormatter())
 
 
-def _add_legend(canvas: Canvas, handles: Sequence[Any], names: Iterable[str], limit: int = 60, **options: Any) -> None:
+def _add_legend(
+    canvas: Canvas, handles: Sequence[Any], names: Iterable[str], limit: int = 60, **options: Any
+) -> None:
     labels = [" " + clean_text(name, limit) for name in names]  # a leading underscore would hide it
     canvas.legend(handles, labels, loc="outside upper left", frameon=False, **options)
 
 
 def reduce_trace(values: Array, columns: int = COLUMNS) -> tuple[Array, Array]:
-    """The smallest and the largest sample of each of `columns` pixel columns of a trace [n] (NaN: not measured), so that spikes remain.
+    """The smallest and the largest sample of each of `columns` pixel columns of a trace [n] (NaN:
+    not measured), so that spikes remain.
 
     Returns their indices [m] in order of time (m = n up to 2 columns) and the values there.
     """
@@ -113,13 +125,22 @@ def reduce_trace(values: Array, columns: int = COLUMNS) -> tuple[Array, Array]:
     if n <= 2 * columns:
         return np.arange(n), values
     edges = np.linspace(0, n, columns + 1).astype(int)
-    low, high = np.where(np.isnan(values), np.inf, values), np.where(np.isnan(values), -np.inf, values)
-    index = np.unique(np.concatenate([[a + low[a:b].argmin(), a + high[a:b].argmax()] for a, b in itertools.pairwise(edges)]))
+    low, high = (
+        np.where(np.isnan(values), np.inf, values),
+        np.where(np.isnan(values), -np.inf, values),
+    )
+    index = np.unique(
+        np.concatenate(
+            [[a + low[a:b].argmin(), a + high[a:b].argmax()] for a, b in itertools.pairwise(edges)]
+        )
+    )
     return index, values[index]
 
 
 def reduce_matrix(values: Array, limit: int = PIXELS) -> Array:
-    """A matrix [R, C] at no more than `limit` rows and columns: of each block the entry of largest magnitude, with its sign."""
+    """A matrix [R, C] at no more than `limit` rows and columns: of each block the entry of largest
+    magnitude, with its sign.
+    """
     for axis in (0, 1):
         n = values.shape[axis]
         if n > limit:
@@ -132,14 +153,20 @@ def reduce_matrix(values: Array, limit: int = PIXELS) -> Array:
     return values
 
 
-def _new_canvas(size: tuple[float, float], layout: Literal["constrained", "compressed"] = "constrained") -> Canvas:
+def _new_canvas(
+    size: tuple[float, float], layout: Literal["constrained", "compressed"] = "constrained"
+) -> Canvas:
     from matplotlib.figure import Figure as Canvas
 
     return Canvas(figsize=size, layout=layout)
 
 
-def _name_rows(axes: Axes, places: Sequence[float] | Array, names: Sequence[str], grid: float = 0.5) -> None:
-    """Names at the vertical axis instead of ticks, with horizontal lines of width `grid` behind the data (0: none)."""
+def _name_rows(
+    axes: Axes, places: Sequence[float] | Array, names: Sequence[str], grid: float = 0.5
+) -> None:
+    """Names at the vertical axis instead of ticks, with horizontal lines of width `grid` behind the
+    data (0: none).
+    """
     axes.set_yticks(places, names, color=INK)
     axes.tick_params(axis="y", length=0)
     axes.set_axisbelow(True)
@@ -157,12 +184,30 @@ def _draw_lines(data: LinePlot) -> Canvas:
         colour, dash = (MUTED, DASHES[1]) if s.reference else (SERIES[k % 8], DASHES[k // 8 % 4])
         index, _ = reduce_trace(y)
         if s.lo is not None:
-            axes.fill_between(x[index], to_array(s.lo)[index], to_array(s.hi)[index], color=colour, alpha=0.16, linewidth=0)
+            axes.fill_between(
+                x[index],
+                to_array(s.lo)[index],
+                to_array(s.hi)[index],
+                color=colour,
+                alpha=0.16,
+                linewidth=0,
+            )
         marker = "o" if len(x) <= 12 and not s.reference else ""
-        handles += axes.plot(x[index], y[index], color=colour, linestyle=dash, linewidth=1.3, marker=marker, markersize=3.2)
+        handles += axes.plot(
+            x[index],
+            y[index],
+            color=colour,
+            linestyle=dash,
+            linewidth=1.3,
+            marker=marker,
+            markersize=3.2,
+        )
     axes.grid(axis="y", color=RULE, linewidth=0.6)
     axes.set_axisbelow(True)
-    logx, logy = (is_log and any((to_array(getattr(s, k)) > 0).any() for s in series) for k, is_log in (("x", data.logx), ("y", data.logy)))
+    logx, logy = (
+        is_log and any((to_array(getattr(s, k)) > 0).any() for s in series)
+        for k, is_log in (("x", data.logx), ("y", data.logy))
+    )
     if logx:
         axes.set_xscale("log")
     if logy:
@@ -178,7 +223,14 @@ def _draw_lines(data: LinePlot) -> Canvas:
     if every.size and not logx and (every % 1 == 0).all():
         axes.locator_params(axis="x", integer=True)
     if len(series) > 1 or (series and series[0].name):
-        _add_legend(canvas, handles, [s.name for s in series], ncols=min(len(series), 4), handlelength=2.2, columnspacing=1.6)
+        _add_legend(
+            canvas,
+            handles,
+            [s.name for s in series],
+            ncols=min(len(series), 4),
+            handlelength=2.2,
+            columnspacing=1.6,
+        )
     return canvas
 
 
@@ -189,19 +241,27 @@ def _draw_matrix(data: HeatMap) -> tuple[Canvas, str]:
     m, r, c = values.shape
     finite = values[np.isfinite(values)]
     size = np.abs(finite)
-    diverging, named = data.diverging, max(r, c) <= 16 and (data.row_names is not None or data.column_names is not None)
+    diverging, named = (
+        data.diverging,
+        max(r, c) <= 16 and (data.row_names is not None or data.column_names is not None),
+    )
     largest = top = float(size.max(initial=0.0)) or 1.0
     if size.size >= 100 and not named:
-        top = float(np.quantile(size, 0.995)) or largest  # a single spike must not compress the scale
+        # a single spike must not compress the scale
+        top = float(np.quantile(size, 0.995)) or largest
     low = -top if diverging else float(finite.min(initial=0.0))
     # an odd number of colours, so that zero has its own; few of them, so that the picture is small
-    palette = LinearSegmentedColormap.from_list("bitimely", DIVERGING if diverging else SEQUENTIAL, N=63)
+    palette = LinearSegmentedColormap.from_list(
+        "bitimely", DIVERGING if diverging else SEQUENTIAL, N=63
+    )
     palette.set_bad(RULE)
     across = min(m, 4)
     down = -(-m // across)
     wide = WIDTH if m > 1 else min(WIDTH, 1.4 + 0.5 * c) if named else 4.8
     shape = min(max(r / c, 0.35), 1.4) if not named else r / c
-    canvas = _new_canvas((wide, down * ((wide - 1.0) / across * shape + 0.3) + 0.5), layout="compressed")
+    canvas = _new_canvas(
+        (wide, down * ((wide - 1.0) / across * shape + 0.3) + 0.5), layout="compressed"
+    )
     grid = canvas.subplots(down, across, squeeze=False, sharex=True, sharey=True)
     for k, axes in enumerate(grid.flat):
         if k >= m:
@@ -240,18 +300,30 @@ def _draw_matrix(data: HeatMap) -> tuple[Canvas, str]:
     bar.outline.set_visible(False)
     clipped = largest > top
     ends = [format_tick(float(f"{v:.3g}")) for v in ticks]
-    bar.ax.set_yticklabels([("≤ " if clipped and diverging else "") + ends[0], ends[1], ("≥ " if clipped else "") + ends[2]])
+    bar.ax.set_yticklabels(
+        [
+            ("≤ " if clipped and diverging else "") + ends[0],
+            ends[1],
+            ("≥ " if clipped else "") + ends[2],
+        ]
+    )
     bar.ax.tick_params(length=0)
     note = f"Colours saturate at {ends[2]}, the 99.5th percentile of magnitudes." if clipped else ""
     if max(r, c) > PIXELS:
-        note += f" Drawn by the strongest entry of each block; the file holds all {r:,} × {c:,} values."
+        note += (
+            f" Drawn by the strongest entry of each block; the file holds all {r:,} × {c:,} values."
+        )
     return canvas, note.strip()
 
 
 def _label_cells(axes: Axes, values: Array, low: float, top: float, data: HeatMap) -> None:
     """Names along a small matrix and the number in every cell, light on dark."""
     r, c = values.shape
-    axes.set_xticks(range(c), [clean_text(n, 24) for n in data.column_names or range(c)], rotation=0 if c <= 8 else 60)
+    axes.set_xticks(
+        range(c),
+        [clean_text(n, 24) for n in data.column_names or range(c)],
+        rotation=0 if c <= 8 else 60,
+    )
     axes.set_yticks(range(r), [clean_text(n, 24) for n in data.row_names or range(r)])
     axes.tick_params(length=0)
     integers = bool((values[np.isfinite(values)] % 1 == 0).all())
@@ -259,8 +331,20 @@ def _label_cells(axes: Axes, values: Array, low: float, top: float, data: HeatMa
         for j in range(c):
             value = float(values[i, j])
             share = abs(value) / top if low < 0 else (value - low) / (top - low or 1.0)
-            shown = f"{int(value):,}" if integers and math.isfinite(value) else format_number(value, 2 if top <= 10 else None)
-            axes.text(j, i, shown, ha="center", va="center", color=PAPER if share > 0.55 else INK, fontsize=7)
+            shown = (
+                f"{int(value):,}"
+                if integers and math.isfinite(value)
+                else format_number(value, 2 if top <= 10 else None)
+            )
+            axes.text(
+                j,
+                i,
+                shown,
+                ha="center",
+                va="center",
+                color=PAPER if share > 0.55 else INK,
+                fontsize=7,
+            )
 
 
 def _draw_bars(data: BarPlot) -> Canvas:
@@ -283,7 +367,13 @@ def _draw_bars(data: BarPlot) -> Canvas:
 
 def _select_time_unit(seconds: float) -> tuple[float, str]:
     """Seconds per unit of a time axis of that length, and the name of the unit."""
-    return (3600.0, "hours") if seconds > 2 * 3600 else (60.0, "minutes") if seconds > 300 else (1.0, "seconds")
+    return (
+        (3600.0, "hours")
+        if seconds > 2 * 3600
+        else (60.0, "minutes")
+        if seconds > 300
+        else (1.0, "seconds")
+    )
 
 
 def _draw_traces(data: TracePlot) -> Canvas:
@@ -292,7 +382,9 @@ def _draw_traces(data: TracePlot) -> Canvas:
     length = max((len(s.values) for s in signals), default=1) / rate
     per, unit = _select_time_unit(length)
     lanes = data.lanes
-    tall = [0.85 if n <= 8 else 0.6] * n + ([0.2 + 0.17 * max(len(lanes.names), 2)] if lanes else [])
+    tall = [0.85 if n <= 8 else 0.6] * n + (
+        [0.2 + 0.17 * max(len(lanes.names), 2)] if lanes else []
+    )
     canvas = _new_canvas((WIDTH, 0.5 + sum(tall)))
     canvas.get_layout_engine().set(hspace=0.0, h_pad=0.02)  # type: ignore[union-attr, call-arg]
     grid = canvas.subplots(len(tall), 1, squeeze=False, sharex=True, height_ratios=tall)[:, 0]
@@ -301,8 +393,12 @@ def _draw_traces(data: TracePlot) -> Canvas:
     for axes, s in zip(grid[:n], signals, strict=False):
         index, drawn = reduce_trace(to_array(s.values))
         for span in data.spans:
-            axes.axvspan(span.start / per, span.stop / per, color=SERIES[1], alpha=0.16, linewidth=0)
-        axes.plot(index / rate / per, drawn, color=INK if not s.accent else SERIES[0], linewidth=0.6)
+            axes.axvspan(
+                span.start / per, span.stop / per, color=SERIES[1], alpha=0.16, linewidth=0
+            )
+        axes.plot(
+            index / rate / per, drawn, color=INK if not s.accent else SERIES[0], linewidth=0.6
+        )
         measured = clean_text(s.name, 24) + (f"\n{clean_text(s.unit, 12)}" if s.unit else "")
         axes.set_ylabel(measured, rotation=0, ha="right", va="center", color=INK)
         axes.locator_params(axis="y", nbins=3)
@@ -313,7 +409,9 @@ def _draw_traces(data: TracePlot) -> Canvas:
             axes.tick_params(axis="x", length=0)
     for span in data.spans:
         at, place = ((span.start + span.stop) / 2 / per, 1), ("data", "axes fraction")
-        grid[0].annotate(clean_text(span.name, 32), at, xycoords=place, ha="center", va="bottom", color=SERIES[1])
+        grid[0].annotate(
+            clean_text(span.name, 32), at, xycoords=place, ha="center", va="bottom", color=SERIES[1]
+        )
     grid[-1].set_xlabel(unit)
     canvas.align_ylabels(grid[:n])
     return canvas
@@ -326,9 +424,23 @@ def _draw_lanes(axes: Axes, lanes: SpanLanes, per: float) -> None:
         spans = [(s.start / per, s.stop / per) for s in lanes.spans if s.name == name]
         colour = SERIES[k % 8]
         long = [(a, b) for a, b in spans if b > a]
-        axes.plot([v for a, b in long for v in (a, b, np.nan)], [-k] * 3 * len(long), color=colour, linewidth=4, solid_capstyle="butt")
+        axes.plot(
+            [v for a, b in long for v in (a, b, np.nan)],
+            [-k] * 3 * len(long),
+            color=colour,
+            linewidth=4,
+            solid_capstyle="butt",
+        )
         points = [a for a, b in spans if b <= a]
-        axes.plot(points, [-k] * len(points), linestyle="", marker="|", markersize=5, markeredgewidth=0.8, color=colour)
+        axes.plot(
+            points,
+            [-k] * len(points),
+            linestyle="",
+            marker="|",
+            markersize=5,
+            markeredgewidth=0.8,
+            color=colour,
+        )
     _name_rows(axes, [-k for k in range(len(names))], [clean_text(name, 24) for name in names])
     axes.set_ylim(0.6 - max(len(names), 2), 0.6)
     axes.margins(x=0)
@@ -339,7 +451,11 @@ def _draw_lanes(axes: Axes, lanes: SpanLanes, per: float) -> None:
 def _sort_stages(classes: Sequence[str]) -> list[int]:
     """Positions of sleep stages as hypnograms are drawn; other classes keep their order."""
     depth = ["W", "R", "REM", "N1", "N2", "N3", "N4"]
-    return sorted(range(len(classes)), key=lambda k: depth.index(classes[k])) if set(classes) <= set(depth) else list(range(len(classes)))
+    return (
+        sorted(range(len(classes)), key=lambda k: depth.index(classes[k]))
+        if set(classes) <= set(depth)
+        else list(range(len(classes)))
+    )
 
 
 def _draw_hypnogram(data: Hypnogram) -> Canvas:
@@ -353,15 +469,28 @@ def _draw_hypnogram(data: Hypnogram) -> Canvas:
     heights = [1.0] * max(len(tracks), 1)
     if pair:
         heights.insert(1, 0.13)
-    canvas = _new_canvas((WIDTH, 0.5 + 0.19 * max(len(classes), 3) * len(tracks) + (0.2 if pair else 0.0)))
+    canvas = _new_canvas(
+        (WIDTH, 0.5 + 0.19 * max(len(classes), 3) * len(tracks) + (0.2 if pair else 0.0))
+    )
     grid = canvas.subplots(len(heights), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
     panels = [grid[0], grid[-1]] if pair else list(grid[: len(tracks)])
     gap = [np.nan]  # breaks a line: one path a class keeps the drawing small
     for axes, (name, stages) in zip(panels, tracks, strict=True):
         edges = [0, *(np.flatnonzero(np.diff(stages)) + 1).tolist(), len(stages)]
-        held = [(a * epoch / per, b * epoch / per, int(stages[a])) for a, b in itertools.pairwise(edges) if a < b and stages[a] >= 0]
-        jumps = [(stop, height[k], height[following]) for (_, stop, k), (start, _, following) in itertools.pairwise(held) if stop == start]
-        x, y = [v for x, _, _ in jumps for v in (x, x, *gap)], [v for _, y, z in jumps for v in (y, z, *gap)]
+        held = [
+            (a * epoch / per, b * epoch / per, int(stages[a]))
+            for a, b in itertools.pairwise(edges)
+            if a < b and stages[a] >= 0
+        ]
+        jumps = [
+            (stop, height[k], height[following])
+            for (_, stop, k), (start, _, following) in itertools.pairwise(held)
+            if stop == start
+        ]
+        x, y = (
+            [v for x, _, _ in jumps for v in (x, x, *gap)],
+            [v for _, y, z in jumps for v in (y, z, *gap)],
+        )
         axes.plot(x, y, color=MUTED, linewidth=0.5)
         for k in range(len(classes)):
             x = [v for a, b, which in held if which == k for v in (a, b, *gap)]
@@ -382,7 +511,11 @@ def _draw_hypnogram(data: Hypnogram) -> Canvas:
         both = min(len(first), len(second))
         differ = (first[:both] != second[:both]) & (first[:both] >= 0) & (second[:both] >= 0)
         steps = np.flatnonzero(np.diff(np.concatenate([[0], differ.astype(int), [0]]))).tolist()
-        x = [v * epoch / per for a, b in zip(steps[::2], steps[1::2], strict=True) for v in (a, b, *gap)]
+        x = [
+            v * epoch / per
+            for a, b in zip(steps[::2], steps[1::2], strict=True)
+            for v in (a, b, *gap)
+        ]
         grid[1].plot(x, [0.0] * len(x), color=SERIES[1], linewidth=7, solid_capstyle="butt")
         grid[1].set_yticks([])
         grid[1].set_ylabel("differ", rotation=0, ha="right", va="center")
@@ -401,10 +534,17 @@ def _draw_timelines(data: TimelinePlot) -> Canvas:
     axes = canvas.add_subplot()
     handles = []
     for k in range(len(data.groups)):  # the first is the background
-        at = [(x, y) for y, lane in enumerate(lanes) for x, of in zip(lane.times, lane.groups, strict=True) if of == k]
+        at = [
+            (x, y)
+            for y, lane in enumerate(lanes)
+            for x, of in zip(lane.times, lane.groups, strict=True)
+            if of == k
+        ]
         colour, size = (MUTED, 5.0) if k == 0 else (SERIES[(k - 1) % 8], 8.0)
         x, y = [x for x, _ in at], [y for _, y in at]
-        handles += axes.plot(x, y, linestyle="", marker="|", color=colour, markersize=size, markeredgewidth=1.1)
+        handles += axes.plot(
+            x, y, linestyle="", marker="|", color=colour, markersize=size, markeredgewidth=1.1
+        )
     _name_rows(axes, range(len(lanes)), [clean_text(lane.name, 32) for lane in lanes])
     axes.set_ylim(len(lanes) - 0.4, -0.6)
     axes.set_xlabel(clean_text(data.xlabel))
@@ -414,7 +554,8 @@ def _draw_timelines(data: TimelinePlot) -> Canvas:
 
 
 _CIRCLE = [(math.cos(a), math.sin(a)) for a in np.linspace(0, 2 * math.pi, 9).tolist()]
-GLYPHS: list[list[tuple[float, float]]] = [  # strokes that distinguish groups without colour; (nan, nan) lifts the pen
+# strokes that distinguish groups without colour; (nan, nan) lifts the pen
+GLYPHS: list[list[tuple[float, float]]] = [
     [(0, 0), (0, 0)],
     [(-1, 0), (1, 0), (math.nan, math.nan), (0, -1), (0, 1)],
     [(-0.8, -0.7), (0.8, -0.7), (0, 0.9), (-0.8, -0.7)],
@@ -427,7 +568,9 @@ GLYPHS: list[list[tuple[float, float]]] = [  # strokes that distinguish groups w
 
 
 def _draw_scatter(data: ScatterPlot) -> Canvas:
-    """Points in panels, a colour and a glyph a group; each group is one path, so that thousands of points stay small."""
+    """Points in panels, a colour and a glyph a group; each group is one path, so that thousands of
+    points stay small.
+    """
     panels, groups = data.panels, list(data.groups)
     across = min(max(len(panels), 1), 3)
     down = -(-max(len(panels), 1) // across)
@@ -439,7 +582,10 @@ def _draw_scatter(data: ScatterPlot) -> Canvas:
             axes.set_visible(False)
             continue
         x, y, of = to_array(panel.x), to_array(panel.y), np.asarray(panel.group, dtype=np.int64)
-        spans = [float(np.nanmax(v) - np.nanmin(v)) or 1.0 if len(v) and np.isfinite(v).any() else 1.0 for v in (x, y)]
+        spans = [
+            float(np.nanmax(v) - np.nanmin(v)) or 1.0 if len(v) and np.isfinite(v).any() else 1.0
+            for v in (x, y)
+        ]
         for k in [-1, *range(len(groups))]:
             here = of == k
             glyph = np.array(GLYPHS[k % len(GLYPHS)] if k >= 0 else GLYPHS[0])
@@ -458,15 +604,23 @@ def _draw_scatter(data: ScatterPlot) -> Canvas:
         from matplotlib.lines import Line2D
 
         shapes = [("o", "full"), *((mark, "none") for mark in "+^xso|_")]
-        styles: list[dict[str, Any]] = [{"marker": mark, "fillstyle": fill, "color": SERIES[k]} for k, (mark, fill) in enumerate(shapes)]
-        keys = [Line2D([], [], linestyle="", markersize=4.5, **styles[k % 8]) for k in range(len(groups))]
+        styles: list[dict[str, Any]] = [
+            {"marker": mark, "fillstyle": fill, "color": SERIES[k]}
+            for k, (mark, fill) in enumerate(shapes)
+        ]
+        keys = [
+            Line2D([], [], linestyle="", markersize=4.5, **styles[k % 8])
+            for k in range(len(groups))
+        ]
         ncols = len(groups) if len(groups) <= 6 else 4
         _add_legend(canvas, keys, groups, 40, ncols=ncols, handlelength=1.2, columnspacing=1.4)
     return canvas
 
 
 def _draw_forest(data: ForestPlot) -> Canvas:
-    """A dot and an interval for each name, in panels that share the names; hollow marks for the values compared to."""
+    """A dot and an interval for each name, in panels that share the names; hollow marks for the
+    values compared to.
+    """
     panels, names = data.panels, [clean_text(n, 32) for n in data.names]
     across = min(max(len(panels), 1), 4)
     down = -(-max(len(panels), 1) // across)
@@ -478,15 +632,33 @@ def _draw_forest(data: ForestPlot) -> Canvas:
         if panel is None:
             axes.set_visible(False)
             continue
-        values, lo, hi = (to_array([None] * len(names) if v is None else v) for v in (panel.values, panel.lo, panel.hi))
+        values, lo, hi = (
+            to_array([None] * len(names) if v is None else v)
+            for v in (panel.values, panel.lo, panel.hi)
+        )
         if panel.zero:
             axes.axvline(0, color=MUTED, linewidth=0.8)
         if panel.margins is not None:
-            axes.vlines(to_array(panel.margins), y - 0.4, y + 0.4, color=SERIES[1], linewidth=1.1, linestyle="--")
+            axes.vlines(
+                to_array(panel.margins),
+                y - 0.4,
+                y + 0.4,
+                color=SERIES[1],
+                linewidth=1.1,
+                linestyle="--",
+            )
         axes.hlines(y, lo, hi, color=SERIES[0], linewidth=1.3)
-        handles["ours"] = axes.plot(values, y, linestyle="", marker="o", markersize=3.6, color=SERIES[0])[0]
+        handles["ours"] = axes.plot(
+            values, y, linestyle="", marker="o", markersize=3.6, color=SERIES[0]
+        )[0]
         if panel.other is not None:
-            hollow: dict[str, Any] = {"marker": "D", "markersize": 3.6, "color": SERIES[1], "fillstyle": "none", "markeredgewidth": 0.9}
+            hollow: dict[str, Any] = {
+                "marker": "D",
+                "markersize": 3.6,
+                "color": SERIES[1],
+                "fillstyle": "none",
+                "markeredgewidth": 0.9,
+            }
             handles["other"] = axes.plot(to_array(panel.other), y, linestyle="", **hollow)[0]
         _name_rows(axes, y, names)
         axes.set_ylim(len(names) - 0.5, -0.5)
@@ -498,17 +670,28 @@ def _draw_forest(data: ForestPlot) -> Canvas:
     for axes in grid[-1]:
         axes.set_xlabel(clean_text(data.xlabel))
     if "other" in handles:
-        _add_legend(canvas, [handles["ours"], handles["other"]], (data.ours, data.other), 40, ncols=2)
+        _add_legend(
+            canvas, [handles["ours"], handles["other"]], (data.ours, data.other), 40, ncols=2
+        )
     return canvas
 
 
 def _draw_ranks(data: RankPlot) -> Canvas:
-    """Mean ranks on a line, the best on the left; bars join groups that differ by less than the critical difference (Demsar 2006)."""
+    """Mean ranks on a line, the best on the left; bars join groups that differ by less than the
+    critical difference (Demsar 2006).
+    """
     order = np.argsort(to_array(data.ranks), kind="stable")
     ranks, names = to_array(data.ranks)[order], [clean_text(data.names[k], 32) for k in order]
     k, half = len(names), -(-len(names) // 2)
-    near = [np.flatnonzero(ranks <= r + data.critical).max(initial=i) for i, r in enumerate(ranks.tolist())]
-    joined = [(i, j) for i, j in enumerate(near) if j > i and not any(a < i and b >= j for a, b in enumerate(near))]
+    near = [
+        np.flatnonzero(ranks <= r + data.critical).max(initial=i)
+        for i, r in enumerate(ranks.tolist())
+    ]
+    joined = [
+        (i, j)
+        for i, j in enumerate(near)
+        if j > i and not any(a < i and b >= j for a, b in enumerate(near))
+    ]
     top = 0.5 + 0.3 * len(joined)  # below the bars begin the names
     canvas = _new_canvas((WIDTH, 0.9 + 0.2 * (top + half)))
     axes = canvas.add_subplot()
@@ -527,10 +710,23 @@ def _draw_ranks(data: RankPlot) -> Canvas:
         depth = top + (i if left else k - 1 - i)
         edge = low - 0.04 * (high - low) if left else high + 0.04 * (high - low)
         axes.plot([rank, rank, edge], [0, depth, depth], color=MUTED, linewidth=0.7)
-        axes.text(edge, depth, f" {name} {format_number(rank, 2)} ", ha="right" if left else "left", va="center", fontsize=7)
+        axes.text(
+            edge,
+            depth,
+            f" {name} {format_number(rank, 2)} ",
+            ha="right" if left else "left",
+            va="center",
+            fontsize=7,
+        )
     for level, (i, j) in enumerate(joined):
         reach = 0.012 * (high - low)
-        axes.plot([ranks[i] - reach, ranks[j] + reach], [0.35 + 0.3 * level] * 2, color=SERIES[0], linewidth=2.6, solid_capstyle="butt")
+        axes.plot(
+            [ranks[i] - reach, ranks[j] + reach],
+            [0.35 + 0.3 * level] * 2,
+            color=SERIES[0],
+            linewidth=2.6,
+            solid_capstyle="butt",
+        )
     axes.set_axis_off()
     return canvas
 
@@ -543,16 +739,27 @@ def _draw_flow(data: FlowPlot) -> Canvas:
     axes.set(xlim=(0, 10), ylim=(n - 0.6, -0.4))
     axes.set_axis_off()
 
-    def write(x: float, y: float, text: str, count: int | None, colour: str, side: str = "center") -> None:
+    def write(
+        x: float, y: float, text: str, count: int | None, colour: str, side: str = "center"
+    ) -> None:
         shown = "withheld" if count is None else f"n = {count:,}"
         content = "\n".join([*textwrap.wrap(clean_text(text, 160), 46), shown])
-        box = {"boxstyle": "square,pad=0.5", "facecolor": "none", "edgecolor": colour, "linewidth": 0.9}
+        box = {
+            "boxstyle": "square,pad=0.5",
+            "facecolor": "none",
+            "edgecolor": colour,
+            "linewidth": 0.9,
+        }
         axes.text(x, y, content, ha=side, va="center", fontsize=7.5, color=INK, bbox=box)
 
     for y in range(n - 1):
-        axes.annotate("", (2.4, y + 0.76), (2.4, y + 0.24), arrowprops={"arrowstyle": "->", "color": MUTED})
+        axes.annotate(
+            "", (2.4, y + 0.76), (2.4, y + 0.24), arrowprops={"arrowstyle": "->", "color": MUTED}
+        )
         if data.leaving[y]:
-            axes.annotate("", (4.3, y + 0.5), (2.4, y + 0.5), arrowprops={"arrowstyle": "->", "color": MUTED})
+            axes.annotate(
+                "", (4.3, y + 0.5), (2.4, y + 0.5), arrowprops={"arrowstyle": "->", "color": MUTED}
+            )
             write(4.5, y + 0.5, data.leaving[y], data.leaving_counts[y], MUTED, "left")
     for y, (name, count) in enumerate(zip(data.names, data.counts, strict=True)):
         write(2.4, y, name, count, INK)
@@ -560,13 +767,20 @@ def _draw_flow(data: FlowPlot) -> Canvas:
 
 
 def _draw_density(data: DensityPlot) -> Canvas:
-    """Stacked areas in the order and the colours of the hypnogram; of many epochs the mean of each pixel column."""
+    """Stacked areas in the order and the colours of the hypnogram; of many epochs the mean of each
+    pixel column.
+    """
     classes, values = list(data.classes), np.asarray(data.values, np.float64)
     order = _sort_stages(classes)
     per, unit = _select_time_unit(len(values) * data.epoch)
     size = max(1, -(-len(values) // COLUMNS))
     blocks = [values[i : i + size] for i in range(0, len(values), size)]
-    means = np.array([np.nanmean(b, axis=0) if np.isfinite(b).any() else np.full(len(classes), np.nan) for b in blocks])
+    means = np.array(
+        [
+            np.nanmean(b, axis=0) if np.isfinite(b).any() else np.full(len(classes), np.nan)
+            for b in blocks
+        ]
+    )
     edges = np.arange(len(blocks) + 1) * size * data.epoch / per
     canvas = _new_canvas((WIDTH, 1.9))
     axes = canvas.add_subplot()
@@ -575,12 +789,21 @@ def _draw_density(data: DensityPlot) -> Canvas:
     for place, k in enumerate(order):
         above = below + means[:, k]
         handles.append(
-            axes.fill_between(edges, [*below, below[-1]], [*above, above[-1]], step="post", color=SERIES[place % 8], linewidth=0)
+            axes.fill_between(
+                edges,
+                [*below, below[-1]],
+                [*above, above[-1]],
+                step="post",
+                color=SERIES[place % 8],
+                linewidth=0,
+            )
         )
         below = above
     axes.set(xlim=(0, edges[-1]), ylim=(0, 1), xlabel=unit, ylabel="probability")
     _set_plain_ticks(axes.xaxis, axes.yaxis)
-    _add_legend(canvas, handles, [classes[k] for k in order], 20, ncols=len(classes), handlelength=1.0)
+    _add_legend(
+        canvas, handles, [classes[k] for k in order], 20, ncols=len(classes), handlelength=1.0
+    )
     return canvas
 
 

@@ -19,7 +19,8 @@ XLINK = "http://www.w3.org/1999/xlink"
 
 
 def draw_figure(figure: Figure, name: str = "figure") -> tuple[ET.Element, str]:
-    """A figure as an SVG tree, and a note for its caption. No global state, no display, reproducible bytes.
+    """A figure as an SVG tree, and a note for its caption. No global state, no display,
+    reproducible bytes.
 
     `name` makes the ids unique in the page.
     """
@@ -36,7 +37,9 @@ def draw_figure(figure: Figure, name: str = "figure") -> tuple[ET.Element, str]:
 
 
 def clean_svg(svg: ET.Element, name: str) -> ET.Element:
-    """The tree without unused ids, style sheets and digits below a tenth of a point; images with a palette."""
+    """The tree without unused ids, style sheets and digits below a tenth of a point; images with a
+    palette.
+    """
     for parent in list(svg.iter()):
         for child in list(parent):
             tag = child.tag.rpartition("}")[2]
@@ -45,7 +48,9 @@ def clean_svg(svg: ET.Element, name: str) -> ET.Element:
     used = set()
     for element in svg.iter():
         for value in element.attrib.values():
-            used |= set(re.findall(r"url\(#([^)]+)\)", value)) | ({value[1:]} if value.startswith("#") else set())
+            used |= set(re.findall(r"url\(#([^)]+)\)", value)) | (
+                {value[1:]} if value.startswith("#") else set()
+            )
     for element in svg.iter():
         for key, value in list(element.attrib.items()):
             plain = key.rpartition("}")[2]
@@ -61,7 +66,14 @@ def clean_svg(svg: ET.Element, name: str) -> ET.Element:
             elif plain == "href" and value.startswith("data:image/png"):
                 element.set(key, _shrink_png(value))
             elif plain in {"d", "points"}:
-                element.set(key, " ".join(re.sub(r"-?\d+\.\d+", lambda m: f"{float(m[0]):.1f}".removesuffix(".0"), value).split()))
+                element.set(
+                    key,
+                    " ".join(
+                        re.sub(
+                            r"-?\d+\.\d+", lambda m: f"{float(m[0]):.1f}".removesuffix(".0"), value
+                        ).split()
+                    ),
+                )
             elif plain in {"x", "y"}:
                 element.set(key, f"{float(value):.2f}")
             elif plain == "transform":
@@ -87,7 +99,9 @@ def _shrink_png(link: str) -> str:
     small = small.convert("P") if small.mode != "P" else small
     small.putpalette(colours.astype(np.uint8).tobytes())
     out = io.BytesIO()
-    small.save(out, format="PNG", optimize=True, bits=max(1, math.ceil(math.log2(max(len(colours), 2)))))
+    small.save(
+        out, format="PNG", optimize=True, bits=max(1, math.ceil(math.log2(max(len(colours), 2))))
+    )
     return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
 
 
@@ -117,7 +131,9 @@ def inline_svg(svg: ET.Element, label: str) -> str:
     for key in ("width", "height", "version"):
         root.attrib.pop(key, None)
     if points < 500:  # small drawings keep their size
-        root.set("style", f"max-width:{points / 540 * 56:.1f}rem;min-width:{points / 540 * 46:.1f}rem")
+        root.set(
+            "style", f"max-width:{points / 540 * 56:.1f}rem;min-width:{points / 540 * 46:.1f}rem"
+        )
     root.set("role", "img")
     root.set("aria-label", label)
     return ET.tostring(root, encoding="unicode")

@@ -13,8 +13,12 @@ from bitimely_core.errors import clean
 
 
 def clean_text(value: object, limit: int = 2000) -> str:
-    """Foreign text on one line, without characters that XML, a terminal or a spreadsheet would interpret."""
-    return clean(re.sub(r"[\n\r\t]+", " ", str(value)).replace("\ufffe", "?").replace("\uffff", "?"), limit)
+    """Foreign text on one line, without characters that XML, a terminal or a spreadsheet would
+    interpret.
+    """
+    return clean(
+        re.sub(r"[\n\r\t]+", " ", str(value)).replace("\ufffe", "?").replace("\uffff", "?"), limit
+    )
 
 
 def format_number(value: float | None, digits: int | None = None) -> str:
@@ -30,8 +34,14 @@ def format_number(value: float | None, digits: int | None = None) -> str:
     size = abs(value)
     if digits is None and size and not 1e-3 <= size < 1e6:
         mantissa, exponent = f"{value:.1e}".split("e")
-        return f"{mantissa}×10".replace("-", "−") + str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    places = (3 if size < 10 else 2 if size < 100 else 1 if size < 1000 else 0) if digits is None else digits
+        return f"{mantissa}×10".replace("-", "−") + str(int(exponent)).translate(
+            str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+        )
+    places = (
+        (3 if size < 10 else 2 if size < 100 else 1 if size < 1000 else 0)
+        if digits is None
+        else digits
+    )
     return f"{value:,.{places}f}".replace("-", "−")
 
 
@@ -52,7 +62,10 @@ def to_json(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return to_json(value.tolist())
     if isinstance(value, list | tuple | set | frozenset):
-        return [to_json(v) for v in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)]
+        return [
+            to_json(v)
+            for v in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)
+        ]
     if isinstance(value, np.generic):
         return to_json(value.item())
     if isinstance(value, float) and not math.isfinite(value):
@@ -62,23 +75,38 @@ def to_json(value: Any) -> Any:
 
 def is_numeric(values: Sequence[Any]) -> bool:
     """Whether all values of a column are numbers or None, and at least one is a number."""
-    return all(v is None or (isinstance(v, int | float | np.number) and not isinstance(v, bool)) for v in values) and any(
-        v is not None for v in values
-    )
+    return all(
+        v is None or (isinstance(v, int | float | np.number) and not isinstance(v, bool))
+        for v in values
+    ) and any(v is not None for v in values)
 
 
 def markdown_text(value: object) -> str:
-    """Foreign text as Markdown shows it, in a cell of a table too; addresses do not become links."""
-    return re.sub(r"([\\`*_{}\[\]#|<>~&]|:(?=//)|(?<=www)\.)", r"\\\1", clean_text(value), flags=re.IGNORECASE)
+    """Foreign text as Markdown shows it, in a cell of a table too; addresses do not become
+    links.
+    """
+    return re.sub(
+        r"([\\`*_{}\[\]#|<>~&]|:(?=//)|(?<=www)\.)", r"\\\1", clean_text(value), flags=re.IGNORECASE
+    )
 
 
 def tex_text(value: object) -> str:
     """Foreign text as LaTeX prints it, every special character written out."""
-    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "−": "$-$"}
+    special = {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "–": "--",
+        "−": "$-$",
+    }
     special |= {c: f"\\{c}" for c in "&%$#_{}"} | {c: f"{{{c}}}" for c in "<>|\"'`[]"}
     return "".join(special.get(c, c) for c in clean_text(value))
 
 
-def text_cell(value: float | None, text: str, note: str = "", **numbers: float | None) -> dict[str, float | str | None]:
-    """A cell that sorts by `value` and shows `text` with `note` below it; `numbers` are further columns of its data."""
+def text_cell(
+    value: float | None, text: str, note: str = "", **numbers: float | None
+) -> dict[str, float | str | None]:
+    """A cell that sorts by `value` and shows `text` with `note` below it; `numbers` are further
+    columns of its data.
+    """
     return {"value": value, "text": text, "note": note, **numbers}

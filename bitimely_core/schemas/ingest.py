@@ -155,8 +155,10 @@ class CachedUnit(Part):
     sources: dict[str, str]  # file -> SHA-256
     report: UnitReport | None
     rows: list[TableReport] = []
-    recordings: list[tuple[str, str, dict[str, Any], int, int]] = []  # id, subject, attributes, signals, annotations
-    samples: list[str] = Field([], exclude_if=lambda samples: not samples)  # hash of each recording's samples, empty for constant ones
+    # id, subject, attributes, signals, annotations
+    recordings: list[tuple[str, str, dict[str, Any], int, int]] = []
+    # hash of each recording's samples, empty for constant ones
+    samples: list[str] = Field([], exclude_if=lambda samples: not samples)
     shard: tuple[str | None, str | None] = (None, None)  # files of recordings and annotations
 
 

@@ -18,7 +18,9 @@ class ReportInfo(Part):
 
 
 class Summary(StoredRecord):
-    """summary.json: the page, and the numbers of its figures under keys that depend on the kind of report (`model_extra`)."""
+    """summary.json: the page, and the numbers of its figures under keys that depend on the kind of
+    report (`model_extra`).
+    """
 
     VERSION: ClassVar[int] = 2
     GUARDED: ClassVar[int | None] = 2
@@ -29,7 +31,9 @@ class Summary(StoredRecord):
 
 
 class StageRecord(StoredRecord):
-    """`stage.json`: how one stage of an experiment ended, with the hashes of its inputs and its output."""
+    """`stage.json`: how one stage of an experiment ended, with the hashes of its inputs and its
+    output.
+    """
 
     VERSION: ClassVar[int] = 2
     GUARDED: ClassVar[int | None] = 2

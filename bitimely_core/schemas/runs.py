@@ -6,7 +6,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, JsonValue, SerializeAsAny
 
-from bitimely_core.config import SECTIONS, Settings, SettingsLayer, parse_stored_settings, upgrade_settings
+from bitimely_core.config import (
+    SECTIONS,
+    Settings,
+    SettingsLayer,
+    parse_stored_settings,
+    upgrade_settings,
+)
 from bitimely_core.records import Part, StoredFile, StoredRecord, omit_none
 from bitimely_core.schemas.tokens import LandmarkOptions, Number, SamplePreparation
 
@@ -15,7 +21,11 @@ def flatten_keys(value: JsonValue, prefix: str = "") -> dict[str, JsonValue]:
     """`{"a": {"b": 1}}` as `{"a.b": 1}`; lists are values."""
     if not isinstance(value, dict):
         return {prefix: value}
-    return {key: leaf for name, inner in value.items() for key, leaf in flatten_keys(inner, f"{prefix}.{name}" if prefix else name).items()}
+    return {
+        key: leaf
+        for name, inner in value.items()
+        for key, leaf in flatten_keys(inner, f"{prefix}.{name}" if prefix else name).items()
+    }
 
 
 SHOWN = 5e-4  # half of the last digit that pages show of a number below 1; of larger ones relative
@@ -81,7 +91,9 @@ class FinalLosses(Losses):
 
 
 class ScoredCheckpoint(Losses):
-    """The weights of a run, which every score is of; `loss` and `rel` are their validation losses."""
+    """The weights of a run, which every score is of; `loss` and `rel` are their validation
+    losses.
+    """
 
     choice: Literal["last", "best"]
     step: int
@@ -123,7 +135,9 @@ class TrialRecord(StoredRecord, TuningTrial):
 
 
 class RunEnvironment(Part):
-    """Where a training computed: what may change the last digits of its numbers, beside the versions."""
+    """Where a training computed: what may change the last digits of its numbers, beside the
+    versions.
+    """
 
     device: str  # cpu, cuda or mps
     hardware: str  # name of the GPU, or architecture and vector instructions of the processor
@@ -141,7 +155,10 @@ class RunEnvironment(Part):
 
     def list_changes(self, before: RunEnvironment) -> list[str]:
         """What differs from the environment `before`, a line each."""
-        both = ((name, getattr(self, name), getattr(before, name)) for name in RunEnvironment.model_fields)
+        both = (
+            (name, getattr(self, name), getattr(before, name))
+            for name in RunEnvironment.model_fields
+        )
         return [f"{name} {now}, it was {then}" for name, now, then in both if now != then]
 
 
@@ -161,11 +178,15 @@ class RunRecord(StoredRecord):
     preset: str = ""
     source: RunSource | None = None
     init: str | None = None  # SHA-256 of the weights of --init
-    init_from: dict[str, str] | None = omit_none("The run, or repository and revision, that --init named.")
+    init_from: dict[str, str] | None = omit_none(
+        "The run, or repository and revision, that --init named."
+    )
     parameters: int = 0
     paper_parameters: int | float | None = None
     leak_free: bool | str | None = None
-    preparation: tuple[SamplePreparation | None, ...] | None = omit_none("Of each data set; null: unknown.")
+    preparation: tuple[SamplePreparation | None, ...] | None = omit_none(
+        "Of each data set; null: unknown."
+    )
     seed: int = 0
     versions: dict[str, str] = {}
     verified: bool = True  # whether checksums of the data were compared
@@ -173,22 +194,34 @@ class RunRecord(StoredRecord):
     finished: bool = False
     final: FinalLosses | None = omit_none("Of finished runs.")
     device: str | None = omit_none("Of finished runs.")
-    environment: RunEnvironment | None = omit_none("Where it was trained; of a run that was stopped, where it ended.")
-    earlier_environments: tuple[RunEnvironment, ...] | None = omit_none("Of a run that was stopped and continued elsewhere.")
+    environment: RunEnvironment | None = omit_none(
+        "Where it was trained; of a run that was stopped, where it ended."
+    )
+    earlier_environments: tuple[RunEnvironment, ...] | None = omit_none(
+        "Of a run that was stopped and continued elsewhere."
+    )
     weights: str | None = omit_none("SHA-256 of model.safetensors, of finished runs.")
     checkpoint: ScoredCheckpoint | None = omit_none("Of finished runs: which weights these are.")
     tuning: TuningRecord | None = omit_none("The learning-rate search.")
     pretraining_data: tuple[RunData, ...] | None = omit_none("Of a fine-tuning.")
     pretraining_steps: int | None = omit_none("Of a fine-tuning.")
-    renewed: tuple[str, ...] | None = omit_none("Tensors of a fine-tuning that were randomly initialised.")
+    renewed: tuple[str, ...] | None = omit_none(
+        "Tensors of a fine-tuning that were randomly initialised."
+    )
     train_windows: int | None = omit_none("Of a fine-tuning.")
-    train_label_counts: dict[str, int] | None = omit_none("Training windows of each class, of a fine-tuning.")
+    train_label_counts: dict[str, int] | None = omit_none(
+        "Training windows of each class, of a fine-tuning."
+    )
 
     @classmethod
     def upgrade_v1(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Without the settings of other models and objectives."""
         settings = values.get("settings")
-        return {**values, "format_version": 3, "settings": upgrade_settings(settings) if isinstance(settings, dict) else settings}
+        return {
+            **values,
+            "format_version": 3,
+            "settings": upgrade_settings(settings) if isinstance(settings, dict) else settings,
+        }
 
     @property
     def is_finetuned(self) -> bool:
@@ -202,7 +235,9 @@ class RunRecord(StoredRecord):
 
 
 class Reproduction(StoredRecord):
-    """`reproduction.json`: a run beside the same training once more; pairs are the run's number and that of the other."""
+    """`reproduction.json`: a run beside the same training once more; pairs are the run's number and
+    that of the other.
+    """
 
     again: str  # name of the other run
     differences: tuple[str, ...]  # of data, versions and environment
@@ -211,15 +246,23 @@ class Reproduction(StoredRecord):
     metrics: dict[str, tuple[float | None, float | None]] = {}  # of an evaluated run
 
     def list_changes(self) -> list[str]:
-        """The scores that differ by more than rounding of the digits that pages show, in words; without scores the loss."""
+        """The scores that differ by more than rounding of the digits that pages show, in words;
+        without scores the loss.
+        """
         found = self.metrics or {"last loss": self.loss}
         both = [(name, a, b) for name, (a, b) in found.items() if a is not None and b is not None]
-        far = [(name, f"{a:.3f}", f"{b:.3f}") for name, a, b in both if abs(a - b) > SHOWN * max(1.0, abs(a))]
+        far = [
+            (name, f"{a:.3f}", f"{b:.3f}")
+            for name, a, b in both
+            if abs(a - b) > SHOWN * max(1.0, abs(a))
+        ]
         return [f"{name.replace('_', ' ')} {b}, it was {a}" for name, a, b in far if a != b]
 
 
 class TrainSubjects(StoredRecord):
-    """`train_subjects.json`: hashes of the subjects of the training splits, fine-tuning and pre-training together."""
+    """`train_subjects.json`: hashes of the subjects of the training splits, fine-tuning and
+    pre-training together.
+    """
 
     marks: tuple[str, ...] = ()
 
@@ -236,7 +279,8 @@ class CheckpointMeta(StoredRecord):
     epoch: int = 0
     finished: bool = False
     validated: int = 0  # step of the last validation
-    best: dict[str, int | float | None] | None = None  # lowest validation loss, its rel, step and epoch
+    # lowest validation loss, its rel, step and epoch
+    best: dict[str, int | float | None] | None = None
     last: dict[str, float | None] = {}  # loss and rel of the last step
     seed: int = 0
     processes: int = 1
@@ -249,7 +293,9 @@ class CheckpointMeta(StoredRecord):
 
     @classmethod
     def upgrade_v1(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Its identity without the settings of other models and objectives, which format 1 holds as dotted keys."""
+        """Its identity without the settings of other models and objectives, which format 1 holds as
+        dotted keys.
+        """
         settings = values.get("identity", {}).get("settings")
         if not isinstance(settings, dict):
             return values
@@ -259,6 +305,14 @@ class CheckpointMeta(StoredRecord):
             if rest and head in SECTIONS:
                 sections.setdefault(head, {})[rest[0]] = value
         own = upgrade_settings(sections)
-        gone = {f"settings.{head}.{key}" for head, section in sections.items() for key in section.keys() - own[head].keys()}
-        kept = {key: value for key, value in settings.items() if ".".join(key.split(".")[:3]) not in gone}
+        gone = {
+            f"settings.{head}.{key}"
+            for head, section in sections.items()
+            for key in section.keys() - own[head].keys()
+        }
+        kept = {
+            key: value
+            for key, value in settings.items()
+            if ".".join(key.split(".")[:3]) not in gone
+        }
         return {**values, "identity": {**values["identity"], "settings": kept}}

@@ -10,11 +10,14 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer, model_vali
 from bitimely_core.records import Part, StoredRecord, has_result, omit_none
 from bitimely_core.schemas.runs import ScoredCheckpoint
 
-WITHOUT_FITTED = "Baselines that are fitted were left out (--baselines cheap)."  # notice of an evaluation
+# notice of an evaluation
+WITHOUT_FITTED = "Baselines that are fitted were left out (--baselines cheap)."
 
 
 class Uncertainty(Part):
-    """Uncertainty of an estimate: standard error and 95 % confidence interval, null with the reason where they are not defined."""
+    """Uncertainty of an estimate: standard error and 95 % confidence interval, null with the reason
+    where they are not defined.
+    """
 
     se: float | None = None
     lo: float | None = None
@@ -29,7 +32,9 @@ class Difference(Uncertainty):
     difference: float | None = None
     df: float | None = omit_none("of Student's t")
     p: float | None = omit_none("two-sided")
-    unit: str | None = omit_none("of the numbers times `factor`: points, /min ...; 1: a number without unit")
+    unit: str | None = omit_none(
+        "of the numbers times `factor`: points, /min ...; 1: a number without unit"
+    )
     factor: float | None = omit_none("100 for shares, which are printed in points, else 1")
 
 
@@ -49,12 +54,14 @@ class MeanDifference(Difference):
 
 
 class MarginTest(Part):
-    """Tests of a difference against a margin, in the family of all such tests of a page. Bounds and margin are in units of the score."""
+    """Tests of a difference against a margin, in the family of all such tests of a page. Bounds and
+    margin are in units of the score.
+    """
 
     margin: float
-    worst: float | None = (
-        None  # how much worse the first can be: one bound of the corrected 95 % interval, turned so that worse is positive
-    )
+    # how much worse the first can be: one bound of the corrected 95 % interval, turned so that
+    # worse is positive
+    worst: float | None = None
     lo: float | None = None  # corrected 90 % interval of the difference
     hi: float | None = None
     non_inferior: bool = False
@@ -71,8 +78,9 @@ class CorrectedDifference(MeanDifference):
 
 
 class RegisteredResult(Part):
-    """One difference of a registered family; values, difference, bounds and margin are in units of the score, null before the family is complete,
-    or, in a descriptive family, before its own cells are.
+    """One difference of a registered family; values, difference, bounds and margin are in units of
+    the score, null before the family is complete, or, in a descriptive family, before its own cells
+    are.
     """
 
     family: str
@@ -86,9 +94,9 @@ class RegisteredResult(Part):
     value: float | None = None  # mean over seeds
     rival_value: float | None = None
     difference: float | None = None
-    lo: float | None = (
-        None  # corrected 95 % interval, of a descriptive one not corrected; with a margin that of the test of non-inferiority
-    )
+    # corrected 95 % interval, of a descriptive one not corrected; with a margin that of the
+    # test of non-inferiority
+    lo: float | None = None
     hi: float | None = None
     margin: float | None = None
     medians: float | None = None  # the difference of medians over seeds
@@ -133,7 +141,9 @@ class Baseline(Part):
 
     about: str = ""
     metrics: dict[str, MetricValue] = {}
-    by_class: dict[str, dict[str, MetricValue]] | None = omit_none("label -> AUROC and AUPRC, multi-label only")
+    by_class: dict[str, dict[str, MetricValue]] | None = omit_none(
+        "label -> AUROC and AUPRC, multi-label only"
+    )
     settings: int | None = omit_none("settings tried on the validation split, of counts in windows")
 
     @model_validator(mode="before")
@@ -153,13 +163,17 @@ class Baseline(Part):
 
 
 class BaselineLift(CorrectedDifference):
-    """The main metric of a run less that of its best baseline, in the family of all its baselines."""
+    """The main metric of a run less that of its best baseline, in the family of all its
+    baselines.
+    """
 
     baseline: str
 
 
 class IntervalMethod(Part):
-    """The method of the intervals: linearised variance over the units, Student's t (`evaluate.intervals`)."""
+    """The method of the intervals: linearised variance over the units, Student's t
+    (`evaluate.intervals`).
+    """
 
     method: str = "linearised"
     by: Literal["subject", "window"]
@@ -190,7 +204,9 @@ class SeedScore(MetricValue):
 
 
 class CellScore(MetricValue):
-    """A cell of a table of results: the mean over seeds with its interval, and the runs behind it."""
+    """A cell of a table of results: the mean over seeds with its interval, and the runs behind
+    it.
+    """
 
     seeds: list[SeedScore]
     seed_sd: float | None = None  # standard deviation over seeds
@@ -200,7 +216,9 @@ class CellScore(MetricValue):
 
 
 class ColumnResult(Part):
-    """Cells of one column by row, the differences of the rows to the reference row, and of each row to fitted baselines."""
+    """Cells of one column by row, the differences of the rows to the reference row, and of each row
+    to fitted baselines.
+    """
 
     cells: dict[str, CellScore] = {}
     differences: dict[str, MeanDifference] = {}
@@ -209,7 +227,9 @@ class ColumnResult(Part):
 
 
 class EndpointValue(Part):
-    """A clinical endpoint of one recording; null, with the reason, where its hypnogram cannot define it."""
+    """A clinical endpoint of one recording; null, with the reason, where its hypnogram cannot
+    define it.
+    """
 
     value: float | None = None
     unit: str = "min"
@@ -217,14 +237,17 @@ class EndpointValue(Part):
 
 
 class EndpointAgreement(Part):
-    """A clinical endpoint by the model and by the scorer over nights (Bland and Altman): predicted less scored, with intervals over subjects."""
+    """A clinical endpoint by the model and by the scorer over nights (Bland and Altman): predicted
+    less scored, with intervals over subjects.
+    """
 
     unit: str
     nights: int  # in which both define it
     scored: float | None = None  # mean over nights
     predicted: float | None = None
     bias: MetricValue = MetricValue()
-    lower_limit: MetricValue = MetricValue()  # of agreement, bias - 1.96 standard deviations of the differences
+    # of agreement, bias - 1.96 standard deviations of the differences
+    lower_limit: MetricValue = MetricValue()
     upper_limit: MetricValue = MetricValue()
 
 
@@ -239,7 +262,9 @@ class NightScores(Part):
 
 
 class EventScores(Part):
-    """Events of the second of two classes: successive windows of it are one event; it is found where any predicted event overlaps it."""
+    """Events of the second of two classes: successive windows of it are one event; it is found
+    where any predicted event overlaps it.
+    """
 
     events: int
     hours: float
@@ -269,11 +294,15 @@ class RiskGroup(Part):
 
 
 class RiskGroups(Part):
-    """Observed incidence of one label by predicted risk: curves, numbers at risk, calibration at the horizons."""
+    """Observed incidence of one label by predicted risk: curves, numbers at risk, calibration at
+    the horizons.
+    """
 
     horizons: list[float]  # days, each the day of a point
     groups: list[RiskGroup]
-    deciles: list[RiskGroup] | None = omit_none("tenths by the same risk, with a point at each horizon")
+    deciles: list[RiskGroup] | None = omit_none(
+        "tenths by the same risk, with a point at each horizon"
+    )
 
 
 class Comparison(Part):
@@ -281,7 +310,9 @@ class Comparison(Part):
 
     run: str
     metrics: dict[str, PairedScores]
-    sentence: str | None = omit_none("on the main metric, with where its interval lies against the margin")
+    sentence: str | None = omit_none(
+        "on the main metric, with where its interval lies against the margin"
+    )
     margin: float | None = omit_none("with --margin, in units of the score")
 
 
@@ -289,14 +320,21 @@ class EncoderDeclaration(Part):
     """What a file of vectors declares on its encoder (docs/encoders.md)."""
 
     encoder: str = ""  # name
-    pretrained_on: tuple[str, ...] | None = None  # data sets, or one split of one: NAME:train; None: unknown
-    pretrained_subjects: tuple[str, ...] | None = omit_none("Subject ids of the scored data that the pre-training had.")
+    # data sets, or one split of one: NAME:train; None: unknown
+    pretrained_on: tuple[str, ...] | None = None
+    pretrained_subjects: tuple[str, ...] | None = omit_none(
+        "Subject ids of the scored data that the pre-training had."
+    )
     tokens: str | None = omit_none("Fingerprint of the token set that was encoded.")
-    seed: int | None = omit_none("Of a training: files of one encoder with a seed each are one row.")
+    seed: int | None = omit_none(
+        "Of a training: files of one encoder with a seed each are one row."
+    )
 
 
 class ComparedRow(CorrectedDifference):
-    """An encoder, the mean over its seeds, less one or more models that differ in their seed alone."""
+    """An encoder, the mean over its seeds, less one or more models that differ in their seed
+    alone.
+    """
 
     models: tuple[str, ...]  # keys of `compared`
 
@@ -317,7 +355,9 @@ class EvaluationSettings(Part):
 
     bootstrap: int = 0
     by: Literal["subject", "window"] = "subject"
-    baselines: Literal["all", "cheap"] | None = omit_none("cheap: without those that are fitted; None: of version 0.1, without them")
+    baselines: Literal["all", "cheap"] | None = omit_none(
+        "cheap: without those that are fitted; None: of version 0.1, without them"
+    )
     seed: int = 0
     model: str = ""
     preset: str = ""
@@ -342,12 +382,15 @@ class TaskScores(Part):
 
 
 class Scores(TaskScores, StoredRecord):
-    """scores.json: an evaluated run. A pre-trained one has no task; its metrics are loss, rel and the parts of the objective."""
+    """scores.json: an evaluated run. A pre-trained one has no task; its metrics are loss, rel and
+    the parts of the objective.
+    """
 
     VERSION: ClassVar[int] = 2
     GUARDED: ClassVar[int | None] = 2
     REPAIR: ClassVar[str] = "Repeat: bitimely evaluate"
-    SHARED: ClassVar[str] = "scores_shared.json"  # beside scores.json of claims: without what few people have in common
+    # beside scores.json of claims: without what few people have in common
+    SHARED: ClassVar[str] = "scores_shared.json"
 
     @classmethod
     def load_shared(cls, folder: Path) -> Self:
@@ -373,7 +416,9 @@ class Scores(TaskScores, StoredRecord):
     compared: dict[str, Baseline] | None = omit_none(
         "of --vectors: trained models on the same windows; differences are the encoder less them"
     )
-    compared_rows: dict[str, ComparedRow] | None = omit_none("the main metric of them, as one family; of histories withheld")
+    compared_rows: dict[str, ComparedRow] | None = omit_none(
+        "the main metric of them, as one family; of histories withheld"
+    )
 
     @model_serializer(mode="wrap")
     def omit_task(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

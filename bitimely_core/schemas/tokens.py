@@ -1,4 +1,6 @@
-"""Records of token sets: options, manifests and statistics of windows and sequences, and what a run needs to prepare new recordings."""
+"""Records of token sets: options, manifests and statistics of windows and sequences, and what a run
+needs to prepare new recordings.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class LandmarkOptions(Part):
 
 
 class TokenOptions(Part):
-    """The resolved choices that made a token set; those of one kind of data are added by the subclasses."""
+    """The resolved choices that made a token set; those of one kind of data are added by the
+    subclasses.
+    """
 
     dataset: str
     view: str
@@ -33,7 +37,9 @@ class TokenOptions(Part):
 
 
 class WindowOptions(TokenOptions):
-    """Choices of windows: a view with the options of the caller. Options that came later are stored only when they are used."""
+    """Choices of windows: a view with the options of the caller. Options that came later are stored
+    only when they are used.
+    """
 
     channels: tuple[str, ...]
     rate: float  # Hz
@@ -55,7 +61,8 @@ class WindowOptions(TokenOptions):
     stratify: str | None = omit_none()  # attribute of recordings
     resampling: Resampling | None = omit_none()
     filtering: Filtering | None = omit_none()
-    clock: str | None = omit_none()  # channel with the times of irregular samples, the last of `channels` unless `grid`
+    # channel with the times of irregular samples, the last of `channels` unless `grid`
+    clock: str | None = omit_none()
     grid: Literal[True] | None = omit_none()  # irregular samples were brought to `rate`
     points: Literal[True] | None = omit_none()  # windows around annotations without a duration
 
@@ -71,8 +78,12 @@ class WindowOptions(TokenOptions):
 
     @property
     def read_channels(self) -> tuple[str, ...]:
-        """The channels that are read of a recording: `channels`, and the times of samples that are brought to a grid."""
-        return (*self.channels, self.clock) if self.clock is not None and self.grid else self.channels
+        """The channels that are read of a recording: `channels`, and the times of samples that are
+        brought to a grid.
+        """
+        return (
+            (*self.channels, self.clock) if self.clock is not None and self.grid else self.channels
+        )
 
     @property
     def length(self) -> float:
@@ -92,8 +103,10 @@ class SequenceOptions(TokenOptions):
     time_to_event: tuple[int, ...] | None = omit_none()  # horizons in days
     values: Literal["deciles", "raw"] | None = omit_none()  # numbers of codes that are not ICD
     small_counts: Literal["shown"] | None = omit_none()  # pages show counts below 11
-    individual_timelines: Literal["drawn"] | None = omit_none()  # the page draws sequences of single subjects
-    cohort: dict[str, object] | None = omit_none()  # `claims.cohorts.CohortRules`: the label is its outcome
+    # the page draws sequences of single subjects
+    individual_timelines: Literal["drawn"] | None = omit_none()
+    # `claims.cohorts.CohortRules`: the label is its outcome
+    cohort: dict[str, object] | None = omit_none()
 
     @property
     def numbers(self) -> Literal[True] | None:
@@ -115,7 +128,8 @@ class SamplePreparation(Part):
     """From the native samples of a recording to the values of its windows."""
 
     channels: tuple[ChannelPreparation, ...]
-    stride: int | None = omit_none()  # values of which the starts of windows are multiples; None: they start anywhere
+    # values of which the starts of windows are multiples; None: they start anywhere
+    stride: int | None = omit_none()
 
 
 class SplitCounts(Part):
@@ -170,7 +184,8 @@ class SequenceManifest(TokenManifest):
     options: SequenceOptions
     shards: list[str]
     events: int
-    base: str | None = omit_none()  # of prediction times: hash of the sequences whose codes they use
+    # of prediction times: hash of the sequences whose codes they use
+    base: str | None = omit_none()
 
 
 class TargetStatistics(Part):
@@ -205,7 +220,9 @@ class WindowStatistics(TokenStatistics):
 
 
 class Preprocessing(StoredRecord):
-    """`preprocessing.json` of a fine-tuned run on recordings: what turns a new recording into the windows that the model reads."""
+    """`preprocessing.json` of a fine-tuned run on recordings: what turns a new recording into the
+    windows that the model reads.
+    """
 
     REPAIR: ClassVar[str] = "Fine-tune again under --force-new, or export the run again"
 
@@ -213,12 +230,15 @@ class Preprocessing(StoredRecord):
     options: WindowOptions
     units: tuple[str, ...]  # of the channels
     class_names: tuple[str, ...]
-    missing: bool  # whether any window has missing values: the model then reads a mask with all of them
+    # whether any window has missing values: the model then reads a mask with all of them
+    missing: bool
     channels: tuple[ChannelStatistics, ...]  # of the training split
 
 
 class Calibration(StoredRecord):
-    """`calibration.json` of a fine-tuned run: temperature and conformal threshold, fitted on windows that it was not trained on."""
+    """`calibration.json` of a fine-tuned run: temperature and conformal threshold, fitted on
+    windows that it was not trained on.
+    """
 
     REPAIR: ClassVar[str] = "Remove it: the next predict fits it again"
 
@@ -229,7 +249,9 @@ class Calibration(StoredRecord):
     windows: int
     level: float  # of coverage
     temperature: float | None  # None: values, which have no probabilities
-    threshold: float | None  # of one less the probability, or of the absolute error, see `evaluate.conformal`; None: sets hold everything
+    # of one less the probability, or of the absolute error, see `evaluate.conformal`; None: sets
+    # hold everything
+    threshold: float | None
     undefined_reason: str | None = None  # of the threshold
 
 
@@ -306,7 +328,8 @@ class SequenceStatistics(TokenStatistics):
 
     funnel: SequenceFunnel
     sequences: SequenceLengths
-    prevalence: dict[Literal["before", "after"], dict[str, dict[str, PrevalenceCount]]]  # of the filters -> label -> split
+    # of the filters -> label -> split
+    prevalence: dict[Literal["before", "after"], dict[str, dict[str, PrevalenceCount]]]
     leaks: dict[str, ShortcutScores]
     own: dict[str, list[str]]  # label -> PheCodes of its rule
     max_attainable: dict[str, float | None]

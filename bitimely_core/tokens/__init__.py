@@ -1,8 +1,11 @@
-"""Cache to training windows: cut, split, stored for memory mapping, normalised on reading. No torch.
+"""Cache to training windows: cut, split, stored for memory mapping, normalised on reading. No
+torch.
 
-On disk, `tokens/<name>/`: `windows-*.arrow` (uncompressed Arrow files, each one record batch of fixed-size binary: T x V values, time
-before channel, int16 digital or float32 physical), `index.parquet` (window, subject_id, recording_id, start, label, split),
-`recordings.parquet` (recording_id, channel, scale, offset), `statistics.json` (training split), `manifest.json` (written last).
+On disk, `tokens/<name>/`: `windows-*.arrow` (uncompressed Arrow files, each one record batch of
+fixed-size binary: T x V values, time before channel, int16 digital or float32 physical),
+`index.parquet` (window, subject_id, recording_id, start, label, split), `recordings.parquet`
+(recording_id, channel, scale, offset), `statistics.json` (training split), `manifest.json` (written
+last).
 """
 
 from __future__ import annotations
@@ -29,20 +32,28 @@ def build(
     progress: Progress | None = None,
     **choices: Any,
 ) -> Any:
-    """Windows, by `building.build_windows`, or sequences, by `claims.sequence_plan.resolve_plan`, from a cache. Raises UserError as these."""
+    """Windows, by `building.build_windows`, or sequences, by `claims.sequence_plan.resolve_plan`,
+    from a cache. Raises UserError as these.
+    """
     opened = open_cache(cache, verify=False) if isinstance(cache, str | Path) else cache
     kind = registry.data_kinds[opened.manifest.kind]
-    kind.write_tokens(cache, out=Path(out), verify=verify, force_new=force_new, progress=progress, **choices)
+    kind.write_tokens(
+        cache, out=Path(out), verify=verify, force_new=force_new, progress=progress, **choices
+    )
     return open_tokens(out, verify=False)  # every file was compared when it was written or found
 
 
 def open_tokens(folder: str | Path, verify: bool = True) -> Any:
-    """Open the windows or event sequences in `folder`; with `verify`, after comparing every file with the manifest.
+    """Open the windows or event sequences in `folder`; with `verify`, after comparing every file
+    with the manifest.
 
-    Raises UserError: not_found, incomplete or unsupported_format (exit 4), integrity (exit 5) for a damaged file, subject_leakage (exit 4)
-    when a subject is in two splits of a set that was split by subject.
+    Raises UserError: not_found, incomplete or unsupported_format (exit 4), integrity (exit 5) for a
+    damaged file, subject_leakage (exit 4) when a subject is in two splits of a set that was split
+    by subject.
     """
-    kind = registry.TOKEN_KINDS.get(manifests.read_manifest(Path(folder)).get("kind", ""), "recordings")
+    kind = registry.TOKEN_KINDS.get(
+        manifests.read_manifest(Path(folder)).get("kind", ""), "recordings"
+    )
     with manifests.require_agreement(Path(folder)):
         return registry.data_kinds[kind].open_tokens(Path(folder), verify=verify)
 

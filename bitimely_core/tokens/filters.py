@@ -1,7 +1,9 @@
-"""Band-pass and notch filters of recordings: zero phase, at the rate of the source, each continuous stretch separately.
+"""Band-pass and notch filters of recordings: zero phase, at the rate of the source, each continuous
+stretch separately.
 
-The filters are those of scipy: `sosfiltfilt(butter(4, band, output="sos", fs=rate), x)`, then for each frequency
-`sosfiltfilt(tf2sos(*iirnotch(frequency, 30, fs=rate)), x)`, both with scipy's padding, in float64 on physical values. Run forward and
+The filters are those of scipy: `sosfiltfilt(butter(4, band, output="sos", fs=rate), x)`, then for
+each frequency `sosfiltfilt(tf2sos(*iirnotch(frequency, 30, fs=rate)), x)`, both with scipy's
+padding, in float64 on physical values. Run forward and
 backward the gain is squared: half of the amplitude is left at the edges of the band (-6 dB).
 """
 
@@ -25,32 +27,65 @@ Band = tuple[float | None, float | None]
 def validate_filters(
     bandpass: Sequence[float | None] | None, notch: Sequence[float] | None
 ) -> tuple[Band | None, tuple[float, ...] | None]:
-    """Both as they are stored: edges as floats, notches ascending and once each, None for no filter. Raises UserError (config, exit 2)."""
+    """Both as they are stored: edges as floats, notches ascending and once each, None for no
+    filter. Raises UserError (config, exit 2).
+    """
     band: Band | None = None
     if bandpass is not None:
         edges = [None if edge is None else float(edge) for edge in bandpass]
         given = [edge for edge in edges if edge is not None]
-        if len(edges) != 2 or not given or not all(math.isfinite(edge) and edge > 0 for edge in given) or given != sorted(set(given)):
+        if (
+            len(edges) != 2
+            or not given
+            or not all(math.isfinite(edge) and edge > 0 for edge in given)
+            or given != sorted(set(given))
+        ):
             shown = ",".join("" if edge is None else f"{edge:g}" for edge in edges)
             raise usage_error(
-                f"found {shown}", "expected LOW,HIGH in Hz with 0 < LOW < HIGH; one of them may be left out", field="--bandpass"
+                f"found {shown}",
+                "expected LOW,HIGH in Hz with 0 < LOW < HIGH; one of them may be left out",
+                field="--bandpass",
             )
         band = (edges[0], edges[1])
     stops = tuple(sorted({float(stop) for stop in notch or ()}))
     if not all(math.isfinite(stop) and stop > 0 for stop in stops):
-        raise usage_error(f"found {','.join(f'{stop:g}' for stop in stops)}", "expected frequencies above 0 Hz", field="--notch")
+        raise usage_error(
+            f"found {','.join(f'{stop:g}' for stop in stops)}",
+            "expected frequencies above 0 Hz",
+            field="--notch",
+        )
     return band, stops or None
 
 
 def describe_filters(bandpass: Band | None, notch: tuple[float, ...] | None) -> str:
     """As text: `band-pass 0.5-40 Hz, notch 50 Hz`; "" without a filter."""
     low, high = bandpass or (None, None)
-    band = f"band-pass {low:g}-{high:g} Hz" if low and high else f"high-pass {low:g} Hz" if low else f"low-pass {high:g} Hz" if high else ""
-    return ", ".join(filter(None, (band, f"notch {', '.join(f'{stop:g}' for stop in notch)} Hz" if notch else "")))
+    band = (
+        f"band-pass {low:g}-{high:g} Hz"
+        if low and high
+        else f"high-pass {low:g} Hz"
+        if low
+        else f"low-pass {high:g} Hz"
+        if high
+        else ""
+    )
+    return ", ".join(
+        filter(
+            None, (band, f"notch {', '.join(f'{stop:g}' for stop in notch)} Hz" if notch else "")
+        )
+    )
 
 
-def check_rate(bandpass: Band | None, notch: tuple[float, ...] | None, rate: float, channel: str, recording: str) -> None:
-    """Raises UserError (config, exit 2) where a frequency is not below half of a channel's rate in Hz."""
+def check_rate(
+    bandpass: Band | None,
+    notch: tuple[float, ...] | None,
+    rate: float,
+    channel: str,
+    recording: str,
+) -> None:
+    """Raises UserError (config, exit 2) where a frequency is not below half of a channel's rate in
+    Hz.
+    """
     for field, found in (("bandpass", bandpass), ("notch", notch)):
         if any(edge is not None and edge >= rate / 2 for edge in found or ()):
             raise usage_error(
@@ -62,7 +97,9 @@ def check_rate(bandpass: Band | None, notch: tuple[float, ...] | None, rate: flo
 
 
 @lru_cache(maxsize=64)
-def design_filters(bandpass: Band | None, notch: tuple[float, ...] | None, rate: float) -> tuple[np.ndarray, ...]:
+def design_filters(
+    bandpass: Band | None, notch: tuple[float, ...] | None, rate: float
+) -> tuple[np.ndarray, ...]:
     """The filters for `rate` in Hz, as second-order sections [sections, 6] each."""
     from scipy.signal import butter, iirnotch, tf2sos
 
@@ -71,18 +108,34 @@ def design_filters(bandpass: Band | None, notch: tuple[float, ...] | None, rate:
     if low is not None and high is not None:
         out.append(butter(ORDER, (low, high), "bandpass", output="sos", fs=rate))
     elif low is not None or high is not None:
-        out.append(butter(ORDER, high if low is None else low, "lowpass" if low is None else "highpass", output="sos", fs=rate))
+        out.append(
+            butter(
+                ORDER,
+                high if low is None else low,
+                "lowpass" if low is None else "highpass",
+                output="sos",
+                fs=rate,
+            )
+        )
     return (*out, *(tf2sos(*iirnotch(stop, QUALITY, fs=rate)) for stop in notch or ()))
 
 
 def count_padding(sections: np.ndarray) -> int:
-    """Samples by which scipy extends both ends under one filter [sections, 6]: a stretch must be longer."""
-    taps = 2 * len(sections) + 1 - min(int((sections[:, 2] == 0).sum()), int((sections[:, 5] == 0).sum()))
+    """Samples by which scipy extends both ends under one filter [sections, 6]: a stretch must be
+    longer.
+    """
+    taps = (
+        2 * len(sections)
+        + 1
+        - min(int((sections[:, 2] == 0).sum()), int((sections[:, 5] == 0).sum()))
+    )
     return 3 * taps
 
 
 def find_stretches(x: np.ndarray, borders: Sequence[int] = ()) -> Iterator[slice]:
-    """Stretches of `x` [n] without missing values, cut at the borders (a border begins another stretch)."""
+    """Stretches of `x` [n] without missing values, cut at the borders (a border begins another
+    stretch).
+    """
     seen = np.zeros(len(x) + 2, dtype=bool)
     seen[1:-1] = True if x.dtype.kind in "iu" else np.isfinite(x)
     edges = np.flatnonzero(seen[1:] != seen[:-1])
@@ -91,16 +144,26 @@ def find_stretches(x: np.ndarray, borders: Sequence[int] = ()) -> Iterator[slice
         yield from (slice(a, b) for a, b in zip([start, *inner], [*inner, stop], strict=True))
 
 
-def count_too_short(x: np.ndarray, filters: Sequence[np.ndarray], borders: Sequence[int] = ()) -> int:
+def count_too_short(
+    x: np.ndarray, filters: Sequence[np.ndarray], borders: Sequence[int] = ()
+) -> int:
     """Number of stretches that `apply_filters` leaves missing."""
     shortest = max(map(count_padding, filters), default=-1)
     return sum(part.stop - part.start <= shortest for part in find_stretches(x, borders))
 
 
-def apply_filters(x: np.ndarray, filters: Sequence[np.ndarray], borders: Sequence[int] = (), *, is_causal: bool = False) -> np.ndarray:
-    """`x` [n] float64 filtered forward and backward, stretch by stretch. Missing values (NaN) stay missing; stretches that are too short become missing.
+def apply_filters(
+    x: np.ndarray,
+    filters: Sequence[np.ndarray],
+    borders: Sequence[int] = (),
+    *,
+    is_causal: bool = False,
+) -> np.ndarray:
+    """`x` [n] float64 filtered forward and backward, stretch by stretch. Missing values (NaN) stay
+    missing; stretches that are too short become missing.
 
-    `is_causal`: forward only, from the state of rest at the first value of each stretch, which may have any length.
+    `is_causal`: forward only, from the state of rest at the first value of each stretch, which may
+    have any length.
     """
     from scipy.signal import sosfilt, sosfilt_zi, sosfiltfilt
 
@@ -110,6 +173,10 @@ def apply_filters(x: np.ndarray, filters: Sequence[np.ndarray], borders: Sequenc
         if part.stop - part.start > shortest:
             y = x[part]
             for sections in filters:
-                y = sosfilt(sections, y, zi=sosfilt_zi(sections) * y[0])[0] if is_causal else sosfiltfilt(sections, y)
+                y = (
+                    sosfilt(sections, y, zi=sosfilt_zi(sections) * y[0])[0]
+                    if is_causal
+                    else sosfiltfilt(sections, y)
+                )
             out[part] = y
     return out

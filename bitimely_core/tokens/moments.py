@@ -28,13 +28,19 @@ class Moments(NamedTuple):
 
 
 def compute_moments(piece: np.ndarray, scale: np.ndarray, offset: np.ndarray) -> list[Moments]:
-    """Of `piece` [n, T, V] * scale + offset, one a channel; float NaN = missing, not counted; int16 is summed exactly, in integers."""
+    """Of `piece` [n, T, V] * scale + offset, one a channel; float NaN = missing, not counted; int16
+    is summed exactly, in integers.
+    """
     out = []
     for v, (step, zero) in enumerate(zip(scale.tolist(), offset.tolist(), strict=True)):
         if piece.dtype == np.int16:
             digital = piece[:, :, v].ravel().astype(np.int64)
             n, total, squares = len(digital), int(digital.sum()), int(digital @ digital)
-            out.append(Moments(n, step * (total / n) + zero, step**2 * ((n * squares - total**2) / n)) if n else Moments(0, 0.0, 0.0))
+            out.append(
+                Moments(n, step * (total / n) + zero, step**2 * ((n * squares - total**2) / n))
+                if n
+                else Moments(0, 0.0, 0.0)
+            )
         else:
             x = piece[:, :, v].ravel().astype(np.float64)
             x = x[np.isfinite(x)] * step + zero
@@ -44,19 +50,30 @@ def compute_moments(piece: np.ndarray, scale: np.ndarray, offset: np.ndarray) ->
 
 
 def pool_moments(parts: Iterable[Moments]) -> Moments:
-    """Of all parts together. The sums over parts are exact (fsum), so their order does not change a bit of the result."""
+    """Of all parts together. The sums over parts are exact (fsum), so their order does not change a
+    bit of the result.
+    """
     parts = [part for part in parts if part.n]
     n = sum(part.n for part in parts)
     if n == 0:
         return Moments(0, 0.0, 0.0)
     mean = math.fsum(part.n * part.mean for part in parts) / n
-    return Moments(n, mean, math.fsum(x for part in parts for x in (part.deviations, part.n * (part.mean - mean) ** 2)))
+    return Moments(
+        n,
+        mean,
+        math.fsum(x for part in parts for x in (part.deviations, part.n * (part.mean - mean) ** 2)),
+    )
 
 
 def compute_normalisation(channels: Sequence[ChannelStatistics]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation [V] float64 to normalise with, from the `channels` of statistics.json.
+    """Mean and standard deviation [V] float64 to normalise with, from the `channels` of
+    statistics.json.
 
-    The floor: a channel without spread (at most 1e-12 of its mean), or never observed, is only centred, its standard deviation read as 1.
+    The floor: a channel without spread (at most 1e-12 of its mean), or never observed, is only
+    centred, its standard deviation read as 1.
     """
-    mean, std = (np.array([getattr(channel, name) for channel in channels], dtype=np.float64) for name in ("mean", "std"))
+    mean, std = (
+        np.array([getattr(channel, name) for channel in channels], dtype=np.float64)
+        for name in ("mean", "std")
+    )
     return mean, np.where(std > 1e-12 * np.abs(mean), std, 1.0)

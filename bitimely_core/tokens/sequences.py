@@ -1,4 +1,5 @@
-"""Event sequences on disk: codes and their times, one sequence a subject, cut to the last events on reading. No torch.
+"""Event sequences on disk: codes and their times, one sequence a subject, cut to the last events on
+reading. No torch.
 
 Legend: n sequences, N events of the longest of them, C labels.
 """
@@ -20,7 +21,12 @@ import numpy as np
 from bitimely_core import manifests, storage
 from bitimely_core.records import StoredFile
 from bitimely_core.schemas.runs import RunData
-from bitimely_core.schemas.tokens import PredictionStatistics, SequenceManifest, SequenceOptions, SequenceStatistics
+from bitimely_core.schemas.tokens import (
+    PredictionStatistics,
+    SequenceManifest,
+    SequenceOptions,
+    SequenceStatistics,
+)
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens.sets import TokenSet, check_subjects, open_manifest, token_error
 from bitimely_core.types import SPLITS, name_horizon
@@ -33,23 +39,29 @@ SPECIAL = ("[PAD]", "[SOS]", "[EOS]", "[MASK]", "[UNK]")  # ids 0 to 4; codes fo
 SHARDS = re.compile(r"sequences-\d+-[0-9a-f]{16}\.parquet")
 VALUES = "values.parquet"  # cut points and moments of the numbers of codes
 COHORT = "cohort.parquet"  # who belongs to the cohort of the sequences
-IN_MEMORY = 1 << 28  # bytes of codes and times up to which they are all in memory; more are mapped from the disk
+# bytes of codes and times up to which they are all in memory; more are mapped from the disk
+IN_MEMORY = 1 << 28
 MAX_EVENTS = 254  # events that a model sees: 256 positions with [SOS] and [EOS]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EventSequences(TokenSet):
-    """Code sequences of a claims view, see `TokenSet`. Only the last `limit` events of a subject are read, their clock restarted."""
+    """Code sequences of a claims view, see `TokenSet`. Only the last `limit` events of a subject
+    are read, their clock restarted.
+    """
 
     manifest: SequenceManifest
     statistics: SequenceStatistics | PredictionStatistics
     flat: np.ndarray  # int32: the codes of all subjects one after another
     clock: np.ndarray  # float32, months, beside `flat`
     firsts: np.ndarray  # [subjects + 1] int64: where each begins
-    index_time: np.ndarray  # [subjects] float32 months of the index day on the sequence's clock; NaN: the last event ends it
+    # [subjects] float32 months of the index day on the sequence's clock; NaN: the last event ends
+    # it
+    index_time: np.ndarray
     age: np.ndarray | None = None  # [subjects] float32 months at the first event; NaN: not known
     sex: np.ndarray | None = None  # [subjects] uint8: 1 male, 2 female, 0 unknown
-    numbers: np.ndarray | None = None  # float32 beside `flat`: numbers of the events as they are, NaN: none; None: a set without them
+    # float32 beside `flat`: numbers of the events as they are, NaN: none; None: a set without them
+    numbers: np.ndarray | None = None
     limit: int = MAX_EVENTS
 
     inputs = "events"
@@ -67,7 +79,11 @@ class EventSequences(TokenSet):
     def class_names(self) -> tuple[str, ...]:
         """The C labels; of times to event their risks at each horizon."""
         days = self.options.time_to_event
-        return tuple(name_horizon(name, day) for name in self.manifest.class_names for day in days) if days else super().class_names
+        return (
+            tuple(name_horizon(name, day) for name in self.manifest.class_names for day in days)
+            if days
+            else super().class_names
+        )
 
     @property
     def code_statistics(self) -> SequenceStatistics:
@@ -105,7 +121,9 @@ class EventSequences(TokenSet):
         return np.diff(self.firsts)[self.rows]
 
     def moments(self) -> dict[int, tuple[float, float]]:
-        """Mean and standard deviation of the numbers of each id that has any, in the training split up to the index days."""
+        """Mean and standard deviation of the numbers of each id that has any, in the training split
+        up to the index days.
+        """
         import polars as pl
 
         if self.numbers is None:
@@ -120,12 +138,15 @@ class EventSequences(TokenSet):
         np.add.at(out, (np.repeat(np.arange(len(out)), np.diff(self.firsts)), self.flat), 1.0)
         return out[self.rows]
 
-    def arrays(self, rows: Sequence[int] | np.ndarray | None = None, draw: tuple[int, int] | None = None) -> dict[str, np.ndarray | None]:
-        """What a `Batch` of these rows holds besides labels; `draw` = (seed, epoch): events of equal times in a new order, drawn once an
-        epoch and row, else in the order of their ids.
+    def arrays(
+        self, rows: Sequence[int] | np.ndarray | None = None, draw: tuple[int, int] | None = None
+    ) -> dict[str, np.ndarray | None]:
+        """What a `Batch` of these rows holds besides labels; `draw` = (seed, epoch): events of
+        equal times in a new order, drawn once an epoch and row, else in the order of their ids.
 
-        Returns values [n, N] int64 (0 behind the end), times [n, N] float32 months since the first event that is read, mask [n, N] bool,
-        end [n] float32: position of [EOS], the last event or the index day, person [n, 4] and numbers [n, N] float32 as in `Batch`.
+        Returns values [n, N] int64 (0 behind the end), times [n, N] float32 months since the first
+        event that is read, mask [n, N] bool, end [n] float32: position of [EOS], the last event or
+        the index day, person [n, 4] and numbers [n, N] float32 as in `Batch`.
         """
         rows = self._check_rows(rows)
         stops = self.firsts[rows + 1]
@@ -134,9 +155,19 @@ class EventSequences(TokenSet):
         width = max(int(lengths.max(initial=0)), 1)
         mask = np.arange(width) < lengths[:, None]
         at = np.where(mask, starts[:, None] + np.arange(width), 0)
-        values = np.where(mask, self.flat[at], 0).astype(np.int64) if len(self.flat) else np.zeros(mask.shape, np.int64)
+        values = (
+            np.where(mask, self.flat[at], 0).astype(np.int64)
+            if len(self.flat)
+            else np.zeros(mask.shape, np.int64)
+        )
         clock = np.asarray(self.clock[at], np.float64) if len(self.clock) else np.zeros(mask.shape)
-        numbers = None if self.numbers is None else np.where(mask, self.numbers[at] if len(self.numbers) else np.nan, np.float32(np.nan))
+        numbers = (
+            None
+            if self.numbers is None
+            else np.where(
+                mask, self.numbers[at] if len(self.numbers) else np.nan, np.float32(np.nan)
+            )
+        )
         for mapped in (self.flat, self.clock, self.numbers):
             _release_pages(mapped)
         begin = clock[:, :1]
@@ -159,24 +190,36 @@ class EventSequences(TokenSet):
         }
 
     def _describe_persons(self, rows: np.ndarray, begin: np.ndarray) -> np.ndarray | None:
-        """`Batch.person` of subjects whose first event that is read is `begin` months behind their first."""
+        """`Batch.person` of subjects whose first event that is read is `begin` months behind their
+        first.
+        """
         if self.age is None or self.sex is None:
             return None
         years = (self.age[rows] + begin) / 12
         known = ~np.isnan(years)
-        columns = (np.where(known, (years - 50) / 10, 0.0), known, self.sex[rows] == 1, self.sex[rows] == 2)
+        columns = (
+            np.where(known, (years - 50) / 10, 0.0),
+            known,
+            self.sex[rows] == 1,
+            self.sex[rows] == 2,
+        )
         return np.stack(columns, axis=1).astype(np.float32)
 
 
 def _release_pages(mapped: np.ndarray | None) -> None:
-    """Give the pages of a mapped file back: they stay in the cache of the system, not in the memory of the process."""
+    """Give the pages of a mapped file back: they stay in the cache of the system, not in the memory
+    of the process.
+    """
     if isinstance(mapped, np.memmap):
         mapped._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
 
 
-def _read_shards(folder: Path, names: Sequence[str], *, mapped: bool, numbered: bool) -> tuple[pl.DataFrame, dict[str, np.ndarray]]:
-    """The sequences without their events, but with their `length`; and codes and times (and `values`, if they are `numbered`) of all events, in memory or
-    `mapped` from a scratch file, which holds one shard in memory at a time.
+def _read_shards(
+    folder: Path, names: Sequence[str], *, mapped: bool, numbered: bool
+) -> tuple[pl.DataFrame, dict[str, np.ndarray]]:
+    """The sequences without their events, but with their `length`; and codes and times (and
+    `values`, if they are `numbered`) of all events, in memory or `mapped` from a scratch file,
+    which holds one shard in memory at a time.
     """
     import polars as pl
 
@@ -184,12 +227,22 @@ def _read_shards(folder: Path, names: Sequence[str], *, mapped: bool, numbered: 
     kinds: dict[str, np.dtype[Any]] = {"codes": np.dtype(np.int32), "times": np.dtype(np.float32)}
     kinds |= {"values": np.dtype(np.float32)} if numbered else {}
     with ExitStack() as stack:
-        streams = {name: stack.enter_context(storage.open_scratch(folder) if mapped else io.BytesIO()) for name in kinds}
+        streams = {
+            name: stack.enter_context(storage.open_scratch(folder) if mapped else io.BytesIO())
+            for name in kinds
+        }
         for file in names:
-            part = pl.read_parquet(folder / file).with_columns(pl.col("split").cast(pl.String), length=pl.col("codes").list.len())
+            part = pl.read_parquet(folder / file).with_columns(
+                pl.col("split").cast(pl.String), length=pl.col("codes").list.len()
+            )
             for name, kind in kinds.items():
                 events = part.filter(pl.col("length") > 0)[name].explode()
-                streams[name].write(events.fill_null(float("nan") if name == "values" else 0).to_numpy().astype(kind).data)
+                streams[name].write(
+                    events.fill_null(float("nan") if name == "values" else 0)
+                    .to_numpy()
+                    .astype(kind)
+                    .data
+                )
             parts.append(part.drop("codes", "times", "values", strict=False))
             del part
         frame = pl.concat(parts)
@@ -206,8 +259,12 @@ def _map_events(stream: BinaryIO, kind: np.dtype[Any], size: int) -> np.ndarray:
 
 
 def write_shard(out: Path, number: int, frame: pl.DataFrame) -> dict[str, StoredFile]:
-    """Write the sequences of some subjects: subject_id, codes, times, split, age0_months, sex, y_<label> ..., t_index; of times to event time_<label>, event_<label>."""
-    name, sha256, size = storage.write_hashed(out, f"sequences-{number:05d}", ".parquet", storage.encode_parquet(to_table(frame)))
+    """Write the sequences of some subjects: subject_id, codes, times, split, age0_months, sex,
+    y_<label> ..., t_index; of times to event time_<label>, event_<label>.
+    """
+    name, sha256, size = storage.write_hashed(
+        out, f"sequences-{number:05d}", ".parquet", storage.encode_parquet(to_table(frame))
+    )
     return {name: StoredFile(sha256=sha256, size=size, rows=frame.height)}
 
 
@@ -224,9 +281,11 @@ def publish_sequences(
 ) -> None:
     """Write a set of sequences, the manifest last; the caller holds the lock.
 
-    `manifest` is without files and shards; `shards`: files of `write_shard`, in order. `vocabulary`: id, code, name, category,
-    n_subjects_train, n_events_train. `ratios`: target, code, ratio, lo, hi, n_case_with, n_case, n_ref_with, n_ref, selected.
-    `cohort`: who belongs to it and why not, as `claims.cohorts.select_subjects`. `values`: of the numbers of codes, as `claims.code_values.fit_values`.
+    `manifest` is without files and shards; `shards`: files of `write_shard`, in order.
+    `vocabulary`: id, code, name, category, n_subjects_train, n_events_train. `ratios`: target,
+    code, ratio, lo, hi, n_case_with, n_case, n_ref_with, n_ref, selected. `cohort`: who belongs to
+    it and why not, as `claims.cohorts.select_subjects`. `values`: of the numbers of codes, as
+    `claims.code_values.fit_values`.
     """
     if (out / manifests.MANIFEST).exists():
         storage.os_unlink(out / manifests.MANIFEST)
@@ -260,45 +319,72 @@ def to_table(frame: pl.DataFrame) -> pa.Table:
 
 
 def count_splits(folder: Path) -> dict[str, dict[str, Any]]:
-    """Of each split subjects, windows and cases of each label, with a column of a shard in memory at a time. A subject is in one shard."""
+    """Of each split subjects, windows and cases of each label, with a column of a shard in memory
+    at a time. A subject is in one shard.
+    """
     import polars as pl
 
     manifest = SequenceManifest.read(folder)
     labels = [f"y_{name}" for name in manifest.class_names]
-    sums = [pl.col("subject_id").n_unique().alias("subjects"), pl.len().alias("windows"), *(pl.col(label).sum() for label in labels)]
+    sums = [
+        pl.col("subject_id").n_unique().alias("subjects"),
+        pl.len().alias("windows"),
+        *(pl.col(label).sum() for label in labels),
+    ]
     parts = []
     for name in manifest.shards:
         part = pl.read_parquet(folder / name, columns=["subject_id", "split", *labels])
-        parts.append(part.group_by(pl.col("split").cast(pl.String)).agg(one.cast(pl.Int64) for one in sums))
-    found = {row["split"]: row for row in pl.concat(parts).group_by("split").sum().iter_rows(named=True)}
+        parts.append(
+            part.group_by(pl.col("split").cast(pl.String)).agg(one.cast(pl.Int64) for one in sums)
+        )
+    found = {
+        row["split"]: row for row in pl.concat(parts).group_by("split").sum().iter_rows(named=True)
+    }
     none = dict.fromkeys(("subjects", "windows"), 0)
     return {
         split: {
             **{key: found.get(split, none)[key] for key in none},
-            "classes": {label[2:]: found[split][label] for label in labels} if split in found else {},
+            "classes": {label[2:]: found[split][label] for label in labels}
+            if split in found
+            else {},
         }
         for split in ("train", "validation", "test")
     }
 
 
 def count_carriers(folder: Path, codes: Mapping[str, str]) -> dict[str, dict[str, tuple[int, int]]]:
-    """Of one code for each label the sequences with it, among the cases and among the others, by split and in all."""
+    """Of one code for each label the sequences with it, among the cases and among the others, by
+    split and in all.
+    """
     import polars as pl
 
     manifest = SequenceManifest.read(folder)
     ids = dict(pl.read_parquet(folder / "vocab.parquet").select("code", "id").iter_rows())
     sums: Counter[tuple[str, str, int]] = Counter()
     for name in manifest.shards:
-        part = pl.read_parquet(folder / name, columns=["codes", "split", *(f"y_{label}" for label in codes)])
+        part = pl.read_parquet(
+            folder / name, columns=["codes", "split", *(f"y_{label}" for label in codes)]
+        )
         for label, code in codes.items():
-            found = part.filter(pl.col("codes").list.contains(ids[code])).group_by(pl.col("split").cast(pl.String), f"y_{label}").len()
+            found = (
+                part.filter(pl.col("codes").list.contains(ids[code]))
+                .group_by(pl.col("split").cast(pl.String), f"y_{label}")
+                .len()
+            )
             for split, value, n in found.drop_nulls().iter_rows():
                 sums.update({(label, split, value): n, (label, "all", value): n})
-    return {label: {part: (sums[label, part, 1], sums[label, part, 0]) for part in (*SPLITS, "all")} for label in codes}
+    return {
+        label: {part: (sums[label, part, 1], sums[label, part, 0]) for part in (*SPLITS, "all")}
+        for label in codes
+    }
 
 
-def open_sequences(folder: str | Path, verify: bool = True, shards: int | None = None) -> EventSequences:
-    """Open the sequences in `folder`, or those of its first so many shards. Raises UserError as `tokens.open_tokens`."""
+def open_sequences(
+    folder: str | Path, verify: bool = True, shards: int | None = None
+) -> EventSequences:
+    """Open the sequences in `folder`, or those of its first so many shards. Raises UserError as
+    `tokens.open_tokens`.
+    """
     import polars as pl
 
     folder = Path(folder)
@@ -312,10 +398,14 @@ def open_sequences(folder: str | Path, verify: bool = True, shards: int | None =
         vocabulary = pl.read_parquet(folder / "vocab.parquet").sort("id")
     except (OSError, pl.exceptions.PolarsError) as error:
         raise_system_error(error, folder)
-        raise token_error(folder, "not readable", "expected sequences and their vocabulary in Parquet") from error
+        raise token_error(
+            folder, "not readable", "expected sequences and their vocabulary in Parquet"
+        ) from error
     ids = vocabulary["id"].to_list()
     if ids != list(range(len(SPECIAL), len(SPECIAL) + len(ids))):
-        raise token_error(folder / "vocab.parquet", "ids with gaps", f"expected {len(SPECIAL)} and on")
+        raise token_error(
+            folder / "vocab.parquet", "ids with gaps", f"expected {len(SPECIAL)} and on"
+        )
     index = pl.DataFrame(
         {
             "window": pl.Series(range(frame.height), dtype=pl.Int64),
@@ -323,7 +413,9 @@ def open_sequences(folder: str | Path, verify: bool = True, shards: int | None =
             "recording_id": frame["subject_id"].cast(pl.String),
             "start": pl.Series([0.0] * frame.height, dtype=pl.Float64),
             "label": frame.select(
-                pl.concat_list([pl.when(pl.col(f"y_{name}") == 1).then(pl.lit(name)) for name in labels]).list.drop_nulls()
+                pl.concat_list(
+                    [pl.when(pl.col(f"y_{name}") == 1).then(pl.lit(name)) for name in labels]
+                ).list.drop_nulls()
                 if labels
                 else pl.lit(None, dtype=pl.String)
             ).to_series(),
@@ -332,21 +424,33 @@ def open_sequences(folder: str | Path, verify: bool = True, shards: int | None =
     )
     check_subjects(index, manifest.options.split, folder)
     times = manifest.options.time_to_event
-    columns = [(f"time_{name}", f"event_{name}") for name in labels for _ in times] if times else [(f"y_{name}",) for name in labels]
-    known = [np.stack([frame[column].cast(pl.Float32).to_numpy() for column in of], 1) for of in columns]
+    columns = (
+        [(f"time_{name}", f"event_{name}") for name in labels for _ in times]
+        if times
+        else [(f"y_{name}",) for name in labels]
+    )
+    known = [
+        np.stack([frame[column].cast(pl.Float32).to_numpy() for column in of], 1) for of in columns
+    ]
     return EventSequences(
         folder=folder,
         manifest=manifest,
-        statistics=(PredictionStatistics if manifest.base else SequenceStatistics).load(folder / "statistics.json"),
+        statistics=(PredictionStatistics if manifest.base else SequenceStatistics).load(
+            folder / "statistics.json"
+        ),
         rows=np.arange(frame.height),
         whole_index=index,
-        target=(np.stack(known, axis=1) if times else np.concatenate(known, axis=1)) if labels else None,
+        target=(np.stack(known, axis=1) if times else np.concatenate(known, axis=1))
+        if labels
+        else None,
         flat=events["codes"],
         clock=events["times"],
         numbers=events.get("values"),
         firsts=np.append(0, np.cumsum(frame["length"].to_numpy())).astype(np.int64),
         index_time=frame["t_index"].cast(pl.Float32).fill_null(float("nan")).to_numpy(),
         vocabulary=(*SPECIAL, *vocabulary["code"].to_list()),
-        age=frame["age0_months"].cast(pl.Float32).fill_null(float("nan")).to_numpy() if "age0_months" in frame.columns else None,
+        age=frame["age0_months"].cast(pl.Float32).fill_null(float("nan")).to_numpy()
+        if "age0_months" in frame.columns
+        else None,
         sex=frame["sex"].fill_null(0).to_numpy() if "sex" in frame.columns else None,
     )

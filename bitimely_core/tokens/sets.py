@@ -16,10 +16,23 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, SupportsIndex, TypeVar, o
 import numpy as np
 
 from bitimely_core import manifests, registry
-from bitimely_core.errors import Reason, UserError, check_choice, input_error, integrity_error, safe_text, usage_error
+from bitimely_core.errors import (
+    Reason,
+    UserError,
+    check_choice,
+    input_error,
+    integrity_error,
+    safe_text,
+    usage_error,
+)
 from bitimely_core.registry import Task, datasets
 from bitimely_core.schemas.runs import RunData
-from bitimely_core.schemas.tokens import SamplePreparation, TokenManifest, TokenOptions, TokenStatistics
+from bitimely_core.schemas.tokens import (
+    SamplePreparation,
+    TokenManifest,
+    TokenOptions,
+    TokenStatistics,
+)
 from bitimely_core.tokens.splits import SHARED
 from bitimely_core.types import SPLITS
 
@@ -37,12 +50,15 @@ Manifest = TypeVar("Manifest", bound=TokenManifest)
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TokenSet(ABC, MapDataset):
-    """Training rows of one view: all of them, or those of one split (`rows["train"]`), as a map-style data set of torch.
+    """Training rows of one view: all of them, or those of one split (`rows["train"]`), as a
+    map-style data set of torch.
 
-    A pickle holds the folder and the rows: a worker process opens the files anew, and no data are copied to it.
+    A pickle holds the folder and the rows: a worker process opens the files anew, and no data are
+    copied to it.
 
-    `rows` everywhere are positions in the full index, the numbers in `index["window"]` and in `Batch.index`; None = all of this subset.
-    Reading a row that is not in the subset is an IndexError, so that a test row cannot slip into training.
+    `rows` everywhere are positions in the full index, the numbers in `index["window"]` and in
+    `Batch.index`; None = all of this subset. Reading a row that is not in the subset is an
+    IndexError, so that a test row cannot slip into training.
     """
 
     folder: Path
@@ -91,7 +107,9 @@ class TokenSet(ABC, MapDataset):
 
     @property
     def subject_unit(self) -> str:
-        """What a subject id stands for: subject, or recording, segment or window, of which one person may have several."""
+        """What a subject id stands for: subject, or recording, segment or window, of which one
+        person may have several.
+        """
         return registry.find_subject_unit(self.dataset, self.whole_index)
 
     @property
@@ -144,13 +162,19 @@ class TokenSet(ABC, MapDataset):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the manifest, which holds those of all files: the name of this data in runs and reports."""
+        """SHA-256 of the manifest, which holds those of all files: the name of this data in runs
+        and reports.
+        """
         return self.manifest.manifest_sha256
 
     @property
     def index(self) -> pl.DataFrame:
         """window, subject_id, recording_id, start (seconds), label, split of this subset's rows."""
-        return self.whole_index if len(self.rows) == self.whole_index.height else self.whole_index[self.rows]
+        return (
+            self.whole_index
+            if len(self.rows) == self.whole_index.height
+            else self.whole_index[self.rows]
+        )
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -164,8 +188,9 @@ class TokenSet(ABC, MapDataset):
     def __getitem__(self, at: str | slice | SupportsIndex) -> Any:
         """The rows of a split or slice, or the row at a position, from 0, as tensors.
 
-        A row of regular windows is `(values, target)`, values [T, V] float32 with NaN where one is missing, and the target as in `targets`;
-        without labels `values` alone. A row with times of its own is a dict of the fields of a `Batch`, padded to one length.
+        A row of regular windows is `(values, target)`, values [T, V] float32 with NaN where one is
+        missing, and the target as in `targets`; without labels `values` alone. A row with times of
+        its own is a dict of the fields of a `Batch`, padded to one length.
 
         Raises UserError (unknown_name, exit 2) for another split, IndexError.
         """
@@ -181,7 +206,9 @@ class TokenSet(ABC, MapDataset):
         return map(self.__getitem__, range(len(self)))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """`np.asarray(rows)`: [n, T, V] float32, NaN where a value is missing. Raises UserError (config, exit 2) for rows with times."""
+        """`np.asarray(rows)`: [n, T, V] float32, NaN where a value is missing. Raises UserError
+        (config, exit 2) for rows with times.
+        """
         if not self.regular:
             raise usage_error(
                 f"{self.name} has a time for every value",
@@ -193,12 +220,18 @@ class TokenSet(ABC, MapDataset):
         read = self.arrays()
         values, mask = read["values"], read["mask"]
         assert values is not None
-        return np.asarray(values if mask is None else np.where(mask, values, np.float32(np.nan)), dtype=dtype)
+        return np.asarray(
+            values if mask is None else np.where(mask, values, np.float32(np.nan)), dtype=dtype
+        )
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         if not (self.folder / manifests.MANIFEST).is_file():  # in memory
             return super().__reduce_ex__(protocol)
-        kept = {"rows": self.rows, **({} if self.target is not None else {"target": None}), **self._describe_reading()}
+        kept = {
+            "rows": self.rows,
+            **({} if self.target is not None else {"target": None}),
+            **self._describe_reading(),
+        }
         return reopen, (self.folder.resolve(), self.fingerprint, kept)
 
     def _describe_reading(self) -> dict[str, Any]:
@@ -216,22 +249,34 @@ class TokenSet(ABC, MapDataset):
     @property
     def vocabulary_sha256(self) -> str | None:
         """SHA-256 of the vocabulary; None without one."""
-        return hashlib.sha256("\n".join(self.vocabulary).encode()).hexdigest() if self.vocabulary else None
+        return (
+            hashlib.sha256("\n".join(self.vocabulary).encode()).hexdigest()
+            if self.vocabulary
+            else None
+        )
 
     @abstractmethod
     def find_adapters(self, data: Sequence[RunData], channels: Sequence[int]) -> list[int]:
-        """The adapters that read this set, of a run that was trained on `data` and has one for each of `channels`."""
+        """The adapters that read this set, of a run that was trained on `data` and has one for each
+        of `channels`.
+        """
 
     @abstractmethod
     def describe_misfit(self, data: Sequence[RunData], channels: Sequence[int]) -> tuple[str, str]:
         """What the set has and what such a run reads, where no adapter fits."""
 
     @abstractmethod
-    def arrays(self, rows: Sequence[int] | np.ndarray | None = None, draw: tuple[int, int] | None = None) -> dict[str, np.ndarray | None]:
-        """Fields of a `Batch` of these rows besides labels; `draw` = (seed, epoch) of the order of ties."""
+    def arrays(
+        self, rows: Sequence[int] | np.ndarray | None = None, draw: tuple[int, int] | None = None
+    ) -> dict[str, np.ndarray | None]:
+        """Fields of a `Batch` of these rows besides labels; `draw` = (seed, epoch) of the order of
+        ties.
+        """
 
     def targets(self, rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray | None:
-        """Class ids [n] int64, indicators [n, C] float32, or numbers [n] float32; None without labels."""
+        """Class ids [n] int64, indicators [n, C] float32, or numbers [n] float32; None without
+        labels.
+        """
         return None if self.target is None else self.target[self._check_rows(rows)]
 
     def _check_rows(self, rows: Sequence[int] | np.ndarray | None) -> np.ndarray:
@@ -240,26 +285,38 @@ class TokenSet(ABC, MapDataset):
         selected = np.asarray(rows, dtype=np.int64)
         at = np.minimum(np.searchsorted(self.rows, selected), len(self.rows) - 1)
         if len(selected) and (len(self.rows) == 0 or (self.rows[at] != selected).any()):
-            raise IndexError("rows are positions in the full index (windows.rows), and these are not all of this subset")
+            raise IndexError(
+                "rows are positions in the full index (windows.rows), and these are not all of this subset"
+            )
         return selected
 
 
 def reopen(folder: Path, fingerprint: str, kept: dict[str, Any]) -> Any:
-    """The set of a pickle. Raises UserError as `open_tokens`; integrity (exit 5) where the folder holds another set now."""
+    """The set of a pickle. Raises UserError as `open_tokens`; integrity (exit 5) where the folder
+    holds another set now.
+    """
     kind = registry.TOKEN_KINDS.get(manifests.read_manifest(folder).get("kind", ""), "recordings")
     found: TokenSet = registry.data_kinds[kind].open_tokens(folder, verify=False)
     if found.fingerprint != fingerprint:
-        raise integrity_error(str(folder), "holds another set than when it was pickled", hint="Open the tokens again")
+        raise integrity_error(
+            str(folder), "holds another set than when it was pickled", hint="Open the tokens again"
+        )
     return replace(found, **kept)
 
 
 def open_manifest(folder: Path, record: type[Manifest], verify: bool) -> Manifest:
-    """The manifest of tokens as a `record`; with `verify`, its files are compared. Raises UserError as `open_tokens`."""
+    """The manifest of tokens as a `record`; with `verify`, its files are compared. Raises UserError
+    as `open_tokens`.
+    """
     values, kind = manifests.read_manifest(folder), record.model_fields["kind"].default
     if values.get("kind") != kind:
         found = safe_text(str(values.get("kind")))
         raise input_error(
-            Reason.UNSUPPORTED_FORMAT, f"holds {found}", f"expected {kind}", "Give a folder made by tokenize", file=str(folder)
+            Reason.UNSUPPORTED_FORMAT,
+            f"holds {found}",
+            f"expected {kind}",
+            "Give a folder made by tokenize",
+            file=str(folder),
         )
     manifest = record.parse(values, folder / manifests.MANIFEST)
     if verify:
@@ -273,12 +330,19 @@ def token_error(path: Path, problem: str, requirement: str) -> UserError:
 
 
 def check_subjects(index: pl.DataFrame, split: str, folder: Path) -> None:
-    """Raises UserError (subject_leakage, exit 4) when a subject is in two splits, unless the split allows it (time, random-window)."""
+    """Raises UserError (subject_leakage, exit 4) when a subject is in two splits, unless the split
+    allows it (time, random-window).
+    """
     import polars as pl
 
     if split in SHARED:
         return
-    several = index.group_by("subject_id").agg(pl.col("split").n_unique()).filter(pl.col("split") > 1).height
+    several = (
+        index.group_by("subject_id")
+        .agg(pl.col("split").n_unique())
+        .filter(pl.col("split") > 1)
+        .height
+    )
     if several:
         raise input_error(
             Reason.SUBJECT_LEAKAGE,

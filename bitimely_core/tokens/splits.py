@@ -1,4 +1,6 @@
-"""Assignment of subjects, recordings and windows to train, validation and test, by hashes: independent of order."""
+"""Assignment of subjects, recordings and windows to train, validation and test, by hashes:
+independent of order.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +11,24 @@ from bitimely_core.errors import UserError, check_choice, safe_text, usage_error
 from bitimely_core.types import SPLITS, Attributes
 
 SCHEMES = ("subject", "official", "time", "random-window")
-SHARED = {  # schemes in which a subject may be in several splits, and the caveat that is shown with scores
+# schemes in which a subject may be in several splits, and the caveat that is shown with scores
+SHARED = {
     "time": "Split by time inside each recording: the same subjects stand in train and test, so scores say nothing about other subjects.",
     "random-window": "Split by random windows: neighbouring windows of one recording stand in train and test, so scores are optimistic.",
 }
-FOLDS = {**dict.fromkeys(range(1, 9), "train"), 9: "validation", 10: "test"}  # PTB-XL's recommendation
+# PTB-XL's recommendation
+FOLDS = {**dict.fromkeys(range(1, 9), "train"), 9: "validation", 10: "test"}
 
 Scheme = Callable[[str, str, Attributes, Sequence[float]], list[str | None]]
-"""`(subject_id, recording_id, attributes, starts in seconds) -> split of each window`, None = left out (the gap of `time`)."""
+"""`(subject_id, recording_id, attributes, starts in seconds) -> split of each window`, None = left
+out (the gap of `time`).
+"""
 
 
 def hash_to_share(text: str) -> float:
-    """A number in [0, 1) that depends on `text` alone: the first 8 bytes, big-endian, of its SHA-256 over 2^64."""
+    """A number in [0, 1) that depends on `text` alone: the first 8 bytes, big-endian, of its
+    SHA-256 over 2^64.
+    """
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
 
 
@@ -30,7 +38,9 @@ def split_by_share(u: float) -> str:
 
 
 def split_by_fold(fold: int, test_fold: int) -> str:
-    """Of one of ten folds, when `test_fold` is tested: the fold before it (10 before 1) validates, the others train. 10 gives `FOLDS`."""
+    """Of one of ten folds, when `test_fold` is tested: the fold before it (10 before 1) validates,
+    the others train. 10 gives `FOLDS`.
+    """
     return FOLDS[(fold - test_fold - 1) % 10 + 1]
 
 
@@ -39,44 +49,71 @@ def find_tenth(u: float) -> int:
     return 1 + sum(u >= t / 10 for t in range(1, 10))
 
 
-def deal_tenths(subject_ids: Iterable[str], strata: Mapping[str, str], *, seed: int = 0) -> dict[str, int]:
-    """Subject -> tenth, 1 to 10: dealt out in turn, stratum by stratum and within each by `hash_to_share("{seed}|{subject_id}")`.
+def deal_tenths(
+    subject_ids: Iterable[str], strata: Mapping[str, str], *, seed: int = 0
+) -> dict[str, int]:
+    """Subject -> tenth, 1 to 10: dealt out in turn, stratum by stratum and within each by
+    `hash_to_share("{seed}|{subject_id}")`.
 
     Tenths differ by at most one subject, in all and of each stratum. Adding a subject moves others.
     """
-    ranked = sorted(set(subject_ids), key=lambda subject: (strata.get(subject, ""), hash_to_share(f"{seed}|{subject}"), subject))
+    ranked = sorted(
+        set(subject_ids),
+        key=lambda subject: (strata.get(subject, ""), hash_to_share(f"{seed}|{subject}"), subject),
+    )
     return {subject: 1 + place % 10 for place, subject in enumerate(ranked)}
 
 
 def assign_dealt_splits(
-    subject_ids: Iterable[str], strata: Mapping[str, str], *, seed: int = 0, folds: int = 10, test_fold: int | None = None
+    subject_ids: Iterable[str],
+    strata: Mapping[str, str],
+    *,
+    seed: int = 0,
+    folds: int = 10,
+    test_fold: int | None = None,
 ) -> dict[str, str]:
-    """Subject -> split by `deal_tenths`: fold k (None: the last) of `folds`, 5 or 10, is tested, two tenths or one; the tenth before validates.
+    """Subject -> split by `deal_tenths`: fold k (None: the last) of `folds`, 5 or 10, is tested,
+    two tenths or one; the tenth before validates.
 
     Raises UserError (config, exit 2) for fewer than 20 subjects and for a fold that there is not.
     """
     tenths = deal_tenths(subject_ids, strata, seed=seed)
     size, tested = 10 // folds, test_fold or folds
     if len(tenths) < 20 or tested > folds:
-        raise _fold_error(f"{len(tenths)} subjects, fold {tested}", f"expected at least 20 subjects, and a fold from 1 to {folds}")
+        raise _fold_error(
+            f"{len(tenths)} subjects, fold {tested}",
+            f"expected at least 20 subjects, and a fold from 1 to {folds}",
+        )
     last = size * tested
-    places = {**dict.fromkeys(range(last - size + 1, last + 1), "test"), (last - size - 1) % 10 + 1: "validation"}
+    places = {
+        **dict.fromkeys(range(last - size + 1, last + 1), "test"),
+        (last - size - 1) % 10 + 1: "validation",
+    }
     return {subject: places.get(tenth, "train") for subject, tenth in sorted(tenths.items())}
 
 
-def assign_splits(subject_ids: Iterable[str], *, seed: int = 0, small: int = 20, test_fold: int | None = None) -> dict[str, str]:
-    """Subject -> split, by u = `hash_to_share("{seed}|{subject_id}")` (method notes, section 12, row 15).
+def assign_splits(
+    subject_ids: Iterable[str], *, seed: int = 0, small: int = 20, test_fold: int | None = None
+) -> dict[str, str]:
+    """Subject -> split, by u = `hash_to_share("{seed}|{subject_id}")` (method notes, section 12,
+    row 15).
 
-    From `small` subjects on each is placed by its own u, so adding subjects moves no other. Fewer than `small` (n of them) are ranked by
-    u: the last max(1, round(n / 10)) are test, as many before them validation, the rest train (halves round to even: n = 15 gives 2).
-    Fewer than 3 are all train. Duplicates and order of `subject_ids` have no influence; the result is sorted by subject.
+    From `small` subjects on each is placed by its own u, so adding subjects moves no other. Fewer
+    than `small` (n of them) are ranked by u: the last max(1, round(n / 10)) are test, as many
+    before them validation, the rest train (halves round to even: n = 15 gives 2). Fewer than 3 are
+    all train. Duplicates and order of `subject_ids` have no influence; the result is sorted by
+    subject.
 
-    With `test_fold` k, 1 to 10, those of u in the k-th tenth are test and those of the tenth before validation, so that the ten test sets
-    hold every subject once; 10 is the split without it. Raises UserError (config, exit 2) for fewer than `small`.
+    With `test_fold` k, 1 to 10, those of u in the k-th tenth are test and those of the tenth before
+    validation, so that the ten test sets hold every subject once; 10 is the split without it.
+    Raises UserError (config, exit 2) for fewer than `small`.
     """
     u = {subject: hash_to_share(f"{seed}|{subject}") for subject in sorted(set(subject_ids))}
     if len(u) >= small:
-        return {subject: split_by_fold(find_tenth(value), test_fold or 10) for subject, value in u.items()}
+        return {
+            subject: split_by_fold(find_tenth(value), test_fold or 10)
+            for subject, value in u.items()
+        }
     if test_fold is not None:
         raise _fold_error(f"{len(u)} subjects", f"expected at least {small} to make ten folds of")
     if len(u) < 3:
@@ -89,11 +126,13 @@ def assign_splits(subject_ids: Iterable[str], *, seed: int = 0, small: int = 20,
 
 
 def split_by_time(starts: Sequence[float], length: float) -> list[str | None]:
-    """The windows of one recording by time: the last tenth is test, the tenth before validation, with a gap of one window before each.
+    """The windows of one recording by time: the last tenth is test, the tenth before validation,
+    with a gap of one window before each.
 
-    `starts` ascending and `length` in seconds. A tenth is max(1, round(n / 10)) windows; fewer than 5 windows are all train. Windows that
-    end less than `length` before the next block begins fall into the gap (None), so that no sample, and no sample that was interpolated
-    from a neighbour, is in two splits.
+    `starts` ascending and `length` in seconds. A tenth is max(1, round(n / 10)) windows; fewer than
+    5 windows are all train. Windows that end less than `length` before the next block begins fall
+    into the gap (None), so that no sample, and no sample that was interpolated from a neighbour, is
+    in two splits.
     """
     n = len(starts)
     if n < 5:
@@ -102,7 +141,8 @@ def split_by_time(starts: Sequence[float], length: float) -> list[str | None]:
     places: list[str | None] = [None] * n
     end, edge = n, float("inf")
     for name, count in (("test", held), ("validation", held), ("train", n)):
-        while end > 0 and starts[end - 1] + 2 * length > edge + 1e-6 * length:  # rounding of the clock
+        # rounding of the clock
+        while end > 0 and starts[end - 1] + 2 * length > edge + 1e-6 * length:
             end -= 1
         first = max(0, end - count)
         places[first:end] = [name] * (end - first)
@@ -111,16 +151,28 @@ def split_by_time(starts: Sequence[float], length: float) -> list[str | None]:
 
 
 def _fold_error(problem: str, requirement: str) -> UserError:
-    return usage_error(problem, requirement, "Leave --test-fold out, or use --split subject or official", field="--test-fold")
+    return usage_error(
+        problem,
+        requirement,
+        "Leave --test-fold out, or use --split subject or official",
+        field="--test-fold",
+    )
 
 
 def read_official_split(attributes: Attributes, test_fold: int | None = None) -> str | None:
-    """The official split of a recording: attribute `split`, unless `test_fold` is given, or `fold` (1-8, 9, 10); None without either."""
+    """The official split of a recording: attribute `split`, unless `test_fold` is given, or `fold`
+    (1-8, 9, 10); None without either.
+    """
     named = attributes.get("split")
     if test_fold is None and isinstance(named, str) and named.lower() in SPLITS:
         return named.lower()
     fold = attributes.get("fold")
-    known = isinstance(fold, int | float) and not isinstance(fold, bool) and fold == fold and int(fold) in FOLDS
+    known = (
+        isinstance(fold, int | float)
+        and not isinstance(fold, bool)
+        and fold == fold
+        and int(fold) in FOLDS
+    )
     return split_by_fold(int(fold), test_fold or 10) if known else None  # type: ignore[arg-type]
 
 
@@ -134,23 +186,34 @@ def make_scheme(
     folds: int | None = None,
     strata: Mapping[str, str] | None = None,
 ) -> Scheme:
-    """The function that places the windows of one recording; `subjects` are all of the cache, whatever the view, so that views agree.
+    """The function that places the windows of one recording; `subjects` are all of the cache,
+    whatever the view, so that views agree.
 
-    With `folds` or `strata` (subject -> stratum) subjects are dealt to the folds, else each is placed by its own hash. Raises UserError (unknown_name, exit 2) for another name, and (config, exit 2) for a `test_fold` of a split that has none; with
-    `official`, the function raises it (config, exit 2) for a recording without an official split.
+    With `folds` or `strata` (subject -> stratum) subjects are dealt to the folds, else each is
+    placed by its own hash. Raises UserError (unknown_name, exit 2) for another name, and (config,
+    exit 2) for a `test_fold` of a split that has none; with `official`, the function raises it
+    (config, exit 2) for a recording without an official split.
     """
     check_choice("split", name, SCHEMES)
     if test_fold is not None and name not in {"subject", "official"}:
-        raise _fold_error(f"a split by {name} has no folds", "expected one by subject or the official one")
+        raise _fold_error(
+            f"a split by {name} has no folds", "expected one by subject or the official one"
+        )
     dealt = folds is not None or strata is not None
     if dealt and name != "subject":
         raise _fold_error(f"a split by {name} deals no subjects", "expected one by subject")
     if dealt:
-        placed = assign_dealt_splits(subjects, strata or {}, seed=seed, folds=folds or 10, test_fold=test_fold)
+        placed = assign_dealt_splits(
+            subjects, strata or {}, seed=seed, folds=folds or 10, test_fold=test_fold
+        )
     else:
-        placed = assign_splits(subjects, seed=seed, test_fold=test_fold) if name == "subject" else {}
+        placed = (
+            assign_splits(subjects, seed=seed, test_fold=test_fold) if name == "subject" else {}
+        )
 
-    def by_official(subject: str, recording: str, attributes: Attributes, starts: Sequence[float]) -> list[str | None]:
+    def by_official(
+        subject: str, recording: str, attributes: Attributes, starts: Sequence[float]
+    ) -> list[str | None]:
         found = read_official_split(attributes, test_fold)
         if found is None:
             named = "" if test_fold else "'split' or "
@@ -163,10 +226,17 @@ def make_scheme(
             )
         return [found] * len(starts)
 
-    def by_window(subject: str, recording: str, attributes: Attributes, starts: Sequence[float]) -> list[str | None]:
-        return [split_by_share(hash_to_share(f"{seed}|{recording}|{float(start)!r}")) for start in starts]
+    def by_window(
+        subject: str, recording: str, attributes: Attributes, starts: Sequence[float]
+    ) -> list[str | None]:
+        return [
+            split_by_share(hash_to_share(f"{seed}|{recording}|{float(start)!r}"))
+            for start in starts
+        ]
 
     schemes: dict[str, Scheme] = {"official": by_official, "random-window": by_window}
-    schemes["subject"] = lambda subject, recording, attributes, starts: [placed[subject]] * len(starts)
+    schemes["subject"] = lambda subject, recording, attributes, starts: (
+        [placed[subject]] * len(starts)
+    )
     schemes["time"] = lambda subject, recording, attributes, starts: split_by_time(starts, length)
     return schemes[name]

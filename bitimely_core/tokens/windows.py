@@ -18,7 +18,12 @@ import numpy as np
 from bitimely_core.cache import open_cache
 from bitimely_core.errors import UserError, safe_text
 from bitimely_core.schemas.runs import RunData
-from bitimely_core.schemas.tokens import SamplePreparation, WindowManifest, WindowOptions, WindowStatistics
+from bitimely_core.schemas.tokens import (
+    SamplePreparation,
+    WindowManifest,
+    WindowOptions,
+    WindowStatistics,
+)
 from bitimely_core.system_errors import raise_system_error
 from bitimely_core.tokens.cutting import describe_preparation
 from bitimely_core.tokens.moments import compute_normalisation
@@ -32,7 +37,9 @@ RUN = 128  # samples that are normalised in one go: long inner loops and a small
 
 @dataclass(frozen=True)
 class UnmappedWindows:
-    """The windows of one file, open but not mapped: data of any size needs no address space. It stays readable when it is replaced."""
+    """The windows of one file, open but not mapped: data of any size needs no address space. It
+    stays readable when it is replaced.
+    """
 
     path: Path
     file: int  # descriptor, closed with this object
@@ -47,9 +54,14 @@ class UnmappedWindows:
         return self.shape[0]
 
     def __getitem__(self, row: int) -> np.ndarray:
-        """The window at `row` [T, V]. Raises UserError (integrity, exit 5) when the file has shrunk."""
+        """The window at `row` [T, V]. Raises UserError (integrity, exit 5) when the file has
+        shrunk.
+        """
         window = np.empty(self.shape[1:], dtype=self.dtype)
-        if os.preadv(self.file, [window.data.cast("B")], self.start + row * window.nbytes) != window.nbytes:
+        if (
+            os.preadv(self.file, [window.data.cast("B")], self.start + row * window.nbytes)
+            != window.nbytes
+        ):
             raise token_error(self.path, f"ends before window {row}", f"expected {len(self)}")
         return window
 
@@ -61,7 +73,8 @@ class Windows(TokenSet):
     inputs = "signals"
     manifest: WindowManifest
     statistics: WindowStatistics
-    shards: tuple[np.ndarray | UnmappedWindows, ...]  # memory maps [rows of the file, T, V] int16 or float32
+    # memory maps [rows of the file, T, V] int16 or float32
+    shards: tuple[np.ndarray | UnmappedWindows, ...]
     firsts: np.ndarray  # [shards + 1] int64: the first row of each, and the number of rows
     recording: np.ndarray  # [all rows] int32: position in the tables below
     centre: np.ndarray  # [recordings, V] float32: what is read becomes (value - centre) * factor
@@ -104,7 +117,9 @@ class Windows(TokenSet):
 
     @property
     def preparation(self) -> SamplePreparation | None:
-        """From native samples to values; of tokens without a record of it, by the rates in their cache; None: that is another one, or gone."""
+        """From native samples to values; of tokens without a record of it, by the rates in their
+        cache; None: that is another one, or gone.
+        """
         if self.manifest.preparation is not None:
             return self.manifest.preparation
         try:
@@ -113,58 +128,94 @@ class Windows(TokenSet):
             raise_system_error(error)
             return None
         signals = cache.signals()
-        known = [one for one in zip(signals["channel"], signals["rate"], strict=True) if one[0] in self.options.channels]
-        return describe_preparation(known, self.options) if cache.manifest.manifest_sha256 == self.manifest.cache else None
+        known = [
+            one
+            for one in zip(signals["channel"], signals["rate"], strict=True)
+            if one[0] in self.options.channels
+        ]
+        return (
+            describe_preparation(known, self.options)
+            if cache.manifest.manifest_sha256 == self.manifest.cache
+            else None
+        )
 
     def find_adapters(self, data: Sequence[RunData], channels: Sequence[int]) -> list[int]:
         """Those of as many channels, of a run on signals."""
-        return [] if any(one.vocabulary for one in data) else [at for at, count in enumerate(channels) if count == self.channels]
+        return (
+            []
+            if any(one.vocabulary for one in data)
+            else [at for at, count in enumerate(channels) if count == self.channels]
+        )
 
     def describe_misfit(self, data: Sequence[RunData], channels: Sequence[int]) -> tuple[str, str]:
         """Numbers of channels."""
-        return f"{self.channels} channels", "events" if any(one.vocabulary for one in data) else " or ".join(map(str, channels))
+        return f"{self.channels} channels", "events" if any(
+            one.vocabulary for one in data
+        ) else " or ".join(map(str, channels))
 
-    def arrays(self, rows: Sequence[int] | np.ndarray | None = None, draw: tuple[int, int] | None = None) -> dict[str, np.ndarray | None]:
-        """What a `Batch` of these rows holds besides labels: values [n, T, V] float32, mask [n, T, V] bool or None.
+    def arrays(
+        self, rows: Sequence[int] | np.ndarray | None = None, draw: tuple[int, int] | None = None
+    ) -> dict[str, np.ndarray | None]:
+        """What a `Batch` of these rows holds besides labels: values [n, T, V] float32, mask [n, T,
+        V] bool or None.
 
-        Of irregular samples also their times [n, T] float32, in samples of the view's rate; 0 behind the last.
+        Of irregular samples also their times [n, T] float32, in samples of the view's rate; 0
+        behind the last.
         """
         values, mask, times = self._read_rows(rows)
         return {"values": values, "mask": mask} | ({} if times is None else {"times": times})
 
     def values(self, rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
-        """Normalised windows [n, T, V] float32 in the order of `rows`, 0 where a value is missing."""
+        """Normalised windows [n, T, V] float32 in the order of `rows`, 0 where a value is
+        missing.
+        """
         return self.read(rows)[0]
 
     def mask(self, rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray | None:
         """True = observed [n, T, V]; None when no value of the set is missing."""
         return self.read(rows)[1]
 
-    def read(self, rows: Sequence[int] | np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
+    def read(
+        self, rows: Sequence[int] | np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
         """`values` and `mask` at once."""
         return self._read_rows(rows)[:2]
 
     @property
     def narrow(self) -> bool:
-        """Whether `arrays` are the stored int16 values, scaled: nothing is missing, and no window has a scale of its own."""
+        """Whether `arrays` are the stored int16 values, scaled: nothing is missing, and no window
+        has a scale of its own.
+        """
         plain = not (self.manifest.missing or self.irregular or self.options.normalise == "window")
         return plain and all(shard.dtype == np.int16 for shard in self.shards)
 
     def narrow_arrays(self, rows: Sequence[int] | np.ndarray) -> dict[str, np.ndarray | None]:
-        """Of windows that are `narrow`: values [n, T, V] int16, and affine [n, 2, V] float32, the centre and factor that `arrays` apply."""
+        """Of windows that are `narrow`: values [n, T, V] int16, and affine [n, 2, V] float32, the
+        centre and factor that `arrays` apply.
+        """
         rows = self._check_rows(rows)
         recording = self.recording[rows]
-        return {"values": self._gather(rows, np.int16), "affine": np.stack((self.centre[recording], self.factor[recording]), 1)}
+        return {
+            "values": self._gather(rows, np.int16),
+            "affine": np.stack((self.centre[recording], self.factor[recording]), 1),
+        }
 
     def _gather(self, rows: np.ndarray, dtype: type[np.generic]) -> np.ndarray:
         x = np.empty((len(rows), self.length, len(self.options.channels)), dtype=dtype)
         order = np.argsort(rows, kind="stable")  # pages of the map in the order of the disk
         shard = np.searchsorted(self.firsts, rows, side="right") - 1
-        for i, k, row in zip(order.tolist(), shard[order].tolist(), (rows - self.firsts[shard])[order].tolist(), strict=True):
+        for i, k, row in zip(
+            order.tolist(),
+            shard[order].tolist(),
+            (rows - self.firsts[shard])[order].tolist(),
+            strict=True,
+        ):
             x[i] = self.shards[k][row]
         return x
 
-    def _read_rows(self, rows: Sequence[int] | np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+    def _read_rows(
+        self, rows: Sequence[int] | np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
         rows = self._check_rows(rows)
         x = self._gather(rows, np.float32)
         mask = np.isfinite(x) if self.manifest.missing else None
@@ -172,7 +223,10 @@ class Windows(TokenSet):
         times = None
         if self.irregular:
             times = np.nan_to_num(x[:, :, -1] * np.float32(self.rate))
-            x, mask = np.ascontiguousarray(x[:, :, :-1]), None if mask is None else np.ascontiguousarray(mask[:, :, :-1])
+            x, mask = (
+                np.ascontiguousarray(x[:, :, :-1]),
+                None if mask is None else np.ascontiguousarray(mask[:, :, :-1]),
+            )
         if self.options.normalise == "window":
             x = normalise_windows(x, mask)
         if mask is not None:
@@ -183,7 +237,8 @@ class Windows(TokenSet):
 def scale_values(x: np.ndarray, centre: np.ndarray, factor: np.ndarray) -> None:
     """`x` [n, T, V] becomes (x - centre) * factor, in place; both [n, V]."""
     n, length, channels = x.shape
-    # runs of several samples: numpy's inner loops over V numbers alone would cost three times as much
+    # runs of several samples: numpy's inner loops over V numbers alone would cost three times as
+    # much
     run = next(k for k in range(min(RUN, length), 0, -1) if length % k == 0)
     runs = x.reshape(n, length // run, run * channels)
     runs -= np.tile(centre, (1, run))[:, None]
@@ -191,7 +246,9 @@ def scale_values(x: np.ndarray, centre: np.ndarray, factor: np.ndarray) -> None:
 
 
 def normalise_windows(x: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-    """Each window and channel of `x` [n, T, V] less its mean, over its standard deviation (1 where it is constant), in float64 sums."""
+    """Each window and channel of `x` [n, T, V] less its mean, over its standard deviation (1 where
+    it is constant), in float64 sums.
+    """
     seen = np.ones((), dtype=bool) if mask is None else mask
     count = np.maximum(np.broadcast_to(seen, x.shape).sum(axis=1, keepdims=True), 1)
     x = x - np.sum(x, axis=1, keepdims=True, where=seen, dtype=np.float64) / count
@@ -210,14 +267,18 @@ def open_windows(folder: str | Path, verify: bool = True) -> Windows:
     check_subjects(index, options.split, folder)
     statistics = WindowStatistics.load(folder / "statistics.json")
     shape = (options.window, len(options.channels))
-    shards = tuple(map_windows(folder / shard.name, np.dtype(shard.dtype), shape) for shard in manifest.shards)
+    shards = tuple(
+        map_windows(folder / shard.name, np.dtype(shard.dtype), shape) for shard in manifest.shards
+    )
     firsts = np.cumsum([0, *map(len, shards)])
     if firsts[-1] != index.height:
         raise token_error(folder, f"{firsts[-1]} windows", f"the index has {index.height}")
     affine = pl.read_parquet(folder / "recordings.parquet")
     recordings = affine["recording_id"].unique(maintain_order=True)
     numbers = pl.Series(range(len(recordings)), dtype=pl.Int32)
-    scale, offset = (affine[name].to_numpy().reshape(len(recordings), shape[1]) for name in ("scale", "offset"))
+    scale, offset = (
+        affine[name].to_numpy().reshape(len(recordings), shape[1]) for name in ("scale", "offset")
+    )
     centre, factor = compute_affine(statistics, options, scale, offset)
     return Windows(
         folder=folder,
@@ -228,7 +289,9 @@ def open_windows(folder: str | Path, verify: bool = True) -> Windows:
         target=encode_targets(index["label"], options.task, manifest.class_names),
         shards=shards,
         firsts=firsts,
-        recording=index["recording_id"].replace_strict(recordings, numbers, return_dtype=pl.Int32).to_numpy(),
+        recording=index["recording_id"]
+        .replace_strict(recordings, numbers, return_dtype=pl.Int32)
+        .to_numpy(),
         centre=centre,
         factor=factor,
     )
@@ -237,9 +300,13 @@ def open_windows(folder: str | Path, verify: bool = True) -> Windows:
 def compute_affine(
     statistics: WindowStatistics, options: WindowOptions, scale: np.ndarray, offset: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`centre` and `factor` [recordings, V] float32 of `Windows`, from physical = stored value * scale + offset [recordings, V]."""
+    """`centre` and `factor` [recordings, V] float32 of `Windows`, from physical = stored value *
+    scale + offset [recordings, V].
+    """
     unscaled = np.zeros(scale.shape[1]), np.ones(scale.shape[1])
-    mean, std = compute_normalisation(statistics.channels) if options.normalise == "channel" else unscaled
+    mean, std = (
+        compute_normalisation(statistics.channels) if options.normalise == "channel" else unscaled
+    )
     if options.irregular:  # times stay as they are
         mean[-1], std[-1] = 0.0, 1.0
     return ((mean - offset) / scale).astype(np.float32), (scale / std).astype(np.float32)
@@ -254,18 +321,27 @@ def encode_targets(label: pl.Series, task: str, class_names: list[str]) -> np.nd
     if task == "regression":
         return label.to_numpy().astype(np.float32)
     if task == "multilabel":
-        return np.array([label.list.contains(name).to_numpy() for name in class_names], dtype=np.float32).reshape(-1, len(label)).T
+        return (
+            np.array(
+                [label.list.contains(name).to_numpy() for name in class_names], dtype=np.float32
+            )
+            .reshape(-1, len(label))
+            .T
+        )
     ids = pl.Series(range(len(class_names)), dtype=pl.Int64)
     return label.replace_strict(pl.Series(class_names), ids, return_dtype=pl.Int64).to_numpy()
 
 
-def map_windows(path: Path, dtype: np.dtype[Any], shape: tuple[int, int]) -> np.ndarray | UnmappedWindows:
+def map_windows(
+    path: Path, dtype: np.dtype[Any], shape: tuple[int, int]
+) -> np.ndarray | UnmappedWindows:
     """The windows of one Arrow file [n, T, V], in place.
 
-    Under a limit of the address space (RLIMIT_AS) the file is mapped only to find its windows, which are then read one by one: maps of a
-    large set would use up what the limit leaves.
+    Under a limit of the address space (RLIMIT_AS) the file is mapped only to find its windows,
+    which are then read one by one: maps of a large set would use up what the limit leaves.
 
-    Raises UserError: integrity (exit 5) when the file has another layout, resource_limit (exit 6) when not even one file can be mapped.
+    Raises UserError: integrity (exit 5) when the file has another layout, resource_limit (exit 6)
+    when not even one file can be mapped.
     """
     import pyarrow as pa
 
@@ -275,13 +351,31 @@ def map_windows(path: Path, dtype: np.dtype[Any], shape: tuple[int, int]) -> np.
         file = pa.ipc.open_file(raw)
         array = file.get_batch(0).column(0)
         buffer = array.buffers()[1]
-        flat = np.frombuffer(buffer, dtype=dtype.newbyteorder("<"), count=len(array) * shape[0] * shape[1])
-        expected = file.num_record_batches == 1 and array.offset == 0 and array.type.byte_width == shape[0] * shape[1] * dtype.itemsize
+        flat = np.frombuffer(
+            buffer, dtype=dtype.newbyteorder("<"), count=len(array) * shape[0] * shape[1]
+        )
+        expected = (
+            file.num_record_batches == 1
+            and array.offset == 0
+            and array.type.byte_width == shape[0] * shape[1] * dtype.itemsize
+        )
     except (OSError, pa.ArrowException, ValueError) as error:
         raise_system_error(error, path)
-        raise token_error(path, f"not readable: {safe_text(str(error))}", "expected an Arrow file of windows") from error
+        raise token_error(
+            path, f"not readable: {safe_text(str(error))}", "expected an Arrow file of windows"
+        ) from error
     if not expected:
-        raise token_error(path, "another layout", f"expected one batch of windows of {shape[0]} x {shape[1]} {dtype}")
+        raise token_error(
+            path,
+            "another layout",
+            f"expected one batch of windows of {shape[0]} x {shape[1]} {dtype}",
+        )
     if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
-        return UnmappedWindows(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC), flat.dtype, buffer.address - begin, (len(array), *shape))
+        return UnmappedWindows(
+            path,
+            os.open(path, os.O_RDONLY | os.O_CLOEXEC),
+            flat.dtype,
+            buffer.address - begin,
+            (len(array), *shape),
+        )
     return flat.reshape(len(array), *shape)

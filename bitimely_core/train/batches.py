@@ -19,7 +19,9 @@ def map_tensors(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
 
 
 def scale_values(batch: Batch) -> Batch:
-    """The batch with the values that a model reads, where they are still as stored; the operations are those of the host."""
+    """The batch with the values that a model reads, where they are still as stored; the operations
+    are those of the host.
+    """
     if batch.affine is None:
         return batch
     centre, factor = batch.affine[:, :, None].unbind(1)
@@ -36,7 +38,9 @@ def split_rows(batch: Batch | None, parts: int) -> list[Batch]:
 
 
 def read_ahead(stream: Iterator[Batch], where: torch.device, depth: int = 2) -> Generator[Batch]:
-    """The batches of `stream`; for a GPU a thread reads `depth` of them ahead into pinned memory."""
+    """The batches of `stream`; for a GPU a thread reads `depth` of them ahead into pinned
+    memory.
+    """
     if where.type != "cuda":
         yield from stream
         return
@@ -56,7 +60,9 @@ def read_ahead(stream: Iterator[Batch], where: torch.device, depth: int = 2) -> 
             if torch.cuda.is_available():
                 torch.cuda.set_device(where)  # each thread has its own, at first cuda:0
             for batch in stream:
-                enqueue(map_tensors(batch, lambda x: x.pin_memory() if x.device.type == "cpu" else x))
+                enqueue(
+                    map_tensors(batch, lambda x: x.pin_memory() if x.device.type == "cpu" else x)
+                )
                 if stopped.is_set():
                     return
             enqueue(None)

@@ -1,10 +1,13 @@
-"""Checkpoints of a training run: one folder a step, written in one step, verified before use, without pickles.
+"""Checkpoints of a training run: one folder a step, written in one step, verified before use,
+without pickles.
 
-`checkpoints/step-N/` holds `model.safetensors` (weights and buffers), `optimizer.safetensors` (moments by parameter name) and `meta.json`:
-step, epoch, seed, identity (settings and data of the run), SHA-256 and size of the other files, and its own hash. Schedule, random numbers
-and the order of the data are functions of the step, so the step is their state. A folder is filled as `step-N.tmp` and renamed when every
-file is on the disk; `LATEST` is for human readers and never read. Tensors are encoded, which copies them, while the training stands; a thread
-writes the bytes, which are hashed once, on their way to the disk, while it goes on.
+`checkpoints/step-N/` holds `model.safetensors` (weights and buffers), `optimizer.safetensors`
+(moments by parameter name) and `meta.json`: step, epoch, seed, identity (settings and data of the
+run), SHA-256 and size of the other files, and its own hash. Schedule, random numbers and the order
+of the data are functions of the step, so the step is their state. A folder is filled as
+`step-N.tmp` and renamed when every file is on the disk; `LATEST` is for human readers and never
+read. Tensors are encoded, which copies them, while the training stands; a thread writes the bytes,
+which are hashed once, on their way to the disk, while it goes on.
 """
 
 from __future__ import annotations
@@ -26,7 +29,16 @@ from torch import Tensor
 
 from bitimely_core import manifests, storage
 from bitimely_core.config import LATER_SETTINGS
-from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, integrity_error, raise_differences, safe_text
+from bitimely_core.errors import (
+    Finding,
+    Reason,
+    UserError,
+    input_error,
+    input_warning,
+    integrity_error,
+    raise_differences,
+    safe_text,
+)
 from bitimely_core.records import StoredFile
 from bitimely_core.schemas.runs import CheckpointMeta, flatten_keys
 from bitimely_core.system_errors import describe_os_error, raise_system_error
@@ -55,10 +67,14 @@ def list_steps(folder: Path) -> list[int]:
     return sorted((int(match[1]) for match in matches if match), reverse=True)
 
 
-def save_checkpoint(folder: Path, meta: CheckpointMeta, contents: Mapping[str, bytes], *, keep: int = 2) -> Path:
-    """Write `folder/step-<meta.step>/` (a file of `encode_tensors` a key), then remove the checkpoints beyond the newest `keep` (at least 2).
+def save_checkpoint(
+    folder: Path, meta: CheckpointMeta, contents: Mapping[str, bytes], *, keep: int = 2
+) -> Path:
+    """Write `folder/step-<meta.step>/` (a file of `encode_tensors` a key), then remove the
+    checkpoints beyond the newest `keep` (at least 2).
 
-    Raises UserError: disk_full, io_error (exit 6), integrity (exit 5); the incomplete one is removed, the previous ones stay.
+    Raises UserError: disk_full, io_error (exit 6), integrity (exit 5); the incomplete one is
+    removed, the previous ones stay.
     """
     step = meta.step
     final, temporary = folder / f"step-{step}", folder / f"step-{step}.tmp"
@@ -88,7 +104,9 @@ def save_checkpoint(folder: Path, meta: CheckpointMeta, contents: Mapping[str, b
 
 
 def _remove_oldest(folder: Path, keep: int) -> None:
-    """Name the newest checkpoint in `LATEST` and remove those beyond the newest `keep` (at least 2)."""
+    """Name the newest checkpoint in `LATEST` and remove those beyond the newest `keep` (at least
+    2).
+    """
     steps, latest = list_steps(folder), folder / "LATEST"
     content = f"step-{steps[0]}\n".encode()
     if not latest.is_file() or latest.read_bytes() != content:
@@ -103,7 +121,8 @@ def _hash_meta(values: Mapping[str, JsonValue]) -> str:
 
 
 def verify_checkpoint(path: Path, *, compared: bool = False) -> CheckpointMeta:
-    """`meta.json`, compared with its own hash, and every file that it names, with size and hash, unless what was written was `compared`.
+    """`meta.json`, compared with its own hash, and every file that it names, with size and hash,
+    unless what was written was `compared`.
 
     Raises UserError (integrity, exit 5).
     """
@@ -113,7 +132,9 @@ def verify_checkpoint(path: Path, *, compared: bool = False) -> CheckpointMeta:
         intact = values["sha256"] == _hash_meta(values)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise_system_error(error, file)
-        raise integrity_error(str(file), f"not readable ({safe_text(str(error))})", "expected JSON with its own hash") from error
+        raise integrity_error(
+            str(file), f"not readable ({safe_text(str(error))})", "expected JSON with its own hash"
+        ) from error
     if not intact:
         raise integrity_error(str(file), "differs from its own checksum", "expected it unchanged")
     meta = CheckpointMeta.parse(values, file)
@@ -123,7 +144,9 @@ def verify_checkpoint(path: Path, *, compared: bool = False) -> CheckpointMeta:
 
 
 def find_newest_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[Finding]]:
-    """The newest intact checkpoint, and a warning for each damaged newer one. Raises UserError (integrity, exit 5) when all are damaged."""
+    """The newest intact checkpoint, and a warning for each damaged newer one. Raises UserError
+    (integrity, exit 5) when all are damaged.
+    """
     damaged: list[tuple[int, UserError]] = []
     for step in list_steps(folder):
         path = folder / f"step-{step}"
@@ -156,7 +179,9 @@ def find_newest_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[Findin
 
 
 def sweep_folder(folder: Path, newest: Checkpoint | None, *, keep: int = 2) -> None:
-    """Remove leftovers of a killed run, all checkpoints but `keep`, and rename checkpoints newer than `newest` to `step-N.damaged`. Only under the run's lock."""
+    """Remove leftovers of a killed run, all checkpoints but `keep`, and rename checkpoints newer
+    than `newest` to `step-N.damaged`. Only under the run's lock.
+    """
     if not folder.is_dir():
         return
     for path in folder.glob("step-*.tmp"):
@@ -184,28 +209,59 @@ def load_tensors(checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:
         raise integrity_error(str(path), safe_text(str(error)), "expected safetensors") from error
 
 
-def require_same_run(checkpoint: Checkpoint, identity: dict[str, JsonValue], exempt: frozenset[str]) -> None:
-    """Raises UserError (settings_differ, exit 2), a finding a key, where `identity` differs apart from `train.<key>` for keys in `exempt`."""
-    before, now = flatten_keys(checkpoint.meta.identity), flatten_keys(json.loads(storage.encode_json(identity)))
-    before |= {  # of a checkpoint older than these settings; run.json, which was compared before it, has them
+def require_same_run(
+    checkpoint: Checkpoint, identity: dict[str, JsonValue], exempt: frozenset[str]
+) -> None:
+    """Raises UserError (settings_differ, exit 2), a finding a key, where `identity` differs apart
+    from `train.<key>` for keys in `exempt`.
+    """
+    before, now = (
+        flatten_keys(checkpoint.meta.identity),
+        flatten_keys(json.loads(storage.encode_json(identity))),
+    )
+    # of a checkpoint older than these settings; run.json, which was compared before it, has them
+    before |= {
         key: value
         for key, value in now.items()
-        if key not in before and key.split(".")[-2:-1] == ["model"] and key.split(".")[-1] in LATER_SETTINGS
+        if key not in before
+        and key.split(".")[-2:-1] == ["model"]
+        and key.split(".")[-1] in LATER_SETTINGS
     }
     before, now = (
-        {key: value for key, value in of.items() if not (key.split(".")[-2:-1] == ["train"] and key.split(".")[-1] in exempt)}
+        {
+            key: value
+            for key, value in of.items()
+            if not (key.split(".")[-2:-1] == ["train"] and key.split(".")[-1] in exempt)
+        }
         for of in (before, now)
     )
-    raise_differences(before, now, checkpoint.folder, "Repeat the previous command, choose another --run, or start over with --force-new")
+    raise_differences(
+        before,
+        now,
+        checkpoint.folder,
+        "Repeat the previous command, choose another --run, or start over with --force-new",
+    )
 
 
-def require_same_shapes(checkpoint: Checkpoint, saved: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Raises UserError (shapes_differ, exit 4) with one finding a tensor that is missing, unknown or of another shape or type."""
+def require_same_shapes(
+    checkpoint: Checkpoint, saved: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+) -> None:
+    """Raises UserError (shapes_differ, exit 4) with one finding a tensor that is missing, unknown
+    or of another shape or type.
+    """
 
     def describe(tensors: Mapping[str, Tensor], key: str) -> str:
-        return f"{list(tensors[key].shape)} {str(tensors[key].dtype).removeprefix('torch.')}" if key in tensors else "nothing"
+        return (
+            f"{list(tensors[key].shape)} {str(tensors[key].dtype).removeprefix('torch.')}"
+            if key in tensors
+            else "nothing"
+        )
 
-    differing = sorted(key for key in saved.keys() | expected.keys() if describe(saved, key) != describe(expected, key))
+    differing = sorted(
+        key
+        for key in saved.keys() | expected.keys()
+        if describe(saved, key) != describe(expected, key)
+    )
     if differing:
         raise input_error(
             Reason.SHAPES_DIFFER,
@@ -214,7 +270,12 @@ def require_same_shapes(checkpoint: Checkpoint, saved: Mapping[str, Tensor], exp
             "Build the model with the settings of the run",
             file=str(checkpoint.folder),
             details=[
-                Finding(Reason.SHAPES_DIFFER, f"the checkpoint has {describe(saved, k)}", f"the model has {describe(expected, k)}", field=k)
+                Finding(
+                    Reason.SHAPES_DIFFER,
+                    f"the checkpoint has {describe(saved, k)}",
+                    f"the model has {describe(expected, k)}",
+                    field=k,
+                )
                 for k in differing
             ],
         )
@@ -237,6 +298,8 @@ def is_finite(group: Mapping[str, Tensor]) -> bool:
 
 
 def _remove_folder(path: Path) -> None:
-    """Remove a folder that is no longer needed; what cannot be removed now is removed the next time."""
+    """Remove a folder that is no longer needed; what cannot be removed now is removed the next
+    time.
+    """
     with suppress(UserError):
         storage.remove_folder(path)

@@ -23,8 +23,13 @@ from bitimely_core.train.distributed import get_world_size
 
 @contextmanager
 def deterministic_kernels(where: torch.device) -> Iterator[None]:
-    """Deterministic forms of operations on the CPU that otherwise add in the order of threads; other devices keep their setting."""
-    before, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    """Deterministic forms of operations on the CPU that otherwise add in the order of threads;
+    other devices keep their setting.
+    """
+    before, warn = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
     settings: Any = torch.utils.deterministic
     fill = settings.fill_uninitialized_memory
     if where.type == "cpu":
@@ -38,30 +43,47 @@ def deterministic_kernels(where: torch.device) -> Iterator[None]:
 
 
 def select_device(name: str = "auto") -> torch.device:
-    """The device called `name`; `auto` prefers CUDA, then MPS, then the CPU. Each of several processes uses the GPU of its local rank.
+    """The device called `name`; `auto` prefers CUDA, then MPS, then the CPU. Each of several
+    processes uses the GPU of its local rank.
 
     Raises UserError (config, exit 2) when the machine does not have it.
     """
     check_device_name(name)
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() and get_world_size() == 1 else "cpu"
+        name = (
+            "cuda"
+            if torch.cuda.is_available()
+            else "mps"
+            if torch.backends.mps.is_available() and get_world_size() == 1
+            else "cpu"
+        )
     kind, _, index = name.partition(":")
     device = torch.device(kind)
     if kind == "cuda":
-        own = get_world_size() > 1  # all processes of a machine are refused, since the first alone prints
-        at, last = (int(os.environ.get(name, "0")) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")) if own else (int(index or 0), 0)
+        # all processes of a machine are refused, since the first alone prints
+        own = get_world_size() > 1
+        at, last = (
+            (int(os.environ.get(name, "0")) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+            if own
+            else (int(index or 0), 0)
+        )
         if (lacking := max(at, last - 1)) >= torch.cuda.device_count():
-            raise missing_device(f"cuda:{lacking}", f"found {torch.cuda.device_count()} CUDA devices")
+            raise missing_device(
+                f"cuda:{lacking}", f"found {torch.cuda.device_count()} CUDA devices"
+            )
         device = torch.device("cuda", at)
         torch.cuda.set_device(device)
-        torch.backends.cudnn.allow_tf32 = False  # torch's default for convolutions alone; a training in TF32 allows it for its time
+        # torch's default for convolutions alone; a training in TF32 allows it for its time
+        torch.backends.cudnn.allow_tf32 = False
     elif kind == "mps" and not torch.backends.mps.is_available():
         raise missing_device(name, "found no MPS device")
     return device
 
 
 def _is_on_cuda(config: TrainConfig) -> bool:
-    return (config.device == "auto" or config.device.startswith("cuda")) and torch.cuda.is_available()
+    return (
+        config.device == "auto" or config.device.startswith("cuda")
+    ) and torch.cuda.is_available()
 
 
 def resolve_precision(config: TrainConfig) -> TrainConfig:
@@ -72,33 +94,61 @@ def resolve_precision(config: TrainConfig) -> TrainConfig:
     named = config.device.startswith("cuda")  # `select_device` refuses missing CUDA
     if config.precision == "tf32" and not named and not _is_on_cuda(config):
         requirement = "expected auto, fp32 or bf16 on this device"
-        raise usage_error("tf32 without CUDA", requirement, "Use --precision auto", field="train.precision")
+        raise usage_error(
+            "tf32 without CUDA", requirement, "Use --precision auto", field="train.precision"
+        )
     if config.precision != "auto":
         return config
     fast = _is_on_cuda(config) and torch.cuda.get_device_capability() >= (8, 0)
-    return config.model_copy(update={"precision": "bf16", "core_precision": "bf16"} if fast else {"precision": "fp32"})
+    return config.model_copy(
+        update={"precision": "bf16", "core_precision": "bf16"} if fast else {"precision": "fp32"}
+    )
 
 
-def resolve_compile(config: TrainConfig, where: torch.device, *, stack: bool) -> tuple[TrainConfig, list[Finding]]:
+def resolve_compile(
+    config: TrainConfig, where: torch.device, *, stack: bool
+) -> tuple[TrainConfig, list[Finding]]:
     """The settings of [train] with `compile` as it is on a device; `stack`: of a stack.
 
-    With a warning where it is wanted on CUDA without Triton, or elsewhere without the C++ compiler of torch.compile: $CXX, else g++ (on a
-    Mac clang++).
+    With a warning where it is wanted on CUDA without Triton, or elsewhere without the C++ compiler
+    of torch.compile: $CXX, else g++ (on a Mac clang++).
     """
-    able = where.type == "cuda" and operator.find_backend() == "triton" and bool(torch.version.cuda or torch.version.hip)
+    able = (
+        where.type == "cuda"
+        and operator.find_backend() == "triton"
+        and bool(torch.version.cuda or torch.version.hip)
+    )
     compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-    needed, lacking = ("Triton on CUDA", "Triton and a C compiler") if where.type == "cuda" else (f"the C++ compiler {compiler}", "it")
+    needed, lacking = (
+        ("Triton on CUDA", "Triton and a C compiler")
+        if where.type == "cuda"
+        else (f"the C++ compiler {compiler}", "it")
+    )
     if config.compile is True and not (able if where.type == "cuda" else shutil.which(compiler)):
-        text, hint = f"is left out: torch.compile needs {needed}", f"Install {lacking}, or leave train.compile at auto"
-        return config.model_copy(update={"compile": False}), [input_warning(Reason.CONFIG, text, "", hint, field="train.compile")]
-    return config.model_copy(update={"compile": able and stack}) if config.compile == "auto" else config, []
+        text, hint = (
+            f"is left out: torch.compile needs {needed}",
+            f"Install {lacking}, or leave train.compile at auto",
+        )
+        return config.model_copy(update={"compile": False}), [
+            input_warning(Reason.CONFIG, text, "", hint, field="train.compile")
+        ]
+    return config.model_copy(
+        update={"compile": able and stack}
+    ) if config.compile == "auto" else config, []
 
 
 def resolve_arithmetic(settings: Settings) -> Settings:
-    """`resolve_precision` and `resolve_compile` of all settings: a core of retention has the precision of [train]."""
+    """`resolve_precision` and `resolve_compile` of all settings: a core of retention has the
+    precision of [train].
+    """
     train, model = resolve_precision(settings.train), settings.model
-    stack = isinstance(model, BidirectionalConfig) and registry.models[model.name].facts.family in {"retention", "attention"}
-    train = resolve_compile(train, torch.device("cuda" if _is_on_cuda(train) else "cpu"), stack=stack)[0]
+    stack = isinstance(model, BidirectionalConfig) and registry.models[model.name].facts.family in {
+        "retention",
+        "attention",
+    }
+    train = resolve_compile(
+        train, torch.device("cuda" if _is_on_cuda(train) else "cpu"), stack=stack
+    )[0]
     if "core_precision" in type(model).model_fields:
         model = model.model_copy(update={"core_precision": train.core_precision})
     return settings.model_copy(update={"train": train, "model": model})
@@ -106,7 +156,8 @@ def resolve_arithmetic(settings: Settings) -> Settings:
 
 @contextmanager
 def use_arithmetic(where: torch.device, precision: str) -> Iterator[None]:
-    """On CUDA products of float32 in TF32 under `tf32`, else in full precision; on the CPU numbers below 1e-38 as 0, as on CUDA.
+    """On CUDA products of float32 in TF32 under `tf32`, else in full precision; on the CPU numbers
+    below 1e-38 as 0, as on CUDA.
 
     Gradients that vanish over many steps take a CPU up to ten times as long otherwise.
     """
@@ -144,10 +195,13 @@ def describe_environment(where: torch.device) -> RunEnvironment:
     on_gpu = where.type == "cuda"
     return RunEnvironment(
         device=where.type,
-        hardware=torch.cuda.get_device_name(where) if on_gpu else f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        hardware=torch.cuda.get_device_name(where)
+        if on_gpu
+        else f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         threads=torch.get_num_threads(),
         processes=get_world_size(),
-        deterministic=where.type == "cpu" or torch.are_deterministic_algorithms_enabled(),  # see `deterministic_kernels`
+        # see `deterministic_kernels`
+        deterministic=where.type == "cpu" or torch.are_deterministic_algorithms_enabled(),
         matmul=torch.get_float32_matmul_precision(),
         kernels=operator.find_backend() if on_gpu else None,
     )

@@ -42,7 +42,9 @@ def _environment_error(name: str, problem: str, requirement: str) -> UserError:
 
 
 def check_group() -> None:
-    """Check what torchrun tells each process of its group. Raises UserError (config, exit 2) that names the variable."""
+    """Check what torchrun tells each process of its group. Raises UserError (config, exit 2) that
+    names the variable.
+    """
     world = get_world_size()
     if world == 1:
         return
@@ -57,14 +59,18 @@ def check_group() -> None:
 
 
 def is_resuming() -> bool:
-    """Whether torchrun restarted this process after a failure; then --force-new must not apply again."""
+    """Whether torchrun restarted this process after a failure; then --force-new must not apply
+    again.
+    """
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def join_group() -> None:
-    """Join the other processes of torchrun, once; nothing for a single one. CPU tensors go by gloo, CUDA tensors by nccl.
+    """Join the other processes of torchrun, once; nothing for a single one. CPU tensors go by gloo,
+    CUDA tensors by nccl.
 
-    Raises UserError: config (exit 2) as `check_group`; io_error (exit 6) where the first process cannot be reached or its port is taken.
+    Raises UserError: config (exit 2) as `check_group`; io_error (exit 6) where the first process
+    cannot be reached or its port is taken.
     """
     if get_world_size() > 1 and not dist.is_initialized():
         import atexit
@@ -75,7 +81,13 @@ def join_group() -> None:
         except dist.DistNetworkError as error:
             where = f"no connection at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
             hint = "Set MASTER_PORT to a free port, the same for all processes"
-            raise UserError(Reason.IO_ERROR, where, "expected the port of process 0", hint, exit_code=Exit.RESOURCES) from error
+            raise UserError(
+                Reason.IO_ERROR,
+                where,
+                "expected the port of process 0",
+                hint,
+                exit_code=Exit.RESOURCES,
+            ) from error
         atexit.register(lambda: dist.destroy_process_group() if dist.is_initialized() else None)
 
 
@@ -102,7 +114,9 @@ def broadcast_parameters(model: nn.Module) -> None:
 
 
 def all_reduce_statistics(model: nn.Module) -> None:
-    """Mean over the processes of the running statistics of batch norms, so that all hold the same model."""
+    """Mean over the processes of the running statistics of batch norms, so that all hold the same
+    model.
+    """
     if get_world_size() > 1:
         for buffer in list_statistics(model).values():
             dist.all_reduce(buffer)
@@ -111,15 +125,29 @@ def all_reduce_statistics(model: nn.Module) -> None:
 
 def list_statistics(model: nn.Module) -> dict[str, Tensor]:
     """The running statistics of batch norms by name."""
-    norms = {name for name, part in model.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)}
-    return {name: x for name, x in model.named_buffers() if name.rpartition(".")[0] in norms and x.is_floating_point()}
+    norms = {
+        name
+        for name, part in model.named_modules()
+        if isinstance(part, nn.modules.batchnorm._BatchNorm)
+    }
+    return {
+        name: x
+        for name, x in model.named_buffers()
+        if name.rpartition(".")[0] in norms and x.is_floating_point()
+    }
 
 
 def find_first_error(own: Exception | None) -> Exception:
-    """The exception to raise when any process failed: its own where that is a bug, else the first of any, a bug as a UserError that names it."""
+    """The exception to raise when any process failed: its own where that is a bug, else the first
+    of any, a bug as a UserError that names it.
+    """
     shared = own
-    if own is not None and not isinstance(own, UserError):  # the first process alone prints, so it must know
-        text, hint = f"{type(own).__name__} in process {get_rank()}", "This is a bug; repeat with --debug and report it"
+    # the first process alone prints, so it must know
+    if own is not None and not isinstance(own, UserError):
+        text, hint = (
+            f"{type(own).__name__} in process {get_rank()}",
+            "This is a bug; repeat with --debug and report it",
+        )
         shared = UserError(Reason.INTERNAL, text, hint=hint, exit_code=Exit.INTERNAL_ERROR)
     gathered: list[Any] = [shared]
     if get_world_size() > 1:
@@ -129,47 +157,68 @@ def find_first_error(own: Exception | None) -> Exception:
 
 
 LAUNCHED = "BITIMELY_LAUNCHED"  # set in the processes that `launch` has started
-LOST_PEER = re.compile(r"connection (was )?(closed|reset|refused)|broken pipe|timed? ?out|gloo|nccl|remote process", re.IGNORECASE)
+LOST_PEER = re.compile(
+    r"connection (was )?(closed|reset|refused)|broken pipe|timed? ?out|gloo|nccl|remote process",
+    re.IGNORECASE,
+)
 
 
 def find_lost_peer(error: BaseException) -> UserError | None:
-    """The UserError (incomplete, exit 6) of an error of communication with the other processes of a training; None for any other error."""
-    if get_world_size() == 1 or not isinstance(error, RuntimeError) or not LOST_PEER.search(str(error)):
+    """The UserError (incomplete, exit 6) of an error of communication with the other processes of a
+    training; None for any other error.
+    """
+    if (
+        get_world_size() == 1
+        or not isinstance(error, RuntimeError)
+        or not LOST_PEER.search(str(error))
+    ):
         return None
-    if LAUNCHED in os.environ:  # `launch` names the lost process; another line and NCCL's waiting for it are of no use
+    # `launch` names the lost process; another line and NCCL's waiting for it are of no use
+    if LAUNCHED in os.environ:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
     return lost_peer_error(f"process {get_rank()} of {get_world_size()} has lost another one")
 
 
 def claim_report(*, of_loss: bool = False) -> bool:
-    """Whether this process is the first of its group that reports an error, `of_loss` that of another process: process 0 may be the lost one."""
+    """Whether this process is the first of its group that reports an error, `of_loss` that of
+    another process: process 0 may be the lost one.
+    """
     if not (dist.is_available() and dist.is_initialized()):
         return not is_later_process()
     try:
         return int(dist.distributed_c10d._get_default_store().add("bitimely/error", 1)) == 1
-    except Exception:  # the store has ended: with its machine, or, where torchrun does not keep it, with process 0
-        return get_rank() == 0 or (of_loss and (os.environ.get("LOCAL_RANK") == "0" or get_rank() == 1))
+    except Exception:
+        # the store has ended: with its machine, or, where torchrun does not keep it, with process 0
+        return get_rank() == 0 or (
+            of_loss and (os.environ.get("LOCAL_RANK") == "0" or get_rank() == 1)
+        )
 
 
 def lost_peer_error(problem: str) -> UserError:
     """The error (incomplete, exit 6) of a training of several processes one of which has ended."""
     hint = "See whether memory or a time limit ended it, then repeat the same command to go on"
-    return UserError(Reason.INCOMPLETE, problem, "the last checkpoint is kept", hint, exit_code=Exit.RESOURCES)
+    return UserError(
+        Reason.INCOMPLETE, problem, "the last checkpoint is kept", hint, exit_code=Exit.RESOURCES
+    )
 
 
 def launch(argv: list[str], devices: int, *, module: str = "bitimely_cli") -> int | None:
-    """Run `python -m bitimely_cli ARGV` in `devices` processes under torchrun; 0, or the exit code of the process that failed first.
+    """Run `python -m bitimely_cli ARGV` in `devices` processes under torchrun; 0, or the exit code
+    of the process that failed first.
 
-    None for one device, and in a process that torchrun started: the caller goes on itself. Raises UserError: incomplete (exit 6) where a
-    signal ended a process from outside or one other than the first failed, config (exit 2) for more processes than this machine has cores or GPUs.
+    None for one device, and in a process that torchrun started: the caller goes on itself. Raises
+    UserError: incomplete (exit 6) where a signal ended a process from outside or one other than the
+    first failed, config (exit 2) for more processes than this machine has cores or GPUs.
     """
     if devices <= 1 or "RANK" in os.environ or "WORLD_SIZE" in os.environ:
         return None
     usable = max(torch.cuda.device_count(), os.cpu_count() or 1, 2)
     if devices > usable:
         raise usage_error(
-            f"{devices} processes", f"expected at most {usable}, as many as this machine has GPUs or cores", field="--devices"
+            f"{devices} processes",
+            f"expected at most {usable}, as many as this machine has GPUs or cores",
+            field="--devices",
         )
     import logging
     import sys
@@ -177,7 +226,8 @@ def launch(argv: list[str], devices: int, *, module: str = "bitimely_cli") -> in
 
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // devices)))
     os.environ[LAUNCHED] = "1"
-    os.environ.setdefault("LOGLEVEL", "CRITICAL")  # of torchrun's own report of a failure; process 0 has printed the error
+    # of torchrun's own report of a failure; process 0 has printed the error
+    os.environ.setdefault("LOGLEVEL", "CRITICAL")
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -196,12 +246,18 @@ def launch(argv: list[str], devices: int, *, module: str = "bitimely_cli") -> in
         elastic_launch(settings, sys.executable)("-m", module, *argv)
     except ChildFailedError as error:
         # those that have lost it end by SIGTERM
-        rank, failure = min(error.failures.items(), key=lambda item: (item[1].exitcode == -signal.SIGTERM, item[1].timestamp))
+        rank, failure = min(
+            error.failures.items(),
+            key=lambda item: (item[1].exitcode == -signal.SIGTERM, item[1].timestamp),
+        )
         if failure.exitcode < 0 and failure.exitcode != -signal.SIGINT:
             name = signal.Signals(-failure.exitcode).name
             raise lost_peer_error(f"process {rank} of {devices} was ended by {name}") from error
-        if rank > 0 and error.failures.get(0, failure).exitcode == -signal.SIGTERM:  # process 0 has not printed an error
-            raise lost_peer_error(f"process {rank} of {devices} has failed with exit code {failure.exitcode}") from error
+        # process 0 has not printed an error
+        if rank > 0 and error.failures.get(0, failure).exitcode == -signal.SIGTERM:
+            raise lost_peer_error(
+                f"process {rank} of {devices} has failed with exit code {failure.exitcode}"
+            ) from error
         return 128 - failure.exitcode if failure.exitcode < 0 else failure.exitcode
     except SignalException as error:
         return 128 + int(error.sigval)

@@ -1,7 +1,9 @@
-"""Random numbers of a training: functions of (seed, step), and of rows, processes or micro-batches where that is wanted.
+"""Random numbers of a training: functions of (seed, step), and of rows, processes or micro-batches
+where that is wanted.
 
-What an objective draws by row (masks, gaps, noise) is drawn here, on the host, from one stream per (seed, step, row of the global batch), and
-travels with the batch: neither the number of processes nor that of micro-batches changes it.
+What an objective draws by row (masks, gaps, noise) is drawn here, on the host, from one stream per
+(seed, step, row of the global batch), and travels with the batch: neither the number of processes
+nor that of micro-batches changes it.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
 
 def derive_seed(*key: object) -> int:
     """63 bits that depend on every part of `key`."""
-    return int.from_bytes(hashlib.sha256("|".join(map(str, key)).encode()).digest()[:8], "little") >> 1
+    return (
+        int.from_bytes(hashlib.sha256("|".join(map(str, key)).encode()).digest()[:8], "little") >> 1
+    )
 
 
 def make_generator(*key: object) -> torch.Generator:
@@ -41,14 +45,28 @@ def find_facts(objective: Objective, model: nn.Module) -> ObjectiveFacts | None:
     return registry.objectives[name].facts if name else None
 
 
-def draw_rows(objective: Objective, model: nn.Module, stream: Iterator[Batch], seed: int, split: str, first: int) -> Iterator[Batch]:
-    """The batches of this process, numbered from `first`, with what the objective draws for each row."""
+def draw_rows(
+    objective: Objective,
+    model: nn.Module,
+    stream: Iterator[Batch],
+    seed: int,
+    split: str,
+    first: int,
+) -> Iterator[Batch]:
+    """The batches of this process, numbered from `first`, with what the objective draws for each
+    row.
+    """
     draw, rank, world = getattr(objective, "draw", None), get_rank(), get_world_size()
     for step, batch in enumerate(stream, first):
         if draw is None:
             yield batch
             continue
         rows = range(rank, rank + world * len(batch.values), world)
-        shown = batch if batch.affine is None else batch._replace(values=torch.zeros(()).expand(batch.values.shape))  # no value decides
+        # no value decides
+        shown = (
+            batch
+            if batch.affine is None
+            else batch._replace(values=torch.zeros(()).expand(batch.values.shape))
+        )
         drawn = draw(model, shown, (make_generator(seed, "row", split, step, row) for row in rows))
         yield drawn._replace(values=batch.values)

@@ -16,8 +16,10 @@ from bitimely_core.train.state import Objective
 from bitimely_core.types import Batch, Batches
 
 FEW = 2  # rows of the first trial: some objectives compare rows
-ENOUGH, MOST = 0.5, 20  # seconds and number of steps that are measured: single ones differ by a factor of 1.5 on a CPU
-LONG, MUCH = 3.0, 1 << 30  # seconds and bytes of activations of a trial with all rows, above which the first is scaled
+# seconds and number of steps that are measured: single ones differ by a factor of 1.5 on a CPU
+ENOUGH, MOST = 0.5, 20
+# seconds and bytes of activations of a trial with all rows, above which the first is scaled
+LONG, MUCH = 3.0, 1 << 30
 
 
 class CostEstimate(TypedDict):
@@ -29,7 +31,8 @@ class CostEstimate(TypedDict):
     steps: int
     seconds_per_step: float
     seconds: float
-    memory_bytes: dict[str, int]  # weights, gradients, moments, activations (what autograd keeps of one micro-batch), total
+    # weights, gradients, moments, activations (what autograd keeps of one micro-batch), total
+    memory_bytes: dict[str, int]
 
 
 def estimate(
@@ -42,18 +45,22 @@ def estimate(
     precision: str = "fp32",
     device_name: str = "auto",
 ) -> CostEstimate:
-    """Estimate time and memory of `steps` steps from micro-batches that are run: the median, or the one that took long.
+    """Estimate time and memory of `steps` steps from micro-batches that are run: the median, or the
+    one that took long.
 
-    The model is not changed. On the CPU two rows are run first, and the whole micro-batch only if that ends soon and fits; otherwise time and
-    activations are scaled by the rows. The time is that of a CPU with nothing else to do; the optimizer, reading, validation and checkpoints
-    are not included. Without `objective` the mean square of the output replaces the loss.
+    The model is not changed. On the CPU two rows are run first, and the whole micro-batch only if
+    that ends soon and fits; otherwise time and activations are scaled by the rows. The time is that
+    of a CPU with nothing else to do; the optimizer, reading, validation and checkpoints are not
+    included. Without `objective` the mean square of the output replaces the loss.
     """
     device = select_device(device_name)
     batch = batches if isinstance(batches, Batch) else next(iter(batches(0)))
     rows = max(1, batch.values.shape[0] // accumulate)
     before = {name: value.clone() for name, value in model.named_buffers()}
     with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
+        stack.enter_context(
+            torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+        )
         stack.callback(model.to, next((p.device for p in model.parameters()), torch.device("cpu")))
         stack.callback(model.train, model.training)
         model.to(device).train()
@@ -92,10 +99,13 @@ def estimate(
     }
 
 
-def _run_step(model: nn.Module, batch: Batch, objective: Objective | None, precision: str) -> tuple[float, int]:
+def _run_step(
+    model: nn.Module, batch: Batch, objective: Objective | None, precision: str
+) -> tuple[float, int]:
     """Seconds of one forward and backward pass, and the bytes that autograd kept between them.
 
-    On the CPU it is the time of the calling thread: what other programs take of the machine meanwhile is not counted.
+    On the CPU it is the time of the calling thread: what other programs take of the machine
+    meanwhile is not counted.
     """
     kept: dict[int, int] = {}
 

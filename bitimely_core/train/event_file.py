@@ -1,6 +1,8 @@
-"""Curves for TensorBoard: an event file beside `metrics.jsonl` with one record a line of it, under the extra `track`.
+"""Curves for TensorBoard: an event file beside `metrics.jsonl` with one record a line of it, under
+the extra `track`.
 
-A file of TensorBoard is a sequence of records: length, its checksum, an event (protocol buffer), its checksum. The first one is the version.
+A file of TensorBoard is a sequence of records: length, its checksum, an event (protocol buffer),
+its checksum. The first one is the version.
 """
 
 from __future__ import annotations
@@ -30,15 +32,21 @@ def require_tensorboard() -> None:
     except ImportError as error:
         raise_system_error(error)
         hint = "Install it with: pip install 'bitimely[track]', or leave --track out"
-        raise usage_error("tensorboard is not installed", "expected it for the curves", hint, field="--track") from error
+        raise usage_error(
+            "tensorboard is not installed", "expected it for the curves", hint, field="--track"
+        ) from error
 
 
 def restore_events(home: Path, lines: Sequence[Mapping[str, object]]) -> None:
-    """Cut the event file to the `lines` of the log that a continued training keeps, and add those that it lacks."""
+    """Cut the event file to the `lines` of the log that a continued training keeps, and add those
+    that it lacks.
+    """
     path = storage.make_folder(home / FOLDER) / NAME
     content = path.read_bytes() if path.is_file() else b""
     ends = _find_ends(content)[: 1 + len(lines)]
-    missing = ([] if ends else [encode_version()]) + [encode_event(line) for line in lines[max(len(ends) - 1, 0) :]]
+    missing = ([] if ends else [encode_version()]) + [
+        encode_event(line) for line in lines[max(len(ends) - 1, 0) :]
+    ]
     kept = content[: ends[-1]] if ends else b""
     storage.write_bytes(path, kept + b"".join(missing))
 
@@ -60,8 +68,15 @@ def encode_event(line: Mapping[str, object]) -> bytes:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    numbers = {name: float(value) for name, value in line.items() if name not in KEYS and isinstance(value, int | float)}
-    values = [Summary.Value(tag=f"{name}/{line['split']}", simple_value=number) for name, number in numbers.items()]
+    numbers = {
+        name: float(value)
+        for name, value in line.items()
+        if name not in KEYS and isinstance(value, int | float)
+    }
+    values = [
+        Summary.Value(tag=f"{name}/{line['split']}", simple_value=number)
+        for name, number in numbers.items()
+    ]
     event = Event(wall_time=time.time(), step=line["step"], summary=Summary(value=values))
     return _encode_record(event.SerializeToString())
 

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def handle_signals(state: TrainingState) -> Iterator[None]:
-    """SIGTERM and SIGINT set a flag that the loop reads after each step; a second SIGINT stops at once. Only for runs with a folder."""
+    """SIGTERM and SIGINT set a flag that the loop reads after each step; a second SIGINT stops at
+    once. Only for runs with a folder.
+    """
     if state.home is None or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -36,7 +38,9 @@ def handle_signals(state: TrainingState) -> Iterator[None]:
             raise KeyboardInterrupt
         state.stop_signal = state.stop_signal or number
 
-    before = {number: signal.signal(number, record_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        number: signal.signal(number, record_signal) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield
     finally:
@@ -57,15 +61,32 @@ def interrupted_error(state: TrainingState, number: int, when: str, outcome: str
 
 
 def is_divisible(model: nn.Module, objective: Objective) -> bool:
-    """Whether gradient accumulation keeps the gradient of a batch: rows are neither compared nor normalised by common statistics."""
+    """Whether gradient accumulation keeps the gradient of a batch: rows are neither compared nor
+    normalised by common statistics.
+    """
     facts = find_facts(objective, model)
-    compared = facts is not None and max(facts.rows, getattr(getattr(objective, "config", None), "least_rows", 1)) > 1
-    shared = (isinstance(part, nn.modules.batchnorm._BatchNorm) or getattr(part, "per_sample", True) is False for part in model.modules())
-    return not (compared or any(shared) or getattr(getattr(model, "config", None), "target", "raw") == "tokens")
+    compared = (
+        facts is not None
+        and max(facts.rows, getattr(getattr(objective, "config", None), "least_rows", 1)) > 1
+    )
+    shared = (
+        isinstance(part, nn.modules.batchnorm._BatchNorm)
+        or getattr(part, "per_sample", True) is False
+        for part in model.modules()
+    )
+    return not (
+        compared
+        or any(shared)
+        or getattr(getattr(model, "config", None), "target", "raw") == "tokens"
+    )
 
 
-def out_of_memory_error(error: Exception, batches: Batches, config: TrainConfig, batch: int, *, divisible: bool) -> UserError | None:
-    """The UserError (resource_limit, exit 6) of an out-of-memory exception, else None; `divisible` as `is_divisible`."""
+def out_of_memory_error(
+    error: Exception, batches: Batches, config: TrainConfig, batch: int, *, divisible: bool
+) -> UserError | None:
+    """The UserError (resource_limit, exit 6) of an out-of-memory exception, else None; `divisible`
+    as `is_divisible`.
+    """
     fault = find_system_error(error)
     if fault is None or not is_out_of_memory(fault):
         return fault
@@ -81,14 +102,18 @@ def out_of_memory_error(error: Exception, batches: Batches, config: TrainConfig,
 
 
 def raise_write_error(state: TrainingState, *, wait: bool) -> None:
-    """Raises the error of the checkpoint that is being written, UserError (exit 5, 6), where it has one; `wait` until it is written."""
+    """Raises the error of the checkpoint that is being written, UserError (exit 5, 6), where it has
+    one; `wait` until it is written.
+    """
     if state.saving is not None and (wait or state.saving.done()):
         saving, state.saving = state.saving, None
         saving.result()
 
 
 def non_finite_error(state: TrainingState, quantity: str, value: float) -> UserError:
-    """The UserError (non_finite_loss) of the step after `state.step`, with the rows of its global batch; raises as `raise_write_error`."""
+    """The UserError (non_finite_loss) of the step after `state.step`, with the rows of its global
+    batch; raises as `raise_write_error`.
+    """
     epoch, start = divmod(state.step, state.batches.steps)
     batch = next(iter(state.batches(epoch, start=start)), None)
     rows = non_finite = ""
@@ -107,7 +132,8 @@ def non_finite_error(state: TrainingState, quantity: str, value: float) -> UserE
         Reason.NON_FINITE_LOSS,
         f"non-finite {quantity} ({value:g}) at step {state.step + 1}{rows}{non_finite}",
         "expected a finite number",
-        "Check these rows, or lower --lr" + (f"; the checkpoint of step {kept[0]} is kept" if kept else ""),
+        "Check these rows, or lower --lr"
+        + (f"; the checkpoint of step {kept[0]} is kept" if kept else ""),
         file=None if state.home is None else str(state.home),
     )
 
@@ -128,12 +154,23 @@ def warn(finding: Finding, notice: Notice | None) -> None:
         warnings.warn(finding.line(), RuntimeWarning, stacklevel=3)
 
 
-def sync_step(state: TrainingState, numbers: list[float], fault: Exception | None, batch: int) -> tuple[list[float], int]:
-    """Sums of `numbers` over all processes, and the stop signal that any of them received; an error of one is raised in all of them."""
-    flags = [float(fault is not None), float(state.stop_signal == signal.SIGINT), float(state.stop_signal == signal.SIGTERM)]
+def sync_step(
+    state: TrainingState, numbers: list[float], fault: Exception | None, batch: int
+) -> tuple[list[float], int]:
+    """Sums of `numbers` over all processes, and the stop signal that any of them received; an error
+    of one is raised in all of them.
+    """
+    flags = [
+        float(fault is not None),
+        float(state.stop_signal == signal.SIGINT),
+        float(state.stop_signal == signal.SIGTERM),
+    ]
     *sums, faults, interrupts, terminations = all_reduce_sum([*numbers, *flags])
     if faults:
         divisible = is_divisible(state.model, state.objective)
-        own = fault and (out_of_memory_error(fault, state.batches, state.config, batch, divisible=divisible) or fault)
+        own = fault and (
+            out_of_memory_error(fault, state.batches, state.config, batch, divisible=divisible)
+            or fault
+        )
         raise find_first_error(own) from (fault if own is not fault else None)
     return sums, int(signal.SIGINT if interrupts else signal.SIGTERM if terminations else 0)

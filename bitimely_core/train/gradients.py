@@ -1,8 +1,9 @@
 """Sums of gradients over processes, which travel while the backward pass goes on.
 
-Gradients of about 25 MB share a bucket, those of the last parameters first, as the backward pass reaches them. A bucket leaves once all of its
-gradients and all buckets before it are there, so that the order is the same in every process. A gradient that a process lacks counts as 0,
-and one that all lack stays None.
+Gradients of about 25 MB share a bucket, those of the last parameters first, as the backward pass
+reaches them. A bucket leaves once all of its gradients and all buckets before it are there, so that
+the order is the same in every process. A gradient that a process lacks counts as 0, and one that
+all lack stays None.
 """
 
 from __future__ import annotations
@@ -24,8 +25,17 @@ class Bucket:
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
-        self.sums = torch.empty(sum(map(Tensor.numel, parameters)), dtype=parameters[0].dtype, device=parameters[0].device)
-        self.pieces = [piece.view_as(p) for p, piece in zip(parameters, self.sums.split([*map(Tensor.numel, parameters)]), strict=True)]
+        self.sums = torch.empty(
+            sum(map(Tensor.numel, parameters)),
+            dtype=parameters[0].dtype,
+            device=parameters[0].device,
+        )
+        self.pieces = [
+            piece.view_as(p)
+            for p, piece in zip(
+                parameters, self.sums.split([*map(Tensor.numel, parameters)]), strict=True
+            )
+        ]
         self.missing = len(parameters)  # gradients that the last micro-batch has not reached yet
         self.work: dist.Work | None = None
 
@@ -46,7 +56,8 @@ class Bucket:
 class GradientSum:
     """The gradients of `parameters`, summed over all processes; nothing for a single one.
 
-    Each step: `is_last` before the backward pass of the last micro-batch, `send_all` in every process, whatever happened there, `receive_all`.
+    Each step: `is_last` before the backward pass of the last micro-batch, `send_all` in every
+    process, whatever happened there, `receive_all`.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], limit: int = LIMIT) -> None:
@@ -54,7 +65,11 @@ class GradientSum:
         self.buckets = [Bucket(part) for part in split_parameters(own[::-1], limit)]
         self.sent = 0  # buckets of this step
         self.is_last = False
-        self.hooks = [p.register_post_accumulate_grad_hook(partial(self._count, one)) for one in self.buckets for p in one.parameters]
+        self.hooks = [
+            p.register_post_accumulate_grad_hook(partial(self._count, one))
+            for one in self.buckets
+            for p in one.parameters
+        ]
 
     def _count(self, bucket: Bucket, parameter: Tensor) -> None:
         """A gradient is there: send every bucket that is full, up to the first that is not."""
@@ -68,7 +83,9 @@ class GradientSum:
         self.sent += 1
 
     def send_all(self) -> None:
-        """Send what is left: gradients that this process has not used, or all where it had no rows or has failed."""
+        """Send what is left: gradients that this process has not used, or all where it had no rows
+        or has failed.
+        """
         self.is_last = False
         while self.sent < len(self.buckets):
             self._send_next()
@@ -77,7 +94,11 @@ class GradientSum:
         """Wait for the sums, and put them in the place of the gradients."""
         if not self.buckets:
             return
-        pairs = [pair for bucket in self.buckets for pair in zip(bucket.parameters, bucket.pieces, strict=True)]
+        pairs = [
+            pair
+            for bucket in self.buckets
+            for pair in zip(bucket.parameters, bucket.pieces, strict=True)
+        ]
         used = torch.tensor([p.grad is not None for p, _ in pairs], dtype=torch.float32)
         dist.all_reduce(used)
         for bucket in self.buckets:
@@ -93,12 +114,18 @@ class GradientSum:
 
 
 def split_parameters(parameters: list[nn.Parameter], limit: int) -> list[list[nn.Parameter]]:
-    """Runs of parameters of one dtype and device, of at most `limit` bytes, or of a single parameter."""
+    """Runs of parameters of one dtype and device, of at most `limit` bytes, or of a single
+    parameter.
+    """
     parts: list[list[nn.Parameter]] = []
     size = 0
     for parameter in parameters:
         own = parameter.numel() * parameter.element_size()
-        if not parts or (parts[-1][0].dtype, parts[-1][0].device) != (parameter.dtype, parameter.device) or size + own > limit:
+        if (
+            not parts
+            or (parts[-1][0].dtype, parts[-1][0].device) != (parameter.dtype, parameter.device)
+            or size + own > limit
+        ):
             parts, size = [*parts, []], 0
         parts[-1].append(parameter)
         size += own

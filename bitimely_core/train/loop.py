@@ -1,12 +1,16 @@
-"""`fit`: the training loop for pre-training and fine-tuning, on one device or several, which resumes exactly from a checkpoint.
+"""`fit`: the training loop for pre-training and fine-tuning, on one device or several, which
+resumes exactly from a checkpoint.
 
-An objective is `f(model, batch, generator=None) -> {"loss", "rel", "parts", ...}`; `fit` back-propagates `loss` and logs the scalars.
-Where `loss` is a mean over something other than rows (valid tokens), the objective gives their number as `count`: micro-batches and
-processes are weighted by it, so that together they give the gradient of the global batch.
+An objective is `f(model, batch, generator=None) -> {"loss", "rel", "parts", ...}`; `fit`
+back-propagates `loss` and logs the scalars. Where `loss` is a mean over something other than rows
+(valid tokens), the objective gives their number as `count`: micro-batches and processes are
+weighted by it, so that together they give the gradient of the global batch.
 
-The order of the data, the learning rate, dropout and masks of step s are functions of (seed, s): a checkpoint needs weights, moments and s.
-Masks, gaps and noise are drawn by row of the global batch (`draws`). Dropout also depends on the micro-batch and the process, the views of a
-contrastive objective on the process; apart from them, gradient accumulation and the number of processes change rounding alone.
+The order of the data, the learning rate, dropout and masks of step s are functions of (seed, s): a
+checkpoint needs weights, moments and s. Masks, gaps and noise are drawn by row of the global batch
+(`draws`). Dropout also depends on the micro-batch and the process, the views of a contrastive
+objective on the process; apart from them, gradient accumulation and the number of processes change
+rounding alone.
 """
 
 from __future__ import annotations
@@ -34,7 +38,13 @@ from bitimely_core.schemas.runs import CheckpointMeta
 from bitimely_core.system_errors import attach_result
 from bitimely_core.train import checkpoints, distributed, draws, event_file, faults, targets
 from bitimely_core.train.batches import map_tensors, read_ahead, scale_values, split_rows
-from bitimely_core.train.devices import deterministic_kernels, resolve_compile, resolve_precision, select_device, use_arithmetic
+from bitimely_core.train.devices import (
+    deterministic_kernels,
+    resolve_compile,
+    resolve_precision,
+    select_device,
+    use_arithmetic,
+)
 from bitimely_core.train.gradients import GradientSum
 from bitimely_core.train.losses import BatchLoss, DeviceLosses, Parts, accumulate
 from bitimely_core.train.metrics_log import LogLine, describe_log, restore_log
@@ -74,41 +84,63 @@ def fit(
     log: Log | None = None,
     notice: Notice | None = None,
 ) -> FitResult:
-    """Train `model` in place; with `folder`, log and save there, and resume from the checkpoint there.
+    """Train `model` in place; with `folder`, log and save there, and resume from the checkpoint
+    there.
 
-    AdamW (no decay on vectors, biases, norms), linear warm-up, then a cosine to 0 over all steps, gradients clipped by their global norm.
-    The same call again resumes after a kill and ends with the weights of the uninterrupted run, bit for bit on the same kind of device with
-    the same numbers of processes and threads; a finished run is only loaded. The model keeps its mode and device, and starts from its
-    weights; a `target_scale` that is NaN is measured before the first step.
+    AdamW (no decay on vectors, biases, norms), linear warm-up, then a cosine to 0 over all steps,
+    gradients clipped by their global norm. The same call again resumes after a kill and ends with
+    the weights of the uninterrupted run, bit for bit on the same kind of device with the same
+    numbers of processes and threads; a finished run is only loaded. The model keeps its mode and
+    device, and starts from its weights; a `target_scale` that is NaN is measured before the first
+    step.
 
-    `batches` are global ones, as `data.batches` returns them; they decide the batch size, not `config.batch_size`. `epochs` replaces that
-    of `config` (None: the defaults of `TrainConfig`) and its steps, `steps` the number of optimizer steps whatever the epochs, `lr` the
-    highest learning rate, `seed` that of dropout and masks. `validation` is evaluated at the end of every epoch and of the training.
-    `folder` gets `metrics.jsonl`, `checkpoints/` and, at the end, `model/`, and is locked meanwhile. A resumed run must agree with
-    `identity` (JSON: manifest hash of the data, hash of the tokenizer, resolved settings). `log` is called with every line of the log, and
-    in it `of`, the number of all steps; `notice` with every warning (None: `warnings.warn`).
-    With `config.checkpoint` best the model ends with the weights of the lowest validation loss; every checkpoint holds those so far.
+    `batches` are global ones, as `data.batches` returns them; they decide the batch size, not
+    `config.batch_size`. `epochs` replaces that of `config` (None: the defaults of `TrainConfig`)
+    and its steps, `steps` the number of optimizer steps whatever the epochs, `lr` the highest
+    learning rate, `seed` that of dropout and masks. `validation` is evaluated at the end of every
+    epoch and of the training. `folder` gets `metrics.jsonl`, `checkpoints/` and, at the end,
+    `model/`, and is locked meanwhile. A resumed run must agree with `identity` (JSON: manifest hash
+    of the data, hash of the tokenizer, resolved settings). `log` is called with every line of the
+    log, and in it `of`, the number of all steps; `notice` with every warning (None:
+    `warnings.warn`). With `config.checkpoint` best the model ends with the weights of the lowest
+    validation loss; every checkpoint holds those so far.
 
-    Raises UserError: config, settings_differ (exit 2); shapes_differ, no_input, non_finite_loss (4); integrity (5); resource_limit,
-    disk_full (6); locked (7); interrupted (130, 143).
+    Raises UserError: config, settings_differ (exit 2); shapes_differ, no_input, non_finite_loss
+    (4); integrity (5); resource_limit, disk_full (6); locked (7); interrupted (130, 143).
     """
-    overrides = {name: value for name, value in {"epochs": epochs, "steps": steps, "lr": lr, "seed": seed}.items() if value is not None}
-    stored = {**(config or TrainConfig()).model_dump(), **({} if epochs is None else {"steps": None})}
+    overrides = {
+        name: value
+        for name, value in {"epochs": epochs, "steps": steps, "lr": lr, "seed": seed}.items()
+        if value is not None
+    }
+    stored = {
+        **(config or TrainConfig()).model_dump(),
+        **({} if epochs is None else {"steps": None}),
+    }
     settings = resolve_precision(validate(TrainConfig, {**stored, **overrides}))
     total = settings.count_steps(batches.steps)
     require_validation(settings, validation, total)
     if not batches.steps and settings.count_steps(1):
-        raise input_error(Reason.NO_INPUT, "no training batch", "expected at least one", "Check the split: it may have no training subject")
+        raise input_error(
+            Reason.NO_INPUT,
+            "no training batch",
+            "expected at least one",
+            "Check the split: it may have no training subject",
+        )
     distributed.join_group()
     device, home = select_device(settings.device), None if folder is None else Path(folder)
     with ExitStack() as stack:
         if home is not None and distributed.get_rank() == 0:
             stack.enter_context(storage.lock(home))
         checkpoint, findings = _find_checkpoint(home, notice, settings.keep)
-        settings, missing = resolve_compile(settings, device, stack=any(isinstance(one, StackLayer) for one in model.modules()))
+        settings, missing = resolve_compile(
+            settings, device, stack=any(isinstance(one, StackLayer) for one in model.modules())
+        )
         for finding in missing:
             faults.warn(finding, notice)
-        stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
+        stack.enter_context(
+            torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+        )
         stack.enter_context(deterministic_kernels(device))
         if checkpoint is None and total:
             _measure_scale(model, batches, objective, settings)
@@ -126,11 +158,16 @@ def fit(
             config=settings,
             total=total,
             device=device,
-            names=[name for group in groups for name in group.pop("names")],  # which the optimizer does not take
+            # which the optimizer does not take
+            names=[name for group in groups for name in group.pop("names")],
             optimizer=torch.optim.AdamW(trained, lr=settings.lr, fused=device.type == "cuda"),
             home=home,
             log=log,
-            identity=json.loads(storage.encode_json({**(identity or {}), "train": _describe_training(settings, batches, total)})),
+            identity=json.loads(
+                storage.encode_json(
+                    {**(identity or {}), "train": _describe_training(settings, batches, total)}
+                )
+            ),
         )
         if checkpoint is not None:
             _resume(state, checkpoint)
@@ -152,18 +189,33 @@ def fit(
 
 def _describe_training(settings: TrainConfig, batches: Batches, total: int) -> dict[str, JsonValue]:
     """What a resumed run must agree with."""
-    shared = settings.model_dump(mode="json", exclude={*RESUME_EXEMPT, "epochs", "steps", "batch_size"})
+    shared = settings.model_dump(
+        mode="json", exclude={*RESUME_EXEMPT, "epochs", "steps", "batch_size"}
+    )
     return shared | {"total_steps": total, "epoch_steps": batches.steps, "batch_rows": batches.size}
 
 
 def require_validation(config: TrainConfig, validation: Batches | None, total: int) -> None:
-    """Raises UserError (no_input, exit 4) where the weights of the lowest validation loss are wanted and nothing validates."""
+    """Raises UserError (no_input, exit 4) where the weights of the lowest validation loss are
+    wanted and nothing validates.
+    """
     if config.checkpoint == "best" and total and (validation is None or not validation.steps):
-        problem, expected = "no validation windows", "the lowest validation loss chooses the weights"
-        raise input_error(Reason.NO_INPUT, problem, expected, "Use --checkpoint last, or ingest more subjects", field="--checkpoint")
+        problem, expected = (
+            "no validation windows",
+            "the lowest validation loss chooses the weights",
+        )
+        raise input_error(
+            Reason.NO_INPUT,
+            problem,
+            expected,
+            "Use --checkpoint last, or ingest more subjects",
+            field="--checkpoint",
+        )
 
 
-def _measure_scale(model: nn.Module, batches: Batches, objective: Objective, config: TrainConfig) -> None:
+def _measure_scale(
+    model: nn.Module, batches: Batches, objective: Objective, config: TrainConfig
+) -> None:
     """Measure `model.target_scale` where it is NaN. Raises UserError (resource_limit, exit 6)."""
     scale = getattr(model, "target_scale", None)
     if not isinstance(scale, Tensor) or not bool(torch.isnan(scale).any()):
@@ -171,7 +223,9 @@ def _measure_scale(model: nn.Module, batches: Batches, objective: Objective, con
     try:
         objectives.measure_scale(model, batches)
     except Exception as error:
-        fault = faults.out_of_memory_error(error, batches, config, 1, divisible=faults.is_divisible(model, objective))
+        fault = faults.out_of_memory_error(
+            error, batches, config, 1, divisible=faults.is_divisible(model, objective)
+        )
         if fault is None:
             raise
         raise fault from None
@@ -179,7 +233,8 @@ def _measure_scale(model: nn.Module, batches: Batches, objective: Objective, con
 
 def _train(state: TrainingState, stack: ExitStack) -> None:
     stack.enter_context(faults.handle_signals(state))
-    state.pool = stack.enter_context(ThreadPoolExecutor(1))  # which is waited for, however the training ends
+    # which is waited for, however the training ends
+    state.pool = stack.enter_context(ThreadPoolExecutor(1))
     stack.enter_context(use_arithmetic(state.device, state.config.precision))
     stack.enter_context(recompute_layers(active=state.config.recompute == "layers"))
     if state.config.compile:
@@ -190,16 +245,32 @@ def _train(state: TrainingState, stack: ExitStack) -> None:
         zero = torch.zeros((), device=state.device)
         state.on_device = DeviceLosses(zero, zero.new_full((4,), -1.0), zero.new_zeros(4))
     keep = getattr(state.batches, "keep_on", None)
-    if keep is not None and state.device.type == "cuda" and state.config.resident and state.total >= state.batches.steps:
+    if (
+        keep is not None
+        and state.device.type == "cuda"
+        and state.config.resident
+        and state.total >= state.batches.steps
+    ):
         share = 0.25 if state.config.resident == "auto" else 0.8
         stack.enter_context(keep(state.device, share * torch.cuda.mem_get_info(state.device)[0]))
     try:
-        with attach_result(lambda: {"steps": state.step, "loss": state.last.get("loss"), "rel": state.last.get("rel")}):
+        with attach_result(
+            lambda: {
+                "steps": state.step,
+                "loss": state.last.get("loss"),
+                "rel": state.last.get("rel"),
+            }
+        ):
             _run_steps(state)
     except KeyboardInterrupt as error:
         if state.home is None:
             raise
-        raise faults.interrupted_error(state, signal.SIGINT, f"at once after step {state.step}", "the last checkpoint is intact") from error
+        raise faults.interrupted_error(
+            state,
+            signal.SIGINT,
+            f"at once after step {state.step}",
+            "the last checkpoint is intact",
+        ) from error
 
 
 def _run_steps(state: TrainingState) -> None:
@@ -207,11 +278,14 @@ def _run_steps(state: TrainingState) -> None:
     state.logged_at = time.perf_counter()
     state.model.train()
     every = state.config.checkpoint_every or state.batches.steps
-    stop = _validate(state)  # where a run was stopped between the last step of an epoch and its validation
+    # where a run was stopped between the last step of an epoch and its validation
+    stop = _validate(state)
     while state.step < state.total and not stop:
         epoch, start = divmod(state.step, state.batches.steps)
         left = min(state.batches.steps - start, state.total - state.step)
-        with closing(_open_stream(state, state.batches, "train", state.step + 1, epoch, start)) as stream:
+        with closing(
+            _open_stream(state, state.batches, "train", state.step + 1, epoch, start)
+        ) as stream:
             for _ in range(left):
                 line, stop = _run_step(state, stream)
                 if line is not None:
@@ -223,11 +297,18 @@ def _run_steps(state: TrainingState) -> None:
                     _save_checkpoint(state, wait=False)
     _save_checkpoint(state, wait=True)
     if stop or state.stop_signal:
-        raise faults.interrupted_error(state, stop or state.stop_signal, f"after step {state.step} of {state.total}", "it is saved")
+        raise faults.interrupted_error(
+            state,
+            stop or state.stop_signal,
+            f"after step {state.step} of {state.total}",
+            "it is saved",
+        )
 
 
 def _run_step(state: TrainingState, stream: Iterator[Batch]) -> tuple[LogLine | None, int]:
-    """One optimizer step. Returns the line to log, if one is due, and the stop signal that any process received, or 0."""
+    """One optimizer step. Returns the line to log, if one is due, and the stop signal that any
+    process received, or 0.
+    """
     factor = compute_schedule_factor(state.step, state.total, state.config.warmup)
     state.optimizer.zero_grad(set_to_none=True)
     if state.on_device is not None:
@@ -257,7 +338,10 @@ def _run_step(state: TrainingState, stream: Iterator[Batch]) -> tuple[LogLine | 
     state.step += 1
     state.unlogged_steps += 1
     if not (
-        state.step == 1 or state.step % state.config.log_every == 0 or state.step % state.batches.steps == 0 or state.step == state.total
+        state.step == 1
+        or state.step % state.config.log_every == 0
+        or state.step % state.batches.steps == 0
+        or state.step == state.total
     ):
         return None, stop
     if state.on_device is not None:
@@ -280,7 +364,8 @@ def _run_step(state: TrainingState, stream: Iterator[Batch]) -> tuple[LogLine | 
 
 
 def _apply_gradients(state: TrainingState, sums: list[float]) -> float:
-    """Take the step that the gradients ask for; their norm, or NaN where it stays on the device. An unusable step is never applied.
+    """Take the step that the gradients ask for; their norm, or NaN where it stays on the device. An
+    unusable step is never applied.
 
     Raises UserError: no_input, non_finite_loss (exit 4).
     """
@@ -305,7 +390,11 @@ def _apply_gradients(state: TrainingState, sums: list[float]) -> float:
 def _require_usable(state: TrainingState, count: float, loss: float, norm: float = 0.0) -> None:
     """Raises UserError (no_input, non_finite_loss, exit 4) for the step after `state.step`."""
     if not count:
-        raise input_error(Reason.NO_INPUT, f"no valid value in the batch of step {state.step + 1}", "expected at least one")
+        raise input_error(
+            Reason.NO_INPUT,
+            f"no valid value in the batch of step {state.step + 1}",
+            "expected at least one",
+        )
     if not math.isfinite(loss):
         raise faults.non_finite_error(state, "loss", loss / count)
     if not math.isfinite(norm):
@@ -313,7 +402,9 @@ def _require_usable(state: TrainingState, count: float, loss: float, norm: float
 
 
 def _read_losses(state: TrainingState) -> tuple[float, Parts]:
-    """Norm and parts of the last step, from the device, with `state.last`. Raises as `_apply_gradients`, for the first unusable step."""
+    """Norm and parts of the last step, from the device, with `state.last`. Raises as
+    `_apply_gradients`, for the first unusable step.
+    """
     own = state.on_device
     if own is None or own.norm is None:
         return math.nan, Parts()
@@ -327,20 +418,27 @@ def _read_losses(state: TrainingState) -> tuple[float, Parts]:
 
 
 def _validate(state: TrainingState) -> int:
-    """Validate at the end of an epoch or of the training, once. Returns the stop signal that any process received, or 0."""
+    """Validate at the end of an epoch or of the training, once. Returns the stop signal that any
+    process received, or 0.
+    """
     if state.validation is None or not _needs_validation(state):
         return 0
     sums, parts = [0.0] * 4, Parts()
     _read_losses(state)
     state.model.eval()
     try:
-        with torch.no_grad(), closing(_open_stream(state, state.validation, "validation", 0)) as stream:
+        with (
+            torch.no_grad(),
+            closing(_open_stream(state, state.validation, "validation", 0)) as stream,
+        ):
             for at in range(state.validation.steps):
                 micros, fault, _ = _read_parts(state, stream, 1)
                 try:
                     for micro in micros:
                         generator = _make_generator(state, None, "validation", at)
-                        accumulate(sums, parts, _evaluate_batch(state, micro, generator, "validation", at))
+                        accumulate(
+                            sums, parts, _evaluate_batch(state, micro, generator, "validation", at)
+                        )
                 except Exception as error:
                     fault = fault or error
                 _, stop = faults.sync_step(state, [], fault, state.step)
@@ -359,8 +457,15 @@ def _validate(state: TrainingState) -> int:
     state.validated = state.step
     lowest = math.inf if state.best is None or state.best["loss"] is None else state.best["loss"]
     if entry["loss"] is not None and entry["loss"] < lowest:
-        state.best = {"step": entry["step"], "epoch": entry["epoch"], "loss": entry["loss"], "rel": entry["rel"]}
-        state.best_weights = _copy_tensors(state.model) if state.config.checkpoint == "best" else None
+        state.best = {
+            "step": entry["step"],
+            "epoch": entry["epoch"],
+            "loss": entry["loss"],
+            "rel": entry["rel"],
+        }
+        state.best_weights = (
+            _copy_tensors(state.model) if state.config.checkpoint == "best" else None
+        )
     _write_line(state, _add_parts(entry, parts))
     state.logged_at = time.perf_counter()
     return 0
@@ -369,26 +474,50 @@ def _validate(state: TrainingState) -> int:
 def _needs_validation(state: TrainingState) -> bool:
     """Whether an epoch or the training ends at this step and is not validated yet."""
     ended = state.step > 0 and (state.step % state.batches.steps == 0 or state.step == state.total)
-    return state.validation is not None and state.validation.steps > 0 and ended and state.validated < state.step
+    return (
+        state.validation is not None
+        and state.validation.steps > 0
+        and ended
+        and state.validated < state.step
+    )
 
 
-def _open_stream(state: TrainingState, batches: Batches, split: str, first: int, epoch: int = 0, start: int = 0) -> Generator[Batch]:
-    """Batches of this process with what the objective draws by row; `first` is the step of the first one."""
+def _open_stream(
+    state: TrainingState, batches: Batches, split: str, first: int, epoch: int = 0, start: int = 0
+) -> Generator[Batch]:
+    """Batches of this process with what the objective draws by row; `first` is the step of the
+    first one.
+    """
     read = getattr(batches, "read_narrow", batches) if state.device.type == "cuda" else batches
-    stream = read(epoch, start=start, rank=distributed.get_rank(), world=distributed.get_world_size())
-    return read_ahead(draws.draw_rows(state.objective, state.model, stream, state.config.seed, split, first), state.device)
+    stream = read(
+        epoch, start=start, rank=distributed.get_rank(), world=distributed.get_world_size()
+    )
+    return read_ahead(
+        draws.draw_rows(state.objective, state.model, stream, state.config.seed, split, first),
+        state.device,
+    )
 
 
-def _make_generator(state: TrainingState, last: torch.Generator | None, *key: object) -> torch.Generator:
-    """What the objective draws itself (CPU): one stream a step and process, `last`; where it is shared by all rows, each micro-batch has the same."""
+def _make_generator(
+    state: TrainingState, last: torch.Generator | None, *key: object
+) -> torch.Generator:
+    """What the objective draws itself (CPU): one stream a step and process, `last`; where it is
+    shared by all rows, each micro-batch has the same.
+    """
     facts = draws.find_facts(state.objective, state.model)
     if facts is not None and facts.shared:
         return draws.make_generator(state.config.seed, "objective", *key)
-    return last or draws.make_generator(state.config.seed, "objective", *key, distributed.get_rank())
+    return last or draws.make_generator(
+        state.config.seed, "objective", *key, distributed.get_rank()
+    )
 
 
-def _read_parts(state: TrainingState, stream: Iterator[Batch], parts: int) -> tuple[list[targets.MicroBatch], Exception | None, float]:
-    """The next batch of this process in micro-batches, what failed (all processes come as far as `faults.sync_step`), and seconds waited."""
+def _read_parts(
+    state: TrainingState, stream: Iterator[Batch], parts: int
+) -> tuple[list[targets.MicroBatch], Exception | None, float]:
+    """The next batch of this process in micro-batches, what failed (all processes come as far as
+    `faults.sync_step`), and seconds waited.
+    """
     counter = targets.find_counter(state.objective, state.model, parts)
     batches: list[Batch] = []
     counts: list[targets.Counts] = []
@@ -400,7 +529,12 @@ def _read_parts(state: TrainingState, stream: Iterator[Batch], parts: int) -> tu
         waited = time.perf_counter() - started
         batches = split_rows(batch, parts)
         if counter is not None:
-            counts = [counter(state.model, map_tensors(one, lambda x: x.to(state.device, non_blocking=True))) for one in batches]
+            counts = [
+                counter(
+                    state.model, map_tensors(one, lambda x: x.to(state.device, non_blocking=True))
+                )
+                for one in batches
+            ]
     except Exception as error:
         batches, counts, fault = [], [], error
     if counter is None:
@@ -408,7 +542,9 @@ def _read_parts(state: TrainingState, stream: Iterator[Batch], parts: int) -> tu
     return targets.weigh_batches(batches, counts, state.device), fault, waited
 
 
-def _evaluate_batch(state: TrainingState, micro: targets.MicroBatch, generator: torch.Generator, *key: object) -> BatchLoss:
+def _evaluate_batch(
+    state: TrainingState, micro: targets.MicroBatch, generator: torch.Generator, *key: object
+) -> BatchLoss:
     """The objective on one micro-batch, dropout fixed by `key`."""
     seed = draws.derive_seed(state.config.seed, "model", *key, distributed.get_rank())
     torch.default_generator.manual_seed(seed)
@@ -416,17 +552,30 @@ def _evaluate_batch(state: TrainingState, micro: targets.MicroBatch, generator: 
         torch.cuda.manual_seed(seed)
     elif state.device.type == "mps":
         torch.mps.manual_seed(seed)
-    with torch.autocast(state.device.type, dtype=torch.bfloat16, enabled=state.config.precision == "bf16"):
-        batch = scale_values(map_tensors(micro.batch, lambda x: x.to(state.device, non_blocking=True)))
-        batch = batch._replace(source=micro.batch.source)  # chooses an adapter: read from the device it would be waited for
+    with torch.autocast(
+        state.device.type, dtype=torch.bfloat16, enabled=state.config.precision == "bf16"
+    ):
+        batch = scale_values(
+            map_tensors(micro.batch, lambda x: x.to(state.device, non_blocking=True))
+        )
+        # chooses an adapter: read from the device it would be waited for
+        batch = batch._replace(source=micro.batch.source)
         out = state.objective(state.model, batch, generator=generator)
         out = out if micro.weigh is None else micro.weigh(out)
     count, rel_count = out.get("count", micro.batch.values.shape[0]), out.get("rel_count")
-    return BatchLoss(out["loss"], count, out.get("rel", math.nan), out.get("parts", {}), count if rel_count is None else rel_count)
+    return BatchLoss(
+        out["loss"],
+        count,
+        out.get("rel", math.nan),
+        out.get("parts", {}),
+        count if rel_count is None else rel_count,
+    )
 
 
 def compute_schedule_factor(step: int, total: int, warmup: float) -> float:
-    """Share of the highest rate after `step` of `total` steps: linear over the first `warmup` share, then a cosine that is 0 at `total`."""
+    """Share of the highest rate after `step` of `total` steps: linear over the first `warmup`
+    share, then a cosine that is 0 at `total`.
+    """
     rising = round(warmup * total)
     if step < rising:
         return (step + 1) / rising
@@ -434,11 +583,17 @@ def compute_schedule_factor(step: int, total: int, warmup: float) -> float:
 
 
 def group_parameters(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """The trainable parameters in up to three groups of `params`, `names`, `weight_decay`: vectors, biases and all of a norm do not decay.
+    """The trainable parameters in up to three groups of `params`, `names`, `weight_decay`: vectors,
+    biases and all of a norm do not decay.
 
-    Nor do those that their module names in `slow`; their learning rate stays below `SLOW_RATE` (`largest` of their group).
+    Nor do those that their module names in `slow`; their learning rate stays below `SLOW_RATE`
+    (`largest` of their group).
     """
-    kinds = ({"weight_decay": weight_decay}, {"weight_decay": 0.0}, {"weight_decay": 0.0, "largest": SLOW_RATE})
+    kinds = (
+        {"weight_decay": weight_decay},
+        {"weight_decay": 0.0},
+        {"weight_decay": 0.0, "largest": SLOW_RATE},
+    )
     groups: list[dict[str, Any]] = [{"params": [], "names": [], **kind} for kind in kinds]
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -458,17 +613,33 @@ def _add_parts(line: LogLine, parts: Parts) -> LogLine:
         gathered = [None] * distributed.get_world_size()
         dist.all_gather_object(gathered, parts)
     names = dict.fromkeys(name for one in gathered for name in one)
-    sums = {name: [sum(column) for column in zip(*(one[name] for one in gathered if name in one), strict=True)] for name in names}
-    return cast(LogLine, {**line, **{name: _finite_or_none(weighted / count) for name, (count, weighted) in sums.items()}})
+    sums = {
+        name: [
+            sum(column)
+            for column in zip(*(one[name] for one in gathered if name in one), strict=True)
+        ]
+        for name in names
+    }
+    return cast(
+        LogLine,
+        {
+            **line,
+            **{name: _finite_or_none(weighted / count) for name, (count, weighted) in sums.items()},
+        },
+    )
 
 
 def load_latest_checkpoint(folder: str | Path) -> checkpoints.Checkpoint | None:
-    """The newest intact checkpoint of a run, None without any. Raises UserError (integrity, exit 5) when none of them verifies."""
+    """The newest intact checkpoint of a run, None without any. Raises UserError (integrity, exit 5)
+    when none of them verifies.
+    """
     return checkpoints.find_newest_checkpoint(Path(folder) / "checkpoints")[0]
 
 
 def is_finished(folder: str | Path) -> bool:
-    """Whether the last step of the run in `folder` is done and validated; then its weights are in `model/`."""
+    """Whether the last step of the run in `folder` is done and validated; then its weights are in
+    `model/`.
+    """
     checkpoint = load_latest_checkpoint(folder)
     return checkpoint is not None and checkpoint.meta.finished
 
@@ -483,7 +654,9 @@ def _write_line(state: TrainingState, line: LogLine) -> None:
             state.log({**line, "of": state.total})
 
 
-def _find_checkpoint(home: Path | None, notice: Notice | None, keep: int) -> tuple[checkpoints.Checkpoint | None, list[Finding]]:
+def _find_checkpoint(
+    home: Path | None, notice: Notice | None, keep: int
+) -> tuple[checkpoints.Checkpoint | None, list[Finding]]:
     """The checkpoint to resume from: process 0 selects it, cleans up and broadcasts the step."""
     if home is None:
         return None, []
@@ -502,11 +675,15 @@ def _find_checkpoint(home: Path | None, notice: Notice | None, keep: int) -> tup
         return checkpoint, findings
     (number,) = distributed.all_reduce_sum([0.0])
     path = folder / f"step-{int(number) - 1}"
-    return (checkpoints.Checkpoint(path, checkpoints.verify_checkpoint(path)) if number else None), []
+    return (
+        checkpoints.Checkpoint(path, checkpoints.verify_checkpoint(path)) if number else None
+    ), []
 
 
 def _resume(state: TrainingState, checkpoint: checkpoints.Checkpoint) -> None:
-    """Load weights, moments and step. Raises UserError (settings_differ, shapes_differ, integrity)."""
+    """Load weights, moments and step. Raises UserError (settings_differ, shapes_differ,
+    integrity).
+    """
     checkpoints.require_same_run(checkpoint, state.identity, RESUME_EXEMPT)
     weights = checkpoints.load_tensors(checkpoint, "model")
     checkpoints.require_same_shapes(checkpoint, weights, _list_tensors(state.model))
@@ -516,18 +693,31 @@ def _resume(state: TrainingState, checkpoint: checkpoints.Checkpoint) -> None:
         name, _, moment = key.rpartition("::")
         moments.setdefault(name, {})[moment] = value
     loaded = {at: moments[name] for at, name in enumerate(state.names) if name in moments}
-    state.optimizer.load_state_dict({"state": loaded, "param_groups": state.optimizer.state_dict()["param_groups"]})
+    state.optimizer.load_state_dict(
+        {"state": loaded, "param_groups": state.optimizer.state_dict()["param_groups"]}
+    )
     meta = checkpoint.meta
-    if state.config.checkpoint == "best" and meta.best is not None:  # weights of their own only where they are those of another step
-        state.best_weights = checkpoints.load_tensors(checkpoint, "best") if "best.safetensors" in meta.files else weights
+    # weights of their own only where they are those of another step
+    if state.config.checkpoint == "best" and meta.best is not None:
+        state.best_weights = (
+            checkpoints.load_tensors(checkpoint, "best")
+            if "best.safetensors" in meta.files
+            else weights
+        )
         checkpoints.require_same_shapes(checkpoint, state.best_weights, weights)
         if meta.finished:
             state.model.load_state_dict(state.best_weights)
-    state.step, state.validated, state.best, state.last = meta.step, meta.validated, meta.best, meta.last
+    state.step, state.validated, state.best, state.last = (
+        meta.step,
+        meta.validated,
+        meta.best,
+        meta.last,
+    )
 
 
 def _save_checkpoint(state: TrainingState, *, wait: bool) -> None:
-    """Write a checkpoint of this step, after the last one also `model/`; process 0 does, in a thread that it may `wait` for.
+    """Write a checkpoint of this step, after the last one also `model/`; process 0 does, in a
+    thread that it may `wait` for.
 
     After the last step the model gets the selected weights.
     """
@@ -540,18 +730,31 @@ def _save_checkpoint(state: TrainingState, *, wait: bool) -> None:
     if state.home is None:
         return
     learned = dict(state.model.named_parameters()) | distributed.list_statistics(state.model)
-    states = [state.optimizer.state.get(p, {}) for p in distributed.list_parameters(state.optimizer)]
-    moments = {f"{name}::{key}": value for name, own in zip(state.names, states, strict=False) for key, value in own.items()}
+    states = [
+        state.optimizer.state.get(p, {}) for p in distributed.list_parameters(state.optimizer)
+    ]
+    moments = {
+        f"{name}::{key}": value
+        for name, own in zip(state.names, states, strict=False)
+        for key, value in own.items()
+    }
     if not (checkpoints.is_finite(learned) and checkpoints.is_finite(moments)):
-        problem, hint = f"non-finite weights or running statistics after step {state.step}", "Lower --lr; the previous checkpoint is kept"
-        raise input_error(Reason.NON_FINITE_LOSS, problem, "expected finite numbers", hint, file=str(state.home))
+        problem, hint = (
+            f"non-finite weights or running statistics after step {state.step}",
+            "Lower --lr; the previous checkpoint is kept",
+        )
+        raise input_error(
+            Reason.NON_FINITE_LOSS, problem, "expected finite numbers", hint, file=str(state.home)
+        )
     if distributed.get_rank() == 0:
         faults.raise_write_error(state, wait=True)
         if finished and callable(save := getattr(state.model, "save", None)):
             save(state.home / "model")
         elif finished:  # it cannot save its configuration
             content = checkpoints.encode_tensors(_list_tensors(state.model))
-            storage.write_bytes(storage.make_folder(state.home / "model") / "model.safetensors", content)
+            storage.write_bytes(
+                storage.make_folder(state.home / "model") / "model.safetensors", content
+            )
         meta = CheckpointMeta(
             step=state.step,
             epoch=state.step // max(state.batches.steps, 1),
@@ -568,14 +771,25 @@ def _save_checkpoint(state: TrainingState, *, wait: bool) -> None:
             torch=str(torch.__version__),
         )
         tensors = {"model": weights, "optimizer": moments}
-        if state.best_weights is not None and state.best is not None and state.best["step"] != state.step:
+        if (
+            state.best_weights is not None
+            and state.best is not None
+            and state.best["step"] != state.step
+        ):
             tensors["best"] = state.best_weights
         assert state.pool is not None
         contents = {name: checkpoints.encode_tensors(group) for name, group in tensors.items()}
-        state.saving = state.pool.submit(checkpoints.save_checkpoint, state.home / "checkpoints", meta, contents, keep=state.config.keep)
+        state.saving = state.pool.submit(
+            checkpoints.save_checkpoint,
+            state.home / "checkpoints",
+            meta,
+            contents,
+            keep=state.config.keep,
+        )
         faults.raise_write_error(state, wait=wait)
     if wait:
-        distributed.all_reduce_sum([0.0])  # the others wait: a stop must not end them while process 0 writes
+        # the others wait: a stop must not end them while process 0 writes
+        distributed.all_reduce_sum([0.0])
 
 
 def _list_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -584,7 +798,9 @@ def _list_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def _copy_tensors(model: nn.Module) -> dict[str, Tensor]:
     """The tensors of the model as they are now, on the CPU."""
-    return {name: value.detach().to("cpu", copy=True) for name, value in _list_tensors(model).items()}
+    return {
+        name: value.detach().to("cpu", copy=True) for name, value in _list_tensors(model).items()
+    }
 
 
 def _finite_or_none(value: float) -> float | None:

@@ -23,27 +23,42 @@ class BatchLoss:
 
 @dataclass
 class DeviceLosses:
-    """Losses that stay on a device between log lines, so that the host does not wait for every step.
+    """Losses that stay on a device between log lines, so that the host does not wait for every
+    step.
 
-    A step whose loss, gradient norm or count is not usable is not applied and none after it (`found_inf` of the fused AdamW), and the host
-    finds out which it was when it reads.
+    A step whose loss, gradient norm or count is not usable is not applied and none after it
+    (`found_inf` of the fused AdamW), and the host finds out which it was when it reads.
     """
 
     found_inf: Tensor  # [] 1 from the first unusable step on
     first: Tensor  # [4] number, count, loss sum and gradient norm of that step, else -1
-    last: Tensor  # [4 + parts] count, count x loss, rel_count x rel, rel_count, count x part of the last step
+    # [4 + parts] count, count x loss, rel_count x rel, rel_count, count x part of the last step
+    last: Tensor
     names: tuple[str, ...] = ()  # of its parts
     norm: Tensor | None = None  # of its gradient
 
     def add(self, out: BatchLoss) -> None:
         """Add a micro-batch to the last step."""
-        count, loss, rel, rel_count, *parts = map(self._place, (out.count, out.loss, out.rel, out.rel_count, *out.parts.values()))
-        row = torch.stack([count, count * loss, rel_count * rel, rel_count, *(count * part for part in parts)]).detach()
-        self.last, self.names = (row if len(row) != len(self.last) else self.last + row), tuple(out.parts)
+        count, loss, rel, rel_count, *parts = map(
+            self._place, (out.count, out.loss, out.rel, out.rel_count, *out.parts.values())
+        )
+        row = torch.stack(
+            [count, count * loss, rel_count * rel, rel_count, *(count * part for part in parts)]
+        ).detach()
+        self.last, self.names = (
+            (row if len(row) != len(self.last) else self.last + row),
+            tuple(out.parts),
+        )
 
     def _place(self, value: Tensor | float) -> Tensor:
-        """On the device, without a wait: a number is filled in, since `torch.as_tensor` would copy it from the host and wait."""
-        return value.to(self.last, non_blocking=True) if isinstance(value, Tensor) else self.last.new_full((), value)
+        """On the device, without a wait: a number is filled in, since `torch.as_tensor` would copy
+        it from the host and wait.
+        """
+        return (
+            value.to(self.last, non_blocking=True)
+            if isinstance(value, Tensor)
+            else self.last.new_full((), value)
+        )
 
     def judge(self, norm: Tensor, step: int) -> None:
         """Mark the step as unusable where its count is 0, or its loss or norm is not finite."""
@@ -56,10 +71,14 @@ class DeviceLosses:
 
 
 def accumulate(sums: list[float], parts: Parts, out: BatchLoss) -> None:
-    """Add count, count x loss, rel_count x rel and rel_count to `sums`, and each part to `parts`, in one transfer from the device."""
+    """Add count, count x loss, rel_count x rel and rel_count to `sums`, and each part to `parts`,
+    in one transfer from the device.
+    """
     kind = torch.promote_types(out.loss.dtype, torch.float32)
     values = [out.count, out.loss, out.rel, out.rel_count, *out.parts.values()]
-    count, loss, rel, per, *rest = torch.stack([torch.as_tensor(v, dtype=kind, device=out.loss.device).detach() for v in values]).tolist()
+    count, loss, rel, per, *rest = torch.stack(
+        [torch.as_tensor(v, dtype=kind, device=out.loss.device).detach() for v in values]
+    ).tolist()
     sums[:] = [a + b for a, b in zip(sums, (count, count * loss, per * rel, per), strict=True)]
     for name, number in zip(out.parts, rest, strict=True):
         counted, weighted = parts.get(name, (0.0, 0.0))

@@ -24,7 +24,8 @@ class LogLine(TypedDict, total=False):
     rel: float | None
     lr: float
     grad_norm: float
-    tokens_per_second: float  # timesteps of the input a second, over all processes; not tokens of the model
+    # timesteps of the input a second, over all processes; not tokens of the model
+    tokens_per_second: float
     data_wait: float  # seconds a step
     of: int  # all steps; only of lines that are handed to `log`
 
@@ -43,8 +44,12 @@ def read_metrics(folder: str | Path) -> list[LogLine]:
     return lines
 
 
-def restore_log(home: Path | None, checkpoint: checkpoints.Checkpoint | None, *, track: bool) -> None:
-    """Cut the log, and the event file, to what it was at the checkpoint. Raises UserError (integrity, exit 5) where it has been altered."""
+def restore_log(
+    home: Path | None, checkpoint: checkpoints.Checkpoint | None, *, track: bool
+) -> None:
+    """Cut the log, and the event file, to what it was at the checkpoint. Raises UserError
+    (integrity, exit 5) where it has been altered.
+    """
     if home is None or distributed.get_rank() > 0:
         return
     path = home / "metrics.jsonl"
@@ -54,21 +59,30 @@ def restore_log(home: Path | None, checkpoint: checkpoints.Checkpoint | None, *,
         require_log(path, log)
         if log.size < path.stat().st_size:
             storage.write_bytes(path, path.read_bytes()[: log.size])
-    elif path.is_file() and not checkpoint.meta.finished:  # of version 0.1: without the lines after the checkpoint
+    elif path.is_file() and not checkpoint.meta.finished:
+        # of version 0.1: without the lines after the checkpoint
         step, validated = checkpoint.meta.step, checkpoint.meta.validated
-        kept = [one for one in read_metrics(path.parent) if one["step"] <= (validated if one.get("split") == "validation" else step)]
+        kept = [
+            one
+            for one in read_metrics(path.parent)
+            if one["step"] <= (validated if one.get("split") == "validation" else step)
+        ]
         storage.write_bytes(path, b"".join(storage.encode_json(one) + b"\n" for one in kept))
     if track:
         event_file.restore_events(home, read_metrics(home))
 
 
 def require_log(path: Path, log: StoredFile) -> None:
-    """Raises UserError (integrity, exit 5) where the log at `path` does not begin with what it was at a checkpoint, `log`."""
+    """Raises UserError (integrity, exit 5) where the log at `path` does not begin with what it was
+    at a checkpoint, `log`.
+    """
     content = path.read_bytes()[: log.size] if path.is_file() else b""
     if hashlib.sha256(content).hexdigest() != log.sha256:
         raise integrity_error(
             str(path),
-            "is missing" if not path.is_file() else "differs from what the last checkpoint has of it",
+            "is missing"
+            if not path.is_file()
+            else "differs from what the last checkpoint has of it",
             f"expected {log.size} bytes of sha256 {log.sha256[:16]}",
             "Restore a copy, or start again with --force-new",
         )

@@ -1,4 +1,6 @@
-"""What a training is made of: the objective and the callbacks that `fit` takes, and the state that it moves from step to step."""
+"""What a training is made of: the objective and the callbacks that `fit` takes, and the state that
+it moves from step to step.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,10 @@ class TrainingState:
     step: int = 0  # done
     validated: int = 0  # step of the last validation
     last: dict[str, float | None] = field(default_factory=dict)  # loss and rel of the last step
-    best: dict[str, int | float | None] | None = None  # lowest validation loss, its rel, step and epoch
-    best_weights: dict[str, Tensor] | None = None  # of that step, on the CPU, where they are selected
+    # lowest validation loss, its rel, step and epoch
+    best: dict[str, int | float | None] | None = None
+    # of that step, on the CPU, where they are selected
+    best_weights: dict[str, Tensor] | None = None
     stop_signal: int = 0  # received by this process
     pool: ThreadPoolExecutor | None = None  # the thread that writes checkpoints
     saving: Future[Path] | None = None  # the checkpoint that it writes

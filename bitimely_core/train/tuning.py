@@ -1,7 +1,9 @@
-"""Learning-rate search: a short training at each of a few rates, with the same steps and seed; the best on the validation split is selected.
+"""Learning-rate search: a short training at each of a few rates, with the same steps and seed; the
+best on the validation split is selected.
 
-Every model gets the same budget. In a trial, warm-up and cosine run over the steps of the trial. The decision is by the metric of the task on
-the validation windows, else by the loss of the objective there. The search has no access to the test split (`TrainValidation`).
+Every model gets the same budget. In a trial, warm-up and cosine run over the steps of the trial.
+The decision is by the metric of the task on the validation windows, else by the loss of the
+objective there. The search has no access to the test split (`TrainValidation`).
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
     from bitimely_core.train.metrics_log import LogLine
     from bitimely_core.train.state import Objective
 
-TRIAL_SHARE, MIN_TRIAL_STEPS = 10, 50  # a trial has a tenth of the steps of the training, and at least so many
+# a trial has a tenth of the steps of the training, and at least so many
+TRIAL_SHARE, MIN_TRIAL_STEPS = 10, 50
 TrialScores = dict[str, float | None]
 
 
@@ -39,7 +42,9 @@ class TrainValidation:
     validation: Windows
 
     def __getitem__(self, split: str) -> Windows:
-        """The rows of `split`. Raises UserError (unknown_name, exit 2) for any but train and validation."""
+        """The rows of `split`. Raises UserError (unknown_name, exit 2) for any but train and
+        validation.
+        """
         check_choice("split to choose on", split, ["train", "validation"])
         rows: Windows = getattr(self, split)
         return rows
@@ -52,10 +57,11 @@ def drop_test(windows: Windows) -> TrainValidation:
 
 @dataclass(frozen=True, kw_only=True)
 class LearningRateSearch:
-    """The trials of a learning-rate search: `rates` in ascending order, `steps` of each trial, `views` (the windows for `measure`).
+    """The trials of a learning-rate search: `rates` in ascending order, `steps` of each trial,
+    `views` (the windows for `measure`).
 
-    `measure` gives metrics of a trained model on the validation windows by name, the deciding one first; losses are added to them.
-    `lower_is_better` are the names of metrics that are errors.
+    `measure` gives metrics of a trained model on the validation windows by name, the deciding one
+    first; losses are added to them. `lower_is_better` are the names of metrics that are errors.
     """
 
     rates: tuple[float, ...]
@@ -66,11 +72,15 @@ class LearningRateSearch:
 
 
 def make_rate_grid(rates: int | tuple[float, ...], lr: float) -> tuple[float, ...]:
-    """The rates to try, ascending; of a number: `lr` and its neighbours, half a decade apart, of an even number one more above."""
+    """The rates to try, ascending; of a number: `lr` and its neighbours, half a decade apart, of an
+    even number one more above.
+    """
     if isinstance(rates, tuple):
         return tuple(sorted(rates))
     below = (rates - 1) // 2
-    return tuple(lr if k == 0 else float(f"{lr * 10 ** (k / 2):.3g}") for k in range(-below, rates - below))
+    return tuple(
+        lr if k == 0 else float(f"{lr * 10 ** (k / 2):.3g}") for k in range(-below, rates - below)
+    )
 
 
 def plan_search(
@@ -81,8 +91,8 @@ def plan_search(
     measure: Callable[[nn.Module, Sequence[TrainValidation]], TrialScores] | None = None,
     lower_is_better: Collection[str] = (),
 ) -> LearningRateSearch | None:
-    """The search that `settings` ask for; None for a given rate or no training. Raises UserError (no_input, exit 4) without validation
-    windows.
+    """The search that `settings` ask for; None for a given rate or no training. Raises UserError
+    (no_input, exit 4) without validation windows.
     """
     total = settings.train.count_steps(batches.steps)
     if settings.tune.rates is None or not total:
@@ -116,11 +126,13 @@ def select_learning_rate(
     identity: dict[str, JsonValue] | None = None,
     log: Callable[[float, LogLine], None] | None = None,
 ) -> TuningRecord:
-    """Train `model` from its present weights at every rate and select one; the model has its present weights again afterwards.
+    """Train `model` from its present weights at every rate and select one; the model has its
+    present weights again afterwards.
 
-    The best value of the first metric of `search.measure` wins, among equals that of the next, at last the smaller rate. A rate whose training diverges
-    loses. Each trial has a folder in `folder` (`runs/<run>/tuning`); finished trials are not repeated, a stopped one resumes. Rate and
-    steps of `config` are replaced; `log` is called with the rate and every line of the log of its trial.
+    The best value of the first metric of `search.measure` wins, among equals that of the next, at
+    last the smaller rate. A rate whose training diverges loses. Each trial has a folder in `folder`
+    (`runs/<run>/tuning`); finished trials are not repeated, a stopped one resumes. Rate and steps
+    of `config` are replaced; `log` is called with the rate and every line of the log of its trial.
 
     Raises UserError: non_finite_loss (exit 4) when every rate diverges, and those of `fit`.
     """
@@ -131,14 +143,27 @@ def select_learning_rate(
         """The scores of one trial, or why it has none; of process 0, which measures and writes."""
         handle = None if log is None else functools.partial(log, trained.lr)
         try:
-            loop.fit(model, batches, objective, config=trained, validation=validation, folder=home, identity=identity, log=handle)
+            loop.fit(
+                model,
+                batches,
+                objective,
+                config=trained,
+                validation=validation,
+                folder=home,
+                identity=identity,
+                log=handle,
+            )
             if get_rank() > 0:
                 return TrialRecord(lr=trained.lr)
-            last = [line for line in metrics_log.read_metrics(home) if line.get("split") == "validation"][-1]
+            last = [
+                line for line in metrics_log.read_metrics(home) if line.get("split") == "validation"
+            ][-1]
             if last["loss"] is None:
                 return TrialRecord(lr=trained.lr, reason="the validation loss is not finite")
             measured = search.measure(model, search.views) if search.measure else {}
-            return TrialRecord(lr=trained.lr, scores={**measured, "rel": last.get("rel"), "loss": last["loss"]})
+            return TrialRecord(
+                lr=trained.lr, scores={**measured, "rel": last.get("rel"), "loss": last["loss"]}
+            )
         except UserError as error:
             if error.code not in {Reason.NON_FINITE_LOSS, Reason.NON_FINITE}:
                 raise
@@ -151,12 +176,21 @@ def select_learning_rate(
         path = home / "trial.json"
         if not has_result(path):
             model.load_state_dict(start)
-            trial = run_trial(config.model_copy(update={"lr": rate, "steps": search.steps, "checkpoint": "last", "track": False}), home)
+            trial = run_trial(
+                config.model_copy(
+                    update={"lr": rate, "steps": search.steps, "checkpoint": "last", "track": False}
+                ),
+                home,
+            )
             if get_rank() == 0:
                 sealed = {"metrics.jsonl": None} if (home / "metrics.jsonl").is_file() else {}
                 write_results(home, {**sealed, path.name: trial.encode()}, finished=False)
             barrier()
-        if get_rank() == 0 and (manifest := ResultManifest.find(home)) is not None and not manifest.finished:
+        if (
+            get_rank() == 0
+            and (manifest := ResultManifest.find(home)) is not None
+            and not manifest.finished
+        ):
             for large in ("checkpoints", "model"):
                 storage.remove_folder(home / large)
             write_results(home, {})
@@ -165,11 +199,17 @@ def select_learning_rate(
         trials.append(TuningTrial(lr=stored.lr, scores=stored.scores, reason=stored.reason))
     model.load_state_dict(start)
     lr, by = select_trial(trials, search.lower_is_better)
-    return TuningRecord(lr=lr, by=by, steps=search.steps, seed=config.seed, around=config.lr, trials=tuple(trials))
+    return TuningRecord(
+        lr=lr, by=by, steps=search.steps, seed=config.seed, around=config.lr, trials=tuple(trials)
+    )
 
 
-def select_trial(trials: Sequence[TuningTrial], lower_is_better: Collection[str] = ()) -> tuple[float, tuple[str, ...]]:
-    """The selected rate, and the scores, of all finished trials, that decided. Raises UserError (non_finite_loss, exit 4) if none finished."""
+def select_trial(
+    trials: Sequence[TuningTrial], lower_is_better: Collection[str] = ()
+) -> tuple[float, tuple[str, ...]]:
+    """The selected rate, and the scores, of all finished trials, that decided. Raises UserError
+    (non_finite_loss, exit 4) if none finished.
+    """
     finished = [trial for trial in trials if trial.scores]
     if not finished:
         raise input_error(
@@ -179,12 +219,19 @@ def select_trial(trials: Sequence[TuningTrial], lower_is_better: Collection[str]
             "Give smaller ones: --tune LR,LR...",
         )
     last = ("rel", "loss")  # the metric of the task comes before them
-    shared = [name for name in finished[0].scores if all(trial.scores.get(name) is not None for trial in finished)]
+    shared = [
+        name
+        for name in finished[0].scores
+        if all(trial.scores.get(name) is not None for trial in finished)
+    ]
     by = sorted(shared, key=lambda name: last.index(name) if name in last else -1)
     lower = {*lower_is_better, *last}
 
     def rank_key(trial: TuningTrial) -> tuple[float, ...]:
-        return (*((trial.scores[name] or 0.0) * (1 if name in lower else -1) for name in by), trial.lr)
+        return (
+            *((trial.scores[name] or 0.0) * (1 if name in lower else -1) for name in by),
+            trial.lr,
+        )
 
     return min(finished, key=rank_key).lr, tuple(by)
 
@@ -192,5 +239,8 @@ def select_trial(trials: Sequence[TuningTrial], lower_is_better: Collection[str]
 def describe_tuning(record: TuningRecord) -> str:
     """A search in one line, for screen, card and page."""
     by = record.by[0]
-    values = [f"{trial.lr:g}: {trial.scores[by]:.4g}" if trial.scores else f"{trial.lr:g}: diverged" for trial in record.trials]
+    values = [
+        f"{trial.lr:g}: {trial.scores[by]:.4g}" if trial.scores else f"{trial.lr:g}: diverged"
+        for trial in record.trials
+    ]
     return f"{record.lr:g}, by validation {by.replace('_', ' ')} after {record.steps:,} steps each ({', '.join(values)})"

@@ -1,5 +1,6 @@
-"""The verbs, one file each: read settings and folders, call the library, write one folder, return plain values. Each is imported on first use, so that
-an ingest does not load the libraries of models.
+"""The verbs, one file each: read settings and folders, call the library, write one folder, return
+plain values. Each is imported on first use, so that an ingest does not load the libraries of
+models.
 """
 
 from __future__ import annotations
@@ -54,15 +55,22 @@ ELSEWHERE = {
 
 
 class _VerbModule(ModuleType):
-    """A module whose attribute `ingest` is the function also where the file of that name has been imported."""
+    """A module whose attribute `ingest` is the function also where the file of that name has been
+    imported.
+    """
 
     def __getattr__(self, name: str) -> Any:
         if name not in __all__:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{self.__name__}.{ELSEWHERE.get(name, name)}"), name)
+        return getattr(
+            importlib.import_module(f"{self.__name__}.{ELSEWHERE.get(name, name)}"), name
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, getattr(value, name) if name in __all__ and isinstance(value, ModuleType) else value)
+        super().__setattr__(
+            name,
+            getattr(value, name) if name in __all__ and isinstance(value, ModuleType) else value,
+        )
 
 
 sys.modules[__name__].__class__ = _VerbModule

@@ -1,4 +1,6 @@
-"""Calibration of a fine-tuned run: temperature and conformal threshold, stored with the run, or for one person's own labelled recordings."""
+"""Calibration of a fine-tuned run: temperature and conformal threshold, stored with the run, or for
+one person's own labelled recordings.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +26,36 @@ CALIBRATION = "calibration.json"
 
 
 def fit_calibration(
-    task: str, prediction: np.ndarray, target: np.ndarray, subjects: np.ndarray | None, *, weights: str, data: str, subject: str = "subject"
+    task: str,
+    prediction: np.ndarray,
+    target: np.ndarray,
+    subjects: np.ndarray | None,
+    *,
+    weights: str,
+    data: str,
+    subject: str = "subject",
 ) -> Calibration:
-    """Temperature with the least log loss on these windows, and the threshold of conformal sets with it.
+    """Temperature with the least log loss on these windows, and the threshold of conformal sets
+    with it.
 
-    `prediction` [n, K] probabilities or [n] values, `target` [n]; `subjects` [n], None: of one person, each window is a unit. Labels of a
-    multi-label task have a temperature and no sets. `subject`: word for what they are.
+    `prediction` [n, K] probabilities or [n] values, `target` [n]; `subjects` [n], None: of one
+    person, each window is a unit. Labels of a multi-label task have a temperature and no sets.
+    `subject`: word for what they are.
     """
-    from bitimely_core.analyses.calibration import apply_temperature, fit_temperature  # they import torch
+    # they import torch
+    from bitimely_core.analyses.calibration import apply_temperature, fit_temperature
 
-    temperature = None if task in ("regression", "survival") else fit_temperature(task, prediction, target)
+    temperature = (
+        None if task in ("regression", "survival") else fit_temperature(task, prediction, target)
+    )
     found = conformal.ConformalThreshold(None, "sets are made of classes and values, not of labels")
     if task not in ("multilabel", "survival"):
-        tempered = prediction if temperature is None else apply_temperature(task, prediction, temperature)
-        found = conformal.find_threshold(conformal.score_windows(task, tempered, target), subjects, subject=subject)
+        tempered = (
+            prediction if temperature is None else apply_temperature(task, prediction, temperature)
+        )
+        found = conformal.find_threshold(
+            conformal.score_windows(task, tempered, target), subjects, subject=subject
+        )
     return Calibration(
         weights=weights,
         data=data,
@@ -51,8 +69,11 @@ def fit_calibration(
     )
 
 
-def find_calibration(run: Run, head: Head, *, store: bool = True, device: str = "auto") -> Calibration | None:
-    """The calibration that is stored with the run; else it is fitted on the validation windows of the training and, with `store`, stored.
+def find_calibration(
+    run: Run, head: Head, *, store: bool = True, device: str = "auto"
+) -> Calibration | None:
+    """The calibration that is stored with the run; else it is fitted on the validation windows of
+    the training and, with `store`, stored.
 
     None where they are not in the workspace, have changed since the training, or hold no rows.
     """
@@ -85,11 +106,19 @@ def find_calibration(run: Run, head: Head, *, store: bool = True, device: str = 
 
 
 def calibrate_on(
-    path: Path, run: Run, head: Head, preprocessing: Preprocessing, mapping: ChannelMap, *, device: str = "auto"
+    path: Path,
+    run: Run,
+    head: Head,
+    preprocessing: Preprocessing,
+    mapping: ChannelMap,
+    *,
+    device: str = "auto",
 ) -> Calibration:
-    """The calibration on one person's own labelled recordings: a file with annotations, a BIDS folder with events, or a cache.
+    """The calibration on one person's own labelled recordings: a file with annotations, a BIDS
+    folder with events, or a cache.
 
-    Raises UserError: unmatched_labels (exit 4) where no window has a label, and the faults of the files.
+    Raises UserError: unmatched_labels (exit 4) where no window has a label, and the faults of the
+    files.
     """
     texts = label_texts(preprocessing)
     predictions, targets = [], []
@@ -101,7 +130,12 @@ def calibrate_on(
         targets.append(target)
     if not targets:
         raise input_error(
-            Reason.UNMATCHED_LABELS, "no labelled recording there", "expected annotations of the run's classes", file=str(path)
+            Reason.UNMATCHED_LABELS,
+            "no labelled recording there",
+            "expected annotations of the run's classes",
+            file=str(path),
         )
     found = (np.concatenate(predictions), np.concatenate(targets))
-    return fit_calibration(preprocessing.options.task, *found, None, weights=str(run.record.weights), data=path.name)
+    return fit_calibration(
+        preprocessing.options.task, *found, None, weights=str(run.record.weights), data=path.name
+    )

@@ -25,30 +25,53 @@ class DashboardResult(TypedDict):
     verdict: str
 
 
-def dashboard(*, workspace: Path = Path("workspace"), out: Path | None = None, dry_run: bool = False) -> DashboardResult:
-    """Write `index.html`, which leads to everything in `workspace`: one file that makes no network request.
+def dashboard(
+    *, workspace: Path = Path("workspace"), out: Path | None = None, dry_run: bool = False
+) -> DashboardResult:
+    """Write `index.html`, which leads to everything in `workspace`: one file that makes no network
+    request.
 
-    `out`: another file, or a folder for it. Raises UserError: not_found (exit 2) for a workspace that is not there.
+    `out`: another file, or a folder for it. Raises UserError: not_found (exit 2) for a workspace
+    that is not there.
     """
     storage.refuse_url(workspace)
     if not workspace.is_dir():
-        raise usage_error("is not there", "expected a workspace", "Give one with --workspace", code=Reason.NOT_FOUND, file=str(workspace))
+        raise usage_error(
+            "is not there",
+            "expected a workspace",
+            "Give one with --workspace",
+            code=Reason.NOT_FOUND,
+            file=str(workspace),
+        )
     path = workspace / INDEX if out is None else out if out.suffix == ".html" else out / INDEX
     if dry_run:
-        return {"format_version": FORMAT, "page": str(path), "verdict": dashboard_page(workspace, path.parent).verdict}
+        return {
+            "format_version": FORMAT,
+            "page": str(path),
+            "verdict": dashboard_page(workspace, path.parent).verdict,
+        }
     if not path.parent.is_dir():
         storage.make_folder(path.parent)
-    with storage.hold_folder(path.parent, WAIT):  # what is read here is not older than what another process writes
+    # what is read here is not older than what another process writes
+    with storage.hold_folder(path.parent, WAIT):
         storage.remove_temporary_files(path.parent)
         page = dashboard_page(workspace, path.parent)
         storage.refuse_link(path)
-        if (content := render_index(page).encode()) != (path.read_bytes() if path.is_file() else None):
+        if (content := render_index(page).encode()) != (
+            path.read_bytes() if path.is_file() else None
+        ):
             storage.write_bytes(path, content)
     return {"format_version": FORMAT, "page": str(path), "verdict": page.verdict}
 
 
 def refresh_dashboard(workspace: Path) -> None:
-    """The page of `workspace` after a verb; nothing where there is no workspace to describe, or it may only be read. Raises as `dashboard`."""
+    """The page of `workspace` after a verb; nothing where there is no workspace to describe, or it
+    may only be read. Raises as `dashboard`.
+    """
     kinds = (workspace / kind for kind in get_args(FolderKind))
-    if not is_later_process() and any(kind.is_dir() for kind in kinds) and os.access(workspace, os.W_OK):
+    if (
+        not is_later_process()
+        and any(kind.is_dir() for kind in kinds)
+        and os.access(workspace, os.W_OK)
+    ):
         dashboard(workspace=workspace)

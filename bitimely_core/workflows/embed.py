@@ -49,10 +49,11 @@ def embed(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> EmbedResult:
-    """Write `embeddings-<data>.parquet` beside the run (or `out`): window, subject_id, recording_id, start, label, split, embedding.
+    """Write `embeddings-<data>.parquet` beside the run (or `out`): window, subject_id,
+    recording_id, start, label, split, embedding.
 
-    The vector is the input of a head: `readout` over the last layer or the last two. The metadata of the file declare what the run was
-    trained on, for `evaluate --vectors`.
+    The vector is the input of a head: `readout` over the last layer or the last two. The metadata
+    of the file declare what the run was trained on, for `evaluate --vectors`.
     """
     import polars as pl
 
@@ -67,7 +68,11 @@ def embed(
     windows = opened.windows()
     opened.adapter_for(windows)
     rows = windows if split == "all" else windows[split]
-    kind = readout or opened.record.settings.finetune.readout or registry.models[opened.record.model].facts.readout
+    kind = (
+        readout
+        or opened.record.settings.finetune.readout
+        or registry.models[opened.record.model].facts.readout
+    )
     target = out or opened.folder / f"embeddings-{windows.name}.parquet"
     storage.refuse_link(target.parent if out is None else target)
     refuse_other_manifest(target.parent)
@@ -75,9 +80,13 @@ def embed(
         return {"out": str(target), "n": len(rows), "readout": kind, "layers": layers}
     model = opened.model()
     compute = partial(heads.compute_vectors, model, readout=kind, layers=layers)
-    vectors = map_batches(model, compute, rows, "embed", batch_size=batch_size, device=device, progress=progress)
+    vectors = map_batches(
+        model, compute, rows, "embed", batch_size=batch_size, device=device, progress=progress
+    )
     matrix = np.concatenate(vectors) if vectors else np.zeros((0, 1), np.float32)
-    frame = rows.index.with_columns(embedding=pl.Series(matrix, dtype=pl.Array(pl.Float32, matrix.shape[1])))
+    frame = rows.index.with_columns(
+        embedding=pl.Series(matrix, dtype=pl.Array(pl.Float32, matrix.shape[1]))
+    )
     table = frame.to_arrow().replace_schema_metadata(_declare_training(opened, windows, kind))
     write_results(target.parent, {target.name: storage.encode_parquet(table)})
     return {
@@ -93,12 +102,18 @@ def embed(
 
 
 def _declare_training(run: Run, windows: Windows, readout: str) -> dict[str, str]:
-    """The metadata of a file of vectors: the run and its readout, its data sets, and the subjects of `windows` that its training had, where they are known."""
+    """The metadata of a file of vectors: the run and its readout, its data sets, and the subjects
+    of `windows` that its training had, where they are known.
+    """
     declared = {"encoder": f"{run.name}, {readout}", "tokens": windows.fingerprint}
     if run.train_subjects is None:
         return declared
     marks = set(run.train_subjects.marks)
-    seen = sorted(subject for subject in set(windows.subjects()) if mark_subject(windows.dataset, subject) in marks)
+    seen = sorted(
+        subject
+        for subject in set(windows.subjects())
+        if mark_subject(windows.dataset, subject) in marks
+    )
     return {
         **declared,
         "pretrained_on": json.dumps(sorted({one.dataset for one in run.record.data})),

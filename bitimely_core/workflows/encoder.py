@@ -1,4 +1,5 @@
-"""`Encoder`: any model as an estimator of scikit-learn, trained on an array in memory. Nothing is written to disk.
+"""`Encoder`: any model as an estimator of scikit-learn, trained on an array in memory. Nothing is
+written to disk.
 
 Legend: n rows, T samples, V channels, D width of a vector, K classes.
 """
@@ -36,7 +37,9 @@ TOKENS = 32  # of a window, where nothing says how it is cut
 
 @dataclass
 class ArrayBatches:
-    """`Batches` of an array in memory, in the order that `data.batches` has for the seed and epoch."""
+    """`Batches` of an array in memory, in the order that `data.batches` has for the seed and
+    epoch.
+    """
 
     values: Array  # [n, T, V] float32, NaN: missing
     target: Array | None
@@ -46,11 +49,19 @@ class ArrayBatches:
     steps: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.steps = len(self.values) // self.size + (len(self.values) % self.size >= max(self.least, 1))
+        self.steps = len(self.values) // self.size + (
+            len(self.values) % self.size >= max(self.least, 1)
+        )
 
-    def __call__(self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1) -> Iterator[Batch]:
-        """Batches `start`.. of `epoch`; process `rank` of `world` gets every world-th row of each."""
-        order = np.random.Generator(np.random.PCG64([self.seed, epoch])).permutation(len(self.values))
+    def __call__(
+        self, epoch: int, *, start: int = 0, rank: int = 0, world: int = 1
+    ) -> Iterator[Batch]:
+        """Batches `start`.. of `epoch`; process `rank` of `world` gets every world-th row of
+        each.
+        """
+        order = np.random.Generator(np.random.PCG64([self.seed, epoch])).permutation(
+            len(self.values)
+        )
         for step in range(start, self.steps):
             rows = order[step * self.size : (step + 1) * self.size][rank::world]
             target = None if self.target is None else torch.from_numpy(self.target[rows])
@@ -64,10 +75,11 @@ def _is_classifier(encoder: Encoder) -> bool:
 
 
 class Encoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """A model that is pre-trained on arrays without labels, gives a vector a row and, fitted with labels, predicts them.
+    """A model that is pre-trained on arrays without labels, gives a vector a row and, fitted with
+    labels, predicts them.
 
-    X is (n, T, V), or (n, T) for one channel: any real dtype, NaN where a value is missing. Each channel is standardised by its mean and
-    standard deviation over the rows of `fit`.
+    X is (n, T, V), or (n, T) for one channel: any real dtype, NaN where a value is missing. Each
+    channel is standardised by its mean and standard deviation over the rows of `fit`.
 
     Args:
         model: a registered model, for instance `bitimelygpt`, `timelygpt`, `patchtst`, `ts2vec`.
@@ -80,10 +92,12 @@ class Encoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         lr: largest learning rate of both trainings.
         readout: the vector of a row (`bitimely.heads.POOLS`); None: the model's own.
         freeze: with y, train the head alone, so that the vectors stay those of the pre-training.
-        random_state: of weights, order, masks and dropout; an int gives the same numbers on the same kind of device.
+        random_state: of weights, order, masks and dropout; an int gives the same numbers on the
+            same kind of device.
         device: auto, cpu, cuda or mps.
-        settings: further settings of the model (docs/settings.md), for instance `layers=2`, `tokenizer="conv"`. Without one on how it is
-            cut, a window becomes patches, 32 where it has so many samples.
+        settings: further settings of the model (docs/settings.md), for instance `layers=2`,
+            `tokenizer="conv"`. Without one on how it is cut, a window becomes patches, 32 where it
+            has so many samples.
 
     Attributes:
         model_: the trained `Model`, in eval mode.
@@ -92,7 +106,8 @@ class Encoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         mean_, scale_: of the channels [V], float64.
         n_channels_in_: V.
 
-    Raises UserError (config, exit 2) in `fit` for a name or setting that there is not; ValueError, NotFittedError as scikit-learn does.
+    Raises UserError (config, exit 2) in `fit` for a name or setting that there is not; ValueError,
+    NotFittedError as scikit-learn does.
     """
 
     _settings: dict[str, Any] = {}  # noqa: RUF012  replaced, never changed
@@ -115,8 +130,18 @@ class Encoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         **settings: Any,
     ) -> None:
         self.model, self.preset, self.task, self.objective = model, preset, task, objective
-        self.epochs, self.head_epochs, self.batch_size, self.lr = epochs, head_epochs, batch_size, lr
-        self.readout, self.freeze, self.random_state, self.device = readout, freeze, random_state, device
+        self.epochs, self.head_epochs, self.batch_size, self.lr = (
+            epochs,
+            head_epochs,
+            batch_size,
+            lr,
+        )
+        self.readout, self.freeze, self.random_state, self.device = (
+            readout,
+            freeze,
+            random_state,
+            device,
+        )
         if settings:
             self._settings = settings
 
@@ -129,49 +154,84 @@ class Encoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         own = set(self._get_param_names())
         super().set_params(**{name: value for name, value in params.items() if name in own})
         if params.keys() - own:
-            self._settings = {**self._settings, **{name: value for name, value in params.items() if name not in own}}
+            self._settings = {
+                **self._settings,
+                **{name: value for name, value in params.items() if name not in own},
+            }
         return self
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         classifies = self.task == "classification"
         tags.estimator_type = "classifier" if classifies else "regressor"
-        tags.classifier_tags, tags.regressor_tags = (ClassifierTags(), None) if classifies else (None, RegressorTags())
+        tags.classifier_tags, tags.regressor_tags = (
+            (ClassifierTags(), None) if classifies else (None, RegressorTags())
+        )
         tags.target_tags.required, tags.target_tags.single_output = False, True
         tags.input_tags.allow_nan, tags.input_tags.three_d_array = True, True
         tags.transformer_tags.preserves_dtype = ["float32"]
         return tags
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Pre-train on X; with y [n] class labels of any kind, or numbers, fine-tune the model with a head on them."""
+        """Pre-train on X; with y [n] class labels of any kind, or numbers, fine-tune the model with
+        a head on them.
+        """
         if self.task not in ("classification", "regression"):
-            raise usage_error(f"task {self.task!r}", "expected classification or regression", field="task")
+            raise usage_error(
+                f"task {self.task!r}", "expected classification or regression", field="task"
+            )
         values, target = self._read(X, y, reset=True)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             self.model_ = models.from_config(self._configure(values.shape[1])).eval()
             objective = objectives.get(self.objective)
-            least = registry.objectives[self.objective or registry.models[self.model].facts.objective].facts.rows
-            self._train(self.model_, ArrayBatches(values, None, self.batch_size, seed, least), objective, self.epochs)
+            least = registry.objectives[
+                self.objective or registry.models[self.model].facts.objective
+            ].facts.rows
+            self._train(
+                self.model_,
+                ArrayBatches(values, None, self.batch_size, seed, least),
+                objective,
+                self.epochs,
+            )
             self.head_ = None
             if target is not None:
                 outputs = len(self.classes_) if self.task == "classification" else 1
-                self.head_ = heads.Head(self.model_, task=self.task, outputs=outputs, readout=self.readout, freeze=self.freeze).eval()
-                self._train(self.head_, ArrayBatches(values, target, self.batch_size, seed), heads.losses[self.task], self.head_epochs)
+                self.head_ = heads.Head(
+                    self.model_,
+                    task=self.task,
+                    outputs=outputs,
+                    readout=self.readout,
+                    freeze=self.freeze,
+                ).eval()
+                self._train(
+                    self.head_,
+                    ArrayBatches(values, target, self.batch_size, seed),
+                    heads.losses[self.task],
+                    self.head_epochs,
+                )
         self.readout_ = self.readout or registry.models[self.model].facts.readout
-        self._n_features_out = self._compute(values[:1], lambda batch: heads.compute_vectors(self.model_, batch, self.readout_)).shape[1]
+        self._n_features_out = self._compute(
+            values[:1], lambda batch: heads.compute_vectors(self.model_, batch, self.readout_)
+        ).shape[1]
         return self
 
     def transform(self, X: Any) -> Array:
         """The vector of each row, [n, D] float32: what the head reads."""
         check_is_fitted(self)
-        return self._compute(self._read(X)[0], lambda batch: heads.compute_vectors(self.model_, batch, self.readout_))
+        return self._compute(
+            self._read(X)[0], lambda batch: heads.compute_vectors(self.model_, batch, self.readout_)
+        )
 
     def predict(self, X: Any) -> Array:
         """Labels [n] of the most probable classes, or values [n] float64 in the unit of y."""
         found = self._predict(X)
-        return self.classes_[found.argmax(1)] if self.task == "classification" else found.astype(np.float64)
+        return (
+            self.classes_[found.argmax(1)]
+            if self.task == "classification"
+            else found.astype(np.float64)
+        )
 
     @available_if(_is_classifier)  # type: ignore[untyped-decorator, unused-ignore]
     def predict_proba(self, X: Any) -> Array:
@@ -180,30 +240,60 @@ class Encoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
 
     def score(self, X: Any, y: Any) -> float:
         """Accuracy, or for a regression R squared."""
-        return float((accuracy_score if self.task == "classification" else r2_score)(y, self.predict(X)))
+        return float(
+            (accuracy_score if self.task == "classification" else r2_score)(y, self.predict(X))
+        )
 
     def _predict(self, X: Any) -> Array:
         check_is_fitted(self)
-        check_is_fitted(self, "classes_", msg="This %(name)s was fitted without labels: it transforms, and predicts after fit(X, y).")
+        check_is_fitted(
+            self,
+            "classes_",
+            msg="This %(name)s was fitted without labels: it transforms, and predicts after fit(X, y).",
+        )
         return self._compute(self._read(X)[0], self.head_.predict)  # type: ignore[union-attr]
 
     def _configure(self, length: int) -> Any:
         """The configuration of the model for windows of `length`."""
         given = {"channels": self.n_channels_in_, "length": length, **self._settings}
         config = build_model_config(registry.models[self.model].name, self.preset, **given)
-        if config.tokenizer == "conv" and not {"tokenizer", "patch", "stride"} & self._settings.keys():
-            config = build_model_config(config.name, self.preset, **given, tokenizer="patch", patch=max(1, length // TOKENS))
+        if (
+            config.tokenizer == "conv"
+            and not {"tokenizer", "patch", "stride"} & self._settings.keys()
+        ):
+            config = build_model_config(
+                config.name, self.preset, **given, tokenizer="patch", patch=max(1, length // TOKENS)
+            )
         return config
 
-    def _train(self, module: Any, batches: ArrayBatches, objective: Callable[..., dict[str, Any]], epochs: int) -> None:
+    def _train(
+        self,
+        module: Any,
+        batches: ArrayBatches,
+        objective: Callable[..., dict[str, Any]],
+        epochs: int,
+    ) -> None:
         if epochs and not batches.steps:
-            raise ValueError(f"Found array with {len(batches.values)} sample(s) while a minimum of {batches.least} is required.")
-        fit(module, batches, objective, config=TrainConfig(epochs=epochs, lr=self.lr, seed=batches.seed, device=self.device))
+            raise ValueError(
+                f"Found array with {len(batches.values)} sample(s) while a minimum of {batches.least} is required."
+            )
+        fit(
+            module,
+            batches,
+            objective,
+            config=TrainConfig(epochs=epochs, lr=self.lr, seed=batches.seed, device=self.device),
+        )
         module.eval()
 
     def _read(self, X: Any, y: Any = None, *, reset: bool = False) -> tuple[Array, Array | None]:
-        """Standardised values [n, T, V] float32, NaN where one is missing, and class ids [n] int64 or numbers [n] float32."""
-        options: dict[str, Any] = {"dtype": [np.float64, np.float32], "allow_nd": True, "ensure_all_finite": "allow-nan"}
+        """Standardised values [n, T, V] float32, NaN where one is missing, and class ids [n] int64
+        or numbers [n] float32.
+        """
+        options: dict[str, Any] = {
+            "dtype": [np.float64, np.float32],
+            "allow_nd": True,
+            "ensure_all_finite": "allow-nan",
+        }
         options |= {"ensure_min_features": 2 if reset else 1, "reset": reset}
         X = np.asarray(X) if isinstance(X, TokenSet) else X
         if y is not None:
@@ -211,20 +301,28 @@ class Encoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         else:
             X = validate_data(self, X, **options)
         if X.ndim > 3:
-            raise ValueError(f"Found array with dim {X.ndim}, expected (n, length, channels) or (n, length).")
+            raise ValueError(
+                f"Found array with dim {X.ndim}, expected (n, length, channels) or (n, length)."
+            )
         x = X[..., None] if X.ndim == 2 else X
         if reset:
             seen = np.isfinite(x)
             count = np.maximum(seen.sum((0, 1)), 1)
             self.n_channels_in_ = x.shape[2]
             self.mean_ = np.sum(x, axis=(0, 1), where=seen, dtype=np.float64) / count
-            spread = np.sqrt(np.sum((x - self.mean_) ** 2, axis=(0, 1), where=seen, dtype=np.float64) / count)
+            spread = np.sqrt(
+                np.sum((x - self.mean_) ** 2, axis=(0, 1), where=seen, dtype=np.float64) / count
+            )
             self.scale_ = np.where(spread > 0, spread, 1.0)
             if hasattr(self, "classes_"):
                 del self.classes_
         elif x.shape[2] != self.n_channels_in_:
-            raise ValueError(f"X has {x.shape[2]} channels, but Encoder is expecting {self.n_channels_in_} channels as input.")
-        return ((x - self.mean_) / self.scale_).astype(np.float32), None if y is None else self._encode_labels(y)
+            raise ValueError(
+                f"X has {x.shape[2]} channels, but Encoder is expecting {self.n_channels_in_} channels as input."
+            )
+        return ((x - self.mean_) / self.scale_).astype(
+            np.float32
+        ), None if y is None else self._encode_labels(y)
 
     def _encode_labels(self, y: Array) -> Array:
         if self.task == "regression":
@@ -235,13 +333,22 @@ class Encoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         return ids.astype(np.int64)
 
     def _compute(self, values: Array, call: Callable[[Batch], Tensor]) -> Array:
-        """`call` of batches of one shape, so that the result of a row does not depend on those beside it, and on its place by rounding alone."""
+        """`call` of batches of one shape, so that the result of a row does not depend on those
+        beside it, and on its place by rounding alone.
+        """
         place, out = select_device(self.device), []
         module = (self.model_ if self.head_ is None else self.head_).to(place)
         with torch.inference_mode():
             for start in range(0, len(values), self.batch_size):
                 rows = values[start : start + self.batch_size]
-                filled = np.pad(rows, ((0, self.batch_size - len(rows)), (0, 0), (0, 0)), mode="edge")
-                out.append(call(data.to_device(to_batch(torch.from_numpy(filled)), place)).float().cpu().numpy()[: len(rows)])
+                filled = np.pad(
+                    rows, ((0, self.batch_size - len(rows)), (0, 0), (0, 0)), mode="edge"
+                )
+                out.append(
+                    call(data.to_device(to_batch(torch.from_numpy(filled)), place))
+                    .float()
+                    .cpu()
+                    .numpy()[: len(rows)]
+                )
         module.to("cpu")  # a pickle opens on every machine
         return np.concatenate(out)

@@ -43,52 +43,86 @@ def export(
     workspace: Path = Path("workspace"),
     dry_run: bool = False,
 ) -> ExportResult:
-    """Weights, configuration, card, settings and scores of a finished run in one folder that `--init` and `models.load` read.
+    """Weights, configuration, card, settings and scores of a finished run in one folder that
+    `--init` and `models.load` read.
 
-    No cache, no tokens, no predictions, no subject: no data about persons. `out` is `export-<run>` beside the workspace's runs when not
-    given, and must hold nothing else. With `push` (`OWNER/NAME` of a model hub, extra `hub`) it is uploaded, to a private repository if
-    it is new. `format` onnx adds `model.onnx` (extra `onnx`), a graph with free batch and length, of the models of signals in
-    `models.onnx_graph.MODELS`.
+    No cache, no tokens, no predictions, no subject: no data about persons. `out` is `export-<run>`
+    beside the workspace's runs when not given, and must hold nothing else. With `push`
+    (`OWNER/NAME` of a model hub, extra `hub`) it is uploaded, to a private repository if it is new.
+    `format` onnx adds `model.onnx` (extra `onnx`), a graph with free batch and length, of the
+    models of signals in `models.onnx_graph.MODELS`.
 
-    Raises UserError: incomplete (exit 4), config (2): the folder holds something, or the extra is missing; not_found (4): the hub cannot
-    be reached.
+    Raises UserError: incomplete (exit 4), config (2): the folder holds something, or the extra is
+    missing; not_found (4): the hub cannot be reached.
     """
     from bitimely_core import heads, onnx_graph
     from bitimely_core.models import factory
 
     if format not in FORMATS:
-        raise usage_error(f"format {safe_text(format)}", f"expected {' or '.join(FORMATS)}", field="--format")
+        raise usage_error(
+            f"format {safe_text(format)}", f"expected {' or '.join(FORMATS)}", field="--format"
+        )
     opened = Run.open(run, workspace).require_finished()
     target = out or locate_new(workspace, "exports", opened.name)
     weights = opened.verified_weights()
-    files = {"config.json": weights / "config.json", "model.safetensors": weights / "model.safetensors"}
+    files = {
+        "config.json": weights / "config.json",
+        "model.safetensors": weights / "model.safetensors",
+    }
     files |= {name: opened.folder / name for name in PARTS if has_result(opened.folder / name)}
-    described = {PREPROCESSING: found.encode()} if (found := _find_preprocessing(opened)) is not None else {}
+    described = (
+        {PREPROCESSING: found.encode()}
+        if (found := _find_preprocessing(opened)) is not None
+        else {}
+    )
     graph = {onnx_graph.FILE} if format == "onnx" else set()
     names = sorted({*files, *described, *graph})
-    result: ExportResult = {"format_version": FORMAT, "run": opened.name, "out": str(target), "files": names}
+    result: ExportResult = {
+        "format_version": FORMAT,
+        "run": opened.name,
+        "out": str(target),
+        "files": names,
+    }
     if dry_run:
         return {**result, "pushed": push}
     if push is not None:
         hub.load_client("--push")
-    if target.is_dir() and (foreign := set(list_results(target)) - {*names, onnx_graph.FILE, CALIBRATION}):
+    if target.is_dir() and (
+        foreign := set(list_results(target)) - {*names, onnx_graph.FILE, CALIBRATION}
+    ):
         text = f"holds {len(foreign)} other files"
         raise usage_error(text, "expected an empty folder", file=str(target), field="--out")
     if described:
         fitted = find_calibration(opened, heads.load(weights).eval(), store=False)
         described |= {} if fitted is None else {CALIBRATION: fitted.encode()}
-    content = {name: read_result(path) for name, path in files.items()} | _protect_counts(opened, set(files)) | described
+    content = (
+        {name: read_result(path) for name, path in files.items()}
+        | _protect_counts(opened, set(files))
+        | described
+    )
     if graph:
         model = heads.load(weights) if opened.record.is_finetuned else factory.load(weights)
         content[onnx_graph.FILE] = onnx_graph.encode_onnx(model, field="--format")
     write_results(target, content)
     hashes = {name: storage.hash_file(target / name) for name in content}
-    revision = None if push is None else hub.upload_folder(target, push, sorted([*content, manifests.MANIFEST]))
-    return {**result, "files": sorted(content), "sha256": hashes, "pushed": push, "revision": revision}
+    revision = (
+        None
+        if push is None
+        else hub.upload_folder(target, push, sorted([*content, manifests.MANIFEST]))
+    )
+    return {
+        **result,
+        "files": sorted(content),
+        "sha256": hashes,
+        "pushed": push,
+        "revision": revision,
+    }
 
 
 def _find_preprocessing(run: Run) -> Preprocessing | None:
-    """What `predict` needs; None for a pre-training, for events, and where neither the run nor its windows state it."""
+    """What `predict` needs; None for a pre-training, for events, and where neither the run nor its
+    windows state it.
+    """
     if not run.record.is_finetuned or run.record.data[0].vocabulary:
         return None
     try:
@@ -101,13 +135,20 @@ def _find_preprocessing(run: Run) -> Preprocessing | None:
 
 
 def _protect_counts(run: Run, names: set[str]) -> dict[str, bytes]:
-    """Of claims the scores as pages print them, and the settings without counts of labels and of splits with few people."""
+    """Of claims the scores as pages print them, and the settings without counts of labels and of
+    splits with few people.
+    """
     data, out = run.record.data[0], {}
     if has_result(run.folder / Scores.SHARED) and "scores.json" in names:
         out["scores.json"] = read_result(run.folder / Scores.SHARED)
     if data.vocabulary and not data.small_counts and "run.json" in names:
         own = tuple(
-            one.model_copy(update={"audit": {s: a for s, a in one.audit.items() if not is_small(a.subjects)}}) for one in run.record.data
+            one.model_copy(
+                update={"audit": {s: a for s, a in one.audit.items() if not is_small(a.subjects)}}
+            )
+            for one in run.record.data
         )
-        out["run.json"] = storage.encode_json(run.record.model_copy(update={"data": own, "train_label_counts": None}).to_json())
+        out["run.json"] = storage.encode_json(
+            run.record.model_copy(update={"data": own, "train_label_counts": None}).to_json()
+        )
     return out

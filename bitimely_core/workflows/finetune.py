@@ -60,7 +60,8 @@ def finetune(
 ) -> TrainingResult:
     """Fine-tune the model of run `source` with a supervised head on the labelled view `data`.
 
-    On the data set of the pre-training a fifth of the training subjects is used (the paper, section on experiments), else all.
+    On the data set of the pre-training a fifth of the training subjects is used (the paper, section
+    on experiments), else all.
 
     Raises UserError: as `pretrain`; no_input (4) without training windows.
     """
@@ -85,14 +86,21 @@ def finetune(
     torch.manual_seed(settings.train.seed)
     model, reset = _build_backbone(parent, windows, scratch)
     readout = settings.finetune.readout or registry.models[parent.record.model].facts.readout
-    settings = settings.model_copy(update={"model": model.config, "finetune": settings.finetune.model_copy(update={"readout": readout})})
+    settings = settings.model_copy(
+        update={
+            "model": model.config,
+            "finetune": settings.finetune.model_copy(update={"readout": readout}),
+        }
+    )
     head = _build_head(model, settings, windows, view)
     notices = [_describe_reset(windows, parent.record, reset)] if reset else []
     if settings.data.fraction < 1:
         notices.append(_describe_fraction(windows, len(set(view.train.subjects()))))
     stamp, origin = None if scratch else parent.record.leak_free, parent.record
     record = RunRecord(
-        run=run or f"{origin.run}-{name.partition('/')[2] or name}" + ("-scratch" if settings.finetune.from_scratch else ""),
+        run=run
+        or f"{origin.run}-{name.partition('/')[2] or name}"
+        + ("-scratch" if settings.finetune.from_scratch else ""),
         kind="finetune",
         model=origin.model,
         preset=origin.preset,
@@ -109,13 +117,18 @@ def finetune(
         versions=list_versions(),
         verified=verify,
         renewed=tuple(reset),
-        notices=(*notices, *list_training_notices(settings, [windows], stamp, pretrained=not scratch)),
+        notices=(
+            *notices,
+            *list_training_notices(settings, [windows], stamp, pretrained=not scratch),
+        ),
         train_windows=len(view.train),
         train_label_counts=count_labels(view.train),
     )
     train, size = settings.train, settings.train.batch_size
     batches = make_batches(view.train, size, seed=train.seed, ties=settings.model.ties)
-    validation = make_batches(view.validation, size, seed=0, shuffle=False) if len(view.validation) else None
+    validation = (
+        make_batches(view.validation, size, seed=0, shuffle=False) if len(view.validation) else None
+    )
     measure = partial(measure_task, device=train.device)
     job = TrainingJob(
         record=record,
@@ -129,14 +142,29 @@ def finetune(
         search=tuning.plan_search(settings, batches, validation, [view], measure, LOWER_IS_BETTER),
         earlier_subjects=None if scratch else parent.train_subjects,
     )
-    return summarize_job(job) if dry_run else run_job(job, force_new=force_new, progress=progress, say=say)
+    return (
+        summarize_job(job)
+        if dry_run
+        else run_job(job, force_new=force_new, progress=progress, say=say)
+    )
 
 
 def _require_view(data: str | None, recipe: Recipe | None) -> str:
     """The view to fine-tune on. Raises UserError (config, exit 2) unless there is exactly one."""
-    names = (data,) if data else tuple(recipe.overrides("finetune").get("data", {}).get("names", ())) if recipe else ()
+    names = (
+        (data,)
+        if data
+        else tuple(recipe.overrides("finetune").get("data", {}).get("names", ()))
+        if recipe
+        else ()
+    )
     if len(names) != 1:
-        raise usage_error("no labelled view", "expected one --data", "For example --data synthetic/staging", field="--data")
+        raise usage_error(
+            "no labelled view",
+            "expected one --data",
+            "For example --data synthetic/staging",
+            field="--data",
+        )
     return str(names[0])
 
 
@@ -154,28 +182,54 @@ def _collect_defaults(origin: RunRecord, name: str, workspace: Path) -> Flags:
 
 
 def _open_view(
-    name: str, settings: Settings, workspace: Path, verify: bool, dry_run: bool, progress: Progress | None
+    name: str,
+    settings: Settings,
+    workspace: Path,
+    verify: bool,
+    dry_run: bool,
+    progress: Progress | None,
 ) -> tuple[Windows, tuning.TrainValidation]:
     """The windows, and the subjects of the training and validation splits that the run uses."""
     from bitimely_core import data
 
-    windows = prepare_windows(name, workspace, settings.data, verify=verify, dry_run=dry_run, progress=progress, together=True)
+    windows = prepare_windows(
+        name,
+        workspace,
+        settings.data,
+        verify=verify,
+        dry_run=dry_run,
+        progress=progress,
+        together=True,
+    )
     if windows.task == "none":
-        raise usage_error(f"{name} has no labels", "expected a labelled view", "See: bitimely list views", field="--data")
+        raise usage_error(
+            f"{name} has no labels",
+            "expected a labelled view",
+            "See: bitimely list views",
+            field="--data",
+        )
     windows = data.limit_windows(windows, settings.data.limit, settings.train.seed)
     train = data.sample_subjects(windows["train"], settings.data.fraction, seed=settings.train.seed)
     if not len(train):
-        raise input_error(Reason.NO_INPUT, f"{windows.name} has no training windows", "expected at least one", "Ingest more recordings")
+        raise input_error(
+            Reason.NO_INPUT,
+            f"{windows.name} has no training windows",
+            "expected at least one",
+            "Ingest more recordings",
+        )
     return windows, tuning.TrainValidation(train, windows["validation"])
 
 
 def _build_backbone(parent: Run, windows: Windows, scratch: bool) -> tuple[Model, list[str]]:
-    """The model of the run with an adapter for the windows, and the names of its tensors that were randomly initialised."""
+    """The model of the run with an adapter for the windows, and the names of its tensors that were
+    randomly initialised.
+    """
     from bitimely_core import models
 
     config = parent.record.settings.model
     if scratch:
-        free = config.model_copy(update={"numbers": config.numbers and None})  # where the data have them, unless they were switched off
+        # where the data have them, unless they were switched off
+        free = config.model_copy(update={"numbers": config.numbers and None})
         config = config.model_copy(update={"numbers": choose_numbers([windows], free)})
     model = models.from_config(config) if scratch else models.load(parent.verified_weights())
     at = parent.find_adapter(windows)
@@ -187,8 +241,12 @@ def _build_backbone(parent: Run, windows: Windows, scratch: bool) -> tuple[Model
     return model, reset
 
 
-def _build_head(model: Model, settings: Settings, windows: Windows, view: tuning.TrainValidation) -> Head:
-    """The head of the task with random weights, its targets standardised by the training windows."""
+def _build_head(
+    model: Model, settings: Settings, windows: Windows, view: tuning.TrainValidation
+) -> Head:
+    """The head of the task with random weights, its targets standardised by the training
+    windows.
+    """
     from bitimely_core import heads
 
     tuned, target = settings.finetune, view.train.targets(None)
@@ -217,12 +275,20 @@ def _make_grid(settings: Settings, windows: Windows, target: np.ndarray) -> Haza
     horizons, tuned = windows.options.time_to_event, settings.finetune
     known = target.reshape(-1, 2)[np.isfinite(target.reshape(-1, 2)).all(1)]
     end = windows.options.landmark.horizon_days if windows.options.landmark else horizons[-1]
-    return HazardGrid(tuned.hazard, make_edges(known[:, 0], known[:, 1], end, tuned.intervals), tuple(map(float, horizons)))
+    return HazardGrid(
+        tuned.hazard,
+        make_edges(known[:, 0], known[:, 1], end, tuned.intervals),
+        tuple(map(float, horizons)),
+    )
 
 
 def _describe_fraction(windows: Windows, used: int) -> str:
     available = len(set(windows["train"].subjects()))
-    hidden = windows.vocabulary and not getattr(windows.options, "small_counts", None) and (is_small(used) or is_small(available))
+    hidden = (
+        windows.vocabulary
+        and not getattr(windows.options, "small_counts", None)
+        and (is_small(used) or is_small(available))
+    )
     return f"fine-tuning on {'few' if hidden else f'{used:,} of {available:,}'} training {windows.subject_unit}s"
 
 
@@ -233,8 +299,16 @@ def _describe_reset(windows: Windows, origin: RunRecord, reset: list[str]) -> st
     parts = []
     if adapter:
         before = " and ".join(map(str, origin.channels))
-        reason = "another vocabulary" if windows.vocabulary else f"{windows.channels} channels here, {before} in the pre-training"
-        parts.append(f"{reason}: re-initialised the adapter ({len(adapter)} tensors: tokenizer, input and output projection)")
+        reason = (
+            "another vocabulary"
+            if windows.vocabulary
+            else f"{windows.channels} channels here, {before} in the pre-training"
+        )
+        parts.append(
+            f"{reason}: re-initialised the adapter ({len(adapter)} tensors: tokenizer, input and output projection)"
+        )
     if others:
-        parts.append(f"windows of another length: randomly initialised or extended by random values: {', '.join(others)}")
+        parts.append(
+            f"windows of another length: randomly initialised or extended by random values: {', '.join(others)}"
+        )
     return "; ".join(parts)

@@ -1,4 +1,6 @@
-"""Models on a hub, through huggingface_hub (extra `hub`) with its own credentials; no other module calls it."""
+"""Models on a hub, through huggingface_hub (extra `hub`) with its own credentials; no other module
+calls it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from bitimely_core import storage
 from bitimely_core.errors import Reason, clean, input_error, integrity_error, safe_text, usage_error
 from bitimely_core.system_errors import raise_system_error
 
-SAFE = ("*.safetensors", "*.json", "*.md")  # downloaded files: weights without code, numbers and text
+# downloaded files: weights without code, numbers and text
+SAFE = ("*.safetensors", "*.json", "*.md")
 NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+?)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -20,14 +23,17 @@ T = TypeVar("T")
 
 
 def load_client(field: str) -> Any:
-    """huggingface_hub. Raises UserError (config, exit 2) naming `field` where the extra is missing."""
+    """huggingface_hub. Raises UserError (config, exit 2) naming `field` where the extra is
+    missing.
+    """
     try:
         import huggingface_hub  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
         raise_system_error(error)
         raise usage_error(
             "huggingface_hub is not installed",
-            "expected it for a repository of a hub" + (" (no run or folder has that name)" if field == "--init" else ""),
+            "expected it for a repository of a hub"
+            + (" (no run or folder has that name)" if field == "--init" else ""),
             "Install it with: pip install 'bitimely[hub]'",
             field=field,
         ) from error
@@ -35,7 +41,9 @@ def load_client(field: str) -> Any:
 
 
 def _call_hub(call: Callable[[], T], repo: str, field: str) -> T:
-    """The result of `call`. Raises UserError (not_found, exit 4) for any error of the hub, its client or the network."""
+    """The result of `call`. Raises UserError (not_found, exit 4) for any error of the hub, its
+    client or the network.
+    """
     try:
         return call()
     except Exception as error:  # of several libraries, without a common class
@@ -50,13 +58,15 @@ def _call_hub(call: Callable[[], T], repo: str, field: str) -> T:
 
 
 def fetch_model(name: str, pinned: dict[str, str] | None = None) -> tuple[Path, dict[str, str]]:
-    """The folder of the model `OWNER/NAME[@REVISION]` in the cache of the hub's client, and its origin: `repo` and the commit as
-    `revision`.
+    """The folder of the model `OWNER/NAME[@REVISION]` in the cache of the hub's client, and its
+    origin: `repo` and the commit as `revision`.
 
-    `pinned` is the origin of a resumed run: the same commit again, also when the branch has newer ones.
+    `pinned` is the origin of a resumed run: the same commit again, also when the branch has newer
+    ones.
 
-    Raises UserError: config (exit 2) for another form of name or without the extra; not_found (exit 4) where the hub cannot be reached
-    or has no such model; integrity (exit 5) where the weights differ from the hash in `run.json`.
+    Raises UserError: config (exit 2) for another form of name or without the extra; not_found (exit
+    4) where the hub cannot be reached or has no such model; integrity (exit 5) where the weights
+    differ from the hash in `run.json`.
     """
     parts = NAME.fullmatch(name)
     if parts is None:
@@ -72,36 +82,52 @@ def fetch_model(name: str, pinned: dict[str, str] | None = None) -> tuple[Path, 
     if revision is None and pinned and pinned.get("repo") == repo:
         revision = pinned["revision"]
     if revision is None or not COMMIT.fullmatch(revision):
-        revision = str(_call_hub(lambda: hub.HfApi().model_info(repo, revision=revision), repo, "--init").sha)
-    path = _call_hub(lambda: hub.snapshot_download(repo_id=repo, revision=revision, allow_patterns=list(SAFE)), repo, "--init")
+        revision = str(
+            _call_hub(lambda: hub.HfApi().model_info(repo, revision=revision), repo, "--init").sha
+        )
+    path = _call_hub(
+        lambda: hub.snapshot_download(repo_id=repo, revision=revision, allow_patterns=list(SAFE)),
+        repo,
+        "--init",
+    )
     folder = Path(path)
     check_weights(folder, f"{repo}@{revision}")
     return folder, {"repo": repo, "revision": revision}
 
 
 def check_weights(folder: Path, name: str) -> None:
-    """Compare the weights of an exported run with the hash in its run.json. Raises UserError (integrity, exit 5)."""
+    """Compare the weights of an exported run with the hash in its run.json. Raises UserError
+    (integrity, exit 5).
+    """
     try:
         expected = json.loads((folder / "run.json").read_bytes())["weights"]
         actual = storage.hash_file(folder / "model.safetensors")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise_system_error(error, folder)
         problem = f"no weights with their hash ({type(error).__name__})"
-        raise integrity_error(name, problem, "expected model.safetensors and run.json of bitimely export") from error
+        raise integrity_error(
+            name, problem, "expected model.safetensors and run.json of bitimely export"
+        ) from error
     if expected != actual:
         problem = f"model.safetensors has the hash {actual[:16]}"
-        raise integrity_error(name, problem, f"expected {safe_text(expected)[:16]} as in run.json", "Do not use it")
+        raise integrity_error(
+            name, problem, f"expected {safe_text(expected)[:16]} as in run.json", "Do not use it"
+        )
 
 
 def upload_folder(folder: Path, repo: str, files: list[str]) -> str | None:
-    """Upload `files` of `folder` to `repo`, which is made private where there is none. Returns the commit.
+    """Upload `files` of `folder` to `repo`, which is made private where there is none. Returns the
+    commit.
 
-    Raises UserError: config (exit 2) without the extra, not_found (exit 4) where it cannot be reached.
+    Raises UserError: config (exit 2) without the extra, not_found (exit 4) where it cannot be
+    reached.
     """
     hub = load_client("--push").HfApi()
 
     def upload() -> Any:
         hub.create_repo(repo_id=repo, repo_type="model", private=True, exist_ok=True)
-        return hub.upload_folder(repo_id=repo, folder_path=str(folder), repo_type="model", allow_patterns=files)
+        return hub.upload_folder(
+            repo_id=repo, folder_path=str(folder), repo_type="model", allow_patterns=files
+        )
 
     return getattr(_call_hub(upload, repo, "--push"), "oid", None)

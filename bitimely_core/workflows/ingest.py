@@ -17,7 +17,8 @@ from bitimely_core.workflows.prepare import ingest_cache
 from bitimely_core.workflows.tokenize import tokenize
 from bitimely_core.workspace import find_data_kind
 
-TOKEN_KEYS = ("windows", "events", "codes", "honesty", "selected", "small_counts")  # of the result of `tokenize`, kept in the report
+# of the result of `tokenize`, kept in the report
+TOKEN_KEYS = ("windows", "events", "codes", "honesty", "selected", "small_counts")
 
 
 def ingest(
@@ -32,16 +33,19 @@ def ingest(
     progress: Progress | None = None,
     **arguments: Any,
 ) -> dict[str, Any]:
-    """`cache.ingest`, and `report.html` beside its report; of claims with `build` also the sequences, whose warnings the report has too.
+    """`cache.ingest`, and `report.html` beside its report; of claims with `build` also the
+    sequences, whose warnings the report has too.
 
     Args:
         dataset: registered name.
         source: raw folder, or the URL of one; None for generated data sets.
         out: folder of the data set's cache, `<workspace>/cache/<dataset>`.
         options: the data set's own.
-        build: choices of sequences (`claims.sequence_plan.resolve_plan`); `split_file` has the ids of the source and is an option of the cache.
+        build: choices of sequences (`claims.sequence_plan.resolve_plan`); `split_file` has the ids
+            of the source and is an option of the cache.
         name: of the sequences.
-        notice: called with a warning where the page could not be written, or the sequences could not be made, but the cache is complete.
+        notice: called with a warning where the page could not be written, or the sequences could
+            not be made, but the cache is complete.
         progress: as of `cache.ingest`.
         **arguments: the other arguments of `cache.ingest`.
 
@@ -49,7 +53,8 @@ def ingest(
         The report of `cache.ingest`.
 
     Raises:
-        UserError: that of `cache.ingest`, whose page has the reasons of a refused data set; exit 2 for choices that do not fit.
+        UserError: that of `cache.ingest`, whose page has the reasons of a refused data set; exit 2
+            for choices that do not fit.
     """
     folder = Path(out)
     kind = find_data_kind(dataset)
@@ -60,9 +65,17 @@ def ingest(
         if choices is None:
             return
         try:
-            built = tokenize(dataset, workspace=folder.parent.parent, name=name, options=choices, force_new=True, progress=progress)
+            built = tokenize(
+                dataset,
+                workspace=folder.parent.parent,
+                name=name,
+                options=choices,
+                force_new=True,
+                progress=progress,
+            )
             found = built["findings"]
-            place = Path(built["folder"]).relative_to(folder.parent.parent).as_posix()  # the report is the same in every workspace
+            # the report is the same in every workspace
+            place = Path(built["folder"]).relative_to(folder.parent.parent).as_posix()
             report["tokens"] = {"folder": place, **{key: built[key] for key in TOKEN_KEYS}}
         except UserError as error:
             if error.exit_code != Exit.REFUSED:
@@ -77,4 +90,13 @@ def ingest(
         report["reason_counts"] = dict(sorted(counts.items()))
         write_results(folder, {REPORT: storage.encode_json(report) + b"\n"}, beside=True)
 
-    return ingest_cache(dataset, source, folder, extend=add_tokens, options=options, notice=notice, progress=progress, **arguments)
+    return ingest_cache(
+        dataset,
+        source,
+        folder,
+        extend=add_tokens,
+        options=options,
+        notice=notice,
+        progress=progress,
+        **arguments,
+    )

@@ -23,7 +23,11 @@ from bitimely_core.evaluate.predict import predict as predict_windows
 from bitimely_core.formats.edf_hypnogram import encode_hypnogram
 from bitimely_core.formats.source import finding_to_error, locate_errors
 from bitimely_core.records import read_result_table
-from bitimely_core.report.prediction_page import collection_page, describe_calibration, recording_page
+from bitimely_core.report.prediction_page import (
+    collection_page,
+    describe_calibration,
+    recording_page,
+)
 from bitimely_core.report.renderer import write_report
 from bitimely_core.run import FORMAT, Run
 from bitimely_core.schemas.scores import EndpointValue
@@ -41,7 +45,14 @@ if TYPE_CHECKING:
     from bitimely_core.heads import Head
     from bitimely_core.tokens import Windows
 
-LEVELS = {"W": "wake", "N1": "stage N1", "N2": "stage N2", "N3": "stage N3", "REM": "REM sleep", "R": "REM sleep"}
+LEVELS = {
+    "W": "wake",
+    "N1": "stage N1",
+    "N2": "stage N2",
+    "N3": "stage N3",
+    "REM": "REM sleep",
+    "R": "REM sleep",
+}
 
 
 class RecordingRow(TypedDict):
@@ -76,29 +87,49 @@ class RecordingPrediction(NamedTuple):
 
     windows: Windows
     prediction: npt.NDArray[Any]  # [n, K] probabilities or [n] values
-    confidence: npt.NDArray[Any] | None  # [n] of the most probable class, after temperature scaling where there is a calibration
-    sets: npt.NDArray[np.bool_] | None  # [n, K] classes of the conformal set of each window; None without a threshold
-    reach: float | None  # half the width of the conformal interval of a value; None without a threshold
+    # [n] of the most probable class, after temperature scaling where there is a calibration
+    confidence: npt.NDArray[Any] | None
+    # [n, K] classes of the conformal set of each window; None without a threshold
+    sets: npt.NDArray[np.bool_] | None
+    # half the width of the conformal interval of a value; None without a threshold
+    reach: float | None
     endpoints: dict[str, EndpointValue]
     findings: list[Finding]
 
     def frame(self) -> pl.DataFrame:
-        """Content of `predictions.parquet`: recording_id, window, start, then prediction, class, p_<class>, confidence and set (classes
-        that hold the true one with the level of the calibration, joined by |); or prediction, lo and hi.
+        """Content of `predictions.parquet`: recording_id, window, start, then prediction, class,
+        p_<class>, confidence and set (classes that hold the true one with the level of the
+        calibration, joined by |); or prediction, lo and hi.
         """
         import polars as pl
 
         classes, found = list(self.windows.class_names), self.prediction
         reach = np.full(len(found), np.nan if self.reach is None else self.reach)
-        columns: dict[str, Any] = {"prediction": found, "lo": found - reach, "hi": found + reach} if found.ndim == 1 else {}
+        columns: dict[str, Any] = (
+            {"prediction": found, "lo": found - reach, "hi": found + reach}
+            if found.ndim == 1
+            else {}
+        )
         if self.windows.task != "regression":
             columns = {f"p_{name}": found[:, k] for k, name in enumerate(classes)}
         if self.windows.task == "classification":
             at = found.argmax(1)
-            columns = {"prediction": at, "class": [classes[k] for k in at], **columns, "confidence": self.confidence}
-            columns["set"] = None if self.sets is None else ["|".join(classes[k] for k in np.flatnonzero(row)) for row in self.sets]
+            columns = {
+                "prediction": at,
+                "class": [classes[k] for k in at],
+                **columns,
+                "confidence": self.confidence,
+            }
+            columns["set"] = (
+                None
+                if self.sets is None
+                else ["|".join(classes[k] for k in np.flatnonzero(row)) for row in self.sets]
+            )
         return self.windows.index.select("recording_id", "window", "start").with_columns(
-            **{k: pl.lit(None, pl.String) if v is None else pl.Series(v) for k, v in columns.items()}
+            **{
+                k: pl.lit(None, pl.String) if v is None else pl.Series(v)
+                for k, v in columns.items()
+            }
         )
 
 
@@ -112,12 +143,20 @@ class Predictor:
     calibration: Calibration | None = None
 
     def predict_record(
-        self, record: Record, name: str, *, batch_size: int | None = None, device: str = "auto", progress: Progress | None = None
+        self,
+        record: Record,
+        name: str,
+        *,
+        batch_size: int | None = None,
+        device: str = "auto",
+        progress: Progress | None = None,
     ) -> RecordingPrediction:
         """The predictions for a recording that was read. Raises UserError: as `cut_unlabelled`."""
         cut = cut_unlabelled(record, name, self.preprocessing)
         windows = cut.windows
-        prediction = predict_windows(self.head, windows, batch_size=batch_size, device=device, progress=progress)
+        prediction = predict_windows(
+            self.head, windows, batch_size=batch_size, device=device, progress=progress
+        )
         confidence, endpoints, sets = None, {}, None
         fitted = self.calibration
         threshold = None if fitted is None else fitted.threshold
@@ -129,10 +168,17 @@ class Predictor:
             sets = None if threshold is None else predict_sets(tempered, threshold)
             if is_staging(windows.class_names) and windows.options.epoch is not None:
                 epoch, starts = float(windows.options.epoch), windows.index["start"].to_numpy()
-                hypnogram = place_epochs(starts + (windows.options.length - epoch) / 2, prediction.argmax(1), epoch, origin=0.0)
+                hypnogram = place_epochs(
+                    starts + (windows.options.length - epoch) / 2,
+                    prediction.argmax(1),
+                    epoch,
+                    origin=0.0,
+                )
                 endpoints = compute_endpoints(hypnogram, windows.class_names, epoch)
         reach = threshold if windows.task == "regression" else None
-        return RecordingPrediction(windows, prediction, confidence, sets, reach, endpoints, cut.findings)
+        return RecordingPrediction(
+            windows, prediction, confidence, sets, reach, endpoints, cut.findings
+        )
 
     def predict(
         self,
@@ -142,7 +188,8 @@ class Predictor:
         batch_size: int | None = None,
         device: str = "auto",
     ) -> pl.DataFrame:
-        """The predictions for recordings, folders or caches as one frame (`RecordingPrediction.frame`); writes nothing.
+        """The predictions for recordings, folders or caches as one frame
+        (`RecordingPrediction.frame`); writes nothing.
 
         Raises UserError for the first recording that cannot be read.
         """
@@ -151,15 +198,27 @@ class Predictor:
         paths = [Path(files)] if isinstance(files, str | Path) else [Path(file) for file in files]
         options = self.preprocessing.options
         found = find_recordings(paths, options, parse_map(channel_map, options.read_channels))
-        return pl.concat([self.predict_record(one.read(), one.name, batch_size=batch_size, device=device).frame() for one in found])
+        return pl.concat(
+            [
+                self.predict_record(
+                    one.read(), one.name, batch_size=batch_size, device=device
+                ).frame()
+                for one in found
+            ]
+        )
 
 
-def from_pretrained(run: str | Path, *, workspace: Path = Path("workspace"), calibrate: bool = True) -> Predictor:
-    """The fine-tuned model of a run, of a folder that `export` wrote, or of `OWNER/NAME[@REVISION]` on a hub (extra `hub`).
+def from_pretrained(
+    run: str | Path, *, workspace: Path = Path("workspace"), calibrate: bool = True
+) -> Predictor:
+    """The fine-tuned model of a run, of a folder that `export` wrote, or of `OWNER/NAME[@REVISION]`
+    on a hub (extra `hub`).
 
-    With `calibrate`, the calibration of the run is fitted where it is not stored (`calibrate.find_calibration`).
+    With `calibrate`, the calibration of the run is fitted where it is not stored
+    (`calibrate.find_calibration`).
 
-    Raises UserError: not_found, config (exit 2) for a model without a head or on events; incomplete (4); integrity (5).
+    Raises UserError: not_found, config (exit 2) for a model without a head or on events; incomplete
+    (4); integrity (5).
     """
     from bitimely_core import heads
 
@@ -172,11 +231,20 @@ def from_pretrained(run: str | Path, *, workspace: Path = Path("workspace"), cal
     opened = Run.open(folder, workspace).require_finished()
     if not opened.record.is_finetuned:
         hint = f"Run: bitimely finetune {opened.name} --data DATASET/VIEW"
-        raise usage_error(f"{opened.name} was only pre-trained", "expected a fine-tuned run, which predicts labels", hint, field="RUN")
+        raise usage_error(
+            f"{opened.name} was only pre-trained",
+            "expected a fine-tuned run, which predicts labels",
+            hint,
+            field="RUN",
+        )
     if opened.record.data[0].vocabulary:
-        raise usage_error(f"{opened.name} reads histories of events", "expected a run on recordings", field="RUN")
+        raise usage_error(
+            f"{opened.name} reads histories of events", "expected a run on recordings", field="RUN"
+        )
     head, preprocessing = heads.load(opened.verified_weights()).eval(), opened.preprocessing()
-    return Predictor(opened, head, preprocessing, find_calibration(opened, head) if calibrate else None)
+    return Predictor(
+        opened, head, preprocessing, find_calibration(opened, head) if calibrate else None
+    )
 
 
 def predict(
@@ -193,32 +261,48 @@ def predict(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> PredictResult:
-    """Predict new recordings with a fine-tuned run: tables, hypnograms and pages in `out` (default `reports/predict-<run>`).
+    """Predict new recordings with a fine-tuned run: tables, hypnograms and pages in `out` (default
+    `reports/predict-<run>`).
 
-    `files` are recordings, folders of them (also BIDS) and caches; labels beside them are never opened. `channel_map` has items
-    `WANTED=FOUND` (channel of the run = channel of the files) and TOML files (`ChannelMap`). Confidence and sets are calibrated on the
-    validation windows of the run, or on one person's own labelled recordings `calibrate_on` (a file, a BIDS folder, a cache). Every recording has a folder with
-    `predictions.parquet`, of classes `<recording>_events.tsv` and `.json` (BIDS derivatives), of sleep stages `<recording>-hypnogram.edf`, of
-    values `<recording>_timeseries.csv`, and `report.html`; `predictions.parquet` and `report.html` of all are above. A recording that cannot
-    be read is named, and the others go on (exit 3).
+    `files` are recordings, folders of them (also BIDS) and caches; labels beside them are never
+    opened. `channel_map` has items `WANTED=FOUND` (channel of the run = channel of the files) and
+    TOML files (`ChannelMap`). Confidence and sets are calibrated on the validation windows of the
+    run, or on one person's own labelled recordings `calibrate_on` (a file, a BIDS folder, a cache).
+    Every recording has a folder with `predictions.parquet`, of classes `<recording>_events.tsv` and
+    `.json` (BIDS derivatives), of sleep stages `<recording>-hypnogram.edf`, of values
+    `<recording>_timeseries.csv`, and `report.html`; `predictions.parquet` and `report.html` of all
+    are above. A recording that cannot be read is named, and the others go on (exit 3).
 
-    Raises UserError: as `from_pretrained`, and the first fault (exit 4) where no recording can be read.
+    Raises UserError: as `from_pretrained`, and the first fault (exit 4) where no recording can be
+    read.
     """
     from bitimely_core.train.devices import select_device
 
     select_device(device)
-    model = from_pretrained(run, workspace=workspace, calibrate=not dry_run and calibrate_on is None)
+    model = from_pretrained(
+        run, workspace=workspace, calibrate=not dry_run and calibrate_on is None
+    )
     options = model.preprocessing.options
     mapping = parse_map(channel_map, options.read_channels)
     target = out or locate_new(workspace, "reports", f"predict-{model.run.name}")
     storage.refuse_link(target)
     found = list(find_recordings([Path(file) for file in files], options, mapping))
-    result: PredictResult = {"format_version": FORMAT, "run": model.run.name, "out": str(target), "n": len(found)}
+    result: PredictResult = {
+        "format_version": FORMAT,
+        "run": model.run.name,
+        "out": str(target),
+        "n": len(found),
+    }
     if dry_run:
         return {**result, "recordings": [one.name for one in found]}
     if calibrate_on is not None:
         with locate_errors(calibrate_on, replace=False):
-            model = replace(model, calibration=fit_own_calibration(calibrate_on, model.run, model.head, model.preprocessing, mapping))
+            model = replace(
+                model,
+                calibration=fit_own_calibration(
+                    calibrate_on, model.run, model.head, model.preprocessing, mapping
+                ),
+            )
     rows: list[RecordingRow] = []
     faults: list[Finding] = []
     findings: list[Finding] = []
@@ -239,13 +323,26 @@ def predict(
     report = _write_collection(target, model, rows)
     shown = [finding.as_dict() for finding in (*faults, *findings)]
     code = int(Exit.PARTIAL if faults else Exit.OK)
-    return {**result, "recordings": rows, "findings": shown, "report": str(report), "exit_code": code}
+    return {
+        **result,
+        "recordings": rows,
+        "findings": shown,
+        "report": str(report),
+        "exit_code": code,
+    }
 
 
 def _predict_one(
-    model: Predictor, one: NewRecording, read: Callable[[], Record], *, batch_size: int | None, device: str
+    model: Predictor,
+    one: NewRecording,
+    read: Callable[[], Record],
+    *,
+    batch_size: int | None,
+    device: str,
 ) -> RecordingPrediction | Finding:
-    """The predictions for one recording, or why there are none. Raises what is a defect of the model, hence the fault of no recording."""
+    """The predictions for one recording, or why there are none. Raises what is a defect of the
+    model, hence the fault of no recording.
+    """
     try:
         record = read()
     except Exception as error:
@@ -256,8 +353,12 @@ def _predict_one(
         return describe_failure(error, None, one.file)[0]
 
 
-def _read_ahead(found: Sequence[NewRecording], jobs: int) -> Iterator[tuple[NewRecording, Callable[[], Record]]]:
-    """Each recording and the function that gives what was read; with several `jobs` that many are read while the model works."""
+def _read_ahead(
+    found: Sequence[NewRecording], jobs: int
+) -> Iterator[tuple[NewRecording, Callable[[], Record]]]:
+    """Each recording and the function that gives what was read; with several `jobs` that many are
+    read while the model works.
+    """
     if jobs <= 1:
         yield from ((one, one.read) for one in found)
         return
@@ -266,7 +367,9 @@ def _read_ahead(found: Sequence[NewRecording], jobs: int) -> Iterator[tuple[NewR
         waiting = deque((one, pool.submit(one.read)) for one in itertools.islice(rest, jobs))
         while waiting:
             one, future = waiting.popleft()
-            waiting.extend((following, pool.submit(following.read)) for following in itertools.islice(rest, 1))
+            waiting.extend(
+                (following, pool.submit(following.read)) for following in itertools.islice(rest, 1)
+            )
             yield one, future.result
 
 
@@ -274,7 +377,9 @@ def _refuse_all(faults: Sequence[Finding]) -> UserError:
     """The error where no recording could be read: exit 4, and 2 where none is there."""
     error = finding_to_error(faults[0])
     error.details = list(faults[1:])
-    error.exit_code = Exit.USAGE if all(fault.code == Reason.NOT_FOUND for fault in faults) else Exit.REFUSED
+    error.exit_code = (
+        Exit.USAGE if all(fault.code == Reason.NOT_FOUND for fault in faults) else Exit.REFUSED
+    )
     return error
 
 
@@ -285,19 +390,27 @@ def _refused_row(one: NewRecording, fault: Finding) -> RecordingRow:
     }  # fmt: skip
 
 
-def _write_recording(folder: Path, one: NewRecording, model: Predictor, made: RecordingPrediction) -> RecordingRow:
+def _write_recording(
+    folder: Path, one: NewRecording, model: Predictor, made: RecordingPrediction
+) -> RecordingRow:
     """The folder of one recording."""
     windows, frame, name = made.windows, made.frame(), one.name
     starts, length = windows.index["start"].to_numpy(), windows.options.length
-    files: dict[str, storage.Content | None] = {"predictions.parquet": storage.encode_parquet(frame)}
+    files: dict[str, storage.Content | None] = {
+        "predictions.parquet": storage.encode_parquet(frame)
+    }
     messages = [finding.message for finding in made.findings if finding.level != "info"]
     if windows.task == "classification":
         epoch = float(windows.options.epoch or length)
         onsets = starts + (length - epoch) / 2
-        files[f"{name}_events.tsv"], files[f"{name}_events.json"] = encode_events(onsets, epoch, frame, model)
+        files[f"{name}_events.tsv"], files[f"{name}_events.json"] = encode_events(
+            onsets, epoch, frame, model
+        )
         if made.endpoints:
             stages = frame["prediction"].to_list()
-            files[f"{name}-hypnogram.edf"] = encode_hypnogram(onsets.tolist(), stages, windows.class_names, epoch)
+            files[f"{name}-hypnogram.edf"] = encode_hypnogram(
+                onsets.tolist(), stages, windows.class_names, epoch
+            )
     elif windows.task == "regression":
         series = frame.select("start", (frame["start"] + length).alias("stop"), "prediction")
         files[f"{name}_timeseries.csv"] = series.write_csv().encode()
@@ -316,10 +429,17 @@ def _write_recording(folder: Path, one: NewRecording, model: Predictor, made: Re
     }
 
 
-def encode_events(onsets: npt.NDArray[Any], duration: float, frame: pl.DataFrame, model: Predictor) -> tuple[bytes, bytes]:
+def encode_events(
+    onsets: npt.NDArray[Any], duration: float, frame: pl.DataFrame, model: Predictor
+) -> tuple[bytes, bytes]:
     """Content of the `events.tsv` of a BIDS derivative and of its sidecar."""
-    cells = zip(onsets.tolist(), frame["class"].to_list(), frame["confidence"].to_list(), strict=True)
-    lines = [f"{onset:.6f}\t{duration:.6f}\t{name}\t{confidence:.6f}\n" for onset, name, confidence in cells]
+    cells = zip(
+        onsets.tolist(), frame["class"].to_list(), frame["confidence"].to_list(), strict=True
+    )
+    lines = [
+        f"{onset:.6f}\t{duration:.6f}\t{name}\t{confidence:.6f}\n"
+        for onset, name, confidence in cells
+    ]
     how = f"automatic, by run {model.run.name} of bitimely {__version__}, not reviewed by a person"
     sidecar = {
         "trial_type": {
@@ -327,9 +447,16 @@ def encode_events(onsets: npt.NDArray[Any], duration: float, frame: pl.DataFrame
             "Description": f"Most probable class of the window; {how}",
             "Levels": {name: LEVELS.get(name, name) for name in model.preprocessing.class_names},
         },
-        "confidence": {"LongName": "Confidence", "Description": describe_calibration(model.calibration), "Minimum": 0, "Maximum": 1},
+        "confidence": {
+            "LongName": "Confidence",
+            "Description": describe_calibration(model.calibration),
+            "Minimum": 0,
+            "Maximum": 1,
+        },
     }
-    return ("onset\tduration\ttrial_type\tconfidence\n" + "".join(lines)).encode(), storage.encode_json(sidecar) + b"\n"
+    return (
+        "onset\tduration\ttrial_type\tconfidence\n" + "".join(lines)
+    ).encode(), storage.encode_json(sidecar) + b"\n"
 
 
 def _write_collection(target: Path, model: Predictor, rows: Sequence[RecordingRow]) -> Path:
@@ -342,7 +469,9 @@ def _write_collection(target: Path, model: Predictor, rows: Sequence[RecordingRo
         writer = None
         for name in names:
             table = read_result_table(target / name / "predictions.parquet").to_arrow()
-            writer = writer or pq.ParquetWriter(stream, table.schema, compression="zstd", version="2.6")
+            writer = writer or pq.ParquetWriter(
+                stream, table.schema, compression="zstd", version="2.6"
+            )
             writer.write_table(table)
         if writer is not None:
             writer.close()
@@ -357,4 +486,6 @@ def _write_collection(target: Path, model: Predictor, rows: Sequence[RecordingRo
         "predictions.parquet": copy_tables,
         "dataset_description.json": storage.encode_json(about) + b"\n",
     }
-    return write_report(target, collection_page(model.run.record, model.calibration, rows), others=others)
+    return write_report(
+        target, collection_page(model.run.record, model.calibration, rows), others=others
+    )

@@ -21,7 +21,8 @@ from bitimely_core.workspace import find_data_kind, locate, locate_new, name_tok
 if TYPE_CHECKING:
     from bitimely_core.tokens import Windows
 
-NO_WINDOW_OPTIONS = {"names": (), "fraction": 1.0, "limit": None}  # settings of data that do not change the windows, at their defaults
+# settings of data that do not change the windows, at their defaults
+NO_WINDOW_OPTIONS = {"names": (), "fraction": 1.0, "limit": None}
 
 
 def prepare_windows(
@@ -34,11 +35,13 @@ def prepare_windows(
     progress: Progress | None = None,
     together: bool = False,
 ) -> Windows:
-    """The tokens called `data`, or those of the view `data`, made now when they are missing; `dry_run`: in a temporary folder.
+    """The tokens called `data`, or those of the view `data`, made now when they are missing;
+    `dry_run`: in a temporary folder.
 
     `together`: of processes that train together the first makes them and the others wait.
 
-    Raises UserError: incomplete (exit 4) when the cache is missing and the data set needs a source; config (exit 2) as `check_group`.
+    Raises UserError: incomplete (exit 4) when the cache is missing and the data set needs a source;
+    config (exit 2) as `check_group`.
     """
     from bitimely_core.train.distributed import barrier, check_group, get_rank, get_world_size
 
@@ -47,7 +50,9 @@ def prepare_windows(
         check_group()  # before minutes of building
     if together and get_rank() > 0:
         barrier()
-    windows = _open_or_build(data, workspace, config, verify=verify, dry_run=dry_run, progress=progress)
+    windows = _open_or_build(
+        data, workspace, config, verify=verify, dry_run=dry_run, progress=progress
+    )
     if together and get_rank() == 0:
         barrier()
     return windows
@@ -62,24 +67,39 @@ def open_run(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> Run:
-    """The finished run called `run`; its windows are made when they are missing. Raises UserError: not_found (2), incomplete (4)."""
+    """The finished run called `run`; its windows are made when they are missing. Raises UserError:
+    not_found (2), incomplete (4).
+    """
 
     def open_windows(name: str) -> Windows:
-        return prepare_windows(name, workspace, DataConfig(), verify=verify, dry_run=dry_run, progress=progress)
+        return prepare_windows(
+            name, workspace, DataConfig(), verify=verify, dry_run=dry_run, progress=progress
+        )
 
     return Run.open(run, workspace, data=data, open_windows=open_windows).require_finished()
 
 
 def make_windows_opener(workspace: Path) -> Callable[[str], Any]:
-    """A function from the name of tokens to the windows or sequences in `workspace`, made when they are missing."""
+    """A function from the name of tokens to the windows or sequences in `workspace`, made when they
+    are missing.
+    """
     return lambda data: prepare_windows(data, workspace, DataConfig(), verify=False)
 
 
-def _open_or_build(data: str, workspace: Path, config: DataConfig, *, verify: bool, dry_run: bool, progress: Progress | None) -> Windows:
+def _open_or_build(
+    data: str,
+    workspace: Path,
+    config: DataConfig,
+    *,
+    verify: bool,
+    dry_run: bool,
+    progress: Progress | None,
+) -> Windows:
     from bitimely_core import tokens
 
     folder = locate(workspace, "tokens", name_tokens(data))
-    is_default = config.model_copy(update=NO_WINDOW_OPTIONS) == DataConfig()  # else `write_tokens` must compare
+    # else `write_tokens` must compare
+    is_default = config.model_copy(update=NO_WINDOW_OPTIONS) == DataConfig()
     if (folder / "manifest.json").is_file() and is_default:
         return tokens.open_tokens(folder, verify=verify)
     dataset, view = parse_view(data)
@@ -88,20 +108,40 @@ def _open_or_build(data: str, workspace: Path, config: DataConfig, *, verify: bo
     out = locate_new(workspace, "tokens", name_tokens(data))
     kind, source = find_data_kind(data), ensure_cache(dataset, workspace, progress=progress)
     given = {"tokenize": {key: value for key, value in config if key not in NO_WINDOW_OPTIONS}}
-    write_tokens(kind, source, out, {"view": view, **given.get(kind.section, {})}, verify=verify, progress=progress)
+    write_tokens(
+        kind,
+        source,
+        out,
+        {"view": view, **given.get(kind.section, {})},
+        verify=verify,
+        progress=progress,
+    )
     return tokens.open_tokens(out, verify=False)
 
 
 def write_tokens(
-    kind: DataKind, source: Path, out: Path, choices: Choices, *, verify: bool, force_new: bool = False, progress: Progress | None = None
+    kind: DataKind,
+    source: Path,
+    out: Path,
+    choices: Choices,
+    *,
+    verify: bool,
+    force_new: bool = False,
+    progress: Progress | None = None,
 ) -> Path | None:
-    """Write the tokens of a cache, with what stands beside them; returns their page where they have one."""
-    kind.write_tokens(source, out=out, verify=verify, force_new=force_new, progress=progress, **choices)
+    """Write the tokens of a cache, with what stands beside them; returns their page where they have
+    one.
+    """
+    kind.write_tokens(
+        source, out=out, verify=verify, force_new=force_new, progress=progress, **choices
+    )
     return kind.write_extras(source, out)
 
 
 def make_scratch_workspace(workspace: Path, dataset: str) -> Path:
-    """A temporary workspace, removed with the process, that reads the cache of `dataset` in `workspace` where there is one."""
+    """A temporary workspace, removed with the process, that reads the cache of `dataset` in
+    `workspace` where there is one.
+    """
     scratch = tempfile.TemporaryDirectory(prefix="bitimely-dry-run-")
     atexit.register(scratch.cleanup)
     cached = locate(workspace, "cache", dataset)
@@ -111,13 +151,21 @@ def make_scratch_workspace(workspace: Path, dataset: str) -> Path:
 
 
 def ensure_cache(dataset: str, workspace: Path, *, progress: Progress | None = None) -> Path:
-    """The cache folder of `dataset`; data sets that need no source are ingested when they are missing."""
+    """The cache folder of `dataset`; data sets that need no source are ingested when they are
+    missing.
+    """
     folder = locate(workspace, "cache", dataset)
     if (folder / "manifest.json").is_file():
         return folder
     if registry.datasets[dataset].facts.needs_source:
         hint = f"Run: bitimely ingest {dataset} SOURCE"
-        raise input_error(Reason.INCOMPLETE, "no cache of this data set", "expected manifest.json in it", hint, file=str(folder))
+        raise input_error(
+            Reason.INCOMPLETE,
+            "no cache of this data set",
+            "expected manifest.json in it",
+            hint,
+            file=str(folder),
+        )
     folder = locate_new(workspace, "cache", dataset)
     ingest_cache(dataset, None, folder, progress=progress)
     return folder
@@ -132,7 +180,9 @@ def ingest_cache(
     notice: Callable[[Finding], object] | None = None,
     **arguments: Any,
 ) -> dict[str, Any]:
-    """`cache.ingest` and its page; `extend` adds to the report of a published cache, `notice` is called where the page cannot be written."""
+    """`cache.ingest` and its page; `extend` adds to the report of a published cache, `notice` is
+    called where the page cannot be written.
+    """
     protect = find_data_kind(dataset).protect_report
     try:
         report = cache.ingest(dataset, source, out, **arguments)
@@ -148,8 +198,11 @@ def ingest_cache(
     return report
 
 
-def resolve_training(stage: Literal["pretrain", "finetune"], base: SettingsLayer, **options: Any) -> Settings:
-    """`recipe.resolve_settings` with the arithmetic of the device, which this machine must have, and the extra of `track`.
+def resolve_training(
+    stage: Literal["pretrain", "finetune"], base: SettingsLayer, **options: Any
+) -> Settings:
+    """`recipe.resolve_settings` with the arithmetic of the device, which this machine must have,
+    and the extra of `track`.
 
     Raises UserError: config (exit 2).
     """
@@ -157,7 +210,8 @@ def resolve_training(stage: Literal["pretrain", "finetune"], base: SettingsLayer
     from bitimely_core.train.event_file import require_tensorboard
 
     settings = resolve_settings(stage, base, **options)
-    for name in (options["flags"].get("train", {}).get("device"), settings.train.device):  # --set does not hide a wrong --device
+    # --set does not hide a wrong --device
+    for name in (options["flags"].get("train", {}).get("device"), settings.train.device):
         check_device_name(name or "auto")
     settings = resolve_arithmetic(settings)
     select_device(settings.train.device)

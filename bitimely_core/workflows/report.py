@@ -12,7 +12,9 @@ from bitimely_core.workspace import find_run_folder, locate_new, shorten_name
 
 
 class ReportResult(TypedDict, total=False):
-    """Result of `report`; under dry_run the names of the runs and the file that would be written."""
+    """Result of `report`; under dry_run the names of the runs and the file that would be
+    written.
+    """
 
     format_version: int
     report: str
@@ -24,23 +26,40 @@ class ReportResult(TypedDict, total=False):
 def check_margin(margin: float | None) -> None:
     """Raises UserError (config, exit 2) for a margin that is no positive number."""
     if margin is not None and not 0 < margin < float("inf"):
-        raise usage_error(f"found {margin:g}", "expected a number above 0, in points or in the unit of the error", field="--margin")
+        raise usage_error(
+            f"found {margin:g}",
+            "expected a number above 0, in points or in the unit of the error",
+            field="--margin",
+        )
 
 
 def report(
-    names: list[str], *, margin: float | None = None, out: Path | None = None, workspace: Path = Path("workspace"), dry_run: bool = False
+    names: list[str],
+    *,
+    margin: float | None = None,
+    out: Path | None = None,
+    workspace: Path = Path("workspace"),
+    dry_run: bool = False,
 ) -> ReportResult:
     """Write one comparison page of several evaluated runs.
 
-    `margin`, in the units that the page prints (points, or those of the error), adds tests of non-inferiority and equivalence.
+    `margin`, in the units that the page prints (points, or those of the error), adds tests of
+    non-inferiority and equivalence.
     """
     from bitimely_core import report as rendering
 
     check_margin(margin)
 
     folders = [find_run_folder(name, workspace) for name in names]
-    target = out or locate_new(workspace, "reports", shorten_name(["compare", *(p.resolve().name for p in folders)]))
+    target = out or locate_new(
+        workspace, "reports", shorten_name(["compare", *(p.resolve().name for p in folders)])
+    )
     if dry_run:
         return {"runs": [p.name for p in folders], "report": str(target / "report.html")}
     page = comparison_page(folders, margin)
-    return {"format_version": FORMAT, "report": str(rendering.write_report(target, page)), "verdict": page.verdict, "summary": page.summary}
+    return {
+        "format_version": FORMAT,
+        "report": str(rendering.write_report(target, page)),
+        "verdict": page.verdict,
+        "summary": page.summary,
+    }

@@ -56,10 +56,11 @@ def reproduce(
     force_new: bool = False,
     progress: Progress | None = None,
 ) -> ReproduceResult:
-    """Train a run again from its run.json, under `<run>-again`, and compare: weights bit for bit, last loss to rounding, scores.
+    """Train a run again from its run.json, under `<run>-again`, and compare: weights bit for bit,
+    last loss to rounding, scores.
 
-    An evaluated run is evaluated again, too. The result is stored with the run as `reproduction.json`; where shown digits change, its page
-    says so.
+    An evaluated run is evaluated again, too. The result is stored with the run as
+    `reproduction.json`; where shown digits change, its page says so.
 
     Raises:
         UserError: incomplete (exit 4), and those of the training.
@@ -71,15 +72,28 @@ def reproduce(
     name = locate_new(workspace, "runs", f"{record.run}-again").name
     here = _list_environment(record, describe_environment(_select_device(record)), list_versions())
     differences = [*here, *_list_data(record, workspace, verify, dry_run)]
-    result: ReproduceResult = {"format_version": FORMAT, "run": record.run, "again": name, "differences": differences}
+    result: ReproduceResult = {
+        "format_version": FORMAT,
+        "run": record.run,
+        "again": name,
+        "differences": differences,
+    }
     if dry_run:
         return result
     stored = record.to_json()["settings"]
     sections = {key: stored[key] for key in ("model", "objective", "data", "train")}
     sections["train"]["device"] = _select_device(record).type
-    common: Flags = {"run": name, "workspace": workspace, "verify": verify, "force_new": force_new, "progress": progress}
+    common: Flags = {
+        "run": name,
+        "workspace": workspace,
+        "verify": verify,
+        "force_new": force_new,
+        "progress": progress,
+    }
     if record.source is None:
-        sections["model"] = {key: value for key, value in sections["model"].items() if key not in SHAPE}
+        sections["model"] = {
+            key: value for key, value in sections["model"].items() if key not in SHAPE
+        }
         done = pretrain(preset=record.preset, flags=sections, init=_initial_run(record), **common)
     else:
         sections["finetune"] = stored["finetune"]
@@ -90,7 +104,11 @@ def reproduce(
         differences[: len(here)] = _list_environment(record, again.environment, again.versions)
     losses = [one.final.loss if one.final else None for one in (record, again)]
     before, after = losses
-    near = before is not None and after is not None and abs(before - after) <= LOSS * max(abs(before), 1e-12)
+    near = (
+        before is not None
+        and after is not None
+        and abs(before - after) <= LOSS * max(abs(before), 1e-12)
+    )
     same = record.weights == again.weights
     found = Reproduction(
         again=name,
@@ -124,7 +142,9 @@ def _select_device(record: RunRecord) -> torch.device:
 def _score_again(
     run: Run, again: str, workspace: Path, verify: bool, progress: Progress | None
 ) -> dict[str, tuple[float | None, float | None]]:
-    """The scores of a run that has been evaluated, as they are printed, and those of the other one on the same rows."""
+    """The scores of a run that has been evaluated, as they are printed, and those of the other one
+    on the same rows.
+    """
     if run.scores is None:
         return {}
     before = Scores.load_shared(run.folder)
@@ -141,11 +161,17 @@ def _score_again(
         progress=progress,
     )
     after = Scores.load_shared(locate(workspace, "runs", again)).metrics
-    return {name: (one.value, after[name].value) for name, one in before.metrics.items() if name in after}
+    return {
+        name: (one.value, after[name].value)
+        for name, one in before.metrics.items()
+        if name in after
+    }
 
 
 def _store_reproduction(run: Run, found: Reproduction) -> None:
-    """Write `reproduction.json`, and the page of the run again where it has to say that shown digits change."""
+    """Write `reproduction.json`, and the page of the run again where it has to say that shown
+    digits change.
+    """
     files: dict[str, storage.Content | None] = {"reproduction.json": found.encode()}
     write_results(run.folder, files)
     if not found.list_changes():
@@ -157,12 +183,16 @@ def _store_reproduction(run: Run, found: Reproduction) -> None:
             frame = read_result_table(run.folder / "predictions.parquet")
             rows = parse_predictions(scores.task, frame, run.windows().class_names)
             columns = {"target": rows.target, "prediction": rows.prediction}
-        page = run_page.evaluation_page(Run(run.folder, run.record, scores.data, run.open_windows), scores, columns)
+        page = run_page.evaluation_page(
+            Run(run.folder, run.record, scores.data, run.open_windows), scores, columns
+        )
     write_report(run.folder, page)
 
 
 def _initial_run(record: RunRecord) -> str | None:
-    """What `--init` was, where the run records it. Raises UserError (config, exit 2) where it was another folder."""
+    """What `--init` was, where the run records it. Raises UserError (config, exit 2) where it was
+    another folder.
+    """
     origin = record.init_from or {}
     if record.init and not origin:
         problem = "the run started from the weights of a folder that it does not name"
@@ -170,8 +200,12 @@ def _initial_run(record: RunRecord) -> str | None:
     return origin.get("run") or (f"{origin['repo']}@{origin['revision']}" if origin else None)
 
 
-def _list_environment(record: RunRecord, environment: RunEnvironment, versions: dict[str, str]) -> list[str]:
-    """Versions and environment that differ from those of the run; of runs before version 0.2 the device alone is known."""
+def _list_environment(
+    record: RunRecord, environment: RunEnvironment, versions: dict[str, str]
+) -> list[str]:
+    """Versions and environment that differ from those of the run; of runs before version 0.2 the
+    device alone is known.
+    """
     out = [
         f"{name} {version}, it was {record.versions.get(name)}"
         for name, version in versions.items()
@@ -181,10 +215,18 @@ def _list_environment(record: RunRecord, environment: RunEnvironment, versions: 
         out += environment.list_changes(record.environment)
     elif record.device and record.device.partition(":")[0] != environment.device:
         out.append(f"device {environment.device}, it was {record.device}")
-    if record.environment is None and record.source is None and _draws_by_row(record.settings.objective.name):
-        out.append(f"{record.settings.objective.name} draws each row from a stream of its own since version 0.2")
+    if (
+        record.environment is None
+        and record.source is None
+        and _draws_by_row(record.settings.objective.name)
+    ):
+        out.append(
+            f"{record.settings.objective.name} draws each row from a stream of its own since version 0.2"
+        )
     if record.earlier_environments:
-        out.append(f"the run was stopped and continued elsewhere; it began on {record.earlier_environments[0].describe()}")
+        out.append(
+            f"the run was stopped and continued elsewhere; it began on {record.earlier_environments[0].describe()}"
+        )
     return out
 
 
@@ -195,7 +237,11 @@ def _draws_by_row(objective: str) -> bool:
 def _list_data(record: RunRecord, workspace: Path, verify: bool, dry_run: bool) -> list[str]:
     out = []
     for data in record.data:
-        fingerprint = prepare_windows(data.name, workspace, DataConfig(), verify=verify, dry_run=dry_run).fingerprint
+        fingerprint = prepare_windows(
+            data.name, workspace, DataConfig(), verify=verify, dry_run=dry_run
+        ).fingerprint
         if fingerprint != data.fingerprint:
-            out.append(f"{data.name} has the fingerprint {fingerprint[:16]}, it was {data.fingerprint[:16]}")
+            out.append(
+                f"{data.name} has the fingerprint {fingerprint[:16]}, it was {data.fingerprint[:16]}"
+            )
     return out

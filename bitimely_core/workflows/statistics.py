@@ -21,20 +21,30 @@ class StatisticsResult(TypedDict):
     rows: list[dict[str, int | str | None]]
 
 
-def statistics(views: Sequence[str], *, title: str, description: str, workspace: Path, out: Path) -> StatisticsResult:
-    """Count channels, timesteps, windows, length, classes and subjects of each view; the note of a view without tokens has the reason."""
+def statistics(
+    views: Sequence[str], *, title: str, description: str, workspace: Path, out: Path
+) -> StatisticsResult:
+    """Count channels, timesteps, windows, length, classes and subjects of each view; the note of a
+    view without tokens has the reason.
+    """
     from bitimely_core import report
 
     counted = [_count_tokens(view, workspace) for view in views]
     path = report.write_report(out, statistics_page(counted, title, description))
-    return {"format_version": FORMAT, "report": str(path), "rows": [view.to_json() for view in counted]}
+    return {
+        "format_version": FORMAT,
+        "report": str(path),
+        "rows": [view.to_json() for view in counted],
+    }
 
 
 def _count_tokens(view: str, workspace: Path) -> ViewStatistics:
     from bitimely_core import tokens
 
     try:
-        return count_view(view, tokens.open_tokens(locate(workspace, "tokens", name_tokens(view)), verify=False))
+        return count_view(
+            view, tokens.open_tokens(locate(workspace, "tokens", name_tokens(view)), verify=False)
+        )
     except UserError as error:
         raise_system_error(error)
         return count_view(view, None, error.finding.problem)

@@ -23,20 +23,32 @@ def tokenize(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Build the tokens of `DATASET[/VIEW]` under `tokens/<name>`; returns folder, shape, notices, findings and the audit of the split.
+    """Build the tokens of `DATASET[/VIEW]` under `tokens/<name>`; returns folder, shape, notices,
+    findings and the audit of the split.
 
-    Of claims also the shortcut baselines and the path of a page. With `options["task"]`, a folder of MEDS labels (and `ids`): sequences up
-    to its prediction times, of the codes of `tokens/<data>`.
+    Of claims also the shortcut baselines and the path of a page. With `options["task"]`, a folder
+    of MEDS labels (and `ids`): sequences up to its prediction times, of the codes of
+    `tokens/<data>`.
 
-    Raises UserError: unknown_name, settings_differ, config (2), incomplete, no_input (4), integrity (5).
+    Raises UserError: unknown_name, settings_differ, config (2), incomplete, no_input (4), integrity
+    (5).
     """
     dataset, view = parse_view(data)
-    kind, out = find_data_kind(data), locate_new(workspace, "tokens", name if name is not None else name_tokens(data), "--name")
+    kind, out = (
+        find_data_kind(data),
+        locate_new(workspace, "tokens", name if name is not None else name_tokens(data), "--name"),
+    )
     choices = {"view": view, **(options or {})}
     if dry_run:
-        return kind.plan_tokens(ensure_cache(dataset, make_scratch_workspace(workspace, dataset), progress=progress), out, **choices)
+        return kind.plan_tokens(
+            ensure_cache(dataset, make_scratch_workspace(workspace, dataset), progress=progress),
+            out,
+            **choices,
+        )
     cache = ensure_cache(dataset, workspace, progress=progress)
-    page = write_tokens(kind, cache, out, choices, verify=verify, force_new=force_new, progress=progress)
+    page = write_tokens(
+        kind, cache, out, choices, verify=verify, force_new=force_new, progress=progress
+    )
     return {
         "format_version": FORMAT,
         "name": out.name,

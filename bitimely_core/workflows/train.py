@@ -1,4 +1,6 @@
-"""Training of a `TrainingJob` in its run folder by `run_job`, the common part of pretrain and finetune."""
+"""Training of a `TrainingJob` in its run folder by `run_job`, the common part of pretrain and
+finetune.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,22 @@ from bitimely_core.records import find_missing, has_result, list_results, write_
 from bitimely_core.report.model_card import render_card
 from bitimely_core.report.renderer import write_report
 from bitimely_core.report.run_page import training_page
-from bitimely_core.run import FORMAT, SPLITS, claim_folder, describe_identity, describe_preprocessing, hash_subjects
-from bitimely_core.schemas.runs import FinalLosses, Losses, RunRecord, ScoredCheckpoint, TrainSubjects, TuningRecord
+from bitimely_core.run import (
+    FORMAT,
+    SPLITS,
+    claim_folder,
+    describe_identity,
+    describe_preprocessing,
+    hash_subjects,
+)
+from bitimely_core.schemas.runs import (
+    FinalLosses,
+    Losses,
+    RunRecord,
+    ScoredCheckpoint,
+    TrainSubjects,
+    TuningRecord,
+)
 from bitimely_core.schemas.scores import Scores
 from bitimely_core.tokens.sequences import EventSequences
 from bitimely_core.tokens.sets import TokenSet
@@ -31,16 +47,19 @@ if TYPE_CHECKING:
     from bitimely_core.train.state import Objective
 
 Say = Callable[[str], None]
-Flags = dict[str, Any]  # nested settings by section, as a preset, a recipe or the command line gives them
+# nested settings by section, as a preset, a recipe or the command line gives them
+Flags = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob:
     """A training that is ready to start.
 
-    `record` is `run.json` as it is at the start, `model` has initial weights (in a fine-tuning its head too), `objective` is as for
-    `fit`, `windows` are the data sets with all splits, `headline` is the first line on the screen, `earlier_subjects` are the training
-    subjects of the pre-training. `validation` is None without a validation split, `search` None where the rate is given.
+    `record` is `run.json` as it is at the start, `model` has initial weights (in a fine-tuning its
+    head too), `objective` is as for `fit`, `windows` are the data sets with all splits, `headline`
+    is the first line on the screen, `earlier_subjects` are the training subjects of the
+    pre-training. `validation` is None without a validation split, `search` None where the rate is
+    given.
     """
 
     record: RunRecord
@@ -61,7 +80,9 @@ class TrainingJob:
 
 
 class TrainingResult(TypedDict, total=False):
-    """Result of pretrain and finetune; under dry_run sizes, memory and time instead of what was trained."""
+    """Result of pretrain and finetune; under dry_run sizes, memory and time instead of what was
+    trained.
+    """
 
     format_version: int
     run: str
@@ -75,22 +96,36 @@ class TrainingResult(TypedDict, total=False):
     final: dict[str, object] | None  # last logged loss and rel
 
 
-def run_job(job: TrainingJob, *, force_new: bool, progress: Progress | None, say: Say | None) -> TrainingResult:
-    """Claim the folder, select the learning rate where a search is planned, train, and write record, model card and page.
+def run_job(
+    job: TrainingJob, *, force_new: bool, progress: Progress | None, say: Say | None
+) -> TrainingResult:
+    """Claim the folder, select the learning rate where a search is planned, train, and write
+    record, model card and page.
 
-    The settings of the run hold the selected rate and `tuning.around` the given one, so that the same command finds its run again.
+    The settings of the run hold the selected rate and `tuning.around` the given one, so that the
+    same command finds its run again.
     """
     from bitimely_core.train.devices import describe_environment, select_device
     from bitimely_core.train.distributed import barrier, get_rank, is_resuming
     from bitimely_core.train.loop import require_validation
 
-    require_validation(job.settings.train, job.validation, job.settings.train.count_steps(job.batches.steps))
+    require_validation(
+        job.settings.train, job.validation, job.settings.train.count_steps(job.batches.steps)
+    )
     writer, fresh = get_rank() == 0, force_new and not is_resuming()
     environment = describe_environment(select_device(job.settings.train.device))
-    record, search, path = job.record.model_copy(update={"environment": environment}), job.search, job.folder / "run.json"
+    record, search, path = (
+        job.record.model_copy(update={"environment": environment}),
+        job.search,
+        job.folder / "run.json",
+    )
     if say:
         train, n = job.settings.train, job.batches
-        length = f"{train.steps:,} steps" if train.steps is not None else f"{train.epochs} epochs of {n.steps:,} steps"
+        length = (
+            f"{train.steps:,} steps"
+            if train.steps is not None
+            else f"{train.epochs} epochs of {n.steps:,} steps"
+        )
         for line in (job.headline, f"{length} of {n.size} windows", *record.notices):
             say(line)
     if search and not fresh and path.is_file():
@@ -105,7 +140,14 @@ def run_job(job: TrainingJob, *, force_new: bool, progress: Progress | None, say
         record, steps = stored, stored.final.step if stored.final else 0
     else:
         if stored.environment not in {None, environment}:  # continued elsewhere
-            stored = stored.model_copy(update={"earlier_environments": (*(stored.earlier_environments or ()), stored.environment)})
+            stored = stored.model_copy(
+                update={
+                    "earlier_environments": (
+                        *(stored.earlier_environments or ()),
+                        stored.environment,
+                    )
+                }
+            )
         record = record.model_copy(update={"earlier_environments": stored.earlier_environments})
         if writer and stored.earlier_environments:
             write_results(job.folder, {path.name: record.encode()}, finished=False)
@@ -127,12 +169,23 @@ def run_job(job: TrainingJob, *, force_new: bool, progress: Progress | None, say
 
 
 def _seal_run(job: TrainingJob, record: RunRecord, *, trained: bool) -> None:
-    """Write the record, subjects, card and page of a training that has ended and the manifest of all files; later only what is missing."""
-    folder, record = job.folder, RunRecord.parse(storage.decode_json(record.encode()), job.folder / "run.json")  # in the order of the file
-    missing = set(find_missing(folder)) | {name for name in ("train_subjects.json", "model_card.md") if not (folder / name).is_file()}
+    """Write the record, subjects, card and page of a training that has ended and the manifest of
+    all files; later only what is missing.
+    """
+    # in the order of the file
+    folder, record = (
+        job.folder,
+        RunRecord.parse(storage.decode_json(record.encode()), job.folder / "run.json"),
+    )
+    missing = set(find_missing(folder)) | {
+        name for name in ("train_subjects.json", "model_card.md") if not (folder / name).is_file()
+    }
     if not trained and not missing:
         return
-    marks = {*hash_subjects(job.windows, "train"), *(job.earlier_subjects.marks if job.earlier_subjects else ())}
+    marks = {
+        *hash_subjects(job.windows, "train"),
+        *(job.earlier_subjects.marks if job.earlier_subjects else ()),
+    }
     subjects = TrainSubjects(marks=tuple(sorted(marks)))
     scores = Scores.load(folder / "scores.json") if has_result(folder / "scores.json") else None
     files: dict[str, storage.Content | None] = {
@@ -144,19 +197,30 @@ def _seal_run(job: TrainingJob, record: RunRecord, *, trained: bool) -> None:
     if trained:
         files |= {**dict.fromkeys(list_results(folder)), **files, "run.json": record.encode()}
     if scores is None:
-        write_report(folder, training_page(folder, record, job.windows[0].subject_unit), others=files)
+        write_report(
+            folder, training_page(folder, record, job.windows[0].subject_unit), others=files
+        )
     else:  # the page is that of the evaluation
         write_results(folder, files)
 
 
 def _train(
-    job: TrainingJob, record: RunRecord, search: tuning.LearningRateSearch | None, writer: bool, progress: Progress | None, say: Say | None
+    job: TrainingJob,
+    record: RunRecord,
+    search: tuning.LearningRateSearch | None,
+    writer: bool,
+    progress: Progress | None,
+    say: Say | None,
 ) -> tuple[RunRecord, int]:
     from bitimely_core.train import loop, metrics_log
 
     def log(line: LogLine, trial: str = "") -> None:
         if progress is not None and line.get("split") == "train":
-            progress(f"{record.kind} {record.run}{trial}\tloss {line['loss']:.4g}", line["step"], line.get("of"))
+            progress(
+                f"{record.kind} {record.run}{trial}\tloss {line['loss']:.4g}",
+                line["step"],
+                line.get("of"),
+            )
 
     def notice(finding: Finding) -> None:
         if say is not None:
@@ -191,39 +255,72 @@ def _train(
         notice=notice,
     )
     if writer:
-        last = {line["split"]: Losses(loss=line.get("loss"), rel=line.get("rel")) for line in metrics_log.read_metrics(job.folder)}
+        last = {
+            line["split"]: Losses(loss=line.get("loss"), rel=line.get("rel"))
+            for line in metrics_log.read_metrics(job.folder)
+        }
         train = last.get("train", Losses())
-        final = FinalLosses(step=fitted["steps"], loss=train.loss, rel=train.rel, validation=last.get("validation"))
+        final = FinalLosses(
+            step=fitted["steps"], loss=train.loss, rel=train.rel, validation=last.get("validation")
+        )
         weights = storage.hash_file(job.folder / "model" / "model.safetensors")
-        update = {"final": final, "device": fitted["device"], "weights": weights, "checkpoint": _describe_checkpoint(record, fitted, final)}
+        update = {
+            "final": final,
+            "device": fitted["device"],
+            "weights": weights,
+            "checkpoint": _describe_checkpoint(record, fitted, final),
+        }
         record = record.model_copy(update={"finished": True, **update})
     return record, fitted["steps"]
 
 
-def _describe_checkpoint(record: RunRecord, fitted: FitResult, final: FinalLosses) -> ScoredCheckpoint:
+def _describe_checkpoint(
+    record: RunRecord, fitted: FitResult, final: FinalLosses
+) -> ScoredCheckpoint:
     """Which weights the run has: of a run that was never validated with a finite loss the last."""
     best, steps = fitted["best"], fitted["steps"]
     if record.settings.train.checkpoint == "best" and best is not None:
-        return ScoredCheckpoint(choice="best", step=int(best["step"] or 0), steps=steps, loss=best["loss"], rel=best["rel"])
+        return ScoredCheckpoint(
+            choice="best",
+            step=int(best["step"] or 0),
+            steps=steps,
+            loss=best["loss"],
+            rel=best["rel"],
+        )
     validation = final.validation or Losses()
-    return ScoredCheckpoint(choice="last", step=steps, steps=steps, loss=validation.loss, rel=validation.rel)
+    return ScoredCheckpoint(
+        choice="last", step=steps, steps=steps, loss=validation.loss, rel=validation.rel
+    )
 
 
 def _apply_search(record: RunRecord, tuned: TuningRecord) -> RunRecord:
     train = record.settings.train.model_copy(update={"lr": tuned.lr})
-    return record.model_copy(update={"settings": record.settings.model_copy(update={"train": train}), "tuning": tuned})
+    return record.model_copy(
+        update={"settings": record.settings.model_copy(update={"train": train}), "tuning": tuned}
+    )
 
 
 def summarize_job(job: TrainingJob) -> TrainingResult:
-    """The result of a dry run: sizes, parameters, memory and time, those of the learning-rate search apart."""
+    """The result of a dry run: sizes, parameters, memory and time, those of the learning-rate
+    search apart.
+    """
     from bitimely_core.train.estimate import estimate
     from bitimely_core.train.loop import require_validation
 
     record, train = job.record, job.settings.train
     steps = train.count_steps(job.batches.steps)
     require_validation(train, job.validation, steps)
-    objective = None if not record.is_finetuned and job.settings.objective.name == "none" else job.objective
-    cost = estimate(job.model, job.batches, steps, objective=objective, precision=train.precision, accumulate=train.accumulate)
+    objective = (
+        None if not record.is_finetuned and job.settings.objective.name == "none" else job.objective
+    )
+    cost = estimate(
+        job.model,
+        job.batches,
+        steps,
+        objective=objective,
+        precision=train.precision,
+        accumulate=train.accumulate,
+    )
     result = {
         "format_version": FORMAT,
         "run": record.run,
@@ -238,28 +335,48 @@ def summarize_job(job: TrainingJob) -> TrainingResult:
     }
     if job.search:
         seconds = cost["seconds_per_step"] * job.search.steps * len(job.search.rates)
-        result["tuning"] = {"rates": job.search.rates, "steps": job.search.steps, "seconds": seconds}
+        result["tuning"] = {
+            "rates": job.search.rates,
+            "steps": job.search.steps,
+            "seconds": seconds,
+        }
     return result  # type: ignore[return-value]
 
 
-def derive_model_shape(windows: list[Windows], config: ModelConfig) -> dict[str, int | tuple[int, ...]]:
-    """The settings of a model that the data decide: channels of each data set and the longest window, of events also the vocabulary.
+def derive_model_shape(
+    windows: list[Windows], config: ModelConfig
+) -> dict[str, int | tuple[int, ...]]:
+    """The settings of a model that the data decide: channels of each data set and the longest
+    window, of events also the vocabulary.
 
-    Raises UserError (config, exit 2) for signals with codes, events without, or events of several vocabularies.
+    Raises UserError (config, exit 2) for signals with codes, events without, or events of several
+    vocabularies.
     """
     from bitimely_core.models.adapters import grid_shape
 
     vocabularies = {one.vocabulary for one in windows}
     for one in windows:
-        if getattr(one, "irregular", False) and "irregular" not in registry.models[config.name].facts.input:
-            readers = ", ".join(sorted(name for name, entry in registry.models.items() if "irregular" in entry.facts.input))
+        if (
+            getattr(one, "irregular", False)
+            and "irregular" not in registry.models[config.name].facts.input
+        ):
+            readers = ", ".join(
+                sorted(
+                    name
+                    for name, entry in registry.models.items()
+                    if "irregular" in entry.facts.input
+                )
+            )
             raise usage_error(
                 f"{one.name} has samples at irregular times, which {config.name} does not read",
                 f"expected one of {readers}",
                 "Choose one of them, or a view on a grid, see: bitimely list views",
                 field="--data",
             )
-    shape: dict[str, int | tuple[int, ...]] = {"channels": windows[0].channels, "length": max(one.length for one in windows)}
+    shape: dict[str, int | tuple[int, ...]] = {
+        "channels": windows[0].channels,
+        "length": max(one.length for one in windows),
+    }
     if all(vocabularies) and (config.events == "grid" or config.tokenizer == "codes"):
         if len(vocabularies) > 1:
             raise usage_error(
@@ -269,7 +386,11 @@ def derive_model_shape(windows: list[Windows], config: ModelConfig) -> dict[str,
                 field="--data",
             )
         codes = len(windows[0].vocabulary)
-        return {**grid_shape(codes, config.horizon, numbers=bool(config.numbers))} if config.events == "grid" else {**shape, "codes": codes}
+        return (
+            {**grid_shape(codes, config.horizon, numbers=bool(config.numbers))}
+            if config.events == "grid"
+            else {**shape, "codes": codes}
+        )
     if config.tokenizer == "codes" or any(vocabularies):
         raise usage_error(
             f"tokenizer {config.tokenizer} for {' and '.join(f'{one.inputs} ({one.name})' for one in windows)}",
@@ -277,49 +398,80 @@ def derive_model_shape(windows: list[Windows], config: ModelConfig) -> dict[str,
             "Choose data of the other kind, or another preset",
             field="--data",
         )
-    return shape if config.channel_independent else {**shape, "others": tuple(w.channels for w in windows[1:])}
+    return (
+        shape
+        if config.channel_independent
+        else {**shape, "others": tuple(w.channels for w in windows[1:])}
+    )
 
 
 def choose_numbers(windows: Sequence[TokenSet], config: ModelConfig) -> bool | None:
-    """`model.numbers` of a model for these windows: on where events have numbers, unless it was switched off.
+    """`model.numbers` of a model for these windows: on where events have numbers, unless it was
+    switched off.
 
     Raises UserError (config, exit 2) where numbers were requested that are not there.
     """
     some = any(isinstance(one, EventSequences) and one.numbers is not None for one in windows)
     if config.numbers and not some:
         problem = f"{' and '.join(one.name for one in windows)} has no numbers"
-        wanted, hint = "expected numbers of events for model.numbers=true", "Leave it out, or tokenize with --values raw"
+        wanted, hint = (
+            "expected numbers of events for model.numbers=true",
+            "Leave it out, or tokenize with --values raw",
+        )
         raise usage_error(problem, wanted, hint, field="model.numbers")
     return config.numbers is not False if some else config.numbers
 
 
 def find_moments(windows: Sequence[TokenSet]) -> dict[int, tuple[float, float]]:
     """Mean and standard deviation of the numbers of each code, of the first set that has any."""
-    return next((one.moments() for one in windows if isinstance(one, EventSequences) and one.numbers is not None), {})
+    return next(
+        (
+            one.moments()
+            for one in windows
+            if isinstance(one, EventSequences) and one.numbers is not None
+        ),
+        {},
+    )
 
 
-def list_training_notices(settings: Settings, windows: list[Windows], stamp: bool | str | None, *, pretrained: bool = True) -> list[str]:
+def list_training_notices(
+    settings: Settings, windows: list[Windows], stamp: bool | str | None, *, pretrained: bool = True
+) -> list[str]:
     """Caveats of the run, for screen, card and report."""
     out: list[str] = []
     note = registry.objectives[settings.objective.name].facts.notice
     if not pretrained:
-        out.append(note if settings.objective.name == "none" else "Trained from scratch: control without pre-training.")
+        out.append(
+            note
+            if settings.objective.name == "none"
+            else "Trained from scratch: control without pre-training."
+        )
     elif stamp is not True and note:
         out.append(note)
     elif isinstance(stamp, str):
         out.append(f"The objective is leak-free {stamp}.")
     for one in windows:
-        if isinstance(one, EventSequences) and one.numbers is not None and not settings.model.numbers:
-            out.append(f"{one.name}: the numbers of events (--values raw) are not read by this model, their codes are.")
+        if (
+            isinstance(one, EventSequences)
+            and one.numbers is not None
+            and not settings.model.numbers
+        ):
+            out.append(
+                f"{one.name}: the numbers of events (--values raw) are not read by this model, their codes are."
+            )
         out += [line for line in one.notices if line not in out]
         if not len(one["test"]):
             subjects, unit = len(set(one["train"].subjects())), one.subject_unit
             plural = "s" if subjects != 1 else ""
-            out.append(f"{one.name}: no test scores: {subjects} {unit}{plural}, at least 3 {unit}s required for a test split.")
+            out.append(
+                f"{one.name}: no test scores: {subjects} {unit}{plural}, at least 3 {unit}s required for a test split."
+            )
         if one.task == "classification":
             present = sum(1 for n in count_labels(one["train"]).values() if n)
             if present < 2:
-                out.append(f"{one.name}: {present} of {one.classes} classes in the training split: no classifier can be trained.")
+                out.append(
+                    f"{one.name}: {present} of {one.classes} classes in the training split: no classifier can be trained."
+                )
     if settings.train.precision == settings.train.core_precision == "bf16":
         out.append("The retention core runs in bf16 (train.core_precision).")
     return out
@@ -331,5 +483,7 @@ def count_labels(windows: Windows) -> dict[str, int]:
         return {}
     import numpy as np
 
-    counts = np.bincount(np.asarray(windows.targets(None), dtype=np.int64), minlength=windows.classes)
+    counts = np.bincount(
+        np.asarray(windows.targets(None), dtype=np.int64), minlength=windows.classes
+    )
     return {name: int(n) for name, n in zip(windows.class_names, counts, strict=True)}

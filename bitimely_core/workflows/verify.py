@@ -9,7 +9,13 @@ from typing import TypedDict
 from bitimely_core import manifests, storage
 from bitimely_core.errors import Exit, Finding, Reason, UserError, clean, input_error
 from bitimely_core.formats.source import CHECKSUM_FILE, parse_checksums, scan_folder
-from bitimely_core.records import ResultManifest, StoredRecord, find_changes, has_result, list_results
+from bitimely_core.records import (
+    ResultManifest,
+    StoredRecord,
+    find_changes,
+    has_result,
+    list_results,
+)
 from bitimely_core.run import FORMAT
 from bitimely_core.schemas.reports import StageRecord, Summary
 from bitimely_core.schemas.runs import RunRecord, TrialRecord
@@ -33,7 +39,13 @@ KINDS = {  # of a folder that has these files, the first that fits
     "trial": {"trial.json"},
     "stage": {"stage.json"},
 }
-NAMES = {"run": "run.json", "export": "run.json", "report": "summary.json", "trial": "trial.json", "stage": "stage.json"}
+NAMES = {
+    "run": "run.json",
+    "export": "run.json",
+    "report": "summary.json",
+    "trial": "trial.json",
+    "stage": "stage.json",
+}
 
 
 class CheckedFolder(TypedDict):
@@ -55,7 +67,8 @@ class VerifyResult(TypedDict):
 
 
 def verify(path: Path, *, deep: bool = False, progress: Progress | None = None) -> VerifyResult:
-    """Check a workspace, a cache, a token set, a run, a checkpoint, a model folder or a raw folder with SHA256SUMS.txt.
+    """Check a workspace, a cache, a token set, a run, a checkpoint, a model folder or a raw folder
+    with SHA256SUMS.txt.
 
     Raises UserError (exit 4) where none of them is found.
     """
@@ -69,7 +82,12 @@ def verify(path: Path, *, deep: bool = False, progress: Progress | None = None) 
             file=str(path),
         )
     if not path.is_dir():
-        raise input_error(Reason.NOT_FOUND, "no such folder", "expected a workspace, cache, tokens, run or model folder", file=str(path))
+        raise input_error(
+            Reason.NOT_FOUND,
+            "no such folder",
+            "expected a workspace, cache, tokens, run or model folder",
+            file=str(path),
+        )
     artefacts = list(_list_artefacts(path))
     if not artefacts:
         raise input_error(
@@ -86,18 +104,39 @@ def verify(path: Path, *, deep: bool = False, progress: Progress | None = None) 
         problems, files = _check_folder(kind, folder, deep)
         findings += problems
         worst = [f for f in problems if f.level == "error"]
-        state = "good" if not worst else "incomplete" if all(f.code == Reason.INCOMPLETE for f in worst) else "damaged"
-        checked.append({"path": clean(str(folder), 400), "kind": kind, "files": files, "state": state})
+        state = (
+            "good"
+            if not worst
+            else "incomplete"
+            if all(f.code == Reason.INCOMPLETE for f in worst)
+            else "damaged"
+        )
+        checked.append(
+            {"path": clean(str(folder), 400), "kind": kind, "files": files, "state": state}
+        )
     states = {c["state"] for c in checked}
-    code = Exit.INTEGRITY if "damaged" in states else Exit.REFUSED if "incomplete" in states else Exit.OK
+    code = (
+        Exit.INTEGRITY
+        if "damaged" in states
+        else Exit.REFUSED
+        if "incomplete" in states
+        else Exit.OK
+    )
     if progress is not None:
         progress("verify", len(artefacts), len(artefacts))
-    return {"format_version": FORMAT, "checked": checked, "findings": findings, "exit_code": int(code)}
+    return {
+        "format_version": FORMAT,
+        "checked": checked,
+        "findings": findings,
+        "exit_code": int(code),
+    }
 
 
 def _list_artefacts(path: Path) -> list[tuple[str, Path]]:
     """(kind, folder) of every artefact at `path`."""
-    out: list[tuple[str, Path]] = [("key", path / "id.key")] if (path / "id.key.sha256").exists() else []
+    out: list[tuple[str, Path]] = (
+        [("key", path / "id.key")] if (path / "id.key.sha256").exists() else []
+    )
     if _detect_kind(path) is not None:
         return [*out, *_walk_artefacts(path)]
     for name, inner in (
@@ -108,19 +147,32 @@ def _list_artefacts(path: Path) -> list[tuple[str, Path]]:
         ("exports", None),
         ("pipelines", None),
     ):
-        for folder in sorted(p for p in (path / name).glob("*") if p.is_dir() and not storage.is_temporary(p.name)):
-            out += [(inner, folder)] if inner in {"cache", "tokens"} else _walk_artefacts(folder, inner)
+        for folder in sorted(
+            p for p in (path / name).glob("*") if p.is_dir() and not storage.is_temporary(p.name)
+        ):
+            out += (
+                [(inner, folder)]
+                if inner in {"cache", "tokens"}
+                else _walk_artefacts(folder, inner)
+            )
     return out
 
 
 def _walk_artefacts(folder: Path, kind: str | None = None) -> Iterator[tuple[str, Path]]:
-    """(kind, folder) of `folder`, of the given kind if it is none by its files, and of the folders inside."""
+    """(kind, folder) of `folder`, of the given kind if it is none by its files, and of the folders
+    inside.
+    """
     found = _detect_kind(folder) or kind
     if found is not None:
         yield found, folder
     if found in {None, "run", "report", "results"}:
         for inner in sorted(folder.iterdir()):
-            if inner.is_dir() and not inner.is_symlink() and not inner.name.endswith(".tmp") and not storage.is_temporary(inner.name):
+            if (
+                inner.is_dir()
+                and not inner.is_symlink()
+                and not inner.name.endswith(".tmp")
+                and not storage.is_temporary(inner.name)
+            ):
                 yield from _walk_artefacts(inner)
 
 
@@ -130,7 +182,11 @@ def _detect_kind(path: Path) -> str | None:
     except UserError as error:  # damaged, which the check of the folder finds
         raise_system_error(error, path)
         manifest = None
-    names = {inner.name for inner in path.iterdir()} if manifest is None or manifest.beside else manifest.files.keys()
+    names = (
+        {inner.name for inner in path.iterdir()}
+        if manifest is None or manifest.beside
+        else manifest.files.keys()
+    )
     for kind, needed in KINDS.items():
         if needed <= names:
             return kind
@@ -138,7 +194,11 @@ def _detect_kind(path: Path) -> str | None:
         return "results"
     if (path / "index.parquet").is_file():
         return "tokens"
-    if (path / "manifest.json").is_file() or (path / "ingest_report.json").is_file() or list(path.glob("recordings-*.parquet")):
+    if (
+        (path / "manifest.json").is_file()
+        or (path / "ingest_report.json").is_file()
+        or list(path.glob("recordings-*.parquet"))
+    ):
         return "cache"
     if (path / CHECKSUM_FILE).is_file():
         return "raw"
@@ -150,10 +210,14 @@ def _check_folder(kind: str, folder: Path, deep: bool) -> tuple[list[Finding], i
         if kind == "cache":
             from bitimely_core import cache
 
-            return [*cache.verify(folder, deep=deep), *_check_beside(folder)], len(manifests.read_manifest(folder)["files"])
+            return [*cache.verify(folder, deep=deep), *_check_beside(folder)], len(
+                manifests.read_manifest(folder)["files"]
+            )
         if kind == "tokens":
             manifest = manifests.read_manifest(folder)
-            return [*manifests.find_damage(folder, manifest), *_check_beside(folder)], len(manifest["files"])
+            return [*manifests.find_damage(folder, manifest), *_check_beside(folder)], len(
+                manifest["files"]
+            )
         if kind == "key":
             fault = storage.find_secret_damage(folder)
             return [fault] if fault else [], 1
@@ -175,30 +239,47 @@ def _check_beside(folder: Path) -> list[Finding]:
         return find_changes(folder)
     loose = [name for name in (REPORT, PAGE) if (folder / name).is_file()]
     text = f"version 0.1 wrote no checksums of {' and '.join(loose)}"
-    return [Finding(Reason.INTEGRITY, text, "they are not compared", level="info", file=str(folder))] if loose else []
+    return (
+        [Finding(Reason.INTEGRITY, text, "they are not compared", level="info", file=str(folder))]
+        if loose
+        else []
+    )
 
 
 def _check_checkpoint(folder: Path) -> tuple[list[Finding], int]:
     from bitimely_core.train import checkpoints
 
     files = checkpoints.verify_checkpoint(folder).files
-    foreign = sorted(path.name for path in folder.iterdir() if path.name not in {"meta.json", *files})
+    foreign = sorted(
+        path.name for path in folder.iterdir() if path.name not in {"meta.json", *files}
+    )
     hint = "Remove it"
     return [
-        _make_finding(Reason.INTEGRITY, folder / name, "is not in meta.json", "expected its files alone", hint) for name in foreign
+        _make_finding(
+            Reason.INTEGRITY, folder / name, "is not in meta.json", "expected its files alone", hint
+        )
+        for name in foreign
     ], len(files)
 
 
 def _check_results(kind: str, folder: Path) -> tuple[list[Finding], int]:
-    """A folder of results against its manifest; of version 0.1, which wrote none, what can be checked."""
+    """A folder of results against its manifest; of version 0.1, which wrote none, what can be
+    checked.
+    """
     manifest = ResultManifest.find(folder)
     if manifest is None and not any(list_results(folder)):
         hint = "Repeat the command that started it"
-        return [_make_finding(Reason.INCOMPLETE, folder, "nothing is stored yet", "expected a result", hint)], 0
+        return [
+            _make_finding(
+                Reason.INCOMPLETE, folder, "nothing is stored yet", "expected a result", hint
+            )
+        ], 0
     found = [] if manifest is None else find_changes(folder)
     if any(finding.level == "error" for finding in found):
         return found, len(found)
-    record: StoredRecord | None = RECORDS[kind].load(folder / NAMES[kind]) if kind in RECORDS else None
+    record: StoredRecord | None = (
+        RECORDS[kind].load(folder / NAMES[kind]) if kind in RECORDS else None
+    )
     if isinstance(record, RunRecord):
         found += _check_run(folder, record, guarded=manifest is not None)
     elif kind == "model":
@@ -206,7 +287,11 @@ def _check_results(kind: str, folder: Path) -> tuple[list[Finding], int]:
     if manifest is None:
         found.append(
             Finding(
-                Reason.INTEGRITY, "version 0.1 wrote no checksums of these files", "they are not compared", level="info", file=str(folder)
+                Reason.INTEGRITY,
+                "version 0.1 wrote no checksums of these files",
+                "they are not compared",
+                level="info",
+                file=str(folder),
             )
         )
     return found, 1 if manifest is None else len(manifest.files)
@@ -215,52 +300,89 @@ def _check_results(kind: str, folder: Path) -> tuple[list[Finding], int]:
 def _check_run(folder: Path, record: RunRecord, *, guarded: bool) -> list[Finding]:
     if record.finished:
         weights = folder if has_result(folder / "model.safetensors") else folder / "model"
-        return _check_model(weights, record.weights, hashed=guarded and ResultManifest.find(weights) is not None)
+        return _check_model(
+            weights, record.weights, hashed=guarded and ResultManifest.find(weights) is not None
+        )
     from bitimely_core.train import loop, metrics_log
 
     newest = loop.load_latest_checkpoint(folder)
     if newest is not None and newest.meta.log is not None:
         metrics_log.require_log(folder / "metrics.jsonl", newest.meta.log)
     hint = "Repeat the command that started it: it resumes where it stopped"
-    return [_make_finding(Reason.INCOMPLETE, folder, "the training has not ended", "expected a finished run", hint)]
+    return [
+        _make_finding(
+            Reason.INCOMPLETE, folder, "the training has not ended", "expected a finished run", hint
+        )
+    ]
 
 
 def _check_model(folder: Path, digest: str | None, *, hashed: bool = False) -> list[Finding]:
-    """A model folder: the weights against the hash in run.json, and the header of the safetensors file. `hashed`: by its manifest."""
+    """A model folder: the weights against the hash in run.json, and the header of the safetensors
+    file. `hashed`: by its manifest.
+    """
     from safetensors import SafetensorError, safe_open
 
     path = folder / "model.safetensors"
     if not path.is_file():
-        return [_make_finding(Reason.INTEGRITY, path, "missing", "expected the weights", "Repeat the training")]
+        return [
+            _make_finding(
+                Reason.INTEGRITY, path, "missing", "expected the weights", "Repeat the training"
+            )
+        ]
     try:
         config = storage.decode_json((folder / "config.json").read_bytes())
         with safe_open(path, framework="numpy") as tensors:
             list(tensors.keys())
     except (OSError, ValueError, SafetensorError) as error:
         raise_system_error(error, path)
-        return [_make_finding(Reason.INTEGRITY, path, f"not readable ({type(error).__name__})", "expected safetensors and JSON")]
+        return [
+            _make_finding(
+                Reason.INTEGRITY,
+                path,
+                f"not readable ({type(error).__name__})",
+                "expected safetensors and JSON",
+            )
+        ]
     from bitimely_core.models.base import FORMAT as MODEL_FORMAT
 
     if config.get("format_version") == MODEL_FORMAT and ResultManifest.find(folder) is None:
         return [
             _make_finding(
-                Reason.INTEGRITY, folder / manifests.MANIFEST, "is missing", "expected the checksums of this folder", "Restore a copy"
+                Reason.INTEGRITY,
+                folder / manifests.MANIFEST,
+                "is missing",
+                "expected the checksums of this folder",
+                "Restore a copy",
             )
         ]
     if digest is None:
         return []
-    actual = ResultManifest.read(folder).files[path.name].sha256 if hashed else storage.hash_file(path)
+    actual = (
+        ResultManifest.read(folder).files[path.name].sha256 if hashed else storage.hash_file(path)
+    )
     if actual != digest:
-        return [_make_finding(Reason.INTEGRITY, path, f"sha256 is {actual[:12]}", f"expected {digest[:12]}", "Repeat the training")]
+        return [
+            _make_finding(
+                Reason.INTEGRITY,
+                path,
+                f"sha256 is {actual[:12]}",
+                f"expected {digest[:12]}",
+                "Repeat the training",
+            )
+        ]
     return []
 
 
-def _make_finding(code: Reason, path: Path, problem: str, requirement: str, hint: str = "") -> Finding:
+def _make_finding(
+    code: Reason, path: Path, problem: str, requirement: str, hint: str = ""
+) -> Finding:
     return Finding(code=code, file=str(path), problem=problem, requirement=requirement, hint=hint)
 
 
 def _check_raw(folder: Path) -> tuple[list[Finding], int]:
-    """A raw folder with SHA256SUMS.txt: files that differ, that cannot be read, that are listed or here alone; how many were compared."""
+    """A raw folder with SHA256SUMS.txt: files that differ, that cannot be read, that are listed or
+    here alone; how many were compared.
+    """
     from bitimely_core.cache.units import describe_mismatch
 
     source = scan_folder(folder)
@@ -286,4 +408,10 @@ def _check_raw(folder: Path) -> tuple[list[Finding], int]:
 def _describe_unreadable(error: OSError, folder: Path, name: str) -> Finding:
     raise_system_error(error, folder / name, stored=False)
     problem = f"cannot be read ({error.strerror or type(error).__name__})"
-    return Finding(Reason.IO_ERROR, problem, "expected a file to compare", "Check its permissions and its disk", file=name)
+    return Finding(
+        Reason.IO_ERROR,
+        problem,
+        "expected a file to compare",
+        "Check its permissions and its disk",
+        file=name,
+    )

@@ -1,4 +1,6 @@
-"""The zoo: the models that BiTimelyGPT is compared with, one file a method, each with the objectives of its own paper."""
+"""The zoo: the models that BiTimelyGPT is compared with, one file a method, each with the
+objectives of its own paper.
+"""
 
 from bitimely_core.registry import models, objectives
 

@@ -1,14 +1,18 @@
-"""Autoformer (Wu et al. 2021): layers that remove the trend and mix time by lags instead of pairs of timesteps.
+"""Autoformer (Wu et al. 2021): layers that remove the trend and mix time by lags instead of pairs
+of timesteps.
 
-Every timestep is a token. Encoder layer: s = seasonal(x + Drop(AC(x))), out = seasonal(s + FF(s)), FF = two linear maps without biases.
-seasonal(x) = x - moving average. AC, the auto-correlation: R(tau) = sum_t q[t + tau] k[t], mean over the width; the floor(c ln N) largest
-lags get the weights w = softmax(R), and out[t] = sum_i w_i v[t + tau_i], all around the window's end. Behind the last layer
-LN(x) - mean over time of LN(x).
+Every timestep is a token. Encoder layer: s = seasonal(x + Drop(AC(x))), out = seasonal(s + FF(s)),
+FF = two linear maps without biases. seasonal(x) = x - moving average. AC, the auto-correlation:
+R(tau) = sum_t q[t + tau] k[t], mean over the width; the floor(c ln N) largest lags get the weights
+w = softmax(R), and out[t] = sum_i w_i v[t + tau_i], all around the window's end. Behind the last
+layer LN(x) - mean over time of LN(x).
 
-Fourier transforms, moving averages and circular convolutions cannot mask timesteps. So rows go through the layers without padding, grouped
-by length: `TimestepModel`, shared with FEDformer and TimesNet.
+Fourier transforms, moving averages and circular convolutions cannot mask timesteps. So rows go
+through the layers without padding, grouped by length: `TimestepModel`, shared with FEDformer and
+TimesNet.
 
-Legend: B batch, R rows of one length, V channels, N timesteps (n of a shorter row), D width, L layers.
+Legend: B batch, R rows of one length, V channels, N timesteps (n of a shorter row), D width, L
+layers.
 """
 
 from __future__ import annotations
@@ -39,10 +43,15 @@ class AutoformerConfig(ModelConfig):
     """Settings of Autoformer."""
 
     moving_average: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        (25,), min_length=1, description="Timesteps of the moving averages that make the trend; several are mixed."
+        (25,),
+        min_length=1,
+        description="Timesteps of the moving averages that make the trend; several are mixed.",
     )
     lag_factor: float = Field(1.0, gt=0, description="floor(factor * ln N) lags are used.")
-    per_sample: bool = Field(True, description="Lags of each window; false: common to a training batch, as in the reference.")
+    per_sample: bool = Field(
+        True,
+        description="Lags of each window; false: common to a training batch, as in the reference.",
+    )
 
 
 class CircularAdapter(Adapter):
@@ -54,7 +63,9 @@ class CircularAdapter(Adapter):
         self.tokenizer = StepTokenizer(channels)
         self.steps = Conv1d(channels, config.dim, 3, padding=1, padding_mode="circular", bias=False)
         nn.init.kaiming_normal_(self.steps.weight, nonlinearity="leaky_relu")
-        self.output = nn.ModuleDict({"next": nn.Linear(norm_width or config.dim, self.tokenizer.target_width)})
+        self.output = nn.ModuleDict(
+            {"next": nn.Linear(norm_width or config.dim, self.tokenizer.target_width)}
+        )
 
     def embed(self, tokens: Tensor, numbers: Tensor | None = None) -> Tensor:
         """Rows [R, n, V] -> [R, n, D]."""
@@ -64,7 +75,8 @@ class CircularAdapter(Adapter):
 class TimestepModel(Model, ABC):
     """A model of unpadded rows of timesteps, grouped by length. A subclass adds `encode_rows`.
 
-    Heads read Drop(GELU(state)), the output projection the state. States are normalised; those of padding are 0.
+    Heads read Drop(GELU(state)), the output projection the state. States are normalised; those of
+    padding are 0.
     """
 
     adapter_type = CircularAdapter
@@ -82,25 +94,37 @@ class TimestepModel(Model, ABC):
         return self.adapter_of(batch).output["next"](hidden)
 
     def forward(
-        self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
+        self,
+        batch: Batch,
+        *,
+        directions: Iterable[Direction] | None = None,
+        hide: Tensor | None = None,
+        attention: bool = False,
     ) -> Encoded:
-        """Encode signals [B, T, V]; timesteps `hide` [B, T] are read as 0, and there are no maps. Raises UserError: directions (exit 2)."""
+        """Encode signals [B, T, V]; timesteps `hide` [B, T] are read as 0, and there are no maps.
+        Raises UserError: directions (exit 2).
+        """
         refuse_directions(self, directions)
         batch, adapter = self.expand_channels(batch), self.adapter_of(batch)
         tokens, targets, real = adapter.tokenizer(batch)
         if hide is not None:
             tokens = tokens.masked_fill(hide[..., None], 0.0)
         states = apply_by_length(
-            tokens, None if batch.mask is None else real.sum(1), lambda x: self.encode_rows(to_float32(adapter.embed(x)))
+            tokens,
+            None if batch.mask is None else real.sum(1),
+            lambda x: self.encode_rows(to_float32(adapter.embed(x))),
         )
         return Encoded(tokens, targets, real, states)
 
 
-def apply_by_length(x: Tensor, lengths: Tensor | None, function: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """`function`, rows [R, n, F] -> tensors [R, n, ...], on the unpadded rows of `x` [B, N, F], padded on the right, grouped by length.
+def apply_by_length(
+    x: Tensor, lengths: Tensor | None, function: Callable[[Tensor], tuple[Tensor, ...]]
+) -> tuple[Tensor, ...]:
+    """`function`, rows [R, n, F] -> tensors [R, n, ...], on the unpadded rows of `x` [B, N, F],
+    padded on the right, grouped by length.
 
-    `lengths` [B] None: all N. Rows without any timestep are read as one timestep of 0. The results are [B, N, ...], 0 behind each row's
-    end.
+    `lengths` [B] None: all N. Rows without any timestep are read as one timestep of 0. The results
+    are [B, N, ...], 0 behind each row's end.
     """
     if lengths is None:
         return function(x)
@@ -109,7 +133,12 @@ def apply_by_length(x: Tensor, lengths: Tensor | None, function: Callable[[Tenso
         rows = (lengths == length).nonzero().squeeze(1)
         parts = function(x[rows, : max(length, 1)])
         keep = [part if length else part * 0.0 for part in parts]
-        groups.append([F.pad(part, [0, 0] * (part.dim() - 2) + [0, x.shape[1] - part.shape[1]]) for part in keep])
+        groups.append(
+            [
+                F.pad(part, [0, 0] * (part.dim() - 2) + [0, x.shape[1] - part.shape[1]])
+                for part in keep
+            ]
+        )
         order.append(rows)
     back = torch.cat(order).argsort()
     return tuple(torch.cat(parts)[back] for parts in zip(*groups, strict=True))
@@ -124,16 +153,28 @@ def configure_timesteps(config: Config) -> Config:
     """The configuration of a model of timesteps. Raises UserError (config, exit 2) for events."""
     if config.codes is not None:
         requirement = f"expected signals: {config.name} reads samples of a regular clock"
-        raise config_error("events", requirement, "model.name", "Use a model that reads events: bitimely list models")
-    own = {"tokenizer": "steps", "value_dim": config.dim, "output_heads": "shared", "target": "raw", "ffn": "plain"}
+        raise config_error(
+            "events",
+            requirement,
+            "model.name",
+            "Use a model that reads events: bitimely list models",
+        )
+    own = {
+        "tokenizer": "steps",
+        "value_dim": config.dim,
+        "output_heads": "shared",
+        "target": "raw",
+        "ffn": "plain",
+    }
     return config.model_copy(update=own)
 
 
 class SeriesDecomposition(nn.Module):
-    """Seasonal part and trend: x - trend, and moving averages over windows w of which each end is repeated.
+    """Seasonal part and trend: x - trend, and moving averages over windows w of which each end is
+    repeated.
 
-    (w - 1) / 2 values stand in front, for an even window w / 2, and the rest of w - 1 behind. Several windows are mixed for each value by
-    softmax(Linear(1 -> windows)(x)) (FEDformer).
+    (w - 1) / 2 values stand in front, for an even window w / 2, and the rest of w - 1 behind.
+    Several windows are mixed for each value by softmax(Linear(1 -> windows)(x)) (FEDformer).
     """
 
     def __init__(self, windows: tuple[int, ...]) -> None:
@@ -152,26 +193,35 @@ class SeriesDecomposition(nn.Module):
     @staticmethod
     def _mean(x: Tensor, window: int) -> Tensor:
         behind = (window - 1) // 2
-        wide = torch.cat((x[:, :1].expand(-1, window - 1 - behind, -1), x, x[:, -1:].expand(-1, behind, -1)), 1)
+        wide = torch.cat(
+            (x[:, :1].expand(-1, window - 1 - behind, -1), x, x[:, -1:].expand(-1, behind, -1)), 1
+        )
         return F.avg_pool1d(wide.transpose(1, 2), window, 1).transpose(1, 2)
 
 
 class AutoCorrelation(nn.Module):
-    """Mixing by lags, O(N log N) in time and O(N) in memory; q, k, v and out are linear maps with biases.
+    """Mixing by lags, O(N log N) in time and O(N) in memory; q, k, v and out are linear maps with
+    biases.
 
-    Scores are means over the heads and lag weights are common to all, so the number of heads has no effect. The weighted sum of rolled values
-    is a circular correlation with the weights, computed by Fourier transform.
+    Scores are means over the heads and lag weights are common to all, so the number of heads has no
+    effect. The weighted sum of rolled values is a circular correlation with the weights, computed
+    by Fourier transform.
     """
 
     def __init__(self, config: AutoformerConfig) -> None:
         super().__init__()
-        self.query, self.key, self.value, self.out = (nn.Linear(config.dim, config.dim) for _ in range(4))
+        self.query, self.key, self.value, self.out = (
+            nn.Linear(config.dim, config.dim) for _ in range(4)
+        )
         self.factor, self.per_sample = config.lag_factor, config.per_sample
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[R, n, D] -> [R, n, D] and the scores R(tau) of the lags 0 .. n - 1, [R, n]."""
         n = x.shape[1]
-        q, k, v = (torch.fft.rfft(to_float32(linear(x)), dim=1) for linear in (self.query, self.key, self.value))
+        q, k, v = (
+            torch.fft.rfft(to_float32(linear(x)), dim=1)
+            for linear in (self.query, self.key, self.value)
+        )
         scores = torch.fft.irfft((q * k.conj()).mean(-1), n=n, dim=1)
         common = self.training and not self.per_sample
         ranked = scores.mean(0, keepdim=True).expand_as(scores) if common else scores
@@ -188,7 +238,10 @@ class DecompositionLayer(nn.Module):
         super().__init__()
         self.first = nn.Linear(config.dim, config.ffn_dim, bias=False)
         self.second = nn.Linear(config.ffn_dim, config.dim, bias=False)
-        self.split_mix, self.split_ffn = SeriesDecomposition(config.moving_average), SeriesDecomposition(config.moving_average)
+        self.split_mix, self.split_ffn = (
+            SeriesDecomposition(config.moving_average),
+            SeriesDecomposition(config.moving_average),
+        )
         self.dropout = nn.Dropout(config.dropout)
         self.act = F.silu if config.ffn_act == "silu" else F.gelu
 
@@ -224,10 +277,16 @@ class Autoformer(TimestepModel):
 
     @torch.no_grad()
     def lags(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Scores of all lags in each layer, R(tau) [B, T], 0 past the end of a row; the counterpart of attention maps."""
+        """Scores of all lags in each layer, R(tau) [B, T], 0 past the end of a row; the counterpart
+        of attention maps.
+        """
         batch, adapter = self.expand_channels(batch), self.adapter_of(batch)
         tokens, _, real = adapter.tokenizer(batch)
-        return apply_by_length(tokens, real.sum(1), lambda x: tuple(scores for _, scores in self._layers(to_float32(adapter.embed(x)))))
+        return apply_by_length(
+            tokens,
+            real.sum(1),
+            lambda x: tuple(scores for _, scores in self._layers(to_float32(adapter.embed(x)))),
+        )
 
     def _layers(self, x: Tensor) -> list[tuple[Tensor, Tensor]]:
         """State [R, n, D] and scores of the lags [R, n] of each layer."""
@@ -252,5 +311,7 @@ class Autoformer(TimestepModel):
     )
 )
 def autoformer(config: AutoformerConfig) -> Autoformer:
-    """Autoformer: each layer removes the trend, time is mixed by lags; 40 % of the timesteps are masked and reconstructed."""
+    """Autoformer: each layer removes the trend, time is mixed by lags; 40 % of the timesteps are
+    masked and reconstructed.
+    """
     return Autoformer(configure_timesteps(config))

@@ -1,13 +1,17 @@
-"""Base class of the contrastive models, which have no targets, and the convolutional encoder of TS-TCC and TF-C.
+"""Base class of the contrastive models, which have no targets, and the convolutional encoder of
+TS-TCC and TF-C.
 
 Legend: B batch, T timesteps, V channels, F steps of the map behind the convolutions, D width.
 
-The objective: Contrastive learning: the loss that the contrastive objectives share, and the augmentations of TS-TCC and TF-C.
+The objective: Contrastive learning: the loss that the contrastive objectives share, and the
+augmentations of TS-TCC and TF-C.
 
-Each of K items has two views. Each view is classified among the other 2K - 1 for its positive; the loss is the mean cross-entropy. The other
-items are the negatives, so the size of a micro-batch matters, and at least 2 rows are required.
+Each of K items has two views. Each view is classified among the other 2K - 1 for its positive; the
+loss is the mean cross-entropy. The other items are the negatives, so the size of a micro-batch
+matters, and at least 2 rows are required.
 
-`rel` is the loss divided by that of a constant representation: 1 = no discrimination, the representation may have collapsed.
+`rel` is the loss divided by that of a constant representation: 1 = no discrimination, the
+representation may have collapsed.
 
 Legend: B batch, T timesteps, V channels, G groups, K items in a group, D width.
 """
@@ -50,34 +54,52 @@ class ConvolutionConfig(ModelConfig):
 
 
 class ContrastiveModel(Model, ABC):
-    """A model pre-trained by a contrastive loss: no predicted tokens, output projection or final norm. A subclass adds `encode`."""
+    """A model pre-trained by a contrastive loss: no predicted tokens, output projection or final
+    norm. A subclass adds `encode`.
+    """
 
     can_hide = False  # whether timesteps can be hidden
 
     def __init__(self, config: ModelConfig) -> None:
         if config.tokenizer == "codes":
-            raise config_error(f"codes for {config.name}", "expected signals", "model.tokenizer", "Choose another model")
+            raise config_error(
+                f"codes for {config.name}",
+                "expected signals",
+                "model.tokenizer",
+                "Choose another model",
+            )
         super().__init__(config)
         self.norms = nn.ModuleDict({"next": nn.Identity()})
 
     @abstractmethod
     def encode(self, batch: Batch, hide: Tensor | None) -> Encoded:
-        """States and vector of a batch. `batch` as `expand_channels` returns it; `hide` bool [B, T] or None."""
+        """States and vector of a batch. `batch` as `expand_channels` returns it; `hide` bool [B, T]
+        or None.
+        """
 
     def forward(
-        self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
+        self,
+        batch: Batch,
+        *,
+        directions: Iterable[Direction] | None = None,
+        hide: Tensor | None = None,
+        attention: bool = False,
     ) -> Encoded:
-        """Encode signals [B, T, V]; there are no maps. Raises UserError (config, exit 2): directions, or `hide` where nothing can be
-        hidden.
+        """Encode signals [B, T, V]; there are no maps. Raises UserError (config, exit 2):
+        directions, or `hide` where nothing can be hidden.
         """
         refuse_directions(self, directions)
         if hide is not None and not self.can_hide:
-            raise objective_error(self.config, f"hidden tokens for {self.config.name}", "it has none to hide")
+            raise objective_error(
+                self.config, f"hidden tokens for {self.config.name}", "it has none to hide"
+            )
         return self.encode(self.expand_channels(batch), hide)
 
     def output(self, hidden: Tensor, which: Which = "next", batch: Batch | None = None) -> Tensor:
         """Raises UserError (config, exit 2): there are no predictions."""
-        raise objective_error(self.config, f"predicted tokens of {self.config.name}", "it predicts none")
+        raise objective_error(
+            self.config, f"predicted tokens of {self.config.name}", "it predicts none"
+        )
 
     def measure(self, batches: Iterable[Batch]) -> float:
         """1: there are no targets."""
@@ -123,27 +145,41 @@ class ConvolutionAdapter(Adapter):
         nn.Module.__init__(self)
         assert isinstance(config, ConvolutionConfig)
         kernel, stride = config.first_kernel, config.first_stride
-        self.tokenizer = MapTokenizer(1 if config.channel_independent else config.channels, kernel, stride)
+        self.tokenizer = MapTokenizer(
+            1 if config.channel_independent else config.channels, kernel, stride
+        )
         first, channels = list_filters(config.dim)[0], self.tokenizer.width
-        self.first = nn.ModuleDict({name: Conv1d(channels, first, kernel, stride, kernel // 2, bias=False) for name in self.encoders})
+        self.first = nn.ModuleDict(
+            {
+                name: Conv1d(channels, first, kernel, stride, kernel // 2, bias=False)
+                for name in self.encoders
+            }
+        )
         self.output = nn.ModuleDict()
 
 
 class ConvolutionTrunk(nn.Module):
-    """Batch norm, ReLU and pooling behind each of three convolutions of D / 4, D / 2 and D filters; the first is the adapter's.
+    """Batch norm, ReLU and pooling behind each of three convolutions of D / 4, D / 2 and D filters;
+    the first is the adapter's.
 
-    Batch statistics run over the rows and their own steps; behind its end a row is 0, as if it stood alone.
+    Batch statistics run over the rows and their own steps; behind its end a row is 0, as if it
+    stood alone.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         widths = list_filters(config.dim)
-        self.convs = nn.ModuleList(Conv1d(a, b, KERNEL, padding=KERNEL // 2, bias=False) for a, b in itertools.pairwise(widths))
+        self.convs = nn.ModuleList(
+            Conv1d(a, b, KERNEL, padding=KERNEL // 2, bias=False)
+            for a, b in itertools.pairwise(widths)
+        )
         self.norms = nn.ModuleList(BatchNorm(width) for width in widths)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, first: nn.Module, ends: Tensor | None) -> Tensor:
-        """Samples [B, T, V], of which `ends` [B] are a row's own (None: all), through the convolution `first` to the map [B, F, D]."""
+        """Samples [B, T, V], of which `ends` [B] are a row's own (None: all), through the
+        convolution `first` to the map [B, F, D].
+        """
         assert isinstance(first, nn.Conv1d)
         y, counts = x.transpose(1, 2), ends
         for at, (conv, norm) in enumerate(zip([first, *self.convs], self.norms, strict=True)):
@@ -156,11 +192,17 @@ class ConvolutionTrunk(nn.Module):
         return y.transpose(1, 2)
 
 
-def compute_map(trunk: nn.Module, adapter: Adapter, encoder: str, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The map [B, F, D] of a batch by the first convolution of `encoder` and `trunk`, and which steps are real [B, F]."""
+def compute_map(
+    trunk: nn.Module, adapter: Adapter, encoder: str, batch: Batch
+) -> tuple[Tensor, Tensor]:
+    """The map [B, F, D] of a batch by the first convolution of `encoder` and `trunk`, and which
+    steps are real [B, F].
+    """
     assert isinstance(adapter, ConvolutionAdapter)
     tokenizer, ends = adapter.tokenizer, find_row_ends(batch)
-    z: Tensor = trunk(tokenizer(batch)[0], adapter.first[encoder], None if batch.mask is None else ends)
+    z: Tensor = trunk(
+        tokenizer(batch)[0], adapter.first[encoder], None if batch.mask is None else ends
+    )
     counts = torch.where(ends > 0, count_map_steps(ends, tokenizer.kernel, tokenizer.stride), 0)
     return z, mask_before(counts, z.shape[1])
 
@@ -173,7 +215,11 @@ def configure_signals(config: Config) -> Config:
 
 def _normalise(norm: nn.Module, y: Tensor, counts: Tensor | None) -> Tensor:
     """[B, C, n] -> [B, C, n], 0 from `counts` [B] on."""
-    return norm(y) if counts is None else normalise_tokens(norm, y.mT, mask_before(counts, y.shape[2])).mT
+    return (
+        norm(y)
+        if counts is None
+        else normalise_tokens(norm, y.mT, mask_before(counts, y.shape[2])).mT
+    )
 
 
 # --- the objective
@@ -186,15 +232,21 @@ class AugmentationConfig(ObjectiveConfig):
     """Settings of the augmentations of TS-TCC and TF-C."""
 
     jitter: float = Field(0.8, ge=0, description="Standard deviation of added noise.")
-    scaling: float = Field(1.1, ge=0, description="Standard deviation of the factor of each timestep, around 2.")
-    segments: int = Field(8, ge=2, description="A window is cut into fewer than this many pieces, in a new order.")
+    scaling: float = Field(
+        1.1, ge=0, description="Standard deviation of the factor of each timestep, around 2."
+    )
+    segments: int = Field(
+        8, ge=2, description="A window is cut into fewer than this many pieces, in a new order."
+    )
 
 
 def contrast(first: Tensor, second: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of the positive among the 2K - 1 other views of the group, by dot products, with at most `BLOCK` scores in memory.
+    """Cross-entropy of the positive among the 2K - 1 other views of the group, by dot products,
+    with at most `BLOCK` scores in memory.
 
-    `first` and `second`, aligned, are views of each item [G, K, D]; items not `valid` [G, K] are neither anchors nor negatives. Returns the
-    mean over all valid views, and its value for a constant representation (log(2K - 1) if all are valid), both scalars.
+    `first` and `second`, aligned, are views of each item [G, K, D]; items not `valid` [G, K] are
+    neither anchors nor negatives. Returns the mean over all valid views, and its value for a
+    constant representation (log(2K - 1) if all are valid), both scalars.
     """
     z = torch.cat((first, second), 1).to(torch.promote_types(first.dtype, torch.float32))
     groups, views, _ = z.shape
@@ -209,8 +261,9 @@ def contrast(first: Tensor, second: Tensor, valid: Tensor | None = None) -> tupl
 class _ContrastiveLoss(torch.autograd.Function):
     """Summed cross-entropy of all views z [G, 2K, D], `there` bool [G, 2K] (None: all).
 
-    With p the softmax of the scores of z and z' its positive, the gradient of its term is sum_j p_j z_j - z' for z, p_j z for each other view
-    and -z for z'. It is computed in the forward pass, which has the scores.
+    With p the softmax of the scores of z and z' its positive, the gradient of its term is sum_j p_j
+    z_j - z' for z, p_j z for each other view and -z for z'. It is computed in the forward pass,
+    which has the scores.
     """
 
     @staticmethod
@@ -231,11 +284,18 @@ class _ContrastiveLoss(torch.autograd.Function):
                     anchors = None
                     if there is not None:
                         anchors = there[at : at + several, part, None]
-                        scores.masked_fill_(~there[at : at + several, None], -torch.inf).masked_fill_(~anchors, 0.0)  # finite, not counted
+                        # finite, not counted
+                        scores.masked_fill_(
+                            ~there[at : at + several, None], -torch.inf
+                        ).masked_fill_(~anchors, 0.0)
                     most = scores.amax(-1, keepdim=True)
                     norm = scores.sub_(most).exp_().sum(-1, keepdim=True)
-                    losses = most + norm.log() - (own[:, part] * partner[:, part]).sum(-1, keepdim=True)
-                    total += (losses if anchors is None else losses.masked_fill(~anchors, 0.0)).sum()
+                    losses = (
+                        most + norm.log() - (own[:, part] * partner[:, part]).sum(-1, keepdim=True)
+                    )
+                    total += (
+                        losses if anchors is None else losses.masked_fill(~anchors, 0.0)
+                    ).sum()
                     if slope is not None:
                         weight = norm.reciprocal() if anchors is None else anchors / norm
                         own_slope = slope[at : at + several]
@@ -254,14 +314,18 @@ class _ContrastiveLoss(torch.autograd.Function):
 
 
 def nt_xent(first: Tensor, second: Tensor) -> Tensor:
-    """NT-Xent of two views of B rows, [B, D] each: `contrast` of cosines divided by the temperature 0.2."""
+    """NT-Xent of two views of B rows, [B, D] each: `contrast` of cosines divided by the temperature
+    0.2.
+    """
     kind = torch.promote_types(first.dtype, torch.float32)
     a, b = (F.normalize(view.to(kind), dim=-1) * TEMPERATURE**-0.5 for view in (first, second))
     return contrast(a[None], b[None])[0]
 
 
 def make_contrastive_result(parts: dict[str, Tensor], blind: float | Tensor, rows: int) -> Result:
-    """The result of a contrastive objective: `parts` are summed, `blind` is the loss of a constant representation."""
+    """The result of a contrastive objective: `parts` are summed, `blind` is the loss of a constant
+    representation.
+    """
     loss = torch.stack(list(parts.values())).sum()
     return pack_result(loss, loss.detach() / blind, parts, rows)
 
@@ -280,36 +344,54 @@ def require_rows(name: str, batch: Batch) -> None:
 def draw_noise(like: Tensor, generator: Generator | None, *, normal: bool = False) -> Tensor:
     """Random numbers in the shape of `like`: U(0, 1), or N(0, 1)."""
     draw = torch.randn if normal else torch.rand
-    return draw(like.shape, generator=generator).to(like, non_blocking=True)  # a copy that blocks waits for all that is under way
+    # a copy that blocks waits for all that is under way
+    return draw(like.shape, generator=generator).to(like, non_blocking=True)
 
 
 def add_jitter(batch: Batch, sigma: float, generator: Generator | None = None) -> Batch:
     """Noise: x + N(0, sigma^2), every value by itself."""
-    return batch._replace(values=batch.values + sigma * draw_noise(batch.values, generator, normal=True))
+    return batch._replace(
+        values=batch.values + sigma * draw_noise(batch.values, generator, normal=True)
+    )
 
 
 def scale_timesteps(batch: Batch, sigma: float, generator: Generator | None = None) -> Batch:
     """Another size: x * N(2, sigma^2), one factor a row and timestep, the same for all channels."""
-    return batch._replace(values=batch.values * (2 + sigma * draw_noise(batch.values[..., :1], generator, normal=True)))
+    return batch._replace(
+        values=batch.values
+        * (2 + sigma * draw_noise(batch.values[..., :1], generator, normal=True))
+    )
 
 
 def permute_segments(batch: Batch, segments: int, generator: Generator | None = None) -> Batch:
-    """Each row cut into 1 .. `segments` - 1 pieces at random places, in a new order; all channels together, padding stays where it is."""
+    """Each row cut into 1 .. `segments` - 1 pieces at random places, in a new order; all channels
+    together, padding stays where it is.
+    """
     order = torch.arange(batch.values.shape[1]).repeat(len(batch.values), 1)
     for row, end in zip(order, find_row_ends(batch).tolist(), strict=True):
         pieces = min(int(torch.randint(1, segments, (), generator=generator)), max(end, 1))
-        cuts = (torch.randperm(max(end, 1) - 1, generator=generator)[: pieces - 1] + 1).sort().values
+        cuts = (
+            (torch.randperm(max(end, 1) - 1, generator=generator)[: pieces - 1] + 1).sort().values
+        )
         parts = row[:end].tensor_split(cuts)
-        row[:end] = torch.cat([parts[at] for at in torch.randperm(pieces, generator=generator).tolist()])
+        row[:end] = torch.cat(
+            [parts[at] for at in torch.randperm(pieces, generator=generator).tolist()]
+        )
     order = order.to(batch.values.device, non_blocking=True)
     mask = batch.mask
     if mask is not None:
         mask = mask.gather(1, order if mask.dim() == 2 else order[..., None].expand_as(mask))
-    return batch._replace(values=batch.values.gather(1, order[..., None].expand_as(batch.values)), mask=mask)
+    return batch._replace(
+        values=batch.values.gather(1, order[..., None].expand_as(batch.values)), mask=mask
+    )
 
 
-def augment_rows(batch: Batch, config: AugmentationConfig, generator: Generator | None = None) -> Batch:
-    """One augmentation a row, of jitter, scaling, permutation and masking (nine tenths are kept)."""
+def augment_rows(
+    batch: Batch, config: AugmentationConfig, generator: Generator | None = None
+) -> Batch:
+    """One augmentation a row, of jitter, scaling, permutation and masking (nine tenths are
+    kept).
+    """
     views = [
         add_jitter(batch, config.jitter, generator),
         scale_timesteps(batch, config.scaling, generator),
@@ -317,16 +399,26 @@ def augment_rows(batch: Batch, config: AugmentationConfig, generator: Generator 
         batch._replace(values=batch.values * (draw_noise(batch.values, generator) < 0.9)),
     ]
     rows = torch.arange(len(batch.values), device=batch.values.device)
-    chosen = torch.randint(len(views), (len(rows),), generator=generator).to(rows.device, non_blocking=True)
+    chosen = torch.randint(len(views), (len(rows),), generator=generator).to(
+        rows.device, non_blocking=True
+    )
     values = torch.stack([view.values for view in views])[chosen, rows]
-    mask = None if batch.mask is None else torch.stack([view.mask for view in views if view.mask is not None])[chosen, rows]
+    mask = (
+        None
+        if batch.mask is None
+        else torch.stack([view.mask for view in views if view.mask is not None])[chosen, rows]
+    )
     return batch._replace(values=values, mask=mask)
 
 
-def perturb_spectrum(spectrum: Batch, generator: Generator | None = None, *, twice: bool = False) -> Batch:
-    """Amplitudes of which a tenth is removed, and to a tenth U(0, 0.1 * the largest of the row and channel) is added.
+def perturb_spectrum(
+    spectrum: Batch, generator: Generator | None = None, *, twice: bool = False
+) -> Batch:
+    """Amplitudes of which a tenth is removed, and to a tenth U(0, 0.1 * the largest of the row and
+    channel) is added.
 
-    `twice`: the spectrum with bins removed plus the one with bins added, as the reference code sums them.
+    `twice`: the spectrum with bins removed plus the one with bins added, as the reference code sums
+    them.
     """
     bins = spectrum.values
     least = bins.amax(1, keepdim=True) * 0.1

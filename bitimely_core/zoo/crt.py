@@ -1,14 +1,18 @@
-"""CRT, the Cross Reconstruction Transformer (Zhang et al. 2023): a window, its magnitudes and its phases in one sequence of patches.
+"""CRT, the Cross Reconstruction Transformer (Zhang et al. 2023): a window, its magnitudes and its
+phases in one sequence of patches.
 
-Inputs are the samples and the first T / 2 bins of X = FFT(x) / sqrt(T): log(1 + |X|), and the angle of X. The ResNet of each view maps each
-of 2K patches of time, K of magnitude and K of phase to a token, with a learned position and a learned vector of its view. One [CLS] per view,
-without position, comes first. The vector of a window is the mean of the three.
+Inputs are the samples and the first T / 2 bins of X = FFT(x) / sqrt(T): log(1 + |X|), and the angle
+of X. The ResNet of each view maps each of 2K patches of time, K of magnitude and K of phase to a
+token, with a learned position and a learned vector of its view. One [CLS] per view, without
+position, comes first. The vector of a window is the mean of the three.
 
 In pre-training the encoder does not see dropped patches; the decoder gets a mask token instead.
 
-Legend: B batch, T timesteps, V channels, P patch, K patches of a half spectrum, N = 4K patches, D width, H heads, W width of a head.
+Legend: B batch, T timesteps, V channels, P patch, K patches of a half spectrum, N = 4K patches, D
+width, H heads, W width of a head.
 
-The objective: CRT's objective: reconstruction of all patches of a window and its spectrum from those not dropped, and a term that keeps tokens distinct.
+The objective: CRT's objective: reconstruction of all patches of a window and its spectrum from
+those not dropped, and a term that keeps tokens distinct.
 """
 
 from __future__ import annotations
@@ -27,7 +31,12 @@ from bitimely_core.models.base import Model
 from bitimely_core.models.contract import Direction, Which, config_error, objective_error
 from bitimely_core.models.convolution import Conv1d
 from bitimely_core.models.layers import PreNormLayer
-from bitimely_core.models.tokenizers import PatchTokenizer, find_row_ends, get_observed, require_channels
+from bitimely_core.models.tokenizers import (
+    PatchTokenizer,
+    find_row_ends,
+    get_observed,
+    require_channels,
+)
 from bitimely_core.objectives.tokens import Generators, LossPart, Result, make_result
 from bitimely_core.registry import ModelFacts, ObjectiveFacts, models, objectives
 from bitimely_core.types import Batch, Encoded
@@ -41,13 +50,17 @@ NOISE = 1e-6  # of a channel's largest magnitude: below it a phase is rounding
 class CRTConfig(ModelConfig):
     """Settings of CRT."""
 
-    decoder_layers: int | None = Field(None, ge=1, description="Layers of the decoder, of all layers; none: half of them.")
+    decoder_layers: int | None = Field(
+        None, ge=1, description="Layers of the decoder, of all layers; none: half of them."
+    )
 
 
 class CRTTokenizer(PatchTokenizer):
-    """Patches of a window, of its magnitudes and of its phases, [B, 4K, P * V]; they are the targets, too.
+    """Patches of a window, of its magnitudes and of its phases, [B, 4K, P * V]; they are the
+    targets, too.
 
-    The last sample is repeated up to a multiple of 2P. The spectrum of a row is that of its length, without padding.
+    The last sample is repeated up to a multiple of 2P. The spectrum of a row is that of its length,
+    without padding.
     """
 
     def blocks(self, length: int) -> int:
@@ -60,23 +73,31 @@ class CRTTokenizer(PatchTokenizer):
 
     def find_real(self, batch: Batch) -> Tensor:
         """Which tokens are real, bool [B, 4K]."""
-        return _mask_views(-(-find_row_ends(batch) // (2 * self.patch)), self.blocks(batch.values.shape[1]))
+        return _mask_views(
+            -(-find_row_ends(batch) // (2 * self.patch)), self.blocks(batch.values.shape[1])
+        )
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens [B, 4K, P * V] (time 2K, magnitude K, phase K), targets (the same values), mask of real tokens [B, 4K]."""
+        """Tokens [B, 4K, P * V] (time 2K, magnitude K, phase K), targets (the same values), mask of
+        real tokens [B, 4K].
+        """
         require_channels(batch, self.channels)
         seen, ends = get_observed(batch), find_row_ends(batch)
         blocks = -(-ends // (2 * self.patch))
         most = self.blocks(batch.values.shape[1])
         index = torch.arange(2 * self.patch * most, device=ends.device).expand(ends.shape[0], -1)
         index = torch.minimum(index, (ends - 1).clamp(min=0)[:, None])
-        x = torch.where(seen, batch.values, 0.0).gather(1, index[..., None].expand(-1, -1, seen.shape[2]))
+        x = torch.where(seen, batch.values, 0.0).gather(
+            1, index[..., None].expand(-1, -1, seen.shape[2])
+        )
         parts = [x, *(self._spectrum(x, blocks) if batch.mask is not None else compute_spectrum(x))]
         tokens = torch.cat([part.unflatten(1, (-1, self.patch)).flatten(2) for part in parts], 1)
         return tokens, tokens.detach(), _mask_views(blocks, most)
 
     def _spectrum(self, x: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Magnitudes and phases [B, T / 2, V] of the first 2P * blocks samples of each row [B, T, V]; 0 past them."""
+        """Magnitudes and phases [B, T / 2, V] of the first 2P * blocks samples of each row [B, T,
+        V]; 0 past them.
+        """
         magnitude, phase = (x.new_zeros(x.shape[0], x.shape[1] // 2, x.shape[2]) for _ in range(2))
         for count in blocks.unique().tolist():
             half = count * self.patch
@@ -97,7 +118,12 @@ class CRTTokenizer(PatchTokenizer):
 
     def erase(self, batch: Batch, chosen: Tensor) -> Batch:
         """Raises UserError (config, exit 2): erased patches would change the spectrum."""
-        raise config_error("masked patches for crt", "its patches are dropped", "objective.name", "Use the objective drop")
+        raise config_error(
+            "masked patches for crt",
+            "its patches are dropped",
+            "objective.name",
+            "Use the objective drop",
+        )
 
 
 def compute_spectrum(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,28 +132,42 @@ def compute_spectrum(x: Tensor) -> tuple[Tensor, Tensor]:
     size = bins.abs()
     noise = NOISE * size.amax(1, keepdim=True)
     quiet = size <= noise  # 0 / 0 has neither an angle nor a derivative
-    level = quiet | (bins.imag.abs() <= noise)  # the sign of a rounding would choose between -pi and pi
-    return size.log1p(), torch.atan2(torch.where(level, 0.0, bins.imag), torch.where(quiet, 1.0, bins.real))
+    # the sign of a rounding would choose between -pi and pi
+    level = quiet | (bins.imag.abs() <= noise)
+    return size.log1p(), torch.atan2(
+        torch.where(level, 0.0, bins.imag), torch.where(quiet, 1.0, bins.real)
+    )
 
 
 def _mask_views(blocks: Tensor, most: int) -> Tensor:
     """Mask of real tokens of rows with `blocks` [B] of K, bool [B, 4K]."""
-    parts = [torch.arange(times * most, device=blocks.device) < times * blocks[:, None] for times in VIEWS.values()]
+    parts = [
+        torch.arange(times * most, device=blocks.device) < times * blocks[:, None]
+        for times in VIEWS.values()
+    ]
     return torch.cat(parts, 1)
 
 
 class CRTAdapter(base.Adapter):
-    """The parameters that depend on the channels: first convolution and output projection of each view."""
+    """The parameters that depend on the channels: first convolution and output projection of each
+    view.
+    """
 
     tokenizer: CRTTokenizer
 
     def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
         nn.Module.__init__(self)
-        self.tokenizer = CRTTokenizer(1 if config.channel_independent else config.channels, config.patch)
+        self.tokenizer = CRTTokenizer(
+            1 if config.channel_independent else config.channels, config.patch
+        )
         channels = self.tokenizer.width // config.patch
         stem = config.dim // 8
-        self.stems = nn.ModuleDict({view: Conv1d(channels, stem, 3, stride=2, padding=1, bias=False) for view in VIEWS})
-        self.output = nn.ModuleDict({view: nn.Linear(config.dim, self.tokenizer.width) for view in VIEWS})
+        self.stems = nn.ModuleDict(
+            {view: Conv1d(channels, stem, 3, stride=2, padding=1, bias=False) for view in VIEWS}
+        )
+        self.output = nn.ModuleDict(
+            {view: nn.Linear(config.dim, self.tokenizer.width) for view in VIEWS}
+        )
 
 
 class CRTBlock(nn.Module):
@@ -144,7 +184,9 @@ class CRTBlock(nn.Module):
         )
         self.shortcut: nn.Module = nn.Identity()
         if stride > 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(Conv1d(inputs, outputs, 1, stride=stride, bias=False), BatchNorm(outputs))
+            self.shortcut = nn.Sequential(
+                Conv1d(inputs, outputs, 1, stride=stride, bias=False), BatchNorm(outputs)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, inputs, T] -> [n, outputs, T / stride]."""
@@ -152,18 +194,31 @@ class CRTBlock(nn.Module):
 
 
 def build_resnet(dim: int) -> nn.Sequential:
-    """ResNet-18 in one dimension behind its first convolution: widths D / 8, D / 4, D / 2, D of two blocks each."""
+    """ResNet-18 in one dimension behind its first convolution: widths D / 8, D / 4, D / 2, D of two
+    blocks each.
+    """
     widths = [dim // 8, dim // 4, dim // 2, dim]
     blocks = [
-        nn.Sequential(CRTBlock(a, b, 1 if a == b else 2), CRTBlock(b, b, 1)) for a, b in zip([widths[0], *widths], widths, strict=False)
+        nn.Sequential(CRTBlock(a, b, 1 if a == b else 2), CRTBlock(b, b, 1))
+        for a, b in zip([widths[0], *widths], widths, strict=False)
     ]
-    return nn.Sequential(BatchNorm(widths[0]), nn.ReLU(), nn.MaxPool1d(3, stride=2, padding=1), *blocks)
+    return nn.Sequential(
+        BatchNorm(widths[0]), nn.ReLU(), nn.MaxPool1d(3, stride=2, padding=1), *blocks
+    )
 
 
 def make_layer(config: ModelConfig, hidden: int) -> PreNormLayer:
     """A layer with heads of width 64 whatever D."""
     heads, act = config.heads, F.gelu
-    return PreNormLayer(config.dim, hidden, heads=heads, inner=heads * HEAD_WIDTH, scale=HEAD_WIDTH**-0.5, dropout=config.dropout, act=act)
+    return PreNormLayer(
+        config.dim,
+        hidden,
+        heads=heads,
+        inner=heads * HEAD_WIDTH,
+        scale=HEAD_WIDTH**-0.5,
+        dropout=config.dropout,
+        act=act,
+    )
 
 
 class CRTReconstruction(NamedTuple):
@@ -176,7 +231,9 @@ class CRTReconstruction(NamedTuple):
 
 
 class CRT(base.Model):
-    """An encoder of the three views, and for pre-training a decoder of half the layers (or `model.decoder_layers`) with MLPs of width D."""
+    """An encoder of the three views, and for pre-training a decoder of half the layers (or
+    `model.decoder_layers`) with MLPs of width D.
+    """
 
     adapter_type = CRTAdapter
     adapter: CRTAdapter
@@ -184,54 +241,99 @@ class CRT(base.Model):
     def __init__(self, config: CRTConfig) -> None:
         decoders = config.layers // 2 if config.decoder_layers is None else config.decoder_layers
         if config.tokenizer == "codes":
-            raise config_error("codes for crt", "expected signals: events have no spectrum", "model.tokenizer", "Choose another model")
+            raise config_error(
+                "codes for crt",
+                "expected signals: events have no spectrum",
+                "model.tokenizer",
+                "Choose another model",
+            )
         if config.dim % 8:
-            raise config_error(f"width {config.dim}", "expected a multiple of 8, its ResNets start with an eighth of it", "model.dim")
+            raise config_error(
+                f"width {config.dim}",
+                "expected a multiple of 8, its ResNets start with an eighth of it",
+                "model.dim",
+            )
         if not 0 < decoders < config.layers:
-            problem, requirement = f"{decoders} of {config.layers} layers decode", "expected at least one layer to encode and one to decode"
+            problem, requirement = (
+                f"{decoders} of {config.layers} layers decode",
+                "expected at least one layer to encode and one to decode",
+            )
             raise config_error(problem, requirement, "model.layers")
         super().__init__(config)
         dim, blocks = config.dim, self.adapter.tokenizer.blocks(config.length)
         self.norms = nn.ModuleDict({"next": nn.Identity()})
         self.nets = nn.ModuleDict({view: build_resnet(dim) for view in VIEWS})
-        self.classes, self.views = nn.Parameter(torch.randn(3, dim) * 0.02), nn.Parameter(torch.randn(3, dim) * 0.02)
-        self.positions = nn.ParameterDict({view: _draw_positions(times * blocks, dim) for view, times in VIEWS.items()})
-        self.layers = nn.ModuleList(make_layer(config, config.ffn_dim) for _ in range(config.layers - decoders))
+        self.classes, self.views = (
+            nn.Parameter(torch.randn(3, dim) * 0.02),
+            nn.Parameter(torch.randn(3, dim) * 0.02),
+        )
+        self.positions = nn.ParameterDict(
+            {view: _draw_positions(times * blocks, dim) for view, times in VIEWS.items()}
+        )
+        self.layers = nn.ModuleList(
+            make_layer(config, config.ffn_dim) for _ in range(config.layers - decoders)
+        )
         self.masks = nn.Parameter(torch.randn(3, dim) * 0.02)
-        self.decoder_positions = nn.ParameterDict({view: _draw_positions(times * blocks, dim) for view, times in VIEWS.items()})
+        self.decoder_positions = nn.ParameterDict(
+            {view: _draw_positions(times * blocks, dim) for view, times in VIEWS.items()}
+        )
         self.decoder = nn.ModuleList(make_layer(config, dim) for _ in range(decoders))
         self.project_before, self.project_after = nn.Linear(dim, dim), nn.Linear(dim, dim)
         self.pooled_width = dim
 
     def forward(
-        self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
+        self,
+        batch: Batch,
+        *,
+        directions: Iterable[Direction] | None = None,
+        hide: Tensor | None = None,
+        attention: bool = False,
     ) -> Encoded:
-        """Encode signals [B, T, V]: the states of their patches (time, magnitude, phase), the vector the mean of the three [CLS].
+        """Encode signals [B, T, V]: the states of their patches (time, magnitude, phase), the
+        vector the mean of the three [CLS].
 
-        With `attention` also the maps [B, H, 3 + 4K, 3 + 4K] of the encoder's layers; the [CLS] come first. Raises UserError: directions,
-        hidden tokens (the objective `drop` uses `reconstruct`), or more patches than there are learned positions (exit 2).
+        With `attention` also the maps [B, H, 3 + 4K, 3 + 4K] of the encoder's layers; the [CLS]
+        come first. Raises UserError: directions, hidden tokens (the objective `drop` uses
+        `reconstruct`), or more patches than there are learned positions (exit 2).
         """
         refuse_directions(self, directions)
         if hide is not None:
             raise objective_error(self.config, "hidden tokens for crt", "its patches are dropped")
         batch, adapter = self.expand_channels(batch), self._adapter_of(batch)
         tokens, targets, real = adapter.tokenizer(batch)
-        placed = self.embed_patches(adapter, tokens, None if batch.mask is None else real) + self._encode_positions(
-            self.positions, self.views, real
-        )
+        placed = self.embed_patches(
+            adapter, tokens, None if batch.mask is None else real
+        ) + self._encode_positions(self.positions, self.views, real)
         x = F.dropout(placed, self.config.dropout, self.training)
         states, maps = self._encode(x, None if batch.mask is None else real, attention=attention)
-        return Encoded(tokens, targets, real, tuple(state[:, 3:] for state in states), maps, states[-1][:, :3].mean(1))
+        return Encoded(
+            tokens,
+            targets,
+            real,
+            tuple(state[:, 3:] for state in states),
+            maps,
+            states[-1][:, :3].mean(1),
+        )
 
     def reconstruct(self, batch: Batch, dropped: Tensor) -> CRTReconstruction:
-        """Predict all patches, those `dropped` (bool [B, 4K]) from the decoder; batch statistics exclude them."""
+        """Predict all patches, those `dropped` (bool [B, 4K]) from the decoder; batch statistics
+        exclude them.
+        """
         batch, adapter = self.expand_channels(batch), self._adapter_of(batch)
         tokens, _, real = adapter.tokenizer(batch)
         keep, gone = real & ~dropped, real & dropped
         embedded = self.embed_patches(adapter, tokens, keep)
-        placed = F.dropout(embedded + self._encode_positions(self.positions, self.views, real), self.config.dropout, self.training)
+        placed = F.dropout(
+            embedded + self._encode_positions(self.positions, self.views, real),
+            self.config.dropout,
+            self.training,
+        )
         masks = self._encode_positions(self.decoder_positions, self.masks, real).expand_as(embedded)
-        (before, _), (x, kept), (blank, filled) = _gather(embedded, keep), _gather(placed, keep), _gather(masks, gone)
+        (before, _), (x, kept), (blank, filled) = (
+            _gather(embedded, keep),
+            _gather(placed, keep),
+            _gather(masks, gone),
+        )
         states, _ = self._encode(x, kept)
         decoded = torch.cat((states[-1], blank), 1)
         keys = torch.cat((F.pad(kept, (3, 0), value=True), filled), 1)
@@ -240,20 +342,33 @@ class CRT(base.Model):
         after = states[-1][:, 3:]
         full = torch.zeros_like(embedded, dtype=decoded.dtype)
         full[keep], full[gone] = after[kept], decoded[:, states[-1].shape[1] :][filled]
-        return CRTReconstruction(self.output(full, batch=batch), self.project_before(before), self.project_after(after), kept)
+        return CRTReconstruction(
+            self.output(full, batch=batch),
+            self.project_before(before),
+            self.project_after(after),
+            kept,
+        )
 
     def output(self, hidden: Tensor, which: Which = "next", batch: Batch | None = None) -> Tensor:
-        """States of all 4K patches [B, 4K, D] -> patches [B, 4K, P * V]; each view has its own projection."""
+        """States of all 4K patches [B, 4K, D] -> patches [B, 4K, P * V]; each view has its own
+        projection.
+        """
         parts = self._split(self.norm(hidden), 1)
-        return torch.cat([self._adapter_of(batch).output[view](part) for view, part in parts.items()], 1)
+        return torch.cat(
+            [self._adapter_of(batch).output[view](part) for view, part in parts.items()], 1
+        )
 
     def embed_patches(self, adapter: CRTAdapter, tokens: Tensor, keep: Tensor | None) -> Tensor:
-        """ResNet embeddings [B, 4K, D] of the kept patches [B, 4K, P * V] (None: all), 0 for the others."""
+        """ResNet embeddings [B, 4K, D] of the kept patches [B, 4K, P * V] (None: all), 0 for the
+        others.
+        """
         out = []
         for view, part in self._split(tokens, 1).items():
             where = None if keep is None else self._split(keep, 1)[view]
             patches = (
-                (part.flatten(0, 1) if where is None else part[where]).unflatten(-1, (self.config.patch, -1)).transpose(1, 2)
+                (part.flatten(0, 1) if where is None else part[where])
+                .unflatten(-1, (self.config.patch, -1))
+                .transpose(1, 2)
             )  # [n, V, P]
             states = part.new_zeros(*part.shape[:2], self.config.dim)
             if where is None or len(patches):
@@ -266,23 +381,38 @@ class CRT(base.Model):
             out.append(states)
         return torch.cat(out, 1)
 
-    def _encode(self, x: Tensor, real: Tensor | None, *, attention: bool = False) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...] | None]:
-        """States [B, 3 + n, D] of the encoder's layers, and their maps on request; `real` [B, n]: mask of patches."""
+    def _encode(
+        self, x: Tensor, real: Tensor | None, *, attention: bool = False
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...] | None]:
+        """States [B, 3 + n, D] of the encoder's layers, and their maps on request; `real` [B, n]:
+        mask of patches.
+        """
         keys = None if real is None else F.pad(real, (3, 0), value=True)
         starts = F.dropout(self.classes + self.views, self.config.dropout, self.training)
         x = torch.cat((starts.expand(x.shape[0], -1, -1).to(x.dtype), x), 1)
         return apply_layers(self.layers, x, keys, attention=attention)
 
     def _encode_positions(self, positions: nn.ParameterDict, views: Tensor, real: Tensor) -> Tensor:
-        """Position and view of each patch [4K, D]; of shorter windows the first positions of each view."""
+        """Position and view of each patch [4K, D]; of shorter windows the first positions of each
+        view.
+        """
         blocks = real.shape[1] // 4
-        base.require_learned_positions(4 * blocks, sum(len(learned) for learned in positions.values()))
-        return torch.cat([positions[view][: times * blocks] + views[at] for at, (view, times) in enumerate(VIEWS.items())])
+        base.require_learned_positions(
+            4 * blocks, sum(len(learned) for learned in positions.values())
+        )
+        return torch.cat(
+            [
+                positions[view][: times * blocks] + views[at]
+                for at, (view, times) in enumerate(VIEWS.items())
+            ]
+        )
 
     def _split(self, x: Tensor, dim: int) -> dict[str, Tensor]:
         """The patches of each view."""
         blocks = x.shape[dim] // 4
-        return dict(zip(VIEWS, x.split([times * blocks for times in VIEWS.values()], dim), strict=True))
+        return dict(
+            zip(VIEWS, x.split([times * blocks for times in VIEWS.values()], dim), strict=True)
+        )
 
     def _adapter_of(self, batch: Batch | None) -> CRTAdapter:
         adapter = self.adapter_of(batch)
@@ -290,7 +420,9 @@ class CRT(base.Model):
         return adapter
 
     def _fit_length(self, before: int) -> list[str]:
-        """Learned positions are cut, or continued by random ones (then they are among the names)."""
+        """Learned positions are cut, or continued by random ones (then they are among the
+        names).
+        """
         fresh, blocks = [], self.adapter.tokenizer.blocks(self.config.length)
         for name in ("positions", "decoder_positions"):
             held: nn.ParameterDict = getattr(self, name)
@@ -302,7 +434,9 @@ class CRT(base.Model):
 
 
 def _gather(x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """The chosen tokens of [B, N, D] packed to the left, [B, n, D], and their mask (bool [B, n])."""
+    """The chosen tokens of [B, N, D] packed to the left, [B, n, D], and their mask (bool [B,
+    n]).
+    """
     most = int(chosen.sum(1).max()) if len(chosen) else 0
     order = (~chosen).to(torch.int8).argsort(stable=True, dim=1)[:, :most]
     return x.gather(1, order[..., None].expand(-1, -1, x.shape[2])), chosen.gather(1, order)
@@ -326,9 +460,22 @@ def _draw_positions(count: int, dim: int) -> nn.Parameter:
     )
 )
 def crt(config: CRTConfig) -> CRT:
-    """CRT: time, magnitude and phase of a window in one encoder; dropped patches are reconstructed."""
-    own = {"ffn": "plain", "value_dim": config.dim, "output_heads": "shared", "target": "raw", "crop": "pad", "stride": None}
-    return CRT(config.model_copy(update={**own, **({} if config.tokenizer == "codes" else {"tokenizer": "patch"})}))
+    """CRT: time, magnitude and phase of a window in one encoder; dropped patches are
+    reconstructed.
+    """
+    own = {
+        "ffn": "plain",
+        "value_dim": config.dim,
+        "output_heads": "shared",
+        "target": "raw",
+        "crop": "pad",
+        "stride": None,
+    }
+    return CRT(
+        config.model_copy(
+            update={**own, **({} if config.tokenizer == "codes" else {"tokenizer": "patch"})}
+        )
+    )
 
 
 # --- the objective
@@ -343,20 +490,37 @@ NOTICE = "drop: magnitudes and phases are of the whole window, dropped patches i
 class DropConfig(ObjectiveConfig):
     """Settings of drop."""
 
-    dropped: float = Field(0.7, gt=0, lt=1, description="Largest share of dropped patches, reached during the training.")
+    dropped: float = Field(
+        0.7,
+        gt=0,
+        lt=1,
+        description="Largest share of dropped patches, reached during the training.",
+    )
 
 
 def draw_order(model: Model, batch: Batch, generators: Generators, config: DropConfig) -> Tensor:
-    """The share from which on each patch is dropped, float32 [B, 4K], on the CPU, see `draw_dropped`."""
+    """The share from which on each patch is dropped, float32 [B, 4K], on the CPU, see
+    `draw_dropped`.
+    """
     real = model.adapter_of(batch).tokenizer.find_real(batch).cpu()
-    return torch.stack([draw_shares(row, generator) for row, generator in zip(real, generators, strict=True)])
+    return torch.stack(
+        [draw_shares(row, generator) for row, generator in zip(real, generators, strict=True)]
+    )
 
 
-@objectives(ObjectiveFacts(leak_free=None, requires="drop", config=DropConfig, notice=NOTICE, draw=draw_order))
-def drop(model: Model, batch: Batch, generator: Generator | None = None, *, config: DropConfig) -> Result:
-    """Up to 70 % of the patches dropped, of phase those of magnitude; reconstruct all, with CRT's instance constraint.
+@objectives(
+    ObjectiveFacts(
+        leak_free=None, requires="drop", config=DropConfig, notice=NOTICE, draw=draw_order
+    )
+)
+def drop(
+    model: Model, batch: Batch, generator: Generator | None = None, *, config: DropConfig
+) -> Result:
+    """Up to 70 % of the patches dropped, of phase those of magnitude; reconstruct all, with CRT's
+    instance constraint.
 
-    The share rises with the training, clip(progress, 0.3, `dropped`); outside training it is the largest. Every row drops its own.
+    The share rises with the training, clip(progress, 0.3, `dropped`); outside training it is the
+    largest. Every row drops its own.
     """
     assert isinstance(model, CRT)
     assert batch.draws is not None
@@ -365,18 +529,24 @@ def drop(model: Model, batch: Batch, generator: Generator | None = None, *, conf
     output = model.reconstruct(batch, batch.draws <= ratio + SLACK)
     out = make_result(model, batch, [LossPart("reconstruction", output.prediction, target, valid)])
     constraint = WEIGHT * compute_constraint(output.before, output.after, output.kept)
-    return {**out, "loss": out["loss"] + constraint, "parts": {**out["parts"], "constraint": constraint.detach()}}
+    return {
+        **out,
+        "loss": out["loss"] + constraint,
+        "parts": {**out["parts"], "constraint": constraint.detach()},
+    }
 
 
 def draw_dropped(real: Tensor, ratio: float, generator: Generator | None = None) -> Tensor:
-    """Dropped patches, bool [4K], of a row with `real` ones [4K]: floor(ratio * 2k) of time, floor(ratio * k) of magnitude, the same of
-    phase.
+    """Dropped patches, bool [4K], of a row with `real` ones [4K]: floor(ratio * 2k) of time,
+    floor(ratio * k) of magnitude, the same of phase.
     """
     return draw_shares(real, generator) <= ratio + SLACK
 
 
 def draw_shares(real: Tensor, generator: Generator | None = None) -> Tensor:
-    """The share from which on each patch of a row is dropped, float32 [4K]: those in a random order, of padding infinite."""
+    """The share from which on each patch of a row is dropped, float32 [4K]: those in a random
+    order, of padding infinite.
+    """
     most = len(real) // 4
     blocks = int(real[2 * most : 3 * most].sum())
     time, bins = (torch.randperm(count, generator=generator) for count in (2 * blocks, blocks))
@@ -387,9 +557,18 @@ def draw_shares(real: Tensor, generator: Generator | None = None) -> Tensor:
 
 
 def compute_constraint(before: Tensor, after: Tensor, kept: Tensor) -> Tensor:
-    """Instance discrimination: mean over rows of log sum_(i != j) exp(a_i . b_j) of kept patches, a, b = [B, n, D] scaled to length 1."""
+    """Instance discrimination: mean over rows of log sum_(i != j) exp(a_i . b_j) of kept patches,
+    a, b = [B, n, D] scaled to length 1.
+    """
     before, after = F.normalize(before.float(), dim=-1), F.normalize(after.float(), dim=-1)
-    pairs = kept[:, :, None] & kept[:, None] & ~torch.eye(kept.shape[1], dtype=torch.bool, device=kept.device)
+    pairs = (
+        kept[:, :, None]
+        & kept[:, None]
+        & ~torch.eye(kept.shape[1], dtype=torch.bool, device=kept.device)
+    )
     enough = pairs.flatten(1).any(1)
-    scores = (before @ after.mT).masked_fill(~pairs & enough[:, None, None], -torch.inf)  # rows without a pair stay finite and are left out
-    return torch.where(enough, scores.flatten(1).logsumexp(1), 0.0).sum() / enough.sum().clamp(min=1)
+    # rows without a pair stay finite and are left out
+    scores = (before @ after.mT).masked_fill(~pairs & enough[:, None, None], -torch.inf)
+    return torch.where(enough, scores.flatten(1).logsumexp(1), 0.0).sum() / enough.sum().clamp(
+        min=1
+    )

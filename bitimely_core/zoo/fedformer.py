@@ -1,10 +1,13 @@
-"""FEDformer (Zhou et al. 2022), Fourier version: Autoformer's layers with learned matrices on a few frequencies as mixing.
+"""FEDformer (Zhou et al. 2022), Fourier version: Autoformer's layers with learned matrices on a few
+frequencies as mixing.
 
-FEB-f: q = W_q x, its Fourier transform over time, of M frequencies the coefficients of each head times a complex matrix of that frequency,
-and back. The matrices are the same in all layers, W_q and the output map are each layer's own. Positions are sinusoids.
+FEB-f: q = W_q x, its Fourier transform over time, of M frequencies the coefficients of each head
+times a complex matrix of that frequency, and back. The matrices are the same in all layers, W_q and
+the output map are each layer's own. Positions are sinusoids.
 
-A frequency is f / T of the sampling rate, T the configured window length. Rows of n timesteps use the bins floor(f n / T), the next free one
-on a collision; of more than n / 2 modes an even subset is used. `reset_adapter` keeps the frequencies for other window lengths.
+A frequency is f / T of the sampling rate, T the configured window length. Rows of n timesteps use
+the bins floor(f n / T), the next free one on a collision; of more than n / 2 modes an even subset
+is used. `reset_adapter` keeps the frequencies for other window lengths.
 
 Legend: R rows of one length, n timesteps, D width, H heads, E = D / H, M modes.
 """
@@ -26,18 +29,25 @@ class FEDformerConfig(autoformer.AutoformerConfig):
     """Settings of FEDformer."""
 
     moving_average: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        (24,), min_length=1, description="Timesteps of the moving averages that make the trend; several are mixed."
+        (24,),
+        min_length=1,
+        description="Timesteps of the moving averages that make the trend; several are mixed.",
     )
     modes: int = Field(64, ge=1, description="Frequencies that are mixed, at most N / 2.")
     mode_select: Literal["random", "lowest"] = Field("random", description="Which frequencies.")
-    reference_layout: bool = Field(False, description="Frequencies and memory layout of the reference, both mistaken, to compare with it.")
+    reference_layout: bool = Field(
+        False,
+        description="Frequencies and memory layout of the reference, both mistaken, to compare with it.",
+    )
 
 
 class FourierMixer(nn.Module):
-    """FEB-f behind its projection: the chosen frequencies of each head times a complex matrix, all others 0.
+    """FEB-f behind its projection: the chosen frequencies of each head times a complex matrix, all
+    others 0.
 
     Attributes:
-        modes: int64 [M], ascending; bins of windows of `config.length`. In the checkpoint: they may be random.
+        modes: int64 [M], ascending; bins of windows of `config.length`. In the checkpoint: they may
+            be random.
         weight: real and imaginary parts [2, H, E, E, M], at the start U[0, 1) / D^2.
     """
 
@@ -47,13 +57,21 @@ class FourierMixer(nn.Module):
         super().__init__()
         self.heads, self.wrong = config.heads, config.reference_layout
         bins = max(config.length // 2, 1)
-        chosen = torch.randperm(bins)[: config.modes].sort().values if config.mode_select == "random" else torch.arange(config.modes)
+        chosen = (
+            torch.randperm(bins)[: config.modes].sort().values
+            if config.mode_select == "random"
+            else torch.arange(config.modes)
+        )
         self.register_buffer("modes", chosen)
         width = config.dim // config.heads
-        self.weight = nn.Parameter(torch.rand(2, config.heads, width, width, config.modes) / config.dim**2)
+        self.weight = nn.Parameter(
+            torch.rand(2, config.heads, width, width, config.modes) / config.dim**2
+        )
 
     def bins(self, n: int, length: int) -> tuple[Tensor, Tensor]:
-        """Bins of rows of `n` timesteps, ascending, and the mode behind each; `length`: of the windows that the modes are bins of."""
+        """Bins of rows of `n` timesteps, ascending, and the mode behind each; `length`: of the
+        windows that the modes are bins of.
+        """
         most, modes = max(n // 2, 1), len(self.modes)
         order = torch.arange(min(modes, most), device=self.modes.device)
         kept = order * modes // len(order)
@@ -64,8 +82,11 @@ class FourierMixer(nn.Module):
         """Projected rows [R, n, D] -> [R, n, D]."""
         n = q.shape[1]
         bins, kept = self.bins(n, length)
-        spectrum = torch.fft.rfft(autoformer.to_float32(q), dim=1).unflatten(-1, (self.heads, -1))  # [R, n // 2 + 1, H, E]
-        matrices = torch.view_as_complex(autoformer.to_float32(self.weight[..., kept]).movedim(0, -1).contiguous())
+        # [R, n // 2 + 1, H, E]
+        spectrum = torch.fft.rfft(autoformer.to_float32(q), dim=1).unflatten(-1, (self.heads, -1))
+        matrices = torch.view_as_complex(
+            autoformer.to_float32(self.weight[..., kept]).movedim(0, -1).contiguous()
+        )
         mixed = torch.einsum("rmhi,hiom->rmho", spectrum[:, bins], matrices)
         places = torch.arange(len(bins), device=bins.device) if self.wrong else bins
         out = torch.fft.irfft(torch.zeros_like(spectrum).index_copy(1, places, mixed), n=n, dim=1)
@@ -73,7 +94,9 @@ class FourierMixer(nn.Module):
 
     @torch.no_grad()
     def fit(self, old: int, length: int) -> None:
-        """Make the modes bins of windows of `length` instead of `old`; matrices for which there are no bins go."""
+        """Make the modes bins of windows of `length` instead of `old`; matrices for which there are
+        no bins go.
+        """
         self.modes, kept = self.bins(length, old)
         if len(kept) < self.weight.shape[-1]:
             self.weight = nn.Parameter(self.weight[..., kept].clone())
@@ -88,9 +111,13 @@ class FEDformer(autoformer.TimestepModel):
         require_divisible_width(config)
         super().__init__(config)
         self.fourier = FourierMixer(config)
-        self.queries = nn.ModuleList(nn.Linear(config.dim, config.dim) for _ in range(config.layers))
+        self.queries = nn.ModuleList(
+            nn.Linear(config.dim, config.dim) for _ in range(config.layers)
+        )
         self.outs = nn.ModuleList(nn.Linear(config.dim, config.dim) for _ in range(config.layers))
-        self.layers = nn.ModuleList(autoformer.DecompositionLayer(config) for _ in range(config.layers))
+        self.layers = nn.ModuleList(
+            autoformer.DecompositionLayer(config) for _ in range(config.layers)
+        )
         self.centred = autoformer.CentredLayerNorm(config.dim)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -104,7 +131,9 @@ class FEDformer(autoformer.TimestepModel):
         return tuple(states)
 
     def _fit_length(self, before: int) -> list[str]:
-        """The frequencies stay, as bins of the other length; short windows may have fewer bins than modes."""
+        """The frequencies stay, as bins of the other length; short windows may have fewer bins than
+        modes.
+        """
         self.fourier.fit(before, self.config.length)
         self.config = self.config.model_copy(update={"modes": len(self.fourier.modes)})
         return []
@@ -122,5 +151,11 @@ class FEDformer(autoformer.TimestepModel):
     )
 )
 def fedformer(config: FEDformerConfig) -> FEDformer:
-    """FEDformer: Autoformer's layers, mixed in a few frequencies; 40 % of the timesteps are masked and reconstructed."""
-    return FEDformer(autoformer.configure_timesteps(config).model_copy(update={"modes": min(config.modes, max(config.length // 2, 1))}))
+    """FEDformer: Autoformer's layers, mixed in a few frequencies; 40 % of the timesteps are masked
+    and reconstructed.
+    """
+    return FEDformer(
+        autoformer.configure_timesteps(config).model_copy(
+            update={"modes": min(config.modes, max(config.length // 2, 1))}
+        )
+    )

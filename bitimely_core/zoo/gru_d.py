@@ -1,4 +1,5 @@
-"""GRU-D (Che et al. 2018): a GRU on values, observation masks and time gaps, with learned decays of inputs and state.
+"""GRU-D (Che et al. 2018): a GRU on values, observation masks and time gaps, with learned decays of
+inputs and state.
 
 Per row with values x, mask m and gaps delta (the time since each channel was last observed):
 
@@ -8,7 +9,8 @@ Per row with values x, mask m and gaps delta (the time since each channel was la
     h <- gamma_h * h
     r, z = sigmoid(W [x^; m] + U h + b);   h~ = tanh(W [x^; m] + U (r * h) + b);   h = (1 - z) * h + z * h~
 
-with the decayed h throughout. mu is 0: windows are standardised on the training split, and of codes 0 is absence.
+with the decayed h throughout. mu is 0: windows are standardised on the training split, and of codes
+0 is absence.
 
 Legend: B batch, T rows, V channels (events: codes), H hidden width = D.
 """
@@ -33,30 +35,44 @@ from bitimely_core.zoo.supervised import RowAdapter, SupervisedModel
 class GRUDConfig(ModelConfig):
     """Settings of GRU-D."""
 
-    cell: Literal["paper", "concat"] = Field("paper", description="concat: the inputs also hold the state, in torch's cell.")
-    gap_unit: float | None = Field(12.0, gt=0, description="Months of events that are a gap of 1; none: the horizon.")
+    cell: Literal["paper", "concat"] = Field(
+        "paper", description="concat: the inputs also hold the state, in torch's cell."
+    )
+    gap_unit: float | None = Field(
+        12.0, gt=0, description="Months of events that are a gap of 1; none: the horizon."
+    )
 
     def get_gap_unit(self) -> float:
         """The time that is a gap of 1: months; signals: samples of a window."""
-        return self.gap_unit if self.gap_unit is not None and self.codes is not None else get_time_span(self)
+        return (
+            self.gap_unit
+            if self.gap_unit is not None and self.codes is not None
+            else get_time_span(self)
+        )
 
 
 def compute_gaps(rows: TimedRows) -> Tensor:
-    """Delta, [B, T, V]: the time since each channel was last observed before the row, or since the first row where it never was."""
+    """Delta, [B, T, V]: the time since each channel was last observed before the row, or since the
+    first row where it never was.
+    """
     before = torch.where(rows.mask, rows.times[..., None], rows.times[:, :1, None]).cummax(1).values
     before = torch.cat((rows.times[:, :1, None].expand_as(before[:, :1]), before[:, :-1]), 1)
     return rows.times[..., None] - before
 
 
 def carry_forward(rows: TimedRows, mean: Tensor) -> Tensor:
-    """X' [B, T, V]: the last observed value of each channel up to the row, `mean` [V] before its first."""
+    """X' [B, T, V]: the last observed value of each channel up to the row, `mean` [V] before its
+    first.
+    """
     index = torch.arange(rows.mask.shape[1], device=rows.mask.device)[:, None]
     last = torch.where(rows.mask, index, -1).cummax(1).values
     return torch.where(last >= 0, rows.values.gather(1, last.clamp(min=0)), mean)
 
 
 class GRUDAdapter(RowAdapter):
-    """The parameters that depend on the channels: both decays, and the weights of [x^; m] in the gates."""
+    """The parameters that depend on the channels: both decays, and the weights of [x^; m] in the
+    gates.
+    """
 
     mean: Tensor
 
@@ -64,7 +80,9 @@ class GRUDAdapter(RowAdapter):
         super().__init__(config)
         channels, hidden = self.tokenizer.width, config.dim
         bound = 1 / math.sqrt(channels)
-        self.value_weight, self.value_bias = (nn.Parameter(torch.empty(channels).uniform_(-bound, bound)) for _ in range(2))
+        self.value_weight, self.value_bias = (
+            nn.Parameter(torch.empty(channels).uniform_(-bound, bound)) for _ in range(2)
+        )
         self.state = nn.Linear(channels, hidden)
         self.read = nn.Linear(2 * channels, 3 * hidden)
         self.register_buffer("mean", torch.zeros(channels))
@@ -90,19 +108,30 @@ class GRUD(SupervisedModel):
         rows = adapter.tokenizer.rows(batch)
         delta = compute_gaps(rows) / self.config.get_gap_unit()
         gamma = torch.exp(-F.relu(adapter.value_weight * delta + adapter.value_bias))
-        imputed = torch.where(rows.mask, rows.values, gamma * carry_forward(rows, adapter.mean) + (1 - gamma) * adapter.mean)  # x^
+        # x^
+        imputed = torch.where(
+            rows.mask,
+            rows.values,
+            gamma * carry_forward(rows, adapter.mean) + (1 - gamma) * adapter.mean,
+        )
         read = adapter.read(torch.cat((imputed, rows.mask.to(delta)), -1))
         states = self.recur(read, torch.exp(-F.relu(adapter.state(delta))), rows.real)
         pooled = F.dropout(states[:, -1], self.config.dropout, self.training)
         return Encoded(rows.values, None, rows.real, (states,), None, pooled)
 
     def recur(self, read: Tensor, gamma: Tensor, real: Tensor) -> Tensor:
-        """States [B, T, H] from W [x^; m] + b [B, T, 3 H] (r, z, h~ side by side) and gamma_h [B, T, H]; padding leaves the state unchanged."""
+        """States [B, T, H] from W [x^; m] + b [B, T, 3 H] (r, z, h~ side by side) and gamma_h [B,
+        T, H]; padding leaves the state unchanged.
+        """
         h = read.new_zeros(read.shape[0], gamma.shape[-1])
         states = []
-        for gate, decay, inside in zip(read.unbind(1), gamma.to(read).unbind(1), real[..., None].unbind(1), strict=True):
+        for gate, decay, inside in zip(
+            read.unbind(1), gamma.to(read).unbind(1), real[..., None].unbind(1), strict=True
+        ):
             faded = decay * h
-            from_r, from_z, from_c = (gate if self.again is None else gate + self.again(faded)).chunk(3, -1)
+            from_r, from_z, from_c = (
+                gate if self.again is None else gate + self.again(faded)
+            ).chunk(3, -1)
             to_r, to_z = self.gates(faded).chunk(2, -1)
             r, z = torch.sigmoid(from_r + to_r), torch.sigmoid(from_z + to_z)
             if self.again is None:
@@ -127,5 +156,7 @@ class GRUD(SupervisedModel):
     )
 )
 def gru_d(config: GRUDConfig) -> GRUD:
-    """GRU-D: a GRU whose inputs and state decay with the time since they were observed; trained with its head alone."""
+    """GRU-D: a GRU whose inputs and state decay with the time since they were observed; trained
+    with its head alone.
+    """
     return GRUD(config)

@@ -1,14 +1,18 @@
-"""PatchTST (Nie et al. 2023): channel-independent patches through an encoder of post-norm layers with batch norm.
+"""PatchTST (Nie et al. 2023): channel-independent patches through an encoder of post-norm layers
+with batch norm.
 
-Each channel of a window is a separate sequence; all share the weights. RevIN first: a window's channel is standardised by its own
-mean and variance over its observed samples. Then patches, a linear map, learned positions, L layers
-z = BN(z + Drop(MHA(z))), z = BN(z + Drop(FF(z))). The batch statistics of a feature run over the rows and the real tokens together.
+Each channel of a window is a separate sequence; all share the weights. RevIN first: a window's
+channel is standardised by its own mean and variance over its observed samples. Then patches, a
+linear map, learned positions, L layers z = BN(z + Drop(MHA(z))), z = BN(z + Drop(FF(z))). The batch
+statistics of a feature run over the rows and the real tokens together.
 
 `TokenEncoder` is shared with TST, where a token is a timestep of all channels.
 
-Legend: B batch, R rows of the encoder (B * V where channels are independent), T timesteps, V channels, N tokens, P patch, D width, H heads.
+Legend: B batch, R rows of the encoder (B * V where channels are independent), T timesteps, V
+channels, N tokens, P patch, D width, H heads.
 
-The objective: PatchTST's masking: of each row so many patches are kept, the others are read as 0 behind the normalisation and reconstructed.
+The objective: PatchTST's masking: of each row so many patches are kept, the others are read as 0
+behind the normalisation and reconstructed.
 """
 
 from __future__ import annotations
@@ -26,7 +30,15 @@ from bitimely_core.models.adapters import find_end_times
 from bitimely_core.models.base import Adapter, Model, extend_positions, require_learned_positions
 from bitimely_core.models.contract import Direction, config_error, objective_error
 from bitimely_core.models.layers import Attention, Positions, normalise_tokens
-from bitimely_core.objectives.tokens import Generators, MaskedConfig, Result, count_share, draw_hidden, predict_hidden, refuse_normalisation
+from bitimely_core.objectives.tokens import (
+    Generators,
+    MaskedConfig,
+    Result,
+    count_share,
+    draw_hidden,
+    predict_hidden,
+    refuse_normalisation,
+)
 from bitimely_core.registry import ModelFacts, ObjectiveFacts, models, objectives
 from bitimely_core.types import Batch, Encoded
 
@@ -37,13 +49,17 @@ EPSILON = 1e-5  # of RevIN
 class TokenEncoderConfig(ModelConfig):
     """Settings of encoders of tokens (PatchTST, TST)."""
 
-    positions: Literal["learned", "sinusoid"] = Field("learned", description="Positions of tokens; sinusoid: windows of any length.")
+    positions: Literal["learned", "sinusoid"] = Field(
+        "learned", description="Positions of tokens; sinusoid: windows of any length."
+    )
 
 
 class PatchTSTConfig(TokenEncoderConfig):
     """Settings of PatchTST."""
 
-    revin: bool = Field(True, description="Standardise each channel of each window by its own mean and variance.")
+    revin: bool = Field(
+        True, description="Standardise each channel of each window by its own mean and variance."
+    )
 
     @property
     def normalises_windows(self) -> bool:
@@ -52,17 +68,29 @@ class PatchTSTConfig(TokenEncoderConfig):
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """Batch norm that uses its running statistics for a single value per feature, which has no variance."""
+    """Batch norm that uses its running statistics for a single value per feature, which has no
+    variance.
+    """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  the name that torch gives it
         """[n, D] or [n, D, T], as it came."""
         if self.training and input.numel() <= input.shape[1]:
-            return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps)
+            return F.batch_norm(
+                input,
+                self.running_mean,
+                self.running_var,
+                self.weight,
+                self.bias,
+                training=False,
+                eps=self.eps,
+            )
         return super().forward(input)
 
 
 class TokenNorm(nn.Module):
-    """Batch norm of each feature over the rows and real tokens; padding is excluded and becomes 0."""
+    """Batch norm of each feature over the rows and real tokens; padding is excluded and becomes
+    0.
+    """
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -74,17 +102,24 @@ class TokenNorm(nn.Module):
 
 
 class PatchTSTLayer(nn.Module):
-    """Post-norm residual: z = BN(x + Drop(MHA(x))); BN(z + Drop(FF(z))) with FF = Linear, activation, dropout, Linear."""
+    """Post-norm residual: z = BN(x + Drop(MHA(x))); BN(z + Drop(FF(z))) with FF = Linear,
+    activation, dropout, Linear.
+    """
 
     def __init__(self, config: ModelConfig, attention_dropout: float) -> None:
         super().__init__()
         self.mix = Attention(config.model_copy(update={"dropout": attention_dropout}))
-        self.first, self.out = nn.Linear(config.dim, config.ffn_dim), nn.Linear(config.ffn_dim, config.dim)
+        self.first, self.out = (
+            nn.Linear(config.dim, config.ffn_dim),
+            nn.Linear(config.ffn_dim, config.dim),
+        )
         self.norm_mix, self.norm_ffn = TokenNorm(config.dim), TokenNorm(config.dim)
         self.dropout = nn.Dropout(config.dropout)
         self.act = F.silu if config.ffn_act == "silu" else F.gelu
 
-    def forward(self, x: Tensor, places: Positions, *, attention: bool = False) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, x: Tensor, places: Positions, *, attention: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
         """[R, N, D] -> [R, N, D] and the map [R, H, N, N] on request."""
         mixed, maps = self.mix(x, places, "both", attention=attention)
         x = self.norm_mix(x + self.dropout(mixed), places.real)
@@ -93,14 +128,18 @@ class PatchTSTLayer(nn.Module):
 
 
 def encode_sinusoid(at: Tensor, dim: int) -> Tensor:
-    """Sinusoidal encoding of positions or times [..., N] -> [..., N, D]: sin(t / 10000^(2i / D)) and cos, interleaved."""
+    """Sinusoidal encoding of positions or times [..., N] -> [..., N, D]: sin(t / 10000^(2i / D))
+    and cos, interleaved.
+    """
     rates = 10_000.0 ** (-torch.arange(0, dim, 2, device=at.device, dtype=at.dtype) / dim)
     angle = at[..., None] * rates
     return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)[..., :dim]
 
 
 class PostNormAdapter(Adapter):
-    """Adapter with torch's default initialisation: post-norm layers need embeddings at least as large as the positions."""
+    """Adapter with torch's default initialisation: post-norm layers need embeddings at least as
+    large as the positions.
+    """
 
     def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
         super().__init__(config, norm_width)
@@ -115,7 +154,8 @@ class TokenEncoder(Model):
     Attributes:
         scale: of the embedded tokens, before the positions are added.
         attention_dropout: dropout rate of the attention weights.
-        positions: learned [N, D], or None for sinusoids (`model.positions = sinusoid`; events: of their months).
+        positions: learned [N, D], or None for sinusoids (`model.positions = sinusoid`; events: of
+            their months).
     """
 
     adapter_type = PostNormAdapter
@@ -127,8 +167,12 @@ class TokenEncoder(Model):
         super().__init__(config)
         self.positions: nn.Parameter | None = None
         if config.positions == "learned" and config.tokenizer != "codes":
-            self.positions = nn.Parameter(self.draw_positions(0, self.adapter.tokenizer.count(config.length)))
-        self.layers = nn.ModuleList(PatchTSTLayer(config, self.attention_dropout) for _ in range(config.layers))
+            self.positions = nn.Parameter(
+                self.draw_positions(0, self.adapter.tokenizer.count(config.length))
+            )
+        self.layers = nn.ModuleList(
+            PatchTSTLayer(config, self.attention_dropout) for _ in range(config.layers)
+        )
 
     def draw_positions(self, first: int, count: int) -> Tensor:
         """Learned positions [count, D] at the start, from number `first` on."""
@@ -139,12 +183,18 @@ class TokenEncoder(Model):
         return self.expand_channels(batch)
 
     def forward(
-        self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
+        self,
+        batch: Batch,
+        *,
+        directions: Iterable[Direction] | None = None,
+        hide: Tensor | None = None,
+        attention: bool = False,
     ) -> Encoded:
-        """Encode signals [B, T, V], or events [B, N] with times in months; `attention` also returns the maps [R, H, N, N] of each layer.
+        """Encode signals [B, T, V], or events [B, N] with times in months; `attention` also returns
+        the maps [R, H, N, N] of each layer.
 
-        Tokens `hide` [R, N] are read as 0 (codes: as [MASK]), after the normalisation. Raises UserError: directions, or more tokens than
-        there are learned positions (exit 2).
+        Tokens `hide` [R, N] are read as 0 (codes: as [MASK]), after the normalisation. Raises
+        UserError: directions, or more tokens than there are learned positions (exit 2).
         """
         refuse_directions(self, directions)
         adapter, rows = self.adapter_of(batch), batch.values.shape[0]
@@ -155,9 +205,17 @@ class TokenEncoder(Model):
             x = torch.where(hide[..., None], adapter.blank.to(x.dtype), x)
         inside = None if batch.mask is None else real
         index = torch.arange(x.shape[1], device=x.device)
-        x = F.dropout(x * self.scale + self._encode_positions(batch, index, real).to(x.dtype), self.config.dropout, self.training)
-        states, maps = apply_layers(self.layers, x, Positions(index, None, inside, inside), attention=attention)
-        return Encoded(tokens, targets, real, states, maps, self.pool_tokens(states[-1], real, rows))
+        x = F.dropout(
+            x * self.scale + self._encode_positions(batch, index, real).to(x.dtype),
+            self.config.dropout,
+            self.training,
+        )
+        states, maps = apply_layers(
+            self.layers, x, Positions(index, None, inside, inside), attention=attention
+        )
+        return Encoded(
+            tokens, targets, real, states, maps, self.pool_tokens(states[-1], real, rows)
+        )
 
     def pool_tokens(self, x: Tensor, real: Tensor, rows: int) -> Tensor | None:
         """The native vector of each of the `rows` windows, from the last states [R, N, D]."""
@@ -169,26 +227,34 @@ class TokenEncoder(Model):
             require_learned_positions(index.shape[0], len(self.positions))
             return self.positions[: index.shape[0]]
         at = index if batch.times is None else torch.where(real, batch.times, 0.0)
-        if self.config.index_day and batch.times is not None:  # months before the index day, from the horizon on
+        # months before the index day, from the horizon on
+        if self.config.index_day and batch.times is not None:
             at = at + self.config.horizon - find_end_times(batch)[:, None]
         return encode_sinusoid(at.to(next(self.parameters()).dtype), self.config.dim)
 
     def _fit_length(self, before: int) -> list[str]:
-        """Learned positions are cut, or continued by random ones (then `positions` is among the names)."""
+        """Learned positions are cut, or continued by random ones (then `positions` is among the
+        names).
+        """
         if self.positions is None:
             return []
         held = len(self.positions)
         total = self.adapter.tokenizer.count(self.config.length)
-        self.positions = extend_positions(self.positions, total, lambda more, _: self.draw_positions(held, more))
+        self.positions = extend_positions(
+            self.positions, total, lambda more, _: self.draw_positions(held, more)
+        )
         return ["positions"] if len(self.positions) > held else []
 
 
 class PatchTST(TokenEncoder):
-    """Channel-independent patches, standardised per window; native vector: mean over tokens, channels concatenated."""
+    """Channel-independent patches, standardised per window; native vector: mean over tokens,
+    channels concatenated.
+    """
 
     def __init__(self, config: PatchTSTConfig) -> None:
         super().__init__(config)
-        self.norms = nn.ModuleDict({"next": nn.Dropout(config.dropout)})  # post-norm layers end in a norm; the heads' dropout stands here
+        # post-norm layers end in a norm; the heads' dropout stands here
+        self.norms = nn.ModuleDict({"next": nn.Dropout(config.dropout)})
         self.pooled_width = config.dim * (config.channels if config.channel_independent else 1)
 
     def prepare(self, batch: Batch) -> Batch:
@@ -196,14 +262,22 @@ class PatchTST(TokenEncoder):
         return self.standardise(self.expand_channels(batch))
 
     def standardise(self, batch: Batch) -> Batch:
-        """RevIN: each row by its mean and biased variance over observed samples. `batch` as `expand_channels` returns it."""
+        """RevIN: each row by its mean and biased variance over observed samples. `batch` as
+        `expand_channels` returns it.
+        """
         if not self.config.normalises_windows:
             return batch
-        seen = torch.ones_like(batch.values, dtype=torch.bool) if batch.mask is None else batch.mask.reshape(batch.values.shape)
+        seen = (
+            torch.ones_like(batch.values, dtype=torch.bool)
+            if batch.mask is None
+            else batch.mask.reshape(batch.values.shape)
+        )
         count = seen.sum(1, keepdim=True).clamp(min=1)
         x = torch.where(seen, batch.values, 0.0)
         centred = torch.where(seen, x - x.sum(1, keepdim=True) / count, 0.0)
-        return batch._replace(values=centred * torch.rsqrt(centred.square().sum(1, keepdim=True) / count + EPSILON))
+        return batch._replace(
+            values=centred * torch.rsqrt(centred.square().sum(1, keepdim=True) / count + EPSILON)
+        )
 
     @torch.no_grad()
     def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -211,24 +285,32 @@ class PatchTST(TokenEncoder):
         return super().targets(self.prepare(batch))
 
     def erase(self, batch: Batch, chosen: Tensor) -> Batch:
-        """As `Model.erase`. Raises UserError (config, exit 2) under RevIN, whose statistics erased samples would change."""
+        """As `Model.erase`. Raises UserError (config, exit 2) under RevIN, whose statistics erased
+        samples would change.
+        """
         refuse_normalisation(self.config)
         return super().erase(batch, chosen)
 
     def pool_tokens(self, x: Tensor, real: Tensor, rows: int) -> Tensor:
-        """[R, N, D] -> [B, V * D]: mean over the real tokens of each channel, 0 for a channel that was never observed."""
+        """[R, N, D] -> [B, V * D]: mean over the real tokens of each channel, 0 for a channel that
+        was never observed.
+        """
         mean = torch.where(real[..., None], x, 0.0).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
         return F.dropout(mean.reshape(rows, -1), self.config.dropout, self.training)
 
     def _fit_length(self, before: int) -> list[str]:
-        self.pooled_width = self.config.dim * (self.config.channels if self.config.channel_independent else 1)
+        self.pooled_width = self.config.dim * (
+            self.config.channels if self.config.channel_independent else 1
+        )
         return super()._fit_length(before)
 
 
 def apply_layers(
     layers: Iterable[nn.Module], x: Tensor, given: Any, *, attention: bool
 ) -> tuple[tuple[Tensor, ...], tuple[Any, ...] | None]:
-    """States of each of some layers, `layer(x, given, attention=)` -> state and map, and with `attention` their maps."""
+    """States of each of some layers, `layer(x, given, attention=)` -> state and map, and with
+    `attention` their maps.
+    """
     states, maps = [], []
     for layer in layers:
         x, of_layer = layer(x, given, attention=attention)
@@ -245,13 +327,21 @@ def draw_uniform(*shape: int) -> Tensor:
 def require_divisible_width(config: ModelConfig) -> None:
     """Raises UserError (config, exit 2) if the heads do not divide the width."""
     if config.dim % config.heads:
-        raise config_error(f"{config.dim} for {config.heads} heads", "expected a multiple of the heads", "model.dim")
+        raise config_error(
+            f"{config.dim} for {config.heads} heads",
+            "expected a multiple of the heads",
+            "model.dim",
+        )
 
 
 def refuse_directions(model: Model, directions: Iterable[Direction] | None) -> None:
-    """Raises UserError (config, exit 2) for directions: the layers of the model are bidirectional."""
+    """Raises UserError (config, exit 2) for directions: the layers of the model are
+    bidirectional.
+    """
     if directions is not None:
-        requirement = f"layers of {model.config.name} are bidirectional and cannot predict the next token"
+        requirement = (
+            f"layers of {model.config.name} are bidirectional and cannot predict the next token"
+        )
         raise objective_error(model.config, "layers of one direction", requirement)
 
 
@@ -269,8 +359,17 @@ def refuse_directions(model: Model, directions: Iterable[Direction] | None) -> N
     )
 )
 def patchtst(config: PatchTSTConfig) -> PatchTST:
-    """PatchTST: the patches of each channel by itself, standardised per window; masked patches are reconstructed."""
-    own = {"ffn": "plain", "value_dim": config.dim, "output_heads": "shared", "target": "raw", "ties": "canonical", "others": ()}
+    """PatchTST: the patches of each channel by itself, standardised per window; masked patches are
+    reconstructed.
+    """
+    own = {
+        "ffn": "plain",
+        "value_dim": config.dim,
+        "output_heads": "shared",
+        "target": "raw",
+        "ties": "canonical",
+        "others": (),
+    }
     if config.tokenizer != "codes":  # an odd length loses its first samples
         own |= {"tokenizer": "patch", "crop": "start", "channel_independent": True}
     return PatchTST(config.model_copy(update=own))
@@ -279,17 +378,30 @@ def patchtst(config: PatchTSTConfig) -> PatchTST:
 # --- the objective
 
 
-def draw_patches(model: Model, batch: Batch, generators: Generators, config: MaskedConfig) -> Tensor:
+def draw_patches(
+    model: Model, batch: Batch, generators: Generators, config: MaskedConfig
+) -> Tensor:
     """Patches to hide: all but so many kept ones."""
     return draw_hidden(
-        model, batch, generators, lambda n, generator: torch.rand(n, generator=generator).argsort()[count_share(1 - config.ratio, n) :]
+        model,
+        batch,
+        generators,
+        lambda n, generator: torch.rand(n, generator=generator).argsort()[
+            count_share(1 - config.ratio, n) :
+        ],
     )
 
 
-@objectives(ObjectiveFacts(leak_free=True, requires="hidden", config=MaskedConfig, draw=draw_patches))
-def masked_patches(model: Model, batch: Batch, generator: Generator | None = None, *, config: MaskedConfig) -> Result:
-    """40 % of the patches of each row masked, in each channel others where it reads them one by one; reconstruct them.
+@objectives(
+    ObjectiveFacts(leak_free=True, requires="hidden", config=MaskedConfig, draw=draw_patches)
+)
+def masked_patches(
+    model: Model, batch: Batch, generator: Generator | None = None, *, config: MaskedConfig
+) -> Result:
+    """40 % of the patches of each row masked, in each channel others where it reads them one by
+    one; reconstruct them.
 
-    floor(N (1 - ratio)) patches are kept, so of 8 patches at 40 % four are masked. The error is the mean over the masked patches.
+    floor(N (1 - ratio)) patches are kept, so of 8 patches at 40 % four are masked. The error is the
+    mean over the masked patches.
     """
     return predict_hidden("masked", model, batch, lambda chosen: model(batch, hide=chosen))

@@ -1,11 +1,13 @@
-"""Recurrent models: LSTM, LSTM-BAAR (forward and backward layers in turns), BiLSTM (both ways in each layer), ELMo (two stacks).
+"""Recurrent models: LSTM, LSTM-BAAR (forward and backward layers in turns), BiLSTM (both ways in
+each layer), ELMo (two stacks).
 
-States are always in forward time order. Backward reading starts at the [EOS] of a row: a plain flip would start in the padding. The order of
-events is read, their times are not.
+States are always in forward time order. Backward reading starts at the [EOS] of a row: a plain flip
+would start in the padding. The order of events is read, their times are not.
 
-Plain stacks of 8 to 12 layers, as in the paper's table, train badly from torch's random biases: here they start at 0, those of the forget
-gates at 1. `dropout` (before each layer from the second on, as in torch.nn.LSTM), residual connections and layer norms (`connections`) are
-available and off by default.
+Plain stacks of 8 to 12 layers, as in the paper's table, train badly from torch's random biases:
+here they start at 0, those of the forget gates at 1. `dropout` (before each layer from the second
+on, as in torch.nn.LSTM), residual connections and layer norms (`connections`) are available and off
+by default.
 
 Legend: B batch, N tokens, M = N + 2 positions, D width, H width of one direction, L layers.
 """
@@ -20,7 +22,14 @@ from torch import Tensor, nn
 
 from bitimely_core.models.contract import Direction, Which, config_error
 from bitimely_core.models.layers import BidirectionalConfig, Positions, run_layers
-from bitimely_core.models.stack import ALTERNATING, DIRECTED_CAPABILITIES, PAPER, BidirectionalModel, LayerDirections, require_even_layers
+from bitimely_core.models.stack import (
+    ALTERNATING,
+    DIRECTED_CAPABILITIES,
+    PAPER,
+    BidirectionalModel,
+    LayerDirections,
+    require_even_layers,
+)
 from bitimely_core.registry import ModelFacts, models
 from bitimely_core.types import Batch
 
@@ -28,23 +37,32 @@ from bitimely_core.types import Batch
 class RecurrentConfig(BidirectionalConfig):
     """Settings of the recurrent models."""
 
-    connections: Literal["plain", "residual", "norm", "residual-norm"] = Field("plain", description="Around each layer from the second on.")
+    connections: Literal["plain", "residual", "norm", "residual-norm"] = Field(
+        "plain", description="Around each layer from the second on."
+    )
 
 
 class BiLSTMConfig(RecurrentConfig):
     """Settings of BiLSTM."""
 
-    direction_width: Literal["full", "half"] = Field("full", description="Width of each direction: dim, or half of it.")
+    direction_width: Literal["full", "half"] = Field(
+        "full", description="Width of each direction: dim, or half of it."
+    )
 
 
 class ELMoConfig(RecurrentConfig):
     """Settings of ELMo."""
 
-    elmo_mix: Literal["last", "all"] = Field("last", description="Native vector from the last layer, or from a learned mix of all layers.")
+    elmo_mix: Literal["last", "all"] = Field(
+        "last",
+        description="Native vector from the last layer, or from a learned mix of all layers.",
+    )
 
 
 def reverse_rows(x: Tensor, ends: Tensor | None) -> Tensor:
-    """Reverse the first `ends` [B] positions of each row, [B, M] or [B, M, D]; the others stay. Its own inverse."""
+    """Reverse the first `ends` [B] positions of each row, [B, M] or [B, M, D]; the others stay. Its
+    own inverse.
+    """
     if ends is None:
         return x.flip(1)
     index = torch.arange(x.shape[1], device=x.device)
@@ -55,7 +73,9 @@ def reverse_rows(x: Tensor, ends: Tensor | None) -> Tensor:
 
 @torch.no_grad()
 def make_lstm(inputs: int, hidden: int) -> nn.LSTM:
-    """An LSTM that starts with biases of 0, those of the forget gate 1: random ones make four layers nearly blind to their input."""
+    """An LSTM that starts with biases of 0, those of the forget gate 1: random ones make four
+    layers nearly blind to their input.
+    """
     lstm = nn.LSTM(inputs, hidden, batch_first=True)
     for name, bias in lstm.named_parameters():
         if name.startswith("bias"):
@@ -66,49 +86,66 @@ def make_lstm(inputs: int, hidden: int) -> nn.LSTM:
 
 
 class LSTMLayer(nn.Module):
-    """One LSTM for either direction, or one per direction; from the second layer on with the `connections` of the configuration.
+    """One LSTM for either direction, or one per direction; from the second layer on with the
+    `connections` of the configuration.
 
-    i, f, o = sigmoid(W x_t + U h_(t-1) + b), g = tanh(W x_t + U h_(t-1) + b), c_t = f * c_(t-1) + i * g, h_t = o * tanh(c_t).
+    i, f, o = sigmoid(W x_t + U h_(t-1) + b), g = tanh(W x_t + U h_(t-1) + b), c_t = f * c_(t-1) + i
+    * g, h_t = o * tanh(c_t).
 
-    Layers count from `depth` 0 on; `hidden` are the widths H of its LSTMs: one, or a forward and a backward one.
+    Layers count from `depth` 0 on; `hidden` are the widths H of its LSTMs: one, or a forward and a
+    backward one.
     """
 
     def __init__(self, config: RecurrentConfig, depth: int, inputs: int, *hidden: int) -> None:
         super().__init__()
         later = depth > 0
         self.lstms = nn.ModuleList(make_lstm(inputs, size) for size in hidden)
-        self.norm = nn.LayerNorm(inputs) if later and "norm" in config.connections else nn.Identity()
+        self.norm = (
+            nn.LayerNorm(inputs) if later and "norm" in config.connections else nn.Identity()
+        )
         self.residual = later and "residual" in config.connections
         self.dropout = nn.Dropout(config.dropout if later else 0.0)
 
     def forward(self, x: Tensor, ends: Tensor | None, direction: Direction) -> tuple[Tensor, None]:
-        """[B, M, inputs] -> [B, M, H of one direction, or of both], and no map; the first `ends` [B] positions of a row are real."""
+        """[B, M, inputs] -> [B, M, H of one direction, or of both], and no map; the first `ends`
+        [B] positions of a row are real.
+        """
         inner = self.dropout(self.norm(x))
         ways = ("forward", "backward") if direction == "both" else (direction,)
-        read = [self._read(lstm, inner, way, ends) for lstm, way in zip(self.lstms, ways, strict=True)]
+        read = [
+            self._read(lstm, inner, way, ends) for lstm, way in zip(self.lstms, ways, strict=True)
+        ]
         y = torch.cat(read, -1)
         return x + y if self.residual else y, None
 
-    def advance(self, x: Tensor, places: Positions, state: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def advance(
+        self, x: Tensor, places: Positions, state: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """As `StackLayer.advance`; the state is (h, c)."""
         y, state = self.lstms[0](self.dropout(self.norm(x)), state)
         return x + y if self.residual else y, state
 
     @staticmethod
     def _read(lstm: nn.Module, x: Tensor, way: str, ends: Tensor | None) -> Tensor:
-        out: Tensor = reverse_rows(lstm(reverse_rows(x, ends))[0], ends) if way == "backward" else lstm(x)[0]
+        out: Tensor = (
+            reverse_rows(lstm(reverse_rows(x, ends))[0], ends) if way == "backward" else lstm(x)[0]
+        )
         return out
 
 
 def join_ends(states: Tensor, lengths: Tensor) -> Tensor:
-    """Forward half of the state at the last token and backward half at the first, [B, M, W] -> [B, W]."""
+    """Forward half of the state at the last token and backward half at the first, [B, M, W] -> [B,
+    W].
+    """
     forward, backward = states.chunk(2, -1)
     last = forward.gather(1, lengths[:, None, None].expand(-1, 1, forward.shape[2]))[:, 0]
     return torch.cat((last, backward[:, 1]), -1)
 
 
 class RecurrentModel(BidirectionalModel):
-    """A stack of LSTM layers between [SOS] and [EOS]; each layer has one LSTM, which reads in either direction."""
+    """A stack of LSTM layers between [SOS] and [EOS]; each layer has one LSTM, which reads in
+    either direction.
+    """
 
     takes: tuple[Direction, ...] = ("forward", "backward")
     config: RecurrentConfig
@@ -120,29 +157,46 @@ class RecurrentModel(BidirectionalModel):
 
     def _build_layers(self) -> nn.ModuleList:
         dim = self.config.dim
-        return nn.ModuleList(LSTMLayer(self.config, depth, dim, dim) for depth in range(self.config.layers))
+        return nn.ModuleList(
+            LSTMLayer(self.config, depth, dim, dim) for depth in range(self.config.layers)
+        )
 
     def read(
-        self, x: Tensor, batch: Batch, real: Tensor, plan: LayerDirections, *, hide: Tensor | None, attention: bool
+        self,
+        x: Tensor,
+        batch: Batch,
+        real: Tensor,
+        plan: LayerDirections,
+        *,
+        hide: Tensor | None,
+        attention: bool,
     ) -> tuple[list[Tensor], None, Tensor | None]:
         """As `BidirectionalModel.read`; there are no maps."""
         lengths = real.sum(1)
         return self._states(x, plan, lengths, None if batch.mask is None else lengths + 2)
 
-    def _states(self, x: Tensor, plan: LayerDirections, lengths: Tensor, ends: Tensor | None) -> tuple[list[Tensor], None, Tensor | None]:
-        """States of each layer and the model's own vector, from positions of which `ends` [B] are no padding (None: all)."""
+    def _states(
+        self, x: Tensor, plan: LayerDirections, lengths: Tensor, ends: Tensor | None
+    ) -> tuple[list[Tensor], None, Tensor | None]:
+        """States of each layer and the model's own vector, from positions of which `ends` [B] are
+        no padding (None: all).
+        """
         return run_layers(self.layers, x, plan, ends)[0], None, None
 
 
 class BiLSTM(RecurrentModel):
-    """Both directions in each layer, each of width D (states 2 D), or of width D / 2 for `direction_width` = half (states D)."""
+    """Both directions in each layer, each of width D (states 2 D), or of width D / 2 for
+    `direction_width` = half (states D).
+    """
 
     takes = ("both",)
     config: BiLSTMConfig
 
     def __init__(self, config: BiLSTMConfig) -> None:
         if config.direction_width == "half" and config.dim % 2:
-            raise config_error(f"{config.dim} in two halves", "expected an even number", "model.dim")
+            raise config_error(
+                f"{config.dim} in two halves", "expected an even number", "model.dim"
+            )
         super().__init__(config)
         self.pooled_width = self.width
 
@@ -154,20 +208,27 @@ class BiLSTM(RecurrentModel):
     def _build_layers(self) -> nn.ModuleList:
         hidden = self.width // 2
         inputs = [self.config.dim] + [self.width] * (self.config.layers - 1)
-        return nn.ModuleList(LSTMLayer(self.config, depth, size, hidden, hidden) for depth, size in enumerate(inputs))
+        return nn.ModuleList(
+            LSTMLayer(self.config, depth, size, hidden, hidden) for depth, size in enumerate(inputs)
+        )
 
-    def _states(self, x: Tensor, plan: LayerDirections, lengths: Tensor, ends: Tensor | None) -> tuple[list[Tensor], None, Tensor | None]:
+    def _states(
+        self, x: Tensor, plan: LayerDirections, lengths: Tensor, ends: Tensor | None
+    ) -> tuple[list[Tensor], None, Tensor | None]:
         states, _ = run_layers(self.layers, x, plan, ends)
         return states, None, join_ends(self.norm(states[-1]), lengths)
 
 
 class ELMo(RecurrentModel):
-    """A forward and a backward stack without connections, with a common embedding and output projection.
+    """A forward and a backward stack without connections, with a common embedding and output
+    projection.
 
-    With one direction in all layers only that stack runs (states D); `both` concatenates them (states 2 D), the prediction is their mean.
+    With one direction in all layers only that stack runs (states D); `both` concatenates them
+    (states 2 D), the prediction is their mean.
 
-    Native vector: last forward and first backward state of layer L, behind the final norm; or with `elmo_mix` = all,
-    gamma * sum_j softmax(s)_j [forward_j ; backward_j] over the layers j = 0 .. L, where layer 0 is the embedded token twice.
+    Native vector: last forward and first backward state of layer L, behind the final norm; or with
+    `elmo_mix` = all, gamma * sum_j softmax(s)_j [forward_j ; backward_j] over the layers j = 0 ..
+    L, where layer 0 is the embedded token twice.
     """
 
     takes = ("forward", "backward", "both")
@@ -178,7 +239,11 @@ class ELMo(RecurrentModel):
         self.backward_layers = self._build_layers()
         self.pooled_width = self.width
         if config.elmo_mix == "all":
-            self.weights, self.scale = nn.Parameter(torch.zeros(config.layers + 1)), nn.Parameter(torch.ones(()))  # s, gamma
+            # s, gamma
+            self.weights, self.scale = (
+                nn.Parameter(torch.zeros(config.layers + 1)),
+                nn.Parameter(torch.ones(())),
+            )
 
     @property
     def width(self) -> int:
@@ -193,19 +258,36 @@ class ELMo(RecurrentModel):
     def _check(self, plan: LayerDirections) -> None:
         super()._check(plan)
         if len(set(plan)) > 1:
-            problem, requirement = "layers of different directions", "the two stacks of elmo never meet"
-            raise config_error(problem, requirement, "objective.name", "Use the objective next-previous-strict")
+            problem, requirement = (
+                "layers of different directions",
+                "the two stacks of elmo never meet",
+            )
+            raise config_error(
+                problem, requirement, "objective.name", "Use the objective next-previous-strict"
+            )
 
-    def _states(self, x: Tensor, plan: LayerDirections, lengths: Tensor, ends: Tensor | None) -> tuple[list[Tensor], None, Tensor | None]:
-        forward = [] if plan[0] == "backward" else run_layers(self.layers, x, ["forward"] * len(plan), ends)[0]
-        backward = [] if plan[0] == "forward" else run_layers(self.backward_layers, x, ["backward"] * len(plan), ends)[0]
+    def _states(
+        self, x: Tensor, plan: LayerDirections, lengths: Tensor, ends: Tensor | None
+    ) -> tuple[list[Tensor], None, Tensor | None]:
+        forward = (
+            []
+            if plan[0] == "backward"
+            else run_layers(self.layers, x, ["forward"] * len(plan), ends)[0]
+        )
+        backward = (
+            []
+            if plan[0] == "forward"
+            else run_layers(self.backward_layers, x, ["backward"] * len(plan), ends)[0]
+        )
         if not (forward and backward):
             return forward or backward, None, None
         pairs = list(zip(forward, backward, strict=True))
         states = [torch.cat(pair, -1) for pair in pairs]
         if self.config.elmo_mix == "last":
             return states, None, join_ends(self.norm(states[-1]), lengths)
-        layers = torch.stack([join_ends(torch.cat(pair, -1), lengths) for pair in [(x, x), *pairs]], -1)
+        layers = torch.stack(
+            [join_ends(torch.cat(pair, -1), lengths) for pair in [(x, x), *pairs]], -1
+        )
         return states, None, self.scale * (layers * self.weights.softmax(0)).sum(-1)
 
     def norm(self, hidden: Tensor, which: Which = "next") -> Tensor:
@@ -220,7 +302,9 @@ class ELMo(RecurrentModel):
         if hidden.shape[-1] == self.norm_width:
             return super().output(hidden, which, batch)
         forward, backward = hidden.chunk(2, -1)
-        return (super().output(forward, "next", batch) + super().output(backward, "previous", batch)) / 2
+        return (
+            super().output(forward, "next", batch) + super().output(backward, "previous", batch)
+        ) / 2
 
 
 LSTM = "Hochreiter and Schmidhuber 1997, Long Short-Term Memory"

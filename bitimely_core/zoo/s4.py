@@ -1,28 +1,36 @@
-"""S4: diagonal structured state-space layers (S4D, Gu et al. 2022) behind the encoder of contrastive predictive coding.
+"""S4: diagonal structured state-space layers (S4D, Gu et al. 2022) behind the encoder of
+contrastive predictive coding.
 
-Each channel d of a layer is a linear system with S / 2 complex states (and their conjugates), x' = A x + B u, y = 2 Re C x + D u. A is diagonal,
-A_n = -1/2 + i pi n (`lin`) or -1/2 + i S / pi (S / (2n + 1) - 1) (`inv`), B = 1, and the step of the discretisation is learned:
+Each channel d of a layer is a linear system with S / 2 complex states (and their conjugates), x' =
+A x + B u, y = 2 Re C x + D u. A is diagonal, A_n = -1/2 + i pi n (`lin`) or -1/2 + i S / pi (S /
+(2n + 1) - 1) (`inv`), B = 1, and the step of the discretisation is learned:
 
     zoh:       a = step A,                                    b = (exp(a) - 1) / A
     bilinear:  a = log((1 + step A / 2) / (1 - step A / 2)),  b = step / (1 - step A / 2)
 
     y(t) = sum_(s <= t) K(t - s) u(s) + D u(t),   K(tau) = 2 Re sum_n C_n b_n exp(tau a_n)
 
-On a regular clock tau counts tokens: a convolution by FFT in training, or the recurrence x <- exp(a) x + u. Events are impulses, and tau is the time
-between them in months: the recurrence with x <- exp(gap a) x + u. The layer is y + x behind GELU, a gated linear map and dropout, then a layer norm.
+On a regular clock tau counts tokens: a convolution by FFT in training, or the recurrence x <-
+exp(a) x + u. Events are impulses, and tau is the time
+between them in months: the recurrence with x <- exp(gap a) x + u. The layer is y + x behind GELU, a
+gated linear map and dropout, then a layer norm.
 
 Legend: B batch, N tokens, M = N + 2 positions, D width, S states, K steps ahead, L layers.
 
-The objective: Contrastive predictive coding (van den Oord et al. 2018): from the past, find the encoded token k steps ahead among others (InfoNCE).
+The objective: Contrastive predictive coding (van den Oord et al. 2018): from the past, find the
+encoded token k steps ahead among others (InfoNCE).
 
-The context c_t is the state of the last layer at token t, all layers forward; z_t is the encoded token. For each step k
+The context c_t is the state of the last layer at token t, all layers forward; z_t is the encoded
+token. For each step k
 
     -log exp(z_(t+k) . W_k c_t) / (exp(z_(t+k) . W_k c_t) + sum_j exp(z_j . W_k c_t))
 
-averaged over tokens and steps. The negatives z_j are drawn with replacement, `negatives` for each row, and serve all its contexts; one that is
-the positive itself is left out. `sequence`, as for ECG (Mehari and Strodthoff 2022): from the row's own tokens; `rows`: from other rows.
+averaged over tokens and steps. The negatives z_j are drawn with replacement, `negatives` for each
+row, and serve all its contexts; one that is the positive itself is left out. `sequence`, as for ECG
+(Mehari and Strodthoff 2022): from the row's own tokens; `rows`: from other rows.
 
-`rel` is the loss divided by that of a constant representation. Legend: B batch, N tokens, D width, K steps, n negatives.
+`rel` is the loss divided by that of a constant representation. Legend: B batch, N tokens, D width,
+K steps, n negatives.
 """
 
 from __future__ import annotations
@@ -39,8 +47,19 @@ from bitimely_core.config import ModelConfig, ObjectiveConfig
 from bitimely_core.models.base import Model
 from bitimely_core.models.contract import Direction, config_error
 from bitimely_core.models.layers import BidirectionalConfig, Positions, normalise_tokens, run_layers
-from bitimely_core.models.stack import DIRECTED_CAPABILITIES, BidirectionalModel, LayerDirections, place_times
-from bitimely_core.objectives.tokens import Generators, Result, cycle_directions, pack_result, refuse_overlap
+from bitimely_core.models.stack import (
+    DIRECTED_CAPABILITIES,
+    BidirectionalModel,
+    LayerDirections,
+    place_times,
+)
+from bitimely_core.objectives.tokens import (
+    Generators,
+    Result,
+    cycle_directions,
+    pack_result,
+    refuse_overlap,
+)
 from bitimely_core.ops.rotary import find_widest_float
 from bitimely_core.registry import ModelFacts, ObjectiveFacts, models, objectives
 from bitimely_core.types import Batch
@@ -48,7 +67,8 @@ from bitimely_core.zoo import contrast
 from bitimely_core.zoo.patchtst import BatchNorm
 from bitimely_core.zoo.recurrent import reverse_rows
 
-DIRECT = 64  # positions up to which `auto` sums the taps: exactly causal, where the FFT is up to its rounding
+# positions up to which `auto` sums the taps: exactly causal, where the FFT is up to its rounding
+DIRECT = 64
 
 
 class S4Config(BidirectionalConfig):
@@ -56,24 +76,41 @@ class S4Config(BidirectionalConfig):
 
     state: int = Field(64, ge=2, multiple_of=2, description="States of each channel, S.")
     start: Literal["lin", "inv"] = Field("lin", description="Initial A: S4D-Lin or S4D-Inv.")
-    discretisation: Literal["zoh", "bilinear"] = Field("zoh", description="Zero-order hold, or bilinear.")
+    discretisation: Literal["zoh", "bilinear"] = Field(
+        "zoh", description="Zero-order hold, or bilinear."
+    )
     step_min: float = Field(0.001, gt=0, description="Smallest initial step; of events in months.")
     step_max: float = Field(0.1, gt=0, description="Largest initial step.")
-    sides: Literal["one", "two"] = Field("one", description="two: each layer also has a kernel for what follows.")
-    form: Literal["auto", "fft", "direct", "recurrent"] = Field("auto", description="How the convolution is computed.")
-    norm_first: bool = Field(False, description="Layer norm before the layer instead of behind the residual sum.")
-    encoder_layers: int = Field(4, ge=1, description="Pointwise layers of the encoder, each with a norm and ReLU.")
+    sides: Literal["one", "two"] = Field(
+        "one", description="two: each layer also has a kernel for what follows."
+    )
+    form: Literal["auto", "fft", "direct", "recurrent"] = Field(
+        "auto", description="How the convolution is computed."
+    )
+    norm_first: bool = Field(
+        False, description="Layer norm before the layer instead of behind the residual sum."
+    )
+    encoder_layers: int = Field(
+        4, ge=1, description="Pointwise layers of the encoder, each with a norm and ReLU."
+    )
     encoder_norm: Literal["batch", "layer"] = Field("batch", description="Norm within the encoder.")
     ahead: int = Field(12, ge=1, description="Steps that cpc predicts, K.")
-    predictor: Literal["each", "last"] = Field("each", description="A linear map for each step; last: a network for the K-th alone.")
+    predictor: Literal["each", "last"] = Field(
+        "each", description="A linear map for each step; last: a network for the K-th alone."
+    )
 
     def leak_conditions(self) -> tuple[str, ...]:
         """As `ModelConfig.leak_conditions`; batch norm over time adds one."""
-        return (*super().leak_conditions(), *(("up to batch statistics",) if self.encoder_norm == "batch" else ()))
+        return (
+            *super().leak_conditions(),
+            *(("up to batch statistics",) if self.encoder_norm == "batch" else ()),
+        )
 
 
 class DiagonalKernel(nn.Module):
-    """K of each channel. A, and the logarithm of the step, learn without weight decay and at a limited rate (`slow`), as the authors'."""
+    """K of each channel. A, and the logarithm of the step, learn without weight decay and at a
+    limited rate (`slow`), as the authors'.
+    """
 
     slow = ("log_step", "log_decay", "frequency")
 
@@ -82,7 +119,11 @@ class DiagonalKernel(nn.Module):
         dim, pairs = config.dim, config.state // 2
         low, high = math.log(config.step_min), math.log(config.step_max)
         n = torch.arange(pairs, dtype=torch.get_default_dtype())
-        frequency = math.pi * n if config.start == "lin" else config.state / math.pi * (config.state / (2 * n + 1) - 1)
+        frequency = (
+            math.pi * n
+            if config.start == "lin"
+            else config.state / math.pi * (config.state / (2 * n + 1) - 1)
+        )
         self.discretisation = config.discretisation
         self.log_step = nn.Parameter(torch.empty(dim).uniform_(low, high))
         self.log_decay = nn.Parameter(torch.full((dim, pairs), math.log(0.5)))
@@ -90,7 +131,9 @@ class DiagonalKernel(nn.Module):
         self.out = nn.Parameter(torch.randn(dim, pairs, 2) * math.sqrt(0.5))  # C
 
     def discretise(self) -> tuple[Tensor, Tensor]:
-        """A and C b, complex [D, S / 2], in double precision where the device has it: powers of A lose no digits."""
+        """A and C b, complex [D, S / 2], in double precision where the device has it: powers of A
+        lose no digits.
+        """
         wide = find_widest_float(self.out.device)
         a = torch.complex(-self.log_decay.to(wide).exp(), self.frequency.to(wide))
         step = self.log_step.to(wide).exp()[:, None]
@@ -103,13 +146,19 @@ class DiagonalKernel(nn.Module):
         return rate, torch.view_as_complex(self.out.to(wide).contiguous()) * entry
 
     def forward(self, count: int) -> Tensor:
-        """K(0) .. K(count - 1), [D, count]: exp(tau a) from the products of two tables of about sqrt(count) powers."""
+        """K(0) .. K(count - 1), [D, count]: exp(tau a) from the products of two tables of about
+        sqrt(count) powers.
+        """
         rate, weight = self.discretise()
         inner = math.isqrt(max(count - 1, 0)) + 1
         steps = torch.arange(inner, device=rate.device, dtype=rate.real.dtype)
         fine = (rate[..., None] * steps).exp()
         coarse = weight[..., None] * (rate[..., None] * inner * steps[: -(-count // inner)]).exp()
-        rows, columns = torch.cat((coarse.real, -coarse.imag), 1), torch.cat((fine.real, fine.imag), 1)  # Re of the product
+        # Re of the product
+        rows, columns = (
+            torch.cat((coarse.real, -coarse.imag), 1),
+            torch.cat((fine.real, fine.imag), 1),
+        )
         return 2 * (rows.mT @ columns).flatten(1)[:, :count]
 
 
@@ -128,7 +177,9 @@ class S4State(NamedTuple):
 
 
 class S4Layer(nn.Module):
-    """One state-space layer, with a kernel for either direction (`sides` = one), or one for each."""
+    """One state-space layer, with a kernel for either direction (`sides` = one), or one for
+    each.
+    """
 
     def __init__(self, config: S4Config) -> None:
         super().__init__()
@@ -149,7 +200,9 @@ class S4Layer(nn.Module):
                 y = y + self._convolve(self.kernel, wide, places.times)
             if direction != "forward":
                 times = None if places.times is None else reverse_rows(places.times, places.ends)
-                read = self._convolve(self.back or self.kernel, reverse_rows(wide, places.ends), times)
+                read = self._convolve(
+                    self.back or self.kernel, reverse_rows(wide, places.ends), times
+                )
                 y = y + reverse_rows(read, places.ends)
         return self._mix(x, y), None
 
@@ -157,10 +210,14 @@ class S4Layer(nn.Module):
         y = x + self.dropout(F.glu(self.mix(self.dropout(F.gelu(y))), -1))
         return y if self.config.norm_first else self.norm(y)
 
-    def advance(self, x: Tensor, places: Positions, state: S4State | None) -> tuple[Tensor, S4State]:
+    def advance(
+        self, x: Tensor, places: Positions, state: S4State | None
+    ) -> tuple[Tensor, S4State]:
         """As `StackLayer.advance`."""
         u = self.norm(x) if self.config.norm_first else x
-        y, state = self._recur(self.kernel, u.to(torch.promote_types(u.dtype, torch.float32)), places.times, state)
+        y, state = self._recur(
+            self.kernel, u.to(torch.promote_types(u.dtype, torch.float32)), places.times, state
+        )
         return self._mix(x, u * self.skip + y), state
 
     def _convolve(self, kernel: DiagonalKernel, u: Tensor, times: Tensor | None) -> Tensor:
@@ -170,13 +227,21 @@ class S4Layer(nn.Module):
             return self._recur(kernel, u, times)[0]
         taps = kernel(count).to(u.dtype)
         if form == "direct" or (form == "auto" and count <= DIRECT):
-            return F.conv1d(F.pad(u.mT, (count - 1, 0)), taps.flip(1)[:, None], groups=u.shape[2]).mT
+            return F.conv1d(
+                F.pad(u.mT, (count - 1, 0)), taps.flip(1)[:, None], groups=u.shape[2]
+            ).mT
         size = choose_fft_length(2 * count - 1)
-        return torch.fft.irfft(torch.fft.rfft(u.mT, size) * torch.fft.rfft(taps, size), size)[..., :count].mT
+        return torch.fft.irfft(torch.fft.rfft(u.mT, size) * torch.fft.rfft(taps, size), size)[
+            ..., :count
+        ].mT
 
     @staticmethod
-    def _recur(kernel: DiagonalKernel, u: Tensor, times: Tensor | None, before: S4State | None = None) -> tuple[Tensor, S4State]:
-        """The same by the recurrence behind the state `before`; `times` [B, M] (None: one apart) in their order, or in the reverse one."""
+    def _recur(
+        kernel: DiagonalKernel, u: Tensor, times: Tensor | None, before: S4State | None = None
+    ) -> tuple[Tensor, S4State]:
+        """The same by the recurrence behind the state `before`; `times` [B, M] (None: one apart) in
+        their order, or in the reverse one.
+        """
         rate, weight = kernel.discretise()
         wide = rate.real.dtype
         state = rate.new_zeros(u.shape[0], *rate.shape) if before is None else before.state
@@ -186,34 +251,54 @@ class S4Layer(nn.Module):
             gaps = torch.cat((last, times), 1).to(wide).diff(dim=1).abs()
         fade, out = rate.exp(), []
         for at, value in enumerate(u.to(wide).unbind(1)):
-            state = (fade if gaps is None else (gaps[:, at, None, None] * rate).exp()) * state + value[..., None]
+            state = (
+                fade if gaps is None else (gaps[:, at, None, None] * rate).exp()
+            ) * state + value[..., None]
             out.append(2 * (state * weight).real.sum(-1))
-        return torch.stack(out, 1).to(u.dtype), S4State(state, None if times is None else times[:, -1:].clone())
+        return torch.stack(out, 1).to(u.dtype), S4State(
+            state, None if times is None else times[:, -1:].clone()
+        )
 
 
 def choose_fft_length(count: int) -> int:
-    """The smallest of 2^k, 3 * 2^k and 5 * 2^k that is at least `count`: their transforms are fast."""
+    """The smallest of 2^k, 3 * 2^k and 5 * 2^k that is at least `count`: their transforms are
+    fast.
+    """
     return min(factor << max(0, (-(-count // factor) - 1).bit_length()) for factor in (1, 3, 5))
 
 
 class S4(BidirectionalModel):
-    """The encoder, pointwise over time, and S4 layers between [SOS] and [EOS]; `predict` holds the maps of the objective `cpc`."""
+    """The encoder, pointwise over time, and S4 layers between [SOS] and [EOS]; `predict` holds the
+    maps of the objective `cpc`.
+    """
 
     config: S4Config
 
     def __init__(self, config: S4Config) -> None:
         if config.step_min > config.step_max:
-            raise config_error(f"steps from {config.step_min} to {config.step_max}", "expected an ascending range", "model.step_max")
+            raise config_error(
+                f"steps from {config.step_min} to {config.step_max}",
+                "expected an ascending range",
+                "model.step_max",
+            )
         super().__init__(config)
         dim, depth = config.dim, config.encoder_layers
-        self.encoder_maps = nn.ModuleList(nn.Linear(dim, dim) for _ in range(depth - 1))  # the first one is the adapter's
-        self.encoder_norms = nn.ModuleList(BatchNorm(dim) if config.encoder_norm == "batch" else nn.LayerNorm(dim) for _ in range(depth))
+        # the first one is the adapter's
+        self.encoder_maps = nn.ModuleList(nn.Linear(dim, dim) for _ in range(depth - 1))
+        self.encoder_norms = nn.ModuleList(
+            BatchNorm(dim) if config.encoder_norm == "batch" else nn.LayerNorm(dim)
+            for _ in range(depth)
+        )
         self.enter = nn.Linear(dim, dim)
         self.layers = nn.ModuleList(S4Layer(config) for _ in range(config.layers))
         self.predict: nn.Module = nn.Linear(dim, config.ahead * dim, bias=False)
         if config.predictor == "last":
-            self.predict = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim, bias=False))
-        self.takes = ("forward", "backward", "both") if config.sides == "two" else ("forward", "backward")
+            self.predict = nn.Sequential(
+                nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim, bias=False)
+            )
+        self.takes = (
+            ("forward", "backward", "both") if config.sides == "two" else ("forward", "backward")
+        )
         self.pooled_width = dim
 
     @property
@@ -222,37 +307,69 @@ class S4(BidirectionalModel):
         return ("both" if self.config.sides == "two" else "forward",) * self.config.layers
 
     def encode(self, x: Tensor, real: Tensor) -> Tensor:
-        """Z: embedded positions [B, M, D] through the encoder; batch statistics leave out what is not `real` [B, N], [SOS] and [EOS] included."""
+        """Z: embedded positions [B, M, D] through the encoder; batch statistics leave out what is
+        not `real` [B, N], [SOS] and [EOS] included.
+        """
         inside = F.pad(real, (1, 1))
         for at, norm in enumerate(self.encoder_norms):
             x = self.encoder_maps[at - 1](x) if at else x
-            x = F.relu(norm(x) if isinstance(norm, nn.LayerNorm) else self._normalise(norm, x, inside))
+            x = F.relu(
+                norm(x) if isinstance(norm, nn.LayerNorm) else self._normalise(norm, x, inside)
+            )
         return x
 
     def _normalise(self, norm: nn.Module, x: Tensor, inside: Tensor) -> Tensor:
         """Batch norm of the tokens; [SOS] and [EOS] by the running statistics."""
-        own = F.batch_norm(x.flatten(0, 1), norm.running_mean, norm.running_var, norm.weight, norm.bias).view_as(x)  # type: ignore[arg-type]
-        return torch.where(inside[..., None], normalise_tokens(norm, x, inside), own) if norm.training else own
+        own = F.batch_norm(
+            x.flatten(0, 1),
+            norm.running_mean,  # type: ignore[arg-type]
+            norm.running_var,  # type: ignore[arg-type]
+            norm.weight,  # type: ignore[arg-type]
+            norm.bias,  # type: ignore[arg-type]
+        ).view_as(x)
+        return (
+            torch.where(inside[..., None], normalise_tokens(norm, x, inside), own)
+            if norm.training
+            else own
+        )
 
     def read(
-        self, x: Tensor, batch: Batch, real: Tensor, plan: LayerDirections, *, hide: Tensor | None, attention: bool
+        self,
+        x: Tensor,
+        batch: Batch,
+        real: Tensor,
+        plan: LayerDirections,
+        *,
+        hide: Tensor | None,
+        attention: bool,
     ) -> tuple[list[Tensor], None, Tensor | None]:
-        """As `BidirectionalModel.read`; the native vector is the mean over the tokens, of events the state at [EOS]."""
+        """As `BidirectionalModel.read`; the native vector is the mean over the tokens, of events
+        the state at [EOS].
+        """
         states = self.read_encoded(self.encode(x, real), batch, real, plan)
         last = self.norm(states[-1], "previous" if plan[-1] == "backward" else "next")
         if self.config.tokenizer == "codes":
-            pooled = last.gather(1, (real.sum(1) + 1)[:, None, None].expand(-1, 1, last.shape[2]))[:, 0]
+            pooled = last.gather(1, (real.sum(1) + 1)[:, None, None].expand(-1, 1, last.shape[2]))[
+                :, 0
+            ]
         else:
-            pooled = torch.where(real[..., None], last[:, 1:-1], 0.0).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
+            pooled = torch.where(real[..., None], last[:, 1:-1], 0.0).sum(1) / real.sum(
+                1, keepdim=True
+            ).clamp(min=1)
         return states, None, pooled
 
     def enter_layers(self, x: Tensor) -> Tensor:
         """Embedded positions through the encoder."""
-        return self.enter(self.encode(x, torch.ones_like(x[:, 2:, 0], dtype=torch.bool)))  # read in training alone
+        # read in training alone
+        return self.enter(self.encode(x, torch.ones_like(x[:, 2:, 0], dtype=torch.bool)))
 
-    def read_encoded(self, z: Tensor, batch: Batch, real: Tensor, plan: LayerDirections) -> list[Tensor]:
+    def read_encoded(
+        self, z: Tensor, batch: Batch, real: Tensor, plan: LayerDirections
+    ) -> list[Tensor]:
         """States of each layer from the encoder's output [B, M, D]."""
-        places = S4Positions(None if batch.mask is None else real.sum(1) + 2, place_times(batch, real))
+        places = S4Positions(
+            None if batch.mask is None else real.sum(1) + 2, place_times(batch, real)
+        )
         return run_layers(self.layers, self.enter(z), plan, places)[0]
 
 
@@ -282,7 +399,9 @@ class CPCConfig(ObjectiveConfig):
     """Settings of cpc."""
 
     negatives: int = Field(128, ge=1, description="Negatives drawn for each row.")
-    source: Literal["sequence", "rows"] = Field("sequence", description="Negatives from the row's own tokens, or from other rows.")
+    source: Literal["sequence", "rows"] = Field(
+        "sequence", description="Negatives from the row's own tokens, or from other rows."
+    )
 
     @property
     def least_rows(self) -> int:
@@ -291,21 +410,37 @@ class CPCConfig(ObjectiveConfig):
 
 
 def check_sides(config: ModelConfig) -> None:
-    """Refuse two-sided layers, whose second kernel cpc would not train. Raises UserError (config, exit 2)."""
+    """Refuse two-sided layers, whose second kernel cpc would not train. Raises UserError (config,
+    exit 2).
+    """
     refuse_overlap(config)
     if isinstance(config, S4Config) and config.sides == "two":
-        raise config_error("two for cpc", "expected layers that read the past alone", "model.sides", "Use the objective masked")
+        raise config_error(
+            "two for cpc",
+            "expected layers that read the past alone",
+            "model.sides",
+            "Use the objective masked",
+        )
 
 
 NOTICE = "cpc: contrastive; rel 1.0 = no better than chance. Losses with other negatives, batch sizes or steps cannot be compared."
 
 
-def draw_own(model: Model, batch: Batch, generators: Generators, config: CPCConfig) -> Tensor | None:
-    """Negatives of each row among its own tokens, int64 [B, n]: their places in it. None: they are of other rows."""
+def draw_own(
+    model: Model, batch: Batch, generators: Generators, config: CPCConfig
+) -> Tensor | None:
+    """Negatives of each row among its own tokens, int64 [B, n]: their places in it. None: they are
+    of other rows.
+    """
     if config.source == "rows":
         return None
     there = find_encoded(model, batch, model.adapter_of(batch).tokenizer.find_real(batch)).cpu()
-    return torch.stack([draw_places(row.nonzero().flatten(), config, one) for row, one in zip(there, generators, strict=True)])
+    return torch.stack(
+        [
+            draw_places(row.nonzero().flatten(), config, one)
+            for row, one in zip(there, generators, strict=True)
+        ]
+    )
 
 
 def find_encoded(model: Model, batch: Batch, real: Tensor) -> Tensor:
@@ -316,24 +451,45 @@ def find_encoded(model: Model, batch: Batch, real: Tensor) -> Tensor:
 
 @objectives(
     ObjectiveFacts(
-        leak_free=True, context="past", requires="cpc", config=CPCConfig, check=check_sides, notice=NOTICE, states=True, draw=draw_own
+        leak_free=True,
+        context="past",
+        requires="cpc",
+        config=CPCConfig,
+        check=check_sides,
+        notice=NOTICE,
+        states=True,
+        draw=draw_own,
     )
 )
-def cpc(model: Model, batch: Batch, generator: Generator | None = None, *, config: CPCConfig) -> Result:
+def cpc(
+    model: Model, batch: Batch, generator: Generator | None = None, *, config: CPCConfig
+) -> Result:
     """From its past alone, each token finds the encoded tokens ahead among negatives (InfoNCE)."""
     assert isinstance(model, S4)
     if config.source == "rows":
         contrast.require_rows("cpc with negatives of other rows", batch)
     own, (batch, _, _, real, x) = batch.draws, model.embed(batch)
     z = model.encode(x, real)
-    context = model.norm(model.read_encoded(z, batch, real, cycle_directions(model, "forward"))[-1])[:, 1:-1]
+    context = model.norm(
+        model.read_encoded(z, batch, real, cycle_directions(model, "forward"))[-1]
+    )[:, 1:-1]
     z = z[:, 1:-1]
     there = find_encoded(model, batch, real)
     predicted = model.predict(context)
-    first = max(1, min(model.config.ahead, z.shape[1] - 1)) if model.config.predictor == "last" else 1  # short windows have fewer steps
+    # short windows have fewer steps
+    first = (
+        max(1, min(model.config.ahead, z.shape[1] - 1)) if model.config.predictor == "last" else 1
+    )
     each = predicted.unflatten(-1, (-1, z.shape[2])).unbind(2)
-    steps, starts = torch.arange(z.shape[1], device=z.device), z.shape[1] * torch.arange(len(z), device=z.device)[:, None]
-    index, drawn = draw_negatives(there, config, generator) if own is None else (own + starts, there.any(1)[:, None, None])
+    steps, starts = (
+        torch.arange(z.shape[1], device=z.device),
+        z.shape[1] * torch.arange(len(z), device=z.device)[:, None],
+    )
+    index, drawn = (
+        draw_negatives(there, config, generator)
+        if own is None
+        else (own + starts, there.any(1)[:, None, None])
+    )
     others = z.flatten(0, 1)[index]  # [B, n, D]
     losses, chances, valid = [], [], []
     for ahead, one in enumerate(each, first):
@@ -354,16 +510,21 @@ def cpc(model: Model, batch: Batch, generator: Generator | None = None, *, confi
         count,
         rel_count=chance * count,
         prediction=predicted.unflatten(-1, (width, -1)).flatten(1, 2),
-        target=(steps[:, None] + torch.arange(first, first + width, device=z.device)).flatten().expand(len(z), -1),
+        target=(steps[:, None] + torch.arange(first, first + width, device=z.device))
+        .flatten()
+        .expand(len(z), -1),
         valid=torch.stack(valid, 2).flatten(1),
         slices={f"next-{first + at}": slice(at, width * len(steps), width) for at in range(width)},
     )
 
 
-def compare_candidates(predicted: Tensor, positive: Tensor, others: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
+def compare_candidates(
+    predicted: Tensor, positive: Tensor, others: Tensor, usable: Tensor
+) -> tuple[Tensor, Tensor]:
     """-log softmax of the positive, and its value for equal scores, [B, N] each.
 
-    `predicted` and `positive` [B, N, D], `others` [B, n, D] the negatives of a row, `usable` [B, N, n] which of them count.
+    `predicted` and `positive` [B, N, D], `others` [B, n, D] the negatives of a row, `usable` [B, N,
+    n] which of them count.
     """
     kind = torch.promote_types(predicted.dtype, torch.float32)
     with torch.autocast(predicted.device.type, enabled=False):
@@ -373,15 +534,21 @@ def compare_candidates(predicted: Tensor, positive: Tensor, others: Tensor, usab
         return torch.logaddexp(hit, scores.logsumexp(-1)) - hit, usable.sum(-1).to(kind).log1p()
 
 
-def draw_negatives(there: Tensor, config: CPCConfig, generator: Generator | None) -> tuple[Tensor, Tensor]:
-    """Tokens of `there` [B, N] for each row, as places in the flattened [B * N], int64 [B, n], and whether there are any, bool [B, 1, 1]."""
+def draw_negatives(
+    there: Tensor, config: CPCConfig, generator: Generator | None
+) -> tuple[Tensor, Tensor]:
+    """Tokens of `there` [B, N] for each row, as places in the flattened [B * N], int64 [B, n], and
+    whether there are any, bool [B, 1, 1].
+    """
     places = [row.nonzero().flatten() + at * there.shape[1] for at, row in enumerate(there.cpu())]
     chosen, some = [], []
     for at, own in enumerate(places):
         pool = own if config.source == "sequence" else torch.cat([*places[:at], *places[at + 1 :]])
         chosen.append(draw_places(pool, config, generator))
         some.append(len(pool) > 0)
-    return torch.stack(chosen).to(there.device, non_blocking=True), torch.tensor(some).to(there.device, non_blocking=True)[:, None, None]
+    return torch.stack(chosen).to(there.device, non_blocking=True), torch.tensor(some).to(
+        there.device, non_blocking=True
+    )[:, None, None]
 
 
 def draw_places(pool: Tensor, config: CPCConfig, generator: Generator | None) -> Tensor:

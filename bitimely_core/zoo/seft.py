@@ -1,15 +1,20 @@
-"""SeFT (Horn et al. 2020): a sample is a set of observations, pooled by attention with learned queries.
+"""SeFT (Horn et al. 2020): a sample is a set of observations, pooled by attention with learned
+queries.
 
-An element is s = [p(t), value, one-hot of its channel], embedded as phi(s). The weights a_i of a head are the softmax over the set of
-k_i . q / sqrt(D); the vector concatenates sum_i a_i phi(s_i) over the heads. Queries start at 0: uniform weights.
+An element is s = [p(t), value, one-hot of its channel], embedded as phi(s). The weights a_i of a
+head are the softmax over the set of k_i . q / sqrt(D); the vector concatenates sum_i a_i phi(s_i)
+over the heads. Queries start at 0: uniform weights.
 
-The paper's keys also depend on the set, k_i = [s_i; c] W with c = rho'(mean_i psi(s_i)). As the map is linear, c shifts all scores of a
-head by the same number, which the softmax cancels: psi and rho' have no effect and are omitted, k_i = s_i W. Weights sum to 1, so the
-vector does not depend on the size of the set.
+The paper's keys also depend on the set, k_i = [s_i; c] W with c = rho'(mean_i psi(s_i)). As the map
+is linear, c shifts all scores of a head by the same number, which the softmax cancels: psi and rho'
+have no effect and are omitted, k_i = s_i W. Weights sum to 1, so the vector does not depend on the
+size of the set.
 
-A linear map of s is a linear map of [p(t), value] plus one learned vector per channel: the one-hot is never built.
+A linear map of s is a linear map of [p(t), value] plus one learned vector per channel: the one-hot
+is never built.
 
-Legend: B batch, N elements, V channels (events: codes), D width of phi and of the keys, H heads. phi is three layers of `ffn_dim` and one of D.
+Legend: B batch, N elements, V channels (events: codes), D width of phi and of the keys, H heads.
+phi is three layers of `ffn_dim` and one of D.
 """
 
 from __future__ import annotations
@@ -55,22 +60,48 @@ class SetTokenizer(RowTokenizer):
             ids = batch.values.long()
             real = ids >= FIRST if batch.mask is None else batch.mask.bool() & (ids >= FIRST)
             times = torch.zeros_like(ids).float() if batch.times is None else batch.times
-            times = times + self.span - find_end_times(batch)[:, None] if self.ends else times  # the clock ends at the index day
-            plain = SetElements(torch.where(real, times, 0.0), real.to(times), (ids - FIRST).clamp(min=0), real)
+            # the clock ends at the index day
+            times = times + self.span - find_end_times(batch)[:, None] if self.ends else times
+            plain = SetElements(
+                torch.where(real, times, 0.0), real.to(times), (ids - FIRST).clamp(min=0), real
+            )
             if self.numbers is None:
                 return plain
-            z, known = self.numbers(ids, batch.numbers)  # a number is an element of its own, of the channel V + code
+            # a number is an element of its own, of the channel V + code
+            z, known = self.numbers(ids, batch.numbers)
             known = known & real
-            more = SetElements(plain.times, torch.where(known, z, 0.0).to(times), plain.channels + self.target_width, known)
+            more = SetElements(
+                plain.times,
+                torch.where(known, z, 0.0).to(times),
+                plain.channels + self.target_width,
+                known,
+            )
             return SetElements(*(torch.cat(pair, 1) for pair in zip(plain, more, strict=True)))
         rows = self.rows(batch)
         real = rows.mask.flatten(1)
         if batch.mask is None:
-            times, channels = rows.times[..., None].expand_as(rows.values), torch.arange(self.width, device=real.device)
-            return SetElements(times.flatten(1), rows.values.flatten(1), channels.expand(rows.values.shape).flatten(1), real)
-        order = (~real).to(torch.int8).argsort(stable=True, dim=1)[:, : max(int(real.sum(1).max()), 1) if len(real) else 1]
+            times, channels = (
+                rows.times[..., None].expand_as(rows.values),
+                torch.arange(self.width, device=real.device),
+            )
+            return SetElements(
+                times.flatten(1),
+                rows.values.flatten(1),
+                channels.expand(rows.values.shape).flatten(1),
+                real,
+            )
+        order = (
+            (~real)
+            .to(torch.int8)
+            .argsort(stable=True, dim=1)[:, : max(int(real.sum(1).max()), 1) if len(real) else 1]
+        )
         times = rows.times[..., None].expand_as(rows.values).flatten(1).gather(1, order)
-        return SetElements(times, rows.values.flatten(1).gather(1, order), order % self.width, real.gather(1, order))
+        return SetElements(
+            times,
+            rows.values.flatten(1).gather(1, order),
+            order % self.width,
+            real.gather(1, order),
+        )
 
 
 class ElementLinear(nn.Module):
@@ -123,27 +154,48 @@ class SeFT(SupervisedModel):
         super().__init__(config)
         dim = config.dim
         hidden = config.ffn_dim
-        self.phi = nn.Sequential(build_dense(hidden, hidden, hidden, dropout=config.dropout), build_dense(hidden, dim))
+        self.phi = nn.Sequential(
+            build_dense(hidden, hidden, hidden, dropout=config.dropout), build_dense(hidden, dim)
+        )
         self.queries = nn.Parameter(torch.zeros(config.heads, dim))
         self.pooled_width = config.heads * dim
 
     def encode(self, batch: Batch, *, attention: bool) -> Encoded:
-        """Phi of each element [B, N, D] and the set vector [B, H * D]; maps: weights of the elements [B, H, 1, N]."""
+        """Phi of each element [B, N, D] and the set vector [B, H * D]; maps: weights of the
+        elements [B, H, 1, N].
+        """
         adapter = cast(SeFTAdapter, self.adapter_of(batch))
         elements = adapter.tokenizer.elements(batch)
         times = encode_times(elements.times, get_time_span(self.config), POSITIONS)
         plain = torch.cat((times, elements.values[..., None]), -1).to(self.queries.dtype)
-        states = self.phi(F.dropout(F.relu(adapter.phi(plain, elements.channels)), self.config.dropout, self.training))
-        folded = (adapter.key * self.queries).sum(-1)  # k . q = s (W q), [5 + V, H]: no key is ever built
-        scores = (plain @ folded[: POSITIONS + 1] + folded[POSITIONS + 1 :][elements.channels]).transpose(1, 2)
+        states = self.phi(
+            F.dropout(
+                F.relu(adapter.phi(plain, elements.channels)), self.config.dropout, self.training
+            )
+        )
+        # k . q = s (W q), [5 + V, H]: no key is ever built
+        folded = (adapter.key * self.queries).sum(-1)
+        scores = (
+            plain @ folded[: POSITIONS + 1] + folded[POSITIONS + 1 :][elements.channels]
+        ).transpose(1, 2)
         usable = elements.real
         if self.training:
             kept = usable & (torch.rand(usable.shape, device=usable.device) >= DROPPED)
             usable = torch.where(kept.any(1, keepdim=True), kept, usable)
-        scores = (scores / math.sqrt(self.config.dim)).masked_fill(~usable[:, None], torch.finfo(scores.dtype).min)
-        weights = torch.where(usable[:, None], scores.softmax(-1), 0.0)  # [B, H, N], each row sums to 1; 0 for an empty set
+        scores = (scores / math.sqrt(self.config.dim)).masked_fill(
+            ~usable[:, None], torch.finfo(scores.dtype).min
+        )
+        # [B, H, N], each row sums to 1; 0 for an empty set
+        weights = torch.where(usable[:, None], scores.softmax(-1), 0.0)
         pooled = (weights @ torch.where(elements.real[..., None], states, 0.0)).flatten(1)
-        return Encoded(elements.values, None, elements.real, (states,), (weights[:, :, None],) if attention else None, pooled)
+        return Encoded(
+            elements.values,
+            None,
+            elements.real,
+            (states,),
+            (weights[:, :, None],) if attention else None,
+            pooled,
+        )
 
 
 @models(

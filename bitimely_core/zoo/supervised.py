@@ -1,4 +1,6 @@
-"""Base class of models without pre-training (gru-d, seft, raindrop, mtand-enc): no targets, final norm or output projection."""
+"""Base class of models without pre-training (gru-d, seft, raindrop, mtand-enc): no targets, final
+norm or output projection.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from bitimely_core.types import Batch, Encoded
 
 
 class RowAdapter(Adapter):
-    """Adapter of models that read rows. Subclasses add the other parameters that depend on the channels."""
+    """Adapter of models that read rows. Subclasses add the other parameters that depend on the
+    channels.
+    """
 
     tokenizer: RowTokenizer
 
@@ -30,7 +34,9 @@ class RowAdapter(Adapter):
 
 
 class SupervisedModel(Model, ABC):
-    """A model trained with its head alone; refuses every pre-training objective. A subclass adds `encode`."""
+    """A model trained with its head alone; refuses every pre-training objective. A subclass adds
+    `encode`.
+    """
 
     adapter_type: type[Adapter] = RowAdapter
 
@@ -40,13 +46,20 @@ class SupervisedModel(Model, ABC):
 
     @abstractmethod
     def encode(self, batch: Batch, *, attention: bool) -> Encoded:
-        """States and vector of a batch, with maps on request. `batch` as `expand_channels` returns it."""
+        """States and vector of a batch, with maps on request. `batch` as `expand_channels` returns
+        it.
+        """
 
     def forward(
-        self, batch: Batch, *, directions: Iterable[Direction] | None = None, hide: Tensor | None = None, attention: bool = False
+        self,
+        batch: Batch,
+        *,
+        directions: Iterable[Direction] | None = None,
+        hide: Tensor | None = None,
+        attention: bool = False,
     ) -> Encoded:
-        """Encode signals [B, T, V] or events [B, N], with `attention` maps, too. Raises UserError (config, exit 2): directions or hidden
-        tokens.
+        """Encode signals [B, T, V] or events [B, N], with `attention` maps, too. Raises UserError
+        (config, exit 2): directions or hidden tokens.
         """
         if directions is not None or hide is not None:
             raise self.make_refusal()
@@ -55,7 +68,11 @@ class SupervisedModel(Model, ABC):
     def make_refusal(self) -> UserError:
         """The error for an objective that needs tokens."""
         name = self.config.name
-        return objective_error(self.config, f"pre-training of {name}", f"its own objective is {models[name].facts.objective}")
+        return objective_error(
+            self.config,
+            f"pre-training of {name}",
+            f"its own objective is {models[name].facts.objective}",
+        )
 
     def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Raises UserError (config, exit 2)."""

@@ -1,13 +1,17 @@
-"""TF-C (Zhang et al. 2022): encoders of the window and of its spectrum, trained to give consistent vectors.
+"""TF-C (Zhang et al. 2022): encoders of the window and of its spectrum, trained to give consistent
+vectors.
 
-Both encoders are three convolution blocks as in TS-TCC; each map, flattened, goes through its own projector. The vector of
-a window is z_t beside z_f. The spectrum is |FFT(x)| / sqrt(T), two-sided, of the row's own samples.
+Both encoders are three convolution blocks as in TS-TCC; each map, flattened, goes through its own
+projector. The vector of a window is z_t beside z_f. The spectrum is |FFT(x)| / sqrt(T), two-sided,
+of the row's own samples.
 
 Legend: B batch, T timesteps, V channels, F steps of a map, D width of a map and of z.
 
-The objective: TF-C's objectives: contrastive losses in time and in frequency, and a consistency loss between the two encoders.
+The objective: TF-C's objectives: contrastive losses in time and in frequency, and a consistency
+loss between the two encoders.
 
-h are flattened maps, z projected vectors, ~ marks the augmented window or spectrum; d is NT-Xent (cosine, temperature 0.2).
+h are flattened maps, z projected vectors, ~ marks the augmented window or spectrum; d is NT-Xent
+(cosine, temperature 0.2).
 """
 
 from __future__ import annotations
@@ -65,15 +69,32 @@ class TFC(contrast.ContrastiveModel):
 
     def _projector(self) -> nn.Sequential:
         dim = self.config.dim
-        return nn.Sequential(nn.Linear(dim * self.steps, 2 * dim), BatchNorm(2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim))
+        return nn.Sequential(
+            nn.Linear(dim * self.steps, 2 * dim),
+            BatchNorm(2 * dim),
+            nn.ReLU(),
+            nn.Linear(2 * dim, dim),
+        )
 
     def encode(self, batch: Batch, hide: Tensor | None) -> Encoded:
-        """States: the map of the time encoder; vector: z_t beside z_f. Raises UserError (exit 2) for windows longer than the projectors know."""
+        """States: the map of the time encoder; vector: z_t beside z_f. Raises UserError (exit 2)
+        for windows longer than the projectors know.
+        """
         time, frequency = self.view("time", batch), self.view("frequency", self.spectrum(batch))
-        return Encoded(None, None, time.real, (time.map,), None, torch.cat((time.vector, frequency.vector), -1), None)
+        return Encoded(
+            None,
+            None,
+            time.real,
+            (time.map,),
+            None,
+            torch.cat((time.vector, frequency.vector), -1),
+            None,
+        )
 
     def view(self, encoder: str, batch: Batch) -> TFCView:
-        """Output of encoder `time` for samples, or `frequency` for a spectrum. `batch` as `expand_channels` or `spectrum` returns it."""
+        """Output of encoder `time` for samples, or `frequency` for a spectrum. `batch` as
+        `expand_channels` or `spectrum` returns it.
+        """
         z, real = contrast.compute_map(self.trunks[encoder], self.adapter_of(batch), encoder, batch)
         missing = self.steps - z.shape[1]
         if missing < 0:
@@ -94,7 +115,9 @@ class TFC(contrast.ContrastiveModel):
         return Batch(bins, mask=mask_before(ends, x.shape[1]), source=batch.source)
 
     def _fit_length(self, before: int) -> list[str]:
-        """For other numbers of steps the first layers of the projectors are randomly initialised."""
+        """For other numbers of steps the first layers of the projectors are randomly
+        initialised.
+        """
         fresh = []
         for name, projector in self.projectors.items():
             assert isinstance(projector, nn.Sequential)
@@ -136,7 +159,10 @@ NOTICE = "tf-c: contrastive, without targets; rel 1.0 = the same vector for ever
 class TFCObjectiveConfig(contrast.AugmentationConfig):
     """Settings of tf-c and tf-c-code."""
 
-    bank: bool = Field(False, description="For each window one of jitter, scaling, permutation and masking, instead of jitter.")
+    bank: bool = Field(
+        False,
+        description="For each window one of jitter, scaling, permutation and masking, instead of jitter.",
+    )
 
 
 class TFCViews(NamedTuple):
@@ -148,64 +174,104 @@ class TFCViews(NamedTuple):
     frequency_other: TFCView
 
 
-@objectives(ObjectiveFacts(leak_free=None, requires="tf-c", config=TFCObjectiveConfig, notice=NOTICE, passes=2, rows=2), name="tf-c")
-def compute_tf_c_loss(model: Model, batch: Batch, generator: Generator | None = None, *, config: TFCObjectiveConfig) -> Result:
+@objectives(
+    ObjectiveFacts(
+        leak_free=None, requires="tf-c", config=TFCObjectiveConfig, notice=NOTICE, passes=2, rows=2
+    ),
+    name="tf-c",
+)
+def compute_tf_c_loss(
+    model: Model, batch: Batch, generator: Generator | None = None, *, config: TFCObjectiveConfig
+) -> Result:
     """The paper's: lambda (L_T + L_F) + (1 - lambda) L_C, with lambda 0.5.
 
-    L_T = d(h_t, h_t~), L_F = d(h_f, h_f~), L_C = sum over pairs of d(z_t, z_f) - d(pair) + 1 with the pairs (z_t, z_f~), (z_t~, z_f),
-    (z_t~, z_f~): the pair that nothing was done to is to be the closest.
+    L_T = d(h_t, h_t~), L_F = d(h_f, h_f~), L_C = sum over pairs of d(z_t, z_f) - d(pair) + 1 with
+    the pairs (z_t, z_f~), (z_t~, z_f), (z_t~, z_f~): the pair that nothing was done to is to be the
+    closest.
     """
     four = _encode_views("tf-c", model, batch, generator, config)
     a, b, c, d = (view.vector for view in four)
     closest = contrast.nt_xent(a, c)
-    consistency = sum((closest - contrast.nt_xent(x, y) + MARGIN for x, y in ((a, d), (b, c), (b, d))), start=closest.new_zeros(()))
+    consistency = sum(
+        (closest - contrast.nt_xent(x, y) + MARGIN for x, y in ((a, d), (b, c), (b, d))),
+        start=closest.new_zeros(()),
+    )
     parts = {**_encoder_losses(four, BALANCE), "consistency": (1 - BALANCE) * consistency}
     rows = len(batch.values)
-    return contrast.make_contrastive_result(parts, 2 * BALANCE * contrast.uniform_loss(rows) + (1 - BALANCE) * 3 * MARGIN, rows)
+    return contrast.make_contrastive_result(
+        parts, 2 * BALANCE * contrast.uniform_loss(rows) + (1 - BALANCE) * 3 * MARGIN, rows
+    )
 
 
-@objectives(ObjectiveFacts(leak_free=None, requires="tf-c", config=TFCObjectiveConfig, notice=NOTICE, passes=2, rows=2))
-def tf_c_code(model: Model, batch: Batch, generator: Generator | None = None, *, config: TFCObjectiveConfig) -> Result:
-    """The released trainer's: 0.2 (L_T + L_F) + d(z_t, z_f) with `compute_polynomial_loss` as d; its spectra are augmented to twice their size,
-    and L_C is not used.
+@objectives(
+    ObjectiveFacts(
+        leak_free=None, requires="tf-c", config=TFCObjectiveConfig, notice=NOTICE, passes=2, rows=2
+    )
+)
+def tf_c_code(
+    model: Model, batch: Batch, generator: Generator | None = None, *, config: TFCObjectiveConfig
+) -> Result:
+    """The released trainer's: 0.2 (L_T + L_F) + d(z_t, z_f) with `compute_polynomial_loss` as d;
+    its spectra are augmented to twice their size, and L_C is not used.
     """
     four = _encode_views("tf-c-code", model, batch, generator, config)
     cross = compute_polynomial_loss(four.time.vector, four.frequency.vector)
     rows = len(batch.values)
     blind = contrast.uniform_loss(rows) + 1 - rows / (2 * rows - 1) ** 2
     return contrast.make_contrastive_result(
-        {**_encoder_losses(four, CODE, compute_polynomial_loss), "cross": cross}, (2 * CODE + 1) * blind, rows
+        {**_encoder_losses(four, CODE, compute_polynomial_loss), "cross": cross},
+        (2 * CODE + 1) * blind,
+        rows,
     )
 
 
 def compute_polynomial_loss(first: Tensor, second: Tensor) -> Tensor:
     """The trainer's NT-Xent of B rows [B, D] each: mean of -log p + B (1 / B - m).
 
-    p is the probability of the positive among the 2B - 1 other views, and m the mean of the 2B (2B - 1) probabilities times the one-hot labels,
-    so the second term is 1 - B / (2B - 1) times the mean of p.
+    p is the probability of the positive among the 2B - 1 other views, and m the mean of the 2B (2B
+    - 1) probabilities times the one-hot labels, so the second term is 1 - B / (2B - 1) times the
+    mean of p.
     """
     rows = len(first)
-    views = F.normalize(torch.cat((first, second)).to(torch.promote_types(first.dtype, torch.float32)), dim=-1)
+    views = F.normalize(
+        torch.cat((first, second)).to(torch.promote_types(first.dtype, torch.float32)), dim=-1
+    )
     with torch.autocast(views.device.type, enabled=False):
         scores = (views @ views.T / contrast.TEMPERATURE).masked_fill(
             torch.eye(2 * rows, dtype=torch.bool, device=views.device), -torch.inf
         )
-        each = F.cross_entropy(scores, torch.arange(2 * rows, device=views.device).roll(rows), reduction="none")
+        each = F.cross_entropy(
+            scores, torch.arange(2 * rows, device=views.device).roll(rows), reduction="none"
+        )
     return each.mean() + 1 - rows / (2 * rows - 1) * (-each).exp().mean()
 
 
-def _encode_views(name: str, model: Model, batch: Batch, generator: Generator | None, config: TFCObjectiveConfig) -> TFCViews:
+def _encode_views(
+    name: str, model: Model, batch: Batch, generator: Generator | None, config: TFCObjectiveConfig
+) -> TFCViews:
     assert isinstance(model, TFC)
     contrast.require_rows(name, batch)
-    other = contrast.augment_rows(batch, config, generator) if config.bank else contrast.add_jitter(batch, config.jitter, generator)
+    other = (
+        contrast.augment_rows(batch, config, generator)
+        if config.bank
+        else contrast.add_jitter(batch, config.jitter, generator)
+    )
     spectrum = model.spectrum(batch)
     spectrum_other = contrast.perturb_spectrum(spectrum, generator, twice=name == "tf-c-code")
     return TFCViews(
-        model.view("time", batch), model.view("time", other), model.view("frequency", spectrum), model.view("frequency", spectrum_other)
+        model.view("time", batch),
+        model.view("time", other),
+        model.view("frequency", spectrum),
+        model.view("frequency", spectrum_other),
     )
 
 
-def _encoder_losses(four: TFCViews, weight: float, compare: Callable[[Tensor, Tensor], Tensor] = contrast.nt_xent) -> dict[str, Tensor]:
+def _encoder_losses(
+    four: TFCViews, weight: float, compare: Callable[[Tensor, Tensor], Tensor] = contrast.nt_xent
+) -> dict[str, Tensor]:
     """L_T and L_F times their weight, with `compare` as d."""
-    pairs = {"time": (four.time, four.time_other), "frequency": (four.frequency, four.frequency_other)}
+    pairs = {
+        "time": (four.time, four.time_other),
+        "frequency": (four.frequency, four.frequency_other),
+    }
     return {name: weight * compare(view.flat, other.flat) for name, (view, other) in pairs.items()}

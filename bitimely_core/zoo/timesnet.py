@@ -1,12 +1,15 @@
-"""TimesNet (Wu et al. 2023): windows folded by their strongest periods, convolved in two dimensions, and unfolded.
+"""TimesNet (Wu et al. 2023): windows folded by their strongest periods, convolved in two
+dimensions, and unfolded.
 
-Every timestep is a token, through the circular convolution of Autoformer and sinusoidal positions. L layers x = LN(block(x)), one layer norm
-for all. Block: A = |rfft(x)|, mean over the width, without the frequency 0; of the k strongest frequencies f the periods p = n // f; for each
-the window, continued by zeros to a multiple of p, as an image of n / p rows of p, through two inception blocks with GELU between them, and
-unfolded; out = x + sum_f softmax(A)_f out_f.
+Every timestep is a token, through the circular convolution of Autoformer and sinusoidal positions.
+L layers x = LN(block(x)), one layer norm for all. Block: A = |rfft(x)|, mean over the width,
+without the frequency 0; of the k strongest frequencies f the periods p = n // f; for each the
+window, continued by zeros to a multiple of p, as an image of n / p rows of p, through two inception
+blocks with GELU between them, and unfolded; out = x + sum_f softmax(A)_f out_f.
 
-Each window has its own periods; windows of one period are convolved together. With `per_sample` = false, as in the reference, periods are
-common to the rows of a batch (of one length), in evaluation too: a prediction then depends on the other rows.
+Each window has its own periods; windows of one period are convolved together. With `per_sample` =
+false, as in the reference, periods are common to the rows of a batch (of one length), in evaluation
+too: a prediction then depends on the other rows.
 
 Legend: R rows of one length, n timesteps, D width, K kernels of an inception block, k periods.
 """
@@ -30,19 +33,27 @@ class TimesNetConfig(ModelConfig):
     """Settings of TimesNet."""
 
     top_periods: int = Field(3, ge=1, description="Periods by which a window is folded.")
-    kernels: int = Field(6, ge=1, description="Convolutions side by side, with kernels of 1, 3, 5 ...")
-    per_sample: bool = Field(True, description="Periods of each window; false: common to the batch, as in the reference.")
+    kernels: int = Field(
+        6, ge=1, description="Convolutions side by side, with kernels of 1, 3, 5 ..."
+    )
+    per_sample: bool = Field(
+        True, description="Periods of each window; false: common to the batch, as in the reference."
+    )
 
 
 MAX_PARAMETERS = 10**9  # parameters; the paper's widths of transformers make four times as many
 
 
 class InceptionBlock(nn.Module):
-    """Mean of K convolutions with kernels of 1, 3, 5 ..: as they are linear, one convolution with the mean of the kernels."""
+    """Mean of K convolutions with kernels of 1, 3, 5 ..: as they are linear, one convolution with
+    the mean of the kernels.
+    """
 
     def __init__(self, inputs: int, outputs: int, kernels: int) -> None:
         super().__init__()
-        self.weights = nn.ParameterList(torch.empty(outputs, inputs, 2 * i + 1, 2 * i + 1) for i in range(kernels))
+        self.weights = nn.ParameterList(
+            torch.empty(outputs, inputs, 2 * i + 1, 2 * i + 1) for i in range(kernels)
+        )
         self.biases = nn.Parameter(torch.zeros(kernels, outputs))
         for weight in self.weights:
             nn.init.kaiming_normal_(weight, mode="fan_out", nonlinearity="relu")
@@ -68,27 +79,56 @@ class TimesBlock(nn.Module):
         n = x.shape[1]
         frequencies, weights = find_frequencies(x, self.top, per_sample=self.per_sample)
         periods = n // frequencies
-        share = torch.zeros(x.shape[0], n + 1, device=x.device, dtype=x.dtype).scatter_add(1, periods, weights)  # of equal periods the sum
+        # of equal periods the sum
+        share = torch.zeros(x.shape[0], n + 1, device=x.device, dtype=x.dtype).scatter_add(
+            1, periods, weights
+        )
         widen, narrow = self.widen.merge_kernels(), self.narrow.merge_kernels()
         out = x.clone()
-        fixed = torch.compiler.is_exporting()  # a graph cannot depend on the periods of its rows: it holds all that there are
-        for period in sorted({n // f for f in range(1, max(n // 2, 1) + 1)}) if fixed else periods.unique().tolist():
-            rows = torch.arange(x.shape[0]) if fixed else (share[:, period] > 0).nonzero().squeeze(1)  # a weight may round to 0
+        # a graph cannot depend on the periods of its rows: it holds all that there are
+        fixed = torch.compiler.is_exporting()
+        for period in (
+            sorted({n // f for f in range(1, max(n // 2, 1) + 1)})
+            if fixed
+            else periods.unique().tolist()
+        ):
+            # a weight may round to 0
+            rows = (
+                torch.arange(x.shape[0]) if fixed else (share[:, period] > 0).nonzero().squeeze(1)
+            )
             if fixed or len(rows):
-                image = F.pad(x[rows], (0, 0, 0, -n % period)).unflatten(1, (-1, period)).permute(0, 3, 1, 2)
-                image = convolve(F.conv2d, F.gelu(convolve(F.conv2d, image, *widen, padding="same")), *narrow, padding="same")
-                out.index_add_(0, rows, image.permute(0, 2, 3, 1).flatten(1, 2)[:, :n] * share[rows, period, None, None])
+                image = (
+                    F.pad(x[rows], (0, 0, 0, -n % period))
+                    .unflatten(1, (-1, period))
+                    .permute(0, 3, 1, 2)
+                )
+                image = convolve(
+                    F.conv2d,
+                    F.gelu(convolve(F.conv2d, image, *widen, padding="same")),
+                    *narrow,
+                    padding="same",
+                )
+                out.index_add_(
+                    0,
+                    rows,
+                    image.permute(0, 2, 3, 1).flatten(1, 2)[:, :n]
+                    * share[rows, period, None, None],
+                )
         return out
 
 
 def find_frequencies(x: Tensor, top: int, *, per_sample: bool = True) -> tuple[Tensor, Tensor]:
-    """The strongest frequencies of rows [R, n, D], as cycles a row, int64 [R, k], and softmax over their amplitudes, [R, k].
+    """The strongest frequencies of rows [R, n, D], as cycles a row, int64 [R, k], and softmax over
+    their amplitudes, [R, k].
 
-    Amplitudes are means over the width; without `per_sample` also over the rows. Rows of fewer than 2 `top` timesteps have fewer frequencies.
+    Amplitudes are means over the width; without `per_sample` also over the rows. Rows of fewer than
+    2 `top` timesteps have fewer frequencies.
     """
     amplitude = torch.fft.rfft(x, dim=1).abs().mean(-1)
     if x.shape[1] == 1:
-        return torch.ones(x.shape[0], 1, dtype=torch.int64, device=x.device), torch.ones_like(amplitude)
+        return torch.ones(x.shape[0], 1, dtype=torch.int64, device=x.device), torch.ones_like(
+            amplitude
+        )
     beyond = amplitude[:, 1:]
     ranked = beyond if per_sample else beyond.mean(0, keepdim=True).expand_as(beyond)
     chosen = ranked.topk(min(top, beyond.shape[1]), 1).indices
@@ -96,9 +136,13 @@ def find_frequencies(x: Tensor, top: int, *, per_sample: bool = True) -> tuple[T
 
 
 def count_block_parameters(config: TimesNetConfig) -> int:
-    """Parameters of the blocks: 2 inceptions a layer of sum (2 i + 1)^2 weights for each pair of features, and K biases a feature."""
+    """Parameters of the blocks: 2 inceptions a layer of sum (2 i + 1)^2 weights for each pair of
+    features, and K biases a feature.
+    """
     taps = sum((2 * i + 1) ** 2 for i in range(config.kernels))
-    return config.layers * (2 * taps * config.dim * config.ffn_dim + config.kernels * (config.dim + config.ffn_dim))
+    return config.layers * (
+        2 * taps * config.dim * config.ffn_dim + config.kernels * (config.dim + config.ffn_dim)
+    )
 
 
 class TimesNet(TimestepModel):
@@ -132,7 +176,9 @@ class TimesNet(TimestepModel):
     )
 )
 def timesnet(config: TimesNetConfig) -> TimesNet:
-    """TimesNet: windows folded by their strongest periods and convolved in two dimensions; 40 % of the timesteps are masked and reconstructed."""
+    """TimesNet: windows folded by their strongest periods and convolved in two dimensions; 40 % of
+    the timesteps are masked and reconstructed.
+    """
     if count_block_parameters(config) > MAX_PARAMETERS:
         raise config_error(
             f"{config.layers} layers of {config.dim} and {config.ffn_dim} have {count_block_parameters(config) / 1e6:,.0f} million parameters",

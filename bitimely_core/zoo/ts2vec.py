@@ -1,12 +1,16 @@
-"""TS2Vec (Yue et al. 2022): dilated convolutions give a vector per timestep; pre-training contrasts windows and timesteps at all scales.
+"""TS2Vec (Yue et al. 2022): dilated convolutions give a vector per timestep; pre-training contrasts
+windows and timesteps at all scales.
 
-A linear map of each timestep to H channels; L residual blocks of H channels and one of D, block i with dilation 2^i:
-y = x + Conv(GELU(Conv(GELU(x)))), dropout behind the last one. A timestep of which any channel is missing is 0 behind the linear map, as
-are those that the objective hides. The vector of a window is the maximum over its timesteps.
+A linear map of each timestep to H channels; L residual blocks of H channels and one of D, block i
+with dilation 2^i: y = x + Conv(GELU(Conv(GELU(x)))), dropout behind the last one. A timestep of
+which any channel is missing is 0 behind the linear map, as are those that the objective hides. The
+vector of a window is the maximum over its timesteps.
 
-Legend: B batch, T timesteps, V channels, H hidden channels (`ffn_dim`), L blocks of them (`layers`), D width of the states.
+Legend: B batch, T timesteps, V channels, H hidden channels (`ffn_dim`), L blocks of them
+(`layers`), D width of the states.
 
-The objective: TS2Vec's objective: contrastive losses over windows and over timesteps, at all scales, of two overlapping crops with hidden timesteps.
+The objective: TS2Vec's objective: contrastive losses over windows and over timesteps, at all
+scales, of two overlapping crops with hidden timesteps.
 
 Legend: B batch, T timesteps, N timesteps that both crops share, D width.
 """
@@ -27,7 +31,13 @@ from bitimely_core.models.tokenizers import StepTokenizer, find_row_ends
 from bitimely_core.objectives.tokens import Result
 from bitimely_core.registry import ModelFacts, ObjectiveFacts, models, objectives
 from bitimely_core.types import Batch, Encoded
-from bitimely_core.zoo.contrast import ContrastiveModel, configure_signals, contrast, make_contrastive_result, require_rows
+from bitimely_core.zoo.contrast import (
+    ContrastiveModel,
+    configure_signals,
+    contrast,
+    make_contrastive_result,
+    require_rows,
+)
 
 KERNEL = 3
 
@@ -46,7 +56,9 @@ class TS2VecAdapter(Adapter):
 
 
 class DilatedBlock(nn.Module):
-    """Two convolutions of one dilation and a residual connection (through a convolution of width 1 where `widen`)."""
+    """Two convolutions of one dilation and a residual connection (through a convolution of width 1
+    where `widen`).
+    """
 
     def __init__(self, inputs: int, outputs: int, dilation: int, *, widen: bool) -> None:
         super().__init__()
@@ -55,7 +67,9 @@ class DilatedBlock(nn.Module):
         self.shortcut: nn.Module = Conv1d(inputs, outputs, 1) if widen else nn.Identity()
 
     def forward(self, x: Tensor, real: Tensor | None) -> Tensor:
-        """[B, inputs, T] -> [B, outputs, T]; what is not `real` [B, 1, T] (None: all) is read as 0, so that padding has no effect."""
+        """[B, inputs, T] -> [B, outputs, T]; what is not `real` [B, 1, T] (None: all) is read as 0,
+        so that padding has no effect.
+        """
 
         def own(y: Tensor) -> Tensor:
             return y if real is None else y * real
@@ -65,12 +79,21 @@ class DilatedBlock(nn.Module):
 
 
 def _convolve(conv: nn.Conv1d, x: Tensor) -> Tensor:
-    """`conv(x)` of channels-last x [B, C, T], as an image of height 1: avoids a copy, a fifth of the time. Outer taps that read only zeros are skipped."""
+    """`conv(x)` of channels-last x [B, C, T], as an image of height 1: avoids a copy, a fifth of
+    the time. Outer taps that read only zeros are skipped.
+    """
     weight, padding = conv.weight, int(conv.padding[0])
     if conv.dilation[0] >= x.shape[2]:
         weight, padding = weight[..., weight.shape[2] // 2, None], 0
     ordered = weight.unsqueeze(2).contiguous(memory_format=torch.channels_last)
-    return convolve(F.conv2d, x.unsqueeze(2), ordered, conv.bias, padding=(0, padding), dilation=(1, conv.dilation[0])).squeeze(2)
+    return convolve(
+        F.conv2d,
+        x.unsqueeze(2),
+        ordered,
+        conv.bias,
+        padding=(0, padding),
+        dilation=(1, conv.dilation[0]),
+    ).squeeze(2)
 
 
 class TS2Vec(ContrastiveModel):
@@ -85,17 +108,24 @@ class TS2Vec(ContrastiveModel):
         widths = [config.ffn_dim] * config.layers + [config.dim]
         inputs = [config.ffn_dim, *widths]
         last = len(widths) - 1
-        self.blocks = nn.ModuleList(DilatedBlock(inputs[at], width, 2**at, widen=at == last) for at, width in enumerate(widths))
+        self.blocks = nn.ModuleList(
+            DilatedBlock(inputs[at], width, 2**at, widen=at == last)
+            for at, width in enumerate(widths)
+        )
         self.dropout = nn.Dropout(config.dropout)
         self.pooled_width = config.dim
 
     def encode(self, batch: Batch, hide: Tensor | None) -> Encoded:
-        """The state of every timestep [B, T, D], and their maximum; `hide` timesteps are 0 behind the linear map."""
+        """The state of every timestep [B, T, D], and their maximum; `hide` timesteps are 0 behind
+        the linear map.
+        """
         adapter = self.adapter_of(batch)
         tokens, _, real = adapter.tokenizer(batch)
         x = adapter.embed(tokens)
         if batch.mask is not None:  # any missing channel makes a timestep missing
-            x = x.masked_fill(~(batch.mask.all(-1) if batch.mask.dim() == 3 else batch.mask)[..., None], 0.0)
+            x = x.masked_fill(
+                ~(batch.mask.all(-1) if batch.mask.dim() == 3 else batch.mask)[..., None], 0.0
+            )
         if hide is not None:
             x = x.masked_fill(hide[..., None], 0.0)
         inside = None if batch.mask is None else real[:, None].to(x.dtype)
@@ -132,7 +162,9 @@ NOTICE = "ts2vec: contrastive, without targets; rel 1.0 = the same vector for ev
 
 
 class RowCrops(NamedTuple):
-    """Two crops of each row; the last `shared` steps of the first are the first ones of the second."""
+    """Two crops of each row; the last `shared` steps of the first are the first ones of the
+    second.
+    """
 
     first: Tensor  # int64 [B], where a row's first crop starts
     second: Tensor
@@ -143,30 +175,59 @@ class RowCrops(NamedTuple):
 class TS2VecObjectiveConfig(ObjectiveConfig):
     """Settings of ts2vec."""
 
-    temporal_unit: int = Field(0, ge=0, description="Contrast times from scale 2^n on; larger values spare time and memory.")
+    temporal_unit: int = Field(
+        0,
+        ge=0,
+        description="Contrast times from scale 2^n on; larger values spare time and memory.",
+    )
 
 
-@objectives(ObjectiveFacts(leak_free=None, requires="ts2vec", config=TS2VecObjectiveConfig, notice=NOTICE, passes=2, rows=2), name="ts2vec")
-def compute_ts2vec_loss(model: Model, batch: Batch, generator: Generator | None = None, *, config: TS2VecObjectiveConfig) -> Result:
-    """Two overlapping crops with half of the timesteps hidden: each timestep finds its partner among the rows, and among the times."""
+@objectives(
+    ObjectiveFacts(
+        leak_free=None,
+        requires="ts2vec",
+        config=TS2VecObjectiveConfig,
+        notice=NOTICE,
+        passes=2,
+        rows=2,
+    ),
+    name="ts2vec",
+)
+def compute_ts2vec_loss(
+    model: Model, batch: Batch, generator: Generator | None = None, *, config: TS2VecObjectiveConfig
+) -> Result:
+    """Two overlapping crops with half of the timesteps hidden: each timestep finds its partner
+    among the rows, and among the times.
+    """
     assert isinstance(model, TS2Vec)
     require_rows("ts2vec", batch)
     ends = find_row_ends(batch)
     crops = draw_crops(ends.cpu(), config.temporal_unit, generator)
     first = _encode_crop(model, batch, crops.first, crops.lengths[0], generator)[:, -crops.shared :]
-    second = _encode_crop(model, batch, crops.second, crops.lengths[1], generator)[:, : crops.shared]
+    second = _encode_crop(model, batch, crops.second, crops.lengths[1], generator)[
+        :, : crops.shared
+    ]
     valid = None
     if batch.mask is not None:
-        valid = crops.second.to(ends.device, non_blocking=True)[:, None] + torch.arange(crops.shared, device=ends.device) < ends[:, None]
-    instance, temporal, blind = compute_hierarchical_loss(first, second, valid, config.temporal_unit)
-    return make_contrastive_result({"instance": instance, "temporal": temporal}, blind, len(batch.values))
+        valid = (
+            crops.second.to(ends.device, non_blocking=True)[:, None]
+            + torch.arange(crops.shared, device=ends.device)
+            < ends[:, None]
+        )
+    instance, temporal, blind = compute_hierarchical_loss(
+        first, second, valid, config.temporal_unit
+    )
+    return make_contrastive_result(
+        {"instance": instance, "temporal": temporal}, blind, len(batch.values)
+    )
 
 
 def draw_crops(ends: Tensor, unit: int, generator: Generator | None = None) -> RowCrops:
-    """Crops of rows with `ends` [B] timesteps: N ~ U{2^(unit + 1) .. T} shared ones, [a, b), and each row moved by its own offset.
+    """Crops of rows with `ends` [B] timesteps: N ~ U{2^(unit + 1) .. T} shared ones, [a, b), and
+    each row moved by its own offset.
 
-    The first crop is [left, b) with left <= a, the second one [a, right) with right >= b. A row that is shorter than the two together
-    is not moved.
+    The first crop is [left, b) with left <= a, the second one [a, right) with right >= b. A row
+    that is shorter than the two together is not moved.
     """
 
     def draw(low: int, high: int) -> int:
@@ -181,30 +242,45 @@ def draw_crops(ends: Tensor, unit: int, generator: Generator | None = None) -> R
     return RowCrops(left + offsets, a + offsets, (b - left, right - a), shared)
 
 
-def _encode_crop(model: TS2Vec, batch: Batch, starts: Tensor, length: int, generator: Generator | None) -> Tensor:
+def _encode_crop(
+    model: TS2Vec, batch: Batch, starts: Tensor, length: int, generator: Generator | None
+) -> Tensor:
     """States [B, length, D] of a crop, half of its timesteps hidden."""
     index = (starts[:, None] + torch.arange(length)).to(batch.values.device, non_blocking=True)
-    values, mask = batch.values.gather(1, index[..., None].expand(-1, -1, batch.values.shape[2])), batch.mask
+    values, mask = (
+        batch.values.gather(1, index[..., None].expand(-1, -1, batch.values.shape[2])),
+        batch.mask,
+    )
     if mask is not None:
-        mask = mask.gather(1, index if mask.dim() == 2 else index[..., None].expand(-1, -1, mask.shape[2]))
-    hide = (torch.rand(index.shape, generator=generator) < HIDDEN).to(index.device, non_blocking=True)
+        mask = mask.gather(
+            1, index if mask.dim() == 2 else index[..., None].expand(-1, -1, mask.shape[2])
+        )
+    hide = (torch.rand(index.shape, generator=generator) < HIDDEN).to(
+        index.device, non_blocking=True
+    )
     states: Tensor = model(Batch(values, mask=mask, source=batch.source), hide=hide).hidden[-1]
     return states
 
 
-def compute_hierarchical_loss(first: Tensor, second: Tensor, valid: Tensor | None = None, unit: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def compute_hierarchical_loss(
+    first: Tensor, second: Tensor, valid: Tensor | None = None, unit: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
     """The hierarchical loss of two views [B, N, D], `valid` bool [B, N] (None: all).
 
-    At each scale (the maximum over pairs of times makes the next one, down to one time) half of each of two questions: of every time
-    across the rows (instance), of every row across its times (temporal, from scale `unit` on, not of a single time).
+    At each scale (the maximum over pairs of times makes the next one, down to one time) half of
+    each of two questions: of every time across the rows (instance), of every row across its times
+    (temporal, from scale `unit` on, not of a single time).
 
-    Returns the instance and the temporal part, both divided by the number of scales, and their sum where all vectors are the same.
+    Returns the instance and the temporal part, both divided by the number of scales, and their sum
+    where all vectors are the same.
     """
     zero = first.sum() * 0.0
     instance, temporal, blind = zero, zero, zero.detach()
     scale = 0
     while True:
-        across = contrast(first.transpose(0, 1), second.transpose(0, 1), None if valid is None else valid.T)
+        across = contrast(
+            first.transpose(0, 1), second.transpose(0, 1), None if valid is None else valid.T
+        )
         instance, blind = instance + across[0] / 2, blind + across[1] / 2
         if scale >= unit and first.shape[1] > 1:
             along = contrast(first, second, valid)
@@ -217,5 +293,11 @@ def compute_hierarchical_loss(first: Tensor, second: Tensor, valid: Tensor | Non
         if valid is not None:  # of the valid one where one of a pair is not
             own = [valid[:, :even:2], valid[:, 1:even:2]]
             valid = own[0] | own[1]
-            pairs = [[x.masked_fill((valid & ~of)[..., None], -torch.inf) for x, of in zip(pair, own, strict=True)] for pair in pairs]
+            pairs = [
+                [
+                    x.masked_fill((valid & ~of)[..., None], -torch.inf)
+                    for x, of in zip(pair, own, strict=True)
+                ]
+                for pair in pairs
+            ]
         first, second = (torch.maximum(*pair) for pair in pairs)

@@ -1,10 +1,14 @@
-"""TS-TCC (Eldele et al. 2021): three blocks of convolutions; in pre-training a transformer summarises the past of their output to predict its future.
+"""TS-TCC (Eldele et al. 2021): three blocks of convolutions; in pre-training a transformer
+summarises the past of their output to predict its future.
 
-The vector of a window is its flattened map. The transformer and the maps W_k are used in pre-training only.
+The vector of a window is its flattened map. The transformer and the maps W_k are used in
+pre-training only.
 
-Legend: B batch, T timesteps, V channels, F steps of the map, D width of the map, C width of the context (`value_dim`), K steps ahead, H heads.
+Legend: B batch, T timesteps, V channels, F steps of the map, D width of the map, C width of the
+context (`value_dim`), K steps ahead, H heads.
 
-The objective: TS-TCC's objective: each of a weak and a strong augmentation predicts the other's future from its own past, plus a contrastive loss.
+The objective: TS-TCC's objective: each of a weak and a strong augmentation predicts the other's
+future from its own past, plus a contrastive loss.
 
 Legend: B batch, F steps of the map, D its width, K steps ahead, C width of the context.
 """
@@ -33,11 +37,15 @@ DROPOUT = 0.1  # of the context
 class TSTCCConfig(contrast.ConvolutionConfig):
     """Settings of TS-TCC."""
 
-    ahead: int | None = Field(None, ge=1, description="Steps of the map that are predicted; none: two fifths of the map.")
+    ahead: int | None = Field(
+        None, ge=1, description="Steps of the map that are predicted; none: two fifths of the map."
+    )
 
 
 class ContextTransformer(nn.Module):
-    """A learned [CLS] before the steps of the map, layers without positions; the context is the state of [CLS]."""
+    """A learned [CLS] before the steps of the map, layers without positions; the context is the
+    state of [CLS].
+    """
 
     def __init__(self, config: TSTCCConfig) -> None:
         super().__init__()
@@ -45,7 +53,15 @@ class ContextTransformer(nn.Module):
         self.start = nn.Parameter(torch.randn(config.value_dim))
         width, hidden, heads = config.value_dim, config.ffn_dim, config.heads
         self.layers = nn.ModuleList(
-            PreNormLayer(width, hidden, heads=heads, inner=width, scale=width**-0.5, dropout=DROPOUT, act=F.relu)
+            PreNormLayer(
+                width,
+                hidden,
+                heads=heads,
+                inner=width,
+                scale=width**-0.5,
+                dropout=DROPOUT,
+                act=F.relu,
+            )
             for _ in range(config.layers)
         )
 
@@ -60,7 +76,9 @@ class ContextTransformer(nn.Module):
 
 
 class TSTCC(contrast.ContrastiveModel):
-    """The convolutions, and the modules of the objective: `context`, `predict` (the maps W_k side by side) and `project`."""
+    """The convolutions, and the modules of the objective: `context`, `predict` (the maps W_k side
+    by side) and `project`.
+    """
 
     adapter_type = contrast.ConvolutionAdapter
     adapter: contrast.ConvolutionAdapter
@@ -68,16 +86,31 @@ class TSTCC(contrast.ContrastiveModel):
 
     def __init__(self, config: TSTCCConfig) -> None:
         if config.value_dim % config.heads:
-            raise config_error(f"{config.value_dim} for {config.heads} heads", "expected a multiple of the heads", "model.value_dim")
+            raise config_error(
+                f"{config.value_dim} for {config.heads} heads",
+                "expected a multiple of the heads",
+                "model.value_dim",
+            )
         if config.ahead is None:
-            ahead = max(1, 2 * contrast.count_map_steps(config.length, config.first_kernel, config.first_stride) // 5)
+            ahead = max(
+                1,
+                2
+                * contrast.count_map_steps(config.length, config.first_kernel, config.first_stride)
+                // 5,
+            )
             config = config.model_copy(update={"ahead": ahead})
         super().__init__(config)
-        dim, width, (quarter, half, _) = config.dim, config.value_dim, contrast.list_filters(config.dim)
+        dim, width, (quarter, half, _) = (
+            config.dim,
+            config.value_dim,
+            contrast.list_filters(config.dim),
+        )
         assert config.ahead is not None
         self.trunk, self.context = contrast.ConvolutionTrunk(config), ContextTransformer(config)
         self.predict = nn.Linear(width, config.ahead * dim)
-        self.project = nn.Sequential(nn.Linear(width, half), BatchNorm(half), nn.ReLU(), nn.Linear(half, quarter))
+        self.project = nn.Sequential(
+            nn.Linear(width, half), BatchNorm(half), nn.ReLU(), nn.Linear(half, quarter)
+        )
         self._fit_length(config.length)
 
     def _fit_length(self, before: int) -> list[str]:
@@ -86,7 +119,9 @@ class TSTCC(contrast.ContrastiveModel):
         return []
 
     def encode(self, batch: Batch, hide: Tensor | None) -> Encoded:
-        """The F steps of the map [B, F, D]; vector: the flattened map, filled up with zeros to that of the windows it was built for."""
+        """The F steps of the map [B, F, D]; vector: the flattened map, filled up with zeros to that
+        of the windows it was built for.
+        """
         z, real = contrast.compute_map(self.trunk, self.adapter_of(batch), "time", batch)
         pooled = (z * real[..., None]).flatten(1)
         pooled = F.pad(pooled, (0, max(0, (self.pooled_width or 0) - pooled.shape[1])))
@@ -106,7 +141,9 @@ class TSTCC(contrast.ContrastiveModel):
     )
 )
 def ts_tcc(config: TSTCCConfig) -> TSTCC:
-    """TS-TCC: convolutions; two augmented views predict each other's future, with a contrastive loss between windows."""
+    """TS-TCC: convolutions; two augmented views predict each other's future, with a contrastive
+    loss between windows.
+    """
     return TSTCC(contrast.configure_signals(config))
 
 
@@ -117,17 +154,35 @@ NOTICE = "ts-tcc: contrastive, without targets; rel 1.0 = the same vector for ev
 
 
 @objectives(
-    ObjectiveFacts(leak_free=None, requires="ts-tcc", config=contrast.AugmentationConfig, notice=NOTICE, passes=2, rows=2), name="ts-tcc"
+    ObjectiveFacts(
+        leak_free=None,
+        requires="ts-tcc",
+        config=contrast.AugmentationConfig,
+        notice=NOTICE,
+        passes=2,
+        rows=2,
+    ),
+    name="ts-tcc",
 )
-def compute_ts_tcc_loss(model: Model, batch: Batch, generator: Generator | None = None, *, config: contrast.AugmentationConfig) -> Result:
-    """Two augmented views: the past of each finds its own row's future in the other; the pasts of a row find each other.
+def compute_ts_tcc_loss(
+    model: Model,
+    batch: Batch,
+    generator: Generator | None = None,
+    *,
+    config: contrast.AugmentationConfig,
+) -> Result:
+    """Two augmented views: the past of each finds its own row's future in the other; the pasts of a
+    row find each other.
 
-    Loss = L1 + L2 + 0.7 NT-Xent of the projected contexts. Weak: scaling; strong: permutation, then jitter. New views in each batch.
+    Loss = L1 + L2 + 0.7 NT-Xent of the projected contexts. Weak: scaling; strong: permutation, then
+    jitter. New views in each batch.
     """
     assert isinstance(model, TSTCC)
     contrast.require_rows("ts-tcc", batch)
     weak = contrast.scale_timesteps(batch, config.scaling, generator)
-    strong = contrast.add_jitter(contrast.permute_segments(batch, config.segments, generator), config.jitter, generator)
+    strong = contrast.add_jitter(
+        contrast.permute_segments(batch, config.segments, generator), config.jitter, generator
+    )
     views = [model(view) for view in (weak, strong)]
     maps = [F.normalize(view.hidden[-1], dim=-1) for view in views]
     real = None if batch.mask is None else views[0].mask
@@ -141,12 +196,19 @@ def compute_ts_tcc_loss(model: Model, batch: Batch, generator: Generator | None 
         losses.append(contrast_future(other[:, now + 1 : now + 1 + ahead], predicted, there))
         contexts.append(model.project(context))
     rows = len(batch.values)
-    parts = {"temporal": losses[0] + losses[1], "contextual": CONTEXTUAL * contrast.nt_xent(contexts[0], contexts[1])}
-    return contrast.make_contrastive_result(parts, 2 * math.log(rows) + CONTEXTUAL * contrast.uniform_loss(rows), rows)
+    parts = {
+        "temporal": losses[0] + losses[1],
+        "contextual": CONTEXTUAL * contrast.nt_xent(contexts[0], contexts[1]),
+    }
+    return contrast.make_contrastive_result(
+        parts, 2 * math.log(rows) + CONTEXTUAL * contrast.uniform_loss(rows), rows
+    )
 
 
 def contrast_future(future: Tensor, predicted: Tensor, there: Tensor | None = None) -> Tensor:
-    """-1 / (B K) sum_(i, k) log softmax_j( future[i, k] . predicted[j, k] )[j = i], of [B, K, D] each, over the steps `there` [B, K]."""
+    """-1 / (B K) sum_(i, k) log softmax_j( future[i, k] . predicted[j, k] )[j = i], of [B, K, D]
+    each, over the steps `there` [B, K].
+    """
     kind = torch.promote_types(future.dtype, torch.float32)
     with torch.autocast(future.device.type, enabled=False):
         scores = torch.einsum("ikd,jkd->kij", future.to(kind), predicted.to(kind)).log_softmax(-1)

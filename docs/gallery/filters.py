@@ -1,6 +1,7 @@
 """A filter that sees the future.
 
-A zero-phase filter runs forward and backward, so each value depends on samples after it. Of an impulse half of the answer comes before it. The causal form answers later, and only later; what an
+A zero-phase filter runs forward and backward, so each value depends on samples after it. Of an
+impulse half of the answer comes before it. The causal form answers later, and only later; what an
 objective may call leak-free depends on which one made the windows.
 """
 
@@ -22,12 +23,25 @@ bt.ingest("generic", "raw", "cache", options={"map": "map.toml"})
 
 figure, axis = plt.subplots(figsize=(8, 4), layout="constrained")
 for name in ("zero-phase", "causal"):
-    windows = bt.tokens.build("cache", out=f"tokens-{name}", window=1000, normalise="none", bandpass=(1, 20), filtering=name)
+    windows = bt.tokens.build(
+        "cache",
+        out=f"tokens-{name}",
+        window=1000,
+        normalise="none",
+        bandpass=(1, 20),
+        filtering=name,
+    )
     wave = windows.values([0])[0, :, 0]
     before = (wave[:500] ** 2).sum() / (wave**2).sum()
-    axis.plot(np.arange(-500, 500) / windows.rate, wave, label=f"{name}: {before:.0%} of its energy before the impulse")
+    axis.plot(
+        np.arange(-500, 500) / windows.rate,
+        wave,
+        label=f"{name}: {before:.0%} of its energy before the impulse",
+    )
     print(name, f"{before:.3f}")
 axis.axvline(0, color="grey", lw=0.7)
-axis.set(xlim=(-0.6, 0.6), xlabel="seconds from the impulse", ylabel="mV after a band-pass of 1 to 20 Hz")
+axis.set(
+    xlim=(-0.6, 0.6), xlabel="seconds from the impulse", ylabel="mV after a band-pass of 1 to 20 Hz"
+)
 axis.legend()
 figure.savefig(sys.argv[1])

@@ -1,6 +1,7 @@
 """A night, stage by stage.
 
-The probability of each stage in every epoch of a night that the model has not seen, with the scored stages above. Three epochs of training from scratch: this shows the figure, not a good model.
+The probability of each stage in every epoch of a night that the model has not seen, with the scored
+stages above. Three epochs of training from scratch: this shows the figure, not a good model.
 """
 
 import sys
@@ -14,14 +15,27 @@ import bitimely as bt
 bt.ingest("synthetic", None, "cache")
 windows = bt.tokens.build("cache", view="staging", out="tokens")
 torch.manual_seed(0)
-model = bt.build_model("timelygpt", preset="tiny", channels=windows.channels, length=windows.length, layers=2, tokenizer="patch", patch=50)
+model = bt.build_model(
+    "timelygpt",
+    preset="tiny",
+    channels=windows.channels,
+    length=windows.length,
+    layers=2,
+    tokenizer="patch",
+    patch=50,
+)
 classifier = bt.Classifier(model, outputs=windows.classes)
-bt.fit(classifier, bt.batches(windows["train"], 32, seed=0), bt.heads.cross_entropy, epochs=3, lr=2e-3)
+bt.fit(
+    classifier, bt.batches(windows["train"], 32, seed=0), bt.heads.cross_entropy, epochs=3, lr=2e-3
+)
 
 test = windows["test"]
 nights = windows.index["recording_id"].to_numpy()[test.rows]
 night = nights == nights[0]
-stages, density = test.targets()[night], classifier.eval().predict(torch.from_numpy(np.asarray(test)[night])).detach().numpy()
+stages, density = (
+    test.targets()[night],
+    classifier.eval().predict(torch.from_numpy(np.asarray(test)[night])).detach().numpy(),
+)
 minutes = np.arange(len(stages)) / 2
 
 figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 5), sharex=True, layout="constrained")

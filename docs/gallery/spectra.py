@@ -1,6 +1,7 @@
 """Spectra of the stages.
 
-Mean power of the training windows of each class, with the spread over people. Simple features read these bands, and are therefore a baseline on every page of scores.
+Mean power of the training windows of each class, with the spread over people. Simple features read
+these bands, and are therefore a baseline on every page of scores.
 """
 
 import sys
@@ -19,7 +20,10 @@ labels, people = train.targets(), np.array(train.subjects())
 
 figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
 for index, name in enumerate(windows.class_names):
-    means = [np.log10(power[(labels == index) & (people == person)].mean(0)) for person in np.unique(people[labels == index])]
+    means = [
+        np.log10(power[(labels == index) & (people == person)].mean(0))
+        for person in np.unique(people[labels == index])
+    ]
     centre, spread = np.mean(means, 0), np.std(means, 0)
     axis.plot(hertz, centre, label=f"{name}, {len(means)} people")
     axis.fill_between(hertz, centre - spread, centre + spread, alpha=0.2)

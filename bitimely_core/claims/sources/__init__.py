@@ -35,7 +35,9 @@ TABLES = {  # layout -> tables that all of its copies have
 
 
 def recognize_layout(source: Source) -> str:
-    """The layout that the names of the files show (of MIMIC also a column of its patients); "" where they show none or several."""
+    """The layout that the names of the files show (of MIMIC also a column of its patients); ""
+    where they show none or several.
+    """
     names = [PurePosixPath(rel) for rel in source.files]
     stems = {name.name.lower().split(".")[0] for name in names}
     found = [layout for layout, tables in TABLES.items() if stems.issuperset(tables)]
@@ -53,19 +55,27 @@ def recognize_layout(source: Source) -> str:
 
 
 def check_options(options: ClaimsOptions) -> None:
-    """Check what can be checked without the source. Raises UserError (config, unknown_name or not_found; exit 2)."""
+    """Check what can be checked without the source. Raises UserError (config, unknown_name or
+    not_found; exit 2).
+    """
     check_choice("source of claims", options.source, SOURCES)
     check_layout_options(options)
 
 
 def read_source(source: Source, options: ClaimsOptions, *, once: bool = False) -> ClaimsSource:
-    """Find the tables of a source in the layout `options.source` and check each of them; rows are cleaned later. `once`: as `claims.read_claims`.
+    """Find the tables of a source in the layout `options.source` and check each of them; rows are
+    cleaned later. `once`: as `claims.read_claims`.
 
-    Raises UserError: exit 4 for what cannot be read or trusted, exit 2 for options that are not understood.
+    Raises UserError: exit 4 for what cannot be read or trusted, exit 2 for options that are not
+    understood.
     """
     check_options(options)
     try:
-        read = partial(claims.read_claims, once=once) if options.source == "claims" else SOURCES[options.source]
+        read = (
+            partial(claims.read_claims, once=once)
+            if options.source == "claims"
+            else SOURCES[options.source]
+        )
         return read(source, options)
     except UserError as error:
         if error.file is not None and Path(error.file).is_relative_to(source.root):

@@ -15,19 +15,29 @@ from bitimely_core.types import SourceRows
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimsSource:
-    """Rows of a source before cleaning: every value is text as written, but for dates in the form `--date-format`, which are YYYY-MM-DD."""
+    """Rows of a source before cleaning: every value is text as written, but for dates in the form
+    `--date-format`, which are YYYY-MM-DD.
+    """
 
     events: EventReader
-    """Frames of at most about a million rows, in file order: subject_id, date, code, vocab, source (String, nullable), claim (String,
-    nullable), position (Int16, nullable), file (String), row (Int64: 1-based line of a text, number of the row in a Parquet file)."""
+    """Frames of at most about a million rows, in file order: subject_id, date, code, vocab, source
+    (String, nullable), claim (String, nullable), position (Int16, nullable), file (String), row
+    (Int64: 1-based line of a text, number of the row in a Parquet file).
+    """
     subjects: pl.DataFrame | None
-    """subject_id, unique; birth, death, obs_start, obs_end (String, nullable); sex (UInt8, nullable: 0 unknown, 1 male, 2 female)."""
+    """subject_id, unique; birth, death, obs_start, obs_end (String, nullable); sex (UInt8,
+    nullable: 0 unknown, 1 male, 2 female).
+    """
     vocab: str  # of rows that carry none
     source: str  # of rows that carry none
-    rows: list[SourceRows]  # each table as far as known before cleaning, which adds its own counts to the tables of events
+    # each table as far as known before cleaning, which adds its own counts to the tables of events
+    rows: list[SourceRows]
     findings: list[Finding]  # warnings and infos
     facts: dict[str, Any]  # what the report says
-    labels: pl.DataFrame | None = None  # subject_id, one Int8 column a label (nullable), optional index_date String; unique
+    # subject_id, one Int8 column a label (nullable), optional index_date String; unique
+    labels: pl.DataFrame | None = None
     splits: dict[str, str] | None = None  # subject -> train, validation, test
-    survey: Callable[[], Iterator[pl.DataFrame]] | None = None  # `events`, surveyed as they are read, where the tables have not been
-    complete: Callable[[], ClaimsSource] | None = None  # the source with what that reading has found
+    # `events`, surveyed as they are read, where the tables have not been
+    survey: Callable[[], Iterator[pl.DataFrame]] | None = None
+    # the source with what that reading has found
+    complete: Callable[[], ClaimsSource] | None = None

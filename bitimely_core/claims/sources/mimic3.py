@@ -1,4 +1,6 @@
-"""MIMIC-III: diagnoses of stays. Their table has no dates: they are coded at discharge, so they get its time."""
+"""MIMIC-III: diagnoses of stays. Their table has no dates: they are coded at discharge, so they get
+its time.
+"""
 
 from __future__ import annotations
 
@@ -15,23 +17,34 @@ from bitimely_core.claims.sources.survey import bind_events, survey_tables
 from bitimely_core.formats.source import Source
 from bitimely_core.formats.tables import strip_blanks
 
-DIAGNOSIS = {"subject_id": ("subject_id",), "claim": ("hadm_id",), "position": ("seq_num",), "code": ("icd9_code",)}
+DIAGNOSIS = {
+    "subject_id": ("subject_id",),
+    "claim": ("hadm_id",),
+    "position": ("seq_num",),
+    "code": ("icd9_code",),
+}
 STAY = {"claim": ("hadm_id",), "date": ("dischtime",)}
 PERSON = {"subject_id": ("subject_id",), "birth": ("dob",), "death": ("dod",), "sex": ("gender",)}
 
 
 def read_mimic3(source: Source, options: ClaimsOptions) -> ClaimsSource:
-    """MIMIC-III: a folder with DIAGNOSES_ICD, ADMISSIONS, PATIENTS. Option: date_format, for copies whose dates are written in another form.
+    """MIMIC-III: a folder with DIAGNOSES_ICD, ADMISSIONS, PATIENTS. Option: date_format, for copies
+    whose dates are written in another form.
 
-    Subjects over 89 were born 300 years early in it: their ages are top-coded where ages are used. Raises UserError: what cannot be read or
-    trusted (exit 4), options that have no meaning here (exit 2).
+    Subjects over 89 were born 300 years early in it: their ages are top-coded where ages are used.
+    Raises UserError: what cannot be read or trusted (exit 4), options that have no meaning here
+    (exit 2).
     """
     form = options.date_format or None
     files = [find_table(source, stem) for stem in ("diagnoses_icd", "admissions", "patients")]
-    diagnoses, stays, cohort = (open_table(source, *pair) for pair in zip(files, (DIAGNOSIS, STAY, PERSON), strict=True))
+    diagnoses, stays, cohort = (
+        open_table(source, *pair) for pair in zip(files, (DIAGNOSIS, STAY, PERSON), strict=True)
+    )
     discharged, account, stay_findings = keep_unique_rows(stays.read(), stays.file, "claim")
     persons, registered, more = keep_unique_rows(cohort.read(), cohort.file)
-    shape = partial(date_at_discharge, columns=diagnoses.columns, stays=discharged.select("claim", "date"))
+    shape = partial(
+        date_at_discharge, columns=diagnoses.columns, stays=discharged.select("claim", "date")
+    )
     table = diagnoses.as_events(shape, dated=(stays.file, stays.columns["date"]), form=form)
     survey = survey_tables([table], vocab="icd9cm")
     return ClaimsSource(
@@ -45,11 +58,16 @@ def read_mimic3(source: Source, options: ClaimsOptions) -> ClaimsSource:
     )
 
 
-def date_at_discharge(frame: pl.DataFrame, *, columns: dict[str, str], stays: pl.DataFrame) -> EventBlock:
-    """Diagnoses of a block with the date of their stay (`stays`: claim, date); null without such a stay.
+def date_at_discharge(
+    frame: pl.DataFrame, *, columns: dict[str, str], stays: pl.DataFrame
+) -> EventBlock:
+    """Diagnoses of a block with the date of their stay (`stays`: claim, date); null without such a
+    stay.
 
     `columns`: key -> name; position as text, any other key as it is.
     """
-    named = frame.select("row", *(strip_blanks(pl.col(name)).alias(key) for key, name in columns.items()))
+    named = frame.select(
+        "row", *(strip_blanks(pl.col(name)).alias(key) for key, name in columns.items())
+    )
     dated = named.join(stays, on="claim", how="left", maintain_order="left")
     return EventBlock(dated.with_columns(pl.col("position").cast(pl.Int16, strict=False)))
