@@ -7,7 +7,7 @@ CPU time (of this process and its children), since wall time on a shared machine
 the folder that of the wall time, since `--jobs 2` against a loop over `wfdb.rdrecord` is what a
 user waits for (the machine must have two cores to spare), with the CPU time beside it. `ingest`
 does more than read: it hashes source and content, compares checksums, computes quality figures,
-compresses, writes, flushes and reads back.
+compresses, writes and flushes.
 
     python benchmarks/ingest.py [--hours 24] [--records 1500] [--rounds 5] [--quick] [--json]
 """

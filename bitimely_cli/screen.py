@@ -26,6 +26,7 @@ MOST_LINES = 20  # findings a run; the rest is in the report
 # columns of a table that goes to a file or a pipe, where COLUMNS does not say otherwise
 WIDTH = 160
 LONGEST = 32  # characters of a word that is never broken; paths are longer
+AROUND = 5  # stages before and after the running ones
 LINE_EVERY = 10.0  # seconds between progress lines where no terminal is
 
 
@@ -294,7 +295,7 @@ def span(seconds: float | None) -> str:
     return f"{seconds:.{1 if seconds >= 10 else 2}f} s"
 
 
-def _stage_table(bar: list[str], status: list[ExperimentStatus], around: int = 5) -> Any:
+def _stage_table(bar: list[str], status: list[ExperimentStatus]) -> Any:
     """The stages around the running one, then how many have ended and the time left."""
     from rich import box
     from rich.console import Group
@@ -308,9 +309,9 @@ def _stage_table(bar: list[str], status: list[ExperimentStatus], around: int = 5
     for name in ("stage", "state", "time"):
         table.add_column(name)
     for label, state in [
-        *ended[-around:],
+        *ended[-AROUND:],
         *running,
-        *[row for row in rows if row.state.state == "waiting"][:around],
+        *[row for row in rows if row.state.state == "waiting"][:AROUND],
     ]:
         table.add_row(
             Text(show(label)), Text(state.state), Text(span(state.seconds) if state.seconds else "")

@@ -144,7 +144,6 @@ class Reason(StrEnum):
     SHAPES_DIFFER = "shapes_differ"
     NON_FINITE_LOSS = "non_finite_loss"
     MISSING_EXTRA = "missing_extra"
-    LEAK = "leak"
 
 
 HINTS = {  # what to do about an error of a reason, where it says nothing else

@@ -8,7 +8,7 @@ import errno
 import json
 import re
 import stat
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
@@ -61,7 +61,7 @@ def publish(
             raise integrity_error(str(folder / name), "is not as it was written", hint=RETRY_HINT)
     path = folder / MANIFEST
     with storage.temporary_file(path) as temporary:
-        storage.write_verified(temporary, storage.encode_json(manifest) + b"\n")
+        storage.write_content(temporary, storage.encode_json(manifest) + b"\n")
         found = read_manifest(folder)["generation"] if path.exists() else 0
         if found != generation - 1:
             raise UserError(
@@ -175,13 +175,13 @@ def _find_file_damage(folder: Path, name: str, facts: dict[str, Any]) -> Finding
     )
 
 
-def check_files(folder: Path, manifest: dict[str, Any], names: Iterable[str] | None = None) -> None:
-    """Compare size and SHA-256 of the files of `folder` with its manifest; `names`: these alone.
+def check_files(folder: Path, manifest: dict[str, Any]) -> None:
+    """Compare size and SHA-256 of the files of `folder` with its manifest.
 
     Raises UserError: integrity (exit 5) naming the first file that is damaged or missing, the
     others in `details`.
     """
-    found = find_damage(folder, manifest, names)
+    found = find_damage(folder, manifest)
     if found:
         raise storage.damage_error(*found)
 
@@ -208,7 +208,7 @@ def require_agreement(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def remove_old_files(folder: Path, pattern: re.Pattern[str], keep: Container[str] = ()) -> None:
+def remove_old_files(folder: Path, pattern: re.Pattern[str]) -> None:
     """Remove files that neither the published generation nor the previous one names. The caller
     holds the lock.
 
@@ -227,7 +227,7 @@ def remove_old_files(folder: Path, pattern: re.Pattern[str], keep: Container[str
     for path in storage.list_folder(folder):
         old = OLD_MANIFEST.fullmatch(path.name)
         if (old and int(old[1]) < now["generation"] - 1) or (
-            pattern.fullmatch(path.name) and path.name not in named and path.name not in keep
+            pattern.fullmatch(path.name) and path.name not in named
         ):
             with suppress(OSError):
                 storage.os_unlink(path)

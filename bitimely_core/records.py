@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from bitimely_core import manifests, storage
+from bitimely_core import locks, manifests, storage
 from bitimely_core.errors import (
     Finding,
     Reason,
@@ -295,7 +295,10 @@ def write_results(
             manifest of something else, and those of `storage.write_file`. The former state is
             intact.
     """
-    with translate_system_errors(folder), nullcontext() if held else storage.lock(folder, WAIT):
+    with (
+        translate_system_errors(folder),
+        nullcontext() if held else locks.lock_folder(folder, WAIT),
+    ):
         manifest = _complete_changes(folder)
         if manifest is None or manifest.beside != beside:
             manifest = (
@@ -352,7 +355,7 @@ def _start_manifest(folder: Path, ours: set[str]) -> ResultManifest:
         )
     return ResultManifest(
         shared=any(
-            inner.is_file() and inner.name not in {storage.LOCK, *ours}
+            inner.is_file() and inner.name not in {locks.LOCK_FILE, *ours}
             for inner in folder.iterdir()
         )
     )
@@ -393,7 +396,7 @@ def complete_results(folder: Path, *, held: bool = False) -> None:
         if storage.is_temporary(path.name) or STAGED_NAME.fullmatch(path.name)
     )
     if any(left) or (manifest and manifest.gone):
-        with nullcontext() if held else storage.lock(folder):
+        with nullcontext() if held else locks.lock_folder(folder):
             _complete_changes(folder)
 
 
@@ -405,7 +408,7 @@ def list_results(folder: Path) -> Iterator[str]:
         if (
             storage.is_temporary(path.name)
             or STAGED_NAME.fullmatch(path.name)
-            or path.name in {storage.LOCK, manifests.MANIFEST}
+            or path.name in {locks.LOCK_FILE, manifests.MANIFEST}
         ):
             continue
         if path.is_dir() and not path.is_symlink():

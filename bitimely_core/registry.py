@@ -353,7 +353,6 @@ class DatasetFacts:
     layout: str = ""  # what SOURCE looks like: folders and files, in words
     paper: dict[str, Any]  # the statistics that the paper prints
     rules: dict[str, str]  # documented rules, copied into the ingest report
-    clinical: bool = True  # folders 0700, files 0600
     options: dict[str, Any] | None = None  # option -> default, beyond those of every data set
     # Hz of channels that are published at another rate than that of the views
     native_rates: dict[str, float] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from bitimely_core import __version__, manifests, registry, storage
+from bitimely_core import __version__, locks, manifests, registry, storage
 from bitimely_core.config import RESUME_EXEMPT as TRAIN_EXEMPT
 from bitimely_core.config import validate_settings
 from bitimely_core.errors import (
@@ -380,7 +380,7 @@ def claim_folder(folder: Path, record: RunRecord, *, force_new: bool) -> bool:
             stored = RunRecord.load(path)
             _require_same(path, stored, record)
             return not stored.finished
-        with storage.lock(folder):  # not while another process trains there
+        with locks.lock_folder(folder):  # not while another process trains there
             storage.remove_folder(folder)
     write_results(folder, {path.name: record.encode()}, finished=False)
     return True

@@ -1,16 +1,16 @@
-"""Atomic, verified writing of files and folders, and locks. No other module writes.
+"""Writes files and folders so that a crash leaves the old content or the new one, never a mixture.
 
-A file is written to `<name>.tmp-<pid>-<random>` in the same folder, flushed to the disk, read back
-and compared, renamed, and the folder is flushed too: a kill or a power cut leaves the old file or
-the new one. The writer holds a lock on the temporary file, so that only those of dead processes are
-removed. Imports neither pyarrow nor torch, so both sides of the cache use it. Every call of the
-operating system that can fail goes through one of the `os_*` functions below, so that a test can
-make the n-th one fail.
+A file is written under the temporary name `<name>.tmp-<pid>-<random>` in the same folder, hashed on
+the way, flushed to the disk and renamed. Then its folder is flushed. The writer holds a lock on the
+temporary file, so that other processes remove only those whose writer was killed.
+
+No other module changes the disk. Every call of the operating system that can fail goes through one
+of the `os_*` functions below, so that a test can make the n-th one fail. Importing this module
+loads neither pyarrow, polars nor torch.
 """
 
 from __future__ import annotations
 
-import datetime
 import errno
 import fcntl
 import glob
@@ -22,23 +22,13 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
-from bitimely_core.errors import (
-    Exit,
-    Finding,
-    Reason,
-    UserError,
-    clean,
-    integrity_error,
-    usage_error,
-)
+from bitimely_core.errors import Exit, Finding, Reason, UserError, integrity_error, usage_error
 from bitimely_core.system_errors import (
     RETRY_HINT,
     describe_os_error,
@@ -50,11 +40,11 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
-LOCK = ".lock"
 CHUNK = 1 << 20  # bytes a read or write
+ROW_GROUP = 1 << 20  # rows of a row group of an Arrow table in Parquet
 TEMPORARY_NAME = re.compile(r"\.tmp-\d+-[0-9a-f]{8}$")
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # the first part of a path that was a URL
-# json.dumps makes one a call
+# json.dumps would make an encoder at each call
 ENCODER = json.JSONEncoder(
     sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
 )
@@ -116,6 +106,16 @@ def os_mkdir(path: Path) -> None:
     path.chmod(0o700)
 
 
+@contextmanager
+def _open_file(path: Path, flags: int) -> Iterator[int]:
+    """The descriptor of `os_open`, closed at the end."""
+    fd = os_open(path, flags)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 # ---- canonical JSON, hashes, sizes
 
 
@@ -149,15 +149,12 @@ def hash_file(path: Path) -> str:
 
 def hash_with_size(path: Path) -> tuple[str, int]:
     """SHA-256, in hex, and size in bytes of a file. Raises OSError."""
-    total, size = hashlib.sha256(), 0
-    fd = os_open(path, os.O_RDONLY)
-    try:
+    digest, size = hashlib.sha256(), 0
+    with _open_file(path, os.O_RDONLY) as fd:
         while block := os_read(fd, CHUNK):
-            total.update(block)
+            digest.update(block)
             size += len(block)
-    finally:
-        os.close(fd)
-    return total.hexdigest(), size
+    return digest.hexdigest(), size
 
 
 def require_space(folder: Path, need: int) -> None:
@@ -180,18 +177,17 @@ def require_space(folder: Path, need: int) -> None:
 
 
 class _HashingWriter(io.RawIOBase):
-    """Counts and hashes the bytes written to a file descriptor, and keeps the error that a
-    serialiser may hide.
+    """A stream into a file descriptor that counts and hashes its bytes.
+
+    It keeps the error of a failed write, which a serialiser may replace by one of its own.
     """
 
     def __init__(self, fd: int) -> None:
         super().__init__()
-        self.fd, self.total, self.size, self.error = (
-            fd,
-            hashlib.sha256(),
-            0,
-            cast("OSError | None", None),
-        )
+        self.fd = fd
+        self.digest = hashlib.sha256()
+        self.size = 0
+        self.error: OSError | None = None
 
     def writable(self) -> bool:
         return True
@@ -199,15 +195,17 @@ class _HashingWriter(io.RawIOBase):
     def tell(self) -> int:
         return self.size
 
-    # one call each: the buffer above repeats it when it was interrupted
     def write(self, data: Any) -> int:
+        """Write some of `data` by one call of the system; the buffer above calls again for the
+        rest.
+        """
         view = memoryview(data).cast("B")
         try:
             done = os_write(self.fd, view)
         except OSError as error:
             self.error = error
             raise
-        self.total.update(view[:done])
+        self.digest.update(view[:done])
         self.size += done
         return done
 
@@ -216,101 +214,101 @@ Content = Callable[[BinaryIO], object] | bytes | memoryview
 """Content of a file: bytes, or a function that writes them to a stream (not seekable)."""
 
 
-class _TemporaryFile(NamedTuple):
+class TemporaryFile(NamedTuple):
     """A new file that its writer holds locked."""
 
     path: Path
     fd: int
 
 
-def write_verified(file: _TemporaryFile, content: Content) -> tuple[str, int]:
-    """Write the content of a new file, flush it and read it back; its SHA-256 and size.
+def write_content(file: TemporaryFile, content: Content) -> tuple[str, int]:
+    """Write the content of a new file and flush it to the disk; its SHA-256 in hex and size in
+    bytes.
 
-    Content in memory is compared byte by byte with the file, which is stronger and cheaper than a
-    second SHA-256.
+    The error of a failed write has a note with the size that the file needs.
     """
-    path, sink = file.path, _HashingWriter(file.fd)
-    try:
-        if callable(content):
-            stream = io.BufferedWriter(sink, CHUNK)
-            content(cast("BinaryIO", stream))
-            stream.flush()
-            stream.detach()
-        else:
-            left = memoryview(content).cast("B")
-            while left:
-                left = left[sink.write(left) :]
-        os_fsync(file.fd)
-    except Exception as error:
-        cause = sink.error or error  # serialisers wrap it
-        cause.add_note(
-            f"needs more than {format_size(sink.size)}"
-            if callable(content)
-            else f"needs {format_size(len(content))}"
-        )
-        if cause is error:
-            raise
-        raise cause from None
-    written = sink.total.hexdigest(), sink.size
-    if (
-        hash_with_size(path) != written
-        if callable(content)
-        else not _has_content(path, memoryview(content).cast("B"))
-    ):
-        raise integrity_error(
-            str(path),
-            "what was read back differs from what was written",
-            hint="Check disk and memory of this machine",
-        )
-    return written
+    with _HashingWriter(file.fd) as sink:
+        try:
+            if callable(content):
+                stream = io.BufferedWriter(sink, CHUNK)
+                content(cast("BinaryIO", stream))
+                stream.flush()
+            else:
+                _write_all(sink.write, content)
+            os_fsync(file.fd)
+        except Exception as error:
+            cause = sink.error or error
+            cause.add_note(_describe_need(content, sink.size))
+            if cause is error:
+                raise
+            raise cause from None
+    return sink.digest.hexdigest(), sink.size
 
 
-def _has_content(path: Path, data: memoryview) -> bool:
-    """Whether the bytes of a file are `data` and nothing else."""
-    fd, at = os_open(path, os.O_RDONLY), 0
-    try:
-        while block := os_read(fd, CHUNK):
-            if data[at : at + len(block)].tobytes() != block:
-                return False
-            at += len(block)
-    finally:
+def _describe_need(content: Content, written: int) -> str:
+    """The size that a file needs, as far as it can be told after `written` bytes."""
+    if callable(content):
+        return f"needs more than {format_size(written)}"
+    return f"needs {format_size(len(content))}"
+
+
+def _write_all(write: Callable[[memoryview], int], data: bytes | memoryview) -> None:
+    """Call `write`, which may take a part only, until all of `data` is written."""
+    rest = memoryview(data).cast("B")
+    while rest:
+        rest = rest[write(rest) :]
+
+
+@contextmanager
+def temporary_file(path: Path) -> Iterator[TemporaryFile]:
+    """A new file beside `path`, removed at the end unless it was renamed. Errors name `path`.
+
+    Temporary files for the same `path` that killed processes left are removed first.
+    """
+    with translate_system_errors(path):
+        for other in path.parent.glob(f"{glob.escape(path.name)}.tmp-*"):
+            if is_temporary(other.name):
+                _remove_abandoned(other)
+        file = _create_temporary(path)
+        try:
+            yield file
+        finally:
+            try:
+                with suppress(OSError):
+                    if file.path.exists():
+                        os_unlink(file.path)
+            finally:
+                os.close(file.fd)
+
+
+def _create_temporary(path: Path) -> TemporaryFile:
+    """A new, locked file under a temporary name beside `path`.
+
+    Between creation and lock another process may take it for abandoned and remove it: then the next
+    name is tried.
+    """
+    while True:
+        temporary = _name_temporary(path)
+        fd = os_open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
+        if try_lock(fd) is not False and os.fstat(fd).st_nlink:
+            return TemporaryFile(temporary, fd)
         os.close(fd)
-    return at == len(data)
 
 
 def _name_temporary(path: Path) -> Path:
     return path.with_name(f"{path.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
 
 
-@contextmanager
-def temporary_file(path: Path) -> Iterator[_TemporaryFile]:
-    """A new file beside `path`, removed at the end where it was not renamed. Those of killed
-    processes go first. Errors name `path`.
+def is_temporary(name: str) -> bool:
+    """Whether a killed process may have left a file or folder of that name."""
+    return TEMPORARY_NAME.search(name) is not None
+
+
+def try_lock(fd: int) -> bool | None:
+    """Lock a file, without waiting, for this process alone.
+
+    Returns False where another process has it, and None where the file system has no locks.
     """
-    with translate_system_errors(path):
-        for left in path.parent.glob(f"{glob.escape(path.name)}.tmp-*"):
-            if is_temporary(left.name):
-                _remove_abandoned(left)
-        while True:
-            temporary = _name_temporary(path)
-            fd = os_open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
-            if _try_lock(fd) is not False and os.fstat(fd).st_nlink:
-                break
-            # taken for abandoned by a process that removes such files, between the two calls
-            os.close(fd)
-        try:
-            yield _TemporaryFile(temporary, fd)
-        finally:
-            try:
-                with suppress(OSError):
-                    if temporary.exists():
-                        os_unlink(temporary)
-            finally:
-                os.close(fd)
-
-
-def _try_lock(fd: int) -> bool | None:
-    """Lock a file if no other process has; None where the file system has no locks."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -322,42 +320,40 @@ def _try_lock(fd: int) -> bool | None:
 
 def sync_folder(folder: Path) -> None:
     """Flush the names in a folder to the disk."""
-    fd = os_open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os_fsync(fd)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems cannot flush folders
-            raise
-    finally:
-        os.close(fd)
+    with _open_file(folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
+        try:
+            os_fsync(fd)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # some network file systems cannot flush folders
+                raise
 
 
 def write_file(path: Path, content: Content) -> tuple[str, int]:
-    """Write `content` to `path` in one atomic step, an existing file is replaced; its SHA-256 in
-    hex and size in bytes.
+    """Write `content` to `path` in one step, replacing an existing file; its SHA-256 in hex and
+    size in bytes.
 
-    Raises UserError: disk_full, resource_limit or io_error (exit 6), integrity (exit 5) when it
-    reads back differently. The previous file is intact.
+    Raises UserError: disk_full, resource_limit or io_error (exit 6). The previous file is intact
+    then.
     """
     with temporary_file(path) as temporary:
-        found = write_verified(temporary, content)
+        sha256, size = write_content(temporary, content)
         os_replace(temporary.path, path)
         sync_folder(path.parent)
-    return found
+    return sha256, size
 
 
 def write_hashed(folder: Path, stem: str, suffix: str, content: Content) -> tuple[str, str, int]:
-    """As `write_file`, under the name `<stem>-<first 16 hex digits of its SHA-256><suffix>`, so
-    that other content is never replaced.
+    """As `write_file`, under a name that other content never has, so that it is never replaced.
 
-    Returns the name, SHA-256 in hex and size in bytes.
+    Returns the name, `<stem>-<first 16 hex digits of its SHA-256><suffix>`, the SHA-256 in hex and
+    the size in bytes.
     """
     with temporary_file(folder / f"{stem}{suffix}") as temporary:
-        found, size = write_verified(temporary, content)
-        name = f"{stem}-{found[:16]}{suffix}"
+        sha256, size = write_content(temporary, content)
+        name = f"{stem}-{sha256[:16]}{suffix}"
         os_replace(temporary.path, folder / name)
         sync_folder(folder)
-    return name, found, size
+    return name, sha256, size
 
 
 def write_bytes(path: Path, data: bytes | memoryview) -> tuple[str, int]:
@@ -370,11 +366,10 @@ def write_json(path: Path, obj: Any) -> tuple[str, int]:
     return write_bytes(path, encode_json(obj) + b"\n")
 
 
-def encode_parquet(
-    data: pl.DataFrame | pa.Table, rows: int = 1 << 20
-) -> Callable[[BinaryIO], object]:
-    """What writes a frame or an Arrow table as Parquet to a stream, the same bytes for the same
-    content; `rows`: of a row group of a table.
+def encode_parquet(data: pl.DataFrame | pa.Table) -> Callable[[BinaryIO], object]:
+    """A function that writes a frame or an Arrow table as Parquet to a stream.
+
+    The same content gives the same bytes.
     """
     import polars as pl
     import pyarrow.parquet as pq
@@ -382,28 +377,25 @@ def encode_parquet(
     if isinstance(data, pl.DataFrame):
         return lambda stream: data.write_parquet(stream, compression="zstd")
     return lambda stream: pq.write_table(
-        data, stream, compression="zstd", version="2.6", row_group_size=rows
+        data, stream, compression="zstd", version="2.6", row_group_size=ROW_GROUP
     )
 
 
-def write_parquet(
-    path: Path, data: pl.DataFrame | pa.Table, rows: int = 1 << 20
-) -> tuple[str, int]:
+def write_parquet(path: Path, data: pl.DataFrame | pa.Table) -> tuple[str, int]:
     """`write_file` of a frame or an Arrow table as Parquet, see `encode_parquet`."""
-    return write_file(path, encode_parquet(data, rows))
+    return write_file(path, encode_parquet(data))
 
 
 @contextmanager
 def open_scratch(folder: Path) -> Iterator[BinaryIO]:
-    """A file without a name on the disk of `folder`, or where that is read-only of the folder for
-    temporary files; its space is free when nobody has it open.
+    """A file without a name on the disk of `folder`; its space is free when nobody has it open.
+
+    Where `folder` is read-only it is in the system's folder for temporary files.
 
     Raises UserError: disk_full, io_error (exit 6).
     """
-    with (
-        translate_system_errors(folder),
-        tempfile.TemporaryFile(dir=folder if os.access(folder, os.W_OK) else None) as stream,
-    ):
+    place = folder if os.access(folder, os.W_OK) else None
+    with translate_system_errors(folder), tempfile.TemporaryFile(dir=place) as stream:
         yield cast(BinaryIO, stream)
 
 
@@ -417,21 +409,30 @@ def write_secret(path: Path, size: int) -> None:
     with translate_system_errors(path):
         if path.parent.is_dir():
             remove_temporary_files(path.parent)
-        if fault := find_secret_damage(path):
-            raise damage_error(fault)
+        if damage := find_secret_damage(path):
+            raise damage_error(damage)
         if not path.exists():
-            make_folder(path.parent)
-            with temporary_file(path) as temporary:
-                write_verified(temporary, secrets.token_bytes(size))
-                with suppress(FileExistsError):  # another process was faster
-                    os_link(temporary.path, path)
-            sync_folder(path.parent)
-        if not (mark := _name_checksum(path)).exists():
-            write_bytes(mark, f"{hash_file(path)}  {path.name}\n".encode())
+            _create_secret(path, size)
+        if not (checksum := _name_checksum(path)).exists():
+            write_bytes(checksum, _make_checksum_line(path))
+
+
+def _create_secret(path: Path, size: int) -> None:
+    make_folder(path.parent)
+    with temporary_file(path) as temporary:
+        write_content(temporary, secrets.token_bytes(size))
+        with suppress(FileExistsError):  # another process was faster
+            os_link(temporary.path, path)
+    sync_folder(path.parent)
 
 
 def _name_checksum(path: Path) -> Path:
     return path.with_name(f"{path.name}.sha256")
+
+
+def _make_checksum_line(path: Path) -> bytes:
+    """The line that `sha256sum` prints for a file."""
+    return f"{hash_file(path)}  {path.name}\n".encode()
 
 
 def damage_error(first: Finding, *others: Finding) -> UserError:
@@ -445,17 +446,16 @@ def find_secret_damage(path: Path) -> Finding | None:
     """What is wrong with a file of `write_secret`; None where it is intact or has no SHA-256 beside
     it.
     """
+    checksum = _name_checksum(path)
     with translate_system_errors(path):
-        if not (mark := _name_checksum(path)).exists():
+        if not checksum.exists():
             return None
-        expected = mark.read_bytes()
-        found = f"{hash_file(path)}  {path.name}\n".encode() if path.is_file() else b""
-    if found == expected:
+        expected = checksum.read_bytes()
+        actual = _make_checksum_line(path) if path.is_file() else b""
+    if actual == expected:
         return None
-    problem = f"differs from {mark.name}" if found else "is missing"
-    hint = (
-        f"Restore a copy; removing {path.name} and {mark.name} makes a new key and other pseudonyms"
-    )
+    problem = f"differs from {checksum.name}" if actual else "is missing"
+    hint = f"Restore a copy; removing {path.name} and {checksum.name} makes a new key and other pseudonyms"
     return Finding(
         Reason.INTEGRITY, problem, "expected the key of the pseudonyms", hint, file=str(path)
     )
@@ -463,56 +463,51 @@ def find_secret_damage(path: Path) -> Finding | None:
 
 def sync_file(path: Path) -> None:
     """Flush a file to the disk. Raises UserError (exit 6)."""
-    with translate_system_errors(path):
-        fd = os_open(path, os.O_RDONLY)
-        try:
-            os_fsync(fd)
-        finally:
-            os.close(fd)
+    with translate_system_errors(path), _open_file(path, os.O_RDONLY) as fd:
+        os_fsync(fd)
 
 
 def append_line(path: Path, obj: Any) -> None:
-    """Add `obj` as one line of canonical JSON; an unfinished last line of a killed run is removed
-    first. Raises UserError (exit 6).
+    """Add `obj` as one line of canonical JSON. Raises UserError (exit 6).
+
+    An unfinished last line, as a killed process leaves it, is removed first.
     """
-    with translate_system_errors(path):
-        fd = os_open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
-        try:
-            size = os.fstat(fd).st_size
-            tail = os.pread(fd, CHUNK, max(0, size - CHUNK))
-            if tail and not tail.endswith(b"\n"):
-                os_truncate(fd, size - (len(tail) - tail.rfind(b"\n") - 1))
-            _write_all(fd, encode_json(obj) + b"\n")
-        finally:
-            os.close(fd)
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    with translate_system_errors(path), _open_file(path, flags) as fd:
+        _remove_unfinished_line(fd)
+        _append_to(fd, encode_json(obj) + b"\n")
+
+
+def _remove_unfinished_line(fd: int) -> None:
+    """Cut a file after its last line break; lines are shorter than `CHUNK`."""
+    size = os.fstat(fd).st_size
+    tail = os.pread(fd, CHUNK, max(0, size - CHUNK))
+    if tail and not tail.endswith(b"\n"):
+        unfinished = len(tail) - (tail.rfind(b"\n") + 1)
+        os_truncate(fd, size - unfinished)
 
 
 def create_file(path: Path) -> None:
     """An empty file, also in the place of another; not flushed to the disk. Raises UserError (exit
     6).
     """
-    with translate_system_errors(path):
-        fd = os_open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW)
-        try:
-            os_truncate(fd, 0)
-        finally:
-            os.close(fd)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
+    with translate_system_errors(path), _open_file(path, flags) as fd:
+        os_truncate(fd, 0)
 
 
 def append_bytes(path: Path, data: bytes) -> None:
     """Add `data` to a file that is there. Raises UserError (exit 6)."""
-    with translate_system_errors(path):
-        fd = os_open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
-        try:
-            _write_all(fd, data)
-        finally:
-            os.close(fd)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
+    with translate_system_errors(path), _open_file(path, flags) as fd:
+        _append_to(fd, data)
 
 
-def _write_all(fd: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os_write(fd, left) :]
+def _append_to(fd: int, data: bytes) -> None:
+    _write_all(lambda rest: os_write(fd, rest), data)
+
+
+# ---- folders
 
 
 def make_folder(path: Path) -> Path:
@@ -539,11 +534,8 @@ def make_folder(path: Path) -> Path:
 def refuse_link(path: Path) -> None:
     """Raises UserError (path_escape, exit 2) when `path` itself is a link."""
     if path.is_symlink():
-        problem, requirement, hint = (
-            "is a link",
-            "results are not written through links",
-            "Give the folder that it leads to",
-        )
+        problem, requirement = "is a link", "results are not written through links"
+        hint = "Give the folder that it leads to"
         raise usage_error(problem, requirement, hint, code=Reason.PATH_ESCAPE, file=str(path))
 
 
@@ -552,32 +544,33 @@ def refuse_url(path: Path) -> None:
     folder of that name.
     """
     if path.parts and URL.fullmatch(path.parts[0]):
+        requirement = "expected a path on this machine: workspaces and results are local"
         hint = "Give a local folder, and copy it there afterwards"
-        raise usage_error(
-            "is a URL",
-            "expected a path on this machine: workspaces and results are local",
-            hint,
-            code=Reason.PATH_ESCAPE,
-            file=str(path),
-        )
+        raise usage_error("is a URL", requirement, hint, code=Reason.PATH_ESCAPE, file=str(path))
 
 
-def is_temporary(name: str) -> bool:
-    """Whether a killed process may have left a file or folder of that name."""
-    return TEMPORARY_NAME.search(name) is not None
+def list_folder(folder: Path) -> list[Path]:
+    """What a folder holds, in the order of the names. Raises UserError (exit 6)."""
+    with translate_system_errors(folder):
+        return sorted(folder.iterdir())
+
+
+# ---- renaming and removing
 
 
 def remove_temporary_files(folder: Path) -> int:
     """Remove what killed processes left in `folder` under temporary names; the number of files.
-    Those of a live process stay.
+
+    Those of a live process stay, and all of a folder without permission to write.
     """
+    if not folder.is_dir():
+        return 0
     removed = 0
-    for path in list_folder(folder) if folder.is_dir() else []:
+    for path in list_folder(folder):
         if is_temporary(path.name):
             try:
                 removed += _remove_abandoned(path)
             except OSError as error:
-                # of a folder that is only read
                 if error.errno not in {errno.EACCES, errno.EPERM, errno.EROFS}:
                     raise describe_os_error(error, path) from error
     return removed
@@ -588,18 +581,15 @@ def _remove_abandoned(path: Path) -> bool:
     if path.is_dir() and not path.is_symlink():
         _remove_tree(path)
         return True
-    try:
-        fd = os_open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:  # renamed or removed meanwhile
-        return False
-    try:
-        abandoned = _try_lock(fd) is True
+    abandoned = False
+    with (
+        suppress(FileNotFoundError),  # renamed or removed meanwhile
+        _open_file(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd,
+    ):
+        abandoned = try_lock(fd) is True
         if abandoned:
-            with suppress(FileNotFoundError):
-                os_unlink(path)
-        return abandoned
-    finally:
-        os.close(fd)
+            os_unlink(path)
+    return abandoned
 
 
 def rename(old: Path, new: Path) -> None:
@@ -624,8 +614,9 @@ def remove_folder(path: Path) -> None:
     """
     with translate_system_errors(path):
         if path.is_dir() and not path.is_symlink():
-            temporary = path if path.name.endswith(".tmp") else _name_temporary(path)
-            if temporary != path:
+            temporary = path
+            if not path.name.endswith(".tmp"):
+                temporary = _name_temporary(path)
                 os_replace(path, temporary)
             _remove_tree(temporary)
 
@@ -637,133 +628,3 @@ def _remove_tree(path: Path) -> None:
         else:
             os_unlink(inner)
     os_rmdir(path)
-
-
-def list_folder(folder: Path) -> list[Path]:
-    """What a folder holds, in the order of the names."""
-    with translate_system_errors(folder):
-        return sorted(folder.iterdir())
-
-
-# ---- one writer at a time
-
-
-@contextmanager
-def lock(folder: Path, wait: float = 0.0, *, shared: bool = False) -> Iterator[None]:
-    """Hold `folder` while the block runs: `flock` on `.lock`, which the kernel frees when the
-    process dies and which is never removed.
-
-    The content of the file (pid, host, since) is for the message only.
-
-    Args:
-        folder: made if it is missing.
-        wait: seconds to wait for another process.
-        shared: several processes may hold it at once; none of them while one holds it alone.
-
-    Raises:
-        UserError: locked (exit 7) naming the process that holds it; io_error (exit 6).
-    """
-    path, deadline = folder / LOCK, time.monotonic() + wait
-    fd = _open_lock(path)
-    guard: Path | None = None
-    try:
-        guard = _acquire_lock(fd, path, deadline, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-        # its holder replaced the folder: the next one would lock another file
-        while not _is_same_file(fd, path):
-            os.close(fd)
-            fd = _open_lock(path)
-            guard = _acquire_lock(fd, path, deadline, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-        with translate_system_errors(path):
-            os.ftruncate(fd, 0)
-            since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-            os_write(
-                fd,
-                memoryview(
-                    encode_json({"pid": os.getpid(), "host": socket.gethostname(), "since": since})
-                    + b"\n"
-                ),
-            )
-        yield
-    finally:
-        if guard is not None:
-            with suppress(OSError):
-                guard.unlink()
-        if not shared:
-            with suppress(OSError):
-                os.ftruncate(fd, 0)
-        os.close(fd)
-
-
-@contextmanager
-def hold_folder(folder: Path, wait: float) -> Iterator[None]:
-    """Processes that rewrite one file of `folder` from what they read go one after the other,
-    without a file of a lock; after `wait` seconds, and on file systems without locks, the block
-    runs all the same.
-    """
-    with translate_system_errors(folder):
-        fd, deadline = os.open(folder, os.O_RDONLY | os.O_DIRECTORY), time.monotonic() + wait
-    try:
-        while _try_lock(fd) is False and time.monotonic() < deadline:
-            time.sleep(0.02)
-        yield
-    finally:
-        os.close(fd)
-
-
-def _open_lock(path: Path) -> int:
-    while True:
-        make_folder(path.parent)
-        refuse_link(path)
-        # the folder was removed meanwhile
-        with translate_system_errors(path), suppress(FileNotFoundError):
-            return os_open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
-
-
-def _is_same_file(fd: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), path.lstat())
-    except FileNotFoundError:
-        return False
-
-
-def _acquire_lock(fd: int, path: Path, deadline: float, kind: int) -> Path | None:
-    """Wait for the lock until `deadline`. Where the file system has no flock: a file made with
-    O_EXCL, to be removed at the end.
-    """
-    while True:
-        try:
-            fcntl.flock(fd, kind | fcntl.LOCK_NB)
-            return None
-        except BlockingIOError as error:
-            if time.monotonic() >= deadline:
-                raise _locked_error(
-                    path,
-                    "Repeat the command when it has ended; ingest waits for it under --wait SECONDS",
-                ) from error
-        except OSError as error:
-            if error.errno not in {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}:
-                raise describe_os_error(error, path) from error
-            guard = path.with_name(".lock-exclusive")
-            try:
-                with translate_system_errors(guard):
-                    os.close(os_open(guard, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-                return guard
-            except UserError as refused:
-                if not isinstance(refused.__cause__, FileExistsError):
-                    raise
-                if time.monotonic() >= deadline:
-                    raise _locked_error(
-                        path,
-                        f"This file system has no locks (flock): if that process is gone, remove {guard}",
-                    ) from error
-        time.sleep(0.05)
-
-
-def _locked_error(path: Path, action: str) -> UserError:
-    """The error of exit 7, with the content of the lock."""
-    try:
-        holder = json.loads(path.read_bytes())
-        text = f"in use by process {int(holder['pid'])} on {clean(str(holder['host']), 80)} since {clean(str(holder['since']), 40)}"
-    except (OSError, ValueError, KeyError, TypeError):
-        text = "in use by another process"
-    return UserError(Reason.LOCKED, text, hint=action, file=str(path), exit_code=Exit.LOCKED)

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from bitimely_core import registry, storage, tokens
+from bitimely_core import locks, registry, storage, tokens
 from bitimely_core.registry import DatasetFacts, View
 from bitimely_core.schemas.ingest import CacheManifest, CacheSettings
 from bitimely_core.types import Annotation, Record, Signal
@@ -146,7 +146,7 @@ def physical(found: Record, channel: str) -> np.ndarray:
 
 def files(folder: Path) -> dict[str, str]:
     return {
-        p.name: storage.hash_file(p) for p in sorted(folder.iterdir()) if p.name != storage.LOCK
+        p.name: storage.hash_file(p) for p in sorted(folder.iterdir()) if p.name != locks.LOCK_FILE
     }
 
 

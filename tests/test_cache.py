@@ -17,7 +17,7 @@ import scipy.signal
 from samples import SAMPLES, require_sample
 from toys import HERE, clean, content, ingest, put, read_toy, refused, same, tree
 
-from bitimely_core import cache, manifests, storage, workflows
+from bitimely_core import cache, locks, manifests, storage, workflows
 from bitimely_core.cache import quality, shards
 from bitimely_core.errors import Exit, Reason
 from bitimely_core.schemas.ingest import IngestReport
@@ -50,9 +50,9 @@ def test_parts_are_read_side_by_side_but_not_beside_a_publication(
     raw: Path, tmp_path: Path
 ) -> None:
     out = storage.make_folder(tmp_path / "out")
-    with storage.lock(out, shared=True):  # as the other part holds it
+    with locks.lock_folder(out, shared=True):  # as the other part holds it
         assert cache.ingest("toy", raw, out, shard=(1, 2))["parts_missing"] == 1
-    with storage.lock(out):
+    with locks.lock_folder(out):
         assert refused(raw, out, shard=(2, 2)).exit_code == Exit.LOCKED
 
 

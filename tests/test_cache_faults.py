@@ -20,7 +20,7 @@ import pytest
 from damage import Damage, append, delete, flip, truncate, zero4k
 from toys import READ, clean, content, ingest, put, refused, start, tree
 
-from bitimely_core import cache, manifests, storage
+from bitimely_core import cache, locks, manifests, storage
 from bitimely_core.cache import shards, units
 from bitimely_core.errors import Exit, Reason, UserError
 
@@ -96,7 +96,7 @@ def test_parts_side_by_side_publish_once(
 
 
 def test_a_cache_in_use_is_left_alone(raw: Path, tmp_path: Path) -> None:
-    with storage.lock(tmp_path / "out"):
+    with locks.lock_folder(tmp_path / "out"):
         error = refused(raw, tmp_path / "out")
         assert (error.code, error.exit_code) == (Reason.LOCKED, Exit.LOCKED)
         assert str(os.getpid()) in str(error)

@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,7 @@ def test_no_dropped_code_and_nothing_after_the_index_day_in_the_input(synpuf: Pa
     assert (arrays["times"].max(1) <= arrays["end"] + 1e-4).all()
     assert np.isnan(landmark.targets()).any(), "prevalent subjects have no label"
     days = 365 / 30.4375
-    assert landmark.limited(10**6).arrays()["end"].max() <= days + 1e-4
+    assert replace(landmark, limit=10**6).arrays()["end"].max() <= days + 1e-4
 
 
 @real
@@ -297,10 +298,17 @@ def test_the_command_is_the_builder(tmp_path: Path) -> None:
     people = pl.DataFrame(
         {"subject_id": list(new), "birth": [f"{1930 + int(i[1:]) % 40}-05-17" for i in new]}
     )
+    tables = phecode_maps.read_map([raw / "icd9_phecode.csv"]).tables
+    pairs = [
+        (vocab, code, phecode)
+        for vocab, table in tables.items()
+        for code, phecodes in table.items()
+        for phecode in phecodes
+    ]
     wanted = build_sequences(
         frame,
         people,
-        phecode_maps.read_map([raw / "icd9_phecode.csv"]).frame(),
+        pl.DataFrame(pairs, schema=["vocab", "code", "phecode"], orient="row"),
         rules=label_rules.load_rules("ccdss"),
         select=False,
         min_codes=3,

@@ -15,9 +15,14 @@ from bitimely_core.config import ObjectiveConfig, Settings, TrainConfig, build_m
 from bitimely_core.errors import UserError
 from bitimely_core.train import loop
 from bitimely_core.types import Batch
-from bitimely_core.zoo.crt import CRTTokenizer, build_resnet, compute_constraint, draw_dropped
+from bitimely_core.zoo.crt import SLACK, CRTTokenizer, build_resnet, compute_constraint, draw_shares
 
 torch.set_num_threads(1)
+
+
+def draw_dropped(real, ratio, generator):
+    """Dropped patches, bool [4K], of a row with `real` ones [4K]."""
+    return draw_shares(real, generator) <= ratio + SLACK
 
 
 tiny = partial(planted.tiny, "crt")

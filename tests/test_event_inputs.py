@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -123,7 +124,7 @@ def test_age_is_that_at_the_first_event_that_is_read(tmp_path: Path) -> None:
     the file says.
     """
     full = tokens.open_tokens(cohort(tmp_path / "pophr"))
-    cut = full.limited(4).arrays()
+    cut = replace(full, limit=4).arrays()
     arrays, long = full.arrays(), full.arrays()["times"]
     assert arrays["person"].tolist() == [[pytest.approx((700 / 12 - 50) / 10), 1.0, 1.0, 0.0]] * 60
     for row, count in enumerate(arrays["mask"].sum(1)):

@@ -224,7 +224,6 @@ def test_a_cell_without_one_of_its_folds_has_no_score(ran: Path) -> None:
         workspace=ran,
         out=ran / "part",
         open_windows=make_windows_opener(ran),
-        baselines=(),
     )
     assert not found["cells"]
     assert found["missing"][0]["state"] == "failed"

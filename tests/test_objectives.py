@@ -358,7 +358,8 @@ def test_rel_without_a_measured_scale_uses_the_batch():
     )
 
 
-def test_scale_is_measured_on_so_many_batches():
+def test_scale_is_measured_on_so_many_batches(monkeypatch):
+    monkeypatch.setattr(objectives, "SCALE_BATCHES", 4)
     model, taken = tiny(), []
 
     def batches(epoch):
@@ -366,7 +367,7 @@ def test_scale_is_measured_on_so_many_batches():
             taken.append(step)
             yield Batch(torch.randn(2, 50, 3))
 
-    objectives.measure_scale(model, batches, limit=4)
+    objectives.measure_scale(model, batches)
     assert taken == [0, 1, 2, 3]
 
 

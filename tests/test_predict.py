@@ -257,7 +257,7 @@ def rewrite(
     """
     header = edf_header.read_header(night)
     channel = header.channels[0]
-    samples = np.repeat(edf.read_signals(night, header, [channel.label])[0].samples, factor)
+    samples = np.repeat(edf.read_recording(night).signals[0].samples, factor)
     new = change(channel._replace(samples=channel.samples * factor))
     edf_writer.write_edf(path, [new], [samples], duration=header.duration, patient=patient)
     return path
@@ -326,7 +326,9 @@ def test_tables_and_arrays_need_a_rate(
     home: Path, scored: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     night = find_night(home, scored)
-    signal = edf.read_signals(night, edf_header.read_header(night), ["EEG Fpz-Cz"])[0]
+    signal = next(
+        signal for signal in edf.read_recording(night).signals if signal.channel == "EEG Fpz-Cz"
+    )
     values = signal.samples * signal.scale + signal.offset
     np.save(tmp_path / "night.npy", values)
     (tmp_path / "table.csv").write_text(
@@ -687,7 +689,9 @@ def test_wfdb_and_bdf_recordings_are_read_and_their_labels_stay_closed(
 
     night, folder = find_night(home, scored), tmp_path / "in"
     folder.mkdir()
-    signal = edf.read_signals(night, edf_header.read_header(night), ["EEG Fpz-Cz"])[0]
+    signal = next(
+        signal for signal in edf.read_recording(night).signals if signal.channel == "EEG Fpz-Cz"
+    )
     digital = signal.samples.astype(np.int64)[:, None]
     header = {
         "fs": 100,

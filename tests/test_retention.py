@@ -777,8 +777,12 @@ def test_maps_reproduce_the_outputs(direction: str, ties: str) -> None:
         assert R.dtype == torch.float64
         expected = definition(q.float(), k.float(), v, decays(2), times, mask, direction, ties)
         assert error(torch.einsum("bhnm,bmhv->bnhv", R, v), expected) <= 1e-12
-        D = decay_matrix(decays(2), 33, **common)
-        scores = torch.einsum("bnhk,bmhk->bhnm", q, k) / 2
+        D = decay_matrix(
+            decays(2), 33, **{name: value for name, value in common.items() if name != "mask"}
+        )
+        scores = (
+            torch.einsum("bnhk,bmhk->bhnm", q, k) / 2 * (1 if mask is None else mask[:, None, None])
+        )
         assert error(scores * D, retention_matrix(q, k, log_decay=decays(2), **common)) <= 1e-12
 
 

@@ -324,11 +324,14 @@ def test_random_places_are_all_places():
 def test_intervals_are_over_subjects():
     rng = np.random.default_rng(0)
     who = np.array([f"s{k}" for k in np.repeat(np.arange(8), 3)])
-    values = rng.normal(size=24) + np.repeat(rng.normal(size=8), 3)
-    found = mean_over_subjects(values, who, 500, "mean")
-    oracle = stats.ttest_1samp(values.reshape(8, 3).mean(1), 0.0).confidence_interval(0.95)
+    values = 9 + rng.normal(size=24) + np.repeat(rng.normal(size=8), 3)
+    found = mean_over_subjects(values, who, 500)
+    # on the logarithm
+    reach = stats.t.ppf(0.975, 7) * stats.sem(values.reshape(8, 3).mean(1)) / values.mean()
     assert found.value == pytest.approx(values.mean())
-    assert (found.lo, found.hi) == pytest.approx(tuple(oracle))
+    assert (found.lo, found.hi) == pytest.approx(
+        (values.mean() * np.exp(-reach), values.mean() * np.exp(reach))
+    )
     assert found.n_subjects == 8
     few = mean_over_subjects(values[:9], who[:9], 500)
     assert few.value == pytest.approx(values[:9].mean())

@@ -5,6 +5,7 @@ workflow on a synthetic cohort.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -119,7 +120,7 @@ def test_a_sequence_is_what_was_written(tmp_path: Path) -> None:
 
 def test_the_last_events_are_kept_and_their_clock_restarts(tmp_path: Path) -> None:
     full = tokens.open_tokens(cohort(tmp_path / "pophr"))
-    cut = full.limited(4)
+    cut = replace(full, limit=4)
     long, short = full.arrays(), cut.arrays()
     assert short["values"].shape[1] == 4
     for row in range(60):

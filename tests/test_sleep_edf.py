@@ -416,7 +416,7 @@ def test_quality_of_needed_channels(tmp_path: Path) -> None:
         night(tmp_path)
         header = edf_header.read_header(tmp_path / "SC4001E0-PSG.edf")
         arrays = [
-            signal.samples for signal in edf.read_signals(tmp_path / "SC4001E0-PSG.edf", header)
+            signal.samples for signal in edf.read_recording(tmp_path / "SC4001E0-PSG.edf").signals
         ]
         arrays[1] = change
         edf_writer.write_edf(

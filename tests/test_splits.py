@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from made_cache import build, record, records
 from made_cache import tiny as tiny
 
-from bitimely_core import storage, tokens
+from bitimely_core import locks, tokens
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.tokens import splits
 
@@ -153,7 +153,7 @@ def test_official_folds_that_share_a_subject_are_refused(tmp_path: Path) -> None
     with pytest.raises(UserError) as error:
         build(held, tmp_path, split="official")
     assert (error.value.code, error.value.exit_code) == (Reason.SUBJECT_LEAKAGE, Exit.REFUSED)
-    assert [p.name for p in tmp_path.iterdir()] == [storage.LOCK]
+    assert [p.name for p in tmp_path.iterdir()] == [locks.LOCK_FILE]
 
 
 @pytest.mark.parametrize("split", ["random-window", "time"])

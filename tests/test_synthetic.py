@@ -12,7 +12,7 @@ import pytest
 
 from bitimely_core.datasets import synthetic as module
 from bitimely_core.datasets.sleep_edf import sleep_edf
-from bitimely_core.datasets.synthetic import make_night, make_waveform, synthetic, write_cohort
+from bitimely_core.datasets.synthetic import encode_night, make_night, make_waveform, synthetic
 from bitimely_core.errors import Exit, UserError
 from bitimely_core.formats.source import scan_folder
 from bitimely_core.registry import datasets
@@ -175,8 +175,12 @@ def test_cohort_on_disk_is_sleep_edf(
     tmp_path: Path, cohort: list[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(module.SIZES, "small", (2, 20))
-    files = write_cohort(tmp_path, "small", 0)
-    assert len(files) == 8
+    (tmp_path / "sleep-cassette").mkdir()
+    for subject, night in ((0, 1), (0, 2), (1, 1), (1, 2)):
+        for end, data in zip(
+            ("0-PSG", "C-Hypnogram"), encode_night("small", 0, subject, night), strict=True
+        ):
+            (tmp_path / "sleep-cassette" / f"SC4{subject:02d}{night}E{end}.edf").write_bytes(data)
     units = [
         found for found in sleep_edf(scan_folder(tmp_path), {}) if isinstance(found, IngestUnit)
     ]
@@ -193,7 +197,7 @@ def test_cohort_on_disk_is_sleep_edf(
             note for note in made.annotations if not note.label.startswith(module.MARK)
         ]
         assert {finding.level for finding in record.findings} == {"info"}
-    reader = pyedflib.EdfReader(str(files[0]))
+    reader = pyedflib.EdfReader(str(tmp_path / "sleep-cassette" / "SC4001E0-PSG.edf"))
     assert np.array_equal(reader.readSignal(0, digital=True), cohort[0].signals[0].samples)
     reader.close()
 

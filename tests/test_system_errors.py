@@ -232,7 +232,8 @@ ALLOWED = {  # file: functions that need not ask
     "tokens/unlabelled.py": {"_list_recordings"},  # raised when its recording is read
     # the reader of the layout meets the fault again, and says it
     "claims/sources/__init__.py": {"recognize_layout"},
-    "storage.py": {"_locked_error", "_try_lock"},  # a message; no locks there
+    "locks.py": {"_locked_error"},  # a message
+    "storage.py": {"try_lock"},  # no locks there
     "manifests.py": {"remove_old_files"},  # leaves the files for the next time
     "claims/engines.py": {"_run_task"},  # asks `find_system_error`; the driver raises what it finds
     # a pipe that the other side has closed

@@ -14,7 +14,7 @@ import pytest
 from made_cache import Memory, build, damage, files, missing, planned, record, records
 from made_cache import tiny as tiny
 
-from bitimely_core import manifests, storage, tokens
+from bitimely_core import locks, manifests, storage, tokens
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.tokens import cutting
 
@@ -27,7 +27,7 @@ def test_same_input_same_bytes_and_nothing_twice(
     build(held, tmp_path / "b", view="staging")
     assert files(tmp_path / "a") == files(tmp_path / "b")
     stamps = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "a").iterdir()}
-    monkeypatch.setattr(storage, "lock", None)
+    monkeypatch.setattr(locks, "lock_folder", None)
     again = build(held, tmp_path / "a", view="staging")
     assert {p.name: p.stat().st_mtime_ns for p in (tmp_path / "a").iterdir()} == stamps
     assert (
@@ -77,7 +77,7 @@ def test_another_cache_makes_new_windows_and_no_leftovers(tmp_path: Path) -> Non
     )
     assert first.values().tobytes() == old  # the map that is open lives on
     assert second.values().tobytes() != old
-    names = {p.name for p in tmp_path.iterdir()} - {storage.LOCK, manifests.MANIFEST}
+    names = {p.name for p in tmp_path.iterdir()} - {locks.LOCK_FILE, manifests.MANIFEST}
     assert names == set(second.manifest.files)
 
 

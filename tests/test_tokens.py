@@ -17,7 +17,7 @@ from made_cache import RATE, build, damage, labels, missing, physical, record, r
 from made_cache import tiny as tiny
 from samples import SAMPLES, require_sample
 
-from bitimely_core import cache, storage, tokens
+from bitimely_core import cache, locks, tokens
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.tokens import cutting, moments, splits
 from bitimely_core.types import Annotation, Signal
@@ -288,7 +288,7 @@ def test_faster_channels_are_refused_unless_the_rate_is_requested(tmp_path: Path
     with pytest.raises(UserError, match=r"Give --rate 20") as error:
         build(held, tmp_path, view="staging")
     assert (error.value.code, error.value.exit_code) == (Reason.SAMPLING_RATE, Exit.REFUSED)
-    assert [p.name for p in tmp_path.iterdir()] == [storage.LOCK]
+    assert [p.name for p in tmp_path.iterdir()] == [locks.LOCK_FILE]
     windows = build(held, tmp_path, rate=20.0)
     assert windows.manifest.shards[0].dtype == "float32"
     assert len(windows) == 3 * 7

@@ -152,7 +152,7 @@ def _skip_seed(generator: torch.Generator) -> torch.Generator:
 
 
 def test_events_are_dicts_of_one_length_that_models_read() -> None:
-    events = bt.open_tokens(EVENTS).limited(40)
+    events = replace(bt.open_tokens(EVENTS), limit=40)
     loader = DataLoader(events["test"], batch_size=3)
     model = bt.build_model(
         "bitimelygpt",
@@ -220,7 +220,7 @@ def test_a_pickle_holds_the_place_and_no_data(windows: Any, tmp_path: Path) -> N
     code = f"import sys, pickle, numpy as np; np.save({str(tmp_path / 'x.npy')!r}, np.asarray(pickle.load(sys.stdin.buffer)))"
     subprocess.run([sys.executable, "-c", code], input=data, check=True, cwd=tmp_path)
     np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), np.asarray(part))
-    events = pickle.loads(pickle.dumps(bt.open_tokens(EVENTS).limited(7)["test"]))
+    events = pickle.loads(pickle.dumps(replace(bt.open_tokens(EVENTS), limit=7)["test"]))
     assert events.limit == 7
     np.testing.assert_array_equal(events.rows, bt.open_tokens(EVENTS)["test"].rows)
     held = test_data.windows(5)

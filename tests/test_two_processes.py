@@ -19,7 +19,7 @@ import pytest
 from small import SMALL_RECIPE
 
 from bitimely_cli.main import main
-from bitimely_core import storage
+from bitimely_core import locks, storage
 from bitimely_core.errors import UserError
 
 STEPS = ["--steps", "1", "--batch-size", "8"]
@@ -187,11 +187,11 @@ def test_who_waits_for_a_folder_that_is_replaced_locks_the_new_one(
     held, end = threading.Event(), threading.Event()
 
     def wait_and_hold() -> None:
-        with storage.lock(folder, 10.0):
+        with locks.lock_folder(folder, 10.0):
             held.set()
             end.wait(10)
 
-    with storage.lock(folder):
+    with locks.lock_folder(folder):
         waiting = threading.Thread(target=wait_and_hold)
         waiting.start()
         time.sleep(0.2)
@@ -199,7 +199,7 @@ def test_who_waits_for_a_folder_that_is_replaced_locks_the_new_one(
     assert held.wait(10)
     try:
         with pytest.raises(UserError) as caught:
-            storage.lock(folder).__enter__()
+            locks.lock_folder(folder).__enter__()
         assert caught.value.exit_code == 7
     finally:
         end.set()

@@ -108,7 +108,7 @@ def test_the_fixture_is_small_and_names_no_path_of_a_machine() -> None:
 
 def test_the_cache_of_recordings_holds_the_source(home: Path) -> None:
     opened = cache.open_cache(home / "cache" / "generic")
-    assert opened.report.counts.model_dump() == {
+    assert opened.manifest.report.counts.model_dump() == {
         "units_seen": 30,
         "accepted": 30,
         "accepted_with_warning": 0,

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy.typing as npt
 import torch
 from torch import Generator, Tensor
 
@@ -48,8 +47,6 @@ from bitimely_core.run import Run
 from bitimely_core.tokens import Windows
 from bitimely_core.train.devices import select_device
 from bitimely_core.types import Batch, Progress
-
-Array = npt.NDArray[Any]
 
 # held-out rel on white noise below this is a leak; sampling alone keeps it within 0.02 of 1
 NOISE_THRESHOLD = 0.97

@@ -14,7 +14,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from bitimely_core import manifests, registry, storage
+from bitimely_core import locks, manifests, registry, storage
 from bitimely_core.cache import ingest_report, shards, staging
 from bitimely_core.cache.ingest_run import REPORT, IngestRun
 from bitimely_core.cache.units import MEAN_BYTES, MEAN_UNITS, IngestTask, find_copies, group_units
@@ -166,19 +166,19 @@ def ingest_recordings(
     """Recordings: part k of n of the units, or all that is left to do."""
     folder = run.out
     if shard is not None and shard[1] > 1:
-        with storage.lock(folder, wait, shared=True):
+        with locks.lock_folder(folder, wait, shared=True):
             part = _ingest_part(run.restart(), shard, force_new=force_new)
         if part.parts_missing:
             return part
         try:  # other processes may have come as far
-            with storage.lock(folder, max(wait, PART_LOCK_WAIT)):
+            with locks.lock_folder(folder, max(wait, PART_LOCK_WAIT)):
                 return _ingest_all(run, force_new=force_new)
         except UserError as error:
             # the process that holds the lock finds all parts finished and publishes
             if error.code == Reason.LOCKED:
                 return part
             raise
-    with storage.lock(folder, wait):
+    with locks.lock_folder(folder, wait):
         return _ingest_all(run, force_new=force_new)
 
 
@@ -372,7 +372,7 @@ def _open_notes(run: IngestRun, *, force_new: bool) -> Path:
     folder = storage.make_folder(run.out / PROGRESS)
     path = folder / "settings.json"
     new = {"settings": run.settings.model_dump(mode="json"), "force_new": force_new}
-    with storage.lock(folder, PART_LOCK_WAIT):
+    with locks.lock_folder(folder, PART_LOCK_WAIT):
         stored = _read_json(path)
         if stored is not None and not force_new:
             _compare_settings(CacheSettings(**stored["settings"]), run.settings, path)

@@ -30,7 +30,6 @@ from bitimely_core.schemas.ingest import (
     CachedPart,
     CacheManifest,
     EventsManifest,
-    IngestReport,
     RecordingsManifest,
 )
 from bitimely_core.system_errors import raise_system_error
@@ -65,11 +64,6 @@ class Cache:
     def dataset(self) -> str:
         """Name of the data set."""
         return self.manifest.dataset
-
-    @property
-    def report(self) -> IngestReport:
-        """The report of the ingest that made it."""
-        return self.manifest.report
 
     def events(self) -> Iterator[pl.DataFrame]:
         """Of claims: the rows of one shard of subjects after another, in MEDS columns

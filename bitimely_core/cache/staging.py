@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote, urljoin
 
-from bitimely_core import storage
+from bitimely_core import locks, storage
 from bitimely_core.cache.workers import StopFlag, catch_signals
 from bitimely_core.errors import (
     Exit,
@@ -193,7 +193,7 @@ def open_source(
     with catch_signals() as stop:
         remote = list_remote(str(source), stop)
         folder = storage.make_folder(locate_folder(str(source), out))
-    with storage.lock(folder, wait):
+    with locks.lock_folder(folder, wait):
         with catch_signals() as stop:
             _Download(remote, folder, stop, progress or (lambda step, done, total: None)).run()
         scanned = scan_folder(folder)

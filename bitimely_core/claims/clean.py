@@ -108,8 +108,6 @@ def clean_rows(
     vocab: str = "icd9",
     source: str = "outpatient",
     life_dates: pl.DataFrame | None = None,
-    form: str | None = None,
-    latest: int | None = None,
     copy_key: bool = False,
     minutes: bool = False,
 ) -> tuple[pl.DataFrame, RowAccount]:
@@ -127,8 +125,6 @@ def clean_rows(
         vocab: of rows without one.
         source: of rows without one.
         life_dates: subject_id, birth_day, optional death_day, index_day; Int32, nullable.
-        form: of the dates (`dates.parse_day`).
-        latest: days after this one are in the future of the data.
         copy_key: add the column that `pass2_write.resolve_duplicates` needs.
         minutes: add the column `minute` Int16: of the day, 0 for a date without time.
     """
@@ -153,7 +149,7 @@ def clean_rows(
     table = frame.select(
         "subject_id",
         (
-            texts["date"].map(lambda text: dates.parse_day(text, form), pl.Int32)
+            texts["date"].map(dates.parse_day, pl.Int32)
             if "date" in texts
             else dates.parse_days(frame["date"])
         ).alias("day"),
@@ -185,9 +181,7 @@ def clean_rows(
         for one in readings
     ]
     outcome = np.array(numbers, np.int16)[pair]
-    for name, test in reversed(
-        _make_checks(set(table.columns), strict=book.strict, latest=latest).items()
-    ):
+    for name, test in reversed(_make_checks(set(table.columns), strict=book.strict).items()):
         outcome[table.select(test.fill_null(value=False)).to_series().to_numpy()] = len(outcomes)
         outcomes.append((name, DATE_FAULTS[name]))
     lost = np.flatnonzero(outcome >= 0)
@@ -249,7 +243,7 @@ def _read_minutes(written: _NumberedTexts) -> pl.Series:
     return distinct.select(dates.read_minutes(pl.col("date"))).to_series().gather(written.number)
 
 
-def _make_checks(columns: set[str], *, strict: bool, latest: int | None) -> dict[str, pl.Expr]:
+def _make_checks(columns: set[str], *, strict: bool) -> dict[str, pl.Expr]:
     """Fault -> test, in order. A null test, for instance without a known birth, is passed."""
     day = pl.col("day")
     checks = {"bad_date": day.is_null()}
@@ -264,8 +258,6 @@ def _make_checks(columns: set[str], *, strict: bool, latest: int | None) -> dict
         checks["before_birth"] = day < pl.col("birth_day")
     if "death_day" in columns:
         checks["after_death"] = day > pl.col("death_day") + GRACE_DAYS
-    if latest is not None:
-        checks["future"] = day > latest
     return checks
 
 

@@ -126,7 +126,7 @@ def _list_forms(text: str) -> Iterator[str]:
             )
 
 
-def parse_days(texts: pl.Series, form: str | None = None) -> pl.Series:
+def parse_days(texts: pl.Series) -> pl.Series:
     """The days of a column of texts or dates, Int32; null where there is none.
 
     Raises ValueError: for a column of another type: numbers are not read as dates.
@@ -139,7 +139,7 @@ def parse_days(texts: pl.Series, form: str | None = None) -> pl.Series:
         return texts.to_physical()
     if texts.is_empty() or texts.dtype == pl.Null:
         return texts.cast(pl.Int32)
-    return map_texts(texts, lambda text: parse_day(text, form), pl.Int32)
+    return map_texts(texts, parse_day, pl.Int32)
 
 
 def read_minutes(text: pl.Expr) -> pl.Expr:

@@ -26,7 +26,7 @@ from typing import Any
 
 import polars as pl
 
-from bitimely_core import manifests, storage
+from bitimely_core import locks, manifests, storage
 from bitimely_core.cache import ingest_report as cache_report
 from bitimely_core.cache.ingest import PART_LOCK_WAIT, load_previous
 from bitimely_core.cache.ingest_run import REPORT, IngestRun
@@ -77,12 +77,12 @@ def ingest_events(
     """Claims: part k of n of the first pass, or everything that is not done yet."""
     parts = 1 if shard is None else shard[1]
     if shard is not None and parts > 1:
-        with storage.lock(run.out, wait, shared=True):
+        with locks.lock_folder(run.out, wait, shared=True):
             previous = None if force_new else load_previous(run, force_new=force_new)
             part = ingest_part(run.restart(), shard, previous, force_new=force_new)
         if part is not None and part.parts_missing:
             return part
-    with storage.lock(run.out, wait if parts == 1 else max(wait, PART_LOCK_WAIT)):
+    with locks.lock_folder(run.out, wait if parts == 1 else max(wait, PART_LOCK_WAIT)):
         storage.remove_temporary_files(run.out)
         return build_cache(
             run, force_new=force_new, previous=load_previous(run, force_new=force_new), parts=parts

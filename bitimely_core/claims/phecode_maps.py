@@ -164,18 +164,6 @@ class PhecodeMap:
     facts: list[MapFacts] = field(default_factory=list)  # of each file, for the manifest
     findings: list[Finding] = field(default_factory=list)
 
-    def frame(self) -> pl.DataFrame:
-        """The long form: vocab, code, phecode (text)."""
-        rows = [
-            (vocab, code, p)
-            for vocab, table in self.tables.items()
-            for code, found in sorted(table.items())
-            for p in found
-        ]
-        return pl.DataFrame(
-            rows, schema={"vocab": pl.String, "code": pl.String, "phecode": pl.String}, orient="row"
-        )
-
 
 def group_phecodes(rows: Iterable[tuple[str, str, str]]) -> dict[str, dict[str, tuple[str, ...]]]:
     """(vocab, code, phecode) in any order -> the PheCodes of each code, distinct and in numeric

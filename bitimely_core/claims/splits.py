@@ -39,9 +39,9 @@ def compute_bins(subjects: Iterable[str], seed: int = SEED) -> NDArray[np.uint16
     return (np.frombuffer(digests, ">u8")[::4].astype(np.float64) / 2**64 * BINS).astype(np.uint16)
 
 
-def assign_split_of_bin(number: int, train: float = TRAIN, validation: float = VALIDATION) -> str:
-    """The split of a subject with stored floor(1000 u); the shares are multiples of 0.001."""
-    first, second = round(train * BINS), round((train + validation) * BINS)
+def assign_split_of_bin(number: int) -> str:
+    """The split of a subject with stored floor(1000 u)."""
+    first, second = round(TRAIN * BINS), round((TRAIN + VALIDATION) * BINS)
     return "train" if number < first else "validation" if number < second else "test"
 
 

@@ -72,7 +72,6 @@ FACTS = DatasetFacts(
         "map": "icd_phecode_demo.csv, written beside the claims",
         "truth": "truth.csv (onsets, tempo score) and ledger.json (rows of each mess) are never read",
     },
-    clinical=False,
     options={"subjects": 20_000, "seed": 0, "config": None, "engine": "polars"},
     needs_source=False,
     kind="events",

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from bitimely_core import manifests, storage
+from bitimely_core import locks, manifests, storage
 from bitimely_core.cache import Cache
 from bitimely_core.claims import code_values, sequence_builder, sequence_plan, shard_map, steps
 from bitimely_core.claims.choices import SequenceChoices
@@ -199,7 +199,7 @@ def write_task_sequences(
         "subject_id"
     ].n_unique()
     storage.make_folder(out)
-    with storage.lock(out):
+    with locks.lock_folder(out):
         storage.remove_temporary_files(out)
         _write_task(
             cache,

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from bitimely_core import manifests, storage
+from bitimely_core import locks, manifests, storage
 from bitimely_core.claims import (
     code_values,
     codes,
@@ -90,7 +90,7 @@ def write_sequences(
         if verify:
             plan.manifest.check_files(plan.cache.folder)
         storage.make_folder(out)
-        with storage.lock(out):
+        with locks.lock_folder(out):
             if force_new or not _is_current(plan, out):
                 storage.remove_temporary_files(out)
                 _write_plan(plan, out, progress)

@@ -22,7 +22,6 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from bitimely_core import storage
 from bitimely_core.datasets.sleep_edf import EPOCH, NATIVE_RATES, RATE, RULES, VIEWS, read_recording
 from bitimely_core.errors import Finding, Reason, safe_text, unknown_name_error, usage_error
 from bitimely_core.formats import edf_header, edf_writer
@@ -156,7 +155,6 @@ def predict_from_band_powers(given: BaselineInput) -> np.ndarray:
             "planted": f"annotations that begin with '{MARK}' say where a waveform was planted; they are no labels",
         },
         native_rates=NATIVE_RATES,
-        clinical=False,
         options={"size": "small", "seed": 0},
         needs_source=False,
         baselines=(
@@ -225,24 +223,6 @@ def read_night(
             keep_dates=keep_dates,
             marks=MARK,
         )
-
-
-def write_cohort(folder: Path, size: str = "small", seed: int = 0) -> list[Path]:
-    """The cohort in the official layout of Sleep-EDF under `folder`, so that `ingest sleep-edf`
-    reads it; returns the files written.
-    """
-    size, seed = check_options(size, seed)
-    cassette = folder / "sleep-cassette"
-    storage.make_folder(cassette)
-    written = []
-    for subject in range(SIZES[size][0]):
-        for night in range(1, NIGHTS + 1):
-            for end, data in zip(
-                ("0-PSG", "C-Hypnogram"), encode_night(size, seed, subject, night), strict=True
-            ):
-                written.append(cassette / f"SC4{subject:02d}{night}E{end}.edf")
-                storage.write_bytes(written[-1], data)
-    return written
 
 
 def encode_night(size: str, seed: int, subject: int, night: int) -> tuple[bytes, bytes]:

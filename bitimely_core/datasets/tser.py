@@ -150,7 +150,6 @@ def name_unit(subjects: Iterable[str], recordings: Iterable[str]) -> str:
             "lengths": LENGTHS,
             "subjects": "recordings that were found by their shared samples; other cases count as independent, as in the archives",
         },
-        clinical=False,
     )
 )
 def ts(source: Source | None, options: IngestOptions) -> Iterator[IngestUnit | Finding]:

@@ -62,7 +62,6 @@ DESCRIPTIONS = {
 TITLES = {"features": "simple features", "kernels": "random kernels", **window_counts.TITLES}
 # from counts in windows, tuned with the budget of the run
 COUNTED = (*window_counts.TITLES, *hazard_baselines.DESCRIPTIONS)
-CONSTANT = ("majority", "prior", "mean", "median")
 
 
 class KernelGroup(NamedTuple):

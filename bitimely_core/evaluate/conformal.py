@@ -44,7 +44,7 @@ def score_windows(task: str, prediction: Array, target: Array) -> Array:
 
 
 def find_threshold(
-    scores: Array, units: Array | None, level: float = COVERAGE, subject: str = "subject"
+    scores: Array, units: Array | None, subject: str = "subject"
 ) -> ConformalThreshold:
     """The threshold for `scores` [n] of the subjects `units` [n]; None: each window is a unit (of
     one person's own windows).
@@ -54,16 +54,16 @@ def find_threshold(
     _, group = np.unique(np.arange(len(scores)) if units is None else units, return_inverse=True)
     count = np.bincount(group)
     n_units, what = len(count), "windows" if units is None else f"{subject}s"
-    least = math.ceil(level / (1 - level) - 1e-9)
+    least = math.ceil(COVERAGE / (1 - COVERAGE) - 1e-9)
     if n_units < least:
         return ConformalThreshold(
             None,
-            f"{n_units} calibration {what}, at least {least} required for {level:.0%} coverage",
+            f"{n_units} calibration {what}, at least {least} required for {COVERAGE:.0%} coverage",
         )
     order = np.argsort(scores, kind="stable")
     reached = np.cumsum(1 / ((n_units + 1) * count[group[order]]))
     return ConformalThreshold(
-        float(scores[order][min(int(np.searchsorted(reached, level - 1e-12)), len(scores) - 1)])
+        float(scores[order][min(int(np.searchsorted(reached, COVERAGE - 1e-12)), len(scores) - 1)])
     )
 
 

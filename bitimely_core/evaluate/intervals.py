@@ -78,7 +78,7 @@ def bound_share(share: float, trials: float, level: float = LEVEL) -> tuple[floa
     return lo, float(betaincinv(hits + 1, trials - hits, 1 - alpha / 2)) if hits < trials else 1.0
 
 
-def find_interval(metric: str, one: Estimate, level: float = LEVEL) -> tuple[float, float] | None:
+def find_interval(metric: str, one: Estimate) -> tuple[float, float] | None:
     """The confidence interval of a metric, or of a `mean` of any sign, a positive `ratio`, a
     `share`; None where the units do not vary.
     """
@@ -87,7 +87,7 @@ def find_interval(metric: str, one: Estimate, level: float = LEVEL) -> tuple[flo
     value, weights = one.value, one.weights
     variance, t = (
         estimate_variance(one.influence, weights.leverage),
-        float(stdtrit(weights.df, (1 + level) / 2)),
+        float(stdtrit(weights.df, (1 + LEVEL) / 2)),
     )
     se = float(np.sqrt(variance))
     alike = is_rounding(se, value, scaled=is_scaled(metric))
@@ -105,20 +105,20 @@ def find_interval(metric: str, one: Estimate, level: float = LEVEL) -> tuple[flo
         )
     if metric == "kappa":
         if alike or abs(value) > 1 - 1e-9:
-            lo, hi = bound_share((value + 1) / 2, weights.effective, level)
+            lo, hi = bound_share((value + 1) / 2, weights.effective, LEVEL)
             return 2 * lo - 1, 2 * hi - 1
         z, reach = float(np.arctanh(value)), t * se / (1 - value**2)
         return float(np.tanh(z - reach)), float(np.tanh(z + reach))
     edge = min(value, 1 - value)
     if alike or edge < 1e-12:
-        return bound_share(min(max(value, 0.0), 1.0), weights.effective, level)
+        return bound_share(min(max(value, 0.0), 1.0), weights.effective, LEVEL)
     z, reach = float(np.log(value / (1 - value))), t * se / (value * (1 - value))
     lo, hi = float(1 / (1 + np.exp(-(z - reach)))), float(1 / (1 + np.exp(-(z + reach))))
     if edge**2 < NEAR_BOUNDARY * variance:
         trials = min(
-            weights.rows, value * (1 - value) / variance * (float(ndtri((1 + level) / 2)) / t) ** 2
+            weights.rows, value * (1 - value) / variance * (float(ndtri((1 + LEVEL) / 2)) / t) ** 2
         )
-        low, high = bound_share(value, trials, level)
+        low, high = bound_share(value, trials, LEVEL)
         return (
             (min(lo, low), max(hi, high))
             if metric in {"auroc", "auprc", "auprc_micro"}

@@ -273,14 +273,14 @@ def compare_with_zero(
     )
 
 
-def holm(p: Sequence[float | None], level: float = LEVEL) -> list[tuple[float, float] | None]:
+def holm(p: Sequence[float | None]) -> list[tuple[float, float] | None]:
     """Holm's step-down correction of a family of comparisons; None marks a comparison without p,
     which is not counted.
 
     Returns:
-        For each `(adjusted, alpha)`: the adjusted p, to be compared with 1 - level, and the error
+        For each `(adjusted, alpha)`: the adjusted p, to be compared with 1 - `LEVEL`, and the error
         rate of its step. An interval of level 1 - alpha excludes zero exactly where the adjusted p
-        is at most 1 - level.
+        is at most 1 - `LEVEL`.
     """
     out: list[tuple[float, float] | None] = [None] * len(p)
     known = sorted((value, k) for k, value in enumerate(p) if value is not None)
@@ -288,23 +288,21 @@ def holm(p: Sequence[float | None], level: float = LEVEL) -> list[tuple[float, f
     for place, (value, k) in enumerate(known):
         left = len(known) - place
         highest = max(highest, min(1.0, left * value))
-        alpha = (1 - level) / left
+        alpha = (1 - LEVEL) / left
         if kept is None and value > alpha:
             kept = alpha  # nothing is significant from the first non-significant step on
         out[k] = (highest, alpha if kept is None else kept)
     return out
 
 
-def holm_correct(
-    differences: Sequence[MeanDifference], level: float = LEVEL
-) -> list[CorrectedDifference]:
+def holm_correct(differences: Sequence[MeanDifference]) -> list[CorrectedDifference]:
     """Differences as one family: each with `p_holm` and the interval `corrected_lo` to
     `corrected_hi`, null without p.
     """
     from scipy.special import stdtrit
 
     out = []
-    for d, found in zip(differences, holm([d.p for d in differences], level), strict=True):
+    for d, found in zip(differences, holm([d.p for d in differences]), strict=True):
         one = CorrectedDifference(**d.model_dump())
         # of protected means df is withheld
         if (
@@ -447,17 +445,17 @@ class RankTest(NamedTuple):
     friedman_p: float | None  # of equal rows; None below three rows
 
 
-def nemenyi(table: Any, level: float = LEVEL) -> RankTest:
+def nemenyi(table: Any) -> RankTest:
     """Mean ranks over data sets ([N data sets, k rows] ranks) and their critical difference
     (Nemenyi's test; Demsar 2006, section 3.2.2).
 
     `critical` = q sqrt(k (k + 1) / 6 N), q = the studentised range at infinite degrees of freedom
-    over sqrt(2). 1 - `level` is the error rate over all pairs.
+    over sqrt(2). 1 - `LEVEL` is the error rate over all pairs.
     """
     from scipy import stats
 
     x = np.asarray(table, dtype=np.float64)
     n, k = x.shape
-    q = float(stats.studentized_range.ppf(level, k, np.inf)) / np.sqrt(2)
+    q = float(stats.studentized_range.ppf(LEVEL, k, np.inf)) / np.sqrt(2)
     p = float(stats.friedmanchisquare(*x.T).pvalue) if k > 2 and n > 1 else None
     return RankTest(x.mean(0).tolist(), float(q * np.sqrt(k * (k + 1) / (6 * n))), p)

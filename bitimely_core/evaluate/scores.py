@@ -317,11 +317,11 @@ def describe_units(scores: TaskScores) -> str:
     return f"{format_count(scores.n_subjects)} {'subject' if unit == 'window' else unit}s{shared}"
 
 
-def score_figure(scores: TaskScores, metric: str | None = None) -> Figure | None:
-    """The main score (or `metric`) and those of the baselines as a figure; the first block of a
-    page is the headline. None: not defined.
+def score_figure(scores: TaskScores) -> Figure | None:
+    """The main score and those of the baselines as a figure; the first block of a page is the
+    headline. None: not defined.
     """
-    name = metric or scores.main or ""
+    name = scores.main or ""
     ours = "this run" if getattr(scores, "encoder", None) is None else "this encoder"
     named = {b.replace("_", " "): baseline for b, baseline in scores.baselines.items()}
     parts = {

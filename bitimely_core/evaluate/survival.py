@@ -65,12 +65,6 @@ def count_at_risk(time: Array, event: Array) -> RiskTable:
     return RiskTable(times, len(time) - left + censored + events + deaths, events, deaths, censored)
 
 
-def estimate_survival(time: Array, event: Array) -> StepCurve:
-    """Kaplan and Meier's probability to be without any event."""
-    of = count_at_risk(time, event)
-    return StepCurve(of.times, np.cumprod(1 - (of.events + of.deaths) / of.risk), 1.0)
-
-
 def estimate_censoring(time: Array, event: Array) -> StepCurve:
     """Kaplan and Meier's probability to be uncensored: whoever has an event on a day is not at risk
     to be censored on it.
@@ -82,7 +76,7 @@ def estimate_censoring(time: Array, event: Array) -> StepCurve:
 
 def estimate_incidence(time: Array, event: Array, cause: int = 1) -> StepCurve:
     """Aalen and Johansen's cumulative incidence of a cause; without competing events one less
-    `estimate_survival`.
+    Kaplan and Meier's survival.
     """
     of = count_at_risk(time, event)
     before = np.append(1.0, np.cumprod(1 - (of.events + of.deaths) / of.risk))[:-1]

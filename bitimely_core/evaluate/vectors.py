@@ -392,15 +392,13 @@ def _read_declaration(path: Path, metadata: Mapping[bytes, bytes]) -> EncoderDec
         ) from None
 
 
-def count_declared_subjects(
-    declared: EncoderDeclaration, windows: Windows, split: str = "test"
-) -> int | None:
-    """Subjects of `split` that were in the declared pre-training; None: it is not known.
+def count_declared_subjects(declared: EncoderDeclaration, windows: Windows) -> int | None:
+    """Subjects of the test split that were in the declared pre-training; None: it is not known.
 
     Subjects are compared by id where they are declared, else the names of the data sets: `NAME` is
     all of it, `NAME:train` that split of it.
     """
-    own = set(windows[split].subjects())
+    own = set(windows["test"].subjects())
     if declared.pretrained_subjects is not None:
         return len(own & set(declared.pretrained_subjects))
     nameless = windows.dataset == "generic" and declared.tokens is None  # many data have that name

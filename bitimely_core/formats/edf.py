@@ -55,36 +55,19 @@ def read_annotations(path: Path, header: EdfHeader) -> tuple[list[Annotation], l
     return recording.annotations, recording.findings[len(header.findings) :]
 
 
-def read_signals(
-    path: Path, header: EdfHeader, channels: Collection[str] | None = None
-) -> list[Signal]:
-    """Digital values of the ordinary signals, at their own rates, int16 (BDF: float32, which holds
-    24 bits exactly).
-
-    Args:
-        path: the file.
-        header: its header.
-        channels: labels to read; None: all.
-
-    Returns:
-        One signal a channel; in a file with gaps one a channel and segment, `onset` in seconds from
-        the first sample. Segments are never joined over a gap; `read_annotations` and
-        `read_recording` report it.
-
-    Raises:
-        UserError: discontinuous for records that overlap in time, truncated when the file has
-            shrunk.
-    """
-    return _read_channels(
-        path, header, [c for c in header.channels if channels is None or c.label in channels]
-    ).signals
-
-
 def read_recording(
     path: Path, *, required: Collection[str] | None = None, keep_phi: bool = False
 ) -> EdfRecording:
-    """Header, samples and annotations in one pass over the file; see `read_header`, `read_signals`,
+    """Header, samples and annotations in one pass over the file; see `read_header` and
     `read_annotations`.
+
+    Samples are the digital values of the ordinary signals, at their own rates, int16 (BDF: float32,
+    which holds 24 bits exactly). A channel is one signal; in a file with gaps one of each segment,
+    `onset` in seconds from the first sample. Segments are never joined over a gap, which is a
+    finding.
+
+    Raises UserError: as `read_header` and `read_annotations`; discontinuous for records that
+    overlap in time, truncated when the file has shrunk.
     """
     header = read_header(path, required=required, keep_phi=keep_phi)
     return _read_channels(path, header, header.channels)

@@ -124,11 +124,6 @@ class EdfHeader:
             else datetime.combine(self.day, self.clock)
         )
 
-    @property
-    def seconds(self) -> float:
-        """Length of all records together."""
-        return self.records * self.duration
-
     def rate(self, channel: EdfChannel) -> float:
         """Sampling rate in Hz."""
         return _sampling_rate(channel.samples, self.duration)

@@ -463,9 +463,7 @@ def strip_blanks(column: pl.Expr) -> pl.Expr:
     return pl.when(text != "").then(text)
 
 
-def read_table(
-    path: Path, file: str, columns: Mapping[str, str], mark: str = ",", *, quotes: bool = True
-) -> pl.DataFrame:
+def read_table(path: Path, file: str, columns: Mapping[str, str], mark: str = ",") -> pl.DataFrame:
     """A table that fits in memory: `row` and the columns by key, text without surrounding blanks,
     null where empty.
 
@@ -474,7 +472,6 @@ def read_table(
         file: its name in messages.
         columns: key -> name in the header.
         mark: delimiter of csv.
-        quotes: as for `read_frames`.
 
     Raises:
         UserError: as `refuse_faults` and `read_frames`.
@@ -482,7 +479,7 @@ def read_table(
     import polars as pl
 
     parts = []
-    for block in read_frames(path, tuple(columns.values()), delimiter=mark, quotes=quotes):
+    for block in read_frames(path, tuple(columns.values()), delimiter=mark):
         refuse_faults(block, file)
         parts.append(
             block.frame.select(

@@ -21,7 +21,7 @@ import numpy as np
 
 from bitimely_core.errors import Finding, Reason, UserError, input_error, input_warning, safe_text
 from bitimely_core.formats.source import locate_errors
-from bitimely_core.formats.text import decode_text, escape_controls, sanitize_label
+from bitimely_core.formats.text import decode_text, escape_controls
 from bitimely_core.formats.units import LARGEST
 from bitimely_core.system_errors import raise_system_error
 
@@ -69,7 +69,6 @@ class TsCase(NamedTuple):
 class TsHeader:
     """Contents of the header, and the shape that the cases share."""
 
-    problem: str
     task: TsTask
     classes: tuple[str, ...]  # in the header's order; empty where it lists none
     timestamps: bool
@@ -79,7 +78,6 @@ class TsHeader:
     equal: bool  # the header promises equal lengths, hence enforced
     cases: int  # lines of data, counted without parsing them
     data: int  # 1-based line of @data
-    ended: bool  # the last line ends with a line feed
     findings: tuple[Finding, ...] = ()
 
 
@@ -194,7 +192,6 @@ def _read_header(path: Path) -> TsHeader:
             )
         )
     return TsHeader(
-        problem=sanitize_label(" ".join(keys.get("problem", ()))),
         task=task,
         classes=classes,
         timestamps=bool(flags["timestamps"]),
@@ -203,7 +200,6 @@ def _read_header(path: Path) -> TsHeader:
         equal=equal,
         cases=cases,
         data=data,
-        ended=ended,
         findings=tuple(findings),
     )
 

@@ -71,9 +71,7 @@ class WfdbHeader:
     samples that it promises.
     """
 
-    name: str
     where: str  # the header file, for messages
-    layout: str  # single, fixed or variable
     frame_rate: float  # frames a second
     frames: int
     channels: tuple[WfdbChannel, ...]  # of several segments: the first signal of each name
@@ -113,7 +111,6 @@ class WfdbRecording:
 
     header: WfdbHeader
     signals: list[Signal]
-    segments: list[tuple[float, float]]  # (onset, end) in seconds of the stretches without a gap
     findings: list[Finding]
 
 
@@ -154,9 +151,7 @@ def read_header(
             files += [group.name for group in groups]
             frames = _find_length(parsed.frames, groups, findings, spare=True)
             parts = [WfdbSegment(0, frames, groups)]
-            kind = "single"
         else:
-            kind = "variable" if parsed.segments[0][1] == 0 else "fixed"
             parts, layout, frames = _read_segments(
                 parsed, folder, source, required, files, findings, comments
             )
@@ -175,9 +170,7 @@ def read_header(
                 )
             )
     return WfdbHeader(
-        name=parsed.name,
         where=str(file),
-        layout=kind,
         frame_rate=parsed.rate,
         frames=frames,
         channels=tuple(channels.values()),
@@ -540,43 +533,26 @@ def _merge_findings(findings: Sequence[Finding]) -> list[Finding]:
 # --- samples
 
 
-def read_signals(header: WfdbHeader, channels: Collection[str] | None = None) -> list[Signal]:
-    """Digital values of the signals, at their own rates: int16, or float32 where samples are
-    missing (NaN) or need more bits.
-
-    Args:
-        header: the record's header.
-        channels: names to read; None: all.
-
-    Returns:
-        One signal a channel; in a record of several segments one a channel and stretch without a
-        gap or change of calibration, `onset` in seconds from the record's beginning. Sorted by
-        channel as in the header, then by onset. `read_recording` also returns findings.
-
-    Raises:
-        UserError: checksum, initial_value, truncated, corrupt, io_error.
-    """
-    return _read_channels(header, channels).signals
-
-
 def read_recording(
     path: Path | str,
     source: Source | None = None,
     *,
     required: Collection[str] | None = None,
-    channels: Collection[str] | None = None,
     keep_phi: bool = False,
 ) -> WfdbRecording:
-    """Header and samples of a record; see `read_header` and `read_signals`."""
-    return _read_channels(read_header(path, source, required=required, keep_phi=keep_phi), channels)
+    """Header and samples of a record.
 
+    Samples are the digital values, at their own rates: int16, or float32 where some are missing
+    (NaN) or need more bits. A channel is one signal; in a record of several segments one of each
+    stretch without a gap or change of calibration, `onset` in seconds from the record's beginning.
+    Sorted by channel as in the header, then by onset.
 
-def _read_channels(header: WfdbHeader, channels: Collection[str] | None) -> WfdbRecording:
+    Raises UserError: as `read_header`; checksum, initial_value, truncated, corrupt, io_error.
+    """
+    header = read_header(path, source, required=required, keep_phi=keep_phi)
     findings = list(header.findings)
     missing: Counter[str] = Counter()
-    pieces: dict[str, list[tuple[int, int, Signal]]] = {
-        c.name: [] for c in header.channels if channels is None or c.name in channels
-    }
+    pieces: dict[str, list[tuple[int, int, Signal]]] = {c.name: [] for c in header.channels}
     with locate_errors(header.where):
         for part in header.parts:
             for group in part.groups:
@@ -612,11 +588,10 @@ def _read_channels(header: WfdbHeader, channels: Collection[str] | None) -> Wfdb
         findings.append(
             input_warning(Reason.MISSING_SAMPLES, problem, "missing values (NaN)", count=total)
         )
-    segments = _find_stretches(header, pieces, findings)
+    _report_gaps(header, pieces, findings)
     return WfdbRecording(
         header=header,
         signals=[signal for found in pieces.values() for signal in _join_pieces(found)],
-        segments=segments,
         findings=_merge_findings(findings),
     )
 
@@ -641,18 +616,12 @@ def _join_pieces(pieces: Sequence[tuple[int, int, Signal]]) -> list[Signal]:
     ]
 
 
-def _find_stretches(
+def _report_gaps(
     header: WfdbHeader, pieces: dict[str, list[tuple[int, int, Signal]]], findings: list[Finding]
-) -> list[tuple[float, float]]:
-    """(onset, end) in seconds of the stretches without a gap, and a warning where there are gaps,
-    of the record or of single channels.
-    """
-    edges: list[list[int]] = []
-    for part in header.parts:
-        if edges and edges[-1][1] == part.first:
-            edges[-1][1] += part.frames
-        else:
-            edges.append([part.first, part.first + part.frames])
+) -> None:
+    """Add a warning where there are gaps of the record, and one where single channels have some."""
+    ends = [part.first + part.frames for part in header.parts]
+    gaps = sum(end != part.first for end, part in zip(ends, header.parts[1:], strict=False))
     present = sum(part.frames for part in header.parts)
     if present < header.frames:
         problem = f"{(header.frames - present) / header.frame_rate:g} of {header.seconds:g} s have no samples"
@@ -661,7 +630,7 @@ def _find_stretches(
                 Reason.DISCONTINUOUS,
                 problem,
                 "kept as segments at their true times",
-                count=max(1, len(edges) - 1),
+                count=max(1, gaps),
             )
         )
     partial = [name for name, found in pieces.items() if len(found) < len(header.parts)]
@@ -672,4 +641,3 @@ def _find_stretches(
                 Reason.DISCONTINUOUS, problem, "missing where they are not", count=len(partial)
             )
         )
-    return [(first / header.frame_rate, last / header.frame_rate) for first, last in edges]

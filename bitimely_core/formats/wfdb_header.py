@@ -41,7 +41,6 @@ SPELLINGS = {"mv": "mV", "uv": "uV", "µV": "uV", "μV": "uV", "µv": "uV", "μv
 class WfdbHeaderText(NamedTuple):
     """The text of a header, before any file that it names was looked at."""
 
-    name: str
     rate: float  # frames a second
     frames: int | None
     signals: tuple[tuple[str, int, int, WfdbChannel], ...]  # file, format, start, signal
@@ -130,9 +129,7 @@ def parse_header(
         else tuple(_parse_segment(line, i) for i, line in enumerate(lines[1:], 1))
     )
     signals = () if many is not None else _parse_signals(lines[1:], rate, required, findings)
-    return WfdbHeaderText(
-        named[1], rate, frames, signals, segments, day, clock, comments, tuple(findings)
-    )
+    return WfdbHeaderText(rate, frames, signals, segments, day, clock, comments, tuple(findings))
 
 
 def _split_lines(data: bytes) -> tuple[list[str], tuple[str, ...]]:

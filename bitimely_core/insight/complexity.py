@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -38,7 +37,6 @@ from bitimely_core.registry import AnalysisFacts, analyses, models
 from bitimely_core.run import Run
 from bitimely_core.types import Batch, Progress
 
-Array = npt.NDArray[np.float64]
 Call = Callable[[], Any]
 
 CHANNELS = 1

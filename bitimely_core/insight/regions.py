@@ -263,14 +263,12 @@ class SubjectMean(NamedTuple):
         return f"95 % CI {self.lo:.2f} to {self.hi:.2f} over {self.n_subjects} subjects"
 
 
-def mean_over_subjects(
-    values: Array, subjects: npt.NDArray[Any], bootstrap: int, kind: str = "ratio"
-) -> SubjectMean:
-    """Mean over the windows [S] with its interval over subjects; NaN values are excluded. `kind`:
-    as of `evaluate.average_over_units`.
+def mean_over_subjects(values: Array, subjects: npt.NDArray[Any], bootstrap: int) -> SubjectMean:
+    """Mean of positive ratios over the windows [S] with its interval over subjects; NaN values are
+    excluded.
     """
     names, whose = np.unique(subjects, return_inverse=True)
-    found = evaluate.average_over_units(values, whose, len(names), kind, bootstrap)
+    found = evaluate.average_over_units(values, whose, len(names), "ratio", bootstrap)
     reason = found.undefined_reason if found.value is not None else "no window has a gradient"
     return SubjectMean(
         found.value,
@@ -370,8 +368,8 @@ def compare_with_controls(
     places = random_placement(maps, chosen.length, RANDOM_PLACES, seed)
     names, whose = np.unique(chosen.subjects, return_inverse=True)
 
-    def average(of: Array, intervals: int = bootstrap, kind: str = "ratio") -> SubjectMean:
-        return mean_over_subjects(of, chosen.subjects, intervals, kind)
+    def average(of: Array, intervals: int = bootstrap) -> SubjectMean:
+        return mean_over_subjects(of, chosen.subjects, intervals)
 
     def test(of: Array, draws: Sequence[float] = ()) -> MeanDifference:
         return evaluate.compare_with_zero(of, whose, len(names), draws=draws, bootstrap=bootstrap)

@@ -13,7 +13,6 @@ K] 0, 1 (event) or 2 (death).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -88,11 +87,9 @@ def measure_loss(logits: Tensor, time: Tensor, event: Tensor, grid: HazardGrid) 
     return (logits.exp().sum(2) * years).sum(-1) - torch.where(happened, own, 0.0)
 
 
-def compute_incidence(
-    logits: Tensor, grid: HazardGrid, days: Sequence[float] | None = None
-) -> Tensor:
-    """Cumulative incidence of the event at `days` (None: the horizons), [B, K, H]; hazards are
-    constant within an interval.
+def compute_incidence(logits: Tensor, grid: HazardGrid) -> Tensor:
+    """Cumulative incidence of the event at the horizons, [B, K, H]; hazards are constant within an
+    interval.
     """
     if grid.kind == "discrete":
         # the hazard of an interval, summed over its time
@@ -102,7 +99,7 @@ def compute_incidence(
         rates = logits.exp() * send_constants(np.diff(grid.edges) / YEAR, logits)
         total = rates.sum(2)
         share = rates[:, :, 0] / total
-    lived = grid.measure_exposure(send_constants(grid.horizons if days is None else days, logits))
+    lived = grid.measure_exposure(send_constants(grid.horizons, logits))
     before = torch.exp(-F.pad(total.cumsum(-1), (1, 0))[..., :-1]) * share
     gone = -torch.expm1(-total[..., None, :] * lived)  # [B, K, H, J]
     return (before[..., None, :] * gone).sum(-1)

@@ -31,6 +31,8 @@ from bitimely_core.registry import Entry, ObjectiveFacts, models, objectives
 from bitimely_core.schemas.tokens import SamplePreparation
 from bitimely_core.types import Batch, Batches
 
+SCALE_BATCHES = 256  # batches on which the scale of a target is measured, at most
+
 __all__ = [
     "LossPart",
     "Objective",
@@ -230,15 +232,15 @@ def leak_free(
 
 
 @torch.no_grad()
-def measure_scale(model: nn.Module, batches: Batches | Iterable[Batch], limit: int = 256) -> float:
-    """Measure Var(target) (codes: unigram entropy; heads: that of the labels) on up to `limit`
-    batches; kept in `model.target_scale`.
+def measure_scale(model: nn.Module, batches: Batches | Iterable[Batch]) -> float:
+    """Measure Var(target) (codes: unigram entropy; heads: that of the labels) on up to
+    `SCALE_BATCHES`; kept in `model.target_scale`.
     """
     stream = batches(0) if callable(batches) else batches
     where = next(model.parameters()).device
     limited = (
         Batch(*(None if part is None else part.to(where) for part in batch))  # type: ignore[arg-type]
-        for batch in itertools.islice(stream, limit)
+        for batch in itertools.islice(stream, SCALE_BATCHES)
     )
     scale = float(model.measure(limited))  # type: ignore[operator]
     model.target_scale.fill_(scale)  # type: ignore[operator]

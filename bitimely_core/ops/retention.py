@@ -227,7 +227,6 @@ def decay_matrix(
     length: int | None = None,
     *,
     times: Tensor | None = None,
-    mask: Tensor | None = None,
     direction: Direction = "forward",
     ties: Ties = "index",
     dtype: torch.dtype | None = None,
@@ -235,9 +234,9 @@ def decay_matrix(
     """D [B, H, N, N] of equations 4, 8 and 10: weights by time alone, exactly 0 where a pair is not
     allowed or its weight is below e^-87.
 
-    Arguments as those of `retention`; the columns of masked keys are 0. Without `times` the regular
-    clock has `length` N. `dtype` is that of the result, float32 or float64, by default of
-    `log_decay`. Row = query, column = key; the first size is 1 without `times` and `mask`.
+    Arguments as those of `retention`. Without `times` the regular clock has `length` N. `dtype` is
+    that of the result, float32 or float64, by default of `log_decay`. Row = query, column = key;
+    the first size is 1 without `times`.
     """
     dtype = dtype or torch.promote_types(log_decay.dtype, torch.float32)
     wide = find_widest_float(log_decay.device)
@@ -257,11 +256,10 @@ def decay_matrix(
         gap, allowed = torch.where(later, gap, -gap), torch.ones_like(later)
     if ties == "group":
         allowed = allowed & ((gap > 0) | (index[:, None] == index))
-    weights = _decay(
+    return _decay(
         log_decay.to(dtype)[:, None, None] * gap.to(dtype)[:, None],
         allowed.expand(gap.shape)[:, None],
     )
-    return weights if mask is None else weights * mask[:, None, None, :]
 
 
 def retention_matrix(

@@ -31,13 +31,13 @@ def find_widest_float(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 
-def make_rotation(positions: Tensor, width: int, *, base: float = BASE) -> Tensor:
+def make_rotation(positions: Tensor, width: int) -> Tensor:
     """Cosines and sines of `rotate` for key width K, float32 [N, K/2, 2] or [B, N, K/2, 2], for
     `apply_rotation`; angles are in float64.
     """
     wide = find_widest_float(positions.device)
     theta = torch.exp(
-        torch.arange(0, width, 2, device=positions.device, dtype=wide) * (-math.log(base) / width)
+        torch.arange(0, width, 2, device=positions.device, dtype=wide) * (-math.log(BASE) / width)
     )
     angles = positions.to(wide)[..., None] * theta
     return torch.stack((angles.cos(), angles.sin()), -1).float()
@@ -50,9 +50,9 @@ def apply_rotation(x: Tensor, table: Tensor) -> Tensor:
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2).to(x.dtype)
 
 
-def rotate(x: Tensor, positions: Tensor, *, base: float = BASE) -> Tensor:
+def rotate(x: Tensor, positions: Tensor) -> Tensor:
     """Rotate the pairs (2j, 2j+1) of the last axis of x [B, N, H, K], K even, by positions *
-    base^(-2j/K), per head; dtype and shape stay.
+    `BASE`^(-2j/K), per head; dtype and shape stay.
 
     `positions` [N] or [B, N] are indices or times; gradients flow to float positions that need
     them. Angles are computed in float64 (float32 on a device without it) whatever the dtype of `x`:
@@ -61,7 +61,7 @@ def rotate(x: Tensor, positions: Tensor, *, base: float = BASE) -> Tensor:
     width, wide = x.shape[-1], find_widest_float(x.device)
     assert width % 2 == 0, f"rotation needs an even key width, not {width}"
     theta = torch.exp(
-        torch.arange(0, width, 2, device=x.device, dtype=wide) * (-math.log(base) / width)
+        torch.arange(0, width, 2, device=x.device, dtype=wide) * (-math.log(BASE) / width)
     )
     angles = (positions.to(wide)[..., None] * theta)[..., None, :]  # [N, 1, K/2] or [B, N, 1, K/2]
     pairs = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (-1, 2))

@@ -155,11 +155,11 @@ def run(
     if dry_run:
         found = costs.estimate_costs(plan, selected, workspace, on=on, progress=progress)
         return {"format_version": 1, "pipeline": pipeline, "exit_code": 0, **found}
-    helpers = workers.start_processes(
-        jobs, pipeline=pipeline, workspace=workspace, only=only, devices=devices, shard=shard, leak_free=leak_free, preset=preset,
+    same_run = functools.partial(
+        run, pipeline, workspace=workspace, only=only, devices=devices, shard=shard, leak_free=leak_free, preset=preset,
         assignments=assignments, began=began,
     )  # fmt: skip
-    with workers.limit_threads(jobs), helpers:
+    with workers.limit_threads(jobs), workers.start_processes(jobs, same_run, devices):
         states = graph.execute(
             plan.nodes,
             home,

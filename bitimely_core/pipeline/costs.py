@@ -393,7 +393,7 @@ def _measured_slowness(model: str) -> float:
 
 
 @cache
-def measure_speed(size: int = 1024, seconds: float = 0.2) -> float:
+def measure_speed() -> float:
     """Operations a second of a matrix product in float32 on the device that a training would take;
     of a CPU with nothing else to do.
     """
@@ -401,6 +401,7 @@ def measure_speed(size: int = 1024, seconds: float = 0.2) -> float:
 
     from bitimely_core.train.devices import select_device
 
+    size, seconds = 1024, 0.2  # rows and columns of the matrices; how long to measure
     where = select_device("auto")
     clock = time.thread_time if where.type == "cpu" else time.perf_counter
     a = torch.ones(size, size, device=where)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bitimely_core import storage
+from bitimely_core import locks, storage
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.records import complete_results, find_missing, has_result, write_results
 from bitimely_core.registry import find_plugin_error
@@ -126,7 +126,7 @@ def execute(
             if any(other in waiting for other in (*node.needs, *node.after)):
                 continue
             try:
-                with storage.lock(folder / node.key):
+                with locks.lock_folder(folder / node.key):
                     complete_results(folder / node.key, held=True)
                     state = _load_state(node, nodes, folder, began, states)
                     if state is None:

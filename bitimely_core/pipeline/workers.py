@@ -1,29 +1,36 @@
-"""Several processes on one experiment: each calls `run` on the same workspace, and the locks of the
-stages divide the work.
+"""Further processes that share the stages of one experiment; the locks of the stages divide the
+work.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.context import SpawnProcess
-from typing import Any
+
+from bitimely_core.errors import UserError
 
 
 @contextmanager
-def start_processes(jobs: int, **call: Any) -> Iterator[None]:
-    """`jobs` - 1 further processes that make the same call; at the end of the block they are waited
-    for, or stopped when it fails.
+def start_processes(jobs: int, call: Callable[[], object], devices: int) -> Iterator[None]:
+    """Run `jobs` - 1 further processes; at the end of the block they are waited for, or stopped
+    when it fails.
+
+    Args:
+        jobs: processes that share the work, this one included.
+        call: what each of them runs; it is pickled.
+        devices: GPUs of a training.
     """
     context = multiprocessing.get_context("spawn")
     gpus = list_gpus() if jobs > 1 else []
     started: list[SpawnProcess] = []
     try:
         for number in range(1, jobs):
-            own = choose_gpus(gpus, number, call["devices"])
-            process = context.Process(target=_run_process, args=(jobs, own, call))
+            process = context.Process(
+                target=_run_process, args=(jobs, choose_gpus(gpus, number, devices), call)
+            )
             process.start()
             started.append(process)
         yield
@@ -74,18 +81,15 @@ def choose_gpus(gpus: Sequence[str], number: int, devices: int) -> list[str]:
     )
 
 
-def _run_process(jobs: int, gpus: Sequence[str], call: dict[str, Any]) -> None:
+def _run_process(jobs: int, gpus: Sequence[str], call: Callable[[], object]) -> None:
     """One further process: GPUs and a share of the cores of its own, nothing on the screen;
     failures are stored with the stage.
     """
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     os.environ["OMP_NUM_THREADS"] = str(_threads_per_process(jobs))
-    from bitimely_core import pipeline
-    from bitimely_core.errors import UserError
-
     try:
         with limit_threads(jobs):
-            pipeline.run(**call)
+            call()
     except (UserError, KeyboardInterrupt):
         pass

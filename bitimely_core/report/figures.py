@@ -115,16 +115,16 @@ def _add_legend(
     canvas.legend(handles, labels, loc="outside upper left", frameon=False, **options)
 
 
-def reduce_trace(values: Array, columns: int = COLUMNS) -> tuple[Array, Array]:
-    """The smallest and the largest sample of each of `columns` pixel columns of a trace [n] (NaN:
+def reduce_trace(values: Array) -> tuple[Array, Array]:
+    """The smallest and the largest sample of each of `COLUMNS` pixel columns of a trace [n] (NaN:
     not measured), so that spikes remain.
 
-    Returns their indices [m] in order of time (m = n up to 2 columns) and the values there.
+    Returns their indices [m] in order of time (m = n up to 2 `COLUMNS`) and the values there.
     """
     n = len(values)
-    if n <= 2 * columns:
+    if n <= 2 * COLUMNS:
         return np.arange(n), values
-    edges = np.linspace(0, n, columns + 1).astype(int)
+    edges = np.linspace(0, n, COLUMNS + 1).astype(int)
     low, high = (
         np.where(np.isnan(values), np.inf, values),
         np.where(np.isnan(values), -np.inf, values),
@@ -137,14 +137,14 @@ def reduce_trace(values: Array, columns: int = COLUMNS) -> tuple[Array, Array]:
     return index, values[index]
 
 
-def reduce_matrix(values: Array, limit: int = PIXELS) -> Array:
-    """A matrix [R, C] at no more than `limit` rows and columns: of each block the entry of largest
+def reduce_matrix(values: Array) -> Array:
+    """A matrix [R, C] at no more than `PIXELS` rows and columns: of each block the entry of largest
     magnitude, with its sign.
     """
     for axis in (0, 1):
         n = values.shape[axis]
-        if n > limit:
-            size = -(-n // limit)
+        if n > PIXELS:
+            size = -(-n // PIXELS)
             values = np.moveaxis(values, axis, 0)
             padded = np.concatenate([values, np.full((-n % size, *values.shape[1:]), np.nan)])
             grouped = padded.reshape(-1, size, *values.shape[1:])

@@ -48,6 +48,7 @@ MAX_CHANNELS = 20  # of a figure
 MAX_LANES = 10  # labels of a figure
 MAX_BARS = 24  # channels or labels of a bar plot
 MAX_UNITS = 200  # listed
+MOST_WARNINGS = 12  # of channels
 MAX_BAR_PLOTS = 3  # units of measurement that get a figure
 # ratio to the channel's usual spread above which a warning points to the unit or gain
 ODD_SCALE = 30.0
@@ -337,7 +338,7 @@ def _recording_lengths(rows: Sequence[SignalRow]) -> dict[str, float]:
     return ends
 
 
-def channel_warnings(channels: list[IngestChannel], most: int = 12) -> list[str]:
+def channel_warnings(channels: list[IngestChannel]) -> list[str]:
     """Channels of unusual scale, constant channels and line noise."""
     out = []
     for channel in channels:
@@ -367,14 +368,12 @@ def channel_warnings(channels: list[IngestChannel], most: int = 12) -> list[str]
                 f"{channel.name}: line noise at {frequency} Hz is {100 * float(np.median(noise)):.0f} % of the power"
                 f"{' in the median recording' if many > 1 else ''}; `bitimely tokenize --notch {frequency}` removes it."
             )
-    return [
-        *out[:most],
-        *(
-            [f"And {len(out) - most} more warnings: see the quality of the channels."]
-            if len(out) > most
-            else []
-        ),
-    ]
+    if len(out) > MOST_WARNINGS:
+        return [
+            *out[:MOST_WARNINGS],
+            f"And {len(out) - MOST_WARNINGS} more warnings: see the quality of the channels.",
+        ]
+    return out
 
 
 def _reduce(values: np.ndarray, *statistics: Callable[[np.ndarray], Any]) -> list[float | None]:

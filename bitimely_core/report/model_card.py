@@ -9,7 +9,6 @@ from bitimely_core import evaluate, registry, storage
 from bitimely_core.evaluate.result_table import read_speed
 from bitimely_core.page import rename_units
 from bitimely_core.privacy import format_count
-from bitimely_core.records import has_result, write_results
 from bitimely_core.report.run_page import (
     ORDER,
     baseline_values,
@@ -19,7 +18,6 @@ from bitimely_core.report.run_page import (
     stamp_text,
 )
 from bitimely_core.report.text import markdown_text
-from bitimely_core.run import load_record
 from bitimely_core.schemas.runs import FinalLosses, RunData, RunRecord, TrainSubjects
 from bitimely_core.schemas.scores import Scores
 
@@ -104,22 +102,6 @@ def render_card(
     return model_card(
         record, scores, None if subjects is None else subjects.marks, read_speed(folder, record)
     ).encode()
-
-
-def write_card(folder: Path) -> None:
-    """Write `model_card.md` of a finished run."""
-    record, scores, subjects = (
-        load_record(folder),
-        folder / "scores.json",
-        folder / "train_subjects.json",
-    )
-    card = render_card(
-        folder,
-        record,
-        Scores.load_shared(folder) if has_result(scores) else None,
-        TrainSubjects.load(subjects) if has_result(subjects) else None,
-    )
-    write_results(folder, {"model_card.md": card})
 
 
 def _card_rows(values: Mapping[str, str]) -> str:

@@ -141,7 +141,6 @@ def write_results(
     workspace: Path,
     out: Path,
     open_windows: OpenWindows,
-    baselines: Sequence[str] | None = None,
     margins: Mapping[str, float] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -150,9 +149,9 @@ def write_results(
 
     The row of the first of `cells` is the reference of all comparisons. `paper`: see the head of
     this module. `columns`: those that the recipe states, `data:metric` or `data:class`, beside the
-    paper's. `margins`: column ("": the others) -> margin of non-inferiority that
-    the recipe states. `baselines`: those to fit beside the runs, None: `baselines.list_baselines`.
-    Results are stored in `out/kept` for later calls.
+    paper's. `margins`: column ("": the others) -> margin of non-inferiority that the recipe states.
+    The baselines of `baselines.list_baselines` are fitted beside the runs. Results are stored in
+    `out/kept` for later calls.
 
     Returns `report`, `verdict`, `cells`, `differences`, `missing`, `files`. Raises UserError:
     config (exit 2) for a `[paper]` that cannot be read; those of writing.
@@ -167,7 +166,7 @@ def write_results(
     )
     rows = list(dict.fromkeys([*(cell.row for cell in cells), *(row for row, _ in stated)]))
     reference = rows[0] if rows else ""
-    fitted, remarks = _fit_baselines(found, reference, baselines, keep, open_windows, progress)
+    fitted, remarks = _fit_baselines(found, reference, keep, open_windows, progress)
     frames = {
         data: {plain.title_baseline(k): frame for k, (_, frame) in of.items()}
         for data, of in fitted.items()
@@ -301,7 +300,6 @@ def _open_runs(
 def _fit_baselines(
     found: Sequence[ScoredRun],
     reference: str,
-    kinds: Sequence[str] | None,
     keep: Path,
     open_windows: OpenWindows,
     progress: Progress | None,
@@ -319,7 +317,7 @@ def _fit_baselines(
                 f"{data}: fitted baselines were left out: scores of labels of few people are withheld."
             )
             continue
-        for kind in _list_kinds(data, kinds, open_windows):
+        for kind in _list_kinds(data, open_windows):
             try:
                 fit = partial(
                     plain.fit_baseline,
@@ -348,20 +346,13 @@ def _fit_baselines(
     return out, remarks
 
 
-def _list_kinds(data: str, kinds: Sequence[str] | None, open_windows: OpenWindows) -> list[str]:
-    """`kinds` and, where there are any, those that the data set registers; None: all."""
+def _list_kinds(data: str, open_windows: OpenWindows) -> list[str]:
+    """The kinds of baselines of a data set."""
     try:
-        known = (
-            plain.find_registered(open_windows(data))
-            if kinds
-            else plain.list_baselines(open_windows(data))
-            if kinds is None
-            else ()
-        )
+        return list(plain.list_baselines(open_windows(data)))
     except UserError as error:  # tokens that are gone: each kind says so
         raise_system_error(error)
-        known = plain.DESCRIPTIONS if kinds is None else ()
-    return [*(kinds or ()), *known]
+        return list(plain.DESCRIPTIONS)
 
 
 def format_cell(cell: MetricValue | None, column: ScoreColumn) -> str:

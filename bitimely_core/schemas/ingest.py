@@ -126,9 +126,9 @@ class IngestReport(IngestAccount):
     error: ErrorReport | None = None
     tokens: dict[str, Any] | None = omit_none()  # of claims: the sequences that were built at once
 
-    def save(self, path: Path, *, held: bool = True) -> None:
-        """As `StoredRecord.save`, in a cache whose lock the caller has (`held`)."""
-        write_results(path.parent, {path.name: self.encode()}, beside=True, held=held)
+    def save(self, path: Path) -> None:
+        """As `StoredRecord.save`, in a cache whose lock the caller has."""
+        write_results(path.parent, {path.name: self.encode()}, beside=True, held=True)
 
 
 class IngestPart(IngestAccount):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypedDict, Unpack, 
 
 import numpy as np
 
-from bitimely_core import manifests, registry, storage
+from bitimely_core import locks, manifests, registry, storage
 from bitimely_core.cache import Cache, open_cache
 from bitimely_core.config import Filtering, Resampling
 from bitimely_core.errors import (
@@ -122,7 +122,7 @@ def build_windows(
         return
     opened = _open_cache(cache, verify=verify)
     storage.make_folder(out)
-    with storage.lock(out):
+    with locks.lock_folder(out):
         # another process was faster
         if not force_new and is_current(out, options, opened.manifest.manifest_sha256):
             open_manifest(out, WindowManifest, verify)

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -108,10 +108,6 @@ class EventSequences(TokenSet):
     def describe_misfit(self, data: Sequence[RunData], channels: Sequence[int]) -> tuple[str, str]:
         """Vocabularies."""
         return "another vocabulary", "its own"
-
-    def limited(self, limit: int) -> EventSequences:
-        """The same sequences, cut to their last `limit` events."""
-        return replace(self, limit=limit)
 
     def _describe_reading(self) -> dict[str, Any]:
         return {"limit": self.limit}

@@ -11,6 +11,7 @@ from bitimely_core.errors import UserError, check_choice, safe_text, usage_error
 from bitimely_core.types import SPLITS, Attributes
 
 SCHEMES = ("subject", "official", "time", "random-window")
+SMALL = 20  # subjects; fewer are ranked
 # schemes in which a subject may be in several splits, and the caveat that is shown with scores
 SHARED = {
     "time": "Split by time inside each recording: the same subjects stand in train and test, so scores say nothing about other subjects.",
@@ -93,29 +94,29 @@ def assign_dealt_splits(
 
 
 def assign_splits(
-    subject_ids: Iterable[str], *, seed: int = 0, small: int = 20, test_fold: int | None = None
+    subject_ids: Iterable[str], *, seed: int = 0, test_fold: int | None = None
 ) -> dict[str, str]:
     """Subject -> split, by u = `hash_to_share("{seed}|{subject_id}")` (method notes, section 12,
     row 15).
 
-    From `small` subjects on each is placed by its own u, so adding subjects moves no other. Fewer
-    than `small` (n of them) are ranked by u: the last max(1, round(n / 10)) are test, as many
+    From `SMALL` subjects on each is placed by its own u, so adding subjects moves no other. Fewer
+    than `SMALL` (n of them) are ranked by u: the last max(1, round(n / 10)) are test, as many
     before them validation, the rest train (halves round to even: n = 15 gives 2). Fewer than 3 are
     all train. Duplicates and order of `subject_ids` have no influence; the result is sorted by
     subject.
 
     With `test_fold` k, 1 to 10, those of u in the k-th tenth are test and those of the tenth before
     validation, so that the ten test sets hold every subject once; 10 is the split without it.
-    Raises UserError (config, exit 2) for fewer than `small`.
+    Raises UserError (config, exit 2) for fewer than `SMALL`.
     """
     u = {subject: hash_to_share(f"{seed}|{subject}") for subject in sorted(set(subject_ids))}
-    if len(u) >= small:
+    if len(u) >= SMALL:
         return {
             subject: split_by_fold(find_tenth(value), test_fold or 10)
             for subject, value in u.items()
         }
     if test_fold is not None:
-        raise _fold_error(f"{len(u)} subjects", f"expected at least {small} to make ten folds of")
+        raise _fold_error(f"{len(u)} subjects", f"expected at least {SMALL} to make ten folds of")
     if len(u) < 3:
         return dict.fromkeys(u, "train")
     held = max(1, round(len(u) / 10))

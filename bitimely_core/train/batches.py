@@ -12,6 +12,8 @@ from torch import Tensor
 
 from bitimely_core.types import Batch
 
+DEPTH = 2  # batches that are read ahead
+
 
 def map_tensors(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
     """`batch` with `change` applied to each of its tensors."""
@@ -37,14 +39,14 @@ def split_rows(batch: Batch | None, parts: int) -> list[Batch]:
     return [map_tensors(batch, lambda x, a=a, b=b: x[a:b]) for a, b in bounds]  # type: ignore[misc]
 
 
-def read_ahead(stream: Iterator[Batch], where: torch.device, depth: int = 2) -> Generator[Batch]:
-    """The batches of `stream`; for a GPU a thread reads `depth` of them ahead into pinned
+def read_ahead(stream: Iterator[Batch], where: torch.device) -> Generator[Batch]:
+    """The batches of `stream`; for a GPU a thread reads `DEPTH` of them ahead into pinned
     memory.
     """
     if where.type != "cuda":
         yield from stream
         return
-    waiting: queue.Queue[Batch | Exception | None] = queue.Queue(depth)
+    waiting: queue.Queue[Batch | Exception | None] = queue.Queue(DEPTH)
     stopped = threading.Event()
 
     def enqueue(item: Batch | Exception | None) -> None:

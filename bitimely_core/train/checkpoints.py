@@ -73,8 +73,8 @@ def save_checkpoint(
     """Write `folder/step-<meta.step>/` (a file of `encode_tensors` a key), then remove the
     checkpoints beyond the newest `keep` (at least 2).
 
-    Raises UserError: disk_full, io_error (exit 6), integrity (exit 5); the incomplete one is
-    removed, the previous ones stay.
+    Raises UserError: disk_full, io_error (exit 6); the incomplete one is removed, the previous ones
+    stay.
     """
     step = meta.step
     final, temporary = folder / f"step-{step}", folder / f"step-{step}.tmp"
@@ -92,7 +92,6 @@ def save_checkpoint(
         if final.is_dir():  # the same step, now validated
             storage.rename(final, folder / f"step-{step}.previous.tmp")
         storage.rename(temporary, final)
-        verify_checkpoint(final, compared=True)
     except OSError as error:
         raise describe_os_error(error, final) from error
     finally:
@@ -120,9 +119,9 @@ def _hash_meta(values: Mapping[str, JsonValue]) -> str:
     return storage.fingerprint({key: value for key, value in values.items() if key != "sha256"})
 
 
-def verify_checkpoint(path: Path, *, compared: bool = False) -> CheckpointMeta:
-    """`meta.json`, compared with its own hash, and every file that it names, with size and hash,
-    unless what was written was `compared`.
+def verify_checkpoint(path: Path) -> CheckpointMeta:
+    """`meta.json`, compared with its own hash, after every file that it names was compared with its
+    size and hash.
 
     Raises UserError (integrity, exit 5).
     """
@@ -138,8 +137,7 @@ def verify_checkpoint(path: Path, *, compared: bool = False) -> CheckpointMeta:
     if not intact:
         raise integrity_error(str(file), "differs from its own checksum", "expected it unchanged")
     meta = CheckpointMeta.parse(values, file)
-    if not compared:
-        manifests.check_files(path, values)
+    manifests.check_files(path, values)
     return meta
 
 

@@ -23,6 +23,8 @@ from bitimely_core.types import Batches
 if TYPE_CHECKING:
     from bitimely_core.train.state import Notice, Objective, TrainingState
 
+MOST_NUMBERS = 20  # of a message
+
 
 @contextmanager
 def handle_signals(state: TrainingState) -> Iterator[None]:
@@ -138,10 +140,10 @@ def non_finite_error(state: TrainingState, quantity: str, value: float) -> UserE
     )
 
 
-def format_numbers(numbers: list[int], limit: int = 20) -> str:
-    """The first `limit` of `numbers`, and how many more there are."""
-    shown = ", ".join(map(str, numbers[:limit]))
-    return f"{shown} and {len(numbers) - limit} more" if len(numbers) > limit else shown
+def format_numbers(numbers: list[int]) -> str:
+    """The first `MOST_NUMBERS` of `numbers`, and how many more there are."""
+    text = ", ".join(map(str, numbers[:MOST_NUMBERS]))
+    return f"{text} and {len(numbers) - MOST_NUMBERS} more" if len(numbers) > MOST_NUMBERS else text
 
 
 def warn(finding: Finding, notice: Notice | None) -> None:

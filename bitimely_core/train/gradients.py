@@ -60,9 +60,9 @@ class GradientSum:
     process, whatever happened there, `receive_all`.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], limit: int = LIMIT) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         own = [p for p in parameters if p.requires_grad] if get_world_size() > 1 else []
-        self.buckets = [Bucket(part) for part in split_parameters(own[::-1], limit)]
+        self.buckets = [Bucket(part) for part in split_parameters(own[::-1], LIMIT)]
         self.sent = 0  # buckets of this step
         self.is_last = False
         self.hooks = [

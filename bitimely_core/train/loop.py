@@ -30,7 +30,7 @@ import torch.distributed as dist
 from pydantic import JsonValue
 from torch import Tensor, nn
 
-from bitimely_core import __version__, objectives, storage
+from bitimely_core import __version__, locks, objectives, storage
 from bitimely_core.config import RESUME_EXEMPT, TrainConfig, validate
 from bitimely_core.errors import Finding, Reason, input_error
 from bitimely_core.models.layers import StackLayer, compile_layers, recompute_layers
@@ -131,7 +131,7 @@ def fit(
     device, home = select_device(settings.device), None if folder is None else Path(folder)
     with ExitStack() as stack:
         if home is not None and distributed.get_rank() == 0:
-            stack.enter_context(storage.lock(home))
+            stack.enter_context(locks.lock_folder(home))
         checkpoint, findings = _find_checkpoint(home, notice, settings.keep)
         settings, missing = resolve_compile(
             settings, device, stack=any(isinstance(one, StackLayer) for one in model.modules())
@@ -634,14 +634,6 @@ def load_latest_checkpoint(folder: str | Path) -> checkpoints.Checkpoint | None:
     when none of them verifies.
     """
     return checkpoints.find_newest_checkpoint(Path(folder) / "checkpoints")[0]
-
-
-def is_finished(folder: str | Path) -> bool:
-    """Whether the last step of the run in `folder` is done and validated; then its weights are in
-    `model/`.
-    """
-    checkpoint = load_latest_checkpoint(folder)
-    return checkpoint is not None and checkpoint.meta.finished
 
 
 def _write_line(state: TrainingState, line: LogLine) -> None:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TypedDict, get_args
 
-from bitimely_core import storage
+from bitimely_core import locks, storage
 from bitimely_core.errors import Reason, usage_error
 from bitimely_core.report.dashboard_page import INDEX, dashboard_page
 from bitimely_core.report.renderer import render_index
@@ -53,7 +53,7 @@ def dashboard(
     if not path.parent.is_dir():
         storage.make_folder(path.parent)
     # what is read here is not older than what another process writes
-    with storage.hold_folder(path.parent, WAIT):
+    with locks.take_turns(path.parent, WAIT):
         storage.remove_temporary_files(path.parent)
         page = dashboard_page(workspace, path.parent)
         storage.refuse_link(path)

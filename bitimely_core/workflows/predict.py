@@ -143,20 +143,12 @@ class Predictor:
     calibration: Calibration | None = None
 
     def predict_record(
-        self,
-        record: Record,
-        name: str,
-        *,
-        batch_size: int | None = None,
-        device: str = "auto",
-        progress: Progress | None = None,
+        self, record: Record, name: str, *, batch_size: int | None = None, device: str = "auto"
     ) -> RecordingPrediction:
         """The predictions for a recording that was read. Raises UserError: as `cut_unlabelled`."""
         cut = cut_unlabelled(record, name, self.preprocessing)
         windows = cut.windows
-        prediction = predict_windows(
-            self.head, windows, batch_size=batch_size, device=device, progress=progress
-        )
+        prediction = predict_windows(self.head, windows, batch_size=batch_size, device=device)
         confidence, endpoints, sets = None, {}, None
         fitted = self.calibration
         threshold = None if fitted is None else fitted.threshold

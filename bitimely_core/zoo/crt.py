@@ -500,7 +500,7 @@ class DropConfig(ObjectiveConfig):
 
 def draw_order(model: Model, batch: Batch, generators: Generators, config: DropConfig) -> Tensor:
     """The share from which on each patch is dropped, float32 [B, 4K], on the CPU, see
-    `draw_dropped`.
+    `draw_shares`.
     """
     real = model.adapter_of(batch).tokenizer.find_real(batch).cpu()
     return torch.stack(
@@ -536,16 +536,11 @@ def drop(
     }
 
 
-def draw_dropped(real: Tensor, ratio: float, generator: Generator | None = None) -> Tensor:
-    """Dropped patches, bool [4K], of a row with `real` ones [4K]: floor(ratio * 2k) of time,
-    floor(ratio * k) of magnitude, the same of phase.
-    """
-    return draw_shares(real, generator) <= ratio + SLACK
-
-
 def draw_shares(real: Tensor, generator: Generator | None = None) -> Tensor:
-    """The share from which on each patch of a row is dropped, float32 [4K]: those in a random
-    order, of padding infinite.
+    """The share from which on each patch of a row is dropped, float32 [4K]; infinite for padding.
+
+    The `real` patches [4K] come in a random order. A share r drops floor(2 k r) of the 2k patches
+    of time, floor(k r) of the k of magnitude, and the same of phase.
     """
     most = len(real) // 4
     blocks = int(real[2 * most : 3 * most].sum())

@@ -149,14 +149,11 @@ def survey_tables(
     *,
     vocab: str = "icd9",
     stated: Stated = "surely",
-    listed: bool = False,
     hint: str = "",
 ) -> SourceSurvey:
     """Read all tables of diagnoses once. Arguments and errors: as `iter_surveyed`."""
     survey = SourceSurvey()
-    for _ in iter_surveyed(
-        survey, source_tables, vocab=vocab, stated=stated, listed=listed, hint=hint
-    ):
+    for _ in iter_surveyed(survey, source_tables, vocab=vocab, stated=stated, hint=hint):
         pass
     return survey
 
