@@ -4,9 +4,9 @@ A file is written under the temporary name `<name>.tmp-<pid>-<random>` in the sa
 the way, flushed to the disk and renamed. Then its folder is flushed. The writer holds a lock on the
 temporary file, so that other processes remove only those whose writer was killed.
 
-No other module changes the disk. Every call of the operating system that can fail goes through one
-of the `os_*` functions below, so that a test can make the n-th one fail. Importing this module
-loads neither pyarrow, polars nor torch.
+Only this module changes the disk, but for the files of locks (`locks`). Every call of the operating
+system that can fail goes through one of the `os_*` functions below, so that a test can make the
+n-th one fail. Importing this module loads neither pyarrow, polars nor torch.
 """
 
 from __future__ import annotations
