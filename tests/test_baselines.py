@@ -63,7 +63,7 @@ def test_a_registered_baseline_reads_the_recording_and_no_test_label(cohort, tmp
         name="constant", about="a fifth each", predict=predict, views=("staging",)
     )
     monkeypatch.setitem(
-        registry.datasets,
+        registry.datasets._items,
         "synthetic",
         dataclasses.replace(
             registry.datasets["synthetic"], facts=dataclasses.replace(facts, baselines=(one,))
