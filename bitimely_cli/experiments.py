@@ -63,7 +63,6 @@ def run(
         bool,
         typer.Option(
             "--leak-free",
-            "--honest",
             help="Split by subject, strict objective, where the recipe has the paper's.",
         ),
     ] = False,

@@ -334,14 +334,14 @@ def _list_pipelines() -> list[Row]:
 
 
 def _list_runs(workspace: Path) -> list[Row]:
-    from bitimely_core.run import load_record
+    from bitimely_core.schemas.runs import RunRecord
 
     paths = [
         path
         for path in sorted((workspace / "runs").glob("*/run.json"))
         if not storage.is_temporary(path.parent.name)
     ]
-    records = ((path.parent.name, load_record(path.parent)) for path in paths)
+    records = ((path.parent.name, RunRecord.load(path.parent / "run.json")) for path in paths)
     return [
         {
             **{key: getattr(record, key) for key in ("kind", "model", "finished", "leak_free")},

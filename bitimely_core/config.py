@@ -12,7 +12,6 @@ import math
 import re
 import tomllib
 from functools import cache
-from operator import not_
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
 
@@ -26,7 +25,6 @@ from pydantic import (
     ValidationInfo,
     create_model,
     field_validator,
-    model_validator,
 )
 
 from bitimely_core.errors import Finding, Reason, UserError, check_choice, safe_text, usage_error
@@ -117,7 +115,6 @@ class ModelConfig(Section):
     numbers: bool | None = Field(
         None,
         description="Events come with their numbers (tokenize --values raw); none: where the token set has them.",
-        exclude_if=lambda value: value is None,  # earlier versions did not have it
     )
     output_heads: Literal["shared", "separate"] = Field(
         "shared", description="Output projections of next and previous tokens."
@@ -197,12 +194,10 @@ class TrainConfig(Section):
     resident: bool | Literal["auto"] = Field(
         "auto",
         description="Keep windows of int16 on a CUDA device; auto: where they take less than a quarter of its free memory.",
-        exclude_if=lambda value: value == "auto",  # version 0.1 did not have it
     )
     recompute: Literal["none", "layers"] = Field(
         "none",
         description="layers: compute the inside of each layer again in the backward pass, to save memory for about a third more time.",
-        exclude_if="none".__eq__,  # version 0.1 did not have it
     )
     seed: int = Field(0, ge=0, le=2**63 - 1, description="Seed of weights, batches and masks.")
     log_every: int = Field(10, ge=1, description="Steps between lines of the log.")
@@ -213,12 +208,10 @@ class TrainConfig(Section):
     checkpoint: Literal["last", "best"] = Field(
         "last",
         description="Weights of the run: those of the last step, as in the paper, or of the lowest validation loss.",
-        exclude_if="last".__eq__,  # version 0.1 did not have it
     )
     track: bool = Field(
         False,
         description="Write the curves for TensorBoard, too, while they grow (extra track): tensorboard --logdir.",
-        exclude_if=not_,
     )
 
     def count_steps(self, per_epoch: int) -> int:
@@ -228,11 +221,6 @@ class TrainConfig(Section):
 
 Resampling = Literal["two-sided", "causal", "pointwise"]
 Filtering = Literal["zero-phase", "causal"]
-
-
-def is_none(value: object) -> bool:
-    """Whether a setting that version 0.1 did not have was left out."""
-    return value is None
 
 
 def parse_frequencies(value: Any) -> Any:
@@ -283,12 +271,10 @@ class DataConfig(Section):
     folds: Literal[5, 10] | None = Field(
         None,
         description="Deal subjects evenly to so many test folds (default: each by its own hash, to ten).",
-        exclude_if=is_none,
     )
     stratify: str | None = Field(
         None,
         description="Attribute of recordings, such as the label, whose values are spread evenly over the folds.",
-        exclude_if=is_none,
     )
     bandpass: Annotated[
         tuple[float | None, float | None] | None, BeforeValidator(parse_frequencies)
@@ -301,12 +287,9 @@ class DataConfig(Section):
     resampling: Resampling | None = Field(
         None,
         description="Default: two-sided. causal: from past samples alone; pointwise: from those at its time, else missing.",
-        exclude_if=is_none,  # version 0.1 did not have it
     )
     filtering: Filtering | None = Field(
-        None,
-        description="Default: zero-phase. causal: filters run forward only, with a delay.",
-        exclude_if=is_none,
+        None, description="Default: zero-phase. causal: filters run forward only, with a delay."
     )
 
 
@@ -322,16 +305,10 @@ class FinetuneConfig(Section):
     )
     freeze: bool = Field(False, description="Train the head alone.")
     hazard: Literal["discrete", "piecewise-exponential"] = Field(
-        "discrete",
-        description="Time to event: shares of intervals, or constant rates.",
-        exclude_if=lambda kind: kind == "discrete",
+        "discrete", description="Time to event: shares of intervals, or constant rates."
     )
     intervals: int = Field(
-        8,
-        ge=1,
-        le=100,
-        description="Intervals of time to event, as many events in each.",
-        exclude_if=lambda n: n == 8,
+        8, ge=1, le=100, description="Intervals of time to event, as many events in each."
     )
     from_scratch: bool = Field(
         False,
@@ -686,38 +663,12 @@ def validate_settings(values: SettingsLayer, file: str | None = None) -> Setting
     return validate(_settings_class(*_find_configs(values)), values, file)
 
 
-EVENT_SETTINGS = ("index_day", "exact_times", "person")
-LATER_SETTINGS = (*EVENT_SETTINGS, "gap_unit")  # of models, which stored runs of before lack
-
-
-def fill_event_settings(model: SettingsLayer) -> SettingsLayer:
-    """The section `model` of a stored run with what its model read of events before
-    `EVENT_SETTINGS` existed, if it has none of them.
-    """
-    if any(key in model for key in EVENT_SETTINGS):
-        return model
-    name, events = model.get("name"), model.get("codes") is not None
-    decays, grid = name in {"bitimelygpt", "timelygpt", "timelybert"}, model.get("events") == "grid"
-    return {
-        **model,
-        **({"gap_unit": None} if name == "gru-d" else {}),
-        "index_day": events and (decays or grid),
-        "exact_times": events and not grid and (decays or name in {"seft", "tst", "patchtst"}),
-        "person": False,
-    }
-
-
 class StoredModelConfig(ModelConfig):
     """The section `model` of a stored run: what the model has beyond `ModelConfig` is kept
     unchecked, so the model need not be installed.
     """
 
     model_config = ConfigDict(extra="allow")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill(cls, values: Any) -> Any:
-        return fill_event_settings(values) if isinstance(values, dict) else values
 
 
 class StoredObjectiveConfig(ObjectiveConfig):
@@ -736,24 +687,6 @@ class StoredSettings(Settings):
 def parse_stored_settings(values: Any) -> Any:
     """A dict as `StoredSettings`; other values unchanged. Raises pydantic.ValidationError."""
     return StoredSettings.model_validate(values) if isinstance(values, dict) else values
-
-
-def upgrade_settings(values: SettingsLayer) -> SettingsLayer:
-    """Settings as format 1 stores them, without the keys of other models and objectives, which have
-    no effect.
-
-    Those of a model that is not installed are left as they are.
-    """
-    try:
-        kinds = zip(SECTIONS, _find_configs(values), strict=True)
-    except UserError:
-        return values
-    own = {
-        key: {k: v for k, v in values[key].items() if k in kind.model_fields}
-        for key, kind in kinds
-        if key in values
-    }
-    return {**values, **own}
 
 
 def build_model_config(name: str, preset_name: str | None = None, **overrides: Any) -> ModelConfig:

@@ -24,7 +24,6 @@ from bitimely_core.schemas.tokens import ChannelPreparation, SamplePreparation
 Context = Literal["past", "future", "past or future", "around"]
 Array = npt.NDArray[np.int64]
 
-UNRECORDED = "given unrecorded preprocessing"
 CONDITIONS = {
     "none": "given native samples",
     "interpolated": "given interpolated channels",
@@ -131,19 +130,18 @@ def find_token_grid(config: ModelConfig) -> tuple[int, int]:
 
 
 def list_conditions(
-    preparation: Iterable[SamplePreparation | None], config: ModelConfig, context: Context
+    preparations: Iterable[SamplePreparation], config: ModelConfig, context: Context
 ) -> list[str]:
-    """Conditions under which predictions from such a context see no native sample of their targets;
-    None: preparation is not known.
+    """Conditions under which predictions from such a context see no native sample of their
+    targets.
     """
-    out: dict[str, None] = {}
-    for one in preparation:
-        out |= {UNRECORDED: None} if one is None else {}
-        for step in () if one is None else one.channels:
-            out |= dict.fromkeys(
-                _list_step_conditions(step, one.stride if one else None, config, context)
+    conditions: dict[str, None] = {}
+    for preparation in preparations:
+        for step in preparation.channels:
+            conditions |= dict.fromkeys(
+                _list_step_conditions(step, preparation.stride, config, context)
             )
-    return list(out)
+    return list(conditions)
 
 
 def _list_step_conditions(

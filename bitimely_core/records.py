@@ -17,7 +17,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bitimely_core import locks, manifests, storage
 from bitimely_core.errors import (
+    HINTS,
     Finding,
     Reason,
     input_error,
@@ -37,6 +38,7 @@ from bitimely_core.system_errors import RETRY_HINT, raise_system_error, translat
 if TYPE_CHECKING:
     import polars as pl
 
+FORMAT = 1  # `format_version` of every stored record
 BESIDE = "results.json"
 WAIT = 60.0  # seconds for another command that writes results into the same folder
 STAGED_NAME = re.compile(r"(.+)\.new-([0-9a-f]{16})")
@@ -44,14 +46,13 @@ STAGED_NAME = re.compile(r"(.+)\.new-([0-9a-f]{16})")
 UNFINISHED = ("metrics.jsonl", "model/", "checkpoints/", "tuning/", "tensorboard/")
 
 
-def is_none(value: object) -> bool:
-    """Condition of `Omittable`."""
+def _is_none(value: object) -> bool:
     return value is None
 
 
 def omit_none(description: str = "") -> Any:
-    """A field that is None by default and whose key is left out of the file then."""
-    return Field(None, description=description, exclude_if=is_none)
+    """A field that is None by default. Its key is left out of the file then."""
+    return Field(None, description=description, exclude_if=_is_none)
 
 
 class Part(BaseModel):
@@ -70,24 +71,16 @@ class Part(BaseModel):
 class StoredRecord(Part):
     """A record with its own file."""
 
-    VERSION: ClassVar[int] = 1  # the newest `format_version` that this class reads
     REPAIR: ClassVar[str] = "Repeat the command that wrote it"
-    # the `format_version` from which a manifest beside the file names it
-    GUARDED: ClassVar[int | None] = None
 
-    format_version: int = 1
-
-    @classmethod
-    def upgrade_v1(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Stored values of format 1 in the present form."""
-        return values
+    format_version: int = FORMAT
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read the record at `path`, compared with the manifest of its folder.
+        """Read the record at `path`, compared with the manifest of its folder where there is one.
 
         Raises UserError: integrity (exit 5) when the file is missing, differs from the manifest, is
-        not JSON or does not have the fields; unsupported_format (exit 4) for a later format.
+        not JSON or lacks a field; unsupported_format (exit 4) for a newer format.
         """
         try:
             values = storage.decode_json(read_result(path))
@@ -96,19 +89,7 @@ class StoredRecord(Part):
             raise integrity_error(
                 str(path), f"not readable: {safe_text(str(error))}", "expected JSON", cls.REPAIR
             ) from error
-        record, version = cls.parse(values, path), values.get("format_version", 1)
-        if (
-            cls.GUARDED is not None
-            and isinstance(version, int)
-            and version >= cls.GUARDED
-            and ResultManifest.find(path.parent) is None
-        ):
-            raise integrity_error(
-                str(path.parent / manifests.MANIFEST),
-                "is missing",
-                "expected the checksums of this folder",
-            )
-        return record
+        return cls.parse(values, path)
 
     @classmethod
     def parse(cls, values: Any, path: Path) -> Self:
@@ -117,47 +98,67 @@ class StoredRecord(Part):
             raise integrity_error(
                 str(path), f"found {safe_text(values)}", "expected a JSON object", cls.REPAIR
             )
-        version = values.get("format_version", 1)
-        if isinstance(version, int) and version > cls.VERSION:
-            raise input_error(
-                Reason.UNSUPPORTED_FORMAT,
-                f"format version {version}",
-                f"expected at most {cls.VERSION}",
-                "Use a newer bitimely",
-                file=str(path),
-            )
-        # not what version 0.1 wrote: the validation names the field
-        with suppress(AttributeError, KeyError, TypeError, ValueError):
-            values = cls.upgrade_v1(values) if version == 1 else values
+        cls._check_version(values.get("format_version"), path)
         try:
             return cls.model_validate(values)
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
+            field = ".".join(map(str, first["loc"]))
             raise integrity_error(
                 str(path),
                 f"found {safe_text(first.get('input'))}",
                 str(first["msg"]),
                 cls.REPAIR,
-                field=where,
+                field=field,
             ) from error
+
+    @classmethod
+    def _check_version(cls, version: object, path: Path) -> None:
+        """Raises UserError: unsupported_format (exit 4) for a newer format, integrity (exit 5) for
+        what is no format.
+        """
+        if type(version) is int and version == FORMAT:
+            return
+        if isinstance(version, int) and version > FORMAT:
+            problem, requirement, hint = (
+                f"format version {version}",
+                f"expected {FORMAT}",
+                "Use a newer bitimely",
+            )
+            raise input_error(Reason.UNSUPPORTED_FORMAT, problem, requirement, hint, file=str(path))
+        problem, requirement = f"found {safe_text(version)}", f"expected {FORMAT}"
+        raise integrity_error(str(path), problem, requirement, cls.REPAIR, field="format_version")
 
     def to_json(self) -> dict[str, Any]:
         """The record as it is stored."""
         return self.model_dump(mode="json", by_alias=True)
 
+    def encode(self) -> bytes:
+        """The content of the file."""
+        return storage.encode_json(self.to_json()) + b"\n"
+
+    def save(self, path: Path) -> None:
+        """Write the record to `path` in one step. Raises UserError: as `storage.write_file`."""
+        storage.write_json(path, self.to_json())
+
+
+class ResultRecord(StoredRecord):
+    """A record in a folder of results, which is read only beside the manifest that names it."""
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read the record at `path`. Raises UserError: as `StoredRecord.load`; integrity (exit 5)
+        where the folder has no manifest.
+        """
+        record = super().load(path)
+        require_manifest(path.parent)
+        return record
+
     def save(self, path: Path) -> None:
         """Write the record to `path` in one step, with its entry in the manifest. Raises UserError:
         as `write_results`.
         """
-        if self.GUARDED is None:
-            storage.write_json(path, self.to_json())
-        else:
-            write_results(path.parent, {path.name: self.encode()})
-
-    def encode(self) -> bytes:
-        """The content of the file."""
-        return storage.encode_json(self.to_json()) + b"\n"
+        write_results(path.parent, {path.name: self.encode()})
 
 
 class StoredFile(Part):
@@ -183,10 +184,15 @@ class Manifest(StoredRecord):
     def parse(cls, values: Any, path: Path) -> Self:
         """The manifest of `values` in the subclass of its kind. Raises UserError: as `load`."""
         kind = values.get("kind") if isinstance(values, dict) else None
-        found = next(
-            (one for one in cls.__subclasses__() if one.model_fields["kind"].default == kind), cls
+        record = next(
+            (
+                subclass
+                for subclass in cls.__subclasses__()
+                if subclass.model_fields["kind"].default == kind
+            ),
+            cls,
         )
-        return super(Manifest, found).parse(values, path)
+        return super(Manifest, record).parse(values, path)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -212,8 +218,8 @@ class Manifest(StoredRecord):
 
     def check_files(self, folder: Path) -> None:
         """Raises UserError: integrity (exit 5) naming the files of `folder` that differ."""
-        if found := self.find_damage(folder):
-            raise storage.damage_error(*found)
+        if findings := self.find_damage(folder):
+            raise storage.damage_error(*findings)
 
 
 # --- folders of results -----------------------------------------------------------------------------------------------------------------
@@ -226,8 +232,7 @@ class ResultManifest(Manifest):
     finished: bool = True  # False: a training that goes on and whose other files are not sealed yet
     shared: bool = False  # the folder had other files before, which are left alone
     gone: tuple[str, ...] = ()  # files that the last change removes
-    # of a report and page beside data, as `BESIDE`
-    beside: bool = Field(False, exclude_if=lambda beside: not beside)
+    beside: bool = False  # of a report and page beside data, as `BESIDE`
 
     @classmethod
     def find(cls, folder: Path) -> Self | None:
@@ -257,6 +262,18 @@ class ResultManifest(Manifest):
             folder / (BESIDE if self.beside else manifests.MANIFEST),
             manifests.sign_manifest(self.to_json()),
         )
+
+
+def require_manifest(folder: Path) -> None:
+    """Raises UserError: integrity (exit 5) where a folder of results has no manifest."""
+    if ResultManifest.find(folder) is None:
+        raise storage.damage_error(describe_missing_manifest(folder))
+
+
+def describe_missing_manifest(folder: Path) -> Finding:
+    """The finding for a folder of results without a manifest."""
+    path, requirement = str(folder / manifests.MANIFEST), "expected the checksums of this folder"
+    return Finding(Reason.INTEGRITY, "is missing", requirement, HINTS[Reason.INTEGRITY], file=path)
 
 
 class _Location(NamedTuple):
@@ -344,15 +361,10 @@ def refuse_other_manifest(folder: Path) -> None:
 
 
 def _start_manifest(folder: Path, ours: set[str]) -> ResultManifest:
-    """The manifest of a folder that has none: of a run of version 0.1 with all its files."""
+    """The manifest of a folder that has none: without files, shared where others than `ours` are
+    there.
+    """
     refuse_other_manifest(folder)
-    if (folder / "run.json").is_file():
-        found = {name: storage.hash_with_size(folder / name) for name in list_results(folder)}
-        return ResultManifest(
-            files={
-                name: StoredFile(sha256=sha256, size=size) for name, (sha256, size) in found.items()
-            }
-        )
     return ResultManifest(
         shared=any(
             inner.is_file() and inner.name not in {locks.LOCK_FILE, *ours}
@@ -390,12 +402,12 @@ def complete_results(folder: Path, *, held: bool = False) -> None:
     Raises UserError: locked (exit 7), integrity (exit 5) for a damaged manifest.
     """
     manifest = ResultManifest.find(folder)
-    left = (
+    leftovers = (
         path
         for path in folder.iterdir()
         if storage.is_temporary(path.name) or STAGED_NAME.fullmatch(path.name)
     )
-    if any(left) or (manifest and manifest.gone):
+    if any(leftovers) or (manifest and manifest.gone):
         with nullcontext() if held else locks.lock_folder(folder):
             _complete_changes(folder)
 
@@ -412,11 +424,13 @@ def list_results(folder: Path) -> Iterator[str]:
         ):
             continue
         if path.is_dir() and not path.is_symlink():
-            own = next(
+            guard = next(
                 (name for name in (manifests.MANIFEST, "meta.json") if (path / name).is_file()),
                 None,
             )
-            yield from (f"{path.name}/{name}" for name in ([own] if own else list_results(path)))
+            yield from (
+                f"{path.name}/{name}" for name in ([guard] if guard else list_results(path))
+            )
         else:
             yield path.name
 
@@ -466,31 +480,34 @@ def read_tables(result: Mapping[str, Any] | str | Path) -> dict[str, pl.DataFram
 
     Raises UserError: not_found (exit 2) where there is no table, integrity (exit 5).
     """
-    place = Path(
-        str(result.get("report") or result.get("out") or ".")
-        if isinstance(result, Mapping)
-        else result
-    )
+    place = _find_place(result)
     folder = place if place.is_dir() else place.parent
-    manifest = ResultManifest.find(folder)
-    names = (
-        {path.name for path in folder.glob("*.parquet")}
-        if manifest is None or manifest.shared
-        else set(manifest.files)
-    )
-    tables = sorted(
-        {place.name} & names
-        if place.suffix == ".parquet"
-        else (name for name in names if name.endswith(".parquet"))
-    )
-    if not tables:
+    names = _list_tables(folder)
+    if place.suffix == ".parquet":
+        names &= {place.name}
+    if not names:
         raise usage_error(
             "no table there",
             "expected a result of a verb or its folder",
             code=Reason.NOT_FOUND,
             file=str(place),
         )
-    return {Path(name).stem: read_result_table(folder / name) for name in tables}
+    return {Path(name).stem: read_result_table(folder / name) for name in sorted(names)}
+
+
+def _find_place(result: Mapping[str, Any] | str | Path) -> Path:
+    """The file or folder that a verb wrote."""
+    if isinstance(result, Mapping):
+        return Path(str(result.get("report") or result.get("out") or "."))
+    return Path(result)
+
+
+def _list_tables(folder: Path) -> set[str]:
+    """Names of the Parquet files of `folder`: those of its manifest, or those that are there."""
+    manifest = ResultManifest.find(folder)
+    if manifest is None or manifest.shared:
+        return {path.name for path in folder.glob("*.parquet")}
+    return {name for name in manifest.files if name.endswith(".parquet")}
 
 
 def check_result(path: Path, *, bytes_of: bool = False) -> tuple[Path, bytes]:
@@ -499,25 +516,42 @@ def check_result(path: Path, *, bytes_of: bool = False) -> tuple[Path, bytes]:
     """
     before = None
     while True:
-        found = _locate_result(path)
-        try:
-            content = found.path.read_bytes() if bytes_of else b""
-            if found.expected is None:
-                return found.path, content
-            actual = (
-                hashlib.sha256(content).hexdigest() if bytes_of else storage.hash_file(found.path)
+        location = _locate_result(path)
+        content, digest, problem = _read_location(location, path, bytes_of=bytes_of)
+        if location.expected is None or digest == location.expected.sha256:
+            return location.path, content
+        if location == before:  # no other process changed the folder meanwhile
+            raise integrity_error(str(path), problem, f"expected {location.expected.sha256[:16]}")
+        before = location
+
+
+def _read_location(location: _Location, path: Path, *, bytes_of: bool) -> tuple[bytes, str, str]:
+    """The content (b"" without `bytes_of`), its SHA-256, and in words what is there in place of the
+    expected one.
+
+    Raises OSError where the manifest has nothing of the file, UserError: a fault of this machine
+    (exit 6).
+    """
+    content, digest = b"", ""
+    try:
+        if bytes_of:
+            content = location.path.read_bytes()
+        if location.expected is not None:
+            digest = (
+                hashlib.sha256(content).hexdigest()
+                if bytes_of
+                else storage.hash_file(location.path)
             )
-        except OSError as error:
-            raise_system_error(error, path)
-            if found.expected is None:
-                raise
-            actual = f"cannot be read ({error.strerror})" if found.path.exists() else "is missing"
-        if found.expected is not None and actual == found.expected.sha256:
-            return found.path, content
-        if found == before:  # no other process changed the folder meanwhile
-            problem = f"has sha256 {actual[:16]}" if len(actual) == 64 else actual
-            raise integrity_error(str(path), problem, f"expected {found.expected.sha256[:16]}")
-        before = found
+    except OSError as error:
+        raise_system_error(error, path)
+        if location.expected is None:
+            raise
+        return (
+            b"",
+            "",
+            f"cannot be read ({error.strerror})" if location.path.exists() else "is missing",
+        )
+    return content, digest, f"has sha256 {digest[:16]}"
 
 
 def find_missing(folder: Path) -> list[str]:
@@ -539,44 +573,61 @@ def find_changes(folder: Path) -> list[Finding]:
     Raises UserError: integrity (exit 5) for a damaged manifest, incomplete (exit 4) without one.
     """
     manifest = ResultManifest.find(folder) or ResultManifest.read(folder)
-    found: list[Finding] = []
-    for name, file in manifest.files.items():
-        at = manifest.locate(folder, name)
-        found += manifests.find_damage(
-            folder, {"files": {at.relative_to(folder).as_posix(): file.model_dump()}}
-        )
-        if at.name != Path(name).name:
-            found.append(
-                Finding(
-                    Reason.INCOMPLETE,
-                    "a change of it was not completed",
-                    "expected it under its name",
-                    RETRY_HINT,
-                    file=str(folder / name),
-                )
-            )
-    for name in list_results(folder):
-        foreign = not manifest.shared and name not in manifest.files and name not in manifest.gone
-        nested = name.endswith(f"/{manifests.MANIFEST}") and name.count("/") == 1  # guards itself
-        if foreign and not nested and (manifest.finished or not name.startswith(UNFINISHED)):
-            found.append(_describe_foreign(folder / name))
-    left = [
+    return [
+        *(
+            finding
+            for name in manifest.files
+            for finding in _find_file_changes(manifest, folder, name)
+        ),
+        *(
+            _describe_foreign(folder / name)
+            for name in list_results(folder)
+            if _is_foreign(manifest, name)
+        ),
+        *_find_leftovers(manifest, folder),
+    ]
+
+
+def _find_file_changes(manifest: ResultManifest, folder: Path, name: str) -> list[Finding]:
+    """Findings for a file that the manifest names."""
+    path = manifest.locate(folder, name)
+    findings = manifests.find_damage(
+        folder, {"files": {path.relative_to(folder).as_posix(): manifest.files[name].model_dump()}}
+    )
+    if path.name == Path(name).name:
+        return findings
+    problem, requirement = "a change of it was not completed", "expected it under its name"
+    return [
+        *findings,
+        Finding(Reason.INCOMPLETE, problem, requirement, RETRY_HINT, file=str(folder / name)),
+    ]
+
+
+def _is_foreign(manifest: ResultManifest, name: str) -> bool:
+    """Whether the file `name` of a folder of results does not belong there."""
+    if manifest.shared or name in manifest.files or name in manifest.gone:
+        return False
+    # a folder inside that guards itself
+    if name.endswith(f"/{manifests.MANIFEST}") and name.count("/") == 1:
+        return False
+    return manifest.finished or not name.startswith(UNFINISHED)
+
+
+def _find_leftovers(manifest: ResultManifest, folder: Path) -> list[Finding]:
+    """A warning where a killed command left files."""
+    names = [
         path.name
         for path in folder.iterdir()
         if storage.is_temporary(path.name) or path.name in manifest.gone
     ]
-    if left:
-        found.append(
-            Finding(
-                Reason.INCOMPLETE,
-                f"{len(left)} files of a killed command",
-                "expected none",
-                RETRY_HINT,
-                level="warning",
-                file=str(folder / left[0]),
-            )
+    if not names:
+        return []
+    problem, first = f"{len(names)} files of a killed command", str(folder / names[0])
+    return [
+        Finding(
+            Reason.INCOMPLETE, problem, "expected none", RETRY_HINT, level="warning", file=first
         )
-    return found
+    ]
 
 
 def _describe_foreign(path: Path) -> Finding:

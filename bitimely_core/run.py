@@ -11,18 +11,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from bitimely_core import __version__, locks, manifests, registry, storage
+from bitimely_core import __version__, locks, manifests, storage
 from bitimely_core.config import RESUME_EXEMPT as TRAIN_EXEMPT
-from bitimely_core.config import validate_settings
 from bitimely_core.errors import (
     Reason,
-    UserError,
     input_error,
     integrity_error,
     raise_differences,
     usage_error,
 )
-from bitimely_core.preparation import list_conditions
 from bitimely_core.records import ResultManifest, complete_results, has_result, write_results
 from bitimely_core.schemas.runs import (
     ReadingOptions,
@@ -33,8 +30,7 @@ from bitimely_core.schemas.runs import (
     flatten_keys,
 )
 from bitimely_core.schemas.scores import Scores
-from bitimely_core.schemas.tokens import Preprocessing, SamplePreparation
-from bitimely_core.system_errors import raise_system_error
+from bitimely_core.schemas.tokens import Preprocessing
 from bitimely_core.workspace import find_run_folder, locate
 
 if TYPE_CHECKING:
@@ -81,7 +77,7 @@ class Run:
         from bitimely_core import tokens
 
         folder = find_run_folder(run, workspace)
-        record = load_record(folder)
+        record = RunRecord.load(folder / "run.json")
         return cls(
             folder,
             record,
@@ -129,9 +125,9 @@ class Run:
     def _model(self) -> Model:
         from bitimely_core import models
 
-        at = self.adapter_for(self.windows())
+        adapter = self.adapter_for(self.windows())
         model = models.load(self.verified_weights())
-        model.select_adapter(at)
+        model.select_adapter(adapter)
         return model.eval()
 
     @cached_property
@@ -142,7 +138,7 @@ class Run:
 
     @cached_property
     def train_subjects(self) -> TrainSubjects | None:
-        """Hashes of the training subjects; None where they were not written."""
+        """Hashes of the training subjects; None for an unfinished training and an export."""
         path = self.folder / "train_subjects.json"
         return TrainSubjects.load(path) if has_result(path) else None
 
@@ -183,28 +179,10 @@ class Run:
         return path.parent
 
     def preprocessing(self) -> Preprocessing:
-        """What turns new recordings into windows of a fine-tuned run: as stored with the run, else
-        by its windows, while they are the same.
-
-        Raises UserError: incomplete (exit 4) where neither is there.
+        """What turns new recordings into windows of a run that was fine-tuned on recordings. Raises
+        UserError: integrity (exit 5).
         """
-        path = self.folder / "preprocessing.json"
-        if has_result(path):
-            return Preprocessing.load(path)
-        try:
-            found = describe_preprocessing(self.windows())
-        except UserError as error:
-            raise_system_error(error)
-            found = None
-        if found is None or found.fingerprint != self.record.data[0].fingerprint:
-            raise input_error(
-                Reason.INCOMPLETE,
-                "the run does not state how its windows were made",
-                f"expected {path.name}, or the windows {self.data} as they were at the training",
-                f"Tokenize {self.data} again with the same choices, or fine-tune again under --force-new",
-                file=str(self.folder),
-            )
-        return found
+        return Preprocessing.load(self.folder / "preprocessing.json")
 
     def find_adapter(self, windows: Windows) -> int | None:
         """The adapter for `windows`: that of the same tokens, of the same data set, of as many
@@ -214,24 +192,23 @@ class Run:
             return 0
         data = self.record.data
         fitting = windows.find_adapters(data, self.record.channels)
-        trained = [at for at in fitting if at < len(data)]
-        same = [at for at in trained if data[at].name == windows.name] + [
-            at for at in trained if data[at].dataset == windows.dataset
-        ]
+        trained = [adapter for adapter in fitting if adapter < len(data)]
+        same = [adapter for adapter in trained if data[adapter].name == windows.name]
+        same += [adapter for adapter in trained if data[adapter].dataset == windows.dataset]
         return next(iter([*same, *fitting]), None)
 
     def adapter_for(self, windows: Windows) -> int:
         """As `find_adapter`. Raises UserError (config, exit 2) where none fits."""
-        at, misfit = (
+        adapter, misfit = (
             self.find_adapter(windows),
             windows.describe_misfit(self.record.data, self.record.channels),
         )
-        if at is not None:
+        if adapter is not None:
             needs_numbers = (
                 self.record.settings.model.numbers and self.record.data[0].reading.numbers
             )
-            if not needs_numbers or getattr(windows.options, "numbers", None):
-                return at
+            if not needs_numbers or getattr(windows.options, "numbers", False):
+                return adapter
             misfit = "no numbers of events", "them (--values raw)"
         raise usage_error(
             f"{windows.name} has {misfit[0]}",
@@ -261,39 +238,6 @@ class Run:
         return len(shared)
 
 
-def load_record(folder: Path) -> RunRecord:
-    """`run.json` of a run. One of an earlier version without the preprocessing has the stamp that
-    the tokens of its pre-training imply.
-    """
-    from bitimely_core import tokens
-
-    record = RunRecord.load(folder / "run.json")
-    data = record.pretraining_data or record.data
-    if (
-        record.leak_free is not True
-        or record.preparation is not None
-        or any(one.vocabulary for one in data)
-    ):
-        return record
-    found: list[SamplePreparation | None] = []
-    for one in data:
-        try:
-            windows = tokens.open_tokens(
-                locate(folder.parent.parent, "tokens", one.name), verify=False
-            )
-            found.append(windows.preparation if windows.fingerprint == one.fingerprint else None)
-        except UserError as error:
-            raise_system_error(error)
-            found.append(None)
-    objective = registry.objectives.get(record.settings.objective.name)
-    conditions = list_conditions(
-        found, record.settings.model, objective.facts.context if objective else "around"
-    )
-    return record.model_copy(
-        update={"leak_free": " and ".join(conditions) or True, "preparation": tuple(found)}
-    )
-
-
 def hash_subjects(windows: list[Windows], split: str) -> list[str]:
     """Hashes of the subjects of one split, bound to the data set: enough to find overlaps, not to
     read identifiers.
@@ -308,6 +252,12 @@ def mark_subject(dataset: str, subject: str) -> str:
 
 def describe_data(windows: Windows) -> RunData:
     """The entry of `windows` in `run.json`."""
+    options = windows.options
+    reading = {
+        name: getattr(options, name)
+        for name in ReadingOptions.model_fields
+        if hasattr(options, name)
+    }
     return RunData(
         name=windows.name,
         dataset=windows.dataset,
@@ -317,9 +267,7 @@ def describe_data(windows: Windows) -> RunData:
         channel_names=windows.channel_names,
         length=windows.length,
         rate=windows.rate,
-        reading=ReadingOptions(
-            **{key: getattr(windows.options, key, None) for key in ReadingOptions.model_fields}
-        ),
+        reading=ReadingOptions(**reading),
         split=windows.split,
         windows=len(windows.index),
         audit={
@@ -330,7 +278,7 @@ def describe_data(windows: Windows) -> RunData:
         },
         class_names=windows.class_names,
         vocabulary=windows.vocabulary_sha256,
-        small_counts=getattr(windows.options, "small_counts", None),
+        small_counts=getattr(options, "small_counts", False),
     )
 
 
@@ -378,7 +326,10 @@ def claim_folder(folder: Path, record: RunRecord, *, force_new: bool) -> bool:
         if not force_new:
             complete_results(folder)
             stored = RunRecord.load(path)
-            _require_same(path, stored, record)
+            difference_hint = "Give another --run NAME, or --force-new to replace this one"
+            raise_differences(
+                flatten_compared(stored), flatten_compared(record), path, difference_hint
+            )
             return not stored.finished
         with locks.lock_folder(folder):  # not while another process trains there
             storage.remove_folder(folder)
@@ -386,28 +337,9 @@ def claim_folder(folder: Path, record: RunRecord, *, force_new: bool) -> bool:
     return True
 
 
-def _require_same(path: Path, stored: RunRecord, record: RunRecord) -> None:
-    before, now = flatten_compared(_fill_defaults(stored)), flatten_compared(record)
-    raise_differences(
-        before, now, path, "Give another --run NAME, or --force-new to replace this one"
-    )
-
-
-def _fill_defaults(record: RunRecord) -> RunRecord:
-    """The record of an earlier version with the settings that it did not have, at their
-    defaults.
-    """
-    try:
-        return record.model_copy(
-            update={"settings": validate_settings(record.settings.model_dump(by_alias=True))}
-        )
-    except UserError:  # settings that no longer exist: the comparison names them
-        return record
-
-
 def describe_identity(record: RunRecord) -> dict[str, JsonValue]:
     """What must agree between a checkpoint and the run that resumes from it."""
-    data: list[JsonValue] = [one.fingerprint for one in record.data]
+    data: list[JsonValue] = [windows.fingerprint for windows in record.data]
     source = {} if record.source is None else {"source": record.source.model_dump(mode="json")}
     return {
         "data": data,

@@ -40,8 +40,7 @@ def locate_new(workspace: Path, kind: FolderKind, name: str, field: str | None =
 
 
 def locate(workspace: Path, kind: FolderKind, name: str) -> Path:
-    """The folder `<workspace>/<kind>/<name>`, to be read; names of earlier versions may hold other
-    characters.
+    """The folder `<workspace>/<kind>/<name>`, to be read.
 
     Raises UserError (path_escape, exit 2) for a name that leads elsewhere.
     """

@@ -743,10 +743,10 @@ VERBS: dict[str, list[str]] = {
         "--candidates",
         "50",
     ],
-    "evaluate events": ["evaluate", "events-labels", "--bootstrap", "0", "--baselines", "cheap"],
+    "evaluate events": ["evaluate", "event-labels", "--bootstrap", "0", "--baselines", "cheap"],
     "embed events": ["embed", "events", "--split", "test"],
     "attention events": ["analyze", "attention", "events", "--start", "0", "--stop", "1"],
-    "calibration events": ["analyze", "calibration", "events-labels", "--bootstrap", "0"],
+    "calibration events": ["analyze", "calibration", "event-labels", "--bootstrap", "0"],
     "search of a rate": [
         "finetune",
         "plain",

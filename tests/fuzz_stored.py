@@ -11,13 +11,16 @@ import shutil
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import TypeVar
 
 import polars as pl
+import small
 
 from bitimely_core import cache, registry, storage, tokens
 from bitimely_core.errors import UserError
 from bitimely_core.pipeline.plan import plan_experiment
 from bitimely_core.recipe import load_recipe
+from bitimely_core.records import StoredRecord, write_results
 from bitimely_core.run import describe_identity
 from bitimely_core.schemas.ingest import IngestReport
 from bitimely_core.schemas.reports import Summary
@@ -25,7 +28,7 @@ from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import Scores
 from bitimely_core.workflows.verify import verify
 
-STORED = Path(__file__).parent / "fixtures" / "v1" / "home"
+Record = TypeVar("Record", bound=StoredRecord)
 BETWEEN = b"\n\x1d\n"  # separates the files of a source in one input
 TABLES = ("claims.csv", "patients.csv", "labels.csv", "icd9_phecode.csv", "rules.toml")
 MAP = b"icd9,phecode\n250.00,250.2\n401.9,401.1\nV10.0,195\n428.0,428\n"
@@ -119,28 +122,35 @@ def recipe(data: bytes, folder: Path) -> None:
 def list_records() -> Iterator[bytes]:
     """Records of runs, scores, analyses and ingests."""
     for name in ("run.json", "scores.json", "summary.json", "ingest_report.json"):
-        yield from (path.read_bytes() for path in sorted(STORED.rglob(name)))
+        yield from (path.read_bytes() for path in sorted(small.find_workspace().rglob(name)))
 
 
 def records(data: bytes, folder: Path) -> None:
     """Each kind of record, and what is derived from that of a run."""
-    path = folder / "x.json"
-    path.write_bytes(data)
     for kind in (Scores, Summary, IngestReport):
         with contextlib.suppress(UserError):
-            again = kind.load(path)
-            again.save(folder / "y.json")
-            assert kind.load(folder / "y.json") == again
-    record = RunRecord.load(path)
-    record.save(folder / "y.json")
-    assert RunRecord.load(folder / "y.json") == record
-    describe_identity(record)
+            _read_twice(kind, data, folder)
+    describe_identity(_read_twice(RunRecord, data, folder))
+
+
+def _read_twice(kind: type[Record], data: bytes, folder: Path) -> Record:
+    """The record of a file that its manifest names, which is the same once it is written again."""
+    home = folder / kind.__name__
+    shutil.rmtree(home, ignore_errors=True)
+    write_results(storage.make_folder(home), {"x.json": data}, beside=kind is IngestReport)
+    record = kind.load(home / "x.json")
+    record.save(home / "y.json")
+    assert kind.load(home / "y.json") == record
+    return record
 
 
 def list_manifests() -> Iterator[bytes]:
     """Manifests of caches and token sets, after the folder that they describe."""
-    for path in sorted(STORED.glob("*/*/manifest.json")):
-        yield path.parent.relative_to(STORED).as_posix().encode() + b"\n" + path.read_bytes()
+    home = small.find_workspace()
+    for path in sorted(
+        path for kind in ("cache", "tokens") for path in home.glob(f"{kind}/*/manifest.json")
+    ):
+        yield path.parent.relative_to(home).as_posix().encode() + b"\n" + path.read_bytes()
 
 
 def manifests(data: bytes, folder: Path) -> None:
@@ -153,7 +163,7 @@ def manifests(data: bytes, folder: Path) -> None:
         return
     home = folder / name.decode()
     if not home.exists():
-        shutil.copytree(STORED / name.decode(), home)
+        shutil.copytree(small.find_workspace() / name.decode(), home)
     with contextlib.suppress(ValueError, RecursionError):
         body = json.loads(text)
         if isinstance(body, dict):

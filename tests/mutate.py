@@ -114,7 +114,6 @@ AREAS = {
             "test_token_folders.py",
             "test_accepted_inputs.py",
             "test_bad_inputs.py",
-            "test_v1_fixtures.py",
             "test_folds.py",
         ),
     ),

@@ -5,7 +5,7 @@ sequences.
 import numpy as np
 import pytest
 import torch
-from small import FIXTURE
+from small import find_workspace
 from test_saliency import run as labelled
 from test_shapelets import Labelled
 from test_svd import Windows, run
@@ -336,7 +336,7 @@ def test_a_region_beyond_the_sequence_is_refused(start, stop, flag):
 
 def test_a_region_of_events_and_of_a_grid_of_months():
     """Neither has a rate: a region counts tokens, and distances have no seconds."""
-    events = Run.open("events", FIXTURE)
+    events = Run.open("events", find_workspace())
     grid = run(windows=Windows(96))
     grid.windows().rate = 0.0
     for one in (events, grid):

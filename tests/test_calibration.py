@@ -256,7 +256,12 @@ def test_siblings_make_a_learning_curve(tmp_path):
         folder.mkdir()
         record(**of, run=name).save(folder / "run.json")
         metric = {"value": value, "lo": value - 0.1, "hi": value + 0.1}
-        scores = {"data": "planted", "split": "test", "metrics": {"accuracy": metric}}
+        scores = {
+            "format_version": 1,
+            "data": "planted",
+            "split": "test",
+            "metrics": {"accuracy": metric},
+        }
         write_results(folder, {"scores.json": json.dumps(scores).encode()})
         return folder
 

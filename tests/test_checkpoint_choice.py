@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from small import FIXTURE, copy_data
+from small import copy_data
 from test_train import Outcome, Rows
 from torch import nn
 
@@ -244,7 +244,7 @@ def test_run_scores_and_page_name_the_weights(
         record, scores = (
             json.loads((runs[choice] / name).read_bytes()) for name in ("run.json", "scores.json")
         )
-        assert record["settings"]["train"].get("checkpoint", "last") == choice
+        assert record["settings"]["train"]["checkpoint"] == choice
         assert record["checkpoint"] == scores["settings"]["checkpoint"] == expected
         page = (runs[choice] / "report.html").read_text()
         assert (
@@ -256,11 +256,3 @@ def test_run_scores_and_page_name_the_weights(
     assert main([*tuned, "--checkpoint", "last", "--run", "best"]) == int(Exit.USAGE)
     assert "settings.train.checkpoint" in capsys.readouterr().err
     assert main([*begun, "best", "--epochs", "2"]) == 0, "the finished run is left alone"
-
-
-def test_a_run_without_the_setting_has_the_last_weights() -> None:
-    from bitimely_core.schemas.runs import RunRecord
-
-    record = RunRecord.load(FIXTURE / "runs" / "plain" / "run.json")
-    assert record.settings.train.checkpoint == "last"
-    assert record.checkpoint is None

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from small import FIXTURE
+from small import copy_workspace
 from test_browser import chromium  # noqa: F401  a fixture
 
 import bitimely
@@ -25,8 +25,12 @@ HOSTILE = "a<img src=x onerror=alert(1)>&quot;"
 
 @pytest.fixture
 def home(tmp_path):
-    """The workspace of version 0.1: ten runs, of recordings and of claims."""
-    return shutil.copytree(FIXTURE, tmp_path / "home")
+    """A workspace with runs on recordings and on claims."""
+    return copy_workspace(tmp_path / "home")
+
+
+def count_runs(home: Path) -> int:
+    return len(list((home / "runs").iterdir()))
 
 
 def write_page(home: Path) -> str:
@@ -69,14 +73,15 @@ def test_page_leads_to_everything_and_shows_what_is_stored(home):
         assert len(list_rows(page, kind)) == sum(
             path.is_dir() for path in (home / kind).iterdir()
         ), kind
-    assert {f"runs/{run}/report.html" for run in ("plain", "plain-class")} & set(links) == {
+    assert {f"runs/{run}/report.html" for run in ("plain", "tuned")} & set(links) == {
         f"runs/{run}/report.html"
-        for run in ("plain", "plain-class")
+        for run in ("plain", "tuned")
         if (home / "runs" / run / "report.html").is_file()
     }
     rows = list_rows(page, "runs")
     for path in (home / "runs").glob("*/scores.json"):
-        scores = json.loads(path.read_text())
+        shared = path.with_name("scores_shared.json")  # of histories
+        scores = json.loads((shared if shared.is_file() else path).read_text())
         if scores.get("main"):
             value = scores["metrics"][scores["main"]]["value"]
             row = next(row for row in rows if re.search(rf">\s*{path.parent.name}$", row[0]))
@@ -110,11 +115,16 @@ def test_foreign_names_are_text(home):
 
 @pytest.mark.parametrize("name", ["run.json", "scores.json", "metrics.jsonl"])
 def test_damaged_runs_are_rows_of_their_own(home, name):
-    (home / "runs" / "plain-class" / name).write_bytes(b"\xff{")
+    (home / "runs" / "tuned" / name).write_bytes(b"\xff{")
     cells = read_cells(write_page(home), "runs")
-    assert len(cells) == 10
-    assert cells["plain-class"][0].startswith("damaged" if name.endswith(".json") else "finished")
-    assert sum(cell[0].startswith("damaged") for cell in cells.values()) == name.endswith(".json")
+    assert len(cells) == count_runs(home)
+    assert [run for run, cell in cells.items() if cell[0].startswith("damaged")] == ["tuned"]
+
+
+def test_a_log_that_a_training_is_writing_is_no_damage(home):
+    (home / "runs" / "unfinished" / "metrics.jsonl").write_bytes(b"\xff{")
+    cells = read_cells(write_page(home), "runs")
+    assert not any(cell[0].startswith("damaged") for cell in cells.values())
 
 
 def test_bytes_are_of_the_content_alone(home, tmp_path):
@@ -132,8 +142,8 @@ def test_bytes_are_of_the_content_alone(home, tmp_path):
 
 
 def test_forty_five_runs_fit_in_a_page(home):
-    for number in range(35):
-        shutil.copytree(home / "runs" / "plain-class", home / "runs" / f"more-{number}")
+    for number in range(45 - count_runs(home)):
+        shutil.copytree(home / "runs" / "tuned", home / "runs" / f"more-{number}")
     page = write_page(home)
     assert len(list_rows(page, "runs")) == 45
     assert len(page.encode()) < 1_000_000
@@ -143,23 +153,18 @@ def test_forty_five_runs_fit_in_a_page(home):
 def test_verbs_that_write_refresh_it_and_no_fault_of_it_counts(home, capsys):
     assert (
         main(
-            [
-                "report",
-                "plain-class",
-                "plain-scratch",
-                "-w",
-                str(home),
-                "--out",
-                str(home / "reports" / "both"),
-            ]
+            ["report", "tuned", "scratch", "-w", str(home), "--out", str(home / "reports" / "both")]
         )
         == 0
     )
-    assert "both" in read_cells((home / "index.html").read_text(), "reports").values().__str__()
+    assert "both" in [
+        row[1].rpartition(">")[2].strip()
+        for row in list_rows((home / "index.html").read_text(), "reports")
+    ]
     (home / "index.html").unlink()
     (home / "index.html").mkdir()
     capsys.readouterr()
-    assert main(["report", "plain-class", "plain-scratch", "-w", str(home), "--json"]) == 0
+    assert main(["report", "tuned", "scratch", "-w", str(home), "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["verdict"]
     assert err.count("warning[") == 1
@@ -171,7 +176,7 @@ def test_dry_runs_and_refusals_write_no_page(home, tmp_path):
     empty.mkdir()
     assert main(["ingest", "synthetic", "--dry-run", "-w", str(empty)]) == 0
     assert main(["dashboard", "--dry-run", "-w", str(home)]) == 0
-    assert main(["report", "plain-class", "plain-scratch", "--dry-run", "-w", str(home)]) == 0
+    assert main(["report", "tuned", "scratch", "--dry-run", "-w", str(home)]) == 0
     assert main(["report", "missing", "-w", str(home)]) == 2
     assert main(["dashboard", "-w", str(tmp_path / "missing")]) == 2
     refresh_dashboard(empty)
@@ -212,7 +217,7 @@ def test_two_processes_at_once_leave_the_page_of_both(home, monkeypatch):
 LOOK = """<script>addEventListener('load', () => {
   const box = document.querySelector('#filter'), seen = () => [...document.querySelectorAll('#runs tbody tr')].filter(r => r.offsetHeight > 0);
   const found = {width: document.documentElement.scrollWidth - innerWidth, all: seen().length};
-  box.value = 'timesnet-class finished'; box.dispatchEvent(new Event('input')); found.filtered = seen().map(r => r.cells[0].textContent);
+  box.value = 'event-labels finished'; box.dispatchEvent(new Event('input')); found.filtered = seen().map(r => r.cells[0].textContent);
   found.said = document.querySelector('output').textContent;
   box.value = ''; box.dispatchEvent(new Event('input')); found.again = seen().length;
   document.querySelectorAll('#runs thead button')[8].click(); found.sorted = seen().map(r => Number(r.cells[8].dataset.v));
@@ -235,9 +240,9 @@ def test_page_filters_and_sorts_in_a_browser(home, chromium, tmp_path):  # noqa:
     )
     found = json.loads(html.unescape(re.search(r"<pre>(.*?)</pre>", chromium(looked)[0])[1]))
     assert found["width"] <= 0
-    assert found["all"] == found["again"] == 10
-    assert found["filtered"] == ["timesnet-class"]
+    assert found["all"] == found["again"] == count_runs(home)
+    assert found["filtered"] == ["event-labels"]
     assert found["said"].startswith("1 of")
     assert found["sorted"] == sorted(found["sorted"])
-    assert found["drawn"] == 10
+    assert found["drawn"] == count_runs(home)
     assert found["first"] < 800

@@ -55,7 +55,7 @@ def windows(
         }
     )
     options = WindowOptions.model_construct(
-        window=T, channels=("x", "y"), normalise="channel", task=task, split="subject"
+        window=T, channels=("x", "y"), normalise="channel", task=task, split="subject", clock=None
     )
     return Windows(
         folder=Path("tokens/tiny"),

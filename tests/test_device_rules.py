@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import small
-from fixtures.make_v1 import make_signals
 
 HERE = Path(__file__).parent
 pytestmark = [
@@ -131,12 +130,8 @@ def test_long_sequences_in_the_form_for_gpus() -> None:
 
 @pytest.mark.slow
 def test_verbs_and_analyses_give_the_numbers_of_the_cpu(tmp_path: Path) -> None:
-    home = small.copy_data(tmp_path / "home")
-    for verb in ("pretrain", "finetune"):
-        small.call(home, verb)
-    for run in ("events", "events-labels"):
-        shutil.copytree(small.FIXTURE / "runs" / run, home / "runs" / run)
-    values, _ = make_signals(0)
+    home = small.copy_workspace(tmp_path / "home")
+    values, _ = small.make_signals(0)
     (tmp_path / "recording.csv").write_text(
         "C3,C4\n" + "\n".join(",".join(map(str, row)) for row in values.tolist()) + "\n"
     )

@@ -253,7 +253,7 @@ def test_other_shapes_and_infinite_values_are_refused() -> None:
 
 
 def test_windows_go_straight_in_and_vectors_come_out_as_a_frame() -> None:
-    windows = bt.open_tokens(small.FIXTURE / "tokens" / "generic-classification")
+    windows = bt.open_tokens(small.find_tokens("generic-classification"))
     train, test = windows["train"], windows["test"]
     encoder = bt.Encoder(**SMALL).set_output(transform="polars").fit(train, train.targets())
     frame = encoder.transform(test)

@@ -5,7 +5,6 @@ subjects; pairing.
 import json
 import time
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from scipy import stats
 from scipy.optimize import minimize
 from sklearn import metrics as sk
 
-from bitimely_core import evaluate, storage
+from bitimely_core import evaluate
 from bitimely_core.errors import Exit, Reason, UserError
 from bitimely_core.evaluate import (
     Predictions,
@@ -26,9 +25,7 @@ from bitimely_core.evaluate import (
     to_probabilities,
 )
 from bitimely_core.evaluate.metrics import ESTIMATORS, check_rows, estimate_ranking, weigh_units
-from bitimely_core.records import StoredRecord
-from bitimely_core.schemas.reports import Summary
-from bitimely_core.schemas.scores import ClassCounts, Scores
+from bitimely_core.schemas.scores import ClassCounts
 
 
 def softmax(x):
@@ -820,14 +817,6 @@ def test_labels_missing_in_every_row_are_undefined():
     assert all(
         metric.value is None and metric.undefined_reason for metric in found.metrics.values()
     )
-
-
-@pytest.mark.parametrize(("record", "name"), [(Scores, "scores.json"), (Summary, "summary.json")])
-def test_records_of_version_1_keep_their_bytes(record: type[StoredRecord], name: str) -> None:
-    files = sorted((Path(__file__).parent / "fixtures" / "v1").rglob(name))
-    assert len(files) >= 6
-    for file in files:
-        assert storage.encode_json(record.load(file).to_json()) + b"\n" == file.read_bytes(), file
 
 
 @pytest.mark.parametrize("seed", range(40))

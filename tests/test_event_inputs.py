@@ -15,7 +15,7 @@ import torch
 from test_sequences import CODES, cohort
 
 from bitimely_core import heads, models, registry, tokens, workflows
-from bitimely_core.config import EVENT_SETTINGS, StoredModelConfig, fill_event_settings
+from bitimely_core.models.adapters import EVENT_SETTINGS
 from bitimely_core.types import Batch
 
 torch.set_num_threads(1)
@@ -142,7 +142,7 @@ def test_what_is_not_known_is_zero(tmp_path: Path) -> None:
     assert without.arrays()["person"] is None
 
 
-def test_the_settings_are_recorded_and_stored_runs_keep_theirs(tmp_path: Path) -> None:
+def test_the_settings_are_recorded(tmp_path: Path) -> None:
     cohort(tmp_path / "tokens" / "pophr", n=60)
     flags = {
         "model": {"name": "gpt", "person": False},
@@ -156,27 +156,6 @@ def test_the_settings_are_recorded_and_stored_runs_keep_theirs(tmp_path: Path) -
             stored = stored[key]
         assert [stored[key] for key in EVENT_SETTINGS] == [True, True, False]
         assert stored["codes"] == 5 + CODES
-
-
-@pytest.mark.parametrize(
-    ("name", "events", "wanted"),
-    [
-        ("bitimelygpt", "code-embed", [True, True, False]),
-        ("gpt", "code-embed", [False, False, False]),
-        ("seft", "code-embed", [False, True, False]),
-        ("gru-d", "code-embed", [False, False, False]),
-        ("bitimelygpt", "grid", [True, False, False]),
-    ],
-)
-def test_a_model_of_before_these_settings_reads_what_it_read(
-    name: str, events: str, wanted: list[bool]
-) -> None:
-    stored = fill_event_settings({"name": name, "codes": 12, "events": events})
-    assert [stored[key] for key in EVENT_SETTINGS] == wanted
-    assert stored.get("gap_unit", 0) == (None if name == "gru-d" else 0)
-    parsed = StoredModelConfig.model_validate({"name": name, "codes": 12, "events": events})
-    assert [getattr(parsed, key) for key in EVENT_SETTINGS] == wanted
-    assert not any(fill_event_settings({"name": name})[key] for key in EVENT_SETTINGS)  # signals
 
 
 def recency(n: int, seed: int) -> Batch:

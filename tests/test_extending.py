@@ -192,7 +192,7 @@ def test_a_model_with_its_own_setting_is_one_file(
     argv = ("pretrain", "--model", "mine", *SMALL, "--run", "mine", "--set", "model.my_setting=3")
     assert call(capsys, home, *argv)["steps"] == 2
     record = load_record(home, "mine")
-    assert (record.format_version, record.leak_free) == (3, True)
+    assert (record.format_version, record.leak_free) == (1, True)
     stored = record.to_json()["settings"]
     assert (
         stored["model"]["name"],
@@ -201,7 +201,7 @@ def test_a_model_with_its_own_setting_is_one_file(
     ) == ("mine", 3, 0.4)
     assert not {"top_periods", "decay", "rotary"} & stored["model"].keys()
     config = json.loads((home / "runs" / "mine" / "model" / "config.json").read_text())
-    assert (config["format_version"], config["model"]["my_setting"]) == (3, 3)
+    assert (config["format_version"], config["model"]["my_setting"]) == (1, 3)
     model = models.load(home / "runs" / "mine" / "model")
     assert len(model.mix) == 3  # type: ignore[arg-type]
     assert call(capsys, home, *argv)["trained"] is False

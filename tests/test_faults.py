@@ -11,7 +11,6 @@ from pathlib import Path
 import faults
 import pytest
 import small
-from fixtures import make_v1
 
 from bitimely_cli.main import main
 
@@ -111,7 +110,7 @@ def test_a_verb_killed_at_every_operation_is_repeated(
 
 
 def make_ingest(tmp_path: Path) -> Callable[[Path], None]:
-    make_v1.write_raw(tmp_path / "raw")
+    small.write_raw(tmp_path / "raw")
     return call(
         "ingest", "generic", str(tmp_path / "raw"), "--map", str(tmp_path / "raw" / "map.toml")
     )

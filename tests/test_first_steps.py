@@ -5,11 +5,13 @@ without torch.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import small
 
 from bitimely_cli.screen import fit_columns
 from bitimely_core import catalog
@@ -61,10 +63,7 @@ def test_columns_that_do_not_fit_are_named() -> None:
 def test_the_shell_completes_names(
     typed: str, offered: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fixture = Path(__file__).parent / "fixtures"
-    record = next(path for path in sorted(fixture.rglob("run.json")))
-    (tmp_path / "runs" / "night-1").mkdir(parents=True)
-    (tmp_path / "runs" / "night-1" / "run.json").write_bytes(record.read_bytes())
+    shutil.copytree(small.find_workspace() / "runs" / "plain", tmp_path / "runs" / "night-1")
     words = f"bitimely {typed}"
     output = run(
         _BITIMELY_COMPLETE="complete_bash",

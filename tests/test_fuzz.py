@@ -16,6 +16,7 @@ from pathlib import Path
 import fuzz
 import fuzz_stored
 import pytest
+import small
 
 from bitimely_core import cache, storage, tokens
 from bitimely_core.errors import UserError
@@ -98,9 +99,7 @@ def test_text_in_parquet_that_is_not_utf8_is_refused_not_a_panic(tmp_path: Path)
 def test_manifests_that_contradict_their_files_are_refused_though_their_hash_is_right(
     change: dict[str, object], tmp_path: Path
 ) -> None:
-    folder = shutil.copytree(
-        fuzz_stored.STORED / "tokens" / "generic-classification", tmp_path / "tokens"
-    )
+    folder = shutil.copytree(small.find_tokens("generic-classification"), tmp_path / "tokens")
     body = {**json.loads((folder / "manifest.json").read_bytes()), **change}
     del body["manifest_sha256"]
     storage.write_json(

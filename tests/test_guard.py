@@ -13,11 +13,9 @@ from pathlib import Path
 import pytest
 import small
 from damage import Damage, append, delete, flip, truncate, zero4k
-from fixtures import make_v1
 
 from bitimely_cli.main import main
-from bitimely_core import storage, workflows
-from bitimely_core.errors import Reason, UserError
+from bitimely_core import workflows
 
 SEEDS = 20
 
@@ -222,7 +220,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pseudonyms.
     """
     raw, home = tmp_path_factory.mktemp("raw"), tmp_path_factory.mktemp("data")
-    make_v1.write_raw(raw)
+    small.write_raw(raw)
     assert (
         main(["ingest", "generic", str(raw), "--map", str(raw / "map.toml"), "-w", str(home)]) == 0
     )
@@ -268,9 +266,9 @@ def test_reports_and_pages_of_data_and_the_key_are_guarded(data: Path, file: str
         truncate,
         append,
         change_number,
-        *([] if path.suffix == ".sha256" or path.name == "results.json" else [delete]),
+        *([] if path.suffix == ".sha256" else [delete]),
     ]
-    named = {"results.json": "results.json"}.get(path.name, path.name.removesuffix(".sha256"))
+    named = path.name.removesuffix(".sha256")
     for seed in range(SEEDS):
         modes[seed % len(modes)](path, draw)
         if not path.exists() or path.read_bytes() != content:
@@ -354,43 +352,12 @@ def test_a_deleted_manifest_is_damage(home: Path, folder: str) -> None:
     assert any("manifest.json" in str(one.file) for one in found["findings"])
 
 
-def test_results_of_version_0_1_are_noted_as_not_guarded(tmp_path: Path) -> None:
-    shutil.copytree(small.FIXTURE, tmp_path / "w")
-    shutil.rmtree(tmp_path / "w" / "runs" / "unfinished")
-    found = workflows.verify(tmp_path / "w")
-    assert found["exit_code"] == 0
-    notes = [str(one.file) for one in found["findings"] if one.level == "info"]
-    assert {Path(note).name for note in notes} >= {"plain", "plain-class", "svd-plain"}
-    assert all("0.1" in one.problem for one in found["findings"])
-
-
-def test_a_run_of_version_0_1_is_guarded_from_its_next_result_on(tmp_path: Path) -> None:
-    home = shutil.copytree(small.FIXTURE, tmp_path / "w")
-    assert main(["evaluate", "plain-class", "--bootstrap", "20", "-w", str(home)]) == 0
-    root = home / "runs" / "plain-class"
-    assert workflows.verify(root)["exit_code"] == 0
-    change_number(root / "run.json", random.Random(0))
-    found = workflows.verify(root)
-    errors = [Path(str(one.file)).name for one in found["findings"] if one.level == "error"]
-    assert (found["exit_code"], errors) == (5, ["run.json"])
-
-
 # --- unfinished trainings
 
 
-def test_an_unfinished_run_is_guarded_up_to_its_last_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home, append_line = small.copy_data(tmp_path), storage.append_line
-
-    def until_step_3(path: Path, obj: dict[str, object]) -> None:
-        append_line(path, obj)
-        if obj["step"] == 3:
-            raise UserError(Reason.IO_ERROR, "stopped", exit_code=6)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(storage, "append_line", until_step_3)
-        small.call(home, "pretrain", code=6)
+def test_an_unfinished_run_is_guarded_up_to_its_last_checkpoint(tmp_path: Path) -> None:
+    home = small.copy_data(tmp_path)
+    small.stop_training(home, 3, "plain")
     root = home / "runs" / "plain"
     assert workflows.verify(root)["exit_code"] == 4
     before = snapshot(root)

@@ -613,7 +613,7 @@ def test_a_damaged_or_foreign_model_folder_is_refused(tmp_path):
     assert (caught.value.code, caught.value.exit_code) == ("shapes_differ", 5)
     write_results(
         tmp_path,
-        {"config.json": config.replace('"format_version":3', '"format_version":99').encode()},
+        {"config.json": config.replace('"format_version":1', '"format_version":99').encode()},
     )
     with pytest.raises(UserError, match="format version"):
         models.load(tmp_path)

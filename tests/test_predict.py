@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from fixtures import make_v1
+import small
 
 import bitimely
 from bitimely_cli.main import main
@@ -38,7 +38,7 @@ SMALL = [
     "model.tokenizer=patch",
     "--set",
     "model.patch=100",
-    *make_v1.RETENTION,
+    *small.RETENTION,
     "--batch-size",
     "16",
     "--steps",
@@ -368,6 +368,14 @@ def test_windows_without_a_sample_have_no_prediction() -> None:
         epoch=None,
         trim=None,
         target=None,
+        overlap=None,
+        bandpass=None,
+        notch=None,
+        resampling="two-sided",
+        filtering="zero-phase",
+        clock=None,
+        grid=False,
+        points=False,
     )
     statistics = (ChannelStatistics.model_construct(mean=0.0, std=1.0),)
     reads = Preprocessing.model_construct(
@@ -460,13 +468,13 @@ def test_dry_runs_and_wrong_runs(
 
 def test_values_are_a_time_series(tmp_path: Path) -> None:
     raw, work = tmp_path / "raw", ["-w", str(tmp_path / "ws")]
-    make_v1.write_raw(raw)
+    small.write_raw(raw)
     lines = (raw / "recordings.csv").read_text().splitlines()
     rows = [f"{line},{number}" for number, line in enumerate(lines[1:])]
     (raw / "recordings.csv").write_text("\n".join([f"{lines[0]},age", *rows]) + "\n")
-    (raw / "map.toml").write_text(make_v1.MAP + 'value = "age"\n')
+    (raw / "map.toml").write_text(small.MAP + 'value = "age"\n')
     assert main(["ingest", "generic", str(raw), "--map", str(raw / "map.toml"), *work]) in {0, 3}
-    tiny = [*make_v1.TINY, *make_v1.RETENTION, *make_v1.PATCHES, "--steps", "2"]
+    tiny = [*small.TINY, *small.RETENTION, *small.PATCHES, "--steps", "2"]
     assert main(["pretrain", *tiny, "--data", "generic/regression", "--run", "base", *work]) == 0
     assert (
         main(
@@ -484,7 +492,7 @@ def test_values_are_a_time_series(tmp_path: Path) -> None:
         )
         == 0
     )
-    (tmp_path / "map.toml").write_text(f"rate = {make_v1.RATE}\n")
+    (tmp_path / "map.toml").write_text(f"rate = {small.RATE}\n")
     files = [
         str(raw / "data" / "p00_a.csv"),
         "--map",

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,8 @@ def make_options(rate: float, window: int = 64, **changes: Any) -> WindowOptions
     values: dict[str, Any] = {
         "dataset": "tiny", "view": "", "task": "none", "split": "subject", "seed": 0, "normalise": "channel", "channels": ("x",), "rate": rate,
         "window": window, "stride": window, "resample": True, "decimate": (), "hold": (), "classes": (), "labels": None, "epoch": None,
-        "trim": None, "target": None,
+        "trim": None, "target": None, "overlap": None, "bandpass": None, "notch": None, "test_fold": None, "folds": None, "stratify": None,
+        "resampling": "two-sided", "filtering": "zero-phase", "clock": None, "grid": False, "points": False,
     }  # fmt: skip
     return WindowOptions(**{**values, **changes})
 
@@ -181,11 +181,6 @@ def test_conditions_name_their_cause() -> None:
     assert (
         stamp_of(rates[:1], options.model_copy(update={"bandpass": None}), "gap", **patches) is True
     )
-    settings = Settings(model=ModelConfig(), objective=ObjectiveConfig(name="next"))
-    assert objectives.leak_free(settings, preparation=[None]) == "given unrecorded preprocessing"
-    assert objectives.leak_free(settings, normalise="window", preparation=[None]).endswith(
-        "and given window statistics"
-    )  # type: ignore[union-attr]
 
 
 def test_objectives_without_a_declared_context_are_judged_by_the_strictest() -> None:
@@ -353,17 +348,3 @@ def test_analyze_leakage_changes_native_samples(
         assert (
             "given interpolated channels" in (noise / "reports" / "d" / "report.html").read_text()
         )
-
-
-def test_tokens_without_a_record_are_judged_by_their_cache(
-    capsys: pytest.CaptureFixture[str], noise: Path
-) -> None:
-    from bitimely_core import tokens
-
-    call(capsys, noise, "tokenize", "generic", "--name", "interpolated", *TOKENS["interpolated"])
-    opened = tokens.open_tokens(noise / "tokens" / "interpolated")
-    recorded = opened.preparation
-    former = replace(opened, manifest=opened.manifest.model_copy(update={"preparation": None}))
-    assert former.preparation == recorded
-    other = replace(former, manifest=former.manifest.model_copy(update={"cache": "0" * 64}))
-    assert other.preparation is None

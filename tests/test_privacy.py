@@ -634,9 +634,7 @@ def test_no_small_count_of_a_cohort_can_be_recovered(
 
 
 def hide_as_before(seen: Published) -> Published:
-    """The page of version 0.1: counts of carriers below 11 are hidden, everything beside them is
-    printed.
-    """
+    """A page that hides counts of carriers below 11 and prints everything beside them."""
     tables = {name: [dict(row) for row in rows] for name, rows in seen.tables.items()}
     for row in tables["label PheCode"]:
         if float(row["cases with"]) < 11:
@@ -667,7 +665,7 @@ def test_small_counts_on_demand_are_exact_and_recorded(
     seen = build(tmp_path, 1, capsys, "--small-counts", "--individual-timelines")
     statistics = SequenceStatistics.load(seen.folder / "statistics.json")
     options = manifests.read_manifest(seen.folder)["options"]
-    assert (options["small_counts"], options["individual_timelines"]) == ("shown", "drawn")
+    assert (options["small_counts"], options["individual_timelines"]) == (True, True)
     assert {row["label"]: int(float(row["cases"])) for row in seen.tables["label cases"]} == {
         label: scores.cases["all"] for label, scores in statistics.leaks.items()
     }

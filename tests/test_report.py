@@ -503,7 +503,7 @@ def test_summary_is_canonical_json(tmp_path):
     raw = (tmp_path / "summary.json").read_bytes()
     summary = json.loads(raw)
     assert raw == storage.encode_json(summary) + b"\n"
-    assert summary["format_version"] == 2
+    assert summary["format_version"] == 1
     assert summary["tiny"] == {"1": {"auc": 0.5, "bad": None, "array": [0, 1, 2]}}
     for name, facts in summary["report"]["files"].items():
         assert hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() == facts["sha256"]

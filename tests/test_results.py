@@ -15,7 +15,7 @@ import polars as pl
 import pytest
 from scipy import stats
 
-from bitimely_core import evaluate, storage, workflows
+from bitimely_core import evaluate, records, storage, workflows
 from bitimely_core.errors import UserError
 from bitimely_core.evaluate import baselines
 from bitimely_core.evaluate.metrics import Estimate, weigh_units
@@ -150,8 +150,6 @@ def planted(
         "notices": [],
     }
     stored["settings"] = {"bootstrap": bootstrap, "by": "subject", "seed": 0}
-    storage.write_json(folder / "run.json", body)
-    storage.write_json(folder / "scores.json", {**stored, **scores.model_dump()})
     evaluate.predictions_frame(index, task, names, target, prediction).write_parquet(
         folder / "predictions.parquet"
     )
@@ -170,6 +168,11 @@ def planted(
             folder / "metrics.jsonl",
             {"step": step, "split": "validation", "loss": 1 / step, "rel": 1 / step},
         )
+    files = {
+        "run.json": storage.encode_json(body),
+        "scores.json": storage.encode_json({**stored, **scores.model_dump(mode="json")}),
+    }
+    records.write_results(folder, {**files, "predictions.parquet": None, "metrics.jsonl": None})
     return PlannedCell(row, data, seed, "done", (name,))
 
 
@@ -947,7 +950,9 @@ def make_card(folder: Path) -> str:
 def test_a_card_has_scores_leakage_and_licence_but_no_subject(tmp_path):
     planted(tmp_path, "a", "one", row="gpt")
     folder = tmp_path / "runs" / "a"
-    storage.write_json(folder / "train_subjects.json", {"format_version": 1, "marks": ["aa", "bb"]})
+    records.write_results(
+        folder, {"train_subjects.json": TrainSubjects(marks=("aa", "bb")).encode()}
+    )
     card = make_card(folder)
     scores = json.loads((folder / "scores.json").read_bytes())["metrics"]["accuracy"]
     assert (

@@ -1,71 +1,79 @@
-"""Class Run and the records of a run, on the workspace of version 0.1."""
+"""Class Run and the records of a run."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
+import small
 
 from bitimely_core import storage, tokens
-from bitimely_core.config import fill_event_settings
 from bitimely_core.errors import Exit, Reason, UserError
-from bitimely_core.records import StoredRecord
+from bitimely_core.records import ResultManifest, StoredRecord, write_results
 from bitimely_core.run import Run, hash_subjects
-from bitimely_core.schemas.runs import CheckpointMeta, RunRecord, TrainSubjects
+from bitimely_core.schemas.ingest import IngestReport
+from bitimely_core.schemas.reports import Summary
+from bitimely_core.schemas.runs import CheckpointMeta, RunRecord, TrainSubjects, TrialRecord
+from bitimely_core.schemas.scores import Scores
+from bitimely_core.schemas.tokens import Calibration, Preprocessing
 
-FIXTURE = Path(__file__).parent / "fixtures" / "v1" / "home"
 RECORDS: dict[str, type[StoredRecord]] = {
     "run.json": RunRecord,
     "meta.json": CheckpointMeta,
     "train_subjects.json": TrainSubjects,
+    "trial.json": TrialRecord,
+    "preprocessing.json": Preprocessing,
+    "calibration.json": Calibration,
+    "scores.json": Scores,
+    "summary.json": Summary,
+    "ingest_report.json": IngestReport,
+    "results.json": ResultManifest,
 }
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(FIXTURE, tmp_path / "home"))
+    return small.copy_workspace(tmp_path / "home")
 
 
-def settings_of(identity: dict[str, dict[str, object]]) -> dict[str, str]:
-    """The settings of an identity, values as text."""
-    return {key: str(value) for key, value in identity["settings"].items()}
+@pytest.mark.parametrize("name", RECORDS)
+def test_records_are_written_byte_for_byte_as_they_were_read(name: str) -> None:
+    paths = sorted(small.find_workspace().rglob(name))
+    assert paths
+    for path in paths:
+        record = RECORDS[name].load(path)
+        assert record.encode() == path.read_bytes(), path
+        assert record.format_version == 1
+        assert isinstance(record, IngestReport | Summary) or not record.model_extra
 
 
-def test_records_are_written_byte_for_byte_as_they_were_read(tmp_path: Path) -> None:
-    files = [path for path in sorted(FIXTURE.rglob("*.json")) if path.name in RECORDS]
-    assert {path.name for path in files} == set(RECORDS)
-    for path in files:
-        RECORDS[path.name].load(path).save(tmp_path / "copy.json")
-        before, after = (
-            json.loads(path.read_bytes()),
-            json.loads((tmp_path / "copy.json").read_bytes()),
-        )
-        if path.name == "train_subjects.json":
-            assert (tmp_path / "copy.json").read_bytes() == path.read_bytes(), path
-            continue
-        if path.name == "meta.json":
-            identity = before.pop("identity"), after.pop("identity")
-            assert before == after
-            own, rest = settings_of(identity[1]), settings_of(identity[0])
-            assert own.items() <= rest.items()
-            assert (
-                {"settings.model.layers", "settings.model.decay.kind", "settings.train.lr"}
-                <= own.keys()
-                <= rest.keys() - {"settings.model.top_periods"}
-            )
-            continue
-        kept = json.dumps({**before, "format_version": 3, "settings": after["settings"]})
-        assert json.loads(kept) == after
-        # what was read of events before it was a setting
-        before["settings"]["model"] = fill_event_settings(before["settings"]["model"])
-        # format 2: without the settings of other models and objectives
-        for section, values in after["settings"].items():
-            assert all(before["settings"][section][key] == value for key, value in values.items())
-            assert section in {"model", "objective"} or values == before["settings"][section]
-        RunRecord.load(tmp_path / "copy.json").save(tmp_path / "again.json")
-        assert (tmp_path / "again.json").read_bytes() == (tmp_path / "copy.json").read_bytes(), path
+@pytest.mark.parametrize("name", RECORDS)
+@pytest.mark.parametrize(
+    ("version", "code"), [(2, 4), (None, 5), (0, 5), ("1", 5), (1.0, 5), (True, 5)]
+)
+def test_a_record_of_another_format_is_refused(
+    tmp_path: Path, name: str, version: object, code: int
+) -> None:
+    body = json.loads(next(small.find_workspace().rglob(name)).read_bytes())
+    body = (
+        {**body, "format_version": version}
+        if version is not None
+        else {key: body[key] for key in body if key != "format_version"}
+    )
+    with pytest.raises(UserError) as refused:
+        RECORDS[name].parse(body, tmp_path / name)
+    assert (int(refused.value.exit_code), refused.value.file) == (code, str(tmp_path / name))
+    assert "expected 1" in refused.value.finding.line()
+
+
+@pytest.mark.parametrize("name", ["run.json", "scores.json", "summary.json"])
+def test_a_result_without_the_manifest_of_its_folder_is_refused(home: Path, name: str) -> None:
+    folder = home / "runs" / "tuned"
+    (folder / "manifest.json").unlink()
+    with pytest.raises(UserError, match=r"manifest\.json") as refused:
+        RECORDS[name].load(folder / name)
+    assert refused.value.exit_code == Exit.INTEGRITY
 
 
 def test_a_pretraining_has_a_model_and_no_head(home: Path) -> None:
@@ -85,7 +93,7 @@ def test_a_pretraining_has_a_model_and_no_head(home: Path) -> None:
 
 
 def test_a_fine_tuning_holds_its_backbone_in_its_head(home: Path) -> None:
-    run = Run.open(home / "runs" / "plain-class", home)
+    run = Run.open(home / "runs" / "tuned", home)
     head = run.head()
     assert head is not None
     assert run.model() is head.model
@@ -110,7 +118,7 @@ def test_a_record_without_its_fields_is_refused_by_field(home: Path) -> None:
     path = home / "runs" / "plain" / "run.json"
     body = json.loads(path.read_bytes())
     body["settings"]["train"]["lr"] = "fast"
-    path.write_text(json.dumps(body))
+    write_results(path.parent, {path.name: storage.encode_json(body)})
     with pytest.raises(UserError) as refused:
         Run.open("plain", home)
     assert (refused.value.exit_code, refused.value.field) == (Exit.INTEGRITY, "settings.train.lr")
@@ -120,7 +128,9 @@ def test_subjects_of_the_training_are_counted_and_refused_in_a_held_out_split(ho
     run = Run.open("plain", home)
     assert run.count_shared_subjects("test") == 0
     test = hash_subjects([tokens.open_tokens(home / "tokens" / run.data)], "test")
-    storage.write_json(run.folder / "train_subjects.json", {"format_version": 1, "marks": test[:3]})
+    write_results(
+        run.folder, {"train_subjects.json": TrainSubjects(marks=tuple(test[:3])).encode()}
+    )
     run = Run.open("plain", home)
     assert run.count_shared_subjects("train") == 0
     with pytest.raises(UserError, match="3 subjects") as refused:

@@ -72,7 +72,14 @@ def cohort(out: Path, n: int = 60, seed: int = 0, names: list[str] | None = None
         "landmark": None,
         "leakage": "keep",
         "level": "integer",
-        "small_counts": "shown",
+    }
+    choices |= {
+        "asked": "labels",
+        "time_to_event": None,
+        "values": "none",
+        "small_counts": True,
+        "individual_timelines": False,
+        "cohort": None,
     }
     manifest = SequenceManifest(
         cache="",

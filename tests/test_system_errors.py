@@ -10,7 +10,6 @@ import json
 import os
 import re
 import resource
-import shutil
 import subprocess
 import sys
 import zlib
@@ -22,6 +21,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
+import small
 import torch
 from safetensors import SafetensorError
 
@@ -244,8 +244,6 @@ ALLOWED = {  # file: functions that need not ask
     # handed to out_of_memory_error, which asks
     "training/loop.py": {"_read_parts", "_run_step", "_validate"},
     # an unknown name; from here on nothing is opened in the block
-    "config.py": {"upgrade_settings"},
-    "run.py": {"_fill_defaults"},
     "recipe.py": {"check_stage_name"},
     "datasets/recording_tables.py": {"_parse_attributes", "_parse_annotation", "_make_annotation"},
     "datasets/recording_readers.py": {"_make_series_record"},
@@ -298,9 +296,7 @@ def test_every_handler_of_broad_exceptions_asks_the_classifier() -> None:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    return Path(
-        shutil.copytree(Path(__file__).parent / "fixtures" / "v1" / "home", tmp_path / "home")
-    )
+    return small.copy_workspace(tmp_path / "home")
 
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch, names: str) -> None:
@@ -397,7 +393,7 @@ def test_a_source_file_that_cannot_be_read_costs_that_file_alone(
     }
 
 
-EVALUATE = ["evaluate", "plain-class", "--bootstrap", "20", "--device", "cpu"]
+EVALUATE = ["evaluate", "tuned", "--bootstrap", "20", "--device", "cpu"]
 
 
 @pytest.mark.parametrize(

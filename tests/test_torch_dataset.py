@@ -25,15 +25,14 @@ from torch.utils.data import DataLoader, random_split
 import bitimely as bt
 from bitimely_core.errors import UserError
 
-SIGNALS = small.FIXTURE / "tokens" / "generic-classification"
-EVENTS = small.FIXTURE / "tokens" / "synthetic-claims"
+SIGNALS, EVENTS = "generic-classification", "synthetic-claims"
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
 def windows() -> Any:
-    return bt.open_tokens(SIGNALS)
+    return bt.open_tokens(small.find_tokens(SIGNALS))
 
 
 def read_shards(folder: Path) -> np.ndarray:
@@ -77,7 +76,9 @@ def test_an_array_is_what_is_stored(windows: Any) -> None:
     array = np.asarray(windows)
     assert array.dtype == np.float32
     assert array.shape == (len(windows), windows.length, windows.channels)
-    np.testing.assert_allclose(array, standardise_stored(SIGNALS), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        array, standardise_stored(small.find_tokens(SIGNALS)), rtol=1e-4, atol=1e-5
+    )
     split = (windows.whole_index["split"] == "train").to_numpy()
     np.testing.assert_array_equal(np.asarray(windows["train"]), array[split])
     assert np.asarray(windows["test"], dtype=np.float64).dtype == np.float64
@@ -152,7 +153,7 @@ def _skip_seed(generator: torch.Generator) -> torch.Generator:
 
 
 def test_events_are_dicts_of_one_length_that_models_read() -> None:
-    events = replace(bt.open_tokens(EVENTS), limit=40)
+    events = replace(bt.open_tokens(small.find_tokens(EVENTS)), limit=40)
     loader = DataLoader(events["test"], batch_size=3)
     model = bt.build_model(
         "bitimelygpt",
@@ -190,7 +191,7 @@ def test_rows_at_irregular_times_are_dicts(missing: bool) -> None:
     if missing:
         values[1, 4:] = np.nan
     options = held.options.model_copy(
-        update={"channels": ("x", "y", "time"), "clock": "time", "grid": None, "rate": 2.0}
+        update={"channels": ("x", "y", "time"), "clock": "time", "grid": False, "rate": 2.0}
     )
     manifest = held.manifest.model_copy(update={"options": options, "missing": missing})
     ones = np.ones((1, 3), np.float32)
@@ -220,19 +221,22 @@ def test_a_pickle_holds_the_place_and_no_data(windows: Any, tmp_path: Path) -> N
     code = f"import sys, pickle, numpy as np; np.save({str(tmp_path / 'x.npy')!r}, np.asarray(pickle.load(sys.stdin.buffer)))"
     subprocess.run([sys.executable, "-c", code], input=data, check=True, cwd=tmp_path)
     np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), np.asarray(part))
-    events = pickle.loads(pickle.dumps(replace(bt.open_tokens(EVENTS), limit=7)["test"]))
+    limited = replace(bt.open_tokens(small.find_tokens(EVENTS)), limit=7)
+    events = pickle.loads(pickle.dumps(limited["test"]))
     assert events.limit == 7
-    np.testing.assert_array_equal(events.rows, bt.open_tokens(EVENTS)["test"].rows)
+    np.testing.assert_array_equal(
+        events.rows, bt.open_tokens(small.find_tokens(EVENTS))["test"].rows
+    )
     held = test_data.windows(5)
     np.testing.assert_array_equal(np.asarray(pickle.loads(pickle.dumps(held))), np.asarray(held))
 
 
 def test_a_pickle_of_a_set_that_was_replaced_is_refused(tmp_path: Path) -> None:
     home = small.copy_data(tmp_path)
-    data = pickle.dumps(bt.open_tokens(home / "tokens" / SIGNALS.name))
+    data = pickle.dumps(bt.open_tokens(home / "tokens" / SIGNALS))
     bt.tokens.build(
         home / "cache" / "generic",
-        out=home / "tokens" / SIGNALS.name,
+        out=home / "tokens" / SIGNALS,
         view="classification",
         window=50,
         force_new=True,
@@ -299,8 +303,7 @@ def test_tables_of_results_are_frames(tmp_path: Path) -> None:
     vectors = bt.read_tables(bt.embed("tuned", split="test", workspace=home))
     (frame,) = vectors.values()
     assert (
-        frame["window"].to_list()
-        == bt.open_tokens(home / "tokens" / SIGNALS.name)["test"].rows.tolist()
+        frame["window"].to_list() == bt.open_tokens(home / "tokens" / SIGNALS)["test"].rows.tolist()
     )
     assert frame["embedding"].to_numpy().ndim == 2
     with pytest.raises(UserError, match="no table"):

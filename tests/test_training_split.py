@@ -12,7 +12,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from fixtures import make_v1
+import small
 
 from bitimely_cli.main import main
 
@@ -146,11 +146,11 @@ def test_recordings_of_held_out_subjects_decide_on_nothing(
         folder = tmp_path / f"{changed}"
         folder.mkdir()
         monkeypatch.chdir(folder)
-        make_v1.write_raw(folder / "raw")
-        held_out = [s for s in range(make_v1.SUBJECTS) if find_split(f"p{s:02d}") != "train"]
-        assert 0 < len(held_out) < make_v1.SUBJECTS / 2
+        small.write_raw(folder / "raw")
+        held_out = [s for s in range(small.SUBJECTS) if find_split(f"p{s:02d}") != "train"]
+        assert 0 < len(held_out) < small.SUBJECTS / 2
         for subject in held_out if changed else ():
-            values, _ = make_v1.make_signals(subject)
+            values, _ = small.make_signals(subject)
             lines = [",".join(map(str, row)) for row in (3 * values + 50).tolist()]
             (folder / "raw" / "data" / f"p{subject:02d}_a.csv").write_text(
                 "C3,C4\n" + "\n".join(lines) + "\n"
@@ -160,9 +160,9 @@ def test_recordings_of_held_out_subjects_decide_on_nothing(
             main(
                 [
                     "tokenize",
-                    make_v1.VIEW,
+                    small.VIEW,
                     "--window",
-                    str(make_v1.SAMPLES),
+                    str(small.SAMPLES),
                     "--normalise",
                     normalise,
                     "-w",
@@ -173,7 +173,7 @@ def test_recordings_of_held_out_subjects_decide_on_nothing(
         )
         patches = ["--set", "model.tokenizer=patch", "--set", "model.patch=10"]
         assert (
-            main(["pretrain", *STEPS, *patches, "--data", make_v1.VIEW, "--run", "run", "-w", "ws"])
+            main(["pretrain", *STEPS, *patches, "--data", small.VIEW, "--run", "run", "-w", "ws"])
             == 0
         )
         assert (
@@ -182,7 +182,7 @@ def test_recordings_of_held_out_subjects_decide_on_nothing(
                     "finetune",
                     "run",
                     "--data",
-                    make_v1.VIEW,
+                    small.VIEW,
                     "--steps",
                     "3",
                     "--batch-size",

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import small
-from fixtures import make_v1
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import (
     accuracy_score,
@@ -31,7 +30,7 @@ from bitimely_cli.main import main
 from bitimely_core import cache, tokens
 
 PENALTIES = (1e4, 1e3, 1e2, 1e1, 1e0, 1e-1)
-VIEW = make_v1.VIEW
+VIEW = small.VIEW
 DATA = "generic-classification"
 
 
@@ -594,18 +593,17 @@ def test_labels_of_histories_are_probed_one_by_one_and_counts_of_few_people_with
     assert {"length_only", "single_code", "simple_features", "random_weights"} <= set(
         found["baselines"]
     )
-    small = tmp_path / "fixture"
-    shutil.copytree(Path(__file__).parent / "fixtures" / "v1" / "home" / "tokens", small / "tokens")
-    own = tokens.open_tokens(small / "tokens" / "synthetic-claims").index
+    few = small.copy_data(tmp_path / "few")
+    own = tokens.open_tokens(few / "tokens" / "synthetic-claims").index
     own.select("window").with_columns(
         vector=pl.Series(np.ones((own.height, 2)).tolist())
     ).write_parquet(tmp_path / "y.parquet")
-    hidden = call(capsys, small, tmp_path / "y.parquet", data="synthetic-claims")
+    hidden = call(capsys, few, tmp_path / "y.parquet", data="synthetic-claims")
     assert (hidden["n"], hidden["n_subjects"], hidden["encoder"]["fitted_on"]) == (None, None, {})
     assert all(one["value"] is None for one in hidden["metrics"].values())
-    page = (small / "reports" / "vectors-y-synthetic-claims" / "report.html").read_text()
+    page = (few / "reports" / "vectors-y-synthetic-claims" / "report.html").read_text()
     assert re.search(r"\b4 (test )?(windows|subjects)", page) is None
-    call(capsys, small, tmp_path / "y.parquet", "--sequences", "2", data="synthetic-claims", code=2)
+    call(capsys, few, tmp_path / "y.parquet", "--sequences", "2", data="synthetic-claims", code=2)
 
 
 @pytest.mark.slow

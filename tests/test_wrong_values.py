@@ -9,7 +9,6 @@ import io
 import os
 import random
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,6 @@ from typing import Any
 import pytest
 import small
 import typer
-from fixtures import make_v1
 
 from bitimely_cli.main import app, main
 from bitimely_core.schemas.runs import RunRecord
@@ -72,23 +70,23 @@ WORK = {  # verb -> a command line that is right, and does nothing
     "verify": ["verify", "FOLDER"],
     "list": ["list", "models"],
     "doctor": ["doctor"],
-    "pretrain": ["pretrain", *make_v1.PLAIN, "--dry-run"],
+    "pretrain": ["pretrain", *small.PLAIN, "--dry-run"],
     "finetune": [
         "finetune",
         "plain",
         "--data",
-        make_v1.VIEW,
+        small.VIEW,
         "--fraction",
         "1",
         "--steps",
         "2",
         "--dry-run",
     ],
-    "evaluate": ["evaluate", "plain-class", "--dry-run"],
-    "predict": ["predict", "plain-class", "CACHE", "--dry-run"],
+    "evaluate": ["evaluate", "tuned", "--dry-run"],
+    "predict": ["predict", "tuned", "CACHE", "--dry-run"],
     "embed": ["embed", "plain", "--dry-run"],
     "analyze": ["analyze", "svd", "plain", "--dry-run"],
-    "report": ["report", "plain-class", "--dry-run"],
+    "report": ["report", "tuned", "--dry-run"],
     "dashboard": ["dashboard", "--dry-run"],
     "run": ["run", "smoke", "--dry-run"],
     "demo": ["demo", "--dry-run"],
@@ -101,7 +99,7 @@ WORK = {  # verb -> a command line that is right, and does nothing
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the workspace `home`, a source of claims, a folder and a file."""
     folder = tmp_path_factory.mktemp("wrong")
-    shutil.copytree(small.FIXTURE, folder / "home")
+    small.copy_workspace(folder / "home")
     (folder / "claims").mkdir()
     (folder / "claims" / "claims.csv").write_text("patient_id,date,icd9\np1,2001-02-03,250.00\n")
     (folder / "folder").mkdir()
@@ -123,7 +121,9 @@ def list_parameters(verb: str) -> list[str]:
 
 def list_settings() -> list[str]:
     """Those of a run, with all that its model and objective have."""
-    settings = RunRecord.load(small.FIXTURE / "runs" / "plain" / "run.json").settings.model_dump()
+    settings = RunRecord.load(
+        small.find_workspace() / "runs" / "plain" / "run.json"
+    ).settings.model_dump()
     return [
         f"{section}.{key}"
         for section, values in settings.items()

@@ -92,10 +92,10 @@ def leakage(
     """
     settings, stamp, name = _choose_settings(runs, model, objective, preset)
     windows = windows or (runs[0].windows() if runs else None)
-    preparation = getattr(windows, "preparation", None)
+    preparation = None if windows is None else windows.preparation
     if not runs and windows is not None:
         stamp = objectives.leak_free(
-            settings, normalise=windows.normalise, preparation=[preparation]
+            settings, normalise=windows.normalise, preparation=[windows.preparation]
         )
     chosen = settings.objective.name
     options = {

@@ -30,7 +30,7 @@ from bitimely_core.errors import (
     usage_error,
 )
 from bitimely_core.formats.text import use_encoding
-from bitimely_core.records import StoredFile
+from bitimely_core.records import FORMAT, StoredFile
 from bitimely_core.schemas.ingest import (
     CachedPart,
     CachedUnit,
@@ -510,7 +510,8 @@ def _publish_cache(
                 subjects[recording] = (recording, subject, storage.encode_json(attributes).decode())
     table, files[table] = shards.write_subjects(run.out, list(subjects.values()))
     entries = {
-        "units": {name: entry.model_dump(mode="json") for name, entry in run.entries.items()}
+        "format_version": FORMAT,
+        "units": {name: entry.model_dump(mode="json") for name, entry in run.entries.items()},
     }
     units, digest, size = storage.write_hashed(
         run.out, "units", ".json", storage.encode_json(entries) + b"\n"
@@ -583,4 +584,4 @@ def _ingest_part(run: IngestRun, shard: tuple[int, int], *, force_new: bool) -> 
     missing = {
         int(task.group, 16) % n for task in tasks if not (notes / f"{task.group}.json").is_file()
     }
-    return IngestPart.of(run.report(), shard, len(missing))
+    return IngestPart.from_report(run.report(), shard, len(missing))

@@ -57,7 +57,7 @@ def report_unit(
         else "accepted_with_warning"
         if warned
         else "accepted",
-        reasons=[FindingRecord.of(finding) for finding in named],
+        reasons=[FindingRecord.from_finding(finding) for finding in named],
         content_sha256=content,
         samples=samples,
         channels=channels,
@@ -95,7 +95,7 @@ def build_report(
     units = sorted(units, key=lambda unit: unit.unit)
     status = Counter(unit.status for unit in units)
     listed = len(units) <= MAX_LISTED
-    records = [FindingRecord.of(finding) for finding in reasons]
+    records = [FindingRecord.from_finding(finding) for finding in reasons]
     return IngestReport(
         dataset=dataset.name,
         source=source,

@@ -39,25 +39,6 @@ COPY_BYTES = 1 << 10
 MEAN_UNITS = 512  # units of a shard, on average; at most four times as many
 # faults that may be gone the next time
 TRANSIENT_FAULTS = {Reason.IO_ERROR, Reason.READER_CRASH, Reason.RESOURCE_LIMIT, Reason.INTERNAL}
-V1_NAMES = {  # names as they are in the keys of stored units, which would else be read again
-    "RecordingInfo": "Told",
-    "TserFile": "File",
-    "TserLayout": "Layout",
-    "TsHeader": "Header",
-    "bitimely_core.datasets.tser.read_problem": "bitimely_core.datasets.tser.read",
-    **{
-        f"bitimely_core.recordings.readers.{name}": f"bitimely_core.datasets.generic.{name}"
-        for name in (
-            "read_edf",
-            "read_mat",
-            "read_mne",
-            "read_npy",
-            "read_series",
-            "read_table",
-            "read_wfdb",
-        )
-    },
-}
 
 
 class IngestTask(NamedTuple):
@@ -464,13 +445,6 @@ def _locate_exception(error: BaseException) -> str:
     return f"unexpected {type(error).__name__}{where}"
 
 
-def is_later_default(part: dataclasses.Field[Any], value: Any) -> bool:
-    """Whether a field that version 0.1 did not have (`later` in its metadata) has its default: what
-    that version read is not read again.
-    """
-    return bool(part.metadata.get("later")) and getattr(value, part.name) == part.default
-
-
 def describe_arguments(value: Any, root: Path | None) -> Any:
     """The arguments of a reader as JSON, with paths relative to the source: a moved folder changes
     nothing.
@@ -519,14 +493,8 @@ def describe_arguments(value: Any, root: Path | None) -> Any:
                 hashlib.sha256(np.ascontiguousarray(value).data).hexdigest(),
             ]
         case FunctionType() if value.__closure__ is None:
-            name = f"{value.__module__}.{value.__qualname__}"
-            return V1_NAMES.get(name, name)
+            return f"{value.__module__}.{value.__qualname__}"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        name = type(value).__qualname__
-        parts = {
-            f.name: getattr(value, f.name)
-            for f in dataclasses.fields(value)
-            if not is_later_default(f, value)
-        }
-        return [V1_NAMES.get(name, name), describe_arguments(parts, root)]
+        parts = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return [type(value).__qualname__, describe_arguments(parts, root)]
     raise TypeError(f"{type(value).__name__} cannot be compared")

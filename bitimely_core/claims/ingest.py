@@ -181,7 +181,7 @@ def ingest_part(
 
     if not is_finished(k):
         pass1_clean.clean_source(_open_job(run, stem), k, n)
-    return IngestPart.of(
+    return IngestPart.from_report(
         run.report(), shard, sum(not is_finished(part) for part in range(1, n + 1))
     )
 
@@ -226,13 +226,6 @@ def pin_options(options: dict[str, Any], out: Path) -> dict[str, Any]:
         return plain
     given = ClaimsOptions(**options)
     sources.check_options(given)
-    for name, default in (
-        ("sex_restrictions", False),
-        ("codes", "icd"),
-        ("time_unit", "day"),
-    ):  # caches of earlier versions do not have them
-        if (getattr(given, name) or default) == default:
-            plain.pop(name, None)
     if split_file := plain.pop("split_file"):
         plain["split_file"] = content(split_file)
     return plain | {

@@ -35,5 +35,5 @@ class ClaimsOptions:
     keep_ids: str = ""
     id_key: str = ""
     engine: str = "polars"
-    codes: str = ""  # all: also codes that are not ICD, with their numeric values
-    time_unit: str = ""  # minute
+    codes: str = "icd"  # all: also codes that are not ICD, with their numeric values
+    time_unit: str = "day"  # minute: times as exact as the source has them

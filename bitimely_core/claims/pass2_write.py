@@ -422,7 +422,7 @@ def _hash_subjects(shard: ClaimsShard, names: list[str]) -> list[bytes]:
         for name in names
         for kind in ("y", "onset")
     ]
-    # as Python writes tuples: former hashes stay
+    # as Python writes tuples
     texts = pl.format("({})", pl.concat_str(cells, separator=", ") if cells else pl.lit(""))
     known = cohort.with_columns(known=texts.cast(pl.Binary))["known"]
     held = [column.data for column in (packed, *(part.to_numpy()[order] for part in parts))]

@@ -31,10 +31,6 @@ SELECTING = (
 )
 
 
-# choices that token sets of earlier versions do not have, with their defaults
-LATER = {"time_to_event": None, "values": "none"}
-
-
 @dataclass(frozen=True, kw_only=True)
 class SequencePlan:
     """Validated choices for the sequences of a cache."""
@@ -94,18 +90,13 @@ class SequencePlan:
             "normalise": "none",
             "preset": self.preset,
             "split_file": storage.hash_file(Path(self.split_file)) if self.split_file else None,
-            **{
-                name: value
-                for name, value in asdict(self.choices).items()
-                if LATER.get(name, ...) != value
-            },
-            **({"small_counts": "shown"} if self.small_counts else {}),
-            **({"individual_timelines": "drawn"} if self.individual_timelines else {}),
-            **(
-                {"cohort": self.cohort.model_dump(mode="json", exclude_none=True)}
-                if self.cohort
-                else {}
-            ),
+            **asdict(self.choices),
+            "asked": None,
+            "small_counts": self.small_counts,
+            "individual_timelines": self.individual_timelines,
+            "cohort": self.cohort.model_dump(mode="json", exclude_none=True)
+            if self.cohort
+            else None,
         }
 
 

@@ -301,7 +301,7 @@ def _write_task(
         options=SequenceOptions(**options),
         class_names=[out.name],
         notices=notices,
-        findings=[FindingRecord.of(one) for one in found],
+        findings=[FindingRecord.from_finding(one) for one in found],
         shards=[],
         events=events,
     )

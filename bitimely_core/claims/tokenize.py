@@ -189,7 +189,7 @@ def _write_plan(plan: SequencePlan, out: Path, progress: Progress | None) -> Non
             class_names=names,
             notices=_list_notices(plan),
             findings=[
-                FindingRecord.of(finding)
+                FindingRecord.from_finding(finding)
                 for finding in list_findings(
                     statistics, plan.judged, tables=_find_label_tables(plan)
                 )

@@ -63,8 +63,6 @@ from bitimely_core.evaluate.scores import (
     score_figure,
 )
 
-replicates, contrast = estimate_runs, paired_difference  # names of version 0.1
-
 __all__ = [
     "IDENTITY",
     "LOWER_IS_BETTER",
@@ -86,7 +84,6 @@ __all__ = [
     "compare_with_baseline",
     "compare_with_zero",
     "constant_baselines",
-    "contrast",
     "correct_pairs",
     "describe_units",
     "draw_counts",
@@ -104,7 +101,6 @@ __all__ = [
     "parse_predictions",
     "predictions_frame",
     "rank_values",
-    "replicates",
     "score",
     "score_figure",
     "significance_sign",

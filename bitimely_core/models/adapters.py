@@ -21,12 +21,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from bitimely_core.config import EVENT_SETTINGS, ModelConfig
+from bitimely_core.config import ModelConfig
 from bitimely_core.errors import usage_error
 from bitimely_core.models.tokenizers import FIRST, NumberScale, StepTokenizer
 from bitimely_core.ops.constants import send_constants
 from bitimely_core.types import Batch
 
+# of models: what they read of events beside their codes
+EVENT_SETTINGS = ("index_day", "exact_times", "person")
 PERSON = 4  # width of `Batch.person`
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from bitimely_core import storage
 from bitimely_core.config import ModelConfig
 from bitimely_core.errors import Reason, usage_error
 from bitimely_core.models.adapters import make_grid
@@ -27,10 +28,41 @@ from bitimely_core.models.tokenizers import (
     PatchTokenizer,
     StepTokenizer,
 )
+from bitimely_core.records import FORMAT, write_results
 from bitimely_core.registry import models
 from bitimely_core.types import Batch, Encoded
 
-FORMAT = 3  # of config.json; 1 held the settings of all models, 2 had no manifest beside it
+
+def _make_tokenizer(
+    config: ModelConfig,
+) -> ConvTokenizer | PatchTokenizer | StepTokenizer | CodeTokenizer:
+    """The tokenizer of one data set. Raises UserError (config, exit 2) for codes without a
+    vocabulary, or by channel.
+    """
+    if config.tokenizer == "codes":
+        return CodeTokenizer(_require_codes(config))
+    channels = 1 if config.channel_independent else config.channels
+    if config.tokenizer == "patch":
+        return PatchTokenizer(channels, config.patch, stride=config.stride, crop=config.crop)
+    return StepTokenizer(channels) if config.tokenizer == "steps" else ConvTokenizer(channels)
+
+
+def _require_codes(config: ModelConfig) -> int:
+    """Size of the input vocabulary. Raises UserError (config, exit 2)."""
+    if config.channel_independent:
+        raise config_error(
+            "true for codes",
+            "expected signals: events have no channels",
+            "model.channel_independent",
+            "Leave it out",
+        )
+    if config.codes is None or config.codes <= FIRST:
+        raise config_error(
+            f"{config.codes} codes",
+            f"expected the size of the input vocabulary, above {FIRST}",
+            "model.codes",
+        )
+    return config.codes
 
 
 class Adapter(nn.Module):
@@ -40,41 +72,16 @@ class Adapter(nn.Module):
 
     def __init__(self, config: ModelConfig, norm_width: int | None = None) -> None:
         super().__init__()
-        self.tokenizer: ConvTokenizer | PatchTokenizer | StepTokenizer | CodeTokenizer
+        self.tokenizer = _make_tokenizer(config)
         self.embedding: nn.Linear | nn.Embedding
         self.numbers: NumberEmbedding | None = None
-        if config.tokenizer == "codes":
-            if config.channel_independent:
-                raise config_error(
-                    "true for codes",
-                    "expected signals: events have no channels",
-                    "model.channel_independent",
-                    "Leave it out",
-                )
-            if config.codes is None or config.codes <= FIRST:
-                raise config_error(
-                    f"{config.codes} codes",
-                    f"expected the size of the input vocabulary, above {FIRST}",
-                    "model.codes",
-                )
-            self.tokenizer = CodeTokenizer(config.codes)
+        if isinstance(self.tokenizer, CodeTokenizer):
             self.embedding = nn.Embedding(self.tokenizer.width, config.dim)
             if config.numbers:
                 # the other weights do not depend on what is read beside the codes
                 with torch.random.fork_rng(devices=[]):
-                    self.numbers = NumberEmbedding(config.codes, config.dim)
+                    self.numbers = NumberEmbedding(len(self.tokenizer.classes), config.dim)
         else:
-            channels = 1 if config.channel_independent else config.channels
-            if config.tokenizer == "patch":
-                self.tokenizer = PatchTokenizer(
-                    channels, config.patch, stride=config.stride, crop=config.crop
-                )
-            else:
-                self.tokenizer = (
-                    StepTokenizer(channels)
-                    if config.tokenizer == "steps"
-                    else ConvTokenizer(channels)
-                )
             self.embedding = nn.Linear(self.tokenizer.width, config.dim)
             # as [SOS] and [EOS]; hidden tokens are embedded as the bias alone
             nn.init.normal_(self.embedding.bias, std=0.02)
@@ -86,14 +93,19 @@ class Adapter(nn.Module):
             }
         )
         if models[config.name].facts.family == "attention":
-            # a map of samples that starts at 0.02 makes every token nearly its bias
-            looked_up = isinstance(self.embedding, nn.Embedding)
-            nn.init.normal_(
-                self.embedding.weight, std=0.02 if looked_up else (3 * self.tokenizer.width) ** -0.5
-            )
-            for module in self.output.values():
-                nn.init.normal_(cast(Tensor, module.weight), std=0.02)
-            self._scale_numbers(0.02)
+            self._draw_small_weights()
+
+    def _draw_small_weights(self) -> None:
+        """Initial weights of transformers: 0.02, but for a map of samples, which would make every
+        token nearly its bias.
+        """
+        is_lookup = isinstance(self.embedding, nn.Embedding)
+        nn.init.normal_(
+            self.embedding.weight, std=0.02 if is_lookup else (3 * self.tokenizer.width) ** -0.5
+        )
+        for module in self.output.values():
+            nn.init.normal_(cast(Tensor, module.weight), std=0.02)
+        self._scale_numbers(0.02)
 
     @torch.no_grad()
     def _scale_numbers(self, factor: float) -> None:
@@ -184,41 +196,32 @@ class Model(nn.Module):
 
     def adapter_of(self, batch: Batch | None) -> Adapter:
         """The adapter of the data set of `batch`."""
-        at = 0 if batch is None or batch.source is None or not self.others else int(batch.source[0])
-        return cast(Adapter, self.others[at - 1]) if at else self.adapter
+        source = (
+            0 if batch is None or batch.source is None or not self.others else int(batch.source[0])
+        )
+        return cast(Adapter, self.others[source - 1]) if source else self.adapter
 
     def expand_channels(self, batch: Batch) -> Batch:
         """The input of the model: events as configured; one row per channel, [B, T, V] -> [B * V,
         T, 1], if channel-independent.
         """
         if self.config.codes is not None and batch.values.dim() == 2:
-            batch = batch if self.config.index_day else batch._replace(end=None)
-            batch = (
-                batch
-                if self.config.exact_times or batch.times is None
-                else batch._replace(times=batch.times.floor())
-            )
-        if (
-            self.config.events == "grid"
-            and self.config.codes is not None
-            and batch.values.dim() == 2
-        ):
-            batch = make_grid(batch, self.config.codes, self.config.horizon, self.grid_numbers)
+            batch = self._configure_events(batch, self.config.codes)
         if not self.config.channel_independent or batch.values.shape[-1] == 1:
             return batch
-        rows, steps, channels = batch.values.shape
-        mask = (
-            None
-            if batch.mask is None
-            else batch.mask
-            if batch.mask.dim() == 3
-            else batch.mask[..., None].expand_as(batch.values)
-        )
-        return Batch(
-            values=batch.values.transpose(1, 2).reshape(rows * channels, steps, 1),
-            times=None if batch.times is None else batch.times.repeat_interleave(channels, 0),
-            mask=None if mask is None else mask.transpose(1, 2).reshape(rows * channels, steps, 1),
-        )
+        return split_channels(batch)
+
+    def _configure_events(self, batch: Batch, codes: int) -> Batch:
+        """Events with what the model reads of their times, on a grid of months where it reads
+        one.
+        """
+        if not self.config.index_day:
+            batch = batch._replace(end=None)
+        if not self.config.exact_times and batch.times is not None:
+            batch = batch._replace(times=batch.times.floor())
+        if self.config.events == "grid":
+            batch = make_grid(batch, codes, self.config.horizon, self.grid_numbers)
+        return batch
 
     def output(self, hidden: Tensor, which: Which = "next", batch: Batch | None = None) -> Tensor:
         """Final norm and output projection of the data set of `batch` (None: the first): states
@@ -247,32 +250,45 @@ class Model(nn.Module):
         """Var(target) around the mean of each target dimension over `batches`; codes: unigram
         entropy in nats, of sets the mean binary entropy.
         """
-        zero = torch.zeros((), dtype=torch.float64)
-        count = total = zero
-        # per data set: target dimensions differ
-        sums: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-        tokenizer = self.adapter.tokenizer
+        if not isinstance(self.adapter.tokenizer, CodeTokenizer):
+            return self._measure_values(batches)
+        if self.config.ties == "group":
+            return self._measure_sets(batches, self.adapter.tokenizer)
+        return self._measure_codes(batches, self.adapter.tokenizer.target_width)
+
+    def _measure_codes(self, batches: Iterable[Batch], classes: int) -> float:
+        """Entropy of the codes that are predicted, in nats."""
+        counts = torch.zeros(classes, dtype=torch.float64)
         for batch in batches:
             # some devices have no float64
             target, valid = (part.cpu() for part in self.targets(batch))
-            if isinstance(tokenizer, CodeTokenizer):
-                if self.config.ties == "group":
-                    sets = tokenizer.sets(batch)[0].cpu()
-                    count, total = count + sets.any(-1).sum(), total + sets.sum((0, 1)).double()
-                else:
-                    total = total + F.one_hot(target[valid], tokenizer.target_width).sum(0).double()
-                continue
+            counts = counts + F.one_hot(target[valid], classes).sum(0).double()
+        return float(torch.special.entr(counts / counts.sum()).sum())
+
+    def _measure_sets(self, batches: Iterable[Batch], tokenizer: CodeTokenizer) -> float:
+        """Mean entropy of the occurrence of a code among those of one time, in nats."""
+        times = counts = torch.zeros((), dtype=torch.float64)
+        for batch in batches:
+            sets = tokenizer.sets(batch)[0].cpu()
+            times, counts = times + sets.any(-1).sum(), counts + sets.sum((0, 1)).double()
+        return float(bernoulli_entropy(counts / times).mean())
+
+    def _measure_values(self, batches: Iterable[Batch]) -> float:
+        """Variance around the mean of each target dimension of each data set."""
+        zero = torch.zeros((), dtype=torch.float64)
+        # data set -> count, sum and sum of squares: target dimensions differ
+        sums: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        for batch in batches:
+            # some devices have no float64
+            target, valid = (part.cpu() for part in self.targets(batch))
             target = torch.where(valid, target, 0.0).double().flatten(0, 1)
-            at = 0 if batch.source is None else int(batch.source[0])
+            source = 0 if batch.source is None else int(batch.source[0])
             added = (valid.flatten(0, 1).sum(0), target.sum(0), target.square().sum(0))
-            sums[at] = cast(
+            before = sums.get(source, (zero,) * 3)
+            sums[source] = cast(
                 tuple[Tensor, Tensor, Tensor],
-                tuple(a + b for a, b in zip(sums.get(at, (zero,) * 3), added, strict=True)),
+                tuple(a + b for a, b in zip(before, added, strict=True)),
             )
-        if isinstance(tokenizer, CodeTokenizer) and self.config.ties == "group":
-            return float(bernoulli_entropy(total / count).mean())
-        if isinstance(tokenizer, CodeTokenizer):
-            return float(torch.special.entr(total / total.sum()).sum())
         within = torch.stack(
             [
                 (square - total.square() / count.clamp(min=1)).sum()
@@ -379,17 +395,27 @@ def to_batch(
     return batch._replace(values=values, mask=None if batch.mask is None else batch.mask.bool())
 
 
+def split_channels(batch: Batch) -> Batch:
+    """One row per channel: values and mask [B, T, V] -> [B * V, T, 1]."""
+    rows, steps, channels = batch.values.shape
+    observed = batch.mask
+    if observed is not None:
+        observed = observed if observed.dim() == 3 else observed[..., None].expand_as(batch.values)
+        observed = observed.transpose(1, 2).reshape(rows * channels, steps, 1)
+    return Batch(
+        values=batch.values.transpose(1, 2).reshape(rows * channels, steps, 1),
+        times=None if batch.times is None else batch.times.repeat_interleave(channels, 0),
+        mask=observed,
+    )
+
+
 def write_model(folder: str | Path, module: nn.Module, values: dict[str, Any]) -> None:
     """`model.safetensors` with all weights and buffers, and `config.json`."""
     from safetensors.torch import save
 
-    from bitimely_core import storage
-    from bitimely_core.records import write_results
-
     data = save(
         {name: weight.detach().cpu().contiguous() for name, weight in module.state_dict().items()}
     )
-
     write_results(
         Path(folder),
         {"model.safetensors": data, "config.json": storage.encode_json(values) + b"\n"},
@@ -405,8 +431,8 @@ def extend_positions(
     positions: Tensor, count: int, draw: Callable[[int, int], Tensor]
 ) -> nn.Parameter:
     """Learned positions [N, D] cut to `count`, or continued by random ones from `draw`."""
-    more = draw(max(0, count - len(positions)), positions.shape[1]).to(positions)
-    return nn.Parameter(torch.cat((positions.detach(), more))[:count])
+    added = draw(max(0, count - len(positions)), positions.shape[1]).to(positions)
+    return nn.Parameter(torch.cat((positions.detach(), added))[:count])
 
 
 def require_learned_positions(count: int, learned: int, what: str = "positions") -> None:

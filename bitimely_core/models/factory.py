@@ -15,16 +15,14 @@ from bitimely_core import registry
 from bitimely_core.config import (
     ModelConfig,
     build_model_config,
-    fill_event_settings,
     find_model_config,
     load_preset,
-    upgrade_settings,
     validate,
 )
 from bitimely_core.errors import Exit, Reason, UserError, integrity_error, safe_text, usage_error
 from bitimely_core.models.adapters import configure_events
-from bitimely_core.models.base import FORMAT, Model
-from bitimely_core.records import ResultManifest, check_result, read_result
+from bitimely_core.models.base import Model
+from bitimely_core.records import FORMAT, check_result, read_result, require_manifest
 from bitimely_core.system_errors import raise_system_error
 
 # shapes of the paper's pre-training data; PopHR: 47 PheCodes and 5 special ids
@@ -66,8 +64,10 @@ def from_config(config: ModelConfig) -> Model:
     unknown settings.
     """
     kind = find_model_config(config.name)
-    own = config if isinstance(config, kind) else validate(kind, config.model_dump(by_alias=True))
-    model: Model = registry.models[config.name](configure_events(own))
+    complete = (
+        config if isinstance(config, kind) else validate(kind, config.model_dump(by_alias=True))
+    )
+    model: Model = registry.models[config.name](configure_events(complete))
     return model
 
 
@@ -144,11 +144,11 @@ def match_parameters(
     now = count_configured(base.model_copy(update=chosen))
     # the steps of the width are too coarse (raindrop: one width per channel)
     if abs(now / goal - 1) > 0.05:
-        one = (
+        unit = (
             count_configured(base.model_copy(update={**chosen, "ffn_dim": chosen["ffn_dim"] + 1}))
             - now
         )
-        chosen["ffn_dim"] = max(1, chosen["ffn_dim"] + (round((goal - now) / one) if one else 0))
+        chosen["ffn_dim"] = max(1, chosen["ffn_dim"] + (round((goal - now) / unit) if unit else 0))
     return {**first, **chosen}
 
 
@@ -196,26 +196,22 @@ def read_model(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         ) from error
     if (
         not isinstance(stored, dict)
-        or stored.get("format_version") not in {1, 2, FORMAT}
+        or stored.get("format_version") != FORMAT
         or not isinstance(stored.get("model"), dict)
     ):
-        found = safe_text(stored.get("format_version")) if isinstance(stored, dict) else "no object"
+        version = (
+            safe_text(stored.get("format_version")) if isinstance(stored, dict) else "no object"
+        )
         raise UserError(
             Reason.UNSUPPORTED_FORMAT,
-            f"format version {found}",
+            f"format version {version}",
             f"expected {FORMAT}",
             "Update bitimely",
             file=str(path),
             exit_code=Exit.INTEGRITY,
         )
-    if stored["format_version"] == FORMAT and ResultManifest.find(path.parent) is None:
-        raise integrity_error(
-            str(path.with_name("manifest.json")),
-            "is missing",
-            "expected the checksums of this folder",
-            "Restore a copy",
-        )
-    return (upgrade_settings(stored) if stored["format_version"] == 1 else stored), weights
+    require_manifest(path.parent)
+    return stored, weights
 
 
 def read_config(stored: dict[str, Any], folder: str | Path) -> ModelConfig:
@@ -224,7 +220,7 @@ def read_config(stored: dict[str, Any], folder: str | Path) -> ModelConfig:
     """
     return validate(
         find_model_config(str(stored["model"].get("name"))),
-        fill_event_settings(stored["model"]),
+        stored["model"],
         str(Path(folder) / "config.json"),
     )
 
@@ -233,15 +229,14 @@ def load_weights(module: nn.Module, weights: dict[str, Tensor], file: Path) -> N
     """Load all weights. Raises UserError (shapes_differ, exit 5) that names missing, unexpected and
     misshapen ones.
     """
-    own = module.state_dict()
-    wrong = [f"{key} is missing" for key in own.keys() - weights.keys()] + [
-        f"{key} is unexpected" for key in weights.keys() - own.keys()
-    ]
-    both = own.keys() & weights.keys()
+    state = module.state_dict()
+    wrong = [f"{key} is missing" for key in state.keys() - weights.keys()]
+    wrong += [f"{key} is unexpected" for key in weights.keys() - state.keys()]
+    both = state.keys() & weights.keys()
     wrong += [
-        f"{key} is {list(weights[key].shape)} for {list(own[key].shape)}"
+        f"{key} is {list(weights[key].shape)} for {list(state[key].shape)}"
         for key in both
-        if own[key].shape != weights[key].shape
+        if state[key].shape != weights[key].shape
     ]
     if wrong:
         raise UserError(

@@ -203,15 +203,16 @@ def leak_free(
     settings: Settings | dict[str, Any],
     *,
     normalise: str | None = None,
-    preparation: Sequence[SamplePreparation | None] = (),
+    preparation: Sequence[SamplePreparation] = (),
 ) -> bool | str | None:
     """The stamp of a run: True, False, None (the objective has no target of its own), or a text
     with the condition.
 
     `settings` are resolved, or plain values; `normalise` is how the windows were really normalised
-    (None: as the settings say); `preparation` is that of the data sets (None: unknown; without any:
-    the values are what was recorded). Raises UserError: overlapping patches under an objective that
-    claims to be leak-free (exit 2).
+    (None: as the settings say); `preparation` is that of the data sets (without any: the values are
+    what was recorded).
+
+    Raises UserError: overlapping patches under an objective that claims to be leak-free (exit 2).
     """
     chosen = settings if isinstance(settings, Settings) else validate_settings(settings)
     name = chosen.objective.name or models[chosen.model.name].facts.objective

@@ -129,7 +129,7 @@ class RecordingInfo:
     labels: dict[str, str] | None = None
     rate: float | None = None
     unit: str = ""
-    variable: str = field(default="", metadata={"later": True})
+    variable: str = ""
     time: str = ""
     series: str = ""
     # id, subject, label, value -> column of a table of series
@@ -137,11 +137,9 @@ class RecordingInfo:
     delimiter: str = ","
     keep_dates: bool = False
     keep_phi: bool = False
-    events: AnnotationKind = field(default="both", metadata={"later": True})
-    # texts of sleep stages in the file are read without a map
-    stages: bool = field(default=False, metadata={"later": True})
-    # beside the recording
-    annotation_files: tuple[str, ...] = field(default=(), metadata={"later": True})
+    events: AnnotationKind = "both"
+    stages: bool = False  # texts of sleep stages in the file are read without a map
+    annotation_files: tuple[str, ...] = ()  # beside the recording
 
 
 def read_map(path: Path) -> RecordingMap:

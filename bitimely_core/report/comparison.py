@@ -54,7 +54,6 @@ from bitimely_core.report.run_page import (
     run_facts,
 )
 from bitimely_core.report.text import text_cell
-from bitimely_core.run import load_record
 from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import CorrectedDifference, MetricValue, Scores
 from bitimely_core.workspace import locate
@@ -716,7 +715,7 @@ def comparison_page(folders: list[Path], margin: float | None = None) -> Page:
         *(line for s in scored for line in s.notices),
         *(line for result in table.results.values() for line in result.remarks),
     )
-    page.add_facts(run_facts(load_record(folders[0])))
+    page.add_facts(run_facts(RunRecord.load(folders[0] / "run.json")))
     page.fact("Reference of the differences", reference)
     name, here = main_metric(scored[0]), [s for s in scored if s.data == scored[0].data]
     bars = {s.run: s.metrics.get(name, MetricValue()) for s in here}

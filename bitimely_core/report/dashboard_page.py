@@ -23,9 +23,9 @@ from bitimely_core.errors import UserError, safe_text
 from bitimely_core.evaluate.metrics import LOWER_IS_BETTER, NAMES
 from bitimely_core.page import BarPlot, Figure, Link, Page, PageBuilder, Sparkline, Table, to_plain
 from bitimely_core.records import has_result, read_result
-from bitimely_core.run import load_record
 from bitimely_core.schemas.ingest import CacheManifest, RecordingsManifest
 from bitimely_core.schemas.reports import StageRecord, Summary
+from bitimely_core.schemas.runs import RunRecord
 from bitimely_core.schemas.scores import MetricValue, Scores
 from bitimely_core.schemas.tokens import TokenManifest, WindowManifest
 from bitimely_core.system_errors import raise_system_error
@@ -111,7 +111,7 @@ class WorkspaceReader:
 
     def describe_run(self, folder: Path) -> list[Any]:
         """Cells of a run."""
-        record = load_record(folder)
+        record = RunRecord.load(folder / "run.json")
         scores = Scores.load_shared(folder) if has_result(folder / "scores.json") else None
         metric = scores.metrics.get(scores.main or "rel") if scores else None
         name = "" if scores is None else scores.main or "rel"
@@ -204,7 +204,7 @@ class WorkspaceReader:
 
     def describe_export(self, folder: Path) -> list[Any]:
         """Cells of an exported run."""
-        record = load_record(folder)
+        record = RunRecord.load(folder / "run.json")
         return [self.link(folder, "model_card.md", "README.md"), record.model, record.parameters]
 
 

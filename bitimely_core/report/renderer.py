@@ -28,7 +28,7 @@ import numpy as np
 from bitimely_core import __version__, storage
 from bitimely_core.errors import UserError
 from bitimely_core.page import BarPlot, Figure, Link, Page, Sparkline, Table
-from bitimely_core.records import StoredFile, write_results
+from bitimely_core.records import FORMAT, StoredFile, write_results
 from bitimely_core.report.figures import COLOURS, format_tick
 from bitimely_core.report.numbers import csv_link, figure_data, table_data, to_array, to_parquet
 from bitimely_core.report.svg import draw_figure, export_svg, inline_svg
@@ -398,9 +398,7 @@ def write_report(
         facts=page.facts,
         files=files_of,
     )
-    summary = to_json(
-        {**page.summary, "format_version": Summary.VERSION, "report": info.model_dump()}
-    )
+    summary = to_json({**page.summary, "format_version": FORMAT, "report": info.model_dump()})
     write_results(
         folder,
         {

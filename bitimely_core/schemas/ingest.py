@@ -26,7 +26,7 @@ class FindingRecord(Part):
     examples: list[str]
 
     @classmethod
-    def of(cls, finding: Finding) -> Self:
+    def from_finding(cls, finding: Finding) -> Self:
         """`finding` as it is stored."""
         return cls(**finding.as_dict())
 
@@ -124,7 +124,7 @@ class IngestReport(IngestAccount):
     rules: dict[str, str]
     tool: ToolVersions
     error: ErrorReport | None = None
-    tokens: dict[str, Any] | None = omit_none()  # of claims: the sequences that were built at once
+    tokens: dict[str, Any] | None = None  # of claims: the sequences that were built at once
 
     def save(self, path: Path) -> None:
         """As `StoredRecord.save`, in a cache whose lock the caller has."""
@@ -142,7 +142,7 @@ class IngestPart(IngestAccount):
     parts_missing: int
 
     @classmethod
-    def of(cls, report: IngestReport, shard: tuple[int, int], parts_missing: int) -> Self:
+    def from_report(cls, report: IngestReport, shard: tuple[int, int], parts_missing: int) -> Self:
         """The result of part k of n = `shard`, from the report so far."""
         shared = {name: getattr(report, name) for name in IngestAccount.model_fields}
         return cls(**shared, shard=f"{shard[0]}/{shard[1]}", parts_missing=parts_missing)
@@ -157,8 +157,7 @@ class CachedUnit(Part):
     rows: list[TableReport] = []
     # id, subject, attributes, signals, annotations
     recordings: list[tuple[str, str, dict[str, Any], int, int]] = []
-    # hash of each recording's samples, empty for constant ones
-    samples: list[str] = Field([], exclude_if=lambda samples: not samples)
+    samples: list[str] = []  # hash of each recording's samples, empty for constant ones
     shard: tuple[str | None, str | None] = (None, None)  # files of recordings and annotations
 
 

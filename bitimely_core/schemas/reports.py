@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
-from bitimely_core.records import Part, StoredFile, StoredRecord
+from bitimely_core.records import Part, ResultRecord, StoredFile
 
 
 class ReportInfo(Part):
@@ -17,28 +17,18 @@ class ReportInfo(Part):
     files: dict[str, StoredFile] = {}  # beside the page
 
 
-class Summary(StoredRecord):
+class Summary(ResultRecord):
     """summary.json: the page, and the numbers of its figures under keys that depend on the kind of
     report (`model_extra`).
     """
 
-    VERSION: ClassVar[int] = 2
-    GUARDED: ClassVar[int | None] = 2
-
-    format_version: int = 2
-
     report: ReportInfo
 
 
-class StageRecord(StoredRecord):
+class StageRecord(ResultRecord):
     """`stage.json`: how one stage of an experiment ended, with the hashes of its inputs and its
     output.
     """
-
-    VERSION: ClassVar[int] = 2
-    GUARDED: ClassVar[int | None] = 2
-
-    format_version: int = 2
 
     stage: str
     settings: dict[str, Any]

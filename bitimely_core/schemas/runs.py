@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, JsonValue, SerializeAsAny
 
-from bitimely_core.config import (
-    SECTIONS,
-    Settings,
-    SettingsLayer,
-    parse_stored_settings,
-    upgrade_settings,
-)
-from bitimely_core.records import Part, StoredFile, StoredRecord, omit_none
+from bitimely_core.config import Settings, parse_stored_settings
+from bitimely_core.records import Part, ResultRecord, StoredFile, StoredRecord, omit_none
 from bitimely_core.schemas.tokens import LandmarkOptions, Number, SamplePreparation
 
 
@@ -39,7 +33,7 @@ class ReadingOptions(Part):
     notch: tuple[Number, ...] | None = None  # Hz
     leakage: str | None = None  # of claims
     landmark: LandmarkOptions | None = None  # of claims
-    numbers: Literal[True] | None = omit_none()  # events come with their numbers
+    numbers: bool = False  # events come with their numbers
 
 
 class SplitCount(Part):
@@ -66,7 +60,7 @@ class RunData(Part):
     audit: dict[str, SplitCount] = {}
     class_names: tuple[str, ...] = ()
     vocabulary: str | None = omit_none("SHA-256 of the names of the codes, for events.")
-    small_counts: Literal["shown"] | None = omit_none("Of events: pages show counts below 11.")
+    small_counts: bool = False  # of events: pages show counts below 11
 
 
 class RunSource(Part):
@@ -125,13 +119,8 @@ class TuningRecord(Part):
     trials: tuple[TuningTrial, ...]
 
 
-class TrialRecord(StoredRecord, TuningTrial):
+class TrialRecord(ResultRecord, TuningTrial):
     """`tuning/lr-<rate>/trial.json` of a run."""
-
-    VERSION: ClassVar[int] = 2
-    GUARDED: ClassVar[int | None] = 2
-
-    format_version: int = 2
 
 
 class RunEnvironment(Part):
@@ -162,14 +151,11 @@ class RunEnvironment(Part):
         return [f"{name} {now}, it was {then}" for name, now, then in both if now != then]
 
 
-class RunRecord(StoredRecord):
+class RunRecord(ResultRecord):
     """`run.json`: what was trained, on which data, with which settings and result."""
 
-    VERSION: ClassVar[int] = 3
-    GUARDED: ClassVar[int | None] = 3
     REPAIR: ClassVar[str] = "Restore a copy, or repeat the training under --force-new"
 
-    format_version: int = 3
     run: str
     kind: Literal["pretrain", "finetune"]
     model: str
@@ -184,9 +170,7 @@ class RunRecord(StoredRecord):
     parameters: int = 0
     paper_parameters: int | float | None = None
     leak_free: bool | str | None = None
-    preparation: tuple[SamplePreparation | None, ...] | None = omit_none(
-        "Of each data set; null: unknown."
-    )
+    preparation: tuple[SamplePreparation, ...] = ()  # of each data set
     seed: int = 0
     versions: dict[str, str] = {}
     verified: bool = True  # whether checksums of the data were compared
@@ -212,16 +196,6 @@ class RunRecord(StoredRecord):
     train_label_counts: dict[str, int] | None = omit_none(
         "Training windows of each class, of a fine-tuning."
     )
-
-    @classmethod
-    def upgrade_v1(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Without the settings of other models and objectives."""
-        settings = values.get("settings")
-        return {
-            **values,
-            "format_version": 3,
-            "settings": upgrade_settings(settings) if isinstance(settings, dict) else settings,
-        }
 
     @property
     def is_finetuned(self) -> bool:
@@ -249,8 +223,8 @@ class Reproduction(StoredRecord):
         """The scores that differ by more than rounding of the digits that pages show, in words;
         without scores the loss.
         """
-        found = self.metrics or {"last loss": self.loss}
-        both = [(name, a, b) for name, (a, b) in found.items() if a is not None and b is not None]
+        pairs = self.metrics or {"last loss": self.loss}
+        both = [(name, a, b) for name, (a, b) in pairs.items() if a is not None and b is not None]
         far = [
             (name, f"{a:.3f}", f"{b:.3f}")
             for name, a, b in both
@@ -270,10 +244,8 @@ class TrainSubjects(StoredRecord):
 class CheckpointMeta(StoredRecord):
     """`checkpoints/step-N/meta.json`."""
 
-    VERSION: ClassVar[int] = 2
     REPAIR: ClassVar[str] = "Start again with --force-new"
 
-    format_version: int = 2
     step: int  # optimizer steps done
     total: int = 0
     epoch: int = 0
@@ -290,29 +262,3 @@ class CheckpointMeta(StoredRecord):
     files: dict[str, StoredFile] = {}
     log: StoredFile | None = omit_none("metrics.jsonl as it was at this step.")
     sha256: str = ""  # of the other keys
-
-    @classmethod
-    def upgrade_v1(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Its identity without the settings of other models and objectives, which format 1 holds as
-        dotted keys.
-        """
-        settings = values.get("identity", {}).get("settings")
-        if not isinstance(settings, dict):
-            return values
-        sections: SettingsLayer = {}
-        for key, value in settings.items():
-            head, *rest = key.removeprefix("settings.").split(".")
-            if rest and head in SECTIONS:
-                sections.setdefault(head, {})[rest[0]] = value
-        own = upgrade_settings(sections)
-        gone = {
-            f"settings.{head}.{key}"
-            for head, section in sections.items()
-            for key in section.keys() - own[head].keys()
-        }
-        kept = {
-            key: value
-            for key, value in settings.items()
-            if ".".join(key.split(".")[:3]) not in gone
-        }
-        return {**values, "identity": {**values["identity"], "settings": kept}}

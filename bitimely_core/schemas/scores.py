@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from bitimely_core.records import Part, StoredRecord, has_result, omit_none
+from bitimely_core.records import Part, ResultRecord, has_result, omit_none
 from bitimely_core.schemas.runs import ScoredCheckpoint
 
 # notice of an evaluation
@@ -152,8 +152,11 @@ class Baseline(Part):
         """Metrics stored at the top level as `metrics`."""
         if not isinstance(values, dict) or "metrics" in values:
             return values
-        own = {key: values[key] for key in ("about", "by_class", "settings") if key in values}
-        return {**own, "metrics": {key: value for key, value in values.items() if key not in own}}
+        others = {key: values[key] for key in ("about", "by_class", "settings") if key in values}
+        return {
+            **others,
+            "metrics": {key: value for key, value in values.items() if key not in others},
+        }
 
     @model_serializer(mode="wrap")
     def flatten_metrics(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -355,9 +358,7 @@ class EvaluationSettings(Part):
 
     bootstrap: int = 0
     by: Literal["subject", "window"] = "subject"
-    baselines: Literal["all", "cheap"] | None = omit_none(
-        "cheap: without those that are fitted; None: of version 0.1, without them"
-    )
+    baselines: Literal["all", "cheap"] = "all"  # cheap: without those that are fitted
     seed: int = 0
     model: str = ""
     preset: str = ""
@@ -377,17 +378,15 @@ class TaskScores(Part):
     by_class: dict[str, ClassScores] = {}
     confusion: list[list[int]] | None = None
     baselines: dict[str, Baseline] = {}
-    intervals: IntervalMethod | None = omit_none("None: by the bootstrap of version 0.1")
+    intervals: IntervalMethod | None = omit_none("of a task")
     remarks: list[str] = []
 
 
-class Scores(TaskScores, StoredRecord):
+class Scores(TaskScores, ResultRecord):
     """scores.json: an evaluated run. A pre-trained one has no task; its metrics are loss, rel and
     the parts of the objective.
     """
 
-    VERSION: ClassVar[int] = 2
-    GUARDED: ClassVar[int | None] = 2
     REPAIR: ClassVar[str] = "Repeat: bitimely evaluate"
     # beside scores.json of claims: without what few people have in common
     SHARED: ClassVar[str] = "scores_shared.json"
@@ -397,8 +396,6 @@ class Scores(TaskScores, StoredRecord):
         """The scores of a run as pages print them. Raises UserError: as `load`."""
         shared = folder / cls.SHARED
         return cls.load(shared if has_result(shared) else folder / "scores.json")
-
-    format_version: int = 2
 
     run: str = ""
     data: str = ""
@@ -424,5 +421,5 @@ class Scores(TaskScores, StoredRecord):
     def omit_task(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without the fields of a task where there is none."""
         values = handler(self)
-        hidden = ("task", "main", "confusion", "resampling", "remarks") if self.task is None else ()
+        hidden = ("task", "main", "confusion", "remarks") if self.task is None else ()
         return {key: value for key, value in values.items() if key not in hidden}

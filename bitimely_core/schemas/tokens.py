@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from bitimely_core.config import Filtering, Resampling
-from bitimely_core.records import Manifest, Part, StoredRecord, omit_none
+from bitimely_core.records import Manifest, Part, StoredRecord
 from bitimely_core.registry import Task
 from bitimely_core.schemas.ingest import AgreementCell, ClaimsFunnel, CodeCount, FindingRecord
 
@@ -37,9 +37,7 @@ class TokenOptions(Part):
 
 
 class WindowOptions(TokenOptions):
-    """Choices of windows: a view with the options of the caller. Options that came later are stored
-    only when they are used.
-    """
+    """Choices of windows: a view with the options of the caller."""
 
     channels: tuple[str, ...]
     rate: float  # Hz
@@ -53,23 +51,23 @@ class WindowOptions(TokenOptions):
     epoch: Number | None  # seconds
     trim: tuple[str, Number] | None
     target: str | None
-    overlap: Number | None = omit_none()  # of numeric annotations
-    bandpass: tuple[Number | None, Number | None] | None = omit_none()  # Hz
-    notch: tuple[Number, ...] | None = omit_none()  # Hz
-    test_fold: int | None = omit_none()  # of `folds`, else of ten
-    folds: int | None = omit_none()  # subjects were dealt to so many
-    stratify: str | None = omit_none()  # attribute of recordings
-    resampling: Resampling | None = omit_none()
-    filtering: Filtering | None = omit_none()
+    overlap: Number | None  # of numeric annotations
+    bandpass: tuple[Number | None, Number | None] | None  # Hz
+    notch: tuple[Number, ...] | None  # Hz
+    test_fold: int | None  # of `folds`, else of ten
+    folds: int | None  # subjects were dealt to so many
+    stratify: str | None  # attribute of recordings
+    resampling: Resampling
+    filtering: Filtering
     # channel with the times of irregular samples, the last of `channels` unless `grid`
-    clock: str | None = omit_none()
-    grid: Literal[True] | None = omit_none()  # irregular samples were brought to `rate`
-    points: Literal[True] | None = omit_none()  # windows around annotations without a duration
+    clock: str | None
+    grid: bool  # irregular samples were brought to `rate`
+    points: bool  # windows around annotations without a duration
 
     @property
     def irregular(self) -> bool:
         """Whether the last of `channels` holds the times of the others."""
-        return self.clock is not None and self.grid is None
+        return self.clock is not None and not self.grid
 
     @property
     def value_channels(self) -> tuple[str, ...]:
@@ -99,19 +97,17 @@ class SequenceOptions(TokenOptions):
     landmark: LandmarkOptions | None
     leakage: str
     level: str
-    asked: str | None = omit_none()  # of prediction times: hash of the labels
-    time_to_event: tuple[int, ...] | None = omit_none()  # horizons in days
-    values: Literal["deciles", "raw"] | None = omit_none()  # numbers of codes that are not ICD
-    small_counts: Literal["shown"] | None = omit_none()  # pages show counts below 11
-    # the page draws sequences of single subjects
-    individual_timelines: Literal["drawn"] | None = omit_none()
-    # `claims.cohorts.CohortRules`: the label is its outcome
-    cohort: dict[str, object] | None = omit_none()
+    asked: str | None  # of prediction times: hash of the labels
+    time_to_event: tuple[int, ...] | None  # horizons in days
+    values: Literal["none", "deciles", "raw"]  # numbers of codes that are not ICD
+    small_counts: bool  # pages show counts below 11
+    individual_timelines: bool  # the page draws sequences of single subjects
+    cohort: dict[str, object] | None  # `claims.cohorts.CohortRules`: the label is its outcome
 
     @property
-    def numbers(self) -> Literal[True] | None:
+    def numbers(self) -> bool:
         """Whether events come with their numbers."""
-        return True if self.values == "raw" else None
+        return self.values == "raw"
 
 
 class ChannelPreparation(Part):
@@ -121,7 +117,7 @@ class ChannelPreparation(Part):
     native_rate: float  # Hz
     rate: float  # Hz, of the values
     resampling: Literal["none", "interpolated", "held", "placed", "resampled", "causal", "averaged"]
-    filters: Literal["zero-phase", "causal"] | None = omit_none()
+    filters: Literal["zero-phase", "causal"] | None
 
 
 class SamplePreparation(Part):
@@ -129,7 +125,7 @@ class SamplePreparation(Part):
 
     channels: tuple[ChannelPreparation, ...]
     # values of which the starts of windows are multiples; None: they start anywhere
-    stride: int | None = omit_none()
+    stride: int | None = None
 
 
 class SplitCounts(Part):
@@ -139,7 +135,7 @@ class SplitCounts(Part):
     subjects: int
     recordings: int
     classes: dict[str, int]
-    empty: int | None = omit_none("Windows that were left out: they have no sample.")
+    empty: int  # windows that were left out: they have no sample
 
 
 class WindowShard(Part):
@@ -174,7 +170,7 @@ class WindowManifest(TokenManifest):
     shards: list[WindowShard]
     counts: dict[str, SplitCounts]
     left_out: dict[str, int]
-    preparation: SamplePreparation | None = omit_none()
+    preparation: SamplePreparation
 
 
 class SequenceManifest(TokenManifest):
@@ -184,8 +180,7 @@ class SequenceManifest(TokenManifest):
     options: SequenceOptions
     shards: list[str]
     events: int
-    # of prediction times: hash of the sequences whose codes they use
-    base: str | None = omit_none()
+    base: str | None = None  # of prediction times: hash of the sequences whose codes they use
 
 
 class TargetStatistics(Part):
@@ -215,8 +210,8 @@ class WindowStatistics(TokenStatistics):
     split: Literal["train"] = "train"
     windows: int
     channels: list[ChannelStatistics]
-    labels: dict[str, int] | None = omit_none()
-    target: TargetStatistics | None = omit_none()
+    labels: dict[str, int] | None = None  # of classes
+    target: TargetStatistics | None = None  # of numbers
 
 
 class Preprocessing(StoredRecord):
@@ -339,7 +334,7 @@ class SequenceStatistics(TokenStatistics):
     small_support: list[str]
     agreement: list[AgreementCell]
     unmapped: list[CodeCount]
-    cohort: CohortFlow | None = omit_none()
+    cohort: CohortFlow | None = None
 
 
 class PredictionStatistics(TokenStatistics):

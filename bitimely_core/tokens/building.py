@@ -31,7 +31,7 @@ from bitimely_core.errors import (
     unknown_name_error,
     usage_error,
 )
-from bitimely_core.records import StoredFile
+from bitimely_core.records import FORMAT, StoredFile
 from bitimely_core.schemas.ingest import FindingRecord
 from bitimely_core.schemas.tokens import (
     ChannelStatistics,
@@ -54,7 +54,7 @@ from bitimely_core.tokens.cutting import (
     find_observed,
     make_windows,
 )
-from bitimely_core.tokens.sets import FORMAT, check_subjects, open_manifest
+from bitimely_core.tokens.sets import check_subjects, open_manifest
 from bitimely_core.types import SPLITS, Progress
 
 if TYPE_CHECKING:
@@ -277,10 +277,10 @@ def resolve_options(
         folds=folds,
         stratify=stratify,
         clock=own.clock or None,
-        grid=own.grid or None,
-        points=own.points or None,
-        resampling=None if resampling == "two-sided" else resampling,
-        filtering=None if filtering == "zero-phase" else filtering,
+        grid=own.grid,
+        points=own.points,
+        resampling=resampling or "two-sided",
+        filtering=filtering or "zero-phase",
     )
 
 
@@ -533,7 +533,7 @@ def write_windows(
         left_out=dict(sorted((+survey.left_out).items())),
         preparation=describe_preparation(survey.rates, options),
         notices=list_notices(options),
-        findings=[FindingRecord.of(finding) for finding in found],
+        findings=[FindingRecord.from_finding(finding) for finding in found],
         files=files | {"statistics.json": StoredFile(sha256=sha256, size=size)},
     )
     manifest.publish(out)
@@ -640,7 +640,7 @@ def audit(survey: CacheSurvey, class_names: list[str]) -> dict[str, SplitCounts]
             subjects=len({row.subject_id for row in rows}),
             recordings=len({row.recording_id for row in rows}),
             classes={name: labels[name] for name in class_names},
-            empty=survey.empty[split] or None,
+            empty=survey.empty[split],
         )
     return out
 

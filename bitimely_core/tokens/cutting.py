@@ -308,7 +308,7 @@ def describe_preparation(
     for channel, rate in sorted(
         set(rates), key=lambda one: (options.channels.index(one[0]), one[1])
     ):
-        filtering = (options.filtering or "zero-phase") if needs_filter(channel, options) else None
+        filtering = options.filtering if needs_filter(channel, options) else None
         groups.setdefault((rate, choose_resampling(channel, rate, options), filtering), []).append(
             channel
         )

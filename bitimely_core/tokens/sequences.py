@@ -387,7 +387,7 @@ def open_sequences(
     manifest = open_manifest(folder, SequenceManifest, verify)
     labels = manifest.class_names
     names = manifest.shards[:shards]
-    numbered = bool(manifest.options.numbers)
+    numbered = manifest.options.numbers
     is_mapped = manifest.events * (12 if numbered else 8) > IN_MEMORY
     try:
         frame, events = _read_shards(folder, names, mapped=is_mapped, numbered=numbered)
@@ -445,8 +445,6 @@ def open_sequences(
         firsts=np.append(0, np.cumsum(frame["length"].to_numpy())).astype(np.int64),
         index_time=frame["t_index"].cast(pl.Float32).fill_null(float("nan")).to_numpy(),
         vocabulary=(*SPECIAL, *vocabulary["code"].to_list()),
-        age=frame["age0_months"].cast(pl.Float32).fill_null(float("nan")).to_numpy()
-        if "age0_months" in frame.columns
-        else None,
-        sex=frame["sex"].fill_null(0).to_numpy() if "sex" in frame.columns else None,
+        age=frame["age0_months"].cast(pl.Float32).fill_null(float("nan")).to_numpy(),
+        sex=frame["sex"].fill_null(0).to_numpy(),
     )

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 else:
     MapDataset = object  # torch asks for `__len__` and `__getitem__` alone
 
-FORMAT = 1
 Manifest = TypeVar("Manifest", bound=TokenManifest)
 
 
@@ -151,7 +150,7 @@ class TokenSet(ABC, MapDataset):
         return self.options.normalise
 
     @property
-    def preparation(self) -> SamplePreparation | None:
+    def preparation(self) -> SamplePreparation:
         """From native samples to values; empty for codes, which are native."""
         return SamplePreparation(channels=())
 

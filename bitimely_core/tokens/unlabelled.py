@@ -52,6 +52,7 @@ from bitimely_core.tokens.cutting import (
     RecordCut,
     choose_resampling,
     cut_record,
+    describe_preparation,
     find_observed,
     find_unit_factor,
     make_windows,
@@ -504,9 +505,10 @@ def cut_unlabelled(
             "split": pl.Series(["test"] * n, dtype=pl.String),
         }
     )
+    rates = {(signal.channel, signal.rate) for segment in cut.segments for signal in segment}
     manifest = WindowManifest(
         cache="", options=options, class_names=list(preprocessing.class_names), units=list(cut.units), windows=n, missing=missing,
-        shards=[], counts={}, left_out={}, notices=[], findings=[],
+        shards=[], counts={}, left_out={}, preparation=describe_preparation(rates, options), notices=[], findings=[],
     )  # fmt: skip
     statistics = WindowStatistics(windows=0, channels=list(preprocessing.channels))
     centre, factor = compute_affine(statistics, options, cut.scale[None], cut.offset[None])

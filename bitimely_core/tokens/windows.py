@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitimely_core.cache import open_cache
-from bitimely_core.errors import UserError, safe_text
+from bitimely_core.errors import safe_text
 from bitimely_core.schemas.runs import RunData
 from bitimely_core.schemas.tokens import (
     SamplePreparation,
@@ -25,7 +24,6 @@ from bitimely_core.schemas.tokens import (
     WindowStatistics,
 )
 from bitimely_core.system_errors import raise_system_error
-from bitimely_core.tokens.cutting import describe_preparation
 from bitimely_core.tokens.moments import compute_normalisation
 from bitimely_core.tokens.sets import TokenSet, check_subjects, open_manifest, token_error
 
@@ -116,28 +114,9 @@ class Windows(TokenSet):
         return self.options.rate
 
     @property
-    def preparation(self) -> SamplePreparation | None:
-        """From native samples to values; of tokens without a record of it, by the rates in their
-        cache; None: that is another one, or gone.
-        """
-        if self.manifest.preparation is not None:
-            return self.manifest.preparation
-        try:
-            cache = open_cache(self.folder.parent.parent / "cache" / self.dataset, verify=False)
-        except UserError as error:
-            raise_system_error(error)
-            return None
-        signals = cache.signals()
-        known = [
-            one
-            for one in zip(signals["channel"], signals["rate"], strict=True)
-            if one[0] in self.options.channels
-        ]
-        return (
-            describe_preparation(known, self.options)
-            if cache.manifest.manifest_sha256 == self.manifest.cache
-            else None
-        )
+    def preparation(self) -> SamplePreparation:
+        """From native samples to values."""
+        return self.manifest.preparation
 
     def find_adapters(self, data: Sequence[RunData], channels: Sequence[int]) -> list[int]:
         """Those of as many channels, of a run on signals."""

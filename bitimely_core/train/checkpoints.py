@@ -28,7 +28,6 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from bitimely_core import manifests, storage
-from bitimely_core.config import LATER_SETTINGS
 from bitimely_core.errors import (
     Finding,
     Reason,
@@ -214,24 +213,8 @@ def require_same_run(
     from `train.<key>` for keys in `exempt`.
     """
     before, now = (
-        flatten_keys(checkpoint.meta.identity),
-        flatten_keys(json.loads(storage.encode_json(identity))),
-    )
-    # of a checkpoint older than these settings; run.json, which was compared before it, has them
-    before |= {
-        key: value
-        for key, value in now.items()
-        if key not in before
-        and key.split(".")[-2:-1] == ["model"]
-        and key.split(".")[-1] in LATER_SETTINGS
-    }
-    before, now = (
-        {
-            key: value
-            for key, value in of.items()
-            if not (key.split(".")[-2:-1] == ["train"] and key.split(".")[-1] in exempt)
-        }
-        for of in (before, now)
+        {key: value for key, value in flatten_keys(settings).items() if not _is_exempt(key, exempt)}
+        for settings in (checkpoint.meta.identity, json.loads(storage.encode_json(identity)))
     )
     raise_differences(
         before,
@@ -239,6 +222,12 @@ def require_same_run(
         checkpoint.folder,
         "Repeat the previous command, choose another --run, or start over with --force-new",
     )
+
+
+def _is_exempt(key: str, exempt: frozenset[str]) -> bool:
+    """Whether the dotted `key` is one of the `exempt` settings of a training."""
+    section, _, name = key.rpartition(".")
+    return section.rpartition(".")[2] == "train" and name in exempt
 
 
 def require_same_shapes(

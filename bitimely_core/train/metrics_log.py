@@ -53,21 +53,13 @@ def restore_log(
     if home is None or distributed.get_rank() > 0:
         return
     path = home / "metrics.jsonl"
-    if checkpoint is None:
+    log = None if checkpoint is None else checkpoint.meta.log
+    if log is None:
         storage.remove_file(path)
-    elif (log := checkpoint.meta.log) is not None:
+    else:
         require_log(path, log)
         if log.size < path.stat().st_size:
             storage.write_bytes(path, path.read_bytes()[: log.size])
-    elif path.is_file() and not checkpoint.meta.finished:
-        # of version 0.1: without the lines after the checkpoint
-        step, validated = checkpoint.meta.step, checkpoint.meta.validated
-        kept = [
-            one
-            for one in read_metrics(path.parent)
-            if one["step"] <= (validated if one.get("split") == "validation" else step)
-        ]
-        storage.write_bytes(path, b"".join(storage.encode_json(one) + b"\n" for one in kept))
     if track:
         event_file.restore_events(home, read_metrics(home))
 

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import TypedDict
 
 from bitimely_core import manifests, storage
-from bitimely_core.errors import Reason, UserError, safe_text, usage_error
+from bitimely_core.errors import safe_text, usage_error
 from bitimely_core.privacy import is_small
 from bitimely_core.records import has_result, list_results, read_result, write_results
 from bitimely_core.run import FORMAT, Run
 from bitimely_core.schemas.scores import Scores
 from bitimely_core.schemas.tokens import Preprocessing
-from bitimely_core.system_errors import raise_system_error
 from bitimely_core.workflows import hub
 from bitimely_core.workflows.calibrate import CALIBRATION, find_calibration
 from bitimely_core.workspace import locate_new
@@ -120,18 +119,10 @@ def export(
 
 
 def _find_preprocessing(run: Run) -> Preprocessing | None:
-    """What `predict` needs; None for a pre-training, for events, and where neither the run nor its
-    windows state it.
-    """
+    """What `predict` needs; None for a pre-training and for events."""
     if not run.record.is_finetuned or run.record.data[0].vocabulary:
         return None
-    try:
-        return run.preprocessing()
-    except UserError as error:
-        raise_system_error(error)
-        if error.code != Reason.INCOMPLETE:
-            raise
-        return None
+    return run.preprocessing()
 
 
 def _protect_counts(run: Run, names: set[str]) -> dict[str, bytes]:

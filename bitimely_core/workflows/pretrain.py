@@ -7,16 +7,13 @@ from __future__ import annotations
 import math
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bitimely_core import registry, storage
 from bitimely_core.config import (
-    EVENT_SETTINGS,
-    LATER_SETTINGS,
     ModelConfig,
     Settings,
     TuneConfig,
-    fill_event_settings,
     load_preset,
     merge_layers,
     parse_assignments,
@@ -121,9 +118,6 @@ def pretrain(
     if windows[0].vocabulary and "tokenizer" not in given.get("model", {}):
         base["model"] = _adapt_to_events(base["model"], given.get("model", {}), entry.facts)
         settings = resolve(base)
-    if not force_new and (kept := _find_earlier_settings(folder)):
-        base["model"] = {**base["model"], **kept}
-        settings = resolve(base)
     notices = (
         [f"{entry.name} has no pre-training: the learning-rate search is skipped."]
         if supervised and settings.tune.rates
@@ -180,20 +174,6 @@ def pretrain(
     )
 
 
-def _find_earlier_settings(folder: Path) -> dict[str, Any]:
-    """The event settings that a stored run was started with, where it is older than some of them;
-    else none.
-    """
-    if not (folder / "run.json").is_file():
-        return {}
-    stored = RunRecord.load(folder / "run.json").settings.model.model_dump()
-    before = fill_event_settings(
-        {key: value for key, value in stored.items() if key not in EVENT_SETTINGS}
-    )
-    is_older = stored["codes"] is not None and before == stored
-    return {key: before[key] for key in LATER_SETTINGS if key in before} if is_older else {}
-
-
 def _describe_size(record: RunRecord) -> str:
     paper = f"; paper: {record.paper_parameters / 1e6:g} M" if record.paper_parameters else ""
     return f"{record.model}: {record.parameters:,} parameters{paper}"
@@ -201,7 +181,7 @@ def _describe_size(record: RunRecord) -> str:
 
 def _find_stamp(
     settings: Settings, windows: list[Windows]
-) -> tuple[bool | str | None, tuple[SamplePreparation | None, ...]]:
+) -> tuple[bool | str | None, tuple[SamplePreparation, ...]]:
     """The stamp of a run on these windows, and how their values were made."""
     from bitimely_core import objectives
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from bitimely_core import registry, storage
+from bitimely_core import storage
 from bitimely_core.config import DataConfig
 from bitimely_core.errors import UserError, usage_error
 from bitimely_core.evaluate import parse_predictions
@@ -155,7 +155,7 @@ def _score_again(
         split=before.split,
         bootstrap=how.bootstrap,
         by=how.by,
-        baselines=how.baselines or "cheap",
+        baselines=how.baselines,
         workspace=workspace,
         verify=verify,
         progress=progress,
@@ -203,9 +203,7 @@ def _initial_run(record: RunRecord) -> str | None:
 def _list_environment(
     record: RunRecord, environment: RunEnvironment, versions: dict[str, str]
 ) -> list[str]:
-    """Versions and environment that differ from those of the run; of runs before version 0.2 the
-    device alone is known.
-    """
+    """Versions and environment that differ from those of the run."""
     out = [
         f"{name} {version}, it was {record.versions.get(name)}"
         for name, version in versions.items()
@@ -213,25 +211,11 @@ def _list_environment(
     ]
     if record.environment is not None:
         out += environment.list_changes(record.environment)
-    elif record.device and record.device.partition(":")[0] != environment.device:
-        out.append(f"device {environment.device}, it was {record.device}")
-    if (
-        record.environment is None
-        and record.source is None
-        and _draws_by_row(record.settings.objective.name)
-    ):
-        out.append(
-            f"{record.settings.objective.name} draws each row from a stream of its own since version 0.2"
-        )
     if record.earlier_environments:
         out.append(
             f"the run was stopped and continued elsewhere; it began on {record.earlier_environments[0].describe()}"
         )
     return out
-
-
-def _draws_by_row(objective: str) -> bool:
-    return registry.objectives[objective].facts.draw is not None
 
 
 def _list_data(record: RunRecord, workspace: Path, verify: bool, dry_run: bool) -> list[str]:

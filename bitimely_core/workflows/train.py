@@ -177,10 +177,7 @@ def _seal_run(job: TrainingJob, record: RunRecord, *, trained: bool) -> None:
         job.folder,
         RunRecord.parse(storage.decode_json(record.encode()), job.folder / "run.json"),
     )
-    missing = set(find_missing(folder)) | {
-        name for name in ("train_subjects.json", "model_card.md") if not (folder / name).is_file()
-    }
-    if not trained and not missing:
+    if not trained and not find_missing(folder):
         return
     marks = {
         *hash_subjects(job.windows, "train"),

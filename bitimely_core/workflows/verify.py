@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TypedDict
 
 from bitimely_core import manifests, storage
-from bitimely_core.errors import Exit, Finding, Reason, UserError, clean, input_error
+from bitimely_core.errors import HINTS, Exit, Finding, Reason, UserError, clean, input_error
 from bitimely_core.formats.source import CHECKSUM_FILE, parse_checksums, scan_folder
 from bitimely_core.records import (
+    BESIDE,
     ResultManifest,
     StoredRecord,
+    describe_missing_manifest,
     find_changes,
     has_result,
     list_results,
@@ -162,10 +164,10 @@ def _walk_artefacts(folder: Path, kind: str | None = None) -> Iterator[tuple[str
     """(kind, folder) of `folder`, of the given kind if it is none by its files, and of the folders
     inside.
     """
-    found = _detect_kind(folder) or kind
-    if found is not None:
-        yield found, folder
-    if found in {None, "run", "report", "results"}:
+    kind = _detect_kind(folder) or kind
+    if kind is not None:
+        yield kind, folder
+    if kind in {None, "run", "report", "results"}:
         for inner in sorted(folder.iterdir()):
             if (
                 inner.is_dir()
@@ -232,18 +234,20 @@ def _check_folder(kind: str, folder: Path, deep: bool) -> tuple[list[Finding], i
 
 
 def _check_beside(folder: Path) -> list[Finding]:
-    """Report and page of a cache or token set; version 0.1 wrote no checksums of them."""
+    """Report and page of a cache or token set."""
     from bitimely_core.cache.ingest_run import PAGE, REPORT
 
-    if (manifest := ResultManifest.find(folder)) is not None and manifest.beside:
+    if (folder / BESIDE).is_file():
         return find_changes(folder)
-    loose = [name for name in (REPORT, PAGE) if (folder / name).is_file()]
-    text = f"version 0.1 wrote no checksums of {' and '.join(loose)}"
-    return (
-        [Finding(Reason.INTEGRITY, text, "they are not compared", level="info", file=str(folder))]
-        if loose
-        else []
-    )
+    names = [name for name in (REPORT, PAGE) if (folder / name).is_file()]
+    if not names:
+        return []
+    requirement = f"expected the checksums of {' and '.join(names)}"
+    return [
+        _make_finding(
+            Reason.INTEGRITY, folder / BESIDE, "is missing", requirement, HINTS[Reason.INTEGRITY]
+        )
+    ]
 
 
 def _check_checkpoint(folder: Path) -> tuple[list[Finding], int]:
@@ -263,9 +267,7 @@ def _check_checkpoint(folder: Path) -> tuple[list[Finding], int]:
 
 
 def _check_results(kind: str, folder: Path) -> tuple[list[Finding], int]:
-    """A folder of results against its manifest; of version 0.1, which wrote none, what can be
-    checked.
-    """
+    """A folder of results against its manifest, and the content of its record."""
     manifest = ResultManifest.find(folder)
     if manifest is None and not any(list_results(folder)):
         hint = "Repeat the command that started it"
@@ -274,35 +276,25 @@ def _check_results(kind: str, folder: Path) -> tuple[list[Finding], int]:
                 Reason.INCOMPLETE, folder, "nothing is stored yet", "expected a result", hint
             )
         ], 0
-    found = [] if manifest is None else find_changes(folder)
-    if any(finding.level == "error" for finding in found):
-        return found, len(found)
+    if manifest is None:
+        return [describe_missing_manifest(folder)], 0
+    findings = find_changes(folder)
+    if any(finding.level == "error" for finding in findings):
+        return findings, len(findings)
     record: StoredRecord | None = (
         RECORDS[kind].load(folder / NAMES[kind]) if kind in RECORDS else None
     )
     if isinstance(record, RunRecord):
-        found += _check_run(folder, record, guarded=manifest is not None)
+        findings += _check_run(folder, record)
     elif kind == "model":
-        found += _check_model(folder, None)
-    if manifest is None:
-        found.append(
-            Finding(
-                Reason.INTEGRITY,
-                "version 0.1 wrote no checksums of these files",
-                "they are not compared",
-                level="info",
-                file=str(folder),
-            )
-        )
-    return found, 1 if manifest is None else len(manifest.files)
+        findings += _check_model(folder, None)
+    return findings, len(manifest.files)
 
 
-def _check_run(folder: Path, record: RunRecord, *, guarded: bool) -> list[Finding]:
+def _check_run(folder: Path, record: RunRecord) -> list[Finding]:
     if record.finished:
         weights = folder if has_result(folder / "model.safetensors") else folder / "model"
-        return _check_model(
-            weights, record.weights, hashed=guarded and ResultManifest.find(weights) is not None
-        )
+        return _check_model(weights, record.weights)
     from bitimely_core.train import loop, metrics_log
 
     newest = loop.load_latest_checkpoint(folder)
@@ -316,9 +308,9 @@ def _check_run(folder: Path, record: RunRecord, *, guarded: bool) -> list[Findin
     ]
 
 
-def _check_model(folder: Path, digest: str | None, *, hashed: bool = False) -> list[Finding]:
-    """A model folder: the weights against the hash in run.json, and the header of the safetensors
-    file. `hashed`: by its manifest.
+def _check_model(folder: Path, digest: str | None) -> list[Finding]:
+    """A model folder: the header of the safetensors file, and the hash in its manifest against that
+    in run.json, `digest`.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -330,7 +322,7 @@ def _check_model(folder: Path, digest: str | None, *, hashed: bool = False) -> l
             )
         ]
     try:
-        config = storage.decode_json((folder / "config.json").read_bytes())
+        storage.decode_json((folder / "config.json").read_bytes())
         with safe_open(path, framework="numpy") as tensors:
             list(tensors.keys())
     except (OSError, ValueError, SafetensorError) as error:
@@ -343,24 +335,10 @@ def _check_model(folder: Path, digest: str | None, *, hashed: bool = False) -> l
                 "expected safetensors and JSON",
             )
         ]
-    from bitimely_core.models.base import FORMAT as MODEL_FORMAT
-
-    if config.get("format_version") == MODEL_FORMAT and ResultManifest.find(folder) is None:
-        return [
-            _make_finding(
-                Reason.INTEGRITY,
-                folder / manifests.MANIFEST,
-                "is missing",
-                "expected the checksums of this folder",
-                "Restore a copy",
-            )
-        ]
-    if digest is None:
-        return []
-    actual = (
-        ResultManifest.read(folder).files[path.name].sha256 if hashed else storage.hash_file(path)
-    )
-    if actual != digest:
+    manifest = ResultManifest.find(folder)
+    if manifest is None:
+        return [describe_missing_manifest(folder)]
+    if digest is not None and (actual := manifest.files[path.name].sha256) != digest:
         return [
             _make_finding(
                 Reason.INTEGRITY,
