@@ -21,7 +21,7 @@ from bitimely_core.evaluate.intervals import (
     is_scaled,
 )
 from bitimely_core.evaluate.metrics import (
-    EACH,
+    CLASS_METRICS,
     EMPTY,
     ESTIMATORS,
     LOWER_IS_BETTER,
@@ -147,7 +147,7 @@ def length_baseline(task: str, train_lengths: Any, train_target: Any, lengths: A
 def _empty_scores(task: str, class_names: Sequence[str], by: Unit, subject: str) -> TaskScores:
     """The scores of a split without rows: every metric null with the reason."""
     undefined = MetricValue(undefined_reason=EMPTY)
-    each = ClassScores(**dict.fromkeys(EACH, undefined))
+    each = ClassScores(**dict.fromkeys(CLASS_METRICS, undefined))
     return TaskScores(
         task=task,
         main=MAIN[task],
