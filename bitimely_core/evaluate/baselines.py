@@ -24,9 +24,9 @@ from bitimely_core import evaluate, registry, storage
 from bitimely_core.errors import Reason, UserError, clean, input_error, usage_error
 from bitimely_core.evaluate import hazard_baselines, window_counts
 from bitimely_core.evaluate.linear import (
-    DEFAULT_PENALTY,
     MIN_PROBABILITY,
-    PENALTIES,
+    Pair,
+    choose_ridge,
     extract_simple_features,
     fit_windows,
     standardise,
@@ -159,31 +159,20 @@ def fit_ridge(task: str, x: dict[str, Array], y: dict[str, Array], classes: int)
         for k in range(classes):
             rows, label = np.isfinite(targets["train"][:, k]), slice(k, k + 1)
             fitted = (train[rows], targets["train"][rows, label])
-            columns.append(_choose_ridge(fitted, (validation, held_out[1][:, label]), new))
+            columns.append(_predict_ridge(fitted, (validation, held_out[1][:, label]), new))
         return np.clip(np.hstack(columns), MIN_PROBABILITY, 1 - MIN_PROBABILITY)
-    predicted = _choose_ridge((train, targets["train"]), held_out, new)
+    predicted = _predict_ridge((train, targets["train"]), held_out, new)
     if task == "regression":
         return predicted[:, 0]
     shares = np.clip(predicted, MIN_PROBABILITY, None)
     return np.asarray(shares / shares.sum(1, keepdims=True))
 
 
-def _choose_ridge(train: tuple[Array, Array], validation: tuple[Array, Array], new: Array) -> Array:
-    """Predictions [n, K] for `new` with the penalty of the least squared error on the known rows of
-    the validation split; `train` and `validation` are features and targets [m, K].
-    """
-    from sklearn.linear_model import Ridge
-
-    known = np.isfinite(validation[1]).all(1)
-    held_out, wanted = validation[0][known], validation[1][known]
-    models: dict[float, Ridge] = {}  # by their squared error
-    for penalty in PENALTIES if len(wanted) else (DEFAULT_PENALTY,):
-        model, loss = Ridge(alpha=penalty).fit(*train), 0.0
-        if len(wanted):
-            errors = model.predict(held_out).reshape(wanted.shape) - wanted
-            loss = float(np.square(errors).mean())
-        models.setdefault(loss, model)
-    return np.asarray(models[min(models)].predict(new)).reshape(len(new), -1)
+def _predict_ridge(train: Pair, validation: Pair, new: Array) -> Array:
+    """Predictions [n, K] for `new`; the penalty is chosen on the known rows of validation."""
+    rows = np.isfinite(validation[1]).all(1)
+    model = choose_ridge(train, (validation[0][rows], validation[1][rows]))
+    return np.asarray(model.predict(new)).reshape(len(new), -1)
 
 
 def _predict_from_features(

@@ -101,9 +101,9 @@ def _estimate_incidences(target: Array, names: Sequence[str]) -> Array:
     """Cumulative incidence [K] at the horizon of each column of times and events [n, K, 2]."""
     incidences = np.zeros(len(names))
     for k, day in enumerate(find_days(names).tolist()):
-        known = target[survival.select_known(target[:, k]), k]
-        if known.size:
-            incidences[k] = survival.estimate_incidence(*known.T).at(day)
+        times = target[survival.select_known(target[:, k]), k]
+        if times.size:
+            incidences[k] = survival.estimate_incidence(*times.T).evaluate(day)
     return incidences
 
 
